@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fail on an include that reaches into a layer the including folder must not know (ARCHITECTURE.md, "Layers").
+
+A quoted include must be rooted at the repository ("transport/order.h"); the table says which roots a folder may name and which
+system headers betray knowledge it must not have.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that are forbidden)
+    "include": ({"include"}, ("infiniband/", "nccl")),
+    "util": ({"util"}, ("infiniband/", "nccl", "cuda", "perseus/")),
+    "transport": ({"transport", "util"}, ("nccl", "cuda_runtime")),
+    "plugin": ({"plugin", "util"}, ("infiniband/", "nccl", "cuda")),
+    "fused": ({"fused", "util"}, ("infiniband/", "nccl")),
+    "tools/softnic": ({"tools/softnic"}, ("nccl", "cuda_runtime", "perseus/")),
+    "tools": ({"tools", "util", "plugin/abi"}, ()),
+    "test": (None, ()),
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def folder_rule(path):
+    """The most specific table row for a repository-relative path."""
+    for folder in sorted(ALLOWED, key=len, reverse=True):
+        if path.as_posix().startswith(folder + "/"):
+            return ALLOWED[folder]
+    return None
+
+
+def violations(root):
+    names = subprocess.run(["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard"],
+                           capture_output=True, text=True).stdout.split()
+    if not names:  # an unpacked archive has no git
+        names = [p.relative_to(root).as_posix() for p in pathlib.Path(root).rglob("*") if p.is_file()]
+    for name in names:
+        path = pathlib.Path(name)
+        full = pathlib.Path(root) / path
+        rule = folder_rule(path)
+        if path.suffix not in (".c", ".h", ".cu", ".cuh") or rule is None or not full.exists():
+            continue
+        roots, forbidden = rule
+        for number, line in enumerate(full.read_text(errors="replace").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match:
+                continue
+            bracket, target = match.groups()
+            if bracket == "<" and target.startswith(forbidden):
+                yield f"{name}:{number}: this layer must not know <{target}>"
+            if bracket == '"' and roots is not None and not any(target.startswith(r + "/") or target.startswith(r + ".") for r in roots):
+                yield f'{name}:{number}: "{target}" is not among the layers it may see ({", ".join(sorted(roots))})'
+
+
+def main():
+    found = list(violations(sys.argv[1]))
+    print("\n".join(found) or "layers: ok")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
