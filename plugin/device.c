@@ -307,6 +307,15 @@ static int check_members(const struct net_vdevice_v12 *members)
     return 0;
 }
 
+static void append_name(struct device *device, const char *text)
+{
+    size_t used = strlen(device->name);
+    size_t fits = strnlen(text, sizeof(device->name) - used - 1);
+
+    memmove(device->name + used, text, fits);
+    device->name[used + fits] = '\0';
+}
+
 /** Join the members' properties: the sum of the speeds, and otherwise what holds for each of them. */
 static void describe_virtual(struct device *device, const struct net_vdevice_v12 *members)
 {
@@ -325,8 +334,8 @@ static void describe_virtual(struct device *device, const struct net_vdevice_v12
         const struct net_properties_v12 *one = &member->properties;
 
         if (i)
-            strncat(device->name, "+", sizeof(device->name) - strlen(device->name) - 1);
-        strncat(device->name, member->name, sizeof(device->name) - strlen(device->name) - 1);
+            append_name(device, "+");
+        append_name(device, member->name);
         all->speed += one->speed;
         all->ptr_support &= one->ptr_support;
         all->force_flush |= one->force_flush;
