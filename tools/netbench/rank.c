@@ -17,7 +17,8 @@ enum {
     SLOT_ALIGN = 64,
     SLOTS_MAX = 17,         /* one that leads in and 16 timed */
     SLOTS_BYTES = 64 << 20, /* of larger sizes only two are kept */
-    LOOK_EVERY = 256,       /* idle passes between looks at the clock */
+    COMPLAINTS_MAX = 10,
+    LOOK_EVERY = 256, /* idle passes between looks at the clock */
 };
 
 enum phase { SERVICE_OPENING, SERVICE_OPEN, SERVICE_CLOSING };
@@ -31,6 +32,7 @@ struct rank {
     struct lane *lanes;
     uint8_t *input, *output, *scratch;
     size_t buffer_bytes, scratch_bytes; /* of each; scratch: of one lane */
+    int complaints;                     /* about data, that were printed */
     uint64_t iteration;                 /* of all sizes, counted up: no two have the same data */
     /* service thread */
     pthread_t service;
@@ -254,19 +256,18 @@ static void prepare(struct rank *rank, size_t bytes, int slot, uint64_t iteratio
         pattern_fill(&own, rank->output + offset + block.offset, block.offset, block.len);
 }
 
-static uint64_t compare(const struct rank *rank, const struct pattern *pattern, const uint8_t *data, size_t from,
-                        size_t len)
+static uint64_t compare(struct rank *rank, const struct pattern *pattern, const uint8_t *data, size_t from, size_t len)
 {
     size_t first = 0;
     size_t wrong = pattern_differs(pattern, data, from, len, &first);
 
-    if (wrong)
+    if (wrong && rank->complaints++ < COMPLAINTS_MAX)
         fprintf(stderr, "perseus-netbench: rank %d: %zu of %zu bytes are wrong, the first at %zu (%#x)\n", rank->id,
                 wrong, len, from + first, data[first]);
     return wrong;
 }
 
-static uint64_t check(const struct rank *rank, size_t bytes, int slot, uint64_t iteration)
+static uint64_t check(struct rank *rank, size_t bytes, int slot, uint64_t iteration)
 {
     const struct options *options = rank->options;
     const uint8_t *data = rank->output + (size_t)slot * slot_bytes(bytes);
