@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdmacm.so.1 without a connection manager: there is no /dev/infiniband/rdma_cm to talk to. The real library is linked
- * BIND_NOW against private parts of its own libibverbs, so it cannot be left in place. rsockets are absent. */
+/* librdmacm.so.1 without a connection manager: there is no /dev/infiniband/rdma_cm to talk to. The real library is
+ * linked BIND_NOW against private parts of its own libibverbs, so it cannot be left in place. rsockets are absent. */
 #include "tools/softnic/stub/stub.h"
 
 const char *rdma_event_str(int event);

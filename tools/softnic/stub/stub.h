@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stand-ins for the rdma-core libraries that programs link beside libibverbs (libmlx5, libefa, librdmacm).
  *
- * The real ones need symbols of version IBVERBS_PRIVATE_<n>, private to the rdma-core release they were built with, so they
- * cannot be loaded beside another libibverbs. Programs that are linked BIND_NOW (Debian's perftest) do not even start unless
- * every symbol and version they name exists. None of these functions is called for a device that is not of that vendor;
- * when one is called all the same it fails as the real one does on foreign hardware, and says nothing.
+ * The real ones need symbols of version IBVERBS_PRIVATE_<n>, private to the rdma-core release they were built with, so
+ * they cannot be loaded beside another libibverbs. Programs that are linked BIND_NOW (Debian's perftest) do not even
+ * start unless every symbol and version they name exists. None of these functions is called for a device that is not of
+ * that vendor; when one is called all the same it fails as the real one does on foreign hardware, and says nothing.
  *
- * The prototypes are declared here, with pointers left untyped: the vendor headers of the build machine may be older or newer
- * than the program, and only the symbol, the version and the failure value matter. */
+ * The prototypes are declared here, with pointers left untyped: the vendor headers of the build machine may be older or
+ * newer than the program, and only the symbol, the version and the failure value matter. */
 #ifndef SOFTNIC_STUB_H
 #define SOFTNIC_STUB_H
 
