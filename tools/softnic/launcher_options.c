@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/softnic/run_options.h"
+#include "tools/softnic/launcher_options.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -26,22 +26,22 @@ static const struct flag {
     uint64_t least, most;
     const char *help;
 } flags[] = {
-    {"nics", COUNT, offsetof(struct sn_run_options, nics), 1, NICS_MOST, "N         NICs of each node (1)"},
-    {"nodes", COUNT, offsetof(struct sn_run_options, nodes), 1, NODES_MOST,
+    {"nics", COUNT, offsetof(struct sn_launcher_options, nics), 1, NICS_MOST, "N         NICs of each node (1)"},
+    {"nodes", COUNT, offsetof(struct sn_launcher_options, nodes), 1, NODES_MOST,
      "K        emulated nodes; ranks are split over them in blocks (1)"},
-    {"rate", RATE, offsetof(struct sn_run_options, rate_bps), 0, 0, "400G      bits per second of each link (off)"},
-    {"latency", DURATION, offsetof(struct sn_run_options, latency_ns), 0, 0,
+    {"rate", RATE, offsetof(struct sn_launcher_options, rate_bps), 0, 0, "400G      bits per second of each link (off)"},
+    {"latency", DURATION, offsetof(struct sn_launcher_options, latency_ns), 0, 0,
      "2us    one way, on top of the transfer time (off)"},
-    {"wr-cost", DURATION, offsetof(struct sn_run_options, wr_cost_ns), 0, 0,
+    {"wr-cost", DURATION, offsetof(struct sn_launcher_options, wr_cost_ns), 0, 0,
      "50ns   time a NIC spends on each work request (off)"},
-    {"doorbell-cost", DURATION, offsetof(struct sn_run_options, doorbell_cost_ns), 0, 0,
+    {"doorbell-cost", DURATION, offsetof(struct sn_launcher_options, doorbell_cost_ns), 0, 0,
      "200ns   time of each doorbell (off)"},
-    {"fence-cost", DURATION, offsetof(struct sn_run_options, fence_cost_ns), 0, 0,
+    {"fence-cost", DURATION, offsetof(struct sn_launcher_options, fence_cost_ns), 0, 0,
      "1us time added by a fenced request (off)"},
     {"fence", FENCE, 0, 0, 0, "spec|strict a fence waits for reads and atomics | for all earlier requests (spec)"},
-    {"jitter", DURATION, offsetof(struct sn_run_options, jitter_ns), 0, 0,
+    {"jitter", DURATION, offsetof(struct sn_launcher_options, jitter_ns), 0, 0,
      "1us     at most this much is added to each delivery (off)"},
-    {"seed", COUNT, offsetof(struct sn_run_options, seed), 0, UINT64_MAX, "S         of the jitter (1)"},
+    {"seed", COUNT, offsetof(struct sn_launcher_options, seed), 0, UINT64_MAX, "S         of the jitter (1)"},
     {"name", NAME, 0, 0, 0, "W         name the world, or join the one that has this name"},
     {"no-sysfs", NO_SYSFS, 0, 0, 0, "        leave /sys/class/infiniband as it is"},
     {"quiet", QUIET, 0, 0, 0, "           say nothing unless it fails"},
@@ -90,7 +90,7 @@ static int refuse(const struct flag *flag, const char *value, int why)
     return EXIT_USAGE;
 }
 
-static int apply(struct sn_run_options *o, const struct flag *flag, const char *value)
+static int apply(struct sn_launcher_options *o, const struct flag *flag, const char *value)
 {
     uint64_t *number = (uint64_t *)((char *)o + flag->offset);
     int r = 0;
@@ -133,12 +133,12 @@ static int apply(struct sn_run_options *o, const struct flag *flag, const char *
     return r ? refuse(flag, value, r) : 0;
 }
 
-int sn_run_options_parse(struct sn_run_options *o, int argc, char **argv)
+int sn_launcher_options_parse(struct sn_launcher_options *o, int argc, char **argv)
 {
     struct option table[NUM_FLAGS + 1] = {{0}};
     int index = 0, c;
 
-    *o = (struct sn_run_options){.nics = 1, .nodes = 1, .seed = 1};
+    *o = (struct sn_launcher_options){.nics = 1, .nodes = 1, .seed = 1};
     for (int i = 0; i < NUM_FLAGS; i++) {
         table[i].name = flags[i].name;
         table[i].has_arg = flags[i].kind < QUIET ? required_argument : no_argument;

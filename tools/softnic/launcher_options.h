@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef SOFTNIC_RUN_OPTIONS_H
-#define SOFTNIC_RUN_OPTIONS_H
+#ifndef SOFTNIC_LAUNCHER_OPTIONS_H
+#define SOFTNIC_LAUNCHER_OPTIONS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-struct sn_run_options {
+struct sn_launcher_options {
     uint64_t nics, nodes; /* per node; emulated nodes */
     uint64_t rate_bps;    /* 0: not modelled; so are all times below */
     uint64_t latency_ns, wr_cost_ns, doorbell_cost_ns, fence_cost_ns, jitter_ns, seed;
@@ -18,6 +18,6 @@ struct sn_run_options {
 
 /** Read the command line. Return 0 to go on, positive = exit now with this status minus one (--help, --version: 1; bad:
  * 3); what was wrong has been said on stderr. */
-int sn_run_options_parse(struct sn_run_options *options, int argc, char **argv);
+int sn_launcher_options_parse(struct sn_launcher_options *options, int argc, char **argv);
 
 #endif

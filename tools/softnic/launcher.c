@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tools/softnic/run_options.h"
+#include "tools/softnic/launcher_options.h"
 #include "tools/softnic/sweep.h"
 #include "tools/softnic/sysfs.h"
 #include "tools/softnic/world.h"
@@ -19,7 +19,7 @@
 enum { STATUS_FAILED = 125, STATUS_CANNOT_RUN = 126, STATUS_NOT_FOUND = 127, STATUS_SIGNAL = 128 };
 
 struct run {
-    struct sn_run_options options;
+    struct sn_launcher_options options;
     char path[PATH_MAX]; /* of the world's file */
     struct sn_world *world;
     bool joined; /* somebody else made the world and will remove it */
@@ -53,7 +53,7 @@ static int find_libdir(char *dir, size_t bytes)
     return -ENOENT;
 }
 
-static void config_from_options(struct sn_config *config, const struct sn_run_options *o)
+static void config_from_options(struct sn_config *config, const struct sn_launcher_options *o)
 {
     sn_config_default(config);
     config->rate_bps = o->rate_bps;
@@ -233,7 +233,7 @@ static void tell_world(const struct run *run)
 int main(int argc, char **argv)
 {
     static struct run run;
-    int r = sn_run_options_parse(&run.options, argc, argv);
+    int r = sn_launcher_options_parse(&run.options, argc, argv);
     if (r > 0)
         return r - 1;
     unsigned swept = sn_sweep_all();
