@@ -212,8 +212,7 @@ struct sn_qp_shm {
     uint32_t min_rnr_timer;
     uint32_t max_dest_rd_atomic;
     struct sn_lock lock; /* state changes */
-    uint32_t guest;      /* pid of the initiator now acting on this queue pair and its memory; 0: none (guest.h) */
-    uint32_t comm_est;
+    uint64_t guest; /* count << 32 | pid of the initiator now acting on this queue pair and its memory, pid 0: none */
     uint8_t pad[48];
     struct sn_rq_shm rq;
     uint8_t spare[64];
