@@ -53,6 +53,7 @@ struct plugin plugin_open(void)
     net_result result;
 
     plugin.library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
+    cr_assert_not_null(getenv("PERSEUS_TEST_PLUGIN"), "PERSEUS_TEST_PLUGIN must name the plugin");
     cr_assert_not_null(plugin.library, "%s", dlerror());
     plugin.net = dlsym(plugin.library, "ncclNetPlugin_v12");
     cr_assert_not_null(plugin.net);
