@@ -7,7 +7,7 @@ for options in "-n 200 -s 4096 -c" "-n 100 -s 65536 -c -e" "-n 100 -s 1"; do
     ibv_rc_pingpong -d rxe0 -g 1 -p 18515 $options >/tmp/server 2>&1 &
     server=$!
     tries=0
-    until grep -q ':4853 ' /proc/net/tcp* || [ $tries -ge 100 ]; do # 18515: the server listens
+    until grep -qE ':4853 0+:0000 0A ' /proc/net/tcp* || [ $tries -ge 100 ]; do # 18515: the server listens
         sleep 0.1
         tries=$((tries + 1))
     done
