@@ -36,7 +36,7 @@ def report(log):
         suites[suite][kind] += 1
         if kind == "failed":
             print(f"   {test['result']} {name} ({test['duration']:.0f} s)")
-            print("\n".join("      | " + line for line in output(test)[-TAIL_LINES:]))
+            print("\n".join("      | " + line for line in output(test)[-TAIL_LINES:] or ["(it printed nothing)"]))
         if kind == "skipped":
             print(f"   skipped: {name}: {(output(test) or ['no reason given'])[-1].strip()}")
     for suite, kinds in sorted(suites.items()):
