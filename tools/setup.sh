@@ -94,7 +94,9 @@ setup_configure() {
 }
 
 setup_all() {
-    setup_log=${TMPDIR:-/tmp}/perseus-setup.$$.log
+    mkdir -p "$root/build" || return 1
+    setup_log=$root/build/setup.log
+    : >"$setup_log"
     setup_packages && setup_cuda
 }
 
