@@ -161,36 +161,34 @@ static void a_new_allocation_is_mapped_anew(struct side *side)
         transfer_row(side, &(struct row){IBV_WR_RDMA_WRITE, LEGACY, i % 2 ? LEGACY : VMM, 100000}, 1000 + i);
 }
 
-/* A kernel of the application spins on the legacy default stream until a write arrives: nothing on the way may wait for
- * that stream. */
-static void a_spinning_kernel_is_reached(struct side *side)
+/* On both GPUs a kernel of the application spins on the legacy default stream until the other side's write arrives,
+ * which names a registration for the first time: nothing on the way, mapping included, may wait for that stream. */
+static void spinning_kernels_are_reached(struct side *side)
 {
     uint64_t words[2];
-    struct buf buf;
-    char mine = 'y', theirs;
+    struct buf flag, one;
+    char mine, theirs;
 
-    buf_make(side, &buf, side->initiator ? PAGEABLE : LEGACY, 64);
-    buf_zero(&buf);
-    if (side->initiator)
-        *(uint64_t *)(uintptr_t)buf.addr = 1;
-    struct remote remote = swap_remote(side, &buf);
-    if (!side->initiator)
-        mine = spin_start(buf.addr) ? 'y' : 'n';
+    buf_make(side, &flag, LEGACY, 64);
+    buf_zero(&flag);
+    buf_make(side, &one, PAGEABLE, 64);
+    *(uint64_t *)(uintptr_t)one.addr = 1;
+    struct remote remote = swap_remote(side, &flag);
+    mine = spin_start(flag.addr) ? 'y' : 'n';
     side_exchange(side, &mine, &theirs, 1);
-    if (mine == 'y' && theirs == 'y') {
-        if (side->initiator) {
-            post(side, IBV_WR_RDMA_WRITE, &buf, 0, 8, remote);
-            expect_success(side, "write to a spinning kernel");
-        } else {
-            spin_wait();
-            buf_read(&buf, 0, words, sizeof(words));
-            MUST(words[0] == 1 && words[1] == 1);
-        }
+    MUST(mine == theirs);
+    if (mine == 'y') {
+        post(side, IBV_WR_RDMA_WRITE, &one, 0, 8, remote);
+        expect_success(side, "write to a spinning kernel");
+        spin_wait();
+        buf_read(&flag, 0, words, sizeof(words));
+        MUST(words[0] == 1 && words[1] == 1); /* 2: the kernel gave up */
     } else if (side->initiator) {
-        printf("  (no kernels here: a spinning kernel was not tried)\n");
+        printf("  (no kernels here: spinning ones were not tried)\n");
     }
     side_barrier(side);
-    buf_free(&buf);
+    buf_free(&flag);
+    buf_free(&one);
 }
 
 static double now_s(void)
@@ -258,7 +256,7 @@ static int run(struct side *side, double least)
         transfer_row(side, &rows[i], (uint32_t)i + 1);
     atomics(side);
     a_new_allocation_is_mapped_anew(side);
-    a_spinning_kernel_is_reached(side);
+    spinning_kernels_are_reached(side);
     latency(side, PAGEABLE, 8);
     latency(side, LEGACY, 8);
     latency(side, PAGEABLE, 4096);
