@@ -3,6 +3,8 @@
  * usage: cuda_rw [--least GBPS]     checks everything, prints figures; fails below that device-to-device bandwidth
  * Exit status 77: no GPU. With the driver of fake_cuda/driver.c everything but kernels and figures is checked. */
 #include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -191,6 +193,47 @@ static void spinning_kernels_are_reached(struct side *side)
     buf_free(&one);
 }
 
+/* Whatever the driver refuses, the request that needed it fails, and only that queue pair. */
+static void a_driver_error_is_a_completion_error(struct side *side)
+{
+    static const struct {
+        const char *call;
+        enum memory theirs;
+    } failures[] = {{"cuMemcpyAsync", LEGACY},
+                    {"cuEventQuery", LEGACY},
+                    {"cuIpcOpenMemHandle_v2", LEGACY},
+                    {"cuMemImportFromShareableHandle", VMM}};
+
+    for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+        struct buf buf;
+        buf_make(side, &buf, failures[i].theirs, 4096);
+        struct remote remote = swap_remote(side, &buf);
+        if (side->initiator) {
+            fail_next(failures[i].call, 700);
+            post(side, IBV_WR_RDMA_WRITE, &buf, 0, 4096, remote);
+            struct ibv_wc wc = side_poll(side);
+            printf("  %s fails: completion status %d (%s)\n", failures[i].call, wc.status,
+                   ibv_wc_status_str(wc.status));
+            MUST(wc.status != IBV_WC_SUCCESS);
+        }
+        side_barrier(side);
+        side_connect(side);
+        transfer_row(side, &rows[3], 77);
+        buf_free(&buf);
+    }
+}
+
+static void what_cannot_be_shared_is_refused(struct side *side)
+{
+    errno = 0;
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) &&
+         errno == EBADF); /* DMA-BUFs are to be had */
+    int fd = open("/dev/null", O_RDONLY);
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0x1000, fd, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
+    close(fd);
+    MUST(vmm_private_refused(side));
+}
+
 static double now_s(void)
 {
     struct timespec t;
@@ -257,6 +300,9 @@ static int run(struct side *side, double least)
     atomics(side);
     a_new_allocation_is_mapped_anew(side);
     spinning_kernels_are_reached(side);
+    what_cannot_be_shared_is_refused(side);
+    if (side->fake)
+        a_driver_error_is_a_completion_error(side);
     latency(side, PAGEABLE, 8);
     latency(side, LEGACY, 8);
     latency(side, PAGEABLE, 4096);
