@@ -157,6 +157,22 @@ static void run_op(struct prs_peer *peer, uint32_t index)
     peer->count--;
 }
 
+/* The signals of one peer at once, before any put: what a NIC that ignores groups may do. */
+static int run_signals_first(struct prs_peer *peer)
+{
+    int did = 0;
+
+    for (uint32_t i = 0; i < peer->count;) {
+        if (!peer->ops[i].is_signal) {
+            i++;
+            continue;
+        }
+        run_op(peer, i);
+        did++;
+    }
+    return did;
+}
+
 int prs_team_progress(struct prs_team *team, uint32_t context)
 {
     int error = __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
@@ -170,11 +186,13 @@ int prs_team_progress(struct prs_team *team, uint32_t context)
         struct prs_peer *peer = &team->peers[p];
         uint32_t tries = draw(team, 4);
 
+        if (team->options.ignore_groups)
+            did += run_signals_first(peer);
         while (tries-- > 0 && peer->count > 0) {
             uint32_t index = draw(team, peer->count);
 
-            if (peer->team->options.ignore_groups && !peer->ops[index].is_signal && draw(team, 8) != 0)
-                continue; /* broken on purpose: signals go first */
+            if (team->options.ignore_groups && draw(team, 512) != 0)
+                continue;
             if (!may_run(peer, index))
                 continue;
             run_op(peer, index);

@@ -16,7 +16,7 @@
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { ROUNDS = 300 };
 #else
-enum { ROUNDS = 2000 };
+enum { ROUNDS = 10000 };
 #endif
 
 enum {
