@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory over the software NIC, between two processes (two GPUs where there are two).
  * usage: cuda_rw [--least GBPS]     checks everything, prints figures; fails below that device-to-device bandwidth
- * Exit status 77: no GPU. With the driver of fake_cuda.c everything but kernels and figures is checked. */
+ * Exit status 77: no GPU. With the driver of fake_cuda/driver.c everything but kernels and figures is checked. */
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,7 +115,8 @@ static void transfer_row(struct side *side, const struct row *row, uint32_t seed
     buf_free(&buf);
 }
 
-/* Both sides add to one word on the target's GPU; no update may be lost. */
+/* Each side works on a word on the other's GPU, at the same time; the results it gets go to host and to device memory.
+ */
 static void atomics(struct side *side)
 {
     enum { ADDS = 40 };
@@ -126,7 +127,7 @@ static void atomics(struct side *side)
     buf_zero(&word);
     buf_make(side, &result, side->initiator ? PAGEABLE : LEGACY, 64);
     struct remote remote = swap_remote(side, &word);
-    if (!side->initiator) /* its queue pair leads to the initiator: the word to add to is over there */
+    if (!side->initiator) /* words of their own: the values are checked */
         remote.addr += 8;
     struct ibv_sge sge = {result.addr, 8, result.mr->lkey};
     struct ibv_send_wr *bad,

@@ -40,7 +40,7 @@ static int device;
 static const struct {
     const char *name;
     void *field;
-    bool optional; /* fake_cuda.c has none */
+    bool optional; /* fake_cuda/driver.c has none */
 } symbols[] = {
     {"cuInit", &cu.init},
     {"cuDeviceGetCount", &cu.count},

@@ -14,7 +14,7 @@ extern const char *const memory_names[MEMORY_KINDS];
 struct side {
     bool initiator;
     int socket; /* to the other */
-    bool fake;  /* the driver is fake_cuda.c: no kernels, no figures */
+    bool fake;  /* the driver is fake_cuda/driver.c: no kernels, no figures */
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_cq *cq;

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "tools/softnic/ctl_report.h"
-#include "tools/softnic/qp_fault.h"
+#include "tools/softnic/ring.h"
 #include "tools/softnic/sweep.h"
 #include "tools/softnic/units.h"
 #include "tools/softnic/wake.h"
@@ -106,7 +106,7 @@ static int qp_error_command(struct sn_world *world, const char *number)
         fprintf(stderr, "softnicctl: qp-error: '%s' is not a queue pair number\n", number);
         return EXIT_USAGE;
     }
-    int r = sn_qp_fault(world, (uint32_t)qpn);
+    int r = sn_qp_error(world, (uint32_t)qpn);
     if (r)
         fprintf(stderr, "softnicctl: qp-error %s: %s\n", number,
                 r == -ENOENT ? "no such queue pair in this world" : strerror(-r));

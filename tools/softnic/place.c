@@ -16,7 +16,6 @@
 
 #include "tools/softnic/lock.h"
 
-
 enum { FLAG_BYTES = 8, DEVICE_POLL_LIMIT_NS = 2000000000 };
 
 /* Present when the program runs under ThreadSanitizer: its copies into program memory must go where TSan does not look.

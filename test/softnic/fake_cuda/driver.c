@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "test/softnic/fake_cuda.h"
+#include "test/softnic/fake_cuda/driver.h"
 
 enum {
     OK = 0,
