@@ -58,13 +58,14 @@ setup_packages() {
     return 1
 }
 
+setup_wheel_nvcc() { compgen -G "$root/build/cuda/lib/python3*/site-packages/nvidia/cu*/bin/nvcc" | head -1; }
+
 # Sets setup_nvcc_root to what Meson's option nvcc_root wants: empty where Meson finds the compiler by itself, or there is none.
 setup_cuda() {
-    local venv=$root/build/cuda found
+    local venv=$root/build/cuda
     setup_nvcc_root=
     command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] && return 0
-    found() { compgen -G "$venv/lib/python3*/site-packages/nvidia/cu*/bin/nvcc" | head -1; }
-    if [ -z "$(found)" ]; then
+    if [ -z "$(setup_wheel_nvcc)" ]; then
         setup_say "no nvcc: fetching CUDA $setup_cuda_version's compiler as wheels into build/cuda"
         setup_exists /usr/lib/python3/dist-packages/pip || setup_apt install -y --no-install-recommends python3-venv
         rm -rf "$venv"
@@ -78,7 +79,7 @@ setup_cuda() {
             return 0
         fi
     fi
-    setup_nvcc_root=$(dirname "$(dirname "$(found)")")
+    setup_nvcc_root=$(dirname "$(dirname "$(setup_wheel_nvcc)")")
     [ -e "$setup_nvcc_root/lib64" ] || ln -s lib "$setup_nvcc_root/lib64" # where nvcc looks; the wheels have lib/
 }
 

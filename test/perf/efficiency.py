@@ -18,6 +18,8 @@ CELLS = [
     ("nic_fence", "peer", 96, 7, 0.74, 1.2, 7),
     ("in_order", "coupled", 96, 7, 0.95, 1.2, 0),
     ("in_order", "peer", 96, 7, 0.95, 1.2, 0),
+    ("counted", "coupled", 96, 7, 0.95, 1.2, 0),
+    ("counted", "peer", 96, 7, 0.95, 1.2, 0),
     # The paper's dispatch: 112 transfers to 4 nodes, a fence each or one a destination.
     ("nic_fence", "coupled", 112, 4, 0.0, 0.60, 112),
     ("nic_fence", "peer", 112, 4, 0.0, 1.2, 4),

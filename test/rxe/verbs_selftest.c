@@ -68,11 +68,11 @@ static bool device_open(struct end *end, const char *name)
     return gid_choose(end);
 }
 
-static bool end_init(struct end *end, int rights)
+static bool end_init(struct end *end, int rights, uint32_t receives)
 {
     struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC,
                                     .cap = {.max_send_wr = QUEUE_DEPTH,
-                                            .max_recv_wr = QUEUE_DEPTH,
+                                            .max_recv_wr = receives,
                                             .max_send_sge = 1,
                                             .max_recv_sge = 1,
                                             .max_inline_data = INLINE_BYTES}};
@@ -433,6 +433,24 @@ static bool a_write_without_the_right_is_refused(struct pair *p)
     return refused(p, &request);
 }
 
+/* A flush of local memory: a read by way of the NIC, on a queue that has no receives and no peer but itself. */
+static bool a_queue_may_be_connected_to_itself(struct pair *p)
+{
+    struct pair self = {.near = {.context = p->near.context, .pd = p->near.pd, .gid = p->near.gid}};
+    bool ok;
+
+    self.near.gid_index = p->near.gid_index;
+    ok = end_init(&self.near, ALL_RIGHTS, 0) && end_connect(&self.near, &self.near);
+    if (ok) {
+        self.far = self.near;
+        fill(self.near.buffer, 4096, 5);
+        ok =
+            run_one(&self, IBV_WR_RDMA_READ, 8192, 0, 4096) && !memcmp(self.near.buffer, self.near.buffer + 8192, 4096);
+    }
+    end_fini(&self.near);
+    return ok;
+}
+
 #define CHECK(name, rights)                                                                                            \
     {                                                                                                                  \
 #        name, name, rights                                                                                            \
@@ -452,6 +470,7 @@ static const struct {
     CHECK(inline_data_is_taken_at_post, ALL_RIGHTS),
     CHECK(one_completion_retires_the_unsignaled_before_it, ALL_RIGHTS),
     CHECK(a_fenced_write_sends_what_the_read_before_it_brought, ALL_RIGHTS),
+    CHECK(a_queue_may_be_connected_to_itself, ALL_RIGHTS),
     CHECK(a_wrong_rkey_is_refused_and_flushes_what_follows, ALL_RIGHTS),
     CHECK(a_write_past_the_end_is_refused, ALL_RIGHTS),
     CHECK(a_write_without_the_right_is_refused, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ),
@@ -470,7 +489,7 @@ int main(int argc, char **argv)
     if (!device_open(&p.near, argv[1]) || !device_open(&p.far, argv[2]))
         return 1;
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
-        bool ok = end_init(&p.near, ALL_RIGHTS) && end_init(&p.far, checks[i].far_rights) &&
+        bool ok = end_init(&p.near, ALL_RIGHTS, QUEUE_DEPTH) && end_init(&p.far, checks[i].far_rights, QUEUE_DEPTH) &&
                   end_connect(&p.near, &p.far) && end_connect(&p.far, &p.near) && checks[i].holds(&p);
 
         printf("%s %s\n", ok ? "ok  " : "FAIL", checks[i].name);
