@@ -2,6 +2,7 @@
 #include "tools/perf/simple.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ enum {
     SIGNAL_PONG = 1032,
     SIGNAL_ALL = 1040,
     RATE_PUTS = 20000,
+    IDLE_SPINS = 200,
 };
 
 struct round {
@@ -31,13 +33,17 @@ struct round {
 static int wait_signal(struct bench *bench, uint64_t index, uint64_t value)
 {
     double give_up = bench_now_us() + bench->options->timeout_s * 1e6;
+    unsigned idle = 0;
 
-    /* Spins: a latency is measured here. */
+    /* Spins: a latency is measured here. But there may be more ranks than cores. */
     while (prs_load_acquire_sys(bench_word(bench, index)) < value) {
         int r = prs_proxy_step(bench->proxy);
 
         if (r < 0)
             return bench_fail(bench, "stepping the proxy", r);
+        idle = r > 0 ? 0 : idle + 1;
+        if (idle > IDLE_SPINS)
+            sched_yield();
         if (r == 0 && bench_now_us() > give_up)
             return bench_fail(bench, "waiting for a signal", -ETIMEDOUT);
     }
