@@ -17,6 +17,7 @@ enum {
     DIRECT_LEAST = 32 << 10, /* looking whether host memory is pinned pays from here on */
     SPIN_BYTES = 16 << 10,   /* up to here the starter waits a little: handing over costs more */
     SPIN_NS = 12000,         /* about one small copy and its event (cuda_rw prints what it takes) */
+    DROP_NS = 1000000000,
 };
 
 const struct sn_device_mem *sn_device_mem = &sn_cuda_mem;
