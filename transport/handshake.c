@@ -65,6 +65,8 @@ static uint32_t body_bytes(unsigned type)
         return sizeof(struct prs_wire_reply);
     case PRS_FRAME_QUEUES:
         return sizeof(struct prs_wire_queues);
+    case PRS_FRAME_READY:
+        return sizeof(struct prs_wire_ready);
     case PRS_FRAME_REFUSE:
         return sizeof(struct prs_wire_refusal);
     default:

@@ -167,8 +167,7 @@ int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_s
     return r ? r : admitted(peer, alone);
 }
 
-/* The queues that read from our own memory; made when first asked for. */
-static int open_probes(struct prs_peer *peer)
+int prs_peer_open_probes(struct prs_peer *peer)
 {
     for (uint32_t i = 0; i < peer->path_count; i++) {
         uint32_t id = peer->queues + i;
@@ -197,7 +196,7 @@ int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_re
         op->status = 0; /* zero bytes: nothing can have been written there */
         return 0;
     }
-    r = open_probes(peer);
+    r = prs_peer_open_probes(peer);
     if (r)
         return r;
     for (uint32_t i = 0; i < peer->path_count; i++) {
@@ -225,9 +224,15 @@ static int take_arrival(struct prs_peer *peer, const struct prs_event *event)
     int r = prs_imm_parse(event->value, &imm);
 
     peer->arrivals++;
-    if (unlikely(r || imm.bare || !peer->on_notify))
+    if (imm.tag || imm.bare) {
+        if (!r)
+            r = prs_records_arrive(peer, &imm);
+        if (!r && imm.bare)
+            return 0;
+    }
+    if (unlikely(r || !peer->on_notify))
         return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: %s", event->value,
-                             r || imm.bare ? "not of this protocol" : "but the caller asked for no notifications");
+                             r ? "not of this protocol" : "but the caller asked for no notifications");
     r = prs_arrivals_add(&peer->arriving, &imm, event->bytes, &notice);
     if (r == 0)
         return 0;
@@ -325,6 +330,11 @@ int prs_peer_progress(struct prs_peer *peer)
     if (handled == 0)
         return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
     peer->idle_polls = 0;
+    if (unlikely(peer->records)) {
+        r = prs_records_raise(peer);
+        if (unlikely(r))
+            return r;
+    }
     if (peer->order.dirty) { /* signals that were held, and puts made by on_notify */
         r = post_waiting(peer);
         if (unlikely(r))
