@@ -78,7 +78,7 @@ PRS_DEVICE void mbarrier_arrive_at(uint64_t *bar, uint32_t cta)
     asm volatile("{\n"
                  ".reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
                  "}" ::"r"(smem_address(bar)),
                  "r"(cta)
                  : "memory");
@@ -89,7 +89,7 @@ PRS_DEVICE bool mbarrier_try_wait(uint64_t *bar, uint32_t parity)
     uint32_t done;
     asm volatile("{\n"
                  ".reg .pred p;\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                  "selp.u32 %0, 1, 0, p;\n"
                  "}"
                  : "=r"(done)
