@@ -202,30 +202,19 @@ PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
         mbarrier_arrive_at(&m.empty[stage], lane);
 }
 
-/* The K loop of one tile. One group of tensor-core work stays in flight while the stage before it is released. */
+/* Issues one stage's products and returns while they run. */
 template <class E>
-PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps)
+PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, const struct ring &r, uint32_t half, bool add)
 {
-    uint32_t a_base = smem_address(m.base) + PRS_SMEM_A + half * (PRS_STAGE_A / 2);
-    uint32_t b_base = smem_address(m.base) + PRS_SMEM_B;
-    uint32_t before = 0;
-    for (uint32_t step = 0; step < steps; step++) {
-        uint64_t a = matrix_descriptor(a_base + r->stage * PRS_STAGE_A, 16);
-        uint64_t b = matrix_descriptor(b_base + r->stage * PRS_STAGE_B, E::b_n_major ? 8192 : 16);
-        mbarrier_wait(&m.full[r->stage], r->phase);
-        wgmma_fence();
+    uint32_t base = smem_address(m.base);
+    uint64_t a = matrix_descriptor(base + PRS_SMEM_A + half * (PRS_STAGE_A / 2) + r.stage * PRS_STAGE_A, 16);
+    uint64_t b = matrix_descriptor(base + PRS_SMEM_B + r.stage * PRS_STAGE_B, E::b_n_major ? 8192 : 16);
+    mbarrier_wait(&m.full[r.stage], r.phase);
+    wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            wgmma_m64n256k16<E::b_n_major>(d, a + k * 2, b + k * (E::b_n_major ? 128 : 2), step + k != 0);
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (step != 0)
-            release_stage(m, before);
-        before = r->stage;
-        ring_next(r);
-    }
-    wgmma_wait<0>();
-    release_stage(m, before);
+    for (int k = 0; k < 4; k++)
+        wgmma_m64n256k16<E::b_n_major>(d, a + k * 2, b + k * (E::b_n_major ? 128 : 2), add || k != 0);
+    wgmma_commit();
 }
 
 /* d += the other ranks' partial sums, in slot order. */
@@ -261,49 +250,108 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
     }
 }
 
+/* One quarter of a tile as bf16 pairs: what one slab holds, 16 registers. */
+PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float *d)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        to[i] = pack_bf16x2(d[2 * i], d[2 * i + 1]);
+}
+
 /* Slab in fragment order, for another rank's add_partials: thread t's 16-byte vector v at v * 2048 + t * 16. */
-PRS_DEVICE void fill_partial_slab(const float *d, uint32_t slab)
+PRS_DEVICE void fill_partial_slab(const uint32_t (&x)[16], uint32_t slab)
 {
     uint32_t to = slab + (threadIdx.x % 128) * 16;
 #pragma unroll
     for (int v = 0; v < 4; v++)
-        store_shared_v4(to + v * 2048, pack_bf16x2(d[8 * v], d[8 * v + 1]), pack_bf16x2(d[8 * v + 2], d[8 * v + 3]),
-                        pack_bf16x2(d[8 * v + 4], d[8 * v + 5]), pack_bf16x2(d[8 * v + 6], d[8 * v + 7]));
+        store_shared_v4(to + v * 2048, x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
 }
 
 /* Slab as 64 rows of 128 bytes, swizzled as the copy engine expects. */
-PRS_DEVICE void fill_result_slab(const float *d, uint32_t slab)
+PRS_DEVICE void fill_result_slab(const uint32_t (&x)[16], uint32_t slab)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     uint32_t row = warp * 16 + (lane / 8 & 1) * 8 + lane % 8;
     uint32_t line = slab + row * 128, right = lane / 16;
 #pragma unroll
     for (int v = 0; v < 4; v++)
-        store_matrix_x4(line + (((2 * v + right) ^ (row & 7)) << 4), pack_bf16x2(d[8 * v], d[8 * v + 1]),
-                        pack_bf16x2(d[8 * v + 2], d[8 * v + 3]), pack_bf16x2(d[8 * v + 4], d[8 * v + 5]),
-                        pack_bf16x2(d[8 * v + 6], d[8 * v + 7]));
+        store_matrix_x4(line + (((2 * v + right) ^ (row & 7)) << 4), x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
 }
 
-/* Hands the tile to this warpgroup's store warp, slab by slab. */
+/* Hands one packed quarter to this warpgroup's store warp; waits until a slab is free. */
+template <class E>
+PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memory &m, uint32_t half, uint32_t *filled,
+                                  bool partial)
+{
+    uint32_t slab = half * E::slabs + *filled % E::slabs, phase = *filled / E::slabs & 1;
+    uint32_t to = smem_address(m.base) + PRS_SMEM_C + slab * PRS_SLAB;
+    mbarrier_wait(&m.c_empty[slab], phase ^ 1);
+    if (E::reduces && partial)
+        fill_partial_slab(x, to);
+    else
+        fill_result_slab(x, to);
+    fence_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(&m.c_full[slab]);
+    ++*filled;
+}
+
+/* The quarters of the last tile for which no slab was free: they are handed over under the next tile's first products, so that the
+ * tensor cores do not wait for the store buffers. */
+template <class E> struct left_over {
+    static constexpr int count = PRS_SLABS_PER_TILE - E::slabs;
+    uint32_t quarter[count][16];
+    bool any, partial;
+};
+
+template <class E>
+PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memory &m, uint32_t half, uint32_t *filled)
+{
+    if (left->any) {
+#pragma unroll
+        for (int i = 0; i < left_over<E>::count; i++)
+            hand_over_quarter<E>(left->quarter[i], m, half, filled, left->partial);
+    }
+    left->any = false;
+}
+
 template <class E>
 PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m, uint32_t half, uint32_t *filled,
-                               bool partial)
+                               bool partial, struct left_over<E> *left)
 {
 #pragma unroll
-    for (int quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++) {
-        uint32_t slab = half * E::slabs + *filled % E::slabs, phase = *filled / E::slabs & 1;
-        uint32_t to = smem_address(m.base) + PRS_SMEM_C + slab * PRS_SLAB;
-        mbarrier_wait(&m.c_empty[slab], phase ^ 1);
-        if (E::reduces && partial)
-            fill_partial_slab(&d[quarter * 32], to);
-        else
-            fill_result_slab(&d[quarter * 32], to);
-        fence_async_shared();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            mbarrier_arrive(&m.c_full[slab]);
-        ++*filled;
+    for (int i = 0; i < left_over<E>::count; i++)
+        pack_quarter(left->quarter[i], &d[(E::slabs + i) * 32]);
+    left->any = true;
+    left->partial = partial;
+#pragma unroll
+    for (int i = 0; i < E::slabs; i++) {
+        uint32_t x[16];
+        pack_quarter(x, &d[i * 32]);
+        hand_over_quarter<E>(x, m, half, filled, partial);
     }
+}
+
+/* The K loop of one tile. One group of tensor-core work stays in flight while the stage before it is released. */
+template <class E>
+PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps,
+                              struct left_over<E> *left, uint32_t *filled)
+{
+    uint32_t before = 0;
+    for (uint32_t step = 0; step < steps; step++) {
+        multiply_stage<E>(d, m, *r, half, step != 0);
+        if (step == 0) {
+            hand_over_rest<E>(left, m, half, filled);
+        } else {
+            wgmma_wait<1>();
+            release_stage(m, before);
+        }
+        before = r->stage;
+        ring_next(r);
+    }
+    wgmma_wait<0>();
+    release_stage(m, before);
 }
 
 template <class E>
@@ -311,11 +359,13 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t half = threadIdx.x / 128 - 1, filled = 0;
+    struct left_over<E> left;
     struct ring r = {0, 0};
     float d[128];
+    left.any = false;
     for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
         bool partial = false;
-        multiply_tile<E>(d, m, &r, half, s->k_steps);
+        multiply_tile<E>(d, m, &r, half, s->k_steps, &left, &filled);
         if (E::reduces) {
             struct prs_unit u;
             prs_schedule_unit(s, unit, &u);
@@ -323,8 +373,9 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
             if (!partial)
                 add_partials(d, m, &r, half, s->world - 1);
         }
-        hand_over_tile<E>(d, m, half, &filled, partial);
+        hand_over_tile<E>(d, m, half, &filled, partial, &left);
     }
+    hand_over_rest<E>(&left, m, half, &filled);
 }
 
 /* ---- warps 1, 2: store -------------------------------------------------------------------------------------------- */
@@ -485,6 +536,11 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
         at.epoch = launch_epoch(&args);
     if (threadIdx.x == 0)
         cta_memory_init(&m);
+    if (threadIdx.x == 32) {
+        tensor_map_prefetch(&args.a);
+        tensor_map_prefetch(&args.b);
+        tensor_map_prefetch(&args.c[0]);
+    }
     cluster_arrive();
     cluster_wait(); /* the other CTA's barriers exist before anything is multicast to it */
 
