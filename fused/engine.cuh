@@ -297,23 +297,23 @@ PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memo
     ++*filled;
 }
 
-/* The quarters of the last tile for which no slab was free: they are handed over under the next tile's first products, so that the
- * tensor cores do not wait for the store buffers. */
+/* The quarters of the last tile for which no slab was free: they are handed over under the next tile's first products, one per K
+ * step, so that the tensor cores do not wait for the store buffers. */
 template <class E> struct left_over {
     static constexpr int count = PRS_SLABS_PER_TILE - E::slabs;
     uint32_t quarter[count][16];
     bool any, partial;
 };
 
+/* Hands over the quarters that are due at K step `step`: one per step. */
 template <class E>
-PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memory &m, uint32_t half, uint32_t *filled)
+PRS_DEVICE void hand_over_due(const struct left_over<E> &left, const struct cta_memory &m, uint32_t half, uint32_t *filled,
+                              uint32_t step)
 {
-    if (left->any) {
 #pragma unroll
-        for (int i = 0; i < left_over<E>::count; i++)
-            hand_over_quarter<E>(left->quarter[i], m, half, filled, left->partial);
-    }
-    left->any = false;
+    for (int i = 0; i < left_over<E>::count; i++)
+        if (step == i && left.any)
+            hand_over_quarter<E>(left.quarter[i], m, half, filled, left.partial);
 }
 
 template <class E>
@@ -336,22 +336,23 @@ PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m
 /* The K loop of one tile. One group of tensor-core work stays in flight while the stage before it is released. */
 template <class E>
 PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps,
-                              struct left_over<E> *left, uint32_t *filled)
+                              const struct left_over<E> &left, uint32_t *filled)
 {
-    uint32_t before = 0;
-    for (uint32_t step = 0; step < steps; step++) {
+    uint32_t before = 0, step;
+    for (step = 0; step < steps; step++) {
         multiply_stage<E>(d, m, *r, half, step != 0);
-        if (step == 0) {
-            hand_over_rest<E>(left, m, half, filled);
-        } else {
+        if (step != 0) {
             wgmma_wait<1>();
             release_stage(m, before);
         }
+        hand_over_due<E>(left, m, half, filled, step);
         before = r->stage;
         ring_next(r);
     }
     wgmma_wait<0>();
     release_stage(m, before);
+    for (; step < left_over<E>::count; step++) /* fewer K steps than quarters left */
+        hand_over_due<E>(left, m, half, filled, step);
 }
 
 template <class E>
@@ -365,7 +366,7 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
     left.any = false;
     for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
         bool partial = false;
-        multiply_tile<E>(d, m, &r, half, s->k_steps, &left, &filled);
+        multiply_tile<E>(d, m, &r, half, s->k_steps, left, &filled);
         if (E::reduces) {
             struct prs_unit u;
             prs_schedule_unit(s, unit, &u);
@@ -375,7 +376,8 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
         }
         hand_over_tile<E>(d, m, half, &filled, partial, &left);
     }
-    hand_over_rest<E>(&left, m, half, &filled);
+    for (uint32_t step = 0; step < left_over<E>::count; step++)
+        hand_over_due<E>(left, m, half, &filled, step);
 }
 
 /* ---- warps 1, 2: store -------------------------------------------------------------------------------------------- */
@@ -411,8 +413,9 @@ PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta
         uint32_t tile = prs_schedule_tile(s, &u, at.rank);
         store_release_sys(args.flags[peer] + prs_schedule_partial_flag(s, slot, tile, half), at.epoch);
     } else if (E::broadcasts) {
+        fence_release_sys(); /* R2: one fence for all ranks. Pairs with A1 in await_broadcast(). */
         for (uint32_t p = 1; p < s->world; p++)
-            add_release_sys(args.done[p] + s->rank, 1);
+            add_relaxed_sys(args.done[p] + s->rank, 1);
     }
 }
 
@@ -463,34 +466,40 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
 PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct prs_chunk &c)
 {
     const struct prs_schedule *s = &args.schedule;
+    fence_release_sys(); /* R3: one fence for all ranks. Pairs with the acquire in await_strips(). */
     for (uint32_t p = 1; p < s->world; p++) {
         uint32_t owner = (s->rank + p) % s->world, place = prs_schedule_slot(s, s->rank, owner);
-        add_release_sys(args.flags[p] + prs_schedule_arrival(s, place, c.row / PRS_TILE_M, c.step / PRS_STRIP_STEPS), 1);
+        add_relaxed_sys(args.flags[p] + prs_schedule_arrival(s, place, c.row / PRS_TILE_M, c.step / PRS_STRIP_STEPS), 1);
     }
 }
 
-/* Chunk i is loaded while chunk i - 1 is on its way; chunk i - 1 is signalled once it has landed everywhere. */
+/* Two chunks are under way at any time; a chunk is signalled once it has landed everywhere, two chunks later. */
 PRS_DEVICE void push_block(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t first = at.cluster * 2 + at.rank, chunks = prs_schedule_chunks(s), count = 0;
-    struct prs_chunk c, before = {0, 0};
-    for (uint32_t i = first; i < chunks && first < args.push_ctas; i += args.push_ctas, count++) {
+    struct prs_chunk c, before = {0, 0}, landed = {0, 0}; /* chunks i, i - 1, i - 2 */
+    if (first >= args.push_ctas)
+        return;
+    for (uint32_t i = first; i < chunks; i += args.push_ctas, count++) {
         uint32_t slot = count % PRS_PUSH_SLOTS, phase = count / PRS_PUSH_SLOTS & 1;
         uint8_t *buffer = m.base + PRS_SMEM_PUSH + slot * PRS_PUSH_BYTES;
         prs_schedule_chunk(s, i, &c);
+        bulk_wait_read<PRS_PUSH_SLOTS - 1>();
         mbarrier_expect(&m.pushed[slot], PRS_PUSH_BYTES);
         tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(c.step * PRS_TILE_K), (int32_t)c.row);
-        if (count != 0) {
-            bulk_wait_done<0>();
-            signal_chunk(args, before);
-        }
         mbarrier_wait(&m.pushed[slot], phase);
         push_chunk(args, at, buffer, c);
+        bulk_wait_done<PRS_PUSH_SLOTS>();
+        if (count >= PRS_PUSH_SLOTS)
+            signal_chunk(args, landed);
+        landed = before;
         before = c;
     }
     bulk_wait_done<0>();
-    if (count != 0)
+    if (count > 1)
+        signal_chunk(args, landed);
+    if (count > 0)
         signal_chunk(args, before);
 }
 

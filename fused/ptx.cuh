@@ -205,9 +205,15 @@ PRS_DEVICE void store_release_sys(uint32_t *p, uint32_t v)
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-PRS_DEVICE void add_release_sys(uint32_t *p, uint32_t v)
+/* Everything this thread has seen or written, before whatever it raises next with add_relaxed_sys(). */
+PRS_DEVICE void fence_release_sys(void)
 {
-    asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+PRS_DEVICE void add_relaxed_sys(uint32_t *p, uint32_t v)
+{
+    asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)

@@ -21,6 +21,7 @@ enum {
     PRS_TILE_N = 256,   /* the widest wgmma: fewest shared-memory bytes per product */
     PRS_TILE_K = 64,    /* 128 bytes of bf16: one swizzle row */
     PRS_PAIR_M = 256,   /* rows of one cluster */
+    PRS_RASTER = 8,     /* 8 x 8 units at a time read least from the L2 cache */
     PRS_PUSH_ROWS = 64, /* all-gather: one pushed chunk is 64 rows x 64 columns, 8 KB */
     PRS_STRIP_STEPS = 4 /* all-gather: K steps that share one arrival counter */
 };
@@ -74,67 +75,81 @@ PRS_SHARED uint32_t prs_schedule_band_pairs(const struct prs_schedule *s, uint32
     return band + 1 < s->bands ? s->band : s->pairs - band * s->band;
 }
 
-/* Unit `at` of band `band` of `blocks` blocks beginning with the one after rank + skip: rows run fastest, so that the clusters
- * that work at the same time share columns of B and rows of A in the L2 cache. */
-PRS_SHARED void prs_schedule_within(const struct prs_schedule *s, uint32_t band, uint32_t skip, uint32_t blocks,
-                                    uint32_t at, struct prs_unit *u)
+/* Unit `at` of a raster of `rows` rows of units: rows run fastest, so that the clusters that work at the same time share columns
+ * of B and rows of A in the L2 cache. Every column starts one row later, so that no cluster keeps meeting the same row. */
+PRS_SHARED uint32_t prs_schedule_raster(uint32_t rows, uint32_t at, uint32_t *column)
 {
-    uint32_t tall = prs_schedule_band_pairs(s, band);
-    uint32_t row = at % (blocks * tall);
-    u->block = (s->rank + skip + row / tall) % s->world;
-    u->pair = band * s->band + row % tall;
-    u->column = at / (blocks * tall);
+    *column = at / rows;
+    return (at + *column) % rows;
 }
 
-/* All-gather: everything of the own block, which needs no message, then band by band of all other blocks together. */
+/* The own block, which needs no message, in rasters of PRS_RASTER rows. */
+PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
+{
+    uint32_t size = PRS_RASTER * s->columns, first = at / size * PRS_RASTER, rows = s->pairs - first;
+    u->block = s->rank;
+    u->pair = first + prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
+}
+
+/* All-gather: everything of the own block, then band by band of all other blocks together. */
 PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
-    uint32_t own = s->pairs * s->columns, others = s->world - 1;
-    uint32_t blocks = at < own ? 1 : others, skip = at < own ? 0 : 1;
-    uint32_t size = blocks * s->band * s->columns, band;
-    at = at < own ? at : at - own;
+    uint32_t own = s->pairs * s->columns, size = (s->world - 1) * s->band * s->columns, band, tall, row;
+    if (at < own) {
+        prs_schedule_own(s, at, u);
+        return;
+    }
+    at -= own;
     band = at / size;
-    prs_schedule_within(s, band, skip, blocks, at - band * size, u);
+    tall = prs_schedule_band_pairs(s, band);
+    row = prs_schedule_raster((s->world - 1) * tall, at - band * size, &u->column);
+    u->block = (s->rank + 1 + row / tall) % s->world;
+    u->pair = band * s->band + row % tall;
 }
 
-/* Reduce-scatter and all-reduce: others 0, others 1, own 0, others 2, own 1, ..., own last. The own units of a band need the
- * other ranks' partial sums of that band, which travel while everyone computes the next band for the others. */
+/* Reduce-scatter and all-reduce, round by round: band j of all other blocks together with band j - 1 of the own block, whose
+ * partial sums from the other ranks travelled during the round before. Mixing them keeps the links evenly busy. The first round
+ * has no own band, the last round nothing else. */
 PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
-    uint32_t others = s->world - 1, own = s->band * s->columns;
-    uint32_t first = others * prs_schedule_band_pairs(s, 0) * s->columns, last = s->bands - 1, band, size;
+    uint32_t others = s->world - 1, first = others * prs_schedule_band_pairs(s, 0) * s->columns;
+    uint32_t full = s->world * s->band * s->columns, round, tall, own, row;
     if (at < first) {
-        prs_schedule_within(s, 0, 1, others, at, u);
-        return;
+        round = 0;
+    } else {
+        uint32_t last = s->bands > 1 ? s->bands - 1 : 1, size;
+        round = 1 + (at - first) / full;
+        round = round > last ? last : round;
+        at -= first + (round - 1) * full;
+        /* The round before the last is short when the last band is; what lies beyond it belongs to the last round. */
+        size = (others * prs_schedule_band_pairs(s, round) + s->band) * s->columns;
+        if (s->bands > 1 && round == last && at >= size) {
+            at -= size;
+            round++;
+        }
     }
-    at -= first;
-    if (last == 0) {
-        prs_schedule_within(s, 0, 0, 1, at, u);
-        return;
+    tall = round < s->bands ? prs_schedule_band_pairs(s, round) : 0;
+    own = round > 0 ? prs_schedule_band_pairs(s, round - 1) : 0;
+    row = prs_schedule_raster(others * tall + own, at, &u->column);
+    if (row < own) {
+        u->block = s->rank;
+        u->pair = (round - 1) * s->band + row;
+    } else {
+        row -= own;
+        u->block = (s->rank + 1 + row / tall) % s->world;
+        u->pair = round * s->band + row % tall;
     }
-    band = 1 + at / (s->world * own);
-    band = band > last ? last : band;
-    at -= (band - 1) * s->world * own;
-    size = others * prs_schedule_band_pairs(s, band) * s->columns;
-    if (at < size)
-        prs_schedule_within(s, band, 1, others, at, u);
-    else if (at < size + own)
-        prs_schedule_within(s, band - 1, 0, 1, at - size, u);
-    else
-        prs_schedule_within(s, last, 0, 1, at - size - own, u);
 }
 
 /* The unit that comes at position `at` (0 .. units - 1) on this rank. */
 PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
-    if (s->kind == PRS_KIND_GEMM || s->world == 1) {
-        uint32_t size = s->band * s->columns, band = at / size;
-        prs_schedule_within(s, band, 0, 1, at - band * size, u);
-    } else if (s->kind == PRS_KIND_ALLGATHER) {
+    if (s->kind == PRS_KIND_GEMM || s->world == 1)
+        prs_schedule_own(s, at, u);
+    else if (s->kind == PRS_KIND_ALLGATHER)
         prs_schedule_gather(s, at, u);
-    } else {
+    else
         prs_schedule_reduce(s, at, u);
-    }
 }
 
 /* ---- partial sums: reduce-scatter, all-reduce --------------------------------------------------------------------- */
