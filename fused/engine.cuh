@@ -101,15 +101,19 @@ PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struc
     }
 }
 
+/* tiles: the rows of A as pushed by another rank, swizzled 16 KB tiles along K; NULL: from the tensor map. */
 template <class E>
 PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at,
-                           uint32_t stage, const CUtensorMap *a, int32_t row, int32_t column, uint32_t step)
+                           uint32_t stage, const uint8_t *tiles, int32_t row, int32_t column, uint32_t step)
 {
     uint64_t *bar = &m.full[stage];
     uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (PRS_STAGE_B / 2);
     int32_t k = (int32_t)step * PRS_TILE_K, n = column * PRS_TILE_N + (int32_t)at.rank * (PRS_TILE_N / 2);
     mbarrier_expect(bar, PRS_STAGE);
-    tma_load_2d(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a, bar, k, row);
+    if (E::gathers && tiles != NULL)
+        bulk_load(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, tiles + (uint64_t)step * PRS_STAGE_A, PRS_STAGE_A, bar);
+    else
+        tma_load_2d(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, &args.a, bar, k, row);
     if (E::b_n_major) {
         tma_load_2d_multicast(b, &args.b, bar, n, k, 3);
         tma_load_2d_multicast(b + PRS_STAGE_B / 4, &args.b, bar, n + PRS_TILE_N / 4, k, 3);
@@ -155,16 +159,17 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
     const struct prs_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32;
     struct ring r = {0, 0};
+    struct prs_cursor cursor = {0, 0};
     for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
         struct prs_unit u;
-        prs_schedule_unit(s, unit, &u);
+        prs_schedule_unit(s, &cursor, unit, &u);
         bool own = u.block == s->rank;
-        const CUtensorMap *a = &args.a;
+        const uint8_t *tiles = NULL;
         uint32_t row = u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M, ready = 0;
         uint32_t slot = prs_schedule_slot(s, u.block, s->rank), row_tile = u.pair * 2 + at.rank;
         if (E::gathers && !own) {
-            a = &args.gathered[at.epoch & 1];
-            row += slot * s->pairs * PRS_PAIR_M;
+            tiles = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
+                    prs_layout_gathered(s, slot, row_tile, 0);
         } else if (E::reduces) {
             row += u.block * s->block_rows;
         }
@@ -178,7 +183,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             }
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             if (lane == 0)
-                load_stage<E>(args, m, at, r.stage, a, (int32_t)row, (int32_t)u.column, step);
+                load_stage<E>(args, m, at, r.stage, tiles, (int32_t)row, (int32_t)u.column, step);
         }
         if (E::reduces && own)
             load_partials(args, m, at, &r, prs_schedule_tile(s, &u, at.rank));
@@ -278,12 +283,29 @@ PRS_DEVICE void fill_result_slab(const uint32_t (&x)[16], uint32_t slab)
         store_matrix_x4(line + (((2 * v + right) ^ (row & 7)) << 4), x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
 }
 
+/* The ring of store buffers of one warpgroup, as its consumers see it. */
+struct slab_ring {
+    uint32_t filled; /* slabs handed over so far */
+};
+
+template <class E> PRS_DEVICE uint32_t next_slab(const struct slab_ring &ring, uint32_t half)
+{
+    return half * E::slabs + ring.filled % E::slabs;
+}
+
+/* True for a whole warp, or for none of it. */
+template <class E> PRS_DEVICE bool slab_is_free(const struct cta_memory &m, const struct slab_ring &ring, uint32_t half)
+{
+    uint32_t phase = ring.filled / E::slabs & 1;
+    return __all_sync(~0u, mbarrier_test(&m.c_empty[next_slab<E>(ring, half)], phase ^ 1));
+}
+
 /* Hands one packed quarter to this warpgroup's store warp; waits until a slab is free. */
 template <class E>
-PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memory &m, uint32_t half, uint32_t *filled,
-                                  bool partial)
+PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memory &m, uint32_t half,
+                                  struct slab_ring *ring, bool partial)
 {
-    uint32_t slab = half * E::slabs + *filled % E::slabs, phase = *filled / E::slabs & 1;
+    uint32_t slab = next_slab<E>(*ring, half), phase = ring->filled / E::slabs & 1;
     uint32_t to = smem_address(m.base) + PRS_SMEM_C + slab * PRS_SLAB;
     mbarrier_wait(&m.c_empty[slab], phase ^ 1);
     if (E::reduces && partial)
@@ -294,90 +316,108 @@ PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memo
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         mbarrier_arrive(&m.c_full[slab]);
-    ++*filled;
+    ring->filled++;
 }
 
-/* The quarters of the last tile for which no slab was free: they are handed over under the next tile's first products, one per K
- * step, so that the tensor cores do not wait for the store buffers. */
+/* The quarters of the last tile for which no slab was free. They wait in registers, and are handed over during the next tile's
+ * products as slabs come free: with them a whole tile can wait for the link while the tensor cores go on. Each warp decides for
+ * itself. */
 template <class E> struct left_over {
     static constexpr int count = PRS_SLABS_PER_TILE - E::slabs;
     uint32_t quarter[count][16];
-    bool any, partial;
+    uint32_t next; /* count: nothing left */
+    bool partial;
 };
 
-/* Hands over the quarters that are due at K step `step`: one per step. */
+/* Registers have no run-time index: hence the unrolled loops over constants. */
 template <class E>
-PRS_DEVICE void hand_over_due(const struct left_over<E> &left, const struct cta_memory &m, uint32_t half, uint32_t *filled,
-                              uint32_t step)
+PRS_DEVICE void hand_over_next(struct left_over<E> *left, const struct cta_memory &m, uint32_t half, struct slab_ring *ring)
 {
+    uint32_t now = left->next;
 #pragma unroll
     for (int i = 0; i < left_over<E>::count; i++)
-        if (step == i && left.any)
-            hand_over_quarter<E>(left.quarter[i], m, half, filled, left.partial);
+        if (now == i)
+            hand_over_quarter<E>(left->quarter[i], m, half, ring, left->partial);
+    left->next = now + 1;
 }
 
 template <class E>
-PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m, uint32_t half, uint32_t *filled,
+PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memory &m, uint32_t half, struct slab_ring *ring)
+{
+    uint32_t now = left->next;
+#pragma unroll
+    for (int i = 0; i < left_over<E>::count; i++)
+        if (now <= i)
+            hand_over_quarter<E>(left->quarter[i], m, half, ring, left->partial);
+    left->next = left_over<E>::count;
+}
+
+template <class E>
+PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m, uint32_t half, struct slab_ring *ring,
                                bool partial, struct left_over<E> *left)
 {
+    hand_over_rest<E>(left, m, half, ring);
 #pragma unroll
     for (int i = 0; i < left_over<E>::count; i++)
         pack_quarter(left->quarter[i], &d[(E::slabs + i) * 32]);
-    left->any = true;
+    left->next = 0;
     left->partial = partial;
 #pragma unroll
     for (int i = 0; i < E::slabs; i++) {
         uint32_t x[16];
         pack_quarter(x, &d[i * 32]);
-        hand_over_quarter<E>(x, m, half, filled, partial);
+        hand_over_quarter<E>(x, m, half, ring, partial);
     }
 }
 
 /* The K loop of one tile. One group of tensor-core work stays in flight while the stage before it is released. */
 template <class E>
 PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps,
-                              const struct left_over<E> &left, uint32_t *filled)
+                              struct left_over<E> *left, struct slab_ring *slabs)
 {
-    uint32_t before = 0, step;
-    for (step = 0; step < steps; step++) {
+    uint32_t before = 0;
+    for (uint32_t step = 0; step < steps; step++) {
         multiply_stage<E>(d, m, *r, half, step != 0);
         if (step != 0) {
             wgmma_wait<1>();
             release_stage(m, before);
         }
-        hand_over_due<E>(left, m, half, filled, step);
+        if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
+            hand_over_next<E>(left, m, half, slabs);
         before = r->stage;
         ring_next(r);
     }
     wgmma_wait<0>();
     release_stage(m, before);
-    for (; step < left_over<E>::count; step++) /* fewer K steps than quarters left */
-        hand_over_due<E>(left, m, half, filled, step);
 }
 
 template <class E>
 PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t half = threadIdx.x / 128 - 1, filled = 0;
+    uint32_t half = threadIdx.x / 128 - 1;
+    struct slab_ring slabs = {0};
     struct left_over<E> left;
     struct ring r = {0, 0};
+    struct prs_cursor cursor = {0, 0};
     float d[128];
-    left.any = false;
+    left.next = left_over<E>::count;
     for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
         bool partial = false;
-        multiply_tile<E>(d, m, &r, half, s->k_steps, left, &filled);
+        multiply_tile<E>(d, m, &r, half, s->k_steps, &left, &slabs);
         if (E::reduces) {
             struct prs_unit u;
-            prs_schedule_unit(s, unit, &u);
+            prs_schedule_unit(s, &cursor, unit, &u);
             partial = u.block != s->rank;
-            if (!partial)
+            if (!partial) {
+                /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
+                hand_over_rest<E>(&left, m, half, &slabs);
                 add_partials(d, m, &r, half, s->world - 1);
+            }
         }
-        hand_over_tile<E>(d, m, half, &filled, partial, &left);
+        hand_over_tile<E>(d, m, half, &slabs, partial, &left);
     }
-    for (uint32_t step = 0; step < left_over<E>::count; step++)
-        hand_over_due<E>(left, m, half, &filled, step);
+    hand_over_rest<E>(&left, m, half, &slabs);
 }
 
 /* ---- warps 1, 2: store -------------------------------------------------------------------------------------------- */
@@ -415,7 +455,7 @@ PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta
     } else if (E::broadcasts) {
         fence_release_sys(); /* R2: one fence for all ranks. Pairs with A1 in await_broadcast(). */
         for (uint32_t p = 1; p < s->world; p++)
-            add_relaxed_sys(args.done[p] + s->rank, 1);
+            add_relaxed_sys(args.done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), 1);
     }
 }
 
@@ -425,9 +465,10 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t stored = 0;
+    struct prs_cursor cursor = {0, 0};
     for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
         struct prs_unit u;
-        prs_schedule_unit(s, unit, &u);
+        prs_schedule_unit(s, &cursor, unit, &u);
         for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++, stored++) {
             uint32_t slab = half * E::slabs + stored % E::slabs, phase = stored / E::slabs & 1;
             mbarrier_wait(&m.c_full[slab], phase);
@@ -457,8 +498,10 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
     const struct prs_schedule *s = &args.schedule;
     for (uint32_t p = 1; p < s->world; p++) {
         uint32_t owner = (s->rank + p) % s->world, place = prs_schedule_slot(s, s->rank, owner);
-        tma_store_2d(&args.push[at.epoch & 1][p], slot, (int32_t)(c.step * PRS_TILE_K),
-                     (int32_t)(place * s->pairs * PRS_PAIR_M + c.row));
+        uint8_t *bank = args.staging[p] + (at.epoch & 1) * args.staging_bank_bytes;
+        bulk_store(bank + prs_layout_gathered(s, place, c.row / PRS_TILE_M, c.step) +
+                       c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES,
+                   slot, PRS_PUSH_BYTES);
     }
     bulk_commit();
 }
@@ -507,11 +550,9 @@ PRS_DEVICE void push_block(const struct prs_kernel_args &args, const struct cta_
 PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct cta_place &at)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t lane = threadIdx.x % 32;
-    if (lane == 0 || lane >= s->world)
-        return;
-    uint32_t from = (s->rank + lane) % s->world, want = at.epoch * prs_schedule_tiles(s) * 2;
-    wait_flag(&args, args.done[0] + from, want, PRS_AWAIT_BROADCAST, from, from);
+    uint32_t slot = threadIdx.x % 32, want = at.epoch * prs_schedule_tiles(s) * 2;
+    if (slot + 1 < s->world)
+        wait_flag(&args, args.done[0] + slot, want, PRS_AWAIT_BROADCAST, (s->rank + 1 + slot) % s->world, slot);
 }
 
 /* ---- entry -------------------------------------------------------------------------------------------------------- */
@@ -535,14 +576,20 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
     }
 }
 
+/* Made anew by each role: a value that lives across the roles is spilled by the compiler. */
+template <class E> PRS_DEVICE struct cta_place cta_place_here(const struct prs_kernel_args &args)
+{
+    struct cta_place at = {blockIdx.x / 2, gridDim.x / 2, blockIdx.x % 2, 0};
+    if (E::kind != PRS_KIND_GEMM)
+        at.epoch = launch_epoch(&args);
+    return at;
+}
+
 template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     struct cta_memory m = cta_memory_map(shared);
-    struct cta_place at = {blockIdx.x / 2, gridDim.x / 2, cluster_cta_rank(), 0};
-    if (E::kind != PRS_KIND_GEMM)
-        at.epoch = launch_epoch(&args);
     if (threadIdx.x == 0)
         cta_memory_init(&m);
     if (threadIdx.x == 32) {
@@ -555,16 +602,16 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
 
     if (threadIdx.x < 128) {
         registers_give<PRODUCER_REGISTERS>();
-        produce<E>(args, m, at);
+        produce<E>(args, m, cta_place_here<E>(args));
     } else {
         registers_take<CONSUMER_REGISTERS>();
-        multiply_tiles<E>(args, m, at);
+        multiply_tiles<E>(args, m, cta_place_here<E>(args));
     }
     __syncwarp();
     cluster_arrive();
     cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
     if (E::kind != PRS_KIND_GEMM && threadIdx.x == 0)
-        leave_epoch(&args, at.epoch, gridDim.x);
+        leave_epoch(&args, launch_epoch(&args), gridDim.x);
 }
 
 #endif

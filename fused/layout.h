@@ -49,6 +49,13 @@ PRS_SHARED uint64_t prs_layout_partial(const struct prs_schedule *s, uint32_t sl
     return (((uint64_t)slot * prs_schedule_tiles(s) + tile) * 4 + quarter) * PRS_PARTIAL_QUARTER;
 }
 
+/* All-gather: one pushed tile of A, 128 rows x 64 columns, swizzled as the tensor cores read it; tiles of a row lie along K, so
+ * that both ends move whole pages instead of 128-byte pieces of rows. */
+PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t slot, uint32_t row_tile, uint32_t step)
+{
+    return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
+}
+
 /* First thing a launch on this device got wrong; lives in mapped host memory, written once (state 0 -> 1 -> 2). */
 struct prs_fault {
     uint32_t state; /* 0 none, 1 being written, 2 valid */
@@ -73,17 +80,15 @@ struct prs_plan_words {
 struct prs_kernel_args {
     CUtensorMap a, b;
     CUtensorMap c[PRS_MAX_WORLD];          /* [0]: own result; all-reduce: [p]: that of rank + p */
-    CUtensorMap gathered[2];               /* all-gather: received A, by bank */
-    CUtensorMap push[2][PRS_MAX_WORLD];    /* all-gather: the same at rank + p */
     CUtensorMap push_source;               /* all-gather: own A in chunks */
     struct prs_schedule schedule;
     struct prs_plan_words *words;
     struct prs_fault *fault;
     uint64_t limit_ns;
-    uint8_t *staging[PRS_MAX_WORLD];       /* [p]: partial sums at rank + p, both banks; [0] own */
+    uint8_t *staging[PRS_MAX_WORLD];       /* [p]: partial sums or gathered A at rank + p, both banks; [0] own */
     uint64_t staging_bank_bytes;
     uint32_t *flags[PRS_MAX_WORLD];        /* [p]: partial flags or arrival counters at rank + p; [0] own */
-    uint32_t *done[PRS_MAX_WORLD];         /* [p]: all-reduce: broadcast counters at rank + p, one per sender; [0] own */
+    uint32_t *done[PRS_MAX_WORLD];         /* [p]: all-reduce: broadcast counters at rank + p, one per slot; [0] own */
     uint32_t n;                            /* columns of the result */
     uint32_t push_ctas;                    /* all-gather: CTAs whose fourth warp pushes; 0: the copy engine does */
 };

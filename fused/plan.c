@@ -10,11 +10,6 @@
 #include "fused/tuning.h"
 #include "util/error.h"
 
-static uint64_t round_up(uint64_t bytes, uint64_t unit)
-{
-    return (bytes + unit - 1) / unit * unit;
-}
-
 /* Bytes of one bank of what the other ranks write here. */
 static uint64_t bank_bytes(const struct prs_fused_plan *p)
 {
@@ -22,7 +17,7 @@ static uint64_t bank_bytes(const struct prs_fused_plan *p)
     if (s->world == 1 || s->kind == PRS_KIND_GEMM)
         return 0;
     if (s->kind == PRS_KIND_ALLGATHER)
-        return round_up((uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2, 1024);
+        return prs_layout_gathered(s, s->world - 1, 0, 0);
     return prs_layout_partial(s, s->world - 1, 0, 0);
 }
 
@@ -31,23 +26,6 @@ static uint64_t flag_count(const struct prs_schedule *s)
     if (s->kind == PRS_KIND_ALLGATHER)
         return prs_schedule_arrival(s, s->world - 1, 0, 0);
     return prs_schedule_partial_flag(s, s->world - 1, 0, 0);
-}
-
-/* All-gather: where the others' rows are read, and where this rank's are pushed. */
-static int encode_gather_maps(struct prs_fused_plan *p)
-{
-    const struct prs_schedule *s = &p->args.schedule;
-    struct prs_tensor t = {.columns = p->shape.k, .rows = (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M};
-    int r = 0;
-    for (uint32_t bank = 0; bank < 2; bank++) {
-        for (uint32_t peer = 0; peer < s->world && r == 0; peer++) {
-            t.base = p->staging->at[peer] + bank * p->args.staging_bank_bytes;
-            t.box_rows = peer == 0 ? PRS_TILE_M : PRS_PUSH_ROWS;
-            t.swizzled = peer == 0;
-            r = prs_tensor_map_encode(&t, peer == 0 ? &p->args.gathered[bank] : &p->args.push[bank][peer]);
-        }
-    }
-    return r;
 }
 
 static int open_workspace(struct prs_fused_plan *p)
@@ -73,7 +51,7 @@ static int open_workspace(struct prs_fused_plan *p)
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
         a->done[peer] = a->flags[peer] + flags;
     }
-    return s->kind == PRS_KIND_ALLGATHER ? encode_gather_maps(p) : 0;
+    return 0;
 }
 
 static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
@@ -114,7 +92,7 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     }
     prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, shape->m, shape->n, shape->k,
-                      p->info.tuning.band);
+                      p->info.tuning.band, p->info.tuning.lag);
     p->args.n = shape->n;
     p->args.push_ctas = p->info.tuning.push_ctas;
     p->args.fault = ctx->fault_device;
@@ -168,7 +146,7 @@ static int encode_inputs(struct prs_fused_plan *p, const void *a, const void *b)
     if (r == 0)
         r = prs_tensor_map_encode(&tb, &p->args.b);
     if (r == 0 && gathers) {
-        ta.box_rows = PRS_PUSH_ROWS, ta.swizzled = false;
+        ta.box_rows = PRS_PUSH_ROWS;
         r = prs_tensor_map_encode(&ta, &p->args.push_source);
     }
     return r;

@@ -14,13 +14,6 @@ PRS_DEVICE uint32_t smem_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-PRS_DEVICE uint32_t cluster_cta_rank(void)
-{
-    uint32_t r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-
 PRS_DEVICE void cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -90,6 +83,21 @@ PRS_DEVICE bool mbarrier_try_wait(uint64_t *bar, uint32_t parity)
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(smem_address(bar)), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+/* Does not wait. */
+PRS_DEVICE bool mbarrier_test(uint64_t *bar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                  "selp.u32 %0, 1, 0, p;\n"
                  "}"
                  : "=r"(done)

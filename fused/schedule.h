@@ -41,6 +41,7 @@ struct prs_schedule {
     uint32_t k_steps;    /* ceil(k / PRS_TILE_K) */
     uint32_t band;       /* pairs in a band, 1..pairs; the last band may be shorter */
     uint32_t bands;      /* ceil(pairs / band) */
+    uint32_t lag;        /* rounds between sending partial sums of a band and adding them up, at least 1 */
     uint32_t units;      /* what this rank computes */
 };
 
@@ -56,7 +57,7 @@ PRS_SHARED uint32_t prs_ceil_div(uint32_t a, uint32_t b)
 }
 
 PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_t rank, uint32_t world, uint32_t m,
-                                  uint32_t n, uint32_t k, uint32_t band)
+                                  uint32_t n, uint32_t k, uint32_t band, uint32_t lag)
 {
     s->kind = kind;
     s->rank = rank;
@@ -67,6 +68,7 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_
     s->k_steps = prs_ceil_div(k, PRS_TILE_K);
     s->band = band < 1 ? 1 : band > s->pairs ? s->pairs : band;
     s->bands = prs_ceil_div(s->pairs, s->band);
+    s->lag = lag < 1 ? 1 : lag > s->bands ? s->bands : lag;
     s->units = world * s->pairs * s->columns;
 }
 
@@ -107,49 +109,45 @@ PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, s
     u->pair = band * s->band + row % tall;
 }
 
-/* Reduce-scatter and all-reduce, round by round: band j of all other blocks together with band j - 1 of the own block, whose
- * partial sums from the other ranks travelled during the round before. Mixing them keeps the links evenly busy. The first round
- * has no own band, the last round nothing else. */
-PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
+/* Where a role is in its list of units; positions only grow, so that finding the round costs nothing. */
+struct prs_cursor {
+    uint32_t round, first; /* first: position of the first unit of the round */
+};
+
+/* Reduce-scatter and all-reduce, round by round: band j of all other blocks together with band j - lag of the own block, whose
+ * partial sums from the other ranks travelled in the meantime. Mixing them keeps the links evenly busy. The first rounds have no
+ * own band, the last rounds nothing else. No rank can wait in a circle: a unit of round j waits for units of earlier rounds only. */
+PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
-    uint32_t others = s->world - 1, first = others * prs_schedule_band_pairs(s, 0) * s->columns;
-    uint32_t full = s->world * s->band * s->columns, round, tall, own, row;
-    if (at < first) {
-        round = 0;
-    } else {
-        uint32_t last = s->bands > 1 ? s->bands - 1 : 1, size;
-        round = 1 + (at - first) / full;
-        round = round > last ? last : round;
-        at -= first + (round - 1) * full;
-        /* The round before the last is short when the last band is; what lies beyond it belongs to the last round. */
-        size = (others * prs_schedule_band_pairs(s, round) + s->band) * s->columns;
-        if (s->bands > 1 && round == last && at >= size) {
-            at -= size;
-            round++;
-        }
+    uint32_t others = s->world - 1, tall, own, row;
+    for (;;) {
+        tall = c->round < s->bands ? prs_schedule_band_pairs(s, c->round) : 0;
+        own = c->round >= s->lag ? prs_schedule_band_pairs(s, c->round - s->lag) : 0;
+        if (at - c->first < (others * tall + own) * s->columns)
+            break;
+        c->first += (others * tall + own) * s->columns;
+        c->round++;
     }
-    tall = round < s->bands ? prs_schedule_band_pairs(s, round) : 0;
-    own = round > 0 ? prs_schedule_band_pairs(s, round - 1) : 0;
-    row = prs_schedule_raster(others * tall + own, at, &u->column);
+    row = prs_schedule_raster(others * tall + own, at - c->first, &u->column);
     if (row < own) {
         u->block = s->rank;
-        u->pair = (round - 1) * s->band + row;
+        u->pair = (c->round - s->lag) * s->band + row;
     } else {
         row -= own;
         u->block = (s->rank + 1 + row / tall) % s->world;
-        u->pair = round * s->band + row % tall;
+        u->pair = c->round * s->band + row % tall;
     }
 }
 
-/* The unit that comes at position `at` (0 .. units - 1) on this rank. */
-PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
+/* The unit that comes at position `at` (0 .. units - 1) on this rank; `at` must not be smaller than in the cursor's last call. */
+PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
     if (s->kind == PRS_KIND_GEMM || s->world == 1)
         prs_schedule_own(s, at, u);
     else if (s->kind == PRS_KIND_ALLGATHER)
         prs_schedule_gather(s, at, u);
     else
-        prs_schedule_reduce(s, at, u);
+        prs_schedule_reduce(s, c, at, u);
 }
 
 /* ---- partial sums: reduce-scatter, all-reduce --------------------------------------------------------------------- */

@@ -46,6 +46,8 @@ void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape
         t->clusters = clusters;
     if (t->band == 0)
         t->band = default_band(shape, world);
+    if (t->lag == 0)
+        t->lag = 1;
     if (t->push_ctas == 0 || t->push_ctas > 2 * t->clusters)
         t->push_ctas = 2 * t->clusters;
     predict(shape, world, info);

@@ -17,6 +17,7 @@ static const char *const KERNELS[] = {"gemm", "reduce_scatter", "allgather", "al
 
 struct options {
     uint32_t world, iterations, warmup, kernels, layouts, skew;
+    uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink, wrong sums */
     bool one_device, baselines, autotune;
     struct prs_fused_tuning tuning;
     struct prs_fused_shape shapes[MAX_SHAPES];
@@ -207,11 +208,11 @@ static bool report(struct run *r, const struct bench_verdict *v)
         snprintf(to_floor, sizeof(to_floor), isnan(r->usec[OWN] / floor) || floor == 0 ? "null" : "%.3f", r->usec[OWN] / floor);
         printf("{\"kernel\":\"%s\",\"layout\":\"%s\",\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"nodes\":1,\"usec\":%s,\"compute_usec\":%s,"
                "\"comm_usec\":%s,\"unfused_usec\":%s,\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,"
-               "\"sm_split\":{\"path\":%u,\"clusters\":%u,\"band\":%u,\"push_ctas\":%u,\"copy_engine\":%u,\"segments\":%u},"
+               "\"sm_split\":{\"path\":%u,\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,\"segments\":%u},"
                "\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
                KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->rank->world, text[OWN], text[COMPUTE],
                text[COMMUNICATE], text[UNFUSED], to_floor, speedup, rate,
-               info.tuning.path, info.tuning.clusters, info.tuning.band, info.tuning.push_ctas, info.tuning.copy_engine,
+               info.tuning.path, info.tuning.clusters, info.tuning.band, info.tuning.lag, info.tuning.push_ctas, info.tuning.copy_engine,
                info.tuning.segments, info.predicted_us, error, beyond, (unsigned long long)v->sampled, r->options->commit);
         fflush(stdout);
     }
@@ -237,8 +238,8 @@ static void open_run(struct run *r)
     bench_poison(r->c, c, r->stream);
     if (o->baselines) {
         if (p->shape.op == PRS_FUSED_ALLGATHER) {
-            BENCH_CUDA(cudaMalloc(&r->gathered, a * r->rank->world));
-            BENCH_CUDA(cudaMemsetAsync(r->gathered, 0x3c, a * r->rank->world, r->stream));
+            BENCH_CUDA(cudaMalloc(&r->gathered, a * p->world));
+            BENCH_CUDA(cudaMemsetAsync(r->gathered, 0x3c, a * p->world, r->stream));
         } else if (p->shape.op != PRS_FUSED_GEMM) {
             BENCH_CUDA(cudaMalloc(&r->partial, (size_t)p->shape.m * p->shape.n * 2));
         }
@@ -291,6 +292,13 @@ static bool run_shape(struct run *r)
     return good;
 }
 
+static int answer_for_all(void *user, const void *mine, void *all, size_t bytes)
+{
+    for (uint32_t r = 0; r < *(const uint32_t *)user; r++)
+        memcpy((uint8_t *)all + r * bytes, mine, bytes);
+    return 0;
+}
+
 static int run_rank(struct bench_rank *rank, void *user)
 {
     const struct options *o = (const struct options *)user;
@@ -300,6 +308,11 @@ static int run_rank(struct bench_rank *rank, void *user)
     memset(&r, 0, sizeof(r));
     r.options = o;
     r.rank = rank;
+    if (o->loopback != 0) {
+        config.world = o->loopback;
+        config.allgather = answer_for_all;
+        config.user = (void *)&o->loopback;
+    }
     check(prs_fused_open(&config, &r.ctx), "prs_fused_open");
     BENCH_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     BENCH_CUDA(cudaEventCreate(&r.from));
@@ -314,7 +327,7 @@ static int run_rank(struct bench_rank *rank, void *user)
                     r.problem.shape = o->shapes[i];
                     r.problem.shape.op = (enum prs_fused_op)op;
                     r.problem.shape.b_is_n_k = layout;
-                    r.problem.rank = rank->rank, r.problem.world = rank->world, r.problem.seed = i * 8 + op * 2 + layout + 1;
+                    r.problem.rank = rank->rank, r.problem.world = config.world, r.problem.seed = i * 8 + op * 2 + layout + 1;
                     bad += !run_shape(&r);
                 }
     bench_nccl_close(r.nccl);
@@ -335,8 +348,9 @@ static void usage(void)
                     "  --gpus W        ranks, one thread and GPU each (torchrun and mpirun bring their own)\n"
                     "  --layout kn|nk|both   B as [K,N] (default) or [N,K]\n"
                     "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  extra launches before the check\n"
-                    "  --band N --clusters N --push-ctas N --copy-engine --segments N   tuning; --autotune\n"
+                    "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N   tuning; --autotune\n"
                     "  --one-device    all ranks on device 0, to check without several GPUs\n"
+                    "  --loopback W    one rank plays all: times the protocol without NVLink (results are not sums)\n"
                     "  --no-baselines  own kernels only   --timeout-ms N   --commit TEXT\n");
     exit(2);
 }
@@ -347,7 +361,7 @@ static void parse(int argc, char **argv, struct options *o)
         {"kernel", 1, 0, 'k'},    {"shape", 1, 0, 's'},  {"gpus", 1, 0, 'g'},       {"nodes", 1, 0, 'd'},     {"layout", 1, 0, 'l'},
         {"iterations", 1, 0, 'i'}, {"soak", 1, 0, 'S'},   {"band", 1, 0, 'b'},       {"clusters", 1, 0, 'c'},  {"push-ctas", 1, 0, 'p'},
         {"one-device", 0, 0, '1'}, {"commit", 1, 0, 'C'}, {"no-baselines", 0, 0, 'n'}, {"timeout-ms", 1, 0, 't'}, {"copy-engine", 0, 0, 'e'},
-        {"segments", 1, 0, 'm'},  {"autotune", 0, 0, 'A'}, {0, 0, 0, 0}};
+        {"segments", 1, 0, 'm'},  {"autotune", 0, 0, 'A'}, {"loopback", 1, 0, 'L'}, {"lag", 1, 0, 'a'}, {0, 0, 0, 0}};
     struct prs_fused_shape *s;
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
@@ -371,6 +385,8 @@ static void parse(int argc, char **argv, struct options *o)
         case 'C': o->commit = optarg; break;
         case 'n': o->baselines = false; break;
         case 't': o->timeout_ms = (uint32_t)atoi(optarg); break;
+        case 'a': o->tuning.lag = (uint32_t)atoi(optarg); break;
+        case 'L': o->loopback = (uint32_t)atoi(optarg); break;
         case 'A': o->autotune = true; break;
         default: usage();
         }

@@ -84,6 +84,7 @@ struct prs_fused_tuning {
     uint32_t path;      /* enum prs_fused_path */
     uint32_t clusters;  /* pairs of SMs that work, at most half the SMs */
     uint32_t band;      /* row pairs (256 rows) that are communicated together */
+    uint32_t lag;       /* REDUCE_SCATTER, ALLREDUCE: bands between sending and adding partial sums */
     uint32_t push_ctas; /* ALLGATHER: CTAs that push the own block, besides multiplying */
     uint32_t copy_engine; /* ALLGATHER: 1: copy engines move the blocks instead; push_ctas is then unused */
     uint32_t segments;  /* ALLGATHER by copy engine: pieces that a block travels in */
