@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices and opened devices. */
+#ifndef SOFTNIC_DEVICE_H
+#define SOFTNIC_DEVICE_H
+
+#include <infiniband/verbs.h>
+#include <pthread.h>
+
+#include "tools/softnic/engine.h"
+#include "tools/softnic/self.h"
+
+struct sn_device {
+    struct ibv_device ibv;
+    uint8_t tail_room[1024]; /* mlx5dv and efadv look behind struct ibv_device for their own: they must find zeroes */
+    uint32_t index;          /* in the world */
+};
+
+struct sn_ctx {
+    uint32_t index; /* in the world */
+    uint32_t dev;
+    struct sn_ctx_shm *shm;
+    struct sn_engine engine;
+    uint32_t pd_next;
+    pthread_mutex_t qp_mutex; /* protects qp_list */
+    struct sn_qp *qp_list;
+    struct verbs_context verbs; /* its last field is the struct ibv_context that programs hold */
+};
+
+static inline struct sn_ctx *sn_ctx_of(struct ibv_context *context)
+{
+    return (struct sn_ctx *)((uint8_t *)context - offsetof(struct sn_ctx, verbs.context));
+}
+
+static inline struct sn_dev *sn_ctx_dev(struct sn_ctx *ctx)
+{
+    return &sn_self->world->devs[ctx->dev];
+}
+
+/** Fill in the function tables of a new context (ops.c). */
+void sn_ops_fill(struct verbs_context *verbs);
+
+int sn_device_query(struct ibv_context *context, struct ibv_device_attr *attr);
+int sn_device_query_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
+                       struct ibv_device_attr_ex *attr, size_t attr_size);
+int sn_port_query(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t attr_len);
+
+#endif

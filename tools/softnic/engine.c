@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/softnic/engine.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "tools/softnic/lock.h"
+#include "tools/softnic/qp.h"
+
+enum {
+    /* The last stretch before a due time is spun. It is as long as this machine's timers were late lately, within these
+     * bounds: 5 us on bare metal, 25 us and more in a virtual machine. */
+    SPIN_LEAST_NS = 5000,
+    SPIN_MOST_NS = 60000,
+    SPIN_MARGIN_NS = 2000,
+    SPIN_DECAY = 64,
+    NICE_BUSY = -10,
+};
+
+int sn_engine_init(struct sn_engine *engine, bool realtime)
+{
+    *engine = (struct sn_engine){.realtime = realtime, .next_at = UINT64_MAX, .spin_ns = SPIN_LEAST_NS};
+    pthread_mutex_init(&engine->mutex, NULL);
+    pthread_cond_init(&engine->cond, NULL);
+    return 0;
+}
+
+static void heap_place(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
+{
+    e->heap[at] = qp;
+    qp->heap_at = at;
+}
+
+static void heap_up(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
+{
+    while (at > 0 && e->heap[(at - 1) / 2]->wake_at > qp->wake_at) {
+        heap_place(e, at, e->heap[(at - 1) / 2]);
+        at = (at - 1) / 2;
+    }
+    heap_place(e, at, qp);
+}
+
+static void heap_down(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
+{
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+
+        if (child + 1 < e->count && e->heap[child + 1]->wake_at < e->heap[child]->wake_at)
+            child++;
+        if (child >= e->count || e->heap[child]->wake_at >= qp->wake_at)
+            break;
+        heap_place(e, at, e->heap[child]);
+        at = child;
+    }
+    heap_place(e, at, qp);
+}
+
+static void hint_locked(struct sn_engine *e)
+{
+    __atomic_store_n(&e->next_at, e->count ? e->heap[0]->wake_at : UINT64_MAX, __ATOMIC_RELAXED);
+}
+
+static void heap_remove_locked(struct sn_engine *e, uint32_t at)
+{
+    struct sn_qp *last = e->heap[--e->count];
+
+    if (at < e->count) {
+        if (at > 0 && e->heap[(at - 1) / 2]->wake_at > last->wake_at)
+            heap_up(e, at, last);
+        else
+            heap_down(e, at, last);
+    }
+    hint_locked(e);
+}
+
+/* The earliest if it is due, out of the heap; NULL if none is. */
+static struct sn_qp *take_due_locked(struct sn_engine *e, uint64_t now)
+{
+    struct sn_qp *qp = e->count && e->heap[0]->wake_at <= now ? e->heap[0] : NULL;
+
+    if (qp) {
+        heap_remove_locked(e, 0);
+        qp->heap_at = UINT32_MAX;
+    }
+    return qp;
+}
+
+/* How late did the timer wake us? Raise the spin at once, lower it slowly. */
+static void spin_learn(struct sn_engine *e, uint64_t asked)
+{
+    uint64_t now = sn_now_ns(), late = now > asked ? now - asked + SPIN_MARGIN_NS : 0;
+
+    e->spin_ns -= (e->spin_ns - SPIN_LEAST_NS) / SPIN_DECAY;
+    if (late > e->spin_ns)
+        e->spin_ns = late < SPIN_MOST_NS ? late : SPIN_MOST_NS;
+}
+
+static void rest_locked(struct sn_engine *e, uint64_t now)
+{
+    uint64_t at;
+    struct timespec until;
+
+    if (e->count == 0) {
+        e->asleep = true;
+        pthread_cond_wait(&e->cond, &e->mutex); /* idle: until there is work or the device is closed */
+        e->asleep = false;
+        return;
+    }
+    at = e->heap[0]->wake_at;
+    if (at > now + e->spin_ns) {
+        at -= e->spin_ns;
+        until = (struct timespec){(time_t)(at / 1000000000ull), (long)(at % 1000000000ull)};
+        e->asleep = true;
+        if (pthread_cond_clockwait(&e->cond, &e->mutex, CLOCK_MONOTONIC, &until) == ETIMEDOUT)
+            spin_learn(e, at);
+        e->asleep = false;
+        return;
+    }
+    pthread_mutex_unlock(&e->mutex);
+    sn_cpu_relax();
+    pthread_mutex_lock(&e->mutex);
+}
+
+static void thread_prepare(const struct sn_engine *e)
+{
+    struct sched_param param = {.sched_priority = 1};
+
+    prctl(PR_SET_NAME, "softnic-engine", 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    if (e->realtime && pthread_setschedparam(pthread_self(), SCHED_FIFO, &param) != 0)
+        setpriority(PRIO_PROCESS, 0, NICE_BUSY); /* may fail as well: then the model is late on a busy machine */
+}
+
+static void *engine_main(void *arg)
+{
+    struct sn_engine *e = arg;
+
+    thread_prepare(e);
+    pthread_mutex_lock(&e->mutex);
+    while (!e->stop) {
+        uint64_t now = sn_now_ns();
+        struct sn_qp *qp = take_due_locked(e, now);
+
+        if (!qp) {
+            rest_locked(e, now);
+            continue;
+        }
+        pthread_mutex_unlock(&e->mutex);
+        sn_qp_run_taken(qp);
+        pthread_mutex_lock(&e->mutex);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    return NULL;
+}
+
+/* The thread is made when first needed: many programs open devices only to look at them. */
+static int start_locked(struct sn_engine *e)
+{
+    sigset_t all, old;
+    int r;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &old); /* the program's handlers run on the program's threads */
+    r = pthread_create(&e->thread, NULL, engine_main, e);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    e->started = r == 0;
+    return -r;
+}
+
+int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
+{
+    bool wake;
+    int r = 0;
+
+    pthread_mutex_lock(&e->mutex);
+    if (e->count == e->room) {
+        uint32_t room = e->room ? 2 * e->room : 64;
+        struct sn_qp **heap = realloc(e->heap, room * sizeof(*heap));
+
+        if (!heap) {
+            r = -ENOMEM;
+            goto unlock;
+        }
+        e->heap = heap;
+        e->room = room;
+    }
+    if (!e->started)
+        r = start_locked(e);
+    if (r < 0)
+        goto unlock;
+    qp->wake_at = wake_at;
+    heap_up(e, e->count++, qp);
+    hint_locked(e);
+    wake = e->asleep && qp->heap_at == 0;
+    if (wake)
+        pthread_cond_signal(&e->cond);
+unlock:
+    pthread_mutex_unlock(&e->mutex);
+    return r;
+}
+
+bool sn_engine_remove(struct sn_engine *e, struct sn_qp *qp)
+{
+    bool found;
+
+    pthread_mutex_lock(&e->mutex);
+    found = qp->heap_at < e->count && e->heap[qp->heap_at] == qp;
+    if (found) {
+        heap_remove_locked(e, qp->heap_at);
+        qp->heap_at = UINT32_MAX;
+    }
+    pthread_mutex_unlock(&e->mutex);
+    return found;
+}
+
+void sn_engine_help(struct sn_engine *e)
+{
+    uint64_t next = __atomic_load_n(&e->next_at, __ATOMIC_RELAXED);
+    struct sn_qp *qp;
+
+    if (next == UINT64_MAX || (next != 0 && next > sn_now_ns()) || pthread_mutex_trylock(&e->mutex) != 0)
+        return;
+    qp = take_due_locked(e, sn_now_ns());
+    pthread_mutex_unlock(&e->mutex);
+    if (qp)
+        sn_qp_run_taken(qp);
+}
+
+void sn_engine_fini(struct sn_engine *e)
+{
+    pthread_mutex_lock(&e->mutex);
+    e->stop = true;
+    pthread_cond_signal(&e->cond);
+    pthread_mutex_unlock(&e->mutex);
+    if (e->started)
+        pthread_join(e->thread, NULL);
+    free(e->heap);
+    pthread_cond_destroy(&e->cond);
+    pthread_mutex_destroy(&e->mutex);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The thread of an opened device that does what posting did not do at once: large transfers, waiting requests, the
+ * model. */
+#ifndef SOFTNIC_ENGINE_H
+#define SOFTNIC_ENGINE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct sn_qp;
+
+struct sn_engine {
+    pthread_mutex_t mutex; /* protects everything here but next_at; taken after qp->mutex */
+    pthread_cond_t cond;
+    struct sn_qp **heap; /* by wake_at, earliest first */
+    uint32_t count, room;
+    bool started, stop, asleep;
+    bool realtime;
+    uint64_t spin_ns; /* how long before a due time to stop sleeping */
+    uint64_t next_at; /* wake_at of the earliest, read without the mutex as a hint for helpers; UINT64_MAX: none */
+    pthread_t thread;
+};
+
+/** realtime: ask for a real-time priority, so that busy programs do not make the model late. */
+int sn_engine_init(struct sn_engine *engine, bool realtime);
+void sn_engine_fini(struct sn_engine *engine);
+
+/** Hand a queue pair over, to be run at wake_at (monotonic ns). The caller has set qp->queued under qp->mutex. */
+int sn_engine_push(struct sn_engine *engine, struct sn_qp *qp, uint64_t wake_at);
+
+/** Take it back. True when it was in the heap, false when the thread has it in hand. */
+bool sn_engine_remove(struct sn_engine *engine, struct sn_qp *qp);
+
+/** Do one piece of due work if there is any: lets a thread that polls in vain help instead of waiting to be preempted.
+ */
+void sn_engine_help(struct sn_engine *engine);
+
+#endif

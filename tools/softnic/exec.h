@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One request, executed by its initiator: the checks a responder makes, the data, the target's completion. */
+#ifndef SOFTNIC_EXEC_H
+#define SOFTNIC_EXEC_H
+
+#include "tools/softnic/qp.h"
+
+enum {
+    SN_EXEC_BUSY = 1,        /* an asynchronous copy is under way: call again */
+    SN_EXEC_UNREACHABLE = 2, /* nobody answered: retry until the timeout */
+    SN_EXEC_RNR = 3,         /* the target has no receive posted: retry after its timer */
+};
+
+/** Execute w at the target. Return 0 (w->status says how it went) or one of the above. The caller is the runner. */
+int sn_exec(struct sn_qp *qp, struct sn_wqe *w);
+
+/** The part of a read or atomic that waited for its due time: bring the result into local memory. 0 or SN_EXEC_BUSY. */
+int sn_exec_finish(struct sn_qp *qp, struct sn_wqe *w);
+
+/** The target's RNR timer, in ns. */
+uint64_t sn_rnr_ns(uint32_t code);
+
+#endif

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The model: when a request would be delivered and completed on a NIC with this rate, latency and cost. */
+#ifndef SOFTNIC_MODEL_H
+#define SOFTNIC_MODEL_H
+
+#include "tools/softnic/qp.h"
+
+/** Stamp w, at posting, with due_exec and due_done from the virtual clocks of both ports. first: it rang the doorbell.
+ *  The caller holds the mutex. Does nothing when the model is off. */
+void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, bool first);
+
+#endif

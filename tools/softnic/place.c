@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Host memory: inside the process a plain copy, between processes process_vm_writev and process_vm_readv.
+ *
+ * What their kernel side promises, and what is made of it: each remote iovec is copied by itself, in order, with the
+ * kernel's user copy. Within one such copy the order of the bytes is not promised (a fast "rep movsb" may store them in
+ * any order), between two it is. So the last 8 bytes always go as an iovec of their own: whoever polls them sees
+ * everything before. An aligned copy of 8 or 4 bytes is one store on the CPUs this runs on; test/softnic/tearing.c
+ * watches that. */
+#include "tools/softnic/place.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "tools/softnic/lock.h"
+
+enum { FLAG_BYTES = 8, DEVICE_POLL_LIMIT_NS = 2000000000 };
+
+/* Present when the program runs under ThreadSanitizer: its copies into program memory must go where TSan does not look.
+ * The program polls that memory with plain loads, as it would with a NIC. */
+extern void __tsan_init(void) __attribute__((weak));
+
+struct vec {
+    struct iovec local[SN_MAX_SGE + 1], remote[SN_MAX_SGE + 1];
+    unsigned local_count, remote_count;
+};
+
+/* Spans to iovecs; the last 8 bytes apart. */
+static unsigned vec_fill(struct iovec *iov, const struct sn_span *span, uint32_t count, bool split_last)
+{
+    unsigned n = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        if (span[i].length)
+            iov[n++] = (struct iovec){(void *)(uintptr_t)span[i].addr, span[i].length};
+    if (split_last && n > 0 && iov[n - 1].iov_len > FLAG_BYTES) {
+        iov[n].iov_base = (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len - FLAG_BYTES;
+        iov[n].iov_len = FLAG_BYTES;
+        iov[n - 1].iov_len -= FLAG_BYTES;
+        n++;
+    }
+    return n;
+}
+
+/* By raw system call: the C library's wrappers are intercepted by the sanitizers, which would take the copy for a data
+ * race. */
+static long vm_call(bool writing, uint32_t pid, const struct iovec *local, unsigned locals, const struct iovec *remote,
+                    unsigned remotes)
+{
+    return syscall(writing ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, local, (unsigned long)locals,
+                   remote, (unsigned long)remotes, 0ul);
+}
+
+static bool local_readable(const struct iovec *iov, unsigned count)
+{
+    uint8_t byte;
+    struct iovec to = {&byte, 1};
+
+    for (unsigned i = 0; i < count; i++) {
+        struct iovec first = {iov[i].iov_base, 1}, last = {(uint8_t *)iov[i].iov_base + iov[i].iov_len - 1, 1};
+
+        if (vm_call(false, sn_pid, &to, 1, &first, 1) != 1 || vm_call(false, sn_pid, &to, 1, &last, 1) != 1)
+            return false;
+    }
+    return true;
+}
+
+/* Drop the first n bytes of an iovec list. */
+static void vec_advance(struct iovec *iov, unsigned *count, size_t n)
+{
+    unsigned skip = 0;
+
+    while (skip < *count && n >= iov[skip].iov_len)
+        n -= iov[skip++].iov_len;
+    *count -= skip;
+    memmove(iov, iov + skip, *count * sizeof(*iov));
+    if (n && *count) {
+        iov->iov_base = (uint8_t *)iov->iov_base + n;
+        iov->iov_len -= n;
+    }
+}
+
+static int vm_error(uint32_t pid, int error, const struct vec *vec)
+{
+    if (error == ESRCH)
+        return -ESRCH;
+    if (error == EPERM || error == ENOSYS) {
+        sn_log("process_vm to pid %u: %s: is it another user's, or does a sandbox forbid ptrace (docker: --cap-add "
+               "SYS_PTRACE)?",
+               pid, strerror(error));
+        return -EPERM;
+    }
+    if (error == EFAULT)
+        return local_readable(vec->local, vec->local_count) ? -EFAULT : -EINVAL;
+    sn_log("process_vm to pid %u: %s", pid, strerror(error));
+    return -EIO;
+}
+
+static int vm_move(const struct sn_copy *c, bool writing, uint32_t pid)
+{
+    uint64_t left = c->length;
+    struct vec vec;
+
+    vec.local_count = vec_fill(vec.local, writing ? c->src : c->dst, writing ? c->src_count : c->dst_count, !writing);
+    vec.remote_count = vec_fill(vec.remote, writing ? c->dst : c->src, writing ? c->dst_count : c->src_count, writing);
+    while (left) {
+        long n = vm_call(writing, pid, vec.local, vec.local_count, vec.remote, vec.remote_count);
+
+        if (n <= 0)
+            return vm_error(pid, n < 0 ? errno : EFAULT, &vec);
+        left -= (uint64_t)n;
+        if (left) { /* a limit of the kernel, or a fault that the next call reports */
+            vec_advance(vec.local, &vec.local_count, (size_t)n);
+            vec_advance(vec.remote, &vec.remote_count, (size_t)n);
+        }
+    }
+    return 0;
+}
+
+/* P1: release; pairs with the program's acquire of a flag it polls: what was placed before is visible with it. */
+static void copy_piece(void *dst, const void *src, size_t n)
+{
+    if (n == 8 && ((uintptr_t)dst & 7) == 0) {
+        uint64_t v;
+
+        memcpy(&v, src, 8);
+        __atomic_store_n((uint64_t *)dst, v, __ATOMIC_RELEASE);
+    } else if (n == 4 && ((uintptr_t)dst & 3) == 0) {
+        uint32_t v;
+
+        memcpy(&v, src, 4);
+        __atomic_store_n((uint32_t *)dst, v, __ATOMIC_RELEASE);
+    } else if (n > FLAG_BYTES) {
+        memmove(dst, src, n - FLAG_BYTES);
+        copy_piece((uint8_t *)dst + n - FLAG_BYTES, (const uint8_t *)src + n - FLAG_BYTES, FLAG_BYTES);
+    } else {
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        memcpy(dst, src, n);
+    }
+}
+
+static void copy_inside(const struct sn_copy *c)
+{
+    uint64_t d_off = 0, s_off = 0, left = c->length;
+    uint32_t d = 0, s = 0;
+
+    while (left) {
+        uint64_t n;
+
+        while (c->dst[d].length == d_off)
+            d++, d_off = 0;
+        while (c->src[s].length == s_off)
+            s++, s_off = 0;
+        n = c->dst[d].length - d_off < c->src[s].length - s_off ? c->dst[d].length - d_off : c->src[s].length - s_off;
+        copy_piece((void *)(uintptr_t)(c->dst[d].addr + d_off), (const void *)(uintptr_t)(c->src[s].addr + s_off), n);
+        d_off += n;
+        s_off += n;
+        left -= n;
+    }
+}
+
+static int place_host(struct sn_copy *c)
+{
+    if (c->dst_proc == c->src_proc && !__tsan_init) {
+        copy_inside(c);
+        return 0;
+    }
+    if (c->dst_proc != c->self || c->dst_proc == c->src_proc)
+        return vm_move(c, true, c->world->procs[c->dst_proc].pid);
+    return vm_move(c, false, c->world->procs[c->src_proc].pid);
+}
+
+static bool any_device(const struct sn_span *span, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (span[i].kind != SN_MEM_HOST)
+            return true;
+    return false;
+}
+
+int sn_place_start(struct sn_copy *c)
+{
+    if (c->length == 0)
+        return 0;
+    if (!any_device(c->dst, c->dst_count) && !any_device(c->src, c->src_count))
+        return place_host(c);
+    if (!sn_device_mem) {
+        sn_log("a transfer names device memory, but this process has no CUDA driver");
+        return -EIO;
+    }
+    return sn_device_mem->copy_start(c);
+}
+
+int sn_place_poll(struct sn_copy *c)
+{
+    return sn_device_mem->copy_poll(c);
+}
+
+/* Move 8 bytes between *value here and the target that c describes (its dst), synchronously. */
+static int move_word(const struct sn_copy *c, bool writing, uint64_t *value)
+{
+    struct sn_span here = {.addr = (uintptr_t)value, .length = 8, .mr = SN_NONE};
+    struct sn_copy word = {.world = c->world, .self = c->self, .dst_count = 1, .src_count = 1, .length = 8};
+    uint64_t give_up = sn_now_ns() + DEVICE_POLL_LIMIT_NS;
+    int r;
+
+    word.dst_proc = writing ? c->dst_proc : c->self;
+    word.src_proc = writing ? c->self : c->dst_proc;
+    word.dst[0] = writing ? c->dst[0] : here;
+    word.src[0] = writing ? here : c->dst[0];
+    r = sn_place_start(&word);
+    while (r == SN_PLACE_BUSY) {
+        if (sn_now_ns() > give_up) {
+            sn_log("atomic on device memory 0x%llx: the copy did not end in 2 s", (unsigned long long)c->dst[0].addr);
+            return -EIO;
+        }
+        r = sn_place_poll(&word);
+    }
+    return r;
+}
+
+int sn_place_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found)
+{
+    uint64_t addr = c->dst[0].addr, value;
+    struct sn_lock *lock = &c->world->atomic_locks[(addr >> 3 ^ c->dst_proc * 0x9e37u) % 64];
+    int r;
+
+    sn_lock_take(lock);
+    if (c->dst_proc == c->self && c->dst[0].kind == SN_MEM_HOST) {
+        uint64_t *word = (uint64_t *)(uintptr_t)addr;
+
+        *found = compare_add;
+        if (!cas)
+            *found = __atomic_fetch_add(word, compare_add, __ATOMIC_SEQ_CST);
+        else
+            __atomic_compare_exchange_n(word, found, swap, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+        sn_lock_drop(lock);
+        return 0;
+    }
+    r = move_word(c, false, found);
+    value = cas ? swap : *found + compare_add;
+    if (r == 0 && (!cas || *found == compare_add))
+        r = move_word(c, true, &value);
+    sn_lock_drop(lock);
+    return r;
+}
+
+bool sn_place_reachable(struct sn_world *world, uint32_t proc)
+{
+    const struct sn_proc *p = &world->procs[proc];
+    uint64_t nonce = 0;
+    struct iovec here = {&nonce, sizeof(nonce)}, there = {(void *)(uintptr_t)p->nonce_addr, sizeof(nonce)};
+
+    if (__atomic_load_n(&p->state, __ATOMIC_ACQUIRE) != SN_PROC_LIVE)
+        return false;
+    return vm_call(false, p->pid, &here, 1, &there, 1) == sizeof(nonce) && nonce == p->nonce;
+}

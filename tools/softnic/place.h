@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Moving bytes between registered memory of two processes, one of which is the caller's. */
+#ifndef SOFTNIC_PLACE_H
+#define SOFTNIC_PLACE_H
+
+#include "tools/softnic/ring.h"
+#include "tools/softnic/world.h"
+
+/* A piece of memory as its owner sees it. mr: index of the registration it lies in; SN_NONE: plain host memory of the
+ * caller. */
+struct sn_span {
+    uint64_t addr;
+    uint64_t length;
+    uint32_t mr;
+    uint32_t kind; /* enum sn_mem_kind */
+};
+
+/* One transfer. dst and src hold the same number of bytes in total. */
+struct sn_copy {
+    struct sn_world *world;
+    uint32_t self;     /* process index of the caller */
+    uint32_t dst_proc; /* process indices; at least one is self */
+    uint32_t src_proc;
+    uint32_t dst_count, src_count;
+    uint64_t length;
+    void *async; /* the device copier's own, between start and the end of poll */
+    struct sn_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
+};
+
+enum { SN_PLACE_BUSY = 1 };
+
+/** Copy, the last bytes last; an aligned 4 or 8 byte destination gets one store. Return 0 (done), SN_PLACE_BUSY (device
+ * memory: call sn_place_poll until it is not), -ESRCH (the other process is gone), -EFAULT (memory is not mapped),
+ * -EPERM, -EIO. */
+int sn_place_start(struct sn_copy *copy);
+int sn_place_poll(struct sn_copy *copy);
+
+/** Read, modify, write 8 aligned bytes; atomic among all requests of the world. cas: swap if equal to compare_add, else
+ * add. Return as sn_place_start, never SN_PLACE_BUSY. */
+int sn_place_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
+
+/** True when the process is there and is still the one that entered the world. */
+bool sn_place_reachable(struct sn_world *world, uint32_t proc);
+
+/** Device memory, filled in by cuda_mem.c when there is a driver; NULL: host memory only. Every call may come from any
+ * thread. */
+struct sn_device_mem {
+    /** Does [addr, addr+length) lie in device memory? */
+    bool (*is_device)(uint64_t addr, uint64_t length);
+    /** Fill in mr->ipc (and mr->addr for a DMA-BUF: fd >= 0, offset in it) so that other processes can map it; 0 or
+     * -errno. */
+    int (*export_mr)(struct sn_mr_shm *mr, int dmabuf_fd, uint64_t offset);
+    void (*unexport_mr)(struct sn_mr_shm *mr);
+    bool (*dmabuf_supported)(void);
+    /** At least one side is device memory: as sn_place_start and sn_place_poll. */
+    int (*copy_start)(struct sn_copy *copy);
+    int (*copy_poll)(struct sn_copy *copy);
+};
+extern const struct sn_device_mem *sn_device_mem;
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The process table: who takes part in a world, who is dead, and what the dead left behind. */
+#ifndef SOFTNIC_PROC_H
+#define SOFTNIC_PROC_H
+
+#include "tools/softnic/world.h"
+
+/** True when pid exists and is neither a zombie nor dead. */
+bool sn_pid_runs(uint32_t pid);
+
+/** Start time of a process in clock ticks since boot; 0 when it does not run. */
+uint64_t sn_pid_start(uint32_t pid);
+
+/** Enter this process. nonce_addr: where it keeps the nonce, a word that others read back to know it. Dead processes
+ * are swept on the way. Return 0, -ENOMEM (table full), or -ESTALE (the world was removed meanwhile: open it anew). */
+int sn_proc_enter(struct sn_world *world, uint64_t nonce, const uint64_t *nonce_addr, uint32_t node, uint32_t *index);
+
+/** Leave; objects that are left are freed. Return true when the caller was the last and must unlink an ephemeral world.
+ */
+bool sn_proc_leave(struct sn_world *world, uint32_t index);
+
+/** True when that process still runs (reads /proc: some 10 us). */
+bool sn_proc_alive(const struct sn_proc *proc);
+
+/** Free the objects of every dead process. Return how many processes were swept. */
+unsigned sn_proc_sweep(struct sn_world *world);
+
+#endif

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A queue pair in its own process: the send queue, and who may run it.
+ * Requests are written into the ring under mutex; whoever sets running (under mutex) executes them, alone, in order. */
+#ifndef SOFTNIC_QP_H
+#define SOFTNIC_QP_H
+
+#include <infiniband/verbs.h>
+#include <pthread.h>
+
+#include "tools/softnic/device.h"
+#include "tools/softnic/place.h"
+
+enum {
+    SN_MAX_INLINE = 1024,
+    SN_MAX_QP_WR = 16384,
+    SN_MAX_RD_ATOMIC = 128,
+};
+
+/* A request in the send queue; followed by max_sge sn_sge and max_inline bytes. */
+struct sn_wqe {
+    uint64_t wr_id;
+    uint64_t raddr;
+    uint64_t compare_add, swap;
+    uint64_t length;
+    uint64_t due_exec, due_done; /* the model: not placed, not completed before; 0: at once */
+    uint64_t result;             /* what an atomic found */
+    uint64_t recv_wr_id;         /* of the receive it took */
+    uint8_t *bounce;             /* a read that was sampled but is not due yet */
+    uint32_t rkey;
+    uint32_t imm;
+    uint32_t opcode; /* enum ibv_wr_opcode */
+    uint32_t flags;  /* enum ibv_send_flags */
+    uint32_t num_sge;
+    uint32_t status; /* enum ibv_wc_status */
+    bool placing;    /* an asynchronous copy is under way */
+    struct sn_sge sge[];
+};
+
+struct sn_qp {
+    struct ibv_qp_ex ex; /* first: programs hold a pointer to its qp_base */
+    struct sn_ctx *ctx;
+    struct sn_qp_shm *shm;
+    uint32_t index, qpn;
+    uint32_t pd;
+    bool extended; /* made for ibv_wr_* */
+    bool sig_all;
+    struct ibv_qp_cap cap;
+    struct ibv_qp_attr attr; /* what modify_qp set */
+
+    pthread_mutex_t mutex;
+    uint8_t *sq;
+    uint32_t sq_size, sq_stride; /* entries: a power of two, at least cap.max_send_wr */
+    uint32_t exec, done,
+        tail;            /* positions: next to execute, next to complete, next to post; exec and done: the runner's */
+    uint32_t freed;      /* positions below are free again: their completions were polled */
+    uint32_t reads_open; /* executed, not completed */
+    uint32_t recv_posted, recv_polled;
+    bool queued;  /* in the engine's heap */
+    bool running; /* someone executes; only that thread touches exec, done, copy and the requests between done and tail
+                   */
+    bool closing;
+    uint32_t runs; /* odd while a request is being executed: dereg_mr waits for that */
+    uint32_t heap_at;
+    uint64_t wake_at;
+
+    /* the runner's */
+    uint64_t retry_until; /* unreachable since some time: give up then; 0: not retrying */
+    uint32_t rnr_left;    /* of rnr_retry; UINT32_MAX: not counting yet */
+    uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under mutex */
+    struct sn_copy copy;
+
+    /* the extended posting interface, between wr_start and wr_complete (the mutex is held all the while) */
+    uint32_t wr_at;
+    int wr_error;
+
+    struct sn_qp *next, **prev; /* ctx->qp_list */
+    uint32_t async_events;      /* delivered, for destroy to wait for their acknowledgement */
+};
+
+static inline struct sn_qp *sn_qp_of(struct ibv_qp *qp)
+{
+    return (struct sn_qp *)qp;
+}
+
+static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
+{
+    return (struct sn_wqe *)(qp->sq + (size_t)(position & (qp->sq_size - 1)) * qp->sq_stride);
+}
+
+static inline uint32_t sn_qp_state(const struct sn_qp *qp)
+{
+    return __atomic_load_n(&qp->shm->state, __ATOMIC_ACQUIRE);
+}
+
+struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
+
+/** Wait until neither an initiator nor the runner is at work. Return 0 or -ETIMEDOUT. */
+int sn_qp_guest_wait(struct sn_qp *qp, uint64_t give_up);
+
+/** Wait, bounded, until nobody executes this queue pair and it is in no heap. The caller holds no lock. */
+int sn_qp_quiesce(struct sn_qp *qp);
+
+/* post.c */
+int sn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+int sn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+
+/** A free request at position, or NULL when the send queue is full. The caller holds the mutex. */
+struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position);
+
+/** Publish the requests up to position and run them, here or in the engine. The caller holds the mutex. */
+void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);
+
+/* wr.c */
+#define SN_WR_OPS                                                                                                      \
+    (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |                            \
+     IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |                     \
+     IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
+void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
+
+/* run.c */
+/** Execute and complete what can be. The caller is the runner. Return when to be called again (UINT64_MAX: nothing
+ * left). */
+uint64_t sn_qp_run(struct sn_qp *qp);
+
+/** The runner stops, at is what sn_qp_run said: queue for the engine if anything is left. The caller holds the mutex.
+ */
+void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at);
+
+/** Run a queue pair that was just taken from an engine's heap. */
+void sn_qp_run_taken(struct sn_qp *qp);
+
+/** Become the runner (unless there is one), run, and hand the rest to the engine. */
+void sn_qp_kick(struct sn_qp *qp);
+
+#endif

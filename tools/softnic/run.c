@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running a send queue: execute in order, complete in order, fail in order. */
+#include "tools/softnic/exec.h"
+#include "tools/softnic/qp.h"
+
+enum {
+    RUN_BATCH_BYTES = 4 << 20, /* then let other queue pairs of the engine have a turn */
+    BUSY_POLL_NS = 2000,       /* device copies take some 10 us */
+    RETRY_FIRST_NS = 50000,
+    RETRY_MAX_NS = 2000000,
+    RNR_FOREVER = 7,
+};
+
+static uint32_t wc_opcode(uint32_t wr_opcode)
+{
+    switch (wr_opcode) {
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+        return IBV_WC_RDMA_WRITE;
+    case IBV_WR_RDMA_READ:
+        return IBV_WC_RDMA_READ;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        return IBV_WC_COMP_SWAP;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+        return IBV_WC_FETCH_ADD;
+    default:
+        return IBV_WC_SEND;
+    }
+}
+
+static bool is_read(const struct sn_wqe *w)
+{
+    return w->opcode == IBV_WR_RDMA_READ || w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+           w->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+/* Tell the initiator. The position frees this and all earlier requests once it is polled. */
+static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
+{
+    struct sn_counters *count = &sn_ctx_dev(qp->ctx)->counters;
+    struct sn_cqe cqe = {.wr_id = w->wr_id,
+                         .status = w->status,
+                         .opcode = wc_opcode(w->opcode),
+                         .byte_len = (uint32_t)w->length,
+                         .qp_num = qp->qpn,
+                         .src_qp = qp->shm->dest_qpn,
+                         .vendor_err = w->status ? w->opcode : 0,
+                         .queue_upto = position + 1,
+                         .time_ns = sn_now_ns()};
+
+    if (w->status == IBV_WC_SUCCESS && !(w->flags & IBV_SEND_SIGNALED))
+        return;
+    sn_count(&count->cqes_send, 1);
+    if (w->status != IBV_WC_SUCCESS)
+        sn_count(&count->errors, 1);
+    if (sn_cq_push(sn_self->world, qp->shm->scq, &cqe, false) < 0)
+        sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
+}
+
+/* A fence waits for the completion of earlier reads and atomics, or of everything earlier. */
+static bool fence_holds(const struct sn_qp *qp, const struct sn_wqe *w)
+{
+    if (!(w->flags & IBV_SEND_FENCE))
+        return false;
+    return sn_self->world->config.fence_meaning == SN_FENCE_STRICT ? qp->exec != qp->done : qp->reads_open > 0;
+}
+
+/* Nobody answers: try again, more and more rarely, until the transport timeout. Return when, or 0 when it is over. */
+static uint64_t retry_at(struct sn_qp *qp, uint64_t now)
+{
+    uint64_t cap = sn_self->world->config.retry_cap_ns, step;
+    uint64_t patience = (4096ull << (qp->attr.timeout & 31)) * (qp->attr.retry_cnt + 1u);
+
+    if (qp->attr.timeout == 0 || patience > cap)
+        patience = cap;
+    if (qp->retry_until == 0) {
+        qp->retry_until = now + patience;
+        sn_count(&sn_ctx_dev(qp->ctx)->counters.retries, 1);
+    }
+    if (now >= qp->retry_until)
+        return 0;
+    step = RETRY_FIRST_NS + (patience - (qp->retry_until - now)) / 8;
+    if (step > RETRY_MAX_NS)
+        step = RETRY_MAX_NS;
+    return now + step < qp->retry_until ? now + step : qp->retry_until;
+}
+
+static uint64_t rnr_at(struct sn_qp *qp, uint64_t now)
+{
+    const struct sn_qp_shm *target = &sn_self->world->qps[qp->shm->dest_qpn % SN_MAX_QPS];
+
+    sn_count(&sn_ctx_dev(qp->ctx)->counters.rnr_naks, 1);
+    if (qp->rnr_left == UINT32_MAX)
+        qp->rnr_left = qp->attr.rnr_retry;
+    if (qp->attr.rnr_retry != RNR_FOREVER && qp->rnr_left-- == 0)
+        return 0;
+    return now + sn_rnr_ns(target->min_rnr_timer);
+}
+
+static bool early(uint64_t due)
+{
+    return due && due > sn_now_ns(); /* without the model nothing is stamped, and the clock is not read */
+}
+
+/* G1 for the request's own buffers: odd before the keys are looked up, even after the copy; pairs with G2 in
+ * sn_qp_guest_wait. An asynchronous copy keeps it odd. */
+static int exec_counted(struct sn_qp *qp, struct sn_wqe *w)
+{
+    int r;
+
+    if (!w->placing)
+        __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_SEQ_CST);
+    r = sn_exec(qp, w);
+    if (!w->placing)
+        __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
+    return r;
+}
+
+/* Execute the request at qp->exec. Return 0 when that is over (whatever its status), else when to try again. */
+static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
+{
+    uint64_t at;
+    int r;
+
+    if (w->status != IBV_WC_SUCCESS) /* refused while it was built (wr.c) */
+        r = 0;
+    else
+        r = exec_counted(qp, w);
+    if (r == SN_EXEC_BUSY)
+        return sn_now_ns() + BUSY_POLL_NS;
+    if (r == SN_EXEC_UNREACHABLE) {
+        at = retry_at(qp, sn_now_ns());
+        if (at)
+            return at;
+        sn_log("queue pair %u on %s: retry exceeded: queue pair %u does not answer (process dead, link down, or not "
+               "connected back)",
+               qp->qpn, sn_ctx_dev(qp->ctx)->name, qp->shm->dest_qpn);
+        w->status = IBV_WC_RETRY_EXC_ERR;
+    } else if (r == SN_EXEC_RNR) {
+        at = rnr_at(qp, sn_now_ns());
+        if (at)
+            return at;
+        sn_log("queue pair %u: receiver not ready: queue pair %u has no receive posted after %u retries", qp->qpn,
+               qp->shm->dest_qpn, qp->attr.rnr_retry);
+        w->status = IBV_WC_RNR_RETRY_EXC_ERR;
+    }
+    qp->retry_until = 0;
+    qp->rnr_left = UINT32_MAX;
+    if (w->status != IBV_WC_SUCCESS)
+        sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+    return 0;
+}
+
+/* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
+static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
+{
+    uint64_t bytes = 0, at;
+
+    while (qp->exec != tail) {
+        struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
+        uint32_t state = sn_qp_state(qp);
+
+        if (state == IBV_QPS_ERR && !w->placing) {
+            if (w->status == IBV_WC_SUCCESS)
+                w->status = IBV_WC_WR_FLUSH_ERR;
+            w->due_done = 0;
+        } else {
+            if (state == IBV_QPS_SQD && !w->placing)
+                return UINT64_MAX; /* modify_qp kicks it again */
+            if (early(w->due_exec))
+                return w->due_exec;
+            if (fence_holds(qp, w))
+                return sn_wqe_at(qp, qp->done)->due_done;
+            at = execute(qp, w);
+            if (at)
+                return at;
+            if (w->status != IBV_WC_SUCCESS)
+                w->due_done = 0;
+        }
+        bytes += w->length;
+        qp->reads_open += is_read(w);
+        qp->exec++;
+        if (bytes >= RUN_BATCH_BYTES)
+            return 0;
+    }
+    return UINT64_MAX;
+}
+
+/* Stage two, for what is executed. */
+static uint64_t run_complete(struct sn_qp *qp)
+{
+    while (qp->done != qp->exec) {
+        struct sn_wqe *w = sn_wqe_at(qp, qp->done);
+
+        if (early(w->due_done))
+            return w->due_done;
+        if (sn_exec_finish(qp, w) == SN_EXEC_BUSY)
+            return sn_now_ns() + BUSY_POLL_NS;
+        if (w->status != IBV_WC_SUCCESS)
+            sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+        qp->reads_open -= is_read(w);
+        complete(qp, w, qp->done);
+        __atomic_store_n(&qp->done, qp->done + 1, __ATOMIC_RELEASE);
+    }
+    return UINT64_MAX;
+}
+
+uint64_t sn_qp_run(struct sn_qp *qp)
+{
+    /* Q1: acquire; pairs with Q2 in sn_sq_commit_locked (post.c): the requests are whole. */
+    uint64_t exec_at = run_execute(qp, __atomic_load_n(&qp->tail, __ATOMIC_ACQUIRE));
+    uint64_t done_at = run_complete(qp);
+
+    return exec_at < done_at ? exec_at : done_at;
+}
+
+/* Is there anything a runner could do that it was not told of? */
+static bool work_left_locked(const struct sn_qp *qp)
+{
+    return qp->exec != qp->tail && sn_qp_state(qp) != IBV_QPS_SQD;
+}
+
+void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at)
+{
+    qp->running = false;
+    if (at == UINT64_MAX && work_left_locked(qp))
+        at = 0;
+    if (at == UINT64_MAX || qp->closing)
+        return;
+    qp->queued = true;
+    if (sn_engine_push(&qp->ctx->engine, qp, at) < 0) {
+        sn_log("queue pair %u: its engine cannot take it over (out of memory or threads)", qp->qpn);
+        qp->queued = false;
+    }
+}
+
+void sn_qp_run_taken(struct sn_qp *qp)
+{
+    uint64_t at;
+
+    pthread_mutex_lock(&qp->mutex);
+    qp->queued = false;
+    if (qp->closing) {
+        pthread_mutex_unlock(&qp->mutex);
+        return;
+    }
+    qp->running = true;
+    pthread_mutex_unlock(&qp->mutex);
+    at = sn_qp_run(qp);
+    pthread_mutex_lock(&qp->mutex);
+    sn_qp_hand_over_locked(qp, at);
+    pthread_mutex_unlock(&qp->mutex);
+}
+
+void sn_qp_kick(struct sn_qp *qp)
+{
+    pthread_mutex_lock(&qp->mutex);
+    if (qp->queued && sn_engine_remove(&qp->ctx->engine, qp))
+        qp->queued = false;
+    if (!qp->running && !qp->queued && !qp->closing) {
+        qp->running = true;
+        sn_qp_hand_over_locked(qp, sn_qp_run(qp));
+    }
+    pthread_mutex_unlock(&qp->mutex);
+}

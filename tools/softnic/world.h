@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The world: one sparse file in /dev/shm that every process using the software NIC maps. Whatever an initiator needs to
+ * act for a target that is not running is in here: devices, processes, queue pairs, completion and receive rings,
+ * memory keys. Everything is fixed-width and position independent: references are table indices or offsets from the
+ * start of the file. */
+#ifndef SOFTNIC_WORLD_H
+#define SOFTNIC_WORLD_H
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SN_WORLD_MAGIC 0x31434e5446535250ull /* "PRSFTNC1" */
+#define SN_WORLD_ENV   "SOFTNIC_WORLD"       /* path of the world's file */
+#define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
+
+enum {
+    SN_WORLD_VERSION = 1,
+    SN_MAX_PROCS = 256,
+    SN_MAX_DEVS = 64,
+    SN_MAX_CTXS = 1024,
+    SN_MAX_QPS = 16384, /* 14 bits of the queue pair number; the other 10 are the generation */
+    SN_MAX_CQS = 16384,
+    SN_MAX_SRQS = 2048,
+    SN_MAX_MRS = 65536, /* 16 bits of a key; the other 16 are the generation */
+    SN_MAX_GIDS = 2,    /* 0: fe80::/64 of the GUID, 1: IPv4-mapped, RoCEv2 */
+    SN_MAX_CQE = 65536, /* NVSHMEM creates a completion queue of exactly max_cqe */
+    SN_ASYNC_EVENTS = 64,
+    SN_ARENA_CLASSES = 20, /* 4 KiB << class */
+    SN_IPC_BLOB = 128,
+};
+#define SN_ARENA_BYTES (4ull << 30)
+#define SN_NONE        UINT32_MAX
+
+/* A lock word in shared memory: 0 or the pid of the holder, so that a killed holder can be found out (lock.h). */
+struct sn_lock {
+    uint32_t owner;
+    uint32_t stolen; /* times a dead holder was relieved */
+};
+
+/* Indices of a table: fresh ones first, then the longest-free one, so that numbers are not reused at once. */
+struct sn_slots {
+    struct sn_lock lock;
+    uint32_t fresh; /* indices never given out start here */
+    uint32_t free_head, free_tail;
+    uint32_t pad[3];
+};
+
+enum sn_fence_meaning { SN_FENCE_SPEC = 0, SN_FENCE_STRICT = 1 };
+
+/* What is modelled. All zero: off, requests execute as fast as the machine can. */
+struct sn_config {
+    uint64_t rate_bps;         /* bits per second of each link direction; 0: unlimited */
+    uint64_t latency_ns;       /* one way */
+    uint64_t wr_cost_ns;       /* NIC occupancy per work request */
+    uint64_t doorbell_cost_ns; /* and per posting call */
+    uint64_t fence_cost_ns;    /* and per fenced request */
+    uint64_t jitter_ns;        /* uniform extra delivery delay */
+    uint64_t seed;
+    uint64_t retry_cap_ns; /* longest wait before RETRY_EXC_ERR, whatever the queue pair asks for */
+    uint32_t fence_meaning;
+    uint32_t nics;  /* per node */
+    uint32_t nodes; /* devices are node * nics + nic */
+    uint32_t pad;
+};
+static_assert(sizeof(struct sn_config) == 80, "shared layout");
+
+struct sn_counters {
+    uint64_t send_wrs, recv_wrs; /* work requests posted */
+    uint64_t doorbells;          /* posting calls, send and receive */
+    uint64_t cqes_send, cqes_recv;
+    uint64_t bytes_tx, bytes_rx;
+    uint64_t fences;
+    uint64_t errors; /* completions with a status other than success */
+    uint64_t rnr_naks, retries;
+    uint64_t pad;
+};
+static_assert(sizeof(struct sn_counters) == 96, "shared layout");
+
+struct sn_dev {
+    char name[32];
+    char sysfs_device[192]; /* real path of the PCI device it pretends to be; empty: none */
+    uint64_t guid;
+    uint8_t gid[SN_MAX_GIDS][16];
+    uint32_t lid;
+    uint32_t node;
+    uint32_t port_up;
+    uint32_t pad;
+    struct sn_lock clock_lock; /* protects the three clocks */
+    uint64_t nic_free_at, tx_free_at, rx_free_at;
+    struct sn_counters counters;
+    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 96];
+};
+static_assert(sizeof(struct sn_dev) == 512, "shared layout");
+
+enum sn_proc_state { SN_PROC_FREE = 0, SN_PROC_LIVE = 1, SN_PROC_SWEEP = 2 };
+
+struct sn_proc {
+    uint32_t state;
+    uint32_t pid;
+    uint64_t start_ticks; /* field 22 of /proc/pid/stat: a reused pid has another */
+    uint64_t
+        nonce; /* and its address there: reading it back proves that pid is still that process, not after an exec */
+    uint64_t nonce_addr;
+    uint32_t generation;
+    uint32_t node; /* SN_NONE: sees every device */
+    uint8_t spare[24];
+};
+static_assert(sizeof(struct sn_proc) == 64, "shared layout");
+
+struct sn_async {
+    uint32_t type;    /* enum ibv_event_type */
+    uint32_t element; /* queue pair number, or index of a completion queue or shared receive queue, or port */
+};
+
+/* An opened device. Other processes put asynchronous events here and wake its socket. */
+struct sn_ctx_shm {
+    uint32_t owner; /* process index + 1; 0: free */
+    uint32_t dev;
+    struct sn_lock lock;
+    uint32_t head, tail; /* of events */
+    uint32_t wake_id;    /* names the socket: wake.h */
+    uint32_t lost;       /* events that found the ring full */
+    struct sn_async events[SN_ASYNC_EVENTS];
+};
+static_assert(sizeof(struct sn_ctx_shm) == 32 + 8 * SN_ASYNC_EVENTS, "shared layout");
+
+struct sn_cqe {
+    uint64_t wr_id;
+    uint32_t status; /* enum ibv_wc_status */
+    uint32_t opcode; /* enum ibv_wc_opcode */
+    uint32_t byte_len;
+    uint32_t imm; /* network order */
+    uint32_t qp_num;
+    uint32_t src_qp;
+    uint32_t wc_flags;
+    uint32_t vendor_err;
+    uint32_t queue_upto; /* send queue position that this completion frees up to */
+    uint32_t is_recv;
+    uint64_t time_ns;
+    uint64_t pad;
+};
+static_assert(sizeof(struct sn_cqe) == 64, "one cache line each");
+
+enum sn_cq_arm { SN_CQ_IDLE = 0, SN_CQ_ARM_SOLICITED = 1, SN_CQ_ARM_ANY = 2 };
+
+struct sn_cq_shm {
+    uint32_t owner;
+    uint32_t ctx; /* index of the opened device, for CQ_ERR */
+    uint64_t ring_off;
+    uint32_t capacity; /* power of two */
+    uint32_t wake_id;  /* completion channel's socket; 0: none */
+    uint32_t armed;    /* enum sn_cq_arm */
+    uint32_t events;   /* raised, not yet taken by ibv_get_cq_event */
+    uint32_t overrun;
+    uint32_t ignore_overrun;
+    uint8_t pad0[24];
+    struct sn_lock lock; /* producers */
+    uint32_t tail;
+    uint8_t pad1[52];
+    uint32_t head; /* the owner's consumers */
+    uint8_t pad2[124];
+};
+static_assert(sizeof(struct sn_cq_shm) == 256 && offsetof(struct sn_cq_shm, lock) == 64 &&
+                  offsetof(struct sn_cq_shm, head) == 128,
+              "producers and consumers on lines of their own");
+
+struct sn_sge {
+    uint64_t addr;
+    uint32_t length;
+    uint32_t key;
+};
+static_assert(sizeof(struct sn_sge) == 16, "shared layout");
+
+struct sn_rqe { /* followed by max_sge sn_sge */
+    uint64_t wr_id;
+    uint32_t num_sge;
+    uint32_t pad;
+};
+
+/* A receive ring: the owner appends, initiators take from the head. Used by queue pairs and shared receive queues
+ * alike. */
+struct sn_rq_shm {
+    struct sn_lock lock;
+    uint64_t ring_off;
+    uint32_t capacity; /* power of two */
+    uint32_t stride;
+    uint32_t max_sge;
+    uint32_t head, tail;
+    uint32_t limit; /* raise SRQ_LIMIT_REACHED when fewer are left; 0: not armed */
+    uint8_t spare[24];
+};
+static_assert(sizeof(struct sn_rq_shm) == 64, "shared layout");
+
+enum sn_transport { SN_TRANSPORT_RC = 0, SN_TRANSPORT_SRD = 1 };
+
+struct sn_qp_shm {
+    uint32_t owner;
+    uint32_t qpn;        /* generation << 14 | index; 0: not in use */
+    uint32_t generation; /* survives the queue pair */
+    uint32_t ctx;
+    uint32_t dev;
+    uint32_t pd; /* unique in the owner process */
+    uint32_t transport;
+    uint32_t state; /* enum ibv_qp_state */
+    uint32_t dest_qpn;
+    uint32_t dest_dev;
+    uint32_t access; /* enum ibv_access_flags */
+    uint32_t scq, rcq;
+    uint32_t srq; /* SN_NONE: own ring */
+    uint32_t min_rnr_timer;
+    uint32_t max_dest_rd_atomic;
+    struct sn_lock lock; /* state changes */
+    uint64_t guest; /* count << 32 | pid of the initiator now acting on this queue pair and its memory, pid 0: none */
+    uint8_t pad[48];
+    struct sn_rq_shm rq;
+    uint8_t spare[64];
+};
+static_assert(sizeof(struct sn_qp_shm) == 256, "shared layout");
+
+struct sn_srq_shm {
+    uint32_t owner;
+    uint32_t ctx;
+    uint32_t pd;
+    uint32_t pad[13];
+    struct sn_rq_shm rq;
+};
+static_assert(sizeof(struct sn_srq_shm) == 128, "shared layout");
+
+enum sn_mem_kind { SN_MEM_HOST = 0, SN_MEM_CUDA = 1 };
+
+struct sn_mr_shm {
+    uint32_t owner;
+    uint32_t key; /* index << 16 | generation; 0: not valid */
+    uint32_t generation;
+    uint32_t pd;
+    uint64_t iova; /* what requests name */
+    uint64_t length;
+    uint64_t addr; /* where it is in the owner: addr + (requested - iova) */
+    uint32_t access;
+    uint32_t kind; /* enum sn_mem_kind */
+    uint8_t pad[16];
+    uint8_t ipc[SN_IPC_BLOB]; /* SN_MEM_CUDA: how another process maps it (cuda_mem.c) */
+    uint8_t spare[64];
+};
+static_assert(sizeof(struct sn_mr_shm) == 256, "shared layout");
+
+struct sn_world {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t ephemeral; /* the last process to leave removes the file */
+    uint64_t bytes;
+    uint64_t id; /* random: names sockets, seeds generations */
+    uint32_t creator_pid;
+    uint32_t dead; /* removed: whoever still opens it must start over */
+    uint64_t creator_start;
+    uint64_t created_ns; /* CLOCK_REALTIME */
+    struct sn_config config;
+    uint32_t dev_count;
+    uint32_t wake_next; /* numbers sockets */
+    struct sn_lock proc_lock;
+    struct sn_slots ctx_slots, cq_slots, qp_slots, srq_slots, mr_slots;
+    struct sn_lock arena_lock;
+    uint64_t arena_off; /* first byte of ring space */
+    uint64_t arena_next;
+    uint64_t arena_free[SN_ARENA_CLASSES];
+    struct sn_lock atomic_locks[64]; /* remote atomics, by address */
+    struct sn_proc procs[SN_MAX_PROCS];
+    struct sn_dev devs[SN_MAX_DEVS];
+    uint32_t ctx_free[SN_MAX_CTXS], cq_free[SN_MAX_CQS], qp_free[SN_MAX_QPS], srq_free[SN_MAX_SRQS],
+        mr_free[SN_MAX_MRS];
+    struct sn_ctx_shm ctxs[SN_MAX_CTXS] __attribute__((aligned(4096)));
+    struct sn_cq_shm cqs[SN_MAX_CQS] __attribute__((aligned(4096)));
+    struct sn_qp_shm qps[SN_MAX_QPS] __attribute__((aligned(4096)));
+    struct sn_srq_shm srqs[SN_MAX_SRQS] __attribute__((aligned(4096)));
+    struct sn_mr_shm mrs[SN_MAX_MRS] __attribute__((aligned(4096)));
+};
+
+/** Fill config with the defaults: one node, one device, model off. */
+void sn_config_default(struct sn_config *config);
+
+/** True when requests must go through the virtual clocks. */
+static inline bool sn_model_on(const struct sn_config *c)
+{
+    return c->rate_bps || c->latency_ns || c->wr_cost_ns || c->doorbell_cost_ns || c->fence_cost_ns || c->jitter_ns;
+}
+
+/** Create the file, whole or not at all, and map it. ephemeral: the last process to detach unlinks it.
+ *  Return 0, -EEXIST (someone was faster: open it), -ENOSPC, or another -errno. */
+int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out);
+
+/** Map an existing world. Return 0, -ENOENT, -EPROTO (not a world, or of another version), or another -errno. */
+int sn_world_open(const char *path, struct sn_world **out);
+
+/** Unmap; the file stays. NULL does nothing. */
+void sn_world_close(struct sn_world *world);
+
+/** Path of the world this process should use: SOFTNIC_WORLD or /dev/shm/softnic.<uid>. */
+void sn_world_path(char *path, size_t bytes);
+
+/** Ring space: zeroed, page aligned, at least bytes long. The offset goes to *off. Return 0 or -ENOMEM. */
+int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off);
+void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes);
+
+static inline void *sn_at(struct sn_world *world, uint64_t off)
+{
+    return (uint8_t *)world + off;
+}
+
+/** Index from a table. Return 0 or -ENOMEM. */
+int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t capacity, uint32_t *index);
+void sn_slot_give(struct sn_slots *slots, uint32_t *free_ring, uint32_t capacity, uint32_t index);
+
+/** Diagnostics to stderr, one line, prefixed "softnic: "; silent with SOFTNIC_LOG=none. */
+void sn_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+uint64_t sn_now_ns(void); /* CLOCK_MONOTONIC: the same in every process */
+
+#endif

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/config.h"
+
+#include "transport/order.h"
+#include "util/env.h"
+#include "util/error.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct number {
+    const char *name;
+    long fallback, min, max;
+    int *out;
+};
+
+static int read_numbers(struct prs_config *config)
+{
+    const struct number numbers[] = {
+        {"NCCL_IB_GID_INDEX", -1, -1, 255, &config->gid_index},
+        {"NCCL_IB_ROCE_VERSION_NUM", 2, 1, 2, &config->roce_version},
+        {"NCCL_IB_SL", 0, -1, 15, &config->service_level},
+        {"NCCL_IB_TC", 0, -1, 255, &config->traffic_class},
+        {"NCCL_IB_PKEY", 0, 0, 65535, &config->pkey_index},
+        {"NCCL_IB_TIMEOUT", 20, 0, 31, &config->timeout},
+        {"NCCL_IB_RETRY_CNT", 7, 0, 7, &config->retry_count},
+        {"NCCL_IB_QPS_PER_CONNECTION", 1, 1, PRS_ORDER_MAX_QUEUES_PER_RAIL, &config->queues_per_rail},
+        {"NCCL_IB_PCI_RELAXED_ORDERING", 2, 0, 2, &config->relaxed_ordering},
+        {"NCCL_IB_ADAPTIVE_ROUTING", -1, -1, 1, &config->adaptive_routing},
+        {"NCCL_IB_MQP_RETRY_CNT", 34, 0, 100000, &config->mqp_retry_count},
+        {"NCCL_IB_MQP_RETRY_SLEEP_MSEC", 100, 1, 60000, &config->mqp_retry_ms},
+    };
+
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        long value;
+        int r = prs_env_int(numbers[i].name, numbers[i].fallback, numbers[i].min, numbers[i].max, &value);
+
+        if (r)
+            return r;
+        *numbers[i].out = (int)value;
+    }
+    if (config->service_level < 0)
+        config->service_level = 0;
+    if (config->traffic_class < 0)
+        config->traffic_class = 0;
+    return 0;
+}
+
+/* "10.0.0.0/8" or "fd00::/16", kept as the leading bits of a 16-byte address (IPv4 mapped). */
+static int read_range(struct prs_config *config)
+{
+    const char *text = prs_env_text("NCCL_IB_ADDR_RANGE");
+    char address[64], *slash, *end = NULL;
+    long bits;
+
+    if (!text)
+        return 0;
+    snprintf(address, sizeof address, "%s", text);
+    slash = strchr(address, '/');
+    if (slash)
+        *slash = 0;
+    bits = slash ? strtol(slash + 1, &end, 10) : -1;
+    if (inet_pton(AF_INET, address, config->gid_range + 12) == 1) {
+        config->gid_range[10] = config->gid_range[11] = 0xff;
+        config->gid_range_bits = (int)bits + 96;
+    } else if (inet_pton(AF_INET6, address, config->gid_range) == 1) {
+        config->gid_range_bits = (int)bits;
+    } else {
+        bits = -1;
+    }
+    if (bits < 0 || config->gid_range_bits > 128 || *end)
+        return prs_fail(-EINVAL, "NCCL_IB_ADDR_RANGE=%s: must be address/bits, as in 10.0.0.0/8", text);
+    config->gid_range_set = true;
+    return 0;
+}
+
+static int read_words(struct prs_config *config)
+{
+    static const char *const families[] = {"AF_INET", "AF_INET6", NULL};
+    static const char *const switches[] = {"0", "1", NULL};
+    int family, off, on, r;
+
+    r = prs_env_word("NCCL_SOCKET_FAMILY", -1, families, &family);
+    if (r)
+        return r;
+    config->socket_family = family < 0 ? AF_UNSPEC : family ? AF_INET6 : AF_INET;
+    r = prs_env_word("NCCL_IB_ADDR_FAMILY", 0, families, &family);
+    if (r)
+        return r;
+    config->gid_family = family ? AF_INET6 : AF_INET;
+    r = prs_env_word("NCCL_IB_DISABLE", 0, switches, &off);
+    if (r)
+        return r;
+    config->disabled = off;
+    r = prs_env_word("NCCL_DMABUF_ENABLE", 1, switches, &on);
+    if (r)
+        return r;
+    config->dmabuf = on;
+    return prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
+}
+
+int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out)
+{
+    const char *hca = options && options->hca ? options->hca : prs_env_text("NCCL_IB_HCA");
+    long timeout_ms;
+    int r;
+
+    *out = (struct prs_config){0};
+    r = prs_hca_filter_parse("NCCL_IB_HCA", hca, &out->hca);
+    if (r)
+        return r;
+    r = prs_hca_filter_parse("NCCL_SOCKET_IFNAME", prs_env_text("NCCL_SOCKET_IFNAME"), &out->ifname);
+    if (r)
+        return r;
+    r = prs_env_int("PERSEUS_TIMEOUT_MS", 30000, 10, 86400000, &timeout_ms);
+    if (r)
+        return r;
+    out->timeout_ms = options && options->timeout_ms ? options->timeout_ms : (uint32_t)timeout_ms;
+    r = read_numbers(out);
+    if (r)
+        return r;
+    if (options && options->traffic_class > 0)
+        out->traffic_class = options->traffic_class;
+    r = read_range(out);
+    return r ? r : read_words(out);
+}

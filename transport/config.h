@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The environment's settings, read and checked once per fabric. NCCL's names and ranges; PERSEUS_* only for what NCCL
+ * has no name for. */
+#ifndef TRANSPORT_CONFIG_H
+#define TRANSPORT_CONFIG_H
+
+#include "transport/hca_filter.h"
+
+#include <perseus/perseus.h>
+#include <sys/socket.h>
+
+struct prs_config {
+    struct prs_hca_filter hca;    /* NCCL_IB_HCA */
+    struct prs_hca_filter ifname; /* NCCL_SOCKET_IFNAME */
+    int socket_family;            /* NCCL_SOCKET_FAMILY: AF_UNSPEC, AF_INET, AF_INET6 */
+    bool disabled;                /* NCCL_IB_DISABLE */
+    int gid_index;                /* -1: choose */
+    int gid_family;               /* AF_INET or AF_INET6 */
+    int roce_version;             /* 1 or 2 */
+    bool gid_range_set;           /* NCCL_IB_ADDR_RANGE, a CIDR */
+    uint8_t gid_range[16];
+    int gid_range_bits;
+    int service_level;
+    int traffic_class;
+    int pkey_index;
+    int timeout;
+    int retry_count;
+    int queues_per_rail;
+    int relaxed_ordering; /* 0 off, 1 on, 2 where supported */
+    int adaptive_routing; /* -1: by link layer */
+    int mqp_retry_count;
+    int mqp_retry_ms;
+    int policy; /* PERSEUS_ORDER, enum prs_policy */
+    bool dmabuf;
+    uint32_t timeout_ms;
+};
+
+/* Return 0 or -EINVAL (a variable with an impossible value). */
+int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out);
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An opened device: one context and one protection domain per device per process, counted. */
+#ifndef TRANSPORT_DOMAIN_H
+#define TRANSPORT_DOMAIN_H
+
+#include "transport/mr_cache.h"
+#include "transport/verbs.h"
+
+#include <stddef.h>
+#include <sys/types.h>
+
+enum { PRS_DOMAIN_SCRATCH_BYTES = 4096 };
+
+struct prs_domain {
+    struct prs_domain *next; /* list of the process, under the list's lock */
+    uint32_t refs;           /* the same */
+    pid_t owner;             /* a forked child must not touch the parent's device */
+    char name[64];
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    struct ibv_device_attr attr;
+    struct prs_mr_cache mrs;
+    /* Bytes nobody reads: where atomics return old values and flushes read to. Never given to peers. */
+    void *scratch;
+    struct ibv_mr *scratch_mr;
+    /* Written by the event thread, read by prs_domain_check(). */
+    uint64_t ports_down; /* bit p: port p reported an error and has not come back */
+    int fatal_event;     /* 0 or enum ibv_event_type + 1 */
+    pthread_t event_thread;
+    int stop_fd; /* eventfd that ends the thread */
+};
+
+/* Open or share. device belongs to the caller's device list. Return 0 or -errno. */
+int prs_domain_open(struct ibv_device *device, struct prs_domain **out);
+void prs_domain_close(struct prs_domain *domain);
+
+/* Return 0, or -EIO without logging while the device or that port is unusable; event says which one it was. */
+int prs_domain_check(const struct prs_domain *domain, int port, const char **event);
+
+#endif

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/fabric.h"
+
+#include "transport/policy.h"
+#include "util/error.h"
+#include "util/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects fabrics and their refs */
+static struct prs_fabric *fabrics;
+
+uint64_t prs_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Add the admitted ports of an opened device, each with a reference to it. Return how many. */
+static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struct prs_domain *domain)
+{
+    const struct prs_config *config = &fabric->config;
+    int added = 0;
+
+    for (int port = 1; port <= domain->attr.phys_port_cnt && fabric->rail_count < PRS_FABRIC_RAILS; port++) {
+        struct prs_rail *rail = &fabric->rail[fabric->rail_count];
+        int item = prs_hca_filter_find(&config->hca, domain->name, port);
+        struct prs_domain *again;
+        char why[160];
+
+        if (!prs_hca_filter_admits(&config->hca, domain->name, port)) {
+            PRS_INFO("%s:%d passed over: NCCL_IB_HCA", domain->name, port);
+            continue;
+        }
+        if (prs_rail_probe(domain, (uint8_t)port, config, rail, why, sizeof why)) {
+            PRS_INFO("%s:%d passed over: %s", domain->name, port, why);
+            continue;
+        }
+        if (prs_domain_open(device, &again))
+            continue;
+        rail->info.rail_id = (int16_t)(item < 0 || config->hca.exclude ? -1 : config->hca.item[item].rail);
+        rail->info.plane_id = (int16_t)(item < 0 || config->hca.exclude ? -1 : config->hca.item[item].plane);
+        PRS_INFO("%s:%d usable: %s, %u Mb/s, GID %d %s, NUMA node %d, memory:%s%s%s%s%s%s%s", domain->name, port,
+                 rail->info.is_roce ? "RoCE" : "InfiniBand", rail->info.speed_mbps, rail->info.gid_index,
+                 rail->info.gid, rail->info.numa_node, " host", rail->info.mem_kinds & PRS_MEM_CUDA ? " CUDA" : "",
+                 rail->info.mem_kinds & PRS_MEM_DMABUF ? " DMA-BUF" : "",
+                 rail->info.relaxed_ordering ? ", relaxed ordering" : "", rail->info.mem_note[0] ? " (" : "",
+                 rail->info.mem_note, rail->info.mem_note[0] ? ")" : "");
+        fabric->rail_count++;
+        added++;
+    }
+    return added;
+}
+
+static int compare_rails(const void *a, const void *b)
+{
+    const struct prs_rail_info *x = &((const struct prs_rail *)a)->info, *y = &((const struct prs_rail *)b)->info;
+    int by_place = strcmp(x->pci_path, y->pci_path), by_name = strcmp(x->name, y->name);
+
+    return by_place ? by_place : by_name ? by_name : x->port - y->port;
+}
+
+static int find_rails(struct prs_fabric *fabric)
+{
+    struct ibv_device **devices;
+    int count = 0;
+
+    devices = prs_verbs.get_device_list(&count);
+    if (!devices)
+        return prs_fail(errno ? -errno : -ENOSYS, "no list of RDMA devices: %s; is ib_uverbs loaded?", strerror(errno));
+    for (int i = 0; i < count; i++) {
+        const char *name = prs_verbs.get_device_name(devices[i]);
+        struct prs_domain *domain;
+
+        if (!fabric->config.hca.exclude && !prs_hca_filter_admits(&fabric->config.hca, name, -1)) {
+            PRS_INFO("%s passed over: NCCL_IB_HCA", name); /* without opening it */
+            continue;
+        }
+        if (prs_domain_open(devices[i], &domain))
+            continue; /* logged; the others may still work */
+        add_ports(fabric, devices[i], domain);
+        prs_domain_close(domain);
+    }
+    prs_verbs.free_device_list(devices);
+    /* The same order in every process, whatever order the kernel found them in: rails are paired by position. */
+    qsort(fabric->rail, (size_t)fabric->rail_count, sizeof *fabric->rail, compare_rails);
+    return 0;
+}
+
+static int open_new(const struct prs_config *config, struct prs_fabric **out)
+{
+    struct prs_fabric *fabric = calloc(1, sizeof *fabric);
+    int r = 0;
+
+    if (!fabric)
+        return prs_fail(-ENOMEM, "no memory for a fabric");
+    fabric->refs = 1;
+    fabric->owner = getpid();
+    fabric->config = *config;
+    if (config->disabled)
+        PRS_INFO("NCCL_IB_DISABLE=1: no rails are used");
+    else
+        r = prs_verbs_load();
+    if (!r && !config->disabled)
+        r = find_rails(fabric);
+    if (r) {
+        free(fabric);
+        return r;
+    }
+    *out = fabric;
+    return 0;
+}
+
+int prs_fabric_open(const struct prs_fabric_options *options, struct prs_fabric **out)
+{
+    struct prs_config config; /* zeroed as a whole by prs_config_read(), so that it can be compared as bytes */
+    struct prs_fabric *fabric;
+    int r = prs_config_read(options, &config);
+
+    if (r)
+        return r;
+    pthread_mutex_lock(&list_lock);
+    for (fabric = fabrics; fabric; fabric = fabric->next)
+        if (fabric->owner == getpid() && !memcmp(&fabric->config, &config, sizeof config))
+            break;
+    if (fabric) {
+        fabric->refs++;
+        *out = fabric;
+    } else {
+        r = open_new(&config, out);
+        if (!r) {
+            (*out)->next = fabrics;
+            fabrics = *out;
+        }
+    }
+    pthread_mutex_unlock(&list_lock);
+    return r;
+}
+
+void prs_fabric_close(struct prs_fabric *fabric)
+{
+    if (!fabric || fabric->owner != getpid())
+        return;
+    pthread_mutex_lock(&list_lock);
+    if (--fabric->refs == 0) {
+        struct prs_fabric **at = &fabrics;
+
+        while (*at != fabric)
+            at = &(*at)->next;
+        *at = fabric->next;
+        for (int i = 0; i < fabric->rail_count; i++)
+            prs_domain_close(fabric->rail[i].domain);
+        free(fabric);
+    }
+    pthread_mutex_unlock(&list_lock);
+}
+
+int prs_fabric_rails(const struct prs_fabric *fabric)
+{
+    return fabric->rail_count;
+}
+
+int prs_rail_query(const struct prs_fabric *fabric, int rail, struct prs_rail_info *out)
+{
+    if (rail < 0 || rail >= fabric->rail_count)
+        return prs_fail(-EINVAL, "rail %d does not exist: the fabric has %d", rail, fabric->rail_count);
+    *out = fabric->rail[rail].info;
+    return 0;
+}
+
+int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *who)
+{
+    uint64_t seen = 0;
+
+    if (rails->count < 1 || rails->count > PRS_MAX_RAILS)
+        return prs_fail(-EINVAL, "%s: %d rails: must be 1 to %d", who, rails->count, PRS_MAX_RAILS);
+    for (int i = 0; i < rails->count; i++) {
+        int rail = rails->rail[i];
+
+        if (rail < 0 || rail >= fabric->rail_count || (seen >> rail & 1))
+            return prs_fail(-EINVAL, "%s: rail %d is named twice or does not exist (the fabric has %d)", who, rail,
+                            fabric->rail_count);
+        seen |= 1ull << rail;
+    }
+    return 0;
+}
+
+int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
+{
+    for (int i = 0; i < rails->count; i++) {
+        const struct prs_rail *rail = &fabric->rail[rails->rail[i]];
+        const char *event;
+
+        if (prs_domain_check(rail->domain, rail->port, &event)) {
+            char text[160];
+
+            snprintf(text, sizeof text, "%s:%d: %s", rail->info.name, rail->port, event);
+            return prs_error_repeat(-EIO, text); /* the event thread has logged it */
+        }
+    }
+    return 0;
+}
+
+int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text, size_t bytes)
+{
+    struct prs_policy_facts facts = {.in_order = true};
+    enum prs_policy policy;
+    char why[128];
+    int r = prs_fabric_check_set(fabric, rails, "policy");
+
+    if (r)
+        return r;
+    for (int i = 0; i < rails->count; i++) {
+        const struct prs_rail_info *info = &fabric->rail[rails->rail[i]].info;
+
+        facts.in_order &= info->in_order;
+        facts.adaptive_routing |= info->adaptive_routing;
+        facts.relaxed_ordering |= info->relaxed_ordering;
+    }
+    facts.queues = (uint32_t)(rails->count * fabric->config.queues_per_rail);
+    r = prs_policy_choose((enum prs_policy)fabric->config.policy, &facts, &policy, why, sizeof why);
+    if (r)
+        return r;
+    snprintf(text, bytes, "%s (%s)", prs_policy_names[policy], why);
+    return 0;
+}

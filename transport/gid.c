@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/gid.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+void prs_gid_text(const uint8_t raw[16], char *text, size_t text_bytes)
+{
+    if (!inet_ntop(AF_INET6, raw, text, (socklen_t)text_bytes))
+        snprintf(text, text_bytes, "?");
+}
+
+static bool is_mapped_ipv4(const uint8_t raw[16])
+{
+    static const uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+
+    return !memcmp(raw, prefix, sizeof prefix);
+}
+
+static bool is_link_local(const uint8_t raw[16])
+{
+    return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80;
+}
+
+static bool in_range(const uint8_t raw[16], const struct prs_config *config)
+{
+    int bytes = config->gid_range_bits / 8, bits = config->gid_range_bits % 8;
+
+    if (!config->gid_range_set)
+        return true;
+    if (memcmp(raw, config->gid_range, (size_t)bytes))
+        return false;
+    return !bits || !((raw[bytes] ^ config->gid_range[bytes]) >> (8 - bits));
+}
+
+int prs_gid_choose(const struct prs_gid *table, int count, const struct prs_config *config)
+{
+    enum prs_gid_type version = config->roce_version == 2 ? PRS_GID_ROCE_V2 : PRS_GID_ROCE_V1;
+    int best = -ENOENT, best_score = -1;
+
+    for (int i = 0; i < count; i++) {
+        const struct prs_gid *gid = &table[i];
+        bool ipv4 = is_mapped_ipv4(gid->raw);
+        int score;
+
+        if (gid->type == PRS_GID_EMPTY)
+            continue;
+        if (config->gid_index >= 0) {
+            if (gid->index == config->gid_index)
+                return i;
+            continue;
+        }
+        if (!in_range(gid->raw, config))
+            continue;
+        score = 4 * (gid->type == version) + 2 * (ipv4 == (config->gid_family == AF_INET)) +
+                (ipv4 || !is_link_local(gid->raw));
+        if (score > best_score) {
+            best = i;
+            best_score = score;
+        }
+    }
+    return best;
+}
+
+/* One slot of the table; sysfs and old kernels answer EINVAL for an empty one, which is no error. */
+static void read_slot(struct ibv_context *context, uint8_t port, int index, bool is_roce, struct prs_gid *out)
+{
+    static const uint8_t nobody[16];
+    struct ibv_gid_entry entry;
+    union ibv_gid gid;
+
+    *out = (struct prs_gid){.index = index, .type = PRS_GID_EMPTY};
+    if (prs_verbs.query_gid_ex) {
+        if (prs_verbs.query_gid_ex(context, port, (uint32_t)index, &entry, 0, sizeof entry))
+            return;
+        memcpy(out->raw, entry.gid.raw, sizeof out->raw);
+        out->type = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? PRS_GID_ROCE_V2
+                    : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? PRS_GID_ROCE_V1
+                                                             : PRS_GID_IB;
+    } else {
+        if (prs_verbs.query_gid(context, port, index, &gid))
+            return;
+        memcpy(out->raw, gid.raw, sizeof out->raw);
+        /* A library without query_gid_ex cannot tell the versions apart; an IPv4-mapped GID is v2 in practice. */
+        out->type = !is_roce ? PRS_GID_IB : is_mapped_ipv4(out->raw) ? PRS_GID_ROCE_V2 : PRS_GID_ROCE_V1;
+    }
+    if (!memcmp(out->raw, nobody, sizeof nobody))
+        out->type = PRS_GID_EMPTY;
+}
+
+int prs_gid_query(struct ibv_context *context, uint8_t port, int table_length, bool is_roce,
+                  const struct prs_config *config, struct prs_gid *out, char *why_not, size_t why_not_bytes)
+{
+    enum { MOST = 256 };
+    struct prs_gid table[MOST];
+    int count = table_length < MOST ? table_length : MOST, filled = 0, chosen;
+
+    for (int i = 0; i < count; i++) {
+        read_slot(context, port, i, is_roce, &table[i]);
+        filled += table[i].type != PRS_GID_EMPTY;
+    }
+    chosen = prs_gid_choose(table, count, config);
+    if (chosen >= 0) {
+        *out = table[chosen];
+        return 0;
+    }
+    if (config->gid_index >= 0)
+        snprintf(why_not, why_not_bytes, "GID %d (NCCL_IB_GID_INDEX) is empty; %d of %d slots are filled",
+                 config->gid_index, filled, count);
+    else
+        snprintf(why_not, why_not_bytes, "none of its %d GIDs can be used%s", filled,
+                 config->gid_range_set ? " within NCCL_IB_ADDR_RANGE" : "");
+    return -ENOENT;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Registrations of one domain, counted. Keyed by page-aligned range, kind and strictness; a request that lies wholly
+ * inside an existing registration shares it, a partial overlap never does. */
+#ifndef TRANSPORT_MR_CACHE_H
+#define TRANSPORT_MR_CACHE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ibv_mr;
+
+struct prs_mr_key {
+    uint64_t start; /* page-aligned */
+    uint64_t end;   /* page-aligned, exclusive */
+    int kind;       /* enum prs_mem_kind */
+    bool strict;
+};
+
+struct prs_mr {
+    struct prs_mr_key key;
+    struct ibv_mr *mr;
+    uint32_t refs;
+};
+
+struct prs_mr_cache {
+    pthread_mutex_t lock;  /* protects all below, and orders registration against release of the same range */
+    struct prs_mr **entry; /* sorted by key.start */
+    uint32_t count, room;
+};
+
+/* How the cache gets and gives back registrations: 0 or -errno (already logged). */
+typedef int prs_mr_register_fn(void *arg, const struct prs_mr_key *key, struct ibv_mr **out);
+typedef int prs_mr_release_fn(struct ibv_mr *mr);
+
+struct prs_mr_key prs_mr_key_make(uint64_t addr, uint64_t len_bytes, int kind, bool strict);
+
+void prs_mr_cache_init(struct prs_mr_cache *cache);
+/* Whatever is still registered is a leak of the caller's: released and counted. */
+uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *release);
+
+/* Return 0, -ENOMEM or what fn returned. */
+int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, prs_mr_register_fn *fn, void *arg,
+                     struct prs_mr **out);
+void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release);
+
+#endif

@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reliable connected queues: the NIC keeps the order. */
+#include "transport/nic.h"
+
+#include "util/error.h"
+#include "util/log.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum {
+    RECEIVE_BATCH = 64, /* receives posted behind one doorbell */
+    MIN_RNR_TIMER = 12, /* 0.64 ms: as NCCL has it; the receive queue is replenished long before */
+    RNR_FOREVER = 7,    /* a slow receiver is not an error */
+    MAX_READS = 16,     /* reads and atomics in flight on a queue */
+};
+
+#define ARRIVAL_BIT (1ull << 63)
+
+struct rc_queue {
+    struct prs_queue base;
+    struct ibv_qp *qp;
+    struct ibv_send_wr *wr; /* by position, linked into a ring */
+    struct ibv_sge *sge;    /* by position */
+    unsigned ibv_flags[8];  /* enum prs_wr_flags -> ibv_send_flags */
+    uint64_t wr_id_high;    /* id << 32 */
+    uint32_t start;
+    bool connected;
+    uint32_t consumed; /* receives taken since the last batch */
+    struct ibv_recv_wr receive[RECEIVE_BATCH];
+};
+
+struct rc_link {
+    struct prs_link base;
+    const struct prs_config *config;
+    int traffic_class;
+    uint32_t depth;
+    struct ibv_cq *cq;
+    uint32_t queue_count;
+    struct rc_queue **queue;
+    struct rc_queue *loopback; /* NULL until asked for */
+    struct rc_queue **by_id;   /* for replenishing: id -> queue */
+    uint32_t id_room;
+};
+
+static struct rc_link *to_rc_link(struct prs_link *link)
+{
+    return (struct rc_link *)link; /* base is its first member */
+}
+
+static struct rc_queue *to_rc_queue(struct prs_queue *queue)
+{
+    return (struct rc_queue *)queue;
+}
+
+/* ------------------------------------------------------------------------------------------------- queues */
+
+static int rail_fail(const struct prs_rail *rail, int error, const char *what)
+{
+    return prs_fail(error ? -error : -EIO, "%s:%d: %s: %s", rail->info.name, rail->port, what,
+                    error ? strerror(error) : "no reason given");
+}
+
+static int post_receives(struct rc_queue *queue)
+{
+    struct ibv_recv_wr *bad;
+    int r = ibv_post_recv(queue->qp, queue->receive, &bad);
+
+    queue->base.link->receives += RECEIVE_BATCH;
+    return r ? -r : 0;
+}
+
+static void prepare_requests(struct rc_queue *queue, uint32_t depth)
+{
+    queue->wr_id_high = (uint64_t)queue->base.id << 32;
+    for (uint32_t i = 0; i < depth; i++) {
+        queue->wr[i].next = &queue->wr[(i + 1) & (depth - 1)];
+        queue->wr[i].sg_list = &queue->sge[i];
+    }
+    for (unsigned i = 0; i < 8; i++)
+        queue->ibv_flags[i] = (i & PRS_WR_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
+                              (i & PRS_WR_FENCE ? IBV_SEND_FENCE : 0u) |
+                              (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u);
+    for (int i = 0; i < RECEIVE_BATCH; i++) {
+        queue->receive[i].wr_id = ARRIVAL_BIT | queue->base.id;
+        queue->receive[i].next = i + 1 < RECEIVE_BATCH ? &queue->receive[i + 1] : NULL;
+    }
+}
+
+static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t receive_depth)
+{
+    struct ibv_qp_init_attr attr = {
+        .send_cq = link->cq,
+        .recv_cq = link->cq,
+        .cap = {.max_send_wr = link->depth,
+                .max_recv_wr = receive_depth,
+                .max_send_sge = 1,
+                .max_recv_sge = 1,
+                .max_inline_data = PRS_INLINE_BYTES},
+        .qp_type = IBV_QPT_RC,
+    };
+
+    queue->qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
+    if (!queue->qp) { /* some devices have no inline data at all */
+        attr.cap.max_inline_data = 0;
+        errno = 0;
+        queue->qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
+    }
+    queue->base.takes_inline = attr.cap.max_inline_data >= PRS_INLINE_BYTES;
+    return queue->qp ? 0
+                     : rail_fail(link->base.rail, errno, "cannot create a queue pair; out of queues or locked memory?");
+}
+
+static int to_init(struct rc_link *link, struct rc_queue *queue)
+{
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT,
+        .pkey_index = (uint16_t)link->config->pkey_index,
+        .port_num = link->base.rail->port,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+    };
+    int r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+
+    return r ? rail_fail(link->base.rail, r, "queue pair to INIT; is NCCL_IB_PKEY right?") : 0;
+}
+
+static void queue_close(struct rc_queue *queue)
+{
+    if (!queue)
+        return;
+    if (queue->qp && prs_verbs.destroy_qp(queue->qp))
+        PRS_WARN("%s: cannot destroy queue pair %u", queue->base.link->rail->info.name, queue->qp->qp_num);
+    free(queue->wr);
+    free(queue->sge);
+    free(queue);
+}
+
+static int queue_open(struct rc_link *link, uint32_t id, uint32_t receive_depth, struct rc_queue **out)
+{
+    struct rc_queue *queue = calloc(1, sizeof *queue);
+    int r;
+
+    if (!queue)
+        return rail_fail(link->base.rail, ENOMEM, "queue");
+    queue->base.link = &link->base;
+    queue->base.id = id;
+    queue->wr = calloc(link->depth, sizeof *queue->wr);
+    queue->sge = calloc(link->depth, sizeof *queue->sge);
+    r = queue->wr && queue->sge ? 0 : rail_fail(link->base.rail, ENOMEM, "queue");
+    if (!r)
+        r = create_qp(link, queue, receive_depth);
+    if (!r)
+        r = to_init(link, queue);
+    if (!r && getrandom(&queue->start, sizeof queue->start, 0) != sizeof queue->start)
+        r = rail_fail(link->base.rail, errno, "getrandom");
+    queue->start &= 0xffffff;
+    if (!r)
+        prepare_requests(queue, link->depth);
+    for (uint32_t posted = 0; !r && posted + RECEIVE_BATCH <= receive_depth; posted += RECEIVE_BATCH) {
+        r = post_receives(queue);
+        if (r)
+            r = rail_fail(link->base.rail, -r, "cannot post receives");
+    }
+    if (r) {
+        queue_close(queue);
+        return r;
+    }
+    *out = queue;
+    return 0;
+}
+
+static void rc_close(struct prs_link *base)
+{
+    struct rc_link *link = to_rc_link(base);
+
+    /* Destroying a queue pair returns only when the NIC has let go of the memory of its requests. */
+    for (uint32_t i = 0; link->queue && i < link->queue_count; i++)
+        queue_close(link->queue[i]);
+    queue_close(link->loopback);
+    if (link->cq && prs_verbs.destroy_cq(link->cq))
+        PRS_WARN("%s: cannot destroy a completion queue", base->rail->info.name);
+    free(link->queue);
+    free(link->by_id);
+    free(link);
+}
+
+static int rc_open(const struct prs_link_options *options, struct prs_link **out)
+{
+    const struct prs_rail *rail = options->rail;
+    struct rc_link *link = calloc(1, sizeof *link);
+    uint32_t receive_depth = options->receive_depth / RECEIVE_BATCH * RECEIVE_BATCH;
+    int entries, r;
+
+    if (!link)
+        return rail_fail(rail, ENOMEM, "link");
+    link->base = (struct prs_link){.ops = &prs_nic_rc, .rail = rail};
+    link->config = options->config;
+    link->traffic_class = options->traffic_class;
+    link->depth = options->depth;
+    link->id_room = PRS_ORDER_MAX_QUEUES;
+    link->queue = calloc(options->queues, sizeof(*link->queue));
+    link->by_id = calloc(link->id_room, sizeof(*link->by_id));
+    r = link->queue && link->by_id ? 0 : rail_fail(rail, ENOMEM, "link");
+    if (r)
+        goto close_link;
+    entries = (int)(options->queues * (options->depth + receive_depth) + options->depth); /* and the loopback queue */
+    errno = 0;
+    link->cq = prs_verbs.create_cq(rail->domain->context, entries, NULL, NULL, 0);
+    if (!link->cq) {
+        r = rail_fail(rail, errno, "cannot create a completion queue");
+        goto close_link;
+    }
+    for (; link->queue_count < options->queues; link->queue_count++) {
+        uint32_t id = options->ids[link->queue_count];
+
+        r = queue_open(link, id, receive_depth, &link->queue[link->queue_count]);
+        if (r)
+            goto close_link;
+        link->by_id[id] = link->queue[link->queue_count];
+    }
+    *out = &link->base;
+    return 0;
+
+close_link:
+    rc_close(&link->base);
+    return r;
+}
+
+static struct prs_queue *rc_queue_at(struct prs_link *link, uint32_t index)
+{
+    return &to_rc_link(link)->queue[index]->base;
+}
+
+static void rc_address(const struct prs_queue *base, struct prs_queue_address *out)
+{
+    const struct rc_queue *queue = (const struct rc_queue *)base;
+
+    *out = (struct prs_queue_address){queue->qp->qp_num, queue->start};
+}
+
+static uint8_t rc_reads(const struct prs_rail *rail)
+{
+    int most = rail->domain->attr.max_qp_rd_atom;
+
+    return (uint8_t)(most < 1 ? 1 : most > MAX_READS ? MAX_READS : most);
+}
+
+/* ------------------------------------------------------------------------------------------------ connect */
+
+static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, const struct prs_queue_address *address,
+                               const struct prs_link_remote *remote)
+{
+    const struct prs_rail *rail = link->base.rail;
+    bool routed = rail->info.is_roce || memcmp(rail->gid, remote->gid, 8); /* another InfiniBand subnet */
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = (enum ibv_mtu)(rail->mtu < remote->mtu ? rail->mtu : remote->mtu),
+        .dest_qp_num = address->number,
+        .rq_psn = address->start & 0xffffff,
+        .max_dest_rd_atomic = rc_reads(rail),
+        .min_rnr_timer = MIN_RNR_TIMER,
+        .ah_attr = {.dlid = remote->lid,
+                    .sl = (uint8_t)link->config->service_level,
+                    .port_num = rail->port,
+                    .is_global = routed},
+    };
+
+    if (routed) {
+        memcpy(attr.ah_attr.grh.dgid.raw, remote->gid, sizeof remote->gid);
+        attr.ah_attr.grh.sgid_index = (uint8_t)rail->info.gid_index;
+        attr.ah_attr.grh.hop_limit = 255;
+        attr.ah_attr.grh.traffic_class = (uint8_t)link->traffic_class;
+    }
+    return prs_verbs.modify_qp(queue->qp, &attr,
+                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+}
+
+static int to_ready_to_send(struct rc_link *link, struct rc_queue *queue, const struct prs_link_remote *remote)
+{
+    int most = link->base.rail->domain->attr.max_qp_init_rd_atom;
+    uint8_t own = (uint8_t)(most < 1 ? 1 : most > MAX_READS ? MAX_READS : most);
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_RTS,
+        .timeout = (uint8_t)link->config->timeout,
+        .retry_cnt = (uint8_t)link->config->retry_count,
+        .rnr_retry = RNR_FOREVER,
+        .sq_psn = queue->start,
+        .max_rd_atomic = own < remote->reads ? own : remote->reads,
+    };
+
+    return prs_verbs.modify_qp(queue->qp, &attr,
+                               IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                   IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+static int rc_connect(struct prs_queue *base, const struct prs_queue_address *address,
+                      const struct prs_link_remote *remote, int *error)
+{
+    struct rc_link *link = to_rc_link(base->link);
+    struct rc_queue *queue = to_rc_queue(base);
+    int r;
+
+    if (queue->connected)
+        return 0;
+    r = to_ready_to_receive(link, queue, address, remote);
+    if (r == ETIMEDOUT || r == EHOSTUNREACH || r == ENETUNREACH) {
+        *error = r; /* no ARP answer yet, or a link that flaps */
+        return PRS_AGAIN;
+    }
+    if (r)
+        return rail_fail(link->base.rail, r, "queue pair to RTR; is the remote GID in the same network?");
+    r = to_ready_to_send(link, queue, remote);
+    if (r)
+        return rail_fail(link->base.rail, r, "queue pair to RTS");
+    queue->connected = true;
+    return 0;
+}
+
+static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
+{
+    struct rc_link *link = to_rc_link(base);
+    struct prs_link_remote self = {.lid = base->rail->lid, .mtu = base->rail->mtu, .reads = rc_reads(base->rail)};
+    struct prs_queue_address address;
+    int error, r;
+
+    memcpy(self.gid, base->rail->gid, sizeof self.gid);
+    if (!link->loopback) {
+        r = queue_open(link, id, 0, &link->loopback);
+        if (r)
+            return r;
+    }
+    rc_address(&link->loopback->base, &address);
+    r = rc_connect(&link->loopback->base, &address, &self, &error);
+    if (r > 0)
+        r = rail_fail(base->rail, error, "cannot connect a queue to itself");
+    *out = &link->loopback->base;
+    return r;
+}
+
+/* ---------------------------------------------------------------------------------------------- data path */
+
+static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, struct ibv_sge *sge,
+                                const struct prs_wr *in, uint32_t position)
+{
+    static const uint8_t opcodes[] = {[PRS_WR_WRITE] = IBV_WR_RDMA_WRITE,
+                                      [PRS_WR_WRITE_IMM] = IBV_WR_RDMA_WRITE_WITH_IMM,
+                                      [PRS_WR_READ] = IBV_WR_RDMA_READ,
+                                      [PRS_WR_ADD] = IBV_WR_ATOMIC_FETCH_AND_ADD};
+
+    out->wr_id = queue->wr_id_high | position;
+    out->opcode = opcodes[in->opcode];
+    out->send_flags = queue->ibv_flags[in->flags];
+    out->imm_data = htonl(in->imm);
+    out->num_sge = in->len_bytes != 0;
+    sge->length = in->len_bytes;
+    if (__builtin_expect(in->opcode == PRS_WR_ADD, 0)) {
+        const struct prs_domain *domain = queue->base.link->rail->domain;
+
+        sge->addr = (uintptr_t)domain->scratch; /* where the old value, which nobody wants, goes */
+        sge->lkey = domain->scratch_mr->lkey;
+        out->wr.atomic.remote_addr = in->remote_addr;
+        out->wr.atomic.rkey = in->remote_key;
+        out->wr.atomic.compare_add = in->value;
+        return;
+    }
+    sge->addr = in->local_addr;
+    sge->lkey = in->local_key;
+    out->wr.rdma.remote_addr = in->remote_addr;
+    out->wr.rdma.rkey = in->remote_key;
+}
+
+static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
+{
+    struct rc_queue *queue = to_rc_queue(base);
+    struct ibv_send_wr *bad, *last = &queue->wr[(first + count - 1) & mask], *behind = last->next;
+    int r;
+
+    for (uint32_t position = first; position != first + count; position++) {
+        uint32_t slot = position & mask;
+
+        fill_request(queue, &queue->wr[slot], &queue->sge[slot], &ring[slot], position);
+    }
+    last->next = NULL;
+    r = ibv_post_send(queue->qp, &queue->wr[first & mask], &bad);
+    last->next = behind;
+    return r > 0 ? -r : r;
+}
+
+static int status_error(enum ibv_wc_status status, const char **cause)
+{
+    switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+        *cause = "no answer: the peer has died or closed, a link is down, or NCCL_IB_TIMEOUT is too short";
+        return -ETIMEDOUT;
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+        *cause = "the peer does not poll for arrivals";
+        return -ETIMEDOUT;
+    case IBV_WC_REM_ACCESS_ERR:
+        *cause = "the remote key is wrong or was deregistered, or the address is outside its region";
+        return -EREMOTEIO;
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_ABORT_ERR:
+        *cause = "the remote NIC could not perform the request";
+        return -EREMOTEIO;
+    case IBV_WC_LOC_PROT_ERR:
+        *cause = "the local memory is not registered, or was deregistered while in use";
+        return -EIO;
+    case IBV_WC_WR_FLUSH_ERR:
+        *cause = "the queue was closed by an earlier error, here or at the peer";
+        return -ECONNRESET;
+    default:
+        *cause = "see the NIC's log";
+        return -EIO;
+    }
+}
+
+/* Of a failed completion only wr_id, status, vendor_err and qp_num mean anything. */
+static void fill_error(const struct ibv_wc *wc, struct prs_event *out)
+{
+    out->kind = PRS_EVENT_ERROR;
+    out->status = (int)wc->status;
+    out->vendor = wc->vendor_err;
+    out->text = prs_verbs.wc_status_str(wc->status);
+    out->error = status_error(wc->status, &out->cause);
+}
+
+static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct prs_event *out)
+{
+    struct rc_queue *queue = link->by_id[out->queue];
+
+    out->kind = PRS_EVENT_ARRIVAL;
+    out->value = ntohl(wc->imm_data);
+    out->bytes = wc->byte_len;
+    if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
+        return -EPROTO;
+    if (++queue->consumed < RECEIVE_BATCH)
+        return 0;
+    queue->consumed = 0;
+    return post_receives(queue);
+}
+
+static int rc_poll(struct prs_link *base, struct prs_event *events)
+{
+    struct rc_link *link = to_rc_link(base);
+    struct ibv_wc wc[PRS_POLL_MOST];
+    int count = ibv_poll_cq(link->cq, PRS_POLL_MOST, wc);
+
+    if (__builtin_expect(count < 0, 0))
+        return -EIO;
+    for (int i = 0; i < count; i++) {
+        struct prs_event *event = &events[i];
+
+        if (wc[i].wr_id & ARRIVAL_BIT) {
+            event->queue = (uint32_t)wc[i].wr_id;
+            if (__builtin_expect(wc[i].status != IBV_WC_SUCCESS, 0)) {
+                fill_error(&wc[i], event);
+            } else {
+                int r = fill_arrival(link, &wc[i], event);
+
+                if (r)
+                    return r;
+            }
+            continue;
+        }
+        event->queue = (uint32_t)(wc[i].wr_id >> 32);
+        event->value = (uint32_t)wc[i].wr_id;
+        event->kind = PRS_EVENT_DONE;
+        if (__builtin_expect(wc[i].status != IBV_WC_SUCCESS, 0))
+            fill_error(&wc[i], event);
+    }
+    return count;
+}
+
+static void rc_kill(struct prs_link *base)
+{
+    struct rc_link *link = to_rc_link(base);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+
+    for (uint32_t i = 0; i < link->queue_count; i++)
+        prs_verbs.modify_qp(link->queue[i]->qp, &attr, IBV_QP_STATE); /* a failure means it is in that state already */
+    if (link->loopback)
+        prs_verbs.modify_qp(link->loopback->qp, &attr, IBV_QP_STATE);
+}
+
+const struct prs_nic_ops prs_nic_rc = {
+    .name = "rc",
+    .in_order = true,
+    .fence = true,
+    .open = rc_open,
+    .close = rc_close,
+    .queue = rc_queue_at,
+    .address = rc_address,
+    .reads = rc_reads,
+    .connect = rc_connect,
+    .loopback = rc_loopback,
+    .post = rc_post,
+    .poll = rc_poll,
+    .kill = rc_kill,
+};

@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/order.h"
+
+#include "transport/op.h"
+#include "transport/order_queue.h"
+#include "transport/stripe.h"
+#include "transport/wire.h"
+#include "util/error.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SMALL_SLACK_BYTES = 16384, /* how much more than the best queue the current small queue may have before it changes:
+                                  staying makes longer runs */
+    MEASURE_MIN_BYTES = 65536, /* shorter intervals measure latency, not rate */
+    MEASURE_OLD = 7,           /* of 8: weight of the former rate */
+};
+
+int prs_order_init(struct prs_order *order, const struct prs_order_options *options)
+{
+    uint32_t paths = options->path_count, data = paths * options->queues_per_path;
+
+    if (paths == 0 || paths > PRS_MAX_RAILS || data > PRS_ORDER_MAX_DATA_QUEUES || options->window_ops == 0 ||
+        options->depth == 0 || (options->depth & (options->depth - 1)))
+        return prs_fail(-EINVAL, "order: impossible shape: %u paths, %u queues, window %u, depth %u", paths, data,
+                        options->window_ops, options->depth);
+    memset(order, 0, sizeof *order);
+    order->policy = options->policy;
+    order->window_ops = options->window_ops;
+    order->path_count = paths;
+    order->data_queues = data;
+    order->probe_queues = paths;
+    order->max_part_bytes = options->max_part_bytes;
+    order->split_bytes = data > 1 && options->policy != PRS_POLICY_NIC_FENCE ? 2 * STRIPE_MIN_BYTES : ~0ull;
+    if (order->split_bytes > order->max_part_bytes)
+        order->split_bytes = order->max_part_bytes;
+    memcpy(order->path, options->path, sizeof order->path);
+    prs_op_start(&order->closers, 1u << 31); /* parts are never used up: prs_op_part_done() stays false */
+    for (uint32_t i = 0; i < data + paths; i++) {
+        struct prs_order_queue *queue = &order->queue[i];
+
+        queue->mask = options->depth - 1;
+        queue->path = i < data ? i % paths : i - data;
+        queue->wr = calloc(options->depth, sizeof *queue->wr);
+        queue->owner = calloc(options->depth, sizeof *queue->owner);
+        if (!queue->wr || !queue->owner) {
+            prs_order_fini(order);
+            return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", data + paths, options->depth);
+        }
+    }
+    return 0;
+}
+
+void prs_order_fini(struct prs_order *order)
+{
+    for (uint32_t i = 0; i < order->data_queues + order->probe_queues; i++) {
+        free(order->queue[i].wr);
+        free(order->queue[i].owner);
+    }
+    free(order->tally);
+    memset(order, 0, sizeof *order);
+}
+
+int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
+                          const uint64_t *credit_word)
+{
+    order->tally = malloc(sizeof *order->tally);
+    if (!order->tally)
+        return prs_fail(-ENOMEM, "order: no memory to count groups");
+    prs_tally_init(order->tally, credit_word);
+    order->record_addr = record_addr;
+    memcpy(order->record_key, record_key, sizeof order->record_key);
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------- admit */
+
+/* Remember where a put went, for the signals behind it. */
+static inline void note_put(struct prs_order *order, const struct prs_put *put, uint32_t index)
+{
+    struct prs_order_group *group;
+
+    if (put->group == PRS_GROUP_NONE || order->tally)
+        return;
+    group = group_of(order, put->group);
+    group_note(group, index, order->queue[index].head - 1);
+    group->unfenced = true;
+}
+
+/* counted: the tag that a put of so many parts names; else 0. Return -1 when no tag is free. */
+static inline int count_put(struct prs_order *order, const struct prs_put *put, uint32_t parts)
+{
+    uint16_t tag;
+
+    if (!order->tally || put->group == PRS_GROUP_NONE)
+        return 0;
+    tag = prs_tally_count(order->tally, put->group % PRS_ORDER_GROUPS, parts);
+    return tag ? tag : -1;
+}
+
+static void fill_lanes(const struct prs_order *order, struct prs_lane *lanes)
+{
+    float queues_per_path = (float)(order->data_queues / order->path_count);
+
+    for (uint32_t i = 0; i < order->data_queues; i++) {
+        lanes[i].rate = order->path[order->queue[i].path].rate / queues_per_path;
+        lanes[i].backlog_bytes = order->queue[i].backlog_bytes;
+    }
+}
+
+/* The queue that would be first to finish, but no change for a small gain. */
+static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
+{
+    struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
+    uint32_t now = order->small_queue, best;
+    float slack;
+
+    fill_lanes(order, lanes);
+    best = prs_stripe_first(lanes, order->data_queues, len_bytes);
+    slack = (float)(lanes[best].backlog_bytes + len_bytes + SMALL_SLACK_BYTES) / lanes[best].rate;
+    if ((float)(lanes[now].backlog_bytes + len_bytes) / lanes[now].rate > slack)
+        order->small_queue = best;
+    return order->small_queue;
+}
+
+static inline uint32_t choose_queue(struct prs_order *order, const struct prs_put *put)
+{
+    if (order->data_queues == 1 || order->policy == PRS_POLICY_NIC_FENCE)
+        return 0;
+    if (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE)
+        return put->group % order->data_queues;
+    return choose_small_queue(order, put->len_bytes);
+}
+
+static inline void fill_write(const struct prs_order *order, const struct prs_order_queue *queue, struct prs_wr *wr,
+                              const struct prs_put *put, const uint32_t *local_keys, uint64_t offset, uint32_t bytes)
+{
+    const struct prs_order_path *path = &order->path[queue->path];
+
+    wr->remote_addr = put->dst_addr + offset;
+    wr->remote_key = put->dst ? put->dst->rkey[path->remote_rail] : 0;
+    wr->len_bytes = bytes;
+    wr->opcode = PRS_WR_WRITE;
+    if (put->flags & PRS_PUT_INLINE) {
+        copy_inline(queue, wr, put->src_addr, bytes);
+        return;
+    }
+    wr->flags = 0;
+    wr->local_addr = (uintptr_t)put->src_addr + offset;
+    wr->local_key = local_keys ? local_keys[path->local_rail] : 0;
+}
+
+/* A single-part message ends a run: give the immediate of the former last one to this one, if it continues it. */
+static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag)
+{
+    uint32_t run = 1;
+
+    if (queue->run && queue->run_next_id == id && queue->run_bytes == wr->len_bytes && queue->run_tag == tag &&
+        queue->run < PRS_IMM_MAX_RUN) {
+        queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;
+        run = queue->run + 1;
+    }
+    queue->run = run;
+    queue->run_next_id = (id + 1) % PRS_NOTIFY_IDS;
+    queue->run_bytes = wr->len_bytes;
+    queue->run_tag = tag;
+    wr->opcode = PRS_WR_WRITE_IMM;
+    wr->imm = prs_imm_make(id, run, 1, tag);
+}
+
+/* Cut over lanes by speed and backlog; shares longer than max_part_bytes are cut again on their queue. */
+static uint32_t cut(struct prs_order *order, uint64_t len_bytes, int only_queue, struct prs_lane *lanes)
+{
+    uint32_t parts = 0;
+
+    fill_lanes(order, lanes);
+    if (only_queue >= 0) {
+        for (uint32_t i = 0; i < order->data_queues; i++)
+            lanes[i].share_bytes = i == (uint32_t)only_queue ? len_bytes : 0;
+    } else {
+        prs_stripe_cut(lanes, order->data_queues, len_bytes);
+    }
+    for (uint32_t i = 0; i < order->data_queues; i++) {
+        const struct prs_order_queue *queue = &order->queue[i];
+        uint64_t here = (lanes[i].share_bytes + order->max_part_bytes - 1) / order->max_part_bytes;
+
+        if (here > queue->mask + 1 - (queue->head - queue->tail))
+            return 0; /* no room on that queue now */
+        parts += (uint32_t)here;
+    }
+    return parts;
+}
+
+static bool part_limit_exceeded(const struct prs_order *order, uint64_t len_bytes)
+{
+    /* Worst case: every queue adds one partly filled request. */
+    return len_bytes / order->max_part_bytes + order->data_queues > PRS_IMM_MAX_PARTS;
+}
+
+static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
+                        const uint32_t *local_keys)
+{
+    bool pinned =
+        order->policy == PRS_POLICY_NIC_FENCE ||
+        (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE);
+    struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
+    uint64_t offset = 0;
+    uint32_t parts;
+    int tag;
+
+    if (part_limit_exceeded(order, put->len_bytes))
+        return prs_fail(-EINVAL, "put of %zu bytes: more than %d parts of %llu bytes", put->len_bytes,
+                        PRS_IMM_MAX_PARTS, (unsigned long long)order->max_part_bytes);
+    parts = cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, lanes);
+    if (!parts)
+        return PRS_BUSY;
+    tag = count_put(order, put, parts);
+    if (tag < 0)
+        return PRS_BUSY;
+    prs_op_start(op, parts);
+    for (uint32_t i = 0; i < order->data_queues; i++) {
+        struct prs_order_queue *queue = &order->queue[i];
+
+        for (uint64_t left = lanes[i].share_bytes; left;) {
+            uint64_t bytes = left < order->max_part_bytes ? left : order->max_part_bytes;
+            struct prs_wr *wr = admit_request(order, i, op);
+
+            fill_write(order, queue, wr, put, local_keys, offset, (uint32_t)bytes);
+            if (put->flags & PRS_PUT_NOTIFY) {
+                wr->opcode = PRS_WR_WRITE_IMM;
+                wr->imm = prs_imm_make(put->notify_id, 1, parts, (uint32_t)tag);
+            } else if (tag) {
+                wr->opcode = PRS_WR_WRITE_IMM;
+                wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
+            }
+            queue->run = 0;
+            note_put(order, put, i);
+            account(order, i, bytes);
+            offset += bytes;
+            left -= bytes;
+        }
+    }
+    order->ops++;
+    order->stats.puts++;
+    order->stats.bytes += put->len_bytes;
+    return 0;
+}
+
+int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys)
+{
+    struct prs_order_queue *queue;
+    struct prs_wr *wr;
+    uint32_t index;
+    int tag;
+
+    if (order->ops >= order->window_ops || order->stalled)
+        return PRS_BUSY;
+    if (put->len_bytes > order->split_bytes)
+        return put_in_parts(order, op, put, local_keys);
+    index = choose_queue(order, put);
+    queue = &order->queue[index];
+    if (queue_full(queue))
+        return PRS_BUSY;
+    tag = count_put(order, put, 1);
+    if (tag < 0)
+        return PRS_BUSY;
+    prs_op_start(op, 1);
+    wr = admit_request(order, index, op);
+    fill_write(order, queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
+    if (put->flags & PRS_PUT_NOTIFY) {
+        extend_run(queue, wr, put->notify_id, (uint32_t)tag);
+    } else {
+        queue->run = 0;
+        if (tag) {
+            wr->opcode = PRS_WR_WRITE_IMM;
+            wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
+        }
+    }
+    note_put(order, put, index);
+    account(order, index, put->len_bytes);
+    order->ops++;
+    order->stats.puts++;
+    order->stats.bytes += put->len_bytes;
+    return 0;
+}
+
+int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys)
+{
+    struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
+    uint64_t offset = 0;
+    uint32_t parts;
+    int only = -1;
+
+    if (order->ops >= order->window_ops || order->stalled)
+        return PRS_BUSY;
+    if (get->len_bytes <= order->split_bytes || order->policy == PRS_POLICY_NIC_FENCE)
+        only = order->policy == PRS_POLICY_NIC_FENCE ? 0 : (int)choose_small_queue(order, get->len_bytes);
+    parts = cut(order, get->len_bytes, only, lanes);
+    if (!parts)
+        return PRS_BUSY;
+    prs_op_start(op, parts);
+    for (uint32_t i = 0; i < order->data_queues; i++) {
+        struct prs_order_queue *queue = &order->queue[i];
+        const struct prs_order_path *path = &order->path[queue->path];
+
+        for (uint64_t left = lanes[i].share_bytes; left;) {
+            uint64_t bytes = left < order->max_part_bytes ? left : order->max_part_bytes;
+            struct prs_wr *wr = admit_request(order, i, op);
+
+            *wr = (struct prs_wr){.local_addr = (uintptr_t)get->dst_addr + offset,
+                                  .remote_addr = get->src_addr + offset,
+                                  .local_key = local_keys[path->local_rail],
+                                  .remote_key = get->src->rkey[path->remote_rail],
+                                  .len_bytes = (uint32_t)bytes,
+                                  .opcode = PRS_WR_READ};
+            queue->run = 0;
+            queue->last_read = queue->head;
+            account(order, i, bytes);
+            offset += bytes;
+            left -= bytes;
+        }
+    }
+    order->ops++;
+    order->stats.gets++;
+    order->stats.bytes += get->len_bytes;
+    return 0;
+}
+
+int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests)
+{
+    if (order->ops >= order->window_ops)
+        return PRS_BUSY;
+    for (uint32_t i = 0; i < order->probe_queues; i++)
+        if (queue_full(&order->queue[order->data_queues + i]))
+            return PRS_BUSY;
+    prs_op_start(op, order->probe_queues);
+    for (uint32_t i = 0; i < order->probe_queues; i++) {
+        struct prs_wr *wr = admit_request(order, order->data_queues + i, op);
+
+        *wr = requests[i];
+        wr->opcode = PRS_WR_READ;
+        wr->flags = 0;
+    }
+    order->ops++;
+    return 0;
+}
+
+int prs_order_self(struct prs_order *order, const struct prs_wr *request)
+{
+    struct prs_order_queue *queue = &order->queue[order->data_queues];
+    struct prs_wr *wr;
+
+    if (queue_full(queue))
+        return PRS_BUSY;
+    wr = admit_request(order, order->data_queues, &order->closers);
+    *wr = *request;
+    if (request->opcode == PRS_WR_WRITE)
+        copy_inline(queue, wr, &request->value, sizeof request->value);
+    return 0;
+}
+
+int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value)
+{
+    struct prs_order_queue *queue = &order->queue[0];
+    struct prs_wr *wr;
+
+    if (queue_full(queue))
+        return PRS_BUSY;
+    wr = admit_request(order, 0, &order->closers);
+    *wr = (struct prs_wr){
+        .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof value, .opcode = PRS_WR_WRITE};
+    copy_inline(queue, wr, &value, sizeof value);
+    queue->run = 0;
+    account(order, 0, sizeof value);
+    return 0;
+}
+
+/* ----------------------------------------------------------------------------------------- post, complete */
+
+bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out)
+{
+    struct prs_order_queue *queue;
+    uint32_t index;
+
+    if (!order->dirty)
+        return false;
+    index = lowest(order->dirty);
+    order->dirty &= order->dirty - 1;
+    queue = &order->queue[index];
+    *out = (struct prs_chain){index, queue->posted, queue->head - queue->posted};
+    queue->wr[(queue->head - 1) & queue->mask].flags |= PRS_WR_SIGNALED;
+    queue->posted = queue->head;
+    queue->run = 0; /* what is posted cannot be changed any more */
+    if (now_ns && !order->path[queue->path].since_ns)
+        order->path[queue->path].since_ns = now_ns;
+    return true;
+}
+
+/* Fold an interval in which the path was busy into its rate. */
+static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns)
+{
+    path->done_bytes += bytes;
+    if (path->since_ns && path->done_bytes >= MEASURE_MIN_BYTES && now_ns > path->since_ns) {
+        float sample = (float)path->done_bytes * 1000 / (float)(now_ns - path->since_ns);
+
+        path->rate = (path->rate * MEASURE_OLD + sample) / (MEASURE_OLD + 1);
+        path->done_bytes = 0;
+        path->since_ns = now_ns;
+    }
+    if (path->inflight_bytes == 0) {
+        path->done_bytes = 0;
+        path->since_ns = 0;
+    }
+}
+
+int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+    uint32_t count = position + 1 - queue->tail, done = 0;
+    uint64_t bytes = 0;
+
+    if (count == 0 || count > queue->posted - queue->tail)
+        return -EPROTO;
+    while (count--) {
+        uint32_t slot = queue->tail++ & queue->mask;
+
+        bytes += queue->wr[slot].len_bytes;
+        done += prs_op_part_done(queue->owner[slot]);
+    }
+    order->ops -= done;
+    if (index < order->data_queues) {
+        queue->backlog_bytes -= bytes;
+        order->path[queue->path].inflight_bytes -= bytes;
+        if (now_ns)
+            measure(&order->path[queue->path], bytes, now_ns);
+        if (order->held_count)
+            prs_order_release(order);
+    }
+    return (int)done;
+}
+
+void prs_order_fail(struct prs_order *order, int status)
+{
+    for (uint32_t i = 0; i < order->data_queues + order->probe_queues; i++) {
+        struct prs_order_queue *queue = &order->queue[i];
+
+        for (; queue->tail != queue->head; queue->tail++)
+            prs_op_fail(queue->owner[queue->tail & queue->mask], status);
+        queue->posted = queue->head;
+    }
+    for (; order->held_count; order->held_count--) {
+        prs_op_fail(order->held[order->held_first].op, status);
+        order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;
+    }
+    order->dirty = 0;
+    order->ops = 0;
+}

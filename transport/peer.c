@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The data path: op -> order -> queue, and back. */
+#include "transport/peer.h"
+
+#include "transport/gid.h"
+#include "util/error.h"
+#include "util/log.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum { IDLE_POLLS = 1 << 14 }; /* empty polls between two looks at the stream: a system call each */
+
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+/* -------------------------------------------------------------------------------------------------- errors */
+
+int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+
+    if (peer->error)
+        return peer->error;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    peer->error = code;
+    snprintf(peer->error_text, sizeof peer->error_text, "%s; %s", text, peer->description);
+    prs_fail(code, "%s", peer->error_text);
+    /* Before the ops are given back: their memory may be reused at once, so that no NIC may still read or write it. */
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        peer->nic->kill(peer->link[i]);
+    prs_order_fail(&peer->order, code);
+    return code;
+}
+
+static __attribute__((cold)) int repeat_error(struct prs_peer *peer)
+{
+    return prs_error_repeat(peer->error, peer->error_text);
+}
+
+/* Name the rails that the failed queue runs over. */
+static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
+{
+    uint32_t path = peer->order.queue[event->queue].path;
+    const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
+    const struct prs_wire_rail *other = &peer->path[path].peer;
+    char gid[64];
+
+    prs_gid_text(other->gid, gid, sizeof gid);
+    return prs_peer_fail(peer, event->error,
+                         "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s", event->text,
+                         event->status, event->vendor, event->queue, own->name, own->port, own->gid, other->name,
+                         other->port, gid, peer->remote, event->cause);
+}
+
+/* --------------------------------------------------------------------------------------------------- start */
+
+static int post_waiting(struct prs_peer *peer)
+{
+    uint64_t now_ns = peer->measured ? prs_now_ns() : 0;
+    struct prs_chain chain;
+
+    peer->unposted = 0;
+    while (prs_order_take(&peer->order, now_ns, &chain)) {
+        const struct prs_order_queue *queue = &peer->order.queue[chain.queue];
+        int r = peer->nic->post(peer->queue[chain.queue], queue->wr, queue->mask, chain.first, chain.count);
+
+        if (unlikely(r))
+            return prs_peer_fail(peer, r == -ENOMEM ? -EIO : r, "posting %u requests on queue %u failed: %s",
+                                 chain.count, chain.queue, strerror(-r));
+        peer->doorbells++;
+        peer->work_requests += chain.count;
+    }
+    return 0;
+}
+
+/* An op was admitted: does it go now, or with those that follow? */
+static inline int admitted(struct prs_peer *peer, bool alone)
+{
+    if (alone || ++peer->unposted >= PRS_ORDER_BATCH)
+        return post_waiting(peer);
+    return 0;
+}
+
+static __attribute__((cold)) int bad_put(const struct prs_peer *peer, const struct prs_put *put)
+{
+    if (put->flags & PRS_PUT_INLINE && put->len_bytes > PRS_INLINE_BYTES)
+        return prs_fail(-EINVAL, "inline put of %zu bytes: at most %d", put->len_bytes, PRS_INLINE_BYTES);
+    if (put->notify_id >= PRS_NOTIFY_IDS)
+        return prs_fail(-EINVAL, "notify_id %u: must be below %d", put->notify_id, PRS_NOTIFY_IDS);
+    if (!put->dst)
+        return prs_fail(-EINVAL, "put of %zu bytes without remote keys", put->len_bytes);
+    if (!put->src)
+        return prs_fail(-EINVAL, "put of %zu bytes without a source region", put->len_bytes);
+    return prs_fail(-EINVAL, "put from a region that is not registered on all rails of %s", peer->remote);
+}
+
+static inline bool region_fits(const struct prs_peer *peer, const struct prs_region *region)
+{
+    return region && !(peer->rail_mask & ~region->rail_mask);
+}
+
+int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put *put)
+{
+    const uint32_t *local_keys = NULL;
+    bool alone;
+    int r;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    if (put->flags & PRS_PUT_INLINE) {
+        if (unlikely(put->len_bytes > PRS_INLINE_BYTES))
+            return bad_put(peer, put);
+    } else if (put->len_bytes) {
+        if (unlikely(!region_fits(peer, put->src)))
+            return bad_put(peer, put);
+        local_keys = put->src->local_key;
+    }
+    if (unlikely((put->len_bytes && !put->dst) || put->notify_id >= PRS_NOTIFY_IDS))
+        return bad_put(peer, put);
+    if (unlikely(!put->len_bytes && !(put->flags & PRS_PUT_NOTIFY))) {
+        op->status = 0; /* nothing to write, nobody to tell */
+        return 0;
+    }
+    alone = peer->order.ops == 0;
+    r = prs_order_put(&peer->order, op, put, local_keys);
+    if (r)
+        return r;
+    return admitted(peer, alone);
+}
+
+int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get *get)
+{
+    bool alone = peer->order.ops == 0;
+    int r;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    if (!get->len_bytes) {
+        op->status = 0;
+        return 0;
+    }
+    if (!region_fits(peer, get->dst) || !get->src)
+        return prs_fail(-EINVAL,
+                        "get of %zu bytes: no remote keys, or a region that is not registered on all rails of %s",
+                        get->len_bytes, peer->remote);
+    r = prs_order_get(&peer->order, op, get, get->dst->local_key);
+    return r ? r : admitted(peer, alone);
+}
+
+int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal)
+{
+    bool alone = peer->order.ops == 0;
+    int r;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    if (signal->dst_addr % sizeof signal->value || !signal->dst)
+        return prs_fail(-EINVAL, "signal at %#llx: must be 8-byte aligned and have remote keys",
+                        (unsigned long long)signal->dst_addr);
+    r = prs_order_signal(&peer->order, op, signal);
+    return r ? r : admitted(peer, alone);
+}
+
+int prs_peer_open_probes(struct prs_peer *peer)
+{
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        uint32_t id = peer->queues + i;
+        int r;
+
+        if (peer->queue[id])
+            continue;
+        r = peer->nic->loopback(peer->link[i], id, &peer->queue[id]);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
+{
+    struct prs_wr requests[PRS_MAX_RAILS];
+    bool alone = peer->order.ops == 0;
+    int r;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    if (!region_fits(peer, region))
+        return prs_fail(-EINVAL, "flush of a region that is not registered on all rails of %s", peer->remote);
+    if (!region->count) {
+        op->status = 0; /* zero bytes: nothing can have been written there */
+        return 0;
+    }
+    r = prs_peer_open_probes(peer);
+    if (r)
+        return r;
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_domain *domain = peer->link[i]->rail->domain;
+        int at = 0;
+
+        while (region->domain[at] != domain)
+            at++; /* ends: the region is registered on all rails of the peer */
+        requests[i] = (struct prs_wr){.local_addr = (uintptr_t)domain->scratch,
+                                      .local_key = domain->scratch_mr->lkey,
+                                      .remote_addr = (uintptr_t)addr,
+                                      .remote_key = region->keys.rkey[at],
+                                      .len_bytes = 1};
+    }
+    r = prs_order_probe(&peer->order, op, requests);
+    return r ? r : admitted(peer, alone);
+}
+
+/* ------------------------------------------------------------------------------------------------ progress */
+
+static int take_arrival(struct prs_peer *peer, const struct prs_event *event)
+{
+    struct prs_notice notice;
+    struct prs_imm imm;
+    int r = prs_imm_parse(event->value, &imm);
+
+    peer->arrivals++;
+    if (imm.tag || imm.bare) {
+        if (!r)
+            r = prs_records_arrive(peer, &imm);
+        if (!r && imm.bare)
+            return 0;
+    }
+    if (unlikely(r || !peer->on_notify))
+        return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: %s", event->value,
+                             r ? "not of this protocol" : "but the caller asked for no notifications");
+    r = prs_arrivals_add(&peer->arriving, &imm, event->bytes, &notice);
+    if (r == 0)
+        return 0;
+    if (unlikely(r < 0))
+        return prs_peer_fail(peer, r, "arrival with immediate %#x contradicts earlier parts of id %u", event->value,
+                             imm.id);
+    peer->notifications += notice.count;
+    for (uint32_t i = 0; i < notice.count; i++)
+        peer->on_notify(peer->user, (notice.first_id + i) % PRS_NOTIFY_IDS, notice.bytes);
+    return 0;
+}
+
+/* A queue that fails flushes the rest: of several failures the first that is no flush tells most. */
+static int take_errors(struct prs_peer *peer, const struct prs_event *events, int count)
+{
+    const struct prs_event *best = NULL;
+
+    for (int i = 0; i < count; i++)
+        if (events[i].kind == PRS_EVENT_ERROR && (!best || best->error == -ECONNRESET))
+            best = &events[i];
+    return fail_completion(peer, best);
+}
+
+static int take_events(struct prs_peer *peer, const struct prs_event *events, int count)
+{
+    uint64_t now_ns = peer->measured ? prs_now_ns() : 0;
+    bool failed = false;
+
+    for (int i = 0; i < count; i++) {
+        const struct prs_event *event = &events[i];
+        int r;
+
+        if (event->kind == PRS_EVENT_ARRIVAL) {
+            r = take_arrival(peer, event);
+            if (unlikely(r))
+                return r;
+        } else if (event->kind == PRS_EVENT_DONE) {
+            peer->completions++;
+            r = prs_order_complete(&peer->order, event->queue, event->value, now_ns);
+            if (unlikely(r < 0))
+                return prs_peer_fail(peer, r, "completion of request %u on queue %u, which is not in flight",
+                                     event->value, event->queue);
+        } else {
+            failed = true;
+        }
+    }
+    return unlikely(failed) ? take_errors(peer, events, count) : 0;
+}
+
+/* Nothing has come for long: does the other process still live? */
+static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
+{
+    char byte;
+    ssize_t n;
+
+    peer->idle_polls = 0;
+    if (peer->remote_closed || peer->stream_fd < 0)
+        return 0;
+    n = recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT);
+    if (n == 1) {
+        peer->remote_closed = true; /* deliberately: whoever still sends will be told by the NIC */
+        return 0;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        return 0;
+    return prs_peer_fail(peer, -ECONNRESET, "the process at %s has died: its connection ended without a farewell",
+                         peer->remote);
+}
+
+int prs_peer_progress(struct prs_peer *peer)
+{
+    struct prs_event events[PRS_POLL_MOST];
+    int handled = 0, r;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    if (peer->order.dirty) {
+        r = post_waiting(peer);
+        if (unlikely(r))
+            return r;
+    }
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        int count = peer->nic->poll(peer->link[i], events);
+
+        if (count == 0)
+            continue;
+        if (unlikely(count < 0))
+            return prs_peer_fail(peer, count, "polling a completion queue failed: %s; was it overrun?",
+                                 strerror(-count));
+        r = take_events(peer, events, count);
+        if (unlikely(r))
+            return r;
+        handled += count;
+    }
+    if (handled == 0)
+        return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
+    peer->idle_polls = 0;
+    if (unlikely(peer->records)) {
+        r = prs_records_raise(peer);
+        if (unlikely(r))
+            return r;
+    }
+    if (peer->order.dirty) { /* signals that were held, and puts made by on_notify */
+        r = post_waiting(peer);
+        if (unlikely(r))
+            return r;
+    }
+    return handled;
+}
+
+/* -------------------------------------------------------------------------------------------------- queries */
+
+const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes)
+{
+    if (bytes)
+        *bytes = peer->private_bytes;
+    return peer->private_data;
+}
+
+const char *prs_peer_error(const struct prs_peer *peer)
+{
+    return peer->error_text;
+}
+
+const char *prs_peer_describe(const struct prs_peer *peer)
+{
+    return peer->description;
+}
+
+void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
+{
+    const struct prs_order_stats *order = &peer->order.stats;
+
+    *out = (struct prs_stats){.puts = order->puts,
+                              .gets = order->gets,
+                              .signals = order->signals,
+                              .notifications = peer->notifications,
+                              .work_requests = peer->work_requests,
+                              .doorbells = peer->doorbells,
+                              .completions = peer->completions,
+                              .arrivals = peer->arrivals,
+                              .fences = order->fences,
+                              .drains = order->drains,
+                              .bytes = order->bytes};
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        out->receives += peer->link[i]->receives;
+        out->rail_bytes[i] = order->path_bytes[i];
+    }
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/rail.h"
+
+#include "transport/gid.h"
+
+#include <ctype.h>
+#include <endian.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct code {
+    unsigned code, value;
+};
+
+static uint32_t lookup(const struct code *table, size_t count, unsigned code)
+{
+    for (size_t i = 0; i < count; i++)
+        if (table[i].code == code)
+            return table[i].value;
+    return 0;
+}
+
+/* Codes of the InfiniBand architecture's PortInfo; RoCE drivers map their Ethernet speed onto them. */
+static uint32_t speed_mbps(const struct ibv_port_attr *attr)
+{
+    static const struct code lanes[] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
+    static const struct code speeds[] = {{1, 2500},   {2, 5000},   {4, 10000},    {8, 10000},   {16, 14000},
+                                         {32, 25000}, {64, 50000}, {128, 100000}, {256, 200000}};
+    uint32_t mbps = lookup(lanes, sizeof lanes / sizeof *lanes, attr->active_width) *
+                    lookup(speeds, sizeof speeds / sizeof *speeds, attr->active_speed);
+
+    return mbps ? mbps : 10000;
+}
+
+static int read_number(const char *path, int fallback)
+{
+    FILE *file = fopen(path, "re");
+    int number = fallback;
+
+    if (!file)
+        return fallback;
+    if (fscanf(file, "%d", &number) != 1)
+        number = fallback;
+    fclose(file);
+    return number;
+}
+
+static void fill_place(struct prs_rail_info *info)
+{
+    char link[PATH_MAX], real[PATH_MAX], file[PATH_MAX + 16];
+    size_t length;
+
+    info->numa_node = -1;
+    snprintf(link, sizeof link, "/sys/class/infiniband/%s/device", info->name);
+    if (!realpath(link, real) || strlen(real) >= sizeof info->pci_path)
+        return; /* a virtual device */
+    snprintf(file, sizeof file, "%s/numa_node", real);
+    info->numa_node = (int16_t)read_number(file, -1);
+    length = strlen(real);
+    if (length > 2 && real[length - 2] == '.' && isdigit((unsigned char)real[length - 1]))
+        real[length - 1] = '0'; /* ports of one card are functions of one device */
+    snprintf(info->pci_path, sizeof info->pci_path, "%s", real);
+}
+
+static bool peermem_loaded(void)
+{
+    static const char *const marks[] = {"/sys/kernel/mm/memory_peers/nv_mem/version",
+                                        "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
+                                        "/sys/module/nvidia_peermem/version"};
+
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        if (access(marks[i], F_OK) == 0)
+            return true;
+    return false;
+}
+
+/* A registration of an impossible file fails either for want of the feature or for the bad file. */
+static bool dmabuf_works(struct prs_domain *domain)
+{
+    struct ibv_mr *mr;
+
+    if (!prs_verbs.reg_dmabuf_mr)
+        return false;
+    errno = 0;
+    mr = prs_verbs.reg_dmabuf_mr(domain->pd, 0, 0, 0, -1, 0);
+    if (mr) {
+        prs_verbs.dereg_mr(mr);
+        return false;
+    }
+    return errno != EOPNOTSUPP && errno != EPROTONOSUPPORT && errno != ENOSYS;
+}
+
+static void fill_memory(struct prs_domain *domain, const struct prs_config *config, struct prs_rail_info *info)
+{
+    bool peermem = peermem_loaded(), dmabuf = config->dmabuf && dmabuf_works(domain);
+
+    info->mem_kinds = PRS_MEM_HOST | (peermem ? PRS_MEM_CUDA : 0u) | (dmabuf ? PRS_MEM_DMABUF : 0u);
+    if (!peermem || !dmabuf)
+        snprintf(info->mem_note, sizeof info->mem_note, "%s%s%s", peermem ? "" : "CUDA: nvidia_peermem is not loaded",
+                 peermem || dmabuf ? "" : "; ",
+                 dmabuf            ? ""
+                 : !config->dmabuf ? "DMA-BUF: NCCL_DMABUF_ENABLE=0"
+                                   : "DMA-BUF: not supported by device or kernel");
+    info->relaxed_ordering = config->relaxed_ordering && prs_verbs.reg_mr_iova2;
+}
+
+int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_config *config, struct prs_rail *out,
+                   char *why, size_t why_bytes)
+{
+    struct ibv_port_attr attr;
+    struct prs_gid gid;
+    int r = prs_verbs_query_port(domain->context, port, &attr);
+
+    *out = (struct prs_rail){.domain = domain, .port = port};
+    if (r) {
+        snprintf(why, why_bytes, "query_port: %s", strerror(-r));
+        return 1;
+    }
+    if (attr.state != IBV_PORT_ACTIVE) {
+        snprintf(why, why_bytes, "port state %d is not active (4): cable, switch or subnet manager?", attr.state);
+        return 1;
+    }
+    if (attr.link_layer != IBV_LINK_LAYER_INFINIBAND && attr.link_layer != IBV_LINK_LAYER_ETHERNET) {
+        snprintf(why, why_bytes, "link layer %d is neither InfiniBand nor Ethernet", attr.link_layer);
+        return 1;
+    }
+    snprintf(out->info.name, sizeof out->info.name, "%s", domain->name);
+    out->info.is_roce = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
+    if (prs_gid_query(domain->context, port, attr.gid_tbl_len, out->info.is_roce, config, &gid, why, why_bytes))
+        return 1;
+    memcpy(out->gid, gid.raw, sizeof out->gid);
+    prs_gid_text(gid.raw, out->info.gid, sizeof out->info.gid);
+    out->info.gid_index = (int16_t)gid.index;
+    out->lid = attr.lid;
+    out->mtu = (uint8_t)attr.active_mtu;
+    out->max_message_bytes = attr.max_msg_sz ? attr.max_msg_sz : 1u << 30;
+    out->info.guid = be64toh(domain->attr.sys_image_guid ? domain->attr.sys_image_guid : domain->attr.node_guid);
+    out->info.speed_mbps = speed_mbps(&attr);
+    out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* a probe queue each */
+    out->info.latency_us = 1;
+    out->info.port = port;
+    out->info.in_order = true;
+    out->info.adaptive_routing = config->adaptive_routing < 0 ? !out->info.is_roce : config->adaptive_routing;
+    fill_place(&out->info);
+    fill_memory(domain, config, &out->info);
+    return 0;
+}

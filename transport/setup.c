@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/setup.h"
+
+#include "transport/gid.h"
+#include "util/error.h"
+#include "util/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    DEFAULT_WINDOW = 256,
+    RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* as many notifications may be out */
+    MAX_PART_BYTES = 1 << 30,
+};
+
+int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_options *options,
+                      struct prs_setup_options *out)
+{
+    static const struct prs_peer_options none = {.traffic_class = -1};
+    const struct prs_peer_options *from = options ? options : &none;
+
+    if (from->private_bytes > PRS_PRIVATE_DATA_BYTES)
+        return prs_fail(-EINVAL, "%u bytes of private data: at most %d", from->private_bytes, PRS_PRIVATE_DATA_BYTES);
+    if (from->queues_per_rail < 0 || from->queues_per_rail > PRS_ORDER_MAX_QUEUES_PER_RAIL)
+        return prs_fail(-EINVAL, "%d queues per rail: at most %d", from->queues_per_rail,
+                        PRS_ORDER_MAX_QUEUES_PER_RAIL);
+    *out = (struct prs_setup_options){
+        .on_notify = from->on_notify,
+        .user = from->user,
+        .window_ops = from->window_ops ? from->window_ops : DEFAULT_WINDOW,
+        .traffic_class = from->traffic_class >= 0 ? from->traffic_class : fabric->config.traffic_class,
+        .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
+        .private_data.bytes = from->private_bytes,
+    };
+    if (from->private_bytes)
+        memcpy(out->private_data.data, from->private_data, from->private_bytes);
+    return prs_policy_parse(from->policy, (enum prs_policy)fabric->config.policy, &out->policy);
+}
+
+/* ------------------------------------------------------------------------------------------------ describe */
+
+static void describe(struct prs_peer *peer, const char *why)
+{
+    size_t room = sizeof peer->description;
+    int at = snprintf(peer->description, room, "peer %s over", peer->remote[0] ? peer->remote : "(connecting)");
+
+    for (uint32_t i = 0; i < peer->path_count && (size_t)at < room; i++) {
+        const struct prs_rail_info *own = &peer->fabric->rail[peer->path[i].local_rail].info;
+        const struct prs_wire_rail *other = &peer->path[i].peer;
+        char gid[64];
+
+        prs_gid_text(other->gid, gid, sizeof gid);
+        at += snprintf(peer->description + at, room - (size_t)at, "%s %s:%d (GID %s) to %s:%u (GID %s)", i ? "," : "",
+                       own->name, own->port, own->gid, other->name, other->port, gid);
+    }
+    if ((size_t)at < room)
+        snprintf(peer->description + at, room - (size_t)at, "; %u queue%s, %s (%s)", peer->queues,
+                 peer->queues == 1 ? "" : "s", prs_policy_names[peer->order.policy], why);
+}
+
+/* ---------------------------------------------------------------------------------------------------- open */
+
+static uint32_t power_of_two_up_to(uint32_t limit)
+{
+    uint32_t power = 1;
+
+    while (power * 2 <= limit)
+        power *= 2;
+    return power;
+}
+
+/* Send slots: a window's worth, if the devices have them. */
+static uint32_t choose_depth(const struct prs_peer *peer, uint32_t window_ops)
+{
+    uint32_t wanted = power_of_two_up_to(2 * window_ops - 1);
+
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        int most = peer->fabric->rail[peer->path[i].local_rail].domain->attr.max_qp_wr;
+
+        if (most > 0 && wanted > (uint32_t)most)
+            wanted = power_of_two_up_to((uint32_t)most);
+    }
+    return wanted;
+}
+
+static int open_order(struct prs_peer *peer, const struct prs_setup_options *options, const uint32_t *remote_position,
+                      uint32_t depth, char *why, size_t why_bytes)
+{
+    struct prs_order_options order = {.window_ops = options->window_ops,
+                                      .path_count = peer->path_count,
+                                      .queues_per_path = peer->queues_per_path,
+                                      .depth = depth,
+                                      .max_part_bytes = MAX_PART_BYTES};
+    struct prs_policy_facts facts = {.in_order = peer->nic->in_order, .queues = peer->queues};
+    int r;
+
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
+        uint32_t other = peer->path[i].peer.speed_mbps;
+        uint32_t mbps = other && other < rail->info.speed_mbps ? other : rail->info.speed_mbps;
+
+        facts.adaptive_routing |= rail->info.adaptive_routing;
+        facts.relaxed_ordering |= rail->info.relaxed_ordering;
+        order.path[i].local_rail = (uint32_t)peer->path[i].local_rail;
+        order.path[i].remote_rail = remote_position[i];
+        order.path[i].rate = (float)mbps / 8;
+        if (rail->max_message_bytes < order.max_part_bytes)
+            order.max_part_bytes = rail->max_message_bytes;
+    }
+    r = prs_policy_choose(options->policy, &facts, &order.policy, why, why_bytes);
+    return r ? r : prs_order_init(&peer->order, &order);
+}
+
+static int open_links(struct prs_peer *peer, uint32_t depth)
+{
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
+        int most = rail->domain->attr.max_qp_wr;
+        uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
+        struct prs_link_options options = {.rail = rail,
+                                           .config = &peer->fabric->config,
+                                           .traffic_class = peer->traffic_class,
+                                           .queues = peer->queues_per_path,
+                                           .ids = ids,
+                                           .depth = depth,
+                                           .receive_depth =
+                                               most > 0 && most < RECEIVE_DEPTH ? (uint32_t)most : RECEIVE_DEPTH};
+        int r;
+
+        for (uint32_t k = 0; k < peer->queues_per_path; k++)
+            ids[k] = k * peer->path_count + i; /* as order.h numbers them */
+        r = peer->nic->open(&options, &peer->link[i]);
+        if (r)
+            return r;
+        for (uint32_t k = 0; k < peer->queues_per_path; k++)
+            peer->queue[ids[k]] = peer->nic->queue(peer->link[i], k);
+    }
+    return 0;
+}
+
+/* Copies of inline payloads; registered only where the NIC needs it. */
+static int open_inline(struct prs_peer *peer, uint32_t depth)
+{
+    size_t each = (size_t)depth * PRS_INLINE_BYTES;
+
+    peer->inline_room = each * (peer->queues + 1);
+    peer->inline_bytes = mmap(NULL, peer->inline_room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (peer->inline_bytes == MAP_FAILED) {
+        peer->inline_bytes = NULL;
+        return prs_fail(-errno, "mmap of %zu bytes: %s", peer->inline_room, strerror(errno));
+    }
+    for (uint32_t q = 0; q <= peer->queues; q++) { /* the last is the probe queue of path 0, made as the others are */
+        const struct prs_queue *like = peer->queue[q < peer->queues ? q : 0];
+        struct prs_order_queue *queue = &peer->order.queue[q];
+        struct prs_domain *domain = like->link->rail->domain;
+
+        queue->inline_bytes = peer->inline_bytes + q * each;
+        if (like->takes_inline)
+            continue;
+        if (!peer->inline_mr[queue->path])
+            peer->inline_mr[queue->path] =
+                prs_verbs.reg_mr(domain->pd, peer->inline_bytes, peer->inline_room, IBV_ACCESS_LOCAL_WRITE);
+        if (!peer->inline_mr[queue->path])
+            return prs_fail(errno ? -errno : -ENOMEM, "%s: cannot register %zu bytes for inline data: %s", domain->name,
+                            peer->inline_room, strerror(errno));
+        queue->inline_key = peer->inline_mr[queue->path]->lkey;
+    }
+    return 0;
+}
+
+int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,
+                   const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
+                   uint32_t queues_per_path, struct prs_peer **out)
+{
+    struct prs_peer *peer = calloc(1, sizeof *peer);
+    char why[128];
+    uint32_t depth;
+    int r;
+
+    if (!peer)
+        return prs_fail(-ENOMEM, "no memory for a peer");
+    peer->fabric = fabric;
+    peer->nic = &prs_nic_rc;
+    peer->stream_fd = -1;
+    peer->on_notify = options->on_notify;
+    peer->user = options->user;
+    peer->traffic_class = options->traffic_class;
+    peer->path_count = path_count;
+    peer->measured = path_count > 1;
+    peer->queues_per_path = queues_per_path;
+    peer->queues = path_count * queues_per_path;
+    for (uint32_t i = 0; i < path_count; i++) {
+        peer->path[i] = path[i];
+        peer->rail_mask |= 1ull << path[i].local_rail;
+    }
+    depth = choose_depth(peer, options->window_ops);
+    r = open_order(peer, options, remote_position, depth, why, sizeof why);
+    if (r)
+        goto free_peer;
+    r = open_links(peer, depth);
+    if (!r)
+        r = open_inline(peer, depth);
+    if (!r && peer->order.policy == PRS_POLICY_COUNTED)
+        r = prs_records_open(peer);
+    if (r) {
+        prs_peer_close(peer);
+        return r;
+    }
+    describe(peer, why);
+    *out = peer;
+    return 0;
+
+free_peer:
+    free(peer);
+    return r;
+}
+
+void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out)
+{
+    *out = (struct prs_wire_queues){.count = peer->queues, .counted = peer->order.policy == PRS_POLICY_COUNTED};
+    for (uint32_t q = 0; q < peer->queues; q++)
+        peer->nic->address(peer->queue[q], &out->queue[q]);
+    if (peer->records)
+        prs_records_window(peer, &out->records, &out->credit);
+}
+
+int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remote)
+{
+    int r;
+
+    if (!remote->counted)
+        return 0;
+    r = prs_peer_open_probes(peer);
+    if (!r)
+        r = prs_records_open(peer);
+    if (!r)
+        peer->records->credit = remote->credit;
+    return r;
+}
+
+int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *records)
+{
+    struct prs_wire_window own_ring, own_credit;
+
+    if (peer->order.policy != PRS_POLICY_COUNTED)
+        return 0;
+    if (!records->addr)
+        return prs_fail(-EPROTO, "the other side has no memory for signal records");
+    prs_records_window(peer, &own_ring, &own_credit);
+    return prs_order_set_records(&peer->order, records->addr, records->key,
+                                 (const uint64_t *)(uintptr_t)own_credit.addr);
+}
+
+/* ------------------------------------------------------------------------------------------------- connect */
+
+static int try_later(const struct prs_peer *peer, struct prs_setup_progress *progress, uint32_t path, int error)
+{
+    const struct prs_config *config = &peer->fabric->config;
+    const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
+    const struct prs_wire_rail *other = &peer->path[path].peer;
+    char gid[64];
+
+    prs_gid_text(other->gid, gid, sizeof gid);
+    if (progress->tries++ >= config->mqp_retry_count)
+        return prs_fail(-error,
+                        "%s:%d (GID %s) cannot reach %s:%u (GID %s): %s after %d tries; are the rails in one "
+                        "network, and does it route between them?",
+                        own->name, own->port, own->gid, other->name, other->port, gid, strerror(error),
+                        progress->tries);
+    PRS_INFO("%s:%d to %s:%u (GID %s): %s; trying again in %d ms", own->name, own->port, other->name, other->port, gid,
+             strerror(error), config->mqp_retry_ms);
+    progress->again_ns = prs_now_ns() + (uint64_t)config->mqp_retry_ms * 1000000;
+    return PRS_AGAIN;
+}
+
+int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remote, struct prs_setup_progress *progress)
+{
+    if (remote->count != peer->queues)
+        return prs_fail(-EPROTO, "the other side has %u queues, expected %u", remote->count, peer->queues);
+    if (progress->again_ns && prs_now_ns() < progress->again_ns)
+        return PRS_AGAIN;
+    for (; progress->next_queue < peer->queues; progress->next_queue++) {
+        uint32_t q = progress->next_queue, path = peer->order.queue[q].path;
+        const struct prs_wire_rail *other = &peer->path[path].peer;
+        struct prs_link_remote where = {.lid = other->lid, .mtu = other->mtu, .reads = other->reads};
+        int error = 0, r;
+
+        memcpy(where.gid, other->gid, sizeof where.gid);
+        r = peer->nic->connect(peer->queue[q], &remote->queue[q], &where, &error);
+        if (r == PRS_AGAIN)
+            return try_later(peer, progress, path, error);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+void prs_setup_finish(struct prs_peer *peer, struct prs_stream *stream, const struct prs_wire_private *private_data)
+{
+    const char *rest = strchr(peer->description, ' ');
+    char text[sizeof peer->description];
+
+    peer->private_bytes = private_data->bytes;
+    memcpy(peer->private_data, private_data->data, private_data->bytes);
+    peer->stream_fd = stream->fd;
+    stream->fd = -1;
+    memcpy(peer->remote, stream->remote, sizeof peer->remote);
+    rest = strstr(rest ? rest : "", " over");
+    snprintf(text, sizeof text, "peer %s%s", peer->remote, rest ? rest : "");
+    memcpy(peer->description, text, sizeof text);
+    PRS_INFO("connected: %s", peer->description);
+}
+
+/* --------------------------------------------------------------------------------------------------- close */
+
+void prs_peer_close(struct prs_peer *peer)
+{
+    if (!peer)
+        return;
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        if (peer->link[i])
+            peer->nic->kill(peer->link[i]);
+    prs_order_fail(&peer->order, -ECANCELED);
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        if (peer->link[i])
+            peer->nic->close(peer->link[i]);
+    prs_records_close(peer);
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        if (peer->inline_mr[i])
+            prs_verbs.dereg_mr(peer->inline_mr[i]);
+    if (peer->inline_bytes)
+        munmap(peer->inline_bytes, peer->inline_room);
+    if (peer->stream_fd >= 0) {
+        /* One byte says that this end is deliberate; its absence at the end of the stream, that the process died.
+         * shutdown(), since a forked child may hold the descriptor as well. */
+        if (send(peer->stream_fd, "C", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+            PRS_DEBUG("%s: had gone before us", peer->remote);
+        shutdown(peer->stream_fd, SHUT_WR);
+        close(peer->stream_fd);
+    }
+    prs_order_fini(&peer->order);
+    free(peer);
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making a peer: what listener and connector do alike, whoever of them speaks first. */
+#ifndef TRANSPORT_SETUP_H
+#define TRANSPORT_SETUP_H
+
+#include "transport/peer.h"
+
+/* A copy of the caller's options, private data included. */
+struct prs_setup_options {
+    prs_notify_fn *on_notify;
+    void *user;
+    uint32_t window_ops;
+    int traffic_class;
+    uint32_t queues_per_rail;
+    enum prs_policy policy; /* may be auto */
+    struct prs_wire_private private_data;
+};
+
+/* Return 0 or -EINVAL. */
+int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_options *options,
+                      struct prs_setup_options *out);
+
+/* Connecting the queues may need several tries. */
+struct prs_setup_progress {
+    uint32_t next_queue;
+    int tries;
+    uint64_t again_ns;
+};
+
+/* Create the queues of a peer over these paths. remote_position[i] is the place of path i's remote rail in the other
+ * side's list (and so in its keys). Return 0 or -errno. */
+int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,
+                   const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
+                   uint32_t queues_per_path, struct prs_peer **out);
+void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out);
+/* The other side has told about its queues: make ready to count for it, if it says so. Return 0 or -errno. */
+int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remote);
+/* Where our own records go, if we are counted. Return 0 or -errno. */
+int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *records);
+/* Connect to the other side's queues. Return 0, PRS_AGAIN or -errno. */
+int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remote, struct prs_setup_progress *progress);
+/* The handshake is over: keep the stream and the private data. */
+void prs_setup_finish(struct prs_peer *peer, struct prs_stream *stream, const struct prs_wire_private *private_data);
+
+#endif

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/socket.h"
+
+#include "util/error.h"
+#include "util/log.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BACKLOG = 1024 };
+
+static socklen_t address_bytes(const union prs_address *address)
+{
+    return address->any.sa_family == AF_INET6 ? sizeof address->v6 : sizeof address->v4;
+}
+
+void prs_address_text(const union prs_address *address, char text[PRS_ADDRESS_TEXT])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+
+    if (address->any.sa_family == AF_INET6) {
+        inet_ntop(AF_INET6, &address->v6.sin6_addr, host, sizeof host);
+        snprintf(text, PRS_ADDRESS_TEXT, "[%s]:%u", host, ntohs(address->v6.sin6_port));
+    } else {
+        inet_ntop(AF_INET, &address->v4.sin_addr, host, sizeof host);
+        snprintf(text, PRS_ADDRESS_TEXT, "%s:%u", host, ntohs(address->v4.sin_port));
+    }
+}
+
+/* 0: unusable; higher is better. */
+static int interface_score(const struct prs_config *config, const struct ifaddrs *at)
+{
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)at->ifa_addr;
+    int family = at->ifa_addr ? at->ifa_addr->sa_family : AF_UNSPEC, score = 8;
+
+    if ((family != AF_INET && family != AF_INET6) || !(at->ifa_flags & IFF_UP))
+        return 0;
+    if (config->socket_family != AF_UNSPEC && config->socket_family != family)
+        return 0;
+    if (!prs_hca_filter_admits(&config->ifname, at->ifa_name, -1))
+        return 0;
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr))
+        score -= 1; /* needs a scope that only this host can name */
+    else if (family == AF_INET)
+        score += 1;
+    if (config->ifname.count && !config->ifname.exclude)
+        return score; /* asked for: no further opinion */
+    if (at->ifa_flags & IFF_LOOPBACK)
+        score -= 6;
+    else if (!strncmp(at->ifa_name, "docker", 6) || !strncmp(at->ifa_name, "veth", 4) ||
+             !strncmp(at->ifa_name, "virbr", 5))
+        score -= 4;
+    return score;
+}
+
+int prs_socket_interface(const struct prs_config *config, union prs_address *out, char *name, size_t name_bytes)
+{
+    struct ifaddrs *list, *best = NULL;
+    char seen[256] = "";
+    int best_score = 0;
+
+    if (getifaddrs(&list))
+        return prs_fail(-errno, "getifaddrs: %s", strerror(errno));
+    for (struct ifaddrs *at = list; at; at = at->ifa_next) {
+        int score = interface_score(config, at);
+
+        if (at->ifa_addr && at->ifa_addr->sa_family != AF_PACKET)
+            snprintf(seen + strlen(seen), sizeof seen - strlen(seen), " %s", at->ifa_name);
+        if (score > best_score) {
+            best = at;
+            best_score = score;
+        }
+    }
+    if (best) {
+        memset(out, 0, sizeof *out);
+        memcpy(out, best->ifa_addr,
+               best->ifa_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in));
+        snprintf(name, name_bytes, "%s", best->ifa_name);
+    }
+    freeifaddrs(list);
+    if (best)
+        return 0;
+    return prs_fail(-ENODEV,
+                    "no network interface to connect over: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of:%s",
+                    seen);
+}
+
+static void never_delay(int fd)
+{
+    int one = 1;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* a hint: failure costs time only */
+}
+
+int prs_socket_listen(union prs_address *address)
+{
+    socklen_t bytes = address_bytes(address);
+    int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    char text[PRS_ADDRESS_TEXT];
+    int r;
+
+    if (fd < 0)
+        return prs_fail(-errno, "socket: %s", strerror(errno));
+    if (address->any.sa_family == AF_INET6)
+        address->v6.sin6_port = 0;
+    else
+        address->v4.sin_port = 0;
+    if (bind(fd, &address->any, bytes) || listen(fd, BACKLOG) || getsockname(fd, &address->any, &bytes)) {
+        r = -errno;
+        prs_address_text(address, text);
+        close(fd);
+        return prs_fail(r, "cannot listen on %s: %s", text, strerror(-r));
+    }
+    return fd;
+}
+
+int prs_socket_accept(int listen_fd, union prs_address *from, int *fd)
+{
+    socklen_t bytes = sizeof *from;
+
+    *fd = accept4(listen_fd, &from->any, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (*fd >= 0) {
+        never_delay(*fd);
+        return 0;
+    }
+    /* A caller that gave up between its SYN and our accept is not our error. */
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED || errno == EPROTO)
+        return PRS_AGAIN;
+    return prs_fail(-errno, "accept: %s", strerror(errno));
+}
+
+int prs_socket_connect(const union prs_address *address)
+{
+    int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    char text[PRS_ADDRESS_TEXT];
+    int r;
+
+    if (fd < 0)
+        return prs_fail(-errno, "socket: %s", strerror(errno));
+    never_delay(fd);
+    if (connect(fd, &address->any, address_bytes(address)) == 0 || errno == EINPROGRESS)
+        return fd;
+    r = -errno;
+    close(fd);
+    prs_address_text(address, text);
+    return prs_fail(r, "cannot connect to %s: %s", text, strerror(-r));
+}
+
+int prs_socket_connected(int fd)
+{
+    struct pollfd poll_fd = {.fd = fd, .events = POLLOUT};
+    socklen_t bytes = sizeof(int);
+    int error = 0;
+
+    if (poll(&poll_fd, 1, 0) == 0)
+        return PRS_AGAIN;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes))
+        return -errno;
+    return -error;
+}
