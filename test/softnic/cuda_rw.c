@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory over the software NIC, between two processes (two GPUs where there are two).
  * usage: cuda_rw [--least GBPS]     checks everything, prints figures; fails below that device-to-device bandwidth
- * Exit status 77: no GPU. With the driver of fake_cuda.c everything but kernels and figures is checked. */
+ * Exit status 77: no GPU. With the driver of fake_cuda/driver.c everything but kernels and figures is checked. */
 #include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,7 +117,8 @@ static void transfer_row(struct side *side, const struct row *row, uint32_t seed
     buf_free(&buf);
 }
 
-/* Both sides add to one word on the target's GPU; no update may be lost. */
+/* Each side works on a word on the other's GPU, at the same time; the results it gets go to host and to device memory.
+ */
 static void atomics(struct side *side)
 {
     enum { ADDS = 40 };
@@ -126,7 +129,7 @@ static void atomics(struct side *side)
     buf_zero(&word);
     buf_make(side, &result, side->initiator ? PAGEABLE : LEGACY, 64);
     struct remote remote = swap_remote(side, &word);
-    if (!side->initiator) /* its queue pair leads to the initiator: the word to add to is over there */
+    if (!side->initiator) /* words of their own: the values are checked */
         remote.addr += 8;
     struct ibv_sge sge = {result.addr, 8, result.mr->lkey};
     struct ibv_send_wr *bad,
@@ -160,36 +163,75 @@ static void a_new_allocation_is_mapped_anew(struct side *side)
         transfer_row(side, &(struct row){IBV_WR_RDMA_WRITE, LEGACY, i % 2 ? LEGACY : VMM, 100000}, 1000 + i);
 }
 
-/* A kernel of the application spins on the legacy default stream until a write arrives: nothing on the way may wait for
- * that stream. */
-static void a_spinning_kernel_is_reached(struct side *side)
+/* On both GPUs a kernel of the application spins on the legacy default stream until the other side's write arrives,
+ * which names a registration for the first time: nothing on the way, mapping included, may wait for that stream. */
+static void spinning_kernels_are_reached(struct side *side)
 {
     uint64_t words[2];
-    struct buf buf;
-    char mine = 'y', theirs;
+    struct buf flag, one;
+    char mine, theirs;
 
-    buf_make(side, &buf, side->initiator ? PAGEABLE : LEGACY, 64);
-    buf_zero(&buf);
-    if (side->initiator)
-        *(uint64_t *)(uintptr_t)buf.addr = 1;
-    struct remote remote = swap_remote(side, &buf);
-    if (!side->initiator)
-        mine = spin_start(buf.addr) ? 'y' : 'n';
+    buf_make(side, &flag, LEGACY, 64);
+    buf_zero(&flag);
+    buf_make(side, &one, PAGEABLE, 64);
+    *(uint64_t *)(uintptr_t)one.addr = 1;
+    struct remote remote = swap_remote(side, &flag);
+    mine = spin_start(flag.addr) ? 'y' : 'n';
     side_exchange(side, &mine, &theirs, 1);
-    if (mine == 'y' && theirs == 'y') {
-        if (side->initiator) {
-            post(side, IBV_WR_RDMA_WRITE, &buf, 0, 8, remote);
-            expect_success(side, "write to a spinning kernel");
-        } else {
-            spin_wait();
-            buf_read(&buf, 0, words, sizeof(words));
-            MUST(words[0] == 1 && words[1] == 1);
-        }
+    MUST(mine == theirs);
+    if (mine == 'y') {
+        post(side, IBV_WR_RDMA_WRITE, &one, 0, 8, remote);
+        expect_success(side, "write to a spinning kernel");
+        spin_wait();
+        buf_read(&flag, 0, words, sizeof(words));
+        MUST(words[0] == 1 && words[1] == 1); /* 2: the kernel gave up */
     } else if (side->initiator) {
-        printf("  (no kernels here: a spinning kernel was not tried)\n");
+        printf("  (no kernels here: spinning ones were not tried)\n");
     }
     side_barrier(side);
-    buf_free(&buf);
+    buf_free(&flag);
+    buf_free(&one);
+}
+
+/* Whatever the driver refuses, the request that needed it fails, and only that queue pair. */
+static void a_driver_error_is_a_completion_error(struct side *side)
+{
+    static const struct {
+        const char *call;
+        enum memory theirs;
+    } failures[] = {{"cuMemcpyAsync", LEGACY},
+                    {"cuEventQuery", LEGACY},
+                    {"cuIpcOpenMemHandle_v2", LEGACY},
+                    {"cuMemImportFromShareableHandle", VMM}};
+
+    for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+        struct buf buf;
+        buf_make(side, &buf, failures[i].theirs, 4096);
+        struct remote remote = swap_remote(side, &buf);
+        if (side->initiator) {
+            fail_next(failures[i].call, 700);
+            post(side, IBV_WR_RDMA_WRITE, &buf, 0, 4096, remote);
+            struct ibv_wc wc = side_poll(side);
+            printf("  %s fails: completion status %d (%s)\n", failures[i].call, wc.status,
+                   ibv_wc_status_str(wc.status));
+            MUST(wc.status != IBV_WC_SUCCESS);
+        }
+        side_barrier(side);
+        side_connect(side);
+        transfer_row(side, &rows[3], 77);
+        buf_free(&buf);
+    }
+}
+
+static void what_cannot_be_shared_is_refused(struct side *side)
+{
+    errno = 0;
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) &&
+         errno == EBADF); /* DMA-BUFs are to be had */
+    int fd = open("/dev/null", O_RDONLY);
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0x1000, fd, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
+    close(fd);
+    MUST(vmm_private_refused(side));
 }
 
 static double now_s(void)
@@ -257,7 +299,10 @@ static int run(struct side *side, double least)
         transfer_row(side, &rows[i], (uint32_t)i + 1);
     atomics(side);
     a_new_allocation_is_mapped_anew(side);
-    a_spinning_kernel_is_reached(side);
+    spinning_kernels_are_reached(side);
+    what_cannot_be_shared_is_refused(side);
+    if (side->fake)
+        a_driver_error_is_a_completion_error(side);
     latency(side, PAGEABLE, 8);
     latency(side, LEGACY, 8);
     latency(side, PAGEABLE, 4096);

@@ -14,7 +14,7 @@ extern const char *const memory_names[MEMORY_KINDS];
 struct side {
     bool initiator;
     int socket; /* to the other */
-    bool fake;  /* the driver is fake_cuda.c: no kernels, no figures */
+    bool fake;  /* the driver is fake_cuda/driver.c: no kernels, no figures */
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_cq *cq;
@@ -47,6 +47,15 @@ void buf_zero(const struct buf *buf);
 /** True when the first bytes are those of the seed and, unless whole, the rest is still zero; says where not. */
 bool buf_check(const struct buf *buf, size_t bytes, uint32_t seed, const char *what);
 void buf_read(const struct buf *buf, size_t offset, void *to, size_t bytes);
+
+/** Connect the queue pairs (again): both sides call it. */
+void side_connect(struct side *side);
+
+/** With the driver of fake_cuda/driver.c: its next call of that name fails. */
+void fail_next(const char *call, int result);
+
+/** True when device memory that cannot be exported was refused by ibv_reg_mr with EOPNOTSUPP. */
+bool vmm_private_refused(struct side *side);
 
 /** Wait for one completion, 20 s at most. */
 struct ibv_wc side_poll(struct side *side);

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,30 @@ def sysfs_is_private_and_complete():
     assert sorted(os.listdir("/sys/class")) == before, "and outside nothing has changed"
 
 
+def a_process_sees_the_nics_of_its_node():
+    def devices(**environment):
+        clean = {k: v for k, v in os.environ.items() if not re.match(r"(OMPI_COMM|PMI_|SLURM_|RANK$|WORLD_SIZE$|SOFTNIC_)", k)}
+        done = run("--quiet", "--nics", "2", "--nodes", "3", "--", "ibv_devices", env={**clean, **environment})
+        return re.findall(r"softnic\d+", done.stdout), done.stderr
+
+    if os.environ.get("SOFTNIC_SANITIZED"):
+        raise Skip("the software NIC is built with a sanitizer, and plain programs cannot load it")
+    if not shutil.which("ibv_devices"):
+        raise Skip("ibv_devices is not installed (apt-get install ibverbs-utils)")
+    for environment, want in (
+            ({}, [0, 1, 2, 3, 4, 5]), ({"SOFTNIC_NODE": "1"}, [2, 3]),
+            ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, [4, 5]),
+            ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "6"}, [0, 1]),
+            ({"PMI_RANK": "1", "PMI_SIZE": "3"}, [2, 3]), ({"RANK": "2", "WORLD_SIZE": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, [4, 5]),
+            ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, [4, 5]), ({"SLURM_PROCID": "9", "SLURM_NTASKS": "4"}, [0, 1, 2, 3, 4, 5]),
+            ({"SOFTNIC_NODE": "0", "RANK": "2", "WORLD_SIZE": "3"}, [0, 1])):
+        have, _ = devices(**environment)
+        assert have == [f"softnic{i}" for i in want], (environment, have)
+    for wrong in ("3", "x", "-1"):
+        have, said = devices(SOFTNIC_NODE=wrong)
+        assert have == [] and f"SOFTNIC_NODE={wrong}" in said, (wrong, have, said)
+
+
 def counters_are_json():
     done = run("--quiet", "--nics", "2", "--", CTL, "counters", "--json")
     devices = json.loads(done.stdout)["devices"]
@@ -192,7 +217,7 @@ def counters_are_json():
 CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, the_status_is_the_commands,
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
           sweep_spares_worlds_in_use, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
-          the_link_goes_down_and_up, sysfs_is_private_and_complete, counters_are_json]
+          the_link_goes_down_and_up, sysfs_is_private_and_complete, a_process_sees_the_nics_of_its_node, counters_are_json]
 
 
 def main():

@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unmodified RDMA programs of the distribution between two processes on the software NIC.
 
-usage: programs.py SOFTNIC_RUN CLAIM      (exit 77: cannot run here, with the reason)
+usage: programs.py SOFTNIC_RUN SOFTNICCTL CLAIM      (exit 77: cannot run here, with the reason)
 
 A claim starts programs under softnic-run by re-executing this file inside the world (`--inside`), where one side is started,
 awaited on its TCP port, and met by the other.
 """
+import concurrent.futures
+import json
 import os
 import re
+import signal
 import shutil
 import socket
 import subprocess
@@ -25,6 +28,8 @@ class Skip(Exception):
 
 
 def need(*programs):
+    if os.environ.get("SOFTNIC_SANITIZED"):
+        raise Skip("the software NIC is built with a sanitizer, and plain programs cannot load it")
     for program in programs:
         if not shutil.which(program):
             raise Skip(f"{program} is not installed (apt-get install perftest ibverbs-utils)")
@@ -84,15 +89,34 @@ def table_row(text):
     return [float(x) for x in rows[-1]]
 
 
+def stolen_share(_):
+    """How much of the processor time that this process asks for in a tenth of a second it does not get."""
+    begin, used = time.monotonic(), time.process_time()
+    while time.monotonic() - begin < 0.1:
+        pass
+    return 1 - (time.process_time() - used) / (time.monotonic() - begin)
+
+
+def cores_are_free():
+    """Both sides poll, so both need a core: two processes spin, and neither may be held up."""
+    with concurrent.futures.ProcessPoolExecutor(2) as pool:
+        return max(pool.map(stolen_share, range(2))) < 0.1
+
+
 def best_of(tries, measure, good):
-    """CI machines are noisy: the best of a few tries, stopping at the first good one."""
-    seen = []
+    """Shared machines are noisy: the best of a few tries, stopping at the first good one. A figure that nothing disturbed is a
+    failure; one taken while others had the cores says nothing."""
+    seen, quiet = [], False
     for _ in range(tries):
+        free_before = cores_are_free()
         seen.append(measure())
         if good(seen[-1]):
-            break
-    print(f"measured {seen}")
-    assert any(good(x) for x in seen), f"none of {seen} is as asked"
+            print(f"measured {seen}")
+            return
+        quiet |= free_before and cores_are_free()
+    if not quiet:
+        raise Skip(f"measured {seen}, but other work has the cores of this machine")
+    raise AssertionError(f"none of {seen} is as asked")
 
 
 # Claims ---------------------------------------------------------------------------------------------------------------------
@@ -102,7 +126,7 @@ def devinfo_shows_every_nic_active(run):
     out = subprocess.run([run, "--quiet", "--nics", "3", "--", "ibv_devinfo", "-v"], capture_output=True, text=True, timeout=LIMIT_S)
     assert out.returncode == 0, out.stdout + out.stderr
     assert out.stdout.count("hca_id:") == 3, out.stdout
-    assert out.stdout.count("PORT_ACTIVE") == 3, out.stdout
+    assert out.stdout.count("PORT_ACTIVE (4)") == 3, out.stdout
     guids = re.findall(r"node_guid:\s+(\S+)", out.stdout)
     assert len(set(guids)) == 3, guids
 
@@ -126,7 +150,7 @@ def perftest_programs_run(run):
 def perftest_variants_run(run):
     need("ib_write_bw", "ib_send_bw")
     for words in (["ib_write_bw", "-q", "4", "-b"], ["ib_write_bw", "-a", "-n", "100"], ["ib_send_bw", "-e"],
-                  ["ib_write_bw", "-l", "16", "-s", "8"], ["ib_send_bw", "--use-srq"],
+                  ["ib_write_bw", "-l", "20", "-s", "8"], ["ib_send_bw", "--use-srq"],
                   ["ib_write_bw", "--use_old_post_send"]):
         row = table_row(inside(run, [], "pair", words[0], "-F", "-n", "1000", *words[1:]))
         assert row[3] > 0, (words, row)
@@ -155,17 +179,80 @@ def modelled_rate_is_what_was_asked(run):
                                         "-n", "500", "--report_gbits"))[3], lambda gbits: 9.5 <= gbits <= 10.5)
 
 
-CLAIMS = [devinfo_shows_every_nic_active, pingpong_checks_its_data, perftest_programs_run, perftest_variants_run,
+# Inside a world: break something while ib_write_bw runs for a long time, and see how its client ends.
+
+def control(*words):
+    return subprocess.run([os.environ["SOFTNICCTL"], *words], check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout
+
+
+def bytes_sent():
+    return sum(device["bytes_tx"] for device in json.loads(control("counters", "--json"))["devices"])
+
+
+def broken(how):
+    port = str(free_port())
+    command = ["ib_write_bw", "-F", "-D", "60", "-p", port]
+    server = subprocess.Popen(command + ["-d", "softnic1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_listening(int(port), server)
+    client = subprocess.Popen(command + ["-d", "softnic0", "127.0.0.1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while bytes_sent() < 10_000_000:
+            assert time.monotonic() < deadline and client.poll() is None, "no traffic to break"
+            time.sleep(0.02)
+        if how == "link":
+            control("link", "softnic1", "down")
+        elif how == "peer":
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+        else:
+            pairs = json.loads(control("status", "--json"))["queue_pairs"]
+            control("qp-error", str(next(q["qpn"] for q in pairs if q["pid"] == client.pid)))
+        text, _ = client.communicate(timeout=30)
+        print(f"client status {client.returncode}\n{text}")
+    finally:
+        for process in (server, client):
+            process.kill()
+            process.wait()
+    left = json.loads(control("status", "--json"))
+    assert left["processes"] == [] and left["queue_pairs"] == [], f"left over: {left}"
+
+
+def ends_with(run, how, status):
+    """ib_write_bw reports a bad completion as "Failed status N": the enum ibv_wc_status."""
+    need("ib_write_bw")
+    text = inside(run, ["--nics", "2"], "broken", how)
+    assert "client status 0" not in text, text
+    assert re.search(rf"[Ff]ailed status {status}\b", text), text
+
+
+def a_pulled_link_ends_in_retry_exceeded(run):
+    ends_with(run, "link", 12)
+
+
+def a_killed_peer_ends_in_retry_exceeded_and_leaves_nothing(run):
+    ends_with(run, "peer", 12)
+
+
+def a_queue_pair_error_flushes_what_is_posted(run):
+    ends_with(run, "qp", 5)
+
+
+CLAIMS = [a_pulled_link_ends_in_retry_exceeded, a_killed_peer_ends_in_retry_exceeded_and_leaves_nothing,
+          a_queue_pair_error_flushes_what_is_posted, devinfo_shows_every_nic_active, pingpong_checks_its_data, perftest_programs_run, perftest_variants_run,
           a_short_write_takes_three_microseconds, large_writes_reach_eight_gigabytes_per_second,
           modelled_latency_is_what_was_asked, modelled_rate_is_what_was_asked]
 
 
 def main():
     if sys.argv[1] == "--inside":
-        assert sys.argv[2] == "pair"
-        print(pair(sys.argv[3:]))
+        if sys.argv[2] == "pair":
+            print(pair(sys.argv[3:]))
+        else:
+            broken(sys.argv[3])
         return 0
-    claim = {c.__name__: c for c in CLAIMS}[sys.argv[2]]
+    os.environ["SOFTNICCTL"] = sys.argv[2]
+    claim = {c.__name__: c for c in CLAIMS}[sys.argv[3]]
     try:
         claim(sys.argv[1])
     except Skip as reason:

@@ -17,6 +17,7 @@ struct sn_engine {
     uint32_t count, room;
     bool started, stop, asleep;
     bool realtime;
+    uint64_t spin_ns; /* how long before a due time to stop sleeping */
     uint64_t next_at; /* wake_at of the earliest, read without the mutex as a hint for helpers; UINT64_MAX: none */
     pthread_t thread;
 };

@@ -19,7 +19,8 @@ struct function {
     char path[256];
     char address[16]; /* dddd:bb:dd.f */
     unsigned class, vendor;
-    bool taken;
+    bool bus_taken; /* a NIC sits on this bus */
+    bool taken;     /* a NIC sits here */
 };
 
 struct inventory {
@@ -106,14 +107,35 @@ static int score(const struct function *f, const struct function *gpu)
     return value;
 }
 
-static bool eligible(const struct inventory *inv, const struct function *f)
+/* NCCL drops device and function digits of a NIC's address, so a NIC that shares a bus coincides with what else is
+ * there. Where a machine has only one bus (virtual machines), that is still better than no PCI device, from which no
+ * path leads to a GPU. */
+enum strictness { OWN_BUS, OWN_FUNCTION, STRICTNESSES };
+
+static bool eligible(const struct inventory *inv, const struct function *f, enum strictness how)
 {
     if (f->taken || f->class == CLASS_DISPLAY || f->class == CLASS_BRIDGE)
         return false;
+    if (how == OWN_FUNCTION)
+        return true;
     for (uint32_t i = 0; i < inv->num_gpus; i++)
         if (same_bus(f, inv->gpus[i]))
             return false;
-    return true;
+    return !f->bus_taken;
+}
+
+static struct function *best_for(struct inventory *inv, const struct function *gpu)
+{
+    struct function *best = NULL;
+
+    for (int how = OWN_BUS; !best && how < STRICTNESSES; how++) {
+        for (uint32_t k = 0; k < inv->count; k++) {
+            struct function *f = &inv->functions[k];
+            if (eligible(inv, f, (enum strictness)how) && (!best || score(f, gpu) > score(best, gpu)))
+                best = f;
+        }
+    }
+    return best;
 }
 
 void sn_pci_choose(struct sn_pci_place *places, uint32_t count)
@@ -122,21 +144,18 @@ void sn_pci_choose(struct sn_pci_place *places, uint32_t count)
     take_inventory(&inv);
     for (uint32_t i = 0; i < count; i++) {
         const struct function *gpu = inv.num_gpus ? inv.gpus[(uint64_t)i * inv.num_gpus / count] : NULL;
-        struct function *best = NULL;
-        for (uint32_t k = 0; k < inv.count; k++) {
-            struct function *f = &inv.functions[k];
-            if (eligible(&inv, f) && (!best || score(f, gpu) > score(best, gpu)))
-                best = f;
-        }
+        struct function *best = best_for(&inv, gpu);
+
         memset(&places[i], 0, sizeof(places[i]));
         if (gpu)
             snprintf(places[i].near, sizeof(places[i].near), "%s", gpu->address);
         if (!best)
             continue;
         snprintf(places[i].path, sizeof(places[i].path), "%s", best->path);
-        for (uint32_t k = 0; k < inv.count; k++) /* one NIC a bus */
+        best->taken = true;
+        for (uint32_t k = 0; k < inv.count; k++)
             if (same_bus(&inv.functions[k], best))
-                inv.functions[k].taken = true;
+                inv.functions[k].bus_taken = true;
     }
     free(inv.functions);
 }

@@ -144,7 +144,7 @@ static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *ni
         snprintf(path, sizeof(path), "%s/ports/1/gids/%d", dir, i);
         put(failed, path, "%s", gid_text(nic->gid[i], text));
         snprintf(path, sizeof(path), "%s/ports/1/gid_attrs/types/%d", dir, i);
-        put(failed, path, "RoCE v2");
+        put(failed, path, "%s", i ? "RoCE v2" : "IB/RoCE v1"); /* as ibv_query_gid_ex has them */
         snprintf(path, sizeof(path), "%s/ports/1/gid_attrs/ndevs/%d", dir, i);
         put(failed, path, "lo");
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions of fake_cuda.c; addresses are 64 bits, as CUdeviceptr is. */
-#ifndef TEST_SOFTNIC_FAKE_CUDA_H
-#define TEST_SOFTNIC_FAKE_CUDA_H
+/* The functions of driver.c; addresses are 64 bits, as CUdeviceptr is. */
+#ifndef TEST_SOFTNIC_FAKE_CUDA_DRIVER_H
+#define TEST_SOFTNIC_FAKE_CUDA_DRIVER_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -16,6 +16,10 @@ struct fake_vmm_prop {
     void *win32;
     uint8_t flags[32];
 };
+
+/* Make the next call of that name fail. Knows cuMemcpyAsync, cuEventQuery, cuIpcOpenMemHandle_v2,
+ * cuMemImportFromShareableHandle. */
+void fakeCudaFail(const char *call, int result);
 
 int cuInit(unsigned flags);
 int cuGetErrorName(int result, const char **name);
