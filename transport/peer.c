@@ -404,6 +404,6 @@ void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
                               .bytes = order->bytes};
     for (uint32_t i = 0; i < peer->path_count; i++) {
         out->receives += peer->link[i]->receives;
-        out->rail_bytes[i] = order->path_bytes[i];
+        out->rail_bytes[i] = peer->queues == 1 ? order->bytes : order->path_bytes[i];
     }
 }

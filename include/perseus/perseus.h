@@ -132,6 +132,13 @@ struct prs_rail_set {
  */
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
+/**
+ * The ordering policy that a peer over these rails would get, as "name (why)", from PERSEUS_ORDER or chosen. Return 0,
+ * -EINVAL or -EOPNOTSUPP (a forced policy that these rails cannot keep).
+ */
+PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text,
+                              size_t bytes);
+
 /* ---------------------------------------------------------------------------------------------------------------
  * memory */
 
