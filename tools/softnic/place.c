@@ -16,8 +16,6 @@
 
 #include "tools/softnic/lock.h"
 
-const struct sn_device_mem *sn_device_mem;
-
 enum { FLAG_BYTES = 8, DEVICE_POLL_LIMIT_NS = 2000000000 };
 
 /* Present when the program runs under ThreadSanitizer: its copies into program memory must go where TSan does not look.

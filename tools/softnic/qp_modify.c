@@ -139,7 +139,7 @@ static int state_enter(struct sn_qp *qp, enum ibv_qp_state to, const struct ibv_
 {
     if (to == IBV_QPS_RESET)
         return qp_reset(qp);
-    if (to == IBV_QPS_ERR) {
+    if (to == IBV_QPS_ERR && sn_qp_state(qp) != IBV_QPS_RESET) {
         sn_qp_shm_fail(sn_self->world, qp->shm, -1);
     } else {
         sn_lock_take(&qp->shm->lock); /* a peer may move it to the error state just now: that stays */

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "tools/softnic/lock.h"
+#include "tools/softnic/node.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/proc.h"
 #include "tools/softnic/qp.h"
@@ -53,25 +54,10 @@ static int world_find(struct sn_self *self)
     return r == -EEXIST ? -EAGAIN : r;
 }
 
-static uint32_t node_get(const struct sn_world *world)
-{
-    const char *text = getenv(SN_NODE_ENV);
-    char *end;
-    unsigned long node;
-
-    if (!text || !*text)
-        return SN_NONE;
-    node = strtoul(text, &end, 10);
-    if (*end || node >= world->config.nodes) {
-        sn_log("%s=%s: this world has nodes 0 to %u; showing every device", SN_NODE_ENV, text, world->config.nodes - 1);
-        return SN_NONE;
-    }
-    return (uint32_t)node;
-}
-
 static int self_join(struct sn_self *self)
 {
     int r = -EAGAIN;
+    uint32_t node;
 
     for (int i = 0; i < JOIN_TRIES; i++) {
         r = world_find(self);
@@ -79,7 +65,9 @@ static int self_join(struct sn_self *self)
             continue;
         if (r < 0)
             break;
-        r = sn_proc_enter(self->world, self->nonce, &self->nonce, node_get(self->world), &self->proc);
+        r = sn_node_of_process(self->world->config.nodes, &node);
+        if (r == 0)
+            r = sn_proc_enter(self->world, self->nonce, &self->nonce, node, &self->proc);
         if (r == 0)
             return 0;
         sn_world_close(self->world);

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugin/connect.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugin/comm.h"
+#include "plugin/device.h"
+#include "plugin/request.h"
+#include "plugin/result.h"
+#include "util/error.h"
+#include "util/log.h"
+
+static_assert(sizeof(struct prs_handle) <= NET_HANDLE_BYTES, "NCCL carries the handle");
+
+enum {
+    NOTE_MAGIC = 0x53524550,                          /* "PERS" */
+    NOTE_VERSION = 1,                                 /* of this struct and of struct cts_record */
+    FIRST_SEQUENCE = 1,                               /* never 0: see cts_check() */
+    RECV_WINDOW = COMM_REQUESTS + COMM_ANNOUNCEMENTS, /* flushes and writes of records */
+};
+
+/** Private data that the sender gives while connecting: where its clear-to-send ring is. */
+struct note {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t ring_records;
+    uint64_t ring_addr;
+    struct prs_keys ring_keys;
+};
+static_assert(sizeof(struct note) == 48 && sizeof(struct note) <= PRS_PRIVATE_DATA_BYTES, "goes over the wire");
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * sender */
+
+/**
+ * Where connecting is, kept in the caller's bytes of the handle: NCCL hands the same memory to every call. The seal
+ * tells it from what a foreign handle has there.
+ */
+struct progress_mark {
+    uint64_t comm, seal;
+};
+static_assert(sizeof(struct progress_mark) == PRS_HANDLE_CALLER_BYTES, "fills the caller's bytes");
+
+static uint64_t seal_of(uint64_t comm)
+{
+    return (comm ^ 0x9e3779b97f4a7c15u) * 0xff51afd7ed558ccdu;
+}
+
+static void *mark_place(void *handle)
+{
+    return (uint8_t *)handle + PRS_HANDLE_BYTES - PRS_HANDLE_CALLER_BYTES;
+}
+
+static struct send_comm *find_unfinished(struct context *context, void *handle)
+{
+    struct progress_mark mark;
+    struct send_comm *comm;
+
+    memcpy(&mark, mark_place(handle), sizeof(mark));
+    if (mark.seal != seal_of(mark.comm))
+        return NULL;
+    device_lock();
+    for (comm = context->connecting; comm && (uintptr_t)comm != mark.comm; comm = comm->next)
+        ;
+    device_unlock();
+    return comm;
+}
+
+static void remember_unfinished(struct context *context, struct send_comm *comm, void *handle)
+{
+    struct progress_mark mark = {.comm = (uintptr_t)comm, .seal = seal_of((uintptr_t)comm)};
+
+    memcpy(mark_place(handle), &mark, sizeof(mark));
+    device_lock();
+    comm->context = context;
+    comm->next = context->connecting;
+    context->connecting = comm;
+    device_unlock();
+}
+
+static void forget_unfinished(struct send_comm *comm, void *handle)
+{
+    struct send_comm **link;
+
+    memset(mark_place(handle), 0, PRS_HANDLE_CALLER_BYTES);
+    device_lock();
+    for (link = &comm->context->connecting; *link != comm; link = &(*link)->next)
+        ;
+    *link = comm->next;
+    comm->context = NULL;
+    device_unlock();
+}
+
+static void free_send(struct send_comm *comm)
+{
+    prs_connector_close(comm->connector);
+    prs_peer_close(comm->base.peer);
+    cts_ring_close(comm->ring, comm->ring_region); /* after the queues: nobody can write there any more */
+    free(comm);
+}
+
+/** Return 0 or -errno, logged. */
+static int start_connecting(struct context *context, int device, int traffic_class, const void *handle,
+                            struct send_comm **out)
+{
+    struct prs_peer_options options = {.window_ops = COMM_REQUESTS, .traffic_class = traffic_class};
+    struct note note = {.magic = NOTE_MAGIC, .version = NOTE_VERSION, .ring_records = CTS_RING};
+    struct prs_handle copy;
+    struct send_comm *comm;
+    int r;
+
+    comm = calloc(1, sizeof(*comm));
+    if (!comm)
+        return prs_fail(-ENOMEM, "connect: out of memory");
+    comm->base.kind = COMM_SEND;
+    comm->base.fabric = context->fabric;
+    comm->head = FIRST_SEQUENCE;
+    comm->free = request_pool(comm->request, &comm->base);
+    r = device_rails(context, device, &comm->base.rails);
+    if (r < 0)
+        goto free_comm;
+    r = cts_ring_open(comm->base.fabric, &comm->base.rails, &comm->ring, &comm->ring_region);
+    if (r < 0)
+        goto free_comm;
+    note.ring_addr = (uintptr_t)comm->ring;
+    prs_region_keys(comm->ring_region, &note.ring_keys);
+    options.private_data = &note;
+    options.private_bytes = sizeof(note);
+    memcpy(&copy, handle, sizeof(copy));
+    r = prs_connect(comm->base.fabric, &comm->base.rails, &copy, &options, &comm->connector);
+    if (r < 0)
+        goto free_comm;
+    *out = comm;
+    return 0;
+free_comm:
+    comm->connector = NULL;
+    free_send(comm);
+    return r;
+}
+
+net_result connect_with_class(struct context *context, int device, int traffic_class, void *handle, void **out)
+{
+    struct send_comm *comm;
+    int r;
+
+    *out = NULL;
+    comm = find_unfinished(context, handle);
+    if (!comm) {
+        r = start_connecting(context, device, traffic_class, handle, &comm);
+        if (r < 0)
+            return result_from_errno(r);
+        remember_unfinished(context, comm, handle);
+    }
+    r = prs_connector_step(comm->connector, &comm->base.peer);
+    if (r == PRS_AGAIN)
+        return NET_SUCCESS;
+    comm->connector = NULL; /* freed by the step that ended it */
+    forget_unfinished(comm, handle);
+    if (r < 0) {
+        comm->base.peer = NULL;
+        free_send(comm);
+        return result_from_errno(r);
+    }
+    PRS_DEBUG("send comm on device %d: %s", device, prs_peer_describe(comm->base.peer));
+    *out = comm;
+    return NET_SUCCESS;
+}
+
+net_result connect_connect(void *context, int device, void *handle, void **send_comm,
+                           struct net_device_handle **offload)
+{
+    (void)offload; /* the CPU drives this plugin */
+    return connect_with_class(context, device, ((struct context *)context)->traffic_class, handle, send_comm);
+}
+
+void connect_abandon(struct context *context)
+{
+    struct send_comm *comm, *next;
+
+    device_lock();
+    comm = context->connecting;
+    context->connecting = NULL;
+    device_unlock();
+    for (; comm; comm = next) {
+        next = comm->next;
+        free_send(comm);
+    }
+}
+
+net_result connect_close_send(void *send_comm)
+{
+    if (send_comm)
+        free_send(send_comm);
+    return NET_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * receiver */
+
+static void free_recv(struct recv_comm *comm)
+{
+    prs_peer_close(comm->base.peer);
+    cts_ring_close(comm->mirror, comm->mirror_region);
+    free(comm);
+}
+
+net_result connect_listen(void *handle_context, int device, void *handle, void **out)
+{
+    struct context *context = handle_context;
+    struct prs_handle made = {{0}};
+    struct listen_comm *comm;
+    int r;
+
+    *out = NULL;
+    comm = calloc(1, sizeof(*comm));
+    if (!comm)
+        return result_from_errno(prs_fail(-ENOMEM, "listen: out of memory"));
+    comm->base.kind = COMM_LISTEN;
+    comm->base.fabric = context->fabric;
+    comm->traffic_class = context->traffic_class;
+    r = device_rails(context, device, &comm->base.rails);
+    if (r == 0)
+        r = prs_listen(comm->base.fabric, &comm->base.rails, &made, &comm->listener);
+    if (r < 0) {
+        free(comm);
+        return result_from_errno(r);
+    }
+    memset(mark_place(&made), 0, PRS_HANDLE_CALLER_BYTES);
+    memcpy(handle, &made, sizeof(made));
+    *out = comm;
+    return NET_SUCCESS;
+}
+
+/** Return 0 or -errno, logged. */
+static int make_receiver(const struct listen_comm *listen, struct recv_comm **out)
+{
+    struct recv_comm *comm = calloc(1, sizeof(*comm));
+    int r;
+
+    if (!comm)
+        return prs_fail(-ENOMEM, "accept: out of memory");
+    comm->base.kind = COMM_RECV;
+    comm->base.fabric = listen->base.fabric;
+    comm->base.rails = listen->base.rails;
+    comm->next = comm->announced = comm->tail = comm->written = comm->arrived = FIRST_SEQUENCE;
+    comm->free = request_pool(comm->request, &comm->base);
+    r = cts_ring_open(comm->base.fabric, &comm->base.rails, &comm->mirror, &comm->mirror_region);
+    if (r < 0) {
+        free(comm);
+        return r;
+    }
+    *out = comm;
+    return 0;
+}
+
+/** Take what the sender told of itself. Return 0 or -EPROTO, logged. */
+static int read_note(struct recv_comm *comm)
+{
+    uint32_t bytes = 0;
+    const void *private_data = prs_peer_private(comm->base.peer, &bytes);
+    struct note note;
+
+    if (bytes != sizeof(note))
+        return prs_fail(-EPROTO, "%s: sent %u bytes of private data instead of %zu: another version of the plugin?",
+                        prs_peer_describe(comm->base.peer), bytes, sizeof(note));
+    memcpy(&note, private_data, sizeof(note));
+    if (note.magic != NOTE_MAGIC || note.version != NOTE_VERSION || note.ring_records != CTS_RING)
+        return prs_fail(-EPROTO, "%s: plugin protocol %#x version %u with %u records, expected %#x version %u with %u",
+                        prs_peer_describe(comm->base.peer), note.magic, note.version, note.ring_records, NOTE_MAGIC,
+                        NOTE_VERSION, CTS_RING);
+    comm->ring_addr = note.ring_addr;
+    comm->ring_keys = note.ring_keys;
+    return 0;
+}
+
+net_result connect_accept(void *listen_comm, void **out, struct net_device_handle **offload)
+{
+    struct listen_comm *listen = listen_comm;
+    struct prs_peer_options options = {
+        .on_notify = request_arrived, .window_ops = RECV_WINDOW, .traffic_class = listen->traffic_class};
+    struct recv_comm *comm;
+    int r;
+
+    (void)offload;
+    *out = NULL;
+    if (!listen->accepting) {
+        r = make_receiver(listen, &listen->accepting);
+        if (r < 0)
+            return result_from_errno(r);
+    }
+    comm = listen->accepting;
+    options.user = comm;
+    r = prs_accept(listen->listener, &options, &comm->base.peer);
+    if (r == PRS_AGAIN)
+        return NET_SUCCESS;
+    listen->accepting = NULL;
+    if (r < 0)
+        comm->base.peer = NULL;
+    else
+        r = read_note(comm);
+    if (r < 0) {
+        free_recv(comm);
+        return result_from_errno(r);
+    }
+    PRS_DEBUG("receive comm: %s", prs_peer_describe(comm->base.peer));
+    *out = comm;
+    return NET_SUCCESS;
+}
+
+net_result connect_close_recv(void *recv_comm)
+{
+    if (recv_comm)
+        free_recv(recv_comm);
+    return NET_SUCCESS;
+}
+
+net_result connect_close_listen(void *listen_comm)
+{
+    struct listen_comm *comm = listen_comm;
+
+    if (!comm)
+        return NET_SUCCESS;
+    prs_listener_close(comm->listener);
+    if (comm->accepting)
+        free_recv(comm->accepting);
+    free(comm);
+    return NET_SUCCESS;
+}

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * Clear-to-send records: what a receiver tells a sender about one buffer, written by the receiver's NIC into a ring in
+ * the sender's memory and polled there.
+ *
+ * The sender looks at a record while the NIC may be writing it, so the last word is a sum over the others and over the
+ * record's sequence number: a record that is half old and half new, or a lap old, has a wrong sum and is not there yet.
+ */
+#ifndef PERSEUS_PLUGIN_CTS_H
+#define PERSEUS_PLUGIN_CTS_H
+
+#include <assert.h>
+#include <perseus/perseus.h>
+
+enum {
+    CTS_RING =
+        PRS_NOTIFY_IDS / 2, /* entries that may be out; so an id is reused only when its notification was taken */
+    CTS_GROUP_MAX = 8,      /* entries of one receive */
+};
+
+struct cts_record {
+    uint64_t addr;
+    uint64_t size;        /* capacity */
+    struct prs_keys keys; /* of the buffer, in the order of the receiver's rails */
+    uint32_t tag;
+    uint16_t id;    /* to notify: the sequence number modulo PRS_NOTIFY_IDS */
+    uint8_t index;  /* of this entry in its receive */
+    uint8_t count;  /* entries of that receive */
+    uint64_t check; /* cts_check() */
+};
+static_assert(sizeof(struct cts_record) == 64, "one record is one cache line and one inline write");
+static_assert(offsetof(struct cts_record, check) == 56, "the check word covers all words before it");
+static_assert(PRS_MAX_RAILS == 8, "the keys take 32 bytes");
+static_assert((CTS_RING & (CTS_RING - 1)) == 0, "slots are sequence numbers, masked");
+
+/**
+ * Odd multipliers: one changed word always changes the sum, several changed words keep it with probability 2^-64. They
+ * fit 31 bits so that each is an immediate operand. Zeroed memory never passes, since sequence numbers start at 1.
+ */
+static inline uint64_t cts_check(const uint64_t *word, uint64_t sequence)
+{
+    return sequence * 0x5bd1e995u + word[0] * 0x2c1b3c6du + word[1] * 0x297a2d39u + word[2] * 0x4cf5ad43u +
+           word[3] * 0x2745937fu + word[4] * 0x38b34ae5u + word[5] * 0x1b873593u + word[6] * 0x7feb352du;
+}
+
+/** Receiver: fill in the check word of a record that is otherwise complete. */
+static inline void cts_seal(struct cts_record *record, uint64_t sequence)
+{
+    record->check = cts_check((const uint64_t *)record, sequence);
+}
+
+/**
+ * Sender: whether the record with this sequence number is wholly here. A word that is read again later cannot differ
+ * from what was summed: a slot is written again only after its message has been sent.
+ */
+static inline bool cts_arrived(const struct cts_record *record, uint64_t sequence)
+{
+    /* C1: memory is read anew in each call, and the sum before what the caller reads. Pairs with the NIC's write of the
+     * record, for whose order within the line the check word stands. */
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&record->check, __ATOMIC_ACQUIRE) != cts_check((const uint64_t *)record, sequence))
+        return false;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return record->count <= CTS_GROUP_MAX; /* a sum that fits by chance must not lead astray */
+}
+
+/**
+ * CTS_RING zeroed records in strict memory, on pages of their own so that a fork does not move what the NIC writes.
+ * Return 0 or -errno, logged.
+ */
+int cts_ring_open(struct prs_fabric *fabric, const struct prs_rail_set *rails, struct cts_record **ring,
+                  struct prs_region **region);
+/** NULLs are allowed. */
+void cts_ring_close(struct cts_record *ring, struct prs_region *region);
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** The only symbols that the plugin exports: one table an ABI version. */
+#include "plugin/compat.h"
+#include "plugin/connect.h"
+#include "plugin/device.h"
+#include "plugin/memory.h"
+#include "plugin/request.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* What NCCL_NET=... must name; valid before init. */
+#define PLUGIN_NAME "Perseus"
+
+extern const struct net_v6 ncclNetPlugin_v6;
+extern const struct net_v7 ncclNetPlugin_v7;
+extern const struct net_v8 ncclNetPlugin_v8;
+extern const struct net_v9 ncclNetPlugin_v9;
+extern const struct net_v10 ncclNetPlugin_v10;
+extern const struct net_v11 ncclNetPlugin_v11;
+extern const struct net_v12 ncclNetPlugin_v12;
+
+/* Members that no version changed. device_mr and consumed stay NULL: they are for plugins driven by the GPU. */
+#define SAME_IN_ALL                                                                                                    \
+    .name = PLUGIN_NAME, .devices = device_count, .reg_dmabuf = memory_register_dmabuf, .dereg = memory_release,       \
+    .iflush = request_iflush, .test = request_test, .close_send = connect_close_send,                                  \
+    .close_recv = connect_close_recv, .close_listen = connect_close_listen
+
+EXPORT const struct net_v12 ncclNetPlugin_v12 = {
+    SAME_IN_ALL,
+    .init = device_init,
+    .properties = device_properties,
+    .listen = connect_listen,
+    .connect = connect_connect,
+    .accept = connect_accept,
+    .reg = memory_register,
+    .isend = request_isend,
+    .irecv = request_irecv,
+    .make_vdevice = device_make_virtual,
+    .finalize = device_finalize,
+    .set_attributes = device_set_attributes,
+};
+
+EXPORT const struct net_v11 ncclNetPlugin_v11 = {
+    SAME_IN_ALL,
+    .init = device_init,
+    .properties = compat_properties_v11,
+    .listen = connect_listen,
+    .connect = connect_connect,
+    .accept = connect_accept,
+    .reg = memory_register,
+    .isend = request_isend,
+    .irecv = request_irecv,
+    .make_vdevice = compat_make_vdevice_v9,
+    .finalize = device_finalize,
+    .set_attributes = device_set_attributes,
+};
+
+EXPORT const struct net_v10 ncclNetPlugin_v10 = {
+    SAME_IN_ALL,
+    .init = compat_init_v10,
+    .properties = compat_properties_v9,
+    .listen = compat_listen_v6,
+    .connect = compat_connect_v10,
+    .accept = connect_accept,
+    .reg = memory_register,
+    .isend = request_isend,
+    .irecv = request_irecv,
+    .make_vdevice = compat_make_vdevice_v9,
+};
+
+EXPORT const struct net_v9 ncclNetPlugin_v9 = {
+    SAME_IN_ALL,
+    .init = compat_init_v6,
+    .properties = compat_properties_v9,
+    .listen = compat_listen_v6,
+    .connect = compat_connect_v7,
+    .accept = connect_accept,
+    .reg = memory_register,
+    .isend = compat_isend_v9,
+    .irecv = compat_irecv_v9,
+    .make_vdevice = compat_make_vdevice_v9,
+};
+
+EXPORT const struct net_v8 ncclNetPlugin_v8 = {
+    SAME_IN_ALL,
+    .init = compat_init_v6,
+    .properties = compat_properties_v8,
+    .listen = compat_listen_v6,
+    .connect = compat_connect_v7,
+    .accept = connect_accept,
+    .reg = memory_register,
+    .isend = compat_isend_v6,
+    .irecv = request_irecv_narrow,
+};
+
+EXPORT const struct net_v7 ncclNetPlugin_v7 = {
+    SAME_IN_ALL,
+    .init = compat_init_v6,
+    .properties = compat_properties_v7,
+    .listen = compat_listen_v6,
+    .connect = compat_connect_v7,
+    .accept = connect_accept,
+    .reg = compat_reg_v6,
+    .isend = compat_isend_v6,
+    .irecv = request_irecv_narrow,
+};
+
+EXPORT const struct net_v6 ncclNetPlugin_v6 = {
+    SAME_IN_ALL,
+    .init = compat_init_v6,
+    .properties = compat_properties_v6,
+    .listen = compat_listen_v6,
+    .connect = compat_connect_v6,
+    .accept = compat_accept_v6,
+    .reg = compat_reg_v6,
+    .isend = compat_isend_v6,
+    .irecv = request_irecv_narrow,
+};

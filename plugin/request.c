@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugin/request.h"
+
+#include <errno.h>
+
+#include "plugin/result.h"
+#include "util/error.h"
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * common */
+
+struct request *request_pool(struct request *request, struct comm *comm)
+{
+    for (int i = 0; i < COMM_REQUESTS; i++) {
+        request[i].comm = comm;
+        request[i].next = i + 1 < COMM_REQUESTS ? &request[i + 1] : NULL;
+    }
+    return request;
+}
+
+/**
+ * Nothing is in flight of a side that only waits, so neither its queue nor its calls would ever notice that the peer or
+ * the device is gone: look on purpose, now and then.
+ */
+static int look_around(struct comm *comm)
+{
+    int r = prs_fabric_check(comm->fabric, &comm->rails);
+
+    return r < 0 ? r : prs_peer_progress(comm->peer);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * receiver */
+
+void request_arrived(void *recv_comm, uint32_t id, uint64_t bytes)
+{
+    struct recv_comm *comm = recv_comm;
+    uint32_t slot = id % CTS_RING;
+    struct request *request = comm->entry[slot];
+    uint32_t index;
+
+    if (!request || (index = (id - request->first) % PRS_NOTIFY_IDS) >= request->count || bytes > COMM_MAX_BYTES) {
+        if (!comm->error)
+            comm->error = prs_fail(-EPROTO, "%s: notification %u of %llu bytes, which no receive expects",
+                                   prs_peer_describe(comm->base.peer), id, (unsigned long long)bytes);
+        return;
+    }
+    request->size[index] = (int)bytes;
+    request->left--;
+    comm->entry[slot] = NULL;
+    comm->arrived++;
+    while (comm->tail != comm->next && !comm->entry[comm->tail % CTS_RING])
+        comm->tail++;
+}
+
+/** Retire writes of records that have left the mirror. They complete in the order of posting or later; never earlier.
+ */
+static void retire_announcements(struct recv_comm *comm)
+{
+    while (comm->announce_tail != comm->announce_head) {
+        struct announcement *oldest = &comm->announcement[comm->announce_tail % COMM_ANNOUNCEMENTS];
+
+        if (oldest->op.status == PRS_OP_PENDING)
+            break;
+        comm->written = oldest->end;
+        comm->announce_tail++;
+    }
+}
+
+/**
+ * Whether the records that wait are to be written to the sender now. They wait only while it still has at least as many
+ * entries to fill as wait here: so it never runs dry for want of a record, and the busier it is the more records share
+ * one write.
+ */
+static inline bool is_announcing(const struct recv_comm *comm)
+{
+    return comm->announced - comm->arrived < comm->next - comm->announced;
+}
+
+/** Write all waiting records to the sender. Return 0, also when the peer is busy and the rest goes later, or -errno. */
+static int announce(struct recv_comm *comm)
+{
+    retire_announcements(comm);
+    while (comm->announced != comm->next && comm->announce_head - comm->announce_tail < COMM_ANNOUNCEMENTS) {
+        struct announcement *one = &comm->announcement[comm->announce_head % COMM_ANNOUNCEMENTS];
+        uint32_t slot = comm->announced % CTS_RING;
+        uint64_t records = comm->next - comm->announced;
+        struct prs_put put = {
+            .src = comm->mirror_region,
+            .src_addr = &comm->mirror[slot],
+            .dst_addr = comm->ring_addr + slot * sizeof(struct cts_record),
+            .dst = &comm->ring_keys,
+        };
+        int r;
+
+        if (records > CTS_RING - slot)
+            records = CTS_RING - slot;
+        put.len_bytes = records * sizeof(struct cts_record);
+        if (records == 1)
+            put.flags = PRS_PUT_INLINE;
+        r = prs_peer_put(comm->base.peer, &one->op, &put);
+        if (r)
+            return r == PRS_BUSY ? 0 : r;
+        comm->announced += records;
+        one->end = comm->announced;
+        comm->announce_head++;
+    }
+    return 0;
+}
+
+/** Return 0 or -errno. */
+static int progress_recv(struct recv_comm *comm)
+{
+    int r = prs_peer_progress(comm->base.peer);
+
+    if (r < 0)
+        return r;
+    if (comm->error)
+        return comm->error;
+    if (r == 0 && ++comm->misses >= COMM_CHECK_EVERY) {
+        comm->misses = 0;
+        r = prs_fabric_check(comm->base.fabric, &comm->base.rails);
+        if (r < 0)
+            return r;
+    }
+    return is_announcing(comm) ? announce(comm) : 0;
+}
+
+static bool ring_has_room(struct recv_comm *comm, int n)
+{
+    if (comm->next + n - comm->tail > CTS_RING)
+        return false;
+    if (comm->next + n - comm->written <= CTS_RING)
+        return true;
+    retire_announcements(comm);
+    return comm->next + n - comm->written <= CTS_RING;
+}
+
+static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t n, const void *data, size_t size,
+                               int tag, const struct memory *memory)
+{
+    static const struct prs_keys none;
+    uint64_t sequence = comm->next + index;
+    struct cts_record *record = &comm->mirror[sequence % CTS_RING];
+
+    record->addr = (uintptr_t)data;
+    record->size = size;
+    record->keys = *(memory ? &memory->keys : &none);
+    record->tag = (uint32_t)tag;
+    record->id = sequence % PRS_NOTIFY_IDS;
+    record->index = (uint8_t)index;
+    record->count = (uint8_t)n;
+    cts_seal(record, sequence);
+}
+
+static __attribute__((cold)) net_result refuse_receive(int n, int index, size_t size)
+{
+    if (n < 0 || n > COMM_MAX_RECVS)
+        return result_from_errno(prs_fail(-EINVAL, "irecv: %d buffers; 0 to %d are possible", n, COMM_MAX_RECVS));
+    return result_from_errno(prs_fail(-EINVAL, "irecv: buffer %d of %zu bytes is not registered", index, size));
+}
+
+/** No request or no room in the sender's ring: NCCL calls again. */
+static net_result nothing_posted(struct recv_comm *comm)
+{
+    int r = progress_recv(comm);
+
+    return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+}
+
+/** Sizes are int in the older tables; this is compiled once for each width. */
+static inline __attribute__((always_inline)) net_result post_receive(struct recv_comm *comm, int n, void **data,
+                                                                     const void *sizes, bool is_wide, const int *tags,
+                                                                     void **mhandles, void **out)
+{
+    struct request *request = comm->free;
+    size_t size = 0;
+    int r, i = 0;
+
+    *out = NULL;
+    if (n < 0 || n > COMM_MAX_RECVS)
+        return refuse_receive(n, 0, 0);
+    if (!request || !ring_has_room(comm, n))
+        return nothing_posted(comm);
+    for (; i < n; i++) {
+        size = is_wide ? ((const size_t *)sizes)[i] : (size_t)((const int *)sizes)[i];
+
+        if (!mhandles[i] && size)
+            goto forget; /* what was filled in so far is not announced */
+        fill_record(comm, (uint32_t)i, (uint32_t)n, data[i], size, tags[i], mhandles[i]);
+        comm->entry[(comm->next + i) % CTS_RING] = request;
+    }
+    comm->free = request->next;
+    request->kind = REQUEST_RECV;
+    request->count = request->left = (uint8_t)n;
+    request->first = (uint32_t)comm->next;
+    comm->next += n;
+    if (is_announcing(comm)) {
+        r = announce(comm);
+        if (r < 0)
+            return result_from_errno(r);
+    }
+    *out = request;
+    return NET_SUCCESS;
+forget:
+    for (int j = i; j-- > 0;)
+        comm->entry[(comm->next + j) % CTS_RING] = NULL;
+    return refuse_receive(n, i, size);
+}
+
+net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
+                         void **profiles, void **out)
+{
+    (void)profiles;
+    return post_receive(recv_comm, n, data, sizes, true, tags, mhandles, out);
+}
+
+net_result request_irecv_narrow(void *recv_comm, int n, void **data, int *sizes, int *tags, void **mhandles, void **out)
+{
+    return post_receive(recv_comm, n, data, sizes, false, tags, mhandles, out);
+}
+
+/** The last buffer that a NIC has written for a GPU to read; NULL if none was. */
+static const struct memory *flush_target(int n, void **data, const int *sizes, void **mhandles, void **addr)
+{
+    for (int i = n; i-- > 0;) {
+        const struct memory *memory = mhandles[i];
+
+        if (memory && memory->is_device && sizes[i] > 0) {
+            *addr = data[i];
+            return memory;
+        }
+    }
+    return NULL;
+}
+
+/** Return 0 or -errno; when the peer's window is full the request stays waiting. */
+static int start_flush(struct request *request)
+{
+    int r = prs_peer_flush(request->comm->peer, &request->op, request->flush_memory->region, request->flush_addr);
+
+    request->waiting = r == PRS_BUSY;
+    return r < 0 ? r : 0;
+}
+
+net_result request_iflush(void *recv_comm, int n, void **data, int *sizes, void **mhandles, void **out)
+{
+    struct recv_comm *comm = recv_comm;
+    struct request *request = comm->free;
+    const struct memory *memory;
+    void *addr = NULL;
+    int r;
+
+    *out = NULL;
+    memory = flush_target(n, data, sizes, mhandles, &addr);
+    if (!memory)
+        return NET_SUCCESS; /* the CPU sees what is in host memory as soon as the receive is done */
+    if (!request)
+        return result_from_errno(prs_fail(-EINVAL, "iflush: %d requests are out already", COMM_REQUESTS));
+    request->kind = REQUEST_FLUSH;
+    request->flush_memory = memory;
+    request->flush_addr = addr;
+    r = start_flush(request);
+    if (r < 0)
+        return result_from_errno(r);
+    comm->free = request->next;
+    *out = request;
+    return NET_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * sender */
+
+/** No record to fill yet, or no room: NCCL calls again. */
+static net_result nothing_sent(struct send_comm *comm)
+{
+    int r;
+
+    if (++comm->misses < COMM_CHECK_EVERY)
+        return NET_SUCCESS;
+    comm->misses = 0;
+    r = look_around(&comm->base);
+    return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+}
+
+/**
+ * The first unfilled record of the head receive with this tag. Stops at the first that is not here: were a later one of
+ * the same tag taken, two sends of one tag would change places.
+ */
+static const struct cts_record *match(const struct send_comm *comm, uint32_t tag)
+{
+    uint32_t count = comm->ring[comm->head % CTS_RING].count;
+
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cts_record *record = &comm->ring[(comm->head + i) % CTS_RING];
+
+        if (comm->filled & 1u << i)
+            continue;
+        if (!cts_arrived(record, comm->head + i) || record->index != i || record->count != count)
+            return NULL;
+        if (record->tag == tag)
+            return record;
+    }
+    return NULL;
+}
+
+static inline void consume(struct send_comm *comm, const struct cts_record *record)
+{
+    uint32_t count = record->count;
+
+    if (count == 1) {
+        comm->head++;
+        return;
+    }
+    comm->filled |= 1u << record->index;
+    if (comm->filled == (1u << count) - 1) {
+        comm->head += count;
+        comm->filled = 0;
+    }
+}
+
+static __attribute__((cold)) net_result refuse_send(const struct send_comm *comm, size_t size,
+                                                    const struct cts_record *record, const struct memory *memory)
+{
+    const char *peer = prs_peer_describe(comm->base.peer);
+    int r;
+
+    if (size > record->size)
+        r = prs_fail(-EINVAL,
+                     "isend of %zu bytes with tag %d, but the receiver's buffer holds %llu: do both sides agree "
+                     "on the count? (%s)",
+                     size, (int)record->tag, (unsigned long long)record->size, peer);
+    else if (size > COMM_MAX_BYTES)
+        r = prs_fail(-EINVAL, "isend of %zu bytes: at most %d are possible (%s)", size, COMM_MAX_BYTES, peer);
+    else
+        r = prs_fail(-EINVAL, "isend of %zu bytes from memory that is not registered (mhandle %p, %s)", size,
+                     (const void *)memory, peer);
+    return result_from_errno(r);
+}
+
+/** Separate from request_isend(), which is called in vain so often that it is to do as little as possible then. */
+static __attribute__((noinline)) net_result send_to(struct send_comm *comm, const struct cts_record *record,
+                                                    const void *data, size_t size, const struct memory *memory,
+                                                    void **out)
+{
+    struct request *request = comm->free;
+    struct prs_put put;
+    int r;
+
+    if (!request)
+        return nothing_sent(comm);
+    if (size > record->size || size > COMM_MAX_BYTES || (size && !memory))
+        return refuse_send(comm, size, record, memory);
+    put.src = memory ? memory->region : NULL;
+    put.src_addr = data;
+    put.dst_addr = record->addr;
+    put.dst = &record->keys;
+    put.len_bytes = size;
+    put.notify_id = record->id % PRS_NOTIFY_IDS;
+    put.group = 0;
+    put.flags = PRS_PUT_NOTIFY;
+    r = prs_peer_put(comm->base.peer, &request->op, &put);
+    if (r)
+        return r < 0 ? result_from_errno(r) : nothing_sent(comm);
+    consume(comm, record);
+    comm->free = request->next;
+    request->kind = REQUEST_SEND;
+    request->size[0] = (int)size;
+    *out = request;
+    return NET_SUCCESS;
+}
+
+net_result request_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *profile, void **out)
+{
+    struct send_comm *comm = send_comm;
+    const struct cts_record *record = &comm->ring[comm->head % CTS_RING];
+
+    (void)profile;
+    *out = NULL;
+    if (!cts_arrived(record, comm->head))
+        return nothing_sent(comm);
+    if (record->count != 1 || record->tag != (uint32_t)tag)
+        record = match(comm, (uint32_t)tag);
+    return record ? send_to(comm, record, data, size, mhandle, out) : nothing_sent(comm);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * test */
+
+/** Drive an op; return 1 when it is done, 0 when not, or -errno. */
+static int drive_op(struct request *request)
+{
+    if (request->op.status == PRS_OP_PENDING || request->waiting) {
+        int r = prs_peer_progress(request->comm->peer);
+
+        if (r >= 0 && request->waiting)
+            r = start_flush(request);
+        if (r < 0)
+            return r;
+        if (request->op.status == PRS_OP_PENDING || request->waiting)
+            return 0;
+    }
+    return request->op.status < 0 ? request->op.status : 1;
+}
+
+net_result request_test(void *handle, int *done, int *sizes)
+{
+    struct request *request = handle;
+    struct request **free;
+    int r;
+
+    *done = 0;
+    if (request->kind == REQUEST_RECV) {
+        struct recv_comm *comm = (struct recv_comm *)request->comm;
+
+        if (request->left) {
+            r = progress_recv(comm);
+            if (r < 0)
+                return result_from_errno(r);
+            if (request->left)
+                return NET_SUCCESS;
+        }
+        for (int i = 0; sizes && i < request->count; i++)
+            sizes[i] = request->size[i];
+        free = &comm->free;
+    } else {
+        r = drive_op(request);
+        if (r <= 0)
+            return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+        if (request->kind == REQUEST_SEND) {
+            if (sizes)
+                sizes[0] = request->size[0];
+            free = &((struct send_comm *)request->comm)->free;
+        } else {
+            free = &((struct recv_comm *)request->comm)->free;
+        }
+    }
+    request->next = *free;
+    *free = request;
+    *done = 1;
+    return NET_SUCCESS;
+}

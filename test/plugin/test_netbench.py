@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""perseus-netbench finds what is wrong with a plugin, in bounded time, and nothing wrong with one that works."""
+import json
+import os
+import subprocess
+import sys
+
+OPS = ("sendrecv", "allreduce", "allgather", "reducescatter", "alltoall")
+FAULTS = {  # TOY_FAULT: what netbench must say
+    "init": "init returned 2 (system error)",
+    "connect": "still connecting to rank",
+    "unwritten": "isend succeeded without writing *request",
+    "corrupt": "bytes are wrong",
+    "short": "was said to have",
+    "hang": "waits for data",
+    "die": "was killed by signal 9",
+}
+
+
+def run(netbench, plugin, *options, fault=""):
+    command = [netbench, "--plugin", plugin, "--check", "--json", "--iters", "5", "--timeout", "2", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "TOY_FAULT": fault})
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def main():
+    netbench, plugin = sys.argv[1:3]
+    failed = 0
+    for op in OPS:
+        for more in ((), ("--group", "4", "--chunk", "1000", "--comms", "2")):
+            status, rows, said = run(netbench, plugin, "--op", op, "--ranks", "3", "--sizes", "0:64K:x16", "--odd", *more)
+            good = status == 0 and len(rows) == 15 and not any(row["errors"] for row in rows)
+            print("ok" if good else "FAIL", "a working plugin has no errors:", op, *more, "" if good else said)
+            failed += not good
+    for fault, words in FAULTS.items():
+        status, rows, said = run(netbench, plugin, "--ranks", "2", "--sizes", "1000", "--chunk", "200", fault=fault)
+        good = status != 0 and words in said
+        print("ok" if good else "FAIL", f"a plugin with fault '{fault}' is found out", "" if good else said)
+        failed += not good
+    for options in (("--ranks", "1"), ("--sizes", "5:1"), ("--op", "gossip"), ("--api", "v5"), ("--mem", "cuda"), ("--api", "v9")):
+        status, _, said = run(netbench, plugin, *options)
+        good = status != 0 and "perseus-netbench: " in said
+        print("ok" if good else "FAIL", "an impossible option is refused:", *options, "" if good else said)
+        failed += not good
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory over the software NIC, between two processes (two GPUs where there are two).
+ * usage: cuda_rw [--least GBPS]     checks everything, prints figures; fails below that device-to-device bandwidth
+ * Exit status 77: no GPU. With the driver of fake_cuda/driver.c everything but kernels and figures is checked. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "test/softnic/cuda_side.h"
+
+enum { SKIP = 77, IMM = 0x1234abcd };
+
+struct remote {
+    uint64_t addr;
+    uint32_t rkey;
+};
+
+static const struct row {
+    enum ibv_wr_opcode opcode;
+    enum memory mine, theirs; /* of the initiator, of the target */
+    size_t bytes;
+} rows[] = {
+    {IBV_WR_RDMA_WRITE, LEGACY, LEGACY, 1},
+    {IBV_WR_RDMA_WRITE, LEGACY, LEGACY, 8},
+    {IBV_WR_RDMA_WRITE, LEGACY, LEGACY, 4095},
+    {IBV_WR_RDMA_WRITE, LEGACY, LEGACY, 3000001},
+    {IBV_WR_RDMA_WRITE, VMM, VMM, 5000001}, /* three allocations */
+    {IBV_WR_RDMA_WRITE, VMM, LEGACY, 65537},
+    {IBV_WR_RDMA_WRITE, DMABUF, DMABUF, 1048576},
+    {IBV_WR_RDMA_WRITE, PAGEABLE, LEGACY, 7},
+    {IBV_WR_RDMA_WRITE, PAGEABLE, LEGACY, 16385}, /* one more than a small slot */
+    {IBV_WR_RDMA_WRITE, PAGEABLE, VMM, 6000000},  /* more than all pieces in flight */
+    {IBV_WR_RDMA_WRITE, PINNED, LEGACY, 2000003},
+    {IBV_WR_RDMA_WRITE, LEGACY, PAGEABLE, 5},
+    {IBV_WR_RDMA_WRITE, LEGACY, PAGEABLE, 4000001},
+    {IBV_WR_RDMA_WRITE, VMM, PINNED, 700000},
+    {IBV_WR_RDMA_READ, LEGACY, LEGACY, 3000001},
+    {IBV_WR_RDMA_READ, PAGEABLE, LEGACY, 8},
+    {IBV_WR_RDMA_READ, PAGEABLE, VMM, 4500000},
+    {IBV_WR_RDMA_READ, PINNED, LEGACY, 1000000},
+    {IBV_WR_RDMA_READ, LEGACY, PAGEABLE, 3000000},
+    {IBV_WR_RDMA_WRITE_WITH_IMM, LEGACY, LEGACY, 100000},
+    {IBV_WR_RDMA_WRITE_WITH_IMM, PAGEABLE, VMM, 1200000},
+    {IBV_WR_SEND, LEGACY, LEGACY, 70000},
+    {IBV_WR_SEND, PAGEABLE, LEGACY, 300},
+    {IBV_WR_SEND, LEGACY, PAGEABLE, 2000000},
+    {IBV_WR_RDMA_WRITE, PAGEABLE, PAGEABLE, 100000},
+};
+
+static void post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *buf, size_t offset, size_t bytes,
+                 struct remote remote)
+{
+    struct ibv_sge sge = {buf->addr + offset, (uint32_t)bytes, buf->mr->lkey};
+    struct ibv_send_wr *bad,
+        wr = {.sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(IMM)};
+    wr.wr.rdma.remote_addr = remote.addr + offset;
+    wr.wr.rdma.rkey = remote.rkey;
+    MUST(!ibv_post_send(side->qp, &wr, &bad));
+}
+
+static void expect_success(struct side *side, const char *what)
+{
+    struct ibv_wc wc = side_poll(side);
+    if (wc.status != IBV_WC_SUCCESS) {
+        fprintf(stderr, "%s: completion status %d (%s)\n", what, wc.status, ibv_wc_status_str(wc.status));
+        exit(1);
+    }
+}
+
+static struct remote swap_remote(struct side *side, const struct buf *buf)
+{
+    struct remote mine = {buf->addr, buf->mr->rkey}, theirs;
+    side_exchange(side, &mine, &theirs, sizeof(mine));
+    return theirs;
+}
+
+static void transfer_row(struct side *side, const struct row *row, uint32_t seed)
+{
+    char what[128];
+    struct buf buf;
+    bool takes_receive = row->opcode == IBV_WR_SEND || row->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    bool is_read = row->opcode == IBV_WR_RDMA_READ;
+
+    snprintf(what, sizeof(what), "opcode %d, %s to %s, %zu bytes", row->opcode, memory_names[row->mine],
+             memory_names[row->theirs], row->bytes);
+    buf_make(side, &buf, side->initiator ? row->mine : row->theirs, row->bytes + 64);
+    if (side->initiator != is_read)
+        buf_fill(&buf, seed);
+    else
+        buf_zero(&buf);
+    if (!side->initiator && takes_receive) {
+        struct ibv_sge sge = {buf.addr, (uint32_t)row->bytes, buf.mr->lkey};
+        struct ibv_recv_wr *bad, wr = {.sg_list = &sge, .num_sge = row->opcode == IBV_WR_SEND};
+        MUST(!ibv_post_recv(side->qp, &wr, &bad));
+    }
+    struct remote remote = swap_remote(side, &buf);
+    if (side->initiator) {
+        post(side, row->opcode, &buf, 0, row->bytes, remote);
+        expect_success(side, what);
+    } else if (takes_receive) {
+        struct ibv_wc wc = side_poll(side);
+        MUST(wc.status == IBV_WC_SUCCESS && wc.byte_len == row->bytes);
+        MUST(row->opcode == IBV_WR_SEND || wc.imm_data == htonl(IMM));
+        MUST(buf_check(&buf, row->bytes, seed, what)); /* at once: the completion promises the data */
+    }
+    side_barrier(side);
+    if (side->initiator == is_read)
+        MUST(buf_check(&buf, row->bytes, seed, what));
+    side_barrier(side);
+    buf_free(&buf);
+}
+
+/* Each side works on a word on the other's GPU, at the same time; the results it gets go to host and to device memory.
+ */
+static void atomics(struct side *side)
+{
+    enum { ADDS = 40 };
+    struct buf word, result;
+    uint64_t value;
+
+    buf_make(side, &word, LEGACY, 64);
+    buf_zero(&word);
+    buf_make(side, &result, side->initiator ? PAGEABLE : LEGACY, 64);
+    struct remote remote = swap_remote(side, &word);
+    if (!side->initiator) /* words of their own: the values are checked */
+        remote.addr += 8;
+    struct ibv_sge sge = {result.addr, 8, result.mr->lkey};
+    struct ibv_send_wr *bad,
+        wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .send_flags = IBV_SEND_SIGNALED};
+    wr.wr.atomic.remote_addr = remote.addr;
+    wr.wr.atomic.rkey = remote.rkey;
+    wr.wr.atomic.compare_add = 3;
+    for (uint64_t i = 0; i < ADDS; i++) {
+        MUST(!ibv_post_send(side->qp, &wr, &bad));
+        expect_success(side, "fetch and add");
+        buf_read(&result, 0, &value, 8);
+        MUST(value == 3 * i);
+    }
+    wr.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+    wr.wr.atomic.compare_add = 3 * ADDS;
+    wr.wr.atomic.swap = 7;
+    MUST(!ibv_post_send(side->qp, &wr, &bad));
+    expect_success(side, "compare and swap");
+    side_barrier(side);
+    buf_read(&word, side->initiator ? 8 : 0, &value, 8);
+    MUST(value == 7);
+    side_barrier(side);
+    buf_free(&word);
+    buf_free(&result);
+}
+
+/* Memory freed and allocated again is likely to be at the same address: the old mapping must not be used for it. */
+static void a_new_allocation_is_mapped_anew(struct side *side)
+{
+    for (uint32_t i = 0; i < 12; i++)
+        transfer_row(side, &(struct row){IBV_WR_RDMA_WRITE, LEGACY, i % 2 ? LEGACY : VMM, 100000}, 1000 + i);
+}
+
+/* On both GPUs a kernel of the application spins on the legacy default stream until the other side's write arrives,
+ * which names a registration for the first time: nothing on the way, mapping included, may wait for that stream. */
+static void spinning_kernels_are_reached(struct side *side)
+{
+    uint64_t words[2];
+    struct buf flag, one;
+    char mine, theirs;
+
+    buf_make(side, &flag, LEGACY, 64);
+    buf_zero(&flag);
+    buf_make(side, &one, PAGEABLE, 64);
+    *(uint64_t *)(uintptr_t)one.addr = 1;
+    struct remote remote = swap_remote(side, &flag);
+    mine = spin_start(flag.addr) ? 'y' : 'n';
+    side_exchange(side, &mine, &theirs, 1);
+    MUST(mine == theirs);
+    if (mine == 'y') {
+        post(side, IBV_WR_RDMA_WRITE, &one, 0, 8, remote);
+        expect_success(side, "write to a spinning kernel");
+        spin_wait();
+        buf_read(&flag, 0, words, sizeof(words));
+        MUST(words[0] == 1 && words[1] == 1); /* 2: the kernel gave up */
+    } else if (side->initiator) {
+        printf("  (no kernels here: spinning ones were not tried)\n");
+    }
+    side_barrier(side);
+    buf_free(&flag);
+    buf_free(&one);
+}
+
+/* Whatever the driver refuses, the request that needed it fails, and only that queue pair. */
+static void a_driver_error_is_a_completion_error(struct side *side)
+{
+    static const struct {
+        const char *call;
+        enum memory theirs;
+    } failures[] = {{"cuMemcpyAsync", LEGACY},
+                    {"cuEventQuery", LEGACY},
+                    {"cuIpcOpenMemHandle_v2", LEGACY},
+                    {"cuMemImportFromShareableHandle", VMM}};
+
+    for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+        struct buf buf;
+        buf_make(side, &buf, failures[i].theirs, 4096);
+        struct remote remote = swap_remote(side, &buf);
+        if (side->initiator) {
+            fail_next(failures[i].call, 700);
+            post(side, IBV_WR_RDMA_WRITE, &buf, 0, 4096, remote);
+            struct ibv_wc wc = side_poll(side);
+            printf("  %s fails: completion status %d (%s)\n", failures[i].call, wc.status,
+                   ibv_wc_status_str(wc.status));
+            MUST(wc.status != IBV_WC_SUCCESS);
+        }
+        side_barrier(side);
+        side_connect(side);
+        transfer_row(side, &rows[3], 77);
+        buf_free(&buf);
+    }
+}
+
+static void what_cannot_be_shared_is_refused(struct side *side)
+{
+    errno = 0;
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) &&
+         errno == EBADF); /* DMA-BUFs are to be had */
+    int fd = open("/dev/null", O_RDONLY);
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0x1000, fd, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
+    close(fd);
+    MUST(vmm_private_refused(side));
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double bandwidth(struct side *side, enum memory mine, enum memory theirs, size_t message)
+{
+    enum { WINDOW = 16 };
+    size_t total = side->fake ? 16 << 20 : 2048ul << 20, count = total / message, posted = 0, done = 0;
+    struct buf buf;
+
+    buf_make(side, &buf, side->initiator ? mine : theirs, message);
+    buf_fill(&buf, 5);
+    struct remote remote = swap_remote(side, &buf);
+    double start = now_s();
+    if (side->initiator) {
+        post(side, IBV_WR_RDMA_WRITE, &buf, 0, message, remote); /* maps what must be mapped */
+        expect_success(side, "first write");
+        for (start = now_s(); done < count; done++) {
+            for (; posted < count && posted < done + WINDOW; posted++)
+                post(side, IBV_WR_RDMA_WRITE, &buf, 0, message, remote);
+            expect_success(side, "bandwidth");
+        }
+    }
+    double gbytes = (double)(count * message) / (now_s() - start) / 1e9;
+    side_barrier(side);
+    buf_free(&buf);
+    if (side->initiator)
+        printf("  %-8s to %-8s %8zu bytes: %7.2f GB/s\n", memory_names[mine], memory_names[theirs], message, gbytes);
+    return gbytes;
+}
+
+static void latency(struct side *side, enum memory mine, size_t bytes)
+{
+    int rounds = side->fake ? 50 : 2000;
+    struct buf buf;
+
+    buf_make(side, &buf, side->initiator ? mine : LEGACY, bytes);
+    struct remote remote = swap_remote(side, &buf);
+    double start = now_s();
+    for (int i = -1; side->initiator && i < rounds; i++) {
+        if (i == 0)
+            start = now_s();
+        post(side, IBV_WR_RDMA_WRITE, &buf, 0, bytes, remote);
+        expect_success(side, "latency");
+    }
+    double us = (now_s() - start) / rounds * 1e6;
+    side_barrier(side);
+    buf_free(&buf);
+    if (side->initiator)
+        printf("  %-8s to legacy   %8zu bytes: %7.2f us until complete\n", memory_names[mine], bytes, us);
+}
+
+static int run(struct side *side, double least)
+{
+    char mine, theirs;
+    bool opened = side_open(side);
+    if (!opened)
+        return SKIP;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        transfer_row(side, &rows[i], (uint32_t)i + 1);
+    atomics(side);
+    a_new_allocation_is_mapped_anew(side);
+    spinning_kernels_are_reached(side);
+    what_cannot_be_shared_is_refused(side);
+    if (side->fake)
+        a_driver_error_is_a_completion_error(side);
+    latency(side, PAGEABLE, 8);
+    latency(side, LEGACY, 8);
+    latency(side, PAGEABLE, 4096);
+    bandwidth(side, LEGACY, LEGACY, 65536);
+    double gbytes = bandwidth(side, LEGACY, LEGACY, 1 << 20);
+    bandwidth(side, VMM, VMM, 1 << 20);
+    bandwidth(side, PINNED, LEGACY, 1 << 20);
+    bandwidth(side, PAGEABLE, LEGACY, 1 << 20);
+    bandwidth(side, LEGACY, PAGEABLE, 1 << 20);
+    mine = side->initiator && !side->fake && gbytes < least ? 'n' : 'y';
+    side_exchange(side, &mine, &theirs, 1);
+    if (mine == 'n')
+        fprintf(stderr, "device to device: %.2f GB/s, at least %.2f were asked for\n", gbytes, least);
+    ibv_destroy_qp(side->qp);
+    ibv_destroy_cq(side->cq);
+    ibv_dealloc_pd(side->pd);
+    ibv_close_device(side->context);
+    return mine == 'n';
+}
+
+int main(int argc, char **argv)
+{
+    double least = argc == 3 && !strcmp(argv[1], "--least") ? atof(argv[2]) : 0;
+    int sockets[2], status;
+
+    MUST(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+    pid_t child = fork(); /* before CUDA, which does not survive it */
+    MUST(child >= 0);
+    struct side side = {.initiator = child != 0, .socket = sockets[child ? 0 : 1]};
+    close(sockets[child ? 1 : 0]);
+    int r = run(&side, least);
+    if (!child)
+        return r;
+    close(side.socket);
+    MUST(waitpid(child, &status, 0) == child);
+    MUST(WIFEXITED(status));
+    return r ? r : WEXITSTATUS(status);
+}

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/softnic/cuda_side.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CHUNK = 2 << 20, PORT = 1, DMA_BUF_FD = 1, POSIX_FD = 1 };
+
+const char *const memory_names[MEMORY_KINDS] = {"legacy", "vmm", "dmabuf", "pageable", "pinned"};
+
+/* The beginning of CUmemAllocationProp, zero to its end. */
+struct vmm_prop {
+    int type, handle_types, location_type, location_id;
+    void *win32;
+    uint8_t flags[32];
+};
+
+static struct {
+    int (*init)(unsigned), (*count)(int *), (*get)(int *, int), (*retain)(void **, int), (*push)(void *);
+    int (*alloc)(uint64_t *, size_t), (*free)(uint64_t), (*host_alloc)(void **, size_t, unsigned);
+    int (*h2d)(uint64_t, const void *, size_t), (*d2h)(void *, uint64_t, size_t);
+    int (*create)(unsigned long long *, size_t, const struct vmm_prop *, unsigned long long),
+        (*release)(unsigned long long);
+    int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long), (*address_free)(uint64_t, size_t);
+    int (*map)(uint64_t, size_t, size_t, unsigned long long, unsigned long long), (*unmap)(uint64_t, size_t);
+    int (*access)(uint64_t, size_t, const int *, size_t);
+    int (*range_handle)(void *, uint64_t, size_t, int, unsigned long long);
+    int (*module)(void **, const void *), (*function)(void **, void *, const char *), (*sync)(void);
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                  void **);
+    void (*fail)(const char *, int);
+} cu;
+static int device;
+
+static const struct {
+    const char *name;
+    void *field;
+    bool optional; /* fake_cuda/driver.c has none */
+} symbols[] = {
+    {"cuInit", &cu.init},
+    {"cuDeviceGetCount", &cu.count},
+    {"cuDeviceGet", &cu.get},
+    {"cuDevicePrimaryCtxRetain", &cu.retain},
+    {"cuCtxPushCurrent_v2", &cu.push},
+    {"cuMemAlloc_v2", &cu.alloc},
+    {"cuMemFree_v2", &cu.free},
+    {"cuMemHostAlloc", &cu.host_alloc},
+    {"cuMemcpyHtoD_v2", &cu.h2d},
+    {"cuMemcpyDtoH_v2", &cu.d2h},
+    {"cuMemCreate", &cu.create},
+    {"cuMemRelease", &cu.release},
+    {"cuMemAddressReserve", &cu.reserve},
+    {"cuMemAddressFree", &cu.address_free},
+    {"cuMemMap", &cu.map},
+    {"cuMemUnmap", &cu.unmap},
+    {"cuMemSetAccess", &cu.access},
+    {"cuModuleLoadData", &cu.module},
+    {"cuMemGetHandleForAddressRange", &cu.range_handle, true},
+    {"cuModuleGetFunction", &cu.function, true},
+    {"cuLaunchKernel", &cu.launch, true},
+    {"cuCtxSynchronize", &cu.sync, true},
+    {"fakeCudaFail", &cu.fail, true},
+};
+
+_Noreturn void die(const char *file, int line, const char *what)
+{
+    fprintf(stderr, "%s:%d: failed: %s\n", file, line, what);
+    exit(1);
+}
+
+void side_exchange(struct side *side, const void *mine, void *theirs, size_t bytes)
+{
+    MUST(write(side->socket, mine, bytes) == (ssize_t)bytes);
+    for (size_t got = 0; got < bytes;) {
+        ssize_t n = read(side->socket, (char *)theirs + got, bytes - got);
+        MUST(n > 0); /* 0: the other side has died */
+        got += (size_t)n;
+    }
+}
+
+void side_barrier(struct side *side)
+{
+    char mine = 'b', theirs;
+    side_exchange(side, &mine, &theirs, 1);
+    MUST(theirs == 'b');
+}
+
+static bool cuda_open(struct side *side)
+{
+    void *ctx, *lib = dlopen("libcuda.so.1", RTLD_NOW);
+    int count = 0;
+
+    if (!lib) {
+        printf("skipped: no CUDA driver (%s)\n", dlerror());
+        return false;
+    }
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+        void *symbol = dlsym(lib, symbols[i].name);
+        MUST(symbol || symbols[i].optional);
+        memcpy(symbols[i].field, &symbol, sizeof(symbol));
+    }
+    side->fake = cu.fail != NULL;
+    if (cu.init(0) || cu.count(&count) || count == 0) {
+        printf("skipped: no GPU\n");
+        return false;
+    }
+    MUST(!cu.get(&device, side->initiator ? 0 : 1 % count));
+    MUST(!cu.retain(&ctx, device) && !cu.push(ctx));
+    return true;
+}
+
+struct address {
+    uint32_t qpn;
+    union ibv_gid gid;
+};
+
+void side_connect(struct side *side)
+{
+    struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+    MUST(!ibv_modify_qp(side->qp, &reset, IBV_QP_STATE));
+    side_barrier(side); /* what is left of the old connection ends before the new one begins */
+    struct address mine = {.qpn = side->qp->qp_num}, theirs;
+    MUST(!ibv_query_gid(side->context, PORT, 1, &mine.gid));
+    side_exchange(side, &mine, &theirs, sizeof(mine));
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
+                               .port_num = PORT,
+                               .qp_access_flags =
+                                   IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC};
+    MUST(!ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    attr = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = IBV_MTU_1024,
+        .dest_qp_num = theirs.qpn,
+        .max_dest_rd_atomic = 16,
+        .min_rnr_timer = 12,
+        .ah_attr = {.is_global = 1, .port_num = PORT, .grh = {.dgid = theirs.gid, .sgid_index = 1, .hop_limit = 1}}};
+    MUST(!ibv_modify_qp(side->qp, &attr,
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                            IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+    attr = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 16};
+    MUST(!ibv_modify_qp(side->qp, &attr,
+                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                            IBV_QP_MAX_QP_RD_ATOMIC));
+    side_barrier(side);
+}
+
+bool side_open(struct side *side)
+{
+    int count = 0;
+    if (!cuda_open(side))
+        return false;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    MUST(list && count > 0);
+    side->context = ibv_open_device(list[0]);
+    MUST(side->context);
+    ibv_free_device_list(list);
+    side->pd = ibv_alloc_pd(side->context);
+    side->cq = ibv_create_cq(side->context, 256, NULL, NULL, 0);
+    MUST(side->pd && side->cq);
+    struct ibv_qp_init_attr init = {
+        .send_cq = side->cq,
+        .recv_cq = side->cq,
+        .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
+    side->qp = ibv_create_qp(side->pd, &init);
+    MUST(side->qp);
+    side_connect(side);
+    return true;
+}
+
+/* Several allocations in a row, as expandable segments have them. */
+static void vmm_make(struct buf *buf)
+{
+    struct vmm_prop prop = {.type = 1, .handle_types = POSIX_FD, .location_type = 1, .location_id = device};
+    int access[3] = {1, device, 3};
+    size_t chunk = buf->bytes > CHUNK * 3u ? (buf->bytes / 2 + CHUNK - 1) / CHUNK * CHUNK : CHUNK;
+
+    buf->num_handles = (int)((buf->bytes + chunk - 1) / chunk);
+    MUST(buf->num_handles <= 4);
+    MUST(!cu.reserve(&buf->addr, chunk * (size_t)buf->num_handles, 0, 0, 0));
+    for (int i = 0; i < buf->num_handles; i++) {
+        MUST(!cu.create(&buf->handles[i], chunk, &prop, 0));
+        MUST(!cu.map(buf->addr + chunk * (size_t)i, chunk, 0, buf->handles[i], 0));
+    }
+    MUST(!cu.access(buf->addr, chunk * (size_t)buf->num_handles, access, 1));
+    buf->bytes = chunk * (size_t)buf->num_handles;
+}
+
+static int dmabuf_of(const struct buf *buf)
+{
+    int fd = -1;
+    if (!cu.range_handle) /* the fake driver: any descriptor will do, the address is what counts */
+        return memfd_create("dmabuf", MFD_CLOEXEC);
+    MUST(!cu.range_handle(&fd, buf->addr, buf->bytes, DMA_BUF_FD, 0));
+    return fd;
+}
+
+void buf_make(struct side *side, struct buf *buf, enum memory memory, size_t bytes)
+{
+    int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    void *host;
+    size_t wanted = bytes;
+
+    *buf = (struct buf){
+        .memory = memory, .bytes = memory == DMABUF ? (bytes + 65535) & ~(size_t)65535 : bytes, .dmabuf = -1};
+    if (memory == LEGACY || memory == DMABUF) {
+        MUST(!cu.alloc(&buf->addr, buf->bytes));
+    } else if (memory == VMM) {
+        vmm_make(buf);
+    } else {
+        MUST(memory == PINNED ? !cu.host_alloc(&host, bytes, 1) : !posix_memalign(&host, 4096, bytes));
+        buf->addr = (uintptr_t)host;
+    }
+    if (memory == DMABUF) {
+        buf->dmabuf = dmabuf_of(buf);
+        buf->mr = ibv_reg_dmabuf_mr(side->pd, 0, buf->bytes, buf->addr, buf->dmabuf, access);
+        buf->bytes = wanted;
+    } else {
+        buf->mr = ibv_reg_mr(side->pd, (void *)(uintptr_t)buf->addr, buf->bytes, access);
+    }
+    MUST(buf->mr);
+}
+
+void buf_free(struct buf *buf)
+{
+    size_t chunk = buf->num_handles ? buf->bytes / (size_t)buf->num_handles : 0;
+    MUST(!ibv_dereg_mr(buf->mr));
+    if (buf->dmabuf >= 0)
+        close(buf->dmabuf);
+    if (buf->memory == LEGACY || buf->memory == DMABUF)
+        MUST(!cu.free(buf->addr));
+    for (int i = 0; i < buf->num_handles; i++) {
+        MUST(!cu.unmap(buf->addr + chunk * (size_t)i, chunk));
+        MUST(!cu.release(buf->handles[i]));
+    }
+    if (buf->num_handles)
+        MUST(!cu.address_free(buf->addr, buf->bytes));
+    if (buf->memory == PAGEABLE)
+        free((void *)(uintptr_t)buf->addr);
+    /* Pinned memory stays until the process ends: freeing it is not what is tested. */
+}
+
+static uint8_t pattern(size_t i, uint32_t seed)
+{
+    return (uint8_t)((i * 2654435761u + seed * 40503u) >> 13) | 1; /* never 0, which is what an unwritten byte is */
+}
+
+void buf_fill(const struct buf *buf, uint32_t seed)
+{
+    uint8_t *bytes = malloc(buf->bytes);
+    MUST(bytes);
+    for (size_t i = 0; i < buf->bytes; i++)
+        bytes[i] = pattern(i, seed);
+    if (buf->memory >= PAGEABLE)
+        memcpy((void *)(uintptr_t)buf->addr, bytes, buf->bytes);
+    else
+        MUST(!cu.h2d(buf->addr, bytes, buf->bytes));
+    free(bytes);
+}
+
+void buf_zero(const struct buf *buf)
+{
+    uint8_t *bytes = calloc(1, buf->bytes);
+    MUST(bytes);
+    if (buf->memory >= PAGEABLE)
+        memset((void *)(uintptr_t)buf->addr, 0, buf->bytes);
+    else
+        MUST(!cu.h2d(buf->addr, bytes, buf->bytes));
+    free(bytes);
+}
+
+void buf_read(const struct buf *buf, size_t offset, void *to, size_t bytes)
+{
+    if (buf->memory >= PAGEABLE)
+        memcpy(to, (const char *)(uintptr_t)buf->addr + offset, bytes);
+    else
+        MUST(!cu.d2h(to, buf->addr + offset, bytes));
+}
+
+bool buf_check(const struct buf *buf, size_t bytes, uint32_t seed, const char *what)
+{
+    uint8_t *have = malloc(buf->bytes);
+    bool good = true;
+    MUST(have);
+    buf_read(buf, 0, have, buf->bytes);
+    for (size_t i = 0; good && i < buf->bytes; i++) {
+        uint8_t want = i < bytes ? pattern(i, seed) : 0;
+        good = have[i] == want;
+        if (!good)
+            fprintf(stderr, "%s: byte %zu of %zu is %02x, want %02x\n", what, i, bytes, have[i], want);
+    }
+    free(have);
+    return good;
+}
+
+struct ibv_wc side_poll(struct side *side)
+{
+    struct ibv_wc wc;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    for (time_t give_up = now.tv_sec + 20;;) {
+        int n = ibv_poll_cq(side->cq, 1, &wc);
+        MUST(n >= 0);
+        if (n)
+            return wc;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        MUST(now.tv_sec < give_up); /* no completion for 20 s */
+    }
+}
+
+static const char spin_ptx[] =
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".visible .entry spin(.param .u64 word)\n{\n"
+    ".reg .pred %p<3>;\n.reg .u64 %rd<8>;\n"
+    "ld.param.u64 %rd1, [word];\ncvta.to.global.u64 %rd1, %rd1;\n"
+    "mov.u64 %rd2, %globaltimer;\nadd.u64 %rd2, %rd2, 10000000000;\n"
+    "again:\nld.volatile.global.u64 %rd3, [%rd1];\nsetp.ne.u64 %p1, %rd3, 0;\n@%p1 bra found;\n"
+    "mov.u64 %rd4, %globaltimer;\nsetp.lt.u64 %p2, %rd4, %rd2;\n@%p2 bra again;\n"
+    "mov.u64 %rd5, 2;\nst.volatile.global.u64 [%rd1+8], %rd5;\nret;\n"
+    "found:\nmov.u64 %rd5, 1;\nst.volatile.global.u64 [%rd1+8], %rd5;\nret;\n}\n";
+
+bool spin_start(uint64_t flag)
+{
+    void *module, *kernel, *arguments[] = {&flag};
+    if (cu.module(&module, spin_ptx))
+        return false;
+    MUST(!cu.function(&kernel, module, "spin"));
+    MUST(!cu.launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL));
+    return true;
+}
+
+void spin_wait(void)
+{
+    MUST(!cu.sync());
+}
+
+void fail_next(const char *call, int result)
+{
+    cu.fail(call, result);
+}
+
+bool vmm_private_refused(struct side *side)
+{
+    struct vmm_prop prop = {
+        .type = 1, .location_type = 1, .location_id = device}; /* no handle type: nobody else can map it */
+    int access[3] = {1, device, 3};
+    unsigned long long handle;
+    uint64_t addr;
+
+    MUST(!cu.reserve(&addr, CHUNK, 0, 0, 0) && !cu.create(&handle, CHUNK, &prop, 0) &&
+         !cu.map(addr, CHUNK, 0, handle, 0));
+    MUST(!cu.access(addr, CHUNK, access, 1));
+    struct ibv_mr *mr = ibv_reg_mr(side->pd, (void *)(uintptr_t)addr, CHUNK, IBV_ACCESS_LOCAL_WRITE);
+    bool refused = !mr && errno == EOPNOTSUPP;
+    MUST(!cu.unmap(addr, CHUNK) && !cu.release(handle) && !cu.address_free(addr, CHUNK));
+    return refused;
+}

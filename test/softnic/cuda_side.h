@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One of two processes that exchange device memory over an RC queue pair: CUDA and verbs of cuda_rw.c. */
+#ifndef TEST_SOFTNIC_CUDA_SIDE_H
+#define TEST_SOFTNIC_CUDA_SIDE_H
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum memory { LEGACY, VMM, DMABUF, PAGEABLE, PINNED, MEMORY_KINDS };
+extern const char *const memory_names[MEMORY_KINDS];
+
+struct side {
+    bool initiator;
+    int socket; /* to the other */
+    bool fake;  /* the driver is fake_cuda/driver.c: no kernels, no figures */
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+};
+
+/* Memory, registered. */
+struct buf {
+    enum memory memory;
+    uint64_t addr;
+    size_t bytes;
+    struct ibv_mr *mr;
+    unsigned long long handles[4];
+    int num_handles;
+    int dmabuf;
+};
+
+/** Tell the other side bytes and hear its own; ends the process when it is gone. */
+void side_exchange(struct side *side, const void *mine, void *theirs, size_t bytes);
+void side_barrier(struct side *side);
+
+/** CUDA (GPU: rank modulo count) and a connected queue pair. False: cannot run here; the reason was printed. */
+bool side_open(struct side *side);
+
+void buf_make(struct side *side, struct buf *buf, enum memory memory, size_t bytes);
+void buf_free(struct buf *buf);
+void buf_fill(const struct buf *buf, uint32_t seed);
+void buf_zero(const struct buf *buf);
+
+/** True when the first bytes are those of the seed and, unless whole, the rest is still zero; says where not. */
+bool buf_check(const struct buf *buf, size_t bytes, uint32_t seed, const char *what);
+void buf_read(const struct buf *buf, size_t offset, void *to, size_t bytes);
+
+/** Connect the queue pairs (again): both sides call it. */
+void side_connect(struct side *side);
+
+/** With the driver of fake_cuda/driver.c: its next call of that name fails. */
+void fail_next(const char *call, int result);
+
+/** True when device memory that cannot be exported was refused by ibv_reg_mr with EOPNOTSUPP. */
+bool vmm_private_refused(struct side *side);
+
+/** Wait for one completion, 20 s at most. */
+struct ibv_wc side_poll(struct side *side);
+
+/** Start a kernel on the legacy default stream that spins until the word at flag is not 0 or 10 s have passed, then
+ * writes 1 (it was) or 2 to the word after it. False: no kernels here. */
+bool spin_start(uint64_t flag);
+/** Wait for the kernel with cuCtxSynchronize. */
+void spin_wait(void);
+
+#define MUST(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            die(__FILE__, __LINE__, #condition);                                                                       \
+    } while (0)
+_Noreturn void die(const char *file, int line, const char *what);
+
+#endif

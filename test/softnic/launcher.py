@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""softnic-run and softnicctl from outside: options, exit status, signals, clean-up, the fake sysfs.
+
+usage: launcher.py SOFTNIC_RUN SOFTNICCTL CLAIM      (exit 77: cannot run here, with the reason)
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+SKIP = 77
+LIMIT_S = 30
+SHM = pathlib.Path("/dev/shm")
+RUN, CTL = None, None
+
+
+class Skip(Exception):
+    pass
+
+
+def run(*words, **more):
+    return subprocess.run([RUN, *words], capture_output=True, text=True, timeout=LIMIT_S, **more)
+
+
+def ctl(*words, **more):
+    return subprocess.run([CTL, *words], capture_output=True, text=True, timeout=LIMIT_S, **more)
+
+
+def start(*words):
+    """A launcher whose command prints its world first; return (process, path of the world)."""
+    process = subprocess.Popen([RUN, "--quiet", *words], stdout=subprocess.PIPE, text=True)
+    return process, pathlib.Path(process.stdout.readline().strip())
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {LIMIT_S} s for {what}"
+        time.sleep(0.02)
+
+
+SAY_WORLD = 'echo "$SOFTNIC_WORLD"; '
+
+
+def bad_options_are_refused_by_name_and_value():
+    for words, telling in (
+            (["--rate", "400X", "--", "true"], "--rate: '400X'"), (["--rate", "-1G", "--", "true"], "--rate: '-1G'"),
+            (["--rate", "0x10G", "--", "true"], "--rate: '0x10G'"), (["--rate", "nan", "--", "true"], "--rate: 'nan'"),
+            (["--rate", "1e30T", "--", "true"], "too large"),
+            (["--latency", "2", "--", "true"], "--latency: '2'"), (["--latency", "2 us", "--", "true"], "--latency: '2 us'"),
+            (["--jitter", "", "--", "true"], "--jitter: ''"), (["--nics", "0", "--", "true"], "--nics: '0'"),
+            (["--nics", "2x", "--", "true"], "--nics: '2x'"), (["--nodes", "65", "--", "true"], "--nodes: '65'"),
+            (["--nics", "16", "--nodes", "64", "--", "true"], "--nics 16 and --nodes 64"),
+            (["--seed", "99999999999999999999", "--", "true"], "--seed"), (["--fence", "never", "--", "true"], "--fence: 'never'"),
+            (["--name", "../x", "--", "true"], "--name: '../x'"), (["--wr-cost"], "wr-cost"), (["--unheard-of"], "unheard-of"),
+            ([], "no command")):
+        done = run(*words)
+        assert done.returncode in (2, 125), (words, done)
+        assert telling in done.stderr, (words, telling, done.stderr)
+
+
+def good_options_reach_the_world():
+    done = run("--quiet", "--nics", "2", "--nodes", "3", "--rate", "12.5G", "--latency", "1.5us", "--wr-cost", "50ns",
+               "--doorbell-cost", "200ns", "--fence-cost", "1us", "--jitter", "1ms", "--seed", "7", "--fence", "strict", "--", CTL,
+               "status", "--json")
+    world = json.loads(done.stdout)
+    want = {"nics": 2, "nodes": 3, "rate_bps": 12500000000, "latency_ns": 1500, "wr_cost_ns": 50, "doorbell_cost_ns": 200,
+            "fence_cost_ns": 1000, "jitter_ns": 1000000, "seed": 7, "fence": "strict"}
+    assert {k: world[k] for k in want} == want, world
+    assert [d["node"] for d in world["devices"]] == [0, 0, 1, 1, 2, 2], world["devices"]
+    assert len({d["gid"] for d in world["devices"]}) == 6, world["devices"]
+
+
+def the_status_is_the_commands():
+    assert run("--quiet", "--", "sh", "-c", "exit 7").returncode == 7
+    assert run("--quiet", "--", "sh", "-c", "kill -KILL $$").returncode == 128 + signal.SIGKILL
+    assert run("--quiet", "--", "/no/such/program").returncode == 127
+    assert run("--quiet", "--", "/etc/passwd").returncode == 126
+    assert run("--quiet", "--", "echo", "--nics", "0").stdout == "--nics 0\n"
+
+
+def signals_are_passed_on():
+    process, world = start("--", "sh", "-c", "trap 'echo caught; exit 3' USR1; " + SAY_WORLD + "while :; do sleep 0.05; done")
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=LIMIT_S)[0] == "caught\n"
+    assert process.returncode == 3
+    assert not world.exists()
+
+
+def the_world_goes_with_the_command():
+    process, world = start("--", "sh", "-c", SAY_WORLD + "exec sleep 1000")
+    process.terminate()
+    assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
+    assert not world.exists(), world
+
+
+def a_killed_launcher_leaves_nothing_for_long():
+    process, world = start("--", "sh", "-c", SAY_WORLD + "echo $$; exec sleep 1000")
+    command = int(process.stdout.readline())
+    assert world.exists()
+    process.kill()
+    process.wait()
+
+    def gone():
+        try:
+            return open(f"/proc/{command}/stat").read().rsplit(")", 1)[1].split()[0] in "ZX"
+        except FileNotFoundError:
+            return True
+
+    wait_until(gone, f"command {command} to end with its launcher")
+    assert run("--quiet", "--", "true").returncode == 0  # any later launcher sweeps
+    assert not world.exists(), world
+
+
+def sweep_spares_worlds_in_use():
+    process, world = start("--", "sh", "-c", SAY_WORLD + "exec sleep 1000")
+    try:
+        assert ctl("sweep").returncode == 0
+        assert world.exists(), world
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def a_foreign_file_is_no_world_and_is_left_alone():
+    path = SHM / f"softnic.foreign{os.getpid()}"
+    try:
+        path.write_bytes(b"something else" * 1000)
+        done = ctl("--world", str(path), "status")
+        assert done.returncode == 1 and "not a world" in done.stderr, done
+        ctl("sweep")
+        assert path.exists()
+    finally:
+        path.unlink()
+
+
+def a_named_world_is_joined():
+    name = f"test{os.getpid()}"
+    process, world = start("--name", name, "--nics", "2", "--", "sh", "-c", SAY_WORLD + "exec sleep 1000")
+    try:
+        joined = run("--quiet", "--name", name, "--", "sh", "-c", SAY_WORLD)
+        assert joined.stdout.strip() == str(world), joined
+        assert world.exists(), "the one who joined must not remove it"
+        refused = run("--name", name, "--rate", "1G", "--", "true")
+        assert refused.returncode == 125 and "exists already" in refused.stderr, refused
+    finally:
+        process.terminate()
+        process.wait()
+    assert not world.exists()
+
+
+def the_link_goes_down_and_up():
+    script = f'"{CTL}" link softnic0 down && "{CTL}" status --json && "{CTL}" link softnic0 up && "{CTL}" status --json'
+    done = run("--quiet", "--", "sh", "-c", script)
+    states = [json.loads(line)["devices"][0]["link"] for line in done.stdout.splitlines()]
+    assert states == ["down", "up"], done
+    for words, status in ((["link", "nosuch", "up"], 1), (["link", "softnic0", "sideways"], 2), (["qp-error", "77"], 1),
+                          (["qp-error", "x"], 2), (["frobnicate"], 2)):
+        done = run("--quiet", "--", CTL, *words)
+        assert done.returncode == status and done.stderr, (words, done)
+
+
+def sysfs_is_private_and_complete():
+    before = sorted(os.listdir("/sys/class"))
+    script = ("cd /sys/class/infiniband/ && ls && cat */node_type */ports/1/gid_attrs/types/1 */ports/1/gids/1 && "
+              "for d in */device; do realpath $d; done && realpath /sys/class/net/lo")
+    done = run("--nics", "2", "--", "sh", "-c", script)
+    if "refused" in done.stderr or "failed" in done.stderr:
+        raise Skip(done.stderr.strip().splitlines()[-1])
+    lines = done.stdout.splitlines()
+    assert lines[:6] == ["softnic0", "softnic1", "1: CA", "1: CA", "RoCE v2", "RoCE v2"], done
+    assert all(re.fullmatch(r"(0000:){5}ffff:[0-9a-f]{4}:[0-9a-f]{4}", gid) for gid in lines[6:8]), lines
+    assert all(re.search(r"/[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$", device) for device in lines[8:10]), lines
+    assert lines[8] != lines[9]
+    assert lines[10] == os.path.realpath("/sys/class/net/lo"), "the other classes are as they were"
+    assert sorted(os.listdir("/sys/class")) == before, "and outside nothing has changed"
+
+
+def a_process_sees_the_nics_of_its_node():
+    def devices(**environment):
+        clean = {k: v for k, v in os.environ.items() if not re.match(r"(OMPI_COMM|PMI_|SLURM_|RANK$|WORLD_SIZE$|SOFTNIC_)", k)}
+        done = run("--quiet", "--nics", "2", "--nodes", "3", "--", "ibv_devices", env={**clean, **environment})
+        return re.findall(r"softnic\d+", done.stdout), done.stderr
+
+    if os.environ.get("SOFTNIC_SANITIZED"):
+        raise Skip("the software NIC is built with a sanitizer, and plain programs cannot load it")
+    if not shutil.which("ibv_devices"):
+        raise Skip("ibv_devices is not installed (apt-get install ibverbs-utils)")
+    for environment, want in (
+            ({}, [0, 1, 2, 3, 4, 5]), ({"SOFTNIC_NODE": "1"}, [2, 3]),
+            ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, [4, 5]),
+            ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "6"}, [0, 1]),
+            ({"PMI_RANK": "1", "PMI_SIZE": "3"}, [2, 3]), ({"RANK": "2", "WORLD_SIZE": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, [4, 5]),
+            ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, [4, 5]), ({"SLURM_PROCID": "9", "SLURM_NTASKS": "4"}, [0, 1, 2, 3, 4, 5]),
+            ({"SOFTNIC_NODE": "0", "RANK": "2", "WORLD_SIZE": "3"}, [0, 1])):
+        have, _ = devices(**environment)
+        assert have == [f"softnic{i}" for i in want], (environment, have)
+    for wrong in ("3", "x", "-1"):
+        have, said = devices(SOFTNIC_NODE=wrong)
+        assert have == [] and f"SOFTNIC_NODE={wrong}" in said, (wrong, have, said)
+
+
+def counters_are_json():
+    done = run("--quiet", "--nics", "2", "--", CTL, "counters", "--json")
+    devices = json.loads(done.stdout)["devices"]
+    assert [d["name"] for d in devices] == ["softnic0", "softnic1"]
+    for field in ("send_wrs", "recv_wrs", "doorbells", "cqes_send", "cqes_recv", "bytes_tx", "bytes_rx", "fences", "errors"):
+        assert devices[0][field] == 0, (field, devices)
+
+
+CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, the_status_is_the_commands,
+          signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
+          sweep_spares_worlds_in_use, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
+          the_link_goes_down_and_up, sysfs_is_private_and_complete, a_process_sees_the_nics_of_its_node, counters_are_json]
+
+
+def main():
+    global RUN, CTL
+    RUN, CTL = sys.argv[1], sys.argv[2]
+    os.environ.pop("SOFTNIC_WORLD", None)
+    for claim in CLAIMS if sys.argv[3] == "all" else [c for c in CLAIMS if c.__name__ == sys.argv[3]]:
+        try:
+            claim()
+        except Skip as reason:
+            print(f"skipped: {reason}")
+            return SKIP
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

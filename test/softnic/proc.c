@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Several processes: atomics between them, a killed peer, what is left behind. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test/softnic/support.h"
+#include "tools/softnic/proc.h"
+#include "tools/softnic/wake.h"
+
+/* The child opens an end, exchanges addresses, then does what arg says. */
+struct role {
+    uint32_t dev;
+    struct link_options link;
+    void (*act)(struct end *end, const struct address *peer, int fd);
+};
+
+static void child_main(int fd, void *arg)
+{
+    const struct role *role = arg;
+    struct end_options options = {.dev = role->dev};
+    struct address mine, peer;
+    struct end end;
+
+    end_open(&end, &options);
+    mine = end_address(&end);
+    tell(fd, &mine, sizeof(mine));
+    hear(fd, &peer, sizeof(peer));
+    end_connect(&end, &peer, &role->link);
+    tell(fd, "c", 1);
+    role->act(&end, &peer, fd);
+}
+
+static pid_t child_open(struct role *role, struct end *mine, struct address *peer, int *fd)
+{
+    struct end_options options = {.dev = 0};
+    struct address address;
+    pid_t pid = spawn(child_main, role, fd); /* before this process joins: the child joins by itself */
+    char c;
+
+    end_open(mine, &options);
+    address = end_address(mine);
+    tell(*fd, &address, sizeof(address));
+    hear(*fd, peer, sizeof(*peer));
+    end_connect(mine, peer, &role->link);
+    hear(*fd, &c, 1);
+    return pid;
+}
+
+static void wait_for_word(struct end *end, const struct address *peer, int fd)
+{
+    char c;
+
+    hear(fd, &c, 1);
+}
+
+Test(proc, data_crosses_processes_and_the_target_need_not_run)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
+    struct address peer;
+    struct end end;
+    pid_t pid;
+    int fd;
+
+    test_world(NULL);
+    pid = child_open(&role, &end, &peer, &fd);
+    cr_assert_eq(kill(pid, SIGSTOP), 0); /* cannot take part */
+    for (uint32_t size = 1; size <= 60000; size = size * 3 + 1) {
+        memset(end.buf, (int)size, size);
+        memset(end.buf + size, 0, end.bytes - size);
+        cr_assert_eq(post(&end, IBV_WR_RDMA_WRITE, 0, size, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
+        cr_assert_eq(wait_wc(end.cq, "write to a stopped process").status, IBV_WC_SUCCESS);
+        memset(end.buf, 0, size);
+        cr_assert_eq(post(&end, IBV_WR_RDMA_READ, 0, size, &peer, 0, IBV_SEND_SIGNALED, 2), 0);
+        cr_assert_eq(wait_wc(end.cq, "read from a stopped process").status, IBV_WC_SUCCESS);
+        for (uint32_t i = 0; i < size; i++)
+            cr_assert_eq(end.buf[i], (uint8_t)size, "byte %u of %u", i, size);
+    }
+    kill(pid, SIGCONT);
+    tell(fd, "q", 1);
+    reap(pid);
+    end_close(&end);
+}
+
+enum { ADDS = 2000 };
+
+static void add_to_peer(struct end *end, const struct address *peer, int fd)
+{
+    for (int i = 0; i < ADDS; i++) {
+        cr_assert_eq(post(end, IBV_WR_ATOMIC_FETCH_AND_ADD, 8, 8, peer, 0, IBV_SEND_SIGNALED, 1), 0);
+        cr_assert_eq(wait_wc(end->cq, "fetch and add").status, IBV_WC_SUCCESS);
+    }
+    tell(fd, "d", 1);
+}
+
+Test(proc, atomics_of_two_processes_add_up)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = add_to_peer};
+    struct address self, peer;
+    struct end end, own;
+    pid_t pid;
+    int fd;
+    char c;
+
+    test_world(NULL);
+    pid = child_open(&role, &end, &peer, &fd);
+    end_open(&own, NULL); /* adds to the same word over a queue pair connected to itself */
+    self = end_address(&own);
+    end_connect(&own, &self, &link_default);
+    cr_assert_eq(ibv_dereg_mr(own.mr), 0);
+    free(own.buf);
+    own.buf = end.buf;
+    own.mr = ibv_reg_mr(own.pd, own.buf, own.bytes, ALL_ACCESS);
+    self = end_address(&own);
+    for (int i = 0; i < ADDS; i++) {
+        cr_assert_eq(post(&own, IBV_WR_ATOMIC_FETCH_AND_ADD, 4096, 8, &self, 0, IBV_SEND_SIGNALED, 1), 0);
+        cr_assert_eq(wait_wc(own.cq, "fetch and add").status, IBV_WC_SUCCESS);
+    }
+    hear(fd, &c, 1);
+    cr_assert_eq(*(uint64_t *)end.buf, 2 * ADDS);
+    reap(pid);
+}
+
+/* Writes words whose eight bytes are all the same. */
+static void write_words(struct end *end, const struct address *peer, int fd)
+{
+    uint64_t until = now_ns() + 400000000;
+
+    for (unsigned i = 0; now_ns() < until; i++) {
+        memset(end->buf, (int)(i & 0xff), 8);
+        cr_assert_eq(post(end, IBV_WR_RDMA_WRITE, 0, 8, peer, 64, IBV_SEND_SIGNALED | IBV_SEND_INLINE, 1), 0);
+        cr_assert_eq(wait_wc(end->cq, "word").status, IBV_WC_SUCCESS);
+    }
+    tell(fd, "d", 1);
+}
+
+Test(proc, an_aligned_word_is_never_torn)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = write_words};
+    struct address peer;
+    struct end end;
+    uint64_t until, seen = 0, last = 0;
+    pid_t pid;
+    int fd;
+    char c;
+
+    test_world(NULL);
+    pid = child_open(&role, &end, &peer, &fd);
+    for (until = now_ns() + 400000000; now_ns() < until;) {
+        uint64_t v = __atomic_load_n((volatile uint64_t *)(end.buf + 64), __ATOMIC_RELAXED);
+
+        cr_assert_eq(v, (v & 0xff) * 0x0101010101010101ull, "torn: 0x%016lx", v);
+        seen += v != last;
+        last = v;
+    }
+    hear(fd, &c, 1);
+    cr_assert_gt(seen, 10, "the writer ran");
+    reap(pid);
+}
+
+/* Writes messages whose last word is a count that all bytes before it carry too. */
+static void write_messages(struct end *end, const struct address *peer, int fd)
+{
+    uint64_t until = now_ns() + 400000000;
+    char c;
+
+    for (uint64_t i = 1; now_ns() < until; i++) {
+        memset(end->buf, (int)(i & 0xff), 2040);
+        *(uint64_t *)(end->buf + 2040) = i;
+        cr_assert_eq(post(end, IBV_WR_RDMA_WRITE, 0, 2048, peer, 0, IBV_SEND_SIGNALED, 1), 0);
+        cr_assert_eq(wait_wc(end->cq, "message").status, IBV_WC_SUCCESS);
+        hear(fd, &c, 1);
+    }
+    *(uint64_t *)(end->buf + 2040) = UINT64_MAX;
+    cr_assert_eq(post(end, IBV_WR_RDMA_WRITE, 0, 2048, peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    wait_wc(end->cq, "last message");
+}
+
+Test(proc, the_last_bytes_come_last)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = write_messages};
+    struct address peer;
+    struct end end;
+    uint64_t expect = 1, v;
+    pid_t pid;
+    int fd;
+
+    test_world(NULL);
+    pid = child_open(&role, &end, &peer, &fd);
+    for (;;) {
+        uint64_t give_up = now_ns() + 5000000000ull;
+
+        do
+            v = __atomic_load_n((volatile uint64_t *)(end.buf + 2040), __ATOMIC_ACQUIRE);
+        while (v != expect && v != UINT64_MAX && now_ns() < give_up);
+        if (v == UINT64_MAX)
+            break;
+        cr_assert_eq(v, expect);
+        for (int i = 0; i < 2040; i++)
+            cr_assert_eq(end.buf[i], (uint8_t)expect, "message %lu: byte %d came after the last word", expect, i);
+        expect++;
+        tell(fd, "n", 1);
+    }
+    cr_assert_gt(expect, 10);
+    reap(pid);
+}
+
+static void write_for_ever(struct end *end, const struct address *peer, int fd)
+{
+    for (;;) {
+        post(end, IBV_WR_RDMA_WRITE, 0, 30000, peer, 0, IBV_SEND_SIGNALED, 1);
+        wait_wc(end->cq, "write");
+    }
+}
+
+static void kill_and_reap(pid_t pid)
+{
+    int status;
+
+    cr_assert_eq(kill(pid, SIGKILL), 0);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+}
+
+Test(proc, a_killed_peer_exceeds_the_retries_in_bounded_time)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = write_for_ever};
+    struct address peer;
+    struct end end;
+    uint64_t before;
+    pid_t pid;
+    int fd;
+
+    test_world(NULL);
+    pid = child_open(&role, &end, &peer, &fd);
+    usleep(20000);
+    kill_and_reap(pid);
+    before = now_ns();
+    cr_assert_eq(post(&end, IBV_WR_RDMA_WRITE, 0, 8, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(end.cq, "write to a killed peer").status, IBV_WC_RETRY_EXC_ERR);
+    cr_assert_lt(now_ns() - before, 2000000000);
+    end_close(&end); /* also when it died in the middle of a write to us */
+}
+
+Test(proc, an_empty_message_notices_a_killed_peer_too)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
+    struct address peer;
+    struct end end;
+    pid_t pid;
+    int fd;
+
+    test_world(NULL);
+    pid = child_open(&role, &end, &peer, &fd);
+    kill_and_reap(pid);
+    cr_assert_eq(post(&end, IBV_WR_RDMA_WRITE, 0, 0, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(end.cq, "empty write").status, IBV_WC_RETRY_EXC_ERR);
+}
+
+Test(proc, what_the_dead_left_is_swept)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
+    struct sn_world *world = test_world(NULL);
+    struct address peer;
+    struct end end;
+    uint32_t owner = 0;
+    pid_t pid;
+    int fd;
+
+    pid = child_open(&role, &end, &peer, &fd);
+    for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
+        if (world->procs[i].state == SN_PROC_LIVE && world->procs[i].pid == (uint32_t)pid)
+            owner = i + 1;
+    cr_assert_gt(owner, 0);
+    kill_and_reap(pid);
+    cr_assert_eq(sn_proc_sweep(world), 1);
+    for (uint32_t i = 0; i < SN_MAX_QPS; i++)
+        cr_assert_neq(world->qps[i].owner, owner);
+    for (uint32_t i = 0; i < SN_MAX_MRS; i++)
+        cr_assert_neq(world->mrs[i].owner, owner);
+    for (uint32_t i = 0; i < SN_MAX_CQS; i++)
+        cr_assert_neq(world->cqs[i].owner, owner);
+    cr_assert_eq(world->procs[owner - 1].state, SN_PROC_FREE);
+    end_close(&end);
+}
+
+static int count_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    int n = 0;
+
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+Test(proc, a_thousand_cycles_leave_nothing, .timeout = 60)
+{
+    struct sn_world *world = test_world(NULL);
+    uint64_t arena = 0;
+    int fds = 0;
+
+    for (int i = 0; i < 1000; i++) {
+        struct address bt;
+        struct end a, b;
+
+        pair_open(&a, &b);
+        bt = end_address(&b);
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, i % 2 ? 8 : 30000, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+        wait_wc(a.cq, "write");
+        end_close(&a);
+        end_close(&b);
+        if (i == 10) {
+            fds = count_fds();
+            arena = world->arena_next;
+        }
+    }
+    cr_assert_eq(count_fds(), fds);
+    /* Queue pair indices rest before they are reused, their rings do not. */
+    cr_assert_eq(world->arena_next, arena);
+    for (uint32_t i = 0; i < SN_MAX_CTXS; i++)
+        cr_assert_eq(world->ctxs[i].owner, 0);
+}
+
+static void inherit_and_exit(int fd, void *arg)
+{
+    tell(fd, "x", 1);
+}
+
+Test(proc, a_forked_child_that_exits_takes_nothing_with_it)
+{
+    struct address bt;
+    struct end a, b;
+    pid_t pid;
+    int fd;
+    char c;
+
+    test_world(NULL);
+    pair_open(&a, &b);
+    bt = end_address(&b);
+    pid = spawn(inherit_and_exit, NULL, &fd);
+    hear(fd, &c, 1);
+    reap(pid); /* its destructors ran */
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(a.cq, "write after a child's exit").status, IBV_WC_SUCCESS);
+    end_close(&a);
+    end_close(&b);
+}
+
+/* Two threads on one queue pair and one completion queue: legal verbs. */
+struct poster {
+    struct end *end;
+    struct address to;
+    int count;
+};
+
+static void *post_many(void *arg)
+{
+    struct poster *p = arg;
+
+    for (int i = 0; i < p->count;) {
+        struct ibv_wc wc;
+
+        i += post(p->end, IBV_WR_RDMA_WRITE, 0, i % 8 ? 8 : 20000, &p->to, 0, IBV_SEND_SIGNALED, 1) == 0;
+        if (ibv_poll_cq(p->end->cq, 1, &wc) == 1) {
+            __atomic_fetch_add((uint32_t *)(p->end->buf + 60000), 1, __ATOMIC_RELAXED);
+            if (wc.status != IBV_WC_SUCCESS)
+                return "failed";
+        }
+    }
+    return NULL;
+}
+
+Test(proc, two_threads_may_share_a_queue_pair)
+{
+    enum { EACH = 3000 };
+    struct poster p;
+    struct end a, b;
+    pthread_t threads[2];
+    struct ibv_wc wc;
+    uint32_t *polled;
+    void *failed;
+
+    test_world(NULL);
+    pair_open(&a, &b);
+    p = (struct poster){&a, end_address(&b), EACH};
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, post_many, &p), 0);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], &failed);
+        cr_assert_null(failed);
+    }
+    polled = (uint32_t *)(a.buf + 60000);
+    for (uint64_t give_up = now_ns() + 5000000000ull; *polled < 2 * EACH && now_ns() < give_up;)
+        *polled += ibv_poll_cq(a.cq, 1, &wc) == 1;
+    cr_assert_eq(*polled, 2 * EACH, "every request completes once");
+    end_close(&a);
+    end_close(&b);
+}

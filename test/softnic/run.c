@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Order: of execution, of completion, of failing; the model's due times. */
+#include <criterion/criterion.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "test/softnic/support.h"
+#include "tools/softnic/wake.h"
+
+static struct end a, b;
+static struct address at, bt;
+
+static struct sn_world *start(const struct sn_config *config)
+{
+    struct sn_world *world = test_world(config);
+
+    pair_open(&a, &b);
+    at = end_address(&a);
+    bt = end_address(&b);
+    return world;
+}
+
+static struct sn_config model(void)
+{
+    struct sn_config config;
+
+    sn_config_default(&config);
+    config.nics = 2;
+    return config;
+}
+
+Test(run, a_full_queue_refuses_a_post)
+{
+    start(NULL);
+    for (int i = 0; i < END_WRS; i++)
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, i == END_WRS - 1 ? IBV_SEND_SIGNALED : 0, (uint64_t)i),
+                     0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, 0, 99), ENOMEM, "nothing was polled, so nothing is free");
+    cr_assert_eq(wait_wc(a.cq, "last of a batch").wr_id, END_WRS - 1);
+    for (int i = 0; i < END_WRS; i++)
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, IBV_SEND_SIGNALED, 7), 0,
+                     "one signaled completion frees all %d", END_WRS);
+}
+
+Test(run, a_full_receive_queue_refuses_a_post)
+{
+    start(NULL);
+    for (int i = 0; i < END_WRS; i++)
+        cr_assert_eq(post_recv(&b, 0, 64, (uint64_t)i), 0);
+    cr_assert_eq(post_recv(&b, 0, 64, 99), ENOMEM);
+    cr_assert_eq(post(&a, IBV_WR_SEND, 0, 8, NULL, 0, IBV_SEND_SIGNALED, 1), 0);
+    wait_wc(a.cq, "send");
+    cr_assert_eq(post_recv(&b, 0, 64, 99), ENOMEM, "consumed, but its completion was not polled");
+    wait_wc(b.cq, "receive");
+    cr_assert_eq(post_recv(&b, 0, 64, 99), 0);
+}
+
+Test(run, a_chain_stops_at_the_first_bad_request)
+{
+    struct ibv_sge sge;
+    struct ibv_send_wr wr[3] = {{.wr_id = 0}, {.wr_id = 1}, {.wr_id = 2}}, *bad = NULL;
+
+    start(NULL);
+    sge = (struct ibv_sge){at.addr, 8, a.mr->lkey};
+    for (int i = 0; i < 3; i++) {
+        wr[i].next = i < 2 ? &wr[i + 1] : NULL;
+        wr[i].sg_list = &sge;
+        wr[i].num_sge = i == 1 ? 99 : 1;
+        wr[i].opcode = IBV_WR_RDMA_WRITE;
+        wr[i].send_flags = IBV_SEND_SIGNALED;
+        wr[i].wr.rdma.remote_addr = bt.addr;
+        wr[i].wr.rdma.rkey = bt.rkey;
+    }
+    cr_assert_eq(ibv_post_send(a.qp, wr, &bad), EINVAL);
+    cr_assert_eq(bad, &wr[1]);
+    cr_assert_eq(wait_wc(a.cq, "first of the chain").wr_id, 0);
+    cr_assert(quiet(a.cq, 2000), "the third was not posted");
+}
+
+Test(run, requests_complete_in_order_whoever_runs_them)
+{
+    uint64_t next = 0;
+
+    start(NULL);
+    for (uint64_t round = 0; round < 20; round++) {
+        for (uint64_t i = 0; i < 16; i++) /* large ones go to the engine, small ones may not overtake them */
+            cr_assert_eq(post(&a, i % 3 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, 0, i % 2 ? 8 : 60000, &bt, 0,
+                              IBV_SEND_SIGNALED, round * 16 + i),
+                         0);
+        for (int i = 0; i < 16; i++)
+            cr_assert_eq(wait_wc(a.cq, "ordered").wr_id, next++);
+    }
+    end_close(&a);
+    end_close(&b);
+}
+
+Test(run, a_later_write_does_not_overtake_an_earlier_read)
+{
+    start(NULL);
+    memset(a.buf, 0xaa, 60000);
+    for (int i = 0; i < 50; i++) {
+        memset(b.buf, i, 60000);
+        cr_assert_eq(post(&a, IBV_WR_RDMA_READ, 0, 30000, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 60000, 8, &bt, 29992, IBV_SEND_SIGNALED, 2), 0);
+        wait_wc(a.cq, "read");
+        cr_assert_eq(a.buf[29999], i, "the read saw the later write");
+        wait_wc(a.cq, "write");
+    }
+}
+
+Test(run, after_a_fault_the_rest_is_flushed_in_order)
+{
+    struct address wrong;
+    struct ibv_wc wc;
+
+    start(NULL);
+    wrong = bt;
+    wrong.rkey ^= 1;
+    for (uint64_t i = 0; i < 4; i++)
+        cr_assert_eq(post_recv(&b, 0, 64, 100 + i), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 60000, &bt, 0, IBV_SEND_SIGNALED, 0), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 60000, &wrong, 0, IBV_SEND_SIGNALED, 1), 0);
+    for (uint64_t i = 2; i < 10; i++)
+        post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, i % 2 ? 0 : IBV_SEND_SIGNALED, i);
+    for (uint64_t i = 0; i < 10; i++) {
+        wc = wait_wc(a.cq, "flushed");
+        cr_assert_eq(wc.wr_id, i);
+        cr_assert_eq(wc.status,
+                     i == 0   ? IBV_WC_SUCCESS
+                     : i == 1 ? IBV_WC_REM_ACCESS_ERR
+                              : IBV_WC_WR_FLUSH_ERR,
+                     "request %d: %s", (int)i, ibv_wc_status_str(wc.status));
+    }
+    for (uint64_t i = 0; i < 4; i++) {
+        wc = wait_wc(b.cq, "flushed receive");
+        cr_assert(wc.wr_id == 100 + i && wc.status == IBV_WC_WR_FLUSH_ERR);
+    }
+    cr_assert_eq(post_recv(&b, 0, 64, 200), 0, "posting in the error state is allowed");
+    cr_assert_eq(wait_wc(b.cq, "receive in error").status, IBV_WC_WR_FLUSH_ERR);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, 0, 201), 0);
+    cr_assert_eq(wait_wc(a.cq, "send in error").status, IBV_WC_WR_FLUSH_ERR);
+}
+
+Test(run, moving_to_error_flushes_what_waits)
+{
+    struct ibv_qp_attr err = {.qp_state = IBV_QPS_ERR};
+
+    start(NULL);
+    cr_assert_eq(post(&a, IBV_WR_SEND, 0, 8, NULL, 0, 0, 1), 0); /* waits: no receive */
+    cr_assert_eq(post(&a, IBV_WR_SEND, 0, 8, NULL, 0, 0, 2), 0);
+    cr_assert_eq(ibv_modify_qp(a.qp, &err, IBV_QP_STATE), 0);
+    cr_assert_eq(wait_wc(a.cq, "flush").wr_id, 1);
+    cr_assert_eq(wait_wc(a.cq, "flush").wr_id, 2);
+}
+
+Test(run, a_link_that_comes_back_in_time_is_no_error)
+{
+    struct sn_world *world = start(NULL);
+    struct link_options patient = link_default;
+
+    end_close(&a);
+    end_close(&b);
+    patient.timeout = 16; /* 268 ms */
+    pair_open_with(&a, &b, NULL, &(struct end_options){.dev = 1}, &patient);
+    bt = end_address(&b);
+    cr_assert_eq(sn_link_set(world, 1, false), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert(quiet(a.cq, 20000));
+    cr_assert_eq(sn_link_set(world, 1, true), 0);
+    cr_assert_eq(wait_wc(a.cq, "write after link up").status, IBV_WC_SUCCESS);
+}
+
+Test(run, a_link_that_stays_down_exceeds_the_retries)
+{
+    struct sn_world *world = start(NULL);
+
+    cr_assert_eq(sn_link_set(world, 0, false), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(a.cq, "write on a dead link").status, IBV_WC_RETRY_EXC_ERR);
+}
+
+Test(run, nothing_is_visible_before_it_is_due)
+{
+    struct sn_config config = model();
+    volatile uint8_t *flag;
+    uint64_t posted, seen, done;
+
+    config.latency_ns = 3000000;
+    start(&config);
+    flag = b.buf;
+    a.buf[0] = 1;
+    for (int i = 0; i < 3; i++) {
+        *flag = 0;
+        posted = now_ns();
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+        while (!*flag && now_ns() < posted + 1000000000)
+            ;
+        seen = now_ns() - posted;
+        wait_wc(a.cq, "modelled write");
+        done = now_ns() - posted;
+        cr_assert(seen >= 3000000 && seen < 30000000, "data after %lu ns, asked 3 ms", seen);
+        cr_assert(done >= 6000000 && done < 60000000, "completion after %lu ns, asked a round trip", done);
+    }
+    end_close(&a);
+    end_close(&b);
+}
+
+Test(run, the_rate_bounds_a_stream)
+{
+    struct sn_config config = model();
+    uint64_t took;
+
+    config.rate_bps = 1000000000;
+    start(&config);
+    took = now_ns();
+    for (int i = 0; i < 40; i++)
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 62500, &bt, 0, i == 39 ? IBV_SEND_SIGNALED : 0, 1), 0);
+    wait_wc(a.cq, "stream");
+    took = now_ns() - took;
+    cr_assert(took >= 20000000 && took < 40000000, "2.5 MB at 1 Gbit/s took %lu us, want 20000",
+              took / 1000); /* 40 x 500 us */
+    end_close(&a);
+    end_close(&b);
+}
+
+/* A read has a round trip to go; a fenced write waits for it, a plain one does not. Under the strict meaning it waits
+ * for writes too. */
+static uint64_t flag_delay(enum ibv_wr_opcode first, unsigned int flags)
+{
+    volatile uint8_t *flag = b.buf + 50000;
+    uint64_t posted = now_ns(), seen;
+
+    *flag = 0;
+    a.buf[50000] = 1;
+    cr_assert_eq(post(&a, first, 0, 8, &bt, 0, 0, 1), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 50000, 1, &bt, 50000, IBV_SEND_SIGNALED | flags, 2), 0);
+    while (!*flag && now_ns() < posted + 1000000000)
+        ;
+    seen = now_ns() - posted;
+    wait_wc(a.cq, "flag write");
+    return seen;
+}
+
+Test(run, a_fence_waits_for_reads_not_for_writes)
+{
+    struct sn_config config = model();
+
+    config.latency_ns = 5000000;
+    start(&config);
+    cr_assert_lt(flag_delay(IBV_WR_RDMA_READ, 0), 9000000, "unfenced, behind a read");
+    cr_assert_geq(flag_delay(IBV_WR_RDMA_READ, IBV_SEND_FENCE), 15000000, "fenced, behind a read");
+    cr_assert_lt(flag_delay(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE), 9000000, "fenced, behind a write");
+}
+
+Test(run, a_strict_fence_waits_for_writes_too)
+{
+    struct sn_config config = model();
+
+    config.latency_ns = 5000000;
+    config.fence_meaning = SN_FENCE_STRICT;
+    start(&config);
+    cr_assert_geq(flag_delay(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE), 15000000, "fenced, behind a write");
+}
+
+Test(run, a_modelled_read_sees_the_memory_as_it_was_before_a_later_write)
+{
+    struct sn_config config = model();
+
+    config.latency_ns = 2000000;
+    start(&config);
+    b.buf[0] = 1;
+    a.buf[8] = 2;
+    cr_assert_eq(post(&a, IBV_WR_RDMA_READ, 0, 1, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 8, 1, &bt, 0, IBV_SEND_SIGNALED, 2), 0);
+    wait_wc(a.cq, "read");
+    cr_assert(a.buf[0] == 1 && b.buf[0] == 2);
+    wait_wc(a.cq, "write");
+    end_close(&a);
+    end_close(&b);
+}
+
+Test(run, counters_count)
+{
+    struct sn_world *world = start(NULL);
+    const struct sn_counters *mine = &world->devs[0].counters, *theirs = &world->devs[1].counters;
+
+    cr_assert_eq(post_recv(&b, 0, 64, 1), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1000, &bt, 0, 0, 1), 0);
+    cr_assert_eq(post(&a, IBV_WR_SEND, 0, 24, NULL, 0, IBV_SEND_SIGNALED | IBV_SEND_FENCE, 2), 0);
+    wait_wc(a.cq, "send");
+    wait_wc(b.cq, "receive");
+    cr_assert(mine->send_wrs == 2 && mine->doorbells == 2 && mine->cqes_send == 1 && mine->bytes_tx == 1024 &&
+              mine->fences == 1);
+    cr_assert(theirs->recv_wrs == 1 && theirs->doorbells == 1 && theirs->cqes_recv == 1 && theirs->bytes_rx == 1024);
+}

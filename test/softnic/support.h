@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the tests of the software NIC share: a world of their own, connected queue pairs, and bounded waits. */
+#ifndef TEST_SOFTNIC_SUPPORT_H
+#define TEST_SOFTNIC_SUPPORT_H
+
+#include <infiniband/verbs.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "tools/softnic/world.h"
+
+enum { END_BYTES = 1 << 16, END_WRS = 64, ALL_ACCESS = 15 };
+
+/* One side of a connection, with a registered buffer. */
+struct end {
+    struct ibv_context *ctx;
+    struct ibv_pd *pd;
+    struct ibv_cq *cq;
+    struct ibv_srq *srq;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    uint8_t *buf;
+    size_t bytes;
+};
+
+/* What the other side must know. */
+struct address {
+    uint32_t qpn;
+    uint32_t rkey;
+    uint64_t addr;
+    union ibv_gid gid;
+};
+
+struct end_options {
+    uint32_t dev;  /* index in the device list */
+    size_t bytes;  /* buffer; 0: END_BYTES */
+    uint32_t wrs;  /* send and receive queue length; 0: END_WRS */
+    uint32_t cqe;  /* 0: four times wrs */
+    bool with_srq; /* receive through a shared queue */
+    bool extended; /* for ibv_wr_* */
+    struct ibv_comp_channel *channel;
+    struct ibv_context *ctx; /* NULL: open one */
+};
+
+struct link_options {
+    uint8_t rnr_retry, retry_cnt, timeout, min_rnr_timer;
+    unsigned int access;
+    uint8_t rd_atomic;
+};
+
+/** Make a fresh world with this configuration (NULL: defaults, two devices) and make this process use it. It is
+ * unlinked when the process ends. */
+struct sn_world *test_world(const struct sn_config *config);
+void test_world_drop(void);
+
+void end_open(struct end *end, const struct end_options *options);
+void end_close(struct end *end);
+struct address end_address(const struct end *end);
+extern const struct link_options link_default;
+void end_connect(struct end *end, const struct address *to, const struct link_options *options);
+
+/** Two connected ends in this process, on devices 0 and 1. */
+void pair_open(struct end *a, struct end *b);
+void pair_open_with(struct end *a, struct end *b, const struct end_options *ao, const struct end_options *bo,
+                    const struct link_options *link);
+
+/** A signaled request on end's whole or part buffer. Returns what ibv_post_send returned. */
+int post(struct end *end, enum ibv_wr_opcode opcode, size_t off, uint32_t length, const struct address *to,
+         size_t to_off, unsigned int flags, uint64_t wr_id);
+int post_recv(struct end *end, size_t off, uint32_t length, uint64_t wr_id);
+
+/** Wait up to 5 s for one completion; the test fails with what was awaited. */
+struct ibv_wc wait_wc(struct ibv_cq *cq, const char *what);
+/** Expect no completion within us microseconds. */
+bool quiet(struct ibv_cq *cq, unsigned us);
+
+/** Run child(arg, fd) in a forked process, fd one end of a socket pair; *fd gets the other. */
+pid_t spawn(void (*child)(int fd, void *arg), void *arg, int *fd);
+void tell(int fd, const void *data, size_t bytes);
+void hear(int fd, void *data, size_t bytes);
+/** The child must end with status 0. */
+void reap(pid_t pid);
+
+uint64_t now_ns(void);
+
+#endif

@@ -1,0 +1,27 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""demo_table.py FIRST LAST: perseus-netbench's JSON lines, from stdin, as a table. Exit 1 if a row has errors, or if the sizes
+from FIRST to LAST bytes did not all arrive (by its own doubling)."""
+import json
+import sys
+
+
+def main(first, last):
+    wrong, want = 0, first
+    print(f"{'bytes':>12} {'time (us)':>12} {'p99 (us)':>12} {'busbw (GB/s)':>13} {'errors':>7}", flush=True)
+    for line in sys.stdin:
+        if not line.startswith("{"):
+            continue
+        row = json.loads(line)
+        print(f"{row['bytes']:12d} {row['usec_p50']:12.1f} {row['usec_p99']:12.1f} {row['busbw_GBps']:13.3f} {row['errors']:7d}",
+              flush=True)
+        wrong += row["errors"]
+        if row["bytes"] == want:
+            want *= 2
+    if want <= last:
+        print(f"no result for {want} bytes")
+    return 1 if wrong or want <= last else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/netbench/report.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/** Bytes each link carries for a byte of the operation, as nccl-tests counts. */
+static double bus_factor(const struct options *options)
+{
+    double ranks = options->ranks;
+
+    switch (options->op) {
+    case OP_ALLREDUCE:
+        return 2 * (ranks - 1) / ranks;
+    case OP_ALLGATHER:
+    case OP_REDUCESCATTER:
+    case OP_ALLTOALL:
+        return (ranks - 1) / ranks;
+    default:
+        return 1;
+    }
+}
+
+void report_head(const struct options *options)
+{
+    if (options->json)
+        return;
+    printf("# %s, %s, %d ranks on %d nodes, %d comms, %d outstanding, groups of %d, %d iterations, data %s\n",
+           options->plugin, op_name(options->op), options->ranks, options->nodes, options->comms, options->outstanding,
+           options->group, options->iters, options->check ? "checked" : "not checked");
+    printf("#%12s %4s %10s %10s %10s %10s %8s\n", "bytes", "api", "p50 us", "p99 us", "alg GB/s", "bus GB/s", "errors");
+    fflush(stdout);
+}
+
+/** An iteration takes as long as it does for the last rank; *p50 and *p99 over iterations. */
+static void summarise(const struct options *options, struct world *world, double *p50, double *p99)
+{
+    double *slowest = world_usec(world, 0);
+
+    for (int rank = 1; rank < options->ranks; rank++) {
+        const double *other = world_usec(world, rank);
+
+        for (int i = 0; i < options->iters; i++)
+            slowest[i] = other[i] > slowest[i] ? other[i] : slowest[i];
+    }
+    qsort(slowest, options->iters, sizeof(*slowest), by_value);
+    *p50 = slowest[options->iters / 2];
+    *p99 = slowest[(options->iters * 99 - 1) / 100];
+}
+
+void report_size(const struct options *options, const struct net *net, struct world *world, size_t bytes)
+{
+    double p50, p99, alg, bus;
+    uint64_t errors = 0;
+
+    summarise(options, world, &p50, &p99);
+    alg = p50 > 0 ? bytes / p50 / 1e3 : 0;
+    bus = alg * bus_factor(options);
+    for (int rank = 0; rank < options->ranks; rank++)
+        errors += world->rank[rank].errors;
+    if (options->json)
+        printf("{\"plugin\": \"%s\", \"name\": \"%s\", \"api\": %d, \"op\": \"%s\", \"ranks\": %d, \"nodes\": %d, "
+               "\"comms\": %d, \"outstanding\": %d, \"group\": %d, \"chunk\": %zu, \"bytes\": %zu, \"iterations\": %d, "
+               "\"usec_p50\": %.2f, \"usec_p99\": %.2f, \"algbw_GBps\": %.4f, \"busbw_GBps\": %.4f, "
+               "\"checked\": %s, \"errors\": %llu}\n",
+               options->plugin, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
+               options->comms, options->outstanding, options->group, options->chunk_bytes, bytes, options->iters, p50,
+               p99, alg, bus, options->check ? "true" : "false", (unsigned long long)errors);
+    else
+        printf("%13zu %4s%d %9.2f %10.2f %10.3f %10.3f %8llu\n", bytes, "v", net->version, p50, p99, alg, bus,
+               (unsigned long long)errors);
+    fflush(stdout);
+}

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Set up what building and testing needs and this machine lacks: Debian packages (as root, or with sudo that asks nothing), and a
+# CUDA compiler from pip's wheels where there is none. tools/check and tools/demo source this file; run it to do only this.
+# What cannot be had is said and left out; setup_all fails only when nothing could be built.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# What must exist: the package that has it. A path is looked for as a file, anything else as a program.
+setup_needed='meson:meson ninja:ninja-build pkg-config:pkg-config gcc:gcc g++:g++ git:git python3:python3
+/usr/include/infiniband/verbs.h:libibverbs-dev'
+setup_wanted='clang-format:clang-format /usr/include/criterion/criterion.h:libcriterion-dev
+/usr/include/rdma/rdma_cma.h:librdmacm-dev /usr/include/numa.h:libnuma-dev valgrind:valgrind
+ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest rdma:rdma-core /etc/libibverbs.d/rxe.driver:ibverbs-providers
+qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod ip:iproute2 strip:binutils zstd:zstd setpriv:util-linux'
+setup_cuda_version=13.0 # the toolkit of the GPU host: its driver need not know what a newer one emits
+
+setup_say() { echo "setup: $*"; }
+
+setup_exists() {
+    case $1 in
+    /*) [ -e "$1" ] ;;
+    *) PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null ;;
+    esac
+}
+
+setup_missing() { # the packages of a list that this machine lacks
+    local row
+    for row in $1; do
+        setup_exists "${row%:*}" || echo "${row##*:}"
+    done
+}
+
+setup_apt() {
+    local as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        sudo -n true 2>/dev/null || return 1
+        as_root=(sudo -n)
+    fi
+    command -v apt-get >/dev/null || return 1
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive timeout 900 apt-get -q -o DPkg::Lock::Timeout=300 -o Acquire::Retries=2 \
+        "$@" </dev/null >>"$setup_log" 2>&1
+}
+
+setup_packages() {
+    local missing package
+    read -ra missing <<<"$(setup_missing "$setup_needed $setup_wanted" | sort -u | tr '\n' ' ')"
+    [ ${#missing[@]} = 0 ] && return 0
+    setup_say "installing ${missing[*]}"
+    setup_apt update || setup_say "apt-get update failed (see $setup_log); going on with the lists there are"
+    if ! setup_apt install -y --no-install-recommends "${missing[@]}"; then
+        for package in "${missing[@]}"; do # one that is not to be had must not keep the others away
+            setup_apt install -y --no-install-recommends "$package" || setup_say "cannot install $package"
+        done
+    fi
+    read -ra missing <<<"$(setup_missing "$setup_needed" | sort -u | tr '\n' ' ')"
+    [ ${#missing[@]} = 0 ] && return 0
+    setup_say "cannot build without ${missing[*]}: install them and try again (log: $setup_log)"
+    return 1
+}
+
+setup_wheel_nvcc() { compgen -G "$root/build/cuda/lib/python3*/site-packages/nvidia/cu*/bin/nvcc" | head -1; }
+
+# Sets setup_nvcc_root to what Meson's option nvcc_root wants: empty where Meson finds the compiler by itself, or there is none.
+setup_cuda() {
+    local venv=$root/build/cuda
+    setup_nvcc_root=
+    command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] && return 0
+    if [ -z "$(setup_wheel_nvcc)" ]; then
+        setup_say "no nvcc: fetching CUDA $setup_cuda_version's compiler as wheels into build/cuda"
+        setup_exists /usr/lib/python3/dist-packages/pip || setup_apt install -y --no-install-recommends python3-venv
+        rm -rf "$venv"
+        mkdir -p "$root/build"
+        # CUDA's wheels are pinned together: each would otherwise bring the newest of those it needs.
+        if ! { python3 -m venv "$venv" && "$venv/bin/python" -m pip install -q --disable-pip-version-check \
+            nvidia-cuda-{nvcc,crt,runtime,cccl}=="$setup_cuda_version.*" nvidia-nvvm=="$setup_cuda_version.*"; } \
+            </dev/null >>"$setup_log" 2>&1; then
+            setup_say "skipped: the CUDA part, for want of a compiler (log: $setup_log)"
+            rm -rf "$venv"
+            return 0
+        fi
+    fi
+    setup_nvcc_root=$(dirname "$(dirname "$(setup_wheel_nvcc)")")
+    [ -e "$setup_nvcc_root/lib64" ] || ln -s lib "$setup_nvcc_root/lib64" # where nvcc looks; the wheels have lib/
+}
+
+# setup_configure FOLDER OPTION...: a build folder with these options, new or not.
+setup_configure() {
+    local folder=$1
+    shift
+    if [ -e "$folder/build.ninja" ] && meson setup --reconfigure "$folder" "$@" </dev/null >"$setup_log" 2>&1; then
+        return 0
+    fi
+    rm -rf "$folder/meson-private" "$folder/meson-info" "$folder/build.ninja" # of another Meson, or of a setup that was cut short
+    meson setup "$folder" "$@" </dev/null >"$setup_log" 2>&1
+}
+
+setup_all() {
+    mkdir -p "$root/build" || return 1
+    setup_log=$root/build/setup.log
+    : >"$setup_log"
+    setup_packages && setup_cuda
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    set -u
+    setup_all && setup_say ok
+fi

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* softnic-run: make a world of software NICs, run a command in it, clean up. */
+#include <endian.h>
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tools/softnic/launcher_options.h"
+#include "tools/softnic/sweep.h"
+#include "tools/softnic/sysfs.h"
+#include "tools/softnic/world.h"
+
+enum { STATUS_FAILED = 125, STATUS_CANNOT_RUN = 126, STATUS_NOT_FOUND = 127, STATUS_SIGNAL = 128 };
+
+struct run {
+    struct sn_launcher_options options;
+    char path[PATH_MAX]; /* of the world's file */
+    struct sn_world *world;
+    bool joined; /* somebody else made the world and will remove it */
+    char libdir[PATH_MAX];
+};
+
+static bool holds_library(const char *dir)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof(path), "%s/libibverbs.so.1", dir);
+    return access(path, R_OK) == 0;
+}
+
+/* Beside this program in a build tree, below the prefix when installed (also when the whole prefix was moved). */
+static int find_libdir(char *dir, size_t bytes)
+{
+    char exe[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    if (n < 0)
+        return -errno;
+    exe[n] = '\0';
+    *strrchr(exe, '/') = '\0';
+    snprintf(dir, bytes, "%s/lib", exe);
+    if (holds_library(dir))
+        return 0;
+    snprintf(dir, bytes, "%s/../%s", exe, SN_LIBDIR);
+    if (holds_library(dir))
+        return 0;
+    fprintf(stderr, "softnic-run: no libibverbs.so.1 in %s/lib or %s: is the software NIC built or installed?\n", exe,
+            dir);
+    return -ENOENT;
+}
+
+static void config_from_options(struct sn_config *config, const struct sn_launcher_options *o)
+{
+    sn_config_default(config);
+    config->rate_bps = o->rate_bps;
+    config->latency_ns = o->latency_ns;
+    config->wr_cost_ns = o->wr_cost_ns;
+    config->doorbell_cost_ns = o->doorbell_cost_ns;
+    config->fence_cost_ns = o->fence_cost_ns;
+    config->jitter_ns = o->jitter_ns;
+    config->seed = o->seed;
+    config->fence_meaning = o->fence_strict ? SN_FENCE_STRICT : SN_FENCE_SPEC;
+    config->nics = (uint32_t)o->nics;
+    config->nodes = (uint32_t)o->nodes;
+}
+
+/* A world that has the name asked for and a living creator is joined; its model is the creator's. */
+static int join_world(struct run *run)
+{
+    int r = sn_world_open(run->path, &run->world);
+    if (r)
+        return r;
+    run->joined = true;
+    if (run->options.model_given) {
+        fprintf(stderr, "softnic-run: world %s exists already, so its NICs and model cannot be chosen here\n",
+                run->path);
+        return -EEXIST;
+    }
+    return 0;
+}
+
+static int make_world(struct run *run)
+{
+    char id[32];
+    struct sn_config config;
+
+    /* Not "softnic.<number>": that is the default world of the user with that number. */
+    snprintf(id, sizeof(id), "run.%d", getpid());
+    sn_sweep_path(run->options.name ? run->options.name : id, run->path, sizeof(run->path));
+    config_from_options(&config, &run->options);
+    if (config.nics * config.nodes > SN_MAX_DEVS) {
+        fprintf(stderr, "softnic-run: --nics %u and --nodes %u: more than %d devices in all\n", config.nics,
+                config.nodes, SN_MAX_DEVS);
+        return -EINVAL;
+    }
+    int r = sn_world_create(run->path, &config, false, &run->world);
+    if (r == -EEXIST && run->options.name)
+        return join_world(run);
+    if (r)
+        fprintf(stderr, "softnic-run: cannot create the world %s: %s\n", run->path, strerror(-r));
+    return r;
+}
+
+/* In the child: a sysfs of its own, with each NIC on a PCI device. */
+static void enter_sysfs(struct run *run)
+{
+    uint32_t count = run->world->dev_count;
+    struct sn_sysfs_nic *nics = calloc(count, sizeof(*nics));
+    struct sn_pci_place *places = calloc(count, sizeof(*places));
+    char story[512] = "/sys/class/infiniband: out of memory";
+
+    if (nics && places) {
+        sn_pci_choose(places, count);
+        for (uint32_t i = 0; i < count; i++) {
+            struct sn_dev *dev = &run->world->devs[i];
+            snprintf(nics[i].name, sizeof(nics[i].name), "%s", dev->name);
+            nics[i].guid = be64toh(dev->guid);
+            memcpy(nics[i].gid, dev->gid, sizeof(nics[i].gid));
+            nics[i].rate_bps = run->world->config.rate_bps;
+            nics[i].place = places[i];
+            if (!run->joined)
+                snprintf(dev->sysfs_device, sizeof(dev->sysfs_device), "%s", places[i].path);
+        }
+        /* A failure is in the story; most programs need no sysfs, so it stops nothing. */
+        sn_sysfs_enter(nics, count, story, sizeof(story));
+    }
+    if (!run->options.quiet)
+        fprintf(stderr, "softnic-run: %s\n", story);
+    free(places);
+    free(nics);
+}
+
+static int set_environment(const struct run *run)
+{
+    const char *old = getenv("LD_LIBRARY_PATH");
+    char *joined;
+    if (asprintf(&joined, "%s%s%s", run->libdir, old && *old ? ":" : "", old ? old : "") < 0)
+        return -ENOMEM;
+    int r = setenv("LD_LIBRARY_PATH", joined, 1) || setenv(SN_WORLD_ENV, run->path, 1) ? -errno : 0;
+    free(joined);
+    return r;
+}
+
+static _Noreturn void run_child(struct run *run, pid_t parent, const sigset_t *old_mask)
+{
+    if (!run->options.no_sysfs)
+        enter_sysfs(run);
+    sigprocmask(SIG_SETMASK, old_mask, NULL);
+    /* The command must not outlive its world; after the user namespace, whose credentials would reset it. */
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent)
+        _exit(STATUS_FAILED);
+    if (set_environment(run)) {
+        perror("softnic-run: environment");
+        _exit(STATUS_FAILED);
+    }
+    execvp(run->options.command[0], run->options.command);
+    fprintf(stderr, "softnic-run: cannot run %s: %s\n", run->options.command[0], strerror(errno));
+    _exit(errno == ENOENT ? STATUS_NOT_FOUND : STATUS_CANNOT_RUN);
+}
+
+/* Pass signals on until the command ends; return its status as a shell would. */
+static int supervise(pid_t child, const sigset_t *mask)
+{
+    for (;;) {
+        siginfo_t info;
+        int status, signal = sigwaitinfo(mask, &info);
+        if (signal < 0)
+            continue;
+        /* The terminal has sent its signals to the whole foreground group, the command included. */
+        if (signal != SIGCHLD && info.si_code != SI_KERNEL)
+            kill(child, signal);
+        if (signal != SIGCHLD || waitpid(child, &status, WNOHANG) != child)
+            continue;
+        return WIFSIGNALED(status) ? STATUS_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status);
+    }
+}
+
+static int run_command(struct run *run)
+{
+    static const int passed_on[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT};
+    sigset_t mask, old_mask;
+    pid_t parent = getpid();
+
+    sigemptyset(&mask);
+    for (size_t i = 0; i < sizeof(passed_on) / sizeof(passed_on[0]); i++)
+        sigaddset(&mask, passed_on[i]);
+    signal(SIGCHLD, SIG_DFL); /* an inherited "ignore" would lose the exit status */
+    sigprocmask(SIG_BLOCK, &mask, &old_mask);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child < 0) {
+        fprintf(stderr, "softnic-run: fork: %s\n", strerror(errno));
+        return STATUS_FAILED;
+    }
+    if (!child)
+        run_child(run, parent, &old_mask);
+    return supervise(child, &mask);
+}
+
+/* The parts of the model that are on, as the options that turn them on. */
+static void describe_model(const struct sn_config *c, char *text, size_t bytes)
+{
+    const struct {
+        const char *name;
+        uint64_t ns;
+    } times[] = {{"latency", c->latency_ns},
+                 {"wr-cost", c->wr_cost_ns},
+                 {"doorbell-cost", c->doorbell_cost_ns},
+                 {"fence-cost", c->fence_cost_ns},
+                 {"jitter", c->jitter_ns}};
+    size_t used = (size_t)snprintf(text, bytes, "%s", sn_model_on(c) ? "model" : "model off");
+    if (c->rate_bps && used < bytes)
+        used += (size_t)snprintf(text + used, bytes - used, " rate %gG", (double)c->rate_bps / 1e9);
+    for (size_t i = 0; i < sizeof(times) / sizeof(times[0]) && used < bytes; i++)
+        if (times[i].ns)
+            used += (size_t)snprintf(text + used, bytes - used, " %s %gus", times[i].name, (double)times[i].ns / 1e3);
+}
+
+static void tell_world(const struct run *run)
+{
+    const struct sn_config *c = &run->world->config;
+    char model[160];
+    describe_model(c, model, sizeof(model));
+    fprintf(stderr, "softnic-run: world %s%s: nodes %u, NICs of each %u, %s\n", run->path,
+            run->joined ? " (joined)" : "", c->nodes, c->nics, model);
+}
+
+int main(int argc, char **argv)
+{
+    static struct run run;
+    int r = sn_launcher_options_parse(&run.options, argc, argv);
+    if (r > 0)
+        return r - 1;
+    unsigned swept = sn_sweep_all();
+    if (swept && !run.options.quiet)
+        fprintf(stderr, "softnic-run: removed %u abandoned world%s\n", swept, swept > 1 ? "s" : "");
+    if (find_libdir(run.libdir, sizeof(run.libdir)) || make_world(&run))
+        return STATUS_FAILED;
+    if (!run.options.quiet)
+        tell_world(&run);
+    int status = run_command(&run);
+    if (!run.joined)
+        sn_sweep_remove(run.path, run.world, true);
+    sn_world_close(run.world);
+    return status;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stand-ins for the rdma-core libraries that programs link beside libibverbs (libmlx5, libefa, librdmacm).
+ *
+ * The real ones need symbols of version IBVERBS_PRIVATE_<n>, private to the rdma-core release they were built with, so
+ * they cannot be loaded beside another libibverbs. Programs that are linked BIND_NOW (Debian's perftest) do not even
+ * start unless every symbol and version they name exists. None of these functions is called for a device that is not of
+ * that vendor; when one is called all the same it fails as the real one does on foreign hardware, and says nothing.
+ *
+ * The prototypes are declared here, with pointers left untyped: the vendor headers of the build machine may be older or
+ * newer than the program, and only the symbol, the version and the failure value matter. */
+#ifndef SOFTNIC_STUB_H
+#define SOFTNIC_STUB_H
+
+#include <errno.h>
+#include <stddef.h>
+
+/* A pointer result: NULL and errno. */
+#define STUB_PTR(name)                                                                                                 \
+    void *name(void);                                                                                                  \
+    void *name(void)                                                                                                   \
+    {                                                                                                                  \
+        errno = EOPNOTSUPP;                                                                                            \
+        return NULL;                                                                                                   \
+    }
+
+/* An int result of the verbs kind: the errno value itself. */
+#define STUB_ERRNO(name)                                                                                               \
+    int name(void);                                                                                                    \
+    int name(void)                                                                                                     \
+    {                                                                                                                  \
+        return EOPNOTSUPP;                                                                                             \
+    }
+
+/* An int result of the socket kind: -1 and errno. */
+#define STUB_MINUS1(name)                                                                                              \
+    int name(void);                                                                                                    \
+    int name(void)                                                                                                     \
+    {                                                                                                                  \
+        errno = EOPNOTSUPP;                                                                                            \
+        return -1;                                                                                                     \
+    }
+
+/* Undoes something that can never have been done. */
+#define STUB_VOID(name)                                                                                                \
+    void name(void);                                                                                                   \
+    void name(void)                                                                                                    \
+    {                                                                                                                  \
+    }
+
+#endif
