@@ -36,21 +36,29 @@ typedef uint64_t __attribute__((may_alias)) cts_word;
 static_assert((CTS_RING & (CTS_RING - 1)) == 0, "slots are sequence numbers, masked");
 
 /**
- * Odd multipliers: one changed word always changes the sum, several changed words keep it with probability 2^-64. They
- * fit 31 bits so that each is an immediate operand. Zeroed memory never passes, since sequence numbers start at 1.
+ * The keys' share of the check, which a receiver computes once a registration. Odd multipliers: one changed word always
+ * changes the sum, several changed words keep it with probability 2^-64. They fit 31 bits so that each is an immediate
+ * operand.
  */
-static inline uint64_t cts_check(const struct cts_record *record, uint64_t sequence)
+static inline uint64_t cts_check_keys(const struct prs_keys *keys)
+{
+    const cts_word *word = (const cts_word *)keys;
+
+    return word[0] * 0x4cf5ad43u + word[1] * 0x2745937fu + word[2] * 0x38b34ae5u + word[3] * 0x1b873593u;
+}
+
+/** Zeroed memory never passes, since sequence numbers start at 1. */
+static inline uint64_t cts_check(const struct cts_record *record, uint64_t keys_check, uint64_t sequence)
 {
     const cts_word *word = (const cts_word *)record;
 
-    return sequence * 0x5bd1e995u + word[0] * 0x2c1b3c6du + word[1] * 0x297a2d39u + word[2] * 0x4cf5ad43u +
-           word[3] * 0x2745937fu + word[4] * 0x38b34ae5u + word[5] * 0x1b873593u + word[6] * 0x7feb352du;
+    return sequence * 0x5bd1e995u + word[0] * 0x2c1b3c6du + word[1] * 0x297a2d39u + word[6] * 0x7feb352du + keys_check;
 }
 
 /** Receiver: fill in the check word of a record that is otherwise complete. */
-static inline void cts_seal(struct cts_record *record, uint64_t sequence)
+static inline void cts_seal(struct cts_record *record, uint64_t keys_check, uint64_t sequence)
 {
-    record->check = cts_check(record, sequence);
+    record->check = cts_check(record, keys_check, sequence);
 }
 
 /**
@@ -63,7 +71,7 @@ static inline bool cts_arrived(const struct cts_record *record, uint64_t sequenc
     /* C1: for the compiler only: read memory anew in each call. No order between the words is needed, since the sum
      * holds only when all are here; so the NIC's write of the record needs no partner. */
     __asm__ volatile("" ::: "memory");
-    return record->check == cts_check(record, sequence) &&
+    return record->check == cts_check(record, cts_check_keys(&record->keys), sequence) &&
            record->count <= CTS_GROUP_MAX; /* a sum that fits by chance must not lead astray */
 }
 

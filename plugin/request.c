@@ -139,18 +139,20 @@ static bool ring_has_room(struct recv_comm *comm, int n)
 static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t n, const void *data, size_t size,
                                int tag, const struct memory *memory)
 {
-    static const struct prs_keys none;
+    static const struct memory none; /* no keys, whose check is 0 */
     uint64_t sequence = comm->next + index;
     struct cts_record *record = &comm->mirror[sequence % CTS_RING];
 
     record->addr = (uintptr_t)data;
     record->size = size;
-    record->keys = *(memory ? &memory->keys : &none);
+    if (!memory)
+        memory = &none;
+    record->keys = memory->keys;
     record->tag = (uint32_t)tag;
     record->id = sequence % PRS_NOTIFY_IDS;
     record->index = (uint8_t)index;
     record->count = (uint8_t)n;
-    cts_seal(record, sequence);
+    cts_seal(record, memory->keys_check, sequence);
 }
 
 static __attribute__((cold)) net_result refuse_receive(int n, int index, size_t size)

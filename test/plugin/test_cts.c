@@ -13,7 +13,7 @@ static struct cts_record make(uint64_t sequence, uint64_t addr, uint64_t size)
 
     for (int i = 0; i < PRS_MAX_RAILS; i++)
         record.keys.rkey[i] = (uint32_t)(addr >> 8) + (uint32_t)i;
-    cts_seal(&record, sequence);
+    cts_seal(&record, cts_check_keys(&record.keys), sequence);
     return record;
 }
 
