@@ -46,6 +46,8 @@ def main():
                         "--chunk", "777", "--flush", *SMALL)
         expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:1M:x32", "--odd",
                     "--iters", "4", "--group", "2", "--chunk", "200001")
+        expect_data(tools, "registrations come and go while data moves", "--op", "alltoall", "--ranks", "3", "--churn",
+                    "--sizes", "1:1M:x32", "--iters", "20")
         expect_data(tools, "several queues a rail", "--op", "sendrecv", "--sizes", "1:1M:x32", "--iters", "4",
                     env={"NCCL_IB_QPS_PER_CONNECTION": "3"})
         expect_refusal(tools, "an impossible variable is named", ["NCCL_IB_TIMEOUT", "99"], {"NCCL_IB_TIMEOUT": "99"})
