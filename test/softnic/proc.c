@@ -79,7 +79,7 @@ Test(proc, data_crosses_processes_and_the_target_need_not_run)
         cr_assert_eq(post(&end, IBV_WR_RDMA_READ, 0, size, &peer, 0, IBV_SEND_SIGNALED, 2), 0);
         cr_assert_eq(wait_wc(end.cq, "read from a stopped process").status, IBV_WC_SUCCESS);
         for (uint32_t i = 0; i < size; i++)
-            cr_assert_eq(end.buf[i], (uint8_t)size, "byte %u of %u", i, size);
+            require(end.buf[i] == (uint8_t)size, "byte %u of %u", i, size);
     }
     kill(pid, SIGCONT);
     tell(fd, "q", 1);
@@ -92,8 +92,8 @@ enum { ADDS = 2000 };
 static void add_to_peer(struct end *end, const struct address *peer, int fd)
 {
     for (int i = 0; i < ADDS; i++) {
-        cr_assert_eq(post(end, IBV_WR_ATOMIC_FETCH_AND_ADD, 8, 8, peer, 0, IBV_SEND_SIGNALED, 1), 0);
-        cr_assert_eq(wait_wc(end->cq, "fetch and add").status, IBV_WC_SUCCESS);
+        require(post(end, IBV_WR_ATOMIC_FETCH_AND_ADD, 8, 8, peer, 0, IBV_SEND_SIGNALED, 1) == 0, "post");
+        require(wait_wc(end->cq, "fetch and add").status == IBV_WC_SUCCESS, "completion");
     }
     tell(fd, "d", 1);
 }
@@ -133,8 +133,8 @@ static void write_words(struct end *end, const struct address *peer, int fd)
 
     for (unsigned i = 0; now_ns() < until; i++) {
         memset(end->buf, (int)(i & 0xff), 8);
-        cr_assert_eq(post(end, IBV_WR_RDMA_WRITE, 0, 8, peer, 64, IBV_SEND_SIGNALED | IBV_SEND_INLINE, 1), 0);
-        cr_assert_eq(wait_wc(end->cq, "word").status, IBV_WC_SUCCESS);
+        require(post(end, IBV_WR_RDMA_WRITE, 0, 8, peer, 64, IBV_SEND_SIGNALED | IBV_SEND_INLINE, 1) == 0, "post");
+        require(wait_wc(end->cq, "word").status == IBV_WC_SUCCESS, "completion");
     }
     tell(fd, "d", 1);
 }
@@ -154,7 +154,7 @@ Test(proc, an_aligned_word_is_never_torn)
     for (until = now_ns() + 400000000; now_ns() < until;) {
         uint64_t v = __atomic_load_n((volatile uint64_t *)(end.buf + 64), __ATOMIC_RELAXED);
 
-        cr_assert_eq(v, (v & 0xff) * 0x0101010101010101ull, "torn: 0x%016lx", v);
+        require(v == (v & 0xff) * 0x0101010101010101ull, "torn: 0x%016lx", v);
         seen += v != last;
         last = v;
     }
@@ -172,12 +172,12 @@ static void write_messages(struct end *end, const struct address *peer, int fd)
     for (uint64_t i = 1; now_ns() < until; i++) {
         memset(end->buf, (int)(i & 0xff), 2040);
         *(uint64_t *)(end->buf + 2040) = i;
-        cr_assert_eq(post(end, IBV_WR_RDMA_WRITE, 0, 2048, peer, 0, IBV_SEND_SIGNALED, 1), 0);
-        cr_assert_eq(wait_wc(end->cq, "message").status, IBV_WC_SUCCESS);
+        require(post(end, IBV_WR_RDMA_WRITE, 0, 2048, peer, 0, IBV_SEND_SIGNALED, 1) == 0, "post");
+        require(wait_wc(end->cq, "message").status == IBV_WC_SUCCESS, "completion");
         hear(fd, &c, 1);
     }
     *(uint64_t *)(end->buf + 2040) = UINT64_MAX;
-    cr_assert_eq(post(end, IBV_WR_RDMA_WRITE, 0, 2048, peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    require(post(end, IBV_WR_RDMA_WRITE, 0, 2048, peer, 0, IBV_SEND_SIGNALED, 1) == 0, "post");
     wait_wc(end->cq, "last message");
 }
 
@@ -202,7 +202,7 @@ Test(proc, the_last_bytes_come_last)
             break;
         cr_assert_eq(v, expect);
         for (int i = 0; i < 2040; i++)
-            cr_assert_eq(end.buf[i], (uint8_t)expect, "message %lu: byte %d came after the last word", expect, i);
+            require(end.buf[i] == (uint8_t)expect, "message %lu: byte %d came after the last word", expect, i);
         expect++;
         tell(fd, "n", 1);
     }
