@@ -29,6 +29,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     memset(order, 0, sizeof *order);
     order->policy = options->policy;
     order->window_ops = options->window_ops;
+    order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
     order->probe_queues = paths;
@@ -153,12 +154,13 @@ static inline void fill_write(const struct prs_order *order, const struct prs_or
 }
 
 /* A single-part message ends a run: give the immediate of the former last one to this one, if it continues it. */
-static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag)
+static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag,
+                              uint32_t max_run)
 {
     uint32_t run = 1;
 
     if (queue->run && queue->run_next_id == id && queue->run_bytes == wr->len_bytes && queue->run_tag == tag &&
-        queue->run < PRS_IMM_MAX_RUN) {
+        queue->run < max_run) {
         queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;
         run = queue->run + 1;
     }
@@ -270,7 +272,7 @@ int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_p
     wr = admit_request(order, index, op);
     fill_write(order, queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
     if (put->flags & PRS_PUT_NOTIFY) {
-        extend_run(queue, wr, put->notify_id, (uint32_t)tag);
+        extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
         queue->run = 0;
         if (tag) {
