@@ -29,6 +29,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     memset(order, 0, sizeof *order);
     order->policy = options->policy;
     order->window_ops = options->window_ops;
+    order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
+    order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
     order->probe_queues = paths;
@@ -82,7 +84,7 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
 {
     struct prs_order_group *group;
 
-    if (put->group == PRS_GROUP_NONE || order->tally)
+    if (!order->tracked || put->group == PRS_GROUP_NONE)
         return;
     group = group_of(order, put->group);
     group_note(group, index, order->queue[index].head - 1);
@@ -153,12 +155,13 @@ static inline void fill_write(const struct prs_order *order, const struct prs_or
 }
 
 /* A single-part message ends a run: give the immediate of the former last one to this one, if it continues it. */
-static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag)
+static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag,
+                              uint32_t max_run)
 {
     uint32_t run = 1;
 
     if (queue->run && queue->run_next_id == id && queue->run_bytes == wr->len_bytes && queue->run_tag == tag &&
-        queue->run < PRS_IMM_MAX_RUN) {
+        queue->run < max_run) {
         queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;
         run = queue->run + 1;
     }
@@ -270,7 +273,7 @@ int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_p
     wr = admit_request(order, index, op);
     fill_write(order, queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
     if (put->flags & PRS_PUT_NOTIFY) {
-        extend_run(queue, wr, put->notify_id, (uint32_t)tag);
+        extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
         queue->run = 0;
         if (tag) {
@@ -430,14 +433,14 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
         done += prs_op_part_done(queue->owner[slot]);
     }
     order->ops -= done;
-    if (index < order->data_queues) {
+    if (order->data_queues > 1 && index < order->data_queues) {
         queue->backlog_bytes -= bytes;
         order->path[queue->path].inflight_bytes -= bytes;
         if (now_ns)
             measure(&order->path[queue->path], bytes, now_ns);
-        if (order->held_count)
-            prs_order_release(order);
     }
+    if (order->held_count)
+        prs_order_release(order);
     return (int)done;
 }
 

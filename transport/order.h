@@ -34,8 +34,8 @@ enum {
     PRS_ORDER_MAX_DATA_QUEUES = PRS_ORDER_MAX_QUEUES - PRS_MAX_RAILS,
     PRS_ORDER_MAX_QUEUES_PER_RAIL = 16,
     PRS_ORDER_GROUPS = PRS_TALLY_SLOTS, /* groups share a slot modulo this: which only makes signals wait for more */
-    PRS_ORDER_HELD = 32,   /* signals waiting for other queues; a further one is PRS_BUSY */
-    PRS_ORDER_BATCH = 16,  /* requests on one queue that make the caller post without waiting for more */
+    PRS_ORDER_HELD = 32,                /* signals waiting for other queues; a further one is PRS_BUSY */
+    PRS_ORDER_BATCH = 16,               /* requests on one queue that make the caller post without waiting for more */
 };
 
 enum prs_wr_opcode { PRS_WR_WRITE, PRS_WR_WRITE_IMM, PRS_WR_READ, PRS_WR_ADD };
@@ -98,7 +98,7 @@ struct prs_order_held {
 
 struct prs_order_stats {
     uint64_t puts, gets, signals, fences, drains, bytes;
-    uint64_t path_bytes[PRS_MAX_RAILS];
+    uint64_t path_bytes[PRS_MAX_RAILS]; /* with several queues only */
 };
 
 struct prs_order {
@@ -108,6 +108,8 @@ struct prs_order {
     uint32_t data_queues;
     uint32_t probe_queues; /* behind the data queues */
     uint32_t path_count;
+    uint32_t max_run;
+    bool tracked;            /* signals depend on where the puts of their group went */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut */
     uint64_t max_part_bytes; /* of one request */
@@ -129,6 +131,7 @@ struct prs_order {
 
 struct prs_order_options {
     enum prs_policy policy; /* not auto */
+    bool in_order;          /* as nic.h promises it; without it, messages share no immediate */
     uint32_t window_ops;
     uint32_t path_count;
     uint32_t queues_per_path;

@@ -27,6 +27,7 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
 {
     struct prs_order_queue *queue = &order->queue[index];
     struct prs_order_group *group = group_of(order, signal->group);
+    bool strong = signal->flags & PRS_SIGNAL_STRONG;
     struct prs_wr *wr;
 
     if (queue_full(queue))
@@ -41,8 +42,8 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
         copy_inline(queue, wr, &signal->value, sizeof signal->value);
     /* A strong signal may tell the peer that its memory has been read: a later request may overtake the response of an
      * earlier read, so that it needs the fence under every policy. */
-    if ((order->policy == PRS_POLICY_NIC_FENCE && group->unfenced) ||
-        ((signal->flags & PRS_SIGNAL_STRONG) && queue->last_read && queue_has(queue, queue->last_read - 1))) {
+    if ((order->policy == PRS_POLICY_NIC_FENCE && (group->unfenced || strong)) ||
+        (strong && queue->last_read && queue_has(queue, queue->last_read - 1))) {
         wr->flags |= PRS_WR_FENCE;
         order->stats.fences++;
     }

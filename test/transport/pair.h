@@ -17,6 +17,7 @@ struct pair_spec {
     const char *policy;  /* NULL: auto */
     size_t buffer_bytes; /* registered on each side; 0: 1 MiB */
     uint32_t window_ops;
+    bool b_dies; /* B ends without farewell, by pair_vanish() */
 };
 
 /* One side. */
@@ -70,6 +71,8 @@ struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len
 void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put);
 void pair_wait_op(struct pair *pair, struct prs_op *op);
 void pair_wait_notified(struct pair *pair, uint32_t total);
+/* End this process at once, as a crash would. */
+void pair_vanish(void) __attribute__((noreturn));
 /* Progress until it fails; return the error. */
 int pair_wait_error(struct pair *pair);
 
