@@ -34,6 +34,7 @@ static void child_main(int fd, void *arg)
     end_connect(&end, &peer, &role->link);
     tell(fd, "c", 1);
     role->act(&end, &peer, fd);
+    end_close(&end);
 }
 
 static pid_t child_open(struct role *role, struct end *mine, struct address *peer, int *fd)

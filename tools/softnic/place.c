@@ -136,8 +136,8 @@ static void copy_piece(void *dst, const void *src, size_t n)
         memmove(dst, src, n - FLAG_BYTES);
         copy_piece((uint8_t *)dst + n - FLAG_BYTES, (const uint8_t *)src + n - FLAG_BYTES, FLAG_BYTES);
     } else {
-        __atomic_thread_fence(__ATOMIC_RELEASE);
-        memcpy(dst, src, n);
+        memcpy(dst, src, n - 1);
+        __atomic_store_n((uint8_t *)dst + n - 1, ((const uint8_t *)src)[n - 1], __ATOMIC_RELEASE);
     }
 }
 
