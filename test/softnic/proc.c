@@ -88,6 +88,81 @@ Test(proc, data_crosses_processes_and_the_target_need_not_run)
     end_close(&end);
 }
 
+/* A chain of short writes shares system calls; a bad one in the middle must not show in those before it. */
+Test(proc, a_chain_across_processes_fails_at_its_bad_request)
+{
+    enum { CHAIN = 50, BAD = 37 };
+    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
+    struct ibv_send_wr wr[CHAIN], *bad;
+    struct ibv_sge sge[CHAIN];
+    struct address peer;
+    struct end end;
+    pid_t pid;
+    int fd;
+
+    test_world(NULL);
+    pid = child_open(&role, &end, &peer, &fd);
+    for (uint64_t i = 0; i < CHAIN; i++) {
+        memset(end.buf + i * 64, (int)i + 1, 64);
+        sge[i] = (struct ibv_sge){(uintptr_t)end.buf + i * 64, (uint32_t)i + 1, end.mr->lkey};
+        wr[i] = (struct ibv_send_wr){.wr_id = i,
+                                     .next = i + 1 < CHAIN ? &wr[i + 1] : NULL,
+                                     .sg_list = &sge[i],
+                                     .num_sge = 1,
+                                     .opcode = IBV_WR_RDMA_WRITE,
+                                     .send_flags = IBV_SEND_SIGNALED};
+        wr[i].wr.rdma.remote_addr = peer.addr + i * 64;
+        wr[i].wr.rdma.rkey = i == BAD ? peer.rkey ^ 1 : peer.rkey;
+    }
+    wr[BAD].next = NULL;
+    cr_assert_eq(ibv_post_send(end.qp, wr, &bad), 0);
+    for (uint64_t i = 0; i < BAD; i++) {
+        struct ibv_wc wc = wait_wc(end.cq, "write of a chain");
+
+        cr_assert(wc.wr_id == i && wc.status == IBV_WC_SUCCESS);
+    }
+    cr_assert_eq(wait_wc(end.cq, "bad write").status, IBV_WC_REM_ACCESS_ERR);
+    tell(fd, "q", 1);
+    reap(pid);
+    end_close(&end);
+}
+
+Test(proc, a_chain_across_processes_arrives)
+{
+    enum { CHAIN = 40 };
+    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
+    struct ibv_send_wr wr[CHAIN], *bad;
+    struct ibv_sge sge[CHAIN];
+    struct address peer;
+    struct end end;
+    pid_t pid;
+    int fd;
+
+    test_world(NULL);
+    pid = child_open(&role, &end, &peer, &fd);
+    for (uint64_t i = 0; i < CHAIN; i++) {
+        memset(end.buf + i * 64, (int)i + 1, i + 1);
+        sge[i] = (struct ibv_sge){(uintptr_t)end.buf + i * 64, (uint32_t)i + 1, end.mr->lkey};
+        wr[i] = (struct ibv_send_wr){.wr_id = i,
+                                     .next = i + 1 < CHAIN ? &wr[i + 1] : NULL,
+                                     .sg_list = &sge[i],
+                                     .num_sge = 1,
+                                     .opcode = IBV_WR_RDMA_WRITE,
+                                     .send_flags = i + 1 < CHAIN ? 0 : IBV_SEND_SIGNALED};
+        wr[i].wr.rdma.remote_addr = peer.addr + i * 64;
+        wr[i].wr.rdma.rkey = peer.rkey;
+    }
+    cr_assert_eq(ibv_post_send(end.qp, wr, &bad), 0);
+    cr_assert_eq(wait_wc(end.cq, "chain").wr_id, CHAIN - 1);
+    cr_assert_eq(post(&end, IBV_WR_RDMA_READ, 8192, CHAIN * 64, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(end.cq, "read back").status, IBV_WC_SUCCESS);
+    for (int i = 0; i < CHAIN * 64; i++)
+        require(end.buf[8192 + i] == (i % 64 <= i / 64 ? i / 64 + 1 : 0), "byte %d is %u", i, end.buf[8192 + i]);
+    tell(fd, "q", 1);
+    reap(pid);
+    end_close(&end);
+}
+
 enum { ADDS = 2000 };
 
 static void add_to_peer(struct end *end, const struct address *peer, int fd)
