@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "util/env.h"
 #include "util/log.h"
 
 struct text {
@@ -36,10 +35,10 @@ static const char *memory_mode(const struct prs_rail_info *info)
 void banner_log(const struct prs_fabric *fabric)
 {
     struct text text = {.used = 0};
-    struct prs_rail_info info = {.in_order = true}, first = {.in_order = true};
-    const char *policy = prs_env_text("PERSEUS_ORDER");
-    bool in_order = true;
+    struct prs_rail_info info, first = {.mem_kinds = 0};
+    struct prs_rail_set all = {.count = 0};
     int rails = prs_fabric_rails(fabric);
+    char policy[256];
 
     append(&text, "Perseus %s: %d rail%s", prs_version(), rails, rails == 1 ? "" : "s");
     for (int i = 0; i < rails; i++) {
@@ -47,17 +46,14 @@ void banner_log(const struct prs_fabric *fabric)
             continue;
         if (i == 0)
             first = info;
-        in_order = in_order && info.in_order;
+        if (all.count < PRS_MAX_RAILS)
+            all.rail[all.count++] = i;
         append(&text, "%s %s:%d/%s %.0f Gb/s", i ? "," : "", info.name, info.port, info.is_roce ? "RoCE" : "IB",
                info.speed_mbps / 1000.0);
     }
     append(&text, "; GPU memory: %s%s%s%s", memory_mode(&first), first.mem_note[0] ? " (" : "", first.mem_note,
            first.mem_note[0] ? ")" : "");
-    if (policy)
-        append(&text, "; order: %s, forced by PERSEUS_ORDER", policy);
-    else
-        append(&text, "; order: auto, %s",
-               in_order ? "one queue delivers in the order of posting"
-                        : "counted at the receiver, since the network does not keep order");
+    if (prs_fabric_policy(fabric, &all, policy, sizeof(policy)) == 0)
+        append(&text, "; order: %s", policy);
     PRS_INFO("%s", text.bytes);
 }

@@ -212,15 +212,6 @@ net_result compat_isend_v9(void *comm, void *data, size_t size, int tag, void *m
     return request_isend(comm, data, size, tag, mhandle, NULL, request);
 }
 
-net_result compat_irecv_v6(void *comm, int n, void **data, int *sizes, int *tags, void **mhandles, void **request)
-{
-    size_t wide[COMM_MAX_RECVS];
-
-    for (int i = 0; i < n && i < COMM_MAX_RECVS; i++)
-        wide[i] = (size_t)sizes[i];
-    return request_irecv(comm, n, data, wide, tags, mhandles, NULL, request);
-}
-
 net_result compat_irecv_v9(void *comm, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **request)
 {
     return request_irecv(comm, n, data, sizes, tags, mhandles, NULL, request);

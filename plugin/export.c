@@ -90,7 +90,7 @@ EXPORT const struct net_v8 ncclNetPlugin_v8 = {
     .accept = connect_accept,
     .reg = memory_register,
     .isend = compat_isend_v6,
-    .irecv = compat_irecv_v6,
+    .irecv = request_irecv_narrow,
 };
 
 EXPORT const struct net_v7 ncclNetPlugin_v7 = {
@@ -102,7 +102,7 @@ EXPORT const struct net_v7 ncclNetPlugin_v7 = {
     .accept = connect_accept,
     .reg = compat_reg_v6,
     .isend = compat_isend_v6,
-    .irecv = compat_irecv_v6,
+    .irecv = request_irecv_narrow,
 };
 
 EXPORT const struct net_v6 ncclNetPlugin_v6 = {
@@ -114,5 +114,5 @@ EXPORT const struct net_v6 ncclNetPlugin_v6 = {
     .accept = compat_accept_v6,
     .reg = compat_reg_v6,
     .isend = compat_isend_v6,
-    .irecv = compat_irecv_v6,
+    .irecv = request_irecv_narrow,
 };

@@ -2,7 +2,6 @@
 #include "plugin/request.h"
 
 #include <errno.h>
-#include <string.h>
 
 #include "plugin/result.h"
 #include "util/error.h"
@@ -69,13 +68,18 @@ static void retire_announcements(struct recv_comm *comm)
 }
 
 /**
- * Write waiting records to the sender. They wait only while it still has at least as many entries to fill as wait here:
- * so it never runs dry for want of a record, and the busier it is the more records share one write.
+ * Whether the records that wait are to be written to the sender now. They wait only while it still has at least as many
+ * entries to fill as wait here: so it never runs dry for want of a record, and the busier it is the more records share
+ * one write.
  */
+static inline bool is_announcing(const struct recv_comm *comm)
+{
+    return comm->announced - comm->arrived < comm->next - comm->announced;
+}
+
+/** Write all waiting records to the sender. Return 0, also when the peer is busy and the rest goes later, or -errno. */
 static int announce(struct recv_comm *comm)
 {
-    if (comm->announced - comm->arrived >= comm->next - comm->announced)
-        return 0;
     retire_announcements(comm);
     while (comm->announced != comm->next && comm->announce_head - comm->announce_tail < COMM_ANNOUNCEMENTS) {
         struct announcement *one = &comm->announcement[comm->announce_head % COMM_ANNOUNCEMENTS];
@@ -119,7 +123,7 @@ static int progress_recv(struct recv_comm *comm)
         if (r < 0)
             return r;
     }
-    return announce(comm);
+    return is_announcing(comm) ? announce(comm) : 0;
 }
 
 static bool ring_has_room(struct recv_comm *comm, int n)
@@ -132,18 +136,16 @@ static bool ring_has_room(struct recv_comm *comm, int n)
     return comm->next + n - comm->written <= CTS_RING;
 }
 
-static void fill_record(struct recv_comm *comm, int index, int n, void *data, size_t size, int tag,
-                        const struct memory *memory)
+static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t n, const void *data, size_t size,
+                               int tag, const struct memory *memory)
 {
+    static const struct prs_keys none;
     uint64_t sequence = comm->next + index;
     struct cts_record *record = &comm->mirror[sequence % CTS_RING];
 
     record->addr = (uintptr_t)data;
     record->size = size;
-    if (memory)
-        record->keys = memory->keys;
-    else
-        memset(&record->keys, 0, sizeof(record->keys));
+    record->keys = *(memory ? &memory->keys : &none);
     record->tag = (uint32_t)tag;
     record->id = sequence % PRS_NOTIFY_IDS;
     record->index = (uint8_t)index;
@@ -151,39 +153,71 @@ static void fill_record(struct recv_comm *comm, int index, int n, void *data, si
     cts_seal(record, sequence);
 }
 
-net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
-                         void **profiles, void **out)
+static __attribute__((cold)) net_result refuse_receive(int n, int index, size_t size)
 {
-    struct recv_comm *comm = recv_comm;
-    struct request *request = comm->free;
-    int r;
-
-    (void)profiles;
-    *out = NULL;
     if (n < 0 || n > COMM_MAX_RECVS)
         return result_from_errno(prs_fail(-EINVAL, "irecv: %d buffers; 0 to %d are possible", n, COMM_MAX_RECVS));
-    for (int i = 0; i < n; i++) {
-        if (sizes[i] > 0 && !mhandles[i])
-            return result_from_errno(prs_fail(-EINVAL, "irecv: buffer %d of %zu bytes is not registered", i, sizes[i]));
-    }
-    if (!request || !ring_has_room(comm, n)) {
-        r = progress_recv(comm);
-        return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+    return result_from_errno(prs_fail(-EINVAL, "irecv: buffer %d of %zu bytes is not registered", index, size));
+}
+
+/** No request or no room in the sender's ring: NCCL calls again. */
+static net_result nothing_posted(struct recv_comm *comm)
+{
+    int r = progress_recv(comm);
+
+    return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+}
+
+/** Sizes are int in the older tables; this is compiled once for each width. */
+static inline __attribute__((always_inline)) net_result post_receive(struct recv_comm *comm, int n, void **data,
+                                                                     const void *sizes, bool is_wide, const int *tags,
+                                                                     void **mhandles, void **out)
+{
+    struct request *request = comm->free;
+    size_t size = 0;
+    int r, i = 0;
+
+    *out = NULL;
+    if (n < 0 || n > COMM_MAX_RECVS)
+        return refuse_receive(n, 0, 0);
+    if (!request || !ring_has_room(comm, n))
+        return nothing_posted(comm);
+    for (; i < n; i++) {
+        size = is_wide ? ((const size_t *)sizes)[i] : (size_t)((const int *)sizes)[i];
+
+        if (!mhandles[i] && size)
+            goto forget; /* what was filled in so far is not announced */
+        fill_record(comm, (uint32_t)i, (uint32_t)n, data[i], size, tags[i], mhandles[i]);
+        comm->entry[(comm->next + i) % CTS_RING] = request;
     }
     comm->free = request->next;
     request->kind = REQUEST_RECV;
     request->count = request->left = (uint8_t)n;
     request->first = (uint32_t)comm->next;
-    for (int i = 0; i < n; i++) {
-        fill_record(comm, i, n, data[i], sizes[i], tags[i], mhandles[i]);
-        comm->entry[(comm->next + i) % CTS_RING] = request;
-    }
     comm->next += n;
-    r = announce(comm);
-    if (r < 0)
-        return result_from_errno(r);
+    if (is_announcing(comm)) {
+        r = announce(comm);
+        if (r < 0)
+            return result_from_errno(r);
+    }
     *out = request;
     return NET_SUCCESS;
+forget:
+    for (int j = i; j-- > 0;)
+        comm->entry[(comm->next + j) % CTS_RING] = NULL;
+    return refuse_receive(n, i, size);
+}
+
+net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
+                         void **profiles, void **out)
+{
+    (void)profiles;
+    return post_receive(recv_comm, n, data, sizes, true, tags, mhandles, out);
+}
+
+net_result request_irecv_narrow(void *recv_comm, int n, void **data, int *sizes, int *tags, void **mhandles, void **out)
+{
+    return post_receive(recv_comm, n, data, sizes, false, tags, mhandles, out);
 }
 
 /** The last buffer that a NIC has written for a GPU to read; NULL if none was. */
@@ -253,20 +287,16 @@ static net_result nothing_sent(struct send_comm *comm)
  * The first unfilled record of the head receive with this tag. Stops at the first that is not here: were a later one of
  * the same tag taken, two sends of one tag would change places.
  */
-static const struct cts_record *match(struct send_comm *comm, uint32_t tag)
+static const struct cts_record *match(const struct send_comm *comm, uint32_t tag)
 {
-    const struct cts_record *head = &comm->ring[comm->head % CTS_RING];
+    uint32_t count = comm->ring[comm->head % CTS_RING].count;
 
-    if (!cts_arrived(head, comm->head))
-        return NULL;
-    if (head->count == 1)
-        return head->tag == tag ? head : NULL;
-    for (uint32_t i = 0; i < head->count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         const struct cts_record *record = &comm->ring[(comm->head + i) % CTS_RING];
 
         if (comm->filled & 1u << i)
             continue;
-        if (i && !cts_arrived(record, comm->head + i))
+        if (!cts_arrived(record, comm->head + i) || record->index != i || record->count != count)
             return NULL;
         if (record->tag == tag)
             return record;
@@ -274,10 +304,14 @@ static const struct cts_record *match(struct send_comm *comm, uint32_t tag)
     return NULL;
 }
 
-static void consume(struct send_comm *comm, const struct cts_record *record)
+static inline void consume(struct send_comm *comm, const struct cts_record *record)
 {
     uint32_t count = record->count;
 
+    if (count == 1) {
+        comm->head++;
+        return;
+    }
     comm->filled |= 1u << record->index;
     if (comm->filled == (1u << count) - 1) {
         comm->head += count;
@@ -285,48 +319,47 @@ static void consume(struct send_comm *comm, const struct cts_record *record)
     }
 }
 
-static net_result refuse_send(const struct send_comm *comm, size_t size, int tag, const void *mhandle, size_t capacity)
+static __attribute__((cold)) net_result refuse_send(const struct send_comm *comm, size_t size,
+                                                    const struct cts_record *record, const struct memory *memory)
 {
     const char *peer = prs_peer_describe(comm->base.peer);
     int r;
 
-    if (size > capacity)
+    if (size > record->size)
         r = prs_fail(-EINVAL,
-                     "isend of %zu bytes with tag %d, but the receiver's buffer holds %zu: do both sides agree "
+                     "isend of %zu bytes with tag %d, but the receiver's buffer holds %llu: do both sides agree "
                      "on the count? (%s)",
-                     size, tag, capacity, peer);
+                     size, (int)record->tag, (unsigned long long)record->size, peer);
     else if (size > COMM_MAX_BYTES)
-        r = prs_fail(-EINVAL, "isend of %zu bytes: at most %d are possible", size, COMM_MAX_BYTES);
+        r = prs_fail(-EINVAL, "isend of %zu bytes: at most %d are possible (%s)", size, COMM_MAX_BYTES, peer);
     else
-        r = prs_fail(-EINVAL, "isend of %zu bytes from memory that is not registered (mhandle %p)", size, mhandle);
+        r = prs_fail(-EINVAL, "isend of %zu bytes from memory that is not registered (mhandle %p, %s)", size,
+                     (const void *)memory, peer);
     return result_from_errno(r);
 }
 
-net_result request_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *profile, void **out)
+/** Separate from request_isend(), which is called in vain so often that it is to do as little as possible then. */
+static __attribute__((noinline)) net_result send_to(struct send_comm *comm, const struct cts_record *record,
+                                                    const void *data, size_t size, const struct memory *memory,
+                                                    void **out)
 {
-    struct send_comm *comm = send_comm;
-    const struct memory *memory = mhandle;
     struct request *request = comm->free;
-    const struct cts_record *record;
+    struct prs_put put;
     int r;
 
-    (void)profile;
-    *out = NULL;
-    record = match(comm, (uint32_t)tag);
-    if (!record || !request)
+    if (!request)
         return nothing_sent(comm);
-    if (size > record->size || size > COMM_MAX_BYTES || (size > 0 && !memory))
-        return refuse_send(comm, size, tag, mhandle, record->size);
-    r = prs_peer_put(comm->base.peer, &request->op,
-                     &(struct prs_put){
-                         .src = memory ? memory->region : NULL,
-                         .src_addr = data,
-                         .dst_addr = record->addr,
-                         .dst = &record->keys,
-                         .len_bytes = size,
-                         .notify_id = record->id % PRS_NOTIFY_IDS,
-                         .flags = PRS_PUT_NOTIFY,
-                     });
+    if (size > record->size || size > COMM_MAX_BYTES || (size && !memory))
+        return refuse_send(comm, size, record, memory);
+    put.src = memory ? memory->region : NULL;
+    put.src_addr = data;
+    put.dst_addr = record->addr;
+    put.dst = &record->keys;
+    put.len_bytes = size;
+    put.notify_id = record->id % PRS_NOTIFY_IDS;
+    put.group = 0;
+    put.flags = PRS_PUT_NOTIFY;
+    r = prs_peer_put(comm->base.peer, &request->op, &put);
     if (r)
         return r < 0 ? result_from_errno(r) : nothing_sent(comm);
     consume(comm, record);
@@ -335,6 +368,20 @@ net_result request_isend(void *send_comm, void *data, size_t size, int tag, void
     request->size[0] = (int)size;
     *out = request;
     return NET_SUCCESS;
+}
+
+net_result request_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *profile, void **out)
+{
+    struct send_comm *comm = send_comm;
+    const struct cts_record *record = &comm->ring[comm->head % CTS_RING];
+
+    (void)profile;
+    *out = NULL;
+    if (!cts_arrived(record, comm->head))
+        return nothing_sent(comm);
+    if (record->count != 1 || record->tag != (uint32_t)tag)
+        record = match(comm, (uint32_t)tag);
+    return record ? send_to(comm, record, data, size, mhandle, out) : nothing_sent(comm);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -373,8 +420,8 @@ net_result request_test(void *handle, int *done, int *sizes)
             if (request->left)
                 return NET_SUCCESS;
         }
-        if (sizes)
-            memcpy(sizes, request->size, request->count * sizeof(*sizes));
+        for (int i = 0; sizes && i < request->count; i++)
+            sizes[i] = request->size[i];
         free = &comm->free;
     } else {
         r = drive_op(request);

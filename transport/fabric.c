@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/fabric.h"
 
+#include "transport/policy.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -204,5 +205,29 @@ int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set 
             return prs_error_repeat(-EIO, text); /* the event thread has logged it */
         }
     }
+    return 0;
+}
+
+int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text, size_t bytes)
+{
+    struct prs_policy_facts facts = {.in_order = true};
+    enum prs_policy policy;
+    char why[128];
+    int r = prs_fabric_check_set(fabric, rails, "policy");
+
+    if (r)
+        return r;
+    for (int i = 0; i < rails->count; i++) {
+        const struct prs_rail_info *info = &fabric->rail[rails->rail[i]].info;
+
+        facts.in_order &= info->in_order;
+        facts.adaptive_routing |= info->adaptive_routing;
+        facts.relaxed_ordering |= info->relaxed_ordering;
+    }
+    facts.queues = (uint32_t)(rails->count * fabric->config.queues_per_rail);
+    r = prs_policy_choose((enum prs_policy)fabric->config.policy, &facts, &policy, why, sizeof why);
+    if (r)
+        return r;
+    snprintf(text, bytes, "%s (%s)", prs_policy_names[policy], why);
     return 0;
 }

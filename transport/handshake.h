@@ -86,12 +86,23 @@ struct prs_wire_pair {
     uint16_t listener_rail;
 };
 
+/* Strict memory of one side that the other one writes to: the ring of signal records, or the word for credits. Keys are
+ * by path (pair). addr 0: none. */
+struct prs_wire_window {
+    uint64_t addr;
+    uint32_t key[PRS_MAX_RAILS];
+};
+
 struct prs_wire_queues {
     uint32_t count;
+    uint32_t counted; /* 1: the sender's signals come as records, and credits may be sent */
     struct prs_queue_address queue[PRS_ORDER_MAX_DATA_QUEUES];
-    /* Strict memory where signal records of the counted policy go; one key a rail of the list. */
-    uint64_t record_addr;
-    uint32_t record_key[PRS_MAX_RAILS];
+    struct prs_wire_window credit;
+    struct prs_wire_window records; /* present when the other side said `counted` before */
+};
+
+struct prs_wire_ready {
+    struct prs_wire_window records; /* as above */
 };
 
 struct prs_wire_reply {
@@ -113,6 +124,7 @@ union prs_wire_any {
     struct prs_wire_hello hello;
     struct prs_wire_reply reply;
     struct prs_wire_queues queues;
+    struct prs_wire_ready ready;
     struct prs_wire_refusal refusal;
 };
 

@@ -160,6 +160,8 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
 /* Return 0 (connected), PRS_AGAIN or -errno. */
 static int step(struct prs_listener *listener, struct half_open *half, const struct prs_peer_options *options)
 {
+    struct prs_wire_ready ready;
+    struct prs_wire_queues own;
     int r;
 
     if (half->stage == STAGE_HELLO) {
@@ -177,13 +179,20 @@ static int step(struct prs_listener *listener, struct half_open *half, const str
         if (r)
             return r;
         half->queues = half->stream->in.body.queues;
+        r = prs_setup_counting(half->peer, &half->queues);
+        if (!r)
+            r = prs_setup_counted(half->peer, &half->queues.records);
+        if (r)
+            return r;
         half->stage = STAGE_CONNECT;
     }
     if (half->stage == STAGE_CONNECT) {
         r = prs_setup_connect(half->peer, &half->queues, &half->progress);
         if (r)
             return r;
-        prs_stream_put(half->stream, PRS_FRAME_READY, NULL, 0);
+        prs_setup_addresses(half->peer, &own);
+        ready.records = own.records;
+        prs_stream_put(half->stream, PRS_FRAME_READY, &ready, sizeof ready);
         half->stage = STAGE_READY;
     }
     return prs_stream_flush(half->stream);

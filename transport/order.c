@@ -2,6 +2,7 @@
 #include "transport/order.h"
 
 #include "transport/op.h"
+#include "transport/order_queue.h"
 #include "transport/stripe.h"
 #include "transport/wire.h"
 #include "util/error.h"
@@ -17,16 +18,6 @@ enum {
     MEASURE_OLD = 7,           /* of 8: weight of the former rate */
 };
 
-static inline bool queue_full(const struct prs_order_queue *queue)
-{
-    return queue->head - queue->tail > queue->mask;
-}
-
-static inline bool queue_has(const struct prs_order_queue *queue, uint32_t position)
-{
-    return position - queue->tail < queue->head - queue->tail; /* in flight or waiting to be posted */
-}
-
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options)
 {
     uint32_t paths = options->path_count, data = paths * options->queues_per_path;
@@ -38,6 +29,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     memset(order, 0, sizeof *order);
     order->policy = options->policy;
     order->window_ops = options->window_ops;
+    order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
+    order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
     order->probe_queues = paths;
@@ -46,6 +39,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     if (order->split_bytes > order->max_part_bytes)
         order->split_bytes = order->max_part_bytes;
     memcpy(order->path, options->path, sizeof order->path);
+    prs_op_start(&order->closers, 1u << 31); /* parts are never used up: prs_op_part_done() stays false */
     for (uint32_t i = 0; i < data + paths; i++) {
         struct prs_order_queue *queue = &order->queue[i];
 
@@ -67,30 +61,45 @@ void prs_order_fini(struct prs_order *order)
         free(order->queue[i].wr);
         free(order->queue[i].owner);
     }
+    free(order->tally);
     memset(order, 0, sizeof *order);
+}
+
+int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
+                          const uint64_t *credit_word)
+{
+    order->tally = malloc(sizeof *order->tally);
+    if (!order->tally)
+        return prs_fail(-ENOMEM, "order: no memory to count groups");
+    prs_tally_init(order->tally, credit_word);
+    order->record_addr = record_addr;
+    memcpy(order->record_key, record_key, sizeof order->record_key);
+    return 0;
 }
 
 /* ---------------------------------------------------------------------------------------------------- admit */
 
-static inline struct prs_wr *admit_request(struct prs_order *order, uint32_t index, struct prs_op *op)
+/* Remember where a put went, for the signals behind it. */
+static inline void note_put(struct prs_order *order, const struct prs_put *put, uint32_t index)
 {
-    struct prs_order_queue *queue = &order->queue[index];
-    uint32_t slot = queue->head++ & queue->mask;
+    struct prs_order_group *group;
 
-    order->dirty |= 1ull << index;
-    queue->owner[slot] = op;
-    return &queue->wr[slot];
+    if (!order->tracked || put->group == PRS_GROUP_NONE)
+        return;
+    group = group_of(order, put->group);
+    group_note(group, index, order->queue[index].head - 1);
+    group->unfenced = true;
 }
 
-static inline struct prs_order_group *group_of(struct prs_order *order, uint32_t group)
+/* counted: the tag that a put of so many parts names; else 0. Return -1 when no tag is free. */
+static inline int count_put(struct prs_order *order, const struct prs_put *put, uint32_t parts)
 {
-    return &order->group[group % PRS_ORDER_GROUPS];
-}
+    uint16_t tag;
 
-static inline void group_note(struct prs_order_group *group, uint32_t index, uint32_t position)
-{
-    group->used |= 1ull << index;
-    group->last[index] = position;
+    if (!order->tally || put->group == PRS_GROUP_NONE)
+        return 0;
+    tag = prs_tally_count(order->tally, put->group % PRS_ORDER_GROUPS, parts);
+    return tag ? tag : -1;
 }
 
 static void fill_lanes(const struct prs_order *order, struct prs_lane *lanes)
@@ -122,7 +131,7 @@ static inline uint32_t choose_queue(struct prs_order *order, const struct prs_pu
 {
     if (order->data_queues == 1 || order->policy == PRS_POLICY_NIC_FENCE)
         return 0;
-    if (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY))
+    if (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE)
         return put->group % order->data_queues;
     return choose_small_queue(order, put->len_bytes);
 }
@@ -137,12 +146,7 @@ static inline void fill_write(const struct prs_order *order, const struct prs_or
     wr->len_bytes = bytes;
     wr->opcode = PRS_WR_WRITE;
     if (put->flags & PRS_PUT_INLINE) {
-        uint8_t *copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
-
-        memcpy(copy, put->src_addr, bytes);
-        wr->flags = PRS_WR_INLINE;
-        wr->local_addr = (uintptr_t)copy;
-        wr->local_key = queue->inline_key;
+        copy_inline(queue, wr, put->src_addr, bytes);
         return;
     }
     wr->flags = 0;
@@ -151,19 +155,22 @@ static inline void fill_write(const struct prs_order *order, const struct prs_or
 }
 
 /* A single-part message ends a run: give the immediate of the former last one to this one, if it continues it. */
-static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id)
+static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag,
+                              uint32_t max_run)
 {
     uint32_t run = 1;
 
-    if (queue->run && queue->run_next_id == id && queue->run_bytes == wr->len_bytes && queue->run < PRS_IMM_MAX_RUN) {
+    if (queue->run && queue->run_next_id == id && queue->run_bytes == wr->len_bytes && queue->run_tag == tag &&
+        queue->run < max_run) {
         queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;
         run = queue->run + 1;
     }
     queue->run = run;
     queue->run_next_id = (id + 1) % PRS_NOTIFY_IDS;
     queue->run_bytes = wr->len_bytes;
+    queue->run_tag = tag;
     wr->opcode = PRS_WR_WRITE_IMM;
-    wr->imm = prs_imm_make(id, run, 1, 0);
+    wr->imm = prs_imm_make(id, run, 1, tag);
 }
 
 /* Cut over lanes by speed and backlog; shares longer than max_part_bytes are cut again on their queue. */
@@ -189,15 +196,6 @@ static uint32_t cut(struct prs_order *order, uint64_t len_bytes, int only_queue,
     return parts;
 }
 
-static inline void account(struct prs_order *order, uint32_t index, uint64_t bytes)
-{
-    struct prs_order_queue *queue = &order->queue[index];
-
-    order->stats.path_bytes[queue->path] += bytes;
-    order->path[queue->path].inflight_bytes += bytes;
-    queue->backlog_bytes += bytes;
-}
-
 static bool part_limit_exceeded(const struct prs_order *order, uint64_t len_bytes)
 {
     /* Worst case: every queue adds one partly filled request. */
@@ -207,18 +205,22 @@ static bool part_limit_exceeded(const struct prs_order *order, uint64_t len_byte
 static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
                         const uint32_t *local_keys)
 {
-    bool pinned = order->policy == PRS_POLICY_NIC_FENCE ||
-                  (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY));
+    bool pinned =
+        order->policy == PRS_POLICY_NIC_FENCE ||
+        (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE);
     struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
-    struct prs_order_group *group = group_of(order, put->group);
     uint64_t offset = 0;
     uint32_t parts;
+    int tag;
 
     if (part_limit_exceeded(order, put->len_bytes))
         return prs_fail(-EINVAL, "put of %zu bytes: more than %d parts of %llu bytes", put->len_bytes,
                         PRS_IMM_MAX_PARTS, (unsigned long long)order->max_part_bytes);
     parts = cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, lanes);
     if (!parts)
+        return PRS_BUSY;
+    tag = count_put(order, put, parts);
+    if (tag < 0)
         return PRS_BUSY;
     prs_op_start(op, parts);
     for (uint32_t i = 0; i < order->data_queues; i++) {
@@ -231,16 +233,18 @@ static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct
             fill_write(order, queue, wr, put, local_keys, offset, (uint32_t)bytes);
             if (put->flags & PRS_PUT_NOTIFY) {
                 wr->opcode = PRS_WR_WRITE_IMM;
-                wr->imm = prs_imm_make(put->notify_id, 1, parts, 0);
+                wr->imm = prs_imm_make(put->notify_id, 1, parts, (uint32_t)tag);
+            } else if (tag) {
+                wr->opcode = PRS_WR_WRITE_IMM;
+                wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
             }
             queue->run = 0;
-            group_note(group, i, queue->head - 1);
+            note_put(order, put, i);
             account(order, i, bytes);
             offset += bytes;
             left -= bytes;
         }
     }
-    group->unfenced = true;
     order->ops++;
     order->stats.puts++;
     order->stats.bytes += put->len_bytes;
@@ -250,9 +254,9 @@ static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys)
 {
     struct prs_order_queue *queue;
-    struct prs_order_group *group;
     struct prs_wr *wr;
     uint32_t index;
+    int tag;
 
     if (order->ops >= order->window_ops || order->stalled)
         return PRS_BUSY;
@@ -262,16 +266,22 @@ int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_p
     queue = &order->queue[index];
     if (queue_full(queue))
         return PRS_BUSY;
+    tag = count_put(order, put, 1);
+    if (tag < 0)
+        return PRS_BUSY;
     prs_op_start(op, 1);
     wr = admit_request(order, index, op);
     fill_write(order, queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
-    if (put->flags & PRS_PUT_NOTIFY)
-        extend_run(queue, wr, put->notify_id);
-    else
+    if (put->flags & PRS_PUT_NOTIFY) {
+        extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
+    } else {
         queue->run = 0;
-    group = group_of(order, put->group);
-    group_note(group, index, queue->head - 1);
-    group->unfenced = true;
+        if (tag) {
+            wr->opcode = PRS_WR_WRITE_IMM;
+            wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
+        }
+    }
+    note_put(order, put, index);
     account(order, index, put->len_bytes);
     order->ops++;
     order->stats.puts++;
@@ -340,135 +350,34 @@ int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- signals */
-
-/* Queues on which something that the signal must stay behind is unfinished; position[] tells up to where. */
-static uint64_t unfinished(const struct prs_order *order, const struct prs_signal *signal, uint32_t *position)
+int prs_order_self(struct prs_order *order, const struct prs_wr *request)
 {
-    const struct prs_order_group *group = &order->group[signal->group % PRS_ORDER_GROUPS];
-    bool all = (signal->flags & PRS_SIGNAL_STRONG) || order->policy == PRS_POLICY_DRAIN;
-    uint64_t found = 0;
-
-    for (uint32_t i = 0; i < order->data_queues; i++) {
-        const struct prs_order_queue *queue = &order->queue[i];
-
-        position[i] = all ? queue->head - 1 : group->last[i];
-        if ((all || (group->used >> i & 1)) && queue_has(queue, position[i]))
-            found |= 1ull << i;
-    }
-    return found;
-}
-
-/* Put the signal on its queue, whose earlier requests it may rely on. Return 0 or PRS_BUSY. */
-static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
-                        const struct prs_keys *keys)
-{
-    struct prs_order_queue *queue = &order->queue[index];
-    struct prs_order_group *group = group_of(order, signal->group);
+    struct prs_order_queue *queue = &order->queue[order->data_queues];
     struct prs_wr *wr;
 
     if (queue_full(queue))
         return PRS_BUSY;
-    wr = admit_request(order, index, op);
-    *wr = (struct prs_wr){.remote_addr = signal->dst_addr,
-                          .remote_key = keys->rkey[order->path[queue->path].remote_rail],
-                          .value = signal->value,
-                          .len_bytes = sizeof signal->value,
-                          .opcode = signal->kind == PRS_SIGNAL_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
-    if (signal->kind == PRS_SIGNAL_SET) {
-        uint8_t *copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
-
-        memcpy(copy, &signal->value, sizeof signal->value);
-        wr->flags = PRS_WR_INLINE;
-        wr->local_addr = (uintptr_t)copy;
-        wr->local_key = queue->inline_key;
-    }
-    /* A strong signal may tell the peer that its memory has been read: a later request may overtake the response of an
-     * earlier read, so that it needs the fence under every policy. */
-    if ((order->policy == PRS_POLICY_NIC_FENCE && group->unfenced) ||
-        ((signal->flags & PRS_SIGNAL_STRONG) && queue->last_read && queue_has(queue, queue->last_read - 1))) {
-        wr->flags |= PRS_WR_FENCE;
-        order->stats.fences++;
-    }
-    group->unfenced = false;
-    queue->run = 0;
-    account(order, index, sizeof signal->value);
-    group_note(group, index, queue->head - 1);
+    wr = admit_request(order, order->data_queues, &order->closers);
+    *wr = *request;
+    if (request->opcode == PRS_WR_WRITE)
+        copy_inline(queue, wr, &request->value, sizeof request->value);
     return 0;
 }
 
-static void hold_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal, uint64_t need,
-                        const uint32_t *position)
+int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value)
 {
-    struct prs_order_held *held = &order->held[(order->held_first + order->held_count++) % PRS_ORDER_HELD];
+    struct prs_order_queue *queue = &order->queue[0];
+    struct prs_wr *wr;
 
-    held->op = op;
-    held->signal = *signal;
-    held->keys = *signal->dst; /* the caller's copy is read during the call only */
-    held->need = need;
-    memcpy(held->need_position, position, order->data_queues * sizeof *position);
-    if (order->policy == PRS_POLICY_DRAIN) {
-        order->stalled = true;
-        order->stats.drains++;
-    }
-}
-
-static inline uint32_t lowest(uint64_t mask)
-{
-    return (uint32_t)__builtin_ctzll(mask);
-}
-
-static inline bool at_most_one(uint64_t mask)
-{
-    return (mask & (mask - 1)) == 0;
-}
-
-int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
-{
-    uint32_t position[PRS_ORDER_MAX_QUEUES];
-    uint64_t need;
-    uint32_t index;
-
-    if (order->ops >= order->window_ops || order->stalled || order->held_count == PRS_ORDER_HELD)
+    if (queue_full(queue))
         return PRS_BUSY;
-    need = unfinished(order, signal, position);
-    if (order->held_count || (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {
-        hold_signal(order, op, signal, need, position);
-    } else {
-        index = need ? lowest(need) : signal->group % order->data_queues;
-        if (order->policy == PRS_POLICY_NIC_FENCE)
-            index = 0;
-        if (admit_signal(order, index, op, signal, signal->dst))
-            return PRS_BUSY;
-    }
-    prs_op_start(op, 1);
-    order->ops++;
-    order->stats.signals++;
+    wr = admit_request(order, 0, &order->closers);
+    *wr = (struct prs_wr){
+        .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof value, .opcode = PRS_WR_WRITE};
+    copy_inline(queue, wr, &value, sizeof value);
+    queue->run = 0;
+    account(order, 0, sizeof value);
     return 0;
-}
-
-/* Let held signals leave, oldest first, as far as their queues have come. */
-static void release_signals(struct prs_order *order)
-{
-    while (order->held_count) {
-        struct prs_order_held *held = &order->held[order->held_first];
-        uint32_t index;
-
-        for (uint64_t left = held->need; left; left &= left - 1) {
-            uint32_t i = lowest(left);
-
-            if (!queue_has(&order->queue[i], held->need_position[i]))
-                held->need &= ~(1ull << i);
-        }
-        if (order->policy == PRS_POLICY_DRAIN ? held->need != 0 : !at_most_one(held->need))
-            return;
-        index = held->need ? lowest(held->need) : held->signal.group % order->data_queues;
-        if (admit_signal(order, index, held->op, &held->signal, &held->keys))
-            return; /* that queue is full: its next completion comes by here again */
-        order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;
-        order->held_count--;
-        order->stalled = false;
-    }
 }
 
 /* ----------------------------------------------------------------------------------------- post, complete */
@@ -524,14 +433,14 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
         done += prs_op_part_done(queue->owner[slot]);
     }
     order->ops -= done;
-    if (index < order->data_queues) {
+    if (order->data_queues > 1 && index < order->data_queues) {
         queue->backlog_bytes -= bytes;
         order->path[queue->path].inflight_bytes -= bytes;
         if (now_ns)
             measure(&order->path[queue->path], bytes, now_ns);
-        if (order->held_count)
-            release_signals(order);
     }
+    if (order->held_count)
+        prs_order_release(order);
     return (int)done;
 }
 

@@ -15,6 +15,7 @@
  * nic_fence.
  *   - Otherwise it is held here until all but one of those queues have finished the group. Puts are not held meanwhile
  *     (except under drain, the baseline). Signals leave in the order in which they came.
+ *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
  *   - in_order therefore keeps puts without notification on the home queue of their group, so that nothing is ever
  * held; notified puts may stripe, since their parts are counted by the receiver anyway.
  */
@@ -22,6 +23,7 @@
 #define TRANSPORT_ORDER_H
 
 #include "transport/policy.h"
+#include "transport/tally.h"
 
 #include <perseus/perseus.h>
 #include <stdbool.h>
@@ -31,9 +33,9 @@ enum {
     PRS_ORDER_MAX_QUEUES = 64, /* bits of a mask; data queues and one probe queue a rail */
     PRS_ORDER_MAX_DATA_QUEUES = PRS_ORDER_MAX_QUEUES - PRS_MAX_RAILS,
     PRS_ORDER_MAX_QUEUES_PER_RAIL = 16,
-    PRS_ORDER_GROUPS = 32, /* groups share a slot modulo this: which only makes signals wait for more */
-    PRS_ORDER_HELD = 32,   /* signals waiting for other queues; a further one is PRS_BUSY */
-    PRS_ORDER_BATCH = 16,  /* requests on one queue that make the caller post without waiting for more */
+    PRS_ORDER_GROUPS = PRS_TALLY_SLOTS, /* groups share a slot modulo this: which only makes signals wait for more */
+    PRS_ORDER_HELD = 32,                /* signals waiting for other queues; a further one is PRS_BUSY */
+    PRS_ORDER_BATCH = 16,               /* requests on one queue that make the caller post without waiting for more */
 };
 
 enum prs_wr_opcode { PRS_WR_WRITE, PRS_WR_WRITE_IMM, PRS_WR_READ, PRS_WR_ADD };
@@ -75,6 +77,7 @@ struct prs_order_queue {
     uint32_t run; /* length of the run that the request before head ends; 0: none that may grow */
     uint32_t run_next_id;
     uint32_t run_bytes;
+    uint32_t run_tag;
     uint32_t last_read; /* position + 1 of the last read; 0: none */
     uint64_t backlog_bytes;
 };
@@ -95,7 +98,7 @@ struct prs_order_held {
 
 struct prs_order_stats {
     uint64_t puts, gets, signals, fences, drains, bytes;
-    uint64_t path_bytes[PRS_MAX_RAILS];
+    uint64_t path_bytes[PRS_MAX_RAILS]; /* with several queues only */
 };
 
 struct prs_order {
@@ -105,12 +108,20 @@ struct prs_order {
     uint32_t data_queues;
     uint32_t probe_queues; /* behind the data queues */
     uint32_t path_count;
+    uint32_t max_run;
+    bool tracked;            /* signals depend on where the puts of their group went */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut */
     uint64_t max_part_bytes; /* of one request */
     uint64_t dirty;          /* queues on which something waits to be posted */
     bool stalled;            /* drain: nothing starts until the held signal has left */
     uint32_t held_first, held_count;
+    uint64_t signal_used; /* queues on which signal_last is meant */
+    uint32_t signal_last[PRS_ORDER_MAX_QUEUES];
+    struct prs_tally *tally;            /* counted only */
+    uint64_t record_addr;               /* counted: the peer's ring of records */
+    uint32_t record_key[PRS_MAX_RAILS]; /* by path */
+    struct prs_op closers;              /* owner of records that only close an interval: never done */
     struct prs_order_stats stats;
     struct prs_order_path path[PRS_MAX_RAILS];
     struct prs_order_queue queue[PRS_ORDER_MAX_QUEUES];
@@ -120,6 +131,7 @@ struct prs_order {
 
 struct prs_order_options {
     enum prs_policy policy; /* not auto */
+    bool in_order;          /* as nic.h promises it; without it, messages share no immediate */
     uint32_t window_ops;
     uint32_t path_count;
     uint32_t queues_per_path;
@@ -131,11 +143,18 @@ struct prs_order_options {
 /* Queue q runs on path q % path_count; probe queues follow, one a path. Return 0, -EINVAL or -ENOMEM. */
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
 void prs_order_fini(struct prs_order *order);
+/* counted: where the peer's records are, and the word in which it returns credits. Before the first op. */
+int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
+                          const uint64_t *credit_word);
 
 /* local_keys is indexed by prs_order_path.local_rail. Return 0, PRS_BUSY (nothing changed) or -EINVAL. */
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys);
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal);
+/* A request for the probe queue of path 0 that no op stands behind. Return 0 or PRS_BUSY. */
+int prs_order_self(struct prs_order *order, const struct prs_wr *request);
+/* An aligned word for the peer, on the first queue, that no op stands behind. Return 0 or PRS_BUSY. */
+int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value);
 /* One read on the probe queue of each path; requests[i] is complete but for the opcode. */
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests);
 

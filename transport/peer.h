@@ -7,6 +7,7 @@
 #include "transport/handshake.h"
 #include "transport/nic.h"
 #include "transport/order.h"
+#include "transport/records.h"
 #include "transport/region.h"
 
 struct prs_path {              /* a pair of rails */
@@ -27,6 +28,8 @@ struct prs_peer {
     uint64_t rail_mask; /* rails of the fabric that the paths use: a region must be on all of them */
     struct prs_link *link[PRS_MAX_RAILS];
     struct prs_queue *queue[PRS_ORDER_MAX_QUEUES];
+    struct prs_records *records;            /* either side is counted */
+    struct prs_event events[PRS_POLL_MOST]; /* of one poll */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
     struct prs_order order;
     struct prs_arrivals arriving;
@@ -36,7 +39,7 @@ struct prs_peer {
     uint32_t queues; /* data queues of all paths */
     uint32_t queues_per_path;
     struct prs_path path[PRS_MAX_RAILS];
-    uint8_t *inline_bytes; /* of all data queues */
+    uint8_t *inline_bytes; /* of all data queues and of the first probe queue */
     size_t inline_room;
     struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC cannot take them from the request */
     int stream_fd; /* open as long as the peer: its end tells that the other process has died */
@@ -50,5 +53,8 @@ struct prs_peer {
 
 /* First error wins: remember and log it, stop the queues, fail all ops. Return the code. */
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
+
+/* The queues that read from and write to our own memory; made when first asked for. Return 0 or -errno. */
+int prs_peer_open_probes(struct prs_peer *peer);
 
 #endif

@@ -31,11 +31,11 @@ static enum prs_policy choose_auto(const struct prs_policy_facts *facts, const c
     }
     if (facts->adaptive_routing) {
         *why = "adaptive routing may place packets of one queue out of order";
-        return PRS_POLICY_DRAIN;
+        return PRS_POLICY_COUNTED;
     }
     if (facts->queues > 1) {
-        *why = "RC queues keep order; a group stays on one of them";
-        return PRS_POLICY_IN_ORDER;
+        *why = "several queues to one peer";
+        return PRS_POLICY_COUNTED;
     }
     *why =
         facts->relaxed_ordering ? "one RC queue keeps order; signals are in strict memory" : "one RC queue keeps order";
@@ -48,8 +48,6 @@ int prs_policy_choose(enum prs_policy wanted, const struct prs_policy_facts *fac
     const char *reason = "asked for";
 
     *out = wanted == PRS_POLICY_AUTO ? choose_auto(facts, &reason) : wanted;
-    if (*out == PRS_POLICY_COUNTED)
-        return prs_fail(-EOPNOTSUPP, "ordering policy counted: the receiver cannot raise signals yet");
     if (!facts->in_order && (wanted == PRS_POLICY_IN_ORDER || wanted == PRS_POLICY_NIC_FENCE))
         return prs_fail(-EINVAL, "ordering policy %s needs queues that keep order: use counted or drain",
                         prs_policy_names[wanted]);

@@ -93,6 +93,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                       uint32_t depth, char *why, size_t why_bytes)
 {
     struct prs_order_options order = {.window_ops = options->window_ops,
+                                      .in_order = peer->nic->in_order,
                                       .path_count = peer->path_count,
                                       .queues_per_path = peer->queues_per_path,
                                       .depth = depth,
@@ -149,18 +150,19 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
 {
     size_t each = (size_t)depth * PRS_INLINE_BYTES;
 
-    peer->inline_room = each * peer->queues;
+    peer->inline_room = each * (peer->queues + 1);
     peer->inline_bytes = mmap(NULL, peer->inline_room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (peer->inline_bytes == MAP_FAILED) {
         peer->inline_bytes = NULL;
         return prs_fail(-errno, "mmap of %zu bytes: %s", peer->inline_room, strerror(errno));
     }
-    for (uint32_t q = 0; q < peer->queues; q++) {
+    for (uint32_t q = 0; q <= peer->queues; q++) { /* the last is the probe queue of path 0, made as the others are */
+        const struct prs_queue *like = peer->queue[q < peer->queues ? q : 0];
         struct prs_order_queue *queue = &peer->order.queue[q];
-        struct prs_domain *domain = peer->queue[q]->link->rail->domain;
+        struct prs_domain *domain = like->link->rail->domain;
 
         queue->inline_bytes = peer->inline_bytes + q * each;
-        if (peer->queue[q]->takes_inline)
+        if (like->takes_inline)
             continue;
         if (!peer->inline_mr[queue->path])
             peer->inline_mr[queue->path] =
@@ -205,6 +207,8 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     r = open_links(peer, depth);
     if (!r)
         r = open_inline(peer, depth);
+    if (!r && peer->order.policy == PRS_POLICY_COUNTED)
+        r = prs_records_open(peer);
     if (r) {
         prs_peer_close(peer);
         return r;
@@ -220,9 +224,38 @@ free_peer:
 
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out)
 {
-    *out = (struct prs_wire_queues){.count = peer->queues};
+    *out = (struct prs_wire_queues){.count = peer->queues, .counted = peer->order.policy == PRS_POLICY_COUNTED};
     for (uint32_t q = 0; q < peer->queues; q++)
         peer->nic->address(peer->queue[q], &out->queue[q]);
+    if (peer->records)
+        prs_records_window(peer, &out->records, &out->credit);
+}
+
+int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remote)
+{
+    int r;
+
+    if (!remote->counted)
+        return 0;
+    r = prs_peer_open_probes(peer);
+    if (!r)
+        r = prs_records_open(peer);
+    if (!r)
+        peer->records->credit = remote->credit;
+    return r;
+}
+
+int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *records)
+{
+    struct prs_wire_window own_ring, own_credit;
+
+    if (peer->order.policy != PRS_POLICY_COUNTED)
+        return 0;
+    if (!records->addr)
+        return prs_fail(-EPROTO, "the other side has no memory for signal records");
+    prs_records_window(peer, &own_ring, &own_credit);
+    return prs_order_set_records(&peer->order, records->addr, records->key,
+                                 (const uint64_t *)(uintptr_t)own_credit.addr);
 }
 
 /* ------------------------------------------------------------------------------------------------- connect */
@@ -298,6 +331,7 @@ void prs_peer_close(struct prs_peer *peer)
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])
             peer->nic->close(peer->link[i]);
+    prs_records_close(peer);
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->inline_mr[i])
             prs_verbs.dereg_mr(peer->inline_mr[i]);

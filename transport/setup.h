@@ -33,6 +33,10 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
                    const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
                    uint32_t queues_per_path, struct prs_peer **out);
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out);
+/* The other side has told about its queues: make ready to count for it, if it says so. Return 0 or -errno. */
+int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remote);
+/* Where our own records go, if we are counted. Return 0 or -errno. */
+int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *records);
 /* Connect to the other side's queues. Return 0, PRS_AGAIN or -errno. */
 int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remote, struct prs_setup_progress *progress);
 /* The handshake is over: keep the stream and the private data. */

@@ -132,6 +132,13 @@ struct prs_rail_set {
  */
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
+/**
+ * The ordering policy that a peer over these rails would get, as "name (why)", from PERSEUS_ORDER or chosen. Return 0,
+ * -EINVAL or -EOPNOTSUPP (a forced policy that these rails cannot keep).
+ */
+PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text,
+                              size_t bytes);
+
 /* ---------------------------------------------------------------------------------------------------------------
  * memory */
 
@@ -247,6 +254,9 @@ struct prs_op {
 };
 enum { PRS_OP_PENDING = 1 };
 
+/* Group of a put that no signal, not even a strong one, is to be ordered behind: it costs least. */
+#define PRS_GROUP_NONE 0xffffffffu
+
 enum prs_put_flags {
     PRS_PUT_NOTIFY = 1, /* on_notify(id, len_bytes) at the remote side once all bytes are visible there */
     PRS_PUT_INLINE =
@@ -260,7 +270,7 @@ struct prs_put {
     const struct prs_keys *dst; /* keys of the remote region, read during the call */
     size_t len_bytes;           /* 0 is legal */
     uint32_t notify_id;         /* < PRS_NOTIFY_IDS; not in use by an earlier, unfinished notification */
-    uint32_t group;             /* the group it belongs to; 0: the peer's default group */
+    uint32_t group;             /* the group it belongs to; 0: the peer's default group; or PRS_GROUP_NONE */
     uint32_t flags;             /* enum prs_put_flags */
 };
 
@@ -302,8 +312,9 @@ struct prs_signal {
 };
 /**
  * Set or add to a 64-bit word of the peer, which sees it only after the bytes of every put of the group that was
- * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Returns as
- * prs_peer_put().
+ * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`
+ * the receiver raises it within its prs_peer_progress(), and op is done when the signal has been handed over. Returns
+ * as prs_peer_put().
  */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 

@@ -3,6 +3,8 @@
  * usage: cuda_rw [--least GBPS]     checks everything, prints figures; fails below that device-to-device bandwidth
  * Exit status 77: no GPU. With the driver of fake_cuda/driver.c everything but kernels and figures is checked. */
 #include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,36 +163,140 @@ static void a_new_allocation_is_mapped_anew(struct side *side)
         transfer_row(side, &(struct row){IBV_WR_RDMA_WRITE, LEGACY, i % 2 ? LEGACY : VMM, 100000}, 1000 + i);
 }
 
-/* A kernel of the application spins on the legacy default stream until a write arrives: nothing on the way may wait for
- * that stream. */
-static void a_spinning_kernel_is_reached(struct side *side)
+/* The driver packs small allocations into one block: each must be found at its own place. */
+static void small_neighbours_are_told_apart(struct side *side)
 {
-    uint64_t words[2];
-    struct buf buf;
-    char mine = 'y', theirs;
+    enum { NEIGHBOURS = 6, BYTES = 512 };
+    struct buf here, there[NEIGHBOURS];
+    struct remote remote[NEIGHBOURS];
 
-    buf_make(side, &buf, side->initiator ? PAGEABLE : LEGACY, 64);
-    buf_zero(&buf);
-    if (side->initiator)
-        *(uint64_t *)(uintptr_t)buf.addr = 1;
-    struct remote remote = swap_remote(side, &buf);
-    if (!side->initiator)
-        mine = spin_start(buf.addr) ? 'y' : 'n';
-    side_exchange(side, &mine, &theirs, 1);
-    if (mine == 'y' && theirs == 'y') {
-        if (side->initiator) {
-            post(side, IBV_WR_RDMA_WRITE, &buf, 0, 8, remote);
-            expect_success(side, "write to a spinning kernel");
-        } else {
-            spin_wait();
-            buf_read(&buf, 0, words, sizeof(words));
-            MUST(words[0] == 1 && words[1] == 1);
-        }
-    } else if (side->initiator) {
-        printf("  (no kernels here: a spinning kernel was not tried)\n");
+    buf_make(side, &here, PAGEABLE, BYTES);
+    for (int i = 0; i < NEIGHBOURS; i++) {
+        buf_make(side, &there[i], LEGACY, BYTES);
+        buf_zero(&there[i]);
+        remote[i] = swap_remote(side, &there[i]);
+    }
+    for (uint32_t i = 0; side->initiator && i < NEIGHBOURS; i++) {
+        buf_fill(&here, 50 + i);
+        post(side, IBV_WR_RDMA_WRITE, &here, 0, BYTES, remote[i]);
+        expect_success(side, "write to small neighbours");
     }
     side_barrier(side);
-    buf_free(&buf);
+    for (uint32_t i = 0; !side->initiator && i < NEIGHBOURS; i++)
+        MUST(buf_check(&there[i], BYTES, 50 + i, "small neighbours"));
+    side_barrier(side);
+    for (int i = 0; i < NEIGHBOURS; i++)
+        buf_free(&there[i]);
+    buf_free(&here);
+}
+
+/* A registration that begins and ends inside allocations, and spans two of three. */
+static void a_part_of_a_segment_is_found(struct side *side)
+{
+    enum { OFFSET = (1 << 20) + 4096, BYTES = 2 << 20 };
+    struct buf segment, here;
+    struct remote mine, theirs;
+    uint8_t *have = malloc(BYTES), *want = malloc(BYTES), before;
+
+    MUST(have && want);
+    buf_make(side, &segment, VMM, 6 << 20);
+    buf_zero(&segment);
+    buf_make(side, &here, PAGEABLE, BYTES);
+    buf_fill(&here, 9);
+    buf_read(&here, 0, want, BYTES);
+    struct ibv_mr *part = ibv_reg_mr(side->pd, (void *)(uintptr_t)(segment.addr + OFFSET), BYTES,
+                                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    MUST(part);
+    mine = (struct remote){segment.addr + OFFSET, part->rkey};
+    side_exchange(side, &mine, &theirs, sizeof(mine));
+    if (side->initiator) {
+        post(side, IBV_WR_RDMA_WRITE, &here, 0, BYTES, theirs);
+        expect_success(side, "write to a part of a segment");
+    }
+    side_barrier(side);
+    if (!side->initiator) {
+        buf_read(&segment, OFFSET, have, BYTES);
+        MUST(!memcmp(have, want, BYTES));
+        buf_read(&segment, OFFSET - 1, &before, 1);
+        MUST(before == 0);
+    }
+    side_barrier(side);
+    MUST(!ibv_dereg_mr(part));
+    buf_free(&segment);
+    buf_free(&here);
+    free(have);
+    free(want);
+}
+
+/* On both GPUs a kernel of the application spins on the legacy default stream until the other side's write arrives,
+ * which names a registration for the first time: nothing on the way, mapping included, may wait for that stream. */
+static void spinning_kernels_are_reached(struct side *side)
+{
+    uint64_t words[2];
+    struct buf flag, one;
+    char mine, theirs;
+
+    buf_make(side, &flag, LEGACY, 64);
+    buf_zero(&flag);
+    buf_make(side, &one, PAGEABLE, 64);
+    *(uint64_t *)(uintptr_t)one.addr = 1;
+    struct remote remote = swap_remote(side, &flag);
+    mine = spin_start(flag.addr) ? 'y' : 'n';
+    side_exchange(side, &mine, &theirs, 1);
+    MUST(mine == theirs);
+    if (mine == 'y') {
+        post(side, IBV_WR_RDMA_WRITE, &one, 0, 8, remote);
+        expect_success(side, "write to a spinning kernel");
+        spin_wait();
+        buf_read(&flag, 0, words, sizeof(words));
+        MUST(words[0] == 1 && words[1] == 1); /* 2: the kernel gave up */
+    } else if (side->initiator) {
+        printf("  (no kernels here: spinning ones were not tried)\n");
+    }
+    side_barrier(side);
+    buf_free(&flag);
+    buf_free(&one);
+}
+
+/* Whatever the driver refuses, the request that needed it fails, and only that queue pair. */
+static void a_driver_error_is_a_completion_error(struct side *side)
+{
+    static const struct {
+        const char *call;
+        enum memory theirs;
+    } failures[] = {{"cuMemcpyAsync", LEGACY},
+                    {"cuEventQuery", LEGACY},
+                    {"cuIpcOpenMemHandle_v2", LEGACY},
+                    {"cuMemImportFromShareableHandle", VMM}};
+
+    for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+        struct buf buf;
+        buf_make(side, &buf, failures[i].theirs, 4096);
+        struct remote remote = swap_remote(side, &buf);
+        if (side->initiator) {
+            fail_next(failures[i].call, 700);
+            post(side, IBV_WR_RDMA_WRITE, &buf, 0, 4096, remote);
+            struct ibv_wc wc = side_poll(side);
+            printf("  %s fails: completion status %d (%s)\n", failures[i].call, wc.status,
+                   ibv_wc_status_str(wc.status));
+            MUST(wc.status != IBV_WC_SUCCESS);
+        }
+        side_barrier(side);
+        side_connect(side);
+        transfer_row(side, &rows[3], 77);
+        buf_free(&buf);
+    }
+}
+
+static void what_cannot_be_shared_is_refused(struct side *side)
+{
+    errno = 0;
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) &&
+         errno == EBADF); /* DMA-BUFs are to be had */
+    int fd = open("/dev/null", O_RDONLY);
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0x1000, fd, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
+    close(fd);
+    MUST(vmm_private_refused(side));
 }
 
 static double now_s(void)
@@ -258,7 +364,12 @@ static int run(struct side *side, double least)
         transfer_row(side, &rows[i], (uint32_t)i + 1);
     atomics(side);
     a_new_allocation_is_mapped_anew(side);
-    a_spinning_kernel_is_reached(side);
+    small_neighbours_are_told_apart(side);
+    a_part_of_a_segment_is_found(side);
+    spinning_kernels_are_reached(side);
+    what_cannot_be_shared_is_refused(side);
+    if (side->fake)
+        a_driver_error_is_a_completion_error(side);
     latency(side, PAGEABLE, 8);
     latency(side, LEGACY, 8);
     latency(side, PAGEABLE, 4096);

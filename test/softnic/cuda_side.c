@@ -34,6 +34,7 @@ static struct {
     int (*module)(void **, const void *), (*function)(void **, void *, const char *), (*sync)(void);
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                   void **);
+    void (*fail)(const char *, int);
 } cu;
 static int device;
 
@@ -64,6 +65,7 @@ static const struct {
     {"cuModuleGetFunction", &cu.function, true},
     {"cuLaunchKernel", &cu.launch, true},
     {"cuCtxSynchronize", &cu.sync, true},
+    {"fakeCudaFail", &cu.fail, true},
 };
 
 _Noreturn void die(const char *file, int line, const char *what)
@@ -103,7 +105,7 @@ static bool cuda_open(struct side *side)
         MUST(symbol || symbols[i].optional);
         memcpy(symbols[i].field, &symbol, sizeof(symbol));
     }
-    side->fake = !cu.launch;
+    side->fake = cu.fail != NULL;
     if (cu.init(0) || cu.count(&count) || count == 0) {
         printf("skipped: no GPU\n");
         return false;
@@ -118,8 +120,11 @@ struct address {
     union ibv_gid gid;
 };
 
-static void connect_qp(struct side *side)
+void side_connect(struct side *side)
 {
+    struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+    MUST(!ibv_modify_qp(side->qp, &reset, IBV_QP_STATE));
+    side_barrier(side); /* what is left of the old connection ends before the new one begins */
     struct address mine = {.qpn = side->qp->qp_num}, theirs;
     MUST(!ibv_query_gid(side->context, PORT, 1, &mine.gid));
     side_exchange(side, &mine, &theirs, sizeof(mine));
@@ -166,7 +171,7 @@ bool side_open(struct side *side)
         .cap = {.max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
     side->qp = ibv_create_qp(side->pd, &init);
     MUST(side->qp);
-    connect_qp(side);
+    side_connect(side);
     return true;
 }
 
@@ -334,4 +339,26 @@ bool spin_start(uint64_t flag)
 void spin_wait(void)
 {
     MUST(!cu.sync());
+}
+
+void fail_next(const char *call, int result)
+{
+    cu.fail(call, result);
+}
+
+bool vmm_private_refused(struct side *side)
+{
+    struct vmm_prop prop = {
+        .type = 1, .location_type = 1, .location_id = device}; /* no handle type: nobody else can map it */
+    int access[3] = {1, device, 3};
+    unsigned long long handle;
+    uint64_t addr;
+
+    MUST(!cu.reserve(&addr, CHUNK, 0, 0, 0) && !cu.create(&handle, CHUNK, &prop, 0) &&
+         !cu.map(addr, CHUNK, 0, handle, 0));
+    MUST(!cu.access(addr, CHUNK, access, 1));
+    struct ibv_mr *mr = ibv_reg_mr(side->pd, (void *)(uintptr_t)addr, CHUNK, IBV_ACCESS_LOCAL_WRITE);
+    bool refused = !mr && errno == EOPNOTSUPP;
+    MUST(!cu.unmap(addr, CHUNK) && !cu.release(handle) && !cu.address_free(addr, CHUNK));
+    return refused;
 }

@@ -48,6 +48,15 @@ void buf_zero(const struct buf *buf);
 bool buf_check(const struct buf *buf, size_t bytes, uint32_t seed, const char *what);
 void buf_read(const struct buf *buf, size_t offset, void *to, size_t bytes);
 
+/** Connect the queue pairs (again): both sides call it. */
+void side_connect(struct side *side);
+
+/** With the driver of fake_cuda/driver.c: its next call of that name fails. */
+void fail_next(const char *call, int result);
+
+/** True when device memory that cannot be exported was refused by ibv_reg_mr with EOPNOTSUPP. */
+bool vmm_private_refused(struct side *side);
+
 /** Wait for one completion, 20 s at most. */
 struct ibv_wc side_poll(struct side *side);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/softnic/ctl_report.h"
 
+#include <arpa/inet.h>
 #include <endian.h>
 #include <inttypes.h>
 #include <stddef.h>
@@ -96,8 +97,8 @@ static void model_report(const struct sn_config *c, bool json)
 
 static void gid_print(const uint8_t *gid)
 {
-    for (int i = 0; i < 16; i++)
-        printf("%02x%s", gid[i], i % 2 && i < 15 ? ":" : "");
+    char text[INET6_ADDRSTRLEN];
+    fputs(inet_ntop(AF_INET6, gid, text, sizeof(text)), stdout);
 }
 
 static void devices_report(const struct sn_world *world, bool json)

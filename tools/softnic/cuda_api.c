@@ -21,7 +21,7 @@ static pthread_mutex_t mutex =
     PTHREAD_MUTEX_INITIALIZER; /* protects everything below, and the streams and events of devices */
 static struct sn_cuda table;
 static const struct sn_cuda *loaded; /* written once, under mutex */
-static bool started;                 /* cuInit was called here */
+static bool started;                 /* cuInit was called here, and the devices are listed */
 static int dev_count;
 static struct sn_cuda_dev devs[SN_CUDA_MAX_DEVS];
 
@@ -50,14 +50,12 @@ static void start_locked(void)
 {
     if (started)
         return;
-    started = true;
     int r = table.init(0); /* harmless when the application has done it */
     if (r == SN_CU_OK)
         r = table.device_count(&dev_count);
     if (r != SN_CU_OK) {
         dev_count = 0;
         sn_cuda_failed(&table, "cuInit", r);
-        return;
     }
     if (dev_count > SN_CUDA_MAX_DEVS)
         dev_count = SN_CUDA_MAX_DEVS;
@@ -66,6 +64,8 @@ static void start_locked(void)
         table.device_get(&devs[i].dev, i);
         table.device_uuid(&devs[i].uuid, devs[i].dev);
     }
+    /* A2: release; pairs with the acquire loads below: the list of devices is whole. */
+    __atomic_store_n(&started, true, __ATOMIC_RELEASE);
 }
 
 const struct sn_cuda *sn_cuda_get(bool start)
@@ -95,11 +95,12 @@ int sn_cuda_count(const struct sn_cuda *cuda)
 {
     if (!cuda)
         return 0;
-    pthread_mutex_lock(&mutex);
-    start_locked();
-    int count = dev_count;
-    pthread_mutex_unlock(&mutex);
-    return count;
+    if (!__atomic_load_n(&started, __ATOMIC_ACQUIRE)) {
+        pthread_mutex_lock(&mutex);
+        start_locked();
+        pthread_mutex_unlock(&mutex);
+    }
+    return dev_count;
 }
 
 /* Non-blocking streams: they must neither wait for the application's default stream nor hold it up. */
@@ -117,24 +118,23 @@ static int make_ready_locked(struct sn_cuda_dev *dev)
     table.ctx_pop(&popped);
     if (r != SN_CU_OK)
         return sn_cuda_failed(&table, "cuStreamCreate", r);
-    dev->ctx = ctx;
+    /* A3: release; pairs with the acquire in sn_cuda_dev_get: the streams are there. */
+    __atomic_store_n(&dev->ctx, ctx, __ATOMIC_RELEASE);
     return 0;
 }
 
 struct sn_cuda_dev *sn_cuda_dev_get(const struct sn_cuda *cuda, int ordinal)
 {
-    struct sn_cuda_dev *dev = NULL;
-    int relaxed = SN_CU_CAPTURE_RELAXED;
+    struct sn_cuda_dev *dev = ordinal >= 0 && ordinal < sn_cuda_count(cuda) ? &devs[ordinal] : NULL;
+    int mode = SN_CU_CAPTURE_RELAXED;
 
+    if (!dev || __atomic_load_n(&dev->ctx, __ATOMIC_ACQUIRE))
+        return dev;
     pthread_mutex_lock(&mutex);
-    start_locked();
-    if (ordinal >= 0 && ordinal < dev_count) {
-        dev = &devs[ordinal];
-        cuda->capture_mode(&relaxed);
-        if (!dev->ctx && make_ready_locked(dev))
-            dev = NULL;
-        cuda->capture_mode(&relaxed);
-    }
+    cuda->capture_mode(&mode);
+    if (!dev->ctx && make_ready_locked(dev))
+        dev = NULL;
+    cuda->capture_mode(&mode);
     pthread_mutex_unlock(&mutex);
     return dev;
 }

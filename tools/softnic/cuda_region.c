@@ -10,6 +10,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "tools/softnic/cuda_staging.h"
+
 enum { KIND_LEGACY = 1, KIND_VMM = 2, CHUNKS_MOST = 65536, BUCKETS = 1024 };
 
 /* In the registration's ipc field. base and bytes: the allocation or allocations that hold the region, at the owner's
@@ -151,7 +153,10 @@ int sn_cuda_region_export(const struct sn_cuda *cuda, struct sn_mr_shm *mr)
     cuda->pointer_attribute(&buffer_id, SN_CU_ATTR_BUFFER_ID, mr->addr);
     blob.uuid = dev->uuid;
     blob.buffer_id = buffer_id;
-    r = legacy ? export_legacy(cuda, mr, &blob) : export_vmm(cuda, mr, &blob);
+    /* What the first transfer would have to pin is pinned here, where nobody is in a hurry. */
+    r = sn_staging_init(cuda);
+    if (!r)
+        r = legacy ? export_legacy(cuda, mr, &blob) : export_vmm(cuda, mr, &blob);
     sn_cuda_leave(cuda, mode);
     if (!r)
         memcpy(mr->ipc, &blob, sizeof(blob));

@@ -3,8 +3,8 @@
 
 #include <pthread.h>
 
-/* 12 MiB and 1 MiB a process: enough for three long transfers to keep four pieces in flight each. */
-enum { LARGE_SLOTS = 24, SMALL_SLOTS = 64 };
+/* 16 MiB and 1 MiB a process: enough for four long transfers to keep eight pieces in flight each. */
+enum { LARGE_SLOTS = 32, SMALL_SLOTS = 64 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below */
 static bool ready;
@@ -16,6 +16,8 @@ int sn_staging_init(const struct sn_cuda *cuda)
     int r = 0;
     void *host;
 
+    if (__atomic_load_n(&ready, __ATOMIC_ACQUIRE))
+        return 0;
     pthread_mutex_lock(&mutex);
     if (!ready) {
         r = cuda->host_alloc(&host, (size_t)LARGE_SLOTS * SN_STAGING_LARGE + (size_t)SMALL_SLOTS * SN_STAGING_SMALL,
@@ -30,7 +32,7 @@ int sn_staging_init(const struct sn_cuda *cuda)
                 free_slots[slot->large] = slot;
                 at += slot->large ? SN_STAGING_LARGE : SN_STAGING_SMALL;
             }
-            ready = true;
+            __atomic_store_n(&ready, true, __ATOMIC_RELEASE);
         }
     }
     pthread_mutex_unlock(&mutex);

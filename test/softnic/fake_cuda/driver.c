@@ -85,6 +85,30 @@ static int contexts[DEVICES];
 static __thread void *stack[STACK];
 static __thread int depth;
 
+/* Failure on demand: the next call of that name returns that. */
+static char fail_call[32];
+static int fail_result;
+
+void fakeCudaFail(const char *call, int result)
+{
+    pthread_mutex_lock(&mutex);
+    snprintf(fail_call, sizeof(fail_call), "%s", call);
+    fail_result = result;
+    pthread_mutex_unlock(&mutex);
+}
+
+static int failure(const char *call)
+{
+    int result = OK;
+    pthread_mutex_lock(&mutex);
+    if (!strcmp(call, fail_call)) {
+        result = fail_result;
+        fail_call[0] = '\0';
+    }
+    pthread_mutex_unlock(&mutex);
+    return result;
+}
+
 static int current_dev(void)
 {
     return depth ? (int)((int *)stack[depth - 1] - contexts) : -1;
@@ -320,6 +344,9 @@ int cuIpcOpenMemHandle_v2(uint64_t *va, struct fake_ipc in, unsigned flags)
 {
     struct ipc_handle handle;
     char path[64];
+    int r = failure(__func__);
+    if (r)
+        return r;
     memcpy(&handle, &in, sizeof(handle));
     if (!depth || handle.magic != IPC_MAGIC || handle.pid == getpid()) /* the real one refuses its own process, too */
         return depth ? INVALID_VALUE : INVALID_CONTEXT;
@@ -405,6 +432,9 @@ int cuMemExportToShareableHandle(void *out, unsigned long long handle, int type,
 int cuMemImportFromShareableHandle(unsigned long long *handle, void *os_handle, int type)
 {
     struct stat st;
+    int r = failure(__func__);
+    if (r)
+        return r;
     int fd = fcntl((int)(uintptr_t)os_handle, F_DUPFD_CLOEXEC, 3);
     struct object *object = calloc(1, sizeof(*object));
     if (type != 1 || fd < 0 || fstat(fd, &st) || !object)
@@ -509,6 +539,9 @@ int cuStreamCreate(void **stream, unsigned flags)
 int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
 {
     struct stream *s = stream;
+    int r = failure(__func__);
+    if (r)
+        return r;
     if (!depth || !s)
         return depth ? INVALID_VALUE : INVALID_CONTEXT;
     while (bytes) {
@@ -552,6 +585,9 @@ int cuEventRecord(void *event, void *stream)
 int cuEventQuery(void *event)
 {
     struct event *e = event;
+    int r = failure(__func__);
+    if (r)
+        return r;
     return !e->stream || __atomic_load_n(&e->stream->done, __ATOMIC_ACQUIRE) >= e->at ? OK : NOT_READY;
 }
 

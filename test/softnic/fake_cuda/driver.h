@@ -17,6 +17,10 @@ struct fake_vmm_prop {
     uint8_t flags[32];
 };
 
+/* Make the next call of that name fail. Knows cuMemcpyAsync, cuEventQuery, cuIpcOpenMemHandle_v2,
+ * cuMemImportFromShareableHandle. */
+void fakeCudaFail(const char *call, int result);
+
 int cuInit(unsigned flags);
 int cuGetErrorName(int result, const char **name);
 int cuDeviceGetCount(int *count);

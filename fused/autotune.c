@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Timing the candidates of a shape on the caller's own buffers. */
+#include <errno.h>
+#include <float.h>
+#include <string.h>
+
+#include "fused/context.h"
+#include "util/error.h"
+
+enum { MAX_CANDIDATES = 12 };
+
+/* The default first, so that a tie keeps it. */
+static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                                struct prs_fused_tuning *list)
+{
+    static const uint32_t bands[] = {1, 2, 3, 4, 6, 8, 16};
+    uint32_t count = 1, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
+    uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
+    memset(list, 0, MAX_CANDIDATES * sizeof(*list));
+    for (uint32_t i = 0; i < sizeof(bands) / sizeof(bands[0]); i++)
+        if (bands[i] <= pairs)
+            list[count++].band = bands[i];
+    if (shape->op == PRS_FUSED_ALLGATHER && world > 1)
+        list[count++].push_ctas = ctx->sms / 4;
+    return count;
+}
+
+static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void *a, const void *b, void *c,
+                  cudaStream_t stream)
+{
+    switch (op) {
+    case PRS_FUSED_REDUCE_SCATTER:
+        return prs_gemm_reduce_scatter(plan, a, b, c, stream);
+    case PRS_FUSED_ALLGATHER:
+        return prs_allgather_gemm(plan, a, b, c, stream);
+    case PRS_FUSED_ALLREDUCE:
+        return prs_gemm_allreduce(plan, a, b, c, stream);
+    default:
+        return prs_gemm(plan, a, b, c, stream);
+    }
+}
+
+/* Milliseconds per launch of the slowest rank. */
+static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                          const struct prs_fused_tuning *tuning, const void *a, const void *b, void *c, uint32_t rounds,
+                          cudaStream_t stream, cudaEvent_t *events, float *slowest)
+{
+    struct prs_fused_plan *plan;
+    float mine = 0, all[PRS_MAX_WORLD];
+    int r = prs_fused_plan_open(ctx, shape, tuning, &plan);
+    if (r != 0)
+        return r;
+    for (uint32_t i = 0; i < rounds + 1 && r == 0; i++) {
+        if (i == 1) /* the first launch warms up */
+            r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
+        if (r == 0)
+            r = launch(plan, shape->op, a, b, c, stream);
+    }
+    if (r == 0)
+        r = prs_cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");
+    if (r == 0)
+        r = prs_cuda_check(cudaEventSynchronize(events[1]), "autotune launches");
+    if (r == 0)
+        r = prs_cuda_check(cudaEventElapsedTime(&mine, events[0], events[1]), "cudaEventElapsedTime");
+    if (r == 0)
+        r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
+    *slowest = 0;
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        *slowest = all[i] / (float)rounds > *slowest ? all[i] / (float)rounds : *slowest;
+    prs_fused_plan_close(plan);
+    return r;
+}
+
+int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const void *a, const void *b, void *c,
+                 uint32_t rounds, cudaStream_t stream, struct prs_fused_tuning *best)
+{
+    struct prs_fused_tuning list[MAX_CANDIDATES];
+    cudaEvent_t events[2];
+    uint32_t count = list_candidates(ctx, shape, list);
+    float least = FLT_MAX;
+    int before, r;
+    if (rounds == 0)
+        return prs_fail(-EINVAL, "fused: autotune needs at least one round");
+    r = prs_context_enter(ctx, &before);
+    if (r != 0)
+        return r;
+    r = prs_cuda_check(cudaEventCreate(&events[0]), "cudaEventCreate");
+    if (r != 0)
+        goto leave;
+    r = prs_cuda_check(cudaEventCreate(&events[1]), "cudaEventCreate");
+    if (r != 0)
+        goto destroy_first;
+    for (uint32_t i = 0; i < count && r == 0; i++) {
+        float slowest;
+        r = time_candidate(ctx, shape, &list[i], a, b, c, rounds, stream, events, &slowest);
+        if (r == 0 && slowest < least) { /* every rank sees the same numbers and takes the same one */
+            least = slowest;
+            *best = list[i];
+        }
+    }
+    (void)cudaEventDestroy(events[1]);
+destroy_first:
+    (void)cudaEventDestroy(events[0]);
+leave:
+    prs_context_leave(before);
+    return r;
+}

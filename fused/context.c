@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/context.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/error.h"
+
+enum { DEFAULT_TIMEOUT_MS = 10000 };
+
+int prs_cuda_check(cudaError_t e, const char *what)
+{
+    if (e == cudaSuccess)
+        return 0;
+    (void)cudaGetLastError(); /* a failed call must not be reported again by the caller's next one */
+    return prs_fail(e == cudaErrorMemoryAllocation ? -ENOMEM : -EIO, "%s failed: %s", what, cudaGetErrorString(e));
+}
+
+int prs_context_enter(struct prs_fused *ctx, int *before)
+{
+    int r = prs_cuda_check(cudaGetDevice(before), "cudaGetDevice");
+    if (r == 0 && *before != ctx->config.device)
+        r = prs_cuda_check(cudaSetDevice(ctx->config.device), "cudaSetDevice");
+    return r;
+}
+
+void prs_context_leave(int before)
+{
+    (void)cudaSetDevice(before);
+}
+
+int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes)
+{
+    int r;
+    if (ctx->config.world == 1) {
+        memcpy(all, mine, bytes);
+        return 0;
+    }
+    r = ctx->config.allgather(ctx->config.user, mine, all, bytes);
+    return r == 0 ? 0 : prs_fail(r, "rank %u: the caller's allgather of %zu bytes failed", ctx->config.rank, bytes);
+}
+
+int prs_context_barrier(struct prs_fused *ctx)
+{
+    uint32_t mine = ctx->config.rank, all[PRS_MAX_WORLD];
+    return prs_context_allgather(ctx, &mine, all, sizeof(mine));
+}
+
+static int check_config(const struct prs_fused_config *c)
+{
+    if (c->world < 1 || c->world > PRS_MAX_WORLD || c->rank >= c->world)
+        return prs_fail(-EINVAL, "fused: rank %u of world %u is not possible (at most %d ranks)", c->rank, c->world,
+                        PRS_MAX_WORLD);
+    if (c->world > 1 && c->allgather == NULL)
+        return prs_fail(-EINVAL, "fused: world %u needs an allgather callback", c->world);
+    return 0;
+}
+
+static int check_device(struct prs_fused *ctx)
+{
+    int major = 0, minor = 0, sms = 0, device = ctx->config.device;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return prs_fail(-ENODEV, "fused: CUDA device %d cannot be queried: %s", device,
+                        cudaGetErrorString(cudaGetLastError()));
+    if (major != 9 || minor != 0)
+        return prs_fail(-ENODEV, "fused: device %d has compute capability %d.%d; the kernels need 9.0 (Hopper)", device,
+                        major, minor);
+    ctx->sms = (uint32_t)sms;
+    return 0;
+}
+
+static int open_fault(struct prs_fused *ctx)
+{
+    int r = prs_cuda_check(cudaHostAlloc((void **)&ctx->fault, sizeof(*ctx->fault), cudaHostAllocMapped),
+                           "cudaHostAlloc of the fault record");
+    if (r != 0)
+        return r;
+    memset(ctx->fault, 0, sizeof(*ctx->fault));
+    r = prs_cuda_check(cudaHostGetDevicePointer((void **)&ctx->fault_device, ctx->fault, 0),
+                       "cudaHostGetDevicePointer");
+    if (r != 0)
+        (void)cudaFreeHost(ctx->fault);
+    return r;
+}
+
+int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out)
+{
+    struct prs_fused *ctx;
+    int r = check_config(config), before;
+    if (r != 0)
+        return r;
+    ctx = calloc(1, sizeof(*ctx));
+    if (ctx == NULL)
+        return prs_fail(-ENOMEM, "fused: no memory for a context");
+    ctx->config = *config;
+    if (ctx->config.timeout_ms == 0)
+        ctx->config.timeout_ms = DEFAULT_TIMEOUT_MS;
+    r = check_device(ctx);
+    if (r != 0)
+        goto free_context;
+    r = prs_context_enter(ctx, &before);
+    if (r != 0)
+        goto free_context;
+    r = open_fault(ctx);
+    prs_context_leave(before);
+    if (r != 0)
+        goto free_context;
+    *out = ctx;
+    return 0;
+
+free_context:
+    free(ctx);
+    return r;
+}
+
+void prs_fused_close(struct prs_fused *ctx)
+{
+    if (ctx == NULL)
+        return;
+    (void)cudaFreeHost(ctx->fault);
+    free(ctx);
+}
+
+static const char *awaited_name(uint32_t what)
+{
+    switch (what) {
+    case PRS_AWAIT_PARTIAL:
+        return "partial sums";
+    case PRS_AWAIT_CHUNK:
+        return "rows of A";
+    case PRS_AWAIT_BROADCAST:
+        return "reduced tiles";
+    case PRS_AWAIT_PEERS:
+        return "its arrival";
+    default:
+        return "an unknown flag";
+    }
+}
+
+int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
+{
+    const struct prs_fault *f = ctx->fault;
+    memset(error, 0, sizeof(*error));
+    /* F1: state 2 means the record is whole. Pairs with the system fence in give_up(), sync.cuh. */
+    if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2)
+        return 0;
+    error->code = -ETIMEDOUT;
+    error->from_rank = f->from;
+    error->flag = f->index;
+    error->want = f->want;
+    error->seen = f->seen;
+    error->waited_ns = f->waited_ns;
+    (void)snprintf(error->text, sizeof(error->text),
+                   "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u", ctx->config.rank,
+                   f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want, f->seen);
+    return error->code;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A rank's context: device, peers, symmetric memory, fault record. */
+#ifndef PERSEUS_FUSED_CONTEXT_H
+#define PERSEUS_FUSED_CONTEXT_H
+
+#include <cuda_runtime_api.h>
+#include <perseus/fused.h>
+#include <stdbool.h>
+
+#include "fused/layout.h"
+
+/* One symmetric allocation. */
+struct prs_symmetric {
+    struct prs_symmetric *next;
+    size_t bytes;
+    uint8_t *at[PRS_MAX_WORLD]; /* [p]: the allocation of rank + p; [0] own */
+    bool opened[PRS_MAX_WORLD]; /* [p]: mapped from another process */
+};
+
+struct prs_fused {
+    struct prs_fused_config config;
+    struct prs_symmetric *symmetric;
+    struct prs_fault *fault;        /* host memory that the device writes */
+    struct prs_fault *fault_device; /* the same, as the device sees it */
+    uint32_t sms;
+};
+
+int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes);
+
+/* All ranks have come here; what they wrote to device memory before, and synchronised, is there. */
+int prs_context_barrier(struct prs_fused *ctx);
+
+/* Makes the context's device current; *before gets what prs_context_leave() restores. */
+int prs_context_enter(struct prs_fused *ctx, int *before);
+void prs_context_leave(int before);
+
+/* Positive CUDA error -> logged, -EIO (or -ENOMEM). */
+int prs_cuda_check(cudaError_t e, const char *what);
+
+int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, struct prs_symmetric **out);
+void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s);
+
+/* The allocation that holds ptr .. ptr + bytes, or NULL. */
+const struct prs_symmetric *prs_symmetric_find(const struct prs_fused *ctx, const void *ptr, size_t bytes);
+
+#endif

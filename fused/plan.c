@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/plan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fused/kernels.h"
+#include "fused/tensor_map.h"
+#include "fused/tuning.h"
+#include "util/error.h"
+
+/* Bytes of one bank of what the other ranks write here. */
+static uint64_t bank_bytes(const struct prs_fused_plan *p)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    if (s->world == 1 || s->kind == PRS_KIND_GEMM)
+        return 0;
+    if (s->kind == PRS_KIND_ALLGATHER)
+        return prs_layout_gathered(s, s->world - 1, 0, 0);
+    return prs_layout_partial(s, s->world - 1, 0, 0);
+}
+
+static uint64_t flag_count(const struct prs_schedule *s)
+{
+    if (s->kind == PRS_KIND_ALLGATHER)
+        return prs_schedule_arrival(s, s->world - 1, 0, 0);
+    return prs_schedule_partial_flag(s, s->world - 1, 0, 0);
+}
+
+static int open_workspace(struct prs_fused_plan *p)
+{
+    struct prs_kernel_args *a = &p->args;
+    const struct prs_schedule *s = &a->schedule;
+    uint64_t flags = flag_count(s);
+    int r = prs_cuda_check(cudaMalloc((void **)&a->words, sizeof(*a->words)), "cudaMalloc of plan words");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemset(a->words, 0, sizeof(*a->words)), "cudaMemset of plan words");
+    a->staging_bank_bytes = bank_bytes(p);
+    p->info.workspace_bytes = sizeof(*a->words);
+    if (r != 0 || a->staging_bank_bytes == 0)
+        return r;
+    r = prs_symmetric_open(p->ctx, 2 * a->staging_bank_bytes, &p->staging);
+    if (r == 0)
+        r = prs_symmetric_open(p->ctx, (flags + s->world) * sizeof(uint32_t), &p->flags);
+    if (r != 0)
+        return r;
+    p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
+    for (uint32_t peer = 0; peer < s->world; peer++) {
+        a->staging[peer] = p->staging->at[peer];
+        a->flags[peer] = (uint32_t *)p->flags->at[peer];
+        a->done[peer] = a->flags[peer] + flags;
+    }
+    return 0;
+}
+
+static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
+{
+    if (shape->m == 0 || shape->n == 0 || shape->k == 0)
+        return prs_fail(-EINVAL, "fused: empty product %u x %u x %u", shape->m, shape->n, shape->k);
+    if (shape->op > PRS_FUSED_ALLREDUCE)
+        return prs_fail(-EINVAL, "fused: operation %d is not known", (int)shape->op);
+    if (shape->op != PRS_FUSED_GEMM && shape->m % ctx->config.world != 0)
+        return prs_fail(-EINVAL, "fused: %u rows do not divide among %u ranks", shape->m, ctx->config.world);
+    if (shape->n % 8 != 0 || shape->k % 8 != 0)
+        return prs_fail(-EINVAL, "fused: n = %u, k = %u: rows must be multiples of 16 bytes (8 elements)", shape->n,
+                        shape->k);
+    return 0;
+}
+
+int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                        const struct prs_fused_tuning *tuning, struct prs_fused_plan **out)
+{
+    struct prs_fused_plan *p;
+    uint32_t clusters, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
+    int before, r = check_shape(ctx, shape);
+    if (r != 0)
+        return r;
+    r = prs_context_enter(ctx, &before);
+    if (r != 0)
+        return r;
+    p = calloc(1, sizeof(*p));
+    if (p == NULL) {
+        r = prs_fail(-ENOMEM, "fused: no memory for a plan");
+        goto leave;
+    }
+    p->ctx = ctx;
+    p->shape = *shape;
+    r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, &clusters);
+    if (r != 0) {
+        r = prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
+        goto free_plan;
+    }
+    prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
+    prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, shape->m, shape->n, shape->k,
+                      p->info.tuning.band, p->info.tuning.lag);
+    p->args.n = shape->n;
+    p->args.push_ctas = p->info.tuning.push_ctas;
+    p->args.fault = ctx->fault_device;
+    p->args.limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
+    r = open_workspace(p);
+    if (r == 0)
+        *out = p;
+    else
+        prs_fused_plan_close(p);
+    goto leave;
+
+free_plan:
+    free(p);
+leave:
+    prs_context_leave(before);
+    return r;
+}
+
+void prs_fused_plan_close(struct prs_fused_plan *p)
+{
+    int before;
+    if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
+        return;
+    if (p->flags != NULL)
+        prs_symmetric_close(p->ctx, p->flags);
+    if (p->staging != NULL)
+        prs_symmetric_close(p->ctx, p->staging);
+    (void)cudaFree(p->args.words);
+    free(p);
+    prs_context_leave(before);
+}
+
+void prs_fused_plan_query(const struct prs_fused_plan *p, struct prs_fused_plan_info *info)
+{
+    *info = p->info;
+}
+
+static int encode_inputs(struct prs_fused_plan *p, const void *a, const void *b)
+{
+    const struct prs_fused_shape *sh = &p->shape;
+    bool gathers = sh->op == PRS_FUSED_ALLGATHER;
+    uint64_t rows = gathers ? p->args.schedule.block_rows : sh->m;
+    struct prs_tensor ta = {.base = a, .columns = sh->k, .rows = rows, .box_rows = PRS_TILE_M, .swizzled = true};
+    struct prs_tensor tb = {.base = b, .swizzled = true};
+    int r = prs_tensor_map_encode(&ta, &p->args.a);
+    if (sh->b_is_n_k) { /* half of the columns of B per CTA */
+        tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = PRS_TILE_N / 2;
+    } else {
+        tb.columns = sh->n, tb.rows = sh->k, tb.box_rows = PRS_TILE_K;
+    }
+    if (r == 0)
+        r = prs_tensor_map_encode(&tb, &p->args.b);
+    if (r == 0 && gathers) {
+        ta.box_rows = PRS_PUSH_ROWS;
+        r = prs_tensor_map_encode(&ta, &p->args.push_source);
+    }
+    return r;
+}
+
+static int encode_results(struct prs_fused_plan *p, void *c)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    struct prs_tensor t = {
+        .base = c, .columns = p->shape.n, .rows = s->block_rows, .planes = s->world, .box_rows = 64, .swizzled = true};
+    uint64_t bytes = (uint64_t)p->shape.m * p->shape.n * 2;
+    const struct prs_symmetric *home = NULL;
+    int r = 0;
+    if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
+        t.planes = 1;
+    if (p->shape.op == PRS_FUSED_ALLREDUCE && s->world > 1) {
+        home = prs_symmetric_find(p->ctx, c, bytes);
+        if (home == NULL)
+            return prs_fail(-EINVAL,
+                            "fused: the result of an all-reduce (%p, %llu bytes) must lie in prs_fused_alloc() memory",
+                            c, (unsigned long long)bytes);
+    }
+    for (uint32_t peer = 0; peer < (home == NULL ? 1 : s->world) && r == 0; peer++) {
+        if (home != NULL)
+            t.base = home->at[peer] + ((uint8_t *)c - home->at[0]);
+        r = prs_tensor_map_encode(&t, &p->args.c[peer]);
+    }
+    return r;
+}
+
+static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a, const void *b, void *c,
+                  cudaStream_t stream)
+{
+    struct prs_fused_error error;
+    int before, r;
+    if (p->shape.op != op)
+        return prs_fail(-EINVAL, "fused: a plan for operation %d was launched as %d", (int)p->shape.op, (int)op);
+    if (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 != 0)
+        return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned", a, b, c);
+    r = prs_fused_poll_error(p->ctx, &error);
+    if (r != 0)
+        return prs_fail(r, "fused: an earlier launch failed: %s", error.text);
+    r = encode_inputs(p, a, b);
+    if (r == 0)
+        r = encode_results(p, c);
+    if (r == 0)
+        r = prs_context_enter(p->ctx, &before);
+    if (r != 0)
+        return r;
+    r = prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
+    if (r != 0)
+        r = prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+    prs_context_leave(before);
+    return r;
+}
+
+int prs_gemm(struct prs_fused_plan *plan, const void *a, const void *b, void *c, struct CUstream_st *stream)
+{
+    return launch(plan, PRS_FUSED_GEMM, a, b, c, stream);
+}
+
+int prs_gemm_reduce_scatter(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
+                            struct CUstream_st *stream)
+{
+    return launch(plan, PRS_FUSED_REDUCE_SCATTER, a, b, c, stream);
+}
+
+int prs_allgather_gemm(struct prs_fused_plan *plan, const void *a, const void *b, void *c, struct CUstream_st *stream)
+{
+    return launch(plan, PRS_FUSED_ALLGATHER, a, b, c, stream);
+}
+
+int prs_gemm_allreduce(struct prs_fused_plan *plan, const void *a, const void *b, void *c, struct CUstream_st *stream)
+{
+    return launch(plan, PRS_FUSED_ALLREDUCE, a, b, c, stream);
+}

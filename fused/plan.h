@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A plan: one shape on one context, its workspace and its way of running. */
+#ifndef PERSEUS_FUSED_PLAN_H
+#define PERSEUS_FUSED_PLAN_H
+
+#include "fused/context.h"
+
+struct prs_fused_plan {
+    struct prs_fused *ctx;
+    struct prs_fused_shape shape;
+    struct prs_fused_plan_info info;
+    struct prs_kernel_args args;   /* all but the maps of A, B and C, which each launch fills */
+    struct prs_symmetric *staging; /* partial sums or gathered A, two banks; NULL without communication */
+    struct prs_symmetric *flags;   /* flags or counters, then one broadcast counter per rank */
+};
+
+#endif

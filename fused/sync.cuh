@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Waits on other GPUs, and the epoch. Flags only grow and are compared modulo 2^32, so they are never reset. */
+#ifndef PERSEUS_FUSED_SYNC_CUH
+#define PERSEUS_FUSED_SYNC_CUH
+
+#include "fused/layout.h"
+#include "fused/ptx.cuh"
+
+enum { SPINS_PER_CLOCK_READ = 256 };
+
+PRS_DEVICE bool reached(uint32_t seen, uint32_t want)
+{
+    return (int32_t)(seen - want) >= 0;
+}
+
+struct wait_clock {
+    uint64_t begin;
+    uint32_t spins;
+};
+
+/* The first wait to run out of time writes the fault record; it, and every later wait on this rank, stops waiting. Kept
+ * out of line: it costs the spinning roles no registers. */
+static __device__ __noinline__ void give_up(const struct prs_kernel_args *args, uint32_t what, uint32_t from,
+                                            uint32_t index, uint32_t want, uint32_t seen, uint64_t waited)
+{
+    struct prs_fault *f = args->fault;
+    atomicExch(&args->words->aborted, 1u);
+    if (atomicCAS_system(&f->state, 0u, 1u) != 0u)
+        return;
+    f->what = what;
+    f->from = from;
+    f->index = index;
+    f->want = want;
+    f->seen = seen;
+    f->waited_ns = waited;
+    __threadfence_system(); /* F1: the record before its state. Pairs with the acquire in prs_fused_poll_error(). */
+    *(volatile uint32_t *)&f->state = 2u;
+}
+
+/* True: keep spinning. */
+PRS_DEVICE bool keep_waiting(const struct prs_kernel_args *args, struct wait_clock *clock, uint32_t what, uint32_t from,
+                             uint32_t index, uint32_t want, uint32_t seen)
+{
+    if (++clock->spins % SPINS_PER_CLOCK_READ != 0)
+        return true;
+    if (*(volatile uint32_t *)&args->words->aborted)
+        return false;
+    uint64_t now = global_timer_ns();
+    if (clock->begin == 0)
+        clock->begin = now;
+    if (now - clock->begin < args->limit_ns)
+        return true;
+    give_up(args, what, from, index, want, seen, now - clock->begin);
+    return false;
+}
+
+/* A1: acquires *flag >= want. Pairs with the release of whoever raises it (store_release_sys, add_release_sys), so that
+ * what the raiser wrote before is visible after. */
+PRS_DEVICE bool wait_flag(const struct prs_kernel_args *args, const uint32_t *flag, uint32_t want, uint32_t what,
+                          uint32_t from, uint32_t index)
+{
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t seen = load_acquire_sys(flag);
+        if (reached(seen, want))
+            return true;
+        if (!keep_waiting(args, &clock, what, from, index, want, seen))
+            return false;
+    }
+}
+
+/* The epoch of this launch. The word moves only when every CTA has left, so every CTA reads the same. */
+PRS_DEVICE uint32_t launch_epoch(const struct prs_kernel_args *args)
+{
+    return *(volatile uint32_t *)&args->words->epoch + 1;
+}
+
+/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. */
+PRS_DEVICE void leave_epoch(const struct prs_kernel_args *args, uint32_t epoch, uint32_t ctas)
+{
+    if (add_acq_rel_gpu(&args->words->exits, 1) + 1 == ctas * epoch)
+        *(volatile uint32_t *)&args->words->epoch = epoch;
+}
+
+#endif

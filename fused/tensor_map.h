@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Descriptors for the copy engine inside the SMs (TMA). */
+#ifndef PERSEUS_FUSED_TENSOR_MAP_H
+#define PERSEUS_FUSED_TENSOR_MAP_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A bf16 matrix of `planes` planes of rows x columns, all without gaps; boxes of box_rows x 64 columns. swizzled: the
+ * order that the tensor cores and fill_result_slab() use. planes 0: a plain two-dimensional map. */
+struct prs_tensor {
+    const void *base;
+    uint64_t columns, rows, planes;
+    uint32_t box_rows;
+    bool swizzled;
+};
+
+/* 0, -EINVAL (alignment, size), -ENOTSUP (driver too old). */
+int prs_tensor_map_encode(const struct prs_tensor *t, CUtensorMap *map);
+
+#endif

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * Symmetric memory: the same two windows on every rank of a team, one for data and one for signal words, registered on
+ * the rails and mapped by the other ranks of the node. In device memory (CUDA, virtual memory management) or, without a
+ * GPU, in host memory; both are shared as POSIX files over a UNIX socket.
+ */
+#ifndef PERSEUS_HEAP_H
+#define PERSEUS_HEAP_H
+
+#include <perseus/bootstrap.h>
+#include <perseus/proxy.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct prs_heap;
+
+enum prs_heap_part { PRS_HEAP_DATA = 0, PRS_HEAP_SIGNALS = 1, PRS_HEAP_PARTS = 2 };
+
+struct prs_heap_options {
+    struct prs_fabric *fabric;
+    const struct prs_rail_set *rails;
+    uint64_t data_bytes; /* the same on every rank; rounded up */
+    uint64_t signal_bytes;
+    bool cuda;           /* memory of the current CUDA context's device */
+    bool map_local;      /* map the memory of ranks on this node: puts to them need no NIC */
+    uint64_t node;       /* ranks with equal numbers share a node; 0: PERSEUS_NODE, else the machine's boot id */
+    uint32_t timeout_ms; /* 0: 30000 */
+};
+
+/** Collective. Zeroed memory. Return 0 or -errno; when one rank fails, all do, and the text names it. */
+PRS_API int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_options *options,
+                          struct prs_heap **out);
+/** After every proxy and peer that uses it is closed. NULL is allowed. */
+PRS_API void prs_heap_close(struct prs_heap *heap);
+
+/** Where a part begins here, and its size. */
+PRS_API void *prs_heap_base(const struct prs_heap *heap, enum prs_heap_part part);
+PRS_API uint64_t prs_heap_bytes(const struct prs_heap *heap, enum prs_heap_part part);
+PRS_API const struct prs_region *prs_heap_region(const struct prs_heap *heap, enum prs_heap_part part);
+/** [size of the team] */
+PRS_API const struct prs_window_remote *prs_heap_remotes(const struct prs_heap *heap, enum prs_heap_part part);
+
+/**
+ * Set aside a piece; the offset is the same on every rank when all ask for the same pieces in the same order. align is
+ * a power of two. Return 0 or -ENOMEM (the text says how much is left).
+ */
+PRS_API int prs_heap_alloc(struct prs_heap *heap, enum prs_heap_part part, uint64_t bytes, uint64_t align,
+                           uint64_t *offset);
+/** Give back everything that was set aside at or after an offset. */
+PRS_API void prs_heap_rewind(struct prs_heap *heap, enum prs_heap_part part, uint64_t offset);
+
+/** Make the heap's parts windows 0 (PRS_HEAP_DATA) and 1 (PRS_HEAP_SIGNALS) of a proxy that has none yet. */
+PRS_API int prs_heap_windows(const struct prs_heap *heap, struct prs_proxy *proxy);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""perseus-perf putsignal over the modelled software NIC must show the disease and its cure (the paper's figures).
+
+usage: efficiency.py SOFTNIC_RUN PERSEUS_PERF. A machine that is busy with other things makes the model late, so a cell may take
+several tries; the fence counts must be right in each.
+"""
+import json
+import subprocess
+import sys
+
+MODEL = ["--quiet", "--latency", "50us", "--rate", "10G", "--fence", "strict"]
+# policy, group, concurrency, peers: efficiency at least, at most; fences an iteration
+CELLS = [
+    ("drain", "coupled", 96, 7, 0.0, 0.10, 96),
+    ("drain", "peer", 96, 7, 0.0, 0.60, 7),
+    ("nic_fence", "coupled", 96, 7, 0.0, 0.60, 96),
+    ("nic_fence", "peer", 96, 7, 0.74, 1.2, 7),
+    ("in_order", "coupled", 96, 7, 0.95, 1.2, 0),
+    ("in_order", "peer", 96, 7, 0.95, 1.2, 0),
+    ("counted", "coupled", 96, 7, 0.95, 1.2, 0),
+    ("counted", "peer", 96, 7, 0.95, 1.2, 0),
+    # The paper's dispatch: 112 transfers to 4 nodes, a fence each or one a destination.
+    ("nic_fence", "coupled", 112, 4, 0.0, 0.60, 112),
+    ("nic_fence", "peer", 112, 4, 0.0, 1.2, 4),
+    ("drain", "coupled", 112, 4, 0.0, 0.10, 112),
+    ("drain", "peer", 112, 4, 0.0, 1.2, 4),
+]
+TRIES = 8
+
+
+def run(softnic_run, perf, cell):
+    policy, group, concurrency, peers = cell[:4]
+    done = subprocess.run([softnic_run, *MODEL, "--", perf, "putsignal", "--json", "--policy", policy, "--group", group,
+                           "--concurrency", str(concurrency), "--peers", str(peers), "--iterations", "20", "--timeout", "60"],
+                          capture_output=True, text=True)
+    if done.returncode == 77:
+        print(done.stderr, end="")
+        sys.exit(77)
+    if done.returncode != 0:
+        raise SystemExit(f"{policy} {group}: status {done.returncode}\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.splitlines()[0])
+
+
+def main():
+    failed = 0
+    for cell in CELLS:
+        policy, group, concurrency, peers, least, most, fences = cell
+        for attempt in range(TRIES):
+            got = run(sys.argv[1], sys.argv[2], cell)
+            if got["errors"] or got["fences"] != fences or got["signals"] != concurrency:
+                raise SystemExit(f"want {fences} fences, {concurrency} signals, 0 errors: {got}")
+            good = least <= got["efficiency"] <= most
+            if good:
+                break
+        failed += not good
+        print(f"{'ok' if good else 'FAILED':6} {policy:10} {group:8} {concurrency} x {peers}: {100 * got['efficiency']:.1f} % "
+              f"(want {100 * least:.0f} to {100 * most:.0f}), {fences} fences, tries {attempt + 1}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

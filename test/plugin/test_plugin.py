@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin through NCCL's door: every table, every operation, over the software NIC, all data checked."""
+import json
+import os
+import subprocess
+import sys
+
+OPS = ("sendrecv", "allreduce", "allgather", "reducescatter", "alltoall")
+SMALL = ("--sizes", "0:32K:x32", "--odd", "--iters", "4", "--warmup", "1")
+failed = 0
+
+
+def report(good, claim, detail):
+    global failed
+    failed += not good
+    print("ok" if good else "FAIL", claim, "" if good else detail, flush=True)
+
+
+def run(run_softnic, netbench, plugin, *options, nodes=1, env=None):
+    command = [run_softnic, "--quiet", "--nics", "2", "--nodes", str(nodes), "--", netbench, "--plugin", plugin, "--check",
+               "--json", "--timeout", "60", "--nodes", str(nodes), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, **(env or {})})
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done.stderr
+
+
+def expect_data(tools, claim, *options, **more):
+    status, rows, said = run(*tools, *options, **more)
+    report(status == 0 and rows and not any(row["errors"] for row in rows), claim, f"{options} status {status}: {said[-2000:]}")
+
+
+def expect_refusal(tools, claim, words, env):
+    status, _, said = run(*tools, "--sizes", "8", env=env)
+    report(status != 0 and all(word in said for word in words), claim, f"status {status}: {said[-2000:]}")
+
+
+def main():
+    tools, size = sys.argv[1:4], sys.argv[4]
+    if size == "small":
+        for api in range(6, 13):
+            expect_data(tools, f"v{api} carries groups with tags", "--api", f"v{api}", "--op", "allreduce", "--group", "8",
+                        "--chunk", "1001", *SMALL)
+        for op in OPS:
+            expect_data(tools, f"{op} over 4 ranks", "--op", op, "--ranks", "4", *SMALL)
+            expect_data(tools, f"{op} over 3 ranks, 2 comms, groups", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
+                        "--chunk", "777", "--flush", *SMALL)
+        expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:1M:x32", "--odd",
+                    "--iters", "4", "--group", "2", "--chunk", "200001")
+        expect_data(tools, "several queues a rail", "--op", "sendrecv", "--sizes", "1:1M:x32", "--iters", "4",
+                    env={"NCCL_IB_QPS_PER_CONNECTION": "3"})
+        expect_refusal(tools, "an impossible variable is named", ["NCCL_IB_TIMEOUT", "99"], {"NCCL_IB_TIMEOUT": "99"})
+        expect_refusal(tools, "an unknown policy is named", ["PERSEUS_ORDER", "gossip"], {"PERSEUS_ORDER": "gossip"})
+        expect_refusal(tools, "without a device init fails", ["init returned"], {"NCCL_IB_HCA": "nosuch"})
+        expect_refusal(tools, "PERSEUS_REQUIRED refuses to go on without a device", ["PERSEUS_REQUIRED=1", "listen"],
+                       {"NCCL_IB_HCA": "nosuch", "PERSEUS_REQUIRED": "1"})
+    else:
+        for op in OPS:
+            expect_data(tools, f"{op} over 8 ranks on 2 nodes", "--op", op, "--ranks", "8", "--sizes", "8:64K:x64", "--odd",
+                        "--iters", "3", "--comms", "2", nodes=2)
+            expect_data(tools, f"{op} of 64 MB", "--op", op, "--sizes", "67108863:64M:+1", "--iters", "2", "--warmup", "0")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

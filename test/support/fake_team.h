@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A team without a NIC, linked in place of transport/team.c and peer.c: every rank is this process. Puts complete late
+ * and in any order; a signal is placed once every put of its group that was posted before it is. */
+#ifndef TEST_SUPPORT_FAKE_TEAM_H
+#define TEST_SUPPORT_FAKE_TEAM_H
+
+#include <perseus/team.h>
+
+struct fake_team_options {
+    uint32_t size;
+    uint32_t window; /* ops in flight per peer before PRS_BUSY */
+    uint32_t seed;
+    uint32_t connect_asks; /* how often a peer says PRS_AGAIN first */
+    bool ignore_groups;    /* break the rule, to see that a test notices */
+};
+
+struct prs_team *fake_team_open(const struct fake_team_options *options);
+void fake_team_close(struct prs_team *team);
+/* From now on progress fails with this error. */
+void fake_team_kill(struct prs_team *team, int error);
+/* Stop (or go on) completing: posted ops stay pending. */
+void fake_team_hold(struct prs_team *team, bool hold);
+/* Most puts that were in flight at once. */
+uint32_t fake_team_most_in_flight(const struct prs_team *team);
+
+#endif

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/transport/pair.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WORDS = 512 };
+
+struct pair_shared {
+    struct prs_handle handle;
+    uint32_t listening;
+    uint32_t arrived[2];
+    uint64_t value[2];
+};
+
+struct hello { /* private data */
+    uint64_t buffer, words;
+    struct prs_keys keys, words_keys;
+};
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void pair_die(const char *file, int line, const char *what, const char *format, ...)
+{
+    va_list args;
+
+    fprintf(stderr, "%s:%d: %s does not hold: ", file, line, what);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fprintf(stderr, "\n");
+    _exit(1);
+}
+
+int pair_rails(void)
+{
+    int pipe_fd[2], count = 0;
+    pid_t child;
+
+    /* In a child, so that the test's own process stays free of device state when it forks the sides. */
+    cr_assert(pipe(pipe_fd) == 0);
+    child = fork();
+    if (child == 0) {
+        struct prs_fabric *fabric;
+
+        if (prs_fabric_open(NULL, &fabric) == 0) {
+            count = prs_fabric_rails(fabric);
+            prs_fabric_close(fabric);
+        }
+        _exit(write(pipe_fd[1], &count, sizeof count) == sizeof count ? 0 : 1);
+    }
+    close(pipe_fd[1]);
+    if (read(pipe_fd[0], &count, sizeof count) != sizeof count)
+        count = 0;
+    close(pipe_fd[0]);
+    waitpid(child, NULL, 0);
+    return count;
+}
+
+static void on_notify(void *user, uint32_t id, uint64_t bytes)
+{
+    struct pair *pair = user;
+
+    pair->count[id]++;
+    pair->bytes[id] = bytes;
+    pair->order[pair->notified++ % 4096] = id;
+}
+
+static void *map(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    must(memory != MAP_FAILED, "mmap");
+    return memory;
+}
+
+static void open_side(struct pair *pair)
+{
+    int count = pair->spec->rails[pair->side] ? pair->spec->rails[pair->side] : 1;
+    struct prs_mem data, words;
+
+    must(prs_fabric_open(NULL, &pair->fabric) == 0, "%s", prs_error_text());
+    must(prs_fabric_rails(pair->fabric) >= count, "%d rails", prs_fabric_rails(pair->fabric));
+    pair->rails.count = count;
+    for (int i = 0; i < count; i++)
+        pair->rails.rail[i] = i;
+    pair->buffer_bytes = pair->spec->buffer_bytes ? pair->spec->buffer_bytes : 1 << 20;
+    pair->buffer = map(pair->buffer_bytes);
+    pair->words = map(WORDS * sizeof *pair->words);
+    data = (struct prs_mem){.addr = pair->buffer, .len_bytes = pair->buffer_bytes, .kind = PRS_MEM_HOST};
+    words = (struct prs_mem){
+        .addr = pair->words, .len_bytes = WORDS * sizeof *pair->words, .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
+    must(prs_region_register(pair->fabric, &pair->rails, &data, &pair->region) == 0, "%s", prs_error_text());
+    must(prs_region_register(pair->fabric, &pair->rails, &words, &pair->words_region) == 0, "%s", prs_error_text());
+}
+
+static struct prs_peer *connect_side(struct pair *pair, const struct prs_peer_options *options)
+{
+    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+    struct prs_listener *listener = NULL;
+    struct prs_connector *connector;
+    struct prs_peer *peer;
+    int r = PRS_AGAIN;
+
+    if (pair->side == 1) {
+        r = prs_listen(pair->fabric, &pair->rails, &pair->shared->handle, &listener);
+        must(r == 0, "%s", prs_error_text());
+        __atomic_store_n(&pair->shared->listening, 1, __ATOMIC_RELEASE); /* pairs with the acquire below: the handle */
+        while ((r = prs_accept(listener, options, &peer)) == PRS_AGAIN && now_ms() < give_up)
+            sched_yield();
+        must(r == 0, "accept: %d %s", r, prs_error_text());
+        prs_listener_close(listener);
+        return peer;
+    }
+    while (!__atomic_load_n(&pair->shared->listening, __ATOMIC_ACQUIRE) && now_ms() < give_up)
+        usleep(100);
+    must(prs_connect(pair->fabric, &pair->rails, &pair->shared->handle, options, &connector) == 0, "%s",
+         prs_error_text());
+    while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN && now_ms() < give_up)
+        sched_yield();
+    must(r == 0, "connect: %d %s", r, prs_error_text());
+    return peer;
+}
+
+static void run_side(struct pair *pair, pair_fn *fn)
+{
+    struct hello own = {0}, other;
+    struct prs_peer_options options = {.private_data = &own,
+                                       .private_bytes = sizeof own,
+                                       .on_notify = on_notify,
+                                       .user = pair,
+                                       .window_ops = pair->spec->window_ops,
+                                       .traffic_class = -1,
+                                       .queues_per_rail = pair->spec->queues_per_rail,
+                                       .policy = pair->spec->policy};
+    uint32_t bytes;
+
+    open_side(pair);
+    own.buffer = (uintptr_t)pair->buffer;
+    own.words = (uintptr_t)pair->words;
+    prs_region_keys(pair->region, &own.keys);
+    prs_region_keys(pair->words_region, &own.words_keys);
+    pair->peer = connect_side(pair, &options);
+    memcpy(&other, prs_peer_private(pair->peer, &bytes), sizeof other);
+    must(bytes == sizeof other, "%u private bytes", bytes);
+    pair->remote_buffer = other.buffer;
+    pair->remote_words = other.words;
+    pair->remote_keys = other.keys;
+    pair->remote_words_keys = other.words_keys;
+    fn(pair);
+    if (!pair->spec->b_dies)
+        pair_barrier(pair);
+    prs_peer_close(pair->peer);
+    prs_region_release(pair->words_region);
+    prs_region_release(pair->region);
+    prs_fabric_close(pair->fabric);
+}
+
+static pid_t start_side(const struct pair_spec *spec, struct pair_shared *shared, int side, pair_fn *fn)
+{
+    static struct pair pair;
+    pid_t child;
+
+    fflush(NULL);
+    child = fork();
+    if (child)
+        return child;
+    alarm(PAIR_TIMEOUT_MS / 1000);
+    pair = (struct pair){.spec = spec, .shared = shared, .side = side};
+    run_side(&pair, fn);
+    fflush(NULL);
+    _exit(0);
+}
+
+void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b)
+{
+    struct pair_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int most = spec->rails[0] > spec->rails[1] ? spec->rails[0] : spec->rails[1];
+    int status[2] = {0, 0};
+    pid_t side[2];
+
+    if (pair_rails() < (most ? most : 1))
+        cr_skip_test("needs %d rails, there are %d", most ? most : 1, pair_rails());
+    cr_assert(shared != MAP_FAILED);
+    side[0] = start_side(spec, shared, 0, a);
+    side[1] = start_side(spec, shared, 1, b);
+    for (int done = 0; done < 2; done++) {
+        int how;
+        pid_t ended = wait(&how);
+
+        if (ended == side[0])
+            status[0] = how;
+        else if (ended == side[1])
+            status[1] = how;
+        if (spec->b_dies && ended == side[1] && WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL)
+            status[1] = how = 0;
+        if (how && done == 0) /* the other one would only wait for it */
+            kill(ended == side[0] ? side[1] : side[0], SIGALRM);
+    }
+    munmap(shared, sizeof *shared);
+    cr_assert(status[0] == 0 && status[1] == 0, "side A ended with status %#x, side B with %#x", status[0], status[1]);
+}
+
+void pair_vanish(void)
+{
+    raise(SIGKILL);
+    _exit(1);
+}
+
+void pair_barrier(struct pair *pair)
+{
+    uint32_t *own = &pair->shared->arrived[pair->side], *other = &pair->shared->arrived[!pair->side];
+    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+
+    pair->barriers++;
+    __atomic_store_n(own, pair->barriers, __ATOMIC_RELEASE); /* pairs with the acquire below, in the other process */
+    while (__atomic_load_n(other, __ATOMIC_ACQUIRE) < pair->barriers) {
+        must(now_ms() < give_up, "the other side did not come to barrier %u", pair->barriers);
+        prs_peer_progress(pair->peer);
+        sched_yield();
+    }
+}
+
+uint64_t pair_swap(struct pair *pair, uint64_t value)
+{
+    uint64_t other;
+
+    pair->shared->value[pair->side] = value;
+    pair_barrier(pair);
+    other = pair->shared->value[!pair->side];
+    pair_barrier(pair);
+    return other;
+}
+
+struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len_bytes, uint32_t id, uint32_t flags)
+{
+    return (struct prs_put){.src = pair->region,
+                            .src_addr = pair->buffer + from,
+                            .dst_addr = pair->remote_buffer + to,
+                            .dst = &pair->remote_keys,
+                            .len_bytes = len_bytes,
+                            .notify_id = id,
+                            .flags = flags};
+}
+
+void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put)
+{
+    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+    int r;
+
+    while ((r = prs_peer_put(pair->peer, op, put)) == PRS_BUSY && now_ms() < give_up) {
+        r = prs_peer_progress(pair->peer);
+        must(r >= 0, "progress: %d %s", r, prs_error_text());
+        if (r == 0)
+            sched_yield();
+    }
+    must(r == 0, "put: %d %s", r, prs_error_text());
+}
+
+static void progress(struct pair *pair, uint64_t give_up, const char *what)
+{
+    int r = prs_peer_progress(pair->peer);
+
+    must(r >= 0, "progress: %d %s", r, prs_error_text());
+    must(now_ms() < give_up, "waited too long for %s", what);
+    if (r == 0)
+        sched_yield(); /* soft-RoCE needs the processor as well */
+}
+
+void pair_wait_op(struct pair *pair, struct prs_op *op)
+{
+    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+
+    while (op->status == PRS_OP_PENDING)
+        progress(pair, give_up, "an op");
+    must(op->status == 0, "op status %d: %s", op->status, prs_peer_error(pair->peer));
+}
+
+void pair_wait_notified(struct pair *pair, uint32_t total)
+{
+    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+
+    while (pair->notified < total)
+        progress(pair, give_up, "notifications");
+}
+
+int pair_wait_error(struct pair *pair)
+{
+    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+    int r;
+
+    while ((r = prs_peer_progress(pair->peer)) >= 0) {
+        must(now_ms() < give_up, "no error came");
+        sched_yield();
+    }
+    return r;
+}
+
+void pair_fill(uint8_t *bytes, size_t len_bytes, uint32_t seed)
+{
+    for (size_t i = 0; i < len_bytes; i++)
+        bytes[i] = pair_byte(seed, i);
+}
+
+void pair_check(const uint8_t *bytes, size_t len_bytes, uint32_t seed, const char *what)
+{
+    for (size_t i = 0; i < len_bytes; i++)
+        must(bytes[i] == pair_byte(seed, i), "%s: byte %zu is %#x, expected %#x", what, i, bytes[i],
+             pair_byte(seed, i));
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two real processes, connected over whatever verbs devices there are: softnic, soft-RoCE or hardware. */
+#ifndef TEST_TRANSPORT_PAIR_H
+#define TEST_TRANSPORT_PAIR_H
+
+#include <perseus/perseus.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { PAIR_TIMEOUT_MS = 60000 };
+
+struct pair_shared;
+
+struct pair_spec {
+    int rails[2];        /* of A (connects) and B (listens); 0: one */
+    int queues_per_rail; /* 0: one */
+    const char *policy;  /* NULL: auto */
+    size_t buffer_bytes; /* registered on each side; 0: 1 MiB */
+    uint32_t window_ops;
+    bool b_dies; /* B ends without farewell, by pair_vanish() */
+};
+
+/* One side. */
+struct pair {
+    const struct pair_spec *spec;
+    struct pair_shared *shared;
+    int side; /* 0: A, 1: B */
+    uint32_t barriers;
+    struct prs_fabric *fabric;
+    struct prs_rail_set rails;
+    struct prs_peer *peer;
+    struct prs_region *region; /* data */
+    uint8_t *buffer;
+    size_t buffer_bytes;
+    struct prs_region *words_region; /* strict memory */
+    uint64_t *words;                 /* 512 of them */
+    /* The other side's. */
+    uint64_t remote_buffer, remote_words;
+    struct prs_keys remote_keys, remote_words_keys;
+    /* Notifications so far. */
+    uint32_t notified;
+    uint32_t count[PRS_NOTIFY_IDS];
+    uint64_t bytes[PRS_NOTIFY_IDS];
+    uint32_t order[4096]; /* ids as they came */
+};
+
+typedef void pair_fn(struct pair *pair);
+
+/* How many rails there are; 0 also when there is no libibverbs. */
+int pair_rails(void);
+
+/* Run a and b in two processes, connected; fails the test unless both return. */
+void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b);
+
+/* In a side's process: print and exit. */
+#define must(condition, ...)                                                                                           \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            pair_die(__FILE__, __LINE__, #condition, __VA_ARGS__);                                                     \
+    } while (0)
+void pair_die(const char *file, int line, const char *what, const char *format, ...)
+    __attribute__((noreturn, format(printf, 4, 5)));
+
+/* Both sides meet; progress is made meanwhile. */
+void pair_barrier(struct pair *pair);
+/* A 64-bit value for the other side, and its value for us; both call it. */
+uint64_t pair_swap(struct pair *pair, uint64_t value);
+
+struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len_bytes, uint32_t id, uint32_t flags);
+/* Starts it, progressing while the window is full. */
+void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put);
+void pair_wait_op(struct pair *pair, struct prs_op *op);
+void pair_wait_notified(struct pair *pair, uint32_t total);
+/* End this process at once, as a crash would. */
+void pair_vanish(void) __attribute__((noreturn));
+/* Progress until it fails; return the error. */
+int pair_wait_error(struct pair *pair);
+
+/* The byte that belongs at this place of stream seed. */
+static inline uint8_t pair_byte(uint32_t seed, size_t at)
+{
+    uint32_t x = (uint32_t)at * 2654435761u + seed * 40503u;
+
+    return (uint8_t)(x >> 13 ^ x);
+}
+void pair_fill(uint8_t *bytes, size_t len_bytes, uint32_t seed);
+void pair_check(const uint8_t *bytes, size_t len_bytes, uint32_t seed, const char *what);
+
+#endif

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Signals between two processes, under each policy: never seen before the puts of their group. */
+#include "test/transport/pair.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ROUNDS = 300, PUTS = 6, SLICE = 3000, BIG = 200000 };
+
+/* Each round: PUTS puts of one group, then a signal with the round's number, then it is seen and checked. */
+static void signal_rounds(struct pair *pair)
+{
+    static struct prs_op put_op[PUTS], signal_op;
+
+    for (uint32_t round = 1; round <= ROUNDS; round++) {
+        struct prs_signal signal = {.dst_addr = pair->remote_words,
+                                    .dst = &pair->remote_words_keys,
+                                    .value = round,
+                                    .group = round % 3,
+                                    .flags = round % 5 == 0 ? PRS_SIGNAL_STRONG : 0};
+        int r;
+
+        for (uint32_t i = 0; i < PUTS; i++) {
+            size_t bytes = i == 2 && round % 16 == 0 ? BIG : SLICE, at = i * (size_t)BIG;
+            struct prs_put put =
+                pair_put_of(pair, at, at, bytes, (round * PUTS + i) % PRS_NOTIFY_IDS, i == 1 ? PRS_PUT_NOTIFY : 0);
+
+            put.group = signal.flags & PRS_SIGNAL_STRONG ? i : signal.group;
+            pair_fill(pair->buffer + at, bytes, round + i);
+            pair_put(pair, &put_op[i], &put);
+        }
+        while ((r = prs_peer_signal(pair->peer, &signal_op, &signal)) == PRS_BUSY)
+            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+        must(r == 0, "signal: %s", prs_error_text());
+        for (uint32_t i = 0; i < PUTS; i++)
+            pair_wait_op(pair, &put_op[i]);
+        pair_wait_op(pair, &signal_op);
+        pair_barrier(pair);
+    }
+}
+
+static void wait_word(struct pair *pair, uint64_t *word, uint64_t value)
+{
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) /* pairs with the NIC's store; bounded by alarm() */
+        must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+}
+
+static void check_rounds(struct pair *pair)
+{
+    for (uint32_t round = 1; round <= ROUNDS; round++) {
+        wait_word(pair, pair->words, round);
+        for (uint32_t i = 0; i < PUTS; i++)
+            pair_check(pair->buffer + i * (size_t)BIG, i == 2 && round % 16 == 0 ? BIG : SLICE, round + i, "put");
+        pair_wait_notified(pair, round); /* the bytes are here; their notification is still to be polled */
+        pair_barrier(pair);
+    }
+}
+
+#define RUN(name, ...)                                                                                                 \
+    Test(signal, name)                                                                                                 \
+    {                                                                                                                  \
+        pair_run(&(struct pair_spec){.buffer_bytes = 2 << 20, __VA_ARGS__}, signal_rounds, check_rounds);              \
+    }
+
+RUN(follows_its_puts_in_order, .policy = "in_order")
+RUN(follows_its_puts_in_order_over_many_queues, .policy = "in_order", .rails = {2, 2}, .queues_per_rail = 2)
+RUN(follows_its_puts_drained, .policy = "drain", .rails = {2, 2}, .queues_per_rail = 2)
+RUN(follows_its_puts_fenced, .policy = "nic_fence", .rails = {2, 2})
+RUN(follows_its_puts_counted, .policy = "counted")
+RUN(follows_its_puts_counted_over_many_queues, .policy = "counted", .rails = {2, 2}, .queues_per_rail = 2)
+
+enum { ADDS = 2000 };
+
+static void add_often(struct pair *pair)
+{
+    static struct prs_op op[ADDS];
+
+    for (uint32_t i = 0; i < ADDS; i++) {
+        struct prs_signal signal = {.dst_addr = pair->remote_words + 8 * (i % 4),
+                                    .dst = &pair->remote_words_keys,
+                                    .value = i,
+                                    .kind = PRS_SIGNAL_ADD,
+                                    .group = i};
+        int r;
+
+        while ((r = prs_peer_signal(pair->peer, &op[i], &signal)) == PRS_BUSY)
+            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+        must(r == 0, "signal: %s", prs_error_text());
+    }
+    for (uint32_t i = 0; i < ADDS; i++)
+        pair_wait_op(pair, &op[i]);
+}
+
+static void sum_up(struct pair *pair)
+{
+    uint64_t sum[4] = {0};
+
+    for (uint32_t i = 0; i < ADDS; i++)
+        sum[i % 4] += i;
+    for (int i = 0; i < 4; i++)
+        wait_word(pair, &pair->words[i], sum[i]);
+}
+
+Test(signal, adds_are_never_lost)
+{
+    pair_run(&(struct pair_spec){.policy = "in_order"}, add_often, sum_up);
+    pair_run(&(struct pair_spec){.policy = "counted"}, add_often, sum_up); /* passes the ring of records: credits */
+    pair_run(&(struct pair_spec){.policy = "counted", .rails = {2, 2}}, add_often, sum_up);
+}
+
+static void refuse_bad_signals(struct pair *pair)
+{
+    struct prs_signal signal = {.dst_addr = pair->remote_words + 4, .dst = &pair->remote_words_keys};
+    struct prs_op op;
+
+    must(prs_peer_signal(pair->peer, &op, &signal) < 0, "not aligned");
+    must(prs_peer_error(pair->peer)[0] == 0, "a refused argument leaves the peer sound");
+}
+
+static void do_nothing(struct pair *pair)
+{
+    (void)pair;
+}
+
+Test(signal, that_is_not_aligned_is_refused)
+{
+    pair_run(&(struct pair_spec){.buffer_bytes = 4096}, refuse_bad_signals, do_nothing);
+}

@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The device protocol with threads as blocks: the same ring, group and wait code that a kernel runs, a real proxy, and
+ * a fake NIC that completes late and out of order. Data is plain memory, so ThreadSanitizer checks that each byte a
+ * receiver reads happened before through ring, proxy and signal. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <perseus/proxy.h>
+
+#include "test/support/fake_team.h"
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { ROUNDS = 300 };
+#else
+enum { ROUNDS = 10000 };
+#endif
+
+enum {
+    WORLD = 3,   /* rank 0 sends; 1 and 2 receive */
+    BLOCKS = 4,  /* threads that play blocks; each puts to each receiver in each round */
+    WORDS = 8,   /* of 8 bytes a put */
+    DATA = 0,    /* window of data */
+    SIGNALS = 1, /* window of signal words */
+    BANKS = 2,   /* receive banks by round parity */
+    BANK_WORDS = BLOCKS * WORDS,
+};
+
+struct fixture {
+    struct prs_team *team;
+    struct prs_proxy *proxy;
+    struct prs_device device;
+    uint64_t data[WORLD][BANKS * BANK_WORDS];
+    uint64_t signals[WORLD][BANKS * BLOCKS];
+    struct prs_group groups[WORLD];
+    struct prs_device_signal deposits[WORLD][BLOCKS];
+    uint64_t credits[WORLD]; /* rounds that a receiver has read: rank 0 waits for it */
+    uint64_t map_peers;      /* bit per rank whose windows are mapped */
+};
+
+static struct fixture f;
+static const struct fake_team_options busy_team = {.size = WORLD, .window = 16, .seed = 7, .connect_asks = 20};
+
+static void add_windows(void)
+{
+    struct prs_window_remote data[WORLD] = {0}, signals[WORLD] = {0};
+    struct prs_window_options options = {.base = f.data[0], .bytes = sizeof(f.data[0]), .remotes = data};
+
+    for (int rank = 0; rank < WORLD; rank++) {
+        data[rank].base = (uint64_t)(uintptr_t)f.data[rank];
+        signals[rank].base = (uint64_t)(uintptr_t)f.signals[rank];
+        if (f.map_peers & 1u << rank) {
+            data[rank].mapped = data[rank].base;
+            signals[rank].mapped = signals[rank].base;
+        }
+    }
+    cr_assert_eq(prs_proxy_window(f.proxy, &options), DATA);
+    options.base = f.signals[0];
+    options.bytes = sizeof(f.signals[0]);
+    options.remotes = signals;
+    options.flags = PRS_WINDOW_SIGNALS;
+    cr_assert_eq(prs_proxy_window(f.proxy, &options), SIGNALS);
+}
+
+static void open_fixture(const struct fake_team_options *team, struct prs_proxy_options options)
+{
+    f.team = fake_team_open(team);
+    options.team = f.team;
+    options.numa_node = -1;
+    cr_assert_eq(prs_proxy_open(&options, &f.proxy), 0);
+    add_windows();
+    cr_assert_eq(prs_proxy_start(f.proxy, &f.device), 0);
+}
+
+static void close_fixture(void)
+{
+    prs_proxy_close(f.proxy);
+    fake_team_close(f.team);
+}
+
+static uint64_t word_of(uint32_t rank, uint32_t block, uint64_t round, uint32_t word)
+{
+    return (uint64_t)rank << 56 | (uint64_t)block << 48 | round << 8 | word;
+}
+
+static struct prs_device_put put_of(uint32_t rank, uint32_t block, uint64_t round)
+{
+    uint64_t at = ((round % BANKS) * BANK_WORDS + block * WORDS) * 8;
+
+    return (struct prs_device_put){.src_offset = at,
+                                   .dst_offset = at,
+                                   .bytes = WORDS * 8,
+                                   .peer = rank,
+                                   .dst_window = DATA,
+                                   .src_window = DATA,
+                                   .group = rank};
+}
+
+static struct prs_device_signal signal_of(uint32_t rank, uint32_t block, uint64_t round)
+{
+    return (struct prs_device_signal){.offset = ((round % BANKS) * BLOCKS + block) * 8,
+                                      .value = 1,
+                                      .peer = rank,
+                                      .window = SIGNALS,
+                                      .group = rank,
+                                      .add = 1};
+}
+
+struct block {
+    pthread_t thread;
+    uint32_t id;
+    bool grouped;
+    int result;
+    uint64_t wrong;
+};
+
+/* One source area a block and bank, the same for every receiver, so the words must not depend on the rank. */
+static void *send_rounds(void *argument)
+{
+    struct block *block = argument;
+    uint64_t tickets[BANKS][WORLD] = {{0}};
+
+    for (uint64_t round = 0; round < ROUNDS && block->result >= 0; round++) {
+        uint64_t *source = &f.data[0][(round % BANKS) * BANK_WORDS + block->id * WORDS];
+
+        for (int rank = 1; rank < WORLD; rank++)
+            if (prs_flush(&f.device, tickets[round % BANKS][rank]) < 0)
+                block->result = -1;
+        for (uint32_t word = 0; word < WORDS; word++)
+            source[word] = word_of(0, block->id, round, word);
+        for (uint32_t rank = 1; rank < WORLD && block->result >= 0; rank++) {
+            struct prs_device_put put = put_of(rank, block->id, round);
+            struct prs_device_signal signal = signal_of(rank, block->id, round);
+
+            /* The receiver has read what lies in this bank. */
+            if (round >= BANKS)
+                block->result = prs_wait_signal(&f.device, &f.credits[rank], PRS_COMPARE_GE, round - BANKS + 1);
+            if (block->result < 0)
+                break;
+            if (block->grouped) {
+                block->result = prs_put(&f.device, &put, &tickets[round % BANKS][rank]);
+                if (block->result >= 0)
+                    block->result = prs_group_arrive(&f.device, &f.groups[rank], &signal);
+            } else {
+                block->result = prs_put_signal(&f.device, &put, &signal, &tickets[round % BANKS][rank]);
+            }
+        }
+    }
+    return NULL;
+}
+
+static void *receive_rounds(void *argument)
+{
+    struct block *block = argument;
+    uint32_t rank = block->id;
+
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        for (uint32_t from = 0; from < BLOCKS; from++) {
+            const uint64_t *data = &f.data[rank][(round % BANKS) * BANK_WORDS + from * WORDS];
+
+            block->result = prs_wait_signal(&f.device, &f.signals[rank][(round % BANKS) * BLOCKS + from],
+                                            PRS_COMPARE_GE, round / BANKS + 1);
+            if (block->result < 0)
+                return NULL;
+            for (uint32_t word = 0; word < WORDS; word++)
+                block->wrong += data[word] != word_of(0, from, round, word);
+        }
+        __atomic_store_n(&f.credits[rank], round + 1, __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+/* Run all rounds; return how many words were wrong. */
+static uint64_t run_rounds(bool grouped)
+{
+    struct block senders[BLOCKS] = {0}, receivers[WORLD] = {0};
+    uint64_t wrong = 0;
+
+    for (uint32_t rank = 1; rank < WORLD; rank++)
+        prs_group_begin(&f.groups[rank], rank, BLOCKS, f.deposits[rank]);
+    for (uint32_t rank = 1; rank < WORLD; rank++) {
+        receivers[rank].id = rank;
+        pthread_create(&receivers[rank].thread, NULL, receive_rounds, &receivers[rank]);
+    }
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        senders[i].id = i;
+        senders[i].grouped = grouped;
+        pthread_create(&senders[i].thread, NULL, send_rounds, &senders[i]);
+    }
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        pthread_join(senders[i].thread, NULL);
+        cr_assert_geq(senders[i].result, 0, "block %u: %s", i, prs_proxy_error(f.proxy));
+    }
+    for (uint32_t rank = 1; rank < WORLD; rank++) {
+        pthread_join(receivers[rank].thread, NULL);
+        cr_assert_eq(receivers[rank].result, 0, "rank %u: %s", rank, prs_proxy_error(f.proxy));
+        wrong += receivers[rank].wrong;
+    }
+    return wrong;
+}
+
+Test(device_replay, a_signal_is_seen_only_after_its_put, .timeout = 120)
+{
+    struct prs_proxy_stats stats;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.ring_slots = 16});
+    cr_assert_eq(run_rounds(false), 0);
+    cr_assert_eq(prs_quiet(&f.device), 0);
+    cr_assert_eq(prs_proxy_check(f.proxy), 0);
+    cr_assert_geq(fake_team_most_in_flight(f.team), 2, "nothing was in flight together: the test tests nothing");
+    prs_proxy_stats(f.proxy, &stats);
+    cr_assert_eq(stats.puts, (uint64_t)ROUNDS * BLOCKS * (WORLD - 1));
+    cr_assert_eq(stats.signals, stats.puts);
+    close_fixture();
+}
+
+Test(device_replay, a_group_sends_its_signals_behind_all_its_puts, .timeout = 120)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.ring_slots = 16});
+    cr_assert_eq(run_rounds(true), 0);
+    cr_assert_eq(prs_quiet(&f.device), 0);
+    for (int rank = 1; rank < WORLD; rank++)
+        cr_assert_eq(f.groups[rank].flushed, (uint64_t)ROUNDS);
+    close_fixture();
+}
+
+Test(device_replay, a_nic_that_ignores_groups_is_noticed, .timeout = 120)
+{
+    struct fake_team_options broken = busy_team;
+
+#if defined(__SANITIZE_THREAD__)
+    cr_skip_test("it is a data race by design");
+#endif
+    broken.ignore_groups = true;
+    open_fixture(&broken, (struct prs_proxy_options){.ring_slots = 16});
+    cr_assert_neq(run_rounds(false), 0, "signals overtook their puts and nobody saw it");
+    close_fixture();
+}
+
+Test(device_replay, a_mapped_peer_needs_no_proxy, .timeout = 120)
+{
+    struct prs_proxy_stats stats;
+
+    f.map_peers = 1u << 1 | 1u << 2;
+    open_fixture(&busy_team, (struct prs_proxy_options){.ring_slots = 16});
+    cr_assert_eq(run_rounds(true), 0);
+    prs_proxy_stats(f.proxy, &stats);
+    cr_assert_eq(stats.commands, 0);
+    close_fixture();
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+static void step_until_idle(void)
+{
+    for (int i = 0; i < 100000; i++) {
+        int r = prs_proxy_step(f.proxy);
+
+        cr_assert_geq(r, 0, "%s", prs_proxy_error(f.proxy));
+    }
+}
+
+static void put_and_signal(uint32_t rank, uint32_t group, bool put, bool signal)
+{
+    struct prs_device_put a = put_of(rank, 0, 0);
+    struct prs_device_signal b = signal_of(rank, 0, 0);
+
+    a.group = b.group = group;
+    if (put)
+        cr_assert_eq(prs_put(&f.device, &a, NULL), 0);
+    if (signal)
+        cr_assert_eq(prs_signal(&f.device, &b, NULL), 0);
+}
+
+/* The paper's 112 transfers to 4 peers, here 56 to 2: a fence each when coupled, one a destination when grouped. */
+Test(device_replay, draining_counts_a_fence_a_group)
+{
+    struct prs_proxy_stats stats;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.ring_slots = 256, .stepped = true, .drain = true});
+    for (int i = 0; i < 56; i++)
+        put_and_signal(1 + i % 2, 1, true, true);
+    step_until_idle();
+    prs_proxy_stats(f.proxy, &stats);
+    cr_assert_eq(stats.fences, 56);
+    for (int i = 0; i < 56; i++)
+        put_and_signal(1 + i % 2, 2, true, false);
+    for (int i = 0; i < 56; i++)
+        put_and_signal(1 + i % 2, 2, false, true);
+    step_until_idle();
+    prs_proxy_stats(f.proxy, &stats);
+    cr_assert_eq(stats.fences, 58);
+    cr_assert_eq(stats.commands, 224);
+    cr_assert_eq(prs_quiet(&f.device), 0);
+    close_fixture();
+}
+
+Test(device_replay, while_it_drains_the_proxy_posts_nothing)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.ring_slots = 256, .stepped = true, .drain = true});
+    step_until_idle(); /* connect */
+    fake_team_hold(f.team, true);
+    for (int i = 0; i < 8; i++)
+        put_and_signal(1, 1, true, true);
+    step_until_idle();
+    cr_assert_eq(fake_team_most_in_flight(f.team), 1, "%u in flight behind a fence", fake_team_most_in_flight(f.team));
+    fake_team_hold(f.team, false);
+    step_until_idle();
+    cr_assert_eq(prs_quiet(&f.device), 0);
+    close_fixture();
+}
+
+static struct prs_cmd_fields good_put(void)
+{
+    struct prs_device_put put = put_of(1, 0, 0);
+
+    return prs_cmd_of_put(&f.device, &put);
+}
+
+static void push_raw(const struct prs_cmd_fields *fields)
+{
+    uint64_t at;
+
+    cr_assert_eq(prs_ring_claim(&f.device, 1, &at), 0);
+    prs_ring_write(&f.device, at, fields);
+}
+
+Test(device_replay, a_command_out_of_bounds_touches_nothing_and_stops_the_device)
+{
+    struct prs_cmd_fields bad;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000});
+    bad = good_put();
+    bad.dst_offset = sizeof(f.data[0]) - 8;
+    memset(f.data[0], 0x5a, sizeof(f.data[0]));
+    push_raw(&bad);
+    cr_assert_eq(prs_quiet(&f.device), -PRS_DEVICE_ABORTED);
+    cr_assert_eq(prs_proxy_check(f.proxy), -ERANGE);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "destination window 0"), "%s", prs_proxy_error(f.proxy));
+    for (int rank = 1; rank < WORLD; rank++)
+        for (int i = 0; i < BANKS * BANK_WORDS; i++)
+            cr_assert_eq(f.data[rank][i], 0);
+    close_fixture();
+}
+
+Test(device_replay, the_device_refuses_misuse_before_it_reaches_the_ring)
+{
+    struct prs_device_put put;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000});
+    put = put_of(WORLD, 0, 0);
+    cr_assert_eq(prs_put(&f.device, &put, NULL), -PRS_DEVICE_MISUSE);
+    while (prs_proxy_check(f.proxy) == 0)
+        sched_yield();
+    cr_assert_eq(prs_proxy_check(f.proxy), -EINVAL);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "refused a command for peer 0x3"), "%s", prs_proxy_error(f.proxy));
+    cr_assert_eq(f.device.local->claim, 0);
+    close_fixture();
+}
+
+Test(device_replay, a_kernel_of_a_closed_proxy_is_found_out_by_its_epoch)
+{
+    struct prs_cmd_fields stale;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000});
+    stale = good_put();
+    close_fixture();
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000});
+    cr_assert_neq(stale.epoch, f.device.epoch);
+    push_raw(&stale);
+    cr_assert_eq(prs_quiet(&f.device), -PRS_DEVICE_ABORTED);
+    cr_assert_eq(prs_proxy_check(f.proxy), -ESTALE);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "epoch"), "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}
+
+Test(device_replay, a_dead_peer_ends_every_wait_with_its_error)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 60000});
+    fake_team_hold(f.team, true);
+    put_and_signal(1, 1, true, true);
+    fake_team_kill(f.team, -ECONNRESET);
+    cr_assert_eq(prs_quiet(&f.device), -PRS_DEVICE_ABORTED);
+    cr_assert_eq(prs_proxy_check(f.proxy), -ECONNRESET);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "the peer is dead"), "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}
+
+/* A stepped proxy that nobody steps is a proxy that was killed. */
+Test(device_replay, without_a_proxy_a_wait_ends_and_says_for_what)
+{
+    struct prs_ring_control *control;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 50, .stepped = true});
+    put_and_signal(1, 1, true, true);
+    cr_assert_eq(prs_quiet(&f.device), -PRS_DEVICE_TIMEOUT);
+    control = f.device.control;
+    cr_assert_eq(control->report.kind, (uint64_t)PRS_WAIT_DONE);
+    cr_assert_eq(control->report.want, 2u);
+    cr_assert_eq(control->report.have, 0u);
+    close_fixture();
+}
+
+Test(device_replay, a_signal_that_never_comes_is_named)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 50});
+    cr_assert_eq(prs_wait_signal(&f.device, &f.signals[0][3], PRS_COMPARE_GE, 9), -PRS_DEVICE_TIMEOUT);
+    while (prs_proxy_check(f.proxy) == 0)
+        sched_yield();
+    cr_assert_eq(prs_proxy_check(f.proxy), -ETIMEDOUT);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "signal word") && strstr(prs_proxy_error(f.proxy), "want 9, have 0"),
+              "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}

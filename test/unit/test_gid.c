@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/gid.h"
+
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+static struct prs_gid gid(int index, enum prs_gid_type type, const char *text)
+{
+    struct prs_gid out = {.index = index, .type = type};
+
+    cr_assert(inet_pton(AF_INET6, text, out.raw) == 1);
+    return out;
+}
+
+static const struct prs_config defaults = {.gid_index = -1, .gid_family = AF_INET, .roce_version = 2};
+
+Test(gid, roce_v2_of_the_right_family_wins)
+{
+    struct prs_gid table[] = {gid(0, PRS_GID_ROCE_V1, "fe80::1"), gid(1, PRS_GID_ROCE_V2, "fe80::1"),
+                              gid(2, PRS_GID_ROCE_V1, "::ffff:10.0.0.1"), gid(3, PRS_GID_ROCE_V2, "::ffff:10.0.0.1"),
+                              gid(4, PRS_GID_ROCE_V2, "2001:db8::1")};
+    struct prs_config config = defaults;
+
+    cr_assert_eq(prs_gid_choose(table, 5, &config), 3);
+    config.gid_family = AF_INET6;
+    cr_assert_eq(prs_gid_choose(table, 5, &config), 4, "routable before link-local");
+    config.roce_version = 1;
+    config.gid_family = AF_INET;
+    cr_assert_eq(prs_gid_choose(table, 5, &config), 2);
+}
+
+Test(gid, an_ipv6_only_port_gets_its_global_address)
+{
+    struct prs_gid table[] = {gid(0, PRS_GID_ROCE_V2, "fe80::1"), gid(1, PRS_GID_ROCE_V2, "2001:db8::1")};
+
+    cr_assert_eq(prs_gid_choose(table, 2, &defaults), 1);
+    cr_assert_eq(prs_gid_choose(table, 1, &defaults), 0, "link-local is better than nothing");
+}
+
+Test(gid, holes_in_the_table_are_passed_over)
+{
+    struct prs_gid table[] = {gid(0, PRS_GID_EMPTY, "::"), gid(1, PRS_GID_EMPTY, "::"),
+                              gid(2, PRS_GID_ROCE_V2, "::ffff:10.0.0.1"), gid(3, PRS_GID_EMPTY, "::")};
+
+    cr_assert_eq(prs_gid_choose(table, 4, &defaults), 2);
+    cr_assert_eq(prs_gid_choose(table, 2, &defaults), -ENOENT);
+}
+
+Test(gid, a_forced_index_is_taken_or_nothing)
+{
+    struct prs_gid table[] = {gid(0, PRS_GID_ROCE_V1, "fe80::1"), gid(1, PRS_GID_EMPTY, "::"),
+                              gid(2, PRS_GID_ROCE_V2, "::ffff:10.0.0.1")};
+    struct prs_config config = defaults;
+
+    config.gid_index = 0;
+    cr_assert_eq(prs_gid_choose(table, 3, &config), 0);
+    config.gid_index = 1;
+    cr_assert_eq(prs_gid_choose(table, 3, &config), -ENOENT);
+}
+
+Test(gid, an_address_range_excludes_the_rest)
+{
+    struct prs_gid table[] = {gid(0, PRS_GID_ROCE_V2, "::ffff:192.168.1.1"),
+                              gid(1, PRS_GID_ROCE_V2, "::ffff:10.9.0.1")};
+    struct prs_config config = defaults;
+
+    config.gid_range_set = true;
+    config.gid_range_bits = 96 + 9;
+    memcpy(config.gid_range, gid(0, PRS_GID_IB, "::ffff:10.0.0.0").raw, 16);
+    cr_assert_eq(prs_gid_choose(table, 2, &config), 1);
+    memcpy(config.gid_range, gid(0, PRS_GID_IB, "::ffff:10.128.0.0").raw, 16);
+    cr_assert_eq(prs_gid_choose(table, 2, &config), -ENOENT);
+}

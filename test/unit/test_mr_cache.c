@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/mr_cache.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+
+static int registered, released, refuse;
+
+static int fake_register(void *arg, const struct prs_mr_key *key, struct ibv_mr **out)
+{
+    (void)arg;
+    (void)key;
+    if (refuse)
+        return -ENOMEM;
+    registered++;
+    *out = malloc(1);
+    return 0;
+}
+
+static int fake_release(struct ibv_mr *mr)
+{
+    released++;
+    free(mr);
+    return 0;
+}
+
+static struct prs_mr *get(struct prs_mr_cache *cache, uint64_t addr, uint64_t bytes, int kind, bool strict)
+{
+    struct prs_mr_key key = prs_mr_key_make(addr, bytes, kind, strict);
+    struct prs_mr *mr = NULL;
+
+    cr_assert_eq(prs_mr_cache_get(cache, &key, fake_register, NULL, &mr), 0);
+    return mr;
+}
+
+Test(mr_cache, the_same_pages_are_registered_once)
+{
+    struct prs_mr_cache cache;
+    struct prs_mr *a, *b, *c;
+
+    prs_mr_cache_init(&cache);
+    a = get(&cache, 0x10010, 100, 1, false);
+    b = get(&cache, 0x10800, 8, 1, false);
+    cr_assert(a == b && registered == 1, "two buffers of one page share it");
+    c = get(&cache, 0x10ff0, 0x20, 1, false);
+    cr_assert(c != a && registered == 2, "a buffer over two pages gets its own: never merged partially");
+    cr_assert(a->key.start == 0x10000 && a->key.end == 0x11000 && c->key.end == 0x12000);
+    prs_mr_cache_put(&cache, a, fake_release);
+    cr_assert_eq(released, 0);
+    prs_mr_cache_put(&cache, b, fake_release);
+    cr_assert_eq(released, 1);
+    prs_mr_cache_put(&cache, c, fake_release);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release), 0);
+}
+
+Test(mr_cache, kind_and_strictness_keep_apart)
+{
+    struct prs_mr_cache cache;
+
+    prs_mr_cache_init(&cache);
+    get(&cache, 0x10000, 4096, 1, false);
+    get(&cache, 0x10000, 4096, 1, true);
+    get(&cache, 0x10000, 4096, 2, false);
+    cr_assert_eq(registered, 3);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release), 3, "what was not given back is counted");
+    cr_assert_eq(released, 3);
+}
+
+Test(mr_cache, a_larger_registration_serves_its_inside)
+{
+    struct prs_mr_cache cache;
+    struct prs_mr *all, *inside;
+
+    prs_mr_cache_init(&cache);
+    get(&cache, 0x8000, 0x1000, 1, false);
+    all = get(&cache, 0x10000, 0x10000, 1, false);
+    inside = get(&cache, 0x18000, 0x1000, 1, false);
+    cr_assert(all == inside && registered == 2);
+    get(&cache, 0x1f000, 0x2000, 1, false);
+    cr_assert_eq(registered, 3, "sticks out at the end");
+    prs_mr_cache_fini(&cache, fake_release);
+}
+
+Test(mr_cache, a_failed_registration_leaves_nothing)
+{
+    struct prs_mr_key key = prs_mr_key_make(0x10000, 1, 1, false);
+    struct prs_mr_cache cache;
+    struct prs_mr *mr;
+
+    prs_mr_cache_init(&cache);
+    refuse = 1;
+    cr_assert_eq(prs_mr_cache_get(&cache, &key, fake_register, NULL, &mr), -ENOMEM);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release), 0);
+}
+
+Test(mr_cache, agrees_with_a_plain_list_under_random_use)
+{
+    enum { SLOTS = 64 };
+    struct prs_mr *held[SLOTS] = {0};
+    unsigned seed = 20260501;
+    struct prs_mr_cache cache;
+
+    prs_mr_cache_init(&cache);
+    for (int i = 0; i < 20000; i++) {
+        int slot = rand_r(&seed) % SLOTS;
+
+        if (held[slot]) {
+            prs_mr_cache_put(&cache, held[slot], fake_release);
+            held[slot] = NULL;
+        } else {
+            uint64_t addr = (uint64_t)(rand_r(&seed) % 64) * 2048, bytes = 1 + (uint64_t)(rand_r(&seed) % 20000);
+
+            held[slot] = get(&cache, addr, bytes, 1, false);
+            cr_assert(held[slot]->key.start <= addr && held[slot]->key.end >= addr + bytes, "seed 20260501 step %d", i);
+        }
+    }
+    for (int i = 0; i < SLOTS; i++)
+        if (held[i])
+            prs_mr_cache_put(&cache, held[i], fake_release);
+    cr_assert_eq(prs_mr_cache_fini(&cache, fake_release), 0);
+    cr_assert_eq(registered, released);
+}

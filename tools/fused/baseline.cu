@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the fused kernels are measured against: cuBLASLt's best of many heuristics, and NCCL, both opened at run time.
+ */
+#include "tools/fused/bench.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CANDIDATES = 24, LT_WORKSPACE = 64 << 20, TRIES = 3 };
+
+/* ---- cuBLASLt
+ * ------------------------------------------------------------------------------------------------------------ */
+struct lt_library {
+    decltype(&cublasLtCreate) create;
+    decltype(&cublasLtMatmul) matmul;
+    decltype(&cublasLtMatmulDescCreate) desc;
+    decltype(&cublasLtMatmulDescSetAttribute) desc_set;
+    decltype(&cublasLtMatrixLayoutCreate) layout;
+    decltype(&cublasLtMatmulPreferenceCreate) preference;
+    decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
+    decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+};
+
+struct bench_lt {
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+    void *workspace;
+};
+
+static const struct lt_library *lt_library(void)
+{
+    static struct lt_library lib;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    void *so;
+    pthread_mutex_lock(&lock);
+    if (lib.create == NULL) {
+        so = dlopen("libcublasLt.so.13", RTLD_NOW);
+        if (so == NULL)
+            so = dlopen("libcublasLt.so", RTLD_NOW);
+        if (so == NULL) {
+            fprintf(stderr, "perseus-fused-bench: %s\n", dlerror());
+            exit(1);
+        }
+        lib.matmul = (decltype(lib.matmul))dlsym(so, "cublasLtMatmul");
+        lib.desc = (decltype(lib.desc))dlsym(so, "cublasLtMatmulDescCreate");
+        lib.desc_set = (decltype(lib.desc_set))dlsym(so, "cublasLtMatmulDescSetAttribute");
+        lib.layout = (decltype(lib.layout))dlsym(so, "cublasLtMatrixLayoutCreate");
+        lib.preference = (decltype(lib.preference))dlsym(so, "cublasLtMatmulPreferenceCreate");
+        lib.preference_set = (decltype(lib.preference_set))dlsym(so, "cublasLtMatmulPreferenceSetAttribute");
+        lib.heuristic = (decltype(lib.heuristic))dlsym(so, "cublasLtMatmulAlgoGetHeuristic");
+        lib.create = (decltype(lib.create))dlsym(so, "cublasLtCreate");
+    }
+    pthread_mutex_unlock(&lock);
+    return &lib;
+}
+
+#define LT(call)                                                                                                       \
+    do {                                                                                                               \
+        int s_ = (int)(call);                                                                                          \
+        if (s_ != 0) {                                                                                                 \
+            fprintf(stderr, "perseus-fused-bench: %s:%d: cuBLASLt status %d\n", __FILE__, __LINE__, s_);               \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+/* cuBLASLt thinks in column-major: it computes the transpose of C as transpose(B) transpose(A). */
+static int try_algo(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream)
+{
+    float one = 1, zero = 0;
+    return (int)lt_library()->matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &zero, c, lt->c, c, lt->c,
+                                     &lt->algo, lt->workspace, LT_WORKSPACE, stream);
+}
+
+void bench_lt_run(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream)
+{
+    LT(try_algo(lt, a, b, c, stream));
+}
+
+static void choose_algo(struct bench_lt *lt, const cublasLtMatmulHeuristicResult_t *found, int count, const void *a,
+                        const void *b, void *c, cudaStream_t stream)
+{
+    cudaEvent_t from, to;
+    cublasLtMatmulAlgo_t best = found[0].algo;
+    float least = 1e30f;
+    BENCH_CUDA(cudaEventCreate(&from));
+    BENCH_CUDA(cudaEventCreate(&to));
+    for (int i = 0; i < count; i++) {
+        float ms;
+        lt->algo = found[i].algo;
+        if (try_algo(lt, a, b, c, stream) != 0)
+            continue;
+        BENCH_CUDA(cudaEventRecord(from, stream));
+        for (int t = 0; t < TRIES; t++)
+            LT(try_algo(lt, a, b, c, stream));
+        BENCH_CUDA(cudaEventRecord(to, stream));
+        BENCH_CUDA(cudaEventSynchronize(to));
+        BENCH_CUDA(cudaEventElapsedTime(&ms, from, to));
+        if (ms < least) {
+            least = ms;
+            best = found[i].algo;
+        }
+    }
+    lt->algo = best;
+    BENCH_CUDA(cudaEventDestroy(from));
+    BENCH_CUDA(cudaEventDestroy(to));
+}
+
+struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k, const void *a, const void *b, void *c,
+                               cudaStream_t stream)
+{
+    const struct lt_library *lib = lt_library();
+    struct bench_lt *lt = (struct bench_lt *)calloc(1, sizeof(*lt));
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    cublasLtMatmulPreference_t preference;
+    cublasOperation_t transpose = CUBLAS_OP_T;
+    size_t workspace = LT_WORKSPACE;
+    int count = 0;
+    LT(lib->create(&lt->handle));
+    LT(lib->desc(&lt->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    if (b_is_n_k)
+        LT(lib->desc_set(lt->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof(transpose)));
+    LT(lib->layout(&lt->b, CUDA_R_16BF, b_is_n_k ? k : n, b_is_n_k ? n : k, b_is_n_k ? k : n));
+    LT(lib->layout(&lt->a, CUDA_R_16BF, k, m, k));
+    LT(lib->layout(&lt->c, CUDA_R_16BF, n, m, n));
+    LT(lib->preference(&preference));
+    LT(lib->preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)));
+    LT(lib->heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, CANDIDATES, found, &count));
+    BENCH_CUDA(cudaMalloc(&lt->workspace, LT_WORKSPACE));
+    choose_algo(lt, found, count, a, b, c, stream);
+    return lt;
+}
+
+void bench_lt_close(struct bench_lt *lt)
+{
+    if (lt != NULL)
+        BENCH_CUDA(cudaFree(lt->workspace));
+    free(lt);
+}
+
+/* ---- NCCL: the few calls that are needed, declared by what nccl.h documents
+ * ------------------------------------------------ */
+struct nccl_id {
+    char bytes[128];
+};
+enum { NCCL_BFLOAT16 = 9, NCCL_SUM = 0 };
+
+struct bench_nccl {
+    void *comm;
+    uint32_t world;
+    int (*all_gather)(const void *, void *, size_t, int, void *, cudaStream_t);
+    int (*reduce_scatter)(const void *, void *, size_t, int, int, void *, cudaStream_t);
+    int (*all_reduce)(const void *, void *, size_t, int, int, void *, cudaStream_t);
+    int (*destroy)(void *);
+};
+
+struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
+{
+    void *so = dlopen("libnccl.so.2", RTLD_NOW);
+    int (*get_id)(struct nccl_id *) = so == NULL ? NULL : (int (*)(struct nccl_id *))dlsym(so, "ncclGetUniqueId");
+    int (*init)(void **, int, struct nccl_id, int);
+    struct nccl_id mine, all[PRS_FUSED_MAX_WORLD];
+    struct bench_nccl *n;
+    if (get_id == NULL)
+        return NULL;
+    /* NVLink multicast may be shared with others on this host: never touch it, whatever the environment says. */
+    setenv("NCCL_NVLS_ENABLE", "0", 1);
+    n = (struct bench_nccl *)calloc(1, sizeof(*n));
+    init = (int (*)(void **, int, struct nccl_id, int))dlsym(so, "ncclCommInitRank");
+    n->all_gather = (decltype(n->all_gather))dlsym(so, "ncclAllGather");
+    n->reduce_scatter = (decltype(n->reduce_scatter))dlsym(so, "ncclReduceScatter");
+    n->all_reduce = (decltype(n->all_reduce))dlsym(so, "ncclAllReduce");
+    n->destroy = (decltype(n->destroy))dlsym(so, "ncclCommDestroy");
+    n->world = rank->world;
+    memset(&mine, 0, sizeof(mine));
+    if (rank->rank == 0)
+        get_id(&mine);
+    bench_allgather(rank, &mine, all, sizeof(mine));
+    if (init(&n->comm, (int)rank->world, all[0], (int)rank->rank) != 0) {
+        fprintf(stderr, "perseus-fused-bench: rank %u: ncclCommInitRank failed\n", rank->rank);
+        exit(1);
+    }
+    return n;
+}
+
+/* elements: of the smaller side, that is what one rank contributes (all-gather) or receives (reduce-scatter). */
+int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send, void *receive, size_t elements,
+                   cudaStream_t stream)
+{
+    if (op == PRS_FUSED_ALLGATHER)
+        return n->all_gather(send, receive, elements, NCCL_BFLOAT16, n->comm, stream);
+    if (op == PRS_FUSED_REDUCE_SCATTER)
+        return n->reduce_scatter(send, receive, elements, NCCL_BFLOAT16, NCCL_SUM, n->comm, stream);
+    return n->all_reduce(send, receive, elements, NCCL_BFLOAT16, NCCL_SUM, n->comm, stream);
+}
+
+void bench_nccl_close(struct bench_nccl *n)
+{
+    if (n != NULL)
+        n->destroy(n->comm);
+    free(n);
+}

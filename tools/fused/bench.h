@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* perseus-fused-bench: what its parts share. */
+#ifndef TOOLS_FUSED_BENCH_H
+#define TOOLS_FUSED_BENCH_H
+
+#include <cuda_runtime.h>
+#include <perseus/fused.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* ---- ranks (ranks.cu): threads of this process, or processes started by torchrun or mpirun ---------------------- */
+struct bench_meeting;
+
+struct bench_rank {
+    uint32_t rank, world;
+    int device;
+    struct bench_meeting *meeting;
+};
+
+typedef int bench_rank_fn(struct bench_rank *rank, void *user);
+
+/* Runs fn for every rank this process holds; the worst return value. one_device: all ranks share device 0. */
+int bench_ranks_run(uint32_t world, bool one_device, bench_rank_fn *fn, void *user);
+int bench_allgather(void *rank, const void *mine, void *all, size_t bytes);
+double bench_max(struct bench_rank *rank, double mine);
+void bench_meet(struct bench_rank *rank);
+
+/* ---- inputs and checks (check.cu) ----------------------------------------------------------------------------------
+ */
+struct bench_problem {
+    struct prs_fused_shape shape;
+    uint32_t rank, world, seed;
+};
+
+struct bench_verdict {
+    double max_rel_error; /* worst error over the root mean square of the reference */
+    uint64_t beyond;      /* sampled elements beyond the bound */
+    uint64_t poisoned;    /* elements never written */
+    uint64_t sampled;
+};
+
+size_t bench_rows_a(const struct bench_problem *p);
+size_t bench_rows_c(const struct bench_problem *p);
+void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
+void bench_poison(void *c, size_t bytes, cudaStream_t stream);
+struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
+
+/* ---- baselines (baseline.cu) ---------------------------------------------------------------------------------------
+ */
+struct bench_lt;
+struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k, const void *a, const void *b, void *c,
+                               cudaStream_t stream);
+void bench_lt_run(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream);
+void bench_lt_close(struct bench_lt *lt);
+
+struct bench_nccl;
+struct bench_nccl *bench_nccl_open(struct bench_rank *rank); /* NULL: no libnccl, or ranks share a device */
+int bench_nccl_run(struct bench_nccl *nccl, enum prs_fused_op op, const void *send, void *receive, size_t elements,
+                   cudaStream_t stream);
+void bench_nccl_close(struct bench_nccl *nccl);
+
+#define BENCH_CUDA(call)                                                                                               \
+    do {                                                                                                               \
+        cudaError_t e_ = (call);                                                                                       \
+        if (e_ != cudaSuccess) {                                                                                       \
+            fprintf(stderr, "perseus-fused-bench: %s:%d: %s: %s\n", __FILE__, __LINE__, #call,                         \
+                    cudaGetErrorString(e_));                                                                           \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+#endif

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inputs that any rank can recompute, and a reference in double precision for sampled elements. */
+#include "tools/fused/bench.h"
+
+#include <cuda_bf16.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SAMPLES = 32768 };
+
+/* Element `at` of matrix `which` (0 A, 1 B) of a rank: uniform in [-1, 1), rounded to bf16. */
+static __device__ float element(uint32_t seed, uint32_t rank, uint32_t which, uint64_t at)
+{
+    uint64_t x = at + ((uint64_t)(seed * 64 + rank * 2 + which) << 40);
+    x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
+    return __bfloat162float(__float2bfloat16((float)(int32_t)(uint32_t)x * 0x1p-31f));
+}
+
+static __global__ void fill(__nv_bfloat16 *to, uint64_t count, uint32_t seed, uint32_t rank, uint32_t which)
+{
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x)
+        to[i] = __float2bfloat16(element(seed, rank, which, i));
+}
+
+struct sums {
+    unsigned long long beyond, poisoned;
+    double square, worst;
+};
+
+static __device__ uint64_t scatter(uint64_t i)
+{
+    i = (i + 1) * 0x9e3779b97f4a7c15ull;
+    return i ^ (i >> 29);
+}
+
+/* One warp per sample. reference = sum over `terms` ranks of the dot product; the bound allows one bf16 rounding of
+ * each partial sum, one of the result, and fp32 accumulation of |a b|. */
+static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16 *c, uint64_t rows, struct sums *out)
+{
+    uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    uint64_t row = scatter(sample) % rows, column = scatter(sample + 7777777) % p.shape.n, k = p.shape.k;
+    bool reduces = p.shape.op == PRS_FUSED_REDUCE_SCATTER || p.shape.op == PRS_FUSED_ALLREDUCE;
+    uint64_t a_row = p.shape.op == PRS_FUSED_REDUCE_SCATTER ? p.rank * rows + row : row, block = p.shape.m / p.world;
+    double total = 0, partials = 0, magnitude = 0;
+    for (uint32_t t = 0; t < (reduces ? p.world : 1); t++) {
+        uint32_t a_rank = reduces ? t : p.rank, b_rank = reduces ? t : p.rank;
+        uint64_t r = a_row;
+        double sum = 0, size = 0;
+        if (p.shape.op == PRS_FUSED_ALLGATHER) {
+            a_rank = (uint32_t)(row / block);
+            r = row % block;
+        }
+        for (uint64_t i = lane; i < k; i += 32) {
+            uint64_t where = p.shape.b_is_n_k ? column * k + i : i * p.shape.n + column;
+            double x = (double)element(p.seed, a_rank, 0, r * k + i) * element(p.seed, b_rank, 1, where);
+            sum += x;
+            size += fabs(x);
+        }
+        for (int o = 16; o > 0; o /= 2) {
+            sum += __shfl_xor_sync(~0u, sum, o);
+            size += __shfl_xor_sync(~0u, size, o);
+        }
+        total += sum;
+        partials += reduces ? fabs(sum) : 0;
+        magnitude += size;
+    }
+    if (lane == 0) {
+        double error = fabs((double)__bfloat162float(c[row * p.shape.n + column]) - total);
+        double bound = (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21;
+        if (!(error <= bound)) /* NaN is beyond any bound */
+            atomicAdd(&out->beyond, 1ull);
+        atomicAdd(&out->square, total * total);
+        atomicMax((unsigned long long *)&out->worst,
+                  (unsigned long long)__double_as_longlong(isnan(error) ? 1e300 : error));
+    }
+}
+
+static __global__ void count_poison(const uint16_t *c, uint64_t count, struct sums *out)
+{
+    unsigned long long mine = 0;
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x)
+        mine += c[i] == 0xffff;
+    if (mine != 0)
+        atomicAdd(&out->poisoned, mine);
+}
+
+size_t bench_rows_a(const struct bench_problem *p)
+{
+    return p->shape.op == PRS_FUSED_ALLGATHER ? p->shape.m / p->world : p->shape.m;
+}
+
+size_t bench_rows_c(const struct bench_problem *p)
+{
+    return p->shape.op == PRS_FUSED_REDUCE_SCATTER ? p->shape.m / p->world : p->shape.m;
+}
+
+void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream)
+{
+    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)a, bench_rows_a(p) * p->shape.k, p->seed, p->rank, 0);
+    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)b, (uint64_t)p->shape.n * p->shape.k, p->seed, p->rank, 1);
+    BENCH_CUDA(cudaGetLastError());
+}
+
+void bench_poison(void *c, size_t bytes, cudaStream_t stream)
+{
+    BENCH_CUDA(cudaMemsetAsync(c, 0xff, bytes, stream)); /* a NaN that no sum rounds to */
+}
+
+struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream)
+{
+    struct sums host = {0, 0, 0, 0}, *device;
+    uint64_t rows = bench_rows_c(p), count = rows * p->shape.n, samples = count < SAMPLES ? count : SAMPLES;
+    struct bench_verdict v;
+    samples = (samples + 7) / 8 * 8;
+    BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
+    BENCH_CUDA(cudaMemcpyAsync(device, &host, sizeof(host), cudaMemcpyHostToDevice, stream));
+    check_samples<<<(unsigned)(samples / 8), 256, 0, stream>>>(*p, (const __nv_bfloat16 *)c, rows, device);
+    BENCH_CUDA(cudaGetLastError());
+    count_poison<<<1024, 256, 0, stream>>>((const uint16_t *)c, count, device);
+    BENCH_CUDA(cudaGetLastError());
+    BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    BENCH_CUDA(cudaFree(device));
+    v.max_rel_error = host.worst / sqrt(host.square / (double)samples);
+    v.beyond = host.beyond;
+    v.poisoned = host.poisoned;
+    v.sampled = samples;
+    return v;
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How the bench's ranks meet: a shared page with a process-shared barrier, private to this process when ranks are
+ * threads, named when a launcher (torchrun, mpirun) started one process per rank. */
+#include "tools/fused/bench.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MEETING_BYTES = 4096 };
+
+struct bench_meeting {
+    uint32_t ready;
+    pthread_barrier_t barrier;
+    uint8_t slot[PRS_FUSED_MAX_WORLD][MEETING_BYTES];
+};
+
+struct member {
+    struct bench_rank rank;
+    bench_rank_fn *fn;
+    void *user;
+    int result;
+    pthread_t thread;
+};
+
+void bench_meet(struct bench_rank *rank)
+{
+    pthread_barrier_wait(&rank->meeting->barrier);
+}
+
+int bench_allgather(void *user, const void *mine, void *all, size_t bytes)
+{
+    struct bench_rank *rank = (struct bench_rank *)user;
+    struct bench_meeting *m = rank->meeting;
+    if (bytes > MEETING_BYTES)
+        return -22;
+    memcpy(m->slot[rank->rank], mine, bytes);
+    pthread_barrier_wait(&m->barrier);
+    for (uint32_t r = 0; r < rank->world; r++)
+        memcpy((uint8_t *)all + r * bytes, m->slot[r], bytes);
+    pthread_barrier_wait(&m->barrier); /* nobody writes its next contribution before all have read this one */
+    return 0;
+}
+
+double bench_max(struct bench_rank *rank, double mine)
+{
+    double all[PRS_FUSED_MAX_WORLD], most = mine;
+    bench_allgather(rank, &mine, all, sizeof(mine));
+    for (uint32_t r = 0; r < rank->world; r++)
+        most = all[r] > most ? all[r] : most;
+    return most;
+}
+
+static void *run_member(void *arg)
+{
+    struct member *m = (struct member *)arg;
+    BENCH_CUDA(cudaSetDevice(m->rank.device));
+    m->result = m->fn(&m->rank, m->user);
+    return NULL;
+}
+
+static void init_barrier(struct bench_meeting *m, uint32_t world)
+{
+    pthread_barrierattr_t attr;
+    pthread_barrierattr_init(&attr);
+    pthread_barrierattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&m->barrier, &attr, world);
+    __atomic_store_n(&m->ready, 1, __ATOMIC_RELEASE);
+}
+
+static const char *either(const char *a, const char *b)
+{
+    const char *v = getenv(a);
+    return v != NULL ? v : getenv(b);
+}
+
+/* One rank per process: rank 0 makes the page, the others wait for it. */
+static int run_launched(uint32_t rank, uint32_t world, int device, bench_rank_fn *fn, void *user)
+{
+    struct member me;
+    char name[64];
+    const char *port = either("MASTER_PORT", "OMPI_MCA_ess_base_jobid");
+    int fd = -1;
+    snprintf(name, sizeof(name), "/perseus-fused-bench-%u-%s", (unsigned)getuid(), port != NULL ? port : "0");
+    if (rank == 0) {
+        shm_unlink(name);
+        fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
+        if (fd < 0 || ftruncate(fd, sizeof(struct bench_meeting)) != 0)
+            return -5;
+    }
+    for (int i = 0; fd < 0 && i < 3000; i++) {
+        struct stat st;
+        usleep(10000);
+        fd = shm_open(name, O_RDWR, 0600);
+        if (fd >= 0 && (fstat(fd, &st) != 0 || (size_t)st.st_size < sizeof(struct bench_meeting))) {
+            close(fd);
+            fd = -1;
+        }
+    }
+    if (fd < 0) {
+        fprintf(stderr, "perseus-fused-bench: rank %u waited 30 s for rank 0's page %s\n", rank, name);
+        return -110;
+    }
+    me.rank.meeting =
+        (struct bench_meeting *)mmap(NULL, sizeof(struct bench_meeting), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (rank == 0)
+        init_barrier(me.rank.meeting, world);
+    while (__atomic_load_n(&me.rank.meeting->ready, __ATOMIC_ACQUIRE) == 0)
+        usleep(1000);
+    me.rank.rank = rank, me.rank.world = world, me.rank.device = device, me.fn = fn, me.user = user;
+    bench_meet(&me.rank);
+    if (rank == 0)
+        shm_unlink(name);
+    run_member(&me);
+    return me.result;
+}
+
+int bench_ranks_run(uint32_t world, bool one_device, bench_rank_fn *fn, void *user)
+{
+    const char *rank = either("RANK", "OMPI_COMM_WORLD_RANK"), *size = either("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE");
+    const char *local = either("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK");
+    struct member *m;
+    struct bench_meeting *meeting;
+    int worst = 0;
+    if (rank != NULL && size != NULL && local != NULL && atoi(size) > 1)
+        return run_launched((uint32_t)atoi(rank), (uint32_t)atoi(size), one_device ? 0 : atoi(local), fn, user);
+    m = (struct member *)calloc(world, sizeof(*m));
+    meeting = (struct bench_meeting *)calloc(1, sizeof(*meeting));
+    init_barrier(meeting, world);
+    for (uint32_t r = 0; r < world; r++) {
+        m[r].rank.rank = r, m[r].rank.world = world, m[r].rank.device = one_device ? 0 : (int)r,
+        m[r].rank.meeting = meeting;
+        m[r].fn = fn, m[r].user = user;
+        pthread_create(&m[r].thread, NULL, run_member, &m[r]);
+    }
+    for (uint32_t r = 0; r < world; r++) {
+        pthread_join(m[r].thread, NULL);
+        worst = m[r].result != 0 ? m[r].result : worst;
+    }
+    free(meeting);
+    free(m);
+    return worst;
+}

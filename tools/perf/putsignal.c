@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The paper's experiment: rank 0 has `concurrency` transfers to `peers` ranks in flight together, first without
+ * signals, then each with one. Efficiency is the second throughput over the first. Each transfer has a signal word of
+ * its own; a receiver checks a transfer's data as soon as it sees the signal. */
+#include "tools/perf/putsignal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Words of the ranks' board. An epoch is one iteration of either kind. */
+enum { WORD_EPOCH = 0, WORD_ACKS = 1, WORD_ERRORS = 2 };
+
+struct run {
+    struct bench *bench;
+    const struct cell *cell;
+};
+
+static uint64_t slots_of(const struct bench *bench, uint64_t bytes)
+{
+    uint64_t slots = bench->half / bytes;
+
+    return slots ? slots : 1;
+}
+
+static uint64_t offset_of(const struct run *run, uint32_t transfer)
+{
+    return transfer % slots_of(run->bench, run->cell->bytes) * run->cell->bytes;
+}
+
+static uint32_t peer_of(const struct run *run, uint32_t transfer)
+{
+    return 1 + transfer % run->cell->peers;
+}
+
+/* Coupled: each transfer by itself. Else the k-th transfer to a peer is in its group k / size. */
+static uint32_t group_of(const struct run *run, uint32_t transfer)
+{
+    const struct cell *cell = run->cell;
+
+    if (cell->group == GROUP_COUPLED)
+        return 1 + transfer;
+    if (cell->group == GROUP_PEER)
+        return 1;
+    return 1 + (uint32_t)(transfer / cell->peers / cell->group);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * the sender */
+
+static struct prs_device_signal signal_of(const struct run *run, uint32_t transfer, uint64_t value)
+{
+    return (struct prs_device_signal){.offset = transfer * 8,
+                                      .value = value,
+                                      .peer = peer_of(run, transfer),
+                                      .window = PRS_HEAP_SIGNALS,
+                                      .group = group_of(run, transfer)};
+}
+
+/* Phase 2: the signals of each group together, as the last arriver of a group sends them. */
+static int push_signals(const struct run *run, uint64_t value)
+{
+    const struct cell *cell = run->cell;
+    int r = 0;
+
+    for (uint32_t peer = 0; peer < cell->peers && r == 0; peer++)
+        for (uint32_t t = peer; t < cell->concurrency && r == 0; t += cell->peers) {
+            struct prs_device_signal signal = signal_of(run, t, value);
+
+            r = prs_signal(&run->bench->device, &signal, NULL);
+        }
+    return r;
+}
+
+static int push(const struct run *run, bool with_signals, uint64_t value)
+{
+    struct bench *bench = run->bench;
+    bool coupled = run->cell->group == GROUP_COUPLED;
+    int r = 0;
+
+    for (uint32_t t = 0; t < run->cell->concurrency && r == 0; t++) {
+        struct prs_device_put put =
+            bench_put(bench, peer_of(run, t), offset_of(run, t), run->cell->bytes, group_of(run, t));
+        struct prs_device_signal signal = signal_of(run, t, value);
+
+        r = with_signals && coupled ? prs_put_signal(&bench->device, &put, &signal, NULL)
+                                    : prs_put(&bench->device, &put, NULL);
+    }
+    if (r == 0 && with_signals && !coupled)
+        r = push_signals(run, value);
+    return r == 0 ? 0 : -EIO;
+}
+
+static void fill_sources(const struct run *run, uint64_t epoch)
+{
+    uint64_t bytes = run->cell->bytes, slots = slots_of(run->bench, bytes);
+
+    for (uint32_t t = 0; t < run->cell->concurrency && t < slots; t++)
+        bench_fill(bench_source(run->bench, t * bytes), bytes, epoch, t);
+}
+
+/* One timed iteration; then wait until every receiver has checked. */
+static int send_once(const struct run *run, uint64_t epoch, bool with_signals, double *us)
+{
+    uint64_t *words = ranks_words(run->bench->ranks);
+    uint64_t acks = epoch * run->cell->peers;
+    double start;
+    int r;
+
+    fill_sources(run, epoch);
+    start = bench_now_us();
+    r = push(run, with_signals, epoch);
+    if (r == 0)
+        r = bench_quiet(run->bench);
+    *us = bench_now_us() - start;
+    if (r < 0)
+        return r;
+    __atomic_store_n(&words[WORD_EPOCH], epoch, __ATOMIC_RELEASE);
+    return ranks_wait_word(run->bench->ranks, &words[WORD_ACKS], acks, bench_idle, run->bench);
+}
+
+static uint64_t fences_so_far(struct bench *bench, struct prs_proxy_stats *proxy)
+{
+    struct prs_stats stats;
+
+    prs_proxy_stats(bench->proxy, proxy);
+    if (bench->drain)
+        return proxy->fences;
+    prs_team_stats(bench->team, 0, &stats);
+    return stats.fences + stats.drains;
+}
+
+static int send_all(const struct run *run, struct putsignal_result *result)
+{
+    const struct options *options = run->bench->options;
+    uint32_t rounds = options->warmup + options->iterations, kept = 0;
+    double *put_only = calloc(rounds, sizeof(double)), *put_signal = calloc(rounds, sizeof(double));
+    struct prs_proxy_stats before = {0}, after = {0};
+    uint64_t fences = 0;
+    int r = put_only && put_signal ? 0 : -ENOMEM;
+
+    for (uint32_t i = 0; i < rounds && r == 0; i++) {
+        if (i == options->warmup)
+            fences = fences_so_far(run->bench, &before);
+        kept = i < options->warmup ? 0 : i - options->warmup;
+        r = send_once(run, 2ull * i + 1, false, &put_only[kept]);
+        if (r == 0)
+            r = send_once(run, 2ull * i + 2, true, &put_signal[kept]);
+    }
+    if (r == 0) {
+        double total = (double)run->cell->bytes * run->cell->concurrency;
+
+        fences = fences_so_far(run->bench, &after) - fences;
+        result->iterations = options->iterations;
+        result->put_only_us = bench_median(put_only, options->iterations);
+        result->put_signal_us = bench_median(put_signal, options->iterations);
+        result->put_only_GBps = total / result->put_only_us / 1e3;
+        result->put_signal_GBps = total / result->put_signal_us / 1e3;
+        result->efficiency = result->put_only_us / result->put_signal_us;
+        result->fences = (double)fences / options->iterations;
+        result->signals = (double)(after.signals - before.signals) / options->iterations;
+        result->stall_us = (double)(after.stall_ns - before.stall_ns) / 1e3 / options->iterations;
+    }
+    free(put_only);
+    free(put_signal);
+    return r;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * a receiver */
+
+static uint64_t check_transfer(const struct run *run, uint32_t transfer, uint64_t epoch)
+{
+    uint64_t slot = transfer % slots_of(run->bench, run->cell->bytes);
+
+    return bench_wrong(bench_arrival(run->bench, offset_of(run, transfer)), run->cell->bytes, epoch, slot);
+}
+
+static void poison_arrivals(const struct run *run)
+{
+    uint64_t bytes = run->cell->bytes, slots = slots_of(run->bench, bytes);
+
+    for (uint32_t slot = 0; slot < run->cell->concurrency && slot < slots; slot++)
+        bench_poison(bench_arrival(run->bench, slot * bytes), bytes);
+}
+
+/* Wait for each signal, then look at what it stands for at once. */
+static int receive_signals(const struct run *run, uint64_t epoch, uint64_t *wrong)
+{
+    uint32_t rank = ranks_rank(run->bench->ranks);
+
+    for (uint32_t t = rank - 1; t < run->cell->concurrency; t += run->cell->peers) {
+        int r = ranks_wait_word(run->bench->ranks, bench_word(run->bench, t), epoch, bench_idle, run->bench);
+        if (r < 0)
+            return r;
+        *wrong += check_transfer(run, t, epoch);
+    }
+    return 0;
+}
+
+static int receive_all(const struct run *run)
+{
+    const struct options *options = run->bench->options;
+    uint32_t rank = ranks_rank(run->bench->ranks);
+    uint64_t *words = ranks_words(run->bench->ranks);
+    uint64_t epochs = 2ull * (options->warmup + options->iterations);
+
+    for (uint64_t epoch = 1; epoch <= epochs; epoch++) {
+        uint64_t wrong = 0;
+        int r = epoch % 2 == 0 ? receive_signals(run, epoch, &wrong) : 0;
+
+        if (r == 0)
+            r = ranks_wait_word(run->bench->ranks, &words[WORD_EPOCH], epoch, bench_idle, run->bench);
+        if (r < 0)
+            return bench_fail(run->bench, "receiving", r);
+        for (uint32_t t = rank - 1; epoch % 2 != 0 && t < run->cell->concurrency; t += run->cell->peers)
+            wrong += check_transfer(run, t, epoch);
+        if (wrong)
+            __atomic_fetch_add(&words[WORD_ERRORS], wrong, __ATOMIC_RELAXED);
+        poison_arrivals(run);
+        __atomic_fetch_add(&words[WORD_ACKS], 1, __ATOMIC_RELEASE);
+    }
+    return 0;
+}
+
+int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal_result *result)
+{
+    uint64_t *words = ranks_words(bench->ranks);
+    struct run run = {.bench = bench, .cell = cell};
+    uint32_t rank = ranks_rank(bench->ranks);
+    char number[24];
+    int r;
+
+    /* Nobody is in the cell before when the counters start afresh. */
+    r = ranks_barrier(bench->ranks);
+    if (r == 0 && rank == 0)
+        words[WORD_EPOCH] = words[WORD_ACKS] = words[WORD_ERRORS] = 0;
+    memset(bench_word(bench, 0), 0, cell->concurrency * sizeof(uint64_t));
+    if (rank > 0)
+        poison_arrivals(&run);
+    if (r == 0)
+        r = ranks_barrier(bench->ranks);
+    if (r < 0)
+        return bench_fail(bench, "meeting", r);
+    if (rank == 0) {
+        r = send_all(&run, result);
+        snprintf(result->policy, sizeof(result->policy), "%s", cell->policy);
+        snprintf(result->group, sizeof(result->group), "%s", options_group_name(cell->group, number, sizeof(number)));
+        result->bytes = cell->bytes;
+        result->concurrency = cell->concurrency;
+        result->peers = cell->peers;
+        result->errors = words[WORD_ERRORS];
+        return r < 0 ? bench_fail(bench, "sending", r) : 0;
+    }
+    return rank <= cell->peers ? receive_all(&run) : 0; /* the others wait at the next barrier */
+}

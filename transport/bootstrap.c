@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <perseus/bootstrap.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/error.h"
+
+int prs_bootstrap_agree(const struct prs_bootstrap *bootstrap, int result, const char *what)
+{
+    int32_t mine = result;
+    int32_t *all = calloc(bootstrap->size, sizeof(*all));
+    int r;
+
+    if (!all)
+        return prs_fail(-ENOMEM, "%s: no memory for %u ranks", what, bootstrap->size);
+    r = bootstrap->allgather(bootstrap->user, &mine, all, sizeof(mine));
+    if (r < 0)
+        r = prs_fail(r, "%s: the caller's allgather failed: %s", what, strerror(-r));
+    for (uint32_t rank = 0; r == 0 && rank < bootstrap->size; rank++)
+        if (all[rank] < 0)
+            r = rank == bootstrap->rank
+                    ? result
+                    : prs_fail(all[rank], "%s: rank %u failed: %s", what, rank, strerror(-all[rank]));
+    free(all);
+    return r;
+}
+
+int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_team_options *options,
+                       struct prs_team **out)
+{
+    struct prs_team_options full = *options;
+    struct prs_handle mine;
+    struct prs_handle *handles = calloc(bootstrap->size, sizeof(*handles));
+    int result, r;
+
+    if (!handles)
+        return prs_fail(-ENOMEM, "team: no memory for %u handles", bootstrap->size);
+    memset(&mine, 0, sizeof(mine));
+    full.listener = NULL;
+    result = prs_listen(options->fabric, options->rails, &mine, &full.listener);
+    r = prs_bootstrap_agree(bootstrap, result, "team: listening");
+    if (r == 0) {
+        r = bootstrap->allgather(bootstrap->user, &mine, handles, sizeof(mine));
+        if (r < 0)
+            r = prs_fail(r, "team: the caller's allgather failed: %s", strerror(-r));
+    }
+    full.handles = handles;
+    full.rank = bootstrap->rank;
+    full.size = bootstrap->size;
+    if (r == 0)
+        r = prs_team_open(&full, out);
+    if (r < 0)
+        prs_listener_close(full.listener);
+    free(handles);
+    return r;
+}

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <perseus/heap.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "transport/cuda.h"
+#include "transport/share.h"
+#include "util/env.h"
+#include "util/error.h"
+#include "util/log.h"
+
+enum {
+    DEFAULT_TIMEOUT_MS = 30000,
+    CARD_MAGIC = 0x50484550, /* "PEHP" */
+    CARD_VERSION = 1,
+    HOST_GRAIN = 4096,
+};
+
+/* What ranks tell each other: from another process, so checked. */
+struct card {
+    uint32_t magic, version;
+    int32_t result; /* of everything before the exchange: when one rank fails, all do */
+    uint32_t cuda;
+    uint64_t node;
+    uint64_t base[PRS_HEAP_PARTS];
+    uint64_t bytes[PRS_HEAP_PARTS];
+    struct prs_keys keys[PRS_HEAP_PARTS];
+    struct prs_share_address share;
+    char why[160];
+};
+_Static_assert(sizeof(struct prs_keys) == 4 * PRS_MAX_RAILS, "plain data");
+_Static_assert(sizeof(struct card) == 24 + 32 + 64 + 32 + 160, "no hidden padding: it travels");
+
+/* One part's memory: ours, or another rank's as mapped here. */
+struct span {
+    void *base; /* NULL: none */
+    uint64_t bytes;
+    int fd; /* host: memfd; CUDA: exported handle, open until it was shared; -1: none */
+    struct prs_cuda_span cuda;
+};
+
+struct prs_heap {
+    struct prs_heap_options options;
+    struct prs_bootstrap bootstrap;
+    struct span own[PRS_HEAP_PARTS];
+    struct prs_region *region[PRS_HEAP_PARTS];
+    struct prs_window_remote *remotes[PRS_HEAP_PARTS]; /* [size] */
+    struct span *mapped;                               /* [size][PRS_HEAP_PARTS] */
+    uint64_t used[PRS_HEAP_PARTS];
+    struct prs_share share;
+};
+
+static uint64_t hash_text(uint64_t hash, const char *text)
+{
+    for (; *text; text++)
+        hash = (hash ^ (uint8_t)*text) * 1099511628211u;
+    return hash;
+}
+
+static uint64_t this_node(void)
+{
+    const char *named = prs_env_text("PERSEUS_NODE");
+    char boot[64] = "";
+    int fd;
+
+    if (named)
+        return hash_text(14695981039346656037u, named);
+    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        if (read(fd, boot, sizeof(boot) - 1) < 0)
+            boot[0] = 0;
+        close(fd);
+    }
+    return hash_text(14695981039346656037u, boot);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * spans */
+
+static int span_map_host(struct span *span)
+{
+    void *map = mmap(NULL, span->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, span->fd, 0);
+
+    if (map == MAP_FAILED)
+        return prs_fail(-errno, "heap: mmap of %" PRIu64 " bytes: %s", span->bytes, strerror(errno));
+    span->base = map;
+    return 0;
+}
+
+static int span_make(struct span *span, uint64_t bytes, bool cuda)
+{
+    int r;
+
+    if (cuda) {
+        r = prs_cuda_span_make(bytes, &span->cuda);
+        if (r < 0)
+            return r;
+        span->base = (void *)(uintptr_t)span->cuda.address;
+        span->bytes = span->cuda.bytes;
+        return prs_cuda_span_export(&span->cuda, &span->fd);
+    }
+    span->bytes = (bytes + HOST_GRAIN - 1) / HOST_GRAIN * HOST_GRAIN;
+    span->fd = memfd_create("perseus-heap", MFD_CLOEXEC);
+    if (span->fd < 0 || ftruncate(span->fd, (off_t)span->bytes) < 0)
+        return prs_fail(-errno, "heap: memfd of %" PRIu64 " bytes: %s", span->bytes, strerror(errno));
+    return span_map_host(span);
+}
+
+/* Takes the file. */
+static int span_import(struct span *span, int fd, uint64_t bytes, bool cuda)
+{
+    int r;
+
+    span->fd = fd;
+    span->bytes = bytes;
+    r = cuda ? prs_cuda_span_import(fd, bytes, &span->cuda) : span_map_host(span);
+    if (r == 0 && cuda)
+        span->base = (void *)(uintptr_t)span->cuda.address;
+    close(span->fd);
+    span->fd = -1;
+    return r;
+}
+
+static void span_drop(struct span *span)
+{
+    if (span->fd >= 0)
+        close(span->fd);
+    if (span->cuda.handle)
+        prs_cuda_span_drop(&span->cuda);
+    else if (span->base)
+        munmap(span->base, span->bytes);
+    memset(span, 0, sizeof(*span));
+    span->fd = -1;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * opening */
+
+static int register_part(struct prs_heap *heap, enum prs_heap_part part)
+{
+    struct prs_mem mem = {
+        .addr = heap->own[part].base,
+        .len_bytes = heap->own[part].bytes,
+        .kind = PRS_MEM_HOST,
+        .dmabuf_fd = -1,
+        .flags = part == PRS_HEAP_SIGNALS ? PRS_MEM_STRICT : 0,
+    };
+    int r;
+
+    if (!heap->options.fabric || heap->options.rails->count == 0)
+        return 0; /* no rails: only the node's mappings serve */
+    if (heap->options.cuda) {
+        struct prs_rail_info rail;
+
+        r = prs_rail_query(heap->options.fabric, heap->options.rails->rail[0], &rail);
+        if (r < 0)
+            return r;
+        mem.kind = PRS_MEM_CUDA;
+        if ((rail.mem_kinds & PRS_MEM_DMABUF) &&
+            prs_cuda_dmabuf((uint64_t)(uintptr_t)mem.addr, mem.len_bytes, &mem.dmabuf_fd) == 0)
+            mem.kind = PRS_MEM_DMABUF;
+    }
+    r = prs_region_register(heap->options.fabric, heap->options.rails, &mem, &heap->region[part]);
+    if (mem.dmabuf_fd >= 0)
+        close(mem.dmabuf_fd);
+    return r;
+}
+
+static int make_own(struct prs_heap *heap)
+{
+    const uint64_t bytes[PRS_HEAP_PARTS] = {heap->options.data_bytes, heap->options.signal_bytes};
+    int r = 0;
+
+    for (int part = 0; part < PRS_HEAP_PARTS && r == 0; part++) {
+        r = span_make(&heap->own[part], bytes[part] ? bytes[part] : 1, heap->options.cuda);
+        if (r == 0)
+            r = register_part(heap, part);
+    }
+    return r == 0 ? prs_share_open(&heap->share) : r;
+}
+
+static void fill_card(const struct prs_heap *heap, int result, struct card *card)
+{
+    memset(card, 0, sizeof(*card));
+    card->magic = CARD_MAGIC;
+    card->version = CARD_VERSION;
+    card->result = result;
+    if (result < 0)
+        snprintf(card->why, sizeof(card->why), "%s", prs_error_text());
+    card->cuda = heap->options.cuda;
+    card->node = heap->options.node ? heap->options.node : this_node();
+    card->share = heap->share.address;
+    for (int part = 0; part < PRS_HEAP_PARTS; part++) {
+        card->base[part] = (uint64_t)(uintptr_t)heap->own[part].base;
+        card->bytes[part] = heap->own[part].bytes;
+        if (heap->region[part])
+            prs_region_keys(heap->region[part], &card->keys[part]);
+    }
+}
+
+static int check_cards(const struct prs_heap *heap, const struct card *cards)
+{
+    const struct card *mine = &cards[heap->bootstrap.rank];
+
+    for (uint32_t rank = 0; rank < heap->bootstrap.size; rank++) {
+        const struct card *card = &cards[rank];
+
+        if (card->magic != CARD_MAGIC || card->version != CARD_VERSION)
+            return prs_fail(-EPROTO, "heap: rank %u sent magic %#x version %u, want %#x version %d: another release?",
+                            rank, card->magic, card->version, CARD_MAGIC, CARD_VERSION);
+        if (card->result < 0)
+            return rank == heap->bootstrap.rank ? card->result
+                                                : prs_fail(card->result, "heap: rank %u failed: %.*s", rank,
+                                                           (int)sizeof(card->why) - 1, card->why);
+        for (int part = 0; part < PRS_HEAP_PARTS; part++)
+            if (card->bytes[part] != mine->bytes[part] || card->cuda != mine->cuda)
+                return prs_fail(-EINVAL, "heap: part %d is %" PRIu64 " bytes on rank %u, %" PRIu64 " here", part,
+                                card->bytes[part], rank, mine->bytes[part]);
+    }
+    return 0;
+}
+
+static int map_node(struct prs_heap *heap, const struct card *cards)
+{
+    uint32_t size = heap->bootstrap.size, mine = heap->bootstrap.rank, count = 0;
+    uint32_t timeout = heap->options.timeout_ms ? heap->options.timeout_ms : DEFAULT_TIMEOUT_MS;
+    struct prs_share_address *addresses = calloc(size, sizeof(*addresses));
+    int(*got)[PRS_SHARE_FILES] = calloc(size, sizeof(*got));
+    uint32_t *ranks = calloc(size, sizeof(*ranks));
+    int files[PRS_SHARE_FILES] = {heap->own[0].fd, heap->own[1].fd};
+    int r = -ENOMEM;
+
+    if (!addresses || !got || !ranks) {
+        prs_fail(r, "heap: no memory for %u ranks", size);
+        goto free_lists;
+    }
+    for (uint32_t rank = 0; rank < size; rank++) {
+        if (rank == mine || cards[rank].node != cards[mine].node)
+            continue;
+        addresses[count] = cards[rank].share;
+        ranks[count++] = rank;
+    }
+    r = prs_share_exchange(&heap->share, files, addresses, count, got, timeout);
+    for (uint32_t i = 0; i < count && r == 0; i++) {
+        for (int part = 0; part < PRS_HEAP_PARTS; part++) {
+            struct span *span = &heap->mapped[ranks[i] * PRS_HEAP_PARTS + part];
+
+            if (r == 0)
+                r = span_import(span, got[i][part], cards[ranks[i]].bytes[part], heap->options.cuda);
+            else
+                close(got[i][part]);
+            heap->remotes[part][ranks[i]].mapped = (uint64_t)(uintptr_t)span->base;
+        }
+        for (uint32_t k = i + 1; r < 0 && k < count; k++)
+            for (int part = 0; part < PRS_HEAP_PARTS; part++)
+                close(got[k][part]);
+    }
+free_lists:
+    free(ranks);
+    free(got);
+    free(addresses);
+    return r;
+}
+
+static int exchange(struct prs_heap *heap, int result)
+{
+    struct card mine, *cards = calloc(heap->bootstrap.size, sizeof(*cards));
+    int r;
+
+    if (!cards)
+        return prs_fail(-ENOMEM, "heap: no memory for %u ranks", heap->bootstrap.size);
+    fill_card(heap, result, &mine);
+    r = heap->bootstrap.allgather(heap->bootstrap.user, &mine, cards, sizeof(mine));
+    if (r < 0)
+        r = prs_fail(r, "heap: the caller's allgather failed: %s", strerror(-r));
+    else
+        r = check_cards(heap, cards);
+    if (r == 0) {
+        for (uint32_t rank = 0; rank < heap->bootstrap.size; rank++)
+            for (int part = 0; part < PRS_HEAP_PARTS; part++) {
+                heap->remotes[part][rank].base = cards[rank].base[part];
+                heap->remotes[part][rank].keys = cards[rank].keys[part];
+            }
+        if (heap->options.map_local)
+            r = map_node(heap, cards);
+        r = prs_bootstrap_agree(&heap->bootstrap, r, "heap: mapping the node's memory");
+    }
+    free(cards);
+    return r;
+}
+
+int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_options *options, struct prs_heap **out)
+{
+    struct prs_heap *heap = calloc(1, sizeof(*heap));
+    uint32_t size = bootstrap->size;
+    int r;
+
+    if (!heap)
+        return prs_fail(-ENOMEM, "heap: no memory");
+    heap->options = *options;
+    heap->bootstrap = *bootstrap;
+    heap->share.listener = -1;
+    heap->mapped = calloc((size_t)size * PRS_HEAP_PARTS, sizeof(*heap->mapped));
+    r = heap->mapped ? 0 : -ENOMEM;
+    for (uint32_t i = 0; heap->mapped && i < size * PRS_HEAP_PARTS; i++)
+        heap->mapped[i].fd = -1;
+    for (int part = 0; part < PRS_HEAP_PARTS; part++) {
+        heap->own[part].fd = -1;
+        heap->remotes[part] = calloc(size, sizeof(*heap->remotes[part]));
+        if (!heap->remotes[part])
+            r = -ENOMEM;
+    }
+    if (r < 0) {
+        prs_heap_close(heap);
+        return prs_fail(r, "heap: no memory for %u ranks", size);
+    }
+    r = exchange(heap, make_own(heap));
+    prs_share_close(&heap->share);
+    if (r < 0) {
+        prs_heap_close(heap);
+        return r;
+    }
+    PRS_INFO("heap: rank %u of %u: %" PRIu64 " bytes of data, %" PRIu64 " of signals in %s memory", bootstrap->rank,
+             size, heap->own[0].bytes, heap->own[1].bytes, options->cuda ? "device" : "host");
+    *out = heap;
+    return 0;
+}
+
+void prs_heap_close(struct prs_heap *heap)
+{
+    if (!heap)
+        return;
+    for (uint32_t i = 0; heap->mapped && i < heap->bootstrap.size * PRS_HEAP_PARTS; i++)
+        span_drop(&heap->mapped[i]);
+    for (int part = 0; part < PRS_HEAP_PARTS; part++) {
+        prs_region_release(heap->region[part]);
+        span_drop(&heap->own[part]);
+        free(heap->remotes[part]);
+    }
+    free(heap->mapped);
+    free(heap);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+void *prs_heap_base(const struct prs_heap *heap, enum prs_heap_part part)
+{
+    return heap->own[part].base;
+}
+
+uint64_t prs_heap_bytes(const struct prs_heap *heap, enum prs_heap_part part)
+{
+    return heap->own[part].bytes;
+}
+
+const struct prs_region *prs_heap_region(const struct prs_heap *heap, enum prs_heap_part part)
+{
+    return heap->region[part];
+}
+
+const struct prs_window_remote *prs_heap_remotes(const struct prs_heap *heap, enum prs_heap_part part)
+{
+    return heap->remotes[part];
+}
+
+int prs_heap_alloc(struct prs_heap *heap, enum prs_heap_part part, uint64_t bytes, uint64_t align, uint64_t *offset)
+{
+    uint64_t start = (heap->used[part] + align - 1) & ~(align - 1);
+
+    if (start > heap->own[part].bytes || bytes > heap->own[part].bytes - start)
+        return prs_fail(-ENOMEM, "heap part %d: %" PRIu64 " bytes asked for, %" PRIu64 " of %" PRIu64 " are left", part,
+                        bytes, heap->own[part].bytes - heap->used[part], heap->own[part].bytes);
+    heap->used[part] = start + bytes;
+    *offset = start;
+    return 0;
+}
+
+void prs_heap_rewind(struct prs_heap *heap, enum prs_heap_part part, uint64_t offset)
+{
+    if (offset < heap->used[part])
+        heap->used[part] = offset;
+}
+
+int prs_heap_windows(const struct prs_heap *heap, struct prs_proxy *proxy)
+{
+    for (int part = 0; part < PRS_HEAP_PARTS; part++) {
+        struct prs_window_options window = {
+            .base = heap->own[part].base,
+            .bytes = heap->own[part].bytes,
+            .region = heap->region[part],
+            .remotes = heap->remotes[part],
+            .flags = part == PRS_HEAP_SIGNALS ? PRS_WINDOW_SIGNALS : 0,
+        };
+        int r = prs_proxy_window(proxy, &window);
+
+        if (r < 0)
+            return r;
+        if (r != part)
+            return prs_fail(-EINVAL, "heap: the proxy has windows already: part %d would be window %d", part, r);
+    }
+    return 0;
+}

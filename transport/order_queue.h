@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the order engine: what order.c and order_signal.c do alike with a queue. Nobody else includes it. */
+#ifndef TRANSPORT_ORDER_QUEUE_H
+#define TRANSPORT_ORDER_QUEUE_H
+
+#include "transport/order.h"
+
+#include <string.h>
+
+static inline bool queue_full(const struct prs_order_queue *queue)
+{
+    return queue->head - queue->tail > queue->mask;
+}
+
+static inline bool queue_has(const struct prs_order_queue *queue, uint32_t position)
+{
+    return position - queue->tail < queue->head - queue->tail; /* in flight or waiting to be posted */
+}
+
+static inline struct prs_wr *admit_request(struct prs_order *order, uint32_t index, struct prs_op *op)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+    uint32_t slot = queue->head++ & queue->mask;
+
+    order->dirty |= 1ull << index;
+    queue->owner[slot] = op;
+    return &queue->wr[slot];
+}
+
+static inline struct prs_order_group *group_of(struct prs_order *order, uint32_t group)
+{
+    return &order->group[group % PRS_ORDER_GROUPS];
+}
+
+static inline void group_note(struct prs_order_group *group, uint32_t index, uint32_t position)
+{
+    group->used |= 1ull << index;
+    group->last[index] = position;
+}
+
+/* Who has how much to do; with a single queue there is nothing to choose by it. */
+static inline void account(struct prs_order *order, uint32_t index, uint64_t bytes)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+
+    if (order->data_queues == 1)
+        return;
+    order->stats.path_bytes[queue->path] += bytes;
+    order->path[queue->path].inflight_bytes += bytes;
+    queue->backlog_bytes += bytes;
+}
+
+/* Keep a copy of a payload until its request completes, and let the request send that. */
+static inline void copy_inline(const struct prs_order_queue *queue, struct prs_wr *wr, const void *bytes, size_t count)
+{
+    uint8_t *copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
+
+    memcpy(copy, bytes, count);
+    wr->flags = PRS_WR_INLINE;
+    wr->local_addr = (uintptr_t)copy;
+    wr->local_key = queue->inline_key;
+}
+
+static inline uint32_t lowest(uint64_t mask)
+{
+    return (uint32_t)__builtin_ctzll(mask);
+}
+
+/* Let held signals leave, oldest first, as far as their queues have come. */
+void prs_order_release(struct prs_order *order);
+
+#endif

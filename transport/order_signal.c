@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Signals: when they may leave, over which queue, with which flag or record. */
+#include "transport/op.h"
+#include "transport/order_queue.h"
+#include "transport/wire.h"
+
+/* Queues on which something that the signal must stay behind is unfinished; position[] tells up to where. */
+static uint64_t unfinished(const struct prs_order *order, const struct prs_signal *signal, uint32_t *position)
+{
+    const struct prs_order_group *group = &order->group[signal->group % PRS_ORDER_GROUPS];
+    bool all = (signal->flags & PRS_SIGNAL_STRONG) || order->policy == PRS_POLICY_DRAIN;
+    uint64_t found = 0;
+
+    for (uint32_t i = 0; i < order->data_queues; i++) {
+        const struct prs_order_queue *queue = &order->queue[i];
+
+        position[i] = all ? queue->head - 1 : group->last[i];
+        if ((all || (group->used >> i & 1)) && queue_has(queue, position[i]))
+            found |= 1ull << i;
+    }
+    return found;
+}
+
+/* Put the signal on its queue, whose earlier requests it may rely on. Return 0 or PRS_BUSY. */
+static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
+                        const struct prs_keys *keys)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+    struct prs_order_group *group = group_of(order, signal->group);
+    bool strong = signal->flags & PRS_SIGNAL_STRONG;
+    struct prs_wr *wr;
+
+    if (queue_full(queue))
+        return PRS_BUSY;
+    wr = admit_request(order, index, op);
+    *wr = (struct prs_wr){.remote_addr = signal->dst_addr,
+                          .remote_key = keys->rkey[order->path[queue->path].remote_rail],
+                          .value = signal->value,
+                          .len_bytes = sizeof signal->value,
+                          .opcode = signal->kind == PRS_SIGNAL_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
+    if (signal->kind == PRS_SIGNAL_SET)
+        copy_inline(queue, wr, &signal->value, sizeof signal->value);
+    /* A strong signal may tell the peer that its memory has been read: a later request may overtake the response of an
+     * earlier read, so that it needs the fence under every policy. */
+    if ((order->policy == PRS_POLICY_NIC_FENCE && (group->unfenced || strong)) ||
+        (strong && queue->last_read && queue_has(queue, queue->last_read - 1))) {
+        wr->flags |= PRS_WR_FENCE;
+        order->stats.fences++;
+    }
+    group->unfenced = false;
+    queue->run = 0;
+    account(order, index, sizeof signal->value);
+    group_note(group, index, queue->head - 1);
+    order->signal_used |= 1ull << index;
+    order->signal_last[index] = queue->head - 1;
+    return 0;
+}
+
+static void hold_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal, uint64_t need,
+                        const uint32_t *position)
+{
+    struct prs_order_held *held = &order->held[(order->held_first + order->held_count++) % PRS_ORDER_HELD];
+
+    held->op = op;
+    held->signal = *signal;
+    held->keys = *signal->dst; /* the caller's copy is read during the call only */
+    held->need = need;
+    memcpy(held->need_position, position, order->data_queues * sizeof *position);
+    if (order->policy == PRS_POLICY_DRAIN) {
+        order->stalled = true;
+        order->stats.drains++;
+    }
+}
+
+static inline bool at_most_one(uint64_t mask)
+{
+    return (mask & (mask - 1)) == 0;
+}
+
+/* ------------------------------------------------------------------------------------------------- counted */
+
+static void admit_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_record *record)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+    uint32_t slot = record->number % PRS_RECORDS;
+    struct prs_wr *wr = admit_request(order, index, op);
+
+    static_assert(sizeof *record <= PRS_INLINE_BYTES, "a record travels inside its request");
+    *wr = (struct prs_wr){.remote_addr = order->record_addr + slot * sizeof *record,
+                          .remote_key = order->record_key[queue->path],
+                          .len_bytes = sizeof *record,
+                          .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
+                          .opcode = PRS_WR_WRITE_IMM};
+    copy_inline(queue, wr, record, sizeof *record);
+    queue->run = 0;
+    account(order, index, sizeof *record);
+}
+
+/* Queues with reads that the peer must not be told about before they are done. */
+static uint64_t unfinished_reads(const struct prs_order *order)
+{
+    uint64_t found = 0;
+
+    for (uint32_t i = 0; i < order->data_queues; i++)
+        if (order->queue[i].last_read && queue_has(&order->queue[i], order->queue[i].last_read - 1))
+            found |= 1ull << i;
+    return found;
+}
+
+static uint32_t open_intervals(const struct prs_tally *tally, uint32_t except)
+{
+    uint32_t open = 0;
+
+    for (uint32_t i = 0; i < PRS_TALLY_SLOTS; i++)
+        if (tally->interval[i].tag && i != except)
+            open |= 1u << i;
+    return open;
+}
+
+/* The signal becomes a record; a strong one closes the intervals of all other groups first. */
+static int signal_counted(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
+{
+    bool strong = signal->flags & PRS_SIGNAL_STRONG;
+    uint32_t slot = signal->group % PRS_ORDER_GROUPS, records = 1, index;
+    uint32_t others = strong ? open_intervals(order->tally, slot) : 0;
+    uint64_t reads = strong ? unfinished_reads(order) : 0;
+    struct prs_order_queue *queue;
+    struct prs_record record;
+
+    records += (uint32_t)__builtin_popcount(others);
+    if (!at_most_one(reads) || !prs_tally_room(order->tally, records))
+        return PRS_BUSY;
+    index = reads ? lowest(reads) : order->small_queue;
+    queue = &order->queue[index];
+    if (queue->head - queue->tail + records > queue->mask + 1)
+        return PRS_BUSY;
+    for (; others; others &= others - 1) {
+        record = (struct prs_record){.kind = PRS_RECORD_CLOSE};
+        prs_tally_close(order->tally, lowest(others), &record);
+        admit_record(order, index, &order->closers, &record);
+    }
+    record = (struct prs_record){.addr = signal->dst_addr,
+                                 .value = signal->value,
+                                 .key = signal->dst->rkey[order->path[0].remote_rail],
+                                 .kind = signal->kind == PRS_SIGNAL_ADD ? PRS_RECORD_ADD : PRS_RECORD_SET,
+                                 .barrier = strong};
+    prs_tally_close(order->tally, slot, &record);
+    admit_record(order, index, op, &record);
+    if (reads) {
+        queue->wr[(queue->head - 1) & queue->mask].flags |= PRS_WR_FENCE;
+        order->stats.fences++;
+    }
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------------------- admit */
+
+int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
+{
+    uint32_t position[PRS_ORDER_MAX_QUEUES];
+    uint64_t need;
+    uint32_t index;
+
+    if (order->ops >= order->window_ops || order->stalled || order->held_count == PRS_ORDER_HELD)
+        return PRS_BUSY;
+    if (order->tally) {
+        if (signal_counted(order, op, signal))
+            return PRS_BUSY;
+        prs_op_start(op, 1);
+        order->ops++;
+        order->stats.signals++;
+        return 0;
+    }
+    need = unfinished(order, signal, position);
+    if (order->held_count || (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {
+        hold_signal(order, op, signal, need, position);
+    } else {
+        index = need ? lowest(need) : signal->group % order->data_queues;
+        if (order->policy == PRS_POLICY_NIC_FENCE)
+            index = 0;
+        if (admit_signal(order, index, op, signal, signal->dst))
+            return PRS_BUSY;
+    }
+    prs_op_start(op, 1);
+    order->ops++;
+    order->stats.signals++;
+    return 0;
+}
+
+/* Queues with a signal in flight. One that was held knows nothing of those that left meanwhile, and must not overtake
+ * them. */
+static uint64_t unfinished_signals(struct prs_order *order)
+{
+    for (uint64_t left = order->signal_used; left; left &= left - 1) {
+        uint32_t i = lowest(left);
+
+        if (!queue_has(&order->queue[i], order->signal_last[i]))
+            order->signal_used &= ~(1ull << i);
+    }
+    return order->signal_used;
+}
+
+void prs_order_release(struct prs_order *order)
+{
+    while (order->held_count) {
+        struct prs_order_held *held = &order->held[order->held_first];
+        uint64_t need;
+        uint32_t index;
+
+        for (uint64_t left = held->need; left; left &= left - 1) {
+            uint32_t i = lowest(left);
+
+            if (!queue_has(&order->queue[i], held->need_position[i]))
+                held->need &= ~(1ull << i);
+        }
+        need = held->need | unfinished_signals(order);
+        if (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))
+            return;
+        index = need ? lowest(need) : held->signal.group % order->data_queues;
+        if (admit_signal(order, index, held->op, &held->signal, &held->keys))
+            return; /* that queue is full: its next completion comes by here again */
+        order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;
+        order->held_count--;
+        order->stalled = false;
+    }
+}

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <perseus/proxy.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/cuda.h"
+#include "transport/dispatch.h"
+#include "transport/near.h"
+#include "transport/ring.h"
+#include "transport/window.h"
+#include "util/error.h"
+#include "util/log.h"
+
+enum {
+    DEFAULT_SLOTS = 1024,
+    DEFAULT_TIMEOUT_MS = 10000,
+    IDLE_SPINS = 2000, /* rounds without work before the thread lets others run */
+};
+
+struct prs_proxy {
+    struct prs_proxy_options options;
+    struct prs_ring ring;
+    struct prs_windows windows;
+    struct prs_dispatch dispatch;
+    struct prs_device device;
+    struct prs_ring_local *local; /* host memory, or of the device */
+    uint64_t *map;                /* [windows][world], then [windows] sizes: device->map and device->bytes */
+    uint64_t *device_map;         /* the device's copy; same as map without CUDA */
+    pthread_t thread;
+    bool running;
+    int stop;  /* atomic: asks the thread to end */
+    int error; /* atomic: sticky; text is written before it */
+    char text[512];
+};
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * errors */
+
+static int set_error(struct prs_proxy *proxy, int error, const char *text)
+{
+    if (__atomic_load_n(&proxy->error, __ATOMIC_RELAXED) == 0) {
+        snprintf(proxy->text, sizeof(proxy->text), "%s", text);
+        /* P0: the text is whole before the error is seen. Pairs with P1 in prs_proxy_check(). */
+        __atomic_store_n(&proxy->error, error, __ATOMIC_RELEASE);
+        prs_ring_abort(&proxy->ring, error);
+    }
+    return error;
+}
+
+/* The device failed by itself: its report becomes the proxy's error. */
+static int take_report(struct prs_proxy *proxy)
+{
+    struct prs_device_report report;
+    char text[384];
+    int error;
+
+    if (!prs_ring_report(&proxy->ring, &report))
+        return 0;
+    prs_ring_report_text(&report, text, sizeof(text));
+    error = report.code == PRS_DEVICE_TIMEOUT ? -ETIMEDOUT : report.code == PRS_DEVICE_ABORTED ? -ECANCELED : -EINVAL;
+    return set_error(proxy, prs_fail(error, "rank %u: %s", proxy->device.rank, text), text);
+}
+
+int prs_proxy_check(struct prs_proxy *proxy)
+{
+    int error = __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE); /* P1 */
+
+    return error ? prs_error_repeat(error, proxy->text) : 0;
+}
+
+const char *prs_proxy_error(struct prs_proxy *proxy)
+{
+    return __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE) ? proxy->text : "";
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * the loop */
+
+int prs_proxy_step(struct prs_proxy *proxy)
+{
+    int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
+
+    if (r != 0)
+        return prs_error_repeat(r, proxy->text);
+    r = prs_dispatch_step(&proxy->dispatch);
+    if (r < 0)
+        return set_error(proxy, r, prs_error_text());
+    if (r == 0)
+        r = take_report(proxy); /* only looked for when there is nothing better to do */
+    return r;
+}
+
+static void *run(void *argument)
+{
+    struct prs_proxy *proxy = argument;
+    unsigned idle = 0;
+
+    prs_near_node(proxy->options.numa_node);
+    while (!__atomic_load_n(&proxy->stop, __ATOMIC_RELAXED)) {
+        int r = prs_proxy_step(proxy);
+
+        if (r < 0)
+            break;
+        idle = r > 0 ? 0 : idle + 1;
+        if (idle > IDLE_SPINS)
+            sched_yield();
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * life */
+
+/* Every proxy of this process has an epoch of its own, never 0, so that a kernel that outlived its proxy is found out.
+ */
+static uint32_t next_epoch(void)
+{
+    static uint32_t last;
+
+    return __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED) % (PRS_CMD_EPOCHS - 1) + 1;
+}
+
+static int make_memory(struct prs_proxy *proxy)
+{
+    int r;
+
+    if (!proxy->options.cuda) {
+        proxy->local = calloc(1, sizeof(*proxy->local));
+        return proxy->local ? 0 : prs_fail(-ENOMEM, "proxy: no memory for the ring's counters");
+    }
+    r = prs_cuda_alloc((void **)&proxy->local, sizeof(*proxy->local));
+    if (r < 0)
+        return r;
+    return prs_cuda_map_host(proxy->ring.control, proxy->ring.map_bytes);
+}
+
+int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **out)
+{
+    struct prs_proxy *proxy = calloc(1, sizeof(*proxy));
+    int r;
+
+    if (!proxy)
+        return prs_fail(-ENOMEM, "proxy: no memory");
+    proxy->options = *options;
+    proxy->device.epoch = next_epoch();
+    proxy->device.rank = prs_team_rank(options->team);
+    proxy->device.world = prs_team_size(options->team);
+    proxy->device.timeout_ns = 1000000ull * (options->timeout_ms ? options->timeout_ms : DEFAULT_TIMEOUT_MS);
+    r = prs_ring_init(&proxy->ring, options->ring_slots ? options->ring_slots : DEFAULT_SLOTS);
+    if (r < 0)
+        goto free_proxy;
+    r = prs_windows_init(&proxy->windows, proxy->device.world, proxy->device.epoch, PRS_PROXY_WINDOWS);
+    if (r < 0)
+        goto fini_ring;
+    r = prs_dispatch_init(&proxy->dispatch, &proxy->ring, &proxy->windows, options->team, options->context,
+                          options->drain);
+    if (r < 0)
+        goto fini_windows;
+    r = make_memory(proxy);
+    if (r < 0)
+        goto fini_dispatch;
+    *out = proxy;
+    return 0;
+
+fini_dispatch:
+    prs_dispatch_fini(&proxy->dispatch);
+    if (proxy->options.cuda)
+        prs_cuda_free(proxy->local);
+fini_windows:
+    prs_windows_fini(&proxy->windows);
+fini_ring:
+    prs_ring_fini(&proxy->ring);
+free_proxy:
+    free(proxy);
+    return r;
+}
+
+int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options)
+{
+    if (proxy->map)
+        return prs_fail(-EBUSY, "proxy of rank %u has started: no window can be added", proxy->device.rank);
+    return prs_windows_add(&proxy->windows, options);
+}
+
+/* The tables that the device reads: where windows are mapped, and their sizes. */
+static int make_map(struct prs_proxy *proxy)
+{
+    uint32_t world = proxy->device.world, count = proxy->windows.count;
+    size_t words = (size_t)count * world + count;
+    int r;
+
+    proxy->map = calloc(words ? words : 1, sizeof(uint64_t));
+    if (!proxy->map)
+        return prs_fail(-ENOMEM, "proxy: no memory for %u windows of %u ranks", count, world);
+    for (uint32_t w = 0; w < count; w++) {
+        for (uint32_t rank = 0; rank < world; rank++)
+            proxy->map[w * world + rank] = proxy->windows.window[w].remotes[rank].mapped;
+        proxy->map[w * world + proxy->device.rank] = proxy->windows.window[w].base;
+        proxy->map[count * world + w] = proxy->windows.window[w].bytes;
+    }
+    proxy->device_map = proxy->map;
+    if (proxy->options.cuda) {
+        r = prs_cuda_alloc((void **)&proxy->device_map, words * sizeof(uint64_t));
+        if (r == 0)
+            r = prs_cuda_copy(proxy->device_map, proxy->map, words * sizeof(uint64_t));
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
+{
+    struct prs_device *device = &proxy->device;
+    int r = make_map(proxy);
+
+    if (r < 0)
+        return r;
+    device->slots = proxy->ring.slots;
+    device->control = proxy->ring.control;
+    device->local = proxy->local;
+    device->map = proxy->device_map;
+    device->bytes = proxy->device_map + (size_t)proxy->windows.count * device->world;
+    device->slot_count = proxy->ring.slot_count;
+    device->windows = proxy->windows.count;
+    *out = *device;
+    if (proxy->options.stepped)
+        return 0;
+    r = pthread_create(&proxy->thread, NULL, run, proxy);
+    if (r != 0)
+        return prs_fail(-r, "proxy of rank %u: cannot start its thread: %s", device->rank, strerror(r));
+    proxy->running = true;
+    return 0;
+}
+
+void prs_proxy_close(struct prs_proxy *proxy)
+{
+    if (!proxy)
+        return;
+    prs_ring_abort(&proxy->ring, -ECANCELED);
+    __atomic_store_n(&proxy->stop, 1, __ATOMIC_RELAXED);
+    if (proxy->running)
+        pthread_join(proxy->thread, NULL); /* its loop never blocks, so this is one round at most */
+    if (proxy->options.cuda) {
+        prs_cuda_unmap_host(proxy->ring.control);
+        prs_cuda_free(proxy->local);
+        if (proxy->device_map != proxy->map)
+            prs_cuda_free(proxy->device_map);
+    } else {
+        free(proxy->local);
+    }
+    free(proxy->map);
+    prs_dispatch_fini(&proxy->dispatch);
+    prs_windows_fini(&proxy->windows);
+    prs_ring_fini(&proxy->ring);
+    free(proxy);
+}
+
+void prs_proxy_stats(const struct prs_proxy *proxy, struct prs_proxy_stats *out)
+{
+    *out = proxy->dispatch.stats;
+}

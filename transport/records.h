@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The counted policy at one peer: memory that records and credits are written to, and the raising of signals by our own
+ * NIC, which checks keys and bounds and reaches CUDA memory as well. */
+#ifndef TRANSPORT_RECORDS_H
+#define TRANSPORT_RECORDS_H
+
+#include "transport/handshake.h"
+#include "transport/tally.h"
+
+struct prs_peer;
+
+struct prs_records {
+    struct prs_counts counts;
+    uint8_t *memory;                  /* registered strictly: the ring of records, then the word for credits */
+    struct ibv_mr *mr[PRS_MAX_RAILS]; /* by path */
+    struct prs_wire_window credit;    /* the peer's */
+    uint32_t credits_sent;
+};
+
+/* Make what this side needs: it is counted itself, or the peer is. Once per peer. Return 0 or -errno. */
+int prs_records_open(struct prs_peer *peer);
+void prs_records_close(struct prs_peer *peer);
+/* Where the peer may write. */
+void prs_records_window(const struct prs_peer *peer, struct prs_wire_window *records, struct prs_wire_window *credit);
+
+/* An arrival counts for a tag, or a record has come to a slot. Return 0 or -EPROTO. */
+int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm);
+/* Raise what may be raised. Return 0 or -errno (the peer has failed). */
+int prs_records_raise(struct prs_peer *peer);
+
+#endif

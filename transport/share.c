@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/share.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "util/error.h"
+#include "util/log.h"
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static socklen_t socket_name(const struct prs_share_address *address, struct sockaddr_un *out)
+{
+    int length;
+
+    memset(out, 0, sizeof(*out));
+    out->sun_family = AF_UNIX;
+    /* A leading NUL makes the name abstract: no file to leave behind. */
+    length = snprintf(out->sun_path + 1, sizeof(out->sun_path) - 1, "perseus-");
+    for (size_t i = 0; i < sizeof(address->name); i++)
+        length +=
+            snprintf(out->sun_path + 1 + length, sizeof(out->sun_path) - 1 - (size_t)length, "%02x", address->name[i]);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+}
+
+int prs_share_open(struct prs_share *share)
+{
+    struct sockaddr_un name;
+    socklen_t length;
+
+    share->listener = -1;
+    if (getrandom(&share->address, sizeof(share->address), 0) != (ssize_t)sizeof(share->address))
+        return prs_fail(-errno, "sharing memory: getrandom: %s", strerror(errno));
+    share->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (share->listener < 0)
+        return prs_fail(-errno, "sharing memory: UNIX socket: %s", strerror(errno));
+    length = socket_name(&share->address, &name);
+    if (bind(share->listener, (struct sockaddr *)&name, length) < 0 || listen(share->listener, SOMAXCONN) < 0) {
+        int error = errno;
+
+        prs_share_close(share);
+        return prs_fail(-error, "sharing memory: cannot listen on UNIX socket @%s: %s", name.sun_path + 1,
+                        strerror(error));
+    }
+    return 0;
+}
+
+void prs_share_close(struct prs_share *share)
+{
+    if (share->listener >= 0)
+        close(share->listener);
+    share->listener = -1;
+}
+
+/* Wait until a socket can be read. */
+static int wait_readable(int socket, uint64_t give_up_ms)
+{
+    for (;;) {
+        struct pollfd poller = {.fd = socket, .events = POLLIN};
+        uint64_t now = now_ms();
+        int r;
+
+        if (now >= give_up_ms)
+            return -ETIMEDOUT;
+        r = poll(&poller, 1, (int)(give_up_ms - now));
+        if (r > 0)
+            return 0;
+        if (r < 0 && errno != EINTR)
+            return -errno;
+    }
+}
+
+/* Connect and show the cookie: both fit the kernel's buffers, so the other side need not have accepted yet. */
+static int ask(const struct prs_share_address *address, int *out)
+{
+    struct sockaddr_un name;
+    socklen_t length = socket_name(address, &name);
+    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (s < 0)
+        return prs_fail(-errno, "sharing memory: UNIX socket: %s", strerror(errno));
+    if (connect(s, (struct sockaddr *)&name, length) < 0 ||
+        send(s, address->cookie, sizeof(address->cookie), MSG_NOSIGNAL) != (ssize_t)sizeof(address->cookie)) {
+        int error = errno;
+
+        close(s);
+        return prs_fail(-error, "sharing memory: cannot reach @%s: %s (did that rank die?)", name.sun_path + 1,
+                        strerror(error));
+    }
+    *out = s;
+    return 0;
+}
+
+static int send_files(int s, const int files[PRS_SHARE_FILES])
+{
+    char control[CMSG_SPACE(sizeof(int) * PRS_SHARE_FILES)] __attribute__((aligned(8))) = {0};
+    char byte = 1;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * PRS_SHARE_FILES);
+    memcpy(CMSG_DATA(header), files, sizeof(int) * PRS_SHARE_FILES);
+    return sendmsg(s, &message, MSG_NOSIGNAL) == 1 ? 0 : -errno;
+}
+
+static int receive_files(int s, int files[PRS_SHARE_FILES], uint64_t give_up_ms)
+{
+    char control[CMSG_SPACE(sizeof(int) * PRS_SHARE_FILES)] __attribute__((aligned(8))) = {0};
+    char byte;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+    struct cmsghdr *header;
+    int r = wait_readable(s, give_up_ms);
+
+    if (r < 0)
+        return r;
+    if (recvmsg(s, &message, MSG_CMSG_CLOEXEC) != 1)
+        return -ECONNRESET;
+    header = CMSG_FIRSTHDR(&message);
+    if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int) * PRS_SHARE_FILES))
+        return -EPROTO;
+    memcpy(files, CMSG_DATA(header), sizeof(int) * PRS_SHARE_FILES);
+    return 0;
+}
+
+/* One that asks: the same user, with our cookie? */
+static int check_asker(const struct prs_share *share, int s, uint64_t give_up_ms)
+{
+    uint8_t cookie[sizeof(share->address.cookie)];
+    struct ucred who;
+    socklen_t length = sizeof(who);
+
+    if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &length) < 0 || who.uid != geteuid())
+        return -EPERM;
+    if (wait_readable(s, give_up_ms) < 0 ||
+        recv(s, cookie, sizeof(cookie), MSG_WAITALL | MSG_DONTWAIT) != (ssize_t)sizeof(cookie))
+        return -EPROTO;
+    return memcmp(cookie, share->address.cookie, sizeof(cookie)) == 0 ? 0 : -EPERM;
+}
+
+/* Serve `count` askers; strangers are turned away and do not count. */
+static int serve(struct prs_share *share, const int files[PRS_SHARE_FILES], uint32_t count, uint64_t give_up_ms)
+{
+    for (uint32_t served = 0; served < count;) {
+        int r = wait_readable(share->listener, give_up_ms);
+        int s;
+
+        if (r < 0)
+            return prs_fail(r, "sharing memory: %u of %u processes of this node did not ask for ours in time",
+                            count - served, count);
+        s = accept4(share->listener, NULL, NULL, SOCK_CLOEXEC);
+        if (s < 0)
+            continue;
+        r = check_asker(share, s, give_up_ms);
+        if (r == 0)
+            r = send_files(s, files);
+        if (r == 0)
+            served++;
+        else
+            PRS_WARN("sharing memory: turned a process away: %s", strerror(-r));
+        close(s);
+    }
+    return 0;
+}
+
+int prs_share_exchange(struct prs_share *share, const int files[PRS_SHARE_FILES],
+                       const struct prs_share_address *addresses, uint32_t count, int (*got)[PRS_SHARE_FILES],
+                       uint32_t timeout_ms)
+{
+    uint64_t give_up = now_ms() + timeout_ms;
+    int *sockets = calloc(count ? count : 1, sizeof(*sockets));
+    uint32_t asked = 0, received = 0;
+    int r = 0;
+
+    if (!sockets)
+        return prs_fail(-ENOMEM, "sharing memory: no memory for %u sockets", count);
+    while (asked < count && r == 0) {
+        r = ask(&addresses[asked], &sockets[asked]);
+        if (r == 0)
+            asked++;
+    }
+    /* Everyone asks, then serves, then takes what comes: nobody waits for somebody who waits for him. */
+    if (r == 0)
+        r = serve(share, files, count, give_up);
+    while (received < count && r == 0) {
+        r = receive_files(sockets[received], got[received], give_up);
+        if (r < 0)
+            r = prs_fail(r, "sharing memory: no files came from process %u of %u of this node: %s", received, count,
+                         strerror(-r));
+        else
+            received++;
+    }
+    for (uint32_t i = 0; i < asked; i++)
+        close(sockets[i]);
+    for (uint32_t i = 0; r < 0 && i < received; i++)
+        for (int k = 0; k < PRS_SHARE_FILES; k++)
+            close(got[i][k]);
+    free(sockets);
+    return r;
+}

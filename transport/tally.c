@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/tally.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------------------------------- sender */
+
+void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word)
+{
+    memset(tally, 0, sizeof *tally);
+    tally->credit_word = credit_word;
+    for (uint16_t tag = PRS_TAGS - 1; tag > 0; tag--)
+        tally->free_tag[tally->free_count++] = tag;
+}
+
+static void take_credits(struct prs_tally *tally)
+{
+    /* Written by the peer's NIC, as one aligned word; nothing else is read on the strength of it. */
+    uint32_t raised = (uint32_t)__atomic_load_n(tally->credit_word, __ATOMIC_RELAXED);
+
+    if (raised - tally->credited > tally->next_number - tally->credited)
+        return; /* more than was ever sent: ignore it; the tags simply stay taken */
+    for (; tally->credited != raised; tally->credited++) {
+        uint16_t tag = tally->closed_by[tally->credited % PRS_RECORDS];
+
+        if (tag)
+            tally->free_tag[tally->free_count++] = tag;
+    }
+}
+
+uint16_t prs_tally_count(struct prs_tally *tally, uint32_t slot, uint32_t arrivals)
+{
+    struct prs_interval *interval = &tally->interval[slot];
+
+    if (!interval->tag) {
+        if (!tally->free_count)
+            take_credits(tally);
+        if (!tally->free_count)
+            return 0;
+        interval->tag = tally->free_tag[--tally->free_count];
+        interval->count = 0;
+    }
+    interval->count += arrivals;
+    return interval->tag;
+}
+
+bool prs_tally_room(struct prs_tally *tally, uint32_t records)
+{
+    if (tally->next_number - tally->credited + records > PRS_RECORDS)
+        take_credits(tally);
+    return tally->next_number - tally->credited + records <= PRS_RECORDS;
+}
+
+void prs_tally_close(struct prs_tally *tally, uint32_t slot, struct prs_record *record)
+{
+    struct prs_interval *interval = &tally->interval[slot];
+
+    record->number = tally->next_number++;
+    record->slot = (uint8_t)slot;
+    record->tag = interval->tag;
+    record->expected = interval->count;
+    tally->closed_by[record->number % PRS_RECORDS] = interval->tag;
+    interval->tag = 0;
+    interval->count = 0;
+}
+
+/* ----------------------------------------------------------------------------------------------- receiver */
+
+int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals)
+{
+    if (tag == 0 || tag >= PRS_TAGS)
+        return -EPROTO;
+    counts->arrived[tag] += arrivals;
+    return 0;
+}
+
+int prs_counts_record(struct prs_counts *counts, uint32_t slot, const struct prs_record *record)
+{
+    if (slot >= PRS_RECORDS || record->number % PRS_RECORDS != slot || record->number - counts->raised >= PRS_RECORDS ||
+        counts->here[slot] || record->tag >= PRS_TAGS || record->slot >= PRS_TALLY_SLOTS ||
+        record->kind > PRS_RECORD_ADD || record->addr % sizeof(uint64_t))
+        return -EPROTO;
+    counts->record[slot] = *record;
+    counts->here[slot] = true;
+    counts->done[slot] = false;
+    counts->waiting++;
+    while (counts->upto - counts->raised < PRS_RECORDS && counts->here[counts->upto % PRS_RECORDS])
+        counts->upto++;
+    return 0;
+}
+
+int prs_counts_next(struct prs_counts *counts, const struct prs_record **out)
+{
+    uint32_t blocked = 0; /* group slots with an earlier record that waits */
+
+    *out = NULL;
+    for (uint32_t number = counts->raised; number != counts->upto; number++) {
+        const struct prs_record *record = &counts->record[number % PRS_RECORDS];
+        uint32_t arrived = record->tag ? counts->arrived[record->tag] : 0;
+
+        if (counts->done[number % PRS_RECORDS])
+            continue;
+        if (record->tag && arrived > record->expected)
+            return -EPROTO;
+        if ((!record->tag || arrived == record->expected) &&
+            !(record->barrier ? blocked : blocked >> record->slot & 1)) {
+            *out = record;
+            return 0;
+        }
+        blocked |= 1u << record->slot;
+    }
+    return 0;
+}
+
+void prs_counts_raised(struct prs_counts *counts, const struct prs_record *record)
+{
+    counts->arrived[record->tag] = 0; /* tag 0 counts nothing anyway */
+    counts->done[record->number % PRS_RECORDS] = true;
+    counts->waiting--;
+    while (counts->raised != counts->upto && counts->done[counts->raised % PRS_RECORDS]) {
+        counts->here[counts->raised % PRS_RECORDS] = false;
+        counts->done[counts->raised % PRS_RECORDS] = false;
+        counts->raised++;
+    }
+}
