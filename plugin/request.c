@@ -92,6 +92,7 @@ static int announce(struct recv_comm *comm)
             .src_addr = &comm->mirror[slot],
             .dst_addr = comm->ring_addr + slot * sizeof(struct cts_record),
             .dst = &comm->ring_keys,
+            .group = PRS_GROUP_NONE,
         };
         int r;
 
@@ -358,7 +359,7 @@ static __attribute__((noinline)) net_result send_to(struct send_comm *comm, cons
     put.dst = &record->keys;
     put.len_bytes = size;
     put.notify_id = record->id % PRS_NOTIFY_IDS;
-    put.group = 0;
+    put.group = PRS_GROUP_NONE; /* no signals here: under `counted` a put of a group costs the peer an arrival */
     put.flags = PRS_PUT_NOTIFY;
     r = prs_peer_put(comm->base.peer, &request->op, &put);
     if (r)

@@ -429,6 +429,18 @@ static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns
     }
 }
 
+/* One request is done. Return how many ops that ends. */
+static inline uint32_t retire(struct prs_op *owner)
+{
+    uint32_t done = 0;
+
+    if (__builtin_expect(!((uintptr_t)owner & OWNER_MERGED), 1))
+        return prs_op_part_done(owner);
+    while (owner)
+        done += prs_op_part_done(owner_pop(&owner)); /* popped before done: then its storage may vanish */
+    return done;
+}
+
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns)
 {
     struct prs_order_queue *queue = &order->queue[index];
@@ -441,10 +453,11 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
         uint32_t slot = queue->tail++ & queue->mask;
 
         bytes += queue->wr[slot].len_bytes;
-        done += prs_op_part_done(queue->owner[slot]);
+        done += retire(queue->owner[slot]);
     }
     order->ops -= done;
     order->signaled--;
+    order->closers.parts = 1u << 31; /* never to reach zero */
     if (order->data_queues > 1 && index < order->data_queues) {
         queue->backlog_bytes -= bytes;
         order->path[queue->path].inflight_bytes -= bytes;
@@ -462,7 +475,8 @@ void prs_order_fail(struct prs_order *order, int status)
         struct prs_order_queue *queue = &order->queue[i];
 
         for (; queue->tail != queue->head; queue->tail++)
-            prs_op_fail(queue->owner[queue->tail & queue->mask], status);
+            for (struct prs_op *owner = queue->owner[queue->tail & queue->mask]; owner;)
+                prs_op_fail(owner_pop(&owner), status);
         queue->posted = queue->head;
     }
     for (; order->held_count; order->held_count--) {

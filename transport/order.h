@@ -102,7 +102,7 @@ struct prs_order_held {
 };
 
 struct prs_order_stats {
-    uint64_t puts, gets, signals, fences, drains, bytes;
+    uint64_t puts, gets, signals, fences, drains, merged, bytes;
     uint64_t path_bytes[PRS_MAX_RAILS]; /* with several queues only */
 };
 

@@ -74,6 +74,25 @@ static inline void copy_inline(const struct prs_order_queue *queue, struct prs_w
     wr->local_key = queue->inline_key;
 }
 
+/* Adds to one word that are merged share a request: its owner is then the last op, with bit 0 set, and each op's
+ * mark[0] holds the owner before it. */
+enum { OWNER_MERGED = 1 };
+
+static inline void owner_merge(struct prs_op **owner, struct prs_op *op)
+{
+    op->mark[0] = (uintptr_t)*owner;
+    *owner = (struct prs_op *)((uintptr_t)op | OWNER_MERGED);
+}
+
+/* Take the first op off a merged owner; *owner becomes the rest, NULL at the end. */
+static inline struct prs_op *owner_pop(struct prs_op **owner)
+{
+    struct prs_op *op = (struct prs_op *)((uintptr_t)*owner & ~(uintptr_t)OWNER_MERGED);
+
+    *owner = (uintptr_t)*owner & OWNER_MERGED ? (struct prs_op *)(uintptr_t)op->mark[0] : NULL;
+    return op;
+}
+
 static inline uint32_t lowest(uint64_t mask)
 {
     return (uint32_t)__builtin_ctzll(mask);

@@ -401,6 +401,7 @@ void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
                               .arrivals = peer->arrivals,
                               .fences = order->fences,
                               .drains = order->drains,
+                              .merged_signals = order->merged,
                               .bytes = order->bytes};
     for (uint32_t i = 0; i < peer->path_count; i++) {
         out->receives += peer->link[i]->receives;

@@ -582,3 +582,41 @@ Test(order, failing_gives_every_op_back)
         cr_assert_eq(op[i].status, -EIO);
     cr_assert_eq(sim->order.ops, 0);
 }
+
+Test(order, adds_to_one_word_share_a_request_until_it_is_posted)
+{
+    static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_NIC_FENCE, PRS_POLICY_COUNTED};
+
+    for (size_t row = 0; row < sizeof policies / sizeof *policies; row++) {
+        struct sim *sim = fresh(policies[row], 1, 1);
+        struct prs_signal add = {.dst = &keys, .dst_addr = 64, .value = 5, .kind = PRS_SIGNAL_ADD};
+        const struct prs_order_queue *queue = &sim->order.queue[0];
+        struct prs_chain chain;
+        struct prs_op op[6];
+        uint64_t value;
+
+        put_one(sim, 8, 0, 0, 0);
+        for (int i = 0; i < 3; i++)
+            cr_assert_eq(prs_order_signal(&sim->order, &op[i], &add), 0);
+        cr_assert_eq(queue->head, 2, "%s: a put and one add", prs_policy_names[policies[row]]);
+        value = policies[row] == PRS_POLICY_COUNTED
+                    ? ((const struct prs_record *)(const void *)(queue->inline_bytes + PRS_INLINE_BYTES))->value
+                    : queue->wr[1].value;
+        cr_assert_eq(value, 15);
+        add.dst_addr = 72;
+        cr_assert_eq(prs_order_signal(&sim->order, &op[3], &add), 0, "another word");
+        put_one(sim, 8, 0, 0, 0);
+        cr_assert_eq(prs_order_signal(&sim->order, &op[4], &add), 0, "a put lies between");
+        cr_assert_eq(queue->head, 5);
+        cr_assert(prs_order_take(&sim->order, 0, &chain));
+        cr_assert_eq(prs_order_signal(&sim->order, &op[5], &add), 0, "posted");
+        cr_assert_eq(queue->head, 6);
+        cr_assert_eq(sim->order.stats.merged, 2);
+        cr_assert_eq(prs_order_complete(&sim->order, 0, 4, 0), 7, "2 puts and 5 signals");
+        for (int i = 0; i < 5; i++)
+            cr_assert_eq(op[i].status, 0);
+        cr_assert_eq(op[5].status, PRS_OP_PENDING);
+        prs_order_fail(&sim->order, -EIO);
+        cr_assert_eq(op[5].status, -EIO);
+    }
+}
