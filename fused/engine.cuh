@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tile engine. A cluster of two CTAs computes one unit (schedule.h): each CTA one 128 x 256 tile, sharing the columns of B,
- * of which each loads half and multicasts it. In a CTA:
- *   warp 0          load_tiles     fills the stage ring, gates on other ranks' data
- *   warps 1, 2      store_tiles    one per consumer warpgroup: bulk-stores finished slabs, raises flags once they have landed
- *   warp 3          push_block or await_broadcast (all-gather, all-reduce)
+/* The tile engine. A cluster of two CTAs computes one unit (schedule.h): each CTA one 128 x 256 tile, sharing the
+ * columns of B, of which each loads half and multicasts it. In a CTA: warp 0          load_tiles     fills the stage
+ * ring, gates on other ranks' data warps 1, 2      store_tiles    one per consumer warpgroup: bulk-stores finished
+ * slabs, raises flags once they have landed warp 3          push_block or await_broadcast (all-gather, all-reduce)
  *   warps 4..11     multiply_tiles two consumer warpgroups, 64 rows each
  * Consumers never wait for another GPU, except through the stage ring and the store buffers. */
 #ifndef PERSEUS_FUSED_ENGINE_CUH
@@ -27,9 +26,9 @@ template <int KIND, int B_N_MAJOR> struct engine {
 
 struct cta_memory {
     uint8_t *base;
-    uint64_t *full, *empty;       /* [PRS_STAGES] */
-    uint64_t *c_full, *c_empty;   /* [2 warpgroups][2 slabs] */
-    uint64_t *pushed;             /* [PRS_PUSH_SLOTS] */
+    uint64_t *full, *empty;     /* [PRS_STAGES] */
+    uint64_t *c_full, *c_empty; /* [2 warpgroups][2 slabs] */
+    uint64_t *pushed;           /* [PRS_PUSH_SLOTS] */
 };
 
 struct cta_place {
@@ -77,9 +76,10 @@ PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
     mbarrier_init_fence();
 }
 
-/* ---- warp 0: load ------------------------------------------------------------------------------------------------- */
-/* All-gather: how many strips from `strip` on have arrived, at least 1. All lanes look at once, so that a row that is complete
- * costs one look per 32 strips. Returns a large number when waiting was given up. */
+/* ---- warp 0: load -------------------------------------------------------------------------------------------------
+ */
+/* All-gather: how many strips from `strip` on have arrived, at least 1. All lanes look at once, so that a row that is
+ * complete costs one look per 32 strips. Returns a large number when waiting was given up. */
 PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struct cta_place &at, uint32_t slot,
                                  uint32_t row_tile, uint32_t strip)
 {
@@ -123,8 +123,8 @@ PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_
 }
 
 /* After the K steps of an own tile: the other ranks' partial sums, as further stages of the ring. */
-PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at,
-                              struct ring *r, uint32_t tile)
+PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
+                              const struct cta_place &at, struct ring *r, uint32_t tile)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32, slots = s->world - 1;
@@ -143,8 +143,9 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
                 mbarrier_expect(&m.full[r->stage], count * PRS_PARTIAL_QUARTER);
                 for (uint32_t i = 0; i < count; i++) {
                     /* Sums 1 and 2 fill the B part of the stage, sum 0 the A part. */
-                    uint8_t *dst = i == 0 ? m.base + PRS_SMEM_A + r->stage * PRS_STAGE_A
-                                          : m.base + PRS_SMEM_B + r->stage * PRS_STAGE_B + (i - 1) * PRS_PARTIAL_QUARTER;
+                    uint8_t *dst = i == 0
+                                       ? m.base + PRS_SMEM_A + r->stage * PRS_STAGE_A
+                                       : m.base + PRS_SMEM_B + r->stage * PRS_STAGE_B + (i - 1) * PRS_PARTIAL_QUARTER;
                     bulk_load(dst, bank + prs_layout_partial(s, first + i, tile, quarter), PRS_PARTIAL_QUARTER,
                               &m.full[r->stage]);
                 }
@@ -168,8 +169,8 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
         uint32_t row = u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M, ready = 0;
         uint32_t slot = prs_schedule_slot(s, u.block, s->rank), row_tile = u.pair * 2 + at.rank;
         if (E::gathers && !own) {
-            tiles = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
-                    prs_layout_gathered(s, slot, row_tile, 0);
+            tiles =
+                args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes + prs_layout_gathered(s, slot, row_tile, 0);
         } else if (E::reduces) {
             row += u.block * s->block_rows;
         }
@@ -190,9 +191,10 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
     }
 }
 
-/* ---- warps 4..11: multiply ---------------------------------------------------------------------------------------- */
-/* Shared-memory matrix descriptors, 128-byte swizzle. K-major: rows of 128 bytes, 8-row groups 1024 bytes apart. N-major: boxes
- * of 64 K rows x 64 columns, 8192 bytes apart; 8-row groups along K 1024 bytes apart. */
+/* ---- warps 4..11: multiply ----------------------------------------------------------------------------------------
+ */
+/* Shared-memory matrix descriptors, 128-byte swizzle. K-major: rows of 128 bytes, 8-row groups 1024 bytes apart.
+ * N-major: boxes of 64 K rows x 64 columns, 8192 bytes apart; 8-row groups along K 1024 bytes apart. */
 PRS_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
@@ -209,7 +211,8 @@ PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
 
 /* Issues one stage's products and returns while they run. */
 template <class E>
-PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, const struct ring &r, uint32_t half, bool add)
+PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, const struct ring &r, uint32_t half,
+                               bool add)
 {
     uint32_t base = smem_address(m.base);
     uint64_t a = matrix_descriptor(base + PRS_SMEM_A + half * (PRS_STAGE_A / 2) + r.stage * PRS_STAGE_A, 16);
@@ -280,7 +283,8 @@ PRS_DEVICE void fill_result_slab(const uint32_t (&x)[16], uint32_t slab)
     uint32_t line = slab + row * 128, right = lane / 16;
 #pragma unroll
     for (int v = 0; v < 4; v++)
-        store_matrix_x4(line + (((2 * v + right) ^ (row & 7)) << 4), x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
+        store_matrix_x4(line + (((2 * v + right) ^ (row & 7)) << 4), x[4 * v], x[4 * v + 1], x[4 * v + 2],
+                        x[4 * v + 3]);
 }
 
 /* The ring of store buffers of one warpgroup, as its consumers see it. */
@@ -319,9 +323,9 @@ PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memo
     ring->filled++;
 }
 
-/* The quarters of the last tile for which no slab was free. They wait in registers, and are handed over during the next tile's
- * products as slabs come free: with them a whole tile can wait for the link while the tensor cores go on. Each warp decides for
- * itself. */
+/* The quarters of the last tile for which no slab was free. They wait in registers, and are handed over during the next
+ * tile's products as slabs come free: with them a whole tile can wait for the link while the tensor cores go on. Each
+ * warp decides for itself. */
 template <class E> struct left_over {
     static constexpr int count = PRS_SLABS_PER_TILE - E::slabs;
     uint32_t quarter[count][16];
@@ -331,7 +335,8 @@ template <class E> struct left_over {
 
 /* Registers have no run-time index: hence the unrolled loops over constants. */
 template <class E>
-PRS_DEVICE void hand_over_next(struct left_over<E> *left, const struct cta_memory &m, uint32_t half, struct slab_ring *ring)
+PRS_DEVICE void hand_over_next(struct left_over<E> *left, const struct cta_memory &m, uint32_t half,
+                               struct slab_ring *ring)
 {
     uint32_t now = left->next;
 #pragma unroll
@@ -342,7 +347,8 @@ PRS_DEVICE void hand_over_next(struct left_over<E> *left, const struct cta_memor
 }
 
 template <class E>
-PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memory &m, uint32_t half, struct slab_ring *ring)
+PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memory &m, uint32_t half,
+                               struct slab_ring *ring)
 {
     uint32_t now = left->next;
 #pragma unroll
@@ -372,8 +378,8 @@ PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m
 
 /* The K loop of one tile. One group of tensor-core work stays in flight while the stage before it is released. */
 template <class E>
-PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps,
-                              struct left_over<E> *left, struct slab_ring *slabs)
+PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half,
+                              uint32_t steps, struct left_over<E> *left, struct slab_ring *slabs)
 {
     uint32_t before = 0;
     for (uint32_t step = 0; step < steps; step++) {
@@ -392,7 +398,8 @@ PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struc
 }
 
 template <class E>
-PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
+PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
+                               const struct cta_place &at)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t half = threadIdx.x / 128 - 1;
@@ -420,7 +427,8 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
     hand_over_rest<E>(&left, m, half, &slabs);
 }
 
-/* ---- warps 1, 2: store -------------------------------------------------------------------------------------------- */
+/* ---- warps 1, 2: store --------------------------------------------------------------------------------------------
+ */
 template <class E>
 PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
                            const uint8_t *slab, uint32_t half, uint32_t quarter)
@@ -491,7 +499,8 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
     bulk_wait_done<0>();
 }
 
-/* ---- warp 3: push the own block of A, or wait for the others' results ----------------------------------------------- */
+/* ---- warp 3: push the own block of A, or wait for the others' results -----------------------------------------------
+ */
 PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_place &at, const uint8_t *slot,
                            const struct prs_chunk &c)
 {
@@ -512,7 +521,8 @@ PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct pr
     fence_release_sys(); /* R3: one fence for all ranks. Pairs with the acquire in await_strips(). */
     for (uint32_t p = 1; p < s->world; p++) {
         uint32_t owner = (s->rank + p) % s->world, place = prs_schedule_slot(s, s->rank, owner);
-        add_relaxed_sys(args.flags[p] + prs_schedule_arrival(s, place, c.row / PRS_TILE_M, c.step / PRS_STRIP_STEPS), 1);
+        add_relaxed_sys(args.flags[p] + prs_schedule_arrival(s, place, c.row / PRS_TILE_M, c.step / PRS_STRIP_STEPS),
+                        1);
     }
 }
 
@@ -555,7 +565,8 @@ PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct
         wait_flag(&args, args.done[0] + slot, want, PRS_AWAIT_BROADCAST, (s->rank + 1 + slot) % s->world, slot);
 }
 
-/* ---- entry -------------------------------------------------------------------------------------------------------- */
+/* ---- entry --------------------------------------------------------------------------------------------------------
+ */
 template <class E>
 PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
 {

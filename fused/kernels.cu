@@ -39,8 +39,8 @@ extern "C" int prs_kernels_prepare(uint32_t kind, int b_n_major, uint32_t *clust
     cudaLaunchConfig_t config;
     cudaLaunchAttribute cluster;
     int count = 0;
-    cudaError_t e = cudaFuncSetAttribute(kernel_of(kind, b_n_major), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         PRS_SMEM_BYTES);
+    cudaError_t e =
+        cudaFuncSetAttribute(kernel_of(kind, b_n_major), cudaFuncAttributeMaxDynamicSharedMemorySize, PRS_SMEM_BYTES);
     if (e != cudaSuccess)
         return -ENOTSUP;
     launch_config(&config, &cluster, 2, 0);

@@ -63,12 +63,13 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     if (shape->op != PRS_FUSED_GEMM && shape->m % ctx->config.world != 0)
         return prs_fail(-EINVAL, "fused: %u rows do not divide among %u ranks", shape->m, ctx->config.world);
     if (shape->n % 8 != 0 || shape->k % 8 != 0)
-        return prs_fail(-EINVAL, "fused: n = %u, k = %u: rows must be multiples of 16 bytes (8 elements)", shape->n, shape->k);
+        return prs_fail(-EINVAL, "fused: n = %u, k = %u: rows must be multiples of 16 bytes (8 elements)", shape->n,
+                        shape->k);
     return 0;
 }
 
-int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_fused_tuning *tuning,
-                        struct prs_fused_plan **out)
+int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                        const struct prs_fused_tuning *tuning, struct prs_fused_plan **out)
 {
     struct prs_fused_plan *p;
     uint32_t clusters, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
@@ -155,8 +156,8 @@ static int encode_inputs(struct prs_fused_plan *p, const void *a, const void *b)
 static int encode_results(struct prs_fused_plan *p, void *c)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_tensor t = {.base = c, .columns = p->shape.n, .rows = s->block_rows, .planes = s->world, .box_rows = 64,
-                           .swizzled = true};
+    struct prs_tensor t = {
+        .base = c, .columns = p->shape.n, .rows = s->block_rows, .planes = s->world, .box_rows = 64, .swizzled = true};
     uint64_t bytes = (uint64_t)p->shape.m * p->shape.n * 2;
     const struct prs_symmetric *home = NULL;
     int r = 0;
@@ -165,7 +166,8 @@ static int encode_results(struct prs_fused_plan *p, void *c)
     if (p->shape.op == PRS_FUSED_ALLREDUCE && s->world > 1) {
         home = prs_symmetric_find(p->ctx, c, bytes);
         if (home == NULL)
-            return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p, %llu bytes) must lie in prs_fused_alloc() memory",
+            return prs_fail(-EINVAL,
+                            "fused: the result of an all-reduce (%p, %llu bytes) must lie in prs_fused_alloc() memory",
                             c, (unsigned long long)bytes);
     }
     for (uint32_t peer = 0; peer < (home == NULL ? 1 : s->world) && r == 0; peer++) {
@@ -176,7 +178,8 @@ static int encode_results(struct prs_fused_plan *p, void *c)
     return r;
 }
 
-static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a, const void *b, void *c, cudaStream_t stream)
+static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a, const void *b, void *c,
+                  cudaStream_t stream)
 {
     struct prs_fused_error error;
     int before, r;
@@ -206,7 +209,8 @@ int prs_gemm(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
     return launch(plan, PRS_FUSED_GEMM, a, b, c, stream);
 }
 
-int prs_gemm_reduce_scatter(struct prs_fused_plan *plan, const void *a, const void *b, void *c, struct CUstream_st *stream)
+int prs_gemm_reduce_scatter(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
+                            struct CUstream_st *stream)
 {
     return launch(plan, PRS_FUSED_REDUCE_SCATTER, a, b, c, stream);
 }

@@ -33,8 +33,8 @@ static void predict(const struct prs_fused_shape *shape, uint32_t world, struct 
     info->predicted_us = START_US + (compute > sent / LINK_BYTES_PER_US ? compute : sent / LINK_BYTES_PER_US);
 }
 
-void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_fused_tuning *wanted,
-                       uint32_t clusters, struct prs_fused_plan_info *info)
+void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                       const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info)
 {
     uint32_t world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
     struct prs_fused_tuning *t = &info->tuning;

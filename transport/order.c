@@ -29,6 +29,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     memset(order, 0, sizeof *order);
     order->policy = options->policy;
     order->window_ops = options->window_ops;
+    order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
@@ -83,7 +84,7 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
 {
     struct prs_order_group *group;
 
-    if (put->group == PRS_GROUP_NONE || order->tally)
+    if (!order->tracked || put->group == PRS_GROUP_NONE)
         return;
     group = group_of(order, put->group);
     group_note(group, index, order->queue[index].head - 1);
@@ -432,14 +433,14 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
         done += prs_op_part_done(queue->owner[slot]);
     }
     order->ops -= done;
-    if (index < order->data_queues) {
+    if (order->data_queues > 1 && index < order->data_queues) {
         queue->backlog_bytes -= bytes;
         order->path[queue->path].inflight_bytes -= bytes;
         if (now_ns)
             measure(&order->path[queue->path], bytes, now_ns);
-        if (order->held_count)
-            prs_order_release(order);
     }
+    if (order->held_count)
+        prs_order_release(order);
     return (int)done;
 }
 

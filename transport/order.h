@@ -98,7 +98,7 @@ struct prs_order_held {
 
 struct prs_order_stats {
     uint64_t puts, gets, signals, fences, drains, bytes;
-    uint64_t path_bytes[PRS_MAX_RAILS];
+    uint64_t path_bytes[PRS_MAX_RAILS]; /* with several queues only */
 };
 
 struct prs_order {
@@ -109,6 +109,7 @@ struct prs_order {
     uint32_t probe_queues; /* behind the data queues */
     uint32_t path_count;
     uint32_t max_run;
+    bool tracked;            /* signals depend on where the puts of their group went */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut */
     uint64_t max_part_bytes; /* of one request */

@@ -38,10 +38,13 @@ static inline void group_note(struct prs_order_group *group, uint32_t index, uin
     group->last[index] = position;
 }
 
+/* Who has how much to do; with a single queue there is nothing to choose by it. */
 static inline void account(struct prs_order *order, uint32_t index, uint64_t bytes)
 {
     struct prs_order_queue *queue = &order->queue[index];
 
+    if (order->data_queues == 1)
+        return;
     order->stats.path_bytes[queue->path] += bytes;
     order->path[queue->path].inflight_bytes += bytes;
     queue->backlog_bytes += bytes;

@@ -312,38 +312,28 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
                          peer->remote);
 }
 
-int prs_peer_progress(struct prs_peer *peer)
+/* Path i has brought events; take them, and those of the paths behind it. Return how many, or -errno. */
+static __attribute__((noinline)) int take_all(struct prs_peer *peer, uint32_t i, int count)
 {
-    struct prs_event events[PRS_POLL_MOST], first;
+    struct prs_event first;
     int handled = 0, r;
 
+    peer->idle_polls = 0;
     first.kind = PRS_EVENT_DONE;
-
-    if (unlikely(peer->error))
-        return repeat_error(peer);
-    if (peer->order.dirty) {
-        r = post_waiting(peer);
-        if (unlikely(r))
-            return r;
-    }
-    for (uint32_t i = 0; i < peer->path_count; i++) {
-        int count = peer->nic->poll(peer->link[i], events);
-
-        if (count == 0)
-            continue;
+    for (;;) {
         if (unlikely(count < 0))
             return prs_peer_fail(peer, count, "polling a completion queue failed: %s; was it overrun?",
                                  strerror(-count));
-        r = take_events(peer, events, count, &first);
+        r = take_events(peer, peer->events, count, &first);
         if (unlikely(first.kind == PRS_EVENT_ERROR))
             r = r ? r : take_failure(peer, peer->link[i], &first);
         if (unlikely(r))
             return r;
         handled += count;
+        if (++i == peer->path_count)
+            break;
+        count = peer->nic->poll(peer->link[i], peer->events);
     }
-    if (handled == 0)
-        return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
-    peer->idle_polls = 0;
     if (unlikely(peer->records)) {
         r = prs_records_raise(peer);
         if (unlikely(r))
@@ -355,6 +345,27 @@ int prs_peer_progress(struct prs_peer *peer)
             return r;
     }
     return handled;
+}
+
+int prs_peer_progress(struct prs_peer *peer)
+{
+    uint32_t i = 0;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    if (peer->order.dirty) {
+        int r = post_waiting(peer);
+
+        if (unlikely(r))
+            return r;
+    }
+    do { /* most calls find nothing: they must cost little */
+        int count = peer->nic->poll(peer->link[i], peer->events);
+
+        if (count)
+            return take_all(peer, i, count);
+    } while (++i < peer->path_count);
+    return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
 }
 
 /* -------------------------------------------------------------------------------------------------- queries */
@@ -393,6 +404,6 @@ void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
                               .bytes = order->bytes};
     for (uint32_t i = 0; i < peer->path_count; i++) {
         out->receives += peer->link[i]->receives;
-        out->rail_bytes[i] = order->path_bytes[i];
+        out->rail_bytes[i] = peer->queues == 1 ? order->bytes : order->path_bytes[i];
     }
 }

@@ -243,6 +243,8 @@ Test(connect, a_peer_killed_while_sending_comes_out_of_test)
     cr_assert_eq(plugin.net->dereg(recv, mhandle), NET_SUCCESS);
     cr_assert_eq(plugin.net->close_recv(recv), NET_SUCCESS);
     cr_assert_eq(plugin.net->close_listen(listen), NET_SUCCESS);
+    free(data);
+    free(handle);
     plugin_close(&plugin);
 }
 
