@@ -10,7 +10,8 @@
 enum { MAX_CANDIDATES = 12 };
 
 /* The default first, so that a tie keeps it. */
-static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *list)
+static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                                struct prs_fused_tuning *list)
 {
     static const uint32_t bands[] = {1, 2, 3, 4, 6, 8, 16};
     uint32_t count = 1, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
@@ -24,7 +25,8 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
     return count;
 }
 
-static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void *a, const void *b, void *c, cudaStream_t stream)
+static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void *a, const void *b, void *c,
+                  cudaStream_t stream)
 {
     switch (op) {
     case PRS_FUSED_REDUCE_SCATTER:
@@ -39,9 +41,9 @@ static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void 
 }
 
 /* Milliseconds per launch of the slowest rank. */
-static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_fused_tuning *tuning,
-                          const void *a, const void *b, void *c, uint32_t rounds, cudaStream_t stream, cudaEvent_t *events,
-                          float *slowest)
+static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                          const struct prs_fused_tuning *tuning, const void *a, const void *b, void *c, uint32_t rounds,
+                          cudaStream_t stream, cudaEvent_t *events, float *slowest)
 {
     struct prs_fused_plan *plan;
     float mine = 0, all[PRS_MAX_WORLD];

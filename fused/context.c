@@ -81,7 +81,8 @@ static int open_fault(struct prs_fused *ctx)
     if (r != 0)
         return r;
     memset(ctx->fault, 0, sizeof(*ctx->fault));
-    r = prs_cuda_check(cudaHostGetDevicePointer((void **)&ctx->fault_device, ctx->fault, 0), "cudaHostGetDevicePointer");
+    r = prs_cuda_check(cudaHostGetDevicePointer((void **)&ctx->fault_device, ctx->fault, 0),
+                       "cudaHostGetDevicePointer");
     if (r != 0)
         (void)cudaFreeHost(ctx->fault);
     return r;

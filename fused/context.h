@@ -13,15 +13,15 @@
 struct prs_symmetric {
     struct prs_symmetric *next;
     size_t bytes;
-    uint8_t *at[PRS_MAX_WORLD];      /* [p]: the allocation of rank + p; [0] own */
-    bool opened[PRS_MAX_WORLD];      /* [p]: mapped from another process */
+    uint8_t *at[PRS_MAX_WORLD]; /* [p]: the allocation of rank + p; [0] own */
+    bool opened[PRS_MAX_WORLD]; /* [p]: mapped from another process */
 };
 
 struct prs_fused {
     struct prs_fused_config config;
     struct prs_symmetric *symmetric;
-    struct prs_fault *fault;         /* host memory that the device writes */
-    struct prs_fault *fault_device;  /* the same, as the device sees it */
+    struct prs_fault *fault;        /* host memory that the device writes */
+    struct prs_fault *fault_device; /* the same, as the device sees it */
     uint32_t sms;
 };
 

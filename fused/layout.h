@@ -11,24 +11,24 @@
 #include "fused/schedule.h"
 
 enum {
-    PRS_MAX_WORLD = 8,      /* GPUs that map each other's memory */
-    PRS_STAGES = 4,         /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
-    PRS_STAGE_A = 16384,    /* bytes: 128 rows x 64 columns */
-    PRS_STAGE_B = 32768,    /* bytes: 64 x 256 */
+    PRS_MAX_WORLD = 8,   /* GPUs that map each other's memory */
+    PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
+    PRS_STAGE_A = 16384, /* bytes: 128 rows x 64 columns */
+    PRS_STAGE_B = 32768, /* bytes: 64 x 256 */
     PRS_STAGE = PRS_STAGE_A + PRS_STAGE_B,
     PRS_SLAB = 8192,        /* bytes: 64 rows x 64 columns of C, what one bulk store moves */
     PRS_SLABS_PER_TILE = 4, /* per warpgroup: 256 columns */
     PRS_PUSH_SLOTS = 2,     /* all-gather: chunks in flight per CTA */
     PRS_PUSH_BYTES = 8192,
-    PRS_THREADS = 384,      /* producer warpgroup, then two consumer warpgroups */
+    PRS_THREADS = 384,        /* producer warpgroup, then two consumer warpgroups */
     PRS_PARTIAL_TILE = 65536, /* bytes of one bf16 tile of partial sums */
     /* One stage holds a quarter of a tile of partial sums from at most this many slots. */
     PRS_PARTIALS_PER_STAGE = 3,
     PRS_PARTIAL_QUARTER = PRS_PARTIAL_TILE / 4
 };
 
-/* Offsets in dynamic shared memory. The store buffers and the push buffers share 32 KB: all-gather gets one slab per warpgroup
- * and two push slots, the others two slabs per warpgroup. */
+/* Offsets in dynamic shared memory. The store buffers and the push buffers share 32 KB: all-gather gets one slab per
+ * warpgroup and two push slots, the others two slabs per warpgroup. */
 enum {
     PRS_SMEM_A = 0,
     PRS_SMEM_B = PRS_SMEM_A + PRS_STAGES * PRS_STAGE_A,
@@ -40,7 +40,8 @@ enum {
 
 static_assert(PRS_SMEM_BYTES <= 232448, "a Hopper CTA has 227 KB of shared memory");
 static_assert(PRS_PUSH_SLOTS * PRS_PUSH_BYTES == 2 * PRS_SLAB, "push slots take the place of the second slabs");
-static_assert(PRS_PARTIALS_PER_STAGE * PRS_PARTIAL_QUARTER == PRS_STAGE, "quarters of three partial tiles fill a stage");
+static_assert(PRS_PARTIALS_PER_STAGE * PRS_PARTIAL_QUARTER == PRS_STAGE,
+              "quarters of three partial tiles fill a stage");
 static_assert(PRS_PARTIAL_QUARTER == 2 * PRS_SLAB, "a quarter is one slab of each warpgroup");
 
 /* One quarter (64 columns) of one partial tile lies contiguous: the slab of warpgroup 0, then that of warpgroup 1. */
@@ -49,8 +50,8 @@ PRS_SHARED uint64_t prs_layout_partial(const struct prs_schedule *s, uint32_t sl
     return (((uint64_t)slot * prs_schedule_tiles(s) + tile) * 4 + quarter) * PRS_PARTIAL_QUARTER;
 }
 
-/* All-gather: one pushed tile of A, 128 rows x 64 columns, swizzled as the tensor cores read it; tiles of a row lie along K, so
- * that both ends move whole pages instead of 128-byte pieces of rows. */
+/* All-gather: one pushed tile of A, 128 rows x 64 columns, swizzled as the tensor cores read it; tiles of a row lie
+ * along K, so that both ends move whole pages instead of 128-byte pieces of rows. */
 PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t slot, uint32_t row_tile, uint32_t step)
 {
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
@@ -74,23 +75,25 @@ struct prs_plan_words {
     uint32_t epoch;   /* launches finished; only grows, so that a captured graph can be replayed */
     uint32_t exits;   /* CTAs that left, over all launches */
     uint32_t aborted; /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
-    uint32_t pad;
+    uint32_t copying; /* epoch whose blocks the copy engines move; they copy this word as their flag */
 };
 
 struct prs_kernel_args {
     CUtensorMap a, b;
-    CUtensorMap c[PRS_MAX_WORLD];          /* [0]: own result; all-reduce: [p]: that of rank + p */
-    CUtensorMap push_source;               /* all-gather: own A in chunks */
+    CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of rank + p */
+    CUtensorMap push_source;       /* all-gather: own A in chunks */
+    CUtensorMap gathered;          /* all-gather by copy engine: received A, row-major, one bank */
     struct prs_schedule schedule;
     struct prs_plan_words *words;
     struct prs_fault *fault;
     uint64_t limit_ns;
-    uint8_t *staging[PRS_MAX_WORLD];       /* [p]: partial sums or gathered A at rank + p, both banks; [0] own */
+    uint8_t *staging[PRS_MAX_WORLD]; /* [p]: partial sums or gathered A at rank + p, both banks; [0] own */
     uint64_t staging_bank_bytes;
-    uint32_t *flags[PRS_MAX_WORLD];        /* [p]: partial flags or arrival counters at rank + p; [0] own */
-    uint32_t *done[PRS_MAX_WORLD];         /* [p]: all-reduce: broadcast counters at rank + p, one per slot; [0] own */
-    uint32_t n;                            /* columns of the result */
-    uint32_t push_ctas;                    /* all-gather: CTAs whose fourth warp pushes; 0: the copy engine does */
+    uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at rank + p; [0] own */
+    uint32_t *done[PRS_MAX_WORLD];  /* [p]: all-reduce: broadcast counters at rank + p, one per slot; [0] own */
+    uint32_t n;                     /* columns of the result */
+    uint32_t paced;                /* 1: a store is issued only when the one before it has landed */
+    uint32_t push_ctas;             /* all-gather: CTAs whose fourth warp pushes; 0: the copy engine does */
 };
 
 #endif

@@ -106,8 +106,8 @@ PRS_DEVICE bool mbarrier_test(uint64_t *bar, uint32_t parity)
     return done != 0;
 }
 
-/* Not bounded: every arrival comes from this cluster or from the copy engine, and waits on other GPUs are bounded where they
- * happen (sync.cuh), so that a lost peer cannot leave a barrier incomplete. */
+/* Not bounded: every arrival comes from this cluster or from the copy engine, and waits on other GPUs are bounded where
+ * they happen (sync.cuh), so that a lost peer cannot leave a barrier incomplete. */
 PRS_DEVICE void mbarrier_wait(uint64_t *bar, uint32_t parity)
 {
     while (!mbarrier_try_wait(bar, parity)) {
@@ -140,18 +140,18 @@ PRS_DEVICE void tma_load_2d_multicast(void *dst, const CUtensorMap *map, uint64_
 
 PRS_DEVICE void tma_store_2d(const CUtensorMap *map, const void *src, int32_t x, int32_t y)
 {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-                     (uint64_t)map),
-                 "r"(smem_address(src)), "r"(x), "r"(y)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64_t)map),
+        "r"(smem_address(src)), "r"(x), "r"(y)
+        : "memory");
 }
 
 PRS_DEVICE void tma_store_3d(const CUtensorMap *map, const void *src, int32_t x, int32_t y, int32_t z)
 {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-                     (uint64_t)map),
-                 "r"(smem_address(src)), "r"(x), "r"(y), "r"(z)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map),
+        "r"(smem_address(src)), "r"(x), "r"(y), "r"(z)
+        : "memory");
 }
 
 PRS_DEVICE void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar)
@@ -164,10 +164,10 @@ PRS_DEVICE void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *
 
 PRS_DEVICE void bulk_store(void *dst, const void *src, uint32_t bytes)
 {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
-                     (uint64_t)__cvta_generic_to_global(dst)),
-                 "r"(smem_address(src)), "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"((uint64_t)__cvta_generic_to_global(dst)),
+        "r"(smem_address(src)), "r"(bytes)
+        : "memory");
 }
 
 PRS_DEVICE void bulk_commit(void)
@@ -175,14 +175,15 @@ PRS_DEVICE void bulk_commit(void)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* At most N groups have bytes still to be read from shared memory: it may be written again, but nothing is promised about the
- * destination. */
+/* At most N groups have bytes still to be read from shared memory: it may be written again, but nothing is promised
+ * about the destination. */
 template <int N> PRS_DEVICE void bulk_wait_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
-/* At most N groups are incomplete; the writes of the others have been made visible to this thread, which may now signal them. */
+/* At most N groups are incomplete; the writes of the others have been made visible to this thread, which may now signal
+ * them. */
 template <int N> PRS_DEVICE void bulk_wait_done(void)
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
@@ -289,7 +290,8 @@ template <int N> PRS_DEVICE void wgmma_wait(void)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* d[64 x 256] (+)= A[64 x 16] * B[16 x 256]; one warpgroup; add = 0 overwrites d. TRANS_B = 1: B lies N-major in shared memory. */
+/* d[64 x 256] (+)= A[64 x 16] * B[16 x 256]; one warpgroup; add = 0 overwrites d. TRANS_B = 1: B lies N-major in shared
+ * memory. */
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n"
@@ -316,20 +318,22 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_
                  "}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-                   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-                   "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-                   "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-                   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-                   "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-                   "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-                   "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-                   "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-                   "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-                   "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-                   "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-                   "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
+                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+                   "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
+                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+                   "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
+                   "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
+                   "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]),
+                   "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+                   "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]),
+                   "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]),
+                   "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]),
+                   "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]),
+                   "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]),
+                   "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]),
+                   "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]),
+                   "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
                  : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
 }
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who computes what, in which order, and which flag each piece raises. Plain C shared by the kernels, the host and the CPU
- * protocol test (test/fused): no CUDA, no memory, no clock.
+/* Who computes what, in which order, and which flag each piece raises. Plain C shared by the kernels, the host and the
+ * CPU protocol test (test/fused): no CUDA, no memory, no clock.
  *
- * The rows of the product are cut into `world` equal blocks, one per rank: its rows of the result (reduce-scatter, all-reduce)
- * or its rows of A (all-gather). A block is cut into pairs of row tiles, because a cluster of two CTAs computes two row tiles
- * that share their columns of B. A unit is one pair by one column tile. Bands of pairs are the grain of communication. */
+ * The rows of the product are cut into `world` equal blocks, one per rank: its rows of the result (reduce-scatter,
+ * all-reduce) or its rows of A (all-gather). A block is cut into pairs of row tiles, because a cluster of two CTAs
+ * computes two row tiles that share their columns of B. A unit is one pair by one column tile. Bands of pairs are the
+ * grain of communication. */
 #ifndef PERSEUS_FUSED_SCHEDULE_H
 #define PERSEUS_FUSED_SCHEDULE_H
 
@@ -26,12 +27,7 @@ enum {
     PRS_STRIP_STEPS = 4 /* all-gather: K steps that share one arrival counter */
 };
 
-enum prs_fused_kind {
-    PRS_KIND_GEMM = 0,
-    PRS_KIND_REDUCE_SCATTER = 1,
-    PRS_KIND_ALLGATHER = 2,
-    PRS_KIND_ALLREDUCE = 3
-};
+enum prs_fused_kind { PRS_KIND_GEMM = 0, PRS_KIND_REDUCE_SCATTER = 1, PRS_KIND_ALLGATHER = 2, PRS_KIND_ALLREDUCE = 3 };
 
 struct prs_schedule {
     uint32_t kind, rank, world;
@@ -42,6 +38,7 @@ struct prs_schedule {
     uint32_t band;       /* pairs in a band, 1..pairs; the last band may be shorter */
     uint32_t bands;      /* ceil(pairs / band) */
     uint32_t lag;        /* rounds between sending partial sums of a band and adding them up, at least 1 */
+    uint32_t segments;   /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
     uint32_t units;      /* what this rank computes */
 };
 
@@ -69,6 +66,7 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_
     s->band = band < 1 ? 1 : band > s->pairs ? s->pairs : band;
     s->bands = prs_ceil_div(s->pairs, s->band);
     s->lag = lag < 1 ? 1 : lag > s->bands ? s->bands : lag;
+    s->segments = 0;
     s->units = world * s->pairs * s->columns;
 }
 
@@ -77,8 +75,9 @@ PRS_SHARED uint32_t prs_schedule_band_pairs(const struct prs_schedule *s, uint32
     return band + 1 < s->bands ? s->band : s->pairs - band * s->band;
 }
 
-/* Unit `at` of a raster of `rows` rows of units: rows run fastest, so that the clusters that work at the same time share columns
- * of B and rows of A in the L2 cache. Every column starts one row later, so that no cluster keeps meeting the same row. */
+/* Unit `at` of a raster of `rows` rows of units: rows run fastest, so that the clusters that work at the same time
+ * share columns of B and rows of A in the L2 cache. Every column starts one row later, so that no cluster keeps meeting
+ * the same row. */
 PRS_SHARED uint32_t prs_schedule_raster(uint32_t rows, uint32_t at, uint32_t *column)
 {
     *column = at / rows;
@@ -114,9 +113,10 @@ struct prs_cursor {
     uint32_t round, first; /* first: position of the first unit of the round */
 };
 
-/* Reduce-scatter and all-reduce, round by round: band j of all other blocks together with band j - lag of the own block, whose
- * partial sums from the other ranks travelled in the meantime. Mixing them keeps the links evenly busy. The first rounds have no
- * own band, the last rounds nothing else. No rank can wait in a circle: a unit of round j waits for units of earlier rounds only. */
+/* Reduce-scatter and all-reduce, round by round: band j of all other blocks together with band j - lag of the own
+ * block, whose partial sums from the other ranks travelled in the meantime. Mixing them keeps the links evenly busy.
+ * The first rounds have no own band, the last rounds nothing else. No rank can wait in a circle: a unit of round j
+ * waits for units of earlier rounds only. */
 PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
     uint32_t others = s->world - 1, tall, own, row;
@@ -139,7 +139,8 @@ PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cur
     }
 }
 
-/* The unit that comes at position `at` (0 .. units - 1) on this rank; `at` must not be smaller than in the cursor's last call. */
+/* The unit that comes at position `at` (0 .. units - 1) on this rank; `at` must not be smaller than in the cursor's
+ * last call. */
 PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
     if (s->kind == PRS_KIND_GEMM || s->world == 1)
@@ -150,7 +151,8 @@ PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_curso
         prs_schedule_reduce(s, c, at, u);
 }
 
-/* ---- partial sums: reduce-scatter, all-reduce --------------------------------------------------------------------- */
+/* ---- partial sums: reduce-scatter, all-reduce ---------------------------------------------------------------------
+ */
 PRS_SHARED uint32_t prs_schedule_tiles(const struct prs_schedule *s)
 {
     return s->pairs * 2 * s->columns; /* tiles of one block */
@@ -161,8 +163,8 @@ PRS_SHARED uint32_t prs_schedule_tile(const struct prs_schedule *s, const struct
     return (u->pair * 2 + cta) * s->columns + u->column;
 }
 
-/* Where `sender` puts its partial sums at `owner`: slot 0 belongs to the rank after the owner, and so on. The owner adds them in
- * slot order, which makes the sum repeatable bit by bit. */
+/* Where `sender` puts its partial sums at `owner`: slot 0 belongs to the rank after the owner, and so on. The owner
+ * adds them in slot order, which makes the sum repeatable bit by bit. */
 PRS_SHARED uint32_t prs_schedule_slot(const struct prs_schedule *s, uint32_t sender, uint32_t owner)
 {
     return (sender + s->world - owner - 1) % s->world;
@@ -174,7 +176,8 @@ PRS_SHARED uint32_t prs_schedule_partial_flag(const struct prs_schedule *s, uint
     return (slot * prs_schedule_tiles(s) + tile) * 2 + half;
 }
 
-/* ---- pushed chunks: all-gather ------------------------------------------------------------------------------------ */
+/* ---- pushed chunks: all-gather ------------------------------------------------------------------------------------
+ */
 struct prs_chunk {
     uint32_t row;  /* first row within the own block, a multiple of PRS_PUSH_ROWS */
     uint32_t step; /* K step: columns step * PRS_TILE_K ... */
@@ -190,7 +193,8 @@ PRS_SHARED uint32_t prs_schedule_chunks(const struct prs_schedule *s)
     return prs_ceil_div(s->block_rows, PRS_PUSH_ROWS) * s->k_steps;
 }
 
-/* Bands in order; within a band all rows of one K step before the next step, since every waiting tile needs step 0 first. */
+/* Bands in order; within a band all rows of one K step before the next step, since every waiting tile needs step 0
+ * first. */
 PRS_SHARED void prs_schedule_chunk(const struct prs_schedule *s, uint32_t at, struct prs_chunk *c)
 {
     uint32_t rows = s->band * (PRS_PAIR_M / PRS_PUSH_ROWS), all = prs_ceil_div(s->block_rows, PRS_PUSH_ROWS);
@@ -207,7 +211,19 @@ PRS_SHARED uint32_t prs_schedule_arrival(const struct prs_schedule *s, uint32_t 
     return (slot * s->pairs * 2 + row_tile) * prs_schedule_strips(s) + strip;
 }
 
-/* How many chunks such a counter gains per launch. */
+/* By copy engine: a band of a block travels in `segments` pieces along K. Flag of (sender's slot, band, piece). */
+PRS_SHARED uint32_t prs_schedule_segment_steps(const struct prs_schedule *s)
+{
+    return prs_ceil_div(s->k_steps, s->segments);
+}
+
+PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint32_t slot, uint32_t band,
+                                              uint32_t segment)
+{
+    return (slot * s->bands + band) * s->segments + segment;
+}
+
+/* How many chunks an arrival counter gains per launch. */
 PRS_SHARED uint32_t prs_schedule_arrivals(const struct prs_schedule *s, uint32_t row_tile, uint32_t strip)
 {
     uint32_t row = row_tile * PRS_TILE_M, steps = s->k_steps - strip * PRS_STRIP_STEPS;

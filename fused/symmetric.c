@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Symmetric memory: every rank allocates, tells the others where, and maps theirs: by pointer inside a process, by CUDA IPC
- * between processes. */
+/* Symmetric memory: every rank allocates, tells the others where, and maps theirs: by pointer inside a process, by CUDA
+ * IPC between processes. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +27,8 @@ static int allow_access(int device, uint32_t rank, uint32_t peer)
     }
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        return prs_fail(-EXDEV, "fused: rank %u cannot map device %d of rank %u: %s (no NVLink or PCIe peer access?)", rank,
-                        device, peer, cudaGetErrorString(e));
+        return prs_fail(-EXDEV, "fused: rank %u cannot map device %d of rank %u: %s (no NVLink or PCIe peer access?)",
+                        rank, device, peer, cudaGetErrorString(e));
     }
     return 0;
 }
@@ -48,8 +48,8 @@ static int map_peer(struct prs_fused *ctx, struct prs_symmetric *s, uint32_t p, 
     e = cudaIpcOpenMemHandle((void **)&s->at[p], o->handle, cudaIpcMemLazyEnablePeerAccess);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        return prs_fail(-EXDEV, "fused: rank %u cannot open the memory of rank %u (process %d): %s", ctx->config.rank, peer,
-                        o->pid, cudaGetErrorString(e));
+        return prs_fail(-EXDEV, "fused: rank %u cannot open the memory of rank %u (process %d): %s", ctx->config.rank,
+                        peer, o->pid, cudaGetErrorString(e));
     }
     s->opened[p] = true;
     return 0;

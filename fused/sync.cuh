@@ -18,10 +18,10 @@ struct wait_clock {
     uint32_t spins;
 };
 
-/* The first wait to run out of time writes the fault record; it, and every later wait on this rank, stops waiting. Kept out of line:
- * it costs the spinning roles no registers. */
-static __device__ __noinline__ void give_up(const struct prs_kernel_args *args, uint32_t what, uint32_t from, uint32_t index,
-                                            uint32_t want, uint32_t seen, uint64_t waited)
+/* The first wait to run out of time writes the fault record; it, and every later wait on this rank, stops waiting. Kept
+ * out of line: it costs the spinning roles no registers. */
+static __device__ __noinline__ void give_up(const struct prs_kernel_args *args, uint32_t what, uint32_t from,
+                                            uint32_t index, uint32_t want, uint32_t seen, uint64_t waited)
 {
     struct prs_fault *f = args->fault;
     atomicExch(&args->words->aborted, 1u);
@@ -54,8 +54,8 @@ PRS_DEVICE bool keep_waiting(const struct prs_kernel_args *args, struct wait_clo
     return false;
 }
 
-/* A1: acquires *flag >= want. Pairs with the release of whoever raises it (store_release_sys, add_release_sys), so that what the
- * raiser wrote before is visible after. */
+/* A1: acquires *flag >= want. Pairs with the release of whoever raises it (store_release_sys, add_release_sys), so that
+ * what the raiser wrote before is visible after. */
 PRS_DEVICE bool wait_flag(const struct prs_kernel_args *args, const uint32_t *flag, uint32_t want, uint32_t what,
                           uint32_t from, uint32_t index)
 {
@@ -75,11 +75,17 @@ PRS_DEVICE uint32_t launch_epoch(const struct prs_kernel_args *args)
     return *(volatile uint32_t *)&args->words->epoch + 1;
 }
 
-/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. */
+/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. With copy
+ * engines it also gives the other ranks credit to overwrite what they copied here. */
 PRS_DEVICE void leave_epoch(const struct prs_kernel_args *args, uint32_t epoch, uint32_t ctas)
 {
-    if (add_acq_rel_gpu(&args->words->exits, 1) + 1 == ctas * epoch)
-        *(volatile uint32_t *)&args->words->epoch = epoch;
+    const struct prs_schedule *s = &args->schedule;
+    if (add_acq_rel_gpu(&args->words->exits, 1) + 1 != ctas * epoch)
+        return;
+    *(volatile uint32_t *)&args->words->epoch = epoch;
+    if (s->segments != 0)
+        for (uint32_t p = 1; p < s->world; p++)
+            store_release_sys(args->done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), epoch);
 }
 
 #endif

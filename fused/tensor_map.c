@@ -18,7 +18,8 @@ static PFN_cuTensorMapEncodeTiled_v12000 encoder(void)
     PFN_cuTensorMapEncodeTiled_v12000 have = __atomic_load_n(&fn, __ATOMIC_RELAXED);
     if (have != NULL)
         return have;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
         found != cudaDriverEntryPointSuccess)
         return NULL;
     have = (PFN_cuTensorMapEncodeTiled_v12000)p;
@@ -35,12 +36,12 @@ int prs_tensor_map_encode(const struct prs_tensor *t, CUtensorMap *map)
     CUresult e;
     if (encode == NULL)
         return prs_fail(-ENOTSUP, "fused: the driver has no cuTensorMapEncodeTiled: older than CUDA 12.0");
-    e = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, t->planes == 0 ? 2 : 3, (void *)(uintptr_t)t->base, dims, strides, box,
-               steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               t->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    e = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, t->planes == 0 ? 2 : 3, (void *)(uintptr_t)t->base, dims, strides,
+               box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               t->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (e != CUDA_SUCCESS)
-        return prs_fail(-EINVAL, "fused: no tensor map for %p, %llu rows of %llu: CUDA error %d (16-byte alignment?)", t->base,
-                        (unsigned long long)t->rows, (unsigned long long)t->columns, (int)e);
+        return prs_fail(-EINVAL, "fused: no tensor map for %p, %llu rows of %llu: CUDA error %d (16-byte alignment?)",
+                        t->base, (unsigned long long)t->rows, (unsigned long long)t->columns, (int)e);
     return 0;
 }

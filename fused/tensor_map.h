@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A bf16 matrix of `planes` planes of rows x columns, all without gaps; boxes of box_rows x 64 columns. swizzled: the order that
- * the tensor cores and fill_result_slab() use. planes 0: a plain two-dimensional map. */
+/* A bf16 matrix of `planes` planes of rows x columns, all without gaps; boxes of box_rows x 64 columns. swizzled: the
+ * order that the tensor cores and fill_result_slab() use. planes 0: a plain two-dimensional map. */
 struct prs_tensor {
     const void *base;
     uint64_t columns, rows, planes;

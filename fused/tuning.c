@@ -33,8 +33,8 @@ static void predict(const struct prs_fused_shape *shape, uint32_t world, struct 
     info->predicted_us = START_US + (compute > sent / LINK_BYTES_PER_US ? compute : sent / LINK_BYTES_PER_US);
 }
 
-void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_fused_tuning *wanted,
-                       uint32_t clusters, struct prs_fused_plan_info *info)
+void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                       const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info)
 {
     uint32_t world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
     struct prs_fused_tuning *t = &info->tuning;
@@ -50,5 +50,13 @@ void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape
         t->lag = 1;
     if (t->push_ctas == 0 || t->push_ctas > 2 * t->clusters)
         t->push_ctas = 2 * t->clusters;
+    if (t->segments == 0)
+        t->segments = 1;
+    if (t->paced == 0)
+        t->paced = shape->op == PRS_FUSED_ALLGATHER ? PRS_UNPACED : PRS_PACED;
+    if (shape->op != PRS_FUSED_ALLGATHER || world == 1)
+        t->copy_engine = 0;
+    if (t->copy_engine != 0)
+        t->push_ctas = 0;
     predict(shape, world, info);
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which path, how many SMs, which grain: the analytic default, overridden by what the caller or the tuning file says. */
+/* Which path, how many SMs, which grain: the analytic default, overridden by what the caller or the tuning file says.
+ */
 #ifndef PERSEUS_FUSED_TUNING_H
 #define PERSEUS_FUSED_TUNING_H
 
 #include "fused/context.h"
 
 /* Decides every field of info->tuning, and predicts. clusters: how many can run at once. */
-void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_fused_tuning *wanted,
-                       uint32_t clusters, struct prs_fused_plan_info *info);
+void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                       const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info);
 
 #endif

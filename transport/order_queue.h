@@ -23,8 +23,21 @@ static inline struct prs_wr *admit_request(struct prs_order *order, uint32_t ind
     uint32_t slot = queue->head++ & queue->mask;
 
     order->dirty |= 1ull << index;
+    queue->eager = true;
     queue->owner[slot] = op;
     return &queue->wr[slot];
+}
+
+/* Ask for a completion of a request that is not posted yet. */
+static inline void signal_request(struct prs_order *order, struct prs_order_queue *queue, uint32_t position)
+{
+    struct prs_wr *wr = &queue->wr[position & queue->mask];
+
+    if (wr->flags & PRS_WR_SIGNALED)
+        return;
+    wr->flags |= PRS_WR_SIGNALED;
+    queue->signaled = position + 1;
+    order->signaled++;
 }
 
 static inline struct prs_order_group *group_of(struct prs_order *order, uint32_t group)

@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Matrix products fused with their communication, for Hopper GPUs that reach each other's memory (NVLink). Each call is one
- * kernel launch in which every SM multiplies while tiles travel.
+ * Matrix products fused with their communication, for Hopper GPUs that reach each other's memory (NVLink). Each call is
+ * one kernel launch in which every SM multiplies while tiles travel.
  *
- * Terms. W = world, the number of ranks; one rank = one GPU. All matrices are bf16, row-major, without gaps between rows; sums
- * are fp32. m, n, k are the dimensions of the product that a rank takes part in:
+ * Terms. W = world, the number of ranks; one rank = one GPU. All matrices are bf16, row-major, without gaps between
+ * rows; sums are fp32. m, n, k are the dimensions of the product that a rank takes part in:
  *
  *     operation        A (this rank)    B (this rank)    C (this rank)     meaning
  *     GEMM             [m, k]           [k, n]           [m, n]            C = A B, no communication
- *     REDUCE_SCATTER   [m, k]           [k, n]           [m / W, n]        C = rows rank * m/W ... of the sum of all A B
- *     ALLGATHER        [m / W, k]       [k, n]           [m, n]            C = (all A below each other) B
- *     ALLREDUCE        [m, k]           [k, n]           [m, n]            C = the sum of all A B
+ *     REDUCE_SCATTER   [m, k]           [k, n]           [m / W, n]        C = rows rank * m/W ... of the sum of all A
+ * B ALLGATHER        [m / W, k]       [k, n]           [m, n]            C = (all A below each other) B ALLREDUCE [m,
+ * k]           [k, n]           [m, n]            C = the sum of all A B
  *
  * B may instead be given as [n, k], its transpose, which is how torch.nn.Linear keeps weights.
  *
- * Sums. A rank's partial product is rounded to bf16 once to travel; the owner adds its own fp32 sum and the others' in a fixed
- * order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
+ * Sums. A rank's partial product is rounded to bf16 once to travel; the owner adds its own fp32 sum and the others' in
+ * a fixed order and rounds once more. Results repeat bit by bit for the same inputs, shape and tuning.
  *
  * Returns. 0 is done; negative is -errno, already logged by whoever detected it.
  *
- * Threads. A context and its plans are for one thread at a time. Different contexts are independent; ranks may be threads of one
- * process or processes of one host. Calls marked *collective* must be made by all ranks in the same order and block in the
- * caller's allgather. Functions make the context's device current while they run and restore the caller's.
+ * Threads. A context and its plans are for one thread at a time. Different contexts are independent; ranks may be
+ * threads of one process or processes of one host. Calls marked *collective* must be made by all ranks in the same
+ * order and block in the caller's allgather. Functions make the context's device current while they run and restore the
+ * caller's.
  */
 #ifndef PERSEUS_FUSED_H
 #define PERSEUS_FUSED_H
@@ -48,8 +49,8 @@ typedef int prs_fused_allgather_fn(void *user, const void *mine, void *all, size
 
 struct prs_fused_config {
     uint32_t rank, world;
-    int device;          /* CUDA device ordinal of this rank */
-    uint32_t timeout_ms; /* how long a kernel waits for another rank; 0: 10000 */
+    int device;                        /* CUDA device ordinal of this rank */
+    uint32_t timeout_ms;               /* how long a kernel waits for another rank; 0: 10000 */
     prs_fused_allgather_fn *allgather; /* may be NULL when world is 1 */
     void *user;
 };
@@ -59,8 +60,8 @@ PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fus
 /** Plans and symmetric memory of the context must have been released. NULL does nothing. */
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
-/** *Collective.* Device memory, zeroed, that every rank maps; the same size on all ranks. Results of ALLREDUCE must lie in such
- *  memory, at the same offset on every rank. Freed by prs_fused_free() (also collective), not by cudaFree(). */
+/** *Collective.* Device memory, zeroed, that every rank maps; the same size on all ranks. Results of ALLREDUCE must lie
+ * in such memory, at the same offset on every rank. Freed by prs_fused_free() (also collective), not by cudaFree(). */
 PRS_API int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out);
 PRS_API int prs_fused_free(struct prs_fused *ctx, void *ptr);
 
@@ -77,17 +78,19 @@ struct prs_fused_shape {
     uint32_t b_is_n_k; /* B is [n, k] */
 };
 
+enum prs_fused_pace { PRS_UNPACED = 1, PRS_PACED = 2 };
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
 
 /** 0 in a field: chosen by the plan. The same on all ranks. */
 struct prs_fused_tuning {
-    uint32_t path;      /* enum prs_fused_path */
-    uint32_t clusters;  /* pairs of SMs that work, at most half the SMs */
-    uint32_t band;      /* row pairs (256 rows) that are communicated together */
-    uint32_t lag;       /* REDUCE_SCATTER, ALLREDUCE: bands between sending and adding partial sums */
-    uint32_t push_ctas; /* ALLGATHER: CTAs that push the own block, besides multiplying */
+    uint32_t path;        /* enum prs_fused_path */
+    uint32_t clusters;    /* pairs of SMs that work, at most half the SMs */
+    uint32_t band;        /* row pairs (256 rows) that are communicated together */
+    uint32_t lag;         /* REDUCE_SCATTER, ALLREDUCE: bands between sending and adding partial sums */
+    uint32_t push_ctas;   /* ALLGATHER: CTAs that push the own block, besides multiplying */
     uint32_t copy_engine; /* ALLGATHER: 1: copy engines move the blocks instead; push_ctas is then unused */
-    uint32_t segments;  /* ALLGATHER by copy engine: pieces that a block travels in */
+    uint32_t segments;    /* ALLGATHER by copy engine: pieces along k in which a band travels */
+    uint32_t paced;       /* enum prs_fused_pace: 2 (PRS_PACED): an SM sends a slab only when the one before has landed */
 };
 
 struct prs_fused_plan_info {
@@ -98,9 +101,9 @@ struct prs_fused_plan_info {
     const char *reason;             /* why the path was chosen; static text */
 };
 
-/** *Collective.* tuning NULL: the tuning file's entry (PERSEUS_FUSED_TUNING) or the analytic default. A shape that the fused
- *  kernel cannot run (rows not a multiple of 16 bytes: n or k not a multiple of 8) or cannot win takes the unfused path, and
- *  prs_fused_plan_query() says so; -EINVAL when no path can, or when it is forced by the tuning and cannot. */
+/** *Collective.* tuning NULL: the tuning file's entry (PERSEUS_FUSED_TUNING) or the analytic default. A shape that the
+ * fused kernel cannot run (rows not a multiple of 16 bytes: n or k not a multiple of 8) or cannot win takes the unfused
+ * path, and prs_fused_plan_query() says so; -EINVAL when no path can, or when it is forced by the tuning and cannot. */
 PRS_API int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
                                 const struct prs_fused_tuning *tuning, struct prs_fused_plan **out);
 /** *Collective.* No launch of it may be in flight. NULL does nothing. */
@@ -108,11 +111,12 @@ PRS_API void prs_fused_plan_close(struct prs_fused_plan *plan);
 PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_fused_plan_info *info);
 
 /**
- * Enqueues one launch on `stream` and returns; every rank must do the same number of launches of a plan, in any relative timing,
- * without host synchronisation between them. May be captured into a CUDA graph and replayed. A and B must not change, and C
- * must not be read, until the launch is done in stream order. Launches of one plan must not overlap on one rank. Pointers are
- * 16-byte aligned. -EINVAL for a wrong pointer or a plan of another operation, -EIO when CUDA refuses the launch, -ETIMEDOUT when
- * an earlier launch gave up waiting (then C is not valid, see prs_fused_poll_error()).
+ * Enqueues one launch on `stream` and returns; every rank must do the same number of launches of a plan, in any
+ * relative timing, without host synchronisation between them. May be captured into a CUDA graph and replayed. A and B
+ * must not change, and C must not be read, until the launch is done in stream order. Launches of one plan must not
+ * overlap on one rank. Pointers are 16-byte aligned. -EINVAL for a wrong pointer or a plan of another operation, -EIO
+ * when CUDA refuses the launch, -ETIMEDOUT when an earlier launch gave up waiting (then C is not valid, see
+ * prs_fused_poll_error()).
  */
 PRS_API int prs_gemm(struct prs_fused_plan *plan, const void *a, const void *b, void *c, struct CUstream_st *stream);
 PRS_API int prs_gemm_reduce_scatter(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
@@ -124,8 +128,8 @@ PRS_API int prs_gemm_allreduce(struct prs_fused_plan *plan, const void *a, const
 
 /** What a kernel of this rank gave up waiting for. */
 struct prs_fused_error {
-    int code;            /* 0 or -ETIMEDOUT */
-    uint32_t from_rank;  /* who should have raised the flag */
+    int code;           /* 0 or -ETIMEDOUT */
+    uint32_t from_rank; /* who should have raised the flag */
     uint32_t flag, want, seen;
     uint64_t waited_ns;
     char text[160];
@@ -134,10 +138,11 @@ struct prs_fused_error {
 /** Does not block and may be called while kernels run. Sticky: the first error stays. Returns error->code. */
 PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error);
 
-/** *Collective.* Times the candidates for this shape on the given buffers (C is overwritten), `rounds` launches each, and gives
- *  the one whose slowest rank is fastest. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file. */
-PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const void *a, const void *b, void *c,
-                         uint32_t rounds, struct CUstream_st *stream, struct prs_fused_tuning *best);
+/** *Collective.* Times the candidates for this shape on the given buffers (C is overwritten), `rounds` launches each,
+ * and gives the one whose slowest rank is fastest. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file.
+ */
+PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const void *a, const void *b,
+                         void *c, uint32_t rounds, struct CUstream_st *stream, struct prs_fused_tuning *best);
 
 #ifdef __cplusplus
 }

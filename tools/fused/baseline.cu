@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fused kernels are measured against: cuBLASLt's best of many heuristics, and NCCL, both opened at run time. */
-#include "tools/fused_bench.h"
+/* What the fused kernels are measured against: cuBLASLt's best of many heuristics, and NCCL, both opened at run time.
+ */
+#include "tools/fused/bench.h"
 
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -10,7 +11,8 @@
 
 enum { CANDIDATES = 24, LT_WORKSPACE = 64 << 20, TRIES = 3 };
 
-/* ---- cuBLASLt ------------------------------------------------------------------------------------------------------------ */
+/* ---- cuBLASLt
+ * ------------------------------------------------------------------------------------------------------------ */
 struct lt_library {
     decltype(&cublasLtCreate) create;
     decltype(&cublasLtMatmul) matmul;
@@ -70,8 +72,8 @@ static const struct lt_library *lt_library(void)
 static int try_algo(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream)
 {
     float one = 1, zero = 0;
-    return (int)lt_library()->matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &zero, c, lt->c, c, lt->c, &lt->algo,
-                                     lt->workspace, LT_WORKSPACE, stream);
+    return (int)lt_library()->matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &zero, c, lt->c, c, lt->c,
+                                     &lt->algo, lt->workspace, LT_WORKSPACE, stream);
 }
 
 void bench_lt_run(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream)
@@ -79,8 +81,8 @@ void bench_lt_run(struct bench_lt *lt, const void *a, const void *b, void *c, cu
     LT(try_algo(lt, a, b, c, stream));
 }
 
-static void choose_algo(struct bench_lt *lt, const cublasLtMatmulHeuristicResult_t *found, int count, const void *a, const void *b,
-                        void *c, cudaStream_t stream)
+static void choose_algo(struct bench_lt *lt, const cublasLtMatmulHeuristicResult_t *found, int count, const void *a,
+                        const void *b, void *c, cudaStream_t stream)
 {
     cudaEvent_t from, to;
     cublasLtMatmulAlgo_t best = found[0].algo;
@@ -140,7 +142,8 @@ void bench_lt_close(struct bench_lt *lt)
     free(lt);
 }
 
-/* ---- NCCL: the few calls that are needed, declared by what nccl.h documents ------------------------------------------------ */
+/* ---- NCCL: the few calls that are needed, declared by what nccl.h documents
+ * ------------------------------------------------ */
 struct nccl_id {
     char bytes[128];
 };
@@ -185,7 +188,8 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
 }
 
 /* elements: of the smaller side, that is what one rank contributes (all-gather) or receives (reduce-scatter). */
-int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send, void *receive, size_t elements, cudaStream_t stream)
+int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send, void *receive, size_t elements,
+                   cudaStream_t stream)
 {
     if (op == PRS_FUSED_ALLGATHER)
         return n->all_gather(send, receive, elements, NCCL_BFLOAT16, n->comm, stream);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and one after the other, interleaved in one process group;
- * results poisoned before and checked after. One JSON object per line on stdout, a table on stderr. */
-#include "tools/fused_bench.h"
+/* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and one after the other, interleaved in one
+ * process group; results poisoned before and checked after. One JSON object per line on stdout, a table on stderr. */
+#include "tools/fused/bench.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -17,7 +17,8 @@ static const char *const KERNELS[] = {"gemm", "reduce_scatter", "allgather", "al
 
 struct options {
     uint32_t world, iterations, warmup, kernels, layouts, skew;
-    uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink, wrong sums */
+    uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink, wrong
+                          sums */
     bool one_device, baselines, autotune;
     struct prs_fused_tuning tuning;
     struct prs_fused_shape shapes[MAX_SHAPES];
@@ -43,7 +44,8 @@ struct run {
     double usec[METHODS];
 };
 
-/* ---- all GPUs start together ---------------------------------------------------------------------------------------------- */
+/* ---- all GPUs start together
+ * ---------------------------------------------------------------------------------------------- */
 struct meet_args {
     uint32_t *flags[PRS_FUSED_MAX_WORLD]; /* [r]: the words of rank r */
     uint32_t rank, world, epoch;
@@ -77,14 +79,15 @@ static void exchange_meet(struct run *r)
     void *mine, *all[PRS_FUSED_MAX_WORLD];
     if (prs_fused_alloc(r->ctx, PRS_FUSED_MAX_WORLD * sizeof(uint32_t), &mine) != 0)
         exit(1);
-    /* Symmetric memory of threads is reachable by its plain pointer; processes let only the library map it, so they skip the
-     * GPU-side start line and meet on the host. */
+    /* Symmetric memory of threads is reachable by its plain pointer; processes let only the library map it, so they
+     * skip the GPU-side start line and meet on the host. */
     bench_allgather(r->rank, &mine, all, sizeof(mine));
     for (uint32_t p = 0; p < r->rank->world; p++)
         r->meet[p] = (uint32_t *)all[p];
 }
 
-/* ---- the four ways ---------------------------------------------------------------------------------------------------------- */
+/* ---- the four ways
+ * ---------------------------------------------------------------------------------------------------------- */
 static void check(int status, const char *what)
 {
     if (status != 0) {
@@ -135,7 +138,8 @@ static void run_method(struct run *r, int method)
         run_communicate(r);
 }
 
-/* ---- measuring -------------------------------------------------------------------------------------------------------------- */
+/* ---- measuring
+ * -------------------------------------------------------------------------------------------------------------- */
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -194,7 +198,8 @@ static bool report(struct run *r, const struct bench_verdict *v)
     const struct prs_fused_shape *s = &r->problem.shape;
     struct prs_fused_plan_info info;
     char text[METHODS][32];
-    double beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned)), error = bench_max(r->rank, v->max_rel_error), floor, ratio;
+    double beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned)), error = bench_max(r->rank, v->max_rel_error),
+           floor, ratio;
     prs_fused_plan_query(r->plan, &info);
     floor = (double)info.sent_bytes / LINK_BYTES_PER_US;
     floor = r->usec[COMPUTE] > floor ? r->usec[COMPUTE] : floor; /* not timed: NaN is never larger */
@@ -205,21 +210,26 @@ static bool report(struct run *r, const struct bench_verdict *v)
         char speedup[32], to_floor[32], rate[32];
         number(rate, sizeof(rate), 2.0 * s->m * s->n * s->k / r->usec[OWN] * 1e-6);
         snprintf(speedup, sizeof(speedup), isnan(ratio) ? "null" : "%.3f", ratio);
-        snprintf(to_floor, sizeof(to_floor), isnan(r->usec[OWN] / floor) || floor == 0 ? "null" : "%.3f", r->usec[OWN] / floor);
-        printf("{\"kernel\":\"%s\",\"layout\":\"%s\",\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"nodes\":1,\"usec\":%s,\"compute_usec\":%s,"
-               "\"comm_usec\":%s,\"unfused_usec\":%s,\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,"
-               "\"sm_split\":{\"path\":%u,\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,\"segments\":%u},"
-               "\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
-               KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->rank->world, text[OWN], text[COMPUTE],
-               text[COMMUNICATE], text[UNFUSED], to_floor, speedup, rate,
-               info.tuning.path, info.tuning.clusters, info.tuning.band, info.tuning.lag, info.tuning.push_ctas, info.tuning.copy_engine,
-               info.tuning.segments, info.predicted_us, error, beyond, (unsigned long long)v->sampled, r->options->commit);
+        snprintf(to_floor, sizeof(to_floor), isnan(r->usec[OWN] / floor) || floor == 0 ? "null" : "%.3f",
+                 r->usec[OWN] / floor);
+        printf(
+            "{\"kernel\":\"%s\",\"layout\":\"%s\",\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"nodes\":1,\"usec\":%s,"
+            "\"compute_usec\":%s,"
+            "\"comm_usec\":%s,\"unfused_usec\":%s,\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,"
+            "\"sm_split\":{\"path\":%u,\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
+            "\"segments\":%u,\"paced\":%u},"
+            "\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
+            KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->rank->world, text[OWN], text[COMPUTE],
+            text[COMMUNICATE], text[UNFUSED], to_floor, speedup, rate, info.tuning.path, info.tuning.clusters,
+            info.tuning.band, info.tuning.lag, info.tuning.push_ctas, info.tuning.copy_engine, info.tuning.segments, info.tuning.paced,
+            info.predicted_us, error, beyond, (unsigned long long)v->sampled, r->options->commit);
         fflush(stdout);
     }
     return beyond == 0;
 }
 
-/* Launches without the host in between, against stale flags and skipped waits; then the checked result is the last one's. */
+/* Launches without the host in between, against stale flags and skipped waits; then the checked result is the last
+ * one's. */
 static void soak(struct run *r)
 {
     for (uint32_t i = 0; i < r->options->skew; i++)
@@ -230,7 +240,8 @@ static void open_run(struct run *r)
 {
     const struct options *o = r->options;
     const struct bench_problem *p = &r->problem;
-    size_t a = bench_rows_a(p) * (size_t)p->shape.k * 2, b = (size_t)p->shape.n * p->shape.k * 2, c = bench_rows_c(p) * (size_t)p->shape.n * 2;
+    size_t a = bench_rows_a(p) * (size_t)p->shape.k * 2, b = (size_t)p->shape.n * p->shape.k * 2,
+           c = bench_rows_c(p) * (size_t)p->shape.n * 2;
     BENCH_CUDA(cudaMalloc(&r->a, a));
     BENCH_CUDA(cudaMalloc(&r->b, b));
     check(prs_fused_alloc(r->ctx, c, &r->c), "prs_fused_alloc");
@@ -243,8 +254,9 @@ static void open_run(struct run *r)
         } else if (p->shape.op != PRS_FUSED_GEMM) {
             BENCH_CUDA(cudaMalloc(&r->partial, (size_t)p->shape.m * p->shape.n * 2));
         }
-        r->lt = bench_lt_open(p->shape.m, p->shape.n, p->shape.k, p->shape.b_is_n_k, r->gathered != NULL ? r->gathered : r->a,
-                              r->b, r->partial != NULL ? r->partial : r->c, r->stream);
+        r->lt = bench_lt_open(p->shape.m, p->shape.n, p->shape.k, p->shape.b_is_n_k,
+                              r->gathered != NULL ? r->gathered : r->a, r->b, r->partial != NULL ? r->partial : r->c,
+                              r->stream);
     }
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
 }
@@ -327,7 +339,8 @@ static int run_rank(struct bench_rank *rank, void *user)
                     r.problem.shape = o->shapes[i];
                     r.problem.shape.op = (enum prs_fused_op)op;
                     r.problem.shape.b_is_n_k = layout;
-                    r.problem.rank = rank->rank, r.problem.world = config.world, r.problem.seed = i * 8 + op * 2 + layout + 1;
+                    r.problem.rank = rank->rank, r.problem.world = config.world,
+                    r.problem.seed = i * 8 + op * 2 + layout + 1;
                     bad += !run_shape(&r);
                 }
     bench_nccl_close(r.nccl);
@@ -344,54 +357,96 @@ static uint32_t kernel_mask(const char *name)
 
 static void usage(void)
 {
-    fprintf(stderr, "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
-                    "  --gpus W        ranks, one thread and GPU each (torchrun and mpirun bring their own)\n"
-                    "  --layout kn|nk|both   B as [K,N] (default) or [N,K]\n"
-                    "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  extra launches before the check\n"
-                    "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N   tuning; --autotune\n"
-                    "  --one-device    all ranks on device 0, to check without several GPUs\n"
-                    "  --loopback W    one rank plays all: times the protocol without NVLink (results are not sums)\n"
-                    "  --no-baselines  own kernels only   --timeout-ms N   --commit TEXT\n");
+    fprintf(
+        stderr,
+        "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
+        "  --gpus W        ranks, one thread and GPU each (torchrun and mpirun bring their own)\n"
+        "  --layout kn|nk|both   B as [K,N] (default) or [N,K]\n"
+        "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  extra launches before the check\n"
+        "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced   tuning; --autotune\n"
+        "  --one-device    all ranks on device 0, to check without several GPUs\n"
+        "  --loopback W    one rank plays all: times the protocol without NVLink (results are not sums)\n"
+        "  --no-baselines  own kernels only   --timeout-ms N   --commit TEXT\n");
     exit(2);
 }
 
 static void parse(int argc, char **argv, struct options *o)
 {
     static const struct option names[] = {
-        {"kernel", 1, 0, 'k'},    {"shape", 1, 0, 's'},  {"gpus", 1, 0, 'g'},       {"nodes", 1, 0, 'd'},     {"layout", 1, 0, 'l'},
-        {"iterations", 1, 0, 'i'}, {"soak", 1, 0, 'S'},   {"band", 1, 0, 'b'},       {"clusters", 1, 0, 'c'},  {"push-ctas", 1, 0, 'p'},
-        {"one-device", 0, 0, '1'}, {"commit", 1, 0, 'C'}, {"no-baselines", 0, 0, 'n'}, {"timeout-ms", 1, 0, 't'}, {"copy-engine", 0, 0, 'e'},
-        {"segments", 1, 0, 'm'},  {"autotune", 0, 0, 'A'}, {"loopback", 1, 0, 'L'}, {"lag", 1, 0, 'a'}, {0, 0, 0, 0}};
+        {"kernel", 1, 0, 'k'},       {"shape", 1, 0, 's'},      {"gpus", 1, 0, 'g'},        {"nodes", 1, 0, 'd'},
+        {"layout", 1, 0, 'l'},       {"iterations", 1, 0, 'i'}, {"soak", 1, 0, 'S'},        {"band", 1, 0, 'b'},
+        {"clusters", 1, 0, 'c'},     {"push-ctas", 1, 0, 'p'},  {"one-device", 0, 0, '1'},  {"commit", 1, 0, 'C'},
+        {"no-baselines", 0, 0, 'n'}, {"timeout-ms", 1, 0, 't'}, {"copy-engine", 0, 0, 'e'}, {"segments", 1, 0, 'm'},
+        {"autotune", 0, 0, 'A'},     {"loopback", 1, 0, 'L'},   {"lag", 1, 0, 'a'},
+        {"paced", 0, 0, 'P'},         {0, 0, 0, 0}};
     struct prs_fused_shape *s;
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
-        case 'k': o->kernels |= kernel_mask(optarg); break;
+        case 'k':
+            o->kernels |= kernel_mask(optarg);
+            break;
         case 's':
             s = &o->shapes[o->shape_count < MAX_SHAPES ? o->shape_count++ : 0];
             if (sscanf(optarg, "%ux%ux%u", &s->m, &s->n, &s->k) != 3)
                 usage();
             break;
-        case 'g': o->world = (uint32_t)atoi(optarg); break;
-        case 'd': break;
-        case 'l': o->layouts = strcmp(optarg, "both") == 0 ? 3 : strcmp(optarg, "nk") == 0 ? 2 : 1; break;
-        case 'i': o->iterations = (uint32_t)atoi(optarg); break;
-        case 'S': o->skew = (uint32_t)atoi(optarg); break;
-        case 'b': o->tuning.band = (uint32_t)atoi(optarg); break;
-        case 'c': o->tuning.clusters = (uint32_t)atoi(optarg); break;
-        case 'p': o->tuning.push_ctas = (uint32_t)atoi(optarg); break;
-        case 'e': o->tuning.copy_engine = 1; break;
-        case 'm': o->tuning.segments = (uint32_t)atoi(optarg); break;
-        case '1': o->one_device = true; break;
-        case 'C': o->commit = optarg; break;
-        case 'n': o->baselines = false; break;
-        case 't': o->timeout_ms = (uint32_t)atoi(optarg); break;
-        case 'a': o->tuning.lag = (uint32_t)atoi(optarg); break;
-        case 'L': o->loopback = (uint32_t)atoi(optarg); break;
-        case 'A': o->autotune = true; break;
-        default: usage();
+        case 'g':
+            o->world = (uint32_t)atoi(optarg);
+            break;
+        case 'd':
+            break;
+        case 'l':
+            o->layouts = strcmp(optarg, "both") == 0 ? 3 : strcmp(optarg, "nk") == 0 ? 2 : 1;
+            break;
+        case 'i':
+            o->iterations = (uint32_t)atoi(optarg);
+            break;
+        case 'S':
+            o->skew = (uint32_t)atoi(optarg);
+            break;
+        case 'b':
+            o->tuning.band = (uint32_t)atoi(optarg);
+            break;
+        case 'c':
+            o->tuning.clusters = (uint32_t)atoi(optarg);
+            break;
+        case 'p':
+            o->tuning.push_ctas = (uint32_t)atoi(optarg);
+            break;
+        case 'e':
+            o->tuning.copy_engine = 1;
+            break;
+        case 'm':
+            o->tuning.segments = (uint32_t)atoi(optarg);
+            break;
+        case '1':
+            o->one_device = true;
+            break;
+        case 'C':
+            o->commit = optarg;
+            break;
+        case 'n':
+            o->baselines = false;
+            break;
+        case 't':
+            o->timeout_ms = (uint32_t)atoi(optarg);
+            break;
+        case 'P': o->tuning.paced = PRS_PACED; break;
+        case 'a':
+            o->tuning.lag = (uint32_t)atoi(optarg);
+            break;
+        case 'L':
+            o->loopback = (uint32_t)atoi(optarg);
+            break;
+        case 'A':
+            o->autotune = true;
+            break;
+        default:
+            usage();
         }
     }
-    if (o->kernels == 0 || o->shape_count == 0 || o->world < 1 || o->world > PRS_FUSED_MAX_WORLD || o->iterations > MAX_ITERATIONS)
+    if (o->kernels == 0 || o->shape_count == 0 || o->world < 1 || o->world > PRS_FUSED_MAX_WORLD ||
+        o->iterations > MAX_ITERATIONS)
         usage();
 }
 
@@ -399,7 +454,8 @@ int main(int argc, char **argv)
 {
     struct options o;
     memset(&o, 0, sizeof(o));
-    o.world = 1, o.iterations = 20, o.warmup = 3, o.layouts = 1, o.baselines = true, o.commit = "unknown", o.timeout_ms = 5000;
+    o.world = 1, o.iterations = 20, o.warmup = 3, o.layouts = 1, o.baselines = true, o.commit = "unknown",
+    o.timeout_ms = 5000;
     parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread: NVLink multicast is never used */
     return bench_ranks_run(o.world, o.one_device, run_rank, &o) == 0 ? 0 : 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the bench's ranks meet: a shared page with a process-shared barrier, private to this process when ranks are threads, named
- * when a launcher (torchrun, mpirun) started one process per rank. */
-#include "tools/fused_bench.h"
+/* How the bench's ranks meet: a shared page with a process-shared barrier, private to this process when ranks are
+ * threads, named when a launcher (torchrun, mpirun) started one process per rank. */
+#include "tools/fused/bench.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -105,7 +105,8 @@ static int run_launched(uint32_t rank, uint32_t world, int device, bench_rank_fn
         fprintf(stderr, "perseus-fused-bench: rank %u waited 30 s for rank 0's page %s\n", rank, name);
         return -110;
     }
-    me.rank.meeting = (struct bench_meeting *)mmap(NULL, sizeof(struct bench_meeting), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    me.rank.meeting =
+        (struct bench_meeting *)mmap(NULL, sizeof(struct bench_meeting), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (rank == 0)
         init_barrier(me.rank.meeting, world);
@@ -132,7 +133,8 @@ int bench_ranks_run(uint32_t world, bool one_device, bench_rank_fn *fn, void *us
     meeting = (struct bench_meeting *)calloc(1, sizeof(*meeting));
     init_barrier(meeting, world);
     for (uint32_t r = 0; r < world; r++) {
-        m[r].rank.rank = r, m[r].rank.world = world, m[r].rank.device = one_device ? 0 : (int)r, m[r].rank.meeting = meeting;
+        m[r].rank.rank = r, m[r].rank.world = world, m[r].rank.device = one_device ? 0 : (int)r,
+        m[r].rank.meeting = meeting;
         m[r].fn = fn, m[r].user = user;
         pthread_create(&m[r].thread, NULL, run_member, &m[r]);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inputs that any rank can recompute, and a reference in double precision for sampled elements. */
-#include "tools/fused_bench.h"
+#include "tools/fused/bench.h"
 
 #include <cuda_bf16.h>
 #include <math.h>
@@ -34,8 +34,8 @@ static __device__ uint64_t scatter(uint64_t i)
     return i ^ (i >> 29);
 }
 
-/* One warp per sample. reference = sum over `terms` ranks of the dot product; the bound allows one bf16 rounding of each partial
- * sum, one of the result, and fp32 accumulation of |a b|. */
+/* One warp per sample. reference = sum over `terms` ranks of the dot product; the bound allows one bf16 rounding of
+ * each partial sum, one of the result, and fp32 accumulation of |a b|. */
 static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16 *c, uint64_t rows, struct sums *out)
 {
     uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -71,7 +71,8 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
         if (!(error <= bound)) /* NaN is beyond any bound */
             atomicAdd(&out->beyond, 1ull);
         atomicAdd(&out->square, total * total);
-        atomicMax((unsigned long long *)&out->worst, (unsigned long long)__double_as_longlong(isnan(error) ? 1e300 : error));
+        atomicMax((unsigned long long *)&out->worst,
+                  (unsigned long long)__double_as_longlong(isnan(error) ? 1e300 : error));
     }
 }
 

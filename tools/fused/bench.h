@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* ---- ranks (fused_bench_ranks.cu): threads of this process, or processes started by torchrun or mpirun ---------------------- */
+/* ---- ranks (ranks.cu): threads of this process, or processes started by torchrun or mpirun ---------------------- */
 struct bench_meeting;
 
 struct bench_rank {
@@ -26,7 +26,8 @@ int bench_allgather(void *rank, const void *mine, void *all, size_t bytes);
 double bench_max(struct bench_rank *rank, double mine);
 void bench_meet(struct bench_rank *rank);
 
-/* ---- inputs and checks (fused_bench_check.cu) ---------------------------------------------------------------------------------- */
+/* ---- inputs and checks (check.cu) ----------------------------------------------------------------------------------
+ */
 struct bench_problem {
     struct prs_fused_shape shape;
     uint32_t rank, world, seed;
@@ -45,7 +46,8 @@ void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStre
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
 
-/* ---- baselines (fused_bench_baseline.cu) --------------------------------------------------------------------------------------- */
+/* ---- baselines (baseline.cu) ---------------------------------------------------------------------------------------
+ */
 struct bench_lt;
 struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k, const void *a, const void *b, void *c,
                                cudaStream_t stream);
