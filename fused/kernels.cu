@@ -59,3 +59,23 @@ extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_ma
     launch_config(&config, &cluster, clusters * 2, stream);
     return cudaLaunchKernelEx(&config, kernel_of(args->schedule.kind, b_n_major), *args) == cudaSuccess ? 0 : -EIO;
 }
+
+/* Before the copy engines start: every other rank has finished the launch before this one, so that its copy of this rank's block may
+ * be overwritten; then the epoch that they copy as their flag. One warp, and on the same stream before the fused kernel, which
+ * leaves no room for it. */
+static __global__ void begin_copies(const __grid_constant__ struct prs_kernel_args args)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t slot = threadIdx.x, epoch = launch_epoch(&args);
+    if (slot + 1 < s->world)
+        wait_flag(&args, args.done[0] + slot, epoch - 1, PRS_AWAIT_PEERS, (s->rank + 1 + slot) % s->world, slot);
+    __syncwarp();
+    if (slot == 0)
+        args.words->copying = epoch;
+}
+
+extern "C" int prs_kernels_begin_copies(const struct prs_kernel_args *args, cudaStream_t stream)
+{
+    begin_copies<<<1, 32, 0, stream>>>(*args);
+    return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+}

@@ -18,6 +18,9 @@ int prs_kernels_prepare(uint32_t kind, int b_n_major, uint32_t *clusters);
  * prs_kernels_prepare. 0 or -EIO. */
 int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters, cudaStream_t stream);
 
+/* All-gather by copy engine: enqueues what must come before the copies. 0 or -EIO. */
+int prs_kernels_begin_copies(const struct prs_kernel_args *args, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -75,13 +75,14 @@ struct prs_plan_words {
     uint32_t epoch;   /* launches finished; only grows, so that a captured graph can be replayed */
     uint32_t exits;   /* CTAs that left, over all launches */
     uint32_t aborted; /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
-    uint32_t pad;
+    uint32_t copying; /* epoch whose blocks the copy engines move; they copy this word as their flag */
 };
 
 struct prs_kernel_args {
     CUtensorMap a, b;
     CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of rank + p */
-    CUtensorMap push_source;      /* all-gather: own A in chunks */
+    CUtensorMap push_source;       /* all-gather: own A in chunks */
+    CUtensorMap gathered;          /* all-gather by copy engine: received A, row-major, one bank */
     struct prs_schedule schedule;
     struct prs_plan_words *words;
     struct prs_fault *fault;
@@ -91,6 +92,7 @@ struct prs_kernel_args {
     uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at rank + p; [0] own */
     uint32_t *done[PRS_MAX_WORLD];  /* [p]: all-reduce: broadcast counters at rank + p, one per slot; [0] own */
     uint32_t n;                     /* columns of the result */
+    uint32_t paced;                /* 1: a store is issued only when the one before it has landed */
     uint32_t push_ctas;             /* all-gather: CTAs whose fourth warp pushes; 0: the copy engine does */
 };
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/copies.h"
 #include "fused/kernels.h"
 #include "fused/tensor_map.h"
 #include "fused/tuning.h"
@@ -16,6 +17,8 @@ static uint64_t bank_bytes(const struct prs_fused_plan *p)
     const struct prs_schedule *s = &p->args.schedule;
     if (s->world == 1 || s->kind == PRS_KIND_GEMM)
         return 0;
+    if (s->kind == PRS_KIND_ALLGATHER && s->segments != 0)
+        return (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2;
     if (s->kind == PRS_KIND_ALLGATHER)
         return prs_layout_gathered(s, s->world - 1, 0, 0);
     return prs_layout_partial(s, s->world - 1, 0, 0);
@@ -23,9 +26,20 @@ static uint64_t bank_bytes(const struct prs_fused_plan *p)
 
 static uint64_t flag_count(const struct prs_schedule *s)
 {
+    if (s->segments != 0)
+        return prs_schedule_segment_flag(s, s->world - 1, 0, 0);
     if (s->kind == PRS_KIND_ALLGATHER)
         return prs_schedule_arrival(s, s->world - 1, 0, 0);
     return prs_schedule_partial_flag(s, s->world - 1, 0, 0);
+}
+
+static int open_copies(struct prs_fused_plan *p)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    struct prs_tensor t = {.base = p->staging->at[0], .columns = p->shape.k, .box_rows = PRS_TILE_M, .swizzled = true,
+                           .rows = (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M};
+    int r = prs_tensor_map_encode(&t, &p->args.gathered);
+    return r != 0 ? r : prs_copies_open(p, &p->copies);
 }
 
 static int open_workspace(struct prs_fused_plan *p)
@@ -40,7 +54,8 @@ static int open_workspace(struct prs_fused_plan *p)
     p->info.workspace_bytes = sizeof(*a->words);
     if (r != 0 || a->staging_bank_bytes == 0)
         return r;
-    r = prs_symmetric_open(p->ctx, 2 * a->staging_bank_bytes, &p->staging);
+    /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one, and wait for credit. */
+    r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, &p->staging);
     if (r == 0)
         r = prs_symmetric_open(p->ctx, (flags + s->world) * sizeof(uint32_t), &p->flags);
     if (r != 0)
@@ -51,7 +66,7 @@ static int open_workspace(struct prs_fused_plan *p)
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
         a->done[peer] = a->flags[peer] + flags;
     }
-    return 0;
+    return s->segments != 0 ? open_copies(p) : 0;
 }
 
 static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
@@ -94,7 +109,10 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, shape->m, shape->n, shape->k,
                       p->info.tuning.band, p->info.tuning.lag);
+    if (p->info.tuning.copy_engine != 0)
+        p->args.schedule.segments = p->info.tuning.segments;
     p->args.n = shape->n;
+    p->args.paced = p->info.tuning.paced == PRS_PACED;
     p->args.push_ctas = p->info.tuning.push_ctas;
     p->args.fault = ctx->fault_device;
     p->args.limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
@@ -117,6 +135,7 @@ void prs_fused_plan_close(struct prs_fused_plan *p)
     int before;
     if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
         return;
+    prs_copies_close(p->copies);
     if (p->flags != NULL)
         prs_symmetric_close(p->ctx, p->flags);
     if (p->staging != NULL)
@@ -197,9 +216,15 @@ static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a,
         r = prs_context_enter(p->ctx, &before);
     if (r != 0)
         return r;
-    r = prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
-    if (r != 0)
-        r = prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+    if (p->copies != NULL)
+        r = prs_copies_fork(p->copies, a, stream);
+    if (r == 0) {
+        r = prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
+        if (r != 0)
+            r = prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+    }
+    if (p->copies != NULL && r == 0)
+        r = prs_copies_join(p->copies, stream);
     prs_context_leave(before);
     return r;
 }

@@ -38,6 +38,7 @@ struct prs_schedule {
     uint32_t band;       /* pairs in a band, 1..pairs; the last band may be shorter */
     uint32_t bands;      /* ceil(pairs / band) */
     uint32_t lag;        /* rounds between sending partial sums of a band and adding them up, at least 1 */
+    uint32_t segments;   /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
     uint32_t units;      /* what this rank computes */
 };
 
@@ -65,6 +66,7 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_
     s->band = band < 1 ? 1 : band > s->pairs ? s->pairs : band;
     s->bands = prs_ceil_div(s->pairs, s->band);
     s->lag = lag < 1 ? 1 : lag > s->bands ? s->bands : lag;
+    s->segments = 0;
     s->units = world * s->pairs * s->columns;
 }
 
@@ -209,7 +211,19 @@ PRS_SHARED uint32_t prs_schedule_arrival(const struct prs_schedule *s, uint32_t 
     return (slot * s->pairs * 2 + row_tile) * prs_schedule_strips(s) + strip;
 }
 
-/* How many chunks such a counter gains per launch. */
+/* By copy engine: a band of a block travels in `segments` pieces along K. Flag of (sender's slot, band, piece). */
+PRS_SHARED uint32_t prs_schedule_segment_steps(const struct prs_schedule *s)
+{
+    return prs_ceil_div(s->k_steps, s->segments);
+}
+
+PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint32_t slot, uint32_t band,
+                                              uint32_t segment)
+{
+    return (slot * s->bands + band) * s->segments + segment;
+}
+
+/* How many chunks an arrival counter gains per launch. */
 PRS_SHARED uint32_t prs_schedule_arrivals(const struct prs_schedule *s, uint32_t row_tile, uint32_t strip)
 {
     uint32_t row = row_tile * PRS_TILE_M, steps = s->k_steps - strip * PRS_STRIP_STEPS;

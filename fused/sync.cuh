@@ -75,11 +75,17 @@ PRS_DEVICE uint32_t launch_epoch(const struct prs_kernel_args *args)
     return *(volatile uint32_t *)&args->words->epoch + 1;
 }
 
-/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. */
+/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. With copy
+ * engines it also gives the other ranks credit to overwrite what they copied here. */
 PRS_DEVICE void leave_epoch(const struct prs_kernel_args *args, uint32_t epoch, uint32_t ctas)
 {
-    if (add_acq_rel_gpu(&args->words->exits, 1) + 1 == ctas * epoch)
-        *(volatile uint32_t *)&args->words->epoch = epoch;
+    const struct prs_schedule *s = &args->schedule;
+    if (add_acq_rel_gpu(&args->words->exits, 1) + 1 != ctas * epoch)
+        return;
+    *(volatile uint32_t *)&args->words->epoch = epoch;
+    if (s->segments != 0)
+        for (uint32_t p = 1; p < s->world; p++)
+            store_release_sys(args->done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), epoch);
 }
 
 #endif

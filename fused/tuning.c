@@ -50,5 +50,13 @@ void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape
         t->lag = 1;
     if (t->push_ctas == 0 || t->push_ctas > 2 * t->clusters)
         t->push_ctas = 2 * t->clusters;
+    if (t->segments == 0)
+        t->segments = 1;
+    if (t->paced == 0)
+        t->paced = shape->op == PRS_FUSED_ALLGATHER ? PRS_UNPACED : PRS_PACED;
+    if (shape->op != PRS_FUSED_ALLGATHER || world == 1)
+        t->copy_engine = 0;
+    if (t->copy_engine != 0)
+        t->push_ctas = 0;
     predict(shape, world, info);
 }

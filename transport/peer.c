@@ -130,7 +130,7 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
         op->status = 0; /* nothing to write, nobody to tell */
         return 0;
     }
-    alone = peer->order.ops == 0;
+    alone = prs_order_idle(&peer->order) || put->len_bytes >= PRS_ORDER_PROMPT_BYTES;
     r = prs_order_put(&peer->order, op, put, local_keys);
     if (r)
         return r;
@@ -139,7 +139,7 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
 
 int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get *get)
 {
-    bool alone = peer->order.ops == 0;
+    bool alone = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
@@ -158,7 +158,7 @@ int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get 
 
 int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal)
 {
-    bool alone = peer->order.ops == 0;
+    bool alone = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
@@ -188,7 +188,7 @@ int prs_peer_open_probes(struct prs_peer *peer)
 int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
 {
     struct prs_wr requests[PRS_MAX_RAILS];
-    bool alone = peer->order.ops == 0;
+    bool alone = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
@@ -401,6 +401,7 @@ void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
                               .arrivals = peer->arrivals,
                               .fences = order->fences,
                               .drains = order->drains,
+                              .merged_signals = order->merged,
                               .bytes = order->bytes};
     for (uint32_t i = 0; i < peer->path_count; i++) {
         out->receives += peer->link[i]->receives;

@@ -78,6 +78,7 @@ struct prs_fused_shape {
     uint32_t b_is_n_k; /* B is [n, k] */
 };
 
+enum prs_fused_pace { PRS_UNPACED = 1, PRS_PACED = 2 };
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
 
 /** 0 in a field: chosen by the plan. The same on all ranks. */
@@ -88,7 +89,8 @@ struct prs_fused_tuning {
     uint32_t lag;         /* REDUCE_SCATTER, ALLREDUCE: bands between sending and adding partial sums */
     uint32_t push_ctas;   /* ALLGATHER: CTAs that push the own block, besides multiplying */
     uint32_t copy_engine; /* ALLGATHER: 1: copy engines move the blocks instead; push_ctas is then unused */
-    uint32_t segments;    /* ALLGATHER by copy engine: pieces that a block travels in */
+    uint32_t segments;    /* ALLGATHER by copy engine: pieces along k in which a band travels */
+    uint32_t paced;       /* enum prs_fused_pace: 2 (PRS_PACED): an SM sends a slab only when the one before has landed */
 };
 
 struct prs_fused_plan_info {

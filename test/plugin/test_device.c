@@ -172,6 +172,30 @@ Test(device, a_child_of_a_fork_disturbs_nobody)
     plugin_close(&plugin);
 }
 
+Test(device, a_child_of_a_fork_may_start_anew)
+{
+    struct plugin plugin = plugin_open();
+    int status = -1;
+    pid_t child;
+
+#ifdef __SANITIZE_THREAD__
+    cr_skip("a child of a process with threads cannot start threads under this sanitizer");
+#endif
+    child = fork();
+    if (child == 0) {
+        struct plugin own = plugin_open();
+
+        is_child = true;
+        transfer(&own, 0);
+        plugin_close(&own);
+        exit(0);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
+    transfer(&plugin, 0);
+    plugin_close(&plugin);
+}
+
 Test(device, memory_that_cannot_be_written_is_refused_by_name)
 {
     struct plugin plugin = plugin_open();

@@ -46,8 +46,11 @@ struct pair {
 
 typedef void pair_fn(struct pair *pair);
 
-/* How many rails there are; 0 also when there is no libibverbs. */
+/* How many rails there are; 0 also when there is no libibverbs. Asked in a process of its own. */
 int pair_rails(void);
+/* For main(): "--rails" and "--side ...". */
+int pair_rails_here(void);
+int pair_side_main(char **argv);
 
 /* Run a and b in two processes, connected; fails the test unless both return. */
 void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b);

@@ -217,11 +217,11 @@ static bool report(struct run *r, const struct bench_verdict *v)
             "\"compute_usec\":%s,"
             "\"comm_usec\":%s,\"unfused_usec\":%s,\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,"
             "\"sm_split\":{\"path\":%u,\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
-            "\"segments\":%u},"
+            "\"segments\":%u,\"paced\":%u},"
             "\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
             KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->rank->world, text[OWN], text[COMPUTE],
             text[COMMUNICATE], text[UNFUSED], to_floor, speedup, rate, info.tuning.path, info.tuning.clusters,
-            info.tuning.band, info.tuning.lag, info.tuning.push_ctas, info.tuning.copy_engine, info.tuning.segments,
+            info.tuning.band, info.tuning.lag, info.tuning.push_ctas, info.tuning.copy_engine, info.tuning.segments, info.tuning.paced,
             info.predicted_us, error, beyond, (unsigned long long)v->sampled, r->options->commit);
         fflush(stdout);
     }
@@ -363,7 +363,7 @@ static void usage(void)
         "  --gpus W        ranks, one thread and GPU each (torchrun and mpirun bring their own)\n"
         "  --layout kn|nk|both   B as [K,N] (default) or [N,K]\n"
         "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  extra launches before the check\n"
-        "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N   tuning; --autotune\n"
+        "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced   tuning; --autotune\n"
         "  --one-device    all ranks on device 0, to check without several GPUs\n"
         "  --loopback W    one rank plays all: times the protocol without NVLink (results are not sums)\n"
         "  --no-baselines  own kernels only   --timeout-ms N   --commit TEXT\n");
@@ -377,7 +377,8 @@ static void parse(int argc, char **argv, struct options *o)
         {"layout", 1, 0, 'l'},       {"iterations", 1, 0, 'i'}, {"soak", 1, 0, 'S'},        {"band", 1, 0, 'b'},
         {"clusters", 1, 0, 'c'},     {"push-ctas", 1, 0, 'p'},  {"one-device", 0, 0, '1'},  {"commit", 1, 0, 'C'},
         {"no-baselines", 0, 0, 'n'}, {"timeout-ms", 1, 0, 't'}, {"copy-engine", 0, 0, 'e'}, {"segments", 1, 0, 'm'},
-        {"autotune", 0, 0, 'A'},     {"loopback", 1, 0, 'L'},   {"lag", 1, 0, 'a'},         {0, 0, 0, 0}};
+        {"autotune", 0, 0, 'A'},     {"loopback", 1, 0, 'L'},   {"lag", 1, 0, 'a'},
+        {"paced", 0, 0, 'P'},         {0, 0, 0, 0}};
     struct prs_fused_shape *s;
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
@@ -430,6 +431,7 @@ static void parse(int argc, char **argv, struct options *o)
         case 't':
             o->timeout_ms = (uint32_t)atoi(optarg);
             break;
+        case 'P': o->tuning.paced = PRS_PACED; break;
         case 'a':
             o->tuning.lag = (uint32_t)atoi(optarg);
             break;
