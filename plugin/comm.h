@@ -19,6 +19,7 @@ enum {
     COMM_MAX_RECVS = CTS_GROUP_MAX,
     COMM_REQUESTS = NET_MAX_REQUESTS * COMM_MAX_RECVS,
     COMM_ANNOUNCEMENTS = 64,     /* writes of records in flight; more wait, they only get larger */
+    COMM_UNFILLED_ENOUGH = 4,    /* announced entries that keep a sender busy for a round trip */
     COMM_CHECK_EVERY = 64,       /* fruitless calls between looks at the peer and at asynchronous events */
     COMM_MAX_BYTES = 0x7fffffff, /* test() tells sizes as int */
 };

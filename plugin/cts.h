@@ -31,14 +31,18 @@ struct cts_record {
 static_assert(sizeof(struct cts_record) == 64, "one record is one cache line and one inline write");
 static_assert(offsetof(struct cts_record, check) == 56, "the check word covers all words before it");
 static_assert(PRS_MAX_RAILS == 8, "the keys take 32 bytes");
+/* The members as 8-byte words. may_alias: else the compiler may sum before it stores them. */
+typedef uint64_t __attribute__((may_alias)) cts_word;
 static_assert((CTS_RING & (CTS_RING - 1)) == 0, "slots are sequence numbers, masked");
 
 /**
  * Odd multipliers: one changed word always changes the sum, several changed words keep it with probability 2^-64. They
  * fit 31 bits so that each is an immediate operand. Zeroed memory never passes, since sequence numbers start at 1.
  */
-static inline uint64_t cts_check(const uint64_t *word, uint64_t sequence)
+static inline uint64_t cts_check(const struct cts_record *record, uint64_t sequence)
 {
+    const cts_word *word = (const cts_word *)record;
+
     return sequence * 0x5bd1e995u + word[0] * 0x2c1b3c6du + word[1] * 0x297a2d39u + word[2] * 0x4cf5ad43u +
            word[3] * 0x2745937fu + word[4] * 0x38b34ae5u + word[5] * 0x1b873593u + word[6] * 0x7feb352du;
 }
@@ -46,22 +50,21 @@ static inline uint64_t cts_check(const uint64_t *word, uint64_t sequence)
 /** Receiver: fill in the check word of a record that is otherwise complete. */
 static inline void cts_seal(struct cts_record *record, uint64_t sequence)
 {
-    record->check = cts_check((const uint64_t *)record, sequence);
+    record->check = cts_check(record, sequence);
 }
 
 /**
  * Sender: whether the record with this sequence number is wholly here. A word that is read again later cannot differ
- * from what was summed: a slot is written again only after its message has been sent.
+ * from what was summed: one location's reads never go back in time, and a slot is written anew only after its message
+ * was sent.
  */
 static inline bool cts_arrived(const struct cts_record *record, uint64_t sequence)
 {
-    /* C1: memory is read anew in each call, and the sum before what the caller reads. Pairs with the NIC's write of the
-     * record, for whose order within the line the check word stands. */
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&record->check, __ATOMIC_ACQUIRE) != cts_check((const uint64_t *)record, sequence))
-        return false;
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    return record->count <= CTS_GROUP_MAX; /* a sum that fits by chance must not lead astray */
+    /* C1: for the compiler only: read memory anew in each call. No order between the words is needed, since the sum
+     * holds only when all are here; so the NIC's write of the record needs no partner. */
+    __asm__ volatile("" ::: "memory");
+    return record->check == cts_check(record, sequence) &&
+           record->count <= CTS_GROUP_MAX; /* a sum that fits by chance must not lead astray */
 }
 
 /**

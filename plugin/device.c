@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "plugin/banner.h"
 #include "plugin/comm.h"
@@ -31,6 +32,7 @@ struct device {
 static struct {
     pthread_mutex_t lock;
     int contexts;
+    pid_t owner; /* a fork inherits the table, but none of what the NICs know */
     struct prs_fabric *fabric;
     bool is_placeholder; /* PERSEUS_REQUIRED and no rail: one device that refuses to listen and to connect */
     char why_none[256];
@@ -234,9 +236,12 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
     device_lock();
     if (log)
         prs_log_set(log_to_nccl, (void *)(uintptr_t)log);
+    if (net.contexts > 0 && net.owner != getpid())
+        net.contexts = 0; /* what the parent holds is neither usable here nor ours to free */
     if (net.contexts == 0)
         r = open_devices();
     if (r == 0) {
+        net.owner = getpid();
         net.contexts++;
         context->fabric = net.fabric;
     }
@@ -258,7 +263,7 @@ net_result device_finalize(void *handle)
         return NET_SUCCESS;
     connect_abandon(context);
     device_lock();
-    if (--net.contexts == 0) {
+    if (net.owner == getpid() && --net.contexts == 0) {
         prs_fabric_close(net.fabric);
         net.fabric = NULL;
         net.count = net.physical = 0;

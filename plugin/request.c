@@ -68,13 +68,15 @@ static void retire_announcements(struct recv_comm *comm)
 }
 
 /**
- * Whether the records that wait are to be written to the sender now. They wait only while it still has at least as many
- * entries to fill as wait here: so it never runs dry for want of a record, and the busier it is the more records share
- * one write.
+ * Whether the records that wait are to be written to the sender now. They wait only while it still has enough entries
+ * to fill, and at least as many as wait here: so it never runs dry for want of a record, a short window is not made
+ * shorter, and the busier the sender is the more records share one write.
  */
 static inline bool is_announcing(const struct recv_comm *comm)
 {
-    return comm->announced - comm->arrived < comm->next - comm->announced;
+    uint64_t unfilled = comm->announced - comm->arrived, waiting = comm->next - comm->announced;
+
+    return waiting && (unfilled < waiting || unfilled < COMM_UNFILLED_ENOUGH);
 }
 
 /** Write all waiting records to the sender. Return 0, also when the peer is busy and the rest goes later, or -errno. */
@@ -90,14 +92,14 @@ static int announce(struct recv_comm *comm)
             .src_addr = &comm->mirror[slot],
             .dst_addr = comm->ring_addr + slot * sizeof(struct cts_record),
             .dst = &comm->ring_keys,
+            .group = PRS_GROUP_NONE,
         };
         int r;
 
         if (records > CTS_RING - slot)
             records = CTS_RING - slot;
         put.len_bytes = records * sizeof(struct cts_record);
-        if (records == 1)
-            put.flags = PRS_PUT_INLINE;
+        put.flags = records == 1 ? PRS_PUT_INLINE | PRS_PUT_LAZY : PRS_PUT_LAZY;
         r = prs_peer_put(comm->base.peer, &one->op, &put);
         if (r)
             return r == PRS_BUSY ? 0 : r;
@@ -357,7 +359,7 @@ static __attribute__((noinline)) net_result send_to(struct send_comm *comm, cons
     put.dst = &record->keys;
     put.len_bytes = size;
     put.notify_id = record->id % PRS_NOTIFY_IDS;
-    put.group = 0;
+    put.group = PRS_GROUP_NONE; /* no signals here: under `counted` a put of a group costs the peer an arrival */
     put.flags = PRS_PUT_NOTIFY;
     r = prs_peer_put(comm->base.peer, &request->op, &put);
     if (r)

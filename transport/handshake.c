@@ -87,8 +87,8 @@ static int fill_in(struct prs_stream *stream, size_t upto)
                             strerror(errno));
         if (n == 0)
             return prs_fail(-ECONNRESET,
-                            "%s: the other side hung up after %zu bytes of a frame; has it died, or does "
-                            "it speak another protocol?",
+                            "%s: the other side hung up after %zu bytes of a frame; has it died, or "
+                            "refused what we hold (its log tells)?",
                             stream->remote, stream->in_bytes);
         stream->in_bytes += (size_t)n;
     }

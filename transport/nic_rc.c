@@ -40,6 +40,7 @@ struct rc_link {
     int traffic_class;
     uint32_t depth;
     struct ibv_cq *cq;
+    struct ibv_wc wc[PRS_POLL_MOST];
     uint32_t queue_count;
     struct rc_queue **queue;
     struct rc_queue *loopback; /* NULL until asked for */
@@ -445,36 +446,41 @@ static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct pr
     return post_receives(queue);
 }
 
-static int rc_poll(struct prs_link *base, struct prs_event *events)
+static __attribute__((noinline)) int fill_events(struct rc_link *link, int count, struct prs_event *events)
 {
-    struct rc_link *link = to_rc_link(base);
-    struct ibv_wc wc[PRS_POLL_MOST];
-    int count = ibv_poll_cq(link->cq, PRS_POLL_MOST, wc);
-
-    if (__builtin_expect(count < 0, 0))
-        return -EIO;
     for (int i = 0; i < count; i++) {
+        const struct ibv_wc *wc = &link->wc[i];
         struct prs_event *event = &events[i];
 
-        if (wc[i].wr_id & ARRIVAL_BIT) {
-            event->queue = (uint32_t)wc[i].wr_id;
-            if (__builtin_expect(wc[i].status != IBV_WC_SUCCESS, 0)) {
-                fill_error(&wc[i], event);
+        if (wc->wr_id & ARRIVAL_BIT) {
+            event->queue = (uint32_t)wc->wr_id;
+            if (__builtin_expect(wc->status != IBV_WC_SUCCESS, 0)) {
+                fill_error(wc, event);
             } else {
-                int r = fill_arrival(link, &wc[i], event);
+                int r = fill_arrival(link, wc, event);
 
                 if (r)
                     return r;
             }
             continue;
         }
-        event->queue = (uint32_t)(wc[i].wr_id >> 32);
-        event->value = (uint32_t)wc[i].wr_id;
+        event->queue = (uint32_t)(wc->wr_id >> 32);
+        event->value = (uint32_t)wc->wr_id;
         event->kind = PRS_EVENT_DONE;
-        if (__builtin_expect(wc[i].status != IBV_WC_SUCCESS, 0))
-            fill_error(&wc[i], event);
+        if (__builtin_expect(wc->status != IBV_WC_SUCCESS, 0))
+            fill_error(wc, event);
     }
     return count;
+}
+
+static int rc_poll(struct prs_link *base, struct prs_event *events)
+{
+    struct rc_link *link = to_rc_link(base);
+    int count = ibv_poll_cq(link->cq, PRS_POLL_MOST, link->wc);
+
+    if (__builtin_expect(count <= 0, 1))
+        return count < 0 ? -EIO : 0;
+    return fill_events(link, count, events);
 }
 
 static void rc_kill(struct prs_link *base)

@@ -29,6 +29,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     memset(order, 0, sizeof *order);
     order->policy = options->policy;
     order->window_ops = options->window_ops;
+    order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
+    order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
     order->probe_queues = paths;
@@ -82,7 +84,7 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
 {
     struct prs_order_group *group;
 
-    if (put->group == PRS_GROUP_NONE || order->tally)
+    if (!order->tracked || put->group == PRS_GROUP_NONE)
         return;
     group = group_of(order, put->group);
     group_note(group, index, order->queue[index].head - 1);
@@ -153,12 +155,13 @@ static inline void fill_write(const struct prs_order *order, const struct prs_or
 }
 
 /* A single-part message ends a run: give the immediate of the former last one to this one, if it continues it. */
-static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag)
+static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag,
+                              uint32_t max_run)
 {
     uint32_t run = 1;
 
-    if (queue->run && queue->run_next_id == id && queue->run_bytes == wr->len_bytes && queue->run_tag == tag &&
-        queue->run < PRS_IMM_MAX_RUN) {
+    if (queue->run && wr->len_bytes < PRS_ORDER_PROMPT_BYTES && queue->run_next_id == id &&
+        queue->run_bytes == wr->len_bytes && queue->run_tag == tag && queue->run < max_run) {
         queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;
         run = queue->run + 1;
     }
@@ -235,6 +238,8 @@ static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct
                 wr->opcode = PRS_WR_WRITE_IMM;
                 wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
             }
+            if (bytes >= PRS_ORDER_PROMPT_BYTES)
+                signal_request(order, queue, queue->head - 1);
             queue->run = 0;
             note_put(order, put, i);
             account(order, i, bytes);
@@ -253,6 +258,7 @@ int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_p
     struct prs_order_queue *queue;
     struct prs_wr *wr;
     uint32_t index;
+    bool eager;
     int tag;
 
     if (order->ops >= order->window_ops || order->stalled)
@@ -267,10 +273,15 @@ int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_p
     if (tag < 0)
         return PRS_BUSY;
     prs_op_start(op, 1);
+    eager = queue->eager;
     wr = admit_request(order, index, op);
     fill_write(order, queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
+    if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES)
+        signal_request(order, queue, queue->head - 1);
+    else if (put->flags & PRS_PUT_LAZY)
+        queue->eager = eager;
     if (put->flags & PRS_PUT_NOTIFY) {
-        extend_run(queue, wr, put->notify_id, (uint32_t)tag);
+        extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
         queue->run = 0;
         if (tag) {
@@ -390,7 +401,10 @@ bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *
     order->dirty &= order->dirty - 1;
     queue = &order->queue[index];
     *out = (struct prs_chain){index, queue->posted, queue->head - queue->posted};
-    queue->wr[(queue->head - 1) & queue->mask].flags |= PRS_WR_SIGNALED;
+    /* Requests without a completion hold their slots and their ops until a later one has one: not for long. */
+    if (queue->eager || queue->head - queue->signaled >= PRS_ORDER_LAZY || order->ops >= order->window_ops / 2)
+        signal_request(order, queue, queue->head - 1);
+    queue->eager = false;
     queue->posted = queue->head;
     queue->run = 0; /* what is posted cannot be changed any more */
     if (now_ns && !order->path[queue->path].since_ns)
@@ -415,6 +429,18 @@ static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns
     }
 }
 
+/* One request is done. Return how many ops that ends. */
+static inline uint32_t retire(struct prs_op *owner)
+{
+    uint32_t done = 0;
+
+    if (__builtin_expect(!((uintptr_t)owner & OWNER_MERGED), 1))
+        return prs_op_part_done(owner);
+    while (owner)
+        done += prs_op_part_done(owner_pop(&owner)); /* popped before done: then its storage may vanish */
+    return done;
+}
+
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns)
 {
     struct prs_order_queue *queue = &order->queue[index];
@@ -427,17 +453,19 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
         uint32_t slot = queue->tail++ & queue->mask;
 
         bytes += queue->wr[slot].len_bytes;
-        done += prs_op_part_done(queue->owner[slot]);
+        done += retire(queue->owner[slot]);
     }
     order->ops -= done;
-    if (index < order->data_queues) {
+    order->signaled--;
+    order->closers.parts = 1u << 31; /* never to reach zero */
+    if (order->data_queues > 1 && index < order->data_queues) {
         queue->backlog_bytes -= bytes;
         order->path[queue->path].inflight_bytes -= bytes;
         if (now_ns)
             measure(&order->path[queue->path], bytes, now_ns);
-        if (order->held_count)
-            prs_order_release(order);
     }
+    if (order->held_count)
+        prs_order_release(order);
     return (int)done;
 }
 
@@ -447,7 +475,8 @@ void prs_order_fail(struct prs_order *order, int status)
         struct prs_order_queue *queue = &order->queue[i];
 
         for (; queue->tail != queue->head; queue->tail++)
-            prs_op_fail(queue->owner[queue->tail & queue->mask], status);
+            for (struct prs_op *owner = queue->owner[queue->tail & queue->mask]; owner;)
+                prs_op_fail(owner_pop(&owner), status);
         queue->posted = queue->head;
     }
     for (; order->held_count; order->held_count--) {
@@ -456,4 +485,5 @@ void prs_order_fail(struct prs_order *order, int status)
     }
     order->dirty = 0;
     order->ops = 0;
+    order->signaled = 0;
 }

@@ -34,8 +34,11 @@ enum {
     PRS_ORDER_MAX_DATA_QUEUES = PRS_ORDER_MAX_QUEUES - PRS_MAX_RAILS,
     PRS_ORDER_MAX_QUEUES_PER_RAIL = 16,
     PRS_ORDER_GROUPS = PRS_TALLY_SLOTS, /* groups share a slot modulo this: which only makes signals wait for more */
-    PRS_ORDER_HELD = 32,   /* signals waiting for other queues; a further one is PRS_BUSY */
-    PRS_ORDER_BATCH = 16,  /* requests on one queue that make the caller post without waiting for more */
+    PRS_ORDER_HELD = 32,                /* signals waiting for other queues; a further one is PRS_BUSY */
+    PRS_ORDER_LAZY = 16,                /* lazy requests on one queue behind which one is signaled all the same */
+    PRS_ORDER_PROMPT_BYTES = 8192, /* a request this long gains nothing from company: it is posted at once, signaled,
+                                      and has its own notification, so that neither side waits for another's bytes */
+    PRS_ORDER_BATCH = 16,          /* requests on one queue that make the caller post without waiting for more */
 };
 
 enum prs_wr_opcode { PRS_WR_WRITE, PRS_WR_WRITE_IMM, PRS_WR_READ, PRS_WR_ADD };
@@ -70,9 +73,11 @@ struct prs_order_queue {
     uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copy must live until the request completes */
     uint32_t inline_key;   /* where the NIC cannot take the bytes from the request itself */
     uint32_t mask;
-    uint32_t head;   /* next to admit */
-    uint32_t posted; /* next to post */
-    uint32_t tail;   /* next to retire */
+    uint32_t head;     /* next to admit */
+    uint32_t posted;   /* next to post */
+    uint32_t tail;     /* next to retire */
+    uint32_t signaled; /* behind the last signaled one */
+    bool eager;        /* somebody waits for what is not posted yet */
     uint32_t path;
     uint32_t run; /* length of the run that the request before head ends; 0: none that may grow */
     uint32_t run_next_id;
@@ -97,17 +102,20 @@ struct prs_order_held {
 };
 
 struct prs_order_stats {
-    uint64_t puts, gets, signals, fences, drains, bytes;
-    uint64_t path_bytes[PRS_MAX_RAILS];
+    uint64_t puts, gets, signals, fences, drains, merged, bytes;
+    uint64_t path_bytes[PRS_MAX_RAILS]; /* with several queues only */
 };
 
 struct prs_order {
     enum prs_policy policy;
     uint32_t window_ops;
-    uint32_t ops; /* in flight */
+    uint32_t ops;      /* in flight */
+    uint32_t signaled; /* requests that will bring a completion somebody waits for, or nobody does */
     uint32_t data_queues;
     uint32_t probe_queues; /* behind the data queues */
     uint32_t path_count;
+    uint32_t max_run;
+    bool tracked;            /* signals depend on where the puts of their group went */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut */
     uint64_t max_part_bytes; /* of one request */
@@ -129,6 +137,7 @@ struct prs_order {
 
 struct prs_order_options {
     enum prs_policy policy; /* not auto */
+    bool in_order;          /* as nic.h promises it; without it, messages share no immediate */
     uint32_t window_ops;
     uint32_t path_count;
     uint32_t queues_per_path;
@@ -162,6 +171,12 @@ struct prs_chain {
 };
 /* Close what waits on one queue into a chain that is to be posted now. Return false when nothing waits. */
 bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out);
+
+/* Nothing is in flight that somebody waits for, and nothing waits to be posted. */
+static inline bool prs_order_idle(const struct prs_order *order)
+{
+    return order->signaled == 0 && !order->dirty;
+}
 
 /* The signaled request at that position is complete. Return how many ops are done, or -EPROTO (not a position that is
  * in flight). May make held signals leave: look at dirty. */

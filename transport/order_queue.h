@@ -23,8 +23,21 @@ static inline struct prs_wr *admit_request(struct prs_order *order, uint32_t ind
     uint32_t slot = queue->head++ & queue->mask;
 
     order->dirty |= 1ull << index;
+    queue->eager = true;
     queue->owner[slot] = op;
     return &queue->wr[slot];
+}
+
+/* Ask for a completion of a request that is not posted yet. */
+static inline void signal_request(struct prs_order *order, struct prs_order_queue *queue, uint32_t position)
+{
+    struct prs_wr *wr = &queue->wr[position & queue->mask];
+
+    if (wr->flags & PRS_WR_SIGNALED)
+        return;
+    wr->flags |= PRS_WR_SIGNALED;
+    queue->signaled = position + 1;
+    order->signaled++;
 }
 
 static inline struct prs_order_group *group_of(struct prs_order *order, uint32_t group)
@@ -38,10 +51,13 @@ static inline void group_note(struct prs_order_group *group, uint32_t index, uin
     group->last[index] = position;
 }
 
+/* Who has how much to do; with a single queue there is nothing to choose by it. */
 static inline void account(struct prs_order *order, uint32_t index, uint64_t bytes)
 {
     struct prs_order_queue *queue = &order->queue[index];
 
+    if (order->data_queues == 1)
+        return;
     order->stats.path_bytes[queue->path] += bytes;
     order->path[queue->path].inflight_bytes += bytes;
     queue->backlog_bytes += bytes;
@@ -56,6 +72,25 @@ static inline void copy_inline(const struct prs_order_queue *queue, struct prs_w
     wr->flags = PRS_WR_INLINE;
     wr->local_addr = (uintptr_t)copy;
     wr->local_key = queue->inline_key;
+}
+
+/* Adds to one word that are merged share a request: its owner is then the last op, with bit 0 set, and each op's
+ * mark[0] holds the owner before it. */
+enum { OWNER_MERGED = 1 };
+
+static inline void owner_merge(struct prs_op **owner, struct prs_op *op)
+{
+    op->mark[0] = (uintptr_t)*owner;
+    *owner = (struct prs_op *)((uintptr_t)op | OWNER_MERGED);
+}
+
+/* Take the first op off a merged owner; *owner becomes the rest, NULL at the end. */
+static inline struct prs_op *owner_pop(struct prs_op **owner)
+{
+    struct prs_op *op = (struct prs_op *)((uintptr_t)*owner & ~(uintptr_t)OWNER_MERGED);
+
+    *owner = (uintptr_t)*owner & OWNER_MERGED ? (struct prs_op *)(uintptr_t)op->mark[0] : NULL;
+    return op;
 }
 
 static inline uint32_t lowest(uint64_t mask)

@@ -21,31 +21,62 @@ static uint64_t unfinished(const struct prs_order *order, const struct prs_signa
     return found;
 }
 
+/* The request before head, if it has not been posted and the signal may join it: then nothing that the signal must stay
+ * behind can be behind that request on this queue. */
+static struct prs_wr *joinable(struct prs_order_queue *queue, const struct prs_signal *signal)
+{
+    return signal->kind == PRS_SIGNAL_ADD && queue->head != queue->posted ? &queue->wr[(queue->head - 1) & queue->mask]
+                                                                          : NULL;
+}
+
+static void join(struct prs_order *order, struct prs_order_queue *queue, struct prs_op *op)
+{
+    owner_merge(&queue->owner[(queue->head - 1) & queue->mask], op);
+    order->stats.merged++;
+}
+
+static void fence(struct prs_order *order, struct prs_wr *wr)
+{
+    if (!(wr->flags & PRS_WR_FENCE))
+        order->stats.fences++;
+    wr->flags |= PRS_WR_FENCE;
+}
+
 /* Put the signal on its queue, whose earlier requests it may rely on. Return 0 or PRS_BUSY. */
 static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
                         const struct prs_keys *keys)
 {
     struct prs_order_queue *queue = &order->queue[index];
     struct prs_order_group *group = group_of(order, signal->group);
-    struct prs_wr *wr;
+    uint32_t remote_key = keys->rkey[order->path[queue->path].remote_rail];
+    bool strong = signal->flags & PRS_SIGNAL_STRONG;
+    /* A strong signal may tell the peer that its memory has been read: a later request may overtake the response of an
+     * earlier read, so that it needs the fence under every policy. */
+    bool fenced = (order->policy == PRS_POLICY_NIC_FENCE && (group->unfenced || strong)) ||
+                  (strong && queue->last_read && queue_has(queue, queue->last_read - 1));
+    struct prs_wr *wr = joinable(queue, signal);
 
+    if (wr && wr->opcode == PRS_WR_ADD && wr->remote_addr == signal->dst_addr && wr->remote_key == remote_key) {
+        wr->value += signal->value;
+        if (fenced)
+            fence(order, wr);
+        group->unfenced = false;
+        group_note(group, index, queue->head - 1);
+        join(order, queue, op);
+        return 0;
+    }
     if (queue_full(queue))
         return PRS_BUSY;
     wr = admit_request(order, index, op);
     *wr = (struct prs_wr){.remote_addr = signal->dst_addr,
-                          .remote_key = keys->rkey[order->path[queue->path].remote_rail],
+                          .remote_key = remote_key,
                           .value = signal->value,
                           .len_bytes = sizeof signal->value,
                           .opcode = signal->kind == PRS_SIGNAL_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
     if (signal->kind == PRS_SIGNAL_SET)
         copy_inline(queue, wr, &signal->value, sizeof signal->value);
-    /* A strong signal may tell the peer that its memory has been read: a later request may overtake the response of an
-     * earlier read, so that it needs the fence under every policy. */
-    if ((order->policy == PRS_POLICY_NIC_FENCE && group->unfenced) ||
-        ((signal->flags & PRS_SIGNAL_STRONG) && queue->last_read && queue_has(queue, queue->last_read - 1))) {
-        wr->flags |= PRS_WR_FENCE;
-        order->stats.fences++;
-    }
+    if (fenced)
+        fence(order, wr);
     group->unfenced = false;
     queue->run = 0;
     account(order, index, sizeof signal->value);
@@ -116,6 +147,29 @@ static uint32_t open_intervals(const struct prs_tally *tally, uint32_t except)
     return open;
 }
 
+/* An add that nothing came before since the last one to its word: join that one's record. */
+static bool join_record(struct prs_order *order, struct prs_order_queue *queue, struct prs_op *op,
+                        const struct prs_signal *signal)
+{
+    uint32_t slot = signal->group % PRS_ORDER_GROUPS;
+    struct prs_wr *wr = joinable(queue, signal);
+    struct prs_record record;
+    void *copy;
+
+    if (!wr || wr->opcode != PRS_WR_WRITE_IMM || wr->len_bytes != sizeof record ||
+        (wr->imm & 0x801fffff) != prs_imm_make_bare(PRS_BARE_RECORD, 0) || order->tally->interval[slot].tag)
+        return false;
+    copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
+    memcpy(&record, copy, sizeof record);
+    if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
+        record.key != signal->dst->rkey[order->path[0].remote_rail])
+        return false;
+    record.value += signal->value;
+    memcpy(copy, &record, sizeof record);
+    join(order, queue, op);
+    return true;
+}
+
 /* The signal becomes a record; a strong one closes the intervals of all other groups first. */
 static int signal_counted(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
 {
@@ -131,6 +185,8 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
         return PRS_BUSY;
     index = reads ? lowest(reads) : order->small_queue;
     queue = &order->queue[index];
+    if (!strong && join_record(order, queue, op, signal))
+        return 0;
     if (queue->head - queue->tail + records > queue->mask + 1)
         return PRS_BUSY;
     for (; others; others &= others - 1) {
@@ -145,10 +201,8 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
                                  .barrier = strong};
     prs_tally_close(order->tally, slot, &record);
     admit_record(order, index, op, &record);
-    if (reads) {
-        queue->wr[(queue->head - 1) & queue->mask].flags |= PRS_WR_FENCE;
-        order->stats.fences++;
-    }
+    if (reads)
+        fence(order, &queue->wr[(queue->head - 1) & queue->mask]);
     return 0;
 }
 

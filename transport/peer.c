@@ -12,7 +12,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
-enum { IDLE_POLLS = 1 << 14 }; /* empty polls between two looks at the stream: a system call each */
+enum {
+    IDLE_POLLS = 1 << 14,                               /* empty polls between two looks at the stream: a system call */
+    FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST, /* more than all flushed receives of some queues */
+};
 
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
@@ -127,7 +130,7 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
         op->status = 0; /* nothing to write, nobody to tell */
         return 0;
     }
-    alone = peer->order.ops == 0;
+    alone = prs_order_idle(&peer->order) || put->len_bytes >= PRS_ORDER_PROMPT_BYTES;
     r = prs_order_put(&peer->order, op, put, local_keys);
     if (r)
         return r;
@@ -136,7 +139,7 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
 
 int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get *get)
 {
-    bool alone = peer->order.ops == 0;
+    bool alone = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
@@ -155,7 +158,7 @@ int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get 
 
 int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal)
 {
-    bool alone = peer->order.ops == 0;
+    bool alone = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
@@ -185,7 +188,7 @@ int prs_peer_open_probes(struct prs_peer *peer)
 int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
 {
     struct prs_wr requests[PRS_MAX_RAILS];
-    bool alone = peer->order.ops == 0;
+    bool alone = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
@@ -245,21 +248,11 @@ static int take_arrival(struct prs_peer *peer, const struct prs_event *event)
     return 0;
 }
 
-/* A queue that fails flushes the rest: of several failures the first that is no flush tells most. */
-static int take_errors(struct prs_peer *peer, const struct prs_event *events, int count)
-{
-    const struct prs_event *best = NULL;
-
-    for (int i = 0; i < count; i++)
-        if (events[i].kind == PRS_EVENT_ERROR && (!best || best->error == -ECONNRESET))
-            best = &events[i];
-    return fail_completion(peer, best);
-}
-
-static int take_events(struct prs_peer *peer, const struct prs_event *events, int count)
+/* Handle events; of failures keep the one that tells most: a queue that fails flushes the rest, in whatever order the
+ * NIC reports. first->kind stays as it was when nothing has failed. Return 0 or -errno (the peer has failed). */
+static int take_events(struct prs_peer *peer, const struct prs_event *events, int count, struct prs_event *first)
 {
     uint64_t now_ns = peer->measured ? prs_now_ns() : 0;
-    bool failed = false;
 
     for (int i = 0; i < count; i++) {
         const struct prs_event *event = &events[i];
@@ -275,11 +268,28 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
             if (unlikely(r < 0))
                 return prs_peer_fail(peer, r, "completion of request %u on queue %u, which is not in flight",
                                      event->value, event->queue);
-        } else {
-            failed = true;
+        } else if (first->kind != PRS_EVENT_ERROR || first->error == -ECONNRESET) {
+            *first = *event;
         }
     }
-    return unlikely(failed) ? take_errors(peer, events, count) : 0;
+    return 0;
+}
+
+/* Something failed on this link: look through what else has come before saying what. */
+static __attribute__((cold)) int take_failure(struct prs_peer *peer, struct prs_link *link, struct prs_event *first)
+{
+    struct prs_event events[PRS_POLL_MOST];
+
+    for (int polls = 0; polls < FAILURE_POLLS && first->error == -ECONNRESET; polls++) {
+        int count = peer->nic->poll(link, events), r;
+
+        if (count <= 0)
+            break;
+        r = take_events(peer, events, count, first);
+        if (r)
+            return r;
+    }
+    return fail_completion(peer, first);
 }
 
 /* Nothing has come for long: does the other process still live? */
@@ -302,34 +312,28 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
                          peer->remote);
 }
 
-int prs_peer_progress(struct prs_peer *peer)
+/* Path i has brought events; take them, and those of the paths behind it. Return how many, or -errno. */
+static __attribute__((noinline)) int take_all(struct prs_peer *peer, uint32_t i, int count)
 {
-    struct prs_event events[PRS_POLL_MOST];
+    struct prs_event first;
     int handled = 0, r;
 
-    if (unlikely(peer->error))
-        return repeat_error(peer);
-    if (peer->order.dirty) {
-        r = post_waiting(peer);
-        if (unlikely(r))
-            return r;
-    }
-    for (uint32_t i = 0; i < peer->path_count; i++) {
-        int count = peer->nic->poll(peer->link[i], events);
-
-        if (count == 0)
-            continue;
+    peer->idle_polls = 0;
+    first.kind = PRS_EVENT_DONE;
+    for (;;) {
         if (unlikely(count < 0))
             return prs_peer_fail(peer, count, "polling a completion queue failed: %s; was it overrun?",
                                  strerror(-count));
-        r = take_events(peer, events, count);
+        r = take_events(peer, peer->events, count, &first);
+        if (unlikely(first.kind == PRS_EVENT_ERROR))
+            r = r ? r : take_failure(peer, peer->link[i], &first);
         if (unlikely(r))
             return r;
         handled += count;
+        if (++i == peer->path_count)
+            break;
+        count = peer->nic->poll(peer->link[i], peer->events);
     }
-    if (handled == 0)
-        return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
-    peer->idle_polls = 0;
     if (unlikely(peer->records)) {
         r = prs_records_raise(peer);
         if (unlikely(r))
@@ -341,6 +345,27 @@ int prs_peer_progress(struct prs_peer *peer)
             return r;
     }
     return handled;
+}
+
+int prs_peer_progress(struct prs_peer *peer)
+{
+    uint32_t i = 0;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    if (peer->order.dirty) {
+        int r = post_waiting(peer);
+
+        if (unlikely(r))
+            return r;
+    }
+    do { /* most calls find nothing: they must cost little */
+        int count = peer->nic->poll(peer->link[i], peer->events);
+
+        if (count)
+            return take_all(peer, i, count);
+    } while (++i < peer->path_count);
+    return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
 }
 
 /* -------------------------------------------------------------------------------------------------- queries */
@@ -376,9 +401,10 @@ void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
                               .arrivals = peer->arrivals,
                               .fences = order->fences,
                               .drains = order->drains,
+                              .merged_signals = order->merged,
                               .bytes = order->bytes};
     for (uint32_t i = 0; i < peer->path_count; i++) {
         out->receives += peer->link[i]->receives;
-        out->rail_bytes[i] = order->path_bytes[i];
+        out->rail_bytes[i] = peer->queues == 1 ? order->bytes : order->path_bytes[i];
     }
 }

@@ -28,7 +28,8 @@ struct prs_peer {
     uint64_t rail_mask; /* rails of the fabric that the paths use: a region must be on all of them */
     struct prs_link *link[PRS_MAX_RAILS];
     struct prs_queue *queue[PRS_ORDER_MAX_QUEUES];
-    struct prs_records *records; /* either side is counted */
+    struct prs_records *records;            /* either side is counted */
+    struct prs_event events[PRS_POLL_MOST]; /* of one poll */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
     struct prs_order order;
     struct prs_arrivals arriving;

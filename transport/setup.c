@@ -93,6 +93,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                       uint32_t depth, char *why, size_t why_bytes)
 {
     struct prs_order_options order = {.window_ops = options->window_ops,
+                                      .in_order = peer->nic->in_order,
                                       .path_count = peer->path_count,
                                       .queues_per_path = peer->queues_per_path,
                                       .depth = depth,

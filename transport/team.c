@@ -20,6 +20,7 @@ enum {
 /* What one side says when connecting: which rank, in which context. */
 struct hello {
     uint32_t magic, rank, size, context;
+    uint8_t card[PRS_TEAM_CARD_BYTES];
 };
 _Static_assert(sizeof(struct hello) <= PRS_PRIVATE_DATA_BYTES, "travels as private data");
 
@@ -43,10 +44,12 @@ struct prs_team {
     struct prs_rail_set rails;
     struct prs_handle *handles;
     char policy[24];
+    uint8_t card[PRS_TEAM_CARD_BYTES];
     /* Guards the listener, every link's making, and contexts[]. Transfers on chosen peers need no lock: one thread at a
      * time per context. */
     pthread_mutex_t lock;
     struct context *contexts[PRS_TEAM_CONTEXTS];
+    pthread_mutex_t text_lock; /* contexts of several threads may fail at once: the first one's text stays */
     char text[512];
 };
 
@@ -68,9 +71,11 @@ const char *prs_team_error(const struct prs_team *team)
 /* Keep what failed and with whom; the peer or connector has logged why. */
 static int fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int error)
 {
+    pthread_mutex_lock(&team->text_lock);
     if (!team->text[0])
         snprintf(team->text, sizeof(team->text), "rank %u to rank %u, context %u: %s", team->options.rank, rank,
                  context, prs_error_text());
+    pthread_mutex_unlock(&team->text_lock);
     return prs_error_repeat(error, team->text);
 }
 
@@ -89,6 +94,9 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
 {
     struct prs_team *team;
 
+    if (options->card_bytes > PRS_TEAM_CARD_BYTES)
+        return prs_fail(-EINVAL, "team: a card of %u bytes, at most %d are possible", options->card_bytes,
+                        PRS_TEAM_CARD_BYTES);
     if (options->size == 0 || options->rank >= options->size || !options->listener || !options->handles)
         return prs_fail(-EINVAL, "team: rank %u of %u, or no listener or handles", options->rank, options->size);
     team = calloc(1, sizeof(*team));
@@ -103,6 +111,8 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
     team->options = *options;
     team->rails = *options->rails;
     team->options.rails = &team->rails;
+    if (options->card_bytes)
+        memcpy(team->card, options->card, options->card_bytes);
     if (options->policy) {
         snprintf(team->policy, sizeof(team->policy), "%s", options->policy);
         team->options.policy = team->policy;
@@ -110,6 +120,7 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
     if (team->options.timeout_ms == 0)
         team->options.timeout_ms = DEFAULT_TIMEOUT_MS;
     pthread_mutex_init(&team->lock, NULL);
+    pthread_mutex_init(&team->text_lock, NULL);
     *out = team;
     return 0;
 }
@@ -137,6 +148,7 @@ void prs_team_close(struct prs_team *team)
             close_context(team, team->contexts[i]);
     prs_listener_close(team->options.listener);
     pthread_mutex_destroy(&team->lock);
+    pthread_mutex_destroy(&team->text_lock);
     free(team->handles);
     free(team);
 }
@@ -178,8 +190,11 @@ static void activate_locked(struct context *context, uint32_t rank)
 /* ------------------------------------------------------------------------------------------------------------------
  * connecting */
 
-static void peer_options(const struct prs_team *team, const struct hello *hello, struct prs_peer_options *out)
+static void peer_options(const struct prs_team *team, uint32_t context, struct hello *hello,
+                         struct prs_peer_options *out)
 {
+    *hello = (struct hello){HELLO_MAGIC, team->options.rank, team->options.size, context, {0}};
+    memcpy(hello->card, team->card, sizeof(hello->card));
     memset(out, 0, sizeof(*out));
     out->private_data = hello;
     out->private_bytes = sizeof(*hello);
@@ -230,12 +245,12 @@ close:
 
 static int accept_locked(struct prs_team *team)
 {
-    struct hello hello = {HELLO_MAGIC, team->options.rank, team->options.size, 0};
     struct prs_peer_options options;
     struct prs_peer *peer;
+    struct hello hello;
     int r;
 
-    peer_options(team, &hello, &options);
+    peer_options(team, 0, &hello, &options);
     for (;;) {
         r = prs_accept(team->options.listener, &options, &peer);
         if (r != 0)
@@ -248,11 +263,11 @@ static int accept_locked(struct prs_team *team)
 
 static int start_connecting_locked(struct prs_team *team, uint32_t index, uint32_t rank, struct link *link)
 {
-    struct hello hello = {HELLO_MAGIC, team->options.rank, team->options.size, index};
     struct prs_peer_options options;
+    struct hello hello;
     int r;
 
-    peer_options(team, &hello, &options);
+    peer_options(team, index, &hello, &options);
     r = prs_connect(team->options.fabric, &team->rails, &team->handles[rank], &options, &link->connecting);
     if (r < 0)
         return fail_rank(team, index, rank, r);
@@ -306,6 +321,40 @@ int prs_team_peer(struct prs_team *team, uint32_t index, uint32_t rank, struct p
 unlock:
     pthread_mutex_unlock(&team->lock);
     return r;
+}
+
+const void *prs_team_card(struct prs_team *team, uint32_t index, uint32_t rank)
+{
+    struct context *context = NULL;
+    const struct prs_peer *peer;
+    uint32_t bytes;
+
+    if (index < PRS_TEAM_CONTEXTS && rank < team->options.size)
+        context = __atomic_load_n(&team->contexts[index], __ATOMIC_ACQUIRE);
+    if (!context)
+        return NULL;
+    peer = context->links[rank].made;
+    if (!peer)
+        peer = __atomic_load_n(&context->links[rank].accepted, __ATOMIC_ACQUIRE);
+    if (!peer)
+        return NULL;
+    const struct hello *hello = prs_peer_private(peer, &bytes);
+
+    return bytes == sizeof(*hello) ? hello->card : NULL;
+}
+
+void prs_team_drop(struct prs_team *team, uint32_t index)
+{
+    struct context *context;
+
+    if (index >= PRS_TEAM_CONTEXTS)
+        return;
+    pthread_mutex_lock(&team->lock);
+    context = team->contexts[index];
+    __atomic_store_n(&team->contexts[index], NULL, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&team->lock);
+    if (context)
+        close_context(team, context);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------

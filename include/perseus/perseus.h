@@ -261,6 +261,8 @@ enum prs_put_flags {
     PRS_PUT_NOTIFY = 1, /* on_notify(id, len_bytes) at the remote side once all bytes are visible there */
     PRS_PUT_INLINE =
         2, /* copy the source now (len_bytes <= PRS_INLINE_BYTES); src may be memory that is not registered */
+    PRS_PUT_LAZY = 4, /* nobody waits for this op: it may be reported done as late as some later ones, and does not keep
+                         a later op from being posted at once */
 };
 
 struct prs_put {

@@ -15,7 +15,10 @@
 extern "C" {
 #endif
 
-enum { PRS_TEAM_CONTEXTS = 4096 };
+enum {
+    PRS_TEAM_CONTEXTS = 4096,
+    PRS_TEAM_CARD_BYTES = 192, /* caller's bytes that ranks exchange while connecting */
+};
 
 struct prs_team;
 
@@ -31,6 +34,8 @@ struct prs_team_options {
     int traffic_class;   /* -1: the fabric's */
     const char *policy;  /* as in struct prs_peer_options; copied */
     uint32_t timeout_ms; /* limit of each connection and of prs_team_connect(); 0: 30000 */
+    const void *card;    /* copied; every rank that connects gets it */
+    uint32_t card_bytes; /* at most PRS_TEAM_CARD_BYTES */
 };
 
 /** Local. On failure the listener stays the caller's. Return 0, -EINVAL or -ENOMEM. */
@@ -43,6 +48,10 @@ PRS_API void prs_team_close(struct prs_team *team);
  * and ask again) or -errno.
  */
 PRS_API int prs_team_peer(struct prs_team *team, uint32_t context, uint32_t rank, struct prs_peer **out);
+/** The card of a rank that is connected in a context: card_bytes bytes, or NULL. Its content is from the wire. */
+PRS_API const void *prs_team_card(struct prs_team *team, uint32_t context, uint32_t rank);
+/** Close a context's peers; who still sends there gets an error. Nobody may be using the context. */
+PRS_API void prs_team_drop(struct prs_team *team, uint32_t context);
 /** Accept, connect, and progress every peer of one context. Return how many events were handled or the first error. */
 PRS_API int prs_team_progress(struct prs_team *team, uint32_t context);
 /**

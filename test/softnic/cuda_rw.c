@@ -163,6 +163,71 @@ static void a_new_allocation_is_mapped_anew(struct side *side)
         transfer_row(side, &(struct row){IBV_WR_RDMA_WRITE, LEGACY, i % 2 ? LEGACY : VMM, 100000}, 1000 + i);
 }
 
+/* The driver packs small allocations into one block: each must be found at its own place. */
+static void small_neighbours_are_told_apart(struct side *side)
+{
+    enum { NEIGHBOURS = 6, BYTES = 512 };
+    struct buf here, there[NEIGHBOURS];
+    struct remote remote[NEIGHBOURS];
+
+    buf_make(side, &here, PAGEABLE, BYTES);
+    for (int i = 0; i < NEIGHBOURS; i++) {
+        buf_make(side, &there[i], LEGACY, BYTES);
+        buf_zero(&there[i]);
+        remote[i] = swap_remote(side, &there[i]);
+    }
+    for (uint32_t i = 0; side->initiator && i < NEIGHBOURS; i++) {
+        buf_fill(&here, 50 + i);
+        post(side, IBV_WR_RDMA_WRITE, &here, 0, BYTES, remote[i]);
+        expect_success(side, "write to small neighbours");
+    }
+    side_barrier(side);
+    for (uint32_t i = 0; !side->initiator && i < NEIGHBOURS; i++)
+        MUST(buf_check(&there[i], BYTES, 50 + i, "small neighbours"));
+    side_barrier(side);
+    for (int i = 0; i < NEIGHBOURS; i++)
+        buf_free(&there[i]);
+    buf_free(&here);
+}
+
+/* A registration that begins and ends inside allocations, and spans two of three. */
+static void a_part_of_a_segment_is_found(struct side *side)
+{
+    enum { OFFSET = (1 << 20) + 4096, BYTES = 2 << 20 };
+    struct buf segment, here;
+    struct remote mine, theirs;
+    uint8_t *have = malloc(BYTES), *want = malloc(BYTES), before;
+
+    MUST(have && want);
+    buf_make(side, &segment, VMM, 6 << 20);
+    buf_zero(&segment);
+    buf_make(side, &here, PAGEABLE, BYTES);
+    buf_fill(&here, 9);
+    buf_read(&here, 0, want, BYTES);
+    struct ibv_mr *part = ibv_reg_mr(side->pd, (void *)(uintptr_t)(segment.addr + OFFSET), BYTES,
+                                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    MUST(part);
+    mine = (struct remote){segment.addr + OFFSET, part->rkey};
+    side_exchange(side, &mine, &theirs, sizeof(mine));
+    if (side->initiator) {
+        post(side, IBV_WR_RDMA_WRITE, &here, 0, BYTES, theirs);
+        expect_success(side, "write to a part of a segment");
+    }
+    side_barrier(side);
+    if (!side->initiator) {
+        buf_read(&segment, OFFSET, have, BYTES);
+        MUST(!memcmp(have, want, BYTES));
+        buf_read(&segment, OFFSET - 1, &before, 1);
+        MUST(before == 0);
+    }
+    side_barrier(side);
+    MUST(!ibv_dereg_mr(part));
+    buf_free(&segment);
+    buf_free(&here);
+    free(have);
+    free(want);
+}
+
 /* On both GPUs a kernel of the application spins on the legacy default stream until the other side's write arrives,
  * which names a registration for the first time: nothing on the way, mapping included, may wait for that stream. */
 static void spinning_kernels_are_reached(struct side *side)
@@ -299,6 +364,8 @@ static int run(struct side *side, double least)
         transfer_row(side, &rows[i], (uint32_t)i + 1);
     atomics(side);
     a_new_allocation_is_mapped_anew(side);
+    small_neighbours_are_told_apart(side);
+    a_part_of_a_segment_is_found(side);
     spinning_kernels_are_reached(side);
     what_cannot_be_shared_is_refused(side);
     if (side->fake)

@@ -179,17 +179,20 @@ Test(run, a_link_that_stays_down_exceeds_the_retries)
     cr_assert_eq(wait_wc(a.cq, "write on a dead link").status, IBV_WC_RETRY_EXC_ERR);
 }
 
+/* Too late is the machine's fault (others use it); never late in TRIES tries is ours. */
+enum { TRIES = 30 };
+
 Test(run, nothing_is_visible_before_it_is_due)
 {
     struct sn_config config = model();
+    uint64_t posted, seen, done, first_seen = UINT64_MAX, first_done = UINT64_MAX;
     volatile uint8_t *flag;
-    uint64_t posted, seen, done;
 
     config.latency_ns = 3000000;
     start(&config);
     flag = b.buf;
     a.buf[0] = 1;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < TRIES && (i < 3 || first_done > 6600000 || first_seen > 3300000); i++) {
         *flag = 0;
         posted = now_ns();
         cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
@@ -198,9 +201,13 @@ Test(run, nothing_is_visible_before_it_is_due)
         seen = now_ns() - posted;
         wait_wc(a.cq, "modelled write");
         done = now_ns() - posted;
-        cr_assert(seen >= 3000000 && seen < 30000000, "data after %lu ns, asked 3 ms", seen);
-        cr_assert(done >= 6000000 && done < 60000000, "completion after %lu ns, asked a round trip", done);
+        cr_assert_geq(seen, 3000000, "data after %lu ns, asked 3 ms", seen);
+        cr_assert_geq(done, 6000000, "completion after %lu ns, asked a round trip", done);
+        first_seen = seen < first_seen ? seen : first_seen;
+        first_done = done < first_done ? done : first_done;
     }
+    cr_assert_lt(first_seen, 3300000, "data never before %lu ns", first_seen);
+    cr_assert_lt(first_done, 6600000, "completion never before %lu ns", first_done);
     end_close(&a);
     end_close(&b);
 }
@@ -208,17 +215,20 @@ Test(run, nothing_is_visible_before_it_is_due)
 Test(run, the_rate_bounds_a_stream)
 {
     struct sn_config config = model();
-    uint64_t took;
+    uint64_t took, fastest = UINT64_MAX;
 
     config.rate_bps = 1000000000;
     start(&config);
-    took = now_ns();
-    for (int i = 0; i < 40; i++)
-        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 62500, &bt, 0, i == 39 ? IBV_SEND_SIGNALED : 0, 1), 0);
-    wait_wc(a.cq, "stream");
-    took = now_ns() - took;
-    cr_assert(took >= 20000000 && took < 40000000, "2.5 MB at 1 Gbit/s took %lu us, want 20000",
-              took / 1000); /* 40 x 500 us */
+    for (int i = 0; i < TRIES && fastest > 21000000; i++) {
+        took = now_ns();
+        for (int k = 0; k < 40; k++) /* 40 x 500 us */
+            cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 62500, &bt, 0, k == 39 ? IBV_SEND_SIGNALED : 0, 1), 0);
+        wait_wc(a.cq, "stream");
+        took = now_ns() - took;
+        cr_assert_geq(took, 20000000, "2.5 MB at 1 Gbit/s took %lu us, want 20000", took / 1000);
+        fastest = took < fastest ? took : fastest;
+    }
+    cr_assert_lt(fastest, 21000000, "2.5 MB at 1 Gbit/s never took less than %lu us", fastest / 1000);
     end_close(&a);
     end_close(&b);
 }
@@ -241,15 +251,26 @@ static uint64_t flag_delay(enum ibv_wr_opcode first, unsigned int flags)
     return seen;
 }
 
+static uint64_t least_flag_delay(enum ibv_wr_opcode first, unsigned int flags)
+{
+    uint64_t least = UINT64_MAX, delay;
+
+    for (int i = 0; i < TRIES && least > 6000000; i++) {
+        delay = flag_delay(first, flags);
+        least = delay < least ? delay : least;
+    }
+    return least;
+}
+
 Test(run, a_fence_waits_for_reads_not_for_writes)
 {
     struct sn_config config = model();
 
     config.latency_ns = 5000000;
     start(&config);
-    cr_assert_lt(flag_delay(IBV_WR_RDMA_READ, 0), 9000000, "unfenced, behind a read");
     cr_assert_geq(flag_delay(IBV_WR_RDMA_READ, IBV_SEND_FENCE), 15000000, "fenced, behind a read");
-    cr_assert_lt(flag_delay(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE), 9000000, "fenced, behind a write");
+    cr_assert_lt(least_flag_delay(IBV_WR_RDMA_READ, 0), 9000000, "unfenced, behind a read");
+    cr_assert_lt(least_flag_delay(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE), 9000000, "fenced, behind a write");
 }
 
 Test(run, a_strict_fence_waits_for_writes_too)

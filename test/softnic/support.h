@@ -83,6 +83,9 @@ void hear(int fd, void *data, size_t bytes);
 /** The child must end with status 0. */
 void reap(pid_t pid);
 
+/** As cr_assert, also in a spawned child. */
+void require(bool ok, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 uint64_t now_ns(void);
 
 #endif

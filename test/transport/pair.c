@@ -47,29 +47,32 @@ void pair_die(const char *file, int line, const char *what, const char *format, 
     _exit(1);
 }
 
+/* Of this process: after it there may be threads. */
+int pair_rails_here(void)
+{
+    struct prs_fabric *fabric;
+    int count;
+
+    if (prs_fabric_open(NULL, &fabric))
+        return 0;
+    count = prs_fabric_rails(fabric);
+    prs_fabric_close(fabric);
+    return count;
+}
+
 int pair_rails(void)
 {
-    int pipe_fd[2], count = 0;
-    pid_t child;
+    char *argv[] = {"pair", "--rails", NULL};
+    int status = 0;
+    pid_t child = fork();
 
-    /* In a child, so that the test's own process stays free of device state when it forks the sides. */
-    cr_assert(pipe(pipe_fd) == 0);
-    child = fork();
     if (child == 0) {
-        struct prs_fabric *fabric;
-
-        if (prs_fabric_open(NULL, &fabric) == 0) {
-            count = prs_fabric_rails(fabric);
-            prs_fabric_close(fabric);
-        }
-        _exit(write(pipe_fd[1], &count, sizeof count) == sizeof count ? 0 : 1);
+        unsetenv("BXFI_MAP");
+        execv("/proc/self/exe", argv);
+        _exit(0);
     }
-    close(pipe_fd[1]);
-    if (read(pipe_fd[0], &count, sizeof count) != sizeof count)
-        count = 0;
-    close(pipe_fd[0]);
-    waitpid(child, NULL, 0);
-    return count;
+    cr_assert(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+    return WEXITSTATUS(status);
 }
 
 static void on_notify(void *user, uint32_t id, uint64_t bytes)
@@ -163,41 +166,75 @@ static void run_side(struct pair *pair, pair_fn *fn)
     pair->remote_keys = other.keys;
     pair->remote_words_keys = other.words_keys;
     fn(pair);
-    pair_barrier(pair);
+    if (!pair->spec->b_dies)
+        pair_barrier(pair);
     prs_peer_close(pair->peer);
     prs_region_release(pair->words_region);
     prs_region_release(pair->region);
     prs_fabric_close(pair->fabric);
 }
 
-static pid_t start_side(const struct pair_spec *spec, struct pair_shared *shared, int side, pair_fn *fn)
+/* A side is a fresh process, not a mere fork: thread sanitizers allow no threads after a fork, and no process of a real
+ * job starts with another one's memory. Functions of the same program keep their distance to each other. */
+static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, pair_fn *fn)
 {
-    static struct pair pair;
+    char text[10][32], *argv[] = {"pair",  "--side", text[0], text[1], text[2], text[3], text[4],
+                                  text[5], text[6],  text[7], text[8], text[9], NULL};
     pid_t child;
 
+    snprintf(text[0], sizeof text[0], "%d", side);
+    snprintf(text[1], sizeof text[1], "%td", (char *)(uintptr_t)fn - (char *)(uintptr_t)pair_run);
+    snprintf(text[2], sizeof text[2], "%d", shared_fd);
+    snprintf(text[3], sizeof text[3], "%d", spec->rails[0]);
+    snprintf(text[4], sizeof text[4], "%d", spec->rails[1]);
+    snprintf(text[5], sizeof text[5], "%d", spec->queues_per_rail);
+    snprintf(text[6], sizeof text[6], "%s", spec->policy ? spec->policy : "");
+    snprintf(text[7], sizeof text[7], "%zu", spec->buffer_bytes);
+    snprintf(text[8], sizeof text[8], "%u", spec->window_ops);
+    snprintf(text[9], sizeof text[9], "%d", spec->b_dies);
     fflush(NULL);
     child = fork();
     if (child)
         return child;
+    unsetenv("BXFI_MAP"); /* else Criterion's sandbox takes the program over before its main() */
+    execv("/proc/self/exe", argv);
+    _exit(126);
+}
+
+int pair_side_main(char **argv)
+{
+    static struct pair pair;
+    static struct pair_spec spec;
+    pair_fn *fn = (pair_fn *)(uintptr_t)((char *)(uintptr_t)pair_run + atol(argv[3]));
+
     alarm(PAIR_TIMEOUT_MS / 1000);
-    pair = (struct pair){.spec = spec, .shared = shared, .side = side};
+    spec = (struct pair_spec){.rails = {atoi(argv[5]), atoi(argv[6])},
+                              .queues_per_rail = atoi(argv[7]),
+                              .policy = argv[8][0] ? argv[8] : NULL,
+                              .buffer_bytes = (size_t)atol(argv[9]),
+                              .window_ops = (uint32_t)atol(argv[10]),
+                              .b_dies = atoi(argv[11])};
+    pair.spec = &spec;
+    pair.side = atoi(argv[2]);
+    pair.shared = mmap(NULL, sizeof *pair.shared, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);
+    must(pair.shared != MAP_FAILED, "mmap");
+    close(atoi(argv[4]));
     run_side(&pair, fn);
-    fflush(NULL);
-    _exit(0);
+    return 0;
 }
 
 void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b)
 {
-    struct pair_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int shared_fd = memfd_create("pair", 0);
     int most = spec->rails[0] > spec->rails[1] ? spec->rails[0] : spec->rails[1];
     int status[2] = {0, 0};
     pid_t side[2];
 
     if (pair_rails() < (most ? most : 1))
         cr_skip_test("needs %d rails, there are %d", most ? most : 1, pair_rails());
-    cr_assert(shared != MAP_FAILED);
-    side[0] = start_side(spec, shared, 0, a);
-    side[1] = start_side(spec, shared, 1, b);
+    cr_assert(shared_fd >= 0 && ftruncate(shared_fd, sizeof(struct pair_shared)) == 0);
+    side[0] = start_side(spec, shared_fd, 0, a);
+    side[1] = start_side(spec, shared_fd, 1, b);
     for (int done = 0; done < 2; done++) {
         int how;
         pid_t ended = wait(&how);
@@ -206,11 +243,19 @@ void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b)
             status[0] = how;
         else if (ended == side[1])
             status[1] = how;
+        if (spec->b_dies && ended == side[1] && WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL)
+            status[1] = how = 0;
         if (how && done == 0) /* the other one would only wait for it */
             kill(ended == side[0] ? side[1] : side[0], SIGALRM);
     }
-    munmap(shared, sizeof *shared);
+    close(shared_fd);
     cr_assert(status[0] == 0 && status[1] == 0, "side A ended with status %#x, side B with %#x", status[0], status[1]);
+}
+
+void pair_vanish(void)
+{
+    raise(SIGKILL);
+    _exit(1);
 }
 
 void pair_barrier(struct pair *pair)

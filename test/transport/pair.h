@@ -17,6 +17,7 @@ struct pair_spec {
     const char *policy;  /* NULL: auto */
     size_t buffer_bytes; /* registered on each side; 0: 1 MiB */
     uint32_t window_ops;
+    bool b_dies; /* B ends without farewell, by pair_vanish() */
 };
 
 /* One side. */
@@ -45,8 +46,11 @@ struct pair {
 
 typedef void pair_fn(struct pair *pair);
 
-/* How many rails there are; 0 also when there is no libibverbs. */
+/* How many rails there are; 0 also when there is no libibverbs. Asked in a process of its own. */
 int pair_rails(void);
+/* For main(): "--rails" and "--side ...". */
+int pair_rails_here(void);
+int pair_side_main(char **argv);
 
 /* Run a and b in two processes, connected; fails the test unless both return. */
 void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b);
@@ -70,6 +74,8 @@ struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len
 void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put);
 void pair_wait_op(struct pair *pair, struct prs_op *op);
 void pair_wait_notified(struct pair *pair, uint32_t total);
+/* End this process at once, as a crash would. */
+void pair_vanish(void) __attribute__((noreturn));
 /* Progress until it fails; return the error. */
 int pair_wait_error(struct pair *pair);
 

@@ -77,11 +77,11 @@ static void add_often(struct pair *pair)
     static struct prs_op op[ADDS];
 
     for (uint32_t i = 0; i < ADDS; i++) {
-        struct prs_signal signal = {.dst_addr = pair->remote_words + 8 * (i % 4),
+        struct prs_signal signal = {.dst_addr = pair->remote_words + 8 * (i / 3 % 4),
                                     .dst = &pair->remote_words_keys,
                                     .value = i,
                                     .kind = PRS_SIGNAL_ADD,
-                                    .group = i};
+                                    .group = i / 3};
         int r;
 
         while ((r = prs_peer_signal(pair->peer, &op[i], &signal)) == PRS_BUSY)
@@ -97,7 +97,7 @@ static void sum_up(struct pair *pair)
     uint64_t sum[4] = {0};
 
     for (uint32_t i = 0; i < ADDS; i++)
-        sum[i % 4] += i;
+        sum[i / 3 % 4] += i;
     for (int i = 0; i < 4; i++)
         wait_word(pair, &pair->words[i], sum[i]);
 }

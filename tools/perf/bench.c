@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/perf/bench.h"
 
+#include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
+
+#define GPU_LIBRARY "libperseus-perf-gpu.so"
 
 enum {
     HALF_BYTES = 32 << 20, /* transfers beyond it share slots: they carry the same bytes */
@@ -19,6 +23,30 @@ int bench_fail(const struct bench *bench, const char *what, int error)
 {
     fprintf(stderr, "rank %u: %s: %s (%s)\n", ranks_rank(bench->ranks), what, strerror(-error), prs_error_text());
     return error;
+}
+
+/* The library lies beside the program, or where the loader finds it. */
+static int load_gpu(struct bench *bench)
+{
+    char path[512];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - sizeof(GPU_LIBRARY) - 1);
+    gpu_library_fn *get;
+    void *library = NULL;
+
+    if (length > 0) {
+        path[length] = 0;
+        strcpy(strrchr(path, '/') + 1, GPU_LIBRARY);
+        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    if (!library)
+        library = dlopen(GPU_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    get = library ? (gpu_library_fn *)(uintptr_t)dlsym(library, "perf_gpu_library") : NULL;
+    if (!get) {
+        fprintf(stderr, "perseus-perf --gpu: %s\n", dlerror());
+        return 1;
+    }
+    bench->gpu = get();
+    return bench->gpu->open(bench->bootstrap.rank);
 }
 
 int bench_init(struct bench *bench, struct ranks *ranks, uint32_t size, const struct options *options)
@@ -40,7 +68,7 @@ int bench_init(struct bench *bench, struct ranks *ranks, uint32_t size, const st
     bench->rails.count = rails < PRS_MAX_RAILS ? rails : PRS_MAX_RAILS;
     for (int i = 0; i < bench->rails.count; i++)
         bench->rails.rail[i] = i;
-    return 0;
+    return options->gpu ? load_gpu(bench) : 0;
 }
 
 void bench_fini(struct bench *bench)
@@ -201,8 +229,8 @@ uint64_t bench_wrong(const uint64_t *words, uint64_t bytes, uint64_t iteration, 
 void bench_poison(uint64_t *words, uint64_t bytes)
 {
     for (uint64_t i = 0; i < bytes / 8; i += stride_of(bytes))
-        words[i] = 0xdeaddeaddeaddeadu;
-    words[bytes / 8 - 1] = 0xdeaddeaddeaddeadu;
+        words[i] = BENCH_POISON;
+    words[bytes / 8 - 1] = BENCH_POISON;
 }
 
 double bench_now_us(void)

@@ -7,6 +7,7 @@
 #include <perseus/heap.h>
 #include <perseus/proxy.h>
 
+#include "tools/perf/gpu.h"
 #include "tools/perf/options.h"
 #include "tools/perf/ranks.h"
 
@@ -23,7 +24,10 @@ struct bench {
     uint64_t half;  /* the heap's data: sources below this offset, what arrives above */
     uint64_t slots; /* of the largest size that fit in one half */
     bool drain;
+    const struct gpu_library *gpu; /* NULL: the CPU sends and checks */
 };
+
+#define BENCH_POISON 0xdeaddeaddeaddeadu
 
 /* Rails. Return 0, 77 (no device here) or 1; what is wrong is on stderr. */
 int bench_init(struct bench *bench, struct ranks *ranks, uint32_t size, const struct options *options);

@@ -271,6 +271,10 @@ int options_parse(int argc, char **argv, struct options *o)
     for (uint32_t i = 0; i < o->bytes.count; i++)
         if (o->bytes.value[i] % 8 != 0)
             return wrong("bytes", "list", "multiples of 8");
+    if (o->gpu && o->op != PERF_PUTSIGNAL && o->op != PERF_LATENCY && o->op != PERF_MSGRATE) {
+        fprintf(stderr, "perseus-perf: --gpu is for putsignal, latency and msgrate\n");
+        return 1;
+    }
     if (o->policy_count == 0)
         parse_policies(o->op == PERF_PUTSIGNAL ? "drain,nic_fence,in_order,counted" : "auto", o);
     return 0;

@@ -9,9 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Words of the ranks' board. An epoch is one iteration of either kind. */
-enum { WORD_EPOCH = 0, WORD_ACKS = 1, WORD_ERRORS = 2 };
-
 struct run {
     struct bench *bench;
     const struct cell *cell;
@@ -120,47 +117,55 @@ static int send_once(const struct run *run, uint64_t epoch, bool with_signals, d
     return ranks_wait_word(run->bench->ranks, &words[WORD_ACKS], acks, bench_idle, run->bench);
 }
 
-static uint64_t fences_so_far(struct bench *bench, struct prs_proxy_stats *proxy)
+void putsignal_count(struct bench *bench, struct putsignal_counts *out)
 {
     struct prs_stats stats;
 
-    prs_proxy_stats(bench->proxy, proxy);
+    prs_proxy_stats(bench->proxy, &out->proxy);
+    out->fences = out->proxy.fences;
     if (bench->drain)
-        return proxy->fences;
+        return;
     prs_team_stats(bench->team, 0, &stats);
-    return stats.fences + stats.drains;
+    out->fences = stats.fences + stats.drains;
+}
+
+void putsignal_conclude(const struct cell *cell, uint32_t iterations, double *put_only_us, double *put_signal_us,
+                        const struct putsignal_counts *before, const struct putsignal_counts *after,
+                        struct putsignal_result *result)
+{
+    double total = (double)cell->bytes * cell->concurrency;
+
+    result->iterations = iterations;
+    result->put_only_us = bench_median(put_only_us, iterations);
+    result->put_signal_us = bench_median(put_signal_us, iterations);
+    result->put_only_GBps = total / result->put_only_us / 1e3;
+    result->put_signal_GBps = total / result->put_signal_us / 1e3;
+    result->efficiency = result->put_only_us / result->put_signal_us;
+    result->fences = (double)(after->fences - before->fences) / iterations;
+    result->signals = (double)(after->proxy.signals - before->proxy.signals) / iterations;
+    result->stall_us = (double)(after->proxy.stall_ns - before->proxy.stall_ns) / 1e3 / iterations;
 }
 
 static int send_all(const struct run *run, struct putsignal_result *result)
 {
     const struct options *options = run->bench->options;
-    uint32_t rounds = options->warmup + options->iterations, kept = 0;
+    uint32_t rounds = options->warmup + options->iterations;
     double *put_only = calloc(rounds, sizeof(double)), *put_signal = calloc(rounds, sizeof(double));
-    struct prs_proxy_stats before = {0}, after = {0};
-    uint64_t fences = 0;
+    struct putsignal_counts before, after;
     int r = put_only && put_signal ? 0 : -ENOMEM;
 
     for (uint32_t i = 0; i < rounds && r == 0; i++) {
+        uint32_t kept = i < options->warmup ? 0 : i - options->warmup;
+
         if (i == options->warmup)
-            fences = fences_so_far(run->bench, &before);
-        kept = i < options->warmup ? 0 : i - options->warmup;
+            putsignal_count(run->bench, &before);
         r = send_once(run, 2ull * i + 1, false, &put_only[kept]);
         if (r == 0)
             r = send_once(run, 2ull * i + 2, true, &put_signal[kept]);
     }
     if (r == 0) {
-        double total = (double)run->cell->bytes * run->cell->concurrency;
-
-        fences = fences_so_far(run->bench, &after) - fences;
-        result->iterations = options->iterations;
-        result->put_only_us = bench_median(put_only, options->iterations);
-        result->put_signal_us = bench_median(put_signal, options->iterations);
-        result->put_only_GBps = total / result->put_only_us / 1e3;
-        result->put_signal_GBps = total / result->put_signal_us / 1e3;
-        result->efficiency = result->put_only_us / result->put_signal_us;
-        result->fences = (double)fences / options->iterations;
-        result->signals = (double)(after.signals - before.signals) / options->iterations;
-        result->stall_us = (double)(after.stall_ns - before.stall_ns) / 1e3 / options->iterations;
+        putsignal_count(run->bench, &after);
+        putsignal_conclude(run->cell, options->iterations, put_only, put_signal, &before, &after, result);
     }
     free(put_only);
     free(put_signal);
@@ -224,6 +229,13 @@ static int receive_all(const struct run *run)
     return 0;
 }
 
+static int clear_arrivals(const struct run *run)
+{
+    memset(bench_word(run->bench, 0), 0, run->cell->concurrency * sizeof(uint64_t));
+    poison_arrivals(run);
+    return 0;
+}
+
 int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal_result *result)
 {
     uint64_t *words = ranks_words(bench->ranks);
@@ -236,15 +248,14 @@ int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal
     r = ranks_barrier(bench->ranks);
     if (r == 0 && rank == 0)
         words[WORD_EPOCH] = words[WORD_ACKS] = words[WORD_ERRORS] = 0;
-    memset(bench_word(bench, 0), 0, cell->concurrency * sizeof(uint64_t));
-    if (rank > 0)
-        poison_arrivals(&run);
+    if (r == 0)
+        r = bench->gpu ? putsignal_gpu_clear(bench, cell) : clear_arrivals(&run);
     if (r == 0)
         r = ranks_barrier(bench->ranks);
     if (r < 0)
         return bench_fail(bench, "meeting", r);
     if (rank == 0) {
-        r = send_all(&run, result);
+        r = bench->gpu ? putsignal_gpu_send(bench, cell, result) : send_all(&run, result);
         snprintf(result->policy, sizeof(result->policy), "%s", cell->policy);
         snprintf(result->group, sizeof(result->group), "%s", options_group_name(cell->group, number, sizeof(number)));
         result->bytes = cell->bytes;
@@ -253,5 +264,7 @@ int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal
         result->errors = words[WORD_ERRORS];
         return r < 0 ? bench_fail(bench, "sending", r) : 0;
     }
-    return rank <= cell->peers ? receive_all(&run) : 0; /* the others wait at the next barrier */
+    if (rank > cell->peers)
+        return 0; /* waits at the next barrier */
+    return bench->gpu ? putsignal_gpu_receive(bench, cell) : receive_all(&run);
 }

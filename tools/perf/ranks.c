@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 256, WAIT_SLICE_US = 50 };
+enum { RANKS_MAX = 256, WAIT_SLICE_US = 300 };
 
 struct board {
     uint64_t words[RANKS_WORDS];
@@ -62,7 +62,7 @@ int ranks_wait_word(struct ranks *ranks, uint64_t *word, uint64_t value, int (*i
         if (now_us() - start > ranks->timeout_s * 1000000ull)
             return -ETIMEDOUT;
         /* Many ranks share few cores: yield at first, then sleep. */
-        if (++looks < 20)
+        if (++looks < 3)
             sched_yield();
         else
             nanosleep(&(struct timespec){0, WAIT_SLICE_US * 1000}, NULL);

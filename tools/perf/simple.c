@@ -17,6 +17,7 @@ enum {
     SIGNAL_PONG = 1032,
     SIGNAL_ALL = 1040,
     RATE_PUTS = 20000,
+    GPU_RATE_PUTS = 200000,
     IDLE_SPINS = 200,
 };
 
@@ -288,8 +289,37 @@ static int run_alltoall(struct round *round, uint64_t until)
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
+/* A kernel pushes: latency is from command to completion seen by the GPU, message rate that of the whole path. */
+static int run_gpu(struct round *round, uint64_t until)
+{
+    struct bench *bench = round->bench;
+    const struct options *o = bench->options;
+    struct gpu_plan plan = {
+        .device = bench->device, .half = bench->half, .slots = 1, .bytes = round->bytes, .concurrency = 1, .peers = 1};
+    int r = ranks_barrier(bench->ranks);
+
+    if (bench->bootstrap.rank != 0)
+        return r == 0 ? ranks_wait_word(bench->ranks, &ranks_words(bench->ranks)[WORD_DONE], until, NULL, NULL) : r;
+    if (o->op == PERF_LATENCY) {
+        if (bench->gpu->round_trip(&plan, o->iterations, round->us))
+            return -EIO;
+        for (uint32_t i = 0; i < o->iterations; i++)
+            round->us[i] /= 1e3;
+        report(round, "gpu_round_trip", o->iterations, (double)round->bytes, 1);
+    } else {
+        for (uint32_t i = 0; i < o->iterations; i++)
+            if (bench->gpu->rate(&plan, GPU_RATE_PUTS, round->concurrency, &round->us[i]))
+                return -EIO;
+        report(round, "gpu", o->iterations, (double)round->bytes * GPU_RATE_PUTS, GPU_RATE_PUTS);
+    }
+    finish(bench, until);
+    return prs_proxy_check(bench->proxy) < 0 ? bench_fail(bench, "the kernel", prs_proxy_check(bench->proxy)) : 0;
+}
+
 static int run_round(struct round *round, uint64_t until)
 {
+    if (round->bench->gpu)
+        return run_gpu(round, until);
     switch (round->bench->options->op) {
     case PERF_LATENCY:
         return run_latency(round, until);

@@ -3,18 +3,21 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/softnic/cuda_api.h"
 #include "tools/softnic/cuda_region.h"
 #include "tools/softnic/cuda_staging.h"
+#include "tools/softnic/mover.h"
 
 enum {
-    STAGES = 4,              /* pieces of one transfer in flight: load, copy, and store overlap */
+    STAGES = 8,              /* pieces of one transfer in flight: load, copy, and store overlap */
     DIRECT_LEAST = 32 << 10, /* looking whether host memory is pinned pays from here on */
     SPIN_BYTES = 16 << 10,   /* up to here the starter waits a little: handing over costs more */
-    SPIN_NS = 12000,         /* one small copy and its event, measured: 5 to 9 us */
+    SPIN_NS = 12000,         /* about one small copy and its event (cuda_rw prints what it takes) */
+    DROP_NS = 1000000000,
 };
 
 const struct sn_device_mem *sn_device_mem = &sn_cuda_mem;
@@ -27,13 +30,18 @@ struct side {
     struct sn_cuda_map *map;
 };
 
-/* A piece between pageable host memory and a GPU. */
+enum stage_state { STAGE_FREE, STAGE_LOADING, STAGE_COPYING, STAGE_STORING };
+
+/* A piece on its way between pageable host memory and a GPU (or, in mixed lists, two pieces of host memory): into the
+ * slot by a thread or the copy engine, out of it by the other. */
 struct stage {
+    enum stage_state state;
     struct sn_staging_slot *slot;
     void *event;
+    struct sn_move move; /* the host side's half */
     uint64_t to, bytes;
     uint32_t to_proc;
-    bool store; /* the copy filled the slot: bring it to host memory */
+    bool to_gpu;
 };
 
 struct transfer {
@@ -44,7 +52,7 @@ struct transfer {
     uint32_t dst_count, src_count, d, s;
     uint64_t d_off, s_off, left;
     struct stage stages[STAGES];
-    unsigned first, staged;
+    unsigned staged; /* stages that are not free */
     struct side dst[SN_MAX_SGE], src[SN_MAX_SGE];
 };
 
@@ -65,17 +73,41 @@ static struct transfer *transfer_new(void)
     return t;
 }
 
-/* On failure copies may still be running: their slots and events are then lost rather than used for something else. */
+static void stage_free(struct transfer *t, struct stage *stage)
+{
+    sn_staging_give(stage->slot);
+    if (stage->event)
+        sn_cuda_event_give(t->dev, stage->event);
+    stage->event = NULL;
+    stage->state = STAGE_FREE;
+    t->staged--;
+}
+
+/* After a failure pieces may still be under way. Threads come to an end soon; a copy engine that does not is not waited
+ * for: its slot and event are lost rather than used for something else. */
+static void drop_stages(const struct sn_cuda *cuda, struct transfer *t)
+{
+    uint64_t give_up = sn_now_ns() + DROP_NS;
+    for (int i = 0; i < STAGES; i++) {
+        struct stage *stage = &t->stages[i];
+        while ((stage->state == STAGE_LOADING || stage->state == STAGE_STORING) &&
+               sn_move_result(&stage->move) == SN_MOVE_UNDER_WAY)
+            sched_yield();
+        while (stage->state == STAGE_COPYING && sn_now_ns() < give_up &&
+               cuda->event_query(stage->event) == SN_CU_NOT_READY)
+            sched_yield();
+        if (stage->state == STAGE_COPYING && cuda->event_query(stage->event) == SN_CU_NOT_READY)
+            sn_log("device copy of %llu bytes did not end within 1 s of a failure: its staging slot is lost",
+                   (unsigned long long)stage->bytes);
+        else if (stage->state != STAGE_FREE)
+            stage_free(t, stage);
+    }
+}
+
 static void transfer_free(const struct sn_cuda *cuda, struct transfer *t)
 {
-    for (; t->staged; t->staged--, t->first = (t->first + 1) % STAGES) {
-        struct stage *stage = &t->stages[t->first];
-        if (stage->event && cuda->event_query(stage->event) == SN_CU_NOT_READY)
-            continue;
-        sn_staging_give(stage->slot);
-        if (stage->event)
-            sn_cuda_event_give(t->dev, stage->event);
-    }
+    if (t->staged)
+        drop_stages(cuda, t);
     if (t->last)
         sn_cuda_event_give(t->dev, t->last);
     for (uint32_t i = 0; i < t->dst_count; i++)
@@ -145,22 +177,6 @@ static int resolve(const struct sn_cuda *cuda, struct transfer *t, struct sn_cop
     return 0;
 }
 
-/* Between a slot and pageable memory of any process: a host transfer like every other. */
-static int host_move(struct sn_copy *c, uint32_t dst_proc, uint64_t dst, uint32_t src_proc, uint64_t src,
-                     uint64_t bytes)
-{
-    struct sn_copy piece;
-    piece.world = c->world;
-    piece.self = c->self;
-    piece.dst_proc = dst_proc;
-    piece.src_proc = src_proc;
-    piece.dst_count = piece.src_count = 1;
-    piece.length = bytes;
-    piece.dst[0] = (struct sn_span){.addr = dst, .length = bytes, .mr = SN_NONE, .kind = SN_MEM_HOST};
-    piece.src[0] = (struct sn_span){.addr = src, .length = bytes, .mr = SN_NONE, .kind = SN_MEM_HOST};
-    return sn_place_start(&piece);
-}
-
 static int copy_async(const struct sn_cuda *cuda, struct transfer *t, uint64_t dst, uint64_t src, uint64_t bytes)
 {
     int r = cuda->copy(dst, src, bytes, t->stream);
@@ -178,26 +194,71 @@ static int mark(const struct sn_cuda *cuda, struct transfer *t, void **event)
     return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuEventRecord", r);
 }
 
+/* Short pieces at once, since waking a thread takes longer; long ones elsewhere, so that pieces and queue pairs
+ * overlap. */
+static void move_start(struct sn_move *move)
+{
+    if (move->bytes <= SN_STAGING_SMALL)
+        move->result = sn_move_now(move);
+    else
+        sn_move_start(move);
+}
+
+static void store_start(struct sn_copy *c, struct stage *stage)
+{
+    stage->move = (struct sn_move){.world = c->world,
+                                   .self = c->self,
+                                   .dst_proc = stage->to_proc,
+                                   .dst = stage->to,
+                                   .src_proc = c->self,
+                                   .src = (uintptr_t)stage->slot->host,
+                                   .bytes = stage->bytes};
+    stage->state = STAGE_STORING;
+    move_start(&stage->move);
+}
+
+static int copy_start(const struct sn_cuda *cuda, struct transfer *t, struct stage *stage, uint64_t dst, uint64_t src)
+{
+    int r = copy_async(cuda, t, dst, src, stage->bytes);
+    if (!r)
+        r = mark(cuda, t, &stage->event);
+    if (!r)
+        stage->state = STAGE_COPYING;
+    return r;
+}
+
 static int start_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t, uint64_t bytes)
 {
     const struct side *dst = &t->dst[t->d], *src = &t->src[t->s];
-    uint64_t to = dst->addr + t->d_off, from = src->addr + t->s_off;
-    struct stage *stage = &t->stages[(t->first + t->staged) % STAGES];
+    struct stage *stage = t->stages;
     struct sn_staging_slot *slot = sn_staging_take(bytes);
-    uint64_t host;
-    int r;
 
     if (!slot)
         return SN_PLACE_BUSY;
-    *stage = (struct stage){.slot = slot, .to = to, .to_proc = dst->proc, .bytes = bytes, .store = !dst->gpu};
-    t->staged++; /* transfer_free takes care of it from here on */
-    host = (uintptr_t)slot->host;
-    r = src->gpu ? copy_async(cuda, t, host, from, bytes) : host_move(c, c->self, host, src->proc, from, bytes);
-    if (!r && dst->gpu)
-        r = copy_async(cuda, t, to, host, bytes);
-    if (!r && (src->gpu || dst->gpu))
-        r = mark(cuda, t, &stage->event);
-    return r;
+    while (stage->state != STAGE_FREE) /* the caller has seen that one is */
+        stage++;
+    stage->slot = slot;
+    stage->to = dst->addr + t->d_off;
+    stage->to_proc = dst->proc;
+    stage->to_gpu = dst->gpu;
+    stage->bytes = bytes;
+    t->staged++;
+    if (src->gpu) {
+        int r = copy_start(cuda, t, stage, (uintptr_t)slot->host, src->addr + t->s_off);
+        if (r)
+            stage_free(t, stage);
+        return r;
+    }
+    stage->move = (struct sn_move){.world = c->world,
+                                   .self = c->self,
+                                   .dst_proc = c->self,
+                                   .dst = (uintptr_t)slot->host,
+                                   .src_proc = src->proc,
+                                   .src = src->addr + t->s_off,
+                                   .bytes = bytes};
+    stage->state = STAGE_LOADING;
+    move_start(&stage->move);
+    return 0;
 }
 
 /* The next piece, as long as both sides allow. Return 0, SN_PLACE_BUSY (no slot), or -errno. */
@@ -230,26 +291,34 @@ static int start_piece(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
     return 0;
 }
 
-/* Finish the oldest piece if its copy is done. Return 0, SN_PLACE_BUSY, or -errno. */
-static int end_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t)
+/* Bring a piece one step further. Return 0 (it moved), SN_PLACE_BUSY, or -errno. */
+static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t, struct stage *stage)
 {
-    struct stage *stage = &t->stages[t->first];
-    int r = stage->event ? cuda->event_query(stage->event) : SN_CU_OK;
+    int r;
 
-    if (r == SN_CU_NOT_READY)
-        return SN_PLACE_BUSY;
-    if (r != SN_CU_OK)
-        return sn_cuda_failed(cuda, "cuEventQuery", r);
-    if (stage->store) {
-        r = host_move(c, stage->to_proc, stage->to, c->self, (uintptr_t)stage->slot->host, stage->bytes);
-        if (r)
-            return r;
+    if (stage->state == STAGE_COPYING) {
+        r = cuda->event_query(stage->event);
+        if (r == SN_CU_NOT_READY)
+            return SN_PLACE_BUSY;
+        if (r != SN_CU_OK)
+            return sn_cuda_failed(cuda, "cuEventQuery", r);
+        if (stage->to_gpu)
+            stage_free(t, stage);
+        else
+            store_start(c, stage);
+        return 0;
     }
-    sn_staging_give(stage->slot);
-    if (stage->event)
-        sn_cuda_event_give(t->dev, stage->event);
-    t->first = (t->first + 1) % STAGES;
-    t->staged--;
+    r = sn_move_result(&stage->move);
+    if (r == SN_MOVE_UNDER_WAY)
+        return SN_PLACE_BUSY;
+    if (r)
+        return r;
+    if (stage->state == STAGE_STORING)
+        stage_free(t, stage);
+    else if (stage->to_gpu)
+        return copy_start(cuda, t, stage, stage->to, (uintptr_t)stage->slot->host);
+    else
+        store_start(c, stage);
     return 0;
 }
 
@@ -265,8 +334,10 @@ static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfe
                 return r;
             moved = r == 0;
         }
-        if (t->staged) {
-            r = end_stage(cuda, c, t);
+        for (int i = 0; t->staged && i < STAGES; i++) {
+            if (t->stages[i].state == STAGE_FREE)
+                continue;
+            r = step_stage(cuda, c, t, &t->stages[i]);
             if (r < 0)
                 return r;
             moved |= r == 0;

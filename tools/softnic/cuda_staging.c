@@ -3,8 +3,8 @@
 
 #include <pthread.h>
 
-/* 12 MiB and 1 MiB a process: enough for three long transfers to keep four pieces in flight each. */
-enum { LARGE_SLOTS = 24, SMALL_SLOTS = 64 };
+/* 16 MiB and 1 MiB a process: enough for four long transfers to keep eight pieces in flight each. */
+enum { LARGE_SLOTS = 32, SMALL_SLOTS = 64 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below */
 static bool ready;

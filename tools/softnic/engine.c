@@ -23,9 +23,12 @@ enum {
     NICE_BUSY = -10,
 };
 
+static _Thread_local bool is_engine; /* of any device: not a poster */
+
 int sn_engine_init(struct sn_engine *engine, bool realtime)
 {
-    *engine = (struct sn_engine){.realtime = realtime, .next_at = UINT64_MAX, .spin_ns = SPIN_LEAST_NS};
+    *engine =
+        (struct sn_engine){.realtime = realtime, .next_at = UINT64_MAX, .spin_ns = SPIN_LEAST_NS, .poster_cpu = -1};
     pthread_mutex_init(&engine->mutex, NULL);
     pthread_cond_init(&engine->cond, NULL);
     return 0;
@@ -101,6 +104,19 @@ static void spin_learn(struct sn_engine *e, uint64_t asked)
         e->spin_ns = late < SPIN_MOST_NS ? late : SPIN_MOST_NS;
 }
 
+/* The spin of a real-time thread starves who posts from the same CPU: it would wait for each due time. Leave it. */
+static void step_aside(struct sn_engine *e)
+{
+    int theirs = __atomic_load_n(&e->poster_cpu, __ATOMIC_RELAXED);
+    cpu_set_t others = e->cpus;
+
+    if (theirs < 0 || theirs != sched_getcpu())
+        return;
+    CPU_CLR(theirs, &others);
+    if (CPU_COUNT(&others) > 0)
+        sched_setaffinity(0, sizeof(others), &others);
+}
+
 static void rest_locked(struct sn_engine *e, uint64_t now)
 {
     uint64_t at;
@@ -122,17 +138,24 @@ static void rest_locked(struct sn_engine *e, uint64_t now)
         e->asleep = false;
         return;
     }
+    if (e->realtime)
+        step_aside(e);
+    /* Without the lock: who posts meanwhile would otherwise queue up for it behind this thread, 16 us a request. */
     pthread_mutex_unlock(&e->mutex);
-    sn_cpu_relax();
+    while (__atomic_load_n(&e->next_at, __ATOMIC_RELAXED) == at && sn_now_ns() < at)
+        sn_cpu_relax();
     pthread_mutex_lock(&e->mutex);
 }
 
-static void thread_prepare(const struct sn_engine *e)
+static void thread_prepare(struct sn_engine *e)
 {
     struct sched_param param = {.sched_priority = 1};
 
+    is_engine = true;
     prctl(PR_SET_NAME, "softnic-engine", 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    if (sched_getaffinity(0, sizeof(e->cpus), &e->cpus) < 0)
+        CPU_ZERO(&e->cpus);
     if (e->realtime && pthread_setschedparam(pthread_self(), SCHED_FIFO, &param) != 0)
         setpriority(PRIO_PROCESS, 0, NICE_BUSY); /* may fail as well: then the model is late on a busy machine */
 }
@@ -178,6 +201,8 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
     bool wake;
     int r = 0;
 
+    if (e->realtime && !is_engine)
+        __atomic_store_n(&e->poster_cpu, sched_getcpu(), __ATOMIC_RELAXED);
     pthread_mutex_lock(&e->mutex);
     if (e->count == e->room) {
         uint32_t room = e->room ? 2 * e->room : 64;

@@ -331,6 +331,61 @@ static bool target_answers(struct sn_qp *qp, struct sn_qp_shm *target)
            __atomic_load_n(&world->devs[target->dev].port_up, __ATOMIC_RELAXED);
 }
 
+/* G1: announce first, look second; pairs with G2 in sn_qp_guest_wait, whose callers invalidate first and look for
+ * guests second. One of the two sees the other, so memory is never written after its owner was told that it is free. A
+ * resumed copy keeps its number. */
+static uint64_t guest_enter(struct sn_qp_shm *target, bool resumed)
+{
+    uint64_t number = (__atomic_load_n(&target->guest, __ATOMIC_RELAXED) >> 32) + !resumed;
+
+    __atomic_store_n(&target->guest, number << 32 | sn_pid, __ATOMIC_SEQ_CST);
+    return number;
+}
+
+static void guest_leave(struct sn_qp_shm *target, uint64_t number)
+{
+    __atomic_store_n(&target->guest, number << 32, __ATOMIC_RELEASE);
+}
+
+/* A write that may share a system call: short, one buffer, host memory, valid on both sides. Anything else goes the
+ * long way, which also says what is wrong. */
+static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_span *dst,
+                        struct sn_span *src)
+{
+    if (w->opcode != IBV_WR_RDMA_WRITE || w->num_sge != 1 || w->length == 0 || w->length > SN_WRITE_BATCH_BYTES ||
+        w->due_exec || (w->flags & IBV_SEND_FENCE) || w->placing || w->status != IBV_WC_SUCCESS)
+        return false;
+    if (w->flags & IBV_SEND_INLINE)
+        *src = (struct sn_span){.addr = w->sge[0].addr, .length = w->length, .mr = SN_NONE};
+    else if (!span_resolve(w->sge[0].key, sn_self->proc, qp->pd, w->sge[0].addr, w->length, 0, src))
+        return false;
+    return (target->access & IBV_ACCESS_REMOTE_WRITE) &&
+           span_resolve(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE, dst) &&
+           src->kind == SN_MEM_HOST && dst->kind == SN_MEM_HOST;
+}
+
+unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
+{
+    struct sn_qp_shm *target = sn_qp_find(sn_self->world, qp->shm->dest_qpn);
+    struct sn_span dst[SN_WRITE_BATCH], src[SN_WRITE_BATCH];
+    unsigned count = 0;
+    uint64_t guest;
+
+    if (!target)
+        return 0;
+    guest = guest_enter(target, false);
+    if (target_answers(qp, target) && target->owner - 1 != sn_self->proc)
+        while (count < SN_WRITE_BATCH && first + count != end &&
+               write_spans(qp, target, sn_wqe_at(qp, first + count), &dst[count], &src[count]))
+            count++;
+    if (count < 2 || sn_place_writes(sn_self->world, target->owner - 1, dst, src, count) < 0)
+        count = 0;
+    for (unsigned i = 0; i < count; i++)
+        exec_arrived(qp, target, sn_wqe_at(qp, first + i));
+    guest_leave(target, guest);
+    return count;
+}
+
 int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
 {
     struct sn_qp_shm *target = sn_qp_find(sn_self->world, qp->shm->dest_qpn);
@@ -340,11 +395,7 @@ int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
 
     if (!target)
         return SN_EXEC_UNREACHABLE;
-    /* G1: announce first, look second; pairs with G2 in guest_wait (qp.c) and mr.c, which invalidate first and look for
-     * guests second. One of the two sees the other, so memory is never written after its owner was told that it is
-     * free. */
-    guest = (__atomic_load_n(&target->guest, __ATOMIC_RELAXED) >> 32) + !w->placing;
-    __atomic_store_n(&target->guest, guest << 32 | sn_pid, __ATOMIC_SEQ_CST);
+    guest = guest_enter(target, w->placing);
     if (w->placing) {
         r = exec_resume(qp, target, w);
         goto leave;
@@ -362,7 +413,7 @@ int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
     r = is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_move(qp, target, w);
 leave:
     if (r != SN_EXEC_BUSY)
-        __atomic_store_n(&target->guest, guest << 32, __ATOMIC_RELEASE);
+        guest_leave(target, guest);
     return r;
 }
 

@@ -14,6 +14,10 @@ enum {
 /** Execute w at the target. Return 0 (w->status says how it went) or one of the above. The caller is the runner. */
 int sn_exec(struct sn_qp *qp, struct sn_wqe *w);
 
+/** Execute the plain short writes at the head of [first, end) together, when they go to another process. Return how
+ * many were, all with success; what is left goes through sn_exec. The caller is the runner. */
+unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end);
+
 /** The part of a read or atomic that waited for its due time: bring the result into local memory. 0 or SN_EXEC_BUSY. */
 int sn_exec_finish(struct sn_qp *qp, struct sn_wqe *w);
 

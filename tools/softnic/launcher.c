@@ -112,6 +112,7 @@ static void enter_sysfs(struct run *run)
     struct sn_sysfs_nic *nics = calloc(count, sizeof(*nics));
     struct sn_pci_place *places = calloc(count, sizeof(*places));
     char story[512] = "/sys/class/infiniband: out of memory";
+    int failed = -ENOMEM;
 
     if (nics && places) {
         sn_pci_choose(places, count);
@@ -125,10 +126,10 @@ static void enter_sysfs(struct run *run)
             if (!run->joined)
                 snprintf(dev->sysfs_device, sizeof(dev->sysfs_device), "%s", places[i].path);
         }
-        /* A failure is in the story; most programs need no sysfs, so it stops nothing. */
-        sn_sysfs_enter(nics, count, story, sizeof(story));
+        failed = sn_sysfs_enter(nics, count, story, sizeof(story));
     }
-    if (!run->options.quiet)
+    /* Most programs need no sysfs, so a failure stops nothing, but is told in any case. */
+    if (failed || !run->options.quiet)
         fprintf(stderr, "softnic-run: %s\n", story);
     free(places);
     free(nics);

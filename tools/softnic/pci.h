@@ -11,9 +11,9 @@ struct sn_pci_place {
     char near[16];  /* PCI address of the GPU it was chosen for; empty: no GPU */
 };
 
-/** Choose places for `count` NICs: one bus each, because NCCL takes NICs of one bus for ports of one card; near the
- * GPUs, which are dealt out to the NICs in order; never a GPU or a bridge itself. Never fails: what cannot be placed
- * stays empty. */
+/** Choose places for `count` NICs: near the GPUs, which are dealt out to the NICs in order; never a GPU or a bridge
+ * itself; one bus each while there are buses, because NCCL takes NICs of one bus for ports of one card; then one device
+ * each. Never fails: what cannot be placed stays empty. */
 void sn_pci_choose(struct sn_pci_place *places, uint32_t count);
 
 #endif

@@ -136,8 +136,8 @@ static void copy_piece(void *dst, const void *src, size_t n)
         memmove(dst, src, n - FLAG_BYTES);
         copy_piece((uint8_t *)dst + n - FLAG_BYTES, (const uint8_t *)src + n - FLAG_BYTES, FLAG_BYTES);
     } else {
-        __atomic_thread_fence(__ATOMIC_RELEASE);
-        memcpy(dst, src, n);
+        memcpy(dst, src, n - 1);
+        __atomic_store_n((uint8_t *)dst + n - 1, ((const uint8_t *)src)[n - 1], __ATOMIC_RELEASE);
     }
 }
 
@@ -196,6 +196,21 @@ int sn_place_start(struct sn_copy *c)
 int sn_place_poll(struct sn_copy *c)
 {
     return sn_device_mem->copy_poll(c);
+}
+
+int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
+                    unsigned count)
+{
+    struct iovec local[SN_WRITE_BATCH], remote[2 * SN_WRITE_BATCH];
+    unsigned remotes = 0;
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < count; i++) {
+        vec_fill(&local[i], &src[i], 1, false);
+        remotes += vec_fill(&remote[remotes], &dst[i], 1, true);
+        bytes += src[i].length;
+    }
+    return vm_call(true, world->procs[dst_proc].pid, local, count, remote, remotes) == (long)bytes ? 0 : -EAGAIN;
 }
 
 /* Move 8 bytes between *value here and the target that c describes (its dst), synchronously. */

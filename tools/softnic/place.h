@@ -35,6 +35,13 @@ enum { SN_PLACE_BUSY = 1 };
 int sn_place_start(struct sn_copy *copy);
 int sn_place_poll(struct sn_copy *copy);
 
+enum { SN_WRITE_BATCH = 32, SN_WRITE_BATCH_BYTES = 4096 /* longer ones gain nothing from sharing a system call */ };
+
+/** Write count pieces of host memory here to as many there, in order, with one system call. dst[i] and src[i] are
+ * equally long. Return 0, or -EAGAIN: perhaps not all are written; write them one by one to learn what is wrong. */
+int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
+                    unsigned count);
+
 /** Read, modify, write 8 aligned bytes; atomic among all requests of the world. cas: swap if equal to compare_add, else
  * add. Return as sn_place_start, never SN_PLACE_BUSY. */
 int sn_place_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);

@@ -116,6 +116,16 @@ static int exec_counted(struct sn_qp *qp, struct sn_wqe *w)
     return r;
 }
 
+static uint32_t writes_counted(struct sn_qp *qp, uint32_t tail)
+{
+    uint32_t n;
+
+    __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_SEQ_CST);
+    n = sn_exec_writes(qp, qp->exec, tail);
+    __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
+    return n;
+}
+
 /* Execute the request at qp->exec. Return 0 when that is over (whatever its status), else when to try again. */
 static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
 {
@@ -151,41 +161,6 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     return 0;
 }
 
-/* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
-static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
-{
-    uint64_t bytes = 0, at;
-
-    while (qp->exec != tail) {
-        struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
-        uint32_t state = sn_qp_state(qp);
-
-        if (state == IBV_QPS_ERR && !w->placing) {
-            if (w->status == IBV_WC_SUCCESS)
-                w->status = IBV_WC_WR_FLUSH_ERR;
-            w->due_done = 0;
-        } else {
-            if (state == IBV_QPS_SQD && !w->placing)
-                return UINT64_MAX; /* modify_qp kicks it again */
-            if (early(w->due_exec))
-                return w->due_exec;
-            if (fence_holds(qp, w))
-                return sn_wqe_at(qp, qp->done)->due_done;
-            at = execute(qp, w);
-            if (at)
-                return at;
-            if (w->status != IBV_WC_SUCCESS)
-                w->due_done = 0;
-        }
-        bytes += w->length;
-        qp->reads_open += is_read(w);
-        qp->exec++;
-        if (bytes >= RUN_BATCH_BYTES)
-            return 0;
-    }
-    return UINT64_MAX;
-}
-
 /* Stage two, for what is executed. */
 static uint64_t run_complete(struct sn_qp *qp)
 {
@@ -201,6 +176,49 @@ static uint64_t run_complete(struct sn_qp *qp)
         qp->reads_open -= is_read(w);
         complete(qp, w, qp->done);
         __atomic_store_n(&qp->done, qp->done + 1, __ATOMIC_RELEASE);
+    }
+    return UINT64_MAX;
+}
+
+/* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
+static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
+{
+    uint64_t bytes = 0, at;
+    uint32_t n;
+
+    while (qp->exec != tail) {
+        struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
+        uint32_t state = sn_qp_state(qp);
+
+        if (state == IBV_QPS_ERR && !w->placing) {
+            if (w->status == IBV_WC_SUCCESS)
+                w->status = IBV_WC_WR_FLUSH_ERR;
+            w->due_done = 0;
+        } else {
+            if (state == IBV_QPS_SQD && !w->placing)
+                return UINT64_MAX; /* modify_qp kicks it again */
+            if (early(w->due_exec))
+                return w->due_exec;
+            if (fence_holds(qp, w)) {
+                at = run_complete(qp);
+                if (fence_holds(qp, w))
+                    return at;
+            }
+            if (qp->exec + 1 != tail && (n = writes_counted(qp, tail)) > 0) {
+                qp->exec += n;
+                continue;
+            }
+            at = execute(qp, w);
+            if (at)
+                return at;
+            if (w->status != IBV_WC_SUCCESS)
+                w->due_done = 0;
+        }
+        bytes += w->length;
+        qp->reads_open += is_read(w);
+        qp->exec++;
+        if (bytes >= RUN_BATCH_BYTES)
+            return 0;
     }
     return UINT64_MAX;
 }

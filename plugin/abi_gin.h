@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * NCCL's GIN ABI (GPU-initiated networking through a host proxy), versions 11 to 13, and its RMA ABI, version 14,
+ * declared afresh from their documented layout. One data symbol a table: `ncclGinPlugin_v<N>`, `ncclRmaPlugin_v<N>`.
+ * RMA v13 is GIN v13 under another name: NCCL 2.30.7 takes the GIN symbol for it.
+ */
+#ifndef PERSEUS_PLUGIN_ABI_GIN_H
+#define PERSEUS_PLUGIN_ABI_GIN_H
+
+#include <stdbool.h>
+
+#include "plugin/abi.h"
+
+enum {
+    GIN_DEVICE_PROXY = 2, /* netDeviceType of these tables: a proxy on the host moves the data */
+    GIN_SIGNAL_INC = 1,
+    GIN_SIGNAL_ADD = 2,
+};
+
+/** Flags of regMrSym. */
+enum gin_memory_flags {
+    GIN_MEMORY_STRICT = 1,      /* holds signals: no relaxed PCI ordering */
+    GIN_MEMORY_NEVER_RESET = 2, /* a hint: counters in it only grow */
+};
+
+struct gin_config_v13 {
+    int signals, counters, contexts, queue_depth, traffic_class;
+};
+struct rma_config_v14 {
+    int contexts, traffic_class, rank_stride;
+};
+static_assert(sizeof(struct gin_config_v13) == 20 && sizeof(struct rma_config_v14) == 12, "NCCL ABI");
+
+typedef net_result gin_init_fn(void **context, uint64_t comm_id, net_log_fn *log);
+typedef net_result gin_connect_v11(void *context, void *handles[], int ranks, int rank, void *listen_comm,
+                                   void **coll_comm);
+typedef net_result gin_connect_v12(void *context, void *handles[], int ranks, int rank, int connections,
+                                   int queue_depth, void *listen_comm, void **coll_comm);
+typedef net_result gin_create_v11(void *coll_comm, int signals, int counters, void **set,
+                                  struct net_device_handle **offload);
+typedef net_result gin_create_v12(void *coll_comm, int signals, int counters, int contexts, void **set,
+                                  struct net_device_handle **offload);
+typedef net_result gin_create_v13(void *coll_comm, struct gin_config_v13 *config, void **set,
+                                  struct net_device_handle **offload);
+typedef net_result rma_create_v14(void *coll_comm, struct rma_config_v14 *config, void **set);
+typedef net_result gin_reg_fn(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle,
+                              void **offload);
+typedef net_result gin_reg_dmabuf_fn(void *coll_comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                                     uint64_t flags, void **mhandle, void **offload);
+typedef net_result rma_reg_fn(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle);
+typedef net_result rma_reg_dmabuf_fn(void *coll_comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                                     uint64_t flags, void **mhandle);
+
+#define GIN_PUT    uint64_t src_offset, void *src, size_t size, uint64_t dst_offset, void *dst, uint32_t rank
+#define GIN_SIGNAL uint64_t signal_offset, void *signal, uint64_t value, uint32_t operation
+typedef net_result gin_put_v11(void *coll_comm, GIN_PUT, void **request);
+typedef net_result gin_put_v12(void *coll_comm, GIN_PUT, int connection, void **request);
+typedef net_result gin_put_v13(void *set, int context, GIN_PUT, void **request);
+typedef net_result gin_put_signal_v11(void *coll_comm, GIN_PUT, GIN_SIGNAL, void **request);
+typedef net_result gin_put_signal_v12(void *coll_comm, GIN_PUT, GIN_SIGNAL, int connection, void **request);
+typedef net_result gin_put_signal_v13(void *set, int context, GIN_PUT, GIN_SIGNAL, void **request);
+typedef net_result rma_put_signal_v14(void *set, int context, GIN_PUT, GIN_SIGNAL, bool strong, void **request);
+typedef net_result gin_get_v13(void *set, int context, uint64_t remote_offset, void *remote, size_t size,
+                               uint64_t local_offset, void *local, uint32_t rank, void **request);
+typedef net_result gin_flush_v13(void *set, int context, void *mhandle, uint32_t rank, void **request);
+typedef net_result gin_test_fn(void *coll_comm, void *request, int *done);
+typedef net_result gin_progress_fn(void *set_or_comm);
+typedef net_result gin_error_fn(void *set_or_comm, bool *has_error);
+
+#define GIN_TABLE_HEAD(properties_fn)                                                                                  \
+    const char *name;                                                                                                  \
+    gin_init_fn *init;                                                                                                 \
+    net_devices_v6 *devices;                                                                                           \
+    properties_fn *properties;                                                                                         \
+    net_listen_v11 *listen
+#define GIN_TABLE_MEMORY(reg_fn, dmabuf_fn)                                                                            \
+    reg_fn *reg;                                                                                                       \
+    dmabuf_fn *reg_dmabuf;                                                                                             \
+    net_dereg_v6 *dereg;                                                                                               \
+    net_close_v6 *destroy_context;                                                                                     \
+    net_close_v6 *close_coll;                                                                                          \
+    net_close_v6 *close_listen
+#define GIN_TABLE_TAIL                                                                                                 \
+    gin_test_fn *test;                                                                                                 \
+    gin_progress_fn *progress; /* may be NULL: test() drives, too */                                                   \
+    gin_error_fn *query_last_error;                                                                                    \
+    net_finalize_v11 *finalize
+
+struct gin_v11 {
+    GIN_TABLE_HEAD(net_properties_v11_fn);
+    gin_connect_v11 *connect;
+    gin_create_v11 *create_context; /* never called for a proxy; may be NULL in v11 and v12 */
+    GIN_TABLE_MEMORY(gin_reg_fn, gin_reg_dmabuf_fn);
+    gin_put_v11 *iput;
+    gin_put_signal_v11 *iput_signal;
+    GIN_TABLE_TAIL;
+};
+struct gin_v12 {
+    GIN_TABLE_HEAD(net_properties_v11_fn);
+    gin_connect_v12 *connect;
+    gin_create_v12 *create_context;
+    GIN_TABLE_MEMORY(gin_reg_fn, gin_reg_dmabuf_fn);
+    gin_put_v12 *iput;
+    gin_put_signal_v12 *iput_signal;
+    GIN_TABLE_TAIL;
+};
+struct gin_v13 {
+    GIN_TABLE_HEAD(net_properties_v12_fn);
+    gin_connect_v11 *connect;
+    gin_create_v13 *create_context;
+    GIN_TABLE_MEMORY(gin_reg_fn, gin_reg_dmabuf_fn);
+    gin_put_v13 *iput;
+    gin_put_signal_v13 *iput_signal;
+    gin_get_v13 *iget;
+    gin_flush_v13 *iflush;
+    GIN_TABLE_TAIL;
+};
+struct rma_v14 {
+    GIN_TABLE_HEAD(net_properties_v12_fn);
+    gin_connect_v11 *connect;
+    rma_create_v14 *create_context;
+    GIN_TABLE_MEMORY(rma_reg_fn, rma_reg_dmabuf_fn);
+    gin_put_v13 *iput;
+    rma_put_signal_v14 *iput_signal;
+    gin_get_v13 *iget;
+    gin_flush_v13 *iflush;
+    GIN_TABLE_TAIL;
+};
+
+#define GIN_ASSERT_HEAD(type)                                                                                          \
+    NET_ASSERT_SLOT(type, name, 0);                                                                                    \
+    NET_ASSERT_SLOT(type, init, 1);                                                                                    \
+    NET_ASSERT_SLOT(type, listen, 4);                                                                                  \
+    NET_ASSERT_SLOT(type, connect, 5);                                                                                 \
+    NET_ASSERT_SLOT(type, create_context, 6);                                                                          \
+    NET_ASSERT_SLOT(type, reg, 7);                                                                                     \
+    NET_ASSERT_SLOT(type, dereg, 9);                                                                                   \
+    NET_ASSERT_SLOT(type, destroy_context, 10);                                                                        \
+    NET_ASSERT_SLOT(type, close_listen, 12);                                                                           \
+    NET_ASSERT_SLOT(type, iput, 13);                                                                                   \
+    NET_ASSERT_SLOT(type, iput_signal, 14)
+GIN_ASSERT_HEAD(gin_v11);
+GIN_ASSERT_HEAD(gin_v12);
+GIN_ASSERT_HEAD(gin_v13);
+GIN_ASSERT_HEAD(rma_v14);
+NET_ASSERT_SLOT(gin_v11, test, 15);
+NET_ASSERT_SLOT(gin_v12, finalize, 18);
+NET_ASSERT_SLOT(gin_v13, iflush, 16);
+NET_ASSERT_SLOT(gin_v13, test, 17);
+NET_ASSERT_SLOT(rma_v14, finalize, 20);
+static_assert(sizeof(struct gin_v11) == 19 * sizeof(void *) && sizeof(struct gin_v12) == 19 * sizeof(void *),
+              "NCCL ABI");
+static_assert(sizeof(struct gin_v13) == 21 * sizeof(void *) && sizeof(struct rma_v14) == 21 * sizeof(void *),
+              "NCCL ABI");
+
+#endif

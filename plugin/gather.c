@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plugin/gather.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "util/error.h"
+
+enum { CARD_MAGIC = 0x47524550 /* "PERG" */, CARD_VERSION = 1, PAGE = 4096 };
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static uint64_t slot_offset(const struct gather *g, uint64_t round, uint32_t rank)
+{
+    return ((round % GATHER_BANKS) * g->ranks + rank) * GATHER_BYTES;
+}
+
+static uint64_t flag_offset(const struct gather *g, uint64_t round, uint32_t rank)
+{
+    return (uint64_t)GATHER_BANKS * g->ranks * GATHER_BYTES + ((round % GATHER_BANKS) * g->ranks + rank) * 8;
+}
+
+int gather_init(struct gather *g, struct prs_fabric *fabric, const struct prs_rail_set *rails, uint32_t rank,
+                uint32_t ranks, uint32_t timeout_ms, struct gather_card *card)
+{
+    size_t bytes = (size_t)GATHER_BANKS * ranks * (GATHER_BYTES + 8);
+    struct prs_mem mem = {.kind = PRS_MEM_HOST, .dmabuf_fd = -1, .flags = PRS_MEM_STRICT};
+    int r;
+
+    memset(g, 0, sizeof(*g));
+    g->rank = rank;
+    g->ranks = ranks;
+    g->timeout_ms = timeout_ms;
+    bytes = (bytes + PAGE - 1) / PAGE * PAGE;
+    g->memory = aligned_alloc(PAGE, bytes);
+    if (!g->memory)
+        return prs_fail(-ENOMEM, "exchange among %u ranks: no memory", ranks);
+    memset(g->memory, 0, bytes);
+    mem.addr = g->memory;
+    mem.len_bytes = bytes;
+    r = prs_region_register(fabric, rails, &mem, &g->region);
+    if (r < 0) {
+        free(g->memory);
+        g->memory = NULL;
+        return r;
+    }
+    pthread_mutex_init(&g->lock, NULL);
+    *card = (struct gather_card){.magic = CARD_MAGIC, .version = CARD_VERSION, .base = (uintptr_t)g->memory};
+    prs_region_keys(g->region, &card->keys);
+    return 0;
+}
+
+void gather_fini(struct gather *g)
+{
+    if (!g->memory)
+        return;
+    prs_region_release(g->region);
+    free(g->memory);
+    pthread_mutex_destroy(&g->lock);
+    memset(g, 0, sizeof(*g));
+}
+
+int gather_connect(struct gather *g, struct prs_team *team)
+{
+    struct gather_card card = {0};
+    const void *sent;
+    int r;
+
+    g->team = team;
+    if (g->ranks == 1)
+        return 0;
+    r = prs_team_connect_ring(team, GATHER_CONTEXT);
+    if (r < 0)
+        return r;
+    sent = prs_team_card(team, GATHER_CONTEXT, (g->rank + 1) % g->ranks);
+    if (sent)
+        memcpy(&card, sent, sizeof(card));
+    if (card.magic != CARD_MAGIC || card.version != CARD_VERSION)
+        return prs_fail(-EPROTO, "exchange: rank %u does not speak version %d of it: another release of the plugin?",
+                        (g->rank + 1) % g->ranks, CARD_VERSION);
+    g->right_base = card.base;
+    g->right_keys = card.keys;
+    return 0;
+}
+
+/** Progress until *done; what the wait is for is told when it does not end. */
+static int wait_for(struct gather *g, const uint64_t *flag, uint64_t value, const int32_t *first, const int32_t *second,
+                    uint32_t rank)
+{
+    uint64_t give_up = now_ms() + g->timeout_ms;
+
+    while ((flag && __atomic_load_n(flag, __ATOMIC_ACQUIRE) != value) || *first == PRS_OP_PENDING ||
+           *second == PRS_OP_PENDING) {
+        int r = prs_team_progress(g->team, GATHER_CONTEXT);
+
+        if (r < 0)
+            return r;
+        if (r > 0)
+            continue;
+        if (now_ms() > give_up)
+            return prs_fail(-ETIMEDOUT, "exchange %llu: rank %u waited %u ms for the data of rank %u",
+                            (unsigned long long)g->round, g->rank, g->timeout_ms, rank);
+        sched_yield();
+    }
+    return *first < 0 ? *first : *second;
+}
+
+/** Hand one rank's slot on to the right. Return 0 or -errno. */
+static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank, struct prs_op *data, struct prs_op *flag)
+{
+    struct prs_put put = {
+        .src = g->region,
+        .src_addr = g->memory + slot_offset(g, g->round, rank),
+        .dst_addr = g->right_base + slot_offset(g, g->round, rank),
+        .dst = &g->right_keys,
+        .len_bytes = GATHER_BYTES,
+    };
+    struct prs_signal signal = {
+        .dst_addr = g->right_base + flag_offset(g, g->round, rank),
+        .dst = &g->right_keys,
+        .value = g->round,
+        .kind = PRS_SIGNAL_SET,
+    };
+    int r;
+
+    data->status = flag->status = 0;
+    /* At most one of each is in flight, so the window is never full. */
+    r = prs_peer_put(peer, data, &put);
+    if (r == 0)
+        r = prs_peer_signal(peer, flag, &signal);
+    return r > 0 ? prs_fail(-EBUSY, "exchange: the window to rank %u is full", (g->rank + 1) % g->ranks) : r;
+}
+
+static int run_locked(struct gather *g, const void *mine, uint32_t bytes, uint8_t *all)
+{
+    struct prs_op data, flag;
+    struct prs_peer *peer;
+    int r;
+
+    g->round++;
+    memcpy(g->memory + slot_offset(g, g->round, g->rank), mine, bytes);
+    r = g->ranks > 1 ? prs_team_peer(g->team, GATHER_CONTEXT, (g->rank + 1) % g->ranks, &peer) : 0;
+    for (uint32_t step = 0; step + 1 < g->ranks && r == 0; step++) {
+        uint32_t give = (g->rank + g->ranks - step) % g->ranks, take = (give + g->ranks - 1) % g->ranks;
+
+        r = pass_on(g, peer, give, &data, &flag);
+        if (r == 0)
+            r = wait_for(g, (const uint64_t *)(const void *)(g->memory + flag_offset(g, g->round, take)), g->round,
+                         &data.status, &flag.status, take);
+    }
+    if (r == 0)
+        memcpy(all, g->memory + slot_offset(g, g->round, 0), (size_t)g->ranks * GATHER_BYTES);
+    return r;
+}
+
+int gather_run(struct gather *g, const void *mine, uint32_t bytes, uint8_t *all)
+{
+    int r;
+
+    if (bytes > GATHER_BYTES)
+        return prs_fail(-EINVAL, "exchange of %u bytes a rank, at most %d are possible", bytes, GATHER_BYTES);
+    pthread_mutex_lock(&g->lock);
+    r = run_locked(g, mine, bytes, all);
+    pthread_mutex_unlock(&g->lock);
+    return r;
+}

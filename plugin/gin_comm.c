@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugin/device.h"
+#include "plugin/gin.h"
+#include "plugin/result.h"
+#include "util/error.h"
+#include "util/log.h"
+
+struct gin_comm *gin_comm_of(void *handle)
+{
+    struct gin_base *base = handle;
+
+    return base && (base->magic == GIN_COMM || base->magic == GIN_SET) ? base->comm : NULL;
+}
+
+struct gin_set *gin_set_of(void *handle)
+{
+    struct gin_base *base = handle;
+
+    if (!base)
+        return NULL;
+    if (base->magic == GIN_SET)
+        return handle;
+    return base->magic == GIN_COMM ? base->comm->own : NULL;
+}
+
+net_result gin_fail(struct gin_comm *comm, int error)
+{
+    int none = 0;
+
+    __atomic_compare_exchange_n(&comm->error, &none, error, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return result_from_errno(error);
+}
+
+net_result gin_comm_error(void *handle, bool *has_error)
+{
+    struct gin_comm *comm = gin_comm_of(handle);
+
+    *has_error = comm && __atomic_load_n(&comm->error, __ATOMIC_RELAXED) != 0;
+    return NET_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * listening */
+
+net_result gin_comm_listen(void *context, int device, void *handle, void **listen_comm)
+{
+    struct gin_listener *listener = calloc(1, sizeof(*listener));
+    const struct context *plugin = context;
+    struct prs_handle out;
+    int r;
+
+    *listen_comm = NULL;
+    if (!listener)
+        return result_from_errno(prs_fail(-ENOMEM, "GIN: listen: no memory"));
+    r = device_rails(plugin, device, &listener->rails);
+    if (r == 0) {
+        listener->fabric = plugin->fabric;
+        memset(&out, 0, sizeof(out));
+        r = prs_listen(listener->fabric, &listener->rails, &out, &listener->listener);
+    }
+    if (r < 0) {
+        free(listener);
+        return result_from_errno(r);
+    }
+    memcpy(handle, &out, sizeof(out));
+    *listen_comm = listener;
+    return NET_SUCCESS;
+}
+
+net_result gin_comm_close_listen(void *listen_comm)
+{
+    struct gin_listener *listener = listen_comm;
+
+    if (listener)
+        prs_listener_close(listener->listener); /* NULL when a comm has taken it over */
+    free(listener);
+    return NET_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * coll comms */
+
+static bool any_rail_relaxed(const struct gin_comm *comm)
+{
+    struct prs_rail_info info;
+
+    for (int i = 0; i < comm->rails.count; i++)
+        if (prs_rail_query(comm->fabric, comm->rails.rail[i], &info) == 0 && info.relaxed_ordering)
+            return true;
+    return false;
+}
+
+/** The team takes the listener; it stays the listen comm's when this fails. Return 0 or -errno. */
+static int open_team(struct gin_comm *comm, struct gin_listener *listener, void *handles[])
+{
+    struct prs_handle *copy = calloc(comm->ranks, sizeof(*copy));
+    struct gather_card card;
+    struct prs_team_options options = {
+        .fabric = comm->fabric,
+        .rails = &comm->rails,
+        .listener = listener->listener,
+        .handles = copy,
+        .rank = comm->rank,
+        .size = comm->ranks,
+        .window_ops = GIN_WINDOW_OPS,
+        .traffic_class = -1,
+        .timeout_ms = GIN_TIMEOUT_MS,
+        .card = &card,
+        .card_bytes = sizeof(card),
+    };
+    int r;
+
+    if (!copy)
+        return prs_fail(-ENOMEM, "GIN: connect: no memory for %u handles", comm->ranks);
+    for (uint32_t rank = 0; rank < comm->ranks; rank++)
+        memcpy(&copy[rank], handles[rank], sizeof(*copy));
+    r = gather_init(&comm->gather, comm->fabric, &comm->rails, comm->rank, comm->ranks, GIN_TIMEOUT_MS, &card);
+    if (r == 0)
+        r = prs_team_open(&options, &comm->team);
+    if (r == 0)
+        listener->listener = NULL;
+    free(copy);
+    return r;
+}
+
+net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contexts, void *listen_comm, void **coll_comm)
+{
+    struct gin_listener *listener = listen_comm;
+    struct gin_comm *comm;
+    void *own = NULL;
+    int r;
+
+    *coll_comm = NULL;
+    if (!listener || !listener->listener || ranks < 1 || rank < 0 || rank >= ranks)
+        return result_from_errno(
+            prs_fail(-EINVAL, "GIN: connect of rank %d of %d: no such rank, or not listening", rank, ranks));
+    comm = calloc(1, sizeof(*comm));
+    if (!comm)
+        return result_from_errno(prs_fail(-ENOMEM, "GIN: connect: no memory"));
+    comm->base = (struct gin_base){GIN_COMM, comm};
+    comm->fabric = listener->fabric;
+    comm->rails = listener->rails;
+    comm->rank = (uint32_t)rank;
+    comm->ranks = (uint32_t)ranks;
+    comm->relaxed = any_rail_relaxed(comm);
+    r = open_team(comm, listener, handles);
+    if (r == 0)
+        r = gather_connect(&comm->gather, comm->team);
+    if (r == 0 && own_contexts > 0 && gin_set_create(comm, own_contexts, &own) != NET_SUCCESS)
+        r = -ENOMEM;
+    if (r < 0) {
+        gin_comm_close(comm);
+        return result_from_errno(r);
+    }
+    comm->own = own;
+    PRS_INFO("GIN: rank %d of %d is ready; queues to others are made when first used", rank, ranks);
+    *coll_comm = comm;
+    return NET_SUCCESS;
+}
+
+net_result gin_comm_close(void *coll_comm)
+{
+    struct gin_comm *comm = coll_comm;
+
+    if (!comm)
+        return NET_SUCCESS;
+    gin_set_destroy(comm->own);
+    prs_team_close(comm->team);
+    gather_fini(&comm->gather);
+    free(comm);
+    return NET_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * sets of contexts */
+
+net_result gin_set_create(void *coll_comm, int contexts, void **out)
+{
+    struct gin_comm *comm = gin_comm_of(coll_comm);
+    struct gin_set *set;
+
+    *out = NULL;
+    if (!comm || contexts < 1 || (uint32_t)contexts > GATHER_CONTEXT - comm->next_context)
+        return result_from_errno(prs_fail(-EINVAL, "GIN: %d contexts asked for, %u are left", contexts,
+                                          comm ? GATHER_CONTEXT - comm->next_context : 0));
+    set = calloc(1, sizeof(*set));
+    if (!set)
+        return result_from_errno(prs_fail(-ENOMEM, "GIN: contexts: no memory"));
+    set->base = (struct gin_base){GIN_SET, comm};
+    set->contexts = (uint32_t)contexts;
+    set->lanes = calloc((size_t)set->contexts * comm->ranks, sizeof(*set->lanes));
+    if (!set->lanes) {
+        free(set);
+        return result_from_errno(prs_fail(-ENOMEM, "GIN: %d contexts of %u ranks: no memory", contexts, comm->ranks));
+    }
+    /* Collective: every rank numbers its sets alike. */
+    set->first_context = comm->next_context;
+    comm->next_context += set->contexts;
+    for (uint32_t c = 0; c < set->contexts; c++)
+        for (uint32_t rank = 0; rank < comm->ranks; rank++) {
+            struct gin_lane *lane = &set->lanes[c * comm->ranks + rank];
+
+            lane->context = set->first_context + c;
+            lane->rank = rank;
+        }
+    *out = set;
+    return NET_SUCCESS;
+}
+
+net_result gin_set_destroy(void *handle)
+{
+    struct gin_set *set = handle;
+
+    if (!set)
+        return NET_SUCCESS;
+    /* First the peers: nothing completes into a request after that. */
+    for (uint32_t c = 0; c < set->contexts; c++)
+        prs_team_drop(set->base.comm->team, set->first_context + c);
+    gin_request_free_all(set);
+    free(set->lanes);
+    free(set);
+    return NET_SUCCESS;
+}

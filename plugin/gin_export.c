@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** The tables of GIN and RMA, and what their versions differ in. */
+#include "plugin/compat.h"
+#include "plugin/device.h"
+#include "plugin/gin.h"
+#include "plugin/result.h"
+#include "util/error.h"
+
+#include <errno.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* As the net tables say it, so that NCCL takes the devices for the same ones. */
+#define PLUGIN_NAME "Perseus"
+
+extern const struct gin_v11 ncclGinPlugin_v11;
+extern const struct gin_v12 ncclGinPlugin_v12;
+extern const struct gin_v13 ncclGinPlugin_v13;
+extern const struct rma_v14 ncclRmaPlugin_v14;
+
+static net_result init(void **context, uint64_t comm_id, net_log_fn *log)
+{
+    return device_init(context, comm_id, NULL, log, NULL);
+}
+
+static net_result properties_v12(int device, struct net_properties_v12 *properties)
+{
+    net_result result = device_properties(device, properties);
+
+    if (result == NET_SUCCESS)
+        properties->device_type = GIN_DEVICE_PROXY;
+    return result;
+}
+
+static net_result properties_v11(int device, struct net_properties_v11 *properties)
+{
+    net_result result = compat_properties_v11(device, properties);
+
+    if (result == NET_SUCCESS)
+        properties->device_type = GIN_DEVICE_PROXY;
+    return result;
+}
+
+/* The context is not looked at: NCCL gives RMA's connect the net plugin's, which may be another vendor's. What is
+ * needed is in the listen comm. */
+static net_result connect_v11(void *context, void *handles[], int ranks, int rank, void *listen_comm, void **coll_comm)
+{
+    (void)context;
+    return gin_comm_connect(handles, ranks, rank, 1, listen_comm, coll_comm);
+}
+
+static net_result connect_v12(void *context, void *handles[], int ranks, int rank, int connections, int queue_depth,
+                              void *listen_comm, void **coll_comm)
+{
+    (void)context;
+    (void)queue_depth; /* requests that find no room wait here */
+    return gin_comm_connect(handles, ranks, rank, connections > 0 ? connections : 1, listen_comm, coll_comm);
+}
+
+static net_result connect_v13(void *context, void *handles[], int ranks, int rank, void *listen_comm, void **coll_comm)
+{
+    (void)context;
+    return gin_comm_connect(handles, ranks, rank, 0, listen_comm, coll_comm);
+}
+
+static net_result create_v13(void *coll_comm, struct gin_config_v13 *config, void **set,
+                             struct net_device_handle **offload)
+{
+    (void)offload; /* may be NULL: some versions pass no place for it */
+    return gin_set_create(coll_comm, config->contexts > 0 ? config->contexts : 1, set);
+}
+
+static net_result create_v14(void *coll_comm, struct rma_config_v14 *config, void **set)
+{
+    *set = NULL;
+    if (config->rank_stride < 0)
+        return result_from_errno(prs_fail(-EINVAL, "RMA: rank stride %d", config->rank_stride));
+    /* The stride says which ranks may be used; queues are made for those that are. */
+    return gin_set_create(coll_comm, config->contexts > 0 ? config->contexts : 1, set);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * transfers: up to v13 every signal is strong */
+
+#define TRANSFER                                                                                                       \
+    {                                                                                                                  \
+        .src_offset = src_offset, .dst_offset = dst_offset, .size = size, .src = src, .dst = dst, .rank = rank         \
+    }
+
+static void add_signal(struct gin_transfer *t, GIN_SIGNAL, bool strong)
+{
+    t->signal_offset = signal_offset;
+    t->signal = signal;
+    t->value = value;
+    t->operation = operation;
+    t->strong = strong;
+}
+
+static net_result put_v13(void *set, int context, GIN_PUT, void **request)
+{
+    struct gin_transfer t = TRANSFER;
+
+    return gin_request_put(gin_set_of(set), context, &t, request);
+}
+
+static net_result put_v12(void *coll_comm, GIN_PUT, int connection, void **request)
+{
+    return put_v13(coll_comm, connection, src_offset, src, size, dst_offset, dst, rank, request);
+}
+
+static net_result put_v11(void *coll_comm, GIN_PUT, void **request)
+{
+    return put_v13(coll_comm, 0, src_offset, src, size, dst_offset, dst, rank, request);
+}
+
+static net_result put_signal_v14(void *set, int context, GIN_PUT, GIN_SIGNAL, bool strong, void **request)
+{
+    struct gin_transfer t = TRANSFER;
+
+    add_signal(&t, signal_offset, signal, value, operation, strong);
+    return gin_request_put(gin_set_of(set), context, &t, request);
+}
+
+static net_result put_signal_v13(void *set, int context, GIN_PUT, GIN_SIGNAL, void **request)
+{
+    return put_signal_v14(set, context, src_offset, src, size, dst_offset, dst, rank, signal_offset, signal, value,
+                          operation, true, request);
+}
+
+static net_result put_signal_v12(void *coll_comm, GIN_PUT, GIN_SIGNAL, int connection, void **request)
+{
+    return put_signal_v14(coll_comm, connection, src_offset, src, size, dst_offset, dst, rank, signal_offset, signal,
+                          value, operation, true, request);
+}
+
+static net_result put_signal_v11(void *coll_comm, GIN_PUT, GIN_SIGNAL, void **request)
+{
+    return put_signal_v14(coll_comm, 0, src_offset, src, size, dst_offset, dst, rank, signal_offset, signal, value,
+                          operation, true, request);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+#define SAME_IN_ALL                                                                                                    \
+    .name = PLUGIN_NAME, .init = init, .devices = device_count, .listen = gin_comm_listen,                             \
+    .dereg = gin_memory_release, .close_coll = gin_comm_close, .close_listen = gin_comm_close_listen,                  \
+    .test = gin_request_test, .progress = gin_request_progress, .query_last_error = gin_comm_error,                    \
+    .finalize = device_finalize
+
+EXPORT const struct gin_v11 ncclGinPlugin_v11 = {
+    SAME_IN_ALL,
+    .properties = properties_v11,
+    .connect = connect_v11,
+    .reg = gin_memory_reg,
+    .reg_dmabuf = gin_memory_reg_dmabuf,
+    .iput = put_v11,
+    .iput_signal = put_signal_v11,
+};
+
+EXPORT const struct gin_v12 ncclGinPlugin_v12 = {
+    SAME_IN_ALL,
+    .properties = properties_v11,
+    .connect = connect_v12,
+    .reg = gin_memory_reg,
+    .reg_dmabuf = gin_memory_reg_dmabuf,
+    .iput = put_v12,
+    .iput_signal = put_signal_v12,
+};
+
+EXPORT const struct gin_v13 ncclGinPlugin_v13 = {
+    SAME_IN_ALL,
+    .properties = properties_v12,
+    .connect = connect_v13,
+    .create_context = create_v13,
+    .reg = gin_memory_reg,
+    .reg_dmabuf = gin_memory_reg_dmabuf,
+    .destroy_context = gin_set_destroy,
+    .iput = put_v13,
+    .iput_signal = put_signal_v13,
+    .iget = gin_request_get,
+    .iflush = gin_request_flush,
+};
+
+EXPORT const struct rma_v14 ncclRmaPlugin_v14 = {
+    SAME_IN_ALL,
+    .properties = properties_v12,
+    .connect = connect_v13,
+    .create_context = create_v14,
+    .reg = rma_memory_reg,
+    .reg_dmabuf = rma_memory_reg_dmabuf,
+    .destroy_context = gin_set_destroy,
+    .iput = put_v13,
+    .iput_signal = put_signal_v14,
+    .iget = gin_request_get,
+    .iflush = gin_request_flush,
+};

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** Symmetric windows: registered here, and known to every rank by an exchange. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugin/gin.h"
+#include "plugin/result.h"
+#include "util/error.h"
+
+/** What a rank tells the others of its window. From the wire: any content is possible. */
+struct window_card {
+    int32_t result;
+    uint32_t pad;
+    uint64_t base, bytes;
+    struct prs_keys keys, signal_keys;
+};
+static_assert(sizeof(struct window_card) == 24 + 2 * 4 * PRS_MAX_RAILS, "no hidden padding: it travels");
+static_assert(sizeof(struct window_card) <= GATHER_BYTES, "fits an exchange");
+
+/** Register for data and, where data may be written in relaxed order, a second time for signals. */
+static int register_both(struct gin_comm *comm, const struct prs_mem *mem, uint64_t flags, struct gin_memory *memory,
+                         struct window_card *card)
+{
+    struct prs_mem one = *mem;
+    int r;
+
+    if (flags & GIN_MEMORY_STRICT)
+        one.flags |= PRS_MEM_STRICT;
+    r = prs_region_register(comm->fabric, &comm->rails, &one, &memory->region);
+    if (r < 0)
+        return r;
+    prs_region_keys(memory->region, &card->keys);
+    card->signal_keys = card->keys;
+    if (!comm->relaxed || (flags & GIN_MEMORY_STRICT))
+        return 0;
+    /* A kernel may signal into any window. A strict write never passes relaxed ones that were written before. */
+    one.flags |= PRS_MEM_STRICT;
+    r = prs_region_register(comm->fabric, &comm->rails, &one, &memory->strict);
+    if (r == 0)
+        prs_region_keys(memory->strict, &card->signal_keys);
+    return r;
+}
+
+static void drop(struct gin_memory *memory)
+{
+    prs_region_release(memory->strict);
+    prs_region_release(memory->region);
+    free(memory);
+}
+
+/** Everyone takes part in the exchange, also who failed: so all fail together, and nobody waits. */
+static int exchange(struct gin_comm *comm, struct gin_memory *memory, const struct window_card *mine)
+{
+    uint8_t *all = malloc((size_t)comm->ranks * GATHER_BYTES);
+    int r = all ? gather_run(&comm->gather, mine, sizeof(*mine), all)
+                : prs_fail(-ENOMEM, "GIN: window of %u ranks: no memory", comm->ranks);
+
+    for (uint32_t rank = 0; rank < comm->ranks && r == 0; rank++) {
+        struct window_card card;
+
+        memcpy(&card, all + (size_t)rank * GATHER_BYTES, sizeof(card));
+        if (card.result < 0)
+            r = rank == comm->rank ? card.result
+                                   : prs_fail(card.result, "GIN: rank %u could not register its window", rank);
+        memory->remote[rank] = (struct gin_remote){card.base, card.bytes, card.keys, card.signal_keys};
+    }
+    free(all);
+    return r;
+}
+
+net_result gin_memory_register(void *coll_comm, const struct prs_mem *mem, bool is_device, uint64_t flags,
+                               void **mhandle)
+{
+    struct gin_comm *comm = gin_comm_of(coll_comm);
+    struct window_card card = {0};
+    struct gin_memory *memory;
+    int r;
+
+    *mhandle = NULL;
+    if (!comm)
+        return result_from_errno(prs_fail(-EINVAL, "GIN: registration on what is no comm"));
+    memory = calloc(1, sizeof(*memory) + comm->ranks * sizeof(memory->remote[0]));
+    if (!memory)
+        return result_from_errno(prs_fail(-ENOMEM, "GIN: window of %u ranks: no memory", comm->ranks));
+    memory->base = (uintptr_t)mem->addr;
+    memory->bytes = mem->len_bytes;
+    memory->is_device = is_device;
+    memory->ranks = comm->ranks;
+    card.base = memory->base;
+    card.bytes = memory->bytes;
+    card.result = register_both(comm, mem, flags, memory, &card);
+    r = exchange(comm, memory, &card);
+    if (r < 0) {
+        drop(memory);
+        return result_from_errno(r);
+    }
+    *mhandle = memory;
+    return NET_SUCCESS;
+}
+
+net_result rma_memory_reg(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle)
+{
+    struct prs_mem mem = {.addr = data, .len_bytes = size, .dmabuf_fd = -1};
+
+    *mhandle = NULL;
+    if (type != NET_PTR_HOST && type != NET_PTR_CUDA)
+        return result_from_errno(
+            prs_fail(-EINVAL, "GIN: registration of %p: type %d is neither host (1) nor CUDA (2)", data, type));
+    mem.kind = type == NET_PTR_CUDA ? PRS_MEM_CUDA : PRS_MEM_HOST;
+    return gin_memory_register(coll_comm, &mem, type == NET_PTR_CUDA, flags, mhandle);
+}
+
+net_result rma_memory_reg_dmabuf(void *coll_comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                                 uint64_t flags, void **mhandle)
+{
+    struct prs_mem mem = {
+        .addr = data, .len_bytes = size, .kind = PRS_MEM_DMABUF, .dmabuf_fd = fd, .dmabuf_offset = offset};
+
+    return gin_memory_register(coll_comm, &mem, type == NET_PTR_CUDA, flags, mhandle);
+}
+
+/* The handle for kernels is for back ends that the GPU drives; a proxy has none, and some versions pass no place. */
+net_result gin_memory_reg(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle,
+                          void **offload)
+{
+    if (offload)
+        *offload = NULL;
+    return rma_memory_reg(coll_comm, data, size, type, flags, mhandle);
+}
+
+net_result gin_memory_reg_dmabuf(void *coll_comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                                 uint64_t flags, void **mhandle, void **offload)
+{
+    if (offload)
+        *offload = NULL;
+    return rma_memory_reg_dmabuf(coll_comm, data, size, type, offset, fd, flags, mhandle);
+}
+
+net_result gin_memory_release(void *coll_comm, void *mhandle)
+{
+    (void)coll_comm;
+    if (mhandle)
+        drop(mhandle);
+    return NET_SUCCESS;
+}

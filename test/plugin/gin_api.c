@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/plugin/gin_api.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { WAIT_SECONDS = 30 };
+
+static void log_line(int level, unsigned long subsystems, const char *file, int line, const char *format, ...)
+{
+    va_list arguments;
+
+    if (level > NET_LOG_WARN)
+        return;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+}
+
+static const void *table_of(struct gin_api *api, const char *name)
+{
+    const void *table = dlsym(api->plugin, name);
+
+    if (!table)
+        fprintf(stderr, "the plugin has no %s\n", name);
+    return table;
+}
+
+static int load(struct gin_api *api)
+{
+    const char *file = getenv("PERSEUS_TEST_PLUGIN");
+
+    api->plugin = file ? dlopen(file, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!api->plugin) {
+        fprintf(stderr, "PERSEUS_TEST_PLUGIN=%s: %s\n", file ? file : "", file ? dlerror() : "not set");
+        return 1;
+    }
+    api->v11 = table_of(api, "ncclGinPlugin_v11");
+    api->v12 = table_of(api, "ncclGinPlugin_v12");
+    api->v13 = table_of(api, "ncclGinPlugin_v13");
+    api->v14 = table_of(api, "ncclRmaPlugin_v14");
+    return !(api->v11 && api->v12 && api->v13 && api->v14);
+}
+
+/* The members before `connect` are the same in all versions. */
+static int listen_and_meet(struct gin_api *api, uint8_t (*handles)[NET_HANDLE_BYTES])
+{
+    uint8_t mine[NET_HANDLE_BYTES] = {0};
+    void *context = NULL;
+    int devices = 0;
+
+    if (api->v11->init(&context, 7, log_line) != NET_SUCCESS || api->v11->devices(&devices) != NET_SUCCESS ||
+        devices < 1)
+        return 77;
+    if (api->v11->listen(context, 0, mine, &api->listen_comm) != NET_SUCCESS)
+        return 1;
+    return ranks_allgather(api->ranks, mine, handles, sizeof(mine)) < 0;
+}
+
+static int connect_all(struct gin_api *api, void **handles, int contexts)
+{
+    struct gin_config_v13 config13 = {.contexts = contexts, .traffic_class = -1};
+    struct rma_config_v14 config14 = {.contexts = contexts, .traffic_class = -1, .rank_stride = 1};
+    int size = (int)api->size, rank = (int)api->rank;
+    void *foreign = (void *)0x1; /* NCCL may hand another vendor's context to connect: it must not be touched */
+    net_result r;
+
+    switch (api->version) {
+    case 11:
+        r = api->v11->connect(foreign, handles, size, rank, api->listen_comm, &api->coll);
+        api->set = api->coll;
+        break;
+    case 12:
+        r = api->v12->connect(foreign, handles, size, rank, contexts, 64, api->listen_comm, &api->coll);
+        api->set = api->coll;
+        break;
+    case 13:
+        r = api->v13->connect(foreign, handles, size, rank, api->listen_comm, &api->coll);
+        if (r == NET_SUCCESS)
+            r = api->v13->create_context(api->coll, &config13, &api->set, NULL);
+        break;
+    default:
+        r = api->v14->connect(foreign, handles, size, rank, api->listen_comm, &api->coll);
+        if (r == NET_SUCCESS)
+            r = api->v14->create_context(api->coll, &config14, &api->set);
+        break;
+    }
+    return r != NET_SUCCESS;
+}
+
+int gin_api_open(struct gin_api *api, struct ranks *ranks, uint32_t size, int version, int contexts)
+{
+    uint8_t(*handles)[NET_HANDLE_BYTES] = calloc(size, sizeof(*handles));
+    void **pointers = calloc(size, sizeof(*pointers));
+    int r = 1;
+
+    memset(api, 0, sizeof(*api));
+    api->version = version;
+    api->ranks = ranks;
+    api->rank = ranks_rank(ranks);
+    api->size = size;
+    if (handles && pointers && load(api) == 0)
+        r = listen_and_meet(api, handles);
+    for (uint32_t i = 0; r == 0 && i < size; i++)
+        pointers[i] = handles[i];
+    if (r == 0)
+        r = connect_all(api, pointers, contexts);
+    free(pointers);
+    free(handles);
+    return r;
+}
+
+void gin_api_close(struct gin_api *api)
+{
+    if (api->version == 13)
+        api->v13->destroy_context(api->set);
+    if (api->version == 14)
+        api->v14->destroy_context(api->set);
+    api->v11->close_coll(api->coll);
+    api->v11->close_listen(api->listen_comm);
+}
+
+net_result gin_api_reg(struct gin_api *api, void *data, size_t size, uint64_t flags, void **mhandle)
+{
+    void *offload = NULL;
+
+    if (api->version == 14)
+        return api->v14->reg(api->coll, data, size, NET_PTR_HOST, flags, mhandle);
+    return api->v13->reg(api->coll, data, size, NET_PTR_HOST, flags, mhandle, &offload);
+}
+
+net_result gin_api_dereg(struct gin_api *api, void *mhandle)
+{
+    return api->v11->dereg(api->coll, mhandle);
+}
+
+static net_result put_signal(struct gin_api *api, const struct gin_call *c, void **request)
+{
+    switch (api->version) {
+    case 11:
+        return api->v11->iput_signal(api->set, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
+                                     c->signal_offset, c->signal, c->value, c->operation, request);
+    case 12:
+        return api->v12->iput_signal(api->set, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
+                                     c->signal_offset, c->signal, c->value, c->operation, c->context, request);
+    case 13:
+        return api->v13->iput_signal(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst,
+                                     c->rank, c->signal_offset, c->signal, c->value, c->operation, request);
+    default:
+        return api->v14->iput_signal(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst,
+                                     c->rank, c->signal_offset, c->signal, c->value, c->operation, !c->weak, request);
+    }
+}
+
+net_result gin_api_put(struct gin_api *api, const struct gin_call *c, void **request)
+{
+    if (c->operation != 0)
+        return put_signal(api, c, request);
+    switch (api->version) {
+    case 11:
+        return api->v11->iput(api->set, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank, request);
+    case 12:
+        return api->v12->iput(api->set, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank, c->context,
+                              request);
+    case 13:
+        return api->v13->iput(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
+                              request);
+    default:
+        return api->v14->iput(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
+                              request);
+    }
+}
+
+net_result gin_api_get(struct gin_api *api, const struct gin_call *c, void **request)
+{
+    gin_get_v13 *get = api->version == 13 ? api->v13->iget : api->v14->iget;
+
+    return get(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank, request);
+}
+
+net_result gin_api_flush(struct gin_api *api, void *mhandle, uint32_t rank, void **request)
+{
+    gin_flush_v13 *flush = api->version == 13 ? api->v13->iflush : api->v14->iflush;
+
+    return flush(api->set, 0, mhandle, rank, request);
+}
+
+net_result gin_api_test(struct gin_api *api, void *request, int *done)
+{
+    return api->v11->test(api->coll, request, done);
+}
+
+net_result gin_api_progress(struct gin_api *api)
+{
+    return api->v11->progress(api->set);
+}
+
+bool gin_api_has_error(struct gin_api *api)
+{
+    bool has_error = false;
+
+    api->v11->query_last_error(api->set, &has_error);
+    return has_error;
+}
+
+int gin_api_wait(struct gin_api *api, void *request)
+{
+    time_t give_up = time(NULL) + WAIT_SECONDS;
+    int done = 0;
+
+    for (;;) {
+        net_result r = gin_api_test(api, request, &done);
+
+        if (r != NET_SUCCESS)
+            return r;
+        if (done)
+            return 0;
+        if (time(NULL) > give_up)
+            return -1;
+        sched_yield();
+    }
+}

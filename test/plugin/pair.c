@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/plugin/pair.h"
+
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+char last_warning[1024];
+int warnings;
+
+void keep_warning(int level, unsigned long subsystems, const char *file, int line, const char *format, ...)
+{
+    va_list args;
+
+    (void)subsystems;
+    (void)file;
+    (void)line;
+    if (level != NET_LOG_WARN)
+        return;
+    va_start(args, format);
+    vsnprintf(last_warning, sizeof(last_warning), format, args);
+    va_end(args);
+    warnings++;
+}
+
+double now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+}
+
+int open_files(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int count = 0;
+
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+struct plugin plugin_open(void)
+{
+    struct net_config config = {.traffic_class = NET_UNDEFINED};
+    struct plugin plugin = {.context = NULL};
+    net_result result;
+
+    plugin.library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
+    cr_assert_not_null(getenv("PERSEUS_TEST_PLUGIN"), "PERSEUS_TEST_PLUGIN must name the plugin");
+    cr_assert_not_null(plugin.library, "%s", dlerror());
+    plugin.net = dlsym(plugin.library, "ncclNetPlugin_v12");
+    cr_assert_not_null(plugin.net);
+    result = plugin.net->init(&plugin.context, 1, &config, keep_warning, NULL);
+    cr_assert_eq(result, NET_SUCCESS, "init: %d, %s", result, last_warning);
+    return plugin;
+}
+
+void plugin_close(struct plugin *plugin)
+{
+    cr_assert_eq(plugin->net->finalize(plugin->context), NET_SUCCESS);
+    dlclose(plugin->library);
+}
+
+struct pair pair_open(const struct plugin *plugin, int device)
+{
+    struct pair pair = {.listen = NULL};
+    uint8_t handle[NET_HANDLE_BYTES];
+    double give_up = now_ms() + PAIR_LIMIT_MS;
+
+    cr_assert_eq(plugin->net->listen(plugin->context, device, handle, &pair.listen), NET_SUCCESS, "%s", last_warning);
+    while (!pair.send || !pair.recv) {
+        if (!pair.send)
+            cr_assert_eq(plugin->net->connect(plugin->context, device, handle, &pair.send, NULL), NET_SUCCESS, "%s",
+                         last_warning);
+        if (!pair.recv)
+            cr_assert_eq(plugin->net->accept(pair.listen, &pair.recv, NULL), NET_SUCCESS, "%s", last_warning);
+        cr_assert_lt(now_ms(), give_up, "connecting takes longer than %d ms", PAIR_LIMIT_MS);
+    }
+    cr_assert_eq(plugin->net->close_listen(pair.listen), NET_SUCCESS);
+    pair.listen = NULL;
+    pair.source = aligned_alloc(4096, PAIR_BYTES);
+    pair.target = aligned_alloc(4096, PAIR_BYTES);
+    for (int i = 0; i < PAIR_BYTES; i++)
+        pair.source[i] = (char)(i * 7 + i / 251);
+    cr_assert_eq(plugin->net->reg(pair.send, pair.source, PAIR_BYTES, NET_PTR_HOST, &pair.source_mhandle), NET_SUCCESS);
+    cr_assert_eq(plugin->net->reg(pair.recv, pair.target, PAIR_BYTES, NET_PTR_HOST, &pair.target_mhandle), NET_SUCCESS);
+    return pair;
+}
+
+/** In NCCL's order: registrations, memory, queues. */
+void pair_close(const struct plugin *plugin, struct pair *pair)
+{
+    cr_assert_eq(plugin->net->dereg(pair->send, pair->source_mhandle), NET_SUCCESS);
+    cr_assert_eq(plugin->net->dereg(pair->recv, pair->target_mhandle), NET_SUCCESS);
+    free(pair->source);
+    free(pair->target);
+    cr_assert_eq(plugin->net->close_send(pair->send), NET_SUCCESS);
+    cr_assert_eq(plugin->net->close_recv(pair->recv), NET_SUCCESS);
+}
+
+net_result finish(const struct plugin *plugin, void *request, int *sizes)
+{
+    double give_up = now_ms() + PAIR_LIMIT_MS;
+    net_result result;
+    int done = 0;
+
+    for (;;) {
+        result = plugin->net->test(request, &done, sizes);
+        if (result != NET_SUCCESS || done)
+            return result;
+        cr_assert_lt(now_ms(), give_up, "a request is not done after %d ms", PAIR_LIMIT_MS);
+    }
+}
+
+void *send_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag)
+{
+    double give_up = now_ms() + PAIR_LIMIT_MS;
+    void *request = NULL;
+
+    while (!request) {
+        cr_assert_eq(
+            plugin->net->isend(pair->send, pair->source + offset, size, tag, pair->source_mhandle, NULL, &request),
+            NET_SUCCESS, "%s", last_warning);
+        cr_assert_lt(now_ms(), give_up, "isend got no clear to send in %d ms", PAIR_LIMIT_MS);
+    }
+    return request;
+}
+
+void *recv_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag)
+{
+    void *data = pair->target + offset, *request = NULL;
+
+    cr_assert_eq(plugin->net->irecv(pair->recv, 1, &data, &size, &tag, &pair->target_mhandle, NULL, &request),
+                 NET_SUCCESS, "%s", last_warning);
+    return request;
+}

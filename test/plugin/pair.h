@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/** The plugin, loaded as NCCL does, and connections of a process to itself. */
+#ifndef TEST_PLUGIN_PAIR_H
+#define TEST_PLUGIN_PAIR_H
+
+#include <stdbool.h>
+
+#include "plugin/abi.h"
+
+enum { PAIR_LIMIT_MS = 20000, PAIR_BYTES = 1 << 20 };
+
+struct plugin {
+    void *library;
+    const struct net_v12 *net;
+    void *context;
+};
+
+struct pair {
+    void *listen, *send, *recv;
+    char *source, *target; /* PAIR_BYTES each */
+    void *source_mhandle, *target_mhandle;
+};
+
+/** The last warning of the plugin, and how many there were. */
+extern char last_warning[1024];
+extern int warnings;
+net_log_fn keep_warning;
+
+/** dlopen and init; skips the test (77) when this machine shows no device. */
+struct plugin plugin_open(void);
+void plugin_close(struct plugin *plugin);
+
+/** Connect and accept in turns; fails the test when it takes too long. */
+struct pair pair_open(const struct plugin *plugin, int device);
+void pair_close(const struct plugin *plugin, struct pair *pair);
+
+/** Return what test() said when it was done or failed. The limit fails the test. */
+net_result finish(const struct plugin *plugin, void *request, int *sizes);
+/** Post; isend and irecv until there is a request. */
+void *send_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag);
+void *recv_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag);
+
+double now_ms(void);
+int open_files(void);
+
+#endif

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Connecting, closing, strangers, dead peers, leaks. */
+#include <criterion/criterion.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test/plugin/pair.h"
+
+TestSuite(connect, .timeout = 120);
+
+/** Call connect until it fails or the limit passes. */
+static net_result connect_until_refused(const struct plugin *plugin, uint8_t *handle)
+{
+    double give_up = now_ms() + PAIR_LIMIT_MS;
+    net_result result = NET_SUCCESS;
+    void *comm = NULL;
+
+    while (result == NET_SUCCESS && !comm && now_ms() < give_up)
+        result = plugin->net->connect(plugin->context, 0, handle, &comm, NULL);
+    cr_assert_null(comm);
+    return result;
+}
+
+Test(connect, a_foreign_handle_is_refused)
+{
+    struct plugin plugin = plugin_open();
+    uint8_t handle[NET_HANDLE_BYTES];
+    unsigned seed = (unsigned)getpid();
+
+    memset(handle, 0, sizeof(handle));
+    cr_assert_eq(connect_until_refused(&plugin, handle), NET_REMOTE_ERROR, "zeroes");
+    for (int i = 0; i < 50; i++) {
+        srand(seed + (unsigned)i);
+        for (int j = 0; j < NET_HANDLE_BYTES; j++)
+            handle[j] = (uint8_t)rand();
+        cr_assert_eq(connect_until_refused(&plugin, handle), NET_REMOTE_ERROR, "seed %u", seed + (unsigned)i);
+    }
+    cr_assert_gt(warnings, 0);
+    plugin_close(&plugin);
+}
+
+Test(connect, a_truncated_handle_is_refused)
+{
+    struct plugin plugin = plugin_open();
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *listen = NULL;
+
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS);
+    memset(handle + 24, 0, sizeof(handle) - 24);
+    cr_assert_eq(connect_until_refused(&plugin, handle), NET_REMOTE_ERROR, "%s", last_warning);
+    plugin.net->close_listen(listen);
+    plugin_close(&plugin);
+}
+
+Test(connect, a_listener_that_has_closed_is_reported_in_time)
+{
+    struct plugin plugin = plugin_open();
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *listen = NULL;
+    net_result result;
+
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS);
+    cr_assert_eq(plugin.net->close_listen(listen), NET_SUCCESS);
+    setenv("PERSEUS_TIMEOUT_MS", "2000", 1);
+    result = connect_until_refused(&plugin, handle);
+    cr_assert_eq(result, NET_REMOTE_ERROR, "%d", result);
+    plugin_close(&plugin);
+}
+
+/** The port of this process's listening socket. */
+static int listening_port(void)
+{
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_in6 address;
+        socklen_t size = sizeof(address), int_size = sizeof(int);
+        int is_listening = 0;
+
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &int_size) == 0 && is_listening &&
+            getsockname(fd, (struct sockaddr *)&address, &size) == 0 &&
+            (address.sin6_family == AF_INET || address.sin6_family == AF_INET6))
+            return ntohs(address.sin6_port); /* at the same place in both families */
+    }
+    return -1;
+}
+
+static struct sockaddr_in own_address(int port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return address;
+}
+
+Test(connect, garbage_on_the_listening_port_does_not_disturb_others)
+{
+    struct plugin plugin = plugin_open();
+    double give_up = now_ms() + PAIR_LIMIT_MS;
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *listen = NULL, *send = NULL, *recv = NULL;
+    char garbage[300];
+    int strangers[3];
+
+    setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
+    plugin_close(&plugin);
+    plugin = plugin_open(); /* now listening on the loopback interface, where the strangers are */
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS, "%s", last_warning);
+    memset(garbage, 'G', sizeof(garbage));
+    for (int i = 0; i < 3; i++) { /* one says much, one says little, one says nothing */
+        struct sockaddr_in address = own_address(listening_port());
+        const size_t says[] = {sizeof(garbage), 5, 0};
+
+        strangers[i] = socket(AF_INET, SOCK_STREAM, 0);
+        cr_assert_eq(connect(strangers[i], (struct sockaddr *)&address, sizeof(address)), 0, "port %d",
+                     listening_port());
+        cr_assert_eq(write(strangers[i], garbage, says[i]), (ssize_t)says[i]);
+    }
+    while (!send || !recv) {
+        if (!send)
+            cr_assert_eq(plugin.net->connect(plugin.context, 0, handle, &send, NULL), NET_SUCCESS, "%s", last_warning);
+        if (!recv)
+            cr_assert_eq(plugin.net->accept(listen, &recv, NULL), NET_SUCCESS, "%s", last_warning);
+        cr_assert_lt(now_ms(), give_up);
+    }
+    for (int i = 0; i < 3; i++)
+        close(strangers[i]);
+    plugin.net->close_listen(listen);
+    plugin.net->close_send(send);
+    plugin.net->close_recv(recv);
+    plugin_close(&plugin);
+}
+
+Test(connect, a_connection_given_up_is_cleaned_up_by_finalize)
+{
+    struct plugin plugin = plugin_open(), other = plugin_open();
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *listen = NULL, *send = NULL;
+    int files;
+
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS);
+    files = open_files();
+    cr_assert_eq(plugin.net->connect(other.context, 0, handle, &send, NULL), NET_SUCCESS);
+    cr_assert_null(send, "nobody accepts");
+    plugin_close(&other);
+    cr_assert_eq(open_files(), files);
+    plugin.net->close_listen(listen);
+    plugin_close(&plugin);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * a peer process that dies */
+
+#ifdef __SANITIZE_THREAD__
+#    define SKIP_WHERE_A_CHILD_CANNOT_START_THREADS()                                                                  \
+        cr_skip("Criterion has threads, and this sanitizer lets no child of such a process start its own")
+#else
+#    define SKIP_WHERE_A_CHILD_CANNOT_START_THREADS() (void)0
+#endif
+
+struct child {
+    pid_t pid;
+    int handle[2]; /* what to connect to goes down here */
+    int ready[2];  /* a byte comes up here when the child is where it should be killed */
+};
+
+/** Before the plugin is opened here: the child is a process of its own, not one that inherits an open fabric. */
+static struct child fork_sender(bool is_connecting)
+{
+    struct child child;
+
+    cr_assert_eq(pipe(child.handle), 0);
+    cr_assert_eq(pipe(child.ready), 0);
+    child.pid = fork();
+    if (child.pid == 0) {
+        uint8_t handle[NET_HANDLE_BYTES];
+        struct plugin plugin = plugin_open();
+        void *send = NULL, *mhandle = NULL, *request;
+        char *data = aligned_alloc(4096, 4096);
+        int done;
+
+        if (read(child.handle[0], handle, sizeof(handle)) != sizeof(handle))
+            _exit(1);
+        plugin.net->connect(plugin.context, 0, handle, &send, NULL);
+        if (is_connecting && write(child.ready[1], "c", 1) == 1)
+            pause();
+        while (!send)
+            plugin.net->connect(plugin.context, 0, handle, &send, NULL);
+        plugin.net->reg(send, data, 4096, NET_PTR_HOST, &mhandle);
+        for (int i = 0;; i++) {
+            do
+                plugin.net->isend(send, data, 4096, 0, mhandle, NULL, &request);
+            while (!request);
+            do
+                plugin.net->test(request, &done, NULL);
+            while (!done);
+            if (i == 10 && write(child.ready[1], "s", 1) != 1)
+                _exit(1);
+        }
+    }
+    return child;
+}
+
+static void kill_child(struct child *child)
+{
+    char byte;
+
+    cr_assert_eq(read(child->ready[0], &byte, 1), 1);
+    kill(child->pid, SIGKILL);
+    waitpid(child->pid, NULL, 0);
+}
+
+Test(connect, a_peer_killed_while_sending_comes_out_of_test)
+{
+    struct plugin plugin;
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *listen = NULL, *recv = NULL, *mhandle = NULL, *request = NULL;
+    char *data = aligned_alloc(4096, 4096);
+    net_result result = NET_SUCCESS;
+    struct child child;
+    size_t size = 4096;
+    int tag = 0, received = 0;
+    double killed = 0;
+
+    SKIP_WHERE_A_CHILD_CANNOT_START_THREADS();
+    setenv("PERSEUS_TIMEOUT_MS", "3000", 1);
+    child = fork_sender(false);
+    plugin = plugin_open();
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS);
+    cr_assert_eq(write(child.handle[1], handle, sizeof(handle)), sizeof(handle));
+    while (!recv)
+        cr_assert_eq(plugin.net->accept(listen, &recv, NULL), NET_SUCCESS, "%s", last_warning);
+    cr_assert_eq(plugin.net->reg(recv, data, 4096, NET_PTR_HOST, &mhandle), NET_SUCCESS);
+    while (result == NET_SUCCESS) {
+        int done = 0;
+
+        if (!request)
+            result = plugin.net->irecv(recv, 1, (void **)&data, &size, &tag, &mhandle, NULL, &request);
+        if (request && result == NET_SUCCESS)
+            result = plugin.net->test(request, &done, NULL);
+        received += done;
+        request = done ? NULL : request;
+        if (received > 20 && killed == 0) {
+            kill_child(&child);
+            killed = now_ms();
+        }
+        if (killed > 0)
+            cr_assert_lt(now_ms(), killed + PAIR_LIMIT_MS, "nobody noticed that the peer is dead");
+    }
+    cr_assert_eq(result, NET_REMOTE_ERROR, "%d", result);
+    cr_assert(strstr(last_warning, "softnic") || strstr(last_warning, "GID"), "names the rail: %s", last_warning);
+    cr_assert_eq(plugin.net->dereg(recv, mhandle), NET_SUCCESS);
+    cr_assert_eq(plugin.net->close_recv(recv), NET_SUCCESS);
+    cr_assert_eq(plugin.net->close_listen(listen), NET_SUCCESS);
+    free(data);
+    plugin_close(&plugin);
+}
+
+Test(connect, a_peer_killed_while_connecting_does_not_block_the_next)
+{
+    struct plugin plugin;
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *listen = NULL, *recv = NULL, *send = NULL;
+    struct child child;
+    double give_up;
+
+    SKIP_WHERE_A_CHILD_CANNOT_START_THREADS();
+    setenv("PERSEUS_TIMEOUT_MS", "2000", 1);
+    child = fork_sender(true);
+    plugin = plugin_open();
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS);
+    cr_assert_eq(write(child.handle[1], handle, sizeof(handle)), sizeof(handle));
+    kill_child(&child);
+    give_up = now_ms() + PAIR_LIMIT_MS;
+    while (!send || !recv) {
+        if (!send)
+            cr_assert_eq(plugin.net->connect(plugin.context, 0, handle, &send, NULL), NET_SUCCESS, "%s", last_warning);
+        if (!recv)
+            plugin.net->accept(listen, &recv, NULL);
+        cr_assert_lt(now_ms(), give_up);
+    }
+    plugin.net->close_listen(listen);
+    plugin.net->close_send(send);
+    plugin.net->close_recv(recv);
+    plugin_close(&plugin);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * leaks */
+
+static long resident_kib(void)
+{
+    long pages = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+
+    if (fscanf(file, "%ld %ld", &pages, &resident) != 2)
+        resident = 0;
+    fclose(file);
+    return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+Test(connect, a_thousand_connections_leave_nothing_behind)
+{
+    enum { CYCLES = 1000, SETTLE = 100, GROWTH_KIB = 2048 };
+    struct plugin plugin = plugin_open();
+    int files = 0;
+    long kib = 0;
+
+    for (int i = 0; i < CYCLES; i++) {
+        struct pair pair = pair_open(&plugin, 0);
+        void *recv = recv_bytes(&plugin, &pair, 0, 64, 1), *send = send_bytes(&plugin, &pair, 0, 64, 1);
+
+        cr_assert_eq(finish(&plugin, send, NULL), NET_SUCCESS);
+        cr_assert_eq(finish(&plugin, recv, NULL), NET_SUCCESS);
+        pair_close(&plugin, &pair);
+        if (i == SETTLE) {
+            files = open_files();
+            kib = resident_kib();
+        }
+    }
+    cr_assert_eq(open_files(), files, "%d files more", open_files() - files);
+#ifndef __SANITIZE_THREAD__ /* whose own records grow */
+    cr_assert_lt(resident_kib(), kib + GROWTH_KIB, "%ld KiB more", resident_kib() - kib);
+#endif
+    plugin_close(&plugin);
+}

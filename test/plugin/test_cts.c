@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Records are polled while a NIC writes them: half a record must never be taken for one. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "plugin/cts.h"
+
+static struct cts_record make(uint64_t sequence, uint64_t addr, uint64_t size)
+{
+    struct cts_record record = {.addr = addr, .size = size, .tag = 1, .id = sequence % PRS_NOTIFY_IDS, .count = 1};
+
+    for (int i = 0; i < PRS_MAX_RAILS; i++)
+        record.keys.rkey[i] = (uint32_t)(addr >> 8) + (uint32_t)i;
+    cts_seal(&record, sequence);
+    return record;
+}
+
+Test(cts, a_sealed_record_arrives_under_its_own_number_only)
+{
+    struct cts_record record = make(1000, 0x7f0000001000, 4096);
+
+    cr_assert(cts_arrived(&record, 1000));
+    cr_assert_not(cts_arrived(&record, 1000 + CTS_RING), "the lap before");
+    cr_assert_not(cts_arrived(&record, 1000 - CTS_RING), "the lap after");
+}
+
+Test(cts, zeroed_memory_is_no_record)
+{
+    struct cts_record record;
+
+    memset(&record, 0, sizeof(record));
+    for (uint64_t sequence = 1; sequence < 100000; sequence++)
+        cr_assert_not(cts_arrived(&record, sequence), "sequence %llu", (unsigned long long)sequence);
+}
+
+/* Every choice of words that are still old, over pairs as a ring of equal buffers makes them. */
+Test(cts, no_mixture_of_two_laps_is_a_record)
+{
+    unsigned seed = (unsigned)time(NULL);
+    int taken = 0;
+
+    srand(seed);
+    for (int pair = 0; pair < 2000; pair++) {
+        uint64_t sequence = 1 + (uint64_t)rand();
+        uint64_t addr = 0x7f0000000000 + ((uint64_t)rand() << 12);
+        struct cts_record old = make(sequence, addr, 1 << 19);
+        struct cts_record new = make(sequence + CTS_RING, addr + (pair % 2 ? 0 : (uint64_t)rand() % 64 << 12), 1 << 19);
+
+        for (int mask = 1; mask < 256; mask++) {
+            uint64_t mixed[8];
+
+            for (int word = 0; word < 8; word++)
+                memcpy(&mixed[word], (uint8_t *)(mask & 1 << word ? &old : &new) + word * 8, 8);
+            if (memcmp(mixed, &new, sizeof(new)) != 0)
+                taken += cts_arrived((const struct cts_record *)mixed, sequence + CTS_RING);
+        }
+    }
+    cr_assert_eq(taken, 0, "%d torn records were taken; seed %u", taken, seed);
+}

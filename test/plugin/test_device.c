@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts, devices, registrations; loading again; forks. */
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test/plugin/pair.h"
+
+TestSuite(device, .timeout = 60);
+
+static void transfer(const struct plugin *plugin, int device)
+{
+    struct pair pair = pair_open(plugin, device);
+    void *recv = recv_bytes(plugin, &pair, 0, 100000, 1), *send = send_bytes(plugin, &pair, 0, 100000, 1);
+
+    cr_assert_eq(finish(plugin, send, NULL), NET_SUCCESS);
+    cr_assert_eq(finish(plugin, recv, NULL), NET_SUCCESS);
+    cr_assert_eq(memcmp(pair.source, pair.target, 100000), 0);
+    pair_close(plugin, &pair);
+}
+
+Test(device, every_table_has_all_that_nccl_calls)
+{
+    struct plugin plugin = plugin_open();
+
+    for (int version = 6; version <= 12; version++) {
+        /* 17 members come first in all of them; reg_dmabuf may be NULL but is not. */
+        void *const *member;
+        char symbol[32];
+
+        snprintf(symbol, sizeof(symbol), "ncclNetPlugin_v%d", version);
+        member = dlsym(plugin.library, symbol);
+        cr_assert_not_null(member, "%s", symbol);
+        for (int i = 0; i < 17; i++)
+            cr_assert_not_null(member[i], "%s member %d", symbol, i);
+        cr_assert_str_eq((const char *)member[0], "Perseus");
+    }
+    cr_assert_not_null(plugin.net->finalize);
+    plugin_close(&plugin);
+}
+
+Test(device, properties_are_what_nccl_needs)
+{
+    struct plugin plugin = plugin_open();
+    struct net_properties_v12 properties;
+    int count = 0;
+
+    cr_assert_eq(plugin.net->devices(&count), NET_SUCCESS);
+    cr_assert_gt(count, 0);
+    for (int i = 0; i < count; i++) {
+        cr_assert_eq(plugin.net->properties(i, &properties), NET_SUCCESS);
+        cr_assert(properties.name && properties.name[0]);
+        cr_assert(properties.ptr_support & NET_PTR_HOST);
+        cr_assert_gt(properties.speed, 0);
+        cr_assert_eq(properties.max_recvs, 8);
+        cr_assert_eq(properties.device_type, NET_DEVICE_HOST);
+        cr_assert(properties.max_p2p_bytes > 0 && properties.max_p2p_bytes <= 1ull << 40);
+        cr_assert(properties.vdevice.count == 1 && properties.vdevice.device[0] == i);
+    }
+    cr_assert_neq(plugin.net->properties(count, &properties), NET_SUCCESS);
+    cr_assert_neq(plugin.net->properties(-1, &properties), NET_SUCCESS);
+    plugin_close(&plugin);
+}
+
+Test(device, contexts_are_counted_and_null_is_finalized)
+{
+    struct plugin first = plugin_open(), second = plugin_open();
+
+    cr_assert_eq(first.net->finalize(NULL), NET_SUCCESS);
+    plugin_close(&first);
+    transfer(&second, 0);
+    plugin_close(&second);
+}
+
+Test(device, the_plugin_may_be_unloaded_and_loaded_again)
+{
+    for (int i = 0; i < 5; i++) {
+        struct plugin plugin = plugin_open();
+
+        transfer(&plugin, 0);
+        plugin_close(&plugin);
+    }
+}
+
+Test(device, a_virtual_device_joins_its_members)
+{
+    struct plugin plugin = plugin_open();
+    struct net_vdevice_v12 members = {.count = 2, .device = {0, 1}};
+    struct net_properties_v12 one, both;
+    int device = -1, again = -1, count = 0;
+
+    plugin.net->devices(&count);
+    if (count < 2)
+        cr_skip("one device only");
+    cr_assert_eq(plugin.net->make_vdevice(&device, &members), NET_SUCCESS, "%s", last_warning);
+    cr_assert_eq(plugin.net->make_vdevice(&again, &members), NET_SUCCESS);
+    cr_assert_eq(device, again, "the same members make the same device");
+    cr_assert_eq(plugin.net->properties(0, &one), NET_SUCCESS);
+    cr_assert_eq(plugin.net->properties(device, &both), NET_SUCCESS);
+    cr_assert_eq(both.vdevice.count, 2);
+    cr_assert_eq(both.speed, 2 * one.speed);
+    cr_assert_not_null(strchr(both.name, '+'));
+    transfer(&plugin, device);
+    members.device[1] = 0;
+    cr_assert_eq(plugin.net->make_vdevice(&again, &members), NET_INVALID_ARGUMENT, "a member twice");
+    members.device[1] = 99;
+    cr_assert_eq(plugin.net->make_vdevice(&again, &members), NET_INVALID_ARGUMENT, "no such member");
+    members.count = 9;
+    cr_assert_eq(plugin.net->make_vdevice(&again, &members), NET_INVALID_ARGUMENT, "too many");
+    plugin_close(&plugin);
+}
+
+Test(device, a_wide_device_talks_to_a_narrow_one)
+{
+    struct plugin plugin = plugin_open();
+    struct net_vdevice_v12 members = {.count = 2, .device = {0, 1}};
+    double give_up = now_ms() + PAIR_LIMIT_MS;
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *listen = NULL, *send = NULL, *recv = NULL;
+    int device = -1;
+
+    cr_assert_eq(plugin.net->make_vdevice(&device, &members), NET_SUCCESS, "%s", last_warning);
+    cr_assert_eq(plugin.net->listen(plugin.context, device, handle, &listen), NET_SUCCESS);
+    while (!send || !recv) {
+        if (!send)
+            cr_assert_eq(plugin.net->connect(plugin.context, 0, handle, &send, NULL), NET_SUCCESS, "%s", last_warning);
+        if (!recv)
+            cr_assert_eq(plugin.net->accept(listen, &recv, NULL), NET_SUCCESS, "%s", last_warning);
+        cr_assert_lt(now_ms(), give_up);
+    }
+    plugin.net->close_listen(listen);
+    plugin.net->close_send(send);
+    plugin.net->close_recv(recv);
+    plugin_close(&plugin);
+}
+
+/* A child of a fork cannot free what its parent holds: the leak checker is not to ask it. */
+static bool is_child;
+int __lsan_is_turned_off(void);
+int __lsan_is_turned_off(void)
+{
+    return is_child;
+}
+
+Test(device, a_child_of_a_fork_disturbs_nobody)
+{
+    struct plugin plugin = plugin_open();
+    struct pair pair = pair_open(&plugin, 0);
+    void *recv, *send;
+    int status = -1;
+    pid_t child = fork();
+
+    if (child == 0) {
+        is_child = true;
+        memset(pair.target, 1, PAIR_BYTES); /* its own copy */
+        plugin.net->finalize(plugin.context);
+        exit(0);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
+    recv = recv_bytes(&plugin, &pair, 0, PAIR_BYTES, 1);
+    send = send_bytes(&plugin, &pair, 0, PAIR_BYTES, 1);
+    cr_assert_eq(finish(&plugin, send, NULL), NET_SUCCESS);
+    cr_assert_eq(finish(&plugin, recv, NULL), NET_SUCCESS);
+    cr_assert_eq(memcmp(pair.source, pair.target, PAIR_BYTES), 0);
+    pair_close(&plugin, &pair);
+    plugin_close(&plugin);
+}
+
+Test(device, a_child_of_a_fork_may_start_anew)
+{
+    struct plugin plugin = plugin_open();
+    int status = -1;
+    pid_t child;
+
+#ifdef __SANITIZE_THREAD__
+    cr_skip("a child of a process with threads cannot start threads under this sanitizer");
+#endif
+    child = fork();
+    if (child == 0) {
+        struct plugin own = plugin_open();
+
+        is_child = true;
+        transfer(&own, 0);
+        plugin_close(&own);
+        exit(0);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
+    transfer(&plugin, 0);
+    plugin_close(&plugin);
+}
+
+Test(device, memory_that_cannot_be_written_is_refused_by_name)
+{
+    struct plugin plugin = plugin_open();
+    struct pair pair = pair_open(&plugin, 0);
+    void *unmapped = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *mhandle = &plugin;
+
+    munmap(unmapped, 8192);
+    warnings = 0;
+    cr_assert_neq(plugin.net->reg(pair.recv, unmapped, 8192, NET_PTR_HOST, &mhandle), NET_SUCCESS, "not mapped");
+    cr_assert_null(mhandle);
+    cr_assert_gt(warnings, 0);
+    cr_assert_neq(plugin.net->reg(pair.recv, pair.target, 64, 77, &mhandle), NET_SUCCESS, "type 77");
+    cr_assert_eq(plugin.net->dereg(pair.recv, NULL), NET_SUCCESS);
+    pair_close(&plugin, &pair);
+    plugin_close(&plugin);
+}
+
+Test(device, the_same_memory_may_be_registered_many_times)
+{
+    struct plugin plugin = plugin_open();
+    struct pair pair = pair_open(&plugin, 0);
+    void *mhandle[64];
+
+    for (int i = 0; i < 64; i++)
+        cr_assert_eq(
+            plugin.net->reg(i % 2 ? pair.send : pair.recv, pair.target + i * 100, 5000, NET_PTR_HOST, &mhandle[i]),
+            NET_SUCCESS);
+    for (int i = 0; i < 64; i++)
+        cr_assert_eq(plugin.net->dereg(pair.send, mhandle[i]), NET_SUCCESS);
+    pair_close(&plugin, &pair);
+    plugin_close(&plugin);
+}
+
+static void init_fails(const char *name, const char *value)
+{
+    void *library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
+    const struct net_v12 *net = dlsym(library, "ncclNetPlugin_v12");
+    void *context = library;
+
+    setenv(name, value, 1);
+    cr_assert_neq(net->init(&context, 1, NULL, keep_warning, NULL), NET_SUCCESS, "%s=%s", name, value);
+    cr_assert_null(context);
+    cr_assert_eq(net->finalize(context), NET_SUCCESS, "NCCL 2.28 finalizes what failed");
+    cr_assert(strstr(last_warning, name), "%s=%s: %s", name, value, last_warning);
+    unsetenv(name);
+}
+
+Test(device, impossible_values_of_variables_are_named)
+{
+    static const char *const wrong[][2] = {{"NCCL_IB_TIMEOUT", "99"},      {"NCCL_IB_TIMEOUT", "soon"},
+                                           {"NCCL_IB_RETRY_CNT", "15"},    {"NCCL_IB_QPS_PER_CONNECTION", "0"},
+                                           {"PERSEUS_ORDER", "gossip"},    {"PERSEUS_REQUIRED", "perhaps"},
+                                           {"NCCL_SOCKET_FAMILY", "AF_X"}, {"PERSEUS_TIMEOUT_MS", "-5"}};
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        init_fails(wrong[i][0], wrong[i][1]);
+}
+
+Test(device, required_without_a_device_refuses_to_listen)
+{
+    struct plugin plugin;
+    uint8_t handle[NET_HANDLE_BYTES];
+    void *comm = NULL;
+    int count = 0;
+
+    setenv("NCCL_IB_HCA", "=nosuch", 1);
+    setenv("PERSEUS_REQUIRED", "1", 1);
+    plugin = plugin_open();
+    cr_assert_eq(plugin.net->devices(&count), NET_SUCCESS);
+    cr_assert_eq(count, 1, "NCCL would take another network at 0");
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &comm), NET_SYSTEM_ERROR);
+    cr_assert_null(comm);
+    cr_assert(strstr(last_warning, "PERSEUS_REQUIRED"), "%s", last_warning);
+    plugin_close(&plugin);
+}

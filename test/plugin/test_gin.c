@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The GIN and RMA tables driven as NCCL's proxies drive them, by several processes over whatever device is there. */
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "test/plugin/gin_api.h"
+
+enum {
+    RANKS = 3,
+    CONTEXTS = 2,
+    MESSAGES = 64,
+    WORDS = 128, /* of a message */
+    TIMEOUT_S = 60,
+    DATA_BYTES = RANKS * CONTEXTS * MESSAGES * WORDS * 8,
+    SIGNAL_WORDS = 512,
+};
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                                            \
+            fprintf(stderr, __VA_ARGS__);                                                                              \
+            fputc('\n', stderr);                                                                                       \
+            return 1;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+struct plan {
+    int version;
+    int contexts;
+};
+
+struct world {
+    struct gin_api api;
+    uint64_t *source, *target, *signals;
+    void *source_handle, *target_handle, *signal_handle;
+};
+
+static int world_open(struct world *w, struct ranks *ranks, const struct plan *plan)
+{
+    int r = gin_api_open(&w->api, ranks, RANKS, plan->version, plan->contexts);
+
+    if (r != 0)
+        return r;
+    w->source = aligned_alloc(4096, DATA_BYTES);
+    w->target = aligned_alloc(4096, DATA_BYTES);
+    w->signals = aligned_alloc(4096, SIGNAL_WORDS * 8);
+    memset(w->source, 0, DATA_BYTES);
+    memset(w->target, 0xff, DATA_BYTES);
+    memset(w->signals, 0, SIGNAL_WORDS * 8);
+    CHECK(gin_api_reg(&w->api, w->source, DATA_BYTES, 0, &w->source_handle) == NET_SUCCESS, "source");
+    CHECK(gin_api_reg(&w->api, w->target, DATA_BYTES, 0, &w->target_handle) == NET_SUCCESS, "target");
+    CHECK(gin_api_reg(&w->api, w->signals, SIGNAL_WORDS * 8, GIN_MEMORY_STRICT, &w->signal_handle) == NET_SUCCESS,
+          "signals");
+    return 0;
+}
+
+static int world_close(struct world *w)
+{
+    /* Others may still be sending to us: all are done first. */
+    CHECK(ranks_barrier(w->api.ranks) == 0, "meeting before the end");
+    CHECK(gin_api_dereg(&w->api, w->source_handle) == NET_SUCCESS, "source");
+    CHECK(gin_api_dereg(&w->api, w->target_handle) == NET_SUCCESS, "target");
+    CHECK(gin_api_dereg(&w->api, w->signal_handle) == NET_SUCCESS, "signals");
+    gin_api_close(&w->api);
+    free(w->source);
+    free(w->target);
+    free(w->signals);
+    return 0;
+}
+
+static uint64_t place(uint32_t rank, int context, uint32_t message)
+{
+    return ((rank * CONTEXTS + (uint32_t)context) * MESSAGES + message) * WORDS;
+}
+
+static uint64_t word(uint32_t from, uint32_t to, int context, uint32_t message, uint32_t at)
+{
+    return (uint64_t)(from + 1) << 48 | (uint64_t)to << 40 | (uint64_t)context << 32 | message << 16 | at;
+}
+
+/* Wait until a signal has a value; progress is the only thing that is called meanwhile. */
+static int wait_signal(struct world *w, uint32_t index, uint64_t value)
+{
+    time_t give_up = time(NULL) + TIMEOUT_S / 2;
+
+    while (__atomic_load_n(&w->signals[index], __ATOMIC_ACQUIRE) < value) {
+        CHECK(gin_api_progress(&w->api) == NET_SUCCESS, "progress");
+        CHECK(time(NULL) < give_up, "rank %u: signal %u: want %lu, have %lu", w->api.rank, index, (unsigned long)value,
+              (unsigned long)w->signals[index]);
+        sched_yield();
+    }
+    return 0;
+}
+
+static int run(int (*body)(struct ranks *, void *), struct plan plan)
+{
+    int r = ranks_run(RANKS, 1, TIMEOUT_S, body, &plan);
+
+    if (r == 77)
+        cr_skip_test("no RDMA device here");
+    return r;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+/* Every rank to every rank (itself too) in each context: half as put then signal-only, half as put with signal. */
+static int exchange(struct ranks *ranks, void *user)
+{
+    static void *requests[RANKS * CONTEXTS * MESSAGES * 2];
+    const struct plan *plan = user;
+    uint32_t count = 0, me;
+    struct world w;
+    int r = world_open(&w, ranks, plan);
+
+    if (r != 0)
+        return r;
+    me = w.api.rank;
+    for (uint32_t to = 0; to < RANKS; to++)
+        for (int c = 0; c < plan->contexts; c++)
+            for (uint32_t m = 0; m < MESSAGES; m++)
+                for (uint32_t i = 0; i < WORDS; i++)
+                    w.source[place(to, c, m) + i] = word(me, to, c, m, i);
+    for (uint32_t m = 0; m < MESSAGES; m++)
+        for (uint32_t to = 0; to < RANKS; to++)
+            for (int c = 0; c < plan->contexts; c++) {
+                struct gin_call call = {.src = w.source_handle,
+                                        .src_offset = place(to, c, m) * 8,
+                                        .size = WORDS * 8,
+                                        .dst = w.target_handle,
+                                        .dst_offset = place(me, c, m) * 8,
+                                        .rank = to,
+                                        .context = c};
+                struct gin_call signal = {.signal = w.signal_handle,
+                                          .signal_offset = (me * CONTEXTS + c) * 8ull,
+                                          .rank = to,
+                                          .context = c,
+                                          .operation = m % 4 < 2 ? GIN_SIGNAL_INC : GIN_SIGNAL_ADD,
+                                          .value = 1};
+
+                if (m % 2) {
+                    call.signal = signal.signal;
+                    call.signal_offset = signal.signal_offset;
+                    call.operation = signal.operation;
+                    call.value = signal.value;
+                }
+                CHECK(gin_api_put(&w.api, &call, &requests[count]) == NET_SUCCESS && requests[count], "put %u", m);
+                count++;
+                if (m % 2 == 0) {
+                    CHECK(gin_api_put(&w.api, &signal, &requests[count]) == NET_SUCCESS && requests[count], "signal %u",
+                          m);
+                    count++;
+                }
+            }
+    /* The m-th value of a sender's signal stands for its m-th message: strong, so for all before it, too. */
+    for (uint32_t m = 0; m < MESSAGES; m++)
+        for (uint32_t from = 0; from < RANKS; from++)
+            for (int c = 0; c < plan->contexts; c++) {
+                if (wait_signal(&w, from * CONTEXTS + c, m + 1))
+                    return 1;
+                for (uint32_t i = 0; i < WORDS; i++)
+                    CHECK(w.target[place(from, c, m) + i] == word(from, me, c, m, i),
+                          "v%d: rank %u: message %u of rank %u, context %d, word %u is wrong behind its signal",
+                          plan->version, me, m, from, c, i);
+            }
+    for (uint32_t i = 0; i < count; i++)
+        CHECK(gin_api_wait(&w.api, requests[i]) == 0, "request %u", i);
+    CHECK(!gin_api_has_error(&w.api), "an error is told though there was none");
+    return world_close(&w);
+}
+
+ParameterizedTestParameters(gin, every_table_carries_puts_and_signals_among_all_ranks)
+{
+    static struct plan plans[] = {{11, 1}, {12, 2}, {13, 2}, {14, 2}};
+
+    return cr_make_param_array(struct plan, plans, 4);
+}
+
+ParameterizedTest(struct plan *plan, gin, every_table_carries_puts_and_signals_among_all_ranks, .timeout = 120)
+{
+    cr_assert_eq(run(exchange, *plan), 0, "v%d", plan->version);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+enum { FLOOD = 3000 };
+
+static int flood(struct ranks *ranks, void *user)
+{
+    static void *requests[FLOOD];
+    struct world w;
+    int r = world_open(&w, ranks, user);
+
+    if (r != 0)
+        return r;
+    for (uint32_t i = 0; i < FLOOD && w.api.rank == 0; i++) {
+        struct gin_call call = {.src = w.source_handle,
+                                .src_offset = i * 8,
+                                .size = 8,
+                                .dst = w.target_handle,
+                                .dst_offset = i * 8,
+                                .rank = 1,
+                                .signal = w.signal_handle,
+                                .operation = GIN_SIGNAL_ADD,
+                                .value = 3,
+                                .weak = true};
+
+        w.source[i] = i + 1;
+        CHECK(gin_api_put(&w.api, &call, &requests[i]) == NET_SUCCESS, "put %u", i);
+        CHECK(requests[i], "put %u gave no request: NCCL has no way to try again", i);
+    }
+    for (uint32_t i = 0; i < FLOOD && w.api.rank == 0; i++)
+        CHECK(gin_api_wait(&w.api, requests[i]) == 0, "request %u", i);
+    if (w.api.rank == 1) {
+        if (wait_signal(&w, 0, 3ull * FLOOD))
+            return 1;
+        for (uint32_t i = 0; i < FLOOD; i++)
+            CHECK(w.target[i] == i + 1, "word %u", i);
+        CHECK(w.signals[0] == 3ull * FLOOD, "added to %lu", (unsigned long)w.signals[0]);
+    } else if (w.api.rank == 2 && wait_signal(&w, 1, 0)) {
+        return 1;
+    }
+    return world_close(&w);
+}
+
+Test(gin, more_puts_than_queues_hold_wait_inside, .timeout = 120)
+{
+    cr_assert_eq(run(flood, (struct plan){14, 1}), 0);
+}
+
+static int get_and_flush(struct ranks *ranks, void *user)
+{
+    uint32_t peer;
+    void *request;
+    struct world w;
+    int r = world_open(&w, ranks, user);
+
+    if (r != 0)
+        return r;
+    peer = (w.api.rank + 1) % RANKS;
+    for (uint32_t i = 0; i < 1000; i++)
+        w.source[i] = w.api.rank << 16 | i;
+    CHECK(ranks_barrier(ranks) == 0, "meeting");
+    struct gin_call call = {.src = w.source_handle,
+                            .src_offset = 80,
+                            .size = 8 * 900,
+                            .dst = w.target_handle,
+                            .dst_offset = 16,
+                            .rank = peer};
+
+    CHECK(gin_api_get(&w.api, &call, &request) == NET_SUCCESS && request, "get");
+    /* The others must be driven to be connected to: all wait for each other's queues here. */
+    CHECK(gin_api_wait(&w.api, request) == 0, "get");
+    for (uint32_t i = 0; i < 900; i++)
+        CHECK(w.target[2 + i] == (peer << 16 | (i + 10)), "word %u", i);
+    CHECK(gin_api_flush(&w.api, w.target_handle, w.api.rank, &request) == NET_SUCCESS, "flush");
+    CHECK(request == NULL, "host memory needs no flush");
+    /* Until all have read from us: nobody accepts for a rank that does not progress. */
+    __atomic_fetch_add(&ranks_words(ranks)[0], 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&ranks_words(ranks)[0], __ATOMIC_ACQUIRE) < RANKS) {
+        CHECK(gin_api_progress(&w.api) == NET_SUCCESS, "progress");
+        sched_yield();
+    }
+    return world_close(&w);
+}
+
+Test(gin, a_get_reads_and_a_flush_of_host_memory_is_nothing, .timeout = 120)
+{
+    cr_assert_eq(run(get_and_flush, (struct plan){13, 1}), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+static int misuse(struct ranks *ranks, void *user)
+{
+    void *request = NULL;
+    struct world w;
+    int r = world_open(&w, ranks, user);
+
+    if (r != 0)
+        return r;
+    const struct gin_call good = {.src = w.source_handle,
+                                  .size = 64,
+                                  .dst = w.target_handle,
+                                  .rank = 0,
+                                  .signal = w.signal_handle,
+                                  .operation = GIN_SIGNAL_INC};
+    struct gin_call bad[8];
+
+    for (int i = 0; i < 8; i++)
+        bad[i] = good;
+    bad[0].rank = RANKS;
+    bad[1].context = 1;
+    bad[2].dst_offset = DATA_BYTES - 63;
+    bad[3].src_offset = ~0ull - 10;
+    bad[4].signal_offset = SIGNAL_WORDS * 8;
+    bad[5].signal_offset = 4;
+    bad[6].operation = 9;
+    bad[7].src = NULL;
+    for (int i = 0; i < 8; i++)
+        CHECK(gin_api_put(&w.api, &bad[i], &request) == NET_INVALID_ARGUMENT && !request, "row %d was taken", i);
+    CHECK(gin_api_put(&w.api, &good, &request) == NET_SUCCESS && request, "the good one");
+    CHECK(gin_api_wait(&w.api, request) == 0, "rank 0 is driven by its own test alone");
+    return world_close(&w);
+}
+
+static int misuse_self(struct ranks *ranks, void *user)
+{
+    /* Only rank 0 has somebody who progresses rank 0. */
+    if (ranks_rank(ranks) == 0)
+        return misuse(ranks, user);
+    struct world w;
+    int r = world_open(&w, ranks, user);
+
+    return r != 0 ? r : world_close(&w);
+}
+
+Test(gin, a_transfer_that_cannot_be_right_is_refused, .timeout = 120)
+{
+    cr_assert_eq(run(misuse_self, (struct plan){14, 1}), 0);
+}
+
+static int bad_window(struct ranks *ranks, void *user)
+{
+    struct gin_api api;
+    const struct plan *plan = user;
+    void *handle = NULL, *memory = aligned_alloc(4096, 4096);
+    int r = gin_api_open(&api, ranks, RANKS, plan->version, 1);
+
+    if (r != 0)
+        return r;
+    /* Rank 1 registers what is not mapped. */
+    CHECK(gin_api_reg(&api, api.rank == 1 ? (void *)0x10000 : memory, 4096, 0, &handle) != NET_SUCCESS && !handle,
+          "rank %u: registered though rank 1 could not", api.rank);
+    CHECK(gin_api_reg(&api, memory, 4096, 0, &handle) == NET_SUCCESS, "rank %u: the next one", api.rank);
+    CHECK(gin_api_dereg(&api, handle) == NET_SUCCESS, "release");
+    CHECK(ranks_barrier(ranks) == 0, "meeting before the end");
+    gin_api_close(&api);
+    free(memory);
+    return 0;
+}
+
+Test(gin, when_one_rank_cannot_register_all_are_told, .timeout = 120)
+{
+    cr_assert_eq(run(bad_window, (struct plan){14, 1}), 0);
+}
+
+static int kill_one(struct ranks *ranks, void *user)
+{
+    time_t give_up = time(NULL) + TIMEOUT_S / 2;
+    net_result result = NET_SUCCESS;
+    void *request;
+    struct world w;
+    int done = 0, r = world_open(&w, ranks, user);
+
+    if (r != 0)
+        return r;
+    struct gin_call call = {.src = w.source_handle,
+                            .size = 4096,
+                            .dst = w.target_handle,
+                            .rank = 1,
+                            .signal = w.signal_handle,
+                            .operation = GIN_SIGNAL_INC};
+
+    if (w.api.rank == 0) {
+        CHECK(gin_api_put(&w.api, &call, &request) == NET_SUCCESS, "put");
+        CHECK(gin_api_wait(&w.api, request) == 0, "put");
+        __atomic_store_n(&ranks_words(ranks)[0], 1, __ATOMIC_RELEASE);
+        while (result == NET_SUCCESS && time(NULL) < give_up) {
+            result = gin_api_put(&w.api, &call, &request);
+            done = 0;
+            while (result == NET_SUCCESS && !done && time(NULL) < give_up)
+                result = gin_api_test(&w.api, request, &done);
+        }
+        CHECK(result == NET_REMOTE_ERROR, "the peer is dead, and the result is %d", result);
+        CHECK(gin_api_has_error(&w.api), "no error is told");
+        __atomic_store_n(&ranks_words(ranks)[1], 1, __ATOMIC_RELEASE);
+        _exit(0);
+    }
+    if (w.api.rank == 1) {
+        while (!__atomic_load_n(&ranks_words(ranks)[0], __ATOMIC_ACQUIRE))
+            gin_api_progress(&w.api);
+        _exit(0); /* without closing anything */
+    }
+    while (!__atomic_load_n(&ranks_words(ranks)[1], __ATOMIC_ACQUIRE) && time(NULL) < give_up)
+        usleep(1000);
+    _exit(0);
+}
+
+Test(gin, a_dead_peer_is_a_remote_error_and_stays_one, .timeout = 120)
+{
+    cr_assert_eq(run(kill_one, (struct plan){14, 1}), 0);
+}

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Connecting: both ends in one process and thread, strangers in between. */
+#include "test/transport/pair.h"
+#include "transport/handshake.h"
+
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct prs_fabric *fabric;
+static const struct prs_rail_set one_rail = {1, {0}};
+
+static void open_with(uint32_t timeout_ms)
+{
+    struct prs_fabric_options options = {.timeout_ms = timeout_ms};
+
+    cr_assert_eq(prs_fabric_open(&options, &fabric), 0, "%s", prs_error_text());
+    cr_assert_gt(prs_fabric_rails(fabric), 0);
+}
+
+static void open_default(void)
+{
+    open_with(10000);
+}
+
+static void close_default(void)
+{
+    prs_fabric_close(fabric);
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* Drive both ends until both are peers; PRS_AGAIN from an end that failed becomes its error. */
+static int meet(struct prs_listener *listener, struct prs_connector *connector, struct prs_peer **a,
+                struct prs_peer **b)
+{
+    int ra = PRS_AGAIN, rb = PRS_AGAIN;
+    double give_up = seconds() + 30;
+
+    while (ra == PRS_AGAIN || rb == PRS_AGAIN) {
+        if (ra == PRS_AGAIN)
+            ra = prs_connector_step(connector, a);
+        if (rb == PRS_AGAIN)
+            rb = prs_accept(listener, NULL, b);
+        if (ra < 0 || rb < 0)
+            return ra < 0 ? ra : rb;
+        cr_assert_lt(seconds(), give_up, "neither connected nor failed");
+    }
+    return 0;
+}
+
+static void connect_once(struct prs_listener *listener, const struct prs_handle *handle)
+{
+    struct prs_connector *connector;
+    struct prs_peer *a, *b;
+
+    cr_assert_eq(prs_connect(fabric, &one_rail, handle, NULL, &connector), 0, "%s", prs_error_text());
+    cr_assert_eq(meet(listener, connector, &a, &b), 0, "%s", prs_error_text());
+    cr_assert(strstr(prs_peer_describe(a), "GID") && strstr(prs_peer_describe(b), "queue"));
+    prs_peer_close(a);
+    prs_peer_close(b);
+}
+
+static int open_files(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    int count = 0;
+
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+static long resident_pages(void)
+{
+    FILE *file = fopen("/proc/self/statm", "r");
+    long size, resident;
+
+    cr_assert_eq(fscanf(file, "%ld %ld", &size, &resident), 2);
+    fclose(file);
+    return resident;
+}
+
+Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fini = close_default, .timeout = 250)
+{
+    const char *wanted = getenv("PERSEUS_TEST_CYCLES"); /* slow machines: soft-RoCE in QEMU */
+    int cycles = wanted ? atoi(wanted) : 1000, files = 0;
+    long pages = 0;
+
+    for (int i = 0; i < cycles; i++) {
+        struct prs_listener *listener;
+        struct prs_handle handle;
+
+        cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0, "%s", prs_error_text());
+        connect_once(listener, &handle);
+        prs_listener_close(listener);
+        if (i == 20) { /* what is made once is there now */
+            files = open_files();
+            pages = resident_pages();
+        }
+    }
+    cr_assert_leq(open_files(), files);
+    cr_assert_lt(resident_pages() - pages, 1024, "%ld pages more", resident_pages() - pages);
+}
+
+Test(connect, one_listener_serves_many, .init = open_default, .fini = close_default)
+{
+    struct prs_connector *connector[8];
+    struct prs_listener *listener;
+    struct prs_peer *near[8], *far[8];
+    int left = 16, got = 0, state[8];
+    struct prs_handle handle;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0, "%s", prs_error_text());
+    for (int i = 0; i < 8; i++) {
+        cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector[i]), 0);
+        state[i] = PRS_AGAIN;
+    }
+    for (double give_up = seconds() + 30; left;) {
+        cr_assert_lt(seconds(), give_up);
+        for (int i = 0; i < 8; i++) {
+            if (state[i] == PRS_AGAIN) {
+                state[i] = prs_connector_step(connector[i], &near[i]);
+                cr_assert_geq(state[i], 0, "%s", prs_error_text());
+                left -= state[i] == 0;
+            }
+        }
+        if (got < 8 && prs_accept(listener, NULL, &far[got]) == 0) {
+            got++;
+            left--;
+        }
+    }
+    for (int i = 0; i < 8; i++) {
+        prs_peer_close(near[i]);
+        prs_peer_close(far[i]);
+    }
+    prs_listener_close(listener);
+}
+
+/* --------------------------------------------------------------------------------------------- bad handles */
+
+Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fini = close_default)
+{
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    struct prs_handle good, bad;
+    struct prs_handle_wire *wire = (struct prs_handle_wire *)bad.bytes;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &good, &listener), 0);
+    memset(&bad, 0, sizeof bad);
+    cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "all zero");
+    cr_assert(strstr(prs_error_text(), "foreign"), "%s", prs_error_text());
+    for (size_t i = 0; i < sizeof bad.bytes; i++)
+        bad.bytes[i] = (uint8_t)(i * 37);
+    cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "another transport's");
+    bad = good;
+    wire->version++;
+    cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO);
+    cr_assert(strstr(prs_error_text(), "version"), "%s", prs_error_text());
+    for (size_t kept = 8; kept < sizeof *wire; kept += 8) {
+        bad = good;
+        memset(bad.bytes + kept, 0, sizeof bad.bytes - kept);
+        if (memcmp(&bad, &good, sizeof *wire) == 0)
+            continue; /* those bytes are zero anyway */
+        cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "cut after %zu bytes", kept);
+    }
+    bad = good;
+    memset(bad.bytes + PRS_HANDLE_BYTES - PRS_HANDLE_CALLER_BYTES, 0xaa, PRS_HANDLE_CALLER_BYTES);
+    connect_once(listener, &bad); /* the caller's bytes do not matter */
+    prs_listener_close(listener);
+}
+
+/* A handle with the address of one listener and the cookie of another: two jobs mixed up. */
+Test(connect, a_wrong_cookie_is_refused_and_the_next_one_served, .fini = close_default)
+{
+    struct prs_listener *listener, *other;
+    struct prs_connector *connector;
+    struct prs_handle good, foreign, mixed;
+    union prs_address address;
+    struct prs_peer *a, *b;
+    uint8_t cookie[16];
+
+    open_with(2000);
+    cr_assert_eq(prs_listen(fabric, &one_rail, &good, &listener), 0);
+    cr_assert_eq(prs_listen(fabric, &one_rail, &foreign, &other), 0);
+    cr_assert_eq(prs_handle_parse(&foreign, cookie, &address), 0);
+    cr_assert_eq(prs_handle_parse(&good, (uint8_t[16]){0}, &address), 0);
+    prs_handle_fill(cookie, &address, &mixed);
+    cr_assert_eq(prs_connect(fabric, &one_rail, &mixed, NULL, &connector), 0);
+    cr_assert_eq(meet(listener, connector, &a, &b), -ECONNRESET, "%s", prs_error_text());
+    connect_once(listener, &good);
+    prs_listener_close(listener);
+    prs_listener_close(other);
+}
+
+Test(connect, to_nobody_is_refused_by_name, .init = open_default, .fini = close_default)
+{
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+    int r = PRS_AGAIN;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    prs_listener_close(listener);
+    r = prs_connect(fabric, &one_rail, &handle, NULL, &connector);
+    while (r == 0 || r == PRS_AGAIN)
+        r = prs_connector_step(connector, &peer);
+    cr_assert_eq(r, -ECONNREFUSED, "%d %s", r, prs_error_text());
+    cr_assert(strstr(prs_error_text(), "ended"), "%s", prs_error_text());
+}
+
+/* A listener that accepts TCP but never answers. */
+Test(connect, ends_at_the_time_limit, .fini = close_default)
+{
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+    double start;
+    int r;
+
+    open_with(300);
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
+    start = seconds();
+    while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN)
+        cr_assert_lt(seconds(), start + 20);
+    cr_assert_eq(r, -ETIMEDOUT);
+    cr_assert(strstr(prs_error_text(), "300 ms") && strstr(prs_error_text(), "accept"), "%s", prs_error_text());
+    prs_listener_close(listener);
+}
+
+/* ----------------------------------------------------------------------------------------------- strangers */
+
+static int call(const struct prs_handle *handle)
+{
+    union prs_address address;
+    uint8_t cookie[16];
+    int fd;
+
+    cr_assert_eq(prs_handle_parse(handle, cookie, &address), 0);
+    fd = socket(address.any.sa_family, SOCK_STREAM, 0);
+    cr_assert_eq(connect(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.v6 : sizeof address.v4),
+                 0);
+    return fd;
+}
+
+static void say(int fd, const void *bytes, size_t count)
+{
+    cr_assert_eq(send(fd, bytes, count, MSG_NOSIGNAL), (ssize_t)count);
+}
+
+Test(connect, strangers_do_not_disturb_it, .fini = close_default)
+{
+    struct prs_frame_head head = {.magic = PRS_FRAME_MAGIC, .version = PRS_WIRE_VERSION, .type = PRS_FRAME_HELLO};
+    struct prs_wire_hello hello = {.rail_count = 77, .queues_per_rail = 1};
+    struct prs_listener *listener;
+    struct prs_peer *peer;
+    struct prs_handle handle;
+    union prs_address address;
+    char garbage[4096];
+    int fd[8];
+
+    open_with(1500);
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    for (int i = 0; i < 8; i++)
+        fd[i] = call(&handle);
+    memset(garbage, 'G', sizeof garbage);
+    say(fd[0], garbage, sizeof garbage);
+    say(fd[1], "GET / HTTP/1.1\r\n\r\n", 18); /* shorter than a frame's head: silent until the limit */
+    head.version = 99;
+    say(fd[2], &head, sizeof head);
+    head.version = PRS_WIRE_VERSION;
+    say(fd[3], &head, sizeof head); /* no cookie */
+    cr_assert_eq(prs_handle_parse(&handle, head.cookie, &address), 0);
+    head.length = 1u << 31;
+    say(fd[4], &head, sizeof head);
+    head.length = sizeof hello;
+    say(fd[5], &head, sizeof head); /* the right cookie, impossible numbers */
+    say(fd[5], &hello, sizeof hello);
+    close(fd[6]);
+    /* fd[7] says nothing */
+    for (int i = 0; i < 50; i++)
+        cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
+    connect_once(listener, &handle);
+    for (int i = 0; i < 6; i++) {
+        char byte;
+
+        if (i == 1)
+            continue;
+        cr_assert_leq(recv(fd[i], &byte, 1, MSG_DONTWAIT), 0, "stranger %d got an answer", i);
+    }
+    for (double until = seconds() + 2; seconds() < until;) { /* the silent ones are dropped */
+        cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
+        usleep(1000);
+    }
+    cr_assert_eq(recv(fd[7], garbage, 1, MSG_DONTWAIT), 0);
+    connect_once(listener, &handle);
+    prs_listener_close(listener);
+}
+
+Test(connect, a_connector_that_gives_up_leaves_the_listener_sound, .init = open_default, .fini = close_default)
+{
+    struct prs_listener *listener;
+    struct prs_handle handle;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    for (int steps = 0; steps < 6; steps++) {
+        struct prs_connector *connector;
+        struct prs_peer *a = NULL, *b = NULL;
+        int ra = PRS_AGAIN;
+
+        cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
+        for (int i = 0; i < steps && ra == PRS_AGAIN; i++) {
+            ra = prs_connector_step(connector, &a);
+            if (!b && prs_accept(listener, NULL, &b) != 0)
+                b = NULL;
+        }
+        if (ra == PRS_AGAIN)
+            prs_connector_close(connector);
+        prs_peer_close(a);
+        prs_peer_close(b);
+    }
+    connect_once(listener, &handle);
+    prs_listener_close(listener);
+}
+
+/* ------------------------------------------------------------------------------------------- the environment */
+
+Test(connect, impossible_settings_are_refused_by_name)
+{
+    static const char *const rows[][2] = {{"NCCL_IB_RETRY_CNT", "15"},   {"NCCL_IB_TIMEOUT", "32"},
+                                          {"NCCL_IB_HCA", "mlx5_0:x"},   {"NCCL_SOCKET_FAMILY", "AF_UNIX"},
+                                          {"PERSEUS_ORDER", "whatever"}, {"NCCL_IB_ADDR_RANGE", "10.0.0.0"},
+                                          {"PERSEUS_TIMEOUT_MS", "0"},   {"NCCL_IB_QPS_PER_CONNECTION", "1000"}};
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        setenv(rows[i][0], rows[i][1], 1);
+        cr_assert_eq(prs_fabric_open(NULL, &fabric), -EINVAL, "%s=%s", rows[i][0], rows[i][1]);
+        cr_assert(strstr(prs_error_text(), rows[i][0]), "%s", prs_error_text());
+        unsetenv(rows[i][0]);
+    }
+}
+
+Test(connect, no_admitted_device_is_no_error)
+{
+    struct prs_fabric_options options = {.hca = "nobody_has_this"};
+
+    cr_assert_eq(prs_fabric_open(&options, &fabric), 0);
+    cr_assert_eq(prs_fabric_rails(fabric), 0);
+    prs_fabric_close(fabric);
+}
+
+Test(connect, an_interface_that_does_not_exist_is_named, .init = open_default, .fini = close_default)
+{
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_fabric *other;
+
+    setenv("NCCL_SOCKET_IFNAME", "=nosuch0", 1);
+    cr_assert_eq(prs_fabric_open(NULL, &other), 0);
+    cr_assert_eq(prs_listen(other, &one_rail, &handle, &listener), -ENODEV);
+    cr_assert(strstr(prs_error_text(), "NCCL_SOCKET_IFNAME"), "%s", prs_error_text());
+    prs_fabric_close(other);
+}
+
+Test(connect, memory_that_is_not_mapped_is_not_registered, .init = open_default, .fini = close_default)
+{
+    struct prs_mem mem = {.addr = (void *)0x10000, .len_bytes = 4096, .kind = PRS_MEM_HOST};
+    struct prs_region *region;
+
+    cr_assert_lt(prs_region_register(fabric, &one_rail, &mem, &region), 0);
+    cr_assert(strstr(prs_error_text(), "0x10000"), "%s", prs_error_text());
+    mem.kind = PRS_MEM_CUDA;
+    mem.addr = &mem;
+    if (prs_region_register(fabric, &one_rail, &mem, &region) == 0)
+        prs_region_release(region);
+    else
+        cr_assert(strstr(prs_error_text(), "CUDA"), "%s", prs_error_text());
+    mem.kind = PRS_MEM_HOST;
+    mem.len_bytes = 0;
+    cr_assert_eq(prs_region_register(fabric, &one_rail, &mem, &region), 0, "zero bytes are legal");
+    prs_region_release(region);
+    prs_region_release(NULL);
+}

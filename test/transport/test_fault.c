@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What goes wrong on a connected pair comes out as a bounded, named error. */
+#include "test/transport/pair.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+static const struct pair_spec plain = {.buffer_bytes = 1 << 20};
+
+static void do_nothing(struct pair *pair)
+{
+    (void)pair;
+}
+
+static void must_name_both_ends(struct pair *pair)
+{
+    const char *text = prs_peer_error(pair->peer);
+    struct prs_rail_info info;
+
+    must(prs_rail_query(pair->fabric, 0, &info) == 0, "%s", prs_error_text());
+    must(strstr(text, info.name) && strstr(text, info.gid) && strstr(text, " to "), "the text is: %s", text);
+}
+
+static void write_with_a_bad_key(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 4096, 1, PRS_PUT_NOTIFY);
+    struct prs_keys wrong = {{0}};
+    struct prs_op op, behind;
+    int r;
+
+    for (int i = 0; i < PRS_MAX_RAILS; i++)
+        wrong.rkey[i] = pair->remote_keys.rkey[i] ^ 0x5a5a5a5a;
+    put.dst = &wrong;
+    must(prs_peer_put(pair->peer, &op, &put) == 0, "%s", prs_error_text());
+    must(prs_peer_put(pair->peer, &behind, &put) == 0, "%s", prs_error_text());
+    r = pair_wait_error(pair);
+    must(r == -EREMOTEIO, "%d %s", r, prs_error_text());
+    must(op.status == -EREMOTEIO && behind.status == -EREMOTEIO, "%d %d", op.status, behind.status);
+    must_name_both_ends(pair);
+    must(prs_peer_put(pair->peer, &op, &put) == -EREMOTEIO && prs_peer_progress(pair->peer) == -EREMOTEIO,
+         "the error stays");
+}
+
+static void see_the_queue_closed(struct pair *pair)
+{
+    int r = pair_wait_error(pair); /* the violation, or the end of the other process */
+
+    must(r == -ECONNRESET || r == -EIO || r == -EREMOTEIO, "%d %s", r, prs_error_text());
+}
+
+Test(fault, a_bad_remote_key_is_a_remote_error)
+{
+    pair_run(&plain, write_with_a_bad_key, do_nothing);
+}
+
+static void write_beyond_the_region(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, pair->buffer_bytes - 100, 4096, 1, 0);
+    struct prs_op op;
+    int r;
+
+    must(prs_peer_put(pair->peer, &op, &put) == 0, "%s", prs_error_text());
+    r = pair_wait_error(pair);
+    must(r == -EREMOTEIO && op.status == -EREMOTEIO, "%d %d", r, op.status);
+}
+
+Test(fault, a_write_beyond_the_region_is_a_remote_error)
+{
+    pair_run(&plain, write_beyond_the_region, do_nothing);
+}
+
+static void use_bad_arguments(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 8, 1, 0);
+    struct prs_op op;
+
+    put.src = NULL;
+    must(prs_peer_put(pair->peer, &op, &put) == -EINVAL, "no source region");
+    put = pair_put_of(pair, 0, 0, 65, 1, PRS_PUT_INLINE);
+    must(prs_peer_put(pair->peer, &op, &put) == -EINVAL, "too long for inline");
+    put = pair_put_of(pair, 0, 0, 8, PRS_NOTIFY_IDS, PRS_PUT_NOTIFY);
+    must(prs_peer_put(pair->peer, &op, &put) == -EINVAL, "no such id");
+    put = pair_put_of(pair, 0, 0, 8, 1, 0);
+    put.dst = NULL;
+    must(prs_peer_put(pair->peer, &op, &put) == -EINVAL, "no keys");
+    put = pair_put_of(pair, 0, 0, 8, 1, 0);
+    must(prs_peer_put(pair->peer, &op, &put) == 0, "the peer is still sound: %s", prs_error_text());
+    pair_wait_op(pair, &op);
+}
+
+Test(fault, bad_arguments_are_refused_and_harm_nothing)
+{
+    pair_run(&plain, use_bad_arguments, do_nothing);
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void vanish(struct pair *pair)
+{
+    pair_barrier(pair);
+    pair_vanish();
+}
+
+static void wait_for_one_that_died(struct pair *pair)
+{
+    double start;
+    int r;
+
+    pair_barrier(pair);
+    start = seconds();
+    r = pair_wait_error(pair);
+    must(r == -ECONNRESET, "%d %s", r, prs_error_text());
+    must(strstr(prs_peer_error(pair->peer), "died"), "%s", prs_peer_error(pair->peer));
+    must(seconds() - start < 20, "took %.1f s", seconds() - start);
+}
+
+Test(fault, a_receiver_learns_that_its_peer_has_died)
+{
+    pair_run(&(struct pair_spec){.b_dies = true}, wait_for_one_that_died, vanish);
+}
+
+static void send_to_one_that_died(struct pair *pair)
+{
+    static struct prs_op op[64];
+    struct prs_put put = pair_put_of(pair, 0, 0, 4096, 0, 0);
+    double start;
+    int r, started = 0;
+
+    pair_barrier(pair);
+    start = seconds();
+    for (; started < 64 && prs_peer_put(pair->peer, &op[started], &put) == 0; started++)
+        ;
+    while ((r = prs_peer_progress(pair->peer)) >= 0) {
+        must(seconds() - start < 45, "no error came");
+        for (int i = 0; i < started; i++) /* keep sending: what completed before it died is fine */
+            if (op[i].status == 0)
+                prs_peer_put(pair->peer, &op[i], &put);
+    }
+    must(r == -ECONNRESET || r == -ETIMEDOUT || r == -EREMOTEIO, "%d %s", r, prs_error_text());
+    for (int i = 0; i < started; i++)
+        must(op[i].status == r || op[i].status == 0, "op %d: %d", i, op[i].status);
+    must(strlen(prs_peer_error(pair->peer)) > 40, "%s", prs_peer_error(pair->peer));
+}
+
+Test(fault, a_sender_learns_that_its_peer_has_died)
+{
+    pair_run(&(struct pair_spec){.b_dies = true}, send_to_one_that_died, vanish);
+}
+
+static void signal_with_another_key(struct pair *pair)
+{
+    struct prs_signal signal = {.dst_addr = pair->remote_words, .dst = &pair->remote_keys, .value = 1}; /* the data's */
+    struct prs_op op;
+    int r;
+
+    must(prs_peer_signal(pair->peer, &op, &signal) == 0, "%s", prs_error_text());
+    r = pair_wait_error(pair);
+    must(r == -EREMOTEIO, "%d %s", r, prs_error_text());
+}
+
+Test(fault, a_signal_with_the_key_of_another_region_is_a_remote_error)
+{
+    pair_run(&(struct pair_spec){.policy = "in_order"}, signal_with_another_key, do_nothing);
+}
+
+static void signal_counted_with_a_bad_key(struct pair *pair)
+{
+    struct prs_signal signal = {.dst_addr = pair->remote_words, .dst = &pair->remote_keys, .value = 1}; /* the data's */
+    struct prs_op op;
+
+    must(prs_peer_signal(pair->peer, &op, &signal) == 0, "%s", prs_error_text());
+    while (op.status == PRS_OP_PENDING && prs_peer_progress(pair->peer) >= 0)
+        ;
+}
+
+static void refuse_to_raise(struct pair *pair)
+{
+    see_the_queue_closed(pair);
+    must(pair->words[0] == 0, "nothing was written");
+}
+
+Test(fault, the_receiver_raises_no_signal_outside_its_region)
+{
+    pair_run(&(struct pair_spec){.policy = "counted"}, signal_counted_with_a_bad_key, refuse_to_raise);
+}
+
+static void close_early(struct pair *pair)
+{
+    (void)pair; /* without a barrier: the peer is closed while the other side writes */
+}
+
+static void write_to_one_that_closed(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 4096, 1, 0);
+    struct prs_op op = {0};
+    int r = 0;
+
+    while (r >= 0) {
+        if (op.status != PRS_OP_PENDING)
+            r = prs_peer_put(pair->peer, &op, &put);
+        if (r >= 0)
+            r = prs_peer_progress(pair->peer);
+    }
+    must(r == -ETIMEDOUT || r == -ECONNRESET, "%d %s", r, prs_error_text());
+    must(strstr(prs_peer_error(pair->peer), "closed"), "%s", prs_peer_error(pair->peer));
+}
+
+Test(fault, a_sender_learns_that_its_peer_has_closed)
+{
+    pair_run(&(struct pair_spec){.b_dies = true}, write_to_one_that_closed, close_early);
+}

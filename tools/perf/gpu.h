@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The GPU's side of perseus-perf --gpu: a library of its own, opened at run time, so that the tool needs no CUDA. */
+#ifndef TOOLS_PERF_GPU_H
+#define TOOLS_PERF_GPU_H
+
+#include <perseus/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Host memory that the kernel and the CPU meet in. Each word has one writer. */
+struct gpu_meeting {
+    uint64_t sent;    /* the kernel's: iterations that are complete */
+    uint64_t checked; /* the CPU's: iterations that every receiver has checked */
+    uint64_t wrong;   /* a check kernel's: words that were wrong */
+    uint64_t pad[5];
+};
+
+/* One cell of the table, as kernels see it. */
+struct gpu_plan {
+    struct prs_device device;
+    uint64_t half;  /* sources below, arrivals above */
+    uint64_t slots; /* transfers beyond share slots */
+    uint64_t bytes;
+    uint64_t group; /* 0: coupled; else puts per group (as many as there are: one group a destination) */
+    uint64_t poison;
+    uint32_t concurrency, peers;
+    uint32_t iterations; /* of each kind: odd iterations put only, even ones put with signals */
+};
+
+struct gpu_library {
+    /* Use the GPU of this rank. Return 0 or 1, said on stderr. */
+    int (*open)(uint32_t rank);
+    struct gpu_meeting *(*meeting)(void); /* zeroed; valid until the process ends */
+    /* Start the sender's persistent kernel; us[] (2 * iterations) is filled when finish() returns. */
+    int (*send)(const struct gpu_plan *plan);
+    int (*finish)(double *us, uint32_t count);
+    /* Check what arrived for a rank in an iteration, signals too when with_signals, and poison it. Done on return. */
+    int (*check)(const struct gpu_plan *plan, uint32_t rank, uint64_t iteration, int with_signals, uint64_t *wrong);
+    /* Make ready to receive: poison the arrivals, zero the signals. */
+    int (*clear)(const struct gpu_plan *plan);
+    /* Threads push `puts` puts of plan->bytes to rank 1 as fast as the ring takes them. */
+    int (*rate)(const struct gpu_plan *plan, uint64_t puts, uint32_t blocks, double *us);
+    /* One put of plan->bytes at a time to rank 1, until it is complete: nanoseconds of each. */
+    int (*round_trip)(const struct gpu_plan *plan, uint32_t count, double *ns);
+};
+
+/* The library's only symbol. */
+typedef const struct gpu_library *gpu_library_fn(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Threads that copy host memory for the device copier: one core copies some 10 GB/s, which is less than a GPU takes. */
+#ifndef SOFTNIC_MOVER_H
+#define SOFTNIC_MOVER_H
+
+#include "tools/softnic/place.h"
+
+enum { SN_MOVE_UNDER_WAY = 1 };
+
+/* One copy of contiguous host memory between two processes, one of them the caller's. Must stay where it is until it is
+ * done. */
+struct sn_move {
+    struct sn_move *next;
+    struct sn_world *world;
+    uint32_t self, dst_proc, src_proc;
+    uint64_t dst, src, bytes;
+    int result; /* SN_MOVE_UNDER_WAY, then as sn_place_start; read it with sn_move_result */
+};
+
+/** Do it here and now. Return as sn_place_start. */
+int sn_move_now(struct sn_move *move);
+
+/** Give it to a thread; without threads it is done here. */
+void sn_move_start(struct sn_move *move);
+
+static inline int sn_move_result(const struct sn_move *move)
+{
+    /* M1: acquire; pairs with the release in mover.c: what was copied is there. */
+    return __atomic_load_n(&move->result, __ATOMIC_ACQUIRE);
+}
+
+#endif
