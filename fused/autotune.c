@@ -5,23 +5,29 @@
 #include <string.h>
 
 #include "fused/context.h"
+#include "fused/tuning.h"
 #include "util/error.h"
 
-enum { MAX_CANDIDATES = 12 };
+enum { MAX_CANDIDATES = 16 };
 
 /* The default first, so that a tie keeps it. */
 static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                                 struct prs_fused_tuning *list)
 {
-    static const uint32_t bands[] = {1, 2, 3, 4, 6, 8, 16};
     uint32_t count = 1, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
     uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
     memset(list, 0, MAX_CANDIDATES * sizeof(*list));
-    for (uint32_t i = 0; i < sizeof(bands) / sizeof(bands[0]); i++)
-        if (bands[i] <= pairs)
-            list[count++].band = bands[i];
-    if (shape->op == PRS_FUSED_ALLGATHER && world > 1)
-        list[count++].push_ctas = ctx->sms / 4;
+    if (world == 1)
+        return count;
+    for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
+        list[count++].band = band;
+        if (shape->op != PRS_FUSED_ALLGATHER || band == 1)
+            continue;
+        for (uint32_t segments = 1; segments <= 4; segments *= 4, count++)
+            list[count] = (struct prs_fused_tuning){.band = band, .copy_engine = 1, .segments = segments};
+    }
+    if (shape->op != PRS_FUSED_ALLGATHER)
+        list[count++] = (struct prs_fused_tuning){.paced = PRS_UNPACED};
     return count;
 }
 
@@ -98,6 +104,8 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
             *best = list[i];
         }
     }
+    if (r == 0 && ctx->config.rank == 0)
+        r = prs_tuning_append(shape, ctx->config.world, best);
     (void)cudaEventDestroy(events[1]);
 destroy_first:
     (void)cudaEventDestroy(events[0]);

@@ -1,36 +1,98 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fused/tuning.h"
 
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "util/error.h"
 
 /* Measured on 4 x H200, doc/fused-notes.md. */
 static const double FLOPS_PER_US_PER_SM = 750e6 / 132; /* bf16, large shapes */
-static const double LINK_BYTES_PER_US = 394e3;         /* peer copy, one direction */
+static const double STORE_BYTES_PER_US = 357e3;        /* what SMs can store over NVLink, one direction */
+static const double COPY_BYTES_PER_US = 383e3;         /* what copy engines move */
 static const double START_US = 8;                      /* launch, first stages, last tile's store */
 
-static uint32_t default_band(const struct prs_fused_shape *shape, uint32_t world)
+static double sent_bytes(const struct prs_fused_shape *shape, uint32_t world)
+{
+    double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
+    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(world - 1) / world;
+    return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
+}
+
+static double compute_us(const struct prs_fused_shape *shape, uint32_t clusters)
+{
+    return 2.0 * shape->m * shape->n * shape->k / (FLOPS_PER_US_PER_SM * 2 * clusters);
+}
+
+static uint32_t default_band(const struct prs_fused_shape *shape, uint32_t world, uint32_t clusters)
 {
     uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M), columns = prs_ceil_div(shape->n, PRS_TILE_N);
+    double ratio = sent_bytes(shape, world) / STORE_BYTES_PER_US / compute_us(shape, clusters);
     uint32_t band;
     if (shape->op == PRS_FUSED_GEMM || world == 1)
-        return 8; /* 8 x 8 units at a time read least from the L2 cache */
+        return PRS_RASTER; /* nothing is communicated */
     if (shape->op == PRS_FUSED_ALLGATHER) {
         /* What the clusters compute at one time should be what arrives at one time. */
-        band = prs_ceil_div(66, (world - 1) * columns);
-        return band < 2 ? 2 : band;
+        band = prs_ceil_div(clusters, (world - 1) * columns);
+        return band < 2 ? 2 : band > pairs ? pairs : band;
     }
-    return pairs <= 16 ? 4 : 8;
+    /* Links and tensor cores equally busy: the finest grain spreads the traffic best. Else coarser ones read A and B less often. */
+    band = ratio > 0.6 && pairs > 4 ? 1 : 4;
+    return band > pairs ? pairs : band;
 }
 
 static void predict(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_plan_info *info)
 {
-    double flops = 2.0 * shape->m * shape->n * shape->k;
-    double compute = flops / (FLOPS_PER_US_PER_SM * 2 * info->tuning.clusters);
-    double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
-    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(world - 1) / world;
-    double sent = elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
+    double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, world);
+    double travel = sent / (info->tuning.copy_engine ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
     info->sent_bytes = (uint64_t)sent;
-    info->predicted_us = START_US + (compute > sent / LINK_BYTES_PER_US ? compute : sent / LINK_BYTES_PER_US);
+    info->predicted_us = START_US + (compute > travel ? compute : travel);
+}
+
+/* One line per shape; the last that fits wins, so that tuning again is appending. */
+static const char LINE[] = "%u %u %u %u %u %u : %u %u %u %u %u %u %u";
+
+static bool read_tuning(const char *path, const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_tuning *t)
+{
+    FILE *f = fopen(path, "re");
+    char line[256];
+    bool found = false;
+    if (f == NULL)
+        return false; /* not tuned yet */
+    while (fgets(line, sizeof(line), f) != NULL) {
+        unsigned op, m, n, k, nk, w;
+        struct prs_fused_tuning have = {0};
+        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &have.clusters, &have.band, &have.lag, &have.push_ctas,
+                   &have.copy_engine, &have.segments, &have.paced) != 13)
+            continue;
+        if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
+            w == world) {
+            *t = have;
+            found = true;
+        }
+    }
+    (void)fclose(f);
+    return found;
+}
+
+int prs_tuning_append(const struct prs_fused_shape *shape, uint32_t world, const struct prs_fused_tuning *t)
+{
+    const char *path = getenv("PERSEUS_FUSED_TUNING");
+    FILE *f;
+    int written;
+    if (path == NULL)
+        return 0;
+    f = fopen(path, "ae");
+    if (f == NULL)
+        return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path, strerror(errno));
+    written = fprintf(f, "%u %u %u %u %u %u : %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n, shape->k,
+                      shape->b_is_n_k, world, t->clusters, t->band, t->lag, t->push_ctas, t->copy_engine, t->segments,
+                      t->paced);
+    if (fclose(f) != 0 || written < 0)
+        return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
+    return 0;
 }
 
 void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
@@ -38,14 +100,19 @@ void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape
 {
     uint32_t world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
     struct prs_fused_tuning *t = &info->tuning;
-    if (wanted != NULL)
+    const char *path = getenv("PERSEUS_FUSED_TUNING");
+    info->reason = "analytic default";
+    if (wanted != NULL) {
         *t = *wanted;
+        info->reason = "given by the caller, the rest by default";
+    } else if (path != NULL && read_tuning(path, shape, world, t)) {
+        info->reason = "tuning file";
+    }
     t->path = PRS_PATH_FUSED;
-    info->reason = "every tail fits the tensor maps";
     if (t->clusters == 0 || t->clusters > clusters)
         t->clusters = clusters;
     if (t->band == 0)
-        t->band = default_band(shape, world);
+        t->band = default_band(shape, world, t->clusters);
     if (t->lag == 0)
         t->lag = 1;
     if (t->push_ctas == 0 || t->push_ctas > 2 * t->clusters)

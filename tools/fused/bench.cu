@@ -16,7 +16,7 @@ static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
 static const char *const KERNELS[] = {"gemm", "reduce_scatter", "allgather", "allreduce"};
 
 struct options {
-    uint32_t world, iterations, warmup, kernels, layouts, skew;
+    uint32_t world, iterations, warmup, kernels, layouts, soak, replay;
     uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink, wrong
                           sums */
     bool one_device, baselines, autotune;
@@ -228,12 +228,66 @@ static bool report(struct run *r, const struct bench_verdict *v)
     return beyond == 0;
 }
 
-/* Launches without the host in between, against stale flags and skipped waits; then the checked result is the last
- * one's. */
-static void soak(struct run *r)
+static void launch_on(void *user, const void *a)
 {
-    for (uint32_t i = 0; i < r->options->skew; i++)
-        run_own(r);
+    struct run *r = (struct run *)user;
+    void *own = r->a;
+    r->a = (void *)(uintptr_t)a;
+    run_own(r);
+    r->a = own;
+}
+
+/* Gives bench_soak its sets: inputs by seed, results by one checked launch each. Returns elements beyond the bound. */
+static uint64_t prepare_soak(struct run *r, struct bench_soak *s, size_t a_bytes)
+{
+    uint64_t bad = 0;
+    BENCH_CUDA(cudaMalloc((void **)&s->differences, sizeof(*s->differences)));
+    BENCH_CUDA(cudaMemsetAsync(s->differences, 0, sizeof(*s->differences), r->stream));
+    for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
+        struct bench_problem p = r->problem;
+        struct bench_verdict v;
+        p.seed_a += 100 * set;
+        BENCH_CUDA(cudaMalloc(&s->a[set], a_bytes));
+        BENCH_CUDA(cudaMalloc(&s->golden[set], s->c_bytes));
+        bench_fill_inputs(&p, s->a[set], r->b, r->stream);
+        bench_poison(r->c, s->c_bytes, r->stream);
+        BENCH_CUDA(cudaStreamSynchronize(r->stream));
+        bench_meet(r->rank);
+        launch_on(r, s->a[set]);
+        v = bench_check(&p, r->c, r->stream);
+        bad += v.beyond + v.poisoned;
+        BENCH_CUDA(cudaMemcpyAsync(s->golden[set], r->c, s->c_bytes, cudaMemcpyDeviceToDevice, r->stream));
+        BENCH_CUDA(cudaStreamSynchronize(r->stream));
+        bench_meet(r->rank);
+    }
+    return bad;
+}
+
+static bool soak(struct run *r)
+{
+    const struct options *o = r->options;
+    const struct prs_fused_shape *shape = &r->problem.shape;
+    struct bench_soak s;
+    double bad, differences;
+    memset(&s, 0, sizeof(s));
+    s.c = r->c, s.stream = r->stream, s.launch = launch_on, s.run = r;
+    s.c_bytes = bench_rows_c(&r->problem) * (size_t)shape->n * 2;
+    bad = bench_max(r->rank, (double)prepare_soak(r, &s, bench_rows_a(&r->problem) * (size_t)shape->k * 2));
+    if (o->soak != 0)
+        bench_soak_run(&s, o->soak, r->rank->rank + 1);
+    bench_meet(r->rank);
+    differences = bench_max(r->rank, (double)bench_soak_replay(&s, o->replay));
+    if (r->rank->rank == 0)
+        printf("{\"kernel\":\"%s\",\"soak\":true,\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"launches\":%u,\"graph_replays\":%u,"
+               "\"copy_engine\":%u,\"beyond_bound\":%.0f,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
+               KERNELS[shape->op], shape->m, shape->n, shape->k, r->problem.world, o->soak, o->replay, o->tuning.copy_engine, bad,
+               differences, o->commit);
+    BENCH_CUDA(cudaFree(s.differences));
+    for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
+        BENCH_CUDA(cudaFree(s.a[set]));
+        BENCH_CUDA(cudaFree(s.golden[set]));
+    }
+    return bad == 0 && differences == 0;
 }
 
 static void open_run(struct run *r)
@@ -294,12 +348,13 @@ static bool run_shape(struct run *r)
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
     bench_meet(r->rank); /* all-reduce: nobody may store into a C that is still being poisoned */
     run_own(r);
-    soak(r);
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
     if (prs_fused_poll_error(r->ctx, &error) != 0)
         fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
     v = bench_check(&r->problem, r->c, r->stream);
     good = report(r, &v);
+    if (r->options->soak + r->options->replay != 0)
+        good = soak(r) && good;
     close_run(r);
     return good;
 }
@@ -340,7 +395,7 @@ static int run_rank(struct bench_rank *rank, void *user)
                     r.problem.shape.op = (enum prs_fused_op)op;
                     r.problem.shape.b_is_n_k = layout;
                     r.problem.rank = rank->rank, r.problem.world = config.world,
-                    r.problem.seed = i * 8 + op * 2 + layout + 1;
+                    r.problem.seed_a = r.problem.seed_b = i * 8 + op * 2 + layout + 1;
                     bad += !run_shape(&r);
                 }
     bench_nccl_close(r.nccl);
@@ -362,7 +417,8 @@ static void usage(void)
         "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
         "  --gpus W        ranks, one thread and GPU each (torchrun and mpirun bring their own)\n"
         "  --layout kn|nk|both   B as [K,N] (default) or [N,K]\n"
-        "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  extra launches before the check\n"
+        "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  more launches, unevenly late, each compared\n"
+                    "  --replay N      replays of a CUDA graph of three launches, each compared\n"
         "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced   tuning; --autotune\n"
         "  --one-device    all ranks on device 0, to check without several GPUs\n"
         "  --loopback W    one rank plays all: times the protocol without NVLink (results are not sums)\n"
@@ -378,7 +434,7 @@ static void parse(int argc, char **argv, struct options *o)
         {"clusters", 1, 0, 'c'},     {"push-ctas", 1, 0, 'p'},  {"one-device", 0, 0, '1'},  {"commit", 1, 0, 'C'},
         {"no-baselines", 0, 0, 'n'}, {"timeout-ms", 1, 0, 't'}, {"copy-engine", 0, 0, 'e'}, {"segments", 1, 0, 'm'},
         {"autotune", 0, 0, 'A'},     {"loopback", 1, 0, 'L'},   {"lag", 1, 0, 'a'},
-        {"paced", 0, 0, 'P'},         {0, 0, 0, 0}};
+        {"paced", 0, 0, 'P'},        {"replay", 1, 0, 'R'},         {0, 0, 0, 0}};
     struct prs_fused_shape *s;
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
@@ -402,7 +458,7 @@ static void parse(int argc, char **argv, struct options *o)
             o->iterations = (uint32_t)atoi(optarg);
             break;
         case 'S':
-            o->skew = (uint32_t)atoi(optarg);
+            o->soak = (uint32_t)atoi(optarg);
             break;
         case 'b':
             o->tuning.band = (uint32_t)atoi(optarg);
@@ -431,6 +487,7 @@ static void parse(int argc, char **argv, struct options *o)
         case 't':
             o->timeout_ms = (uint32_t)atoi(optarg);
             break;
+        case 'R': o->replay = (uint32_t)atoi(optarg); break;
         case 'P': o->tuning.paced = PRS_PACED; break;
         case 'a':
             o->tuning.lag = (uint32_t)atoi(optarg);

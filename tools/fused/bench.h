@@ -30,7 +30,7 @@ void bench_meet(struct bench_rank *rank);
  */
 struct bench_problem {
     struct prs_fused_shape shape;
-    uint32_t rank, world, seed;
+    uint32_t rank, world, seed_a, seed_b;
 };
 
 struct bench_verdict {
@@ -59,6 +59,22 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank); /* NULL: no libnccl
 int bench_nccl_run(struct bench_nccl *nccl, enum prs_fused_op op, const void *send, void *receive, size_t elements,
                    cudaStream_t stream);
 void bench_nccl_close(struct bench_nccl *nccl);
+
+/* ---- many launches (soak.cu) ---- */
+enum { BENCH_SOAK_SETS = 3 };
+
+struct bench_soak {
+    void *a[BENCH_SOAK_SETS], *golden[BENCH_SOAK_SETS], *c;
+    size_t c_bytes;
+    unsigned long long *differences; /* device: 16-byte vectors that differed so far */
+    cudaStream_t stream;
+    void (*launch)(void *run, const void *a);
+    void *run;
+};
+
+/* Number of differences so far, after this many launches or replays of three launches. */
+unsigned long long bench_soak_run(const struct bench_soak *s, uint32_t launches, uint32_t seed);
+unsigned long long bench_soak_replay(const struct bench_soak *s, uint32_t replays);
 
 #define BENCH_CUDA(call)                                                                                               \
     do {                                                                                                               \

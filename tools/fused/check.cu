@@ -53,7 +53,7 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
         }
         for (uint64_t i = lane; i < k; i += 32) {
             uint64_t where = p.shape.b_is_n_k ? column * k + i : i * p.shape.n + column;
-            double x = (double)element(p.seed, a_rank, 0, r * k + i) * element(p.seed, b_rank, 1, where);
+            double x = (double)element(p.seed_a, a_rank, 0, r * k + i) * element(p.seed_b, b_rank, 1, where);
             sum += x;
             size += fabs(x);
         }
@@ -97,8 +97,8 @@ size_t bench_rows_c(const struct bench_problem *p)
 
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream)
 {
-    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)a, bench_rows_a(p) * p->shape.k, p->seed, p->rank, 0);
-    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)b, (uint64_t)p->shape.n * p->shape.k, p->seed, p->rank, 1);
+    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)a, bench_rows_a(p) * p->shape.k, p->seed_a, p->rank, 0);
+    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)b, (uint64_t)p->shape.n * p->shape.k, p->seed_b, p->rank, 1);
     BENCH_CUDA(cudaGetLastError());
 }
 

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many launches with nothing but the GPUs' own flags between the ranks. Three input sets take turns, because a launch that used
+ * what the launch before, or the one before that (same bank), left behind would go unnoticed with fewer. Every result is compared, bit
+ * by bit, with that set's first, which bench_check() has checked. */
+#include "tools/fused/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SETS = BENCH_SOAK_SETS };
+
+static __global__ void count_differences(const uint4 *x, const uint4 *y, uint64_t count, unsigned long long *differences)
+{
+    unsigned long long mine = 0;
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x) {
+        uint4 a = x[i], b = y[i];
+        mine += a.x != b.x || a.y != b.y || a.z != b.z || a.w != b.w;
+    }
+    if (mine != 0)
+        atomicAdd(differences, mine);
+}
+
+static __global__ void delay(uint64_t ns)
+{
+    uint64_t from, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from));
+    do
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (now - from < ns);
+}
+
+static uint32_t next_random(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static void compare(const struct bench_soak *s, uint32_t set)
+{
+    count_differences<<<64, 256, 0, s->stream>>>((const uint4 *)s->c, (const uint4 *)s->golden[set], s->c_bytes / 16,
+                                                 s->differences);
+    BENCH_CUDA(cudaGetLastError());
+}
+
+/* Half of the launches start at once, the others up to 60 us late. */
+static void step(const struct bench_soak *s, uint32_t i, uint32_t *random)
+{
+    uint32_t set = i % SETS, late = next_random(random);
+    if (late & 1)
+        delay<<<1, 1, 0, s->stream>>>(late % 60000);
+    bench_poison(s->c, s->c_bytes, s->stream);
+    s->launch(s->run, s->a[set]);
+    compare(s, set);
+}
+
+unsigned long long bench_soak_run(const struct bench_soak *s, uint32_t launches, uint32_t seed)
+{
+    unsigned long long found;
+    uint32_t random = seed;
+    for (uint32_t i = 0; i < launches; i++) {
+        step(s, i, &random);
+        if (i % 512 == 511) /* keep the queue of launches short of what CUDA buffers */
+            BENCH_CUDA(cudaStreamSynchronize(s->stream));
+    }
+    BENCH_CUDA(cudaMemcpyAsync(&found, s->differences, sizeof(found), cudaMemcpyDeviceToHost, s->stream));
+    BENCH_CUDA(cudaStreamSynchronize(s->stream));
+    return found;
+}
+
+/* One launch of each set, captured once and replayed. */
+unsigned long long bench_soak_replay(const struct bench_soak *s, uint32_t replays)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    unsigned long long found;
+    BENCH_CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal));
+    for (uint32_t set = 0; set < SETS; set++) {
+        bench_poison(s->c, s->c_bytes, s->stream);
+        s->launch(s->run, s->a[set]);
+        compare(s, set);
+    }
+    BENCH_CUDA(cudaStreamEndCapture(s->stream, &graph));
+    BENCH_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    for (uint32_t i = 0; i < replays; i++)
+        BENCH_CUDA(cudaGraphLaunch(executable, s->stream));
+    BENCH_CUDA(cudaMemcpyAsync(&found, s->differences, sizeof(found), cudaMemcpyDeviceToHost, s->stream));
+    BENCH_CUDA(cudaStreamSynchronize(s->stream));
+    BENCH_CUDA(cudaGraphExecDestroy(executable));
+    BENCH_CUDA(cudaGraphDestroy(graph));
+    return found;
+}
