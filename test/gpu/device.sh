@@ -6,6 +6,7 @@
 # OUT (default .) gets one JSON file a step. NCCL_TESTS=DIR: nccl-tests binaries with the device API; NCCL_LIB=DIR: libnccl.so.2.
 # Steps are bounded; a step that fails is told and the next one runs. Exit status: how many failed.
 set -u
+export CUDA_MODULE_LOADING=EAGER # nothing may be loaded while a persistent kernel runs
 cd "$(dirname "$0")/../.."
 build=$(realpath -m "${1:-build}")
 out=${OUT:-.}
