@@ -28,6 +28,7 @@ static int read_numbers(struct prs_config *config)
         {"NCCL_IB_TIMEOUT", 20, 0, 31, &config->timeout},
         {"NCCL_IB_RETRY_CNT", 7, 0, 7, &config->retry_count},
         {"NCCL_IB_QPS_PER_CONNECTION", 1, 1, PRS_ORDER_MAX_QUEUES_PER_RAIL, &config->queues_per_rail},
+        {"NCCL_IB_SPLIT_DATA_ON_QPS", 0, 0, 1, &config->split_queues},
         {"NCCL_IB_PCI_RELAXED_ORDERING", 2, 0, 2, &config->relaxed_ordering},
         {"NCCL_IB_ADAPTIVE_ROUTING", -1, -1, 1, &config->adaptive_routing},
         {"NCCL_IB_MQP_RETRY_CNT", 34, 0, 100000, &config->mqp_retry_count},

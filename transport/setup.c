@@ -97,6 +97,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .path_count = peer->path_count,
                                       .queues_per_path = peer->queues_per_path,
                                       .depth = depth,
+                                      .split_queues = peer->fabric->config.split_queues,
                                       .max_part_bytes = MAX_PART_BYTES};
     struct prs_policy_facts facts = {.in_order = peer->nic->in_order, .queues = peer->queues};
     int r;
