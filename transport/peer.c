@@ -69,7 +69,7 @@ static int post_waiting(struct prs_peer *peer)
     struct prs_chain chain;
 
     peer->unposted = 0;
-    while (prs_order_take(&peer->order, now_ns, &chain)) {
+    while (peer->order.dirty && prs_order_take(&peer->order, now_ns, &chain)) {
         const struct prs_order_queue *queue = &peer->order.queue[chain.queue];
         int r = peer->nic->post(peer->queue[chain.queue], queue->wr, queue->mask, chain.first, chain.count);
 
