@@ -7,6 +7,7 @@
 #include "fused/context.h"
 #include "fused/tuning.h"
 #include "util/error.h"
+#include "util/log.h"
 
 enum { MAX_CANDIDATES = 16 };
 
@@ -26,8 +27,9 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
         for (uint32_t segments = 1; segments <= 4; segments *= 4, count++)
             list[count] = (struct prs_fused_tuning){.band = band, .copy_engine = 1, .segments = segments};
     }
-    if (shape->op != PRS_FUSED_ALLGATHER)
-        list[count++] = (struct prs_fused_tuning){.paced = PRS_UNPACED};
+    list[count++].spread = 1;
+    list[count++].spread = 60;
+    list[count++] = (struct prs_fused_tuning){.spread = 1, .paced = PRS_UNPACED};
     return count;
 }
 
@@ -99,6 +101,11 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
     for (uint32_t i = 0; i < count && r == 0; i++) {
         float slowest;
         r = time_candidate(ctx, shape, &list[i], a, b, c, rounds, stream, events, &slowest);
+        if (r == 0)
+            PRS_INFO(
+                "fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u: %.1f us",
+                (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].copy_engine,
+                list[i].segments, list[i].paced, slowest * 1e3);
         if (r == 0 && slowest < least) { /* every rank sees the same numbers and takes the same one */
             least = slowest;
             *best = list[i];

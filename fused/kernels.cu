@@ -60,9 +60,9 @@ extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_ma
     return cudaLaunchKernelEx(&config, kernel_of(args->schedule.kind, b_n_major), *args) == cudaSuccess ? 0 : -EIO;
 }
 
-/* Before the copy engines start: every other rank has finished the launch before this one, so that its copy of this rank's block may
- * be overwritten; then the epoch that they copy as their flag. One warp, and on the same stream before the fused kernel, which
- * leaves no room for it. */
+/* Before the copy engines start: every other rank has finished the launch before this one, so that its copy of this
+ * rank's block may be overwritten; then the epoch that they copy as their flag. One warp, and on the same stream before
+ * the fused kernel, which leaves no room for it. */
 static __global__ void begin_copies(const __grid_constant__ struct prs_kernel_args args)
 {
     const struct prs_schedule *s = &args.schedule;

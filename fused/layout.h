@@ -81,8 +81,8 @@ struct prs_plan_words {
 struct prs_kernel_args {
     CUtensorMap a, b;
     CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of rank + p */
-    CUtensorMap push_source;       /* all-gather: own A in chunks */
-    CUtensorMap gathered;          /* all-gather by copy engine: received A, row-major, one bank */
+    CUtensorMap push_source;      /* all-gather: own A in chunks */
+    CUtensorMap gathered;         /* all-gather by copy engine: received A, row-major, one bank */
     struct prs_schedule schedule;
     struct prs_plan_words *words;
     struct prs_fault *fault;
@@ -92,7 +92,9 @@ struct prs_kernel_args {
     uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at rank + p; [0] own */
     uint32_t *done[PRS_MAX_WORLD];  /* [p]: all-reduce: broadcast counters at rank + p, one per slot; [0] own */
     uint32_t n;                     /* columns of the result */
-    uint32_t paced;                /* 1: a store is issued only when the one before it has landed */
+    uint32_t push_gap, store_gap;   /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is
+                                       never   full does not hold up the SM's own loads */
+    uint32_t paced;                 /* 1: a store is issued only when the one before it has landed */
     uint32_t push_ctas;             /* all-gather: CTAs whose fourth warp pushes; 0: the copy engine does */
 };
 

@@ -17,7 +17,7 @@ PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struc
     struct wait_clock clock = {0, 0};
     for (;;) {
         uint32_t seen = mine < strips ? load_acquire_sys(args.flags[0] + index) : 0;
-        uint32_t missing = __ballot_sync(~0u, !reached(seen, want));
+        uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
         if (missing == 0)
             return 32;
         if ((missing & 1) == 0)

@@ -36,7 +36,10 @@ static uint64_t flag_count(const struct prs_schedule *s)
 static int open_copies(struct prs_fused_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_tensor t = {.base = p->staging->at[0], .columns = p->shape.k, .box_rows = PRS_TILE_M, .swizzled = true,
+    struct prs_tensor t = {.base = p->staging->at[0],
+                           .columns = p->shape.k,
+                           .box_rows = PRS_TILE_M,
+                           .swizzled = true,
                            .rows = (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M};
     int r = prs_tensor_map_encode(&t, &p->args.gathered);
     return r != 0 ? r : prs_copies_open(p, &p->copies);
@@ -54,7 +57,8 @@ static int open_workspace(struct prs_fused_plan *p)
     p->info.workspace_bytes = sizeof(*a->words);
     if (r != 0 || a->staging_bank_bytes == 0)
         return r;
-    /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one, and wait for credit. */
+    /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one, and wait for credit.
+     */
     r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, &p->staging);
     if (r == 0)
         r = prs_symmetric_open(p->ctx, (flags + s->world) * sizeof(uint32_t), &p->flags);
@@ -113,6 +117,7 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
         p->args.schedule.segments = p->info.tuning.segments;
     p->args.n = shape->n;
     p->args.paced = p->info.tuning.paced == PRS_PACED;
+    prs_tuning_gaps(shape, &p->info.tuning, &p->args.schedule, &p->args.push_gap, &p->args.store_gap);
     p->args.push_ctas = p->info.tuning.push_ctas;
     p->args.fault = ctx->fault_device;
     p->args.limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;

@@ -31,6 +31,13 @@ PRS_DEVICE uint64_t global_timer_ns(void)
     return t;
 }
 
+/* Sleeps until the SM's clock has passed `until`. */
+PRS_DEVICE void sleep_until(int64_t until)
+{
+    while (clock64() < until)
+        __nanosleep(100);
+}
+
 /* ---- registers -------------------------------------------------------------------------------------------------- */
 template <int N> PRS_DEVICE void registers_take(void)
 {

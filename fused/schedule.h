@@ -48,6 +48,12 @@ struct prs_unit {
     uint32_t column; /* column tile */
 };
 
+/* Flags and counters only grow, modulo 2^32. */
+PRS_SHARED int prs_flag_reached(uint32_t seen, uint32_t want)
+{
+    return (int32_t)(seen - want) >= 0;
+}
+
 PRS_SHARED uint32_t prs_ceil_div(uint32_t a, uint32_t b)
 {
     return (a + b - 1) / b;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Warps 1 and 2: one per consumer warpgroup; send finished slabs where they belong, and raise flags once a tile has landed. */
+/* Warps 1 and 2: one per consumer warpgroup; send finished slabs where they belong, and raise flags once a tile has
+ * landed. */
 #ifndef PERSEUS_FUSED_STORE_CUH
 #define PERSEUS_FUSED_STORE_CUH
 
@@ -49,6 +50,7 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t stored = 0;
+    int64_t next = 0;
     struct prs_cursor cursor = {0, 0};
     for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
         struct prs_unit u;
@@ -56,6 +58,10 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
         for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++, stored++) {
             uint32_t slab = half * E::slabs + stored % E::slabs, phase = stored / E::slabs & 1;
             mbarrier_wait(&m.c_full[slab], phase);
+            if (E::reduces && u.block != s->rank) {
+                sleep_until(next);
+                next = clock64() + args.store_gap;
+            }
             store_slab<E>(args, at, u, m.base + PRS_SMEM_C + slab * PRS_SLAB, half, quarter);
             bulk_commit();
             if (args.paced)

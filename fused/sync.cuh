@@ -6,12 +6,7 @@
 #include "fused/layout.h"
 #include "fused/ptx.cuh"
 
-enum { SPINS_PER_CLOCK_READ = 256 };
-
-PRS_DEVICE bool reached(uint32_t seen, uint32_t want)
-{
-    return (int32_t)(seen - want) >= 0;
-}
+enum { SPINS_PER_CLOCK_READ = 256, EAGER_SPINS = 16, BACK_OFF_NS = 40 };
 
 struct wait_clock {
     uint64_t begin;
@@ -41,7 +36,10 @@ static __device__ __noinline__ void give_up(const struct prs_kernel_args *args, 
 PRS_DEVICE bool keep_waiting(const struct prs_kernel_args *args, struct wait_clock *clock, uint32_t what, uint32_t from,
                              uint32_t index, uint32_t want, uint32_t seen)
 {
-    if (++clock->spins % SPINS_PER_CLOCK_READ != 0)
+    /* Many pollers of one line hold up whoever wants to raise a flag in it. */
+    if (++clock->spins > EAGER_SPINS)
+        __nanosleep(BACK_OFF_NS);
+    if (clock->spins % SPINS_PER_CLOCK_READ != 0)
         return true;
     if (*(volatile uint32_t *)&args->words->aborted)
         return false;
@@ -62,7 +60,7 @@ PRS_DEVICE bool wait_flag(const struct prs_kernel_args *args, const uint32_t *fl
     struct wait_clock clock = {0, 0};
     for (;;) {
         uint32_t seen = load_acquire_sys(flag);
-        if (reached(seen, want))
+        if (prs_flag_reached(seen, want))
             return true;
         if (!keep_waiting(args, &clock, what, from, index, want, seen))
             return false;
@@ -75,8 +73,8 @@ PRS_DEVICE uint32_t launch_epoch(const struct prs_kernel_args *args)
     return *(volatile uint32_t *)&args->words->epoch + 1;
 }
 
-/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. With copy
- * engines it also gives the other ranks credit to overwrite what they copied here. */
+/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. With
+ * copy engines it also gives the other ranks credit to overwrite what they copied here. */
 PRS_DEVICE void leave_epoch(const struct prs_kernel_args *args, uint32_t epoch, uint32_t ctas)
 {
     const struct prs_schedule *s = &args->schedule;

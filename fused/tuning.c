@@ -12,6 +12,7 @@
 static const double FLOPS_PER_US_PER_SM = 750e6 / 132; /* bf16, large shapes */
 static const double STORE_BYTES_PER_US = 357e3;        /* what SMs can store over NVLink, one direction */
 static const double COPY_BYTES_PER_US = 383e3;         /* what copy engines move */
+static const double CLOCKS_PER_US = 1600;              /* under full load; idle it is 1980 */
 static const double START_US = 8;                      /* launch, first stages, last tile's store */
 
 static double sent_bytes(const struct prs_fused_shape *shape, uint32_t world)
@@ -26,10 +27,16 @@ static double compute_us(const struct prs_fused_shape *shape, uint32_t clusters)
     return 2.0 * shape->m * shape->n * shape->k / (FLOPS_PER_US_PER_SM * 2 * clusters);
 }
 
+/* How long the links are busy for each microsecond that the tensor cores are. */
+static double link_ratio(const struct prs_fused_shape *shape, uint32_t world, uint32_t clusters)
+{
+    return sent_bytes(shape, world) / STORE_BYTES_PER_US / compute_us(shape, clusters);
+}
+
 static uint32_t default_band(const struct prs_fused_shape *shape, uint32_t world, uint32_t clusters)
 {
     uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M), columns = prs_ceil_div(shape->n, PRS_TILE_N);
-    double ratio = sent_bytes(shape, world) / STORE_BYTES_PER_US / compute_us(shape, clusters);
+    double ratio = link_ratio(shape, world, clusters);
     uint32_t band;
     if (shape->op == PRS_FUSED_GEMM || world == 1)
         return PRS_RASTER; /* nothing is communicated */
@@ -38,9 +45,20 @@ static uint32_t default_band(const struct prs_fused_shape *shape, uint32_t world
         band = prs_ceil_div(clusters, (world - 1) * columns);
         return band < 2 ? 2 : band > pairs ? pairs : band;
     }
-    /* Links and tensor cores equally busy: the finest grain spreads the traffic best. Else coarser ones read A and B less often. */
-    band = ratio > 0.6 && pairs > 4 ? 1 : 4;
+    /* The busier the links, the finer the grain, which spreads the traffic; the coarser, the less often A and B are
+     * read. With few bands the rounds in which only one side works cost more than either. */
+    band = pairs <= 4 ? pairs : ratio > 1.2 ? 1 : ratio <= 0.6 ? 4 : shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1;
     return band > pairs ? pairs : band;
+}
+
+/* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. */
+static void default_pace(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_tuning *t)
+{
+    bool hidden = link_ratio(shape, world, t->clusters) < 1;
+    if (t->paced == 0)
+        t->paced = hidden || shape->op != PRS_FUSED_ALLGATHER ? PRS_PACED : PRS_UNPACED;
+    if (t->spread == 0)
+        t->spread = hidden ? 85 : 1;
 }
 
 static void predict(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_plan_info *info)
@@ -52,9 +70,10 @@ static void predict(const struct prs_fused_shape *shape, uint32_t world, struct 
 }
 
 /* One line per shape; the last that fits wins, so that tuning again is appending. */
-static const char LINE[] = "%u %u %u %u %u %u : %u %u %u %u %u %u %u";
+static const char LINE[] = "%u %u %u %u %u %u : %u %u %u %u %u %u %u %u";
 
-static bool read_tuning(const char *path, const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_tuning *t)
+static bool read_tuning(const char *path, const struct prs_fused_shape *shape, uint32_t world,
+                        struct prs_fused_tuning *t)
 {
     FILE *f = fopen(path, "re");
     char line[256];
@@ -65,7 +84,7 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, u
         unsigned op, m, n, k, nk, w;
         struct prs_fused_tuning have = {0};
         if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &have.clusters, &have.band, &have.lag, &have.push_ctas,
-                   &have.copy_engine, &have.segments, &have.paced) != 13)
+                   &have.copy_engine, &have.segments, &have.paced, &have.spread) != 14)
             continue;
         if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
             w == world) {
@@ -86,13 +105,29 @@ int prs_tuning_append(const struct prs_fused_shape *shape, uint32_t world, const
         return 0;
     f = fopen(path, "ae");
     if (f == NULL)
-        return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path, strerror(errno));
-    written = fprintf(f, "%u %u %u %u %u %u : %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n, shape->k,
-                      shape->b_is_n_k, world, t->clusters, t->band, t->lag, t->push_ctas, t->copy_engine, t->segments,
-                      t->paced);
+        return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
+                        strerror(errno));
+    written = fprintf(f, "%u %u %u %u %u %u : %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
+                      shape->k, shape->b_is_n_k, world, t->clusters, t->band, t->lag, t->push_ctas, t->copy_engine,
+                      t->segments, t->paced, t->spread);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;
+}
+
+void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t,
+                     const struct prs_schedule *s, uint32_t *push, uint32_t *store)
+{
+    double clocks = compute_us(shape, t->clusters) * t->spread / 100 * CLOCKS_PER_US;
+    double tiles = prs_ceil_div(s->units, t->clusters), chunks;
+    *push = *store = 0;
+    if (t->spread <= 1 || s->world == 1)
+        return;
+    *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
+    if (s->kind == PRS_KIND_ALLGATHER && t->push_ctas != 0) {
+        chunks = prs_ceil_div(prs_schedule_chunks(s), t->push_ctas);
+        *push = (uint32_t)(clocks / (chunks * (s->world - 1)));
+    }
 }
 
 void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
@@ -119,8 +154,7 @@ void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape
         t->push_ctas = 2 * t->clusters;
     if (t->segments == 0)
         t->segments = 1;
-    if (t->paced == 0)
-        t->paced = shape->op == PRS_FUSED_ALLGATHER ? PRS_UNPACED : PRS_PACED;
+    default_pace(shape, world, t);
     if (shape->op != PRS_FUSED_ALLGATHER || world == 1)
         t->copy_engine = 0;
     if (t->copy_engine != 0)

@@ -10,6 +10,10 @@
 void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                        const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info);
 
+/* SM clocks between two sends, by t->spread. */
+void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t,
+                     const struct prs_schedule *s, uint32_t *push, uint32_t *store);
+
 /* Appends to the file that PERSEUS_FUSED_TUNING names, if any. 0 or -errno. */
 int prs_tuning_append(const struct prs_fused_shape *shape, uint32_t world, const struct prs_fused_tuning *t);
 

@@ -217,12 +217,13 @@ static bool report(struct run *r, const struct bench_verdict *v)
             "\"compute_usec\":%s,"
             "\"comm_usec\":%s,\"unfused_usec\":%s,\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,"
             "\"sm_split\":{\"path\":%u,\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
-            "\"segments\":%u,\"paced\":%u},"
+            "\"segments\":%u,\"paced\":%u,\"spread\":%u},"
             "\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
             KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->rank->world, text[OWN], text[COMPUTE],
             text[COMMUNICATE], text[UNFUSED], to_floor, speedup, rate, info.tuning.path, info.tuning.clusters,
-            info.tuning.band, info.tuning.lag, info.tuning.push_ctas, info.tuning.copy_engine, info.tuning.segments, info.tuning.paced,
-            info.predicted_us, error, beyond, (unsigned long long)v->sampled, r->options->commit);
+            info.tuning.band, info.tuning.lag, info.tuning.push_ctas, info.tuning.copy_engine, info.tuning.segments,
+            info.tuning.paced, info.tuning.spread, info.predicted_us, error, beyond, (unsigned long long)v->sampled,
+            r->options->commit);
         fflush(stdout);
     }
     return beyond == 0;
@@ -278,10 +279,11 @@ static bool soak(struct run *r)
     bench_meet(r->rank);
     differences = bench_max(r->rank, (double)bench_soak_replay(&s, o->replay));
     if (r->rank->rank == 0)
-        printf("{\"kernel\":\"%s\",\"soak\":true,\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"launches\":%u,\"graph_replays\":%u,"
+        printf("{\"kernel\":\"%s\",\"soak\":true,\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"launches\":%u,\"graph_"
+               "replays\":%u,"
                "\"copy_engine\":%u,\"beyond_bound\":%.0f,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
-               KERNELS[shape->op], shape->m, shape->n, shape->k, r->problem.world, o->soak, o->replay, o->tuning.copy_engine, bad,
-               differences, o->commit);
+               KERNELS[shape->op], shape->m, shape->n, shape->k, r->problem.world, o->soak, o->replay,
+               o->tuning.copy_engine, bad, differences, o->commit);
     BENCH_CUDA(cudaFree(s.differences));
     for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
         BENCH_CUDA(cudaFree(s.a[set]));
@@ -417,9 +419,11 @@ static void usage(void)
         "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
         "  --gpus W        ranks, one thread and GPU each (torchrun and mpirun bring their own)\n"
         "  --layout kn|nk|both   B as [K,N] (default) or [N,K]\n"
-        "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  more launches, unevenly late, each compared\n"
-                    "  --replay N      replays of a CUDA graph of three launches, each compared\n"
-        "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced   tuning; --autotune\n"
+        "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  more launches, unevenly late, each "
+        "compared\n"
+        "  --replay N      replays of a CUDA graph of three launches, each compared\n"
+        "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced --spread PERCENT   tuning; "
+        "--autotune\n"
         "  --one-device    all ranks on device 0, to check without several GPUs\n"
         "  --loopback W    one rank plays all: times the protocol without NVLink (results are not sums)\n"
         "  --no-baselines  own kernels only   --timeout-ms N   --commit TEXT\n");
@@ -428,13 +432,29 @@ static void usage(void)
 
 static void parse(int argc, char **argv, struct options *o)
 {
-    static const struct option names[] = {
-        {"kernel", 1, 0, 'k'},       {"shape", 1, 0, 's'},      {"gpus", 1, 0, 'g'},        {"nodes", 1, 0, 'd'},
-        {"layout", 1, 0, 'l'},       {"iterations", 1, 0, 'i'}, {"soak", 1, 0, 'S'},        {"band", 1, 0, 'b'},
-        {"clusters", 1, 0, 'c'},     {"push-ctas", 1, 0, 'p'},  {"one-device", 0, 0, '1'},  {"commit", 1, 0, 'C'},
-        {"no-baselines", 0, 0, 'n'}, {"timeout-ms", 1, 0, 't'}, {"copy-engine", 0, 0, 'e'}, {"segments", 1, 0, 'm'},
-        {"autotune", 0, 0, 'A'},     {"loopback", 1, 0, 'L'},   {"lag", 1, 0, 'a'},
-        {"paced", 0, 0, 'P'},        {"replay", 1, 0, 'R'},         {0, 0, 0, 0}};
+    static const struct option names[] = {{"kernel", 1, 0, 'k'},
+                                          {"shape", 1, 0, 's'},
+                                          {"gpus", 1, 0, 'g'},
+                                          {"nodes", 1, 0, 'd'},
+                                          {"layout", 1, 0, 'l'},
+                                          {"iterations", 1, 0, 'i'},
+                                          {"soak", 1, 0, 'S'},
+                                          {"band", 1, 0, 'b'},
+                                          {"clusters", 1, 0, 'c'},
+                                          {"push-ctas", 1, 0, 'p'},
+                                          {"one-device", 0, 0, '1'},
+                                          {"commit", 1, 0, 'C'},
+                                          {"no-baselines", 0, 0, 'n'},
+                                          {"timeout-ms", 1, 0, 't'},
+                                          {"copy-engine", 0, 0, 'e'},
+                                          {"segments", 1, 0, 'm'},
+                                          {"autotune", 0, 0, 'A'},
+                                          {"loopback", 1, 0, 'L'},
+                                          {"lag", 1, 0, 'a'},
+                                          {"spread", 1, 0, 'D'},
+                                          {"paced", 0, 0, 'P'},
+                                          {"replay", 1, 0, 'R'},
+                                          {0, 0, 0, 0}};
     struct prs_fused_shape *s;
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
@@ -487,8 +507,15 @@ static void parse(int argc, char **argv, struct options *o)
         case 't':
             o->timeout_ms = (uint32_t)atoi(optarg);
             break;
-        case 'R': o->replay = (uint32_t)atoi(optarg); break;
-        case 'P': o->tuning.paced = PRS_PACED; break;
+        case 'R':
+            o->replay = (uint32_t)atoi(optarg);
+            break;
+        case 'D':
+            o->tuning.spread = (uint32_t)atoi(optarg);
+            break;
+        case 'P':
+            o->tuning.paced = PRS_PACED;
+            break;
         case 'a':
             o->tuning.lag = (uint32_t)atoi(optarg);
             break;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many launches with nothing but the GPUs' own flags between the ranks. Three input sets take turns, because a launch that used
- * what the launch before, or the one before that (same bank), left behind would go unnoticed with fewer. Every result is compared, bit
- * by bit, with that set's first, which bench_check() has checked. */
+/* Many launches with nothing but the GPUs' own flags between the ranks. Three input sets take turns, because a launch
+ * that used what the launch before, or the one before that (same bank), left behind would go unnoticed with fewer.
+ * Every result is compared, bit by bit, with that set's first, which bench_check() has checked. */
 #include "tools/fused/bench.h"
 
 #include <stdio.h>
@@ -9,10 +9,12 @@
 
 enum { SETS = BENCH_SOAK_SETS };
 
-static __global__ void count_differences(const uint4 *x, const uint4 *y, uint64_t count, unsigned long long *differences)
+static __global__ void count_differences(const uint4 *x, const uint4 *y, uint64_t count,
+                                         unsigned long long *differences)
 {
     unsigned long long mine = 0;
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x) {
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count;
+         i += (uint64_t)gridDim.x * blockDim.x) {
         uint4 a = x[i], b = y[i];
         mine += a.x != b.x || a.y != b.y || a.z != b.z || a.w != b.w;
     }
