@@ -56,7 +56,7 @@ static void default_pace(const struct prs_fused_shape *shape, uint32_t world, st
 {
     bool hidden = link_ratio(shape, world, t->clusters) < 1;
     if (t->paced == 0)
-        t->paced = hidden || shape->op != PRS_FUSED_ALLGATHER ? PRS_PACED : PRS_UNPACED;
+        t->paced = shape->op == PRS_FUSED_ALLGATHER ? PRS_UNPACED : PRS_PACED;
     if (t->spread == 0)
         t->spread = hidden ? 85 : 1;
 }
