@@ -38,7 +38,8 @@ struct comm {
 struct memory {
     struct prs_region *region;
     struct prs_keys keys;
-    bool is_device; /* written by NICs, read by a GPU: may need a flush */
+    uint64_t keys_check; /* cts_check_keys() of them */
+    bool is_device;      /* written by NICs, read by a GPU: may need a flush */
 };
 
 enum request_kind { REQUEST_SEND = 1, REQUEST_RECV, REQUEST_FLUSH };

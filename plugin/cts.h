@@ -29,6 +29,10 @@ struct cts_record {
     uint64_t check; /* cts_check() */
 };
 static_assert(sizeof(struct cts_record) == 64, "one record is one cache line and one inline write");
+static_assert(offsetof(struct cts_record, tag) == 48 && offsetof(struct cts_record, id) == 52 &&
+                  offsetof(struct cts_record, index) == 54 && offsetof(struct cts_record, count) == 55 &&
+                  __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "cts_label() makes these four at once");
 static_assert(offsetof(struct cts_record, check) == 56, "the check word covers all words before it");
 static_assert(PRS_MAX_RAILS == 8, "the keys take 32 bytes");
 /* The members as 8-byte words. may_alias: else the compiler may sum before it stores them. */
@@ -36,21 +40,37 @@ typedef uint64_t __attribute__((may_alias)) cts_word;
 static_assert((CTS_RING & (CTS_RING - 1)) == 0, "slots are sequence numbers, masked");
 
 /**
- * Odd multipliers: one changed word always changes the sum, several changed words keep it with probability 2^-64. They
- * fit 31 bits so that each is an immediate operand. Zeroed memory never passes, since sequence numbers start at 1.
+ * The keys' share of the check, which a receiver computes once a registration. Odd multipliers: one changed word always
+ * changes the sum, several changed words keep it with probability 2^-64. They fit 31 bits so that each is an immediate
+ * operand.
  */
-static inline uint64_t cts_check(const struct cts_record *record, uint64_t sequence)
+static inline uint64_t cts_check_keys(const struct prs_keys *keys)
 {
-    const cts_word *word = (const cts_word *)record;
+    const cts_word *word = (const cts_word *)keys;
 
-    return sequence * 0x5bd1e995u + word[0] * 0x2c1b3c6du + word[1] * 0x297a2d39u + word[2] * 0x4cf5ad43u +
-           word[3] * 0x2745937fu + word[4] * 0x38b34ae5u + word[5] * 0x1b873593u + word[6] * 0x7feb352du;
+    return word[0] * 0x4cf5ad43u + word[1] * 0x2745937fu + word[2] * 0x38b34ae5u + word[3] * 0x1b873593u;
 }
 
-/** Receiver: fill in the check word of a record that is otherwise complete. */
-static inline void cts_seal(struct cts_record *record, uint64_t sequence)
+/** Zeroed memory never passes, since sequence numbers start at 1. */
+static inline uint64_t cts_check(uint64_t addr, uint64_t size, uint64_t keys_check, uint64_t label, uint64_t sequence)
 {
-    record->check = cts_check(record, sequence);
+    return sequence * 0x5bd1e995u + addr * 0x2c1b3c6du + size * 0x297a2d39u + label * 0x7feb352du + keys_check;
+}
+
+/** The word of tag, id, index and count, made in a register: four narrow stores would have to be read back together. */
+static inline uint64_t cts_label(uint32_t tag, uint64_t sequence, uint32_t index, uint32_t count)
+{
+    return tag | (sequence % PRS_NOTIFY_IDS) << 32 | (uint64_t)index << 48 | (uint64_t)count << 56;
+}
+
+/** Receiver: fill in all but the keys, whose check is given. */
+static inline void cts_write(struct cts_record *record, uint64_t addr, uint64_t size, uint64_t label,
+                             uint64_t keys_check, uint64_t sequence)
+{
+    record->addr = addr;
+    record->size = size;
+    *(cts_word *)&record->tag = label;
+    record->check = cts_check(addr, size, keys_check, label, sequence);
 }
 
 /**
@@ -63,7 +83,10 @@ static inline bool cts_arrived(const struct cts_record *record, uint64_t sequenc
     /* C1: for the compiler only: read memory anew in each call. No order between the words is needed, since the sum
      * holds only when all are here; so the NIC's write of the record needs no partner. */
     __asm__ volatile("" ::: "memory");
-    return record->check == cts_check(record, sequence) &&
+    if (record->id != sequence % PRS_NOTIFY_IDS)
+        return false; /* mostly so: the record of the lap before, asked for in vain */
+    return record->check == cts_check(record->addr, record->size, cts_check_keys(&record->keys),
+                                      *(const cts_word *)&record->tag, sequence) &&
            record->count <= CTS_GROUP_MAX; /* a sum that fits by chance must not lead astray */
 }
 

@@ -21,6 +21,7 @@ static net_result enroll(struct comm *comm, const struct prs_mem *mem, bool is_d
         return result_from_errno(r);
     }
     prs_region_keys(memory->region, &memory->keys);
+    memory->keys_check = cts_check_keys(&memory->keys);
     memory->is_device = is_device;
     *mhandle = memory;
     return NET_SUCCESS;

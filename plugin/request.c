@@ -139,27 +139,25 @@ static bool ring_has_room(struct recv_comm *comm, int n)
 }
 
 static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t n, const void *data, size_t size,
-                               int tag, const struct memory *memory)
+                               int tag, const struct memory *memory, struct request *request)
 {
-    static const struct prs_keys none;
+    static const struct memory none; /* no keys, whose check is 0 */
     uint64_t sequence = comm->next + index;
     struct cts_record *record = &comm->mirror[sequence % CTS_RING];
 
-    record->addr = (uintptr_t)data;
-    record->size = size;
-    record->keys = *(memory ? &memory->keys : &none);
-    record->tag = (uint32_t)tag;
-    record->id = sequence % PRS_NOTIFY_IDS;
-    record->index = (uint8_t)index;
-    record->count = (uint8_t)n;
-    cts_seal(record, sequence);
+    if (!memory)
+        memory = &none;
+    record->keys = memory->keys;
+    cts_write(record, (uintptr_t)data, size, cts_label((uint32_t)tag, sequence, index, n), memory->keys_check,
+              sequence);
+    comm->entry[sequence % CTS_RING] = request;
 }
 
-static __attribute__((cold)) net_result refuse_receive(int n, int index, size_t size)
+static __attribute__((cold)) net_result refuse_receive(int n)
 {
     if (n < 0 || n > COMM_MAX_RECVS)
         return result_from_errno(prs_fail(-EINVAL, "irecv: %d buffers; 0 to %d are possible", n, COMM_MAX_RECVS));
-    return result_from_errno(prs_fail(-EINVAL, "irecv: buffer %d of %zu bytes is not registered", index, size));
+    return result_from_errno(prs_fail(-EINVAL, "irecv of %d buffers: one that is not empty is not registered", n));
 }
 
 /** No request or no room in the sender's ring: NCCL calls again. */
@@ -170,33 +168,53 @@ static net_result nothing_posted(struct recv_comm *comm)
     return r < 0 ? result_from_errno(r) : NET_SUCCESS;
 }
 
-/** Sizes are int in the older tables; this is compiled once for each width. */
+static inline __attribute__((always_inline)) size_t size_at(const void *sizes, bool is_wide, int i)
+{
+    return is_wide ? ((const size_t *)sizes)[i] : (size_t)((const int *)sizes)[i];
+}
+
+/** Fill in n records behind the last one. Return n, or which buffer is refused: what was filled in is not announced. */
+static inline __attribute__((always_inline)) int fill_records(struct recv_comm *comm, struct request *request, int n,
+                                                              void **data, const void *sizes, bool is_wide,
+                                                              const int *tags, void **mhandles)
+{
+    for (int i = 0; i < n; i++) {
+        size_t size = size_at(sizes, is_wide, i);
+
+        if (!mhandles[i] && size) {
+            while (i-- > 0)
+                comm->entry[(comm->next + (uint64_t)i) % CTS_RING] = NULL;
+            return -1;
+        }
+        fill_record(comm, (uint32_t)i, (uint32_t)n, data[i], size, tags[i], mhandles[i], request);
+    }
+    return n;
+}
+
+/** Sizes are int in the older tables, and one buffer is the usual case: compiled for each, so that neither costs. */
 static inline __attribute__((always_inline)) net_result post_receive(struct recv_comm *comm, int n, void **data,
                                                                      const void *sizes, bool is_wide, const int *tags,
                                                                      void **mhandles, void **out)
 {
     struct request *request = comm->free;
-    size_t size = 0;
-    int r, i = 0;
+    int r;
 
     *out = NULL;
     if (n < 0 || n > COMM_MAX_RECVS)
-        return refuse_receive(n, 0, 0);
+        return refuse_receive(n);
     if (!request || !ring_has_room(comm, n))
         return nothing_posted(comm);
-    for (; i < n; i++) {
-        size = is_wide ? ((const size_t *)sizes)[i] : (size_t)((const int *)sizes)[i];
-
-        if (!mhandles[i] && size)
-            goto forget; /* what was filled in so far is not announced */
-        fill_record(comm, (uint32_t)i, (uint32_t)n, data[i], size, tags[i], mhandles[i]);
-        comm->entry[(comm->next + i) % CTS_RING] = request;
-    }
+    if (n == 1)
+        r = fill_records(comm, request, 1, data, sizes, is_wide, tags, mhandles);
+    else
+        r = fill_records(comm, request, n, data, sizes, is_wide, tags, mhandles);
+    if (r != n)
+        return refuse_receive(n);
     comm->free = request->next;
     request->kind = REQUEST_RECV;
     request->count = request->left = (uint8_t)n;
     request->first = (uint32_t)comm->next;
-    comm->next += n;
+    comm->next += (uint64_t)n;
     if (is_announcing(comm)) {
         r = announce(comm);
         if (r < 0)
@@ -204,10 +222,6 @@ static inline __attribute__((always_inline)) net_result post_receive(struct recv
     }
     *out = request;
     return NET_SUCCESS;
-forget:
-    for (int j = i; j-- > 0;)
-        comm->entry[(comm->next + j) % CTS_RING] = NULL;
-    return refuse_receive(n, i, size);
 }
 
 net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
@@ -405,40 +419,56 @@ static int drive_op(struct request *request)
     return request->op.status < 0 ? request->op.status : 1;
 }
 
-net_result request_test(void *handle, int *done, int *sizes)
+/** Give the request back and tell that it is done. */
+static inline net_result retire(struct request *request, struct request **free, int *done)
 {
-    struct request *request = handle;
-    struct request **free;
-    int r;
-
-    *done = 0;
-    if (request->kind == REQUEST_RECV) {
-        struct recv_comm *comm = (struct recv_comm *)request->comm;
-
-        if (request->left) {
-            r = progress_recv(comm);
-            if (r < 0)
-                return result_from_errno(r);
-            if (request->left)
-                return NET_SUCCESS;
-        }
-        for (int i = 0; sizes && i < request->count; i++)
-            sizes[i] = request->size[i];
-        free = &comm->free;
-    } else {
-        r = drive_op(request);
-        if (r <= 0)
-            return r < 0 ? result_from_errno(r) : NET_SUCCESS;
-        if (request->kind == REQUEST_SEND) {
-            if (sizes)
-                sizes[0] = request->size[0];
-            free = &((struct send_comm *)request->comm)->free;
-        } else {
-            free = &((struct recv_comm *)request->comm)->free;
-        }
-    }
     request->next = *free;
     *free = request;
     *done = 1;
     return NET_SUCCESS;
+}
+
+static inline net_result retire_recv(struct request *request, int *done, int *sizes)
+{
+    for (int i = 0; sizes && i < request->count; i++)
+        sizes[i] = request->size[i];
+    return retire(request, &((struct recv_comm *)request->comm)->free, done);
+}
+
+static inline net_result retire_send(struct request *request, int *done, int *sizes)
+{
+    if (sizes)
+        sizes[0] = request->size[0];
+    return retire(request, &((struct send_comm *)request->comm)->free, done);
+}
+
+/** What is not done yet: drive it, and look again. Apart, so that a request that is done takes the short way. */
+static __attribute__((noinline)) net_result drive(struct request *request, int *done, int *sizes)
+{
+    int r;
+
+    *done = 0;
+    if (request->kind == REQUEST_RECV) {
+        r = progress_recv((struct recv_comm *)request->comm);
+        if (r < 0)
+            return result_from_errno(r);
+        return request->left ? NET_SUCCESS : retire_recv(request, done, sizes);
+    }
+    r = drive_op(request);
+    if (r <= 0)
+        return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+    if (request->kind == REQUEST_SEND)
+        return retire_send(request, done, sizes);
+    return retire(request, &((struct recv_comm *)request->comm)->free, done);
+}
+
+net_result request_test(void *handle, int *done, int *sizes)
+{
+    struct request *request = handle;
+
+    if (request->kind == REQUEST_RECV && request->left == 0)
+        return retire_recv(request, done, sizes);
+    if (request->kind == REQUEST_SEND && request->op.status == 0)
+        return retire_send(request, done, sizes);
+    return drive(request, done, sizes);
 }

@@ -299,11 +299,20 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
     ssize_t n;
 
     peer->idle_polls = 0;
-    if (peer->remote_closed || peer->stream_fd < 0)
+    if (peer->stream_fd < 0)
         return 0;
+    if (peer->remote_closed) {
+        /* Its queues are gone since the last look, and what they had answered has come since: the rest never will. The
+         * NIC would say so too, but only after all its retries. */
+        return peer->order.ops ? prs_peer_fail(peer, -ECONNRESET,
+                                               "the peer at %s has closed while %u transfers to it "
+                                               "were in flight",
+                                               peer->remote, peer->order.ops)
+                               : 0;
+    }
     n = recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT);
     if (n == 1) {
-        peer->remote_closed = true; /* deliberately: whoever still sends will be told by the NIC */
+        peer->remote_closed = true; /* deliberately: an error only for who still sends, at the next look */
         return 0;
     }
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))

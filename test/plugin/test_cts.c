@@ -9,11 +9,12 @@
 
 static struct cts_record make(uint64_t sequence, uint64_t addr, uint64_t size)
 {
-    struct cts_record record = {.addr = addr, .size = size, .tag = 1, .id = sequence % PRS_NOTIFY_IDS, .count = 1};
+    struct cts_record record;
 
     for (int i = 0; i < PRS_MAX_RAILS; i++)
         record.keys.rkey[i] = (uint32_t)(addr >> 8) + (uint32_t)i;
-    cts_seal(&record, sequence);
+    cts_write(&record, addr, size, cts_label(1, sequence, 0, 1), cts_check_keys(&record.keys), sequence);
+    cr_assert(record.tag == 1 && record.id == sequence % PRS_NOTIFY_IDS && record.index == 0 && record.count == 1);
     return record;
 }
 

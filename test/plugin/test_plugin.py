@@ -34,8 +34,19 @@ def expect_refusal(tools, claim, words, env):
     report(status != 0 and all(word in said for word in words), claim, f"status {status}: {said[-2000:]}")
 
 
+def expect_link_down(tools, ctl):
+    """Pull the port while data moves: each rank must say which, soon, and not hang."""
+    world = f"linkdown{os.getpid()}"
+    bench = f"{tools[1]} --plugin {tools[2]} --op allreduce --sizes 256K --iters 200000 --timeout 20"
+    script = f"{bench} & sleep 1; {ctl} --world {world} link softnic0 down; wait $!"
+    done = subprocess.run([tools[0], "--quiet", "--nics", "1", "--name", world, "--", "sh", "-c", script],
+                          capture_output=True, text=True, timeout=60, env={**os.environ, "NCCL_IB_TIMEOUT": "10"})
+    good = done.returncode != 0 and "softnic0" in done.stderr and "returned" in done.stderr
+    report(good, "a port that goes down comes out of the calls, by name", f"status {done.returncode}: {done.stderr[-2000:]}")
+
+
 def main():
-    tools, size = sys.argv[1:4], sys.argv[4]
+    tools, ctl, size = sys.argv[1:4], sys.argv[4], sys.argv[5]
     if size == "small":
         for api in range(6, 13):
             expect_data(tools, f"v{api} carries groups with tags", "--api", f"v{api}", "--op", "allreduce", "--group", "8",
@@ -46,8 +57,11 @@ def main():
                         "--chunk", "777", "--flush", *SMALL)
         expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:1M:x32", "--odd",
                     "--iters", "4", "--group", "2", "--chunk", "200001")
+        expect_data(tools, "registrations come and go while data moves", "--op", "alltoall", "--ranks", "3", "--churn",
+                    "--sizes", "1:1M:x32", "--iters", "20")
         expect_data(tools, "several queues a rail", "--op", "sendrecv", "--sizes", "1:1M:x32", "--iters", "4",
                     env={"NCCL_IB_QPS_PER_CONNECTION": "3"})
+        expect_link_down(tools, ctl)
         expect_refusal(tools, "an impossible variable is named", ["NCCL_IB_TIMEOUT", "99"], {"NCCL_IB_TIMEOUT": "99"})
         expect_refusal(tools, "an unknown policy is named", ["PERSEUS_ORDER", "gossip"], {"PERSEUS_ORDER": "gossip"})
         expect_refusal(tools, "without a device init fails", ["init returned"], {"NCCL_IB_HCA": "nosuch"})

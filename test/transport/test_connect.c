@@ -114,7 +114,11 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
         }
     }
     cr_assert_leq(open_files(), files);
+#ifndef __SANITIZE_ADDRESS__ /* which keeps what is freed for a while */
     cr_assert_lt(resident_pages() - pages, 1024, "%ld pages more", resident_pages() - pages);
+#else
+    (void)pages;
+#endif
 }
 
 Test(connect, one_listener_serves_many, .init = open_default, .fini = close_default)

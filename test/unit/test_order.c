@@ -350,6 +350,7 @@ static struct sim *fresh(enum prs_policy policy, uint32_t paths, uint32_t queues
 {
     static struct sim sim;
 
+    prs_order_fini(&sim.order); /* of the row before */
     sim_init(&sim, policy, NET_IN_ORDER, paths, queues, 1);
     return &sim;
 }

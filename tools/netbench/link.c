@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int failed(const struct lane *lane, const char *call, net_result result)
@@ -143,6 +144,23 @@ int link_register(struct lane *lanes, int count)
             r = reg(&lanes[i], lanes[i].recv, &lanes[i].scratch, &lanes[i].scratch.recv_mhandle);
     }
     return r;
+}
+
+int link_churn(struct lane *lane)
+{
+    enum { BYTES = 1 << 16 };
+    struct buffer buffer = {.data = aligned_alloc(1 << 12, BYTES), .bytes = BYTES};
+    int r;
+
+    if (!buffer.data)
+        return -ENOMEM;
+    r = reg(lane, lane->send, &buffer, &buffer.send_mhandle);
+    if (r == 0)
+        r = reg(lane, lane->recv, &buffer, &buffer.recv_mhandle);
+    r |= dereg(lane, lane->send, &buffer.send_mhandle);
+    r |= dereg(lane, lane->recv, &buffer.recv_mhandle);
+    free(buffer.data);
+    return r ? -EIO : 0;
 }
 
 int link_deregister(struct lane *lanes, int count)

@@ -11,6 +11,8 @@
 int link_open(struct world *world, struct lane *lanes, int count);
 /** Register every lane's buffers on its comms. */
 int link_register(struct lane *lanes, int count);
+/** Register and deregister memory of its own on the comms of one lane, as for user buffers. */
+int link_churn(struct lane *lane);
 int link_deregister(struct lane *lanes, int count);
 int link_close(struct lane *lanes, int count);
 

@@ -26,6 +26,7 @@ static const char usage[] =
     "  --chunk BYTES        largest message (default 512K)\n"
     "  --fuse               make one virtual device of all devices and use it (v9 on)\n"
     "  --flush              call iflush after each receive\n"
+    "  --churn              register and deregister memory while data is moving, as user buffers are\n"
     "  --mem host           kind of memory (only host)\n"
     "  --timeout S          no progress for so long is a hang, reported (default 60)\n"
     "  --json               one object a line\n";
@@ -170,6 +171,7 @@ enum {
     O_CHUNK,
     O_FUSE,
     O_FLUSH,
+    O_CHURN,
     O_MEM,
     O_TIMEOUT,
     O_JSON,
@@ -193,6 +195,7 @@ static const struct option long_options[] = {
     {"chunk", required_argument, NULL, O_CHUNK},
     {"fuse", no_argument, NULL, O_FUSE},
     {"flush", no_argument, NULL, O_FLUSH},
+    {"churn", no_argument, NULL, O_CHURN},
     {"mem", required_argument, NULL, O_MEM},
     {"timeout", required_argument, NULL, O_TIMEOUT},
     {"json", no_argument, NULL, O_JSON},
@@ -241,6 +244,9 @@ static int take_option(struct options *options, int option, const char **sizes, 
         return 0;
     case O_FLUSH:
         options->flush = true;
+        return 0;
+    case O_CHURN:
+        options->churn = true;
         return 0;
     case O_MEM:
         return strcmp(optarg, "host") == 0 ? 0 : mistake("mem", optarg, "only host is possible");

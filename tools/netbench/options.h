@@ -17,7 +17,7 @@ struct options {
     int ranks, nodes, comms, outstanding, group, iters, warmup;
     int timeout_s;
     size_t chunk_bytes;
-    bool check, json, fuse, flush;
+    bool check, json, fuse, flush, churn;
     int size_count;
     size_t size[SIZES_MAX];
 };

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "tools/netbench/link.h"
 #include "tools/netbench/pattern.h"
@@ -213,6 +214,26 @@ static void await_phase(struct rank *rank, enum phase phase)
     pthread_mutex_unlock(&rank->lock);
 }
 
+/** Until the rank closes. Return 0 or -errno. */
+static int churn(struct rank *rank)
+{
+    const struct timespec pause = {.tv_nsec = 200000};
+    int r = 0;
+
+    for (int i = 0; r == 0; i++) {
+        bool is_closing;
+
+        pthread_mutex_lock(&rank->lock);
+        is_closing = rank->phase == SERVICE_CLOSING;
+        pthread_mutex_unlock(&rank->lock);
+        if (is_closing)
+            break;
+        r = link_churn(&rank->lanes[i % rank->lane_count]);
+        nanosleep(&pause, NULL);
+    }
+    return r;
+}
+
 static void *serve(void *argument)
 {
     struct rank *rank = argument;
@@ -226,7 +247,11 @@ static void *serve(void *argument)
     if (r < 0)
         world_stop(rank->world);
     set_phase(rank, SERVICE_OPEN);
+    if (r == 0 && rank->options->churn)
+        r = churn(rank);
     await_phase(rank, SERVICE_CLOSING);
+    if (r < 0)
+        rank->service_result = r;
     /* NCCL's order: registrations, then the memory, and only then the queues that may still know of it. */
     r = link_deregister(rank->lanes, rank->lane_count);
     unmap_buffers(rank);

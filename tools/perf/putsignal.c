@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { TURN_COMMANDS = 16 };
+
 struct run {
     struct bench *bench;
     const struct cell *cell;
@@ -55,10 +57,19 @@ static struct prs_device_signal signal_of(const struct run *run, uint32_t transf
                                       .group = group_of(run, transfer)};
 }
 
+/* A kernel pushes while the proxy posts; here one thread does both by turns. */
+static int take_turn(struct bench *bench, uint32_t pushed)
+{
+    int r = pushed % TURN_COMMANDS == 0 ? prs_proxy_step(bench->proxy) : 0;
+
+    return r < 0 ? r : 0;
+}
+
 /* Phase 2: the signals of each group together, as the last arriver of a group sends them. */
 static int push_signals(const struct run *run, uint64_t value)
 {
     const struct cell *cell = run->cell;
+    uint32_t pushed = 0;
     int r = 0;
 
     for (uint32_t peer = 0; peer < cell->peers && r == 0; peer++)
@@ -66,6 +77,8 @@ static int push_signals(const struct run *run, uint64_t value)
             struct prs_device_signal signal = signal_of(run, t, value);
 
             r = prs_signal(&run->bench->device, &signal, NULL);
+            if (r == 0)
+                r = take_turn(run->bench, ++pushed);
         }
     return r;
 }
@@ -83,6 +96,8 @@ static int push(const struct run *run, bool with_signals, uint64_t value)
 
         r = with_signals && coupled ? prs_put_signal(&bench->device, &put, &signal, NULL)
                                     : prs_put(&bench->device, &put, NULL);
+        if (r == 0)
+            r = take_turn(bench, t + 1);
     }
     if (r == 0 && with_signals && !coupled)
         r = push_signals(run, value);

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Symmetric memory, team and proxy among three processes on two nodes: ranks 0 and 1 share one and map each other's
+ * memory, rank 2 is reached by the NIC. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <perseus/heap.h>
+
+#include "tools/perf/ranks.h"
+
+enum { RANKS = 3, NODES = 2, TIMEOUT_S = 40, ROUNDS = 200, WORDS = 512, BANKS = 2 };
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                                            \
+            fprintf(stderr, __VA_ARGS__);                                                                              \
+            fprintf(stderr, " (%s)\n", prs_error_text());                                                              \
+            return 1;                                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+struct world {
+    struct ranks *ranks;
+    struct prs_bootstrap bootstrap;
+    struct prs_fabric *fabric;
+    struct prs_rail_set rails;
+    struct prs_team *team;
+    struct prs_heap *heap;
+    struct prs_proxy *proxy;
+    struct prs_device device;
+    uint32_t rank;
+};
+
+static int world_rails(struct world *w, struct ranks *ranks)
+{
+    memset(w, 0, sizeof(*w));
+    w->ranks = ranks;
+    w->rank = ranks_rank(ranks);
+    w->bootstrap = (struct prs_bootstrap){ranks_allgather, ranks, w->rank, RANKS};
+    if (prs_fabric_open(NULL, &w->fabric) < 0 || prs_fabric_rails(w->fabric) == 0)
+        return 77;
+    w->rails = (struct prs_rail_set){.count = 1, .rail = {0}};
+    return 0;
+}
+
+static int world_open(struct world *w, struct ranks *ranks, uint32_t timeout_ms)
+{
+    struct prs_team_options team = {.rails = &w->rails, .traffic_class = -1};
+    struct prs_heap_options heap = {.rails = &w->rails, .data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
+    struct prs_proxy_options proxy = {.ring_slots = 64, .numa_node = -1, .timeout_ms = timeout_ms};
+    int r = world_rails(w, ranks);
+
+    if (r != 0)
+        return r;
+    team.fabric = heap.fabric = w->fabric;
+    CHECK(prs_bootstrap_team(&w->bootstrap, &team, &w->team) == 0, "team");
+    CHECK(prs_heap_open(&w->bootstrap, &heap, &w->heap) == 0, "heap");
+    proxy.team = w->team;
+    CHECK(prs_proxy_open(&proxy, &w->proxy) == 0, "proxy");
+    CHECK(prs_heap_windows(w->heap, w->proxy) == 0, "windows");
+    CHECK(prs_proxy_start(w->proxy, &w->device) == 0, "start");
+    return 0;
+}
+
+static int world_close(struct world *w)
+{
+    CHECK(ranks_barrier(w->ranks) == 0, "meeting before the end");
+    prs_proxy_close(w->proxy);
+    prs_team_close(w->team);
+    prs_heap_close(w->heap);
+    prs_fabric_close(w->fabric);
+    return 0;
+}
+
+static int run(int (*body)(struct ranks *, void *))
+{
+    int r;
+
+#if defined(__SANITIZE_THREAD__)
+    cr_skip_test("ThreadSanitizer cannot follow a proxy's thread in a forked rank; device_replay runs it in one process");
+#endif
+    r = ranks_run(RANKS, NODES, TIMEOUT_S, body, NULL);
+    if (r == 77)
+        cr_skip_test("no RDMA device here");
+    return r;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+static uint64_t mark(uint32_t from, uint32_t to, uint64_t round, uint32_t word)
+{
+    return (uint64_t)(from + 1) << 56 | (uint64_t)to << 48 | round << 16 | word;
+}
+
+static int send_round(struct world *w, uint64_t data, uint64_t round)
+{
+    uint64_t *source = (uint64_t *)(void *)((char *)prs_heap_base(w->heap, PRS_HEAP_DATA) + data);
+    uint64_t bank = (round % BANKS) * RANKS * WORDS;
+
+    /* Before a bank is written again its reader has read it: it says so by a credit word. */
+    for (uint32_t to = 0; to < RANKS && round >= BANKS; to++) {
+        const uint64_t *credit = (uint64_t *)prs_heap_base(w->heap, PRS_HEAP_SIGNALS) + 16 + to;
+
+        if (to != w->rank)
+            CHECK(prs_wait_signal(&w->device, credit, PRS_COMPARE_GE, round - BANKS + 1) == 0, "credit of %u", to);
+    }
+    for (uint32_t to = 0; to < RANKS; to++) {
+        uint64_t from_at = (bank + to * WORDS) * 8, to_at = (BANKS * RANKS * WORDS + bank + w->rank * WORDS) * 8;
+        struct prs_device_put put = {data + from_at, data + to_at, WORDS * 8, to, 0, 0, 1};
+        struct prs_device_signal signal = {w->rank * 8ull, 1, to, 1, 1, 1, 0};
+
+        if (to == w->rank)
+            continue;
+        for (uint32_t i = 0; i < WORDS; i++)
+            source[bank + to * WORDS + i] = mark(w->rank, to, round, i);
+        CHECK(prs_put_signal(&w->device, &put, &signal, NULL) == 0, "put to %u", to);
+    }
+    return prs_quiet(&w->device);
+}
+
+static int receive_round(struct world *w, uint64_t data, uint64_t round)
+{
+    const uint64_t *arrived = (uint64_t *)(void *)((char *)prs_heap_base(w->heap, PRS_HEAP_DATA) + data);
+    const uint64_t *signals = prs_heap_base(w->heap, PRS_HEAP_SIGNALS);
+
+    for (uint32_t from = 0; from < RANKS; from++) {
+        uint64_t at = (BANKS + round % BANKS) * RANKS * WORDS + from * WORDS;
+        struct prs_device_signal credit = {(16 + w->rank) * 8ull, round + 1, from, 1, 2, 0, 0};
+
+        if (from == w->rank)
+            continue;
+        CHECK(prs_wait_signal(&w->device, &signals[from], PRS_COMPARE_GE, round + 1) == 0, "signal of %u", from);
+        for (uint32_t i = 0; i < WORDS; i++)
+            CHECK(arrived[at + i] == mark(from, w->rank, round, i), "rank %u, round %lu: word %u of rank %u", w->rank,
+                  (unsigned long)round, i, from);
+        CHECK(prs_signal(&w->device, &credit, NULL) == 0, "credit to %u", from);
+    }
+    return 0;
+}
+
+static int exchange(struct ranks *ranks, void *user)
+{
+    struct world w;
+    uint64_t first, data;
+    int r = world_open(&w, ranks, 20000);
+
+    if (r != 0)
+        return r;
+    CHECK(prs_heap_alloc(w.heap, PRS_HEAP_DATA, 100, 1, &first) == 0, "alloc");
+    CHECK(prs_heap_alloc(w.heap, PRS_HEAP_DATA, 2ull * BANKS * RANKS * WORDS * 8, 4096, &data) == 0, "alloc");
+    CHECK(first == 0 && data == 4096, "offsets %lu, %lu", (unsigned long)first, (unsigned long)data);
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        bool near = rank != w.rank && rank < 2 && w.rank < 2;
+
+        CHECK((prs_heap_remotes(w.heap, PRS_HEAP_DATA)[rank].mapped != 0) == near, "rank %u maps rank %u: want %d",
+              w.rank, rank, near);
+    }
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        CHECK(send_round(&w, data, round) == 0, "%s", prs_proxy_error(w.proxy));
+        if (receive_round(&w, data, round))
+            return 1;
+    }
+    CHECK(prs_quiet(&w.device) == 0, "%s", prs_proxy_error(w.proxy));
+    return world_close(&w);
+}
+
+Test(heap, ranks_of_a_node_write_memory_and_others_the_nic, .timeout = 100)
+{
+    cr_assert_eq(run(exchange), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+static int unequal(struct ranks *ranks, void *user)
+{
+    struct prs_heap_options options = {.data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
+    struct world w;
+    int r = world_rails(&w, ranks);
+
+    if (r != 0)
+        return r;
+    options.fabric = w.fabric;
+    options.rails = &w.rails;
+    if (w.rank == 2)
+        options.data_bytes *= 2;
+    CHECK(prs_heap_open(&w.bootstrap, &options, &w.heap) == -EINVAL, "opened though rank 2 has another size");
+    CHECK(strstr(prs_error_text(), w.rank == 2 ? "on rank 0" : "on rank 2"), "who differs");
+    options.data_bytes = w.rank == 1 ? 1ull << 60 : 1 << 20;
+    CHECK(prs_heap_open(&w.bootstrap, &options, &w.heap) < 0, "opened though rank 1 has no memory");
+    CHECK(w.rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
+    options.data_bytes = 1 << 20;
+    CHECK(prs_heap_open(&w.bootstrap, &options, &w.heap) == 0, "the third time all is well");
+    prs_heap_close(w.heap);
+    return 0;
+}
+
+Test(heap, when_one_rank_fails_all_fail_and_name_it, .timeout = 100)
+{
+    cr_assert_eq(run(unequal), 0);
+}
+
+static int die(struct ranks *ranks, void *user)
+{
+    struct prs_device_put put = {0, 4096, 4096, 2, 0, 0, 1};
+    uint64_t ticket = 0;
+    struct world w;
+    int r = world_open(&w, ranks, 5000);
+
+    if (r != 0)
+        return r;
+    if (w.rank == 2) {
+        while (!__atomic_load_n(&ranks_words(ranks)[0], __ATOMIC_ACQUIRE))
+            usleep(1000);
+        _exit(0); /* says farewell to nobody */
+    }
+    if (w.rank == 1) {
+        while (!__atomic_load_n(&ranks_words(ranks)[1], __ATOMIC_ACQUIRE))
+            usleep(1000);
+        _exit(0);
+    }
+    CHECK(prs_put(&w.device, &put, &ticket) == 0 && prs_flush(&w.device, ticket) == 0, "while all live");
+    __atomic_store_n(&ranks_words(ranks)[0], 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < 30000 && r == 0; i++) {
+        r = prs_put(&w.device, &put, &ticket);
+        if (r == 0)
+            r = prs_flush(&w.device, ticket);
+        usleep(1000);
+    }
+    CHECK(r == -PRS_DEVICE_ABORTED, "the device was told %d", r);
+    CHECK(prs_proxy_check(w.proxy) < 0 && strstr(prs_proxy_error(w.proxy), "rank 0 to rank 2"),
+          "the error names whom: %s", prs_proxy_error(w.proxy));
+    __atomic_store_n(&ranks_words(ranks)[1], 1, __ATOMIC_RELEASE);
+    _exit(0);
+}
+
+Test(heap, a_rank_that_dies_ends_the_waits_of_a_kernel_by_name, .timeout = 100)
+{
+    cr_assert_eq(run(die), 0);
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "transport/share.h"
+#include "util/error.h"
+
+enum { SIDES = 3 };
+
+struct side {
+    struct prs_share share;
+    struct prs_share_address others[SIDES - 1];
+    int files[PRS_SHARE_FILES];
+    int got[SIDES - 1][PRS_SHARE_FILES];
+    uint32_t count, timeout_ms;
+    int result;
+    char text[256];
+    pthread_t thread;
+};
+
+static void make_files(struct side *side, int number)
+{
+    for (int k = 0; k < PRS_SHARE_FILES; k++) {
+        char name[16];
+
+        snprintf(name, sizeof(name), "%d.%d", number, k);
+        side->files[k] = memfd_create(name, MFD_CLOEXEC);
+        cr_assert_eq(write(side->files[k], name, 4), 4);
+    }
+}
+
+static void *exchange(void *argument)
+{
+    struct side *side = argument;
+
+    side->result =
+        prs_share_exchange(&side->share, side->files, side->others, side->count, side->got, side->timeout_ms);
+    snprintf(side->text, sizeof(side->text), "%s", prs_error_last());
+    return NULL;
+}
+
+static void open_sides(struct side *sides)
+{
+    memset(sides, 0, SIDES * sizeof(*sides));
+    for (int i = 0; i < SIDES; i++) {
+        make_files(&sides[i], i);
+        sides[i].timeout_ms = 10000;
+        cr_assert_eq(prs_share_open(&sides[i].share), 0);
+    }
+    for (int i = 0; i < SIDES; i++)
+        for (int k = 0; k < SIDES; k++)
+            if (k != i)
+                sides[i].others[sides[i].count++] = sides[k].share.address;
+}
+
+/* Somebody who knows the socket's name but not the cookie. */
+static int stranger(const struct prs_share *share)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    socklen_t length = sizeof(name);
+    int s = socket(AF_UNIX, SOCK_STREAM, 0);
+
+    cr_assert_eq(getsockname(share->listener, (struct sockaddr *)&name, &length), 0);
+    cr_assert_eq(connect(s, (struct sockaddr *)&name, length), 0);
+    cr_assert_eq(send(s, "0123456789abcdef", 16, 0), 16);
+    return s;
+}
+
+Test(share, everyone_gets_everyones_files_and_a_stranger_none, .timeout = 30)
+{
+    struct side sides[SIDES];
+    char byte;
+    int s;
+
+    open_sides(sides);
+    s = stranger(&sides[0].share);
+    for (int i = 0; i < SIDES; i++)
+        cr_assert_eq(pthread_create(&sides[i].thread, NULL, exchange, &sides[i]), 0);
+    for (int i = 0; i < SIDES; i++) {
+        pthread_join(sides[i].thread, NULL);
+        cr_assert_eq(sides[i].result, 0, "side %d: %s", i, sides[i].text);
+    }
+    for (int i = 0; i < SIDES; i++)
+        for (int k = 0; k < SIDES - 1; k++)
+            for (int n = 0; n < PRS_SHARE_FILES; n++) {
+                char want[16], have[4] = "";
+
+                snprintf(want, sizeof(want), "%d.%d", k < i ? k : k + 1, n);
+                cr_assert_eq(pread(sides[i].got[k][n], have, 4, 0), 4);
+                cr_assert_str_eq(have, want);
+            }
+    cr_assert_eq(recv(s, &byte, 1, 0), 0, "the stranger was given something");
+    for (int i = 0; i < SIDES; i++)
+        prs_share_close(&sides[i].share);
+}
+
+Test(share, who_does_not_come_is_waited_for_with_a_limit, .timeout = 30)
+{
+    struct side sides[SIDES];
+
+    open_sides(sides);
+    sides[0].timeout_ms = 50; /* the others listen but never ask */
+    exchange(&sides[0]);
+    cr_assert_eq(sides[0].result, -ETIMEDOUT);
+    cr_assert(strstr(sides[0].text, "2 of 2 processes"), "%s", sides[0].text);
+    prs_share_close(&sides[1].share);
+    exchange(&sides[0]);
+    cr_assert_eq(sides[0].result, -ECONNREFUSED, "%d", sides[0].result);
+    cr_assert(strstr(sides[0].text, "did that rank die"), "%s", sides[0].text);
+}
