@@ -68,6 +68,8 @@ static __global__ void meet_kernel(struct meet_args m)
 static void meet_gpus(struct run *r)
 {
     struct meet_args m;
+    if (!r->rank->threads)
+        return;
     memcpy(m.flags, r->meet, sizeof(m.flags));
     m.rank = r->rank->rank, m.world = r->rank->world, m.epoch = ++r->meetings;
     meet_kernel<<<1, 32, 0, r->stream>>>(m);
@@ -422,7 +424,8 @@ static void usage(void)
         "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  more launches, unevenly late, each "
         "compared\n"
         "  --replay N      replays of a CUDA graph of three launches, each compared\n"
-        "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced --unpaced --spread PERCENT   "
+        "  --path fused|unfused --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced "
+        "--unpaced --spread PERCENT   "
         "tuning; "
         "--autotune\n"
         "  --one-device    all ranks on device 0, to check without several GPUs\n"
@@ -433,13 +436,31 @@ static void usage(void)
 
 static void parse(int argc, char **argv, struct options *o)
 {
-    static const struct option names[] = {
-        {"kernel", 1, 0, 'k'},       {"shape", 1, 0, 's'},      {"gpus", 1, 0, 'g'},        {"nodes", 1, 0, 'd'},
-        {"layout", 1, 0, 'l'},       {"iterations", 1, 0, 'i'}, {"soak", 1, 0, 'S'},        {"band", 1, 0, 'b'},
-        {"clusters", 1, 0, 'c'},     {"push-ctas", 1, 0, 'p'},  {"one-device", 0, 0, '1'},  {"commit", 1, 0, 'C'},
-        {"no-baselines", 0, 0, 'n'}, {"timeout-ms", 1, 0, 't'}, {"copy-engine", 0, 0, 'e'}, {"segments", 1, 0, 'm'},
-        {"autotune", 0, 0, 'A'},     {"loopback", 1, 0, 'L'},   {"lag", 1, 0, 'a'},         {"spread", 1, 0, 'D'},
-        {"unpaced", 0, 0, 'U'},      {"paced", 0, 0, 'P'},      {"replay", 1, 0, 'R'},      {0, 0, 0, 0}};
+    static const struct option names[] = {{"kernel", 1, 0, 'k'},
+                                          {"shape", 1, 0, 's'},
+                                          {"gpus", 1, 0, 'g'},
+                                          {"nodes", 1, 0, 'd'},
+                                          {"layout", 1, 0, 'l'},
+                                          {"iterations", 1, 0, 'i'},
+                                          {"soak", 1, 0, 'S'},
+                                          {"band", 1, 0, 'b'},
+                                          {"clusters", 1, 0, 'c'},
+                                          {"push-ctas", 1, 0, 'p'},
+                                          {"one-device", 0, 0, '1'},
+                                          {"commit", 1, 0, 'C'},
+                                          {"no-baselines", 0, 0, 'n'},
+                                          {"timeout-ms", 1, 0, 't'},
+                                          {"copy-engine", 0, 0, 'e'},
+                                          {"segments", 1, 0, 'm'},
+                                          {"autotune", 0, 0, 'A'},
+                                          {"loopback", 1, 0, 'L'},
+                                          {"lag", 1, 0, 'a'},
+                                          {"spread", 1, 0, 'D'},
+                                          {"unpaced", 0, 0, 'U'},
+                                          {"path", 1, 0, 'q'},
+                                          {"paced", 0, 0, 'P'},
+                                          {"replay", 1, 0, 'R'},
+                                          {0, 0, 0, 0}};
     struct prs_fused_shape *s;
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
@@ -473,6 +494,9 @@ static void parse(int argc, char **argv, struct options *o)
             break;
         case 'p':
             o->tuning.push_ctas = (uint32_t)atoi(optarg);
+            break;
+        case 'q':
+            o->tuning.path = strcmp(optarg, "unfused") == 0 ? PRS_PATH_UNFUSED : PRS_PATH_FUSED;
             break;
         case 'e':
             o->tuning.copy_engine = 1;
