@@ -379,6 +379,11 @@ int prs_peer_progress(struct prs_peer *peer)
 
 /* -------------------------------------------------------------------------------------------------- queries */
 
+void prs_peer_set_user(struct prs_peer *peer, void *user)
+{
+    peer->user = user;
+}
+
 const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes)
 {
     if (bytes)
