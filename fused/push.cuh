@@ -16,7 +16,7 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
         uint32_t owner = (s->rank + p) % s->world, place = prs_schedule_slot(s, s->rank, owner);
         uint8_t *bank = args.staging[p] + (at.epoch & 1) * args.staging_bank_bytes;
         sleep_until(*next);
-        *next = clock64() + args.push_gap;
+        *next += args.push_gap; /* not from now: what fences and loads cost is made up for */
         bulk_store(bank + prs_layout_gathered(s, place, c.row / PRS_TILE_M, c.step) +
                        c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES,
                    slot, PRS_PUSH_BYTES);
@@ -45,7 +45,7 @@ PRS_DEVICE void push_block(const struct prs_kernel_args &args, const struct cta_
     const struct prs_schedule *s = &args.schedule;
     uint32_t first = at.cluster * 2 + at.rank, chunks = prs_schedule_chunks(s), count = 0;
     struct prs_chunk c, before = {0, 0}, landed = {0, 0}; /* chunks i, i - 1, i - 2 */
-    int64_t next = 0;
+    int64_t next = clock64();
     if (first >= args.push_ctas)
         return;
     for (uint32_t i = first; i < chunks; i += args.push_ctas, count++) {

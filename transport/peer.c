@@ -69,7 +69,7 @@ static int post_waiting(struct prs_peer *peer)
     struct prs_chain chain;
 
     peer->unposted = 0;
-    while (prs_order_take(&peer->order, now_ns, &chain)) {
+    while (peer->order.dirty && prs_order_take(&peer->order, now_ns, &chain)) {
         const struct prs_order_queue *queue = &peer->order.queue[chain.queue];
         int r = peer->nic->post(peer->queue[chain.queue], queue->wr, queue->mask, chain.first, chain.count);
 
@@ -378,6 +378,11 @@ int prs_peer_progress(struct prs_peer *peer)
 }
 
 /* -------------------------------------------------------------------------------------------------- queries */
+
+void prs_peer_set_user(struct prs_peer *peer, void *user)
+{
+    peer->user = user;
+}
 
 const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes)
 {

@@ -70,6 +70,7 @@ static void sim_init(struct sim *sim, enum prs_policy policy, enum network netwo
                                         .path_count = paths,
                                         .queues_per_path = queues,
                                         .depth = DEPTH,
+                                        .split_queues = seed & 1,
                                         .max_part_bytes = 1 << 20};
 
     memset(sim, 0, sizeof *sim);
@@ -528,6 +529,44 @@ Test(order, a_large_put_is_cut_by_speed)
     put_one(sim, 900000, 0, 0, PRS_PUT_NOTIFY); /* rates are 1 and 2 */
     cr_assert_float_eq((double)sim->order.queue[0].backlog_bytes, 300000, 8192);
     cr_assert_eq(sim->order.queue[0].backlog_bytes + sim->order.queue[1].backlog_bytes, 900000);
+}
+
+struct split_row {
+    uint32_t paths, queues;
+    bool split;
+    uint32_t parts; /* of each of three long messages */
+    uint32_t used;  /* queues that carried any of the three */
+};
+
+ParameterizedTestParameters(order, a_long_message_takes_one_queue_of_each_rail_unless_it_may_split)
+{
+    static struct split_row rows[] = {
+        {1, 1, false, 1, 1}, {1, 4, false, 1, 3}, {1, 4, true, 4, 4}, {2, 3, false, 2, 6}, {2, 2, true, 4, 4},
+    };
+    return cr_make_param_array(struct split_row, rows, sizeof rows / sizeof *rows);
+}
+
+ParameterizedTest(struct split_row *row, order, a_long_message_takes_one_queue_of_each_rail_unless_it_may_split)
+{
+    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, row->paths, row->queues);
+    uint32_t used = 0, parts = 0;
+    uint64_t bytes = 0;
+
+    sim->order.split_queues = row->split;
+    for (uint32_t id = 0; id < 3; id++)
+        put_one(sim, 900000, id, 0, PRS_PUT_NOTIFY);
+    for (uint32_t q = 0; q < row->paths * row->queues; q++) {
+        const struct prs_order_queue *queue = &sim->order.queue[q];
+
+        used += queue->head > 0;
+        for (uint32_t i = 0; i < queue->head; i++) {
+            parts++;
+            bytes += queue->wr[i].len_bytes;
+        }
+    }
+    cr_assert_eq(bytes, 2700000);
+    cr_assert_eq(parts, 3 * row->parts, "%u requests for 3 messages, want %u each", parts, row->parts);
+    cr_assert_eq(used, row->used, "%u queues are used, want %u", used, row->used);
 }
 
 Test(order, measured_completions_move_the_shares)

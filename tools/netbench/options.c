@@ -128,6 +128,8 @@ static int parse_sizes(struct options *options, const char *text, bool is_odd)
         if ((is_odd && bytes && !add_size(options, bytes - 1)) || !add_size(options, bytes) ||
             (is_odd && !add_size(options, bytes + 1)))
             return mistake("sizes", text, allowed);
+        if (is_factor && bytes > to / step)
+            break; /* the next is too large, perhaps for size_t */
         bytes = is_factor ? (bytes ? bytes * step : 1) : bytes + step;
     }
     return 0;

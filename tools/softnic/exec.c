@@ -353,7 +353,7 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
                         struct sn_span *src)
 {
     if (w->opcode != IBV_WR_RDMA_WRITE || w->num_sge != 1 || w->length == 0 || w->length > SN_WRITE_BATCH_BYTES ||
-        w->due_exec || (w->flags & IBV_SEND_FENCE) || w->placing || w->status != IBV_WC_SUCCESS)
+        w->due_exec || (w->flags & IBV_SEND_FENCE) || w->placing || w->lost || w->status != IBV_WC_SUCCESS)
         return false;
     if (w->flags & IBV_SEND_INLINE)
         *src = (struct sn_span){.addr = w->sge[0].addr, .length = w->length, .mr = SN_NONE};

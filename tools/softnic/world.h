@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 1,
+    SN_WORLD_VERSION = 2,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -51,8 +51,8 @@ enum sn_fence_meaning { SN_FENCE_SPEC = 0, SN_FENCE_STRICT = 1 };
 
 /* What is modelled. All zero: off, requests execute as fast as the machine can. */
 struct sn_config {
-    uint64_t rate_bps;         /* bits per second of each link direction; 0: unlimited */
-    uint64_t latency_ns;       /* one way */
+    uint64_t rate_bps;         /* bits per second of each link direction; 0: unlimited. What every link starts with */
+    uint64_t latency_ns;       /* one way; what every link starts with */
     uint64_t wr_cost_ns;       /* NIC occupancy per work request */
     uint64_t doorbell_cost_ns; /* and per posting call */
     uint64_t fence_cost_ns;    /* and per fenced request */
@@ -62,7 +62,7 @@ struct sn_config {
     uint32_t fence_meaning;
     uint32_t nics;  /* per node */
     uint32_t nodes; /* devices are node * nics + nic */
-    uint32_t pad;
+    uint32_t links; /* some link has, or has had, a rate, a latency or losses of its own */
 };
 static_assert(sizeof(struct sn_config) == 80, "shared layout");
 
@@ -86,11 +86,12 @@ struct sn_dev {
     uint32_t lid;
     uint32_t node;
     uint32_t port_up;
-    uint32_t pad;
+    uint32_t loss_ppb;         /* of 10^9 messages and acknowledgements, how many this link loses; set at run time */
     struct sn_lock clock_lock; /* protects the three clocks */
     uint64_t nic_free_at, tx_free_at, rx_free_at;
+    uint64_t rate_bps, latency_ns; /* as in sn_config; set at run time */
     struct sn_counters counters;
-    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 96];
+    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 96];
 };
 static_assert(sizeof(struct sn_dev) == 512, "shared layout");
 
@@ -283,8 +284,14 @@ void sn_config_default(struct sn_config *config);
 /** True when requests must go through the virtual clocks. */
 static inline bool sn_model_on(const struct sn_config *c)
 {
-    return c->rate_bps || c->latency_ns || c->wr_cost_ns || c->doorbell_cost_ns || c->fence_cost_ns || c->jitter_ns;
+    return __atomic_load_n(&c->links, __ATOMIC_RELAXED) || c->rate_bps || c->latency_ns || c->wr_cost_ns ||
+           c->doorbell_cost_ns || c->fence_cost_ns || c->jitter_ns;
 }
+
+/** Give one link another rate, latency or loss, also while it is in use: for requests posted from now on. */
+void sn_world_set_rate(struct sn_world *world, uint32_t dev, uint64_t rate_bps);
+void sn_world_set_latency(struct sn_world *world, uint32_t dev, uint64_t latency_ns);
+void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb);
 
 /** Create the file, whole or not at all, and map it. ephemeral: the last process to detach unlinks it.
  *  Return 0, -EEXIST (someone was faster: open it), -ENOSPC, or another -errno. */
