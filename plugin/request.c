@@ -63,7 +63,7 @@ void request_arrived(void *recv_comm, uint32_t id, uint64_t bytes)
 
 /** Retire writes of records that have left the mirror. They complete in the order of posting or later; never earlier.
  */
-static void retire_announcements(struct recv_comm *comm)
+static __attribute__((noinline)) void retire_announcements(struct recv_comm *comm)
 {
     while (comm->announce_tail != comm->announce_head) {
         struct announcement *oldest = &comm->announcement[comm->announce_tail % COMM_ANNOUNCEMENTS];
@@ -142,7 +142,7 @@ static inline int progress_recv(struct recv_comm *comm)
     return r < 0 ? r : 1;
 }
 
-static bool ring_has_room(struct recv_comm *comm, int n)
+static inline bool ring_has_room(struct recv_comm *comm, int n)
 {
     if (comm->next + n - comm->tail > CTS_RING)
         return false;
@@ -205,24 +205,19 @@ static inline __attribute__((always_inline)) int fill_records(struct recv_comm *
     return n;
 }
 
-/** Sizes are int in the older tables, and one buffer is the usual case: compiled for each, so that neither costs. */
+/** Sizes are int in the older tables, and one buffer is the usual case: compiled for each, so that none costs. */
 static inline __attribute__((always_inline)) net_result post_receive(struct recv_comm *comm, int n, void **data,
                                                                      const void *sizes, bool is_wide, const int *tags,
                                                                      void **mhandles, void **out)
 {
     struct request *request = comm->free;
-    int r;
 
     *out = NULL;
     if (n < 0 || n > COMM_MAX_RECVS)
         return refuse_receive(n);
     if (!request || !ring_has_room(comm, n))
         return nothing_posted(comm);
-    if (n == 1)
-        r = fill_records(comm, request, 1, data, sizes, is_wide, tags, mhandles);
-    else
-        r = fill_records(comm, request, n, data, sizes, is_wide, tags, mhandles);
-    if (r != n)
+    if (fill_records(comm, request, n, data, sizes, is_wide, tags, mhandles) != n)
         return refuse_receive(n);
     comm->free = request->next;
     request->kind = REQUEST_RECV;
@@ -230,7 +225,8 @@ static inline __attribute__((always_inline)) net_result post_receive(struct recv
     request->first = (uint32_t)comm->next;
     comm->next += (uint64_t)n;
     if (is_announcing(comm)) {
-        r = announce(comm);
+        int r = announce(comm);
+
         if (r < 0)
             return result_from_errno(r);
     }
@@ -238,16 +234,24 @@ static inline __attribute__((always_inline)) net_result post_receive(struct recv
     return NET_SUCCESS;
 }
 
+static __attribute__((noinline)) net_result post_group(struct recv_comm *comm, int n, void **data, const void *sizes,
+                                                       bool is_wide, const int *tags, void **mhandles, void **out)
+{
+    return post_receive(comm, n, data, sizes, is_wide, tags, mhandles, out);
+}
+
 net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                          void **profiles, void **out)
 {
     (void)profiles;
-    return post_receive(recv_comm, n, data, sizes, true, tags, mhandles, out);
+    return n == 1 ? post_receive(recv_comm, 1, data, sizes, true, tags, mhandles, out)
+                  : post_group(recv_comm, n, data, sizes, true, tags, mhandles, out);
 }
 
 net_result request_irecv_narrow(void *recv_comm, int n, void **data, int *sizes, int *tags, void **mhandles, void **out)
 {
-    return post_receive(recv_comm, n, data, sizes, false, tags, mhandles, out);
+    return n == 1 ? post_receive(recv_comm, 1, data, sizes, false, tags, mhandles, out)
+                  : post_group(recv_comm, n, data, sizes, false, tags, mhandles, out);
 }
 
 /** The last buffer that a NIC has written for a GPU to read; NULL if none was. */
