@@ -305,16 +305,20 @@ net_result request_iflush(void *recv_comm, int n, void **data, int *sizes, void 
 /* ------------------------------------------------------------------------------------------------------------------
  * sender */
 
-/** No record to fill yet, or no room: NCCL calls again. */
-static net_result nothing_sent(struct send_comm *comm)
+/** Return what isend is to return. */
+static __attribute__((noinline)) net_result look_around_send(struct send_comm *comm)
 {
     int r;
 
-    if (++comm->misses < COMM_CHECK_EVERY)
-        return NET_SUCCESS;
     comm->misses = 0;
     r = look_around(&comm->base);
     return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+}
+
+/** No record to fill yet, or no room: NCCL calls again. */
+static inline net_result nothing_sent(struct send_comm *comm)
+{
+    return __builtin_expect(++comm->misses < COMM_CHECK_EVERY, 1) ? NET_SUCCESS : look_around_send(comm);
 }
 
 /**
@@ -404,18 +408,38 @@ static __attribute__((noinline)) net_result send_to(struct send_comm *comm, cons
     return NET_SUCCESS;
 }
 
-net_result request_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *profile, void **out)
+/** A receive of several buffers. */
+static __attribute__((noinline)) net_result send_to_match(struct send_comm *comm, const void *data, size_t size,
+                                                          int tag, const struct memory *memory, void **out)
 {
-    struct send_comm *comm = send_comm;
+    const struct cts_record *record = match(comm, (uint32_t)tag);
+
+    return record ? send_to(comm, record, data, size, memory, out) : nothing_sent(comm);
+}
+
+static inline __attribute__((always_inline)) net_result
+send_message(struct send_comm *comm, const void *data, size_t size, int tag, const struct memory *memory, void **out)
+{
     const struct cts_record *record = &comm->ring[comm->head % CTS_RING];
 
-    (void)profile;
     *out = NULL;
     if (!cts_arrived(record, comm->head))
         return nothing_sent(comm);
     if (record->count != 1 || record->tag != (uint32_t)tag)
-        record = match(comm, (uint32_t)tag);
-    return record ? send_to(comm, record, data, size, mhandle, out) : nothing_sent(comm);
+        return send_to_match(comm, data, size, tag, memory, out);
+    return send_to(comm, record, data, size, memory, out);
+}
+
+net_result request_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *profile, void **out)
+{
+    (void)profile;
+    return send_message(send_comm, data, size, tag, mhandle, out);
+}
+
+net_result request_isend_narrow(void *send_comm, void *data, int size, int tag, void *mhandle, void **out)
+{
+    /* A negative size becomes one that is too large, and is refused as such. */
+    return send_message(send_comm, data, (size_t)size, tag, mhandle, out);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
