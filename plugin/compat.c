@@ -201,12 +201,6 @@ net_result compat_reg_v6(void *comm, void *data, int size, int type, void **mhan
 /* ------------------------------------------------------------------------------------------------------------------
  * data */
 
-net_result compat_isend_v6(void *comm, void *data, int size, int tag, void *mhandle, void **request)
-{
-    /* A negative size becomes one that is too large, and is refused as such. */
-    return request_isend(comm, data, (size_t)size, tag, mhandle, NULL, request);
-}
-
 net_result compat_isend_v9(void *comm, void *data, size_t size, int tag, void *mhandle, void **request)
 {
     return request_isend(comm, data, size, tag, mhandle, NULL, request);

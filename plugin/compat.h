@@ -18,7 +18,6 @@ net_connect_v7 compat_connect_v7;
 net_connect_v10 compat_connect_v10;
 net_accept_v6 compat_accept_v6;
 net_reg_v6 compat_reg_v6;
-net_isend_v6 compat_isend_v6;
 net_isend_v9 compat_isend_v9;
 net_irecv_v9 compat_irecv_v9;
 net_make_vdevice_v9 compat_make_vdevice_v9;

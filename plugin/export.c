@@ -89,7 +89,7 @@ EXPORT const struct net_v8 ncclNetPlugin_v8 = {
     .connect = compat_connect_v7,
     .accept = connect_accept,
     .reg = memory_register,
-    .isend = compat_isend_v6,
+    .isend = request_isend_narrow,
     .irecv = request_irecv_narrow,
 };
 
@@ -101,7 +101,7 @@ EXPORT const struct net_v7 ncclNetPlugin_v7 = {
     .connect = compat_connect_v7,
     .accept = connect_accept,
     .reg = compat_reg_v6,
-    .isend = compat_isend_v6,
+    .isend = request_isend_narrow,
     .irecv = request_irecv_narrow,
 };
 
@@ -113,6 +113,6 @@ EXPORT const struct net_v6 ncclNetPlugin_v6 = {
     .connect = compat_connect_v6,
     .accept = compat_accept_v6,
     .reg = compat_reg_v6,
-    .isend = compat_isend_v6,
+    .isend = request_isend_narrow,
     .irecv = request_irecv_narrow,
 };

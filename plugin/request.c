@@ -63,7 +63,7 @@ void request_arrived(void *recv_comm, uint32_t id, uint64_t bytes)
 
 /** Retire writes of records that have left the mirror. They complete in the order of posting or later; never earlier.
  */
-static void retire_announcements(struct recv_comm *comm)
+static __attribute__((noinline)) void retire_announcements(struct recv_comm *comm)
 {
     while (comm->announce_tail != comm->announce_head) {
         struct announcement *oldest = &comm->announcement[comm->announce_tail % COMM_ANNOUNCEMENTS];
@@ -144,7 +144,7 @@ static inline int progress_recv(struct recv_comm *comm)
     return r < 0 ? r : 1;
 }
 
-static bool ring_has_room(struct recv_comm *comm, int n)
+static inline bool ring_has_room(struct recv_comm *comm, int n)
 {
     if (comm->next + n - comm->tail > CTS_RING)
         return false;
@@ -208,24 +208,19 @@ static inline __attribute__((always_inline)) int fill_records(struct recv_comm *
     return n;
 }
 
-/** Sizes are int in the older tables, and one buffer is the usual case: compiled for each, so that neither costs. */
+/** Sizes are int in the older tables, and one buffer is the usual case: compiled for each, so that none costs. */
 static inline __attribute__((always_inline)) net_result post_receive(struct recv_comm *comm, int n, void **data,
                                                                      const void *sizes, bool is_wide, const int *tags,
                                                                      void **mhandles, void **out)
 {
     struct request *request = comm->free;
-    int r;
 
     *out = NULL;
     if (n < 0 || n > COMM_MAX_RECVS)
         return refuse_receive(n);
     if (!request || !ring_has_room(comm, n))
         return nothing_posted(comm);
-    if (n == 1)
-        r = fill_records(comm, request, 1, data, sizes, is_wide, tags, mhandles);
-    else
-        r = fill_records(comm, request, n, data, sizes, is_wide, tags, mhandles);
-    if (r != n)
+    if (fill_records(comm, request, n, data, sizes, is_wide, tags, mhandles) != n)
         return refuse_receive(n);
     comm->free = request->next;
     request->kind = REQUEST_RECV;
@@ -233,7 +228,8 @@ static inline __attribute__((always_inline)) net_result post_receive(struct recv
     request->first = (uint32_t)comm->next;
     comm->next += (uint64_t)n;
     if (is_announcing(comm)) {
-        r = announce(comm);
+        int r = announce(comm);
+
         if (r < 0)
             return result_from_errno(r);
     }
@@ -241,16 +237,24 @@ static inline __attribute__((always_inline)) net_result post_receive(struct recv
     return NET_SUCCESS;
 }
 
+static __attribute__((noinline)) net_result post_group(struct recv_comm *comm, int n, void **data, const void *sizes,
+                                                       bool is_wide, const int *tags, void **mhandles, void **out)
+{
+    return post_receive(comm, n, data, sizes, is_wide, tags, mhandles, out);
+}
+
 net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                          void **profiles, void **out)
 {
     (void)profiles;
-    return post_receive(recv_comm, n, data, sizes, true, tags, mhandles, out);
+    return n == 1 ? post_receive(recv_comm, 1, data, sizes, true, tags, mhandles, out)
+                  : post_group(recv_comm, n, data, sizes, true, tags, mhandles, out);
 }
 
 net_result request_irecv_narrow(void *recv_comm, int n, void **data, int *sizes, int *tags, void **mhandles, void **out)
 {
-    return post_receive(recv_comm, n, data, sizes, false, tags, mhandles, out);
+    return n == 1 ? post_receive(recv_comm, 1, data, sizes, false, tags, mhandles, out)
+                  : post_group(recv_comm, n, data, sizes, false, tags, mhandles, out);
 }
 
 /** The last buffer that a NIC has written for a GPU to read; NULL if none was. */
@@ -304,16 +308,20 @@ net_result request_iflush(void *recv_comm, int n, void **data, int *sizes, void 
 /* ------------------------------------------------------------------------------------------------------------------
  * sender */
 
-/** No record to fill yet, or no room: NCCL calls again. */
-static net_result nothing_sent(struct send_comm *comm)
+/** Return what isend is to return. */
+static __attribute__((noinline)) net_result look_around_send(struct send_comm *comm)
 {
     int r;
 
-    if (++comm->misses < COMM_CHECK_EVERY)
-        return NET_SUCCESS;
     comm->misses = 0;
     r = look_around(&comm->base);
     return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+}
+
+/** No record to fill yet, or no room: NCCL calls again. */
+static inline net_result nothing_sent(struct send_comm *comm)
+{
+    return __builtin_expect(++comm->misses < COMM_CHECK_EVERY, 1) ? NET_SUCCESS : look_around_send(comm);
 }
 
 /**
@@ -403,18 +411,38 @@ static __attribute__((noinline)) net_result send_to(struct send_comm *comm, cons
     return NET_SUCCESS;
 }
 
-net_result request_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *profile, void **out)
+/** A receive of several buffers. */
+static __attribute__((noinline)) net_result send_to_match(struct send_comm *comm, const void *data, size_t size,
+                                                          int tag, const struct memory *memory, void **out)
 {
-    struct send_comm *comm = send_comm;
+    const struct cts_record *record = match(comm, (uint32_t)tag);
+
+    return record ? send_to(comm, record, data, size, memory, out) : nothing_sent(comm);
+}
+
+static inline __attribute__((always_inline)) net_result
+send_message(struct send_comm *comm, const void *data, size_t size, int tag, const struct memory *memory, void **out)
+{
     const struct cts_record *record = &comm->ring[comm->head % CTS_RING];
 
-    (void)profile;
     *out = NULL;
     if (!cts_arrived(record, comm->head))
         return nothing_sent(comm);
     if (record->count != 1 || record->tag != (uint32_t)tag)
-        record = match(comm, (uint32_t)tag);
-    return record ? send_to(comm, record, data, size, mhandle, out) : nothing_sent(comm);
+        return send_to_match(comm, data, size, tag, memory, out);
+    return send_to(comm, record, data, size, memory, out);
+}
+
+net_result request_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *profile, void **out)
+{
+    (void)profile;
+    return send_message(send_comm, data, size, tag, mhandle, out);
+}
+
+net_result request_isend_narrow(void *send_comm, void *data, int size, int tag, void *mhandle, void **out)
+{
+    /* A negative size becomes one that is too large, and is refused as such. */
+    return send_message(send_comm, data, (size_t)size, tag, mhandle, out);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ net_result request_isend(void *send_comm, void *data, size_t size, int tag, void
 net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                          void **profiles, void **request);
 /** The same with sizes as versions 6 to 8 have them. */
+net_result request_isend_narrow(void *send_comm, void *data, int size, int tag, void *mhandle, void **request);
 net_result request_irecv_narrow(void *recv_comm, int n, void **data, int *sizes, int *tags, void **mhandles,
                                 void **request);
 net_result request_iflush(void *recv_comm, int n, void **data, int *sizes, void **mhandles, void **request);
