@@ -143,6 +143,11 @@ static const char *obstacle(const struct prs_fused_shape *shape, uint32_t world)
     return NULL;
 }
 
+bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world)
+{
+    return obstacle(shape, world) == NULL;
+}
+
 static int choose_path(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_plan_info *info)
 {
     const char *why = obstacle(shape, world);
