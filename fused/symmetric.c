@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Symmetric memory: every rank allocates, tells the others where, and maps theirs: by pointer inside a process, by CUDA
  * IPC between processes. */
+#include "fused/symmetric.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "fused/context.h"
 #include "util/error.h"
 
 enum { CUDA_BLOCK_BYTES = 2 << 20 };
