@@ -101,6 +101,21 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     return 0;
 }
 
+/* Unfused was only preferred and has no cuBLASLt (on any rank: they agree): fused is slower than it would have been,
+ * but right. */
+static int open_path(struct prs_fused_plan *p, bool demanded)
+{
+    int r;
+    if (p->info.tuning.path == PRS_PATH_FUSED)
+        return open_workspace(p);
+    r = prs_unfused_open(p);
+    if (r != -ENOTSUP || demanded || !prs_tuning_can_fuse(&p->shape, p->args.schedule.world))
+        return r;
+    p->info.tuning.path = PRS_PATH_FUSED;
+    p->info.reason = "unfused would be faster, but cuBLASLt cannot be loaded";
+    return open_workspace(p);
+}
+
 int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
                         const struct prs_fused_tuning *tuning, struct prs_fused_plan **out)
 {
@@ -134,7 +149,7 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     p->args.limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
     r = open_words(p);
     if (r == 0)
-        r = p->info.tuning.path == PRS_PATH_UNFUSED ? prs_unfused_open(p) : open_workspace(p);
+        r = open_path(p, tuning != NULL && tuning->path == PRS_PATH_UNFUSED);
     if (r == 0)
         *out = p;
     else

@@ -3,7 +3,7 @@
 #ifndef PERSEUS_FUSED_PLAN_H
 #define PERSEUS_FUSED_PLAN_H
 
-#include "fused/context.h"
+#include "fused/symmetric.h"
 
 struct prs_fused_plan {
     struct prs_fused *ctx;

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 
-#include "fused/kernels.h"
 #include "fused/lt.h"
 #include "util/error.h"
 
@@ -43,7 +42,7 @@ static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
         r = prs_cuda_check(
             cudaMemcpyAsync(p->args.staging[peer] + s->rank * bytes, a, bytes, cudaMemcpyDeviceToDevice, stream),
             "copy of A to another rank");
-    return r != 0 ? r : prs_kernels_meet(&p->args, stream);
+    return r != 0 ? r : prs_unfused_meet(&p->args, stream);
 }
 
 /* Where the sum goes: c here, and for an all-reduce c of every rank. */
@@ -63,7 +62,7 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     }
     first = share * s->rank < all ? share * s->rank : all;
     share = first + share < all ? share : all - first;
-    return prs_kernels_sum(&p->args, first, share, to, copies, p->shape.op == PRS_FUSED_ALLREDUCE, stream);
+    return prs_unfused_sum(&p->args, first, share, to, copies, p->shape.op == PRS_FUSED_ALLREDUCE, stream);
 }
 
 int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
@@ -77,9 +76,9 @@ int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, v
     if (r == 0)
         r = prs_lt_run(p->lt, gathers ? p->args.staging[0] : a, b, gathers ? c : p->args.staging[0], stream);
     if (r == 0 && !gathers)
-        r = prs_kernels_meet(&p->args, stream);
+        r = prs_unfused_meet(&p->args, stream);
     if (r == 0 && !gathers)
         r = reduce(p, c, stream);
     /* Nobody overwrites what another still reads, and an all-reduce has arrived everywhere. */
-    return r != 0 ? r : prs_kernels_meet(&p->args, stream);
+    return r != 0 ? r : prs_unfused_meet(&p->args, stream);
 }

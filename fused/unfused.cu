@@ -2,8 +2,8 @@
 /* Kernels of the unfused path: meetings of all ranks, and sums over mapped memory. */
 #include <errno.h>
 
-#include "fused/kernels.h"
 #include "fused/sync.cuh"
+#include "fused/unfused.h"
 
 /* All ranks have come here, and what they wrote before is visible. words->exits counts meetings. One warp. */
 static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
@@ -54,13 +54,13 @@ template <bool WIDE> static __global__ void sum(const __grid_constant__ struct s
     }
 }
 
-extern "C" int prs_kernels_meet(const struct prs_kernel_args *args, cudaStream_t stream)
+extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream)
 {
     meet<<<1, 32, 0, stream>>>(*args);
     return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
 }
 
-extern "C" int prs_kernels_sum(const struct prs_kernel_args *args, uint64_t first, uint64_t elements, void *const *to,
+extern "C" int prs_unfused_sum(const struct prs_kernel_args *args, uint64_t first, uint64_t elements, void *const *to,
                                uint32_t copies, int offset_result, cudaStream_t stream)
 {
     struct sum_args a = {};
