@@ -51,14 +51,17 @@ static uint32_t default_band(const struct prs_fused_shape *shape, uint32_t world
     return band > pairs ? pairs : band;
 }
 
-/* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. */
+/* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. An
+ * all-gather whose link is busy most of the time was better off in bursts (8192: 422 us against 490), one with an idle
+ * link without (16384: 2974 against 3347). */
 static void default_pace(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_tuning *t)
 {
-    bool hidden = link_ratio(shape, world, t->clusters) < 1;
+    double ratio = link_ratio(shape, world, t->clusters);
+    bool bursts = shape->op == PRS_FUSED_ALLGATHER && ratio > 0.6;
     if (t->paced == 0)
-        t->paced = shape->op == PRS_FUSED_ALLGATHER ? PRS_UNPACED : PRS_PACED;
+        t->paced = bursts ? PRS_UNPACED : PRS_PACED;
     if (t->spread == 0)
-        t->spread = hidden ? 85 : 1;
+        t->spread = ratio < 1 ? 85 : 1;
 }
 
 static void predict(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_plan_info *info)
@@ -126,7 +129,7 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
     *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
     if (s->kind == PRS_KIND_ALLGATHER && t->push_ctas != 0) {
         chunks = prs_ceil_div(prs_schedule_chunks(s), t->push_ctas);
-        *push = (uint32_t)(clocks / (chunks * (s->world - 1)));
+        *push = (uint32_t)(clocks / (t->paced == PRS_PACED ? chunks * (s->world - 1) : chunks));
     }
 }
 

@@ -45,14 +45,14 @@ enum prs_wr_opcode { PRS_WR_WRITE, PRS_WR_WRITE_IMM, PRS_WR_READ, PRS_WR_ADD };
 enum prs_wr_flags { PRS_WR_SIGNALED = 1, PRS_WR_FENCE = 2, PRS_WR_INLINE = 4 };
 
 /* One work request, ready for any NIC. For PRS_WR_ADD the NIC's back end supplies where the old value goes. */
-struct prs_wr {
+struct prs_wr { /* in the order in which back ends copy it: what is local, what is remote */
     uint64_t local_addr;
-    uint64_t remote_addr;
-    uint64_t value; /* PRS_WR_ADD */
-    uint32_t local_key;
-    uint32_t remote_key;
     uint32_t len_bytes;
+    uint32_t local_key;
+    uint64_t remote_addr;
+    uint32_t remote_key;
     uint32_t imm;
+    uint64_t value; /* PRS_WR_ADD */
     uint8_t opcode;
     uint8_t flags;
 };

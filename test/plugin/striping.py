@@ -63,7 +63,9 @@ def shares_follow_speed():
 
 def four_queues_are_not_slower_than_one():
     one = speed("one queue", "400M", 0.9 * FAST, FAST, fuse=False)
-    speed("four queues", "400M", 0.97 * one, FAST, fuse=False, env={"NCCL_IB_QPS_PER_CONNECTION": "4"})
+    for split in ("0", "1"):
+        speed("four queues", "400M", 0.97 * one, FAST, fuse=False,
+              env={"NCCL_IB_QPS_PER_CONNECTION": "4", "NCCL_IB_SPLIT_DATA_ON_QPS": split})
 
 
 class Watch:
@@ -145,7 +147,7 @@ def unequal_rail_counts_work_and_are_named():
 
 
 def content_is_whole_under_jitter():
-    for env in ({"NCCL_IB_QPS_PER_CONNECTION": "4"}, {"NCCL_IB_QPS_PER_CONNECTION": "3", "NCCL_IB_SPLIT_DATA_ON_QPS": "0"}):
+    for env in ({"NCCL_IB_QPS_PER_CONNECTION": "4"}, {"NCCL_IB_QPS_PER_CONNECTION": "3", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}):
         for order in ("auto", "in_order", "counted", "nic_fence", "drain"):
             found, _ = bench(["--nics", "2", "--jitter", "200us", "--latency", "10us", "--seed", str(len(order))],
                              ["--fuse", "--check", "--sizes", "1:1M:x32", "--odd", "--iters", "6", "--group", "2", "--chunk", "200001"],
