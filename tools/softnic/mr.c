@@ -17,6 +17,8 @@ enum {
                       IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
                       IBV_ACCESS_HUGETLB,
     MR_ACCESS_NEEDS_WRITE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+    POPULATE_READ = 22, /* of madvise, since Linux 5.14; older headers lack them */
+    POPULATE_WRITE = 23,
     GUEST_NAP_US = 20,
     GUEST_PATIENCE_NS = 2000000000,
 };
@@ -63,6 +65,22 @@ static bool mapped(uint64_t addr, uint64_t length)
     return madvise((void *)(uintptr_t)from, to - from, MADV_NORMAL) == 0 || errno != ENOMEM;
 }
 
+static bool page_is_read_only(uint64_t addr)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    void *start = (void *)(uintptr_t)(addr & ~(page - 1));
+
+    /* Both fail on old kernels and special mappings: those get the benefit of the doubt. */
+    return madvise(start, page, POPULATE_WRITE) && madvise(start, page, POPULATE_READ) == 0;
+}
+
+/* Hardware pins every page for writing and so finds one that cannot be. Here the ends stand for the rest, since filling
+ * in gigabytes that may never be used would cost too much. */
+static bool writable(uint64_t addr, uint64_t length)
+{
+    return !page_is_read_only(addr) && !page_is_read_only(addr + length - 1);
+}
+
 /* One road for every kind of registration. fd >= 0: a DMA-BUF, addr is the offset in it. */
 static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t length, uint64_t iova, unsigned int access,
                                   int fd)
@@ -81,6 +99,8 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
     device = fd >= 0 || (sn_device_mem && sn_device_mem->is_device(addr, length));
     r = -EFAULT;
     if (!device && length && !mapped(addr, length))
+        goto fail;
+    if (!device && length && (access & IBV_ACCESS_LOCAL_WRITE) && !writable(addr, length))
         goto fail;
     r = -ENOMEM;
     mr = calloc(1, sizeof(*mr));
