@@ -30,6 +30,9 @@ int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, si
 /* All ranks have come here; what they wrote to device memory before, and synchronised, is there. */
 int prs_context_barrier(struct prs_fused *ctx);
 
+/* Collective: 0 when r is 0 on every rank, else the first rank's error. */
+int prs_context_agree(struct prs_fused *ctx, int r);
+
 /* Makes the context's device current; *before gets what prs_context_leave() restores. */
 int prs_context_enter(struct prs_fused *ctx, int *before);
 void prs_context_leave(int before);

@@ -21,6 +21,14 @@ int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32
 /* All-gather by copy engine: enqueues what must come before the copies. 0 or -EIO. */
 int prs_kernels_begin_copies(const struct prs_kernel_args *args, cudaStream_t stream);
 
+/* Unfused path: all ranks wait for each other. 0 or -EIO. */
+int prs_kernels_meet(const struct prs_kernel_args *args, cudaStream_t stream);
+
+/* Unfused path: adds elements first .. first + elements of all ranks' staging; writes `copies` results, at the same
+ * offset when offset_result is set, else at the start of each `to`. 0 or -EIO. */
+int prs_kernels_sum(const struct prs_kernel_args *args, uint64_t first, uint64_t elements, void *const *to,
+                    uint32_t copies, int offset_result, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

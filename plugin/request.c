@@ -32,25 +32,33 @@ static int look_around(struct comm *comm)
 /* ------------------------------------------------------------------------------------------------------------------
  * receiver */
 
+static __attribute__((cold)) void refuse_arrival(struct recv_comm *comm, uint32_t id, uint64_t bytes)
+{
+    if (!comm->error)
+        comm->error = prs_fail(-EPROTO, "%s: notification %u of %llu bytes, which no receive expects",
+                               prs_peer_describe(comm->base.peer), id, (unsigned long long)bytes);
+    comm->misses = COMM_CHECK_EVERY; /* the next call that finds nothing tells it as well */
+}
+
 void request_arrived(void *recv_comm, uint32_t id, uint64_t bytes)
 {
     struct recv_comm *comm = recv_comm;
     uint32_t slot = id % CTS_RING;
     struct request *request = comm->entry[slot];
+    uint64_t tail = comm->tail;
     uint32_t index;
 
     if (!request || (index = (id - request->first) % PRS_NOTIFY_IDS) >= request->count || bytes > COMM_MAX_BYTES) {
-        if (!comm->error)
-            comm->error = prs_fail(-EPROTO, "%s: notification %u of %llu bytes, which no receive expects",
-                                   prs_peer_describe(comm->base.peer), id, (unsigned long long)bytes);
+        refuse_arrival(comm, id, bytes);
         return;
     }
     request->size[index] = (int)bytes;
     request->left--;
     comm->entry[slot] = NULL;
     comm->arrived++;
-    while (comm->tail != comm->next && !comm->entry[comm->tail % CTS_RING])
-        comm->tail++;
+    while (tail != comm->next && !comm->entry[tail % CTS_RING])
+        tail++;
+    comm->tail = tail;
 }
 
 /** Retire writes of records that have left the mirror. They complete in the order of posting or later; never earlier.
@@ -68,15 +76,16 @@ static void retire_announcements(struct recv_comm *comm)
 }
 
 /**
- * Whether the records that wait are to be written to the sender now. They wait only while it still has enough entries
- * to fill, and at least as many as wait here: so it never runs dry for want of a record, a short window is not made
- * shorter, and the busier the sender is the more records share one write.
+ * Whether the records that wait are to be written to the sender now: at once when one is for a long message, since the
+ * sender may be faster than this side's next look. Records of short messages wait only while the sender has enough
+ * entries to fill, and at least as many as wait here: so it never runs dry for want of a record, a short window is not
+ * made shorter, and the busier the sender is the more records share one write.
  */
 static inline bool is_announcing(const struct recv_comm *comm)
 {
     uint64_t unfilled = comm->announced - comm->arrived, waiting = comm->next - comm->announced;
 
-    return waiting && (unfilled < waiting || unfilled < COMM_UNFILLED_ENOUGH);
+    return waiting && (comm->is_prompt || unfilled < waiting || unfilled < COMM_UNFILLED_ENOUGH);
 }
 
 /** Write all waiting records to the sender. Return 0, also when the peer is busy and the rest goes later, or -errno. */
@@ -104,28 +113,35 @@ static int announce(struct recv_comm *comm)
         if (r)
             return r == PRS_BUSY ? 0 : r;
         comm->announced += records;
+        comm->is_prompt &= comm->announced != comm->next;
         one->end = comm->announced;
         comm->announce_head++;
     }
     return 0;
 }
 
-/** Return 0 or -errno. */
-static int progress_recv(struct recv_comm *comm)
+/** Nothing has come for long, or something wrong has. Return 0 or -errno. */
+static __attribute__((noinline)) int look_around_recv(struct recv_comm *comm)
+{
+    if (comm->error)
+        return comm->error;
+    comm->misses = 0;
+    return prs_fabric_check(comm->base.fabric, &comm->base.rails);
+}
+
+/** Return 1 (events were taken), 0 (there was nothing: whatever was not done is not done) or -errno. */
+static inline int progress_recv(struct recv_comm *comm)
 {
     int r = prs_peer_progress(comm->base.peer);
 
+    if (r == 0)
+        return ++comm->misses >= COMM_CHECK_EVERY ? look_around_recv(comm) : 0;
     if (r < 0)
         return r;
     if (comm->error)
         return comm->error;
-    if (r == 0 && ++comm->misses >= COMM_CHECK_EVERY) {
-        comm->misses = 0;
-        r = prs_fabric_check(comm->base.fabric, &comm->base.rails);
-        if (r < 0)
-            return r;
-    }
-    return is_announcing(comm) ? announce(comm) : 0;
+    r = is_announcing(comm) ? announce(comm) : 0;
+    return r < 0 ? r : 1;
 }
 
 static bool ring_has_room(struct recv_comm *comm, int n)
@@ -145,6 +161,7 @@ static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t 
     uint64_t sequence = comm->next + index;
     struct cts_record *record = &comm->mirror[sequence % CTS_RING];
 
+    comm->is_prompt |= size >= COMM_PROMPT_BYTES;
     if (!memory)
         memory = &none;
     record->keys = memory->keys;
@@ -403,22 +420,6 @@ net_result request_isend(void *send_comm, void *data, size_t size, int tag, void
 /* ------------------------------------------------------------------------------------------------------------------
  * test */
 
-/** Drive an op; return 1 when it is done, 0 when not, or -errno. */
-static int drive_op(struct request *request)
-{
-    if (request->op.status == PRS_OP_PENDING || request->waiting) {
-        int r = prs_peer_progress(request->comm->peer);
-
-        if (r >= 0 && request->waiting)
-            r = start_flush(request);
-        if (r < 0)
-            return r;
-        if (request->op.status == PRS_OP_PENDING || request->waiting)
-            return 0;
-    }
-    return request->op.status < 0 ? request->op.status : 1;
-}
-
 /** Give the request back and tell that it is done. */
 static inline net_result retire(struct request *request, struct request **free, int *done)
 {
@@ -443,32 +444,55 @@ static inline net_result retire_send(struct request *request, int *done, int *si
 }
 
 /** What is not done yet: drive it, and look again. Apart, so that a request that is done takes the short way. */
-static __attribute__((noinline)) net_result drive(struct request *request, int *done, int *sizes)
+static __attribute__((noinline)) net_result drive_recv(struct request *request, int *done, int *sizes)
 {
-    int r;
+    int r = progress_recv((struct recv_comm *)request->comm);
 
     *done = 0;
-    if (request->kind == REQUEST_RECV) {
-        r = progress_recv((struct recv_comm *)request->comm);
-        if (r < 0)
-            return result_from_errno(r);
-        return request->left ? NET_SUCCESS : retire_recv(request, done, sizes);
-    }
-    r = drive_op(request);
     if (r <= 0)
         return r < 0 ? result_from_errno(r) : NET_SUCCESS;
-    if (request->kind == REQUEST_SEND)
-        return retire_send(request, done, sizes);
-    return retire(request, &((struct recv_comm *)request->comm)->free, done);
+    return request->left ? NET_SUCCESS : retire_recv(request, done, sizes);
+}
+
+static __attribute__((noinline)) net_result drive_send(struct request *request, int *done, int *sizes)
+{
+    *done = 0;
+    if (request->op.status == PRS_OP_PENDING) {
+        int r = prs_peer_progress(request->comm->peer);
+
+        if (r <= 0)
+            return r < 0 ? result_from_errno(r) : NET_SUCCESS;
+        if (request->op.status == PRS_OP_PENDING)
+            return NET_SUCCESS;
+    }
+    return request->op.status < 0 ? result_from_errno(request->op.status) : retire_send(request, done, sizes);
+}
+
+/** The flush of a receive may have to wait until the peer has room for it. */
+static __attribute__((noinline)) net_result drive_flush(struct request *request, int *done)
+{
+    struct recv_comm *comm = (struct recv_comm *)request->comm;
+    int r = 0;
+
+    *done = 0;
+    if (request->op.status == PRS_OP_PENDING || request->waiting)
+        r = progress_recv(comm);
+    if (r >= 0 && request->waiting)
+        r = start_flush(request);
+    if (r < 0)
+        return result_from_errno(r);
+    if (request->op.status == PRS_OP_PENDING || request->waiting)
+        return NET_SUCCESS;
+    return request->op.status < 0 ? result_from_errno(request->op.status) : retire(request, &comm->free, done);
 }
 
 net_result request_test(void *handle, int *done, int *sizes)
 {
     struct request *request = handle;
 
-    if (request->kind == REQUEST_RECV && request->left == 0)
-        return retire_recv(request, done, sizes);
-    if (request->kind == REQUEST_SEND && request->op.status == 0)
-        return retire_send(request, done, sizes);
-    return drive(request, done, sizes);
+    if (request->kind == REQUEST_RECV)
+        return request->left ? drive_recv(request, done, sizes) : retire_recv(request, done, sizes);
+    if (request->kind == REQUEST_SEND)
+        return request->op.status ? drive_send(request, done, sizes) : retire_send(request, done, sizes);
+    return drive_flush(request, done);
 }

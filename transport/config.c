@@ -64,6 +64,8 @@ static int read_range(struct prs_config *config)
     if (slash)
         *slash = 0;
     bits = slash ? strtol(slash + 1, &end, 10) : -1;
+    if (bits > 128 || (slash && end == slash + 1))
+        bits = -1;
     if (inet_pton(AF_INET, address, config->gid_range + 12) == 1) {
         config->gid_range[10] = config->gid_range[11] = 0xff;
         config->gid_range_bits = (int)bits + 96;
@@ -82,8 +84,12 @@ static int read_words(struct prs_config *config)
 {
     static const char *const families[] = {"AF_INET", "AF_INET6", NULL};
     static const char *const switches[] = {"0", "1", NULL};
-    int family, off, on, r;
+    static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
+    int family, off, on, level, r;
 
+    r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* util/log.c reads it, but can refuse nothing */
+    if (r)
+        return r;
     r = prs_env_word("NCCL_SOCKET_FAMILY", -1, families, &family);
     if (r)
         return r;

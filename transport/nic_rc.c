@@ -345,32 +345,32 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
 
 /* ---------------------------------------------------------------------------------------------- data path */
 
-static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, struct ibv_sge *sge,
-                                const struct prs_wr *in, uint32_t position)
+static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, const struct prs_wr *in,
+                                uint32_t position)
 {
     static const uint8_t opcodes[] = {[PRS_WR_WRITE] = IBV_WR_RDMA_WRITE,
                                       [PRS_WR_WRITE_IMM] = IBV_WR_RDMA_WRITE_WITH_IMM,
                                       [PRS_WR_READ] = IBV_WR_RDMA_READ,
                                       [PRS_WR_ADD] = IBV_WR_ATOMIC_FETCH_AND_ADD};
+    struct ibv_sge *sge = out->sg_list;
 
     out->wr_id = queue->wr_id_high | position;
+    out->num_sge = in->len_bytes != 0;
     out->opcode = opcodes[in->opcode];
     out->send_flags = queue->ibv_flags[in->flags];
     out->imm_data = htonl(in->imm);
-    out->num_sge = in->len_bytes != 0;
-    sge->length = in->len_bytes;
     if (__builtin_expect(in->opcode == PRS_WR_ADD, 0)) {
         const struct prs_domain *domain = queue->base.link->rail->domain;
 
         sge->addr = (uintptr_t)domain->scratch; /* where the old value, which nobody wants, goes */
         sge->lkey = domain->scratch_mr->lkey;
+        sge->length = in->len_bytes;
         out->wr.atomic.remote_addr = in->remote_addr;
         out->wr.atomic.rkey = in->remote_key;
         out->wr.atomic.compare_add = in->value;
         return;
     }
-    sge->addr = in->local_addr;
-    sge->lkey = in->local_key;
+    *sge = (struct ibv_sge){in->local_addr, in->len_bytes, in->local_key};
     out->wr.rdma.remote_addr = in->remote_addr;
     out->wr.rdma.rkey = in->remote_key;
 }
@@ -378,16 +378,17 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
 static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
 {
     struct rc_queue *queue = to_rc_queue(base);
-    struct ibv_send_wr *bad, *last = &queue->wr[(first + count - 1) & mask], *behind = last->next;
+    struct ibv_send_wr *head = &queue->wr[first & mask], *behind = head, *last, *bad;
+    uint32_t position = first;
     int r;
 
-    for (uint32_t position = first; position != first + count; position++) {
-        uint32_t slot = position & mask;
-
-        fill_request(queue, &queue->wr[slot], &queue->sge[slot], &ring[slot], position);
-    }
+    do { /* a chain has at least one request */
+        last = behind;
+        fill_request(queue, last, &ring[position & mask], position);
+        behind = last->next;
+    } while (++position != first + count);
     last->next = NULL;
-    r = ibv_post_send(queue->qp, &queue->wr[first & mask], &bad);
+    r = ibv_post_send(queue->qp, head, &bad);
     last->next = behind;
     return r > 0 ? -r : r;
 }

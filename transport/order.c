@@ -30,6 +30,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->policy = options->policy;
     order->window_ops = options->window_ops;
     order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
+    order->plain = options->policy == PRS_POLICY_IN_ORDER && data == 1;
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
@@ -46,6 +47,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
 
         queue->mask = options->depth - 1;
         queue->path = i < data ? i % paths : i - data;
+        queue->local_rail = options->path[queue->path].local_rail;
+        queue->remote_rail = options->path[queue->path].remote_rail;
         queue->wr = calloc(options->depth, sizeof *queue->wr);
         queue->owner = calloc(options->depth, sizeof *queue->owner);
         if (!queue->wr || !queue->owner) {
@@ -137,39 +140,36 @@ static inline uint32_t choose_queue(struct prs_order *order, const struct prs_pu
     return choose_small_queue(order, put->len_bytes);
 }
 
-static inline void fill_write(const struct prs_order *order, const struct prs_order_queue *queue, struct prs_wr *wr,
-                              const struct prs_put *put, const uint32_t *local_keys, uint64_t offset, uint32_t bytes)
+static inline void fill_write(const struct prs_order_queue *queue, struct prs_wr *wr, const struct prs_put *put,
+                              const uint32_t *local_keys, uint64_t offset, uint32_t bytes)
 {
-    const struct prs_order_path *path = &order->path[queue->path];
-
+    wr->local_addr = (uintptr_t)put->src_addr + offset;
     wr->remote_addr = put->dst_addr + offset;
-    wr->remote_key = put->dst ? put->dst->rkey[path->remote_rail] : 0;
+    wr->local_key = local_keys ? local_keys[queue->local_rail] : 0;
+    wr->remote_key = put->dst ? put->dst->rkey[queue->remote_rail] : 0;
     wr->len_bytes = bytes;
     wr->opcode = PRS_WR_WRITE;
-    if (put->flags & PRS_PUT_INLINE) {
-        copy_inline(queue, wr, put->src_addr, bytes);
-        return;
-    }
     wr->flags = 0;
-    wr->local_addr = (uintptr_t)put->src_addr + offset;
-    wr->local_key = local_keys ? local_keys[path->local_rail] : 0;
+}
+
+/* What makes a message the next of a run, in one word; never 0. */
+static inline uint64_t run_key(uint32_t id, uint32_t tag, uint32_t bytes)
+{
+    return (uint64_t)bytes << 32 | tag << 16 | (id % PRS_NOTIFY_IDS + 1);
 }
 
 /* A single-part message ends a run: give the immediate of the former last one to this one, if it continues it. */
 static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag,
                               uint32_t max_run)
 {
-    uint32_t run = 1;
+    uint32_t bytes = wr->len_bytes, run = 1;
 
-    if (queue->run && wr->len_bytes < PRS_ORDER_PROMPT_BYTES && queue->run_next_id == id &&
-        queue->run_bytes == wr->len_bytes && queue->run_tag == tag && queue->run < max_run) {
+    if (queue->run_next == run_key(id, tag, bytes)) {
         queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;
         run = queue->run + 1;
     }
     queue->run = run;
-    queue->run_next_id = (id + 1) % PRS_NOTIFY_IDS;
-    queue->run_bytes = wr->len_bytes;
-    queue->run_tag = tag;
+    queue->run_next = run < max_run && bytes < PRS_ORDER_PROMPT_BYTES ? run_key(id + 1, tag, bytes) : 0;
     wr->opcode = PRS_WR_WRITE_IMM;
     wr->imm = prs_imm_make(id, run, 1, tag);
 }
@@ -236,8 +236,8 @@ static bool part_limit_exceeded(const struct prs_order *order, uint64_t len_byte
     return len_bytes / order->max_part_bytes + order->data_queues > PRS_IMM_MAX_PARTS;
 }
 
-static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
-                        const uint32_t *local_keys)
+static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
+                                                  const uint32_t *local_keys)
 {
     bool pinned =
         order->policy == PRS_POLICY_NIC_FENCE ||
@@ -264,7 +264,7 @@ static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct
             uint64_t bytes = left < order->max_part_bytes ? left : order->max_part_bytes;
             struct prs_wr *wr = admit_request(order, i, op);
 
-            fill_write(order, queue, wr, put, local_keys, offset, (uint32_t)bytes);
+            fill_write(queue, wr, put, local_keys, offset, (uint32_t)bytes);
             if (put->flags & PRS_PUT_NOTIFY) {
                 wr->opcode = PRS_WR_WRITE_IMM;
                 wr->imm = prs_imm_make(put->notify_id, 1, parts, (uint32_t)tag);
@@ -274,7 +274,7 @@ static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct
             }
             if (bytes >= PRS_ORDER_PROMPT_BYTES)
                 signal_request(order, queue, queue->head - 1);
-            queue->run = 0;
+            end_run(queue);
             note_put(order, put, i);
             account(order, i, bytes);
             offset += bytes;
@@ -287,48 +287,67 @@ static int put_in_parts(struct prs_order *order, struct prs_op *op, const struct
     return 0;
 }
 
-int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys)
+/* Apart and last: a call, which the others need not be ready for. */
+static __attribute__((noinline)) int copy_payload(const struct prs_order_queue *queue, struct prs_wr *wr,
+                                                  const struct prs_put *put)
 {
-    struct prs_order_queue *queue;
+    copy_inline(queue, wr, put->src_addr, put->len_bytes);
+    return 0;
+}
+
+/* A put that is one request. Compiled for plain orders as well, where most of it falls away. */
+static inline __attribute__((always_inline)) int
+put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys, bool plain)
+{
+    uint32_t index = plain ? 0 : choose_queue(order, put), flags = put->flags;
+    struct prs_order_queue *queue = &order->queue[index];
     struct prs_wr *wr;
-    uint32_t index;
-    bool eager;
     int tag;
 
-    if (order->ops >= order->window_ops || order->stalled)
-        return PRS_BUSY;
-    if (put->len_bytes > order->split_bytes)
-        return put_in_parts(order, op, put, local_keys);
-    index = choose_queue(order, put);
-    queue = &order->queue[index];
     if (queue_full(queue))
         return PRS_BUSY;
-    tag = count_put(order, put, 1);
+    tag = plain ? 0 : count_put(order, put, 1);
     if (tag < 0)
         return PRS_BUSY;
     prs_op_start(op, 1);
-    eager = queue->eager;
-    wr = admit_request(order, index, op);
-    fill_write(order, queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
+    wr = admit_lazily(order, index, op);
+    fill_write(queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
     if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES)
         signal_request(order, queue, queue->head - 1);
-    else if (put->flags & PRS_PUT_LAZY)
-        queue->eager = eager;
-    if (put->flags & PRS_PUT_NOTIFY) {
+    else if (!(flags & PRS_PUT_LAZY))
+        queue->eager = true;
+    if (flags & PRS_PUT_NOTIFY) {
         extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
-        queue->run = 0;
+        end_run(queue);
         if (tag) {
             wr->opcode = PRS_WR_WRITE_IMM;
             wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
         }
     }
-    note_put(order, put, index);
-    account(order, index, put->len_bytes);
+    if (!plain) {
+        note_put(order, put, index);
+        account(order, index, put->len_bytes);
+    }
     order->ops++;
     order->stats.puts++;
     order->stats.bytes += put->len_bytes;
-    return 0;
+    return flags & PRS_PUT_INLINE ? copy_payload(queue, wr, put) : 0;
+}
+
+static __attribute__((noinline)) int put_with_choice(struct prs_order *order, struct prs_op *op,
+                                                     const struct prs_put *put, const uint32_t *local_keys)
+{
+    return put_whole(order, op, put, local_keys, false);
+}
+
+int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys)
+{
+    if (order->ops >= order->window_ops || order->stalled)
+        return PRS_BUSY;
+    if (put->len_bytes > order->split_bytes)
+        return put_in_parts(order, op, put, local_keys);
+    return order->plain ? put_whole(order, op, put, local_keys, true) : put_with_choice(order, op, put, local_keys);
 }
 
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys)
@@ -348,7 +367,6 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
     prs_op_start(op, parts);
     for (uint32_t i = 0; i < order->data_queues; i++) {
         struct prs_order_queue *queue = &order->queue[i];
-        const struct prs_order_path *path = &order->path[queue->path];
 
         for (uint64_t left = lanes[i].share_bytes; left;) {
             uint64_t bytes = left < order->max_part_bytes ? left : order->max_part_bytes;
@@ -356,11 +374,11 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
 
             *wr = (struct prs_wr){.local_addr = (uintptr_t)get->dst_addr + offset,
                                   .remote_addr = get->src_addr + offset,
-                                  .local_key = local_keys[path->local_rail],
-                                  .remote_key = get->src->rkey[path->remote_rail],
+                                  .local_key = local_keys[queue->local_rail],
+                                  .remote_key = get->src->rkey[queue->remote_rail],
                                   .len_bytes = (uint32_t)bytes,
                                   .opcode = PRS_WR_READ};
-            queue->run = 0;
+            end_run(queue);
             queue->last_read = queue->head;
             account(order, i, bytes);
             offset += bytes;
@@ -417,7 +435,7 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remot
     *wr = (struct prs_wr){
         .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof value, .opcode = PRS_WR_WRITE};
     copy_inline(queue, wr, &value, sizeof value);
-    queue->run = 0;
+    end_run(queue);
     account(order, 0, sizeof value);
     return 0;
 }
@@ -440,7 +458,7 @@ bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *
         signal_request(order, queue, queue->head - 1);
     queue->eager = false;
     queue->posted = queue->head;
-    queue->run = 0; /* what is posted cannot be changed any more */
+    end_run(queue); /* what is posted cannot be changed any more */
     if (now_ns && !order->path[queue->path].since_ns)
         order->path[queue->path].since_ns = now_ns;
     return true;
@@ -463,41 +481,52 @@ static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns
     }
 }
 
-/* One request is done. Return how many ops that ends. */
-static inline uint32_t retire(struct prs_op *owner)
+static __attribute__((noinline)) uint32_t retire_merged(struct prs_op *owner)
 {
     uint32_t done = 0;
 
-    if (__builtin_expect(!((uintptr_t)owner & OWNER_MERGED), 1))
-        return prs_op_part_done(owner);
     while (owner)
         done += prs_op_part_done(owner_pop(&owner)); /* popped before done: then its storage may vanish */
     return done;
 }
 
+/* One request is done. Return how many ops that ends. */
+static inline uint32_t retire(struct prs_op *owner)
+{
+    return __builtin_expect((uintptr_t)owner & OWNER_MERGED, 0) ? retire_merged(owner) : prs_op_part_done(owner);
+}
+
+/* How much is done, for choosing among queues. */
+static void take_account(struct prs_order *order, struct prs_order_queue *queue, uint32_t count, uint64_t now_ns)
+{
+    struct prs_order_path *path = &order->path[queue->path];
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        bytes += queue->wr[(queue->tail + i) & queue->mask].len_bytes;
+    queue->backlog_bytes -= bytes;
+    path->inflight_bytes -= bytes;
+    if (now_ns)
+        measure(path, bytes, now_ns);
+}
+
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns)
 {
     struct prs_order_queue *queue = &order->queue[index];
-    uint32_t count = position + 1 - queue->tail, done = 0;
-    uint64_t bytes = 0;
+    uint32_t tail = queue->tail, end = position + 1, mask = queue->mask, done = 0;
+    struct prs_op **owner = queue->owner;
 
-    if (count == 0 || count > queue->posted - queue->tail)
+    if (end == tail || end - tail > queue->posted - tail)
         return -EPROTO;
-    while (count--) {
-        uint32_t slot = queue->tail++ & queue->mask;
-
-        bytes += queue->wr[slot].len_bytes;
-        done += retire(queue->owner[slot]);
-    }
+    if (order->data_queues > 1 && index < order->data_queues)
+        take_account(order, queue, end - tail, now_ns);
+    do
+        done += retire(owner[tail++ & mask]);
+    while (tail != end);
+    queue->tail = tail;
     order->ops -= done;
     order->signaled--;
     order->closers.parts = 1u << 31; /* never to reach zero */
-    if (order->data_queues > 1 && index < order->data_queues) {
-        queue->backlog_bytes -= bytes;
-        order->path[queue->path].inflight_bytes -= bytes;
-        if (now_ns)
-            measure(&order->path[queue->path], bytes, now_ns);
-    }
     if (order->held_count)
         prs_order_release(order);
     return (int)done;

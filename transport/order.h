@@ -45,14 +45,14 @@ enum prs_wr_opcode { PRS_WR_WRITE, PRS_WR_WRITE_IMM, PRS_WR_READ, PRS_WR_ADD };
 enum prs_wr_flags { PRS_WR_SIGNALED = 1, PRS_WR_FENCE = 2, PRS_WR_INLINE = 4 };
 
 /* One work request, ready for any NIC. For PRS_WR_ADD the NIC's back end supplies where the old value goes. */
-struct prs_wr {
+struct prs_wr { /* in the order in which back ends copy it: what is local, what is remote */
     uint64_t local_addr;
-    uint64_t remote_addr;
-    uint64_t value; /* PRS_WR_ADD */
-    uint32_t local_key;
-    uint32_t remote_key;
     uint32_t len_bytes;
+    uint32_t local_key;
+    uint64_t remote_addr;
+    uint32_t remote_key;
     uint32_t imm;
+    uint64_t value; /* PRS_WR_ADD */
     uint8_t opcode;
     uint8_t flags;
 };
@@ -80,10 +80,10 @@ struct prs_order_queue {
     uint32_t signaled; /* behind the last signaled one */
     bool eager;        /* somebody waits for what is not posted yet */
     uint32_t path;
-    uint32_t run; /* length of the run that the request before head ends; 0: none that may grow */
-    uint32_t run_next_id;
-    uint32_t run_bytes;
-    uint32_t run_tag;
+    uint32_t local_rail; /* the path's */
+    uint32_t remote_rail;
+    uint32_t run;       /* length of the run that the request before head ends */
+    uint64_t run_next;  /* run_key() of the message that would make it longer; 0: none may */
     uint32_t last_read; /* position + 1 of the last read; 0: none */
     uint64_t backlog_bytes;
 };
@@ -117,6 +117,7 @@ struct prs_order {
     uint32_t path_count;
     uint32_t max_run;
     bool tracked;            /* signals depend on where the puts of their group went */
+    bool plain;              /* in_order on a single queue: a put has no choice, and nobody asks where it went */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut */
     bool split_queues;       /* over all queues; else over one queue of each path, by turns */

@@ -17,15 +17,27 @@ static inline bool queue_has(const struct prs_order_queue *queue, uint32_t posit
     return position - queue->tail < queue->head - queue->tail; /* in flight or waiting to be posted */
 }
 
-static inline struct prs_wr *admit_request(struct prs_order *order, uint32_t index, struct prs_op *op)
+/* For an op that nobody waits for yet. */
+static inline struct prs_wr *admit_lazily(struct prs_order *order, uint32_t index, struct prs_op *op)
 {
     struct prs_order_queue *queue = &order->queue[index];
     uint32_t slot = queue->head++ & queue->mask;
 
     order->dirty |= 1ull << index;
-    queue->eager = true;
     queue->owner[slot] = op;
     return &queue->wr[slot];
+}
+
+static inline struct prs_wr *admit_request(struct prs_order *order, uint32_t index, struct prs_op *op)
+{
+    order->queue[index].eager = true;
+    return admit_lazily(order, index, op);
+}
+
+/* The last request is not to share its notification with a later one. */
+static inline void end_run(struct prs_order_queue *queue)
+{
+    queue->run_next = 0;
 }
 
 /* Ask for a completion of a request that is not posted yet. */
@@ -69,7 +81,7 @@ static inline void copy_inline(const struct prs_order_queue *queue, struct prs_w
     uint8_t *copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
 
     memcpy(copy, bytes, count);
-    wr->flags = PRS_WR_INLINE;
+    wr->flags |= PRS_WR_INLINE;
     wr->local_addr = (uintptr_t)copy;
     wr->local_key = queue->inline_key;
 }

@@ -78,7 +78,7 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
     if (fenced)
         fence(order, wr);
     group->unfenced = false;
-    queue->run = 0;
+    end_run(queue);
     account(order, index, sizeof signal->value);
     group_note(group, index, queue->head - 1);
     order->signal_used |= 1ull << index;
@@ -122,7 +122,7 @@ static void admit_record(struct prs_order *order, uint32_t index, struct prs_op 
                           .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
                           .opcode = PRS_WR_WRITE_IMM};
     copy_inline(queue, wr, record, sizeof *record);
-    queue->run = 0;
+    end_run(queue);
     account(order, index, sizeof *record);
 }
 

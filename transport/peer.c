@@ -69,7 +69,7 @@ static int post_waiting(struct prs_peer *peer)
     struct prs_chain chain;
 
     peer->unposted = 0;
-    while (prs_order_take(&peer->order, now_ns, &chain)) {
+    while (peer->order.dirty && prs_order_take(&peer->order, now_ns, &chain)) {
         const struct prs_order_queue *queue = &peer->order.queue[chain.queue];
         int r = peer->nic->post(peer->queue[chain.queue], queue->wr, queue->mask, chain.first, chain.count);
 
@@ -232,13 +232,20 @@ int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_re
 
 /* ------------------------------------------------------------------------------------------------ progress */
 
-static int take_arrival(struct prs_peer *peer, const struct prs_event *event)
+static inline void notify(struct prs_peer *peer, uint32_t first_id, uint32_t count, uint64_t bytes)
+{
+    peer->notifications += count;
+    for (uint32_t id = first_id; id != first_id + count; id++)
+        peer->on_notify(peer->user, id % PRS_NOTIFY_IDS, bytes);
+}
+
+/* Parts, what is counted, and what is wrong. */
+static __attribute__((noinline)) int take_special_arrival(struct prs_peer *peer, const struct prs_event *event)
 {
     struct prs_notice notice;
     struct prs_imm imm;
     int r = prs_imm_parse(event->value, &imm);
 
-    peer->arrivals++;
     if (imm.tag || imm.bare) {
         if (!r)
             r = prs_records_arrive(peer, &imm, peer->order.queue[event->queue].path);
@@ -254,9 +261,19 @@ static int take_arrival(struct prs_peer *peer, const struct prs_event *event)
     if (unlikely(r < 0))
         return prs_peer_fail(peer, r, "arrival with immediate %#x contradicts earlier parts of id %u", event->value,
                              imm.id);
-    peer->notifications += notice.count;
-    for (uint32_t i = 0; i < notice.count; i++)
-        peer->on_notify(peer->user, (notice.first_id + i) % PRS_NOTIFY_IDS, notice.bytes);
+    notify(peer, notice.first_id, notice.count, notice.bytes);
+    return 0;
+}
+
+static inline int take_arrival(struct prs_peer *peer, const struct prs_event *event)
+{
+    uint32_t value = event->value, id = value % PRS_NOTIFY_IDS, run = value / PRS_NOTIFY_IDS + 1;
+
+    peer->arrivals++;
+    /* Most are a run, and no part of it has come before: nothing to put together. */
+    if (unlikely(!prs_imm_is_run(value) || peer->arriving.wanted[id] || !peer->on_notify))
+        return take_special_arrival(peer, event);
+    notify(peer, id - run + 1, run, event->bytes);
     return 0;
 }
 
@@ -333,13 +350,18 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
                          peer->remote);
 }
 
-/* Path i has brought events; take them, and those of the paths behind it. Return how many, or -errno. */
-static __attribute__((noinline)) int take_all(struct prs_peer *peer, uint32_t i, int count)
+static inline int idle(struct prs_peer *peer)
+{
+    return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
+}
+
+/* Path 0 has brought so many events; take them, and those of the other paths. Return how many, or -errno. */
+static __attribute__((noinline)) int take_all(struct prs_peer *peer, int count)
 {
     struct prs_event first;
     int handled = 0, r;
+    uint32_t i = 0;
 
-    peer->idle_polls = 0;
     first.kind = PRS_EVENT_DONE;
     for (;;) {
         if (unlikely(count < 0))
@@ -355,6 +377,9 @@ static __attribute__((noinline)) int take_all(struct prs_peer *peer, uint32_t i,
             break;
         count = peer->nic->poll(peer->link[i], peer->events);
     }
+    if (!handled)
+        return idle(peer);
+    peer->idle_polls = 0;
     if (unlikely(peer->records)) {
         r = prs_records_raise(peer);
         if (unlikely(r))
@@ -370,7 +395,7 @@ static __attribute__((noinline)) int take_all(struct prs_peer *peer, uint32_t i,
 
 int prs_peer_progress(struct prs_peer *peer)
 {
-    uint32_t i = 0;
+    int count;
 
     if (unlikely(peer->error))
         return repeat_error(peer);
@@ -380,16 +405,17 @@ int prs_peer_progress(struct prs_peer *peer)
         if (unlikely(r))
             return r;
     }
-    do { /* most calls find nothing: they must cost little */
-        int count = peer->nic->poll(peer->link[i], peer->events);
-
-        if (count)
-            return take_all(peer, i, count);
-    } while (++i < peer->path_count);
-    return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
+    /* Most calls find nothing: they must cost little. */
+    count = peer->nic->poll(peer->link[0], peer->events);
+    return count || peer->path_count > 1 ? take_all(peer, count) : idle(peer);
 }
 
 /* -------------------------------------------------------------------------------------------------- queries */
+
+void prs_peer_set_user(struct prs_peer *peer, void *user)
+{
+    peer->user = user;
+}
 
 const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes)
 {

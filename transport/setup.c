@@ -325,6 +325,13 @@ void prs_peer_close(struct prs_peer *peer)
 {
     if (!peer)
         return;
+    if (peer->fabric->owner != getpid()) {
+        /* In a child of a fork: queues and connection are the parent's, and what is copied memory goes with the child.
+         */
+        if (peer->stream_fd >= 0)
+            close(peer->stream_fd);
+        return;
+    }
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])
             peer->nic->kill(peer->link[i]);

@@ -53,6 +53,12 @@ static inline uint32_t prs_imm_make_bare(enum prs_wire_bare kind, uint32_t tag)
     return 1u << 31 | tag << 21 | (uint32_t)kind;
 }
 
+/* Whether this is a run of whole messages that no group counts: then id and run are all that it says. */
+static inline bool prs_imm_is_run(uint32_t value)
+{
+    return value < 1u << 15;
+}
+
 /* Return 0 or -EPROTO (no sender of this version makes such a value). */
 static inline int prs_imm_parse(uint32_t value, struct prs_imm *out)
 {

@@ -2,6 +2,7 @@
 /* Contexts, devices, registrations; loading again; forks. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,6 +159,7 @@ Test(device, a_child_of_a_fork_disturbs_nobody)
     if (child == 0) {
         is_child = true;
         memset(pair.target, 1, PAIR_BYTES); /* its own copy */
+        pair_close(&plugin, &pair);
         plugin.net->finalize(plugin.context);
         exit(0);
     }
@@ -193,6 +195,48 @@ Test(device, a_child_of_a_fork_may_start_anew)
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
     transfer(&plugin, 0);
+    plugin_close(&plugin);
+}
+
+static bool is_stopping;
+
+/** Holds the plugin's locks nearly all the time. */
+static void *ask_in_vain(void *arg)
+{
+    const struct plugin *plugin = arg;
+    struct net_properties_v12 properties;
+
+    while (!__atomic_load_n(&is_stopping, __ATOMIC_RELAXED))
+        plugin->net->properties(-1, &properties);
+    return NULL;
+}
+
+Test(device, a_child_forked_while_a_thread_is_inside_does_not_hang)
+{
+    struct plugin plugin = plugin_open();
+    pthread_t thread;
+
+#ifdef __SANITIZE_THREAD__
+    cr_skip("a child of a process with threads cannot start threads under this sanitizer");
+#endif
+    cr_assert_eq(pthread_create(&thread, NULL, ask_in_vain, &plugin), 0);
+    for (int i = 0; i < 20; i++) {
+        int status = -1;
+        pid_t child = fork();
+
+        if (child == 0) {
+            struct plugin own;
+
+            alarm(20);
+            own = plugin_open();
+            plugin_close(&own);
+            _exit(0);
+        }
+        cr_assert_eq(waitpid(child, &status, 0), child);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child %d: status %#x", i, status);
+    }
+    __atomic_store_n(&is_stopping, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
     plugin_close(&plugin);
 }
 

@@ -68,6 +68,8 @@ static __global__ void meet_kernel(struct meet_args m)
 static void meet_gpus(struct run *r)
 {
     struct meet_args m;
+    if (!r->rank->threads)
+        return;
     memcpy(m.flags, r->meet, sizeof(m.flags));
     m.rank = r->rank->rank, m.world = r->rank->world, m.epoch = ++r->meetings;
     meet_kernel<<<1, 32, 0, r->stream>>>(m);
@@ -422,7 +424,9 @@ static void usage(void)
         "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  more launches, unevenly late, each "
         "compared\n"
         "  --replay N      replays of a CUDA graph of three launches, each compared\n"
-        "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced --spread PERCENT   tuning; "
+        "  --path fused|unfused --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced "
+        "--unpaced --spread PERCENT   "
+        "tuning; "
         "--autotune\n"
         "  --one-device    all ranks on device 0, to check without several GPUs\n"
         "  --loopback W    one rank plays all: times the protocol without NVLink (results are not sums)\n"
@@ -452,6 +456,8 @@ static void parse(int argc, char **argv, struct options *o)
                                           {"loopback", 1, 0, 'L'},
                                           {"lag", 1, 0, 'a'},
                                           {"spread", 1, 0, 'D'},
+                                          {"unpaced", 0, 0, 'U'},
+                                          {"path", 1, 0, 'q'},
                                           {"paced", 0, 0, 'P'},
                                           {"replay", 1, 0, 'R'},
                                           {0, 0, 0, 0}};
@@ -489,6 +495,9 @@ static void parse(int argc, char **argv, struct options *o)
         case 'p':
             o->tuning.push_ctas = (uint32_t)atoi(optarg);
             break;
+        case 'q':
+            o->tuning.path = strcmp(optarg, "unfused") == 0 ? PRS_PATH_UNFUSED : PRS_PATH_FUSED;
+            break;
         case 'e':
             o->tuning.copy_engine = 1;
             break;
@@ -509,6 +518,9 @@ static void parse(int argc, char **argv, struct options *o)
             break;
         case 'R':
             o->replay = (uint32_t)atoi(optarg);
+            break;
+        case 'U':
+            o->tuning.paced = PRS_UNPACED;
             break;
         case 'D':
             o->tuning.spread = (uint32_t)atoi(optarg);

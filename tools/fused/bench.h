@@ -15,6 +15,7 @@ struct bench_meeting;
 struct bench_rank {
     uint32_t rank, world;
     int device;
+    bool threads; /* ranks share this process */
     struct bench_meeting *meeting;
 };
 
