@@ -340,6 +340,7 @@ struct prs_stats {
     uint64_t fences, drains, merged_signals; /* fence flags posted; waits for all completions; adds merged into one */
     uint64_t bytes;
     uint64_t rail_bytes[PRS_MAX_RAILS];
+    uint64_t signal_flushes; /* reads before a signal was raised here in device memory, for data of other rails */
 };
 PRS_API void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out);
 
