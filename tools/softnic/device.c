@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/softnic/agent.h"
 #include "tools/softnic/cq.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
@@ -135,6 +136,7 @@ int ibv_close_device(struct ibv_context *context)
     int fd = context->async_fd;
 
     sn_engine_fini(&ctx->engine);
+    sn_agent_stop(ctx);
     sn_ctx_shm_give(sn_self->world, ctx->index); /* before the descriptor is gone: no event goes to a stranger */
     close(fd);
     pthread_mutex_destroy(&ctx->qp_mutex);

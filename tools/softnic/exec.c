@@ -253,6 +253,9 @@ static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
         return 0;
     c->dst_count = 1;
     r = sn_place_atomic(c, w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP, w->compare_add, w->swap, &w->result);
+    w->placing = r == SN_PLACE_BUSY;
+    if (w->placing)
+        return SN_EXEC_BUSY;
     r = place_result(qp, target, w, r);
     if (r || w->status != IBV_WC_SUCCESS)
         return r;

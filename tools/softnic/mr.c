@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tools/softnic/agent.h"
 #include "tools/softnic/device.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
@@ -116,9 +117,13 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
     shm->length = length;
     shm->access = access;
     shm->kind = device ? SN_MEM_CUDA : SN_MEM_HOST;
+    shm->ctx = sn_ctx_of(pd->context)->index;
     r = device ? sn_device_mem->export_mr(shm, fd, addr) : 0;
     if (r < 0)
         goto give_shm;
+    r = device ? sn_agent_start(sn_ctx_of(pd->context)) : 0;
+    if (r < 0)
+        goto unexport;
     *mr = (struct ibv_mr){pd->context,
                           pd,
                           (void *)(uintptr_t)(fd >= 0 ? iova : addr),
@@ -128,6 +133,8 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
                           index << 16 | shm->generation};
     __atomic_store_n(&shm->key, mr->rkey, __ATOMIC_RELEASE); /* valid from here on */
     return mr;
+unexport:
+    sn_device_mem->unexport_mr(shm);
 give_shm:
     sn_mr_shm_give(world, index);
 free_mr:
@@ -193,8 +200,11 @@ int ibv_dereg_mr(struct ibv_mr *mr)
     /* G2: invalidate first, look for guests second; pairs with G1 in sn_exec. */
     __atomic_store_n(&shm->key, 0, __ATOMIC_SEQ_CST);
     users_wait(mr);
-    if (shm->kind != SN_MEM_HOST)
+    if (shm->kind != SN_MEM_HOST) {
+        if (sn_agent_wait(sn_ctx_of(mr->context), sn_now_ns() + GUEST_PATIENCE_NS) < 0)
+            sn_log("dereg_mr of key 0x%x: a copy made for another process did not end in 2 s", mr->rkey);
         sn_device_mem->unexport_mr(shm);
+    }
     sn_mr_shm_give(sn_self->world, mr->handle);
     free(mr);
     return 0;

@@ -29,6 +29,8 @@ enum {
     SN_ASYNC_EVENTS = 64,
     SN_ARENA_CLASSES = 20, /* 4 KiB << class */
     SN_IPC_BLOB = 128,
+    SN_MAX_SGE = 32,
+    SN_AGENT_SLOTS = 32, /* requests that one opened device carries out for others at a time */
 };
 #define SN_ARENA_BYTES (4ull << 30)
 #define SN_NONE        UINT32_MAX
@@ -241,11 +243,45 @@ struct sn_mr_shm {
     uint64_t addr; /* where it is in the owner: addr + (requested - iova) */
     uint32_t access;
     uint32_t kind; /* enum sn_mem_kind */
-    uint8_t pad[16];
+    uint32_t ctx;  /* SN_MEM_CUDA: the opened device whose agent reaches it for others */
+    uint8_t pad[12];
     uint8_t ipc[SN_IPC_BLOB]; /* SN_MEM_CUDA: how another process maps it (cuda_mem.c) */
     uint8_t spare[64];
 };
 static_assert(sizeof(struct sn_mr_shm) == 256, "shared layout");
+
+/* A request to the owner of device memory that only the owner can reach: agent.h. */
+struct sn_agent_span {
+    uint64_t addr, length;
+    uint32_t key; /* of the registration; 0: plain host memory */
+    uint32_t kind;
+};
+static_assert(sizeof(struct sn_agent_span) == 24, "shared layout");
+
+enum sn_agent_op { SN_AGENT_WRITE, SN_AGENT_READ, SN_AGENT_ADD, SN_AGENT_SWAP };
+
+struct sn_agent_slot {
+    uint32_t op;
+    int32_t result;                 /* once done: 0, a positive SN_PLACE_ condition, or -errno as the owner sees it */
+    uint32_t proc, proc_generation; /* the initiator */
+    uint64_t length, compare_add, swap, found;
+    uint32_t dst_count, src_count;
+    uint8_t pad[8];
+    struct sn_agent_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
+};
+static_assert(sizeof(struct sn_agent_slot) == 64 + 2 * 24 * SN_MAX_SGE, "shared layout");
+
+/* One for each opened device. The words are apart from the requests, so that looking at all of them is four lines. */
+struct sn_agent_shm {
+    uint32_t epoch; /* odd: an agent is at work; another number: another agent */
+    uint32_t bell;  /* futex: counts what was posted */
+    uint32_t asleep;
+    uint32_t beat; /* moves while the agent does */
+    uint8_t pad[48];
+    uint64_t words[SN_AGENT_SLOTS]; /* initiator's pid << 32 | serial << 8 | enum sn_agent_state */
+    struct sn_agent_slot slots[SN_AGENT_SLOTS];
+};
+static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_agent_shm) % 64 == 0, "shared layout");
 
 struct sn_world {
     uint64_t magic;
@@ -276,6 +312,7 @@ struct sn_world {
     struct sn_qp_shm qps[SN_MAX_QPS] __attribute__((aligned(4096)));
     struct sn_srq_shm srqs[SN_MAX_SRQS] __attribute__((aligned(4096)));
     struct sn_mr_shm mrs[SN_MAX_MRS] __attribute__((aligned(4096)));
+    struct sn_agent_shm agents[SN_MAX_CTXS] __attribute__((aligned(4096))); /* by opened device; untouched: no pages */
 };
 
 /** Fill config with the defaults: one node, one device, model off. */
