@@ -9,7 +9,7 @@
 #include "util/error.h"
 #include "util/log.h"
 
-enum { MAX_CANDIDATES = 16 };
+enum { MAX_CANDIDATES = 20 };
 
 /* The default first, so that a tie keeps it. */
 static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
@@ -28,7 +28,8 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
             list[count] = (struct prs_fused_tuning){.band = band, .copy_engine = 1, .segments = segments};
     }
     list[count++].spread = 1;
-    list[count++].spread = 60;
+    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED};
+    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED};
     list[count++] = (struct prs_fused_tuning){.spread = 1, .paced = PRS_UNPACED};
     return count;
 }

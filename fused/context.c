@@ -49,6 +49,15 @@ int prs_context_barrier(struct prs_fused *ctx)
     return prs_context_allgather(ctx, &mine, all, sizeof(mine));
 }
 
+int prs_context_agree(struct prs_fused *ctx, int mine)
+{
+    int32_t given = mine, all[PRS_MAX_WORLD];
+    int r = prs_context_allgather(ctx, &given, all, sizeof(given));
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        r = all[i];
+    return r;
+}
+
 static int check_config(const struct prs_fused_config *c)
 {
     if (c->world < 1 || c->world > PRS_MAX_WORLD || c->rank >= c->world)

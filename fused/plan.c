@@ -7,8 +7,10 @@
 
 #include "fused/copies.h"
 #include "fused/kernels.h"
+#include "fused/lt.h"
 #include "fused/tensor_map.h"
 #include "fused/tuning.h"
+#include "fused/unfused.h"
 #include "util/error.h"
 
 /* Bytes of one bank of what the other ranks write here. */
@@ -45,18 +47,32 @@ static int open_copies(struct prs_fused_plan *p)
     return r != 0 ? r : prs_copies_open(p, &p->copies);
 }
 
+static int open_words(struct prs_fused_plan *p)
+{
+    int r = prs_cuda_check(cudaMalloc((void **)&p->args.words, sizeof(*p->args.words)), "cudaMalloc of plan words");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemset(p->args.words, 0, sizeof(*p->args.words)), "cudaMemset of plan words");
+    if (r == 0)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
+    p->info.workspace_bytes = sizeof(*p->args.words);
+    return r;
+}
+
 static int open_workspace(struct prs_fused_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
-    const struct prs_schedule *s = &a->schedule;
-    uint64_t flags = flag_count(s);
-    int r = prs_cuda_check(cudaMalloc((void **)&a->words, sizeof(*a->words)), "cudaMalloc of plan words");
-    if (r == 0)
-        r = prs_cuda_check(cudaMemset(a->words, 0, sizeof(*a->words)), "cudaMemset of plan words");
+    struct prs_schedule *s = &a->schedule;
+    uint64_t flags;
+    int r;
+    if (p->info.tuning.copy_engine != 0)
+        s->segments = p->info.tuning.segments;
+    a->paced = p->info.tuning.paced == PRS_PACED;
+    a->push_ctas = p->info.tuning.push_ctas;
+    prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
+    flags = flag_count(s);
     a->staging_bank_bytes = bank_bytes(p);
-    p->info.workspace_bytes = sizeof(*a->words);
-    if (r != 0 || a->staging_bank_bytes == 0)
-        return r;
+    if (a->staging_bank_bytes == 0)
+        return 0;
     /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one, and wait for credit.
      */
     r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, &p->staging);
@@ -79,12 +95,25 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
         return prs_fail(-EINVAL, "fused: empty product %u x %u x %u", shape->m, shape->n, shape->k);
     if (shape->op > PRS_FUSED_ALLREDUCE)
         return prs_fail(-EINVAL, "fused: operation %d is not known", (int)shape->op);
-    if (shape->op != PRS_FUSED_GEMM && shape->m % ctx->config.world != 0)
+    if ((shape->op == PRS_FUSED_REDUCE_SCATTER || shape->op == PRS_FUSED_ALLGATHER) &&
+        shape->m % ctx->config.world != 0)
         return prs_fail(-EINVAL, "fused: %u rows do not divide among %u ranks", shape->m, ctx->config.world);
-    if (shape->n % 8 != 0 || shape->k % 8 != 0)
-        return prs_fail(-EINVAL, "fused: n = %u, k = %u: rows must be multiples of 16 bytes (8 elements)", shape->n,
-                        shape->k);
     return 0;
+}
+
+/* Unfused was only preferred and has no cuBLASLt (on any rank: they agree): fused is slower than it would have been,
+ * but right. */
+static int open_path(struct prs_fused_plan *p, bool demanded)
+{
+    int r;
+    if (p->info.tuning.path == PRS_PATH_FUSED)
+        return open_workspace(p);
+    r = prs_unfused_open(p);
+    if (r != -ENOTSUP || demanded || !prs_tuning_can_fuse(&p->shape, p->args.schedule.world))
+        return r;
+    p->info.tuning.path = PRS_PATH_FUSED;
+    p->info.reason = "unfused would be faster, but cuBLASLt cannot be loaded";
+    return open_workspace(p);
 }
 
 int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
@@ -110,18 +139,17 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
         r = prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
         goto free_plan;
     }
-    prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
+    r = prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
+    if (r != 0)
+        goto free_plan;
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, shape->m, shape->n, shape->k,
                       p->info.tuning.band, p->info.tuning.lag);
-    if (p->info.tuning.copy_engine != 0)
-        p->args.schedule.segments = p->info.tuning.segments;
     p->args.n = shape->n;
-    p->args.paced = p->info.tuning.paced == PRS_PACED;
-    prs_tuning_gaps(shape, &p->info.tuning, &p->args.schedule, &p->args.push_gap, &p->args.store_gap);
-    p->args.push_ctas = p->info.tuning.push_ctas;
     p->args.fault = ctx->fault_device;
     p->args.limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
-    r = open_workspace(p);
+    r = open_words(p);
+    if (r == 0)
+        r = open_path(p, tuning != NULL && tuning->path == PRS_PATH_UNFUSED);
     if (r == 0)
         *out = p;
     else
@@ -141,6 +169,7 @@ void prs_fused_plan_close(struct prs_fused_plan *p)
     if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
         return;
     prs_copies_close(p->copies);
+    prs_lt_close(p->lt);
     if (p->flags != NULL)
         prs_symmetric_close(p->ctx, p->flags);
     if (p->staging != NULL)
@@ -202,6 +231,23 @@ static int encode_results(struct prs_fused_plan *p, void *c)
     return r;
 }
 
+static int launch_fused(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
+{
+    int r = encode_inputs(p, a, b);
+    if (r == 0)
+        r = encode_results(p, c);
+    if (r == 0 && p->copies != NULL)
+        r = prs_copies_fork(p->copies, a, stream);
+    if (r == 0) {
+        r = prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
+        if (r != 0)
+            r = prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+    }
+    if (r == 0 && p->copies != NULL)
+        r = prs_copies_join(p->copies, stream);
+    return r;
+}
+
 static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a, const void *b, void *c,
                   cudaStream_t stream)
 {
@@ -214,22 +260,13 @@ static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a,
     r = prs_fused_poll_error(p->ctx, &error);
     if (r != 0)
         return prs_fail(r, "fused: an earlier launch failed: %s", error.text);
-    r = encode_inputs(p, a, b);
-    if (r == 0)
-        r = encode_results(p, c);
-    if (r == 0)
-        r = prs_context_enter(p->ctx, &before);
+    r = prs_context_enter(p->ctx, &before);
     if (r != 0)
         return r;
-    if (p->copies != NULL)
-        r = prs_copies_fork(p->copies, a, stream);
-    if (r == 0) {
-        r = prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
-        if (r != 0)
-            r = prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
-    }
-    if (p->copies != NULL && r == 0)
-        r = prs_copies_join(p->copies, stream);
+    if (p->info.tuning.path == PRS_PATH_UNFUSED)
+        r = prs_unfused_launch(p, a, b, c, stream);
+    else
+        r = launch_fused(p, a, b, c, stream);
     prs_context_leave(before);
     return r;
 }

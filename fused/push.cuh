@@ -5,9 +5,8 @@
 
 #include "fused/cta.cuh"
 
-/* To all other ranks at once, or, paced, to one after the other: each store issued when the one before has landed and
- * its time has come (*next, SM clock). A burst to three ranks holds up the loads of the SM's own tiles for
- * microseconds. */
+/* To all other ranks at once, or, paced, to one after the other at even distance, which leaves the SM's own loads room
+ * between the stores. *next: when the next store may be issued, SM clock. */
 PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_place &at, const uint8_t *slot,
                            const struct prs_chunk &c, int64_t *next)
 {
@@ -15,15 +14,13 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
     for (uint32_t p = 1; p < s->world; p++) {
         uint32_t owner = (s->rank + p) % s->world, place = prs_schedule_slot(s, s->rank, owner);
         uint8_t *bank = args.staging[p] + (at.epoch & 1) * args.staging_bank_bytes;
-        sleep_until(*next);
-        *next = clock64() + args.push_gap;
+        if (args.paced || p == 1) {
+            sleep_until(*next);
+            *next = clock64() + args.push_gap;
+        }
         bulk_store(bank + prs_layout_gathered(s, place, c.row / PRS_TILE_M, c.step) +
                        c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES,
                    slot, PRS_PUSH_BYTES);
-        if (args.paced && p + 1 < s->world) {
-            bulk_commit();
-            bulk_wait_done<0>();
-        }
     }
     bulk_commit();
 }
@@ -57,10 +54,7 @@ PRS_DEVICE void push_block(const struct prs_kernel_args &args, const struct cta_
         tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(c.step * PRS_TILE_K), (int32_t)c.row);
         mbarrier_wait(&m.pushed[slot], phase);
         push_chunk(args, at, buffer, c, &next);
-        if (args.paced)
-            bulk_wait_done<0>();
-        else
-            bulk_wait_done<PRS_PUSH_SLOTS>();
+        bulk_wait_done<PRS_PUSH_SLOTS>();
         if (count >= PRS_PUSH_SLOTS)
             signal_chunk(args, landed);
         landed = before;

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Symmetric memory: every rank allocates, tells the others where, and maps theirs: by pointer inside a process, by CUDA
  * IPC between processes. */
+#include "fused/symmetric.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "fused/context.h"
 #include "util/error.h"
+
+enum { CUDA_BLOCK_BYTES = 2 << 20 };
 
 /* What a rank tells about its allocation. Ranks are of one host, so a process id is a name. */
 struct offer {
@@ -57,7 +60,10 @@ static int map_peer(struct prs_fused *ctx, struct prs_symmetric *s, uint32_t p, 
 
 static int allocate(struct prs_fused *ctx, struct prs_symmetric *s, struct offer *o)
 {
-    int r = prs_cuda_check(cudaMalloc((void **)&s->at[0], s->bytes), "cudaMalloc of symmetric memory");
+    /* Whole blocks of CUDA's own: small allocations share one, and an IPC handle opens the block, not the allocation.
+     */
+    size_t whole = (s->bytes + CUDA_BLOCK_BYTES - 1) / CUDA_BLOCK_BYTES * CUDA_BLOCK_BYTES;
+    int r = prs_cuda_check(cudaMalloc((void **)&s->at[0], whole), "cudaMalloc of symmetric memory");
     if (r != 0)
         return r;
     /* Zero before anyone learns the address: flags must not start with what the memory last held. */

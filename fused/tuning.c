@@ -51,14 +51,17 @@ static uint32_t default_band(const struct prs_fused_shape *shape, uint32_t world
     return band > pairs ? pairs : band;
 }
 
-/* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. */
+/* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. An
+ * all-gather whose link is busy most of the time was better off in bursts (8192: 422 us against 490), one with an idle
+ * link without (16384: 2974 against 3347). */
 static void default_pace(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_tuning *t)
 {
-    bool hidden = link_ratio(shape, world, t->clusters) < 1;
+    double ratio = link_ratio(shape, world, t->clusters);
+    bool bursts = shape->op == PRS_FUSED_ALLGATHER && ratio > 0.6;
     if (t->paced == 0)
-        t->paced = hidden || shape->op != PRS_FUSED_ALLGATHER ? PRS_PACED : PRS_UNPACED;
+        t->paced = bursts ? PRS_UNPACED : PRS_PACED;
     if (t->spread == 0)
-        t->spread = hidden ? 85 : 1;
+        t->spread = ratio < 1 ? 85 : 1;
 }
 
 static void predict(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_plan_info *info)
@@ -126,16 +129,46 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
     *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
     if (s->kind == PRS_KIND_ALLGATHER && t->push_ctas != 0) {
         chunks = prs_ceil_div(prs_schedule_chunks(s), t->push_ctas);
-        *push = (uint32_t)(clocks / (chunks * (s->world - 1)));
+        *push = (uint32_t)(clocks / (t->paced == PRS_PACED ? chunks * (s->world - 1) : chunks));
     }
 }
 
-void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                       const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info)
+/* Why the fused kernel cannot run this shape; NULL: it can. */
+static const char *obstacle(const struct prs_fused_shape *shape, uint32_t world)
+{
+    if (shape->n % 8 != 0 || shape->k % 8 != 0)
+        return "n or k is not a multiple of 8: rows are not 16-byte aligned, as the copy engine needs";
+    if (shape->op != PRS_FUSED_GEMM && shape->m % world != 0)
+        return "the ranks do not divide m";
+    return NULL;
+}
+
+bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world)
+{
+    return obstacle(shape, world) == NULL;
+}
+
+static int choose_path(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_plan_info *info)
+{
+    const char *why = obstacle(shape, world);
+    if (info->tuning.path == PRS_PATH_FUSED && why != NULL)
+        return prs_fail(-EINVAL, "fused: %u x %u x %u was demanded fused: %s", shape->m, shape->n, shape->k, why);
+    if (info->tuning.path == PRS_PATH_AUTO && why == NULL && world > 1 && shape->m / world < PRS_PAIR_M)
+        why = "blocks of less than 256 rows: clusters would be half empty"; /* 512 rows, 4 ranks: 71 us, unfused 60 */
+    if (info->tuning.path == PRS_PATH_AUTO)
+        info->tuning.path = why == NULL ? PRS_PATH_FUSED : PRS_PATH_UNFUSED;
+    if (why != NULL)
+        info->reason = why;
+    return 0;
+}
+
+int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                      const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info)
 {
     uint32_t world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
     struct prs_fused_tuning *t = &info->tuning;
     const char *path = getenv("PERSEUS_FUSED_TUNING");
+    int r;
     info->reason = "analytic default";
     if (wanted != NULL) {
         *t = *wanted;
@@ -143,7 +176,9 @@ void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape
     } else if (path != NULL && read_tuning(path, shape, world, t)) {
         info->reason = "tuning file";
     }
-    t->path = PRS_PATH_FUSED;
+    r = choose_path(shape, world, info);
+    if (r != 0)
+        return r;
     if (t->clusters == 0 || t->clusters > clusters)
         t->clusters = clusters;
     if (t->band == 0)
@@ -160,4 +195,5 @@ void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape
     if (t->copy_engine != 0)
         t->push_ctas = 0;
     predict(shape, world, info);
+    return 0;
 }

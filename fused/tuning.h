@@ -6,9 +6,13 @@
 
 #include "fused/context.h"
 
-/* Decides every field of info->tuning, and predicts. clusters: how many can run at once. */
-void prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                       const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info);
+/* Decides every field of info->tuning, and predicts. clusters: how many can run at once. 0, or -EINVAL when the fused
+ * path is demanded and cannot run the shape. */
+int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                      const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info);
+
+/* The fused kernels can run the shape, whether or not they win. */
+bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world);
 
 /* SM clocks between two sends, by t->spread. */
 void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t,

@@ -43,10 +43,12 @@ typedef net_result gin_create_v12(void *coll_comm, int signals, int counters, in
 typedef net_result gin_create_v13(void *coll_comm, struct gin_config_v13 *config, void **set,
                                   struct net_device_handle **offload);
 typedef net_result rma_create_v14(void *coll_comm, struct rma_config_v14 *config, void **set);
+/* for_kernels: the handle that kernels put into their commands; the proxy then passes it as source, destination or
+ * signal. */
 typedef net_result gin_reg_fn(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle,
-                              void **offload);
+                              void **for_kernels);
 typedef net_result gin_reg_dmabuf_fn(void *coll_comm, void *data, size_t size, int type, uint64_t offset, int fd,
-                                     uint64_t flags, void **mhandle, void **offload);
+                                     uint64_t flags, void **mhandle, void **for_kernels);
 typedef net_result rma_reg_fn(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle);
 typedef net_result rma_reg_dmabuf_fn(void *coll_comm, void *data, size_t size, int type, uint64_t offset, int fd,
                                      uint64_t flags, void **mhandle);

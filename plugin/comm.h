@@ -19,6 +19,7 @@ enum {
     COMM_MAX_RECVS = CTS_GROUP_MAX,
     COMM_REQUESTS = NET_MAX_REQUESTS * COMM_MAX_RECVS,
     COMM_ANNOUNCEMENTS = 64,     /* writes of records in flight; more wait, they only get larger */
+    COMM_PROMPT_BYTES = 16384,   /* beside a message this long the write of its record is nothing */
     COMM_UNFILLED_ENOUGH = 4,    /* announced entries that keep a sender busy for a round trip */
     COMM_CHECK_EVERY = 64,       /* fruitless calls between looks at the peer and at asynchronous events */
     COMM_MAX_BYTES = 0x7fffffff, /* test() tells sizes as int */
@@ -98,6 +99,7 @@ struct recv_comm {
     uint64_t tail;      /* all before it have arrived */
     uint64_t written;   /* all before it have left the mirror */
     uint64_t arrived;   /* how many have, in any order */
+    bool is_prompt;     /* an entry that waits is for a long message */
     uint32_t misses;
     uint32_t announce_head, announce_tail; /* of announcement[], counted up */
     int error;                             /* -errno of what on_notify found */

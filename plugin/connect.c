@@ -292,15 +292,16 @@ net_result connect_accept(void *listen_comm, void **out, struct net_device_handl
             return result_from_errno(r);
     }
     comm = listen->accepting;
-    options.user = comm;
     r = prs_accept(listen->listener, &options, &comm->base.peer);
     if (r == PRS_AGAIN)
         return NET_SUCCESS;
     listen->accepting = NULL;
-    if (r < 0)
+    if (r < 0) {
         comm->base.peer = NULL;
-    else
+    } else {
+        prs_peer_set_user(comm->base.peer, comm); /* several handshakes may be under way: this one was first to end */
         r = read_note(comm);
+    }
     if (r < 0) {
         free_recv(comm);
         return result_from_errno(r);

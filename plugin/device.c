@@ -14,6 +14,7 @@
 #include "plugin/result.h"
 #include "util/env.h"
 #include "util/error.h"
+#include "util/fork.h"
 #include "util/log.h"
 
 enum {
@@ -39,6 +40,7 @@ static struct {
     int physical, count;
     struct device device[DEVICES_MAX];
 } net = {.lock = PTHREAD_MUTEX_INITIALIZER};
+PRS_RENEW_IN_CHILD(net, net.lock)
 
 void device_lock(void)
 {

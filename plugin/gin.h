@@ -90,6 +90,8 @@ struct gin_set {
     struct gin_lane *lanes; /* [contexts][ranks] */
     struct gin_lane *waiting;
     struct gin_request *free;
+    const void *tested;       /* the request last tested in vain: only compared */
+    uint32_t fruitless;       /* tests in vain since the queues were last looked at */
     struct gin_block *blocks; /* of requests */
 };
 

@@ -121,21 +121,26 @@ net_result rma_memory_reg_dmabuf(void *coll_comm, void *data, size_t size, int t
     return gin_memory_register(coll_comm, &mem, type == NET_PTR_CUDA, flags, mhandle);
 }
 
-/* The handle for kernels is for back ends that the GPU drives; a proxy has none, and some versions pass no place. */
-net_result gin_memory_reg(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle,
-                          void **offload)
+/* NCCL's kernels carry the second handle in their commands, and its proxy hands that one to us for windows and signals:
+ * it must be as good as the first. */
+static net_result same_for_kernels(net_result result, void *const *mhandle, void **for_kernels)
 {
-    if (offload)
-        *offload = NULL;
-    return rma_memory_reg(coll_comm, data, size, type, flags, mhandle);
+    if (for_kernels)
+        *for_kernels = *mhandle;
+    return result;
+}
+
+net_result gin_memory_reg(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle,
+                          void **for_kernels)
+{
+    return same_for_kernels(rma_memory_reg(coll_comm, data, size, type, flags, mhandle), mhandle, for_kernels);
 }
 
 net_result gin_memory_reg_dmabuf(void *coll_comm, void *data, size_t size, int type, uint64_t offset, int fd,
-                                 uint64_t flags, void **mhandle, void **offload)
+                                 uint64_t flags, void **mhandle, void **for_kernels)
 {
-    if (offload)
-        *offload = NULL;
-    return rma_memory_reg_dmabuf(coll_comm, data, size, type, offset, fd, flags, mhandle);
+    return same_for_kernels(rma_memory_reg_dmabuf(coll_comm, data, size, type, offset, fd, flags, mhandle), mhandle,
+                            for_kernels);
 }
 
 net_result gin_memory_release(void *coll_comm, void *mhandle)

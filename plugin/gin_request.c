@@ -11,6 +11,7 @@
 
 enum {
     BLOCK_REQUESTS = 256,
+    FRUITLESS_TESTS = 64,  /* in a row, each of another request, and no progress called */
     WEAK_GROUPS = 1 << 15, /* by then the first has long completed; sharing one only orders more than asked */
 };
 
@@ -347,6 +348,7 @@ net_result gin_request_progress(void *handle)
 
     if (!set)
         return NET_SUCCESS;
+    set->fruitless = 0;
     for (uint32_t c = 0; c < set->contexts; c++) {
         int r = prs_team_progress(comm->team, set->first_context + c);
 
@@ -377,10 +379,15 @@ net_result gin_request_test(void *coll_comm, void *handle, int *done)
     }
     set = request->set;
     if (!is_done(request)) {
-        /* Nobody else may be driving: NCCL's flush spins on test alone. */
-        r = prs_team_progress(set->base.comm->team, request->lane->context);
-        if (set->waiting)
-            post_waiting(set);
+        /* NCCL tests all it has in flight, then calls progress: one look at the queues serves them all. But its flush
+         * spins on the test of one request, and nobody else may be driving. */
+        if (set->tested == request || ++set->fruitless >= FRUITLESS_TESTS) {
+            set->fruitless = 0;
+            r = prs_team_progress(set->base.comm->team, request->lane->context);
+            if (set->waiting)
+                post_waiting(set);
+        }
+        set->tested = request;
     }
     if (!is_done(request))
         return r < 0 ? gin_fail(set->base.comm, r) : NET_SUCCESS;

@@ -76,15 +76,16 @@ static __attribute__((noinline)) void retire_announcements(struct recv_comm *com
 }
 
 /**
- * Whether the records that wait are to be written to the sender now. They wait only while it still has enough entries
- * to fill, and at least as many as wait here: so it never runs dry for want of a record, a short window is not made
- * shorter, and the busier the sender is the more records share one write.
+ * Whether the records that wait are to be written to the sender now: at once when one is for a long message, since the
+ * sender may be faster than this side's next look. Records of short messages wait only while the sender has enough
+ * entries to fill, and at least as many as wait here: so it never runs dry for want of a record, a short window is not
+ * made shorter, and the busier the sender is the more records share one write.
  */
 static inline bool is_announcing(const struct recv_comm *comm)
 {
     uint64_t unfilled = comm->announced - comm->arrived, waiting = comm->next - comm->announced;
 
-    return waiting && (unfilled < waiting || unfilled < COMM_UNFILLED_ENOUGH);
+    return waiting && (comm->is_prompt || unfilled < waiting || unfilled < COMM_UNFILLED_ENOUGH);
 }
 
 /** Write all waiting records to the sender. Return 0, also when the peer is busy and the rest goes later, or -errno. */
@@ -112,6 +113,7 @@ static int announce(struct recv_comm *comm)
         if (r)
             return r == PRS_BUSY ? 0 : r;
         comm->announced += records;
+        comm->is_prompt &= comm->announced != comm->next;
         one->end = comm->announced;
         comm->announce_head++;
     }
@@ -159,6 +161,7 @@ static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t 
     uint64_t sequence = comm->next + index;
     struct cts_record *record = &comm->mirror[sequence % CTS_RING];
 
+    comm->is_prompt |= size >= COMM_PROMPT_BYTES;
     if (!memory)
         memory = &none;
     record->keys = memory->keys;

@@ -28,6 +28,7 @@ static int read_numbers(struct prs_config *config)
         {"NCCL_IB_TIMEOUT", 20, 0, 31, &config->timeout},
         {"NCCL_IB_RETRY_CNT", 7, 0, 7, &config->retry_count},
         {"NCCL_IB_QPS_PER_CONNECTION", 1, 1, PRS_ORDER_MAX_QUEUES_PER_RAIL, &config->queues_per_rail},
+        {"NCCL_IB_SPLIT_DATA_ON_QPS", 0, 0, 1, &config->split_queues},
         {"NCCL_IB_PCI_RELAXED_ORDERING", 2, 0, 2, &config->relaxed_ordering},
         {"NCCL_IB_ADAPTIVE_ROUTING", -1, -1, 1, &config->adaptive_routing},
         {"NCCL_IB_MQP_RETRY_CNT", 34, 0, 100000, &config->mqp_retry_count},
@@ -63,6 +64,8 @@ static int read_range(struct prs_config *config)
     if (slash)
         *slash = 0;
     bits = slash ? strtol(slash + 1, &end, 10) : -1;
+    if (bits > 128 || (slash && end == slash + 1))
+        bits = -1;
     if (inet_pton(AF_INET, address, config->gid_range + 12) == 1) {
         config->gid_range[10] = config->gid_range[11] = 0xff;
         config->gid_range_bits = (int)bits + 96;
@@ -81,8 +84,12 @@ static int read_words(struct prs_config *config)
 {
     static const char *const families[] = {"AF_INET", "AF_INET6", NULL};
     static const char *const switches[] = {"0", "1", NULL};
-    int family, off, on, r;
+    static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
+    int family, off, on, level, r;
 
+    r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* util/log.c reads it, but can refuse nothing */
+    if (r)
+        return r;
     r = prs_env_word("NCCL_SOCKET_FAMILY", -1, families, &family);
     if (r)
         return r;

@@ -26,6 +26,7 @@ struct prs_config {
     int timeout;
     int retry_count;
     int queues_per_rail;
+    int split_queues;
     int relaxed_ordering; /* 0 off, 1 on, 2 where supported */
     int adaptive_routing; /* -1: by link layer */
     int mqp_retry_count;

@@ -43,7 +43,6 @@ static struct {
     int (*init)(unsigned);
     int (*device_count)(int *);
     int (*error_string)(int, const char **);
-    int (*context_current)(void **);
     int (*context_device)(int *);
     int (*alloc)(uint64_t *, size_t);
     int (*free)(uint64_t);
@@ -78,7 +77,6 @@ static void load(void)
         {"cuInit", &cuda.init, 0},
         {"cuDeviceGetCount", &cuda.device_count, 0},
         {"cuGetErrorString", &cuda.error_string, 0},
-        {"cuCtxGetCurrent", &cuda.context_current, 0},
         {"cuCtxGetDevice", &cuda.context_device, 0},
         {"cuMemAlloc_v2", &cuda.alloc, 0},
         {"cuMemFree_v2", &cuda.free, 0},
@@ -140,15 +138,6 @@ static int fail(const char *call, uint64_t address, size_t bytes, int result)
         why = "unknown error";
     return prs_fail(result == 2 ? -ENOMEM : -EIO, "%s of %zu bytes at 0x%" PRIx64 ": CUDA error %d, %s", call, bytes,
                     address, result, why);
-}
-
-int prs_cuda_present(void)
-{
-    void *context = NULL;
-
-    if (need_driver() < 0)
-        return 0;
-    return cuda.context_current(&context) == 0 && context != NULL;
 }
 
 int prs_cuda_alloc(void **out, size_t bytes)

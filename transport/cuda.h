@@ -7,9 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Is there a driver with at least one device, and a current context? Never logs. */
-int prs_cuda_present(void);
-
 int prs_cuda_alloc(void **out, size_t bytes); /* device memory, zeroed */
 void prs_cuda_free(void *pointer);
 int prs_cuda_copy(void *dst, const void *src, size_t bytes); /* any direction, done on return */

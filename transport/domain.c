@@ -2,6 +2,7 @@
 #include "transport/domain.h"
 
 #include "util/error.h"
+#include "util/fork.h"
 #include "util/log.h"
 
 #include <errno.h>
@@ -16,6 +17,7 @@
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects domains and their refs */
 static struct prs_domain *domains;
+PRS_RENEW_IN_CHILD(list, list_lock)
 
 /* --------------------------------------------------------------------------------------------- events */
 

@@ -3,6 +3,7 @@
 
 #include "transport/policy.h"
 #include "util/error.h"
+#include "util/fork.h"
 #include "util/log.h"
 
 #include <errno.h>
@@ -14,6 +15,7 @@
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects fabrics and their refs */
 static struct prs_fabric *fabrics;
+PRS_RENEW_IN_CHILD(list, list_lock)
 
 uint64_t prs_now_ns(void)
 {

@@ -94,26 +94,29 @@ static void refuse(struct half_open *half, int error)
     drop(half);
 }
 
-static void take_callers(struct prs_listener *listener)
+/* Return 0, also when nobody calls, or -errno: no descriptors or no memory for one who does. */
+static int take_callers(struct prs_listener *listener)
 {
     for (int i = 0; i < HALF_OPEN; i++) {
         struct half_open *half = &listener->half[i];
         union prs_address from;
-        int fd;
+        int fd, r;
 
         if (half->stage != STAGE_FREE)
             continue;
-        if (prs_socket_accept(listener->fd, &from, &fd))
-            return;
+        r = prs_socket_accept(listener->fd, &from, &fd);
+        if (r)
+            return r < 0 ? r : 0;
         half->stream = malloc(sizeof *half->stream);
         if (!half->stream) {
             close(fd);
-            return;
+            return prs_fail(-ENOMEM, "no memory for a connection that a peer wants");
         }
         prs_stream_init(half->stream, fd, &from, listener->cookie);
         half->stage = STAGE_HELLO;
         half->deadline_ns = prs_now_ns() + (uint64_t)listener->fabric->config.timeout_ms * 1000000;
     }
+    return 0;
 }
 
 /* HELLO is here: make our half and reply. */
@@ -209,8 +212,10 @@ static const char *stage_text(enum stage stage)
 int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out)
 {
     uint64_t now_ns;
+    int failed = take_callers(listener);
 
-    take_callers(listener);
+    if (failed)
+        return failed;
     now_ns = prs_now_ns();
     for (int i = 0; i < HALF_OPEN; i++) {
         struct half_open *half = &listener->half[i];

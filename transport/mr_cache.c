@@ -5,6 +5,8 @@
 #include "util/log.h"
 
 #include <errno.h>
+#include <infiniband/verbs.h>
+#include <perseus/perseus.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -102,6 +104,22 @@ int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, p
     r = get_locked(cache, key, fn, arg, out);
     pthread_mutex_unlock(&cache->lock);
     return r;
+}
+
+bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t *rkey)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&cache->lock);
+    for (uint32_t at = 0; !found && at < cache->count && cache->entry[at]->key.start <= addr; at++) {
+        const struct prs_mr *mr = cache->entry[at];
+
+        found = mr->key.kind != PRS_MEM_HOST && addr < mr->key.end && len_bytes <= mr->key.end - addr;
+        if (found)
+            *rkey = mr->mr->rkey;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return found;
 }
 
 static void remove_locked(struct prs_mr_cache *cache, struct prs_mr *mr)

@@ -42,6 +42,8 @@ uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *releas
 /* Return 0, -ENOMEM or what fn returned. */
 int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, prs_mr_register_fn *fn, void *arg,
                      struct prs_mr **out);
+/* The remote key of a registration of device memory that covers the range; false: there is none. */
+bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t *rkey);
 void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release);
 
 #endif

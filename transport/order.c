@@ -35,6 +35,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->path_count = paths;
     order->data_queues = data;
     order->probe_queues = paths;
+    order->split_queues = options->split_queues;
     order->max_part_bytes = options->max_part_bytes;
     order->split_bytes = data > 1 && options->policy != PRS_POLICY_NIC_FENCE ? 2 * STRIPE_MIN_BYTES : ~0ull;
     if (order->split_bytes > order->max_part_bytes)
@@ -173,16 +174,49 @@ static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, 
     wr->imm = prs_imm_make(id, run, 1, tag);
 }
 
+/* The queue of a path whose turn it is: the one with least to do, of several such the next one. */
+static uint32_t take_turn(struct prs_order *order, uint32_t path)
+{
+    uint32_t each = order->data_queues / order->path_count, last = order->path[path].turn, best = 0;
+
+    for (uint32_t k = 1; k <= each; k++) {
+        uint32_t turn = (last + k) % each;
+        uint64_t backlog = order->queue[turn * order->path_count + path].backlog_bytes;
+
+        if (k == 1 || backlog < order->queue[best * order->path_count + path].backlog_bytes)
+            best = turn;
+    }
+    order->path[path].turn = best;
+    return best * order->path_count + path;
+}
+
+/* One queue of each path carries all of the path's share: as few requests as there are paths. */
+static void cut_over_paths(struct prs_order *order, uint64_t len_bytes, struct prs_lane *lanes)
+{
+    struct prs_lane path[PRS_MAX_RAILS];
+
+    for (uint32_t i = 0; i < order->path_count; i++)
+        path[i] = (struct prs_lane){.rate = order->path[i].rate, .backlog_bytes = order->path[i].inflight_bytes};
+    prs_stripe_cut(path, order->path_count, len_bytes);
+    for (uint32_t i = 0; i < order->data_queues; i++)
+        lanes[i].share_bytes = 0;
+    for (uint32_t i = 0; i < order->path_count; i++)
+        if (path[i].share_bytes)
+            lanes[take_turn(order, i)].share_bytes = path[i].share_bytes;
+}
+
 /* Cut over lanes by speed and backlog; shares longer than max_part_bytes are cut again on their queue. */
 static uint32_t cut(struct prs_order *order, uint64_t len_bytes, int only_queue, struct prs_lane *lanes)
 {
     uint32_t parts = 0;
 
-    fill_lanes(order, lanes);
     if (only_queue >= 0) {
         for (uint32_t i = 0; i < order->data_queues; i++)
             lanes[i].share_bytes = i == (uint32_t)only_queue ? len_bytes : 0;
+    } else if (!order->split_queues) {
+        cut_over_paths(order, len_bytes, lanes);
     } else {
+        fill_lanes(order, lanes);
         prs_stripe_cut(lanes, order->data_queues, len_bytes);
     }
     for (uint32_t i = 0; i < order->data_queues; i++) {

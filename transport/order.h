@@ -64,6 +64,7 @@ struct prs_order_path {   /* one rail to the peer */
     uint64_t since_ns;    /* start of the interval that the next measurement covers; 0: idle */
     uint64_t done_bytes;  /* in that interval */
     uint64_t inflight_bytes;
+    uint32_t turn; /* which of its queues the last long put took */
 };
 
 struct prs_order_queue {
@@ -119,6 +120,7 @@ struct prs_order {
     bool plain;              /* in_order on a single queue: a put has no choice, and nobody asks where it went */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut */
+    bool split_queues;       /* over all queues; else over one queue of each path, by turns */
     uint64_t max_part_bytes; /* of one request */
     uint64_t dirty;          /* queues on which something waits to be posted */
     bool stalled;            /* drain: nothing starts until the held signal has left */
@@ -144,6 +146,7 @@ struct prs_order_options {
     uint32_t queues_per_path;
     uint32_t depth; /* slots of each send queue; a power of two */
     uint64_t max_part_bytes;
+    bool split_queues;                         /* NCCL_IB_SPLIT_DATA_ON_QPS */
     struct prs_order_path path[PRS_MAX_RAILS]; /* rails and rate */
 };
 

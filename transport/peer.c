@@ -185,9 +185,25 @@ int prs_peer_open_probes(struct prs_peer *peer)
     return 0;
 }
 
-int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
+int prs_peer_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint32_t *rkey)
 {
     struct prs_wr requests[PRS_MAX_RAILS];
+
+    for (uint32_t i = 0; i < peer->path_count; i++) {
+        const struct prs_domain *domain = peer->link[i]->rail->domain;
+
+        requests[i] = (struct prs_wr){.local_addr = (uintptr_t)domain->scratch,
+                                      .local_key = domain->scratch_mr->lkey,
+                                      .remote_addr = addr,
+                                      .remote_key = rkey[i],
+                                      .len_bytes = 1};
+    }
+    return prs_order_probe(&peer->order, op, requests);
+}
+
+int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
+{
+    uint32_t rkey[PRS_MAX_RAILS];
     bool alone = prs_order_idle(&peer->order);
     int r;
 
@@ -208,13 +224,9 @@ int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_re
 
         while (region->domain[at] != domain)
             at++; /* ends: the region is registered on all rails of the peer */
-        requests[i] = (struct prs_wr){.local_addr = (uintptr_t)domain->scratch,
-                                      .local_key = domain->scratch_mr->lkey,
-                                      .remote_addr = (uintptr_t)addr,
-                                      .remote_key = region->keys.rkey[at],
-                                      .len_bytes = 1};
+        rkey[i] = region->keys.rkey[at];
     }
-    r = prs_order_probe(&peer->order, op, requests);
+    r = prs_peer_probe(peer, op, (uintptr_t)addr, rkey);
     return r ? r : admitted(peer, alone);
 }
 
@@ -236,7 +248,7 @@ static __attribute__((noinline)) int take_special_arrival(struct prs_peer *peer,
 
     if (imm.tag || imm.bare) {
         if (!r)
-            r = prs_records_arrive(peer, &imm);
+            r = prs_records_arrive(peer, &imm, peer->order.queue[event->queue].path);
         if (!r && imm.bare)
             return 0;
     }
@@ -400,6 +412,11 @@ int prs_peer_progress(struct prs_peer *peer)
 
 /* -------------------------------------------------------------------------------------------------- queries */
 
+void prs_peer_set_user(struct prs_peer *peer, void *user)
+{
+    peer->user = user;
+}
+
 const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes)
 {
     if (bytes)
@@ -432,7 +449,8 @@ void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
                               .fences = order->fences,
                               .drains = order->drains,
                               .merged_signals = order->merged,
-                              .bytes = order->bytes};
+                              .bytes = order->bytes,
+                              .signal_flushes = peer->records ? peer->records->flushes : 0};
     for (uint32_t i = 0; i < peer->path_count; i++) {
         out->receives += peer->link[i]->receives;
         out->rail_bytes[i] = peer->queues == 1 ? order->bytes : order->path_bytes[i];

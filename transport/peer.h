@@ -54,6 +54,10 @@ struct prs_peer {
 /* First error wins: remember and log it, stop the queues, fail all ops. Return the code. */
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 
+/* Read a byte at addr over each path's own queue to itself, by these keys: op is done when all that the paths' NICs had
+ * written is visible there. The probes must be open. Return 0, PRS_BUSY or -errno. */
+int prs_peer_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint32_t *rkey);
+
 /* The queues that read from and write to our own memory; made when first asked for. Return 0 or -errno. */
 int prs_peer_open_probes(struct prs_peer *peer);
 

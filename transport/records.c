@@ -67,17 +67,64 @@ void prs_records_window(const struct prs_peer *peer, struct prs_wire_window *rin
         ring->key[i] = credit->key[i] = records->mr[i]->rkey;
 }
 
-int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm)
+int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_t path)
 {
     struct prs_records *records = peer->records;
     struct prs_record record;
 
     if (!records || !records->credit.addr)
         return -EPROTO; /* the peer never said that it counts */
+    if (path != 0)
+        records->others++;
     if (!imm->bare || imm->kind == PRS_BARE_COUNT)
         return prs_counts_arrive(&records->counts, imm->tag, imm->bare ? 1 : imm->run);
     memcpy(&record, records->memory + imm->tag * sizeof record, sizeof record);
     return prs_counts_record(&records->counts, imm->tag, &record);
+}
+
+static int start_flush(struct prs_peer *peer, uint64_t addr, uint32_t first_key)
+{
+    struct prs_records *records = peer->records;
+    uint32_t rkey[PRS_MAX_RAILS] = {first_key};
+
+    for (uint32_t i = 1; i < peer->path_count; i++) {
+        struct prs_domain *domain = peer->link[i]->rail->domain;
+
+        if (!prs_mr_cache_device_key(&domain->mrs, addr, sizeof(uint64_t), &rkey[i]))
+            return prs_peer_fail(
+                peer, -EINVAL,
+                "a signal goes to device memory at %#llx that is not registered on %s, over which data "
+                "came: it cannot be kept behind that",
+                (unsigned long long)addr, domain->name);
+    }
+    if (prs_peer_probe(peer, &records->flush, addr, rkey))
+        return PRS_AGAIN; /* no room: completions make some, and come by here */
+    records->flush_covers = records->others;
+    records->flushing = true;
+    records->flushes++;
+    return PRS_AGAIN;
+}
+
+/* May the record be raised as far as device memory goes? A completion in host memory says nothing about bytes on their
+ * way to a device, and only those of the rail that writes the signal are sure to stay before it. So when data has come
+ * over other rails, each reads from the device first: a read does not pass the writes before it. Host memory needs
+ * none of that: its writes and completions go the same way. Return 0, PRS_AGAIN or -errno (the peer has failed). */
+static int settle(struct prs_peer *peer, const struct prs_record *record)
+{
+    struct prs_records *records = peer->records;
+    uint64_t *ready_at = &records->ready_at[record->number % PRS_RECORDS];
+    uint32_t key;
+
+    if (records->flushing && records->flush.status != PRS_OP_PENDING) {
+        records->flushed = records->flush_covers;
+        records->flushing = false;
+    }
+    if (!*ready_at)
+        *ready_at = records->others + 1;
+    if (records->flushed + 1 >= *ready_at || record->kind == PRS_RECORD_CLOSE ||
+        !prs_mr_cache_device_key(&peer->link[0]->rail->domain->mrs, record->addr, sizeof(uint64_t), &key))
+        return 0;
+    return records->flushing ? PRS_AGAIN : start_flush(peer, record->addr, key);
 }
 
 static int raise_one(struct prs_peer *peer, const struct prs_record *record)
@@ -102,8 +149,12 @@ int prs_records_raise(struct prs_peer *peer)
 
         if (r)
             return prs_peer_fail(peer, r, "more puts of a group have come than its signal announced");
-        if (!record || raise_one(peer, record))
+        r = record ? settle(peer, record) : PRS_AGAIN;
+        if (r < 0)
+            return r;
+        if (r || raise_one(peer, record))
             break; /* nothing may leave yet, or no room: the next progress comes by here again */
+        records->ready_at[record->number % PRS_RECORDS] = 0;
         prs_counts_raised(counts, record);
     }
     if (counts->raised - records->credits_sent >= PRS_RECORD_CREDIT &&

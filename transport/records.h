@@ -15,6 +15,13 @@ struct prs_records {
     struct ibv_mr *mr[PRS_MAX_RAILS]; /* by path */
     struct prs_wire_window credit;    /* the peer's */
     uint32_t credits_sent;
+    /* Reads behind data that came over other paths than the first, over which signals are raised (records.c). */
+    uint64_t others;                /* counted arrivals over those paths */
+    uint64_t flushed, flush_covers; /* so many of them are visible in device memory; will be when flush is done */
+    uint64_t ready_at[PRS_RECORDS]; /* others when the record was first found complete, plus 1; 0: it was not */
+    uint64_t flushes;
+    bool flushing;
+    struct prs_op flush;
 };
 
 /* Make what this side needs: it is counted itself, or the peer is. Once per peer. Return 0 or -errno. */
@@ -23,8 +30,8 @@ void prs_records_close(struct prs_peer *peer);
 /* Where the peer may write. */
 void prs_records_window(const struct prs_peer *peer, struct prs_wire_window *records, struct prs_wire_window *credit);
 
-/* An arrival counts for a tag, or a record has come to a slot. Return 0 or -EPROTO. */
-int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm);
+/* An arrival over that path counts for a tag, or a record has come to a slot. Return 0 or -EPROTO. */
+int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_t path);
 /* Raise what may be raised. Return 0 or -errno (the peer has failed). */
 int prs_records_raise(struct prs_peer *peer);
 

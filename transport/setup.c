@@ -97,6 +97,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
                                       .path_count = peer->path_count,
                                       .queues_per_path = peer->queues_per_path,
                                       .depth = depth,
+                                      .split_queues = peer->fabric->config.split_queues,
                                       .max_part_bytes = MAX_PART_BYTES};
     struct prs_policy_facts facts = {.in_order = peer->nic->in_order, .queues = peer->queues};
     int r;
@@ -324,6 +325,13 @@ void prs_peer_close(struct prs_peer *peer)
 {
     if (!peer)
         return;
+    if (peer->fabric->owner != getpid()) {
+        /* In a child of a fork: queues and connection are the parent's, and what is copied memory goes with the child.
+         */
+        if (peer->stream_fd >= 0)
+            close(peer->stream_fd);
+        return;
+    }
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])
             peer->nic->kill(peer->link[i]);

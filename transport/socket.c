@@ -14,7 +14,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BACKLOG = 1024 };
+enum {
+    BACKLOG = 1024,
+    KEEPALIVE_IDLE_S = 10, /* a host that lost its power says nothing: who only receives would wait for ever */
+    KEEPALIVE_EVERY_S = 5,
+    KEEPALIVE_PROBES = 3,
+};
 
 static socklen_t address_bytes(const union prs_address *address)
 {
@@ -92,11 +97,16 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
                     seen);
 }
 
-static void never_delay(int fd)
+static void set_options(int fd)
 {
-    int one = 1;
+    static const int one = 1, idle = KEEPALIVE_IDLE_S, every = KEEPALIVE_EVERY_S, probes = KEEPALIVE_PROBES;
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* a hint: failure costs time only */
+    if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes))
+        PRS_WARN("no TCP keepalive: %s; a peer whose host vanishes will be noticed late", strerror(errno));
 }
 
 int prs_socket_listen(union prs_address *address)
@@ -127,7 +137,7 @@ int prs_socket_accept(int listen_fd, union prs_address *from, int *fd)
 
     *fd = accept4(listen_fd, &from->any, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (*fd >= 0) {
-        never_delay(*fd);
+        set_options(*fd);
         return 0;
     }
     /* A caller that gave up between its SYN and our accept is not our error. */
@@ -144,7 +154,7 @@ int prs_socket_connect(const union prs_address *address)
 
     if (fd < 0)
         return prs_fail(-errno, "socket: %s", strerror(errno));
-    never_delay(fd);
+    set_options(fd);
     if (connect(fd, &address->any, address_bytes(address)) == 0 || errno == EINPROGRESS)
         return fd;
     r = -errno;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "util/log.h"
 
+#include "util/fork.h"
+
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 struct sink {
@@ -15,6 +17,7 @@ struct sink {
 
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER; /* protects sink */
 static struct sink sink;
+PRS_RENEW_IN_CHILD(sink, sink_lock)
 static int stderr_level = -2; /* highest level written to stderr; -2: PERSEUS_LOG not read yet, -1: silent */
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
@@ -39,7 +42,7 @@ static int level_from_environment(void)
     level = -1;
     name = getenv("PERSEUS_LOG");
     for (int i = 0; name && i < 4; i++)
-        if (!strcmp(name, level_names[i]))
+        if (!strcasecmp(name, level_names[i]))
             level = i;
     __atomic_store_n(&stderr_level, level, __ATOMIC_RELAXED);
     return level;

@@ -91,7 +91,9 @@ struct prs_fused_tuning {
     uint32_t copy_engine; /* ALLGATHER: 1: copy engines move the blocks instead; push_ctas is then unused */
     uint32_t segments;    /* ALLGATHER by copy engine: pieces along k in which a band travels */
     uint32_t spread;      /* percent of the compute time over which an SM spreads what it sends; 1: as fast as it can */
-    uint32_t paced; /* enum prs_fused_pace: 2 (PRS_PACED): an SM sends a slab only when the one before has landed */
+    uint32_t
+        paced; /* enum prs_fused_pace. PRS_PACED: an SM sends a slab only when the one before has landed; ALLGATHER: to
+                  one rank after the other. PRS_UNPACED: as many as its buffers hold; ALLGATHER: to all ranks at once */
 };
 
 struct prs_fused_plan_info {

@@ -229,10 +229,15 @@ PRS_API int prs_connector_step(struct prs_connector *connector, struct prs_peer 
 /** Give up a connection not yet made. NULL is allowed. */
 PRS_API void prs_connector_close(struct prs_connector *connector);
 
+/**
+ * Change the first argument of on_notify: for who accepts several peers at once and learns only afterwards which is
+ * which. Before the first call of prs_peer_progress(), which is the first that notifies.
+ */
+PRS_API void prs_peer_set_user(struct prs_peer *peer, void *user);
 /** The other side's private data; *bytes is its length. Valid until the peer is closed. */
 PRS_API const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes);
-/** Flush every queue to the error state, wait for the NIC to let go (bounded by the time limit), free. NULL is allowed.
- */
+/** Flush every queue to the error state, wait for the NIC to let go (bounded by the time limit), free. NULL is allowed;
+ *  in a child of a fork the parent's queues are left alone. */
 PRS_API void prs_peer_close(struct prs_peer *peer);
 /** The sticky first error of the peer, naming peer, rails and GIDs; "" while it is sound. */
 PRS_API const char *prs_peer_error(const struct prs_peer *peer);
@@ -335,6 +340,7 @@ struct prs_stats {
     uint64_t fences, drains, merged_signals; /* fence flags posted; waits for all completions; adds merged into one */
     uint64_t bytes;
     uint64_t rail_bytes[PRS_MAX_RAILS];
+    uint64_t signal_flushes; /* reads before a signal was raised here in device memory, for data of other rails */
 };
 PRS_API void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out);
 

@@ -18,7 +18,7 @@
 enum { WORLD = 4, CLUSTERS = 2, HALVES = 2, CTAS = 2, SLABS = 2, FIRST_EPOCH = 0xfffffff0, WAIT_SECONDS = 60 };
 
 #ifdef __SANITIZE_THREAD__
-enum { EPOCHS = 1000 };
+enum { EPOCHS = 2000 };
 #else
 enum { EPOCHS = 3000 };
 #endif
@@ -34,8 +34,8 @@ struct cluster {
     struct model *model;
     uint32_t rank, index;
     struct slab slabs[SLABS];
-    struct slab left; /* what waits in registers, as in multiply.cuh */
-    bool any_left;
+    struct slab left[CTAS * HALVES]; /* what each warpgroup keeps in registers, as in multiply.cuh */
+    bool any_left[CTAS * HALVES];
     uint32_t filled, stored;
     uint32_t random[2];
 };
@@ -174,10 +174,18 @@ static bool hand_over(struct cluster *c, const struct slab *x)
     return true;
 }
 
-static bool hand_over_left(struct cluster *c)
+static bool hand_over_left(struct cluster *c, uint32_t i)
 {
-    bool good = !c->any_left || hand_over(c, &c->left);
-    c->any_left = false;
+    bool good = !c->any_left[i] || hand_over(c, &c->left[i]);
+    c->any_left[i] = false;
+    return good;
+}
+
+static bool hand_over_all_left(struct cluster *c)
+{
+    bool good = true;
+    for (uint32_t i = 0; i < CTAS * HALVES && good; i++)
+        good = hand_over_left(c, i);
     return good;
 }
 
@@ -227,24 +235,24 @@ static bool compute_epoch(struct cluster *c, uint32_t epoch)
     for (uint32_t unit = c->index; unit < s->units; unit += CLUSTERS) {
         struct slab x = {.full = 0};
         prs_schedule_unit(s, &cursor, unit, &x.unit);
+        /* As in multiply_tiles(): without this ranks can wait for what each other still hold. */
+        if (reduces(me) && x.unit.block == c->rank && !hand_over_all_left(c))
+            return false;
         for (uint32_t i = 0; i < CTAS * HALVES; i++) {
             x.cta = i / HALVES, x.half = i % HALVES;
             x.value = product(epoch, c->rank, x.unit.block, piece_of(s, &x));
             dawdle(&c->random[0]);
-            if (reduces(me) && x.unit.block == c->rank) {
-                /* As in multiply_tiles(): without this two ranks can wait for what the other still holds. */
-                if (!hand_over_left(c) || !add_partials(c, epoch, &x))
-                    return false;
-            } else if (!reduces(me) && x.unit.block != c->rank && !read_rows(c, epoch, &x)) {
+            if (reduces(me) && x.unit.block == c->rank && !add_partials(c, epoch, &x))
                 return false;
-            }
-            if (!hand_over_left(c))
+            if (!reduces(me) && x.unit.block != c->rank && !read_rows(c, epoch, &x))
                 return false;
-            c->left = x;
-            c->any_left = true;
+            if (!hand_over_left(c, i))
+                return false;
+            c->left[i] = x;
+            c->any_left[i] = true;
         }
     }
-    return hand_over_left(c);
+    return hand_over_all_left(c);
 }
 
 /* ---- warp 3, or a copy engine --------------------------------------------------------------------------------------

@@ -126,13 +126,14 @@ void gin_api_close(struct gin_api *api)
     api->v11->close_listen(api->listen_comm);
 }
 
+/* Transfers get the handle that NCCL's kernels carry, where there is one. */
 net_result gin_api_reg(struct gin_api *api, void *data, size_t size, uint64_t flags, void **mhandle)
 {
-    void *offload = NULL;
+    void *host = NULL;
 
     if (api->version == 14)
         return api->v14->reg(api->coll, data, size, NET_PTR_HOST, flags, mhandle);
-    return api->v13->reg(api->coll, data, size, NET_PTR_HOST, flags, mhandle, &offload);
+    return api->v13->reg(api->coll, data, size, NET_PTR_HOST, flags, &host, mhandle);
 }
 
 net_result gin_api_dereg(struct gin_api *api, void *mhandle)

@@ -2,6 +2,7 @@
 /* Contexts, devices, registrations; loading again; forks. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,6 +159,7 @@ Test(device, a_child_of_a_fork_disturbs_nobody)
     if (child == 0) {
         is_child = true;
         memset(pair.target, 1, PAIR_BYTES); /* its own copy */
+        pair_close(&plugin, &pair);
         plugin.net->finalize(plugin.context);
         exit(0);
     }
@@ -196,17 +198,65 @@ Test(device, a_child_of_a_fork_may_start_anew)
     plugin_close(&plugin);
 }
 
+static bool is_stopping;
+
+/** Holds the plugin's locks nearly all the time. */
+static void *ask_in_vain(void *arg)
+{
+    const struct plugin *plugin = arg;
+    struct net_properties_v12 properties;
+
+    while (!__atomic_load_n(&is_stopping, __ATOMIC_RELAXED))
+        plugin->net->properties(-1, &properties);
+    return NULL;
+}
+
+Test(device, a_child_forked_while_a_thread_is_inside_does_not_hang)
+{
+    struct plugin plugin = plugin_open();
+    pthread_t thread;
+
+#ifdef __SANITIZE_THREAD__
+    cr_skip("a child of a process with threads cannot start threads under this sanitizer");
+#endif
+    cr_assert_eq(pthread_create(&thread, NULL, ask_in_vain, &plugin), 0);
+    for (int i = 0; i < 20; i++) {
+        int status = -1;
+        pid_t child = fork();
+
+        if (child == 0) {
+            struct plugin own;
+
+            alarm(20);
+            own = plugin_open();
+            plugin_close(&own);
+            _exit(0);
+        }
+        cr_assert_eq(waitpid(child, &status, 0), child);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child %d: status %#x", i, status);
+    }
+    __atomic_store_n(&is_stopping, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    plugin_close(&plugin);
+}
+
 Test(device, memory_that_cannot_be_written_is_refused_by_name)
 {
     struct plugin plugin = plugin_open();
     struct pair pair = pair_open(&plugin, 0);
-    void *unmapped = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *mhandle = &plugin;
+    void *unmapped = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *mhandle = &plugin,
+         *readable;
 
     munmap(unmapped, 8192);
     warnings = 0;
     cr_assert_neq(plugin.net->reg(pair.recv, unmapped, 8192, NET_PTR_HOST, &mhandle), NET_SUCCESS, "not mapped");
     cr_assert_null(mhandle);
     cr_assert_gt(warnings, 0);
+    readable = mmap(NULL, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(plugin.net->reg(pair.recv, readable, 8192, NET_PTR_HOST, &mhandle), NET_SUCCESS, "read-only");
+    cr_assert_null(mhandle);
+    cr_assert(strstr(last_warning, "writable"), "%s", last_warning);
+    munmap(readable, 8192);
     cr_assert_neq(plugin.net->reg(pair.recv, pair.target, 64, 77, &mhandle), NET_SUCCESS, "type 77");
     cr_assert_eq(plugin.net->dereg(pair.recv, NULL), NET_SUCCESS);
     pair_close(&plugin, &pair);

@@ -111,65 +111,75 @@ static int run(int (*body)(struct ranks *, void *), struct plan plan)
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-/* Every rank to every rank (itself too) in each context: half as put then signal-only, half as put with signal. */
+static void fill_messages(struct world *w, int contexts)
+{
+    for (uint32_t to = 0; to < RANKS; to++)
+        for (int c = 0; c < contexts; c++)
+            for (uint32_t m = 0; m < MESSAGES; m++)
+                for (uint32_t i = 0; i < WORDS; i++)
+                    w->source[place(to, c, m) + i] = word(w->api.rank, to, c, m, i);
+}
+
+/* Odd messages as put with signal, even ones as put and then a signal by itself. */
+static int send_message(struct world *w, uint32_t to, int c, uint32_t m, void **requests, uint32_t *count)
+{
+    uint32_t me = w->api.rank;
+    struct gin_call signal = {.signal = w->signal_handle,
+                              .signal_offset = (me * CONTEXTS + (uint32_t)c) * 8ull,
+                              .rank = to,
+                              .context = c,
+                              .operation = m % 4 < 2 ? GIN_SIGNAL_INC : GIN_SIGNAL_ADD,
+                              .value = 1};
+    struct gin_call put = m % 2 ? signal : (struct gin_call){.rank = to, .context = c};
+
+    put.src = w->source_handle;
+    put.src_offset = place(to, c, m) * 8;
+    put.size = WORDS * 8;
+    put.dst = w->target_handle;
+    put.dst_offset = place(me, c, m) * 8;
+    CHECK(gin_api_put(&w->api, &put, &requests[*count]) == NET_SUCCESS && requests[*count], "put %u", m);
+    ++*count;
+    if (m % 2)
+        return 0;
+    CHECK(gin_api_put(&w->api, &signal, &requests[*count]) == NET_SUCCESS && requests[*count], "signal %u", m);
+    ++*count;
+    return 0;
+}
+
+/* The m-th value of a sender's signal stands for its m-th message: strong, so for all before it, too. */
+static int receive_message(struct world *w, uint32_t from, int c, uint32_t m)
+{
+    if (wait_signal(w, from * CONTEXTS + (uint32_t)c, m + 1))
+        return 1;
+    for (uint32_t i = 0; i < WORDS; i++)
+        CHECK(w->target[place(from, c, m) + i] == word(from, w->api.rank, c, m, i),
+              "v%d: rank %u: message %u of rank %u, context %d, word %u is wrong behind its signal", w->api.version,
+              w->api.rank, m, from, c, i);
+    return 0;
+}
+
+/* Every rank to every rank (itself too) in each context. */
 static int exchange(struct ranks *ranks, void *user)
 {
     static void *requests[RANKS * CONTEXTS * MESSAGES * 2];
     const struct plan *plan = user;
-    uint32_t count = 0, me;
+    uint32_t count = 0;
     struct world w;
     int r = world_open(&w, ranks, plan);
 
     if (r != 0)
         return r;
-    me = w.api.rank;
-    for (uint32_t to = 0; to < RANKS; to++)
-        for (int c = 0; c < plan->contexts; c++)
-            for (uint32_t m = 0; m < MESSAGES; m++)
-                for (uint32_t i = 0; i < WORDS; i++)
-                    w.source[place(to, c, m) + i] = word(me, to, c, m, i);
+    fill_messages(&w, plan->contexts);
     for (uint32_t m = 0; m < MESSAGES; m++)
         for (uint32_t to = 0; to < RANKS; to++)
-            for (int c = 0; c < plan->contexts; c++) {
-                struct gin_call call = {.src = w.source_handle,
-                                        .src_offset = place(to, c, m) * 8,
-                                        .size = WORDS * 8,
-                                        .dst = w.target_handle,
-                                        .dst_offset = place(me, c, m) * 8,
-                                        .rank = to,
-                                        .context = c};
-                struct gin_call signal = {.signal = w.signal_handle,
-                                          .signal_offset = (me * CONTEXTS + c) * 8ull,
-                                          .rank = to,
-                                          .context = c,
-                                          .operation = m % 4 < 2 ? GIN_SIGNAL_INC : GIN_SIGNAL_ADD,
-                                          .value = 1};
-
-                if (m % 2) {
-                    call.signal = signal.signal;
-                    call.signal_offset = signal.signal_offset;
-                    call.operation = signal.operation;
-                    call.value = signal.value;
-                }
-                CHECK(gin_api_put(&w.api, &call, &requests[count]) == NET_SUCCESS && requests[count], "put %u", m);
-                count++;
-                if (m % 2 == 0) {
-                    CHECK(gin_api_put(&w.api, &signal, &requests[count]) == NET_SUCCESS && requests[count], "signal %u",
-                          m);
-                    count++;
-                }
-            }
-    /* The m-th value of a sender's signal stands for its m-th message: strong, so for all before it, too. */
+            for (int c = 0; c < plan->contexts; c++)
+                if (send_message(&w, to, c, m, requests, &count))
+                    return 1;
     for (uint32_t m = 0; m < MESSAGES; m++)
         for (uint32_t from = 0; from < RANKS; from++)
-            for (int c = 0; c < plan->contexts; c++) {
-                if (wait_signal(&w, from * CONTEXTS + c, m + 1))
+            for (int c = 0; c < plan->contexts; c++)
+                if (receive_message(&w, from, c, m))
                     return 1;
-                for (uint32_t i = 0; i < WORDS; i++)
-                    CHECK(w.target[place(from, c, m) + i] == word(from, me, c, m, i),
-                          "v%d: rank %u: message %u of rank %u, context %d, word %u is wrong behind its signal",
-                          plan->version, me, m, from, c, i);
-            }
     for (uint32_t i = 0; i < count; i++)
         CHECK(gin_api_wait(&w.api, requests[i]) == 0, "request %u", i);
     CHECK(!gin_api_has_error(&w.api), "an error is told though there was none");

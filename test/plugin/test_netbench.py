@@ -38,7 +38,7 @@ def main():
         good = status != 0 and words in said
         print("ok" if good else "FAIL", f"a plugin with fault '{fault}' is found out", "" if good else said)
         failed += not good
-    for options in (("--ranks", "1"), ("--sizes", "5:1"), ("--op", "gossip"), ("--api", "v5"), ("--mem", "cuda"), ("--api", "v9")):
+    for options in (("--ranks", "1"), ("--sizes", "5:1"), ("--sizes", "1:16G:x16G"), ("--op", "gossip"), ("--api", "v5"), ("--mem", "cuda"), ("--api", "v9")):
         status, _, said = run(netbench, plugin, *options)
         good = status != 0 and "perseus-netbench: " in said
         print("ok" if good else "FAIL", "an impossible option is refused:", *options, "" if good else said)

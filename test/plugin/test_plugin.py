@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 OPS = ("sendrecv", "allreduce", "allgather", "reducescatter", "alltoall")
+APIS = range(6, 13)
 SMALL = ("--sizes", "0:32K:x32", "--odd", "--iters", "4", "--warmup", "1")
 failed = 0
 
@@ -48,11 +49,7 @@ def expect_link_down(tools, ctl):
 def main():
     tools, ctl, size = sys.argv[1:4], sys.argv[4], sys.argv[5]
     if size == "small":
-        for api in range(6, 13):
-            expect_data(tools, f"v{api} carries groups with tags", "--api", f"v{api}", "--op", "allreduce", "--group", "8",
-                        "--chunk", "1001", *SMALL)
         for op in OPS:
-            expect_data(tools, f"{op} over 4 ranks", "--op", op, "--ranks", "4", *SMALL)
             expect_data(tools, f"{op} over 3 ranks, 2 comms, groups", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
                         "--chunk", "777", "--flush", *SMALL)
         expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:1M:x32", "--odd",
@@ -67,8 +64,21 @@ def main():
         expect_refusal(tools, "without a device init fails", ["init returned"], {"NCCL_IB_HCA": "nosuch"})
         expect_refusal(tools, "PERSEUS_REQUIRED refuses to go on without a device", ["PERSEUS_REQUIRED=1", "listen"],
                        {"NCCL_IB_HCA": "nosuch", "PERSEUS_REQUIRED": "1"})
+    elif size == "tables":  # every table with every operation; over the rows, every number of ranks with both
+        for a, api in enumerate(APIS):
+            for o, op in enumerate(OPS):
+                ranks = 2 + (a + 3 * o) % 5
+                expect_data(tools, f"v{api} {op} over {ranks} ranks, groups with tags", "--api", f"v{api}", "--op", op,
+                            "--ranks", str(ranks), "--group", str(1 + (a + o) % 8), "--chunk", "1001", "--sizes", "0:32K:x32",
+                            "--odd", "--iters", "2", "--warmup", "1")
     else:
+        for a, api in enumerate(APIS):
+            op = OPS[a % len(OPS)]
+            expect_data(tools, f"v{api} {op} of 64 MB less one", "--api", f"v{api}", "--op", op, "--sizes", "67108863",
+                        "--iters", "1", "--warmup", "0")
         for op in OPS:
+            expect_data(tools, f"{op} over 7 ranks", "--op", op, "--ranks", "7", "--sizes", "1:32K:x32", "--odd", "--iters",
+                        "2", "--warmup", "0")
             expect_data(tools, f"{op} over 8 ranks on 2 nodes", "--op", op, "--ranks", "8", "--sizes", "8:64K:x64", "--odd",
                         "--iters", "3", "--comms", "2", nodes=2)
             expect_data(tools, f"{op} of 64 MB", "--op", op, "--sizes", "67108863:64M:+1", "--iters", "2", "--warmup", "0")

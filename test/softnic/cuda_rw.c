@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,22 @@ static const struct row {
     {IBV_WR_SEND, PAGEABLE, LEGACY, 300},
     {IBV_WR_SEND, LEGACY, PAGEABLE, 2000000},
     {IBV_WR_RDMA_WRITE, PAGEABLE, PAGEABLE, 100000},
+    {IBV_WR_RDMA_WRITE, PAGEABLE, PRIVATE, 8}, /* here the owner copies */
+    {IBV_WR_RDMA_WRITE, PAGEABLE, PRIVATE, 5000001},
+    {IBV_WR_RDMA_WRITE, LEGACY, PRIVATE, 4095},
+    {IBV_WR_RDMA_WRITE, VMM, PRIVATE, 3000001},
+    {IBV_WR_RDMA_WRITE, PINNED, PRIVATE, 700001},
+    {IBV_WR_RDMA_WRITE, PRIVATE, LEGACY, 100000}, /* the initiator can */
+    {IBV_WR_RDMA_WRITE, PRIVATE, PAGEABLE, 1000001},
+    {IBV_WR_RDMA_WRITE, PRIVATE, PRIVATE, 1}, /* neither can: through host memory, in pieces */
+    {IBV_WR_RDMA_WRITE, PRIVATE, PRIVATE, 7340033},
+    {IBV_WR_RDMA_READ, PAGEABLE, PRIVATE, 8},
+    {IBV_WR_RDMA_READ, VMM, PRIVATE, 2500001},
+    {IBV_WR_RDMA_READ, PRIVATE, PRIVATE, 3500001},
+    {IBV_WR_RDMA_WRITE_WITH_IMM, PAGEABLE, PRIVATE, 65536},
+    {IBV_WR_RDMA_WRITE_WITH_IMM, PRIVATE, PRIVATE, 1200000},
+    {IBV_WR_SEND, PAGEABLE, PRIVATE, 300},
+    {IBV_WR_SEND, LEGACY, PRIVATE, 2000000},
 };
 
 static void post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *buf, size_t offset, size_t bytes,
@@ -119,15 +136,15 @@ static void transfer_row(struct side *side, const struct row *row, uint32_t seed
 
 /* Each side works on a word on the other's GPU, at the same time; the results it gets go to host and to device memory.
  */
-static void atomics(struct side *side)
+static void atomics(struct side *side, enum memory memory)
 {
     enum { ADDS = 40 };
     struct buf word, result;
     uint64_t value;
 
-    buf_make(side, &word, LEGACY, 64);
+    buf_make(side, &word, memory, 64);
     buf_zero(&word);
-    buf_make(side, &result, side->initiator ? PAGEABLE : LEGACY, 64);
+    buf_make(side, &result, side->initiator ? PAGEABLE : memory, 64);
     struct remote remote = swap_remote(side, &word);
     if (!side->initiator) /* words of their own: the values are checked */
         remote.addr += 8;
@@ -230,13 +247,13 @@ static void a_part_of_a_segment_is_found(struct side *side)
 
 /* On both GPUs a kernel of the application spins on the legacy default stream until the other side's write arrives,
  * which names a registration for the first time: nothing on the way, mapping included, may wait for that stream. */
-static void spinning_kernels_are_reached(struct side *side)
+static void spinning_kernels_are_reached(struct side *side, enum memory memory)
 {
     uint64_t words[2];
     struct buf flag, one;
     char mine, theirs;
 
-    buf_make(side, &flag, LEGACY, 64);
+    buf_make(side, &flag, memory, 64);
     buf_zero(&flag);
     buf_make(side, &one, PAGEABLE, 64);
     *(uint64_t *)(uintptr_t)one.addr = 1;
@@ -258,20 +275,113 @@ static void spinning_kernels_are_reached(struct side *side)
     buf_free(&one);
 }
 
+/* The owner's application looks at its memory without a pause and calls no verb: each word is there before the next one
+ * is sent, and in order. */
+static void a_busy_owner_copies(struct side *side)
+{
+    enum { WORDS = 200 };
+    struct buf word, values;
+    struct timespec start, now;
+
+    buf_make(side, &word, PRIVATE, 64);
+    buf_zero(&word);
+    buf_make(side, &values, PAGEABLE, 8 * WORDS);
+    struct remote remote = swap_remote(side, &word);
+    for (uint64_t i = 0; side->initiator && i < WORDS; i++) {
+        ((uint64_t *)(uintptr_t)values.addr)[i] = i + 1;
+        struct remote at = {remote.addr - 8 * i, remote.rkey}; /* post() adds the offset */
+        post(side, IBV_WR_RDMA_WRITE, &values, 8 * i, 8, at);
+        if (i % 16 == 15)
+            for (int n = 0; n < 16; n++)
+                expect_success(side, "word to a busy owner");
+    }
+    for (uint64_t i = 0; side->initiator && i < WORDS % 16; i++)
+        expect_success(side, "word to a busy owner");
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (uint64_t seen = 0, value; !side->initiator && seen < WORDS; seen = value) {
+        buf_read(&word, 0, &value, 8);
+        MUST(value >= seen && value <= WORDS);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        MUST(now.tv_sec < start.tv_sec + 20); /* the words did not come within 20 s */
+    }
+    side_barrier(side);
+    buf_free(&word);
+    buf_free(&values);
+}
+
+/* A key that was good a moment ago. */
+static void a_deregistered_region_is_refused(struct side *side)
+{
+    struct buf buf, here;
+
+    buf_make(side, &buf, PRIVATE, 4096);
+    buf_make(side, &here, PAGEABLE, 4096);
+    struct remote remote = swap_remote(side, &buf);
+    if (side->initiator) {
+        post(side, IBV_WR_RDMA_WRITE, &here, 0, 4096, remote);
+        expect_success(side, "write before dereg");
+    }
+    side_barrier(side);
+    buf_free(&buf);
+    side_barrier(side);
+    if (side->initiator) {
+        post(side, IBV_WR_RDMA_WRITE, &here, 0, 4096, remote);
+        MUST(side_poll(side).status == IBV_WC_REM_ACCESS_ERR);
+    }
+    side_barrier(side);
+    side_connect(side);
+    buf_free(&here);
+}
+
+/* The owner dies with requests in its hands: they end as with any dead peer, soon. */
+static void a_killed_owner_ends_in_retry_exceeded(struct side *side)
+{
+    enum { REQUESTS = 12, BYTES = 4 << 20 };
+    struct buf buf;
+    uint32_t failed = 0;
+    char c = 0, theirs;
+
+    buf_make(side, &buf, PRIVATE, BYTES);
+    buf_zero(&buf);
+    struct remote remote = swap_remote(side, &buf);
+    for (int i = 0; side->initiator && i < REQUESTS; i++)
+        post(side, IBV_WR_RDMA_WRITE, &buf, 0, BYTES, remote);
+    side_exchange(side, &c, &theirs, 1);
+    if (!side->initiator) {
+        kill(getpid(), SIGKILL);
+        for (;;)
+            pause();
+    }
+    for (int i = 0; i < REQUESTS; i++) {
+        struct ibv_wc wc = side_poll(side);
+        if (wc.status == IBV_WC_SUCCESS)
+            MUST(!failed);
+        else
+            MUST(wc.status == (failed++ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_RETRY_EXC_ERR));
+    }
+    MUST(failed); /* else the owner died too late: send more */
+    buf_free(&buf);
+}
+
 /* Whatever the driver refuses, the request that needed it fails, and only that queue pair. */
 static void a_driver_error_is_a_completion_error(struct side *side)
 {
     static const struct {
         const char *call;
         enum memory theirs;
-    } failures[] = {{"cuMemcpyAsync", LEGACY},
-                    {"cuEventQuery", LEGACY},
-                    {"cuIpcOpenMemHandle_v2", LEGACY},
-                    {"cuMemImportFromShareableHandle", VMM}};
+        bool carried; /* the owner copies what cannot be opened */
+    } failures[] = {{"cuMemcpyAsync", LEGACY, false},
+                    {"cuEventQuery", LEGACY, false},
+                    {"cuIpcOpenMemHandle_v2", LEGACY, true},
+                    {"cuMemImportFromShareableHandle", VMM, true}};
 
     for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
         struct buf buf;
         buf_make(side, &buf, failures[i].theirs, 4096);
+        if (side->initiator)
+            buf_fill(&buf, 70);
+        else
+            buf_zero(&buf);
         struct remote remote = swap_remote(side, &buf);
         if (side->initiator) {
             fail_next(failures[i].call, 700);
@@ -279,10 +389,12 @@ static void a_driver_error_is_a_completion_error(struct side *side)
             struct ibv_wc wc = side_poll(side);
             printf("  %s fails: completion status %d (%s)\n", failures[i].call, wc.status,
                    ibv_wc_status_str(wc.status));
-            MUST(wc.status != IBV_WC_SUCCESS);
+            MUST((wc.status == IBV_WC_SUCCESS) == failures[i].carried);
         }
         side_barrier(side);
         side_connect(side);
+        if (!side->initiator && failures[i].carried)
+            MUST(buf_check(&buf, 4096, 70, failures[i].call));
         transfer_row(side, &rows[3], 77);
         buf_free(&buf);
     }
@@ -296,7 +408,6 @@ static void what_cannot_be_shared_is_refused(struct side *side)
     int fd = open("/dev/null", O_RDONLY);
     MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0x1000, fd, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
     close(fd);
-    MUST(vmm_private_refused(side));
 }
 
 static double now_s(void)
@@ -333,12 +444,12 @@ static double bandwidth(struct side *side, enum memory mine, enum memory theirs,
     return gbytes;
 }
 
-static void latency(struct side *side, enum memory mine, size_t bytes)
+static void latency(struct side *side, enum memory mine, enum memory theirs, size_t bytes)
 {
     int rounds = side->fake ? 50 : 2000;
     struct buf buf;
 
-    buf_make(side, &buf, side->initiator ? mine : LEGACY, bytes);
+    buf_make(side, &buf, side->initiator ? mine : theirs, bytes);
     struct remote remote = swap_remote(side, &buf);
     double start = now_s();
     for (int i = -1; side->initiator && i < rounds; i++) {
@@ -351,7 +462,8 @@ static void latency(struct side *side, enum memory mine, size_t bytes)
     side_barrier(side);
     buf_free(&buf);
     if (side->initiator)
-        printf("  %-8s to legacy   %8zu bytes: %7.2f us until complete\n", memory_names[mine], bytes, us);
+        printf("  %-8s to %-8s %8zu bytes: %7.2f us until complete\n", memory_names[mine], memory_names[theirs], bytes,
+               us);
 }
 
 static int run(struct side *side, double least)
@@ -362,23 +474,31 @@ static int run(struct side *side, double least)
         return SKIP;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         transfer_row(side, &rows[i], (uint32_t)i + 1);
-    atomics(side);
+    atomics(side, LEGACY);
+    atomics(side, PRIVATE);
     a_new_allocation_is_mapped_anew(side);
     small_neighbours_are_told_apart(side);
     a_part_of_a_segment_is_found(side);
-    spinning_kernels_are_reached(side);
+    spinning_kernels_are_reached(side, LEGACY);
+    spinning_kernels_are_reached(side, PRIVATE);
+    a_busy_owner_copies(side);
+    a_deregistered_region_is_refused(side);
     what_cannot_be_shared_is_refused(side);
     if (side->fake)
         a_driver_error_is_a_completion_error(side);
-    latency(side, PAGEABLE, 8);
-    latency(side, LEGACY, 8);
-    latency(side, PAGEABLE, 4096);
+    latency(side, PAGEABLE, LEGACY, 8);
+    latency(side, LEGACY, LEGACY, 8);
+    latency(side, PAGEABLE, LEGACY, 4096);
+    latency(side, PAGEABLE, PRIVATE, 8);
     bandwidth(side, LEGACY, LEGACY, 65536);
     double gbytes = bandwidth(side, LEGACY, LEGACY, 1 << 20);
     bandwidth(side, VMM, VMM, 1 << 20);
     bandwidth(side, PINNED, LEGACY, 1 << 20);
     bandwidth(side, PAGEABLE, LEGACY, 1 << 20);
     bandwidth(side, LEGACY, PAGEABLE, 1 << 20);
+    bandwidth(side, LEGACY, PRIVATE, 1 << 20);
+    bandwidth(side, PAGEABLE, PRIVATE, 1 << 20);
+    bandwidth(side, PRIVATE, PRIVATE, 1 << 20);
     mine = side->initiator && !side->fake && gbytes < least ? 'n' : 'y';
     side_exchange(side, &mine, &theirs, 1);
     if (mine == 'n')
@@ -390,21 +510,44 @@ static int run(struct side *side, double least)
     return mine == 'n';
 }
 
+/* The other process: before CUDA, which does not survive a fork. */
+static pid_t other_start(struct side *side)
+{
+    int sockets[2];
+
+    MUST(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+    pid_t child = fork();
+    MUST(child >= 0);
+    *side = (struct side){.initiator = child != 0, .socket = sockets[child ? 0 : 1]};
+    close(sockets[child ? 1 : 0]);
+    return child;
+}
+
 int main(int argc, char **argv)
 {
     double least = argc == 3 && !strcmp(argv[1], "--least") ? atof(argv[2]) : 0;
-    int sockets[2], status;
+    struct side side, victim_side;
+    int status;
+    pid_t child = other_start(&side);
+    pid_t victim = child ? other_start(&victim_side) : -1;
 
-    MUST(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
-    pid_t child = fork(); /* before CUDA, which does not survive it */
-    MUST(child >= 0);
-    struct side side = {.initiator = child != 0, .socket = sockets[child ? 0 : 1]};
-    close(sockets[child ? 1 : 0]);
+    if (!victim) {
+        if (!side_open(&victim_side))
+            return SKIP;
+        a_killed_owner_ends_in_retry_exceeded(&victim_side);
+        return 1;
+    }
     int r = run(&side, least);
     if (!child)
         return r;
+    if (!r && side_open(&victim_side))
+        a_killed_owner_ends_in_retry_exceeded(&victim_side);
     close(side.socket);
+    close(victim_side.socket);
     MUST(waitpid(child, &status, 0) == child);
     MUST(WIFEXITED(status));
-    return r ? r : WEXITSTATUS(status);
+    r = r ? r : WEXITSTATUS(status);
+    MUST(waitpid(victim, &status, 0) == victim);
+    MUST(r || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
+    return r;
 }

@@ -12,7 +12,7 @@
 
 enum { CHUNK = 2 << 20, PORT = 1, DMA_BUF_FD = 1, POSIX_FD = 1 };
 
-const char *const memory_names[MEMORY_KINDS] = {"legacy", "vmm", "dmabuf", "pageable", "pinned"};
+const char *const memory_names[MEMORY_KINDS] = {"legacy", "vmm", "dmabuf", "private", "pageable", "pinned"};
 
 /* The beginning of CUmemAllocationProp, zero to its end. */
 struct vmm_prop {
@@ -178,9 +178,15 @@ bool side_open(struct side *side)
 /* Several allocations in a row, as expandable segments have them. */
 static void vmm_make(struct buf *buf)
 {
-    struct vmm_prop prop = {.type = 1, .handle_types = POSIX_FD, .location_type = 1, .location_id = device};
+    bool private = buf->memory == PRIVATE;
+    struct vmm_prop prop = {
+        .type = 1, .handle_types = private ? 0 : POSIX_FD, .location_type = 1, .location_id = device};
     int access[3] = {1, device, 3};
     size_t chunk = buf->bytes > CHUNK * 3u ? (buf->bytes / 2 + CHUNK - 1) / CHUNK * CHUNK : CHUNK;
+
+    prop.flags[1] = private; /* gpuDirectRDMACapable: a DMA-BUF is asked for */
+    if (private)
+        chunk = (buf->bytes + CHUNK - 1) / CHUNK * CHUNK;
 
     buf->num_handles = (int)((buf->bytes + chunk - 1) / chunk);
     MUST(buf->num_handles <= 4);
@@ -212,16 +218,17 @@ void buf_make(struct side *side, struct buf *buf, enum memory memory, size_t byt
         .memory = memory, .bytes = memory == DMABUF ? (bytes + 65535) & ~(size_t)65535 : bytes, .dmabuf = -1};
     if (memory == LEGACY || memory == DMABUF) {
         MUST(!cu.alloc(&buf->addr, buf->bytes));
-    } else if (memory == VMM) {
+    } else if (memory == VMM || memory == PRIVATE) {
         vmm_make(buf);
     } else {
         MUST(memory == PINNED ? !cu.host_alloc(&host, bytes, 1) : !posix_memalign(&host, 4096, bytes));
         buf->addr = (uintptr_t)host;
     }
-    if (memory == DMABUF) {
+    if (memory == DMABUF || memory == PRIVATE) {
         buf->dmabuf = dmabuf_of(buf);
         buf->mr = ibv_reg_dmabuf_mr(side->pd, 0, buf->bytes, buf->addr, buf->dmabuf, access);
-        buf->bytes = wanted;
+        if (memory == DMABUF)
+            buf->bytes = wanted;
     } else {
         buf->mr = ibv_reg_mr(side->pd, (void *)(uintptr_t)buf->addr, buf->bytes, access);
     }
@@ -344,21 +351,4 @@ void spin_wait(void)
 void fail_next(const char *call, int result)
 {
     cu.fail(call, result);
-}
-
-bool vmm_private_refused(struct side *side)
-{
-    struct vmm_prop prop = {
-        .type = 1, .location_type = 1, .location_id = device}; /* no handle type: nobody else can map it */
-    int access[3] = {1, device, 3};
-    unsigned long long handle;
-    uint64_t addr;
-
-    MUST(!cu.reserve(&addr, CHUNK, 0, 0, 0) && !cu.create(&handle, CHUNK, &prop, 0) &&
-         !cu.map(addr, CHUNK, 0, handle, 0));
-    MUST(!cu.access(addr, CHUNK, access, 1));
-    struct ibv_mr *mr = ibv_reg_mr(side->pd, (void *)(uintptr_t)addr, CHUNK, IBV_ACCESS_LOCAL_WRITE);
-    bool refused = !mr && errno == EOPNOTSUPP;
-    MUST(!cu.unmap(addr, CHUNK) && !cu.release(handle) && !cu.address_free(addr, CHUNK));
-    return refused;
 }

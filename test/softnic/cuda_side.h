@@ -8,7 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum memory { LEGACY, VMM, DMABUF, PAGEABLE, PINNED, MEMORY_KINDS };
+/* PRIVATE: no handle that another process could open; registered by DMA-BUF, as NCCL has it. */
+enum memory { LEGACY, VMM, DMABUF, PRIVATE, PAGEABLE, PINNED, MEMORY_KINDS };
 extern const char *const memory_names[MEMORY_KINDS];
 
 struct side {
@@ -53,9 +54,6 @@ void side_connect(struct side *side);
 
 /** With the driver of fake_cuda/driver.c: its next call of that name fails. */
 void fail_next(const char *call, int result);
-
-/** True when device memory that cannot be exported was refused by ibv_reg_mr with EOPNOTSUPP. */
-bool vmm_private_refused(struct side *side);
 
 /** Wait for one completion, 20 s at most. */
 struct ibv_wc side_poll(struct side *side);

@@ -59,6 +59,8 @@ def bad_options_are_refused_by_name_and_value():
             (["--nics", "16", "--nodes", "64", "--", "true"], "--nics 16 and --nodes 64"),
             (["--seed", "99999999999999999999", "--", "true"], "--seed"), (["--fence", "never", "--", "true"], "--fence: 'never'"),
             (["--name", "../x", "--", "true"], "--name: '../x'"), (["--wr-cost"], "wr-cost"), (["--unheard-of"], "unheard-of"),
+            (["--rate", "1G,,2G", "--nics", "3", "--", "true"], "--rate: '1G,,2G'"), (["--rate", "1G,2G", "--", "true"], "--rate: 2 values"),
+            (["--loss", "1.5", "--", "true"], "--loss: '1.5'"), (["--loss", "lots", "--", "true"], "--loss: 'lots'"),
             ([], "no command")):
         done = run(*words)
         assert done.returncode in (2, 125), (words, done)
@@ -75,6 +77,25 @@ def good_options_reach_the_world():
     assert {k: world[k] for k in want} == want, world
     assert [d["node"] for d in world["devices"]] == [0, 0, 1, 1, 2, 2], world["devices"]
     assert len({d["gid"] for d in world["devices"]}) == 6, world["devices"]
+
+
+def links_may_differ_and_change():
+    def links(text):
+        return [(d["rate_bps"], d["latency_ns"], d["loss_ppb"]) for d in json.loads(text)["devices"]]
+
+    options = ("--nics", "3", "--nodes", "2", "--rate", "40G,10G", "--latency", "1us,2us,3us", "--loss", "0.1%,0")
+    done = run("--quiet", *options, "--", CTL, "status", "--json")
+    node = [(40000000000, 1000, 1000000), (10000000000, 2000, 0), (10000000000, 3000, 0)]
+    assert links(done.stdout) == 2 * node, done
+    told = run(*options, "--", "true").stderr
+    assert "rate 40,10" in told.replace("G", "") and "latency 1us,2us,3us" in told and "loss 0.1%,0%" in told, told
+    script = f'"{CTL}" set softnic1 rate 1G && "{CTL}" set softnic1 latency 9us && "{CTL}" set softnic0 loss 1% && "{CTL}" status --json'
+    done = run("--quiet", "--nics", "2", "--", "sh", "-c", script)
+    assert links(done.stdout) == [(0, 0, 10000000), (1000000000, 9000, 0)], done
+    for words, status in ((["set", "nosuch", "rate", "1G"], 1), (["set", "softnic0", "rate", "fast"], 2),
+                          (["set", "softnic0", "colour", "1"], 2), (["set", "softnic0", "loss", "2"], 2), (["set", "softnic0"], 2)):
+        done = run("--quiet", "--", CTL, *words)
+        assert done.returncode == status and done.stderr, (words, done)
 
 
 def the_status_is_the_commands():
@@ -214,7 +235,7 @@ def counters_are_json():
         assert devices[0][field] == 0, (field, devices)
 
 
-CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, the_status_is_the_commands,
+CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change, the_status_is_the_commands,
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
           sweep_spares_worlds_in_use, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
           the_link_goes_down_and_up, sysfs_is_private_and_complete, a_process_sees_the_nics_of_its_node, counters_are_json]

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Order: of execution, of completion, of failing; the model's due times. */
 #include <criterion/criterion.h>
+#include <criterion/parameterized.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -231,6 +232,98 @@ Test(run, the_rate_bounds_a_stream)
     cr_assert_lt(fastest, 21000000, "2.5 MB at 1 Gbit/s never took less than %lu us", fastest / 1000);
     end_close(&a);
     end_close(&b);
+}
+
+/* The slower of two links decides, and another rate holds from the next request on. */
+Test(run, a_link_has_its_own_rate_that_may_change)
+{
+    static const struct {
+        uint64_t mine_bps, theirs_bps, want_ns;
+    } rows[] = {{1000000000, 0, 20000000}, {4000000000, 500000000, 40000000}, {250000000, 4000000000, 80000000}};
+    struct sn_world *world = start(NULL);
+
+    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+        uint64_t want = rows[row].want_ns, took, fastest = UINT64_MAX;
+
+        sn_world_set_rate(world, 0, rows[row].mine_bps);
+        sn_world_set_rate(world, 1, rows[row].theirs_bps);
+        for (int i = 0; i < TRIES / 3 && fastest > want + want / 10; i++) {
+            took = now_ns();
+            for (int k = 0; k < 40; k++)
+                cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 62500, &bt, 0, k == 39 ? IBV_SEND_SIGNALED : 0, 1), 0);
+            wait_wc(a.cq, "stream");
+            took = now_ns() - took;
+            cr_assert_geq(took, want, "row %zu: 2.5 MB took %lu us", row, took / 1000);
+            fastest = took < fastest ? took : fastest;
+        }
+        cr_assert_lt(fastest, want + want / 10, "row %zu: never less than %lu us", row, fastest / 1000);
+    }
+}
+
+/* A fifth of all messages and acknowledgements: some of 40 writes are late by whole timeouts, none is lost for good,
+ * and the seed decides which. */
+static uint64_t retries_of_lossy_writes(uint64_t seed)
+{
+    struct link_options patient = link_default;
+    struct sn_config config = model();
+    struct sn_world *world;
+    uint64_t began, slowest = 0;
+
+    config.seed = seed;
+    world = start(&config);
+    end_close(&a);
+    end_close(&b);
+    patient.timeout = 8; /* 1.05 ms */
+    patient.retry_cnt = 7;
+    pair_open_with(&a, &b, NULL, &(struct end_options){.dev = 1}, &patient);
+    at = end_address(&a);
+    bt = end_address(&b);
+    sn_world_set_loss(world, 1, 200000000);
+    for (uint64_t i = 0; i < 40; i++) {
+        a.buf[0] = (uint8_t)(i + 1);
+        began = now_ns();
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, i), 0);
+        cr_assert_eq(wait_wc(a.cq, "lossy write").status, IBV_WC_SUCCESS);
+        slowest = now_ns() - began > slowest ? now_ns() - began : slowest;
+        cr_assert_eq(b.buf[0], i + 1);
+    }
+    cr_assert_gt(slowest, 1000000, "a loss costs the timeout; the slowest took %lu us", slowest / 1000);
+    cr_assert_eq(world->devs[0].counters.errors, 0);
+    return world->devs[0].counters.retries;
+}
+
+struct seed_row {
+    uint64_t seed, retries; /* as this generator draws them, on any machine */
+};
+
+ParameterizedTestParameters(run, the_seed_decides_what_is_lost_and_a_loss_costs_the_timeout)
+{
+    static struct seed_row rows[] = {{1, 21}, {7, 17}, {8, 27}};
+
+    return cr_make_param_array(struct seed_row, rows, sizeof rows / sizeof *rows);
+}
+
+ParameterizedTest(struct seed_row *row, run, the_seed_decides_what_is_lost_and_a_loss_costs_the_timeout)
+{
+    uint64_t retries = retries_of_lossy_writes(row->seed);
+
+    cr_assert_eq(retries, row->retries, "seed %lu: %lu retries of 40 writes, want %lu", row->seed, retries,
+                 row->retries);
+}
+
+Test(run, losing_everything_exceeds_the_retries)
+{
+    struct sn_world *world = start(NULL);
+
+    sn_world_set_loss(world, 0, 1000000000);
+    b.buf[0] = 0;
+    a.buf[0] = 1;
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 8, IBV_SEND_SIGNALED, 2), 0);
+    cr_assert_eq(wait_wc(a.cq, "lost write").status, IBV_WC_RETRY_EXC_ERR);
+    cr_assert_eq(wait_wc(a.cq, "write behind it").status, IBV_WC_WR_FLUSH_ERR);
+    cr_assert_eq(b.buf[0], 0);
+    cr_assert_eq(world->devs[0].counters.retries, 2u * link_default.retry_cnt);
 }
 
 /* A read has a round trip to go; a fenced write waits for it, a plain one does not. Under the strict meaning it waits

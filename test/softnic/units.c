@@ -43,6 +43,12 @@ static struct row durations[] = {
     {"-2us", -EINVAL, 0}, {"2us ", -EINVAL, 0},  {"2G", -EINVAL, 0}, {"2us3", -EINVAL, 0},  {"1e300s", -ERANGE, 0},
 };
 
+static struct row shares[] = {
+    {"0.001", 0, 1000000}, {"0.1%", 0, 1000000}, {"1", 0, 1000000000},       {"100%", 0, 1000000000},
+    {"0", 0, 0},           {"off", 0, 0},        {"1.1", -ERANGE, 0},        {"101%", -ERANGE, 0},
+    {"-0.1", -EINVAL, 0},  {"", -EINVAL, 0},     {"0.1percent", -EINVAL, 0}, {"nan", -EINVAL, 0},
+};
+
 static struct row counts[] = {
     /* in 1 to 16 */
     {"1", 0, 1},        {"16", 0, 16},       {"0", -ERANGE, 0},  {"17", -ERANGE, 0},
@@ -78,6 +84,18 @@ ParameterizedTest(struct row *row, units, a_duration_needs_its_unit)
 {
     uint64_t value = 0;
     int r = sn_units_duration(row->text, &value);
+    check(row, r, value);
+}
+
+ParameterizedTestParameters(units, a_share_is_at_most_the_whole)
+{
+    return cr_make_param_array(struct row, shares, sizeof(shares) / sizeof(shares[0]));
+}
+
+ParameterizedTest(struct row *row, units, a_share_is_at_most_the_whole)
+{
+    uint64_t value = 0;
+    int r = sn_units_share(row->text, &value);
     check(row, r, value);
 }
 

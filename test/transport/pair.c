@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/transport/pair.h"
+#include "transport/fabric.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>
@@ -108,6 +109,10 @@ static void open_side(struct pair *pair)
     data = (struct prs_mem){.addr = pair->buffer, .len_bytes = pair->buffer_bytes, .kind = PRS_MEM_HOST};
     words = (struct prs_mem){
         .addr = pair->words, .len_bytes = WORDS * sizeof *pair->words, .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
+    for (int i = 0; pair->spec->words_on_device && i < count; i++)
+        pair->fabric->rail[i].info.mem_kinds |= PRS_MEM_CUDA;
+    if (pair->spec->words_on_device)
+        words.kind = PRS_MEM_CUDA;
     must(prs_region_register(pair->fabric, &pair->rails, &data, &pair->region) == 0, "%s", prs_error_text());
     must(prs_region_register(pair->fabric, &pair->rails, &words, &pair->words_region) == 0, "%s", prs_error_text());
 }
@@ -178,8 +183,8 @@ static void run_side(struct pair *pair, pair_fn *fn)
  * job starts with another one's memory. Functions of the same program keep their distance to each other. */
 static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, pair_fn *fn)
 {
-    char text[10][32], *argv[] = {"pair",  "--side", text[0], text[1], text[2], text[3], text[4],
-                                  text[5], text[6],  text[7], text[8], text[9], NULL};
+    char text[11][32], *argv[] = {"pair",  "--side", text[0], text[1], text[2], text[3],  text[4],
+                                  text[5], text[6],  text[7], text[8], text[9], text[10], NULL};
     pid_t child;
 
     snprintf(text[0], sizeof text[0], "%d", side);
@@ -192,6 +197,7 @@ static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, p
     snprintf(text[7], sizeof text[7], "%zu", spec->buffer_bytes);
     snprintf(text[8], sizeof text[8], "%u", spec->window_ops);
     snprintf(text[9], sizeof text[9], "%d", spec->b_dies);
+    snprintf(text[10], sizeof text[10], "%d", spec->words_on_device);
     fflush(NULL);
     child = fork();
     if (child)
@@ -213,7 +219,8 @@ int pair_side_main(char **argv)
                               .policy = argv[8][0] ? argv[8] : NULL,
                               .buffer_bytes = (size_t)atol(argv[9]),
                               .window_ops = (uint32_t)atol(argv[10]),
-                              .b_dies = atoi(argv[11])};
+                              .b_dies = atoi(argv[11]),
+                              .words_on_device = atoi(argv[12])};
     pair.spec = &spec;
     pair.side = atoi(argv[2]);
     pair.shared = mmap(NULL, sizeof *pair.shared, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);

@@ -17,7 +17,8 @@ struct pair_spec {
     const char *policy;  /* NULL: auto */
     size_t buffer_bytes; /* registered on each side; 0: 1 MiB */
     uint32_t window_ops;
-    bool b_dies; /* B ends without farewell, by pair_vanish() */
+    bool words_on_device; /* host memory stands in: the transport takes the words for device memory */
+    bool b_dies;          /* B ends without farewell, by pair_vanish() */
 };
 
 /* One side. */

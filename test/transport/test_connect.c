@@ -7,9 +7,11 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -119,6 +121,34 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
 #else
     (void)pages;
 #endif
+}
+
+/* Both ends: else one that only receives never learns that the other's host has lost its power. */
+Test(connect, a_peer_asks_now_and_then_whether_the_other_host_lives, .init = open_default, .fini = close_default)
+{
+    struct prs_listener *listener;
+    struct prs_connector *connector;
+    struct prs_handle handle;
+    struct prs_peer *a, *b;
+    int ends = 0;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0, "%s", prs_error_text());
+    cr_assert_eq(meet(listener, connector, &a, &b), 0, "%s", prs_error_text());
+    for (int fd = 0; fd < 1024; fd++) {
+        int alive = 0, idle_s = 0, every_s = 0, probes = 0;
+        socklen_t bytes = sizeof(int);
+
+        if (getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, &bytes) == 0 &&
+            getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, &bytes) == 0 &&
+            getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, &bytes) == 0 &&
+            getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &alive, &bytes) == 0 && alive)
+            ends += idle_s + every_s * probes <= 30; /* as long as the default limit of a wait */
+    }
+    cr_assert_eq(ends, 2);
+    prs_peer_close(a);
+    prs_peer_close(b);
+    prs_listener_close(listener);
 }
 
 Test(connect, one_listener_serves_many, .init = open_default, .fini = close_default)
@@ -344,14 +374,47 @@ Test(connect, a_connector_that_gives_up_leaves_the_listener_sound, .init = open_
     prs_listener_close(listener);
 }
 
+/* Once a call, and not for ever without a word or with one a poll: the caller decides whether to go on. */
+Test(connect, a_listener_out_of_descriptors_says_so, .init = open_default, .fini = close_default)
+{
+    struct rlimit limit, before;
+    struct prs_listener *listener;
+    struct prs_peer *peer;
+    struct prs_handle handle;
+    int caller, next;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    caller = call(&handle);
+    next = dup(caller); /* the lowest free descriptor */
+    close(next);
+    getrlimit(RLIMIT_NOFILE, &before);
+    limit = before;
+    limit.rlim_cur = (rlim_t)next;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    cr_assert_eq(prs_accept(listener, NULL, &peer), -EMFILE, "%s", prs_error_text());
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+    cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN, "goes on when there are some again");
+    close(caller);
+    connect_once(listener, &handle);
+    prs_listener_close(listener);
+}
+
 /* ------------------------------------------------------------------------------------------- the environment */
 
 Test(connect, impossible_settings_are_refused_by_name)
 {
-    static const char *const rows[][2] = {{"NCCL_IB_RETRY_CNT", "15"},   {"NCCL_IB_TIMEOUT", "32"},
-                                          {"NCCL_IB_HCA", "mlx5_0:x"},   {"NCCL_SOCKET_FAMILY", "AF_UNIX"},
-                                          {"PERSEUS_ORDER", "whatever"}, {"NCCL_IB_ADDR_RANGE", "10.0.0.0"},
-                                          {"PERSEUS_TIMEOUT_MS", "0"},   {"NCCL_IB_QPS_PER_CONNECTION", "1000"}};
+    static const char *const rows[][2] = {{"NCCL_IB_RETRY_CNT", "15"},
+                                          {"NCCL_IB_TIMEOUT", "32"},
+                                          {"NCCL_IB_HCA", "mlx5_0:x"},
+                                          {"NCCL_SOCKET_FAMILY", "AF_UNIX"},
+                                          {"PERSEUS_ORDER", "whatever"},
+                                          {"NCCL_IB_ADDR_RANGE", "10.0.0.0"},
+                                          {"PERSEUS_TIMEOUT_MS", "0"},
+                                          {"NCCL_IB_QPS_PER_CONNECTION", "1000"},
+                                          {"NCCL_IB_ADDR_RANGE", "10.0.0.0/"},
+                                          {"NCCL_IB_ADDR_RANGE", "10.0.0.0/40"},
+                                          {"NCCL_IB_ADDR_RANGE", "10.0.0.0/18446744073709551615"},
+                                          {"PERSEUS_LOG", "loud"}};
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         setenv(rows[i][0], rows[i][1], 1);

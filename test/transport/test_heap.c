@@ -83,7 +83,8 @@ static int run(int (*body)(struct ranks *, void *))
     int r;
 
 #if defined(__SANITIZE_THREAD__)
-    cr_skip_test("ThreadSanitizer cannot follow a proxy's thread in a forked rank; device_replay runs it in one process");
+    cr_skip_test(
+        "ThreadSanitizer cannot follow a proxy's thread in a forked rank; device_replay runs it in one process");
 #endif
     r = ranks_run(RANKS, NODES, TIMEOUT_S, body, NULL);
     if (r == 77)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Signals between two processes, under each policy: never seen before the puts of their group. */
 #include "test/transport/pair.h"
+#include "transport/peer.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -48,8 +49,13 @@ static void wait_word(struct pair *pair, uint64_t *word, uint64_t value)
 
 static void check_rounds(struct pair *pair)
 {
+    const struct prs_records *records = pair->peer->records;
+
     for (uint32_t round = 1; round <= ROUNDS; round++) {
         wait_word(pair, pair->words, round);
+        if (pair->spec->words_on_device)
+            must(records->flushed == records->others, "round %u was raised before a read behind %llu of %llu arrivals",
+                 round, (unsigned long long)(records->others - records->flushed), (unsigned long long)records->others);
         for (uint32_t i = 0; i < PUTS; i++)
             pair_check(pair->buffer + i * (size_t)BIG, i == 2 && round % 16 == 0 ? BIG : SLICE, round + i, "put");
         pair_wait_notified(pair, round); /* the bytes are here; their notification is still to be polled */
@@ -69,6 +75,31 @@ RUN(follows_its_puts_drained, .policy = "drain", .rails = {2, 2}, .queues_per_ra
 RUN(follows_its_puts_fenced, .policy = "nic_fence", .rails = {2, 2})
 RUN(follows_its_puts_counted, .policy = "counted")
 RUN(follows_its_puts_counted_over_many_queues, .policy = "counted", .rails = {2, 2}, .queues_per_rail = 2)
+
+/* Data that came by another rail than the signal's may still be on its way to a device when its completion is here:
+ * each round then reads behind it, once. Host memory and a single rail need no such read. */
+static void check_flushes(struct pair *pair)
+{
+    bool wanted = pair->spec->words_on_device && pair->spec->rails[1] > 1;
+    struct prs_stats stats;
+
+    check_rounds(pair);
+    prs_peer_stats(pair->peer, &stats);
+    must(wanted ? stats.rail_bytes[1] == 0 && stats.signal_flushes > 0 && stats.signal_flushes <= 2 * ROUNDS
+                : stats.signal_flushes == 0,
+         "%llu reads for %d signals", (unsigned long long)stats.signal_flushes, ROUNDS);
+}
+
+#define FLUSH(name, ...)                                                                                               \
+    Test(signal, name)                                                                                                 \
+    {                                                                                                                  \
+        pair_run(&(struct pair_spec){.buffer_bytes = 2 << 20, .policy = "counted", __VA_ARGS__}, signal_rounds,        \
+                 check_flushes);                                                                                       \
+    }
+
+FLUSH(in_device_memory_waits_for_what_other_rails_bring, .rails = {2, 2}, .queues_per_rail = 2, .words_on_device = true)
+FLUSH(in_device_memory_over_one_rail_needs_no_read, .queues_per_rail = 4, .words_on_device = true)
+FLUSH(in_host_memory_needs_no_read, .rails = {2, 2})
 
 enum { ADDS = 2000 };
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine against a network that does the worst its promise allows. */
-#include "transport/arrival.h"
+/* The order engine, rule by rule. Random steps against a network are in test_order_sim.c. */
 #include "transport/order.h"
 #include "transport/wire.h"
 
@@ -10,358 +9,50 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PUTS = 400, SIGNALS = 120, GROUPS = 4, DEPTH = 32, WINDOW = 48 };
+enum { OPS = 400, DEPTH = 32, WINDOW = 48 };
 
-/* How a queue may disorder its requests. */
-enum network {
-    NET_IN_ORDER, /* RC: not at all */
-    NET_FENCED,   /* freely, but nothing passes a fence: what nic_fence relies on */
-    NET_FREE,     /* freely: SRD */
-};
-
-struct sim_put {
-    struct prs_op op;
-    struct prs_put put;
-    uint64_t missing; /* bytes not yet delivered */
-    uint32_t parts_missing;
-    uint32_t told; /* notifications */
-};
-
-struct sim_signal {
-    struct prs_op op;
-    struct prs_signal signal;
-    int puts_before, signals_before; /* of any group */
-    bool raised;
-};
-
-struct sim {
+/* An engine and what its owner gives it. */
+struct bench {
     struct prs_order order;
-    enum network network;
-    unsigned seed;
     uint8_t copies[PRS_ORDER_MAX_QUEUES][DEPTH * PRS_INLINE_BYTES];
-    bool delivered[PRS_ORDER_MAX_QUEUES][DEPTH];
-    struct prs_wr posted[PRS_ORDER_MAX_QUEUES][DEPTH]; /* as it was when posted */
-    uint32_t to_deliver[PRS_ORDER_MAX_QUEUES];         /* positions below it were delivered */
-    uint32_t posted_to[PRS_ORDER_MAX_QUEUES];
-    struct sim_put put[PUTS];
-    struct sim_signal signal[SIGNALS];
-    int puts, signals;
-    struct prs_arrivals arrivals;
-    struct prs_counts counts;
-    struct prs_record ring[PRS_RECORDS];
     uint64_t credit;
 };
 
 static const struct prs_keys keys;
 static const uint32_t local_keys[PRS_MAX_RAILS];
 
-static unsigned any(struct sim *sim, unsigned below)
-{
-    return (unsigned)rand_r(&sim->seed) % below;
-}
-
-static void sim_init(struct sim *sim, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
-                     unsigned seed)
+static struct bench *fresh(enum prs_policy policy, uint32_t paths, uint32_t queues)
 {
     static const uint32_t record_key[PRS_MAX_RAILS];
+    static struct bench bench;
     struct prs_order_options options = {.policy = policy,
                                         .window_ops = WINDOW,
-                                        .in_order = network == NET_IN_ORDER,
+                                        .in_order = true,
                                         .path_count = paths,
                                         .queues_per_path = queues,
                                         .depth = DEPTH,
+                                        .split_queues = true,
                                         .max_part_bytes = 1 << 20};
 
-    memset(sim, 0, sizeof *sim);
-    sim->network = network;
-    sim->seed = seed;
+    prs_order_fini(&bench.order); /* of the row before */
+    memset(&bench, 0, sizeof bench);
     for (uint32_t i = 0; i < paths; i++)
         options.path[i].rate = 1000.0f * (float)(i + 1);
-    cr_assert_eq(prs_order_init(&sim->order, &options), 0);
+    cr_assert_eq(prs_order_init(&bench.order, &options), 0);
     for (uint32_t q = 0; q < paths * queues + 1; q++)
-        sim->order.queue[q].inline_bytes = sim->copies[q];
+        bench.order.queue[q].inline_bytes = bench.copies[q];
     if (policy == PRS_POLICY_COUNTED)
-        cr_assert_eq(prs_order_set_records(&sim->order, (uintptr_t)sim->ring, record_key, &sim->credit), 0);
+        cr_assert_eq(prs_order_set_records(&bench.order, 4096, record_key, &bench.credit), 0);
+    return &bench;
 }
 
-/* A signal becomes visible: everything it stands for must be there. */
-static void raise_signal(struct sim *sim, int index)
+static void put_one(struct bench *bench, size_t bytes, uint32_t id, uint32_t group, uint32_t flags)
 {
-    struct sim_signal *signal = &sim->signal[index];
-    bool strong = signal->signal.flags & PRS_SIGNAL_STRONG;
-
-    cr_assert(!signal->raised, "signal %d twice", index);
-    for (int i = 0; i < signal->puts_before; i++) {
-        const struct sim_put *put = &sim->put[i];
-
-        if (strong || put->put.group == signal->signal.group)
-            cr_assert(put->missing == 0 && put->parts_missing == 0, "signal %d was seen before put %d (seed %u)", index,
-                      i, sim->seed);
-    }
-    for (int i = 0; i < signal->signals_before; i++)
-        if (strong || (sim->network != NET_FENCED && sim->signal[i].signal.group == signal->signal.group))
-            cr_assert(sim->signal[i].raised, "signal %d was seen before signal %d", index, i);
-    signal->raised = true;
-}
-
-static void notice(struct sim *sim, const struct prs_imm *imm, uint32_t bytes)
-{
-    struct prs_notice out;
-    int r = prs_arrivals_add(&sim->arrivals, imm, bytes, &out);
-
-    cr_assert_geq(r, 0);
-    for (uint32_t i = 0; r == 1 && i < out.count; i++) {
-        struct sim_put *put = &sim->put[(out.first_id + i) % PRS_NOTIFY_IDS]; /* ids are indices here */
-
-        cr_assert_eq(put->told++, 0u);
-        cr_assert(put->put.flags & PRS_PUT_NOTIFY && put->put.len_bytes == out.bytes && put->missing == 0,
-                  "notification of %llu bytes for a put of %zu, %llu missing", (unsigned long long)out.bytes,
-                  put->put.len_bytes, (unsigned long long)put->missing);
-    }
-}
-
-static void raise_records(struct sim *sim)
-{
-    const struct prs_record *record;
-
-    for (;;) {
-        cr_assert_eq(prs_counts_next(&sim->counts, &record), 0);
-        if (!record)
-            break;
-        if (record->kind != PRS_RECORD_CLOSE)
-            raise_signal(sim, (int)(record->addr / 8));
-        prs_counts_raised(&sim->counts, record);
-    }
-    if (any(sim, 4) == 0)
-        sim->credit = sim->counts.raised;
-}
-
-/* Let one request take effect at the other side. */
-static void deliver(struct sim *sim, uint32_t q, uint32_t position)
-{
-    const struct prs_wr *wr = &sim->posted[q][position % DEPTH];
-    uint32_t index = (uint32_t)(wr->remote_addr >> 32);
-    struct prs_imm imm;
-
-    sim->delivered[q][position % DEPTH] = true;
-    if (wr->remote_addr >= (uintptr_t)sim->ring && wr->remote_addr < (uintptr_t)(sim->ring + PRS_RECORDS)) {
-        memcpy((void *)(uintptr_t)wr->remote_addr, (void *)(uintptr_t)wr->local_addr, wr->len_bytes);
-    } else if (index) {
-        cr_assert_leq(wr->len_bytes, sim->put[index - 1].missing);
-        sim->put[index - 1].missing -= wr->len_bytes;
-        sim->put[index - 1].parts_missing--;
-    } else {
-        raise_signal(sim, (int)(wr->remote_addr / 8));
-        cr_assert((wr->opcode == PRS_WR_ADD) || *(uint64_t *)(uintptr_t)wr->local_addr == wr->remote_addr / 8,
-                  "the copy of the value lives until now");
-    }
-    if (wr->opcode != PRS_WR_WRITE_IMM)
-        return;
-    cr_assert_eq(prs_imm_parse(wr->imm, &imm), 0);
-    if (imm.bare && imm.kind == PRS_BARE_RECORD)
-        cr_assert_eq(prs_counts_record(&sim->counts, imm.tag, &sim->ring[imm.tag]), 0);
-    else if (imm.tag)
-        cr_assert_eq(prs_counts_arrive(&sim->counts, imm.tag, imm.bare ? 1 : imm.run), 0);
-    if (!imm.bare)
-        notice(sim, &imm, wr->len_bytes);
-    raise_records(sim);
-}
-
-static bool may_deliver(const struct sim *sim, uint32_t q, uint32_t position)
-{
-    if (sim->delivered[q][position % DEPTH])
-        return false;
-    for (uint32_t p = sim->to_deliver[q]; p != position; p++) {
-        bool there = sim->delivered[q][p % DEPTH];
-
-        if (!there && (sim->network == NET_IN_ORDER || sim->posted[q][p % DEPTH].flags & PRS_WR_FENCE ||
-                       sim->posted[q][position % DEPTH].flags & PRS_WR_FENCE))
-            return sim->network == NET_FREE;
-    }
-    return true;
-}
-
-static void deliver_some(struct sim *sim)
-{
-    uint32_t q = any(sim, sim->order.data_queues), in_flight = sim->posted_to[q] - sim->to_deliver[q];
-
-    if (in_flight == 0)
-        return;
-    for (int tries = 0; tries < 4; tries++) {
-        uint32_t position = sim->to_deliver[q] + any(sim, in_flight);
-
-        if (may_deliver(sim, q, position)) {
-            deliver(sim, q, position);
-            break;
-        }
-    }
-    while (sim->to_deliver[q] != sim->posted_to[q] && sim->delivered[q][sim->to_deliver[q] % DEPTH])
-        sim->to_deliver[q]++;
-}
-
-static void post_some(struct sim *sim)
-{
-    struct prs_chain chain;
-    bool is_long;
-
-    while (prs_order_take(&sim->order, 0, &chain)) {
-        const struct prs_order_queue *queue = &sim->order.queue[chain.queue];
-
-        cr_assert_eq(chain.first, sim->posted_to[chain.queue]);
-        cr_assert_leq(chain.first + chain.count - queue->tail, (uint32_t)DEPTH, "more than the send queue holds");
-        for (uint32_t p = chain.first; p != chain.first + chain.count; p++) {
-            sim->posted[chain.queue][p % DEPTH] = queue->wr[p % DEPTH];
-            sim->delivered[chain.queue][p % DEPTH] = false;
-            is_long =
-                queue->wr[p % DEPTH].len_bytes >= PRS_ORDER_PROMPT_BYTES && queue->wr[p % DEPTH].opcode != PRS_WR_READ;
-            cr_assert_eq((queue->wr[p % DEPTH].flags & PRS_WR_SIGNALED) != 0,
-                         p + 1 == chain.first + chain.count || is_long,
-                         "the last of a chain is signaled, and what is long; nothing else");
-        }
-        sim->posted_to[chain.queue] = chain.first + chain.count;
-    }
-}
-
-/* A signaled request completes once it and all earlier ones of its queue are delivered. */
-static void complete_some(struct sim *sim)
-{
-    uint32_t q = any(sim, sim->order.data_queues);
-    const struct prs_order_queue *queue = &sim->order.queue[q];
-
-    for (uint32_t p = queue->tail; p != sim->to_deliver[q]; p++) {
-        if (sim->posted[q][p % DEPTH].flags & PRS_WR_SIGNALED) {
-            cr_assert_geq(prs_order_complete(&sim->order, q, p, 0), 0);
-            break;
-        }
-    }
-    for (int i = 0; i < sim->puts; i++)
-        cr_assert(sim->put[i].op.status == PRS_OP_PENDING || (sim->put[i].missing == 0 && !sim->put[i].parts_missing),
-                  "put %d is done but not delivered", i);
-}
-
-static size_t some_size(struct sim *sim)
-{
-    static const size_t sizes[] = {8, 8, 8, 64, 1, 4096, 65536, 65537, 200000, 3 << 20};
-
-    return sizes[any(sim, sizeof sizes / sizeof *sizes)];
-}
-
-static void try_put(struct sim *sim)
-{
-    struct sim_put *put = &sim->put[sim->puts];
-    uint32_t head[PRS_ORDER_MAX_QUEUES], parts = 0;
-
-    if (sim->puts == PUTS)
-        return;
-    put->put = (struct prs_put){.dst_addr = (uint64_t)(sim->puts + 1) << 32,
-                                .dst = &keys,
-                                .len_bytes = some_size(sim),
-                                .notify_id = (uint32_t)sim->puts,
-                                .group = any(sim, GROUPS),
-                                .flags = any(sim, 2) ? PRS_PUT_NOTIFY : 0};
-    if (put->put.flags && any(sim, 8) == 0)
-        put->put.len_bytes = 0;
-    put->missing = put->put.len_bytes;
-    for (uint32_t q = 0; q < sim->order.data_queues; q++)
-        head[q] = sim->order.queue[q].head;
-    if (prs_order_put(&sim->order, &put->op, &put->put, local_keys) == PRS_BUSY)
-        return;
-    for (uint32_t q = 0; q < sim->order.data_queues; q++)
-        parts += sim->order.queue[q].head - head[q];
-    cr_assert_eq(parts, put->op.parts);
-    put->parts_missing = parts;
-    sim->puts++;
-}
-
-static void try_signal(struct sim *sim)
-{
-    struct sim_signal *signal = &sim->signal[sim->signals];
-
-    if (sim->signals == SIGNALS)
-        return;
-    signal->signal = (struct prs_signal){.dst_addr = (uint64_t)sim->signals * 8,
-                                         .dst = &keys,
-                                         .value = (uint64_t)sim->signals,
-                                         .kind = any(sim, 2) ? PRS_SIGNAL_ADD : PRS_SIGNAL_SET,
-                                         .group = any(sim, GROUPS),
-                                         .flags = any(sim, 6) == 0 ? PRS_SIGNAL_STRONG : 0};
-    signal->puts_before = sim->puts;
-    signal->signals_before = sim->signals;
-    if (prs_order_signal(&sim->order, &signal->op, &signal->signal) == 0)
-        sim->signals++;
-}
-
-static void run(enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues, unsigned seed)
-{
-    static struct sim sim;
-    int idle = 0;
-
-    sim_init(&sim, policy, network, paths, queues, seed);
-    while (sim.puts < PUTS || sim.signals < SIGNALS || sim.order.ops) {
-        unsigned what = any(&sim, 16);
-
-        if (what < 3)
-            try_put(&sim);
-        else if (what < 4)
-            try_signal(&sim);
-        else if (what < 7)
-            post_some(&sim);
-        else if (what < 13)
-            deliver_some(&sim);
-        else
-            complete_some(&sim);
-        cr_assert_lt(++idle, 1000000, "stuck: policy %s, %u paths of %u queues, seed %u", prs_policy_names[policy],
-                     paths, queues, seed);
-    }
-    for (int i = 0; i < sim.puts; i++)
-        cr_assert(sim.put[i].op.status == 0 && sim.put[i].told == (sim.put[i].put.flags & PRS_PUT_NOTIFY));
-    for (int i = 0; i < sim.signals; i++)
-        cr_assert(sim.signal[i].op.status == 0 && sim.signal[i].raised, "signal %d was lost", i);
-    prs_order_fini(&sim.order);
-}
-
-struct row {
-    int policy, network;
-    uint32_t paths, queues;
-};
-
-ParameterizedTestParameters(order, a_signal_is_never_seen_before_its_puts)
-{
-    static struct row rows[] = {
-        {PRS_POLICY_IN_ORDER, NET_IN_ORDER, 1, 1},  {PRS_POLICY_IN_ORDER, NET_IN_ORDER, 1, 4},
-        {PRS_POLICY_IN_ORDER, NET_IN_ORDER, 2, 1},  {PRS_POLICY_IN_ORDER, NET_IN_ORDER, 3, 2},
-        {PRS_POLICY_NIC_FENCE, NET_IN_ORDER, 2, 2}, {PRS_POLICY_NIC_FENCE, NET_FENCED, 2, 1},
-        {PRS_POLICY_DRAIN, NET_FREE, 1, 1},         {PRS_POLICY_DRAIN, NET_FREE, 2, 2},
-        {PRS_POLICY_COUNTED, NET_FREE, 1, 1},       {PRS_POLICY_COUNTED, NET_FREE, 2, 2},
-        {PRS_POLICY_COUNTED, NET_IN_ORDER, 4, 1},
-    };
-    return cr_make_param_array(struct row, rows, sizeof rows / sizeof *rows);
-}
-
-ParameterizedTest(struct row *row, order, a_signal_is_never_seen_before_its_puts)
-{
-    for (unsigned seed = 1; seed <= 60; seed++)
-        run((enum prs_policy)row->policy, (enum network)row->network, row->paths, row->queues, seed);
-}
-
-/* ------------------------------------------------------------------------------------------------- tables */
-
-static struct sim *fresh(enum prs_policy policy, uint32_t paths, uint32_t queues)
-{
-    static struct sim sim;
-
-    prs_order_fini(&sim.order); /* of the row before */
-    sim_init(&sim, policy, NET_IN_ORDER, paths, queues, 1);
-    return &sim;
-}
-
-static void put_one(struct sim *sim, size_t bytes, uint32_t id, uint32_t group, uint32_t flags)
-{
-    static struct prs_op ops[PUTS];
+    static struct prs_op ops[OPS];
     static int used;
     struct prs_put put = {.dst = &keys, .len_bytes = bytes, .notify_id = id, .group = group, .flags = flags};
 
-    cr_assert_eq(prs_order_put(&sim->order, &ops[used % PUTS], &put, local_keys), 0);
+    cr_assert_eq(prs_order_put(&bench->order, &ops[used % OPS], &put, local_keys), 0);
     used++;
 }
 
@@ -384,16 +75,16 @@ ParameterizedTestParameters(order, consecutive_equal_messages_share_one_immediat
 
 ParameterizedTest(struct run_row *row, order, consecutive_equal_messages_share_one_immediate)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
     size_t count = strlen(row->ids);
     struct prs_imm imm = {0};
 
     for (size_t i = 0; i < count; i++)
-        put_one(sim, (size_t)(row->sizes[i] - '0'), (uint32_t)(row->ids[i] - '0'), 0, PRS_PUT_NOTIFY);
+        put_one(bench, (size_t)(row->sizes[i] - '0'), (uint32_t)(row->ids[i] - '0'), 0, PRS_PUT_NOTIFY);
     for (size_t i = 0; i < count; i++)
-        cr_assert_eq(sim->order.queue[0].wr[i].opcode, row->kinds[i] == 'i' ? PRS_WR_WRITE_IMM : PRS_WR_WRITE,
+        cr_assert_eq(bench->order.queue[0].wr[i].opcode, row->kinds[i] == 'i' ? PRS_WR_WRITE_IMM : PRS_WR_WRITE,
                      "ids %s sizes %s: request %zu", row->ids, row->sizes, i);
-    cr_assert_eq(prs_imm_parse(sim->order.queue[0].wr[count - 1].imm, &imm), 0);
+    cr_assert_eq(prs_imm_parse(bench->order.queue[0].wr[count - 1].imm, &imm), 0);
     cr_assert(imm.run == row->last_run && imm.id == (uint32_t)(row->ids[count - 1] - '0'));
 }
 
@@ -406,11 +97,11 @@ Test(order, a_long_message_has_its_own_notification_and_completion)
     } rows[] = {{8, false}, {PRS_ORDER_PROMPT_BYTES - 1, false}, {PRS_ORDER_PROMPT_BYTES, true}, {65536, true}};
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 1, 1);
-        const struct prs_wr *wr = sim->order.queue[0].wr;
+        struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+        const struct prs_wr *wr = bench->order.queue[0].wr;
 
         for (uint32_t id = 0; id < 3; id++)
-            put_one(sim, rows[i].bytes, id, 0, PRS_PUT_NOTIFY);
+            put_one(bench, rows[i].bytes, id, 0, PRS_PUT_NOTIFY);
         for (int k = 0; k < 2; k++) {
             cr_assert_eq(wr[k].opcode == PRS_WR_WRITE_IMM, rows[i].alone, "%zu bytes", rows[i].bytes);
             cr_assert_eq((wr[k].flags & PRS_WR_SIGNALED) != 0, rows[i].alone, "%zu bytes", rows[i].bytes);
@@ -421,60 +112,60 @@ Test(order, a_long_message_has_its_own_notification_and_completion)
 /* Posted one by one: how many completions do n lazy puts cost, and do they free what they hold? */
 Test(order, lazy_puts_share_completions_and_never_run_out_of_them)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_chain chain;
     int signaled = 0;
 
     for (int i = 0; i < 4 * DEPTH; i++) {
-        const struct prs_order_queue *queue = &sim->order.queue[0];
+        const struct prs_order_queue *queue = &bench->order.queue[0];
 
-        put_one(sim, 8, 0, 0, PRS_PUT_LAZY);
-        cr_assert(prs_order_take(&sim->order, 0, &chain));
+        put_one(bench, 8, 0, 0, PRS_PUT_LAZY);
+        cr_assert(prs_order_take(&bench->order, 0, &chain));
         if (!(queue->wr[chain.first % DEPTH].flags & PRS_WR_SIGNALED)) {
-            cr_assert(prs_order_idle(&sim->order), "a lazy put does not keep others from being posted at once");
+            cr_assert(prs_order_idle(&bench->order), "a lazy put does not keep others from being posted at once");
             continue;
         }
         signaled++;
-        cr_assert_eq(prs_order_complete(&sim->order, 0, chain.first, 0), PRS_ORDER_LAZY);
+        cr_assert_eq(prs_order_complete(&bench->order, 0, chain.first, 0), PRS_ORDER_LAZY);
     }
     cr_assert_eq(signaled, 4 * DEPTH / PRS_ORDER_LAZY);
 }
 
 Test(order, a_put_that_is_waited_for_is_signaled_among_lazy_ones)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_chain chain;
 
-    put_one(sim, 8, 0, 0, PRS_PUT_LAZY);
-    put_one(sim, 8, 0, 0, 0);
-    put_one(sim, 8, 0, 0, PRS_PUT_LAZY);
-    cr_assert(prs_order_take(&sim->order, 0, &chain));
+    put_one(bench, 8, 0, 0, PRS_PUT_LAZY);
+    put_one(bench, 8, 0, 0, 0);
+    put_one(bench, 8, 0, 0, PRS_PUT_LAZY);
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
     cr_assert_eq(chain.count, 3);
-    cr_assert(sim->order.queue[0].wr[2].flags & PRS_WR_SIGNALED);
-    cr_assert_not(prs_order_idle(&sim->order));
+    cr_assert(bench->order.queue[0].wr[2].flags & PRS_WR_SIGNALED);
+    cr_assert_not(prs_order_idle(&bench->order));
 }
 
 Test(order, what_is_posted_is_not_changed_any_more)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_chain chain;
 
-    put_one(sim, 8, 0, 0, PRS_PUT_NOTIFY);
-    cr_assert(prs_order_take(&sim->order, 0, &chain));
-    put_one(sim, 8, 1, 0, PRS_PUT_NOTIFY);
-    cr_assert_eq(sim->order.queue[0].wr[0].opcode, PRS_WR_WRITE_IMM);
-    cr_assert_eq(sim->order.queue[0].wr[1].opcode, PRS_WR_WRITE_IMM);
+    put_one(bench, 8, 0, 0, PRS_PUT_NOTIFY);
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
+    put_one(bench, 8, 1, 0, PRS_PUT_NOTIFY);
+    cr_assert_eq(bench->order.queue[0].wr[0].opcode, PRS_WR_WRITE_IMM);
+    cr_assert_eq(bench->order.queue[0].wr[1].opcode, PRS_WR_WRITE_IMM);
 }
 
 Test(order, a_run_ends_where_the_wire_format_does)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_imm imm = {0};
 
-    sim->order.queue[0].mask = DEPTH - 1;
+    bench->order.queue[0].mask = DEPTH - 1;
     for (uint32_t i = 0; i < DEPTH; i++)
-        put_one(sim, 8, (PRS_NOTIFY_IDS - 3 + i) % PRS_NOTIFY_IDS, 0, PRS_PUT_NOTIFY);
-    cr_assert_eq(prs_imm_parse(sim->order.queue[0].wr[DEPTH - 1].imm, &imm), 0);
+        put_one(bench, 8, (PRS_NOTIFY_IDS - 3 + i) % PRS_NOTIFY_IDS, 0, PRS_PUT_NOTIFY);
+    cr_assert_eq(prs_imm_parse(bench->order.queue[0].wr[DEPTH - 1].imm, &imm), 0);
     cr_assert_eq(imm.run, PRS_IMM_MAX_RUN, "over the end of the ids");
 }
 
@@ -487,101 +178,139 @@ Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
     } rows[] = {{PRS_POLICY_NIC_FENCE, 1}, {PRS_POLICY_IN_ORDER, 0}, {PRS_POLICY_COUNTED, 0}};
 
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
-        struct sim *sim = fresh(rows[row].policy, 1, 1);
+        struct bench *bench = fresh(rows[row].policy, 1, 1);
         struct prs_op op[4];
 
         for (int i = 0; i < 28; i++)
-            put_one(sim, 4096, 0, 7, 0);
+            put_one(bench, 4096, 0, 7, 0);
         for (int i = 0; i < 4; i++) {
             struct prs_signal signal = {.dst = &keys, .dst_addr = 8 * (uint64_t)i, .group = 7};
 
-            cr_assert_eq(prs_order_signal(&sim->order, &op[i], &signal), 0, "nothing waits");
+            cr_assert_eq(prs_order_signal(&bench->order, &op[i], &signal), 0, "nothing waits");
         }
-        cr_assert_eq(sim->order.stats.fences, rows[row].fences, "%s", prs_policy_names[rows[row].policy]);
-        cr_assert_eq(sim->order.held_count, 0);
+        cr_assert_eq(bench->order.stats.fences, rows[row].fences, "%s", prs_policy_names[rows[row].policy]);
+        cr_assert_eq(bench->order.held_count, 0);
     }
 }
 
 Test(order, drain_starts_nothing_until_its_signal_has_left)
 {
-    struct sim *sim = fresh(PRS_POLICY_DRAIN, 1, 1);
+    struct bench *bench = fresh(PRS_POLICY_DRAIN, 1, 1);
     struct prs_signal signal = {.dst = &keys};
     struct prs_put put = {.dst = &keys, .len_bytes = 8};
     struct prs_chain chain;
     struct prs_op op[3];
 
-    put_one(sim, 8, 0, 0, 0);
-    cr_assert_eq(prs_order_signal(&sim->order, &op[0], &signal), 0);
-    cr_assert_eq(prs_order_put(&sim->order, &op[1], &put, local_keys), PRS_BUSY);
-    cr_assert(prs_order_take(&sim->order, 0, &chain) && chain.count == 1, "the put goes, the signal waits");
-    cr_assert(!prs_order_take(&sim->order, 0, &chain));
-    cr_assert_eq(prs_order_complete(&sim->order, 0, 0, 0), 1);
-    cr_assert(prs_order_take(&sim->order, 0, &chain) && chain.count == 1, "now the signal");
-    cr_assert_eq(prs_order_put(&sim->order, &op[1], &put, local_keys), 0);
-    cr_assert_eq(sim->order.stats.drains, 1);
+    put_one(bench, 8, 0, 0, 0);
+    cr_assert_eq(prs_order_signal(&bench->order, &op[0], &signal), 0);
+    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, local_keys), PRS_BUSY);
+    cr_assert(prs_order_take(&bench->order, 0, &chain) && chain.count == 1, "the put goes, the signal waits");
+    cr_assert(!prs_order_take(&bench->order, 0, &chain));
+    cr_assert_eq(prs_order_complete(&bench->order, 0, 0, 0), 1);
+    cr_assert(prs_order_take(&bench->order, 0, &chain) && chain.count == 1, "now the signal");
+    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, local_keys), 0);
+    cr_assert_eq(bench->order.stats.drains, 1);
 }
 
 Test(order, a_large_put_is_cut_by_speed)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 2, 1);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 2, 1);
 
-    put_one(sim, 900000, 0, 0, PRS_PUT_NOTIFY); /* rates are 1 and 2 */
-    cr_assert_float_eq((double)sim->order.queue[0].backlog_bytes, 300000, 8192);
-    cr_assert_eq(sim->order.queue[0].backlog_bytes + sim->order.queue[1].backlog_bytes, 900000);
+    put_one(bench, 900000, 0, 0, PRS_PUT_NOTIFY); /* rates are 1 and 2 */
+    cr_assert_float_eq((double)bench->order.queue[0].backlog_bytes, 300000, 8192);
+    cr_assert_eq(bench->order.queue[0].backlog_bytes + bench->order.queue[1].backlog_bytes, 900000);
+}
+
+struct split_row {
+    uint32_t paths, queues;
+    bool split;
+    uint32_t parts; /* of each of three long messages */
+    uint32_t used;  /* queues that carried any of the three */
+};
+
+ParameterizedTestParameters(order, a_long_message_takes_one_queue_of_each_rail_unless_it_may_split)
+{
+    static struct split_row rows[] = {
+        {1, 1, false, 1, 1}, {1, 4, false, 1, 3}, {1, 4, true, 4, 4}, {2, 3, false, 2, 6}, {2, 2, true, 4, 4},
+    };
+    return cr_make_param_array(struct split_row, rows, sizeof rows / sizeof *rows);
+}
+
+ParameterizedTest(struct split_row *row, order, a_long_message_takes_one_queue_of_each_rail_unless_it_may_split)
+{
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, row->paths, row->queues);
+    uint32_t used = 0, parts = 0;
+    uint64_t bytes = 0;
+
+    bench->order.split_queues = row->split;
+    for (uint32_t id = 0; id < 3; id++)
+        put_one(bench, 900000, id, 0, PRS_PUT_NOTIFY);
+    for (uint32_t q = 0; q < row->paths * row->queues; q++) {
+        const struct prs_order_queue *queue = &bench->order.queue[q];
+
+        used += queue->head > 0;
+        for (uint32_t i = 0; i < queue->head; i++) {
+            parts++;
+            bytes += queue->wr[i].len_bytes;
+        }
+    }
+    cr_assert_eq(bytes, 2700000);
+    cr_assert_eq(parts, 3 * row->parts, "%u requests for 3 messages, want %u each", parts, row->parts);
+    cr_assert_eq(used, row->used, "%u queues are used, want %u", used, row->used);
 }
 
 Test(order, measured_completions_move_the_shares)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 2, 1);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 2, 1);
     uint64_t now = 1000;
 
     for (int i = 0; i < 60; i++) { /* path 1, said to be twice as fast, takes four times as long as path 0 */
         struct prs_chain chain[2];
         uint64_t ns[2];
 
-        put_one(sim, 1000000, 0, 0, PRS_PUT_NOTIFY);
-        cr_assert(prs_order_take(&sim->order, now, &chain[0]) && prs_order_take(&sim->order, now, &chain[1]));
+        put_one(bench, 1000000, 0, 0, PRS_PUT_NOTIFY);
+        cr_assert(prs_order_take(&bench->order, now, &chain[0]) && prs_order_take(&bench->order, now, &chain[1]));
         for (int p = 0; p < 2; p++)
-            ns[p] = now + sim->order.queue[p].backlog_bytes * (p ? 4 : 1);
+            ns[p] = now + bench->order.queue[p].backlog_bytes * (p ? 4 : 1);
         for (int p = 0; p < 2; p++)
-            cr_assert_geq(prs_order_complete(&sim->order, (uint32_t)p, chain[p].first, ns[p]), 0);
+            cr_assert_geq(prs_order_complete(&bench->order, (uint32_t)p, chain[p].first, ns[p]), 0);
         now = ns[0] > ns[1] ? ns[0] : ns[1];
     }
-    put_one(sim, 1000000, 0, 0, PRS_PUT_NOTIFY);
-    cr_assert_float_eq((double)sim->order.queue[0].backlog_bytes, 800000, 40000);
+    put_one(bench, 1000000, 0, 0, PRS_PUT_NOTIFY);
+    cr_assert_float_eq((double)bench->order.queue[0].backlog_bytes, 800000, 40000);
 }
 
 Test(order, a_completion_that_cannot_be_is_refused)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_chain chain;
 
-    put_one(sim, 8, 0, 0, 0);
-    cr_assert_eq(prs_order_complete(&sim->order, 0, 0, 0), -EPROTO, "not posted yet");
-    cr_assert(prs_order_take(&sim->order, 0, &chain));
-    cr_assert_eq(prs_order_complete(&sim->order, 0, 1, 0), -EPROTO);
-    cr_assert_eq(prs_order_complete(&sim->order, 0, 0xffffffff, 0), -EPROTO);
-    cr_assert_eq(prs_order_complete(&sim->order, 0, 0, 0), 1);
-    cr_assert_eq(prs_order_complete(&sim->order, 0, 0, 0), -EPROTO, "twice");
+    put_one(bench, 8, 0, 0, 0);
+    cr_assert_eq(prs_order_complete(&bench->order, 0, 0, 0), -EPROTO, "not posted yet");
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
+    cr_assert_eq(prs_order_complete(&bench->order, 0, 1, 0), -EPROTO);
+    cr_assert_eq(prs_order_complete(&bench->order, 0, 0xffffffff, 0), -EPROTO);
+    cr_assert_eq(prs_order_complete(&bench->order, 0, 0, 0), 1);
+    cr_assert_eq(prs_order_complete(&bench->order, 0, 0, 0), -EPROTO, "twice");
 }
 
 Test(order, failing_gives_every_op_back)
 {
-    struct sim *sim = fresh(PRS_POLICY_IN_ORDER, 2, 2);
+    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 2, 2);
     struct prs_put put = {.dst = &keys, .len_bytes = 300000, .flags = PRS_PUT_NOTIFY};
     struct prs_signal signal = {.dst = &keys, .flags = PRS_SIGNAL_STRONG};
     struct prs_op op[3];
     struct prs_chain chain;
 
-    cr_assert_eq(prs_order_put(&sim->order, &op[0], &put, local_keys), 0);
-    cr_assert(prs_order_take(&sim->order, 0, &chain));
-    cr_assert_eq(prs_order_put(&sim->order, &op[1], &put, local_keys), 0);
-    cr_assert_eq(prs_order_signal(&sim->order, &op[2], &signal), 0);
-    cr_assert_eq(sim->order.held_count, 1);
-    prs_order_fail(&sim->order, -EIO);
+    cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, local_keys), 0);
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
+    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, local_keys), 0);
+    cr_assert_eq(prs_order_signal(&bench->order, &op[2], &signal), 0);
+    cr_assert_eq(bench->order.held_count, 1);
+    prs_order_fail(&bench->order, -EIO);
     for (int i = 0; i < 3; i++)
         cr_assert_eq(op[i].status, -EIO);
-    cr_assert_eq(sim->order.ops, 0);
+    cr_assert_eq(bench->order.ops, 0);
 }
 
 Test(order, adds_to_one_word_share_a_request_until_it_is_posted)
@@ -589,35 +318,35 @@ Test(order, adds_to_one_word_share_a_request_until_it_is_posted)
     static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_NIC_FENCE, PRS_POLICY_COUNTED};
 
     for (size_t row = 0; row < sizeof policies / sizeof *policies; row++) {
-        struct sim *sim = fresh(policies[row], 1, 1);
+        struct bench *bench = fresh(policies[row], 1, 1);
         struct prs_signal add = {.dst = &keys, .dst_addr = 64, .value = 5, .kind = PRS_SIGNAL_ADD};
-        const struct prs_order_queue *queue = &sim->order.queue[0];
+        const struct prs_order_queue *queue = &bench->order.queue[0];
         struct prs_chain chain;
         struct prs_op op[6];
         uint64_t value;
 
-        put_one(sim, 8, 0, 0, 0);
+        put_one(bench, 8, 0, 0, 0);
         for (int i = 0; i < 3; i++)
-            cr_assert_eq(prs_order_signal(&sim->order, &op[i], &add), 0);
+            cr_assert_eq(prs_order_signal(&bench->order, &op[i], &add), 0);
         cr_assert_eq(queue->head, 2, "%s: a put and one add", prs_policy_names[policies[row]]);
         value = policies[row] == PRS_POLICY_COUNTED
                     ? ((const struct prs_record *)(const void *)(queue->inline_bytes + PRS_INLINE_BYTES))->value
                     : queue->wr[1].value;
         cr_assert_eq(value, 15);
         add.dst_addr = 72;
-        cr_assert_eq(prs_order_signal(&sim->order, &op[3], &add), 0, "another word");
-        put_one(sim, 8, 0, 0, 0);
-        cr_assert_eq(prs_order_signal(&sim->order, &op[4], &add), 0, "a put lies between");
+        cr_assert_eq(prs_order_signal(&bench->order, &op[3], &add), 0, "another word");
+        put_one(bench, 8, 0, 0, 0);
+        cr_assert_eq(prs_order_signal(&bench->order, &op[4], &add), 0, "a put lies between");
         cr_assert_eq(queue->head, 5);
-        cr_assert(prs_order_take(&sim->order, 0, &chain));
-        cr_assert_eq(prs_order_signal(&sim->order, &op[5], &add), 0, "posted");
+        cr_assert(prs_order_take(&bench->order, 0, &chain));
+        cr_assert_eq(prs_order_signal(&bench->order, &op[5], &add), 0, "posted");
         cr_assert_eq(queue->head, 6);
-        cr_assert_eq(sim->order.stats.merged, 2);
-        cr_assert_eq(prs_order_complete(&sim->order, 0, 4, 0), 7, "2 puts and 5 signals");
+        cr_assert_eq(bench->order.stats.merged, 2);
+        cr_assert_eq(prs_order_complete(&bench->order, 0, 4, 0), 7, "2 puts and 5 signals");
         for (int i = 0; i < 5; i++)
             cr_assert_eq(op[i].status, 0);
         cr_assert_eq(op[5].status, PRS_OP_PENDING);
-        prs_order_fail(&sim->order, -EIO);
+        prs_order_fail(&bench->order, -EIO);
         cr_assert_eq(op[5].status, -EIO);
     }
 }

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <perseus/device.h>
 
@@ -279,5 +280,47 @@ Test(window, a_command_that_must_not_run_is_refused_by_name)
             cr_assert(strstr(prs_error_last(), rows[i].names), "row %zu: want '%s' in: %s", i, rows[i].names,
                       prs_error_last());
     }
+    prs_windows_fini(&windows);
+}
+
+/* Whatever a broken kernel writes: a command is taken only when all it touches lies within windows. */
+Test(window, random_words_never_pass_out_of_bounds)
+{
+    struct prs_window_remote remotes[2] = {{0}};
+    struct prs_window_options options = {.base = (void *)4096, .bytes = WINDOW_BYTES, .remotes = remotes};
+    struct prs_windows windows;
+    uint64_t state = (uint64_t)getpid() * 2654435761u + 1, seed = state;
+    int passed = 0;
+
+    cr_assert_eq(prs_windows_init(&windows, 2, 7, 2), 0);
+    cr_assert_eq(prs_windows_add(&windows, &options), 0);
+    options.flags = PRS_WINDOW_SIGNALS;
+    cr_assert_eq(prs_windows_add(&windows, &options), 1);
+    for (int i = 0; i < 300000; i++) {
+        struct prs_cmd cmd = {{draw(&state), draw(&state), draw(&state), draw(&state)}};
+        struct prs_cmd_fields f;
+
+        /* Mostly plausible: small fields are often right, so that the later checks are reached. */
+        if (i % 4) {
+            cmd.word[0] = (cmd.word[0] & 7) % 5 << 1 | (cmd.word[0] >> 20 & 1) << 8 | (cmd.word[0] >> 30 & 1) << 24 |
+                          (cmd.word[0] >> 40 & 1) << 36;
+            cmd.word[1] &= 0x3fff;
+            cmd.word[2] &= 0x3ff0;
+            cmd.word[3] = (cmd.word[3] & 0x3fff) | 7ull << 48;
+        }
+        f = prs_cmd_unpack(&cmd);
+        if (prs_windows_check(&windows, &f) < 0)
+            continue;
+        passed++;
+        __uint128_t to = (__uint128_t)f.dst_offset + (f.op == PRS_CMD_PUT ? f.bytes : 8);
+        __uint128_t from = (__uint128_t)f.src_offset + (f.op == PRS_CMD_PUT ? f.bytes : 0);
+
+        cr_assert(f.peer < 2 && f.dst_window < 2 && f.src_window < 2 && to <= WINDOW_BYTES && from <= WINDOW_BYTES,
+                  "seed %" PRIu64 ", command %d: peer %u, offsets %" PRIu64 ", %" PRIu64 ", %" PRIu64 " bytes", seed, i,
+                  f.peer, f.dst_offset, f.src_offset, f.bytes);
+        cr_assert(f.op == PRS_CMD_PUT || (f.dst_window == 1 && f.dst_offset % 8 == 0), "seed %" PRIu64 ", signal %d",
+                  seed, i);
+    }
+    cr_assert_gt(passed, 1000, "seed %" PRIu64 ": only %d passed: the test tests nothing", seed, passed);
     prs_windows_fini(&windows);
 }

@@ -1,34 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and one after the other, interleaved in one
- * process group; results poisoned before and checked after. One JSON object per line on stdout, a table on stderr. */
+ * process group; results poisoned before and checked after. */
 #include "tools/fused/bench.h"
 
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_SHAPES = 64, MAX_ITERATIONS = 200, METHODS = 4 };
+enum { WARMUP = 3, METHODS = 4 };
 enum method { OWN = 0, COMPUTE = 1, COMMUNICATE = 2, UNFUSED = 3 };
 
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
-static const char *const KERNELS[] = {"gemm", "reduce_scatter", "allgather", "allreduce"};
-
-struct options {
-    uint32_t world, iterations, warmup, kernels, layouts, soak, replay;
-    uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink, wrong
-                          sums */
-    bool one_device, baselines, autotune;
-    struct prs_fused_tuning tuning;
-    struct prs_fused_shape shapes[MAX_SHAPES];
-    uint32_t shape_count, timeout_ms;
-    const char *commit;
-};
-
 /* Everything one rank holds while it measures one shape. */
 struct run {
-    const struct options *options;
+    const struct bench_options *options;
     struct bench_rank *rank;
     struct bench_problem problem;
     struct prs_fused *ctx;
@@ -68,6 +54,8 @@ static __global__ void meet_kernel(struct meet_args m)
 static void meet_gpus(struct run *r)
 {
     struct meet_args m;
+    if (!r->rank->threads)
+        return;
     memcpy(m.flags, r->meet, sizeof(m.flags));
     m.rank = r->rank->rank, m.world = r->rank->world, m.epoch = ++r->meetings;
     meet_kernel<<<1, 32, 0, r->stream>>>(m);
@@ -167,66 +155,46 @@ static double time_once(struct run *r, int method)
 
 static void time_methods(struct run *r)
 {
-    static __thread double times[METHODS][MAX_ITERATIONS];
-    const struct options *o = r->options;
+    static __thread double times[METHODS][BENCH_MAX_ITERATIONS];
+    const struct bench_options *o = r->options;
     bool talks = r->problem.shape.op != PRS_FUSED_GEMM && r->nccl != NULL;
-    for (uint32_t i = 0; i < o->warmup + o->iterations; i++) {
+    for (uint32_t i = 0; i < WARMUP + o->iterations; i++) {
         for (int method = 0; method < METHODS; method++) {
-            if ((method == COMPUTE && !o->baselines) || (method >= COMMUNICATE && !talks))
+            if ((method == COMPUTE && o->no_baselines != 0) || (method >= COMMUNICATE && !talks))
                 continue;
             double t = time_once(r, method);
-            if (i >= o->warmup)
-                times[method][i - o->warmup] = t;
+            if (i >= WARMUP)
+                times[method][i - WARMUP] = t;
         }
     }
     for (int method = 0; method < METHODS; method++) {
-        bool ran = method == OWN || (method == COMPUTE ? o->baselines : talks);
+        bool ran = method == OWN || (method == COMPUTE ? o->no_baselines == 0 : talks);
         r->usec[method] = ran ? median(times[method], o->iterations) : NAN;
     }
-}
-
-static void number(char *to, size_t size, double v)
-{
-    if (isnan(v))
-        snprintf(to, size, "null");
-    else
-        snprintf(to, size, "%.1f", v);
 }
 
 static bool report(struct run *r, const struct bench_verdict *v)
 {
     const struct prs_fused_shape *s = &r->problem.shape;
-    struct prs_fused_plan_info info;
-    char text[METHODS][32];
-    double beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned)), error = bench_max(r->rank, v->max_rel_error),
-           floor, ratio;
-    prs_fused_plan_query(r->plan, &info);
-    floor = (double)info.sent_bytes / LINK_BYTES_PER_US;
-    floor = r->usec[COMPUTE] > floor ? r->usec[COMPUTE] : floor; /* not timed: NaN is never larger */
-    for (int i = 0; i < METHODS; i++)
-        number(text[i], sizeof(text[i]), r->usec[i]);
-    ratio = s->op == PRS_FUSED_GEMM ? r->usec[COMPUTE] / r->usec[OWN] : r->usec[UNFUSED] / r->usec[OWN];
-    if (r->rank->rank == 0) {
-        char speedup[32], to_floor[32], rate[32];
-        number(rate, sizeof(rate), 2.0 * s->m * s->n * s->k / r->usec[OWN] * 1e-6);
-        snprintf(speedup, sizeof(speedup), isnan(ratio) ? "null" : "%.3f", ratio);
-        snprintf(to_floor, sizeof(to_floor), isnan(r->usec[OWN] / floor) || floor == 0 ? "null" : "%.3f",
-                 r->usec[OWN] / floor);
-        printf(
-            "{\"kernel\":\"%s\",\"layout\":\"%s\",\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"nodes\":1,\"usec\":%s,"
-            "\"compute_usec\":%s,"
-            "\"comm_usec\":%s,\"unfused_usec\":%s,\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,"
-            "\"sm_split\":{\"path\":%u,\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
-            "\"segments\":%u,\"paced\":%u,\"spread\":%u},"
-            "\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
-            KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->rank->world, text[OWN], text[COMPUTE],
-            text[COMMUNICATE], text[UNFUSED], to_floor, speedup, rate, info.tuning.path, info.tuning.clusters,
-            info.tuning.band, info.tuning.lag, info.tuning.push_ctas, info.tuning.copy_engine, info.tuning.segments,
-            info.tuning.paced, info.tuning.spread, info.predicted_us, error, beyond, (unsigned long long)v->sampled,
-            r->options->commit);
-        fflush(stdout);
-    }
-    return beyond == 0;
+    struct bench_row row;
+    memset(&row, 0, sizeof(row));
+    row.shape = *s;
+    prs_fused_plan_query(r->plan, &row.info);
+    row.gpus = r->problem.world;
+    row.own_us = r->usec[OWN], row.compute_us = r->usec[COMPUTE];
+    row.comm_us = r->usec[COMMUNICATE], row.unfused_us = r->usec[UNFUSED];
+    row.floor_us = (double)row.info.sent_bytes / LINK_BYTES_PER_US;
+    if (row.compute_us > row.floor_us)
+        row.floor_us = row.compute_us; /* not measured: NaN is never larger */
+    row.speedup = (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;
+    row.tflops = 2.0 * s->m * s->n * s->k / row.own_us * 1e-6;
+    row.beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned));
+    row.max_rel_error = bench_max(r->rank, v->max_rel_error);
+    row.sampled = v->sampled;
+    row.commit = r->options->commit;
+    if (r->rank->rank == 0)
+        bench_report(&row, r->options->json != 0);
+    return row.beyond == 0;
 }
 
 static void launch_on(void *user, const void *a)
@@ -266,7 +234,7 @@ static uint64_t prepare_soak(struct run *r, struct bench_soak *s, size_t a_bytes
 
 static bool soak(struct run *r)
 {
-    const struct options *o = r->options;
+    const struct bench_options *o = r->options;
     const struct prs_fused_shape *shape = &r->problem.shape;
     struct bench_soak s;
     double bad, differences;
@@ -279,11 +247,7 @@ static bool soak(struct run *r)
     bench_meet(r->rank);
     differences = bench_max(r->rank, (double)bench_soak_replay(&s, o->replay));
     if (r->rank->rank == 0)
-        printf("{\"kernel\":\"%s\",\"soak\":true,\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"launches\":%u,\"graph_"
-               "replays\":%u,"
-               "\"copy_engine\":%u,\"beyond_bound\":%.0f,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
-               KERNELS[shape->op], shape->m, shape->n, shape->k, r->problem.world, o->soak, o->replay,
-               o->tuning.copy_engine, bad, differences, o->commit);
+        bench_report_soak(&r->problem, o, bad, differences);
     BENCH_CUDA(cudaFree(s.differences));
     for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
         BENCH_CUDA(cudaFree(s.a[set]));
@@ -294,7 +258,7 @@ static bool soak(struct run *r)
 
 static void open_run(struct run *r)
 {
-    const struct options *o = r->options;
+    const struct bench_options *o = r->options;
     const struct bench_problem *p = &r->problem;
     size_t a = bench_rows_a(p) * (size_t)p->shape.k * 2, b = (size_t)p->shape.n * p->shape.k * 2,
            c = bench_rows_c(p) * (size_t)p->shape.n * 2;
@@ -303,7 +267,7 @@ static void open_run(struct run *r)
     check(prs_fused_alloc(r->ctx, c, &r->c), "prs_fused_alloc");
     bench_fill_inputs(p, r->a, r->b, r->stream);
     bench_poison(r->c, c, r->stream);
-    if (o->baselines) {
+    if (o->no_baselines == 0) {
         if (p->shape.op == PRS_FUSED_ALLGATHER) {
             BENCH_CUDA(cudaMalloc(&r->gathered, a * p->world));
             BENCH_CUDA(cudaMemsetAsync(r->gathered, 0x3c, a * p->world, r->stream));
@@ -370,7 +334,7 @@ static int answer_for_all(void *user, const void *mine, void *all, size_t bytes)
 
 static int run_rank(struct bench_rank *rank, void *user)
 {
-    const struct options *o = (const struct options *)user;
+    const struct bench_options *o = (const struct bench_options *)user;
     struct prs_fused_config config = {rank->rank, rank->world, rank->device, o->timeout_ms, bench_allgather, rank};
     struct run r;
     int bad = 0;
@@ -387,7 +351,7 @@ static int run_rank(struct bench_rank *rank, void *user)
     BENCH_CUDA(cudaEventCreate(&r.from));
     BENCH_CUDA(cudaEventCreate(&r.to));
     exchange_meet(&r);
-    if (o->baselines && !o->one_device && rank->world > 1)
+    if (o->no_baselines == 0 && !o->one_device && rank->world > 1)
         r.nccl = bench_nccl_open(rank);
     for (uint32_t i = 0; i < o->shape_count; i++)
         for (uint32_t op = 0; op < 4; op++)
@@ -404,143 +368,10 @@ static int run_rank(struct bench_rank *rank, void *user)
     return bad;
 }
 
-static uint32_t kernel_mask(const char *name)
-{
-    for (uint32_t i = 0; i < 4; i++)
-        if (strcmp(name, KERNELS[i]) == 0)
-            return 1u << i;
-    return strcmp(name, "all") == 0 ? 15 : 0;
-}
-
-static void usage(void)
-{
-    fprintf(
-        stderr,
-        "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
-        "  --gpus W        ranks, one thread and GPU each (torchrun and mpirun bring their own)\n"
-        "  --layout kn|nk|both   B as [K,N] (default) or [N,K]\n"
-        "  --iterations N  timed rounds (default 20; 0: check only)   --soak N  more launches, unevenly late, each "
-        "compared\n"
-        "  --replay N      replays of a CUDA graph of three launches, each compared\n"
-        "  --band N --lag N --clusters N --push-ctas N --copy-engine --segments N --paced --spread PERCENT   tuning; "
-        "--autotune\n"
-        "  --one-device    all ranks on device 0, to check without several GPUs\n"
-        "  --loopback W    one rank plays all: times the protocol without NVLink (results are not sums)\n"
-        "  --no-baselines  own kernels only   --timeout-ms N   --commit TEXT\n");
-    exit(2);
-}
-
-static void parse(int argc, char **argv, struct options *o)
-{
-    static const struct option names[] = {{"kernel", 1, 0, 'k'},
-                                          {"shape", 1, 0, 's'},
-                                          {"gpus", 1, 0, 'g'},
-                                          {"nodes", 1, 0, 'd'},
-                                          {"layout", 1, 0, 'l'},
-                                          {"iterations", 1, 0, 'i'},
-                                          {"soak", 1, 0, 'S'},
-                                          {"band", 1, 0, 'b'},
-                                          {"clusters", 1, 0, 'c'},
-                                          {"push-ctas", 1, 0, 'p'},
-                                          {"one-device", 0, 0, '1'},
-                                          {"commit", 1, 0, 'C'},
-                                          {"no-baselines", 0, 0, 'n'},
-                                          {"timeout-ms", 1, 0, 't'},
-                                          {"copy-engine", 0, 0, 'e'},
-                                          {"segments", 1, 0, 'm'},
-                                          {"autotune", 0, 0, 'A'},
-                                          {"loopback", 1, 0, 'L'},
-                                          {"lag", 1, 0, 'a'},
-                                          {"spread", 1, 0, 'D'},
-                                          {"paced", 0, 0, 'P'},
-                                          {"replay", 1, 0, 'R'},
-                                          {0, 0, 0, 0}};
-    struct prs_fused_shape *s;
-    for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        switch (c) {
-        case 'k':
-            o->kernels |= kernel_mask(optarg);
-            break;
-        case 's':
-            s = &o->shapes[o->shape_count < MAX_SHAPES ? o->shape_count++ : 0];
-            if (sscanf(optarg, "%ux%ux%u", &s->m, &s->n, &s->k) != 3)
-                usage();
-            break;
-        case 'g':
-            o->world = (uint32_t)atoi(optarg);
-            break;
-        case 'd':
-            break;
-        case 'l':
-            o->layouts = strcmp(optarg, "both") == 0 ? 3 : strcmp(optarg, "nk") == 0 ? 2 : 1;
-            break;
-        case 'i':
-            o->iterations = (uint32_t)atoi(optarg);
-            break;
-        case 'S':
-            o->soak = (uint32_t)atoi(optarg);
-            break;
-        case 'b':
-            o->tuning.band = (uint32_t)atoi(optarg);
-            break;
-        case 'c':
-            o->tuning.clusters = (uint32_t)atoi(optarg);
-            break;
-        case 'p':
-            o->tuning.push_ctas = (uint32_t)atoi(optarg);
-            break;
-        case 'e':
-            o->tuning.copy_engine = 1;
-            break;
-        case 'm':
-            o->tuning.segments = (uint32_t)atoi(optarg);
-            break;
-        case '1':
-            o->one_device = true;
-            break;
-        case 'C':
-            o->commit = optarg;
-            break;
-        case 'n':
-            o->baselines = false;
-            break;
-        case 't':
-            o->timeout_ms = (uint32_t)atoi(optarg);
-            break;
-        case 'R':
-            o->replay = (uint32_t)atoi(optarg);
-            break;
-        case 'D':
-            o->tuning.spread = (uint32_t)atoi(optarg);
-            break;
-        case 'P':
-            o->tuning.paced = PRS_PACED;
-            break;
-        case 'a':
-            o->tuning.lag = (uint32_t)atoi(optarg);
-            break;
-        case 'L':
-            o->loopback = (uint32_t)atoi(optarg);
-            break;
-        case 'A':
-            o->autotune = true;
-            break;
-        default:
-            usage();
-        }
-    }
-    if (o->kernels == 0 || o->shape_count == 0 || o->world < 1 || o->world > PRS_FUSED_MAX_WORLD ||
-        o->iterations > MAX_ITERATIONS)
-        usage();
-}
-
 int main(int argc, char **argv)
 {
-    struct options o;
-    memset(&o, 0, sizeof(o));
-    o.world = 1, o.iterations = 20, o.warmup = 3, o.layouts = 1, o.baselines = true, o.commit = "unknown",
-    o.timeout_ms = 5000;
-    parse(argc, argv, &o);
+    struct bench_options o;
+    bench_options_parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread: NVLink multicast is never used */
-    return bench_ranks_run(o.world, o.one_device, run_rank, &o) == 0 ? 0 : 1;
+    return bench_ranks_run(o.world, o.one_device != 0, run_rank, &o) == 0 ? 0 : 1;
 }

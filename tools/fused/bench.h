@@ -9,12 +9,31 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* ---- command line (options.cu) ---- */
+enum { BENCH_MAX_SHAPES = 64, BENCH_MAX_ITERATIONS = 200 };
+
+struct bench_options {
+    uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
+    uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink */
+    uint32_t one_device, no_baselines, autotune, json;
+    struct prs_fused_tuning tuning;
+    struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
+    uint32_t shape_count;
+    const char *commit;
+};
+
+extern const char *const BENCH_KERNELS[4]; /* by enum prs_fused_op */
+
+/* Ends the program with a usage text when the arguments are wrong. */
+void bench_options_parse(int argc, char **argv, struct bench_options *o);
+
 /* ---- ranks (ranks.cu): threads of this process, or processes started by torchrun or mpirun ---------------------- */
 struct bench_meeting;
 
 struct bench_rank {
     uint32_t rank, world;
     int device;
+    bool threads; /* ranks share this process */
     struct bench_meeting *meeting;
 };
 
@@ -59,6 +78,22 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank); /* NULL: no libnccl
 int bench_nccl_run(struct bench_nccl *nccl, enum prs_fused_op op, const void *send, void *receive, size_t elements,
                    cudaStream_t stream);
 void bench_nccl_close(struct bench_nccl *nccl);
+
+/* ---- rows (report.cu) ---- */
+struct bench_row {
+    struct prs_fused_shape shape;
+    struct prs_fused_plan_info info;
+    uint32_t gpus;
+    double own_us, compute_us, comm_us, unfused_us, floor_us; /* NaN: not measured */
+    double speedup, tflops, max_rel_error, beyond;
+    uint64_t sampled;
+    const char *commit;
+};
+
+void bench_report(const struct bench_row *row, bool json);
+
+/* bad: elements of the first results beyond the bound; differences: later results that were not the same bits. */
+void bench_report_soak(const struct bench_problem *p, const struct bench_options *o, double bad, double differences);
 
 /* ---- many launches (soak.cu) ---- */
 enum { BENCH_SOAK_SETS = 3 };

@@ -112,6 +112,7 @@ static int run_launched(uint32_t rank, uint32_t world, int device, bench_rank_fn
         init_barrier(me.rank.meeting, world);
     while (__atomic_load_n(&me.rank.meeting->ready, __ATOMIC_ACQUIRE) == 0)
         usleep(1000);
+    me.rank.threads = false;
     me.rank.rank = rank, me.rank.world = world, me.rank.device = device, me.fn = fn, me.user = user;
     bench_meet(&me.rank);
     if (rank == 0)
@@ -133,6 +134,7 @@ int bench_ranks_run(uint32_t world, bool one_device, bench_rank_fn *fn, void *us
     meeting = (struct bench_meeting *)calloc(1, sizeof(*meeting));
     init_barrier(meeting, world);
     for (uint32_t r = 0; r < world; r++) {
+        m[r].rank.threads = true;
         m[r].rank.rank = r, m[r].rank.world = world, m[r].rank.device = one_device ? 0 : (int)r,
         m[r].rank.meeting = meeting;
         m[r].fn = fn, m[r].user = user;

@@ -46,7 +46,8 @@ void print_text(const struct machine *machine)
     printf("Perseus %s\n", prs_version());
     print_rails(machine);
     print_gpus(machine);
-    printf("order: %s\n", machine->policy[0] ? machine->policy : "nothing to choose without a rail");
+    printf("order of a peer over all rails: %s\n",
+           machine->policy[0] ? machine->policy : "nothing to choose without a rail");
     for (int i = 0; i < machine->line_count; i++)
         printf("  said: %s\n", machine->line[i]);
     printf("problems: %d\n", machine->problem_count);

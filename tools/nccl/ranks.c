@@ -25,6 +25,8 @@ static const char usage[] =
     "  --register          register the buffers with ncclCommRegister\n"
     "  --label NAME        goes into each result     --nccl FILE (libnccl.so.2)     --timeout SECONDS (120)\n";
 
+#define MAX_BYTES (1ull << 40) /* so that a size times a factor fits */
+
 static void refuse(const char *option, const char *value)
 {
     fprintf(stderr, "perseus-nccl-ranks: --%s: cannot use '%s'\n%s", option, value, usage);
@@ -33,27 +35,22 @@ static void refuse(const char *option, const char *value)
 
 static uint64_t parse_bytes(const char *text, const char *option, const char **end)
 {
+    const char *suffixes = "KMG", *suffix;
     char *rest = NULL;
     uint64_t value = strtoull(text, &rest, 10);
+    unsigned shift = 0;
 
-    if (rest == text)
+    if (*text < '0' || *text > '9') /* strtoull takes signs and spaces */
         refuse(option, text);
-    switch (*rest) {
-    case 'G':
-        value <<= 10;
-        /* fall through */
-    case 'M':
-        value <<= 10;
-        /* fall through */
-    case 'K':
-        value <<= 10;
+    suffix = *rest ? strchr(suffixes, *rest) : NULL;
+    if (suffix) {
+        shift = 10 * (unsigned)(suffix - suffixes + 1);
         rest++;
-        break;
-    default:
-        break;
     }
+    if (value > MAX_BYTES >> shift)
+        refuse(option, text);
     *end = rest;
-    return value;
+    return value << shift;
 }
 
 static void parse_sizes(struct job *job, const char *text)
@@ -67,7 +64,8 @@ static void parse_sizes(struct job *job, const char *text)
         job->max_bytes = parse_bytes(rest + 1, "sizes", &rest);
     if (rest[0] == ':' && rest[1] == 'x')
         job->factor = parse_bytes(rest + 2, "sizes", &rest);
-    if (*rest != '\0' || job->min_bytes == 0 || job->max_bytes < job->min_bytes || job->factor < 2)
+    if (*rest != '\0' || job->min_bytes == 0 || job->max_bytes < job->min_bytes || job->factor < 2 ||
+        job->factor > 1 << 20)
         refuse("sizes", text);
 }
 
@@ -109,68 +107,73 @@ static void parse_place(struct job *job, const char *text)
         refuse("place", text);
 }
 
+static const struct option long_options[] = {
+    {"ranks", required_argument, NULL, 'n'},
+    {"ops", required_argument, NULL, 'o'},
+    {"types", required_argument, NULL, 't'},
+    {"sizes", required_argument, NULL, 's'},
+    {"place", required_argument, NULL, 'p'},
+    {"iters", required_argument, NULL, 'i'},
+    {"warmup", required_argument, NULL, 'w'},
+    {"hosts", no_argument, NULL, 'h'},
+    {"register", no_argument, NULL, 'r'},
+    {"label", required_argument, NULL, 'l'},
+    {"nccl", required_argument, NULL, 'L'},
+    {"timeout", required_argument, NULL, 'T'},
+    {NULL, 0, NULL, 0},
+};
+
+static void take_option(struct job *job, int which)
+{
+    switch (which) {
+    case 'n':
+        job->ranks = parse_count("ranks", optarg, 1, JOB_MAX_RANKS);
+        break;
+    case 'o':
+        parse_lists(job, "ops", optarg);
+        break;
+    case 't':
+        parse_lists(job, "types", optarg);
+        break;
+    case 's':
+        parse_sizes(job, optarg);
+        break;
+    case 'p':
+        parse_place(job, optarg);
+        break;
+    case 'i':
+        job->iterations = parse_count("iters", optarg, 1, 1000);
+        break;
+    case 'w':
+        job->warmup = parse_count("warmup", optarg, 0, 1000);
+        break;
+    case 'h':
+        job->hosts = true;
+        break;
+    case 'r':
+        job->register_buffers = true;
+        break;
+    case 'l':
+        job->label = optarg;
+        break;
+    case 'L':
+        job->nccl_path = optarg;
+        break;
+    case 'T':
+        job->timeout_s = parse_count("timeout", optarg, 1, 86400);
+        break;
+    default:
+        fputs(usage, stderr);
+        exit(2);
+    }
+}
+
 static void parse_options(struct job *job, int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"ranks", required_argument, NULL, 'n'},
-        {"ops", required_argument, NULL, 'o'},
-        {"types", required_argument, NULL, 't'},
-        {"sizes", required_argument, NULL, 's'},
-        {"place", required_argument, NULL, 'p'},
-        {"iters", required_argument, NULL, 'i'},
-        {"warmup", required_argument, NULL, 'w'},
-        {"hosts", no_argument, NULL, 'h'},
-        {"register", no_argument, NULL, 'r'},
-        {"label", required_argument, NULL, 'l'},
-        {"nccl", required_argument, NULL, 'L'},
-        {"timeout", required_argument, NULL, 'T'},
-        {NULL, 0, NULL, 0},
-    };
-    int which, index = 0;
+    int which;
 
-    while ((which = getopt_long(argc, argv, "", options, &index)) != -1) {
-        switch (which) {
-        case 'n':
-            job->ranks = parse_count("ranks", optarg, 1, JOB_MAX_RANKS);
-            break;
-        case 'o':
-            parse_lists(job, "ops", optarg);
-            break;
-        case 't':
-            parse_lists(job, "types", optarg);
-            break;
-        case 's':
-            parse_sizes(job, optarg);
-            break;
-        case 'p':
-            parse_place(job, optarg);
-            break;
-        case 'i':
-            job->iterations = parse_count("iters", optarg, 1, 1000);
-            break;
-        case 'w':
-            job->warmup = parse_count("warmup", optarg, 0, 1000);
-            break;
-        case 'h':
-            job->hosts = true;
-            break;
-        case 'r':
-            job->register_buffers = true;
-            break;
-        case 'l':
-            job->label = optarg;
-            break;
-        case 'L':
-            job->nccl_path = optarg;
-            break;
-        case 'T':
-            job->timeout_s = parse_count("timeout", optarg, 1, 86400);
-            break;
-        default:
-            fputs(usage, stderr);
-            exit(2);
-        }
-    }
+    while ((which = getopt_long(argc, argv, "", long_options, NULL)) != -1)
+        take_option(job, which);
     if (optind != argc)
         refuse("argument", argv[optind]);
 }
@@ -181,20 +184,23 @@ static int reap(const struct job *job, struct job_meeting *meeting, pid_t *pids)
     int failed = 0;
 
     for (int left = job->ranks; left > 0; left--) {
-        int status = 0;
+        int status = 0, rank = 0;
         pid_t pid = wait(&status);
 
+        while (rank < job->ranks && pids[rank] != pid)
+            rank++;
+        if (rank == job->ranks)
+            break;      /* no child is left */
+        pids[rank] = 0; /* the system may give the number to somebody else now */
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
             continue;
-        for (int r = 0; r < job->ranks; r++) {
-            if (pids[r] == pid && WIFSIGNALED(status) && !failed)
-                fprintf(stderr, "perseus-nccl: rank %d (%s) was ended by signal %d\n", r, job->label, WTERMSIG(status));
-        }
+        if (WIFSIGNALED(status) && !failed)
+            fprintf(stderr, "perseus-nccl: rank %d (%s) was ended by signal %d\n", rank, job->label, WTERMSIG(status));
         failed = 1;
         atomic_store(&meeting->failed, true);
         sleep(1); /* the others may still be telling why */
         for (int r = 0; r < job->ranks; r++)
-            if (pids[r] != pid)
+            if (pids[r] > 0)
                 kill(pids[r], SIGKILL);
     }
     return failed;

@@ -104,9 +104,12 @@ static bool add_size(struct options *options, size_t bytes)
     return true;
 }
 
+/* So that the largest size times a factor fits size_t. */
+#define FACTOR_MAX 1024
+
 static int parse_sizes(struct options *options, const char *text, bool is_odd)
 {
-    static const char allowed[] = "A:B, A:B:xF or A:B:+S, at most 512 sizes of at most 16 GiB";
+    static const char allowed[] = "A:B, A:B:xF (F at most 1024) or A:B:+S, at most 512 sizes of at most 16 GiB";
     size_t from, to, step = 2;
     bool is_factor = true;
     char *end;
@@ -118,7 +121,8 @@ static int parse_sizes(struct options *options, const char *text, bool is_odd)
         return mistake("sizes", text, allowed);
     if (*end == ':') {
         is_factor = end[1] == 'x';
-        if ((end[1] != 'x' && end[1] != '+') || !parse_bytes(end + 2, &end, &step) || step < (is_factor ? 2 : 1))
+        if ((end[1] != 'x' && end[1] != '+') || !parse_bytes(end + 2, &end, &step) || step < (is_factor ? 2 : 1) ||
+            (is_factor && step > FACTOR_MAX))
             return mistake("sizes", text, allowed);
     }
     if (*end || to < from)

@@ -152,7 +152,8 @@ static int reap(struct ranks *ranks, pid_t *pids)
         if (left > 0 && now_us() > kill_at) {
             for (uint32_t rank = 0; rank < ranks->size; rank++)
                 if (pids[rank] != 0) {
-                    fprintf(stderr, "rank %u has not ended in %u s: killed\n", rank, ranks->timeout_s);
+                    fprintf(stderr, "rank %u does not end (others failed, or %u s are over): killed\n", rank,
+                            ranks->timeout_s);
                     kill(pids[rank], SIGKILL);
                 }
             failed = 1;

@@ -30,6 +30,8 @@ static void usage(FILE *to)
                 "  status                model, devices, processes, queue pairs of a world\n"
                 "  counters              what each device has done\n"
                 "  link DEVICE up|down   plug a port in, or pull it\n"
+                "  set DEVICE rate|latency|loss VALUE\n"
+                "                        for requests posted from now on; values as for softnic-run\n"
                 "  qp-error QPN          put a queue pair into the error state, as a fatal NIC fault does\n"
                 "  sweep                 remove worlds whose processes are all gone\n"
                 "The world is --world, else SOFTNIC_WORLD, else the only one there is.\n");
@@ -81,22 +83,63 @@ static int open_world(const struct request *q, char *path, size_t bytes, struct 
     return r;
 }
 
+/* Index of a device, or -1 after saying that there is none. */
+static int find_device(const struct sn_world *world, const char *command, const char *name)
+{
+    for (uint32_t i = 0; i < world->dev_count; i++)
+        if (!strcmp(world->devs[i].name, name))
+            return (int)i;
+    fprintf(stderr, "softnicctl: %s: no device %s (softnicctl status lists them)\n", command, name);
+    return -1;
+}
+
+static int set_command(struct sn_world *world, const char *device, const char *what, const char *text)
+{
+    uint64_t value = 0;
+    int dev, r;
+
+    if (!strcmp(what, "rate")) {
+        r = sn_units_rate(text, &value);
+    } else if (!strcmp(what, "latency")) {
+        r = sn_units_duration(text, &value);
+    } else if (!strcmp(what, "loss")) {
+        r = sn_units_share(text, &value);
+    } else {
+        fprintf(stderr, "softnicctl: set: '%s' is neither rate nor latency nor loss\n", what);
+        return EXIT_USAGE;
+    }
+    if (r) {
+        fprintf(stderr, "softnicctl: set: %s cannot be '%s'\n", what, text);
+        return EXIT_USAGE;
+    }
+    dev = find_device(world, "set", device);
+    if (dev < 0)
+        return EXIT_FAILED;
+    if (!strcmp(what, "rate"))
+        sn_world_set_rate(world, (uint32_t)dev, value);
+    else if (!strcmp(what, "latency"))
+        sn_world_set_latency(world, (uint32_t)dev, value);
+    else
+        sn_world_set_loss(world, (uint32_t)dev, (uint32_t)value);
+    return EXIT_OK;
+}
+
 static int link_command(struct sn_world *world, const char *device, const char *state)
 {
     bool up = !strcmp(state, "up");
+    int dev, r;
+
     if (!up && strcmp(state, "down")) {
         fprintf(stderr, "softnicctl: link: '%s' is neither up nor down\n", state);
         return EXIT_USAGE;
     }
-    for (uint32_t i = 0; i < world->dev_count; i++)
-        if (!strcmp(world->devs[i].name, device)) {
-            int r = sn_link_set(world, i, up);
-            if (r)
-                fprintf(stderr, "softnicctl: link %s %s: %s\n", device, state, strerror(-r));
-            return r ? EXIT_FAILED : EXIT_OK;
-        }
-    fprintf(stderr, "softnicctl: link: no device %s (softnicctl status lists them)\n", device);
-    return EXIT_FAILED;
+    dev = find_device(world, "link", device);
+    if (dev < 0)
+        return EXIT_FAILED;
+    r = sn_link_set(world, (uint32_t)dev, up);
+    if (r)
+        fprintf(stderr, "softnicctl: link %s %s: %s\n", device, state, strerror(-r));
+    return r ? EXIT_FAILED : EXIT_OK;
 }
 
 static int qp_error_command(struct sn_world *world, const char *number)
@@ -129,6 +172,8 @@ static int in_world(const struct request *q)
         status = EXIT_OK;
     } else if (!strcmp(q->words[0], "link")) {
         status = link_command(world, q->words[1], q->words[2]);
+    } else if (!strcmp(q->words[0], "set")) {
+        status = set_command(world, q->words[1], q->words[2], q->words[3]);
     } else {
         status = qp_error_command(world, q->words[1]);
     }
@@ -163,7 +208,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int words;
-    } commands[] = {{"worlds", 1}, {"sweep", 1}, {"status", 1}, {"counters", 1}, {"link", 3}, {"qp-error", 2}};
+    } commands[] = {{"worlds", 1}, {"sweep", 1}, {"status", 1},  {"counters", 1},
+                    {"link", 3},   {"set", 4},   {"qp-error", 2}};
     struct request q = {0};
     int r = parse(&q, argc, argv);
 

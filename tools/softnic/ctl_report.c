@@ -110,7 +110,10 @@ static void devices_report(const struct sn_world *world, bool json)
                     : "%s%-12s node %u  link %-4s  guid %016" PRIx64 "  gid[1] ",
                json ? (d ? ", " : "") : "  ", dev->name, dev->node, dev->port_up ? "up" : "down", be64toh(dev->guid));
         gid_print(dev->gid[1]);
-        fputs(json ? "\", \"pci\": " : "  ", stdout);
+        printf(json ? "\", \"rate_bps\": %" PRIu64 ", \"latency_ns\": %" PRIu64 ", \"loss_ppb\": %u"
+                    : "  rate_bps %" PRIu64 "  latency_ns %" PRIu64 "  loss_ppb %u",
+               dev->rate_bps, dev->latency_ns, dev->loss_ppb);
+        fputs(json ? ", \"pci\": " : "  ", stdout);
         if (json)
             json_string(dev->sysfs_device);
         else

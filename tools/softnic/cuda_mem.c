@@ -353,12 +353,30 @@ static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfe
     return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuEventQuery", r);
 }
 
+/* Does this process's side, or the other's, name device memory (that its owner alone can reach)? */
+static bool any_span(const struct sn_copy *c, bool own, bool owner_only)
+{
+    for (int pass = 0; pass < 2; pass++) {
+        const struct sn_span *span = pass ? c->dst : c->src;
+        if (((pass ? c->dst_proc : c->src_proc) == c->self) != own)
+            continue;
+        for (uint32_t i = 0; i < (pass ? c->dst_count : c->src_count); i++)
+            if (span[i].kind == SN_MEM_CUDA && (!owner_only || sn_cuda_region_owner_only(&c->world->mrs[span[i].mr])))
+                return true;
+    }
+    return false;
+}
+
 static int cuda_copy_start(struct sn_copy *c)
 {
     const struct sn_cuda *cuda = sn_cuda_get(true);
     int mode, r;
 
+    if (any_span(c, false, true))
+        return SN_PLACE_OWNER;
     if (!sn_cuda_count(cuda)) {
+        if (!any_span(c, true, false))
+            return SN_PLACE_OWNER;
         sn_log("a transfer names device memory, but this process has no CUDA driver or sees no GPU");
         return -EIO;
     }
@@ -454,6 +472,7 @@ const struct sn_device_mem sn_cuda_mem = {
     .export_mr = cuda_export_mr,
     .unexport_mr = sn_cuda_region_unexport,
     .dmabuf_supported = cuda_dmabuf_supported,
+    .owner_only = sn_cuda_region_owner_only,
     .copy_start = cuda_copy_start,
     .copy_poll = cuda_copy_poll,
 };

@@ -12,7 +12,7 @@
 
 #include "tools/softnic/cuda_staging.h"
 
-enum { KIND_LEGACY = 1, KIND_VMM = 2, CHUNKS_MOST = 65536, BUCKETS = 1024 };
+enum { KIND_LEGACY = 1, KIND_VMM = 2, KIND_OWNER = 3, CHUNKS_MOST = 65536, BUCKETS = 1024 };
 
 /* In the registration's ipc field. base and bytes: the allocation or allocations that hold the region, at the owner's
  * addresses. */
@@ -27,6 +27,8 @@ struct blob {
 };
 static_assert(sizeof(struct blob) == 120 && sizeof(struct blob) <= SN_IPC_BLOB, "shared layout");
 
+enum { UNSHAREABLE = 1 }; /* a condition of the exporting functions */
+
 struct chunk {
     uint64_t base, bytes;
     int32_t fd; /* in the owner */
@@ -37,6 +39,11 @@ static_assert(sizeof(struct chunk) == 24, "read by other processes");
 static struct blob *blob_of(struct sn_mr_shm *mr)
 {
     return (struct blob *)mr->ipc;
+}
+
+bool sn_cuda_region_owner_only(const struct sn_mr_shm *mr)
+{
+    return ((const struct blob *)mr->ipc)->kind == KIND_OWNER;
 }
 
 struct sn_cu_uuid sn_cuda_region_uuid(const struct sn_mr_shm *mr)
@@ -61,16 +68,15 @@ static int export_legacy(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struc
                (unsigned long long)(mr->addr + mr->length - base - bytes));
         return -EFAULT;
     }
-    r = cuda->ipc_get(&blob->handle, base);
-    if (r != SN_CU_OK)
-        return sn_cuda_failed(cuda, "cuIpcGetMemHandle", r);
+    if (cuda->ipc_get(&blob->handle, base) != SN_CU_OK)
+        return UNSHAREABLE;
     blob->kind = KIND_LEGACY;
     blob->base = base;
     blob->bytes = bytes;
     return 0;
 }
 
-/* One allocation of the virtual memory API as a descriptor. */
+/* One allocation of the virtual memory API as a descriptor. Return 0, UNSHAREABLE, or -errno. */
 static int export_chunk(const struct sn_cuda *cuda, sn_cu_ptr at, struct chunk *chunk)
 {
     unsigned long long handle;
@@ -82,21 +88,12 @@ static int export_chunk(const struct sn_cuda *cuda, sn_cu_ptr at, struct chunk *
     if (r != SN_CU_OK)
         return sn_cuda_failed(cuda, "cuMemGetAddressRange", r);
     r = cuda->vmm_retain(&handle, (void *)(uintptr_t)at);
-    if (r != SN_CU_OK) {
-        sn_cuda_failed(cuda, "cuMemRetainAllocationHandle", r);
-        sn_log("device memory 0x%llx cannot be shared: neither cuMemAlloc nor cuMemCreate made it (a stream-ordered "
-               "pool?)",
-               at);
-        return -EOPNOTSUPP;
-    }
+    if (r != SN_CU_OK) /* neither cuMemAlloc nor cuMemCreate made it: a stream-ordered pool */
+        return UNSHAREABLE;
     r = cuda->vmm_export(&fd, handle, SN_CU_HANDLE_POSIX_FD, 0);
     cuda->vmm_release(handle);
-    if (r != SN_CU_OK) {
-        sn_cuda_failed(cuda, "cuMemExportToShareableHandle", r);
-        sn_log("device memory 0x%llx cannot be shared: it was not created with a POSIX file descriptor handle type",
-               at);
-        return -EOPNOTSUPP;
-    }
+    if (r != SN_CU_OK) /* not created with that handle type: NCCL's own memory */
+        return UNSHAREABLE;
     *chunk = (struct chunk){.base = base, .bytes = bytes, .fd = fd};
     return 0;
 }
@@ -137,6 +134,28 @@ static int export_vmm(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct b
     return 0;
 }
 
+/* The owner alone can reach it: others hand it their requests (handoff.c). */
+static int export_nothing(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct blob *blob)
+{
+    static bool told;
+    int type = 0;
+    uint64_t last = mr->addr + mr->length - 1;
+
+    if (cuda->pointer_attribute(&type, SN_CU_ATTR_MEMORY_TYPE, last) != SN_CU_OK || type != SN_CU_MEMORY_DEVICE) {
+        sn_log("registration of device memory 0x%llx, %llu bytes: its last byte is no device memory",
+               (unsigned long long)mr->addr, (unsigned long long)mr->length);
+        return -EFAULT;
+    }
+    if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
+        sn_log("device memory 0x%llx has no handle that another process could open (cuMemCreate without a POSIX file "
+               "descriptor type, or a stream-ordered pool): this process copies for the others",
+               (unsigned long long)mr->addr);
+    blob->kind = KIND_OWNER;
+    blob->base = mr->addr;
+    blob->bytes = mr->length;
+    return 0;
+}
+
 int sn_cuda_region_export(const struct sn_cuda *cuda, struct sn_mr_shm *mr)
 {
     struct blob blob = {0};
@@ -157,6 +176,8 @@ int sn_cuda_region_export(const struct sn_cuda *cuda, struct sn_mr_shm *mr)
     r = sn_staging_init(cuda);
     if (!r)
         r = legacy ? export_legacy(cuda, mr, &blob) : export_vmm(cuda, mr, &blob);
+    if (r == UNSHAREABLE)
+        r = export_nothing(cuda, mr, &blob);
     sn_cuda_leave(cuda, mode);
     if (!r)
         memcpy(mr->ipc, &blob, sizeof(blob));
@@ -190,7 +211,7 @@ struct entry {
     struct entry *next;
     uint32_t mr, key;
     struct sn_cuda_dev *dev;
-    struct sn_cuda_map *map;
+    struct sn_cuda_map *map; /* NULL: it could not be opened, and is not tried again */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects maps and entries */
@@ -300,7 +321,7 @@ static void sweep_locked(const struct sn_cuda *cuda, struct sn_world *world)
                 continue;
             }
             *p = e->next;
-            __atomic_sub_fetch(&e->map->refs, 1, __ATOMIC_ACQ_REL);
+            sn_cuda_map_give(e->map);
             free(e);
         }
     for (struct sn_cuda_map **p = &maps, *m; (m = *p);) {
@@ -325,6 +346,29 @@ static struct sn_cuda_map *find_map_locked(const struct sn_cuda_map *want)
     return NULL;
 }
 
+/* *map stays NULL when the driver, or a sandbox, does not let this process have it: the owner can still copy. */
+static int add_map_locked(const struct sn_cuda *cuda, const struct sn_cuda_map *want, struct sn_cuda_map **map)
+{
+    struct sn_cuda_map *m = malloc(sizeof(*m));
+
+    if (!m)
+        return -ENOMEM;
+    *m = *want;
+    int r = open_map(cuda, m);
+    if (r) {
+        free(m);
+        if (r != -EIO && r != -EPERM)
+            return r;
+        sn_log("device memory 0x%llx of pid %u cannot be opened here: its owner copies instead",
+               (unsigned long long)want->blob.base, want->pid);
+        return 0;
+    }
+    m->next = maps;
+    maps = m;
+    *map = m;
+    return 0;
+}
+
 /* First use of a registration: find or open the mapping of its allocation. */
 static int add_entry_locked(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct sn_world *world, uint32_t index,
                             struct entry **out)
@@ -341,17 +385,9 @@ static int add_entry_locked(const struct sn_cuda *cuda, struct sn_cuda_dev *dev,
     sweep_locked(cuda, world);
     struct sn_cuda_map *map = find_map_locked(&want);
     if (!map) {
-        int r = open_map(cuda, &want);
+        int r = add_map_locked(cuda, &want, &map);
         if (r)
             return r;
-        map = malloc(sizeof(*map));
-        if (!map) {
-            close_map(cuda, &want);
-            return -ENOMEM;
-        }
-        *map = want;
-        map->next = maps;
-        maps = map;
     }
     /* Deregistered meanwhile: what was read above may be another registration's. An unused mapping goes at the next
      * sweep. */
@@ -360,7 +396,8 @@ static int add_entry_locked(const struct sn_cuda *cuda, struct sn_cuda_dev *dev,
         return -EFAULT;
     *entry = (struct entry){.next = buckets[index % BUCKETS], .mr = index, .key = key, .dev = dev, .map = map};
     buckets[index % BUCKETS] = entry;
-    __atomic_add_fetch(&map->refs, 1, __ATOMIC_RELAXED);
+    if (map)
+        __atomic_add_fetch(&map->refs, 1, __ATOMIC_RELAXED);
     *out = entry;
     return 0;
 }
@@ -378,6 +415,8 @@ int sn_cuda_map_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct
             break;
     if (!e)
         r = add_entry_locked(cuda, dev, world, mr, &e);
+    if (!r && !e->map)
+        r = SN_PLACE_OWNER;
     if (!r) {
         __atomic_add_fetch(&e->map->refs, 1, __ATOMIC_RELAXED);
         *map = e->map;

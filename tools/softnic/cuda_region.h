@@ -4,13 +4,16 @@
 #define SOFTNIC_CUDA_REGION_H
 
 #include "tools/softnic/cuda_api.h"
-#include "tools/softnic/world.h"
+#include "tools/softnic/place.h"
 
 /** Fill in mr->ipc for [mr->addr, mr->addr + mr->length): an IPC handle for memory of cuMemAlloc, a descriptor per
  * allocation for memory of the virtual memory API, kept open until unexport. Return 0, -EFAULT (not one piece of device
- * memory), -EOPNOTSUPP (memory that cannot be shared), or another -errno; all logged. */
+ * memory), or another -errno; all logged. Memory that cannot be shared is marked as its owner's alone. */
 int sn_cuda_region_export(const struct sn_cuda *cuda, struct sn_mr_shm *mr);
 void sn_cuda_region_unexport(struct sn_mr_shm *mr);
+
+/** True when it could not be exported: other processes have its owner copy. */
+bool sn_cuda_region_owner_only(const struct sn_mr_shm *mr);
 
 /** GPU that holds the region, as the owner knows it. */
 struct sn_cu_uuid sn_cuda_region_uuid(const struct sn_mr_shm *mr);
@@ -19,8 +22,8 @@ struct sn_cuda_map;
 
 /** Make a region of another process addressable from dev, which is current. *ptr is where the owner's `addr` is here.
  * The mapping is kept for later requests and goes when no registration that uses it is left. The caller gives its
- * reference back when its copies are done. Return 0, -ESRCH (the owner is gone), -EFAULT (the registration went away),
- * -EIO, -EPERM; logged. */
+ * reference back when its copies are done. Return 0, SN_PLACE_OWNER (it cannot be opened here), -ESRCH (the owner is
+ * gone), -EFAULT (the registration went away), -EIO, -EPERM; logged. */
 int sn_cuda_map_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct sn_world *world, uint32_t mr,
                      uint64_t addr, struct sn_cuda_map **map, sn_cu_ptr *ptr);
 void sn_cuda_map_give(struct sn_cuda_map *map);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/softnic/agent.h"
 #include "tools/softnic/cq.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
@@ -135,6 +136,7 @@ int ibv_close_device(struct ibv_context *context)
     int fd = context->async_fd;
 
     sn_engine_fini(&ctx->engine);
+    sn_agent_stop(ctx);
     sn_ctx_shm_give(sn_self->world, ctx->index); /* before the descriptor is gone: no event goes to a stranger */
     close(fd);
     pthread_mutex_destroy(&ctx->qp_mutex);
@@ -205,7 +207,7 @@ static void speed_code(uint64_t rate_bps, struct ibv_port_attr *attr)
     static const struct {
         unsigned gbps;
         uint8_t width, speed;
-    } codes[] = {{10, 1, 4},  {14, 1, 16},  {25, 1, 32},  {40, 2, 4},    {50, 1, 64},
+    } codes[] = {{5, 1, 2},   {10, 1, 4},   {14, 1, 16},  {25, 1, 32},   {40, 2, 4},   {50, 1, 64},
                  {56, 2, 16}, {100, 2, 32}, {200, 2, 64}, {400, 2, 128}, {800, 4, 128}};
     uint64_t gbps = rate_bps ? rate_bps / 1000000000 : GBPS_WITHOUT_MODEL;
 
@@ -237,7 +239,7 @@ int sn_port_query(struct ibv_context *context, uint8_t port, struct ibv_port_att
 
     if (port != 1)
         return EINVAL;
-    speed_code(sn_self->world->config.rate_bps, &mine);
+    speed_code(__atomic_load_n(&dev->rate_bps, __ATOMIC_RELAXED), &mine);
     memset(attr, 0,
            attr_len); /* the caller's structure may be longer (newer headers) or shorter (the old symbol) than ours */
     memcpy(attr, &mine, attr_len < sizeof(mine) ? attr_len : sizeof(mine));

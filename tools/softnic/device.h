@@ -15,11 +15,14 @@ struct sn_device {
     uint32_t index;          /* in the world */
 };
 
+struct sn_agent;
+
 struct sn_ctx {
     uint32_t index; /* in the world */
     uint32_t dev;
     struct sn_ctx_shm *shm;
     struct sn_engine engine;
+    struct sn_agent *agent; /* NULL until device memory is registered; agent.c */
     uint32_t pd_next;
     pthread_mutex_t qp_mutex; /* protects qp_list */
     struct sn_qp *qp_list;

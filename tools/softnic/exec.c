@@ -253,6 +253,9 @@ static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
         return 0;
     c->dst_count = 1;
     r = sn_place_atomic(c, w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP, w->compare_add, w->swap, &w->result);
+    w->placing = r == SN_PLACE_BUSY;
+    if (w->placing)
+        return SN_EXEC_BUSY;
     r = place_result(qp, target, w, r);
     if (r || w->status != IBV_WC_SUCCESS)
         return r;
@@ -353,7 +356,7 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
                         struct sn_span *src)
 {
     if (w->opcode != IBV_WR_RDMA_WRITE || w->num_sge != 1 || w->length == 0 || w->length > SN_WRITE_BATCH_BYTES ||
-        w->due_exec || (w->flags & IBV_SEND_FENCE) || w->placing || w->status != IBV_WC_SUCCESS)
+        w->due_exec || (w->flags & IBV_SEND_FENCE) || w->placing || w->lost || w->status != IBV_WC_SUCCESS)
         return false;
     if (w->flags & IBV_SEND_INLINE)
         *src = (struct sn_span){.addr = w->sge[0].addr, .length = w->length, .mr = SN_NONE};

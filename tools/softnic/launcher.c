@@ -56,8 +56,8 @@ static int find_libdir(char *dir, size_t bytes)
 static void config_from_options(struct sn_config *config, const struct sn_launcher_options *o)
 {
     sn_config_default(config);
-    config->rate_bps = o->rate_bps;
-    config->latency_ns = o->latency_ns;
+    config->rate_bps = o->rate_bps.value[0];
+    config->latency_ns = o->latency_ns.value[0];
     config->wr_cost_ns = o->wr_cost_ns;
     config->doorbell_cost_ns = o->doorbell_cost_ns;
     config->fence_cost_ns = o->fence_cost_ns;
@@ -83,6 +83,21 @@ static int join_world(struct run *run)
     return 0;
 }
 
+/* Where not all links are as the configuration has them. */
+static void differ_links(struct sn_world *world, const struct sn_launcher_options *o)
+{
+    for (uint32_t i = 0; i < world->dev_count; i++) {
+        uint32_t nic = i % world->config.nics;
+
+        if (o->rate_bps.value[nic] != world->config.rate_bps)
+            sn_world_set_rate(world, i, o->rate_bps.value[nic]);
+        if (o->latency_ns.value[nic] != world->config.latency_ns)
+            sn_world_set_latency(world, i, o->latency_ns.value[nic]);
+        if (o->loss_ppb.value[nic])
+            sn_world_set_loss(world, i, (uint32_t)o->loss_ppb.value[nic]);
+    }
+}
+
 static int make_world(struct run *run)
 {
     char id[32];
@@ -102,6 +117,8 @@ static int make_world(struct run *run)
         return join_world(run);
     if (r)
         fprintf(stderr, "softnic-run: cannot create the world %s: %s\n", run->path, strerror(-r));
+    else
+        differ_links(run->world, &run->options);
     return r;
 }
 
@@ -121,7 +138,7 @@ static void enter_sysfs(struct run *run)
             snprintf(nics[i].name, sizeof(nics[i].name), "%s", dev->name);
             nics[i].guid = be64toh(dev->guid);
             memcpy(nics[i].gid, dev->gid, sizeof(nics[i].gid));
-            nics[i].rate_bps = run->world->config.rate_bps;
+            nics[i].rate_bps = dev->rate_bps;
             nics[i].place = places[i];
             if (!run->joined)
                 snprintf(dev->sysfs_device, sizeof(dev->sysfs_device), "%s", places[i].path);
@@ -203,20 +220,51 @@ static int run_command(struct run *run)
     return supervise(child, &mask);
 }
 
-/* The parts of the model that are on, as the options that turn them on. */
-static void describe_model(const struct sn_config *c, char *text, size_t bytes)
+/* One value, or one for each NIC of a node where they differ; nothing when all are zero. */
+static size_t describe_list(const char *name, const double *value, uint32_t count, const char *unit, char *text,
+                            size_t bytes)
 {
+    uint32_t last = count - 1;
+    size_t used = 0;
+
+    while (last > 0 && value[last] == value[last - 1])
+        last--;
+    if (last == 0 && value[0] == 0)
+        return 0;
+    for (uint32_t i = 0; i <= last && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s%g%s", i ? "," : " ", i ? "" : name, value[i], unit);
+    return used < bytes ? used : bytes - 1;
+}
+
+static size_t describe_links(const struct sn_world *world, char *text, size_t bytes)
+{
+    double rate[SN_NICS_MOST], latency[SN_NICS_MOST], loss[SN_NICS_MOST];
+    uint32_t count = world->config.nics < SN_NICS_MOST ? world->config.nics : SN_NICS_MOST;
+    size_t used;
+
+    for (uint32_t i = 0; i < count; i++) {
+        rate[i] = (double)world->devs[i].rate_bps / 1e9;
+        latency[i] = (double)world->devs[i].latency_ns / 1e3;
+        loss[i] = (double)world->devs[i].loss_ppb / 1e7;
+    }
+    used = describe_list("rate ", rate, count, "G", text, bytes);
+    used += describe_list("latency ", latency, count, "us", text + used, bytes - used);
+    return used + describe_list("loss ", loss, count, "%", text + used, bytes - used);
+}
+
+/* The parts of the model that are on, as the options that turn them on. */
+static void describe_model(const struct sn_world *world, char *text, size_t bytes)
+{
+    const struct sn_config *c = &world->config;
     const struct {
         const char *name;
         uint64_t ns;
-    } times[] = {{"latency", c->latency_ns},
-                 {"wr-cost", c->wr_cost_ns},
+    } times[] = {{"wr-cost", c->wr_cost_ns},
                  {"doorbell-cost", c->doorbell_cost_ns},
                  {"fence-cost", c->fence_cost_ns},
                  {"jitter", c->jitter_ns}};
     size_t used = (size_t)snprintf(text, bytes, "%s", sn_model_on(c) ? "model" : "model off");
-    if (c->rate_bps && used < bytes)
-        used += (size_t)snprintf(text + used, bytes - used, " rate %gG", (double)c->rate_bps / 1e9);
+    used += describe_links(world, text + used, bytes - used);
     for (size_t i = 0; i < sizeof(times) / sizeof(times[0]) && used < bytes; i++)
         if (times[i].ns)
             used += (size_t)snprintf(text + used, bytes - used, " %s %gus", times[i].name, (double)times[i].ns / 1e3);
@@ -225,8 +273,8 @@ static void describe_model(const struct sn_config *c, char *text, size_t bytes)
 static void tell_world(const struct run *run)
 {
     const struct sn_config *c = &run->world->config;
-    char model[160];
-    describe_model(c, model, sizeof(model));
+    char model[1024];
+    describe_model(run->world, model, sizeof(model));
     fprintf(stderr, "softnic-run: world %s%s: nodes %u, NICs of each %u, %s\n", run->path,
             run->joined ? " (joined)" : "", c->nodes, c->nics, model);
 }

@@ -6,6 +6,7 @@
 #include <getopt.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tools/softnic/units.h"
@@ -13,11 +14,10 @@
 enum {
     EXIT_HELP = 1,  /* status 0, see the header */
     EXIT_USAGE = 3, /* status 2, as the shell's own utilities have it */
-    NICS_MOST = 16,
     NODES_MOST = 64,
 };
 
-enum kind { COUNT, RATE, DURATION, FENCE, NAME, QUIET, NO_SYSFS, HELP, VERSION };
+enum kind { COUNT, RATE, LATENCY, LOSS, DURATION, FENCE, NAME, QUIET, NO_SYSFS, HELP, VERSION };
 
 static const struct flag {
     const char *name;
@@ -26,13 +26,15 @@ static const struct flag {
     uint64_t least, most;
     const char *help;
 } flags[] = {
-    {"nics", COUNT, offsetof(struct sn_launcher_options, nics), 1, NICS_MOST, "N         NICs of each node (1)"},
+    {"nics", COUNT, offsetof(struct sn_launcher_options, nics), 1, SN_NICS_MOST, "N         NICs of each node (1)"},
     {"nodes", COUNT, offsetof(struct sn_launcher_options, nodes), 1, NODES_MOST,
      "K        emulated nodes; ranks are split over them in blocks (1)"},
     {"rate", RATE, offsetof(struct sn_launcher_options, rate_bps), 0, 0,
-     "400G      bits per second of each link (off)"},
-    {"latency", DURATION, offsetof(struct sn_launcher_options, latency_ns), 0, 0,
-     "2us    one way, on top of the transfer time (off)"},
+     "400G[,..] bits per second of each link; one value for each NIC, the last one for the rest (off)"},
+    {"latency", LATENCY, offsetof(struct sn_launcher_options, latency_ns), 0, 0,
+     "2us[,..] one way, on top of the transfer time; as above (off)"},
+    {"loss", LOSS, offsetof(struct sn_launcher_options, loss_ppb), 0, 0,
+     "0.1%[,..] share of messages and acknowledgements that are lost; as above (off)"},
     {"wr-cost", DURATION, offsetof(struct sn_launcher_options, wr_cost_ns), 0, 0,
      "50ns   time a NIC spends on each work request (off)"},
     {"doorbell-cost", DURATION, offsetof(struct sn_launcher_options, doorbell_cost_ns), 0, 0,
@@ -42,7 +44,7 @@ static const struct flag {
     {"fence", FENCE, 0, 0, 0, "spec|strict a fence waits for reads and atomics | for all earlier requests (spec)"},
     {"jitter", DURATION, offsetof(struct sn_launcher_options, jitter_ns), 0, 0,
      "1us     at most this much is added to each delivery (off)"},
-    {"seed", COUNT, offsetof(struct sn_launcher_options, seed), 0, UINT64_MAX, "S         of the jitter (1)"},
+    {"seed", COUNT, offsetof(struct sn_launcher_options, seed), 0, UINT64_MAX, "S         of jitter and losses (1)"},
     {"name", NAME, 0, 0, 0, "W         name the world, or join the one that has this name"},
     {"no-sysfs", NO_SYSFS, 0, 0, 0, "        leave /sys/class/infiniband as it is"},
     {"quiet", QUIET, 0, 0, 0, "           say nothing unless it fails"},
@@ -82,13 +84,41 @@ static int refuse(const struct flag *flag, const char *value, int why)
         fprintf(stderr, "is not a whole number\n");
     else if (flag->kind == RATE)
         fprintf(stderr, "is not a rate: a number followed by K, M, G or T (bits per second), such as 400G, or off\n");
-    else if (flag->kind == DURATION)
+    else if (flag->kind == LOSS)
+        fprintf(stderr,
+                "is not a share: a number from 0 to 1, such as 0.001, or a percentage, such as 0.1%%, or off\n");
+    else if (flag->kind == DURATION || flag->kind == LATENCY)
         fprintf(stderr, "is not a time: a number followed by ns, us, ms or s, such as 2us, or off\n");
     else if (flag->kind == FENCE)
         fprintf(stderr, "is neither spec nor strict\n");
     else
         fprintf(stderr, "is not a name: 1 to 64 letters, digits, '_', '-' and '.', not starting with '.'\n");
     return EXIT_USAGE;
+}
+
+/* "40G,10G": one for each NIC, the last one for those that are left. */
+static int parse_list(struct sn_launcher_list *list, const struct flag *flag, const char *text)
+{
+    char *copy = strdup(text), *rest = copy, *word;
+    int r = copy ? 0 : -ENOMEM;
+
+    list->count = 0;
+    while (!r && (word = strsep(&rest, ","))) {
+        uint64_t *value = &list->value[list->count];
+
+        if (list->count++ == SN_NICS_MOST)
+            r = -ERANGE;
+        else if (flag->kind == RATE)
+            r = sn_units_rate(word, value);
+        else if (flag->kind == LATENCY)
+            r = sn_units_duration(word, value);
+        else
+            r = sn_units_share(word, value);
+    }
+    for (uint64_t i = list->count; !r && i < SN_NICS_MOST; i++)
+        list->value[i] = list->value[i - 1];
+    free(copy);
+    return r;
 }
 
 static int apply(struct sn_launcher_options *o, const struct flag *flag, const char *value)
@@ -102,7 +132,9 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
         o->model_given = true;
         break;
     case RATE:
-        r = sn_units_rate(value, number);
+    case LATENCY:
+    case LOSS:
+        r = parse_list((struct sn_launcher_list *)number, flag, value);
         o->model_given = true;
         break;
     case DURATION:
@@ -157,6 +189,15 @@ int sn_launcher_options_parse(struct sn_launcher_options *o, int argc, char **ar
         int r = apply(o, &flags[index], optarg);
         if (r)
             return r;
+    }
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        const struct sn_launcher_list *list = (const struct sn_launcher_list *)((const char *)o + flags[i].offset);
+
+        if (flags[i].kind >= RATE && flags[i].kind <= LOSS && list->count > o->nics) {
+            fprintf(stderr, "softnic-run: --%s: %llu values for %llu NICs of a node (--nics)\n", flags[i].name,
+                    (unsigned long long)list->count, (unsigned long long)o->nics);
+            return EXIT_USAGE;
+        }
     }
     o->command = argv + optind;
     if (!*o->command) {

@@ -5,10 +5,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { SN_NICS_MOST = 16 };
+
+/* One value for each NIC of a node, in order; the last one is meant for the rest, too. */
+struct sn_launcher_list {
+    uint64_t value[SN_NICS_MOST];
+    uint64_t count; /* as given; all values are filled in */
+};
+
 struct sn_launcher_options {
-    uint64_t nics, nodes; /* per node; emulated nodes */
-    uint64_t rate_bps;    /* 0: not modelled; so are all times below */
-    uint64_t latency_ns, wr_cost_ns, doorbell_cost_ns, fence_cost_ns, jitter_ns, seed;
+    uint64_t nics, nodes;                                   /* per node; emulated nodes */
+    struct sn_launcher_list rate_bps, latency_ns, loss_ppb; /* 0: not modelled; so are all times below */
+    uint64_t wr_cost_ns, doorbell_cost_ns, fence_cost_ns, jitter_ns, seed;
     bool fence_strict;
     bool model_given; /* some option above other than the default was named */
     bool quiet, no_sysfs;

@@ -5,8 +5,8 @@
 
 #include "tools/softnic/qp.h"
 
-/** Stamp w, at posting, with due_exec and due_done from the virtual clocks of both ports. first: it rang the doorbell.
- *  The caller holds the mutex. Does nothing when the model is off. */
-void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, bool first);
+/** Stamp w, the request at position, at posting, with due_exec and due_done from the virtual clocks of both ports.
+ * first: it rang the doorbell. The caller holds the mutex. Does nothing when the model is off. */
+void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool first);
 
 #endif

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tools/softnic/agent.h"
 #include "tools/softnic/device.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
@@ -17,6 +18,8 @@ enum {
                       IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND |
                       IBV_ACCESS_HUGETLB,
     MR_ACCESS_NEEDS_WRITE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+    POPULATE_READ = 22, /* of madvise, since Linux 5.14; older headers lack them */
+    POPULATE_WRITE = 23,
     GUEST_NAP_US = 20,
     GUEST_PATIENCE_NS = 2000000000,
 };
@@ -63,6 +66,22 @@ static bool mapped(uint64_t addr, uint64_t length)
     return madvise((void *)(uintptr_t)from, to - from, MADV_NORMAL) == 0 || errno != ENOMEM;
 }
 
+static bool page_is_read_only(uint64_t addr)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    void *start = (void *)(uintptr_t)(addr & ~(page - 1));
+
+    /* Both fail on old kernels and special mappings: those get the benefit of the doubt. */
+    return madvise(start, page, POPULATE_WRITE) && madvise(start, page, POPULATE_READ) == 0;
+}
+
+/* Hardware pins every page for writing and so finds one that cannot be. Here the ends stand for the rest, since filling
+ * in gigabytes that may never be used would cost too much. */
+static bool writable(uint64_t addr, uint64_t length)
+{
+    return !page_is_read_only(addr) && !page_is_read_only(addr + length - 1);
+}
+
 /* One road for every kind of registration. fd >= 0: a DMA-BUF, addr is the offset in it. */
 static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t length, uint64_t iova, unsigned int access,
                                   int fd)
@@ -82,6 +101,8 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
     r = -EFAULT;
     if (!device && length && !mapped(addr, length))
         goto fail;
+    if (!device && length && (access & IBV_ACCESS_LOCAL_WRITE) && !writable(addr, length))
+        goto fail;
     r = -ENOMEM;
     mr = calloc(1, sizeof(*mr));
     if (!mr)
@@ -96,9 +117,13 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
     shm->length = length;
     shm->access = access;
     shm->kind = device ? SN_MEM_CUDA : SN_MEM_HOST;
+    shm->ctx = sn_ctx_of(pd->context)->index;
     r = device ? sn_device_mem->export_mr(shm, fd, addr) : 0;
     if (r < 0)
         goto give_shm;
+    r = device ? sn_agent_start(sn_ctx_of(pd->context)) : 0;
+    if (r < 0)
+        goto unexport;
     *mr = (struct ibv_mr){pd->context,
                           pd,
                           (void *)(uintptr_t)(fd >= 0 ? iova : addr),
@@ -108,6 +133,8 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
                           index << 16 | shm->generation};
     __atomic_store_n(&shm->key, mr->rkey, __ATOMIC_RELEASE); /* valid from here on */
     return mr;
+unexport:
+    sn_device_mem->unexport_mr(shm);
 give_shm:
     sn_mr_shm_give(world, index);
 free_mr:
@@ -173,8 +200,11 @@ int ibv_dereg_mr(struct ibv_mr *mr)
     /* G2: invalidate first, look for guests second; pairs with G1 in sn_exec. */
     __atomic_store_n(&shm->key, 0, __ATOMIC_SEQ_CST);
     users_wait(mr);
-    if (shm->kind != SN_MEM_HOST)
+    if (shm->kind != SN_MEM_HOST) {
+        if (sn_agent_wait(sn_ctx_of(mr->context), sn_now_ns() + GUEST_PATIENCE_NS) < 0)
+            sn_log("dereg_mr of key 0x%x: a copy made for another process did not end in 2 s", mr->rkey);
         sn_device_mem->unexport_mr(shm);
+    }
     sn_mr_shm_give(sn_self->world, mr->handle);
     free(mr);
     return 0;

@@ -14,6 +14,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "tools/softnic/handoff.h"
 #include "tools/softnic/lock.h"
 
 enum { FLAG_BYTES = 8, DEVICE_POLL_LIMIT_NS = 2000000000 };
@@ -180,8 +181,10 @@ static bool any_device(const struct sn_span *span, uint32_t count)
     return false;
 }
 
-int sn_place_start(struct sn_copy *c)
+/* By this process itself: SN_PLACE_OWNER if it cannot. */
+static int start_here(struct sn_copy *c)
 {
+    c->handed = false;
     if (c->length == 0)
         return 0;
     if (!any_device(c->dst, c->dst_count) && !any_device(c->src, c->src_count))
@@ -193,9 +196,16 @@ int sn_place_start(struct sn_copy *c)
     return sn_device_mem->copy_start(c);
 }
 
+int sn_place_start(struct sn_copy *c)
+{
+    int r = start_here(c);
+
+    return r == SN_PLACE_OWNER ? sn_handoff_start(c) : r;
+}
+
 int sn_place_poll(struct sn_copy *c)
 {
-    return sn_device_mem->copy_poll(c);
+    return c->handed ? sn_handoff_poll(c) : sn_device_mem->copy_poll(c);
 }
 
 int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
@@ -225,7 +235,7 @@ static int move_word(const struct sn_copy *c, bool writing, uint64_t *value)
     word.src_proc = writing ? c->self : c->dst_proc;
     word.dst[0] = writing ? c->dst[0] : here;
     word.src[0] = writing ? here : c->dst[0];
-    r = sn_place_start(&word);
+    r = start_here(&word);
     while (r == SN_PLACE_BUSY) {
         if (sn_now_ns() > give_up) {
             sn_log("atomic on device memory 0x%llx: the copy did not end in 2 s", (unsigned long long)c->dst[0].addr);
@@ -242,6 +252,7 @@ int sn_place_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t 
     struct sn_lock *lock = &c->world->atomic_locks[(addr >> 3 ^ c->dst_proc * 0x9e37u) % 64];
     int r;
 
+    c->handed = false;
     sn_lock_take(lock);
     if (c->dst_proc == c->self && c->dst[0].kind == SN_MEM_HOST) {
         uint64_t *word = (uint64_t *)(uintptr_t)addr;
@@ -259,7 +270,9 @@ int sn_place_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t 
     if (r == 0 && (!cas || *found == compare_add))
         r = move_word(c, true, &value);
     sn_lock_drop(lock);
-    return r;
+    /* The owner takes the lock for it. Waiting for the owner with the lock in hand could wait for ever: it may want the
+     * same lock for somebody else. */
+    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, cas, compare_add, swap, found) : r;
 }
 
 bool sn_place_reachable(struct sn_world *world, uint32_t proc)

@@ -23,15 +23,19 @@ struct sn_copy {
     uint32_t src_proc;
     uint32_t dst_count, src_count;
     uint64_t length;
-    void *async; /* the device copier's own, between start and the end of poll */
+    void *async; /* the device copier's own (handed: handoff.c's), between start and the end of poll */
+    bool handed; /* the owner of the memory makes the copy */
     struct sn_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
 };
 
-enum { SN_PLACE_BUSY = 1 };
+enum {
+    SN_PLACE_BUSY = 1,
+    SN_PLACE_OWNER = 2, /* from the device copier only: the other side's memory can be reached by its owner alone */
+};
 
-/** Copy, the last bytes last; an aligned 4 or 8 byte destination gets one store. Return 0 (done), SN_PLACE_BUSY (device
- * memory: call sn_place_poll until it is not), -ESRCH (the other process is gone), -EFAULT (memory is not mapped),
- * -EPERM, -EIO. */
+/** Copy (device memory that cannot be mapped here: have its owner copy), the last bytes last; an aligned 4 or 8 byte
+ * destination gets one store. Return 0 (done), SN_PLACE_BUSY (device memory: call sn_place_poll until it is not),
+ * -ESRCH (the other process is gone), -EFAULT (memory is not mapped), -EPERM, -EIO. */
 int sn_place_start(struct sn_copy *copy);
 int sn_place_poll(struct sn_copy *copy);
 
@@ -43,7 +47,7 @@ int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_s
                     unsigned count);
 
 /** Read, modify, write 8 aligned bytes; atomic among all requests of the world. cas: swap if equal to compare_add, else
- * add. Return as sn_place_start, never SN_PLACE_BUSY. */
+ * add. Return as sn_place_start; after SN_PLACE_BUSY, *found is filled in by the sn_place_poll that ends it. */
 int sn_place_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
 
 /** True when the process is there and is still the one that entered the world. */
@@ -59,7 +63,10 @@ struct sn_device_mem {
     int (*export_mr)(struct sn_mr_shm *mr, int dmabuf_fd, uint64_t offset);
     void (*unexport_mr)(struct sn_mr_shm *mr);
     bool (*dmabuf_supported)(void);
-    /** At least one side is device memory: as sn_place_start and sn_place_poll. */
+    /** True when the registration was made for its owner alone to reach. */
+    bool (*owner_only)(const struct sn_mr_shm *mr);
+    /** At least one side is device memory: as sn_place_start and sn_place_poll, or SN_PLACE_OWNER, with nothing done.
+     */
     int (*copy_start)(struct sn_copy *copy);
     int (*copy_poll)(struct sn_copy *copy);
 };

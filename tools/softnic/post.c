@@ -34,7 +34,7 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
 
         bytes += w->length;
         fences += !!(w->flags & IBV_SEND_FENCE);
-        sn_model_stamp(qp, w, i == first);
+        sn_model_stamp(qp, w, i, i == first);
     }
     sn_count(&count->doorbells, 1);
     sn_count(&count->send_wrs, position - first);

@@ -33,6 +33,7 @@ struct sn_wqe {
     uint32_t num_sge;
     uint32_t status; /* enum ibv_wc_status */
     bool placing;    /* an asynchronous copy is under way */
+    bool lost;       /* by the model, more often than it may be retried */
     struct sn_sge sge[];
 };
 

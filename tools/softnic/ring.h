@@ -6,8 +6,6 @@
 
 #include "tools/softnic/world.h"
 
-enum { SN_MAX_SGE = 32 };
-
 /** Append a completion, raise an event if the queue is armed for it. Return 0 or -EOVERFLOW: the queue is overrun,
  * which its owner was told, and the caller's queue pair must fail. */
 int sn_cq_push(struct sn_world *world, uint32_t cq, const struct sn_cqe *cqe, bool solicited);

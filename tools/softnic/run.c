@@ -132,7 +132,12 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     uint64_t at;
     int r;
 
-    if (w->status != IBV_WC_SUCCESS) /* refused while it was built (wr.c) */
+    if (w->lost && w->status == IBV_WC_SUCCESS) {
+        sn_log("queue pair %u on %s: retry exceeded: lost %u times in a row (the loss that was asked for)", qp->qpn,
+               sn_ctx_dev(qp->ctx)->name, qp->attr.retry_cnt + 1u);
+        w->status = IBV_WC_RETRY_EXC_ERR;
+    }
+    if (w->status != IBV_WC_SUCCESS) /* lost, or refused while it was built (wr.c) */
         r = 0;
     else
         r = exec_counted(qp, w);

@@ -53,6 +53,18 @@ int sn_units_duration(const char *text, uint64_t *ns)
     return parse(text, duration_units, ns);
 }
 
+int sn_units_share(const char *text, uint64_t *parts_per_billion)
+{
+    static const struct unit plain[] = {{"", 1e9}, {"%", 1e7}, {NULL, 0}};
+    uint64_t value;
+    int r = parse(text, plain, &value);
+
+    if (r || value > 1000000000)
+        return r ? r : -ERANGE;
+    *parts_per_billion = value;
+    return 0;
+}
+
 int sn_units_count(const char *text, uint64_t least, uint64_t most, uint64_t *count)
 {
     if (!isdigit((unsigned char)text[0]))

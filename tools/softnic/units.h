@@ -14,6 +14,9 @@ int sn_units_rate(const char *text, uint64_t *bits_per_s);
  *  Return as above. */
 int sn_units_duration(const char *text, uint64_t *ns);
 
+/** A share in parts per billion: "0.001", "0.1%", "1", "off". Return as above; -ERANGE when above the whole. */
+int sn_units_share(const char *text, uint64_t *parts_per_billion);
+
 /** A whole number in [least, most]. Return as above. */
 int sn_units_count(const char *text, uint64_t least, uint64_t most, uint64_t *count);
 

@@ -71,6 +71,8 @@ static void device_init(struct sn_world *world, uint32_t index)
     dev->lid = index + 1;
     dev->node = index / world->config.nics;
     dev->port_up = 1;
+    dev->rate_bps = world->config.rate_bps;
+    dev->latency_ns = world->config.latency_ns;
     dev->gid[0][0] = 0xfe;
     dev->gid[0][1] = 0x80;
     memcpy(dev->gid[0] + 8, guid, sizeof(guid));
@@ -115,6 +117,26 @@ static int world_map(int fd, struct sn_world **out)
     madvise(p, bytes, MADV_DONTDUMP);
     *out = p;
     return 0;
+}
+
+/* Plain words that initiators read whenever they stamp a request (model.c): nothing else depends on when they see them.
+ */
+void sn_world_set_rate(struct sn_world *world, uint32_t dev, uint64_t rate_bps)
+{
+    __atomic_store_n(&world->devs[dev].rate_bps, rate_bps, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.links, 1, __ATOMIC_RELAXED);
+}
+
+void sn_world_set_latency(struct sn_world *world, uint32_t dev, uint64_t latency_ns)
+{
+    __atomic_store_n(&world->devs[dev].latency_ns, latency_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.links, 1, __ATOMIC_RELAXED);
+}
+
+void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb)
+{
+    __atomic_store_n(&world->devs[dev].loss_ppb, loss_ppb, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.links, 1, __ATOMIC_RELAXED);
 }
 
 int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out)

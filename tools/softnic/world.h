@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 1,
+    SN_WORLD_VERSION = 2,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -29,6 +29,8 @@ enum {
     SN_ASYNC_EVENTS = 64,
     SN_ARENA_CLASSES = 20, /* 4 KiB << class */
     SN_IPC_BLOB = 128,
+    SN_MAX_SGE = 32,
+    SN_AGENT_SLOTS = 32, /* requests that one opened device carries out for others at a time */
 };
 #define SN_ARENA_BYTES (4ull << 30)
 #define SN_NONE        UINT32_MAX
@@ -51,8 +53,8 @@ enum sn_fence_meaning { SN_FENCE_SPEC = 0, SN_FENCE_STRICT = 1 };
 
 /* What is modelled. All zero: off, requests execute as fast as the machine can. */
 struct sn_config {
-    uint64_t rate_bps;         /* bits per second of each link direction; 0: unlimited */
-    uint64_t latency_ns;       /* one way */
+    uint64_t rate_bps;         /* bits per second of each link direction; 0: unlimited. What every link starts with */
+    uint64_t latency_ns;       /* one way; what every link starts with */
     uint64_t wr_cost_ns;       /* NIC occupancy per work request */
     uint64_t doorbell_cost_ns; /* and per posting call */
     uint64_t fence_cost_ns;    /* and per fenced request */
@@ -62,7 +64,7 @@ struct sn_config {
     uint32_t fence_meaning;
     uint32_t nics;  /* per node */
     uint32_t nodes; /* devices are node * nics + nic */
-    uint32_t pad;
+    uint32_t links; /* some link has, or has had, a rate, a latency or losses of its own */
 };
 static_assert(sizeof(struct sn_config) == 80, "shared layout");
 
@@ -86,11 +88,12 @@ struct sn_dev {
     uint32_t lid;
     uint32_t node;
     uint32_t port_up;
-    uint32_t pad;
+    uint32_t loss_ppb;         /* of 10^9 messages and acknowledgements, how many this link loses; set at run time */
     struct sn_lock clock_lock; /* protects the three clocks */
     uint64_t nic_free_at, tx_free_at, rx_free_at;
+    uint64_t rate_bps, latency_ns; /* as in sn_config; set at run time */
     struct sn_counters counters;
-    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 96];
+    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 96];
 };
 static_assert(sizeof(struct sn_dev) == 512, "shared layout");
 
@@ -240,11 +243,45 @@ struct sn_mr_shm {
     uint64_t addr; /* where it is in the owner: addr + (requested - iova) */
     uint32_t access;
     uint32_t kind; /* enum sn_mem_kind */
-    uint8_t pad[16];
+    uint32_t ctx;  /* SN_MEM_CUDA: the opened device whose agent reaches it for others */
+    uint8_t pad[12];
     uint8_t ipc[SN_IPC_BLOB]; /* SN_MEM_CUDA: how another process maps it (cuda_mem.c) */
     uint8_t spare[64];
 };
 static_assert(sizeof(struct sn_mr_shm) == 256, "shared layout");
+
+/* A request to the owner of device memory that only the owner can reach: agent.h. */
+struct sn_agent_span {
+    uint64_t addr, length;
+    uint32_t key; /* of the registration; 0: plain host memory */
+    uint32_t kind;
+};
+static_assert(sizeof(struct sn_agent_span) == 24, "shared layout");
+
+enum sn_agent_op { SN_AGENT_WRITE, SN_AGENT_READ, SN_AGENT_ADD, SN_AGENT_SWAP };
+
+struct sn_agent_slot {
+    uint32_t op;
+    int32_t result;                 /* once done: 0, a positive SN_PLACE_ condition, or -errno as the owner sees it */
+    uint32_t proc, proc_generation; /* the initiator */
+    uint64_t length, compare_add, swap, found;
+    uint32_t dst_count, src_count;
+    uint8_t pad[8];
+    struct sn_agent_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
+};
+static_assert(sizeof(struct sn_agent_slot) == 64 + 2 * 24 * SN_MAX_SGE, "shared layout");
+
+/* One for each opened device. The words are apart from the requests, so that looking at all of them is four lines. */
+struct sn_agent_shm {
+    uint32_t epoch; /* odd: an agent is at work; another number: another agent */
+    uint32_t bell;  /* futex: counts what was posted */
+    uint32_t asleep;
+    uint32_t beat; /* moves while the agent does */
+    uint8_t pad[48];
+    uint64_t words[SN_AGENT_SLOTS]; /* initiator's pid << 32 | serial << 8 | enum sn_agent_state */
+    struct sn_agent_slot slots[SN_AGENT_SLOTS];
+};
+static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_agent_shm) % 64 == 0, "shared layout");
 
 struct sn_world {
     uint64_t magic;
@@ -275,6 +312,7 @@ struct sn_world {
     struct sn_qp_shm qps[SN_MAX_QPS] __attribute__((aligned(4096)));
     struct sn_srq_shm srqs[SN_MAX_SRQS] __attribute__((aligned(4096)));
     struct sn_mr_shm mrs[SN_MAX_MRS] __attribute__((aligned(4096)));
+    struct sn_agent_shm agents[SN_MAX_CTXS] __attribute__((aligned(4096))); /* by opened device; untouched: no pages */
 };
 
 /** Fill config with the defaults: one node, one device, model off. */
@@ -283,8 +321,14 @@ void sn_config_default(struct sn_config *config);
 /** True when requests must go through the virtual clocks. */
 static inline bool sn_model_on(const struct sn_config *c)
 {
-    return c->rate_bps || c->latency_ns || c->wr_cost_ns || c->doorbell_cost_ns || c->fence_cost_ns || c->jitter_ns;
+    return __atomic_load_n(&c->links, __ATOMIC_RELAXED) || c->rate_bps || c->latency_ns || c->wr_cost_ns ||
+           c->doorbell_cost_ns || c->fence_cost_ns || c->jitter_ns;
 }
+
+/** Give one link another rate, latency or loss, also while it is in use: for requests posted from now on. */
+void sn_world_set_rate(struct sn_world *world, uint32_t dev, uint64_t rate_bps);
+void sn_world_set_latency(struct sn_world *world, uint32_t dev, uint64_t latency_ns);
+void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb);
 
 /** Create the file, whole or not at all, and map it. ephemeral: the last process to detach unlinks it.
  *  Return 0, -EEXIST (someone was faster: open it), -ENOSPC, or another -errno. */

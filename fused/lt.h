@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuBLASLt, opened at run time: the library loads without it, and only the unfused path needs it. */
+#ifndef PERSEUS_FUSED_LT_H
+#define PERSEUS_FUSED_LT_H
+
+#include <cuda_runtime_api.h>
+#include <perseus/fused.h>
+
+struct prs_lt;
+
+/* For C [m, n] = A [m, k] B on the current device. 0, -ENOTSUP (no cuBLASLt, or none of its kernels fits), -ENOMEM,
+ * -EIO. */
+int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out);
+void prs_lt_close(struct prs_lt *lt);
+int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the library says where there is no GPU, and to wrong arguments. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <perseus/fused.h>
+
+Test(context, an_impossible_rank_is_refused)
+{
+    struct prs_fused_config config = {.rank = 4, .world = 4};
+    struct prs_fused *ctx;
+    cr_assert_eq(prs_fused_open(&config, &ctx), -EINVAL);
+    config.rank = 0, config.world = PRS_FUSED_MAX_WORLD + 1;
+    cr_assert_eq(prs_fused_open(&config, &ctx), -EINVAL);
+}
+
+Test(context, several_ranks_need_a_way_to_meet)
+{
+    struct prs_fused_config config = {.rank = 0, .world = 2};
+    struct prs_fused *ctx;
+    cr_assert_eq(prs_fused_open(&config, &ctx), -EINVAL);
+}
+
+Test(context, without_a_hopper_gpu_opening_says_no_device)
+{
+    struct prs_fused_config config = {.rank = 0, .world = 1, .device = 4095}; /* no machine has so many */
+    struct prs_fused *ctx;
+    cr_assert_eq(prs_fused_open(&config, &ctx), -ENODEV);
+}
+
+Test(context, closing_nothing_does_nothing)
+{
+    prs_fused_close(NULL);
+    prs_fused_plan_close(NULL);
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/tuning.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { CLUSTERS = 66 };
+
+static struct prs_fused_plan_info choose(enum prs_fused_op op, uint32_t m, uint32_t n, uint32_t k,
+                                         const struct prs_fused_tuning *wanted)
+{
+    struct prs_fused ctx = {.config = {.world = 4}};
+    struct prs_fused_shape shape = {op, m, n, k, 0};
+    struct prs_fused_plan_info info;
+    memset(&info, 0, sizeof(info));
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, wanted, CLUSTERS, &info), 0);
+    return info;
+}
+
+Test(tuning, every_field_is_decided)
+{
+    for (enum prs_fused_op op = PRS_FUSED_GEMM; op <= PRS_FUSED_ALLREDUCE; op++) {
+        struct prs_fused_plan_info info = choose(op, 8192, 8192, 2048, NULL);
+        cr_assert_eq(info.tuning.path, PRS_PATH_FUSED);
+        cr_assert_eq(info.tuning.clusters, CLUSTERS);
+        cr_assert(info.tuning.band > 0 && info.tuning.lag > 0 && info.tuning.segments > 0);
+        cr_assert(info.tuning.paced != 0 && info.tuning.spread > 0);
+        cr_assert(info.predicted_us > 0 && info.reason != NULL);
+    }
+}
+
+Test(tuning, what_the_caller_gives_stays)
+{
+    struct prs_fused_tuning wanted = {.clusters = 20, .band = 3, .lag = 2, .spread = 40, .paced = PRS_UNPACED};
+    struct prs_fused_plan_info info = choose(PRS_FUSED_REDUCE_SCATTER, 8192, 8192, 2048, &wanted);
+    cr_assert_eq(info.tuning.clusters, 20);
+    cr_assert_eq(info.tuning.band, 3);
+    cr_assert_eq(info.tuning.lag, 2);
+    cr_assert_eq(info.tuning.spread, 40);
+    cr_assert_eq(info.tuning.paced, PRS_UNPACED);
+}
+
+Test(tuning, more_clusters_than_fit_are_not_used)
+{
+    struct prs_fused_tuning wanted = {.clusters = 100};
+    cr_assert_eq(choose(PRS_FUSED_GEMM, 4096, 4096, 4096, &wanted).tuning.clusters, CLUSTERS);
+}
+
+Test(tuning, shapes_that_cannot_run_fused_say_why)
+{
+    cr_assert_eq(choose(PRS_FUSED_GEMM, 100, 30, 64, NULL).tuning.path, PRS_PATH_UNFUSED);
+    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 1001, 256, 64, NULL).tuning.path, PRS_PATH_UNFUSED);
+    cr_assert_eq(choose(PRS_FUSED_REDUCE_SCATTER, 256, 256, 64, NULL).tuning.path, PRS_PATH_UNFUSED);
+    cr_assert(strstr(choose(PRS_FUSED_GEMM, 128, 256, 63, NULL).reason, "multiple of 8") != NULL);
+}
+
+Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
+{
+    struct prs_fused ctx = {.config = {.world = 4}};
+    struct prs_fused_shape shape = {PRS_FUSED_GEMM, 128, 256, 63, 0};
+    struct prs_fused_tuning wanted = {.path = PRS_PATH_FUSED};
+    struct prs_fused_plan_info info;
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, CLUSTERS, &info), -EINVAL);
+}
+
+Test(tuning, the_last_line_of_the_file_that_fits_wins)
+{
+    char path[] = "/tmp/perseus-tuning-XXXXXX";
+    int fd = mkstemp(path);
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, 0},
+                           other = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1032, 0};
+    struct prs_fused_tuning first = {.band = 1, .lag = 1}, second = {.band = 2, .lag = 1, .spread = 33},
+                            third = {.band = 4};
+    struct prs_fused_plan_info info;
+    cr_assert(fd >= 0);
+    close(fd);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+    cr_assert_eq(prs_tuning_append(&shape, 4, &first), 0);
+    cr_assert_eq(prs_tuning_append(&shape, 4, &second), 0);
+    cr_assert_eq(prs_tuning_append(&other, 4, &third), 0);
+    cr_assert_eq(prs_tuning_append(&shape, 2, &third), 0, "another world");
+    info = choose(PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, NULL);
+    cr_assert_eq(info.tuning.band, 2);
+    cr_assert_eq(info.tuning.spread, 33);
+    unlink(path);
+}
+
+Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
+{
+    struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 16384, 4096, 16384, 0};
+    struct prs_fused_tuning t = {.clusters = CLUSTERS, .push_ctas = 132, .spread = 50, .paced = PRS_UNPACED};
+    struct prs_schedule s;
+    uint32_t push, store, half;
+    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, 4, 16384, 4096, 16384, 2, 1);
+    prs_tuning_gaps(&shape, &t, &s, &push, &store);
+    half = push;
+    t.spread = 100;
+    prs_tuning_gaps(&shape, &t, &s, &push, &store);
+    cr_assert(push > 2 * half - 3 && push < 2 * half + 3, "%u and %u", half, push);
+    t.spread = 1;
+    prs_tuning_gaps(&shape, &t, &s, &push, &store);
+    cr_assert_eq(push, 0);
+}

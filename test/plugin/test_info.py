@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""test_info.py SOFTNIC-RUN PERSEUS-INFO: what perseus-info says of a machine with rails, without, and with a wrong setting."""
+import json
+import os
+import subprocess
+import sys
+
+failed = 0
+
+
+def report(good, claim, detail):
+    global failed
+    failed += not good
+    print("ok" if good else "FAIL", claim, "" if good else detail, flush=True)
+
+
+def run(command, **env):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+    return done.returncode, done.stdout, done.stderr
+
+
+def main():
+    softnic, info = sys.argv[1:3]
+    world = [softnic, "--quiet", "--nics", "2", "--", info]
+    status, text, said = run([*world, "--json"])
+    told = json.loads(text)
+    report(status == 0 and [rail["port"] for rail in told["rails"]] == [1, 1] and told["error"] == "", "two rails", text + said)
+    report(all(rail["speed_mbps"] > 0 and rail["gid"] and "host" in rail["memory"] for rail in told["rails"]),
+           "each rail has a speed, a GID and its kinds of memory", text)
+    report(told["policy"].startswith("counted (several queues"), "a peer over two rails is counted, and why", told["policy"])
+    status, text, _ = run([softnic, "--quiet", "--nics", "1", "--", info, "--json"])
+    report(json.loads(text)["policy"].startswith("in_order ("), "a peer over one rail keeps the NIC's order, and why", text)
+    status, text, _ = run([*world, "--json"], PERSEUS_ORDER="drain")
+    report(json.loads(text)["policy"].startswith("drain"), "a forced policy is the policy", text)
+    status, text, _ = run(world)
+    report(status == 0 and all(rail["name"] in text for rail in told["rails"]), "the text names the rails too", text)
+    status, text, _ = run([*world, "--json"], NCCL_IB_HCA="nosuch")
+    told = json.loads(text)
+    report(status == 1 and not told["rails"] and any("mend" in p and p["mend"] for p in told["problems"]),
+           "without a rail it fails, and tells what to do", text)
+    status, text, _ = run([*world, "--json"], NCCL_IB_TIMEOUT="soon")
+    report(status == 1 and "NCCL_IB_TIMEOUT=soon" in json.loads(text)["error"], "an impossible value is named", text)
+    status, _, said = run([*world, "--nonsense"])
+    report(status == 2 and "usage" in said, "an unknown option is refused", said)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fail when README.md and the code do not name the same environment variables.
+
+A variable is read by util/env.h or getenv(), from a string literal; what the libraries read must be in README's section
+"Variables", and the other way round.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+FOLDERS = ("transport/", "plugin/", "util/", "fused/")
+LITERAL = re.compile(r'"((?:NCCL|PERSEUS)_[A-Z0-9_]+)"')
+NAMED = re.compile(r"`((?:NCCL|PERSEUS)_[A-Z0-9_]+)")
+
+
+def read_by_code(root):
+    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True)
+    names = listed.stdout.splitlines() if listed.returncode == 0 else [p.relative_to(root).as_posix() for p in root.rglob("*")]
+    found = {}
+    for name in names:
+        path = root / name
+        if name.startswith(FOLDERS) and path.suffix in (".c", ".h", ".cu", ".cuh") and path.is_file():
+            for variable in LITERAL.findall(path.read_text(errors="replace")):
+                found.setdefault(variable, name)
+    return found
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    section = (root / "README.md").read_text().split("### Variables", 1)[1].split("\n## ", 1)[0]
+    named, read = set(NAMED.findall(section)), read_by_code(root)
+    for variable in sorted(read.keys() - named):
+        print(f"{variable}: read in {read[variable]}, but README.md does not name it")
+    for variable in sorted(named - read.keys()):
+        print(f"{variable}: named in README.md, but nothing reads it")
+    return 1 if named != read.keys() or not read else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line: numbers and switches by table, the rest by hand. */
+#include "tools/fused/bench.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIELD(member) offsetof(struct bench_options, member)
+
+static const struct number {
+    const char *name, *help;
+    size_t field; /* of a uint32_t */
+} NUMBERS[] = {
+    {"--gpus", "ranks, one thread and GPU each (torchrun and mpirun bring their own)", FIELD(world)},
+    {"--nodes", "only 1 so far", FIELD(nodes)},
+    {"--iterations", "timed rounds (default 20; 0: check only)", FIELD(iterations)},
+    {"--soak", "more launches, unevenly late, each compared", FIELD(soak)},
+    {"--replay", "replays of a CUDA graph of three launches, each compared", FIELD(replay)},
+    {"--timeout-ms", "how long a kernel waits for another rank (default 5000)", FIELD(timeout_ms)},
+    {"--loopback", "one rank plays so many: times the protocol without NVLink (results are not sums)", FIELD(loopback)},
+    {"--clusters", "tuning, as in perseus/fused.h", FIELD(tuning.clusters)},
+    {"--band", "tuning", FIELD(tuning.band)},
+    {"--lag", "tuning", FIELD(tuning.lag)},
+    {"--push-ctas", "tuning", FIELD(tuning.push_ctas)},
+    {"--segments", "tuning", FIELD(tuning.segments)},
+    {"--spread", "tuning", FIELD(tuning.spread)},
+};
+
+static const struct choice {
+    const char *name, *help;
+    size_t field; /* of a uint32_t */
+    uint32_t value;
+} CHOICES[] = {
+    {"--json", "one JSON object per row instead of a table", FIELD(json), 1},
+    {"--one-device", "all ranks on device 0, to check without several GPUs (with --clusters)", FIELD(one_device), 1},
+    {"--no-baselines", "own kernels only", FIELD(no_baselines), 1},
+    {"--autotune", "time the candidates first and take the best", FIELD(autotune), 1},
+    {"--copy-engine", "tuning", FIELD(tuning.copy_engine), 1},
+    {"--paced", "tuning", FIELD(tuning.paced), PRS_PACED},
+    {"--unpaced", "tuning", FIELD(tuning.paced), PRS_UNPACED},
+    {"--fused", "refuse shapes that would take the unfused path", FIELD(tuning.path), PRS_PATH_FUSED},
+    {"--unfused", "take the unfused path", FIELD(tuning.path), PRS_PATH_UNFUSED},
+};
+
+const char *const BENCH_KERNELS[4] = {"gemm", "reduce_scatter", "allgather", "allreduce"};
+
+static void usage(const char *problem)
+{
+    fprintf(
+        stderr,
+        "perseus-fused-bench: %s\n"
+        "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
+        "  %-16s B as [K,N] (default), [N,K] or both\n  %-16s text for the rows\n",
+        problem, "--layout kn|nk|both", "--commit TEXT");
+    for (const struct number &n : NUMBERS)
+        fprintf(stderr, "  %-14s N %s\n", n.name, n.help);
+    for (const struct choice &c : CHOICES)
+        fprintf(stderr, "  %-16s %s\n", c.name, c.help);
+    exit(2);
+}
+
+static uint32_t *field_of(struct bench_options *o, size_t field)
+{
+    return (uint32_t *)((uint8_t *)o + field);
+}
+
+static uint32_t parse_number(const char *name, const char *text)
+{
+    char *end, problem[128];
+    unsigned long v = strtoul(text, &end, 10);
+    snprintf(problem, sizeof(problem), "%s wants a number, not '%.60s'", name, text);
+    if (end == text || *end != '\0' || v > UINT32_MAX)
+        usage(problem);
+    return (uint32_t)v;
+}
+
+static void parse_kernel(struct bench_options *o, const char *name)
+{
+    uint32_t before = o->kernels;
+    for (uint32_t i = 0; i < 4; i++)
+        if (strcmp(name, BENCH_KERNELS[i]) == 0 || strcmp(name, "all") == 0)
+            o->kernels |= 1u << i;
+    if (o->kernels == before)
+        usage("no such kernel");
+}
+
+static void parse_shape(struct bench_options *o, const char *text)
+{
+    struct prs_fused_shape *s = &o->shapes[o->shape_count];
+    if (o->shape_count == BENCH_MAX_SHAPES)
+        usage("too many shapes");
+    if (sscanf(text, "%ux%ux%u", &s->m, &s->n, &s->k) != 3)
+        usage("a shape is MxNxK");
+    o->shape_count++;
+}
+
+static bool parse_word(struct bench_options *o, const char *name, const char *value)
+{
+    if (strcmp(name, "--kernel") == 0)
+        parse_kernel(o, value);
+    else if (strcmp(name, "--shape") == 0)
+        parse_shape(o, value);
+    else if (strcmp(name, "--layout") == 0)
+        o->layouts = strcmp(value, "both") == 0 ? 3 : strcmp(value, "nk") == 0 ? 2 : 1;
+    else if (strcmp(name, "--commit") == 0)
+        o->commit = value;
+    else
+        return false;
+    return true;
+}
+
+static bool parse_choice(struct bench_options *o, const char *name)
+{
+    for (const struct choice &c : CHOICES)
+        if (strcmp(name, c.name) == 0) {
+            *field_of(o, c.field) = c.value;
+            return true;
+        }
+    return false;
+}
+
+static bool parse_valued(struct bench_options *o, const char *name, const char *value)
+{
+    for (const struct number &n : NUMBERS)
+        if (strcmp(name, n.name) == 0) {
+            *field_of(o, n.field) = parse_number(name, value);
+            return true;
+        }
+    return parse_word(o, name, value);
+}
+
+void bench_options_parse(int argc, char **argv, struct bench_options *o)
+{
+    memset(o, 0, sizeof(*o));
+    o->world = 1, o->nodes = 1, o->iterations = 20, o->layouts = 1, o->timeout_ms = 5000, o->commit = "unknown";
+    for (int i = 1; i < argc; i++) {
+        if (parse_choice(o, argv[i]))
+            continue;
+        if (i + 1 == argc || !parse_valued(o, argv[i], argv[i + 1]))
+            usage(argv[i]);
+        i++;
+    }
+    if (o->kernels == 0 || o->shape_count == 0)
+        usage("needs --kernel and --shape");
+    if (o->world < 1 || o->world > PRS_FUSED_MAX_WORLD || o->loopback > PRS_FUSED_MAX_WORLD)
+        usage("so many ranks are not possible");
+    if (o->iterations > BENCH_MAX_ITERATIONS)
+        usage("at most 200 iterations");
+    if (o->nodes != 1)
+        usage("several nodes are not built yet");
+}

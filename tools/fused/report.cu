@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One row per kernel and shape: JSON for programs, a line of a table for people. */
+#include "tools/fused/bench.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* A number, or what JSON has for one that was not measured. */
+struct text {
+    char t[32];
+};
+
+static struct text number(double v, int digits)
+{
+    struct text x;
+    if (isnan(v) || isinf(v))
+        snprintf(x.t, sizeof(x.t), "null");
+    else
+        snprintf(x.t, sizeof(x.t), "%.*f", digits, v);
+    return x;
+}
+
+static void print_json(const struct bench_row *r)
+{
+    const struct prs_fused_shape *s = &r->shape;
+    const struct prs_fused_tuning *t = &r->info.tuning;
+    printf("{\"kernel\":\"%s\",\"layout\":\"%s\",\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"nodes\":1,",
+           BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->gpus);
+    printf("\"usec\":%s,\"compute_usec\":%s,\"comm_usec\":%s,\"unfused_usec\":%s,", number(r->own_us, 1).t,
+           number(r->compute_us, 1).t, number(r->comm_us, 1).t, number(r->unfused_us, 1).t);
+    printf("\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,", number(r->own_us / r->floor_us, 3).t,
+           number(r->speedup, 3).t, number(r->tflops, 1).t);
+    printf("\"sm_split\":{\"path\":\"%s\",\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
+           "\"segments\":%u,\"paced\":%u,\"spread\":%u,\"reason\":\"%s\"},",
+           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->lag, t->push_ctas, t->copy_engine,
+           t->segments, t->paced, t->spread, r->info.reason);
+    printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
+           r->info.predicted_us, r->max_rel_error, r->beyond, (unsigned long long)r->sampled, r->commit);
+}
+
+static void print_line(const struct bench_row *r)
+{
+    static bool headed; /* only rank 0 prints */
+    const struct prs_fused_shape *s = &r->shape;
+    const struct prs_fused_tuning *t = &r->info.tuning;
+    char shape[48];
+    if (!headed)
+        printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s\n", "kernel", "B", "shape", "us", "GEMM", "NCCL", "both",
+               "speedup", "choices; wrong elements of those sampled");
+    headed = true;
+    snprintf(shape, sizeof(shape), "%ux%ux%u", s->m, s->n, s->k);
+    printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s band %u lag %u pace %u spread %u%s; %.0f of %llu\n",
+           BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", shape, number(r->own_us, 1).t, number(r->compute_us, 1).t,
+           number(r->comm_us, 1).t, number(r->unfused_us, 1).t, number(r->speedup, 2).t,
+           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->band, t->lag, t->paced, t->spread,
+           t->copy_engine ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled);
+}
+
+void bench_report(const struct bench_row *r, bool json)
+{
+    if (json)
+        print_json(r);
+    else
+        print_line(r);
+    fflush(stdout);
+}
+
+void bench_report_soak(const struct bench_problem *p, const struct bench_options *o, double bad, double differences)
+{
+    const struct prs_fused_shape *s = &p->shape;
+    if (o->json != 0)
+        printf("{\"kernel\":\"%s\",\"soak\":true,\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"launches\":%u,\"graph_"
+               "replays\":%u,"
+               "\"copy_engine\":%u,\"beyond_bound\":%.0f,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
+               BENCH_KERNELS[s->op], s->m, s->n, s->k, p->world, o->soak, o->replay, o->tuning.copy_engine, bad,
+               differences, o->commit);
+    else
+        printf("%-14s soak of %u launches and %u replays: %.0f elements wrong at first, %.0f vectors differing later\n",
+               BENCH_KERNELS[s->op], o->soak, o->replay, bad, differences);
+    fflush(stdout);
+}
