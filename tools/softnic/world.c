@@ -173,6 +173,7 @@ remove_temp:
 int sn_world_open(const char *path, struct sn_world **out)
 {
     struct stat st;
+    uint32_t version = 0; /* unknown */
     int fd, r;
 
     fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
@@ -189,14 +190,17 @@ int sn_world_open(const char *path, struct sn_world **out)
     if (r < 0)
         goto close_fd;
     if ((*out)->magic != SN_WORLD_MAGIC || (*out)->version != SN_WORLD_VERSION) {
+        version = (*out)->magic == SN_WORLD_MAGIC ? (*out)->version : 0;
         sn_world_close(*out);
         r = -EPROTO;
     }
 close_fd:
     close(fd);
     if (r == -EPROTO)
-        sn_log("%s: not a world of this version (size %lld, want %zu); remove it or name another in %s", path,
-               (long long)st.st_size, sizeof(struct sn_world) + (size_t)SN_ARENA_BYTES, SN_WORLD_ENV);
+        sn_log("%s: not a world of this version (version %u, want %u; size %lld, want %zu); remove it or name another "
+               "in %s",
+               path, version, (unsigned)SN_WORLD_VERSION, (long long)st.st_size,
+               sizeof(struct sn_world) + (size_t)SN_ARENA_BYTES, SN_WORLD_ENV);
     return r;
 }
 
