@@ -309,6 +309,36 @@ static void a_busy_owner_copies(struct side *side)
     buf_free(&values);
 }
 
+/* More requests at once than an owner has slots: all get their turn. */
+static void more_queue_pairs_than_slots_are_served(struct side *side)
+{
+    enum { QPS = 40, BYTES = 40000 };
+    struct side more[QPS];
+    struct buf buf;
+
+    for (int i = 0; i < QPS; i++)
+        side_add(side, &more[i]);
+    buf_make(side, &buf, side->initiator ? PAGEABLE : PRIVATE, 2 << 20); /* one chunk: the same size on both sides */
+    if (side->initiator)
+        buf_fill(&buf, 60);
+    else
+        buf_zero(&buf);
+    struct remote remote = swap_remote(side, &buf);
+    for (size_t round = 0; side->initiator && round < 3; round++) {
+        for (size_t i = 0; i < QPS; i++)
+            post(&more[i], IBV_WR_RDMA_WRITE, &buf, i * BYTES, BYTES, remote);
+        for (int i = 0; i < QPS; i++)
+            expect_success(side, "one of many queue pairs");
+    }
+    side_barrier(side);
+    if (!side->initiator)
+        MUST(buf_check(&buf, QPS * BYTES, 60, "many queue pairs"));
+    for (int i = 0; i < QPS; i++)
+        MUST(!ibv_destroy_qp(more[i].qp));
+    side_barrier(side);
+    buf_free(&buf);
+}
+
 /* A key that was good a moment ago. */
 static void a_deregistered_region_is_refused(struct side *side)
 {
@@ -331,6 +361,28 @@ static void a_deregistered_region_is_refused(struct side *side)
     side_barrier(side);
     side_connect(side);
     buf_free(&here);
+}
+
+/* An owner that runs no more does not answer; when it does again, it is as good as before. */
+static void a_stopped_owner_ends_in_retry_exceeded(struct side *side, pid_t owner)
+{
+    struct buf buf;
+    int status;
+
+    buf_make(side, &buf, PRIVATE, 4096);
+    struct remote remote = swap_remote(side, &buf);
+    if (side->initiator) {
+        MUST(waitpid(owner, &status, WUNTRACED) == owner && WIFSTOPPED(status));
+        post(side, IBV_WR_RDMA_WRITE, &buf, 0, 4096, remote);
+        MUST(side_poll(side).status == IBV_WC_RETRY_EXC_ERR);
+        MUST(!kill(owner, SIGCONT));
+    } else {
+        MUST(!raise(SIGSTOP));
+    }
+    side_barrier(side);
+    side_connect(side);
+    buf_free(&buf);
+    transfer_row(side, &(struct row){IBV_WR_RDMA_WRITE, PAGEABLE, PRIVATE, 30000}, 90);
 }
 
 /* The owner dies with requests in its hands: they end as with any dead peer, soon. */
@@ -482,6 +534,7 @@ static int run(struct side *side, double least)
     spinning_kernels_are_reached(side, LEGACY);
     spinning_kernels_are_reached(side, PRIVATE);
     a_busy_owner_copies(side);
+    more_queue_pairs_than_slots_are_served(side);
     a_deregistered_region_is_refused(side);
     what_cannot_be_shared_is_refused(side);
     if (side->fake)
@@ -534,14 +587,17 @@ int main(int argc, char **argv)
     if (!victim) {
         if (!side_open(&victim_side))
             return SKIP;
+        a_stopped_owner_ends_in_retry_exceeded(&victim_side, 0);
         a_killed_owner_ends_in_retry_exceeded(&victim_side);
         return 1;
     }
     int r = run(&side, least);
     if (!child)
         return r;
-    if (!r && side_open(&victim_side))
+    if (!r && side_open(&victim_side)) {
+        a_stopped_owner_ends_in_retry_exceeded(&victim_side, victim);
         a_killed_owner_ends_in_retry_exceeded(&victim_side);
+    }
     close(side.socket);
     close(victim_side.socket);
     MUST(waitpid(child, &status, 0) == child);

@@ -151,6 +151,19 @@ void side_connect(struct side *side)
     side_barrier(side);
 }
 
+void side_add(const struct side *side, struct side *more)
+{
+    struct ibv_qp_init_attr init = {
+        .send_cq = side->cq,
+        .recv_cq = side->cq,
+        .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
+    *more = *side;
+    more->qp = ibv_create_qp(side->pd, &init);
+    MUST(more->qp);
+    side_connect(more);
+}
+
 bool side_open(struct side *side)
 {
     int count = 0;
@@ -164,14 +177,7 @@ bool side_open(struct side *side)
     side->pd = ibv_alloc_pd(side->context);
     side->cq = ibv_create_cq(side->context, 256, NULL, NULL, 0);
     MUST(side->pd && side->cq);
-    struct ibv_qp_init_attr init = {
-        .send_cq = side->cq,
-        .recv_cq = side->cq,
-        .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
-    side->qp = ibv_create_qp(side->pd, &init);
-    MUST(side->qp);
-    side_connect(side);
+    side_add(side, side);
     return true;
 }
 

@@ -40,6 +40,9 @@ void side_barrier(struct side *side);
 /** CUDA (GPU: rank modulo count) and a connected queue pair. False: cannot run here; the reason was printed. */
 bool side_open(struct side *side);
 
+/** One more queue pair on the same device, completion queue and socket, connected; close it with ibv_destroy_qp. */
+void side_add(const struct side *side, struct side *more);
+
 void buf_make(struct side *side, struct buf *buf, enum memory memory, size_t bytes);
 void buf_free(struct buf *buf);
 void buf_fill(const struct buf *buf, uint32_t seed);
