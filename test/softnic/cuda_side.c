@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/softnic/cuda_side.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -326,6 +327,33 @@ struct ibv_wc side_poll(struct side *side)
         clock_gettime(CLOCK_MONOTONIC, &now);
         MUST(now.tv_sec < give_up); /* no completion for 20 s */
     }
+}
+
+void post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *buf, size_t offset, size_t bytes,
+          struct remote remote)
+{
+    struct ibv_sge sge = {buf->addr + offset, (uint32_t)bytes, buf->mr->lkey};
+    struct ibv_send_wr *bad,
+        wr = {.sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(IMM)};
+    wr.wr.rdma.remote_addr = remote.addr + offset;
+    wr.wr.rdma.rkey = remote.rkey;
+    MUST(!ibv_post_send(side->qp, &wr, &bad));
+}
+
+void expect_success(struct side *side, const char *what)
+{
+    struct ibv_wc wc = side_poll(side);
+    if (wc.status != IBV_WC_SUCCESS) {
+        fprintf(stderr, "%s: completion status %d (%s)\n", what, wc.status, ibv_wc_status_str(wc.status));
+        exit(1);
+    }
+}
+
+struct remote swap_remote(struct side *side, const struct buf *buf)
+{
+    struct remote mine = {buf->addr, buf->mr->rkey}, theirs;
+    side_exchange(side, &mine, &theirs, sizeof(mine));
+    return theirs;
 }
 
 static const char spin_ptx[] =
