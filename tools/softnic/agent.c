@@ -184,10 +184,8 @@ static void *agent_main(void *arg)
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
             last = now;
-        else if (a->running)
-            sched_yield(); /* copy engines and movers are at work, perhaps on this core */
-        else if (now < last + POLL_NS)
-            sn_cpu_relax();
+        else if (a->running || now < last + POLL_NS)
+            sched_yield(); /* movers, the application or the initiator may need this core */
         else
             agent_rest(shm, bell);
     }
