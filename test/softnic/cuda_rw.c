@@ -14,14 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "test/softnic/cuda_side.h"
+#include "test/softnic/cuda_owner.h"
 
-enum { SKIP = 77, IMM = 0x1234abcd };
-
-struct remote {
-    uint64_t addr;
-    uint32_t rkey;
-};
+enum { SKIP = 77 };
 
 static const struct row {
     enum ibv_wr_opcode opcode;
@@ -70,33 +65,6 @@ static const struct row {
     {IBV_WR_SEND, PAGEABLE, PRIVATE, 300},
     {IBV_WR_SEND, LEGACY, PRIVATE, 2000000},
 };
-
-static void post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *buf, size_t offset, size_t bytes,
-                 struct remote remote)
-{
-    struct ibv_sge sge = {buf->addr + offset, (uint32_t)bytes, buf->mr->lkey};
-    struct ibv_send_wr *bad,
-        wr = {.sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(IMM)};
-    wr.wr.rdma.remote_addr = remote.addr + offset;
-    wr.wr.rdma.rkey = remote.rkey;
-    MUST(!ibv_post_send(side->qp, &wr, &bad));
-}
-
-static void expect_success(struct side *side, const char *what)
-{
-    struct ibv_wc wc = side_poll(side);
-    if (wc.status != IBV_WC_SUCCESS) {
-        fprintf(stderr, "%s: completion status %d (%s)\n", what, wc.status, ibv_wc_status_str(wc.status));
-        exit(1);
-    }
-}
-
-static struct remote swap_remote(struct side *side, const struct buf *buf)
-{
-    struct remote mine = {buf->addr, buf->mr->rkey}, theirs;
-    side_exchange(side, &mine, &theirs, sizeof(mine));
-    return theirs;
-}
 
 static void transfer_row(struct side *side, const struct row *row, uint32_t seed)
 {
@@ -275,94 +243,6 @@ static void spinning_kernels_are_reached(struct side *side, enum memory memory)
     buf_free(&one);
 }
 
-/* The owner's application looks at its memory without a pause and calls no verb: each word is there before the next one
- * is sent, and in order. */
-static void a_busy_owner_copies(struct side *side)
-{
-    enum { WORDS = 200 };
-    struct buf word, values;
-    struct timespec start, now;
-
-    buf_make(side, &word, PRIVATE, 64);
-    buf_zero(&word);
-    buf_make(side, &values, PAGEABLE, 8 * WORDS);
-    struct remote remote = swap_remote(side, &word);
-    for (uint64_t i = 0; side->initiator && i < WORDS; i++) {
-        ((uint64_t *)(uintptr_t)values.addr)[i] = i + 1;
-        struct remote at = {remote.addr - 8 * i, remote.rkey}; /* post() adds the offset */
-        post(side, IBV_WR_RDMA_WRITE, &values, 8 * i, 8, at);
-        if (i % 16 == 15)
-            for (int n = 0; n < 16; n++)
-                expect_success(side, "word to a busy owner");
-    }
-    for (uint64_t i = 0; side->initiator && i < WORDS % 16; i++)
-        expect_success(side, "word to a busy owner");
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    for (uint64_t seen = 0, value; !side->initiator && seen < WORDS; seen = value) {
-        buf_read(&word, 0, &value, 8);
-        MUST(value >= seen && value <= WORDS);
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        MUST(now.tv_sec < start.tv_sec + 20); /* the words did not come within 20 s */
-    }
-    side_barrier(side);
-    buf_free(&word);
-    buf_free(&values);
-}
-
-/* A key that was good a moment ago. */
-static void a_deregistered_region_is_refused(struct side *side)
-{
-    struct buf buf, here;
-
-    buf_make(side, &buf, PRIVATE, 4096);
-    buf_make(side, &here, PAGEABLE, 4096);
-    struct remote remote = swap_remote(side, &buf);
-    if (side->initiator) {
-        post(side, IBV_WR_RDMA_WRITE, &here, 0, 4096, remote);
-        expect_success(side, "write before dereg");
-    }
-    side_barrier(side);
-    buf_free(&buf);
-    side_barrier(side);
-    if (side->initiator) {
-        post(side, IBV_WR_RDMA_WRITE, &here, 0, 4096, remote);
-        MUST(side_poll(side).status == IBV_WC_REM_ACCESS_ERR);
-    }
-    side_barrier(side);
-    side_connect(side);
-    buf_free(&here);
-}
-
-/* The owner dies with requests in its hands: they end as with any dead peer, soon. */
-static void a_killed_owner_ends_in_retry_exceeded(struct side *side)
-{
-    enum { REQUESTS = 12, BYTES = 4 << 20 };
-    struct buf buf;
-    uint32_t failed = 0;
-    char c = 0, theirs;
-
-    buf_make(side, &buf, PRIVATE, BYTES);
-    buf_zero(&buf);
-    struct remote remote = swap_remote(side, &buf);
-    for (int i = 0; side->initiator && i < REQUESTS; i++)
-        post(side, IBV_WR_RDMA_WRITE, &buf, 0, BYTES, remote);
-    side_exchange(side, &c, &theirs, 1);
-    if (!side->initiator) {
-        kill(getpid(), SIGKILL);
-        for (;;)
-            pause();
-    }
-    for (int i = 0; i < REQUESTS; i++) {
-        struct ibv_wc wc = side_poll(side);
-        if (wc.status == IBV_WC_SUCCESS)
-            MUST(!failed);
-        else
-            MUST(wc.status == (failed++ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_RETRY_EXC_ERR));
-    }
-    MUST(failed); /* else the owner died too late: send more */
-    buf_free(&buf);
-}
-
 /* Whatever the driver refuses, the request that needed it fails, and only that queue pair. */
 static void a_driver_error_is_a_completion_error(struct side *side)
 {
@@ -482,6 +362,7 @@ static int run(struct side *side, double least)
     spinning_kernels_are_reached(side, LEGACY);
     spinning_kernels_are_reached(side, PRIVATE);
     a_busy_owner_copies(side);
+    more_queue_pairs_than_slots_are_served(side);
     a_deregistered_region_is_refused(side);
     what_cannot_be_shared_is_refused(side);
     if (side->fake)
@@ -534,14 +415,17 @@ int main(int argc, char **argv)
     if (!victim) {
         if (!side_open(&victim_side))
             return SKIP;
+        a_stopped_owner_ends_in_retry_exceeded(&victim_side, 0);
         a_killed_owner_ends_in_retry_exceeded(&victim_side);
         return 1;
     }
     int r = run(&side, least);
     if (!child)
         return r;
-    if (!r && side_open(&victim_side))
+    if (!r && side_open(&victim_side)) {
+        a_stopped_owner_ends_in_retry_exceeded(&victim_side, victim);
         a_killed_owner_ends_in_retry_exceeded(&victim_side);
+    }
     close(side.socket);
     close(victim_side.socket);
     MUST(waitpid(child, &status, 0) == child);

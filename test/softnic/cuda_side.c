@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/softnic/cuda_side.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -151,6 +152,19 @@ void side_connect(struct side *side)
     side_barrier(side);
 }
 
+void side_add(const struct side *side, struct side *more)
+{
+    struct ibv_qp_init_attr init = {
+        .send_cq = side->cq,
+        .recv_cq = side->cq,
+        .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
+    *more = *side;
+    more->qp = ibv_create_qp(side->pd, &init);
+    MUST(more->qp);
+    side_connect(more);
+}
+
 bool side_open(struct side *side)
 {
     int count = 0;
@@ -164,14 +178,7 @@ bool side_open(struct side *side)
     side->pd = ibv_alloc_pd(side->context);
     side->cq = ibv_create_cq(side->context, 256, NULL, NULL, 0);
     MUST(side->pd && side->cq);
-    struct ibv_qp_init_attr init = {
-        .send_cq = side->cq,
-        .recv_cq = side->cq,
-        .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
-    side->qp = ibv_create_qp(side->pd, &init);
-    MUST(side->qp);
-    side_connect(side);
+    side_add(side, side);
     return true;
 }
 
@@ -320,6 +327,33 @@ struct ibv_wc side_poll(struct side *side)
         clock_gettime(CLOCK_MONOTONIC, &now);
         MUST(now.tv_sec < give_up); /* no completion for 20 s */
     }
+}
+
+void post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *buf, size_t offset, size_t bytes,
+          struct remote remote)
+{
+    struct ibv_sge sge = {buf->addr + offset, (uint32_t)bytes, buf->mr->lkey};
+    struct ibv_send_wr *bad,
+        wr = {.sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(IMM)};
+    wr.wr.rdma.remote_addr = remote.addr + offset;
+    wr.wr.rdma.rkey = remote.rkey;
+    MUST(!ibv_post_send(side->qp, &wr, &bad));
+}
+
+void expect_success(struct side *side, const char *what)
+{
+    struct ibv_wc wc = side_poll(side);
+    if (wc.status != IBV_WC_SUCCESS) {
+        fprintf(stderr, "%s: completion status %d (%s)\n", what, wc.status, ibv_wc_status_str(wc.status));
+        exit(1);
+    }
+}
+
+struct remote swap_remote(struct side *side, const struct buf *buf)
+{
+    struct remote mine = {buf->addr, buf->mr->rkey}, theirs;
+    side_exchange(side, &mine, &theirs, sizeof(mine));
+    return theirs;
 }
 
 static const char spin_ptx[] =

@@ -33,12 +33,20 @@ struct buf {
     int dmabuf;
 };
 
+struct remote {
+    uint64_t addr;
+    uint32_t rkey;
+};
+
 /** Tell the other side bytes and hear its own; ends the process when it is gone. */
 void side_exchange(struct side *side, const void *mine, void *theirs, size_t bytes);
 void side_barrier(struct side *side);
 
 /** CUDA (GPU: rank modulo count) and a connected queue pair. False: cannot run here; the reason was printed. */
 bool side_open(struct side *side);
+
+/** One more queue pair on the same device, completion queue and socket, connected; close it with ibv_destroy_qp. */
+void side_add(const struct side *side, struct side *more);
 
 void buf_make(struct side *side, struct buf *buf, enum memory memory, size_t bytes);
 void buf_free(struct buf *buf);
@@ -57,6 +65,16 @@ void fail_next(const char *call, int result);
 
 /** Wait for one completion, 20 s at most. */
 struct ibv_wc side_poll(struct side *side);
+
+enum { IMM = 0x1234abcd /* immediate of every request that has one */ };
+
+/** Post a signaled request at the same offset of both buffers. */
+void post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *buf, size_t offset, size_t bytes,
+          struct remote remote);
+/** The next completion is a success, or the process ends and says what failed. */
+void expect_success(struct side *side, const char *what);
+/** Tell the other side where the buffer is, and hear where its is. */
+struct remote swap_remote(struct side *side, const struct buf *buf);
 
 /** Start a kernel on the legacy default stream that spins until the word at flag is not 0 or 10 s have passed, then
  * writes 1 (it was) or 2 to the word after it. False: no kernels here. */

@@ -59,8 +59,9 @@ static bool spans_take(struct sn_span *to, const struct sn_agent_span *from, uin
         const struct sn_mr_shm *mr = sn_mr_find(sn_self->world, from[i].key);
 
         to[i] = (struct sn_span){from[i].addr, from[i].length, mr ? from[i].key >> 16 : SN_NONE, from[i].kind};
-        if (own && (!mr || mr->owner != sn_self->proc + 1 || mr->kind != from[i].kind || from[i].addr < mr->addr ||
-                    from[i].length > mr->length || from[i].addr - mr->addr > mr->length - from[i].length))
+        if (own && (!mr || __atomic_load_n(&mr->owner, __ATOMIC_RELAXED) != sn_self->proc + 1 ||
+                    mr->kind != from[i].kind || from[i].addr < mr->addr || from[i].length > mr->length ||
+                    from[i].addr - mr->addr > mr->length - from[i].length))
             return false;
         if (!own && from[i].kind != SN_MEM_HOST && !mr)
             return false;
@@ -183,10 +184,8 @@ static void *agent_main(void *arg)
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
             last = now;
-        else if (a->running)
-            sched_yield(); /* copy engines and movers are at work, perhaps on this core */
-        else if (now < last + POLL_NS)
-            sn_cpu_relax();
+        else if (a->running || now < last + POLL_NS)
+            sched_yield(); /* movers, the application or the initiator may need this core */
         else
             agent_rest(shm, bell);
     }

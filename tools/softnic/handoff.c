@@ -2,6 +2,7 @@
 #include "tools/softnic/handoff.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "tools/softnic/agent.h"
@@ -47,10 +48,10 @@ struct handoff {
     struct lane lanes[LANES];
 };
 
-static bool owner_gone(const struct handoff *h, const struct sn_world *world)
+static bool owner_gone(const struct handoff *h, struct sn_world *world)
 {
     return __atomic_load_n(&h->shm->epoch, __ATOMIC_SEQ_CST) != h->epoch || !(h->epoch & 1) ||
-           world->procs[h->owner].generation != h->owner_generation || !sn_place_reachable((void *)world, h->owner);
+           world->procs[h->owner].generation != h->owner_generation || !sn_place_reachable(world, h->owner);
 }
 
 /* Slots of initiators that died before they gave them back. What runs, the agent brings to its end. */
@@ -122,7 +123,7 @@ static int request_post(struct handoff *h, struct request *q, const struct sn_co
 }
 
 /* Is it worth waiting on? A look at the owner from time to time: it must be there, and its agent must move. */
-static int owner_watch(struct handoff *h, struct request *q, const struct sn_world *world)
+static int owner_watch(struct handoff *h, struct request *q, struct sn_world *world)
 {
     uint64_t now = sn_now_ns();
     uint32_t beat;
@@ -301,8 +302,10 @@ int sn_handoff_poll(struct sn_copy *c)
     for (unsigned i = 0; i < LANES; i++)
         lane_run(h, c, &h->lanes[i]);
     for (unsigned i = 0; i < LANES; i++)
-        if (h->lanes[i].state != LANE_IDLE)
+        if (h->lanes[i].state != LANE_IDLE) {
+            sched_yield();        /* the owner may need this core */
             return SN_PLACE_BUSY; /* after an error too: what is under way uses the request's memory */
+        }
     r = h->error;
     for (unsigned i = 0; i < LANES; i++)
         free(h->lanes[i].bounce);
@@ -348,8 +351,9 @@ static int handoff_run(struct sn_copy *c)
     uint64_t until = c->length <= SPIN_BYTES ? sn_now_ns() + SPIN_NS : 0;
     int r;
 
-    while ((r = sn_handoff_poll(c)) == SN_PLACE_BUSY && sn_now_ns() < until)
-        sn_cpu_relax();
+    do
+        r = sn_handoff_poll(c);
+    while (r == SN_PLACE_BUSY && sn_now_ns() < until);
     return r;
 }
 

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory that only its owner can reach: what the owner's application, and its end, do to it. */
+#include "test/softnic/cuda_owner.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The owner's application looks at its memory without a pause and calls no verb: each word is there before the next one
+ * is sent, and in order. */
+void a_busy_owner_copies(struct side *side)
+{
+    enum { WORDS = 200 };
+    struct buf word, values;
+    struct timespec start, now;
+
+    buf_make(side, &word, PRIVATE, 64);
+    buf_zero(&word);
+    buf_make(side, &values, PAGEABLE, 8 * WORDS);
+    struct remote remote = swap_remote(side, &word);
+    for (uint64_t i = 0; side->initiator && i < WORDS; i++) {
+        ((uint64_t *)(uintptr_t)values.addr)[i] = i + 1;
+        struct remote at = {remote.addr - 8 * i, remote.rkey}; /* post() adds the offset */
+        post(side, IBV_WR_RDMA_WRITE, &values, 8 * i, 8, at);
+        if (i % 16 == 15)
+            for (int n = 0; n < 16; n++)
+                expect_success(side, "word to a busy owner");
+    }
+    for (uint64_t i = 0; side->initiator && i < WORDS % 16; i++)
+        expect_success(side, "word to a busy owner");
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (uint64_t seen = 0, value; !side->initiator && seen < WORDS; seen = value) {
+        buf_read(&word, 0, &value, 8);
+        MUST(value >= seen && value <= WORDS);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        MUST(now.tv_sec < start.tv_sec + 20); /* the words did not come within 20 s */
+    }
+    side_barrier(side);
+    buf_free(&word);
+    buf_free(&values);
+}
+
+/* More requests at once than an owner has slots: all get their turn. */
+void more_queue_pairs_than_slots_are_served(struct side *side)
+{
+    enum { QPS = 40, BYTES = 40000 };
+    struct side more[QPS];
+    struct buf buf;
+
+    for (int i = 0; i < QPS; i++)
+        side_add(side, &more[i]);
+    buf_make(side, &buf, side->initiator ? PAGEABLE : PRIVATE, 2 << 20); /* one chunk: the same size on both sides */
+    if (side->initiator)
+        buf_fill(&buf, 60);
+    else
+        buf_zero(&buf);
+    struct remote remote = swap_remote(side, &buf);
+    for (size_t round = 0; side->initiator && round < 3; round++) {
+        for (size_t i = 0; i < QPS; i++)
+            post(&more[i], IBV_WR_RDMA_WRITE, &buf, i * BYTES, BYTES, remote);
+        for (int i = 0; i < QPS; i++)
+            expect_success(side, "one of many queue pairs");
+    }
+    side_barrier(side);
+    if (!side->initiator)
+        MUST(buf_check(&buf, QPS * BYTES, 60, "many queue pairs"));
+    for (int i = 0; i < QPS; i++)
+        MUST(!ibv_destroy_qp(more[i].qp));
+    side_barrier(side);
+    buf_free(&buf);
+}
+
+/* A key that was good a moment ago. */
+void a_deregistered_region_is_refused(struct side *side)
+{
+    struct buf buf, here;
+
+    buf_make(side, &buf, PRIVATE, 4096);
+    buf_make(side, &here, PAGEABLE, 4096);
+    struct remote remote = swap_remote(side, &buf);
+    if (side->initiator) {
+        post(side, IBV_WR_RDMA_WRITE, &here, 0, 4096, remote);
+        expect_success(side, "write before dereg");
+    }
+    side_barrier(side);
+    buf_free(&buf);
+    side_barrier(side);
+    if (side->initiator) {
+        post(side, IBV_WR_RDMA_WRITE, &here, 0, 4096, remote);
+        MUST(side_poll(side).status == IBV_WC_REM_ACCESS_ERR);
+    }
+    side_barrier(side);
+    side_connect(side);
+    buf_free(&here);
+}
+
+/* An owner that runs no more does not answer; when it does again, it is as good as before. */
+void a_stopped_owner_ends_in_retry_exceeded(struct side *side, pid_t owner)
+{
+    struct buf buf;
+    int status;
+
+    buf_make(side, &buf, side->initiator ? PAGEABLE : PRIVATE, 4096);
+    if (side->initiator)
+        buf_fill(&buf, 90);
+    else
+        buf_zero(&buf);
+    struct remote remote = swap_remote(side, &buf);
+    if (side->initiator) {
+        MUST(waitpid(owner, &status, WUNTRACED) == owner && WIFSTOPPED(status));
+        post(side, IBV_WR_RDMA_WRITE, &buf, 0, 4096, remote);
+        MUST(side_poll(side).status == IBV_WC_RETRY_EXC_ERR);
+        MUST(!kill(owner, SIGCONT));
+    } else {
+        MUST(!raise(SIGSTOP));
+    }
+    side_barrier(side);
+    side_connect(side);
+    if (side->initiator) {
+        post(side, IBV_WR_RDMA_WRITE, &buf, 0, 4096, remote);
+        expect_success(side, "write to an owner that goes on");
+    }
+    side_barrier(side);
+    if (!side->initiator)
+        MUST(buf_check(&buf, 4096, 90, "an owner that goes on"));
+    side_barrier(side);
+    buf_free(&buf);
+}
+
+/* The owner dies with requests in its hands: they end as with any dead peer, soon. */
+void a_killed_owner_ends_in_retry_exceeded(struct side *side)
+{
+    enum { REQUESTS = 12, BYTES = 4 << 20 };
+    struct buf buf;
+    uint32_t failed = 0;
+    char c = 0, theirs;
+
+    buf_make(side, &buf, PRIVATE, BYTES);
+    buf_zero(&buf);
+    struct remote remote = swap_remote(side, &buf);
+    for (int i = 0; side->initiator && i < REQUESTS; i++)
+        post(side, IBV_WR_RDMA_WRITE, &buf, 0, BYTES, remote);
+    side_exchange(side, &c, &theirs, 1);
+    if (!side->initiator) {
+        kill(getpid(), SIGKILL);
+        for (;;)
+            pause();
+    }
+    for (int i = 0; i < REQUESTS; i++) {
+        struct ibv_wc wc = side_poll(side);
+        if (wc.status == IBV_WC_SUCCESS)
+            MUST(!failed);
+        else
+            MUST(wc.status == (failed++ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_RETRY_EXC_ERR));
+    }
+    MUST(failed); /* else the owner died too late: send more */
+    buf_free(&buf);
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Claims about device memory that only its owner can reach; both sides call each. */
+#ifndef TEST_SOFTNIC_CUDA_OWNER_H
+#define TEST_SOFTNIC_CUDA_OWNER_H
+
+#include <sys/types.h>
+
+#include "test/softnic/cuda_side.h"
+
+void a_busy_owner_copies(struct side *side);
+void more_queue_pairs_than_slots_are_served(struct side *side);
+void a_deregistered_region_is_refused(struct side *side);
+
+/** owner: the target's process, a child of the initiator's; unused in the target itself. */
+void a_stopped_owner_ends_in_retry_exceeded(struct side *side, pid_t owner);
+
+/** The target does not return. */
+void a_killed_owner_ends_in_retry_exceeded(struct side *side);
+
+#endif
