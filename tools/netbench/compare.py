@@ -29,7 +29,7 @@ def netbench(plugin, args, *options, prefix=()):
     """Rows of one run in a world of its own, and the NIC's counters at its end."""
     run = [str(TOOLS / "softnic/softnic-run"), "--quiet", "--nics", "1", "--"]
     command = [*prefix, str(TOOLS / "perseus-netbench"), "--plugin", plugin, "--api", args.api, "--op", "sendrecv", "--ranks", "2",
-               "--check", "--json", *options]
+               "--check", "--json", "--yield", str(args.idle_passes), *options]
     script = '"$@" && exec "$0" counters --json'
     done = subprocess.run([*run, "sh", "-c", script, str(TOOLS / "softnic/softnicctl"), *command], capture_output=True, text=True,
                           timeout=args.timeout, env=dict(os.environ, NCCL_IB_GID_INDEX="1"), check=False)
@@ -55,14 +55,23 @@ def device_counters(objects):
     return total
 
 
+def sizes_and_iterations(args):
+    for group in args.sizes or ["8:8K:x4@20000", "64K:16M:x4@100"]:
+        sizes, _, iterations = group.partition("@")
+        yield sizes, iterations or "200"
+
+
 def times(args, plugins):
     samples = collections.defaultdict(list)
     for _ in range(args.rounds):
         for name, plugin in plugins.items():
-            for row in netbench(plugin, args, "--sizes", args.sizes, "--iters", str(args.iters), "--warmup", "50")[0]:
-                samples[row["bytes"], name].append(row)
+            for sizes, iterations in sizes_and_iterations(args):
+                # A quarter of untimed runs: rings of a thousand entries are then in the caches for both.
+                for row in netbench(plugin, args, "--sizes", sizes, "--iters", iterations, "--warmup", str(int(iterations) // 4))[0]:
+                    samples[row["bytes"], name].append(row)
     for size in sorted({size for size, _ in samples}):
-        row = {"measure": "time", "bytes": size, "rounds": args.rounds, "iterations": args.iters}
+        row = {"measure": "time", "bytes": size, "rounds": args.rounds, "yield": args.idle_passes,
+               "iterations": samples[size, "plugin"][0]["iterations"]}
         for name in plugins:
             row[name + "_usec_p50"] = round(statistics.median(s["usec_p50"] for s in samples[size, name]), 2)
             row[name + "_GBps"] = round(statistics.median(s["algbw_GBps"] for s in samples[size, name]), 4)
@@ -127,9 +136,11 @@ def main():
     parser.add_argument("--plugin", default=str(TOOLS / "../plugin/libnccl-net-perseus.so"))
     parser.add_argument("--peer", required=True, help="the other plugin's shared library")
     parser.add_argument("--api", default="v8", help="table both have (%(default)s)")
-    parser.add_argument("--sizes", default="8:16M:x8")
+    parser.add_argument("--sizes", action="append", metavar="A:B:xF[@ITERATIONS]",
+                        help="may be given several times (8:8K:x4@20000 and 64K:16M:x4@100)")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--iters", type=int, default=200)
+    parser.add_argument("--yield", dest="idle_passes", type=int, default=1, metavar="N",
+                        help="idle passes of a progress thread between two yields; NCCL yields after each (%(default)s)")
     parser.add_argument("--messages", type=int, default=50000, help="of each rank, where messages are counted (%(default)s)")
     parser.add_argument("--callgrind", action="store_true", help="count instructions as well (minutes; needs valgrind)")
     parser.add_argument("--timeout", type=int, default=600)

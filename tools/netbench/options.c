@@ -22,6 +22,7 @@ static const char usage[] =
     "  --iters N            timed iterations a size (default 20)   --warmup N  untimed before (default 5)\n"
     "  --comms C            channels that share the work (default 1)\n"
     "  --outstanding K      receives posted ahead on each comm, 1 to 32 (default 8)\n"
+    "  --yield N            idle passes between two yields of the processor (default 1, as NCCL's progress thread)\n"
     "  --group G            buffers a receive, told apart by tag, 1 to 8 (default 1)\n"
     "  --chunk BYTES        largest message (default 512K)\n"
     "  --fuse               make one virtual device of all devices and use it (v9 on)\n"
@@ -171,6 +172,7 @@ enum {
     O_WARMUP,
     O_COMMS,
     O_OUTSTANDING,
+    O_YIELD,
     O_GROUP,
     O_CHUNK,
     O_FUSE,
@@ -195,6 +197,7 @@ static const struct option long_options[] = {
     {"warmup", required_argument, NULL, O_WARMUP},
     {"comms", required_argument, NULL, O_COMMS},
     {"outstanding", required_argument, NULL, O_OUTSTANDING},
+    {"yield", required_argument, NULL, O_YIELD},
     {"group", required_argument, NULL, O_GROUP},
     {"chunk", required_argument, NULL, O_CHUNK},
     {"fuse", no_argument, NULL, O_FUSE},
@@ -239,6 +242,8 @@ static int take_option(struct options *options, int option, const char **sizes, 
         return parse_int("comms", optarg, 1, COMMS_MAX, &options->comms);
     case O_OUTSTANDING:
         return parse_int("outstanding", optarg, 1, OUTSTANDING_MAX, &options->outstanding);
+    case O_YIELD:
+        return parse_int("yield", optarg, 1, 1 << 20, &options->yield);
     case O_GROUP:
         return parse_int("group", optarg, 1, GROUP_MAX, &options->group);
     case O_CHUNK:
@@ -275,6 +280,7 @@ int options_parse(struct options *options, int argc, char **argv)
                                 .nodes = 1,
                                 .comms = 1,
                                 .outstanding = 8,
+                                .yield = 1,
                                 .group = 1,
                                 .iters = 20,
                                 .warmup = 5,

@@ -15,6 +15,7 @@ struct options {
     int api; /* 0: the newest table that the plugin has */
     enum op op;
     int ranks, nodes, comms, outstanding, group, iters, warmup;
+    int yield; /* idle passes of the progress thread between two calls of sched_yield() */
     int timeout_s;
     size_t chunk_bytes;
     bool check, json, fuse, flush, churn;

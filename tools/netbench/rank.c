@@ -396,7 +396,8 @@ static int run_once(struct rank *rank, size_t bytes, int slot)
                 return r;
             }
         }
-        sched_yield(); /* as NCCL's progress thread does: ranks may be more than cores */
+        if (idle % rank->options->yield == 0)
+            sched_yield(); /* ranks may be more than cores */
     }
     return 0;
 }
