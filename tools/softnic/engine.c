@@ -21,6 +21,7 @@ enum {
     SPIN_MARGIN_NS = 2000,
     SPIN_DECAY = 64,
     NICE_BUSY = -10,
+    BURST_POSTS = 8, /* handed over between two spins */
 };
 
 /* Of any device: not a poster. In the static block: where the library was opened at run time, the leak checker of gcc
@@ -106,17 +107,23 @@ static void spin_learn(struct sn_engine *e, uint64_t asked)
         e->spin_ns = late < SPIN_MOST_NS ? late : SPIN_MOST_NS;
 }
 
-/* The spin of a real-time thread starves who posts from the same CPU: it would wait for each due time. Leave it. */
+/* The spin of a real-time thread starves who posts many requests from the same CPU: each would wait for a due time.
+ * Leave it then. Who posts one and waits for it loses nothing, and moving costs as much as a timer is late. */
 static void step_aside(struct sn_engine *e)
 {
     int theirs = __atomic_load_n(&e->poster_cpu, __ATOMIC_RELAXED);
+    bool burst = __atomic_exchange_n(&e->posts, 0, __ATOMIC_RELAXED) >= BURST_POSTS;
     cpu_set_t others = e->cpus;
 
-    if (theirs < 0 || theirs != sched_getcpu())
+    if (!burst && e->is_aside) {
+        e->is_aside = sched_setaffinity(0, sizeof(e->cpus), &e->cpus) != 0;
+        return;
+    }
+    if (!burst || theirs < 0 || theirs != sched_getcpu())
         return;
     CPU_CLR(theirs, &others);
     if (CPU_COUNT(&others) > 0)
-        sched_setaffinity(0, sizeof(others), &others);
+        e->is_aside = sched_setaffinity(0, sizeof(others), &others) == 0;
 }
 
 static void rest_locked(struct sn_engine *e, uint64_t now)
@@ -203,8 +210,10 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
     bool wake;
     int r = 0;
 
-    if (e->realtime && !is_engine)
+    if (e->realtime && !is_engine) {
         __atomic_store_n(&e->poster_cpu, sched_getcpu(), __ATOMIC_RELAXED);
+        __atomic_add_fetch(&e->posts, 1, __ATOMIC_RELAXED);
+    }
     pthread_mutex_lock(&e->mutex);
     if (e->count == e->room) {
         uint32_t room = e->room ? 2 * e->room : 64;
