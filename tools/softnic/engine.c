@@ -21,17 +21,11 @@ enum {
     SPIN_MARGIN_NS = 2000,
     SPIN_DECAY = 64,
     NICE_BUSY = -10,
-    BURST_POSTS = 8, /* handed over between two spins */
 };
-
-/* Of any device: not a poster. In the static block: where the library was opened at run time, the leak checker of gcc
- * 12 misreads what the loader would make for each thread, and dies of it. */
-static _Thread_local __attribute__((tls_model("initial-exec"))) bool is_engine;
 
 int sn_engine_init(struct sn_engine *engine, bool realtime)
 {
-    *engine =
-        (struct sn_engine){.realtime = realtime, .next_at = UINT64_MAX, .spin_ns = SPIN_LEAST_NS, .poster_cpu = -1};
+    *engine = (struct sn_engine){.realtime = realtime, .next_at = UINT64_MAX, .spin_ns = SPIN_LEAST_NS};
     pthread_mutex_init(&engine->mutex, NULL);
     pthread_cond_init(&engine->cond, NULL);
     return 0;
@@ -107,25 +101,6 @@ static void spin_learn(struct sn_engine *e, uint64_t asked)
         e->spin_ns = late < SPIN_MOST_NS ? late : SPIN_MOST_NS;
 }
 
-/* The spin of a real-time thread starves who posts many requests from the same CPU: each would wait for a due time.
- * Leave it then. Who posts one and waits for it loses nothing, and moving costs as much as a timer is late. */
-static void step_aside(struct sn_engine *e)
-{
-    int theirs = __atomic_load_n(&e->poster_cpu, __ATOMIC_RELAXED);
-    bool burst = __atomic_exchange_n(&e->posts, 0, __ATOMIC_RELAXED) >= BURST_POSTS;
-    cpu_set_t others = e->cpus;
-
-    if (!burst && e->is_aside) {
-        e->is_aside = sched_setaffinity(0, sizeof(e->cpus), &e->cpus) != 0;
-        return;
-    }
-    if (!burst || theirs < 0 || theirs != sched_getcpu())
-        return;
-    CPU_CLR(theirs, &others);
-    if (CPU_COUNT(&others) > 0)
-        e->is_aside = sched_setaffinity(0, sizeof(others), &others) == 0;
-}
-
 static void rest_locked(struct sn_engine *e, uint64_t now)
 {
     uint64_t at;
@@ -147,8 +122,6 @@ static void rest_locked(struct sn_engine *e, uint64_t now)
         e->asleep = false;
         return;
     }
-    if (e->realtime)
-        step_aside(e);
     /* Without the lock: who posts meanwhile would otherwise queue up for it behind this thread, 16 us a request. */
     pthread_mutex_unlock(&e->mutex);
     while (__atomic_load_n(&e->next_at, __ATOMIC_RELAXED) == at && sn_now_ns() < at)
@@ -160,11 +133,8 @@ static void thread_prepare(struct sn_engine *e)
 {
     struct sched_param param = {.sched_priority = 1};
 
-    is_engine = true;
     prctl(PR_SET_NAME, "softnic-engine", 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
-    if (sched_getaffinity(0, sizeof(e->cpus), &e->cpus) < 0)
-        CPU_ZERO(&e->cpus);
     if (e->realtime && pthread_setschedparam(pthread_self(), SCHED_FIFO, &param) != 0)
         setpriority(PRIO_PROCESS, 0, NICE_BUSY); /* may fail as well: then the model is late on a busy machine */
 }
@@ -210,10 +180,6 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
     bool wake;
     int r = 0;
 
-    if (e->realtime && !is_engine) {
-        __atomic_store_n(&e->poster_cpu, sched_getcpu(), __ATOMIC_RELAXED);
-        __atomic_add_fetch(&e->posts, 1, __ATOMIC_RELAXED);
-    }
     pthread_mutex_lock(&e->mutex);
     if (e->count == e->room) {
         uint32_t room = e->room ? 2 * e->room : 64;

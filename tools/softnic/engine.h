@@ -5,7 +5,6 @@
 #define SOFTNIC_ENGINE_H
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -21,10 +20,6 @@ struct sn_engine {
     uint64_t spin_ns; /* how long before a due time to stop sleeping */
     uint64_t next_at; /* wake_at of the earliest, read without the mutex as a hint for helpers; UINT64_MAX: none */
     pthread_t thread;
-    int poster_cpu; /* where the program last posted from; -1: not yet; read and written without the mutex */
-    uint32_t posts; /* by others than engines since the last spin */
-    bool is_aside;  /* the thread has left the poster's CPU; its own */
-    cpu_set_t cpus; /* the thread's own: where it may run */
 };
 
 /** realtime: ask for a real-time priority, so that busy programs do not make the model late. */
