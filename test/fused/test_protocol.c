@@ -419,6 +419,15 @@ static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *
                     FIRST_EPOCH * prs_schedule_arrivals(&r->s, tile, strip);
 }
 
+static void fini_rank(struct rank *r)
+{
+    free(r->staging[0]);
+    free(r->staging[1]);
+    free(r->result);
+    free(r->flags);
+    free(r->done);
+}
+
 static void run(uint32_t kind, uint32_t m, uint32_t n, uint32_t k, uint32_t band, uint32_t lag, uint32_t segments)
 {
     struct model *model = calloc(1, sizeof(*model));
@@ -445,6 +454,9 @@ static void run(uint32_t kind, uint32_t m, uint32_t n, uint32_t k, uint32_t band
     for (uint32_t r = 0; r < WORLD; r++)
         cr_assert_eq(model->ranks[r].epoch, (uint32_t)FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", r,
                      model->ranks[r].epoch);
+    for (uint32_t r = 0; r < WORLD; r++)
+        fini_rank(&model->ranks[r]);
+    free(model);
 }
 
 Test(protocol, reduce_scatter_adds_every_partial_of_its_own_epoch, .timeout = 600)
