@@ -143,7 +143,7 @@ static int state_enter(struct sn_qp *qp, enum ibv_qp_state to, const struct ibv_
         sn_qp_shm_fail(sn_self->world, qp->shm, -1);
     } else {
         sn_lock_take(&qp->shm->lock); /* a peer may move it to the error state just now: that stays */
-        if (qp->shm->state != IBV_QPS_ERR)
+        if (__atomic_load_n(&qp->shm->state, __ATOMIC_SEQ_CST) != IBV_QPS_ERR)
             __atomic_store_n(&qp->shm->state, to, __ATOMIC_SEQ_CST);
         sn_lock_drop(&qp->shm->lock);
     }

@@ -96,7 +96,7 @@ int sn_rq_pop(struct sn_world *world, struct sn_rq_shm *rq, struct sn_recv *recv
     return r;
 }
 
-void sn_qp_shm_flush_recv(struct sn_world *world, struct sn_qp_shm *qp)
+static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qpn)
 {
     struct sn_recv recv;
 
@@ -106,7 +106,7 @@ void sn_qp_shm_flush_recv(struct sn_world *world, struct sn_qp_shm *qp)
         struct sn_cqe cqe = {.wr_id = recv.wr_id,
                              .status = IBV_WC_WR_FLUSH_ERR,
                              .opcode = IBV_WC_RECV,
-                             .qp_num = qp->qpn,
+                             .qp_num = qpn,
                              .src_qp = qp->dest_qpn,
                              .is_recv = 1};
 
@@ -117,19 +117,33 @@ void sn_qp_shm_flush_recv(struct sn_world *world, struct sn_qp_shm *qp)
     }
 }
 
+/* 0 once the owner destroys the queue pair, which does not take the lock: it must not wait behind a peer. */
+static uint32_t qpn_of(const struct sn_qp_shm *qp)
+{
+    return __atomic_load_n(&qp->qpn, __ATOMIC_ACQUIRE);
+}
+
+void sn_qp_shm_flush_recv(struct sn_world *world, struct sn_qp_shm *qp)
+{
+    uint32_t qpn = qpn_of(qp);
+
+    if (qpn)
+        flush_recv(world, qp, qpn);
+}
+
 void sn_qp_shm_fail(struct sn_world *world, struct sn_qp_shm *qp, int event)
 {
     uint32_t was, qpn;
 
     sn_lock_take(&qp->lock);
     was = qp->state;
-    qpn = qp->qpn;
+    qpn = qpn_of(qp);
     if (was != IBV_QPS_RESET)
         __atomic_store_n(&qp->state, IBV_QPS_ERR, __ATOMIC_SEQ_CST);
     sn_lock_drop(&qp->lock);
     if (was == IBV_QPS_RESET || was == IBV_QPS_ERR || qpn == 0)
         return;
-    sn_qp_shm_flush_recv(world, qp);
+    flush_recv(world, qp, qpn);
     if (event >= 0)
         sn_async_raise(world, qp->ctx, (uint32_t)event, qpn);
     if (qp->srq != SN_NONE)
