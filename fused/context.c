@@ -2,8 +2,6 @@
 #include "fused/context.h"
 
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,39 +131,4 @@ void prs_fused_close(struct prs_fused *ctx)
         return;
     (void)cudaFreeHost(ctx->fault);
     free(ctx);
-}
-
-static const char *awaited_name(uint32_t what)
-{
-    switch (what) {
-    case PRS_AWAIT_PARTIAL:
-        return "partial sums";
-    case PRS_AWAIT_CHUNK:
-        return "rows of A";
-    case PRS_AWAIT_BROADCAST:
-        return "reduced tiles";
-    case PRS_AWAIT_PEERS:
-        return "its arrival";
-    default:
-        return "an unknown flag";
-    }
-}
-
-int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
-{
-    const struct prs_fault *f = ctx->fault;
-    memset(error, 0, sizeof(*error));
-    /* F1: state 2 means the record is whole. Pairs with the system fence in give_up(), sync.cuh. */
-    if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2)
-        return 0;
-    error->code = -ETIMEDOUT;
-    error->from_rank = f->from;
-    error->flag = f->index;
-    error->want = f->want;
-    error->seen = f->seen;
-    error->waited_ns = f->waited_ns;
-    (void)snprintf(error->text, sizeof(error->text),
-                   "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u", ctx->config.rank,
-                   f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want, f->seen);
-    return error->code;
 }

@@ -72,8 +72,8 @@ static int copy_piece(struct prs_copies *c, const uint8_t *a, uint32_t p, uint32
                               c->streams[p]);
     }
     if (e == cudaSuccess)
-        e = cudaMemcpyAsync(args->flags[p] + prs_schedule_segment_flag(s, slot, band, segment), &args->words->copying,
-                            sizeof(uint32_t), cudaMemcpyDeviceToDevice, c->streams[p]);
+        e = cudaMemcpyAsync(args->flags[p] + prs_schedule_segment_flag(s, slot, band, segment),
+                            &args->sync.words->copying, sizeof(uint32_t), cudaMemcpyDeviceToDevice, c->streams[p]);
     return prs_cuda_check(e, "copy of a block of A to another rank");
 }
 

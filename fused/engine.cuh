@@ -33,12 +33,21 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
     }
 }
 
+/* All-gather by copy engine: the other ranks may overwrite what they copied here. */
+PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args, uint32_t epoch)
+{
+    const struct prs_schedule *s = &args.schedule;
+    if (s->segments != 0)
+        for (uint32_t p = 1; p < s->world; p++)
+            store_release_sys(args.done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), epoch);
+}
+
 /* Made anew by each role: a value that lives across the roles is spilled by the compiler. */
 template <class E> PRS_DEVICE struct cta_place cta_place_here(const struct prs_kernel_args &args)
 {
     struct cta_place at = {blockIdx.x / 2, gridDim.x / 2, blockIdx.x % 2, 0};
     if (E::kind != PRS_KIND_GEMM)
-        at.epoch = launch_epoch(&args);
+        at.epoch = launch_epoch(&args.sync);
     return at;
 }
 
@@ -67,8 +76,11 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
     __syncwarp();
     cluster_arrive();
     cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
-    if (E::kind != PRS_KIND_GEMM && threadIdx.x == 0)
-        leave_epoch(&args, launch_epoch(&args), gridDim.x);
+    if (E::kind != PRS_KIND_GEMM && threadIdx.x == 0) {
+        uint32_t epoch = launch_epoch(&args.sync);
+        if (leave_epoch(&args.sync, epoch, gridDim.x))
+            give_copy_credit(args, epoch);
+    }
 }
 
 #endif

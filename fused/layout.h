@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "fused/schedule.h"
+#include "fused/sync.h"
 
 enum {
     PRS_MAX_WORLD = 8,   /* GPUs that map each other's memory */
@@ -57,36 +58,13 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
 
-/* First thing a launch on this device got wrong; lives in mapped host memory, written once (state 0 -> 1 -> 2). */
-struct prs_fault {
-    uint32_t state; /* 0 none, 1 being written, 2 valid */
-    uint32_t what;  /* enum prs_awaited */
-    uint32_t from;  /* rank that should have raised the flag */
-    uint32_t index; /* of the flag */
-    uint32_t want, seen;
-    uint64_t waited_ns;
-};
-static_assert(sizeof(struct prs_fault) == 32, "read by the host while the kernel runs");
-
-enum prs_awaited { PRS_AWAIT_PARTIAL = 1, PRS_AWAIT_CHUNK = 2, PRS_AWAIT_BROADCAST = 3, PRS_AWAIT_PEERS = 4 };
-
-/* Device words of one plan on one rank. */
-struct prs_plan_words {
-    uint32_t epoch;   /* launches finished; only grows, so that a captured graph can be replayed */
-    uint32_t exits;   /* CTAs that left, over all launches */
-    uint32_t aborted; /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
-    uint32_t copying; /* epoch whose blocks the copy engines move; they copy this word as their flag */
-};
-
 struct prs_kernel_args {
     CUtensorMap a, b;
     CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of rank + p */
     CUtensorMap push_source;      /* all-gather: own A in chunks */
     CUtensorMap gathered;         /* all-gather by copy engine: received A, row-major, one bank */
     struct prs_schedule schedule;
-    struct prs_plan_words *words;
-    struct prs_fault *fault;
-    uint64_t limit_ns;
+    struct prs_sync sync;
     uint8_t *staging[PRS_MAX_WORLD]; /* [p]: partial sums or gathered A at rank + p, both banks; [0] own */
     uint64_t staging_bank_bytes;
     uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at rank + p; [0] own */

@@ -22,7 +22,7 @@ PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struc
             return 32;
         if ((missing & 1) == 0)
             return __ffs(missing) - 1;
-        bool go = keep_waiting(&args, &clock, PRS_AWAIT_CHUNK, (s->rank + 1 + slot) % s->world, index, want, seen);
+        bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_CHUNK, (s->rank + 1 + slot) % s->world, index, want, seen);
         if (!__shfl_sync(~0u, go, 0))
             return ~0u >> 1;
     }
@@ -64,7 +64,8 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
     const uint8_t *bank = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;
     if (lane < 2 * slots) {
         uint32_t slot = lane / 2, index = prs_schedule_partial_flag(s, slot, tile, lane & 1);
-        wait_flag(&args, args.flags[0] + index, at.epoch, PRS_AWAIT_PARTIAL, (s->rank + 1 + slot) % s->world, index);
+        wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_PARTIAL, (s->rank + 1 + slot) % s->world,
+                  index);
     }
     __syncwarp();
     fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
@@ -98,7 +99,7 @@ PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_
         uint32_t index = prs_schedule_segment_flag(s, slot, u.pair / s->band, step / steps);
         if (step % steps != 0)
             return;
-        wait_flag(&args, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, u.block, index);
+        wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, u.block, index);
     } else {
         if (step % PRS_STRIP_STEPS != 0)
             return;

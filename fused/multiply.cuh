@@ -5,14 +5,6 @@
 
 #include "fused/cta.cuh"
 
-/* Shared-memory matrix descriptors, 128-byte swizzle. K-major: rows of 128 bytes, 8-row groups 1024 bytes apart.
- * N-major: boxes of 64 K rows x 64 columns, 8192 bytes apart; 8-row groups along K 1024 bytes apart. */
-PRS_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes)
-{
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
-}
-
 /* One lane per CTA of the cluster says: this warp has read the stage. */
 PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
 {

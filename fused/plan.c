@@ -47,17 +47,6 @@ static int open_copies(struct prs_fused_plan *p)
     return r != 0 ? r : prs_copies_open(p, &p->copies);
 }
 
-static int open_words(struct prs_fused_plan *p)
-{
-    int r = prs_cuda_check(cudaMalloc((void **)&p->args.words, sizeof(*p->args.words)), "cudaMalloc of plan words");
-    if (r == 0)
-        r = prs_cuda_check(cudaMemset(p->args.words, 0, sizeof(*p->args.words)), "cudaMemset of plan words");
-    if (r == 0)
-        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
-    p->info.workspace_bytes = sizeof(*p->args.words);
-    return r;
-}
-
 static int open_workspace(struct prs_fused_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
@@ -145,9 +134,8 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, shape->m, shape->n, shape->k,
                       p->info.tuning.band, p->info.tuning.lag);
     p->args.n = shape->n;
-    p->args.fault = ctx->fault_device;
-    p->args.limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
-    r = open_words(p);
+    r = prs_sync_open(ctx, &p->args.sync);
+    p->info.workspace_bytes = sizeof(*p->args.sync.words);
     if (r == 0)
         r = open_path(p, tuning != NULL && tuning->path == PRS_PATH_UNFUSED);
     if (r == 0)
@@ -174,7 +162,7 @@ void prs_fused_plan_close(struct prs_fused_plan *p)
         prs_symmetric_close(p->ctx, p->flags);
     if (p->staging != NULL)
         prs_symmetric_close(p->ctx, p->staging);
-    (void)cudaFree(p->args.words);
+    prs_sync_close(&p->args.sync);
     free(p);
     prs_context_leave(before);
 }
@@ -251,15 +239,14 @@ static int launch_fused(struct prs_fused_plan *p, const void *a, const void *b, 
 static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a, const void *b, void *c,
                   cudaStream_t stream)
 {
-    struct prs_fused_error error;
     int before, r;
     if (p->shape.op != op)
         return prs_fail(-EINVAL, "fused: a plan for operation %d was launched as %d", (int)p->shape.op, (int)op);
     if (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 != 0)
         return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned", a, b, c);
-    r = prs_fused_poll_error(p->ctx, &error);
+    r = prs_sync_check(p->ctx);
     if (r != 0)
-        return prs_fail(r, "fused: an earlier launch failed: %s", error.text);
+        return r;
     r = prs_context_enter(p->ctx, &before);
     if (r != 0)
         return r;

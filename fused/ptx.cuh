@@ -282,6 +282,14 @@ PRS_DEVICE float bf16_high(uint32_t v)
 }
 
 /* ---- tensor cores ----------------------------------------------------------------------------------------------- */
+/* Operand of wgmma in shared memory, 128-byte swizzle. K-major: rows of 128 bytes, 8-row groups 1024 bytes apart.
+ * N-major: boxes of 64 K rows x 64 columns, 8192 bytes apart; 8-row groups along K 1024 bytes apart. */
+PRS_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes)
+{
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
 PRS_DEVICE void wgmma_fence(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

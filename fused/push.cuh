@@ -73,7 +73,7 @@ PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = threadIdx.x % 32, want = at.epoch * prs_schedule_tiles(s) * 2;
     if (slot + 1 < s->world)
-        wait_flag(&args, args.done[0] + slot, want, PRS_AWAIT_BROADCAST, (s->rank + 1 + slot) % s->world, slot);
+        wait_flag(&args.sync, args.done[0] + slot, want, PRS_AWAIT_BROADCAST, (s->rank + 1 + slot) % s->world, slot);
 }
 
 #endif

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/sync.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fused/context.h"
+#include "util/error.h"
+
+int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
+{
+    int r = prs_cuda_check(cudaMalloc((void **)&sync->words, sizeof(*sync->words)), "cudaMalloc of plan words");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemset(sync->words, 0, sizeof(*sync->words)), "cudaMemset of plan words");
+    if (r == 0)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
+    sync->fault = ctx->fault_device;
+    sync->limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
+    return r;
+}
+
+void prs_sync_close(struct prs_sync *sync)
+{
+    (void)cudaFree(sync->words);
+    sync->words = NULL;
+}
+
+int prs_sync_check(struct prs_fused *ctx)
+{
+    struct prs_fused_error error;
+    int r = prs_fused_poll_error(ctx, &error);
+    return r == 0 ? 0 : prs_fail(r, "fused: an earlier launch failed: %s", error.text);
+}
+
+static const char *awaited_name(uint32_t what)
+{
+    switch (what) {
+    case PRS_AWAIT_PARTIAL:
+        return "partial sums";
+    case PRS_AWAIT_CHUNK:
+        return "rows of A";
+    case PRS_AWAIT_BROADCAST:
+        return "reduced tiles";
+    case PRS_AWAIT_PEERS:
+        return "its arrival";
+    default:
+        return "an unknown flag";
+    }
+}
+
+int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
+{
+    const struct prs_fault *f = ctx->fault;
+    memset(error, 0, sizeof(*error));
+    /* F1: state 2 means the record is whole. Pairs with the system fence in give_up(), sync.cuh. */
+    if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2)
+        return 0;
+    error->code = -ETIMEDOUT;
+    error->from_rank = f->from;
+    error->flag = f->index;
+    error->want = f->want;
+    error->seen = f->seen;
+    error->waited_ns = f->waited_ns;
+    (void)snprintf(error->text, sizeof(error->text),
+                   "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u", ctx->config.rank,
+                   f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want, f->seen);
+    return error->code;
+}
