@@ -55,6 +55,7 @@ static int open_workspace(struct prs_fused_plan *p)
     int r;
     if (p->info.tuning.copy_engine != 0)
         s->segments = p->info.tuning.segments;
+    s->in_turn = p->info.tuning.copy_engine == PRS_COPIES_IN_TURN;
     a->paced = p->info.tuning.paced == PRS_PACED;
     a->push_ctas = p->info.tuning.push_ctas;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
