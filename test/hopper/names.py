@@ -5,7 +5,7 @@ import pathlib
 import re
 import sys
 
-FUNCTION = re.compile(r"(template\s*<[^>]*>\s*)?PRS_DEVICE\s+([\w\s*]+?)(\w+)\(([^{;]*)\)\s*\{")
+FUNCTION = re.compile(r"(?m)^(template\s*<[^>]*>\s*)?PRS_DEVICE\s+([\w\s*]+?)(\w+)\(([^{;]*)\)\s*\{")
 
 
 def functions(path):
