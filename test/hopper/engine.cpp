@@ -78,8 +78,10 @@ void engine_after(uint64_t steps, void (*run)(void *), void *object)
 
 void engine_later(void (*run)(void *), void *object)
 {
-    static const uint32_t spread[8] = {0, 0, 1, 1, 4, 4, 16, 128}; /* in populations */
-    uint64_t most = (uint64_t)spread[engine_random() % 8] * (engine.population / 8 + 8);
+    static const uint32_t spread[8] = {0, 0, 1, 1, 4, 4, 16, 128}; /* in eighths of the population */
+    uint64_t dice = engine_random(), most = (uint64_t)spread[dice % 8] * (engine.population / 8 + 8);
+    if ((dice >> 8 & 31) == 0)
+        most = 768 * (engine.population / 8 + 8); /* a few are very late: others overtake them many times */
     engine_after(most == 0 ? 0 : engine_random() % most, run, object);
 }
 
