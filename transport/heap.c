@@ -143,27 +143,6 @@ static void span_drop(struct span *span)
 /* ------------------------------------------------------------------------------------------------------------------
  * opening */
 
-/* Device memory: by a DMA-BUF file where all can do that, else by its address. */
-static int register_cuda(struct prs_heap *heap, enum prs_heap_part part, struct prs_mem *mem)
-{
-    struct prs_rail_info rail;
-    int r = prs_rail_query(heap->options.fabric, heap->options.rails->rail[0], &rail);
-
-    if (r < 0)
-        return r;
-    if ((rail.mem_kinds & PRS_MEM_DMABUF) &&
-        prs_cuda_dmabuf((uint64_t)(uintptr_t)mem->addr, mem->len_bytes, &mem->dmabuf_fd) == 0) {
-        mem->kind = PRS_MEM_DMABUF;
-        r = prs_region_register(heap->options.fabric, heap->options.rails, mem, &heap->region[part]);
-        close(mem->dmabuf_fd);
-        mem->dmabuf_fd = -1;
-        if (r == 0 || !(rail.mem_kinds & PRS_MEM_CUDA))
-            return r;
-    }
-    mem->kind = PRS_MEM_CUDA;
-    return prs_region_register(heap->options.fabric, heap->options.rails, mem, &heap->region[part]);
-}
-
 static int register_part(struct prs_heap *heap, enum prs_heap_part part)
 {
     struct prs_mem mem = {
@@ -177,7 +156,8 @@ static int register_part(struct prs_heap *heap, enum prs_heap_part part)
     if (!heap->options.fabric || heap->options.rails->count == 0)
         return 0; /* no rails: only the node's mappings serve */
     if (heap->options.cuda)
-        return register_cuda(heap, part, &mem);
+        return prs_region_register_cuda(heap->options.fabric, heap->options.rails, mem.addr, mem.len_bytes, mem.flags,
+                                        &heap->region[part]);
     return prs_region_register(heap->options.fabric, heap->options.rails, &mem, &heap->region[part]);
 }
 
