@@ -2,6 +2,7 @@
 /* Timing the candidates of a shape on the caller's own buffers. */
 #include <errno.h>
 #include <float.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "fused/context.h"
@@ -55,10 +56,13 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
                           cudaStream_t stream, cudaEvent_t *events, float *slowest)
 {
     struct prs_fused_plan *plan;
-    float mine = 0, all[PRS_MAX_WORLD];
+    float mine = 0, *all;
     int r = prs_fused_plan_open(ctx, shape, tuning, &plan);
     if (r != 0)
         return r;
+    all = calloc(ctx->config.world, sizeof(*all));
+    if (all == NULL)
+        r = prs_fail(-ENOMEM, "fused: no memory for the times of %u ranks", ctx->config.world);
     for (uint32_t i = 0; i < rounds + 1 && r == 0; i++) {
         if (i == 1) /* the first launch warms up */
             r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
@@ -76,6 +80,7 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
     *slowest = 0;
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         *slowest = all[i] / (float)rounds > *slowest ? all[i] / (float)rounds : *slowest;
+    free(all);
     prs_fused_plan_close(plan);
     return r;
 }

@@ -64,9 +64,9 @@ static int open_workspace(struct prs_fused_plan *p)
         return 0;
     /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one, and wait for credit.
      */
-    r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, &p->staging);
+    r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, PRS_SYMMETRIC_DATA, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, (flags + s->world) * sizeof(uint32_t), &p->flags);
+        r = prs_symmetric_open(p->ctx, (flags + s->world) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;

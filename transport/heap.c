@@ -2,7 +2,6 @@
 #include <perseus/heap.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +11,9 @@
 
 #include "transport/cuda.h"
 #include "transport/share.h"
-#include "util/env.h"
 #include "util/error.h"
 #include "util/log.h"
+#include "util/node.h"
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,
@@ -56,30 +55,6 @@ struct prs_heap {
     uint64_t used[PRS_HEAP_PARTS];
     struct prs_share share;
 };
-
-static uint64_t hash_text(uint64_t hash, const char *text)
-{
-    for (; *text; text++)
-        hash = (hash ^ (uint8_t)*text) * 1099511628211u;
-    return hash;
-}
-
-static uint64_t this_node(void)
-{
-    const char *named = prs_env_text("PERSEUS_NODE");
-    char boot[64] = "";
-    int fd;
-
-    if (named)
-        return hash_text(14695981039346656037u, named);
-    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        if (read(fd, boot, sizeof(boot) - 1) < 0)
-            boot[0] = 0;
-        close(fd);
-    }
-    return hash_text(14695981039346656037u, boot);
-}
 
 /* ------------------------------------------------------------------------------------------------------------------
  * spans */
@@ -183,7 +158,7 @@ static void fill_card(const struct prs_heap *heap, int result, struct card *card
     if (result < 0)
         snprintf(card->why, sizeof(card->why), "%s", prs_error_text());
     card->cuda = heap->options.cuda;
-    card->node = heap->options.node ? heap->options.node : this_node();
+    card->node = heap->options.node ? heap->options.node : prs_node_id();
     card->share = heap->share.address;
     for (int part = 0; part < PRS_HEAP_PARTS; part++) {
         card->base[part] = (uint64_t)(uintptr_t)heap->own[part].base;
