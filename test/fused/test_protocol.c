@@ -434,7 +434,7 @@ static void run(uint32_t kind, uint32_t m, uint32_t n, uint32_t k, uint32_t band
     pthread_t threads[WORLD][CLUSTERS][2];
     struct prs_schedule shape;
     uint32_t seed = (uint32_t)time(NULL);
-    prs_schedule_init(&shape, kind, 0, WORLD, m, n, k, band, lag);
+    prs_schedule_init(&shape, kind, 0, WORLD, 1, m, n, k, band, lag);
     for (uint32_t r = 0; r < WORLD; r++)
         init_rank(&model->ranks[r], r, &shape, segments);
     for (uint32_t r = 0; r < WORLD; r++) {
