@@ -345,12 +345,18 @@ PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint
     return (slot * s->bands + band) * s->segments + segment;
 }
 
+/* Rows of a row tile that exist. */
+PRS_SHARED uint32_t prs_schedule_tile_rows(const struct prs_schedule *s, uint32_t row_tile)
+{
+    uint32_t row = row_tile * PRS_TILE_M, left = row < s->block_rows ? s->block_rows - row : 0;
+    return left < PRS_TILE_M ? left : PRS_TILE_M;
+}
+
 /* How many chunks an arrival counter gains per launch. */
 PRS_SHARED uint32_t prs_schedule_arrivals(const struct prs_schedule *s, uint32_t row_tile, uint32_t strip)
 {
-    uint32_t row = row_tile * PRS_TILE_M, steps = s->k_steps - strip * PRS_STRIP_STEPS;
-    uint32_t rows = row < s->block_rows ? s->block_rows - row : 0;
-    rows = prs_ceil_div(rows < PRS_TILE_M ? rows : PRS_TILE_M, PRS_PUSH_ROWS);
+    uint32_t rows = prs_ceil_div(prs_schedule_tile_rows(s, row_tile), PRS_PUSH_ROWS);
+    uint32_t steps = s->k_steps - strip * PRS_STRIP_STEPS;
     return rows * (steps < PRS_STRIP_STEPS ? steps : PRS_STRIP_STEPS);
 }
 
@@ -394,6 +400,51 @@ PRS_SHARED struct prs_piece_group prs_schedule_group(const struct prs_schedule *
     g.index = band * prs_schedule_band_groups(s) + at / s->group;
     g.pieces = left < s->group ? left : s->group;
     return g;
+}
+
+/* Signal words here, by counterpart (prs_schedule_after() of its node): one for each group, then, all-reduce, one for
+ * each row tile of its block of the result. */
+PRS_SHARED uint32_t prs_schedule_group_word(const struct prs_schedule *s, uint32_t from, uint32_t group)
+{
+    return from * prs_schedule_groups(s) + group;
+}
+
+PRS_SHARED uint32_t prs_schedule_row_word(const struct prs_schedule *s, uint32_t from, uint32_t row_tile)
+{
+    return (s->nodes - 1) * prs_schedule_groups(s) + from * s->pairs * 2 + row_tile;
+}
+
+/* Counters of this rank's own, which say who comes last: halves of each relayed tile, pieces of each group, both by
+ * node that they go to; all-reduce: halves of tiles of each row tile of the own block. */
+PRS_SHARED uint32_t prs_schedule_tile_counter(const struct prs_schedule *s, uint32_t to, uint32_t tile)
+{
+    return to * prs_schedule_tiles(s) + tile;
+}
+
+PRS_SHARED uint32_t prs_schedule_group_counter(const struct prs_schedule *s, uint32_t to, uint32_t group)
+{
+    uint32_t tiles = s->kind == PRS_KIND_ALLGATHER ? 0 : prs_schedule_tile_counter(s, s->nodes - 1, 0);
+    return tiles + to * prs_schedule_groups(s) + group;
+}
+
+PRS_SHARED uint32_t prs_schedule_row_counter(const struct prs_schedule *s, uint32_t row_tile)
+{
+    return prs_schedule_group_counter(s, s->nodes - 1, 0) + row_tile;
+}
+
+/* Additions to a counter of finished broadcasts in a launch: halves of tiles of the sender's own block, and single rows
+ * that it forwards for its counterparts. */
+PRS_SHARED uint32_t prs_schedule_broadcasts(const struct prs_schedule *s)
+{
+    return prs_schedule_tiles(s) * 2 + (s->nodes - 1) * s->block_rows;
+}
+
+/* All-reduce: the rows of counterparts' blocks that came here, taking the nodes by turns. Gives the block. */
+PRS_SHARED uint32_t prs_schedule_forward_row(const struct prs_schedule *s, uint32_t at, uint32_t *row)
+{
+    uint32_t nodes = s->nodes - 1;
+    *row = at / nodes;
+    return (s->node + 1 + at % nodes) % s->nodes * s->locals + s->local;
 }
 
 /* All-gather: what ranks of other nodes have put here for the own node, chunk by chunk, taking the nodes by turns.

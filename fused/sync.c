@@ -46,6 +46,8 @@ static const char *awaited_name(uint32_t what)
         return "reduced tiles";
     case PRS_AWAIT_PEERS:
         return "its arrival";
+    case PRS_AWAIT_NETWORK:
+        return "the proxy to take or finish a command to or";
     default:
         return "an unknown flag";
     }
