@@ -23,11 +23,13 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
         return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
         list[count++].band = band;
-        if (shape->op != PRS_FUSED_ALLGATHER || band == 1)
+        if (shape->op != PRS_FUSED_ALLGATHER || band == 1 || ctx->place.nodes > 1)
             continue;
         for (uint32_t segments = 1; segments <= 4; segments *= 4, count++)
             list[count] = (struct prs_fused_tuning){.band = band, .copy_engine = 1, .segments = segments};
     }
+    for (uint32_t group = 1; ctx->place.nodes > 1 && group <= 64; group *= 8)
+        list[count++].group = group;
     list[count++].spread = 1;
     list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED};
     list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED};
@@ -108,17 +110,18 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
         float slowest;
         r = time_candidate(ctx, shape, &list[i], a, b, c, rounds, stream, events, &slowest);
         if (r == 0)
-            PRS_INFO(
-                "fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u: %.1f us",
-                (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].copy_engine,
-                list[i].segments, list[i].paced, slowest * 1e3);
+            PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u, "
+                     "group %u: "
+                     "%.1f us",
+                     (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].copy_engine,
+                     list[i].segments, list[i].paced, list[i].group, slowest * 1e3);
         if (r == 0 && slowest < least) { /* every rank sees the same numbers and takes the same one */
             least = slowest;
             *best = list[i];
         }
     }
     if (r == 0 && ctx->config.rank == 0)
-        r = prs_tuning_append(shape, ctx->config.world, best);
+        r = prs_tuning_append(shape, &ctx->place, best);
     (void)cudaEventDestroy(events[1]);
 destroy_first:
     (void)cudaEventDestroy(events[0]);

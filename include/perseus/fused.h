@@ -98,12 +98,14 @@ struct prs_fused_tuning {
     uint32_t
         paced; /* enum prs_fused_pace. PRS_PACED: an SM sends a slab only when the one before has landed; ALLGATHER: to
                   one rank after the other. PRS_UNPACED: as many as its buffers hold; ALLGATHER: to all ranks at once */
+    uint32_t group; /* between nodes: puts of 64 KB, of one band, that share a signal */
 };
 
 struct prs_fused_plan_info {
     struct prs_fused_tuning tuning; /* all fields decided */
     uint64_t workspace_bytes;       /* device memory on this rank beside A, B and C */
     uint64_t sent_bytes;            /* per launch over NVLink, from this rank */
+    uint64_t far_bytes;             /* per launch to other nodes, from this rank */
     double predicted_us;            /* model: max(compute, communication) and the start of the pipeline */
     const char *reason;             /* why the path was chosen; static text */
 };
