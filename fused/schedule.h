@@ -45,8 +45,9 @@ struct prs_schedule {
     uint32_t bands;         /* ceil(pairs / band) */
     uint32_t lag;           /* rounds between sending partial sums of a band and adding them up, at least 1 */
     uint32_t segments;      /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
-    uint32_t group;         /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
-    uint32_t units;         /* what this rank computes */
+    uint32_t in_turn; /* all-gather: 1: one block after the other; 0: the same band of all other blocks together */
+    uint32_t group;   /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
+    uint32_t units;   /* what this rank computes */
 };
 
 struct prs_unit {
@@ -84,6 +85,7 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_
     s->bands = prs_ceil_div(s->pairs, s->band);
     s->lag = lag < 1 ? 1 : lag > s->bands ? s->bands : lag;
     s->segments = 0;
+    s->in_turn = 0;
     s->group = 1;
     s->units = world * s->pairs * s->columns;
 }
@@ -110,6 +112,17 @@ PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, stru
     u->pair = first + prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
 }
 
+/* All-gather on a single node, every rank sending to the rank after it first, then to the one after that: block by
+ * block in the order of arrival, each band by band. */
+PRS_SHARED void prs_schedule_gather_in_turn(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
+{
+    uint32_t block = s->pairs * s->columns, size = s->band * s->columns, band;
+    u->block = (s->rank + s->world - 1 - at / block) % s->world;
+    at %= block;
+    band = at / size;
+    u->pair = band * s->band + prs_schedule_raster(prs_schedule_band_pairs(s, band), at - band * size, &u->column);
+}
+
 /* Position `at` of `blocks` blocks that are worked through together, band by band: the block's number and the rest. */
 PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t blocks, uint32_t at, struct prs_unit *u)
 {
@@ -119,12 +132,15 @@ PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t b
     return row / tall;
 }
 
-/* All-gather: everything of the own block, then band by band the blocks of this node, then those of the others. */
+/* All-gather: everything of the own block, then band by band the blocks of this node (or block by block), then those of
+ * the others. */
 PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t own = s->pairs * s->columns, near = (s->locals - 1) * own, i;
     if (at < own) {
         prs_schedule_own(s, at, u);
+    } else if (s->in_turn) {
+        prs_schedule_gather_in_turn(s, at - own, u);
     } else if (at - own < near) {
         i = prs_schedule_banded(s, s->locals - 1, at - own, u);
         u->block = s->node * s->locals + (s->local + 1 + i) % s->locals;
