@@ -281,7 +281,7 @@ static bool copy_epoch(struct cluster *c, uint32_t epoch)
                      row < (band + 1) * s->band * 4 && row < prs_ceil_div(s->block_rows, 64); row++)
                     to->staging[0][(slot * chunk_rows + row) * s->k_steps + step] =
                         chunk_value(epoch, c->rank, row, step);
-                model_dawdle(&c->random[1]);
+                model_dawdle(&c->random[2]);
                 if (step % steps == steps - 1 || step + 1 == s->k_steps)
                     model_raise(&to->flags[prs_schedule_segment_flag(s, slot, band, step / steps)], epoch);
             }
