@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -335,6 +336,8 @@ static void leave(struct cluster *c, uint32_t epoch)
     if (r->s.nodes > 1 && !far_quiet(c->model, c->rank))
         return;
     check_epoch(c->model, c->rank, epoch);
+    /* Between launches the result is the caller's to write. */
+    memset(r->result, 0xee, (size_t)WORLD * prs_schedule_tiles(&r->s) * HALVES * sizeof(uint32_t));
     if (r->s.segments != 0)
         for (uint32_t p = 1; p < WORLD; p++)
             model_raise(
