@@ -126,9 +126,10 @@ struct prs_rail_set {
 };
 
 /**
- * First asynchronous fatal event of a rail in the set (device fatal; a port event only while the port stays down).
- * Return 0 while the rails are sound, else -EIO with prs_error_text() naming device, port and event. Cheap: no system
- * call.
+ * First asynchronous fatal event of a rail in the set: device fatal, completion queue overrun, or a port that has been
+ * down for longer than retries last (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT). Return 0 while the rails are sound, and
+ * always with NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO with prs_error_text() naming device, port and event. Cheap: no
+ * system call.
  */
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
