@@ -262,7 +262,7 @@ ParameterizedTest(struct row *row, schedule, chunks_cover_the_block_and_fill_the
 /* When every rank sends to the rank after it first, blocks arrive in the order of distance. */
 Test(schedule, in_turn_the_nearest_rank_before_comes_first)
 {
-    struct row row = {PRS_KIND_ALLGATHER, 4, 4 * 700, 300, 64, 1, 1, 1};
+    struct row row = {PRS_KIND_ALLGATHER, 4, 1, 4 * 700, 300, 64, 1, 1, 1};
     struct prs_schedule s = schedule_of(&row, 1);
     struct prs_cursor cursor = {0, 0};
     uint32_t block = s.pairs * s.columns;
