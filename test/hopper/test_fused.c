@@ -114,7 +114,7 @@ Test(hopper, epochs_run_into_each_other, .timeout = 120)
 /* ---- a rank that does not come ----------------------------------------------------------------------------------- */
 struct lost {
     int result[4];
-    char text[4][160];
+    char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
 
 /* Rank 3 opens everything and launches nothing. */
