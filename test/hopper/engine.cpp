@@ -110,6 +110,12 @@ void engine_abandon(void)
     abort();
 }
 
+void engine_stop(void)
+{
+    make_ready(self);
+    leave_fiber();
+}
+
 /* Lanes that do the same stop at the same places, so that none falls behind another between two equal looks at a
  * barrier: on a GPU they are one instruction. */
 void thread_yield(void)
@@ -117,8 +123,7 @@ void thread_yield(void)
     uint64_t dice = (engine.plan + ++engine.stops) * 0x9e3779b97f4a7c15ull;
     if ((dice ^ dice >> 29) >> 32 & 3)
         return;
-    make_ready(self);
-    leave_fiber();
+    engine_stop();
 }
 
 static void wake_sleeper(void *object)
@@ -260,6 +265,7 @@ static void fill_threads(struct cta *b)
         b->warps[i].index = i;
         b->warps[i].alive = lanes >= WARP ? ~0u : (1u << lanes) - 1;
         b->warps[i].registers = b->register_pool;
+        b->warps[i].writes_fenced = memory_writes(); /* what came before the launch is seen by it */
     }
     b->register_pool *= warps;
     for (uint32_t i = 0; i < threads; i++) {
