@@ -20,7 +20,8 @@ REDUCE, GATHER, ALL = "reduce_scatter_is_right", "allgather_is_right", "allreduc
 MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("fence_async_shared before a slab is handed over", "multiply.cuh", "    fence_async_shared();\n", "", REDUCE),
     ("bulk_wait_done before signal_tile", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", REDUCE),
-    ("wait for partial sums", "load.cuh", "        wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_PARTIAL", "        if (0) wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_PARTIAL", REDUCE),
+    ("wait for partial sums", "load.cuh", "        wait_flag(&args.sync, flag, at.epoch", "        if (0) wait_flag(&args.sync, flag, at.epoch", REDUCE),
+    ("fence_async_global before partial sums are loaded", "load.cuh", "    fence_async_global(); /* the flags", "    /* the flags", REDUCE),
     ("release of a stage after the last K step", "multiply.cuh", "    wgmma_wait<0>();\n    release_stage(m, before);\n", "    wgmma_wait<0>();\n", REDUCE),
     ("wgmma_wait before a stage is released", "multiply.cuh", "            wgmma_wait<1>();\n", "", REDUCE),
     ("wait for an empty stage", "load.cuh", "            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);\n            if (lane == 0)\n                load_stage", "            if (lane == 0)\n                load_stage", REDUCE),
@@ -29,7 +30,7 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("bulk_wait_read before a slab is given back", "store.cuh", "                bulk_wait_read<E::slabs - 1>();", "                ;", GATHER),
     ("rest handed over before partial sums are awaited", "multiply.cuh", "                hand_over_rest<E>(&left, m, half, &slabs);\n", "", "epochs_run_into_each_other"),
     ("cluster barrier before leaving", "engine.cuh", "    cluster_arrive();\n    cluster_wait(); /* the other CTA may still", "    /* the other CTA may still", REDUCE),
-    ("the other bank in odd epochs", "load.cuh", "args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;\n    if (lane", "args.staging[0];\n    if (lane", REDUCE),
+    ("the other bank in odd epochs", "load.cuh", "(at.epoch & 1) * args.staging_bank_bytes;\n    await_partials", "0;\n    await_partials", REDUCE),
     ("one bank for all epochs", None, "(at.epoch & 1)", "(at.epoch & 0)", "epochs_run_into_each_other"),
     ("bulk_wait_done before signal_chunk", "push.cuh", "bulk_wait_done<PRS_PUSH_SLOTS>", "bulk_wait_read<PRS_PUSH_SLOTS>", GATHER),
     ("wait before a push buffer is loaded again", "push.cuh", "bulk_wait_read<PRS_PUSH_SLOTS - 1>", "bulk_wait_read<PRS_PUSH_SLOTS>", GATHER),
