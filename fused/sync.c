@@ -45,6 +45,10 @@ static const char *awaited_name(uint32_t what)
         return "reduced tiles";
     case PRS_AWAIT_PEERS:
         return "its arrival";
+    case PRS_AWAIT_KEYS:
+        return "keys or values";
+    case PRS_AWAIT_CREDIT:
+        return "credit for keys and values";
     default:
         return "an unknown flag";
     }

@@ -10,7 +10,7 @@
 struct prs_fused;
 
 /* What a flag stands for. */
-enum prs_awaited { PRS_AWAIT_PARTIAL = 1, PRS_AWAIT_CHUNK = 2, PRS_AWAIT_BROADCAST = 3, PRS_AWAIT_PEERS = 4 };
+enum prs_awaited { PRS_AWAIT_PARTIAL = 1, PRS_AWAIT_CHUNK = 2, PRS_AWAIT_BROADCAST = 3, PRS_AWAIT_PEERS = 4, PRS_AWAIT_KEYS = 5, PRS_AWAIT_CREDIT = 6 };
 
 /* First thing a launch on this device got wrong; lives in mapped host memory, written once (state 0 -> 1 -> 2). */
 struct prs_fault {
