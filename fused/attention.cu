@@ -31,8 +31,8 @@ static const struct instance instances[] = {
     make<128, 176, 2, OVERLAP_WARPGROUPS>(),
     make<128, 128, 2, OVERLAP_BLOCKS>(),
     make<128, 128, 2, OVERLAP_WARPGROUPS>(),
+    make<64, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
     make<64, 128, 3, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
-    make<64, 128, 3, OVERLAP_BLOCKS>(),
     make<64, 128, 3, OVERLAP_WARPGROUPS>(),
 };
 

@@ -29,9 +29,9 @@ PRS_DEVICE void multiply_values(float (&o)[64], const uint32_t *p, uint64_t v)
 
 /* What a consumer warpgroup carries from task to task. */
 struct attention_consumer {
-    uint32_t half; /* which warpgroup */
-    uint32_t q_phase;
-    struct ring k, v;
+    uint32_t half;  /* which warpgroup */
+    uint32_t tasks; /* so far */
+    uint32_t step;  /* blocks so far, of which the last one's values are still to come */
 };
 
 /* Issues scores = queries x keys of the stage and returns while it runs. */
@@ -41,7 +41,7 @@ PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_me
 {
     uint32_t base = smem_address(m.base);
     uint64_t q = matrix_descriptor(base + E::at_q + c.half * E::rows_bytes, 16);
-    uint64_t k = matrix_descriptor(base + E::at_k + c.k.stage * E::block_bytes, 16);
+    uint64_t k = matrix_descriptor(base + E::at_k + stage_of(c.step) * E::block_bytes, 16);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < E::head_dim / 16; i++) { /* 64 columns lie together, then the next 64 */
@@ -56,7 +56,8 @@ template <class E>
 PRS_DEVICE void issue_values(float (&o)[E::head_dim / 2], const uint32_t (&p)[E::block / 4],
                              const struct attention_memory &m, const struct attention_consumer &c)
 {
-    uint64_t v = matrix_descriptor(smem_address(m.base) + E::at_v + c.v.stage * E::block_bytes, E::block * 128);
+    uint64_t v =
+        matrix_descriptor(smem_address(m.base) + E::at_v + stage_of(c.step - 1) * E::block_bytes, E::block * 128);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < E::block / 16; i++)
@@ -83,11 +84,11 @@ template <class E> PRS_DEVICE void give_turn(const struct attention_consumer &c)
         barrier_arrive(FIRST_TURN_BARRIER + (c.half + 1) % E::warpgroups, 256);
 }
 
-/* first: this warpgroup's first row in the segment. */
 template <class E>
 PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_args &args,
-                           const struct prs_attention_walk &w, uint32_t first)
+                           const struct prs_attention_task &t, const struct prs_attention_walk &w)
 {
+    uint32_t first = t.tile * E::tile_rows + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
     uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     if (prs_attention_limit(&args.schedule, &w, first) < E::block)
         mask_scores(s, prs_attention_limit(&args.schedule, &w, row), prs_attention_limit(&args.schedule, &w, row + 8));
@@ -97,8 +98,7 @@ PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_
  * them by one block, and what it holds must be multiplied by shrink before they are added. */
 template <class E> struct attention_state {
     struct prs_attention_walk walk;
-    uint32_t first; /* this warpgroup's first row in the segment */
-    bool more;      /* the walk stands at a block whose scores are still to come */
+    bool more; /* the walk stands at a block whose scores are still to come */
     struct row_state rows;
     float shrink[2];
     float o[E::head_dim / 2];
@@ -111,19 +111,13 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
                             const struct attention_memory &m, const struct prs_attention_task &t,
                             struct attention_consumer *c, struct attention_state<E> *x)
 {
-    release(&m.k_empty[c->k.stage]);
-    ring_next<PRS_ATTENTION_STAGES>(&c->k);
-    mask_block<E>(s, args, x->walk, x->first);
+    release(&m.k_empty[stage_of(c->step)]);
+    mask_block<E>(s, args, t, x->walk);
+    soften(s, &x->rows, x->shrink, args.scale_log2);
+    registers_pin(s);
     x->more = prs_attention_next(&args.schedule, &t, &x->walk);
     if (!x->more) /* the next task's queries may come */
         release(&m.q_empty[c->half]);
-    soften(s, &x->rows, x->shrink, args.scale_log2);
-}
-
-template <class E> PRS_DEVICE void release_values(const struct attention_memory &m, struct attention_consumer *c)
-{
-    release(&m.v_empty[c->v.stage]);
-    ring_next<PRS_ATTENTION_STAGES>(&c->v);
 }
 
 /* From the probabilities of one block to those of the next. The products of both run together; overlapping, the next
@@ -134,28 +128,29 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
                              struct attention_state<E> *x)
 {
     float s[E::block / 2];
-    mbarrier_wait(&m.k_full[c->k.stage], c->k.phase);
+    mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     take_turn<E>(*c);
     issue_scores<E>(s, m, *c);
     shrink_result(x->o, x->shrink);
-    mbarrier_wait(&m.v_full[c->v.stage], c->v.phase);
+    mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
     issue_values<E>(x->o, x->p, m, *c);
     give_turn<E>(*c);
     if (E::overlaps) {
         wgmma_wait<1>();
-        wgmma_arrived(s);
+        registers_pin(s);
         take_scores<E>(s, args, m, t, c, x);
         wgmma_wait<0>();
-        wgmma_arrived(x->o);
-        release_values<E>(m, c);
+        registers_pin(x->o);
+        release(&m.v_empty[stage_of(c->step - 1)]);
     } else {
         wgmma_wait<0>();
-        wgmma_arrived(s);
-        wgmma_arrived(x->o);
-        release_values<E>(m, c);
+        registers_pin(s);
+        registers_pin(x->o);
+        release(&m.v_empty[stage_of(c->step - 1)]);
         take_scores<E>(s, args, m, t, c, x);
     }
     pack_probabilities(x->p, s);
+    c->step++;
 }
 
 template <class E>
@@ -165,19 +160,18 @@ PRS_DEVICE void begin_task(const struct prs_attention_args &args, const struct a
 {
     float s[E::block / 2];
     prs_attention_begin(&args.schedule, &t, &x->walk);
-    x->first = t.tile * E::tile_rows + c->half * 64;
     x->rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < E::head_dim / 2; i++)
         x->o[i] = 0;
-    mbarrier_wait(&m.q_full[c->half], c->q_phase);
-    c->q_phase ^= 1;
-    mbarrier_wait(&m.k_full[c->k.stage], c->k.phase);
+    mbarrier_wait(&m.q_full[c->half], c->tasks++ & 1);
+    mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     issue_scores<E>(s, m, *c);
     wgmma_wait<0>();
-    wgmma_arrived(s);
+    registers_pin(s);
     take_scores<E>(s, args, m, t, c, x);
     pack_probabilities(x->p, s);
+    c->step++;
 }
 
 /* One query tile against all keys. */
@@ -190,12 +184,12 @@ PRS_DEVICE void attend_task(const struct prs_attention_args &args, const struct 
     while (x.more)
         attend_block<E>(args, m, t, c, &x);
     shrink_result(x.o, x.shrink);
-    mbarrier_wait(&m.v_full[c->v.stage], c->v.phase);
+    mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
     issue_values<E>(x.o, x.p, m, *c);
     wgmma_wait<0>();
-    wgmma_arrived(x.o);
-    release_values<E>(m, c);
-    write_rows(args, t, x.first + threadIdx.x % 128 / 32 * 16, x.o, x.rows);
+    registers_pin(x.o);
+    release(&m.v_empty[stage_of(c->step - 1)]);
+    write_rows(args, t, t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16, x.o, x.rows);
 }
 
 /* One thread of a CTA, which has seen everything arrive that the CTA's tasks of these groups load: the last CTA of the
@@ -204,10 +198,12 @@ PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t fr
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t epoch = launch_epoch(&args.sync);
+#pragma unroll 1
     for (uint32_t group = from; group < to; group++) {
         if (add_acq_rel_gpu(&args.finished[group], 1) + 1 != gridDim.x * epoch)
             continue;
         fence_release_sys(); /* R6: what all CTAs have read, before the credit. Pairs with A1 in await_credit(). */
+#pragma unroll 1
         for (uint32_t p = 1; p < s->world; p++)
             store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);
     }
@@ -217,13 +213,13 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
 {
     const struct prs_attention_schedule *s = &args.schedule;
     bool gives_credit = s->world > 1 && threadIdx.x == 128;
-    struct attention_consumer c = {threadIdx.x / 128 - 1, 0, {0, 0}, {0, 0}};
+    struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
     uint32_t finished = 0;
     if (c.half == E::warpgroups - 1)
         give_turn<E>(c);
-    for (uint32_t turn = 0; turn * gridDim.x < s->tasks; turn++) {
+    while (c.tasks * gridDim.x < s->tasks) {
         struct prs_attention_task t;
-        uint32_t at = prs_attention_position(s, blockIdx.x, gridDim.x, turn);
+        uint32_t at = prs_attention_position(s, blockIdx.x, gridDim.x, c.tasks);
         if (at >= s->tasks)
             break;
         prs_attention_task_at(s, at, &t);

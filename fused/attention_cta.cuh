@@ -22,8 +22,8 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP> struct attention
     static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
     static constexpr int rows_bytes = 64 * HEAD_DIM * 2; /* query rows of one warpgroup */
     /* Of 64 Ki registers; what the consumers need is scores + half as many probabilities + results, and some 40. */
-    static constexpr int producer_registers = WARPGROUPS == 2 ? 40 : 32;
-    static constexpr int consumer_registers = WARPGROUPS == 2 ? 232 : 160;
+    static constexpr int producer_registers = WARPGROUPS == 2 ? 56 : 32;
+    static constexpr int consumer_registers = WARPGROUPS == 2 ? 224 : 160;
     /* Offsets in dynamic shared memory. */
     static constexpr int at_q = 0;
     static constexpr int at_k = at_q + WARPGROUPS * rows_bytes;
@@ -71,6 +71,17 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
     for (int i = 0; i < PRS_ATTENTION_PUSH_SLOTS; i++)
         mbarrier_init(&m->pushed[i], 1);
     mbarrier_init_fence();
+}
+
+/* Where the step'th block of keys, or of values, is in its ring. */
+PRS_DEVICE uint32_t stage_of(uint32_t step)
+{
+    return step % PRS_ATTENTION_STAGES;
+}
+
+PRS_DEVICE uint32_t phase_of(uint32_t step)
+{
+    return step / PRS_ATTENTION_STAGES & 1;
 }
 
 /* The last two coordinates of a segment of one head in a tensor (struct prs_attention_args). */

@@ -5,13 +5,6 @@
 
 #include "fused/attention_cta.cuh"
 
-/* Where the keys, or the values, of a task are loaded from next. */
-struct attention_stream {
-    struct prs_attention_walk walk;
-    uint32_t ready; /* slabs of the span that are known to be here */
-    struct ring ring;
-};
-
 /* How many slabs from `slab` on have arrived, at least 1. All lanes look at once, so that a span that is complete costs
  * one look per 32 slabs. A large number when waiting was given up. */
 PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t pair, uint32_t kind, uint32_t span,
@@ -35,46 +28,46 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t 
     }
 }
 
-/* The stream's block is here. */
+/* The walk's block is here. *ready: slabs of the span that are known to be. */
 PRS_DEVICE void await_block(const struct prs_attention_args &args, uint32_t pair, uint32_t kind,
-                            struct attention_stream *x)
+                            const struct prs_attention_walk &w, uint32_t *ready)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t slab_rows = s->slab_chunks * s->chunk_rows, end = (x->walk.block + 1) * s->block_rows;
-    if (x->walk.block == 0)
-        x->ready = 0;
+    uint32_t slab_rows = s->slab_chunks * s->chunk_rows, end = (w.block + 1) * s->block_rows;
+    if (w.block == 0)
+        *ready = 0;
     if (end > s->segment_rows)
         end = s->segment_rows;
-    if (x->ready >= s->slabs || x->ready * slab_rows >= end)
+    if (*ready >= s->slabs || *ready * slab_rows >= end)
         return;
-    while (x->ready < s->slabs && x->ready * slab_rows < end)
-        x->ready += await_slabs(args, pair, kind, x->walk.span, x->ready);
+    while (*ready < s->slabs && *ready * slab_rows < end)
+        *ready += await_slabs(args, pair, kind, w.span, *ready);
     fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
 }
 
-template <class E>
+/* step: blocks loaded before. */
+template <class E, int KIND>
 PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct attention_memory &m,
-                           const struct prs_attention_task &t, uint32_t kind, struct attention_stream *x)
+                           const struct prs_attention_task &t, const struct prs_attention_walk &w, uint32_t step,
+                           uint32_t *ready)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint64_t *full = (kind == PRS_KEYS ? m.k_full : m.v_full) + x->ring.stage;
-    uint64_t *empty = (kind == PRS_KEYS ? m.k_empty : m.v_empty) + x->ring.stage;
-    uint8_t *to = m.base + (kind == PRS_KEYS ? E::at_k : E::at_v) + x->ring.stage * E::block_bytes;
-    uint32_t distance = x->walk.span / s->segments, segment = x->walk.span % s->segments;
-    int32_t row = (int32_t)(x->walk.block * s->block_rows);
+    uint32_t stage = stage_of(step), distance = w.span / s->segments, segment = w.span % s->segments;
+    uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
+    uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
+    int32_t row = (int32_t)(w.block * s->block_rows);
     if (distance != 0)
-        await_block(args, t.pair, kind, x);
-    mbarrier_wait(empty, x->ring.phase ^ 1);
-    ring_next<PRS_ATTENTION_STAGES>(&x->ring);
-    if (threadIdx.x % 32 != 0)
+        await_block(args, t.pair, KIND, w, ready);
+    mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
+    if (threadIdx.x != 0)
         return;
     mbarrier_expect(full, E::block_bytes);
     if (distance != 0) {
         tma_load_5d(to, &args.received, full, 0, row, 0,
-                    (int32_t)prs_attention_stage(s, distance, t.pair, kind, segment), 0);
+                    (int32_t)prs_attention_stage(s, distance, t.pair, KIND, segment), 0);
     } else {
         struct attention_place at = attention_place_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
-        tma_load_5d(to, kind == PRS_KEYS ? &args.k : &args.v, full, 0, row, 0, at.u, at.v);
+        tma_load_5d(to, KIND == PRS_KEYS ? &args.k : &args.v, full, 0, row, 0, at.u, at.v);
     }
 }
 
@@ -97,23 +90,25 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
 template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    struct attention_stream keys = {{0, 0, 0, false}, 0, {0, 0}}, values = keys;
+    uint32_t keys_ready = 0, values_ready = 0, step = 0;
     for (uint32_t turn = 0; turn * gridDim.x < s->tasks; turn++) {
         struct prs_attention_task t;
+        struct prs_attention_walk w;
         uint32_t at = prs_attention_position(s, blockIdx.x, gridDim.x, turn);
+        bool more = true;
         if (at >= s->tasks)
             break; /* only the last turn is short */
         prs_attention_task_at(s, at, &t);
-        prs_attention_begin(s, &t, &keys.walk);
-        values.walk = keys.walk;
-        load_block<E>(args, m, t, PRS_KEYS, &keys);
+        prs_attention_begin(s, &t, &w);
+        load_block<E, PRS_KEYS>(args, m, t, w, step, &keys_ready);
         load_queries<E>(args, m, t, turn & 1);
-        while (prs_attention_next(s, &t, &keys.walk)) {
-            load_block<E>(args, m, t, PRS_KEYS, &keys);
-            load_block<E>(args, m, t, PRS_VALUES, &values);
-            prs_attention_next(s, &t, &values.walk);
+        for (; more; step++) {
+            struct prs_attention_walk before = w;
+            more = prs_attention_next(s, &t, &w);
+            if (more)
+                load_block<E, PRS_KEYS>(args, m, t, w, step + 1, &keys_ready);
+            load_block<E, PRS_VALUES>(args, m, t, before, step, &values_ready);
         }
-        load_block<E>(args, m, t, PRS_VALUES, &values);
     }
 }
 

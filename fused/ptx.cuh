@@ -384,8 +384,9 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_
 }
 
 /* ---- tensor cores: attention ---- */
-/* The registers hold what wgmma_wait() waited for: without it the compiler may read them before. */
-template <int N> PRS_DEVICE void wgmma_arrived(float (&d)[N])
+/* What computes these registers stays before, what uses them stays behind: the compiler does not know that
+ * wgmma_wait() is what fills an accumulator, nor that work before it was meant to run under a product. */
+template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
