@@ -104,13 +104,13 @@ PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct p
     uint32_t lane = threadIdx.x % 32;
     uint64_t head = (uint64_t)t.batch * s->heads_q + t.head;
     uint16_t *out = args.out + t.batch * to->batch + t.head * to->head + t.segment * to->segment;
-    float *lse = args.lse + (head * s->segments + t.segment) * s->segment_rows;
+    float *lse = args.lse == NULL ? NULL : args.lse + (head * s->segments + t.segment) * s->segment_rows;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint32_t row = first + lane / 4 + 8 * h;
         float sum = quad_sum(rows.sum[h]), share = 1.0f / sum;
         bool inside = row < s->segment_rows;
-        if (inside && lane % 4 == 0)
+        if (inside && lse != NULL && lane % 4 == 0)
             lse[row] = fmaf(rows.top[h], args.scale, logf(sum));
 #pragma unroll
         for (int i = 0; i < N / 16; i++) {
