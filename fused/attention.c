@@ -157,11 +157,12 @@ int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_sh
     r = prs_context_enter(ctx, &before);
     if (r != 0)
         return r;
-    p = calloc(1, sizeof(*p));
+    p = aligned_alloc(_Alignof(struct prs_attention_plan), sizeof(*p)); /* for the tensor maps */
     if (p == NULL) {
         r = prs_fail(-ENOMEM, "attention: no memory for a plan");
         goto leave;
     }
+    memset(p, 0, sizeof(*p));
     p->ctx = ctx;
     p->shape = *shape;
     if (tuning != NULL)

@@ -16,8 +16,7 @@ template <class E>
 __global__ void __launch_bounds__(E::threads, 1)
     attention_kernel(const __grid_constant__ struct prs_attention_args args)
 {
-    extern __shared__ __align__(1024) uint8_t shared[];
-    struct attention_memory m = attention_memory_map<E>(shared);
+    struct attention_memory m = attention_memory_map<E>(dynamic_shared());
     if (threadIdx.x == 0)
         attention_memory_init<E>(&m);
     if (threadIdx.x == 32) {

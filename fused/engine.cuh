@@ -54,8 +54,7 @@ template <class E> PRS_DEVICE struct cta_place cta_place_here(const struct prs_k
 template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
-    extern __shared__ __align__(1024) uint8_t shared[];
-    struct cta_memory m = cta_memory_map(shared);
+    struct cta_memory m = cta_memory_map(dynamic_shared());
     if (threadIdx.x == 0)
         cta_memory_init(&m);
     if (threadIdx.x == 32) {
