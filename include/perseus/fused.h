@@ -129,10 +129,10 @@ PRS_API int prs_allgather_gemm(struct prs_fused_plan *plan, const void *a, const
 PRS_API int prs_gemm_allreduce(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
                                struct CUstream_st *stream);
 
-/** What a kernel of this rank gave up waiting for. */
+/** What a kernel of this rank gave up waiting for, or found wrong. */
 struct prs_fused_error {
-    int code;           /* 0 or -ETIMEDOUT */
-    uint32_t from_rank; /* who should have raised the flag */
+    int code;           /* 0, -ETIMEDOUT; MoE: -ENOSPC (capacity), -EINVAL (an expert that does not exist) */
+    uint32_t from_rank; /* who should have raised the flag, or whose input or capacity is wrong */
     uint32_t flag, want, seen;
     uint64_t waited_ns;
     char text[160];
