@@ -45,8 +45,7 @@ PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args, uint32_t ep
 template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
-    extern __shared__ __align__(1024) uint8_t shared[];
-    struct cta_memory m = cta_memory_map(shared);
+    struct cta_memory m = cta_memory_map(dynamic_shared());
     if (threadIdx.x == 0)
         cta_memory_init<E>(&m);
     if (threadIdx.x == 32) {

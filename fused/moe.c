@@ -229,11 +229,12 @@ int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, 
         r = prs_context_enter(ctx, &before);
     if (r != 0)
         return r;
-    p = calloc(1, sizeof(*p));
+    p = aligned_alloc(_Alignof(struct prs_moe_plan), sizeof(*p)); /* tensor maps: 64 bytes, more than malloc gives */
     if (p == NULL) {
         r = prs_fail(-ENOMEM, "fused: no memory for a MoE plan");
         goto leave;
     }
+    memset(p, 0, sizeof(*p));
     p->ctx = ctx;
     p->shape = *shape;
     r = open_plan(p, tuning);

@@ -183,8 +183,7 @@ PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta
 template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_constant__ struct prs_moe_args args)
 {
-    extern __shared__ __align__(1024) uint8_t shared[];
-    struct cta_memory m = cta_memory_map(shared);
+    struct cta_memory m = cta_memory_map(dynamic_shared());
     if (threadIdx.x == 0)
         cta_memory_init<E>(&m);
     if (threadIdx.x == 32) {

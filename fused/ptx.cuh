@@ -9,6 +9,13 @@
 
 #define PRS_DEVICE static __device__ __forceinline__
 
+/* The dynamic shared memory of this CTA; swizzles look at address bits below 1024. */
+PRS_DEVICE uint8_t *dynamic_shared(void)
+{
+    extern __shared__ __align__(1024) uint8_t prs_dynamic_shared[];
+    return prs_dynamic_shared;
+}
+
 PRS_DEVICE uint32_t smem_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);

@@ -326,9 +326,8 @@ PRS_DEVICE void receive_records(const struct prs_moe_args &args, const struct ro
 static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     route_kernel(const __grid_constant__ struct prs_moe_args args)
 {
-    extern __shared__ __align__(1024) uint8_t shared[];
     const struct prs_route *r = &args.route;
-    struct route_memory m = route_memory_map(args, shared);
+    struct route_memory m = route_memory_map(args, dynamic_shared());
     uint32_t each = prs_route_chunk_tokens(r, args.count), first = blockIdx.x * each, epoch = launch_epoch(&args.sync);
     uint32_t left = args.count > first ? args.count - first : 0;
     struct route_place at = {blockIdx.x, epoch, epoch & 1, first, left < each ? left : each};
