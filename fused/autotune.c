@@ -22,10 +22,14 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
         return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
         list[count++].band = band;
-        if (shape->op != PRS_FUSED_ALLGATHER || band == 1)
+        if (shape->op != PRS_FUSED_ALLGATHER)
+            continue;
+        list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_IN_TURN};
+        if (band == 1)
             continue;
         for (uint32_t segments = 1; segments <= 4; segments *= 4, count++)
-            list[count] = (struct prs_fused_tuning){.band = band, .copy_engine = 1, .segments = segments};
+            list[count] =
+                (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_TOGETHER, .segments = segments};
     }
     list[count++].spread = 1;
     list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED};

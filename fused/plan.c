@@ -55,6 +55,7 @@ static int open_workspace(struct prs_fused_plan *p)
     int r;
     if (p->info.tuning.copy_engine != 0)
         s->segments = p->info.tuning.segments;
+    s->in_turn = p->info.tuning.copy_engine == PRS_COPIES_IN_TURN;
     a->paced = p->info.tuning.paced == PRS_PACED;
     a->push_ctas = p->info.tuning.push_ctas;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
@@ -116,11 +117,12 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     r = prs_context_enter(ctx, &before);
     if (r != 0)
         return r;
-    p = calloc(1, sizeof(*p));
+    p = aligned_alloc(_Alignof(struct prs_fused_plan), sizeof(*p)); /* tensor maps: 64 bytes, more than malloc gives */
     if (p == NULL) {
         r = prs_fail(-ENOMEM, "fused: no memory for a plan");
         goto leave;
     }
+    memset(p, 0, sizeof(*p));
     p->ctx = ctx;
     p->shape = *shape;
     r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, &clusters);

@@ -39,6 +39,7 @@ struct prs_schedule {
     uint32_t bands;      /* ceil(pairs / band) */
     uint32_t lag;        /* rounds between sending partial sums of a band and adding them up, at least 1 */
     uint32_t segments;   /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
+    uint32_t in_turn;    /* all-gather: 1: one block after the other; 0: the same band of all other blocks together */
     uint32_t units;      /* what this rank computes */
 };
 
@@ -73,6 +74,7 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_
     s->bands = prs_ceil_div(s->pairs, s->band);
     s->lag = lag < 1 ? 1 : lag > s->bands ? s->bands : lag;
     s->segments = 0;
+    s->in_turn = 0;
     s->units = world * s->pairs * s->columns;
 }
 
@@ -98,7 +100,18 @@ PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, stru
     u->pair = first + prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
 }
 
-/* All-gather: everything of the own block, then band by band of all other blocks together. */
+/* All-gather, every rank sending to the rank after it first, then to the one after that: block by block in the order of
+ * arrival, each band by band. */
+PRS_SHARED void prs_schedule_gather_in_turn(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
+{
+    uint32_t block = s->pairs * s->columns, size = s->band * s->columns, band;
+    u->block = (s->rank + s->world - 1 - at / block) % s->world;
+    at %= block;
+    band = at / size;
+    u->pair = band * s->band + prs_schedule_raster(prs_schedule_band_pairs(s, band), at - band * size, &u->column);
+}
+
+/* All-gather: everything of the own block, then band by band of all other blocks together, or block by block. */
 PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t own = s->pairs * s->columns, size = (s->world - 1) * s->band * s->columns, band, tall, row;
@@ -107,6 +120,10 @@ PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, s
         return;
     }
     at -= own;
+    if (s->in_turn) {
+        prs_schedule_gather_in_turn(s, at, u);
+        return;
+    }
     band = at / size;
     tall = prs_schedule_band_pairs(s, band);
     row = prs_schedule_raster((s->world - 1) * tall, at - band * size, &u->column);

@@ -289,9 +289,11 @@ static bool copy_epoch(struct cluster *c, uint32_t epoch)
     for (uint32_t slot = 0; slot < WORLD - 1; slot++)
         if (!wait_for(c->model, &me->done[slot], epoch - 1, "credit of slot", c->rank, slot))
             return false;
-    for (uint32_t band = 0; band < s->bands; band++) {
-        for (uint32_t step = 0; step < s->k_steps; step++) {
-            for (uint32_t p = 1; p < WORLD; p++) {
+    /* In turn, all of one rank goes before the next; else one step of all ranks before the next step. */
+    for (uint32_t turn = 1; turn <= (s->in_turn ? WORLD - 1 : 1); turn++) {
+        for (uint32_t i = 0; i < s->bands * s->k_steps; i++) {
+            uint32_t band = i / s->k_steps, step = i % s->k_steps;
+            for (uint32_t p = turn; p <= (s->in_turn ? turn : WORLD - 1); p++) {
                 uint32_t owner = (c->rank + p) % WORLD, slot = prs_schedule_slot(s, c->rank, owner);
                 struct rank *to = &c->model->ranks[owner];
                 for (uint32_t row = band * s->band * 4;
@@ -393,12 +395,11 @@ static void *store_thread(void *arg)
 
 /* ---- setting up ----------------------------------------------------------------------------------------------------
  */
-static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *shape, uint32_t segments)
+static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *shape)
 {
     uint32_t pieces, cells, tiles, strips;
     r->s = *shape;
     r->s.rank = rank;
-    r->s.segments = segments;
     tiles = prs_schedule_tiles(&r->s), pieces = tiles * HALVES, strips = prs_schedule_strips(&r->s);
     cells = WORLD * (pieces + r->s.pairs * 4 * r->s.k_steps);
     for (uint32_t bank = 0; bank < 2; bank++)
@@ -412,7 +413,7 @@ static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *
         r->done[i] = r->s.kind == PRS_KIND_ALLREDUCE ? (uint32_t)FIRST_EPOCH * tiles * HALVES : (uint32_t)FIRST_EPOCH;
     for (uint32_t i = 0; i < cells; i++)
         r->flags[i] = FIRST_EPOCH;
-    for (uint32_t slot = 0; r->s.kind == PRS_KIND_ALLGATHER && segments == 0 && slot < WORLD - 1; slot++)
+    for (uint32_t slot = 0; r->s.kind == PRS_KIND_ALLGATHER && r->s.segments == 0 && slot < WORLD - 1; slot++)
         for (uint32_t tile = 0; tile < r->s.pairs * 2; tile++)
             for (uint32_t strip = 0; strip < strips; strip++)
                 r->flags[prs_schedule_arrival(&r->s, slot, tile, strip)] =
@@ -428,15 +429,18 @@ static void fini_rank(struct rank *r)
     free(r->done);
 }
 
-static void run(uint32_t kind, uint32_t m, uint32_t n, uint32_t k, uint32_t band, uint32_t lag, uint32_t segments)
+static void run(uint32_t kind, uint32_t m, uint32_t n, uint32_t k, uint32_t band, uint32_t lag, uint32_t segments,
+                uint32_t in_turn)
 {
     struct model *model = calloc(1, sizeof(*model));
     pthread_t threads[WORLD][CLUSTERS][2];
     struct prs_schedule shape;
     uint32_t seed = (uint32_t)time(NULL);
     prs_schedule_init(&shape, kind, 0, WORLD, m, n, k, band, lag);
+    shape.segments = segments;
+    shape.in_turn = in_turn;
     for (uint32_t r = 0; r < WORLD; r++)
-        init_rank(&model->ranks[r], r, &shape, segments);
+        init_rank(&model->ranks[r], r, &shape);
     for (uint32_t r = 0; r < WORLD; r++) {
         for (uint32_t i = 0; i < CLUSTERS; i++) {
             struct cluster *c = &model->clusters[r][i];
@@ -461,25 +465,30 @@ static void run(uint32_t kind, uint32_t m, uint32_t n, uint32_t k, uint32_t band
 
 Test(protocol, reduce_scatter_adds_every_partial_of_its_own_epoch, .timeout = 600)
 {
-    run(PRS_KIND_REDUCE_SCATTER, WORLD * 768, 256, 64, 1, 1, 0);
+    run(PRS_KIND_REDUCE_SCATTER, WORLD * 768, 256, 64, 1, 1, 0, 0);
 }
 
 Test(protocol, reduce_scatter_with_a_short_last_band_and_a_longer_lag, .timeout = 600)
 {
-    run(PRS_KIND_REDUCE_SCATTER, WORLD * 700, 300, 64, 2, 2, 0);
+    run(PRS_KIND_REDUCE_SCATTER, WORLD * 700, 300, 64, 2, 2, 0, 0);
 }
 
 Test(protocol, allreduce_ends_only_when_all_blocks_have_come, .timeout = 600)
 {
-    run(PRS_KIND_ALLREDUCE, WORLD * 512, 256, 64, 1, 1, 0);
+    run(PRS_KIND_ALLREDUCE, WORLD * 512, 256, 64, 1, 1, 0, 0);
 }
 
 Test(protocol, pushed_rows_are_read_in_their_own_epoch, .timeout = 600)
 {
-    run(PRS_KIND_ALLGATHER, WORLD * 300, 256, 320, 1, 1, 0);
+    run(PRS_KIND_ALLGATHER, WORLD * 300, 256, 320, 1, 1, 0, 0);
 }
 
 Test(protocol, copied_rows_are_not_overwritten_before_all_have_read_them, .timeout = 600)
 {
-    run(PRS_KIND_ALLGATHER, WORLD * 300, 256, 320, 1, 1, 2);
+    run(PRS_KIND_ALLGATHER, WORLD * 300, 256, 320, 1, 1, 2, 0);
+}
+
+Test(protocol, rows_copied_in_turn_are_awaited_block_by_block, .timeout = 600)
+{
+    run(PRS_KIND_ALLGATHER, WORLD * 300, 256, 320, 1, 1, 2, 1);
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 struct row {
-    uint32_t kind, world, m, n, k, band, lag;
+    uint32_t kind, world, m, n, k, band, lag, in_turn;
 };
 
 static struct row shapes[] = {
@@ -16,12 +16,14 @@ static struct row shapes[] = {
     {PRS_KIND_REDUCE_SCATTER, 3, 7680, 1024, 192, 2, 3}, {PRS_KIND_ALLREDUCE, 4, 8192, 8192, 2048, 1, 1},
     {PRS_KIND_ALLREDUCE, 5, 5 * 3000, 520, 72, 4, 1},    {PRS_KIND_ALLGATHER, 2, 600, 512, 520, 1, 1},
     {PRS_KIND_ALLGATHER, 4, 4000, 2752, 4104, 3, 1},     {PRS_KIND_ALLGATHER, 8, 8 * 2816, 264, 264, 4, 1},
+    {PRS_KIND_ALLGATHER, 4, 4000, 2752, 4104, 3, 1, 1},  {PRS_KIND_ALLGATHER, 5, 5 * 2816, 520, 264, 2, 1, 1},
 };
 
 static struct prs_schedule schedule_of(const struct row *r, uint32_t rank)
 {
     struct prs_schedule s;
     prs_schedule_init(&s, r->kind, rank, r->world, r->m, r->n, r->k, r->band, r->lag);
+    s.in_turn = r->in_turn;
     return s;
 }
 
@@ -123,6 +125,23 @@ ParameterizedTest(struct row *row, schedule, chunks_cover_the_block_and_fill_the
                          "row tile %u, strip %u", tile, strip);
     free(counters);
     free(seen);
+}
+
+/* When every rank sends to the rank after it first, blocks arrive in the order of distance. */
+Test(schedule, in_turn_the_nearest_rank_before_comes_first)
+{
+    struct row row = {PRS_KIND_ALLGATHER, 4, 4 * 700, 300, 64, 1, 1, 1};
+    struct prs_schedule s = schedule_of(&row, 1);
+    struct prs_cursor cursor = {0, 0};
+    uint32_t block = s.pairs * s.columns;
+    for (uint32_t i = 0; i < s.units; i++) {
+        static const uint32_t order[] = {1, 0, 3, 2};
+        struct prs_unit u;
+        prs_schedule_unit(&s, &cursor, i, &u);
+        cr_assert_eq(u.block, order[i / block], "unit %u is of block %u", i, u.block);
+        cr_assert(u.block == s.rank || u.pair == i % block / s.columns, "unit %u is of pair %u: bands of one", i,
+                  u.pair);
+    }
 }
 
 Test(schedule, slots_of_one_owner_are_all_different)
