@@ -165,6 +165,14 @@ PRS_DEVICE void tma_load_2d_multicast(void *dst, const CUtensorMap *map, uint64_
                  : "memory");
 }
 
+PRS_DEVICE void tma_load_3d(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y, int32_t z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(dst)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
 PRS_DEVICE void tma_store_2d(const CUtensorMap *map, const void *src, int32_t x, int32_t y)
 {
     asm volatile(
@@ -267,6 +275,11 @@ PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
     uint32_t old;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
     return old;
+}
+
+PRS_DEVICE void add_release_gpu(uint32_t *p, uint32_t v)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 /* ---- shared memory vectors -------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <map>
 #include <unistd.h>
 
 #include "test/hopper/engine.h"
@@ -48,7 +49,13 @@ static std::string address_lines(void *address, bool function_only)
 
 std::string code_place(void *address)
 {
-    return address == NULL ? "?" : address_lines((char *)address - 1, false);
+    static std::map<void *, std::string> known;
+    if (address == NULL)
+        return "?";
+    std::string &place = known[address];
+    if (place.empty())
+        place = address_lines((char *)address - 1, false);
+    return place;
 }
 
 std::string kernel_name(const void *kernel)
@@ -125,7 +132,7 @@ static std::string where_in_kernel(void)
     std::string all;
     for (int i = 0; i < traced; i++) {
         std::string place = code_place(trace[i]);
-        if (place.find("hopper::") == std::string::npos && place.find("??") == std::string::npos)
+        if (place.find("hopper::") == std::string::npos && place.find("std::") == std::string::npos)
             all += "\n  at " + place;
     }
     return all;

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <queue>
 #include <sched.h>
@@ -148,31 +149,40 @@ void thread_trap(void)
 }
 
 /* ---- deadlock ---------------------------------------------------------------------------------------------------- */
-/* Threads of one warp that wait for the same thing are one line. */
+/* Lanes of `w` that wait for the same as its lane `first`. */
+static uint32_t same_wait(const struct warp *w, uint32_t first)
+{
+    const struct fiber *all = &w->block->threads[w->index * WARP], *f = &all[first];
+    uint32_t lanes = 0;
+    for (uint32_t l = 0; l < WARP && w->index * WARP + l < w->block->threads.size(); l++)
+        if (all[l].state == THREAD_BLOCKED && all[l].wait.what == f->wait.what &&
+            all[l].wait.object == f->wait.object && all[l].wait.value == f->wait.value)
+            lanes |= 1u << l;
+    return lanes;
+}
+
+/* What is waited for, and by whom: one line for each different wait of a CTA. */
 static std::string describe_waits(const struct cluster *c)
 {
     std::string all;
-    for (const auto &b : c->ctas)
+    for (const auto &b : c->ctas) {
+        std::map<std::string, std::string> lines;
         for (const auto &w : b->warps) {
             uint32_t told = 0;
             for (uint32_t l = 0; l < WARP && w.index * WARP + l < b->threads.size(); l++) {
                 const struct fiber *f = &b->threads[w.index * WARP + l];
-                uint32_t lanes = 0;
+                char who[48];
                 if ((told >> l & 1) || f->state != THREAD_BLOCKED)
                     continue;
-                for (uint32_t o = l; o < WARP && w.index * WARP + o < b->threads.size(); o++) {
-                    const struct fiber *other = &b->threads[w.index * WARP + o];
-                    if (other->state == THREAD_BLOCKED && other->wait.what == f->wait.what &&
-                        other->wait.object == f->wait.object && other->wait.value == f->wait.value)
-                        lanes |= 1u << o;
-                }
+                uint32_t lanes = same_wait(&w, l);
                 told |= lanes;
-                char line[160];
-                snprintf(line, sizeof(line), "\n  CTA %u warp %u lanes %08x: %s ", b->index, w.index, lanes,
-                         f->wait.what);
-                all += line + describe_wait(f) + " at " + code_place(f->wait.from);
+                snprintf(who, sizeof(who), lanes == ~0u ? " %u" : " %u (lanes %08x)", w.index, lanes);
+                lines[f->wait.what + (" " + describe_wait(f)) + " at " + code_place(f->wait.from)] += who;
             }
         }
+        for (const auto &line : lines)
+            all += "\n  CTA " + std::to_string(b->index) + " warp" + line.second + ": " + line.first;
+    }
     return all;
 }
 

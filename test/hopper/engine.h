@@ -52,7 +52,8 @@ struct fiber {
     /* shared memory written and not yet fenced: granules */
     std::vector<uint32_t> dirty;
     std::deque<std::shared_ptr<copy_group>> groups;
-    uint64_t cluster_phase; /* phases of the cluster barrier that it has arrived at */
+    uint64_t cluster_phase; /* of the cluster barrier: the one that its last arrival completes */
+    bool cluster_arrived;   /* and has not waited since */
     uint64_t barrier_phase; /* of what it waits for */
     uint64_t wgmma_issued;
     std::deque<uint64_t> wgmma_groups; /* operations issued up to each commit */

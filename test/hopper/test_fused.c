@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fused GEMM kernels, unchanged, on emulated GPUs. */
 #include <criterion/criterion.h>
-#include <criterion/parameterized.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <string.h>
 
 #include "test/hopper/hopper.h"
 #include "test/hopper/ranks.h"
@@ -80,4 +82,48 @@ Test(hopper, allreduce_is_right, .timeout = 120)
         {PRS_FUSED_ALLREDUCE, 4, 1632, 328, 136, 0, 2},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* ---- a rank that does not come ----------------------------------------------------------------------------------- */
+struct lost {
+    int result[4];
+    char text[4][160];
+};
+
+/* Rank 3 opens everything and launches nothing. */
+static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct lost *lost = user;
+    struct prs_fused_config config = {rank, 4, (int)rank, 300, ranks_allgather, seat};
+    struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1};
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    struct prs_fused_error error;
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    void *a, *b, *c;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    a = ranks_upload(1, 1024 * 64);
+    b = ranks_upload(2, 256 * 64);
+    cr_assert_eq(cudaMalloc(&c, 256 * 256 * 2), cudaSuccess);
+    if (rank != 3)
+        cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    lost->result[rank] = prs_fused_poll_error(ctx, &error);
+    memcpy(lost->text[rank], error.text, sizeof(error.text));
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(hopper, a_lost_rank_is_named_by_the_others, .timeout = 60)
+{
+    struct lost lost;
+    hopper_setup(4, 4, 0);
+    ranks_run(4, launch_unless_lost, &lost);
+    for (int rank = 0; rank < 3; rank++) {
+        cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
+        cr_assert_not_null(strstr(lost.text[rank], "for partial sums of rank 3: flag "), "%s", lost.text[rank]);
+    }
+    cr_assert_eq(lost.result[3], 0);
 }

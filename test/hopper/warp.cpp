@@ -233,9 +233,10 @@ void cluster_barrier_arrive(void)
     struct cluster *c = self->block->group;
     uint64_t values[WARP];
     meet("barrier.cluster.arrive.aligned", self->lanes->alive, 0, values, NULL, CALLER);
-    if (self->cluster_phase > c->phase)
+    if (self->cluster_arrived)
         violation("%s: arrives at the cluster's barrier twice without waiting", fiber_name(self).c_str());
     self->cluster_phase = c->phase + 1;
+    self->cluster_arrived = true;
     if (++c->arrived >= c->alive)
         complete_cluster(c);
     thread_yield();
@@ -246,8 +247,9 @@ void cluster_barrier_wait(void)
     struct cluster *c = self->block->group;
     uint64_t values[WARP];
     meet("barrier.cluster.wait.aligned", self->lanes->alive, 0, values, NULL, CALLER);
-    if (self->cluster_phase == 0)
+    if (!self->cluster_arrived)
         violation("%s: waits at the cluster's barrier without having arrived", fiber_name(self).c_str());
+    self->cluster_arrived = false;
     if (c->phase >= self->cluster_phase)
         return;
     c->waiting.push_back(self);

@@ -18,6 +18,7 @@ std::shared_ptr<warpgroup> warpgroup_new(struct cta *c)
 {
     auto g = std::make_shared<warpgroup>();
     g->block = c;
+    g->index = (uint32_t)c->warpgroups.size();
     return g;
 }
 
@@ -139,8 +140,8 @@ static void execute(void *object)
     if (sum_of(op, g->block) != op->sum)
         violation("%s, warpgroup %u: shared memory changed between a wgmma (A %#llx, B %#llx) and the moment it read "
                   "it: written again before the wgmma was waited for",
-                  cta_name(g->block).c_str(), (uint32_t)(self == NULL ? 0 : self->thread / WARPGROUP),
-                  (unsigned long long)op->call.a_descriptor, (unsigned long long)op->call.b_descriptor);
+                  cta_name(g->block).c_str(), g->index, (unsigned long long)op->call.a_descriptor,
+                  (unsigned long long)op->call.b_descriptor);
     unpack_a(op, g->block, a);
     unpack_b(op, g->block, b);
     if (!op->call.add)

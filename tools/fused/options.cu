@@ -26,6 +26,9 @@ static const struct number {
     {"--push-ctas", "tuning", FIELD(tuning.push_ctas)},
     {"--segments", "tuning", FIELD(tuning.segments)},
     {"--spread", "tuning", FIELD(tuning.spread)},
+    {"--ctas", "MoE tuning: SMs that work", FIELD(moe.tuning.ctas)},
+    {"--share", "MoE tuning: 2: two SMs share rows; 1: not", FIELD(moe.tuning.share)},
+    {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
 };
 
 static const struct choice {
@@ -42,10 +45,17 @@ static const struct choice {
     {"--paced", "tuning", FIELD(tuning.paced), PRS_PACED},
     {"--unpaced", "tuning", FIELD(tuning.paced), PRS_UNPACED},
     {"--fused", "refuse shapes that would take the unfused path", FIELD(tuning.path), PRS_PATH_FUSED},
+    {"--ragged", "MoE: ranks have different numbers of tokens", FIELD(moe.ragged), 1},
     {"--unfused", "take the unfused path", FIELD(tuning.path), PRS_PATH_UNFUSED},
 };
 
 const char *const BENCH_KERNELS[4] = {"gemm", "reduce_scatter", "allgather", "allreduce"};
+
+static const struct bench_moe_shape PRESETS[BENCH_MOE_PRESETS] = {
+    {"deepseek-v3", 7168, 2048, 256, 8},
+    {"qwen3-30b", 2048, 768, 128, 8},
+    {"gpt-oss-120b", 2880, 2880, 128, 4},
+};
 
 static void usage(const char *problem)
 {
@@ -53,6 +63,8 @@ static void usage(const char *problem)
         stderr,
         "perseus-fused-bench: %s\n"
         "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
+        "       perseus-fused-bench --kernel moe --preset deepseek-v3|qwen3-30b|gpt-oss-120b|HxNxExK [--preset ...]\n"
+        "         --tokens T [--tokens ...] [--zipf S ...]   tokens of each rank; exponent of how experts are liked\n"
         "  %-16s B as [K,N] (default), [N,K] or both\n  %-16s text for the rows\n",
         problem, "--layout kn|nk|both", "--commit TEXT");
     for (const struct number &n : NUMBERS)
@@ -80,6 +92,10 @@ static uint32_t parse_number(const char *name, const char *text)
 static void parse_kernel(struct bench_options *o, const char *name)
 {
     uint32_t before = o->kernels;
+    if (strcmp(name, "moe") == 0) {
+        o->moe.on = 1;
+        return;
+    }
     for (uint32_t i = 0; i < 4; i++)
         if (strcmp(name, BENCH_KERNELS[i]) == 0 || strcmp(name, "all") == 0)
             o->kernels |= 1u << i;
@@ -97,6 +113,38 @@ static void parse_shape(struct bench_options *o, const char *text)
     o->shape_count++;
 }
 
+static void parse_preset(struct bench_moe_options *m, const char *text)
+{
+    struct bench_moe_shape *s = &m->shapes[m->shape_count];
+    if (m->shape_count == BENCH_MOE_LIST)
+        usage("too many presets");
+    for (const struct bench_moe_shape &p : PRESETS)
+        if (strcmp(text, p.name) == 0)
+            *s = p;
+    if (s->name == NULL && sscanf(text, "%ux%ux%ux%u", &s->hidden, &s->columns, &s->experts, &s->top_k) != 4)
+        usage("a preset is a name or HxNxExK");
+    if (s->name == NULL)
+        s->name = "custom";
+    m->shape_count++;
+}
+
+static bool parse_moe(struct bench_moe_options *m, const char *name, const char *value)
+{
+    if (strcmp(name, "--preset") == 0) {
+        parse_preset(m, value);
+    } else if (strcmp(name, "--tokens") == 0 && m->token_count < BENCH_MOE_LIST) {
+        m->tokens[m->token_count++] = parse_number(name, value);
+    } else if (strcmp(name, "--zipf") == 0 && m->zipf_count < BENCH_MOE_LIST) {
+        char *end;
+        m->zipf[m->zipf_count++] = strtod(value, &end);
+        if (end == value || *end != '\0')
+            usage("--zipf wants a number");
+    } else {
+        return false;
+    }
+    return true;
+}
+
 static bool parse_word(struct bench_options *o, const char *name, const char *value)
 {
     if (strcmp(name, "--kernel") == 0)
@@ -108,7 +156,7 @@ static bool parse_word(struct bench_options *o, const char *name, const char *va
     else if (strcmp(name, "--commit") == 0)
         o->commit = value;
     else
-        return false;
+        return parse_moe(&o->moe, name, value);
     return true;
 }
 
@@ -143,8 +191,10 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
             usage(argv[i]);
         i++;
     }
-    if (o->kernels == 0 || o->shape_count == 0)
-        usage("needs --kernel and --shape");
+    if (o->moe.on ? o->moe.shape_count == 0 || o->moe.token_count == 0 : o->kernels == 0 || o->shape_count == 0)
+        usage("needs --kernel and --shape, or --kernel moe, --preset and --tokens");
+    if (o->moe.zipf_count == 0)
+        o->moe.zipf_count = 1; /* 0: all experts are liked the same */
     if (o->world < 1 || o->world > PRS_FUSED_MAX_WORLD || o->loopback > PRS_FUSED_MAX_WORLD)
         usage("so many ranks are not possible");
     if (o->iterations > BENCH_MAX_ITERATIONS)

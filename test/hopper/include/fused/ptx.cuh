@@ -52,6 +52,17 @@ template <int N> PRS_DEVICE void registers_give(void)
     hopper::warpgroup_registers(N, false);
 }
 
+/* ---- named barriers --------------------------------------------------------------------------------------------- */
+PRS_DEVICE void barrier_sync(uint32_t id, uint32_t threads)
+{
+    hopper::block_barrier(id, threads, true);
+}
+
+PRS_DEVICE void barrier_arrive(uint32_t id, uint32_t threads)
+{
+    hopper::block_barrier(id, threads, false);
+}
+
 /* ---- mbarrier --------------------------------------------------------------------------------------------------- */
 PRS_DEVICE void mbarrier_init(uint64_t *bar, uint32_t arrivals)
 {
@@ -92,17 +103,6 @@ PRS_DEVICE void mbarrier_wait(uint64_t *bar, uint32_t parity)
     hopper::mbarrier_block(smem_address(bar), parity);
 }
 
-/* ---- named barriers: attention ---- */
-PRS_DEVICE void barrier_sync(uint32_t id, uint32_t threads)
-{
-    hopper::block_barrier(id, threads, true);
-}
-
-PRS_DEVICE void barrier_arrive(uint32_t id, uint32_t threads)
-{
-    hopper::block_barrier(id, threads, false);
-}
-
 /* ---- bulk copies ------------------------------------------------------------------------------------------------ */
 PRS_DEVICE void tensor_map_prefetch(const CUtensorMap *map)
 {
@@ -113,6 +113,26 @@ PRS_DEVICE void tma_load_2d(void *dst, const CUtensorMap *map, uint64_t *bar, in
 {
     int32_t at[] = {x, y};
     hopper::tile_load(smem_address(dst), map, smem_address(bar), at, 2, 0);
+}
+
+PRS_DEVICE void tma_load_3d(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y, int32_t z)
+{
+    int32_t at[] = {x, y, z};
+    hopper::tile_load(smem_address(dst), map, smem_address(bar), at, 3, 0);
+}
+
+PRS_DEVICE void tma_load_4d(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y, int32_t z,
+                            int32_t u)
+{
+    int32_t at[] = {x, y, z, u};
+    hopper::tile_load(smem_address(dst), map, smem_address(bar), at, 4, 0);
+}
+
+PRS_DEVICE void tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y, int32_t z,
+                            int32_t u, int32_t v)
+{
+    int32_t at[] = {x, y, z, u, v};
+    hopper::tile_load(smem_address(dst), map, smem_address(bar), at, 5, 0);
 }
 
 PRS_DEVICE void tma_load_2d_multicast(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y,
@@ -159,14 +179,6 @@ template <int N> PRS_DEVICE void bulk_wait_done(void)
     hopper::group_wait(N, false);
 }
 
-/* ---- bulk copies: attention ---- */
-PRS_DEVICE void tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y, int32_t z,
-                            int32_t u, int32_t v)
-{
-    int32_t at[] = {x, y, z, u, v};
-    hopper::tile_load(smem_address(dst), map, smem_address(bar), at, 5, 0);
-}
-
 /* ---- proxies, flags --------------------------------------------------------------------------------------------- */
 PRS_DEVICE void fence_async_shared(void)
 {
@@ -199,6 +211,12 @@ PRS_DEVICE void add_relaxed_sys(uint32_t *p, uint32_t v)
 {
     hopper::thread_yield();
     (void)__atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
+PRS_DEVICE void add_release_gpu(uint32_t *p, uint32_t v)
+{
+    hopper::thread_yield();
+    (void)__atomic_fetch_add(p, v, __ATOMIC_RELEASE);
 }
 
 PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
@@ -235,6 +253,11 @@ PRS_DEVICE uint32_t pack_bf16x2(float lo, float hi)
     return bits;
 }
 
+PRS_DEVICE float exp2_fast(float x)
+{
+    return exp2f(x);
+}
+
 PRS_DEVICE float bf16_low(uint32_t v)
 {
     return __uint_as_float(v << 16);
@@ -243,11 +266,6 @@ PRS_DEVICE float bf16_low(uint32_t v)
 PRS_DEVICE float bf16_high(uint32_t v)
 {
     return __uint_as_float(v & 0xffff0000u);
-}
-
-PRS_DEVICE float exp2_fast(float x)
-{
-    return exp2f(x);
 }
 
 /* ---- tensor cores ----------------------------------------------------------------------------------------------- */
@@ -272,48 +290,55 @@ template <int N> PRS_DEVICE void wgmma_wait(void)
     hopper::wgmma_wait_group(N);
 }
 
-/* The whole of a new wgmma: N from the size of d, A from a descriptor or from registers. */
-template <int TRANS_A, int TRANS_B, int SIZE>
-PRS_DEVICE void hopper_wgmma(float (&d)[SIZE], uint64_t a, const uint32_t *registers, uint64_t b, uint32_t add)
+template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
 {
-    struct hopper::wgmma_call call = {SIZE * 2, a, b, registers, add != 0, TRANS_A != 0, TRANS_B != 0};
+    (void)d;
+}
+
+/* The whole of a new wgmma: N from the size of d; A where the descriptor says. */
+template <int TRANS_B, int SIZE> PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
+{
+    struct hopper::wgmma_call call = {SIZE * 2, a, b, NULL, add != 0, false, TRANS_B != 0};
+    hopper::wgmma_issue(d, &call);
+}
+
+/* A in registers. */
+template <int TRANS_B, int SIZE>
+PRS_DEVICE void wgmma_registers(float (&d)[SIZE], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,
+                                uint32_t add)
+{
+    uint32_t a[4] = {a0, a1, a2, a3};
+    struct hopper::wgmma_call call = {SIZE * 2, 0, b, a, add != 0, false, TRANS_B != 0};
     hopper::wgmma_issue(d, &call);
 }
 
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, uint32_t add)
 {
-    hopper_wgmma<0, TRANS_B>(d, a, NULL, b, add);
-}
-
-/* ---- tensor cores: attention ---- */
-template <int N> PRS_DEVICE void registers_pin(float (&)[N])
-{
-}
-
-template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
-{
-    hopper_wgmma<0, TRANS_B>(d, a, NULL, b, add);
+    wgmma_shared<TRANS_B>(d, a, b, add);
 }
 
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
 {
-    hopper_wgmma<0, TRANS_B>(d, a, NULL, b, add);
+    wgmma_shared<TRANS_B>(d, a, b, add);
 }
 
-template <int TRANS_B>
-PRS_DEVICE void wgmma_m64n64k16_registers(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                          uint64_t b, uint32_t add)
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
 {
-    uint32_t a[4] = {a0, a1, a2, a3};
-    hopper_wgmma<0, TRANS_B>(d, 0, a, b, add);
+    wgmma_shared<TRANS_B>(d, a, b, add);
 }
 
 template <int TRANS_B>
 PRS_DEVICE void wgmma_m64n128k16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                            uint64_t b, uint32_t add)
 {
-    uint32_t a[4] = {a0, a1, a2, a3};
-    hopper_wgmma<0, TRANS_B>(d, 0, a, b, add);
+    wgmma_registers<TRANS_B>(d, a0, a1, a2, a3, b, add);
+}
+
+template <int TRANS_B>
+PRS_DEVICE void wgmma_m64n64k16_registers(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                          uint64_t b, uint32_t add)
+{
+    wgmma_registers<TRANS_B>(d, a0, a1, a2, a3, b, add);
 }
 
 #endif
