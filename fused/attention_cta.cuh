@@ -22,7 +22,7 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP> struct attention
     static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
     static constexpr int rows_bytes = 64 * HEAD_DIM * 2; /* query rows of one warpgroup */
     /* Of 64 Ki registers; what the consumers need is scores + half as many probabilities + results, and some 40. */
-    static constexpr int producer_registers = WARPGROUPS == 2 ? 48 : 32;
+    static constexpr int producer_registers = WARPGROUPS == 2 ? 40 : 32;
     static constexpr int consumer_registers = WARPGROUPS == 2 ? 232 : 160;
     /* Offsets in dynamic shared memory. */
     static constexpr int at_q = 0;

@@ -7,12 +7,13 @@
 
 /* How many slabs from `slab` on have arrived, at least 1. All lanes look at once, so that a span that is complete costs
  * one look per 32 slabs. A large number when waiting was given up. */
-PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t epoch, uint32_t pair, uint32_t kind,
-                                uint32_t span, uint32_t slab)
+PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t pair, uint32_t kind, uint32_t span,
+                                uint32_t slab)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32, distance = span / s->segments, mine = slab + lane;
     uint32_t index = prs_attention_arrival(s, distance, pair, kind, span % s->segments, mine);
+    uint32_t epoch = launch_epoch(&args.sync); /* not kept from look to look: registers are few, and it comes along */
     uint32_t want = mine < s->slabs ? epoch * prs_attention_arrivals(s, mine) : 0;
     struct wait_clock clock = {0, 0};
     for (;;) {
@@ -29,7 +30,7 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t 
 }
 
 /* The walk's block is here. *ready: slabs of the span that are known to be. */
-PRS_DEVICE void await_block(const struct prs_attention_args &args, uint32_t epoch, uint32_t pair, uint32_t kind,
+PRS_DEVICE void await_block(const struct prs_attention_args &args, uint32_t pair, uint32_t kind,
                             const struct prs_attention_walk &w, uint32_t *ready)
 {
     const struct prs_attention_schedule *s = &args.schedule;
@@ -41,7 +42,7 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, uint32_t epoc
     if (*ready >= s->slabs || *ready * slab_rows >= end)
         return;
     while (*ready < s->slabs && *ready * slab_rows < end)
-        *ready += await_slabs(args, epoch, pair, kind, w.span, *ready);
+        *ready += await_slabs(args, pair, kind, w.span, *ready);
     fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
 }
 
@@ -49,7 +50,7 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, uint32_t epoc
 template <class E, int KIND>
 PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct attention_memory &m,
                            const struct prs_attention_task &t, const struct prs_attention_walk &w, uint32_t step,
-                           uint32_t epoch, uint32_t *ready)
+                           uint32_t *ready)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t stage = stage_of(step), distance = w.span / s->segments, segment = w.span % s->segments;
@@ -57,7 +58,7 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
     int32_t row = (int32_t)(w.block * s->block_rows);
     if (distance != 0)
-        await_block(args, epoch, t.pair, KIND, w, ready);
+        await_block(args, t.pair, KIND, w, ready);
     mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
     if (threadIdx.x != 0)
         return;
@@ -90,24 +91,29 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
 template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t keys_ready = 0, values_ready = 0, step = 0, epoch = s->world > 1 ? launch_epoch(&args.sync) : 0;
+    uint32_t keys_ready = 0, values_ready = 0, step = 0; /* step: of the keys that come next */
     for (uint32_t turn = 0; turn * gridDim.x < s->tasks; turn++) {
         struct prs_attention_task t;
-        struct prs_attention_walk w;
+        struct prs_attention_walk w, before;
         uint32_t at = prs_attention_position(s, blockIdx.x, gridDim.x, turn);
-        bool more = true;
+        bool first = true, more = true;
         if (at >= s->tasks)
             break; /* only the last turn is short */
         prs_attention_task_at(s, at, &t);
         prs_attention_begin(s, &t, &w);
-        load_block<E, PRS_KEYS>(args, m, t, w, step, epoch, &keys_ready);
-        load_queries<E>(args, m, t, turn & 1);
-        for (; more; step++) {
-            struct prs_attention_walk before = w;
-            more = prs_attention_next(s, &t, &w);
+        for (;;) {
             if (more)
-                load_block<E, PRS_KEYS>(args, m, t, w, step + 1, epoch, &keys_ready);
-            load_block<E, PRS_VALUES>(args, m, t, before, step, epoch, &values_ready);
+                load_block<E, PRS_KEYS>(args, m, t, w, step, &keys_ready);
+            if (first)
+                load_queries<E>(args, m, t, turn & 1);
+            else
+                load_block<E, PRS_VALUES>(args, m, t, before, step - 1, &values_ready);
+            if (!more)
+                break;
+            step++;
+            first = false;
+            before = w;
+            more = prs_attention_next(s, &t, &w);
         }
     }
 }
