@@ -2,6 +2,7 @@
 /* Ring attention, unchanged, on emulated GPUs, against a softmax in double precision. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -292,4 +293,96 @@ Test(attention, a_ring_of_two_buffers_is_right, .timeout = 240)
     ASSERT_RIGHT({2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .group = 1}},
                  {4, {2, 6, 3, 64, 528, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1, .slab_rows = 64}},
                  {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .group = 2, .push_ctas = 1}});
+}
+
+/* ---- plans --------------------------------------------------------------------------------------------------------
+ */
+static void open_alone(struct prs_fused **ctx)
+{
+    struct prs_fused_config config = {.world = 1};
+    hopper_setup(1, SMS, 0);
+    cr_assert_eq(prs_fused_open(&config, ctx), 0);
+}
+
+Test(attention, a_plan_says_what_it_chose, .timeout = 60)
+{
+    struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
+    struct prs_attention_plan *plan;
+    struct prs_attention_info info;
+    struct prs_fused *ctx;
+    open_alone(&ctx);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    prs_attention_plan_query(plan, &info);
+    cr_assert_eq(info.tuning.mode, PRS_ATTENTION_ALONE);
+    cr_assert_eq(info.tuning.block_rows, 176);
+    cr_assert_eq(info.tuning.overlap, 3);
+    cr_assert_eq(info.sent_bytes, 0);
+    prs_attention_plan_close(plan);
+    shape.causal = 1;
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    prs_attention_plan_query(plan, &info);
+    cr_assert_eq(info.tuning.block_rows, 128);
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(attention, what_cannot_be_launched_is_refused, .timeout = 60)
+{
+    struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
+    struct prs_attention_tuning unknown = {.block_rows = 100};
+    struct prs_attention_plan *plan;
+    struct prs_fused *ctx;
+    char *x;
+    open_alone(&ctx);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &unknown, &plan), -EINVAL);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    cr_assert_eq(cudaMalloc((void **)&x, 512 * 256 * 2 + 16), cudaSuccess);
+    cr_assert_eq(prs_ring_attention(plan, x, x + 8, x, x, NULL, NULL), -EINVAL);
+    cr_assert_eq(prs_ring_attention(plan, x, x, x, x, (float *)(x + 2), NULL), -EINVAL);
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+struct lost {
+    int result[3];
+    char text[3][160];
+};
+
+/* Rank 2 opens everything and launches nothing. */
+static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct lost *lost = user;
+    struct prs_fused_config config = {
+        .rank = rank, .world = 3, .device = (int)rank, .timeout_ms = 300, .allgather = ranks_allgather, .user = seat};
+    struct prs_attention_shape shape = {1, 2, 2, 128, 300, 0, 0, 0};
+    struct prs_attention_plan *plan;
+    struct prs_fused_error error;
+    struct prs_fused *ctx;
+    void *x = NULL, *out;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    x = ranks_upload(1, 100 * 256);
+    cr_assert_eq(cudaMalloc(&out, 100 * 256 * 2), cudaSuccess);
+    if (rank != 2)
+        cr_assert_eq(prs_ring_attention(plan, x, x, x, out, NULL, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    lost->result[rank] = prs_fused_poll_error(ctx, &error);
+    memcpy(lost->text[rank], error.text, sizeof(error.text));
+    if (rank != 2)
+        cr_assert_eq(prs_ring_attention(plan, x, x, x, out, NULL, NULL), -ETIMEDOUT, "the first error stays");
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 60)
+{
+    struct lost lost;
+    hopper_setup(3, SMS, 0);
+    ranks_run(3, launch_unless_lost, &lost);
+    for (int rank = 0; rank < 2; rank++) {
+        cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
+        cr_assert_not_null(strstr(lost.text[rank], "for keys or values of rank 2: flag "), "%s", lost.text[rank]);
+    }
+    cr_assert_eq(lost.result[2], 0);
 }
