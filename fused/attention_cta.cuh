@@ -21,9 +21,12 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP> struct attention
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
     static constexpr int rows_bytes = 64 * HEAD_DIM * 2; /* query rows of one warpgroup */
-    /* Of 64 Ki registers; what the consumers need is scores + half as many probabilities + results, and some 40. */
+    /* A CTA has what its launch was given, all threads alike; the roles share it out anew. */
+    static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr int producer_registers = WARPGROUPS == 2 ? 40 : 32;
     static constexpr int consumer_registers = WARPGROUPS == 2 ? 232 : 160;
+    static_assert(producer_registers + WARPGROUPS * consumer_registers <= (WARPGROUPS + 1) * launch_registers,
+                  "else setmaxnreg waits for ever");
     /* Offsets in dynamic shared memory. */
     static constexpr int at_q = 0;
     static constexpr int at_k = at_q + WARPGROUPS * rows_bytes;
