@@ -208,6 +208,8 @@ static void check_kernels(struct bench_options *o)
         usage("needs --kernel and --shape, or --kernel moe, --preset and --tokens");
     if ((a->on != 0) != (a->shape_count != 0))
         usage("--kernel attention needs a --shape of its own");
+    if (a->causal != 0 && o->loopback != 0)
+        usage("causal ranks do not all send the same: no --loopback");
     for (uint32_t i = 0; i < a->shape_count; i++) {
         a->shapes[i].causal = a->causal;
         a->shapes[i].heads_first = a->heads_first;
