@@ -16,7 +16,8 @@ enum {
 };
 
 /* For the prediction: what was measured on 4 x H200 (doc/fused-notes.md). */
-static const double FLOPS_PER_US = 740e6, MEMORY_BYTES_PER_US = 4.3e6, LINK_BYTES_PER_US = 355e3, ROUTING_US = 25;
+static const double FLOPS_PER_US = 740e6, MEMORY_BYTES_PER_US = 4.3e6, LINK_BYTES_PER_US = 355e3, ROUTING_US = 25,
+                    CLOCKS_PER_US = 1600;
 
 struct prs_moe_plan {
     struct prs_fused *ctx;
@@ -80,10 +81,14 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
         t->share = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
     if (t->route_ctas == 0)
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
+    if (t->spread == 0)
+        t->spread =
+            1; /* rows are wanted early: what is sent over more than 45 % of the product's time comes too late */
     t->route_ctas = at_most(t->route_ctas, p->ctx->sms < MAX_ROUTE_CTAS ? p->ctx->sms : MAX_ROUTE_CTAS);
     p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->ctx, &p->shape);
 }
 
+/* And how far apart rows are sent. */
 static void predict(struct prs_moe_plan *p)
 {
     const struct prs_moe_shape *s = &p->shape;
@@ -96,6 +101,9 @@ static void predict(struct prs_moe_plan *p)
     weights = (local * s->columns + rows * 3) * s->hidden * 2 / MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
     link = (double)p->info.sent_bytes / LINK_BYTES_PER_US;
     compute = compute > weights ? compute : weights;
+    if (p->info.tuning.spread > 1)
+        p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * CLOCKS_PER_US * p->info.tuning.ctas /
+                                      ((double)p->info.sent_bytes / (s->hidden * 2) + 1));
     p->info.predicted_us = ROUTING_US + (compute > link ? compute : link);
 }
 

@@ -35,6 +35,7 @@ struct prs_moe_args {
     uint32_t count; /* tokens of this rank */
     uint32_t n;     /* columns of the result */
     uint32_t k_steps;
+    uint32_t push_gap;   /* SM clocks from one pushed row to the next */
     uint32_t dispatches; /* 0: the product alone, of rows that are there */
 
     /* This rank's own: */

@@ -254,9 +254,15 @@ PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
     return old;
 }
 
-PRS_DEVICE void add_release_gpu(uint32_t *p, uint32_t v)
+/* The same for what only this GPU reads, before add_relaxed_gpu(). */
+PRS_DEVICE void fence_release_gpu(void)
 {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+PRS_DEVICE void add_relaxed_gpu(uint32_t *p, uint32_t v)
+{
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 /* ---- shared memory vectors -------------------------------------------------------------------------------------- */

@@ -159,6 +159,7 @@ struct prs_moe_tuning {
     uint32_t ctas;       /* SMs that work */
     uint32_t share;      /* 2: pairs of SMs compute two column tiles of the same rows and share them; 1: they do not */
     uint32_t route_ctas; /* CTAs of the routing kernel */
+    uint32_t spread; /* percent of the product's time over which an SM spreads what it sends; 1: as fast as it can */
 };
 
 struct prs_moe_info {

@@ -47,6 +47,9 @@ step layout_kn 90 $bench --gpus "$gpus" --preset deepseek-v3 --tokens 512 --toke
 for n in 16 32 64 128; do
     step route_$n 60 $bench --gpus "$gpus" --preset deepseek-v3 --tokens 512 --tokens 8192 --layout nk --iterations 12 --route-ctas $n
 done
+for s in 20 40; do
+    step spread_$s 60 $bench --gpus "$gpus" --preset deepseek-v3 --tokens 2048 --tokens 8192 --layout nk --iterations 12 --row-spread $s
+done
 # Without other ranks: routing, placing and the product, but no NVLink; the difference to `peers` is what the links cost.
 step alone 60 $bench --gpus 1 --preset 7168x2048x64x2 --tokens 2048 --tokens 8192 --tokens 32768 --layout nk --iterations 12
 # Skew and the other models.

@@ -29,6 +29,7 @@ static const struct number {
     {"--ctas", "MoE tuning: SMs that work", FIELD(moe.tuning.ctas)},
     {"--share", "MoE tuning: 2: two SMs share rows; 1: not", FIELD(moe.tuning.share)},
     {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
+    {"--row-spread", "MoE tuning: percent of the product's time", FIELD(moe.tuning.spread)},
 };
 
 static const struct choice {

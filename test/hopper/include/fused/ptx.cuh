@@ -213,10 +213,15 @@ PRS_DEVICE void add_relaxed_sys(uint32_t *p, uint32_t v)
     (void)__atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
 
-PRS_DEVICE void add_release_gpu(uint32_t *p, uint32_t v)
+PRS_DEVICE void fence_release_gpu(void)
+{
+    __threadfence();
+}
+
+PRS_DEVICE void add_relaxed_gpu(uint32_t *p, uint32_t v)
 {
     hopper::thread_yield();
-    (void)__atomic_fetch_add(p, v, __ATOMIC_RELEASE);
+    (void)__atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
 
 PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
