@@ -81,6 +81,8 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
         t->share = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
     if (t->route_ctas == 0)
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
+    if (t->order == 0)
+        t->order = PRS_MOE_AS_THEY_COME;
     if (t->spread == 0)
         t->spread =
             1; /* rows are wanted early: what is sent over more than 45 % of the product's time comes too late */
@@ -118,6 +120,7 @@ static void init_route(struct prs_moe_plan *p)
     r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.share);
     r->row_bytes = p->shape.hidden * 2;
     r->ctas = p->info.tuning.route_ctas;
+    p->args.in_turn = p->info.tuning.order == PRS_MOE_IN_TURN;
     p->args.n = p->shape.columns;
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
 }
@@ -138,6 +141,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     uint64_t used = 0;
     a->head = take(base, &used, sizeof(*a->head));
     a->arrivals = take(base, &used, sizeof(*a->arrivals));
+    a->next = take(base, &used, 2 * sizeof(*a->next));
     a->table = take(base, &used, (uint64_t)r->local * sizeof(*a->table));
     a->chunks = take(base, &used, (uint64_t)r->ctas * r->experts * sizeof(*a->chunks));
     a->sent = take(base, &used, (uint64_t)r->world * r->tokens * sizeof(*a->sent));

@@ -192,6 +192,19 @@ PRS_DEVICE void bulk_store(void *dst, const void *src, uint32_t bytes)
         : "memory");
 }
 
+/* Shared memory of this CTA to the same place as dst in CTA `cta` of the cluster, and bar there. */
+PRS_DEVICE void bulk_send(void *dst, const void *src, uint32_t bytes, uint64_t *bar, uint32_t cta)
+{
+    asm volatile("{\n"
+                 ".reg .b32 to, there;\n"
+                 "mapa.shared::cluster.u32 to, %0, %4;\n"
+                 "mapa.shared::cluster.u32 there, %3, %4;\n"
+                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [there];\n"
+                 "}" ::"r"(smem_address(dst)),
+                 "r"(smem_address(src)), "r"(bytes), "r"(smem_address(bar)), "r"(cta)
+                 : "memory");
+}
+
 PRS_DEVICE void bulk_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -302,7 +302,8 @@ Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 240)
 {
     static const struct row rows[] = {
         {2, 90, 128, 256, 8, 3, 1, 3, EVEN, 0, {0}},
-        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.share = 2}}, /* the last pair of tiles is half */
+        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.share = 2, .order = PRS_MOE_IN_TURN}}, /* the last pair of tiles
+                                                                                                 is half */
         {4, 60, 128, 264, 8, 3, 1, 4, EVEN, 0, {.share = 2, .route_ctas = 3}},
         {4, 50, 72, 256, 16, 4, 0, 3, SOME_NONE, 0, {.share = 1, .route_ctas = 1}},
     };

@@ -37,7 +37,7 @@ u32, pointer = ctypes.c_uint32, ctypes.c_void_p
 # As in include/perseus/fused.h; `later` is room for fields that are 0 here.
 Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, later=u32 * 16)
 Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32)
-Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32)
+Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32)
 Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
 Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, groups=pointer)
 Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=ctypes.c_uint64, text=ctypes.c_char * 160)
@@ -65,7 +65,7 @@ class Ours:
         config = Config(dist.get_rank(), dist.get_world_size(), torch.cuda.current_device(), args.timeout_ms, self.callback)
         self.ctx, self.plan, self.info = pointer(), pointer(), Info()
         self.check(self.lib.prs_fused_open(ctypes.byref(config), ctypes.byref(self.ctx)), "prs_fused_open")
-        tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread)
+        tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread, args.order)
         self.check(self.lib.prs_moe_plan_open(self.ctx, ctypes.byref(shape), ctypes.byref(tuning), ctypes.byref(self.plan)), "prs_moe_plan_open")
         self.lib.prs_moe_plan_query(self.plan, ctypes.byref(self.info))
 
@@ -244,7 +244,8 @@ def measure(args, preset, count, zipf, hosts):
            "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world, "usec": round(usec["own"], 1), "product_usec": round(usec["product"], 1),
            "unfused_usec": round(usec["peer"], 1), "comm_usec": round(usec["dispatch"], 1), "compute_usec": round(usec["grouped_mm"], 1),
            "speedup": round(usec["peer"] / usec["own"], 3), "product_ratio": round(usec["grouped_mm"] / usec["product"], 3),
-           "sm_split": {"share": ours.info.tuning.share, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread},
+           "sm_split": {"share": ours.info.tuning.share, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread,
+                        "order": ours.info.tuning.order},
            "predicted_usec": round(ours.info.predicted_us, 1), "most_rows": int(slowest(place.numel())), "map_errors": int(slowest(maps)),
            "beyond_bound": int(slowest(values)), "max_rel_err": slowest(worst), "max_difference_from_peer": slowest(differs), "commit": args.commit}
     ours.close()

@@ -164,6 +164,12 @@ PRS_DEVICE void bulk_store(void *dst, const void *src, uint32_t bytes)
     hopper::bulk_store_bytes(dst, smem_address(src), bytes, hopper::REDUCE_NONE);
 }
 
+PRS_DEVICE void bulk_send(void *dst, const void *src, uint32_t bytes, uint64_t *bar, uint32_t cta)
+{
+    hopper::bulk_copy_shared(hopper::shared_map(smem_address(dst), cta), smem_address(src), bytes,
+                             hopper::shared_map(smem_address(bar), cta));
+}
+
 PRS_DEVICE void bulk_commit(void)
 {
     hopper::group_commit();
