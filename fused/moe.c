@@ -16,7 +16,8 @@ enum {
 };
 
 /* For the prediction: what was measured on 4 x H200 (doc/fused-notes.md). */
-static const double FLOPS_PER_US = 740e6, MEMORY_BYTES_PER_US = 4.3e6, LINK_BYTES_PER_US = 355e3, ROUTING_US = 25;
+static const double FLOPS_PER_US = 740e6, MEMORY_BYTES_PER_US = 4.3e6, LINK_BYTES_PER_US = 355e3, ROUTING_US = 25,
+                    CLOCKS_PER_US = 1600;
 
 struct prs_moe_plan {
     struct prs_fused *ctx;
@@ -80,10 +81,16 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
         t->share = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
     if (t->route_ctas == 0)
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
+    if (t->order == 0)
+        t->order = PRS_MOE_AS_THEY_COME;
+    if (t->spread == 0)
+        t->spread =
+            1; /* rows are wanted early: what is sent over more than 45 % of the product's time comes too late */
     t->route_ctas = at_most(t->route_ctas, p->ctx->sms < MAX_ROUTE_CTAS ? p->ctx->sms : MAX_ROUTE_CTAS);
     p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->ctx, &p->shape);
 }
 
+/* And how far apart rows are sent. */
 static void predict(struct prs_moe_plan *p)
 {
     const struct prs_moe_shape *s = &p->shape;
@@ -96,6 +103,9 @@ static void predict(struct prs_moe_plan *p)
     weights = (local * s->columns + rows * 3) * s->hidden * 2 / MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
     link = (double)p->info.sent_bytes / LINK_BYTES_PER_US;
     compute = compute > weights ? compute : weights;
+    if (p->info.tuning.spread > 1)
+        p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * CLOCKS_PER_US * p->info.tuning.ctas /
+                                      ((double)p->info.sent_bytes / (s->hidden * 2) + 1));
     p->info.predicted_us = ROUTING_US + (compute > link ? compute : link);
 }
 
@@ -110,6 +120,7 @@ static void init_route(struct prs_moe_plan *p)
     r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.share);
     r->row_bytes = p->shape.hidden * 2;
     r->ctas = p->info.tuning.route_ctas;
+    p->args.in_turn = p->info.tuning.order == PRS_MOE_IN_TURN;
     p->args.n = p->shape.columns;
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
 }
@@ -130,6 +141,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     uint64_t used = 0;
     a->head = take(base, &used, sizeof(*a->head));
     a->arrivals = take(base, &used, sizeof(*a->arrivals));
+    a->next = take(base, &used, 2 * sizeof(*a->next));
     a->table = take(base, &used, (uint64_t)r->local * sizeof(*a->table));
     a->chunks = take(base, &used, (uint64_t)r->ctas * r->experts * sizeof(*a->chunks));
     a->sent = take(base, &used, (uint64_t)r->world * r->tokens * sizeof(*a->sent));

@@ -9,6 +9,7 @@
 
 #include "fused/multiply.cuh"
 #include "fused/rows.cuh"
+#include "fused/units.cuh"
 
 template <int B_N_MAJOR, int CLUSTER> struct moe_engine {
     static constexpr int b_n_major = B_N_MAJOR;
@@ -75,11 +76,20 @@ PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta
 template <class E>
 PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
 {
-    uint32_t lane = threadIdx.x % 32, units = args.head->blocks * args.route.columns;
+    uint32_t lane = threadIdx.x % 32, units = args.head->blocks * args.route.columns, last = 0;
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_ring taken = {0};
     struct ring r = {0, 0};
     struct prs_route_cursor cursor = {0};
-    for (uint32_t unit = at.cluster; unit < units; unit += at.clusters) {
+    for (;;) {
         struct moe_tile t;
+        uint32_t unit;
+        if (lane == 0)
+            unit_fetch<E>(args, queue, at, taken, &last);
+        __syncwarp();
+        unit = unit_take(queue, &taken, true);
+        if (unit >= units)
+            break;
         find_tile<E>(args, at, &cursor, unit, &t);
         await_block(args, t.unit);
         for (uint32_t step = 0; step < args.k_steps; step++, ring_next(&r)) {
@@ -110,9 +120,11 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
     struct left_over<E> left;
     struct ring r = {0, 0};
     struct prs_route_cursor cursor = {0};
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_ring taken = {0};
     float d[128];
     left.next = left_over<E>::count;
-    for (uint32_t unit = at.cluster; unit < units; unit += at.clusters) {
+    for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < units;) {
         struct moe_tile t;
         find_tile<E>(args, at, &cursor, unit, &t);
         if (tile_has_half(t, half)) {
@@ -133,7 +145,9 @@ PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_m
 {
     uint32_t units = args.head->blocks * args.route.columns, phase[2] = {0, 0};
     struct prs_route_cursor cursor = {0};
-    for (uint32_t unit = at.cluster; unit < units; unit += at.clusters) {
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_ring taken = {0};
+    for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < units;) {
         struct moe_tile t;
         find_tile<E>(args, at, &cursor, unit, &t);
         for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++) {
@@ -184,8 +198,10 @@ template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_constant__ struct prs_moe_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+        unit_memory_init<E>(unit_memory_map(m));
         cta_memory_init<E>(&m);
+    }
     if (threadIdx.x == 32) {
         tensor_map_prefetch(&args.rows);
         tensor_map_prefetch(&args.experts);
@@ -204,7 +220,10 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_consta
     __syncwarp();
     cluster_arrive();
     cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
-    if (threadIdx.x == 0 && args.dispatches != 0)
+    if (threadIdx.x != 0)
+        return;
+    units_restart(args);
+    if (args.dispatches != 0)
         leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x);
 }
 

@@ -35,6 +35,8 @@ struct prs_moe_args {
     uint32_t count; /* tokens of this rank */
     uint32_t n;     /* columns of the result */
     uint32_t k_steps;
+    uint32_t push_gap;   /* SM clocks from one pushed row to the next */
+    uint32_t in_turn;    /* 1: clusters take units in turn; 0: as they come */
     uint32_t dispatches; /* 0: the product alone, of rows that are there */
 
     /* This rank's own: */
@@ -44,6 +46,7 @@ struct prs_moe_args {
     uint32_t *sent;                 /* [p][tokens]: which token is row i of what the peer at distance p gets */
     uint8_t *items;
     uint32_t *ready;    /* [block]: rows that are in place; the routing kernel sets them to 0 */
+    uint32_t *next;     /* [0] units taken so far in this launch, [1] CTAs that left it */
     uint32_t *arrivals; /* of routing CTAs, two a launch; only grows */
     uint8_t *row_bytes; /* memory of `rows` */
 

@@ -205,6 +205,19 @@ PRS_DEVICE void bulk_store(void *dst, const void *src, uint32_t bytes)
         : "memory");
 }
 
+/* Shared memory of this CTA to the same place as dst in CTA `cta` of the cluster, and bar there. */
+PRS_DEVICE void bulk_send(void *dst, const void *src, uint32_t bytes, uint64_t *bar, uint32_t cta)
+{
+    asm volatile("{\n"
+                 ".reg .b32 to, there;\n"
+                 "mapa.shared::cluster.u32 to, %0, %4;\n"
+                 "mapa.shared::cluster.u32 there, %3, %4;\n"
+                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%1], %2, [there];\n"
+                 "}" ::"r"(smem_address(dst)),
+                 "r"(smem_address(src)), "r"(bytes), "r"(smem_address(bar)), "r"(cta)
+                 : "memory");
+}
+
 PRS_DEVICE void bulk_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -277,9 +290,15 @@ PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
     return old;
 }
 
-PRS_DEVICE void add_release_gpu(uint32_t *p, uint32_t v)
+/* The same for what only this GPU reads, before add_relaxed_gpu(). */
+PRS_DEVICE void fence_release_gpu(void)
 {
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+PRS_DEVICE void add_relaxed_gpu(uint32_t *p, uint32_t v)
+{
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 /* ---- shared memory vectors -------------------------------------------------------------------------------------- */

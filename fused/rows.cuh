@@ -65,6 +65,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, const struct cta_memo
     const struct prs_route *r = &args.route;
     struct row_buffer b = {m.base + PRS_SMEM_PUSH, &m.pushed[0], 0};
     uint32_t others = r->world - 1, most = 0, piece = piece_bytes(r->row_bytes), last_p = 0, last_row = 0;
+    int64_t next = 0;
     for (uint32_t p = 1; p < r->world; p++)
         most = args.head->sent[p] > most ? args.head->sent[p] : most;
     for (uint32_t i = blockIdx.x; i < most * others; i += gridDim.x) {
@@ -72,6 +73,8 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, const struct cta_memo
         const uint8_t *token;
         if (row >= args.head->sent[p])
             continue;
+        sleep_until(next);
+        next = clock64() + args.push_gap;
         token = args.tokens + (uint64_t)args.sent[(uint64_t)p * r->tokens + row] * r->row_bytes;
         for (uint32_t offset = 0; offset < r->row_bytes; offset += piece) {
             uint32_t bytes = r->row_bytes - offset < piece ? r->row_bytes - offset : piece;
@@ -105,12 +108,13 @@ PRS_DEVICE void await_row(const struct prs_moe_args &args, uint32_t epoch, uint3
     fence_async_global(); /* the flag was read by an ordinary load, the row is read by the copy engine */
 }
 
-/* The item's rows have landed. Pairs with the acquire in await_block(). */
+/* The item's rows have landed. */
 PRS_DEVICE void signal_item(const struct prs_moe_args &args, const struct prs_route_item *item)
 {
     bulk_wait_done<0>();
+    fence_release_gpu(); /* R6: one fence for all its rows. Pairs with A1 in await_block(). */
     for (uint32_t u = 0; u < item->uses; u++)
-        add_release_gpu(args.ready + item->row[u] / PRS_TILE_M, 1);
+        add_relaxed_gpu(args.ready + item->row[u] / PRS_TILE_M, 1);
 }
 
 /* What is here was sorted by the expert that needs it first, and all CTAs take turns: the first blocks are complete

@@ -154,11 +154,15 @@ struct prs_moe_shape {
     uint32_t weights_are_n_h; /* the experts' weights are [E/W, N, H]; 0: [E/W, H, N] */
 };
 
+enum prs_moe_order { PRS_MOE_IN_TURN = 1, PRS_MOE_AS_THEY_COME = 2 };
+
 /** 0 in a field: chosen by the plan. */
 struct prs_moe_tuning {
     uint32_t ctas;       /* SMs that work */
     uint32_t share;      /* 2: pairs of SMs compute two column tiles of the same rows and share them; 1: they do not */
     uint32_t route_ctas; /* CTAs of the routing kernel */
+    uint32_t spread; /* percent of the product's time over which an SM spreads what it sends; 1: as fast as it can */
+    uint32_t order;  /* enum prs_moe_order: how SMs get their tiles, some of which take half as long as others */
 };
 
 struct prs_moe_info {

@@ -44,7 +44,7 @@ struct rank {
     uint32_t refusals;
     /* atomic */
     uint32_t inbox_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
-    uint32_t met, routed, exits, epoch;
+    uint32_t met, routed, exits, epoch, next;
 };
 
 struct cta {
@@ -359,15 +359,17 @@ static bool multiply(struct cta *c)
 {
     struct rank *me = &c->model->ranks[c->rank];
     struct prs_route_cursor cursor = {0};
-    for (uint32_t unit = c->index; unit < me->blocks * COLUMNS; unit += CTAS) {
+    for (;;) { /* units as they come */
         struct prs_route_unit u;
+        uint32_t unit = __atomic_fetch_add(&me->next, 1, __ATOMIC_RELAXED);
+        if (unit >= me->blocks * COLUMNS)
+            return true;
         prs_route_unit(&me->r, me->experts, &cursor, unit, &u);
         if (!wait_for(c, &me->ready[u.block], u.rows, false, "block", u.block))
             return false;
         for (uint32_t i = u.block * PRS_TILE_M; i < u.block * PRS_TILE_M + u.rows; i++)
             me->out[i][u.column] = product_of(me->rows[i], me->r.rank * LOCAL + u.expert, u.column);
     }
-    return true;
 }
 
 /* ---- checks, by definition and not by tables ------------------------------------------------------------------------
@@ -422,6 +424,7 @@ static void end_launch(struct cta *c, uint32_t epoch)
         return;
     check_epoch(c->model, c->rank, epoch);
     make_input(me, epoch + 1);
+    __atomic_store_n(&me->next, 0, __ATOMIC_RELAXED);
     raise_to(&me->epoch, epoch);
 }
 

@@ -22,6 +22,7 @@ struct row {
     enum mode mode;
     uint32_t capacity_of_last; /* 0: the most that can come */
     struct prs_moe_tuning tuning;
+    uint32_t lost; /* 1: the last rank leaves out the last launch */
 };
 
 struct run {
@@ -220,13 +221,13 @@ static int launch_all(struct run *run, uint32_t rank, struct prs_moe_plan *plan,
     for (uint32_t e = 0; e < w->epochs; e++)
         make_batch(w, rank, e, info.capacity, weights, &b[e]);
     (void)cudaDeviceSynchronize();
-    for (uint32_t e = 0; e < w->epochs && r == 0; e++)
+    for (uint32_t e = 0; e < w->epochs - (rank == w->world - 1 ? w->lost : 0) && r == 0; e++)
         r = prs_moe_dispatch_gemm(plan, &b[e], stream);
     (void)cudaStreamSynchronize(stream);
     (void)prs_fused_poll_error(ctx, &run->error[rank]);
-    for (uint32_t e = 0; e < w->epochs && r == 0 && run->error[rank].code == 0; e++)
+    for (uint32_t e = 0; e < w->epochs && r == 0 && w->lost == 0 && run->error[rank].code == 0; e++)
         check_batch(run, rank, e, info.capacity, &b[e]);
-    if (r == 0 && run->error[rank].code == 0) {
+    if (r == 0 && w->lost == 0 && run->error[rank].code == 0) {
         struct prs_moe_batch *last = &b[w->epochs - 1];
         (void)cudaMemset(last->out, 0xff, (size_t)info.capacity * w->columns * 2);
         (void)cudaDeviceSynchronize();
@@ -244,7 +245,7 @@ static void rank_body(uint32_t rank, struct ranks_seat *seat, void *user)
     struct prs_fused_config config = {.rank = rank,
                                       .world = w->world,
                                       .device = (int)rank,
-                                      .timeout_ms = 60000, /* a full machine is slow */
+                                      .timeout_ms = w->lost ? 1500 : 60000, /* a full machine is slow */
                                       .allgather = ranks_allgather,
                                       .user = seat};
     struct prs_moe_shape shape = {w->tokens, w->hidden, w->columns, w->experts, w->top_k, 0, w->n_h};
@@ -301,7 +302,8 @@ Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 240)
 {
     static const struct row rows[] = {
         {2, 90, 128, 256, 8, 3, 1, 3, EVEN, 0, {0}},
-        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.share = 2}}, /* the last pair of tiles is half */
+        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.share = 2, .order = PRS_MOE_IN_TURN}}, /* the last pair of tiles
+                                                                                                 is half */
         {4, 60, 128, 264, 8, 3, 1, 4, EVEN, 0, {.share = 2, .route_ctas = 3}},
         {4, 50, 72, 256, 16, 4, 0, 3, SOME_NONE, 0, {.share = 1, .route_ctas = 1}},
     };
@@ -346,4 +348,17 @@ Test(moe, an_expert_that_does_not_exist_is_named, .timeout = 120)
     cr_assert_eq(run.error[0].code, -EINVAL, "%s", run.error[0].text);
     cr_assert(run.error[0].flag == 5 && run.error[0].seen == 11 && run.error[0].want == 4, "%s", run.error[0].text);
     cr_assert_eq(run.error[1].code, 0, "%s", run.error[1].text);
+}
+
+Test(moe, a_rank_that_does_not_come_is_named, .timeout = 120)
+{
+    static const struct row row = {3, 40, 72, 64, 6, 2, 1, 2, EVEN, 0, {0}, 1};
+    struct run run;
+    run_row(&row, &run);
+    for (uint32_t r = 0; r < 2; r++) {
+        cr_assert_eq(run.error[r].code, -ETIMEDOUT, "%s", run.error[r].text);
+        cr_assert(run.error[r].from_rank == 2 && run.error[r].want == 2, "%s", run.error[r].text);
+        cr_assert_not_null(strstr(run.error[r].text, "counts and routes of rank 2"), "%s", run.error[r].text);
+    }
+    cr_assert_eq(run.error[2].code, 0, "%s", run.error[2].text);
 }

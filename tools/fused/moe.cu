@@ -158,8 +158,10 @@ static bool report(struct run *r, const struct bench_moe_verdict *v, uint32_t ro
         print_number("usec", r->usec[OWN]);
         print_number("product_usec", r->usec[PRODUCT]);
         print_number("tflops", tflops);
-        printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u},\"predicted_usec\":%.1f,",
-               most, t->share, t->ctas, t->route_ctas, r->info.predicted_us);
+        printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,\"order\":%u}"
+               ",\"predicted_"
+               "usec\":%.1f,",
+               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, r->info.predicted_us);
         printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
                error, bad, maps, (unsigned long long)v->sampled, r->options->commit);
     }

@@ -35,6 +35,7 @@ static const struct number {
     {"--overlap", "attention tuning", FIELD(attention.tuning.overlap)},
     {"--share", "MoE tuning: 2: two SMs share rows; 1: not", FIELD(moe.tuning.share)},
     {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
+    {"--row-spread", "MoE tuning: percent of the product's time", FIELD(moe.tuning.spread)},
 };
 
 static const struct choice {
@@ -53,6 +54,7 @@ static const struct choice {
     {"--paced", "tuning", FIELD(tuning.paced), PRS_PACED},
     {"--unpaced", "tuning", FIELD(tuning.paced), PRS_UNPACED},
     {"--fused", "refuse shapes that would take the unfused path", FIELD(tuning.path), PRS_PATH_FUSED},
+    {"--in-turn", "MoE tuning: SMs take tiles in turn, not as they come", FIELD(moe.tuning.order), PRS_MOE_IN_TURN},
     {"--ragged", "MoE: ranks have different numbers of tokens", FIELD(moe.ragged), 1},
     {"--unfused", "take the unfused path", FIELD(tuning.path), PRS_PATH_UNFUSED},
 };
