@@ -15,6 +15,7 @@ enum prs_awaited {
     PRS_AWAIT_CHUNK = 2,
     PRS_AWAIT_BROADCAST = 3,
     PRS_AWAIT_PEERS = 4,
+    PRS_AWAIT_NETWORK = 5,
     PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
     PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
