@@ -81,9 +81,10 @@ static int open_workspace(struct prs_attention_plan *p)
         return 0;
     arrivals = prs_attention_arrival(s, s->world, 0, 0, 0, 0);
     credits = prs_attention_credit(s, s->world, 0);
-    r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), &p->staging);
+    r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_NODE, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, ((size_t)arrivals + credits + s->groups) * sizeof(uint32_t), &p->flags);
+        r = prs_symmetric_open(p->ctx, ((size_t)arrivals + credits + s->groups) * sizeof(uint32_t), PRS_SYMMETRIC_NODE,
+                               &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
@@ -100,7 +101,7 @@ static int open_workspace(struct prs_attention_plan *p)
 static int default_limit(struct prs_fused *ctx, uint64_t *limit)
 {
     size_t free_bytes = 0, total;
-    uint64_t mine, all[PRS_MAX_WORLD];
+    uint64_t mine, all[PRS_MAX_WORLD]; /* one node only */
     int r = prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
     mine = r == 0 ? free_bytes / 2 : 0;
     r = prs_context_agree(ctx, r);
@@ -152,6 +153,8 @@ int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_sh
 {
     struct prs_attention_plan *p;
     int before, r = prs_attention_tuning_check(shape, ctx->config.world);
+    if (r == 0 && ctx->place.nodes > 1)
+        r = prs_fail(-ENOTSUP, "attention: over %u nodes is not built yet", ctx->place.nodes);
     if (r != 0)
         return r;
     r = prs_context_enter(ctx, &before);

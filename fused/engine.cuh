@@ -2,7 +2,7 @@
 /* The tile engine. A cluster of two CTAs computes one unit (schedule.h): each CTA one 128 x 256 tile, sharing the
  * columns of B, of which each loads half and multicasts it. In a CTA: warp 0          load_tiles     fills the stage
  * ring, gates on other ranks' data warps 1, 2      store_tiles    one per consumer warpgroup: bulk-stores finished
- * slabs, raises flags once they have landed warp 3          push_block or await_broadcast (all-gather, all-reduce)
+ * slabs, raises flags once they have landed warp 3          push_blocks or await_broadcast (all-gather, all-reduce)
  *   warps 4..11     multiply_tiles two consumer warpgroups, 64 rows each
  * Consumers never wait for another GPU, except through the stage ring and the store buffers. */
 #ifndef PERSEUS_FUSED_ENGINE_CUH
@@ -27,7 +27,9 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
         break;
     default:
         if (E::gathers && threadIdx.x % 32 == 0)
-            push_block(args, m, at);
+            push_blocks<E>(args, m, at);
+        if (E::broadcasts && E::far)
+            forward_rows(args, at.epoch, at.cluster * 2 + at.rank, at.clusters * 2);
         if (E::broadcasts && at.cluster == 0 && at.rank == 0)
             await_broadcast(args, at);
     }
@@ -68,8 +70,11 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
     cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
     if (E::epochs && threadIdx.x == 0) {
         uint32_t epoch = launch_epoch(&args.sync);
-        if (leave_epoch(&args.sync, epoch, gridDim.x))
+        if (leave_epoch(&args.sync, epoch, gridDim.x)) {
             give_copy_credit(args, epoch);
+            if (E::far)
+                finish_far(args);
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <cuda.h>
+#include <perseus/device.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,7 +13,7 @@
 #include "fused/sync.h"
 
 enum {
-    PRS_MAX_WORLD = 8,   /* GPUs that map each other's memory */
+    PRS_MAX_WORLD = 8,   /* ranks of one node: GPUs that map each other's memory */
     PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
     PRS_STAGE_A = 16384, /* bytes: 128 rows x 64 columns */
     PRS_STAGE_B = 32768, /* bytes: 64 x 256 */
@@ -58,17 +59,33 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
 
+/* What a kernel needs to reach its counterparts on other nodes. A put's source must be in a window too: staging has
+ * slots for what is sent. Why a bank, ours or theirs, may be written again two epochs later: a rank in epoch e + 2 has
+ * finished e + 1, for which it needed what each counterpart sent in e + 1, which therefore had finished e: it had
+ * received everything that was put in e, and read it. Rows of the result are put from where they lie: a launch ends
+ * when its puts are complete. */
+struct prs_far {
+    struct prs_device device;
+    uint64_t *signals;  /* own words, set to the epoch by counterparts; their low halves are awaited like flags */
+    uint32_t *counters; /* own: who comes last */
+    uint8_t *result[PRS_MAX_WORLD]; /* all-reduce: [p]: C of neighbour p */
+    uint64_t result_offset;         /* of C in its window */
+    uint32_t staging_window, signal_window, result_window;
+};
+
 struct prs_kernel_args {
     CUtensorMap a, b;
-    CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of rank + p */
+    CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of neighbour p */
     CUtensorMap push_source;      /* all-gather: own A in chunks */
     CUtensorMap gathered;         /* all-gather by copy engine: received A, row-major, one bank */
     struct prs_schedule schedule;
     struct prs_sync sync;
-    uint8_t *staging[PRS_MAX_WORLD]; /* [p]: partial sums or gathered A at rank + p, both banks; [0] own */
+    /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */
+    uint8_t *staging[PRS_MAX_WORLD]; /* [p]: partial sums or gathered A at neighbour p, both banks */
     uint64_t staging_bank_bytes;
-    uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at rank + p; [0] own */
-    uint32_t *done[PRS_MAX_WORLD];  /* [p]: all-reduce: broadcast counters at rank + p, one per slot; [0] own */
+    uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at neighbour p */
+    uint32_t *done[PRS_MAX_WORLD];  /* [p]: all-reduce: broadcast counters at neighbour p, one per neighbour of it */
+    struct prs_far far;             /* several nodes only */
     uint32_t n;                     /* columns of the result */
     uint32_t push_gap, store_gap;   /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is
                                        never   full does not hold up the SM's own loads */

@@ -50,6 +50,8 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *
             -EINVAL,
             "fused: %u experts on %u ranks, top %u: experts must divide among ranks, at most %d, top at most %d",
             s->experts, world, s->top_k, PRS_ROUTE_MAX_EXPERTS, PRS_ROUTE_MAX_CHOICES);
+    if (ctx->place.nodes > 1)
+        return prs_fail(-ENOTSUP, "fused: MoE over %u nodes is not built yet", ctx->place.nodes);
     if (s->capacity % PRS_TILE_M != 0)
         return prs_fail(-EINVAL, "fused: MoE capacity %u is not a multiple of %d", s->capacity, PRS_TILE_M);
     if ((uint64_t)s->tokens * s->top_k > (uint64_t)MAX_ROUTE_CTAS * (PRS_ROUTE_CHUNK_CHOICES - s->top_k))
@@ -176,9 +178,10 @@ static int open_shared(struct prs_moe_plan *p)
     const struct prs_route *route = &a->route;
     uint32_t world = route->world;
     uint64_t inbox = prs_route_counts_at(route, 2, 0), staging = world > 1 ? prs_route_staging_at(route, world, 0) : 0;
-    int r = prs_symmetric_open(p->ctx, inbox + world * sizeof(uint32_t), &p->inbox);
+    int r = prs_symmetric_open(p->ctx, inbox + world * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->inbox);
     if (r == 0 && world > 1)
-        r = prs_symmetric_open(p->ctx, staging + prs_route_row_flag(route, world, 0) * sizeof(uint32_t), &p->staging);
+        r = prs_symmetric_open(p->ctx, staging + prs_route_row_flag(route, world, 0) * sizeof(uint32_t),
+                               PRS_SYMMETRIC_NODE, &p->staging);
     if (r != 0)
         return r;
     for (uint32_t peer = 0; peer < world; peer++) {

@@ -221,10 +221,10 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
             struct prs_unit u;
             prs_schedule_unit(s, &cursor, unit, &u);
             partial = u.block != s->rank;
-            if (!partial) {
+            if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
                 /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
                 hand_over_rest<E>(&left, m, half, &slabs);
-                add_partials<E>(d, m, &r, half, s->world - 1);
+                add_partials<E>(d, m, &r, half, prs_schedule_sources(s, u.block));
             }
         }
         hand_over_tile<E>(d, m, half, &slabs, partial, &left);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "fused/network.h"
 #include "fused/context.h"
 #include "util/error.h"
 
@@ -49,6 +50,8 @@ static const char *awaited_name(uint32_t what)
         return "keys or values";
     case PRS_AWAIT_CREDIT:
         return "credit for keys and values";
+    case PRS_AWAIT_NETWORK:
+        return "the proxy to take or finish a command to or";
     case PRS_AWAIT_ROUTES:
         return "counts and routes";
     case PRS_AWAIT_TOKEN:
@@ -86,9 +89,15 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
 {
     const struct prs_fault *f = ctx->fault;
     memset(error, 0, sizeof(*error));
+    int r = ctx->network == NULL ? 0 : prs_proxy_check(ctx->network->proxy);
     /* F1: state 2 means the record is whole. Pairs with the system fence in give_up(), sync.cuh. */
-    if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2)
-        return 0;
+    if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2) {
+        error->code = r;
+        if (r != 0)
+            (void)snprintf(error->text, sizeof(error->text), "rank %u: the network between nodes failed: %s",
+                           ctx->config.rank, prs_proxy_error(ctx->network->proxy));
+        return r;
+    }
     error->from_rank = f->from;
     error->flag = f->index;
     error->want = f->want;

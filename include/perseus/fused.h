@@ -42,7 +42,7 @@ struct prs_fused;
 struct prs_fused_plan;
 struct CUstream_st;
 
-enum { PRS_FUSED_MAX_WORLD = 8 };
+enum { PRS_FUSED_MAX_WORLD = 8 }; /* ranks of one node; a world may have any number of nodes */
 
 /** Gives `bytes` bytes of each rank to all: all[r] = what rank r gave, in rank order. 0 or -errno. */
 typedef int prs_fused_allgather_fn(void *user, const void *mine, void *all, size_t bytes);
@@ -53,11 +53,15 @@ struct prs_fused_config {
     uint32_t timeout_ms;               /* how long a kernel waits for another rank; 0: 10000 */
     prs_fused_allgather_fn *allgather; /* may be NULL when world is 1 */
     void *user;
+    uint64_t node; /* ranks with equal numbers share a node; 0: PERSEUS_NODE, else the machine's boot id */
 };
 
-/** *Collective.* -ENODEV without a Hopper GPU, -EXDEV when a peer's memory cannot be mapped, -EINVAL, -ENOMEM, -EIO. */
+/** *Collective.* -ENODEV without a Hopper GPU, or without an RDMA device where there are several nodes; -EXDEV when a
+ * peer's memory cannot be mapped, -EINVAL (also for nodes of unequal size, or whose ranks are not consecutive),
+ * -ETIMEDOUT (a rank cannot be reached: the text names it), -ENOMEM, -EIO. */
 PRS_API int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out);
-/** Plans and symmetric memory of the context must have been released. NULL does nothing. */
+/** *Collective* where there are several nodes. Plans and symmetric memory of the context must have been released. NULL
+ * does nothing. */
 PRS_API void prs_fused_close(struct prs_fused *ctx);
 
 /** *Collective.* Device memory, zeroed, that every rank maps; the same size on all ranks. Results of ALLREDUCE must lie
@@ -96,12 +100,14 @@ struct prs_fused_tuning {
     uint32_t
         paced; /* enum prs_fused_pace. PRS_PACED: an SM sends a slab only when the one before has landed; ALLGATHER: to
                   one rank after the other. PRS_UNPACED: as many as its buffers hold; ALLGATHER: to all ranks at once */
+    uint32_t group; /* between nodes: puts of 64 KB, of one band, that share a signal */
 };
 
 struct prs_fused_plan_info {
     struct prs_fused_tuning tuning; /* all fields decided */
     uint64_t workspace_bytes;       /* device memory on this rank beside A, B and C */
     uint64_t sent_bytes;            /* per launch over NVLink, from this rank */
+    uint64_t far_bytes;             /* per launch to other nodes, from this rank */
     double predicted_us;            /* model: max(compute, communication) and the start of the pipeline */
     const char *reason;             /* why the path was chosen; static text */
 };
@@ -217,17 +223,30 @@ PRS_API int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_mo
  * brought here; of the batch only weights and out are used. Not collective. */
 PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream);
 
-/** What a kernel of this rank gave up waiting for, or found wrong. */
+/** What a kernel of this rank gave up waiting for or found wrong, or what the network between nodes failed with. */
 struct prs_fused_error {
-    int code;           /* 0, -ETIMEDOUT; MoE: -ENOSPC (capacity), -EINVAL (an expert that does not exist) */
+    int code;           /* 0, -ETIMEDOUT; MoE: -ENOSPC (capacity), -EINVAL (an expert that does not exist); or the
+                           network's -errno, which leaves the four numbers below 0 */
     uint32_t from_rank; /* who should have raised the flag, or whose input or capacity is wrong */
     uint32_t flag, want, seen;
     uint64_t waited_ns;
-    char text[160];
+    char text[256];
 };
 
 /** Does not block and may be called while kernels run. Sticky: the first error stays. Returns error->code. */
 PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error);
+
+/** What this rank has sent to other nodes since the context was opened; zeros on a single node. */
+struct prs_fused_traffic {
+    uint32_t nodes;
+    uint32_t pad;
+    uint64_t puts, signals;
+    uint64_t fences; /* of the NIC, or waits for all completions, by the ordering policy (PERSEUS_ORDER) */
+    uint64_t bytes;
+};
+
+/** Exact while no launch is in flight. */
+PRS_API void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_traffic *traffic);
 
 /** *Collective.* Times the candidates for this shape on the given buffers (C is overwritten), `rounds` launches each,
  * and gives the one whose slowest rank is fastest. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that file.

@@ -110,15 +110,16 @@ static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
 }
 
-/* One element of the result, and the error that is allowed: one bf16 rounding of each partial sum, one of the result,
- * and fp32 accumulation. */
+/* One element of the result, and the error that is allowed: one bf16 rounding of each partial sum, one of each other
+ * node's sum, one of the result, and fp32 accumulation. */
 static double reference(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row, uint64_t column,
                         double *bound)
 {
     const struct prs_fused_shape *s = &p->shape;
     bool reduces = s->op == PRS_FUSED_REDUCE_SCATTER || s->op == PRS_FUSED_ALLREDUCE;
     uint64_t k = s->k, a_row = row;
-    double total = 0, partials = 0, magnitude = 0;
+    double total = 0, partials = 0, magnitude = 0, node = 0;
+    uint32_t locals = p->world / p->nodes;
     if (s->op == PRS_FUSED_REDUCE_SCATTER)
         a_row += rank * rows_of(p, PRS_FUSED_REDUCE_SCATTER);
     for (uint32_t t = 0; t < (reduces ? p->world : 1); t++) {
@@ -137,6 +138,9 @@ static double reference(const struct ranks_product *p, uint32_t rank, uint32_t e
         }
         total += sum;
         partials += reduces ? fabs(sum) : 0;
+        node = t % locals == 0 ? sum : node + sum;
+        if (reduces && t % locals == locals - 1 && t / locals != rank / locals)
+            partials += fabs(node);
     }
     *bound = (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21;
     return total;
@@ -228,6 +232,7 @@ static void multiply_rank(uint32_t rank, struct ranks_seat *seat, void *user)
                                       .world = m->p->world,
                                       .device = (int)rank,
                                       .timeout_ms = m->p->timeout_ms,
+                                      .node = rank / (m->p->world / m->p->nodes) + 1,
                                       .allgather = ranks_allgather,
                                       .user = seat};
     struct prs_fused *ctx = NULL;
@@ -252,6 +257,8 @@ void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
     memset(v, 0, sizeof(*v));
     if (filled.epochs == 0)
         filled.epochs = 1;
+    if (filled.nodes == 0)
+        filled.nodes = 1;
     if (filled.timeout_ms == 0)
         filled.timeout_ms = 60000; /* a full machine is slow */
     filled.tuning.path = PRS_PATH_FUSED;

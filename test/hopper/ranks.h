@@ -37,6 +37,7 @@ struct ranks_product {
     struct prs_fused_shape shape;
     struct prs_fused_tuning tuning;
     uint32_t world, epochs, timeout_ms;
+    uint32_t nodes; /* ranks are split over so many; 0: one */
 };
 struct ranks_verdict {
     uint64_t checked, beyond; /* elements; beyond the bound of doc/fused-notes.md, or not written */

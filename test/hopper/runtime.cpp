@@ -183,6 +183,20 @@ cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned)
     return cudaSuccess;
 }
 
+/* What it is for the NIC: ordinary memory. */
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *p)
+{
+    memset(attributes, 0, sizeof(*attributes));
+    attributes->type = cudaMemoryTypeUnregistered;
+    attributes->hostPointer = const_cast<void *>(p);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *, int, int)
+{
+    return result(cudaErrorNotSupported); /* nowhere on a bus */
+}
+
 /* A handle is the address: only this process opens it. */
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p)
 {

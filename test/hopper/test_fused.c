@@ -84,10 +84,31 @@ Test(hopper, allreduce_is_right, .timeout = 120)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* More K steps than stages: a rank that kept back what another waits for would be waited for in a circle. */
+Test(hopper, reduce_scatter_is_right_with_long_k, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_REDUCE_SCATTER, 2, 1024, 512, 320, 1, 2, {.band = 1, .clusters = 1}},
+        {PRS_FUSED_ALLREDUCE, 4, 2048, 256, 320, 1, 2, {.band = 1, .clusters = 1}},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* Small and many: a fast rank is an epoch ahead of a slow one. */
+Test(hopper, epochs_run_into_each_other, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 256, 64, 1, 10},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10},
+        {PRS_FUSED_ALLREDUCE, 4, 1024, 256, 64, 1, 10},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* ---- a rank that does not come ----------------------------------------------------------------------------------- */
 struct lost {
     int result[4];
-    char text[4][160];
+    char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
 
 /* Rank 3 opens everything and launches nothing. */

@@ -40,7 +40,7 @@ Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=
 Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32)
 Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
 Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, groups=pointer)
-Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=ctypes.c_uint64, text=ctypes.c_char * 160)
+Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=ctypes.c_uint64, text=ctypes.c_char * 256)
 
 
 class Ours:
