@@ -13,7 +13,7 @@ def struct(name, **fields):
 
 # As in include/perseus/fused.h; `later` is room for fields that are 0 here.
 Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, later=u32 * 16)
-Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=u64, text=ctypes.c_char * 160)
+Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=u64, text=ctypes.c_char * 512)
 
 
 class Context:
