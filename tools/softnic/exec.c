@@ -350,13 +350,14 @@ static void guest_leave(struct sn_qp_shm *target, uint64_t number)
     __atomic_store_n(&target->guest, number << 32, __ATOMIC_RELEASE);
 }
 
-/* A write that may share a system call: short, one buffer, host memory, valid on both sides. Anything else goes the
- * long way, which also says what is wrong. */
-static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_span *dst,
-                        struct sn_span *src)
+/* A write that may share a system call: short, one buffer, host memory, valid on both sides, and due. Anything else
+ * goes the long way, which also says what is wrong. */
+static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, uint64_t now,
+                        struct sn_span *dst, struct sn_span *src)
 {
-    if (w->opcode != IBV_WR_RDMA_WRITE || w->num_sge != 1 || w->length == 0 || w->length > SN_WRITE_BATCH_BYTES ||
-        w->due_exec || (w->flags & IBV_SEND_FENCE) || w->placing || w->lost || w->status != IBV_WC_SUCCESS)
+    if ((w->opcode != IBV_WR_RDMA_WRITE && w->opcode != IBV_WR_RDMA_WRITE_WITH_IMM) || w->num_sge != 1 ||
+        w->length == 0 || w->length > SN_WRITE_BATCH_BYTES || w->due_exec > now || (w->flags & IBV_SEND_FENCE) ||
+        w->placing || w->lost || w->status != IBV_WC_SUCCESS)
         return false;
     if (w->flags & IBV_SEND_INLINE)
         *src = (struct sn_span){.addr = w->sge[0].addr, .length = w->length, .mr = SN_NONE};
@@ -367,26 +368,58 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
            src->kind == SN_MEM_HOST && dst->kind == SN_MEM_HOST;
 }
 
+/* Receives that this queue pair may count on: nobody else takes them. */
+static uint32_t receives_left(const struct sn_qp_shm *target)
+{
+    if (target->srq != SN_NONE)
+        return 0;
+    return __atomic_load_n(&target->rq.tail, __ATOMIC_RELAXED) - __atomic_load_n(&target->rq.head, __ATOMIC_RELAXED);
+}
+
+/* How many of [first, end) may share a system call, and what they copy. */
+static unsigned gather_writes(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t first, uint32_t end,
+                              struct sn_span *dst, struct sn_span *src)
+{
+    uint64_t now = sn_wqe_at(qp, first)->due_exec ? sn_now_ns() : 0;
+    uint32_t receives = receives_left(target);
+    unsigned count = 0;
+
+    for (; count < SN_WRITE_BATCH && first + count != end; count++) {
+        const struct sn_wqe *w = sn_wqe_at(qp, first + count);
+
+        if (!write_spans(qp, target, w, now, &dst[count], &src[count]) || (takes_receive(w->opcode) && receives-- == 0))
+            break;
+    }
+    return count;
+}
+
 unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
 {
     struct sn_qp_shm *target = sn_qp_find(sn_self->world, qp->shm->dest_qpn);
     struct sn_span dst[SN_WRITE_BATCH], src[SN_WRITE_BATCH];
-    unsigned count = 0;
+    unsigned count = 0, done;
     uint64_t guest;
 
     if (!target)
         return 0;
     guest = guest_enter(target, false);
     if (target_answers(qp, target) && target->owner - 1 != sn_self->proc)
-        while (count < SN_WRITE_BATCH && first + count != end &&
-               write_spans(qp, target, sn_wqe_at(qp, first + count), &dst[count], &src[count]))
-            count++;
+        count = gather_writes(qp, target, first, end, dst, src);
     if (count < 2 || sn_place_writes(sn_self->world, target->owner - 1, dst, src, count) < 0)
         count = 0;
-    for (unsigned i = 0; i < count; i++)
-        exec_arrived(qp, target, sn_wqe_at(qp, first + i));
+    for (done = 0; done < count; done++) {
+        struct sn_wqe *w = sn_wqe_at(qp, first + done);
+        struct sn_recv recv;
+
+        if (takes_receive(w->opcode)) {
+            if (take_receive(target, &recv))
+                break; /* the target failed meanwhile: the rest goes the long way, which says so */
+            w->recv_wr_id = recv.wr_id;
+        }
+        exec_arrived(qp, target, w);
+    }
     guest_leave(target, guest);
-    return count;
+    return done;
 }
 
 int sn_exec(struct sn_qp *qp, struct sn_wqe *w)

@@ -62,6 +62,7 @@ struct sn_qp {
     bool closing;
     uint32_t runs; /* odd while a request is being executed: dereg_mr waits for that */
     uint32_t heap_at;
+    bool light; /* what it waits for is short: a thread that polls may do it */
     uint64_t wake_at;
 
     /* the runner's */
