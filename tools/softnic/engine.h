@@ -23,6 +23,7 @@ struct sn_engine {
     int trust;                             /* in threads that poll: more than 0, they do what is due */
     uint32_t taken, probe_at, probe_every; /* light pieces of work so far; when to test distrust again */
     int poster_cpu;
+    uint64_t last_due;
     bool spun;        /* since it slept */
     uint64_t next_at; /* wake_at of the earliest, read without the mutex as a hint for helpers; UINT64_MAX: none */
     pthread_t thread;
