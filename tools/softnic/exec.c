@@ -68,27 +68,38 @@ static int local_spans(struct sn_qp *qp, struct sn_wqe *w, uint32_t rights, stru
     return n;
 }
 
-/* Tell the target by a completion in its receive queue. An overrun queue fails the target's queue pair. */
+static struct sn_cqe target_cqe(const struct sn_qp *qp, const struct sn_qp_shm *target, const struct sn_wqe *w,
+                                uint32_t status)
+{
+    bool imm = w->opcode == IBV_WR_SEND_WITH_IMM || w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+
+    return (struct sn_cqe){.wr_id = w->recv_wr_id,
+                           .status = status,
+                           .opcode = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
+                           .byte_len = (uint32_t)w->length,
+                           .imm = w->imm,
+                           .qp_num = target->qpn,
+                           .src_qp = qp->qpn,
+                           .wc_flags = imm ? IBV_WC_WITH_IMM : 0,
+                           .is_recv = 1,
+                           .time_ns = sn_now_ns()};
+}
+
+/* Tell the target by completions in its receive queue. An overrun queue fails the target's queue pair. */
+static void target_push(struct sn_qp_shm *target, const struct sn_cqe *cqes, uint32_t count, bool solicited)
+{
+    sn_count(&sn_self->world->devs[target->dev].counters.cqes_recv, count);
+    if (sn_cq_push(sn_self->world, target->rcq, cqes, count, solicited) < 0)
+        sn_qp_shm_fail(sn_self->world, target, IBV_EVENT_QP_FATAL);
+}
+
 static void target_complete(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, uint32_t status)
 {
-    struct sn_counters *count = &sn_self->world->devs[target->dev].counters;
-    bool imm = w->opcode == IBV_WR_SEND_WITH_IMM || w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-    struct sn_cqe cqe = {.wr_id = w->recv_wr_id,
-                         .status = status,
-                         .opcode = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
-                         .byte_len = (uint32_t)w->length,
-                         .imm = w->imm,
-                         .qp_num = target->qpn,
-                         .src_qp = qp->qpn,
-                         .wc_flags = imm ? IBV_WC_WITH_IMM : 0,
-                         .is_recv = 1,
-                         .time_ns = sn_now_ns()};
+    struct sn_cqe cqe = target_cqe(qp, target, w, status);
 
-    sn_count(&count->cqes_recv, 1);
     if (status != IBV_WC_SUCCESS)
-        sn_count(&count->errors, 1);
-    if (sn_cq_push(sn_self->world, target->rcq, &cqe, w->flags & IBV_SEND_SOLICITED) < 0)
-        sn_qp_shm_fail(sn_self->world, target, IBV_EVENT_QP_FATAL);
+        sn_count(&sn_self->world->devs[target->dev].counters.errors, 1);
+    target_push(target, &cqe, 1, w->flags & IBV_SEND_SOLICITED);
 }
 
 /* A fault the responder finds: it answers with a NAK and goes to the error state itself. */
@@ -198,18 +209,19 @@ static int place_result(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wq
                         "the target's memory is registered but cannot be reached");
 }
 
+static void count_bytes(const struct sn_qp *qp, const struct sn_qp_shm *target, bool read, uint64_t bytes)
+{
+    struct sn_world *world = sn_self->world;
+    struct sn_counters *mine = &world->devs[qp->ctx->dev].counters, *theirs = &world->devs[target->dev].counters;
+
+    sn_count(read ? &theirs->bytes_tx : &mine->bytes_tx, bytes);
+    sn_count(read ? &mine->bytes_rx : &theirs->bytes_rx, bytes);
+}
+
 /* The target's side of a request that moved its data. */
 static void exec_arrived(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
-    struct sn_world *world = sn_self->world;
-
-    if (w->opcode == IBV_WR_RDMA_READ) {
-        sn_count(&world->devs[target->dev].counters.bytes_tx, w->length);
-        sn_count(&world->devs[qp->ctx->dev].counters.bytes_rx, w->length);
-    } else {
-        sn_count(&world->devs[qp->ctx->dev].counters.bytes_tx, w->length);
-        sn_count(&world->devs[target->dev].counters.bytes_rx, w->length);
-    }
+    count_bytes(qp, target, w->opcode == IBV_WR_RDMA_READ, w->length);
     if (takes_receive(w->opcode))
         target_complete(qp, target, w, IBV_WC_SUCCESS);
     w->status = IBV_WC_SUCCESS;
@@ -393,11 +405,43 @@ static unsigned gather_writes(struct sn_qp *qp, struct sn_qp_shm *target, uint32
     return count;
 }
 
+/* The data of count requests from first on is placed: tell of it, under one lock of each queue. Return how many are
+ * done: fewer when the target failed meanwhile, and its receives are gone; the rest goes the long way, which says so.
+ */
+static unsigned writes_arrived(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t first, unsigned count)
+{
+    struct sn_cqe cqes[SN_WRITE_BATCH];
+    uint64_t wr_ids[SN_WRITE_BATCH], bytes = 0;
+    uint32_t want = 0, have, told = 0, solicited = 0;
+    unsigned done;
+
+    for (unsigned i = 0; i < count; i++)
+        want += takes_receive(sn_wqe_at(qp, first + i)->opcode);
+    have = want ? sn_rq_pop_ids(sn_self->world, &target->rq, wr_ids, want) : 0;
+    for (done = 0; done < count; done++) {
+        struct sn_wqe *w = sn_wqe_at(qp, first + done);
+
+        if (takes_receive(w->opcode)) {
+            if (told == have)
+                break;
+            w->recv_wr_id = wr_ids[told];
+            cqes[told++] = target_cqe(qp, target, w, IBV_WC_SUCCESS);
+            solicited |= w->flags & IBV_SEND_SOLICITED;
+        }
+        bytes += w->length;
+        w->status = IBV_WC_SUCCESS;
+    }
+    count_bytes(qp, target, false, bytes);
+    if (told)
+        target_push(target, cqes, told, solicited);
+    return done;
+}
+
 unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
 {
     struct sn_qp_shm *target = sn_qp_find(sn_self->world, qp->shm->dest_qpn);
     struct sn_span dst[SN_WRITE_BATCH], src[SN_WRITE_BATCH];
-    unsigned count = 0, done;
+    unsigned count = 0;
     uint64_t guest;
 
     if (!target)
@@ -407,19 +451,10 @@ unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
         count = gather_writes(qp, target, first, end, dst, src);
     if (count < 2 || sn_place_writes(sn_self->world, target->owner - 1, dst, src, count) < 0)
         count = 0;
-    for (done = 0; done < count; done++) {
-        struct sn_wqe *w = sn_wqe_at(qp, first + done);
-        struct sn_recv recv;
-
-        if (takes_receive(w->opcode)) {
-            if (take_receive(target, &recv))
-                break; /* the target failed meanwhile: the rest goes the long way, which says so */
-            w->recv_wr_id = recv.wr_id;
-        }
-        exec_arrived(qp, target, w);
-    }
+    if (count)
+        count = writes_arrived(qp, target, first, count);
     guest_leave(target, guest);
-    return done;
+    return count;
 }
 
 int sn_exec(struct sn_qp *qp, struct sn_wqe *w)

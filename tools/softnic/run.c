@@ -54,7 +54,7 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
     sn_count(&count->cqes_send, 1);
     if (w->status != IBV_WC_SUCCESS)
         sn_count(&count->errors, 1);
-    if (sn_cq_push(sn_self->world, qp->shm->scq, &cqe, false) < 0)
+    if (sn_cq_push(sn_self->world, qp->shm->scq, &cqe, 1, false) < 0)
         sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
 }
 
