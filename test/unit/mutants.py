@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 # The quick tests first; a mutant meets the next only when it survives.
-TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
+TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
 ENVIRONMENT = {**os.environ, "PRS_TEST_STRIDE": "13"}  # of test_order_every: a mutant that one in 13 programs does not show is looked into
 SOURCES = ["transport/order.c", "transport/order_signal.c", "transport/tally.c", "transport/stripe.c", "transport/policy.c",
            "util/error.c", "util/log.c", "util/env.c"]

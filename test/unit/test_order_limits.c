@@ -76,6 +76,37 @@ Test(order_limits, a_signal_beyond_the_room_for_held_ones_is_busy)
         cr_assert_eq(op[i].status, 0);
 }
 
+/* The caller's keys are read during the call only. */
+Test(order_limits, a_held_signal_leaves_with_the_keys_it_came_with)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
+    struct prs_keys keys = {.rkey = {7, 7}};
+    struct prs_signal signal = {.dst = &keys, .dst_addr = 64, .group = 1};
+    struct prs_chain chain;
+    struct prs_op op;
+
+    bench_put(bench, 300000, 0, 1, PRS_PUT_NOTIFY); /* over both queues */
+    cr_assert_eq(prs_order_signal(&bench->order, &op, &signal), 0);
+    cr_assert_eq(bench->order.held_count, 1);
+    keys = (struct prs_keys){.rkey = {9, 9}};
+    post_and_complete_all(bench);
+    cr_assert_not(prs_order_take(&bench->order, 0, &chain));
+    cr_assert_eq(op.status, 0);
+    cr_assert_eq(bench->order.queue[1].wr[1].remote_key + bench->order.queue[0].wr[1].remote_key, 7);
+}
+
+Test(order_limits, a_set_joins_no_add)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct prs_signal signal = {.dst = &bench_keys, .dst_addr = 64, .value = 1, .kind = PRS_SIGNAL_ADD, .group = 1};
+    struct prs_op op[2];
+
+    cr_assert_eq(prs_order_signal(&bench->order, &op[0], &signal), 0);
+    signal.kind = PRS_SIGNAL_SET;
+    cr_assert_eq(prs_order_signal(&bench->order, &op[1], &signal), 0);
+    cr_assert_eq(bench->order.queue[0].head, 2);
+}
+
 Test(order_limits, a_second_signal_waits_while_the_first_drains)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_DRAIN, 1, 1);
