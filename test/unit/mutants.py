@@ -37,7 +37,7 @@ RULES = [  # name, file, text (must be there once), what stands there instead
      "    if (order->data_queues == 1)\n        return 0;"),
     ("a put counts all its parts for its tag", ORDER, "prs_tally_count(order->tally, put->group % PRS_ORDER_GROUPS, parts)",
      "prs_tally_count(order->tally, put->group % PRS_ORDER_GROUPS, 1)"),
-    ("each part names its tag", ORDER, "            } else if (tag) {", "            } else if (tag && !offset) {"),
+    ("each part names its tag", ORDER, "        } else if (tag) {\n            wr->opcode", "        } else if (tag && !part.offset) {\n            wr->opcode"),
     ("a small put names its tag", ORDER, "        if (tag) {\n            wr->opcode", "        if (tag && order->ops) {\n            wr->opcode"),
     ("a put without a free tag waits", ORDER, "    return tag ? tag : -1;", "    return tag;"),
     ("a cut put needs room on each queue", ORDER, "        if (here > queue->mask + 1 - (queue->head - queue->tail))\n            return 0;", ""),
@@ -59,7 +59,9 @@ RULES = [  # name, file, text (must be there once), what stands there instead
     ("failing ends held signals too", ORDER, "        prs_op_fail(order->held[order->held_first].op, status);\n", ""),
     ("a finished path is measured", ORDER, "        path->rate = (path->rate * MEASURE_OLD + sample) / (MEASURE_OLD + 1);\n", ""),
     # Gets.
-    ("a get is remembered for strong signals", ORDER, "            queue->last_read = queue->head;\n", ""),
+    ("a get is remembered for strong signals", ORDER, "        queue->last_read = queue->head;\n", ""),
+    ("the parts of a message do not overlap", ORDER, "    part->offset += part->bytes;\n", ""),
+    ("no part is longer than the NIC takes", ORDER, "(part->left < order->max_part_bytes ? part->left : order->max_part_bytes);", "part->left;"),
     ("a get is cut over the queues", ORDER, "    if (get->len_bytes <= order->split_bytes || order->policy", "    if (get->len_bytes || order->policy"),
     # Signals.
     ("a signal waits while two queues have its puts", SIGNAL, "order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {", "order->policy == PRS_POLICY_DRAIN && need != 0)) {"),

@@ -242,3 +242,49 @@ Test(order_limits, a_strong_counted_signal_waits_while_two_queues_read)
     cr_assert_eq(bench->order.queue[1].head, 2, "to the queue that still reads");
     cr_assert(bench->order.queue[1].wr[1].flags & PRS_WR_FENCE);
 }
+
+/* What lies at each place of a message is moved once, to the same place. */
+static void check_parts(const struct bench *bench, uint64_t remote_addr, uint64_t bytes)
+{
+    uint64_t covered = 0;
+
+    while (covered < bytes) {
+        uint64_t before = covered;
+
+        for (uint32_t q = 0; q < bench->order.data_queues; q++) {
+            const struct prs_order_queue *queue = &bench->order.queue[q];
+
+            for (uint32_t i = 0; i < queue->head && covered == before; i++)
+                if (queue->wr[i].remote_addr == remote_addr + covered) {
+                    cr_assert_eq(queue->wr[i].local_addr, 4096 + covered);
+                    covered += queue->wr[i].len_bytes;
+                }
+        }
+        cr_assert_gt(covered, before, "no request for byte %llu of %llu", (unsigned long long)covered,
+                     (unsigned long long)bytes);
+    }
+    cr_assert_eq(covered, bytes);
+}
+
+Test(order_limits, the_parts_of_a_message_cover_it_once)
+{
+    static const uint64_t sizes[] = {200000, 3 << 20, (3 << 20) + 1, 9999999};
+
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct prs_put put = {.dst = &bench_keys,
+                              .dst_addr = 1 << 30,
+                              .src_addr = (void *)(uintptr_t)4096,
+                              .len_bytes = sizes[i],
+                              .flags = PRS_PUT_NOTIFY};
+        struct prs_get get = {
+            .src = &bench_keys, .src_addr = 1 << 30, .dst_addr = (void *)(uintptr_t)4096, .len_bytes = sizes[i]};
+        struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 2);
+        struct prs_op op;
+
+        cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0);
+        check_parts(bench, put.dst_addr, sizes[i]);
+        bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 2);
+        cr_assert_eq(prs_order_get(&bench->order, &op, &get, bench_local_keys), 0);
+        check_parts(bench, get.src_addr, sizes[i]);
+    }
+}
