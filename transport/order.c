@@ -31,6 +31,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->window_ops = options->window_ops;
     order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->plain = options->policy == PRS_POLICY_IN_ORDER && data == 1;
+    order->in_order = options->in_order;
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
@@ -88,6 +89,7 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
 {
     struct prs_order_group *group;
 
+    order->queue[index].last_work = order->queue[index].head;
     if (!order->tracked || put->group == PRS_GROUP_NONE)
         return;
     group = group_of(order, put->group);
@@ -390,7 +392,7 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
                                                                 .len_bytes = part.bytes,
                                                                 .opcode = PRS_WR_READ};
         end_run(queue);
-        queue->last_read = queue->head;
+        queue->last_read = queue->last_work = queue->head;
         account(order, part.queue, part.bytes);
     }
     order->ops++;

@@ -121,13 +121,27 @@ Test(order, a_run_ends_where_the_wire_format_does)
     cr_assert_eq(imm.run, PRS_IMM_MAX_RUN, "over the end of the ids");
 }
 
-/* 28 puts to one destination, then 28 signals: what each policy spends. */
+/* Puts complete, so that the first signal leaves; that one stays in flight. */
+static void drain(struct bench *bench)
+{
+    struct prs_chain chain;
+
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
+    cr_assert_geq(prs_order_complete(&bench->order, 0, chain.first + chain.count - 1, 0), 0);
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
+}
+
+/* 28 puts to one destination, then 4 signals: what each policy spends. */
 Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
 {
     static const struct {
         enum prs_policy policy;
         uint64_t fences;
-    } rows[] = {{PRS_POLICY_NIC_FENCE, 1}, {PRS_POLICY_IN_ORDER, 0}, {PRS_POLICY_COUNTED, 0}};
+        uint64_t drains;
+    } rows[] = {{PRS_POLICY_NIC_FENCE, 1, 0},
+                {PRS_POLICY_IN_ORDER, 0, 0},
+                {PRS_POLICY_COUNTED, 0, 0},
+                {PRS_POLICY_DRAIN, 0, 1}};
 
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         struct bench *bench = bench_fresh(rows[row].policy, 1, 1);
@@ -138,8 +152,11 @@ Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
         for (int i = 0; i < 4; i++) {
             struct prs_signal signal = {.dst = &bench_keys, .dst_addr = 8 * (uint64_t)i, .group = 7};
 
+            if (i == 1 && rows[row].drains)
+                drain(bench);
             cr_assert_eq(prs_order_signal(&bench->order, &op[i], &signal), 0, "nothing waits");
         }
+        cr_assert_eq(bench->order.stats.drains, rows[row].drains, "%s", prs_policy_names[rows[row].policy]);
         cr_assert_eq(bench->order.stats.fences, rows[row].fences, "%s", prs_policy_names[rows[row].policy]);
         cr_assert_eq(bench->order.held_count, 0);
     }
