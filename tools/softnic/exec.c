@@ -317,6 +317,7 @@ static int exec_move(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     return r;
 }
 
+/* Its owner may be destroying the target meanwhile, and waits for this copy: then nobody is told of it. */
 static int exec_resume(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     int r = sn_place_poll(&qp->copy);
@@ -324,6 +325,8 @@ static int exec_resume(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
     if (r == SN_PLACE_BUSY)
         return SN_EXEC_BUSY;
     w->placing = false;
+    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != qp->shm->dest_qpn)
+        return SN_EXEC_UNREACHABLE;
     r = place_result(qp, target, w, r);
     if (r == 0 && w->status == IBV_WC_SUCCESS)
         exec_arrived(qp, target, w);
@@ -464,6 +467,8 @@ int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
     int r = SN_EXEC_UNREACHABLE;
     uint64_t guest;
 
+    if (w->placing) /* a guest there, so that the place in the table is still the target's */
+        target = &sn_self->world->qps[qp->shm->dest_qpn % SN_MAX_QPS];
     if (!target)
         return SN_EXEC_UNREACHABLE;
     guest = guest_enter(target, w->placing);

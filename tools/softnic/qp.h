@@ -125,6 +125,9 @@ void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
  * left). */
 uint64_t sn_qp_run(struct sn_qp *qp);
 
+/** An asynchronous copy is under way. The caller is the runner, or holds the mutex while there is none. */
+bool sn_qp_copying(struct sn_qp *qp);
+
 /** The runner stops, at is what sn_qp_run said: queue for the engine if anything is left. The caller holds the mutex.
  */
 void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at);

@@ -191,6 +191,16 @@ static uint64_t run_complete(struct sn_qp *qp)
     return UINT64_MAX;
 }
 
+static bool finishing(struct sn_qp *qp)
+{
+    return qp->done != qp->exec && sn_wqe_at(qp, qp->done)->placing;
+}
+
+bool sn_qp_copying(struct sn_qp *qp)
+{
+    return finishing(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->placing);
+}
+
 /* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
 static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
 {
@@ -201,6 +211,9 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
         struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
         uint32_t state = sn_qp_state(qp);
 
+        /* Stage two has the only copy in hand; or this queue pair goes away, and what is begun is all that ends. */
+        if (finishing(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->placing))
+            return UINT64_MAX;
         if (state == IBV_QPS_ERR && !w->placing) {
             if (w->status == IBV_WC_SUCCESS)
                 w->status = IBV_WC_WR_FLUSH_ERR;
@@ -262,8 +275,8 @@ void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at)
     qp->running = false;
     if (at == UINT64_MAX && work_left_locked(qp))
         at = 0;
-    if (at == UINT64_MAX || qp->closing)
-        return;
+    if (at == UINT64_MAX || (qp->closing && !sn_qp_copying(qp)))
+        return; /* closing waits for a copy, which uses memory that is free afterwards */
     qp->queued = true;
     qp->light = at != 0 && next_is_light(qp);
     if (sn_engine_push(&qp->ctx->engine, qp, at) < 0) {
@@ -278,7 +291,7 @@ void sn_qp_run_taken(struct sn_qp *qp)
 
     pthread_mutex_lock(&qp->mutex);
     qp->queued = false;
-    if (qp->closing) {
+    if (qp->closing && !sn_qp_copying(qp)) {
         pthread_mutex_unlock(&qp->mutex);
         return;
     }
