@@ -6,7 +6,7 @@
 # STEPS picks steps (default: all, the most valuable first); the limits add up to about 16 minutes, the steps need half of that.
 # Each step is bounded; one that fails is told and the next one runs. Exit status: how many failed.
 set -u
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath -m "${1:-build}")
 out=${OUT:-.}
 gpus=${GPUS:-4}
@@ -58,7 +58,7 @@ step nodes_ib 90 env NCCL_NET_PLUGIN=none NCCL_NET_GDR_LEVEL=SYS $softnic -- $be
 step nodes_gather 90 env NCCL_NET_PLUGIN="$build/plugin/libnccl-net-perseus.so" NCCL_NET_GDR_LEVEL=SYS $softnic -- $bench --nodes 2 --kernel allgather --iterations 8 \
     $(shapes 4096x$((4096 / gpus))x4096 8192x$((8192 / gpus))x8192 16384x$((16384 / gpus))x16384)
 # What a signal for 1, 8, 64 tiles, or a whole band, costs and saves; ordered by the NIC, and by counting.
-step nodes_group 90 bash -c "for order in in_order counted nic_fence drain; do for group in 1 8 64 4096; do
+step nodes_group 90 bash -c "set -eo pipefail; for order in in_order counted nic_fence drain; do for group in 1 8 64 4096; do
     PERSEUS_ORDER=\$order $softnic -- $bench --nodes 2 --kernel reduce_scatter --no-baselines --iterations 5 --group \$group --shape 8192x8192x$((8192 / gpus)) |
         sed \"s/^{/{\\\"order\\\":\\\"\$order\\\",/\"; done; done"
 
@@ -67,12 +67,12 @@ step symm_mem 120 torchrun --nproc-per-node "$gpus" tools/fused/symm_mem_peers.p
     --sizes 4096,8192,16384
 
 # Shapes of language models (m 8192, n or k split by the ranks), few rows, odd ones, and beyond 2^31 bytes.
-step llm 100 bash -c "$bench --kernel allgather --iterations 8 $(shapes 8192x2752x4096 8192x3584x4096 8192x7168x8192 8192x13312x16384 8192x7392x8192);
+step llm 100 bash -c "set -e; $bench --kernel allgather --iterations 8 $(shapes 8192x2752x4096 8192x3584x4096 8192x7168x8192 8192x13312x16384 8192x7392x8192);
     $bench --kernel reduce_scatter --iterations 8 $(shapes 8192x4096x2752 8192x4096x3584 8192x3584x3584 8192x4608x9216 8192x8192x7168 4096x49152x3072)"
-step small 60 bash -c "$bench --kernel allgather --iterations 20 $(shapes 32x3584x4096 128x3584x4096 512x3584x4096 1024x3584x4096);
+step small 60 bash -c "set -e; $bench --kernel allgather --iterations 20 $(shapes 32x3584x4096 128x3584x4096 512x3584x4096 1024x3584x4096);
     $bench --kernel reduce_scatter --kernel allreduce --iterations 20 $(shapes 32x4096x3584 128x4096x3584 512x4096x3584 1024x4096x3584)"
 step odd 60 $bench --kernel all --layout both --iterations 3 $(shapes 4000x2752x4104 1000x1000x1000 4004x1380x260)
-step large 100 bash -c "$bench --kernel reduce_scatter --no-baselines --iterations 3 --shape 49152x49152x$((49152 / gpus));
+step large 100 bash -c "set -e; $bench --kernel reduce_scatter --no-baselines --iterations 3 --shape 49152x49152x$((49152 / gpus));
     $bench --kernel allreduce --no-baselines --iterations 2 --shape 49152x49152x$((49152 / gpus));
     $bench --kernel allgather --no-baselines --iterations 2 --shape 49152x$((49152 / gpus))x49152"
 
