@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of perseus/device.cuh from the roles of a kernel: one that fails (the proxy died, or takes no commands) ends the
- * launch as a wait that gave up does. */
+/* Calls of perseus/device.cuh from the roles of a kernel: one that fails (the proxy died, or takes no commands) ends
+ * the launch as a wait that gave up does. */
 #ifndef PERSEUS_FUSED_NETWORK_CUH
 #define PERSEUS_FUSED_NETWORK_CUH
 
