@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
         if (leave_epoch(&args.sync, epoch, gridDim.x)) {
             give_copy_credit(args, epoch);
             if (E::far)
-                finish_far(args);
+                network_quiet(&args.sync, &args.far.device);
         }
     }
 }

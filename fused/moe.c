@@ -6,13 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/network.h"
 #include "fused/symmetric.h"
 #include "fused/tensor_map.h"
 #include "util/error.h"
 
 enum {
     CHOICES_PER_ROUTE_CTA = 512, /* two choices a thread; with more CTAs their counts take longer to add up */
-    MAX_ROUTE_CTAS = 128
+    MAX_ROUTE_CTAS = 128,
+    WHOLE_GROUP_TOKENS = 512
 };
 
 /* For the prediction: what was measured on 4 x H200 (doc/fused-notes.md). */
@@ -24,8 +26,11 @@ struct prs_moe_plan {
     struct prs_moe_shape shape;
     struct prs_moe_info info;
     struct prs_moe_args args;      /* all but the caller's pointers and the maps of weights and out */
-    struct prs_symmetric *inbox;   /* counts and records, then one flag a sender */
-    struct prs_symmetric *staging; /* other ranks' tokens, then one flag a row; NULL when alone */
+    struct prs_symmetric *mail;    /* counts and records, and those for other nodes */
+    struct prs_symmetric *staging; /* other ranks' tokens; NULL when alone */
+    struct prs_symmetric *flags;   /* one a sender of mail, then one a row of staging */
+    struct prs_symmetric *relay;   /* several nodes only: tokens on their way */
+    struct prs_symmetric *signals; /* several nodes only */
     uint8_t *own;                  /* tables, then the rows of all experts */
 };
 
@@ -50,8 +55,8 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *
             -EINVAL,
             "fused: %u experts on %u ranks, top %u: experts must divide among ranks, at most %d, top at most %d",
             s->experts, world, s->top_k, PRS_ROUTE_MAX_EXPERTS, PRS_ROUTE_MAX_CHOICES);
-    if (ctx->place.nodes > 1)
-        return prs_fail(-ENOTSUP, "fused: MoE over %u nodes is not built yet", ctx->place.nodes);
+    if (world > PRS_ROUTE_MAX_WORLD)
+        return prs_fail(-EINVAL, "fused: MoE on %u ranks: at most %d", world, PRS_ROUTE_MAX_WORLD);
     if (s->capacity % PRS_TILE_M != 0)
         return prs_fail(-EINVAL, "fused: MoE capacity %u is not a multiple of %d", s->capacity, PRS_TILE_M);
     if ((uint64_t)s->tokens * s->top_k > (uint64_t)MAX_ROUTE_CTAS * (PRS_ROUTE_CHUNK_CHOICES - s->top_k))
@@ -83,6 +88,9 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
         t->share = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
     if (t->route_ctas == 0)
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
+    if (t->group == 0) /* small: all at once; large: the first experts need not wait for the last */
+        t->group = p->shape.tokens <= WHOLE_GROUP_TOKENS ? p->shape.tokens : p->shape.tokens / 16;
+    t->group = prs_ceil_div(t->group, PRS_ROUTE_PUT_ROWS) * PRS_ROUTE_PUT_ROWS;
     if (t->order == 0)
         t->order = PRS_MOE_AS_THEY_COME;
     if (t->spread == 0)
@@ -122,6 +130,9 @@ static void init_route(struct prs_moe_plan *p)
     r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.share);
     r->row_bytes = p->shape.hidden * 2;
     r->ctas = p->info.tuning.route_ctas;
+    r->node = p->ctx->place.node, r->nodes = p->ctx->place.nodes;
+    r->seat = p->ctx->place.local, r->seats = p->ctx->place.locals;
+    r->group = p->info.tuning.group;
     p->args.in_turn = p->info.tuning.order == PRS_MOE_IN_TURN;
     p->args.n = p->shape.columns;
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
@@ -147,6 +158,11 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     a->table = take(base, &used, (uint64_t)r->local * sizeof(*a->table));
     a->chunks = take(base, &used, (uint64_t)r->ctas * r->experts * sizeof(*a->chunks));
     a->sent = take(base, &used, (uint64_t)r->world * r->tokens * sizeof(*a->sent));
+    if (r->nodes > 1) {
+        a->far.tokens = take(base, &used, (uint64_t)r->nodes * r->tokens * sizeof(*a->far.tokens));
+        a->far.counters =
+            take(base, &used, (uint64_t)prs_route_group_counter(r, r->nodes, 0) * sizeof(*a->far.counters));
+    }
     a->items = take(base, &used, (uint64_t)r->world * r->tokens * prs_route_item_bytes(r));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
     a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
@@ -172,26 +188,46 @@ static int open_own(struct prs_moe_plan *p)
     return r != 0 ? r : prs_tensor_map_encode(&t, &a->rows);
 }
 
+static int open_far(struct prs_moe_plan *p)
+{
+    struct prs_moe_far *far = &p->args.far;
+    const struct prs_route *r = &p->args.route;
+    uint64_t words = prs_route_relay_word(r, r->nodes, 0);
+    int e = prs_symmetric_open(p->ctx, prs_route_relay_at(r, 2, 1, 0), PRS_SYMMETRIC_DATA, &p->relay);
+    if (e == 0)
+        e = prs_symmetric_open(p->ctx, words * sizeof(*far->signals), PRS_SYMMETRIC_SIGNALS, &p->signals);
+    if (e != 0)
+        return e;
+    far->device = p->ctx->network->device;
+    far->signals = (uint64_t *)p->signals->at[0];
+    far->relay = p->relay->at[0];
+    far->mail_window = p->mail->window;
+    far->relay_window = p->relay->window;
+    far->signal_window = p->signals->window;
+    p->info.workspace_bytes += p->relay->bytes + p->signals->bytes;
+    return 0;
+}
+
 static int open_shared(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
-    const struct prs_route *route = &a->route;
-    uint32_t world = route->world;
-    uint64_t inbox = prs_route_counts_at(route, 2, 0), staging = world > 1 ? prs_route_staging_at(route, world, 0) : 0;
-    int r = prs_symmetric_open(p->ctx, inbox + world * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->inbox);
-    if (r == 0 && world > 1)
-        r = prs_symmetric_open(p->ctx, staging + prs_route_row_flag(route, world, 0) * sizeof(uint32_t),
-                               PRS_SYMMETRIC_NODE, &p->staging);
-    if (r != 0)
-        return r;
-    for (uint32_t peer = 0; peer < world; peer++) {
-        a->inbox[peer] = p->inbox->at[peer];
-        a->inbox_flags[peer] = (uint32_t *)(p->inbox->at[peer] + inbox);
-        a->staging[peer] = p->staging == NULL ? NULL : p->staging->at[peer];
-        a->staging_flags[peer] = p->staging == NULL ? NULL : (uint32_t *)(p->staging->at[peer] + staging);
+    const struct prs_route *r = &a->route;
+    uint64_t rows = r->world > 1 ? prs_route_row_flag(r, r->world, 0) : 0;
+    int e = prs_symmetric_open(p->ctx, prs_route_mail_bytes(r), PRS_SYMMETRIC_DATA, &p->mail);
+    if (e == 0)
+        e = prs_symmetric_open(p->ctx, (r->world + rows) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
+    if (e == 0 && r->world > 1)
+        e = prs_symmetric_open(p->ctx, prs_route_staging_at(r, r->world, 0), PRS_SYMMETRIC_NODE, &p->staging);
+    if (e != 0)
+        return e;
+    for (uint32_t q = 0; q < r->seats; q++) {
+        a->mail[q] = p->mail->at[q];
+        a->mail_flags[q] = (uint32_t *)p->flags->at[q];
+        a->staging_flags[q] = a->mail_flags[q] + r->world;
+        a->staging[q] = p->staging == NULL ? NULL : p->staging->at[q];
     }
-    p->info.workspace_bytes += p->inbox->bytes + (p->staging == NULL ? 0 : p->staging->bytes);
-    return 0;
+    p->info.workspace_bytes += p->mail->bytes + p->flags->bytes + (p->staging == NULL ? 0 : p->staging->bytes);
+    return r->nodes > 1 ? open_far(p) : 0;
 }
 
 /* ---- plans ---------------------------------------------------------------------------------------------------------
@@ -199,7 +235,7 @@ static int open_shared(struct prs_moe_plan *p)
 /* The records of one rank are read by another: both must count the same. */
 static int agree(struct prs_fused *ctx, const struct prs_moe_shape *shape)
 {
-    struct prs_moe_shape all[PRS_MAX_WORLD];
+    struct prs_moe_shape all[PRS_ROUTE_MAX_WORLD];
     int r = prs_context_allgather(ctx, shape, all, sizeof(*shape));
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         if (all[i].tokens != shape->tokens || all[i].hidden != shape->hidden || all[i].experts != shape->experts ||
@@ -267,8 +303,11 @@ void prs_moe_plan_close(struct prs_moe_plan *p)
     int before;
     if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
         return;
+    prs_symmetric_close(p->ctx, p->signals);
+    prs_symmetric_close(p->ctx, p->relay);
     prs_symmetric_close(p->ctx, p->staging);
-    prs_symmetric_close(p->ctx, p->inbox);
+    prs_symmetric_close(p->ctx, p->flags);
+    prs_symmetric_close(p->ctx, p->mail);
     (void)cudaFree(p->own);
     prs_sync_close(&p->args.sync);
     free(p);

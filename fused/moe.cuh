@@ -2,7 +2,7 @@
 /* The grouped product of MoE: the tile engine's stages, consumers and store buffers, over row blocks whose expert, and
  * whether they are full, is found on the device. A CTA computes one 128 x 256 tile of one expert. With E::cluster = 2
  * two CTAs compute two column tiles of the same rows, of which each loads half and multicasts it.
- *   warp 0   load_blocks    warp 1   store_blocks     warp 2   place_rows     warp 3   push_rows
+ *   warp 0   load_blocks    warp 1   store_blocks     warp 2   place_rows     warp 3   send_rows
  *   warps 4..11  multiply_blocks */
 #ifndef PERSEUS_FUSED_MOE_CUH
 #define PERSEUS_FUSED_MOE_CUH
@@ -11,12 +11,13 @@
 #include "fused/rows.cuh"
 #include "fused/units.cuh"
 
-template <int B_N_MAJOR, int CLUSTER> struct moe_engine {
+template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
     static constexpr int b_n_major = B_N_MAJOR;
     static constexpr bool reduces = false;
     static constexpr bool epochs = true;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
+    static constexpr bool far = FAR; /* several nodes */
 };
 
 /* What one CTA does of a unit. */
@@ -190,7 +191,7 @@ PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta
         break;
     default:
         if (first && args.dispatches != 0)
-            push_rows(args, m, at.epoch);
+            send_rows<E>(args, m, at.epoch);
     }
 }
 
@@ -223,8 +224,8 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_consta
     if (threadIdx.x != 0)
         return;
     units_restart(args);
-    if (args.dispatches != 0)
-        leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x);
+    if (args.dispatches != 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)
+        network_quiet(&args.sync, &args.far.device);
 }
 
 #endif

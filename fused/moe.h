@@ -7,6 +7,8 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include <perseus/device.h>
+
 #include "fused/layout.h"
 #include "fused/route.h"
 
@@ -16,7 +18,19 @@ enum { PRS_ROUTE_THREADS = 256 };
 struct prs_moe_head {
     uint32_t blocks; /* of rows here */
     uint32_t items;
-    uint32_t sent[PRS_MAX_WORLD]; /* [p]: tokens for the peer at distance p */
+    uint32_t sent[PRS_ROUTE_MAX_WORLD];    /* [p]: tokens for the peer at distance p */
+    uint32_t relayed[PRS_ROUTE_MAX_WORLD]; /* [b]: tokens for the node at distance b */
+};
+
+/* What a kernel needs to reach other nodes. A put's source must be in a window too. Sources are written anew in the
+ * next launch: each launch ends only when its puts are complete. */
+struct prs_moe_far {
+    struct prs_device device;
+    uint64_t *signals;  /* own words, set to the epoch; their low halves are awaited like flags */
+    uint8_t *relay;     /* own: rows of and for other nodes, route.h */
+    uint32_t *tokens;   /* own [b][tokens]: which token is row i of what the node at distance b gets */
+    uint32_t *counters; /* own: rows and puts so far; the routing kernel sets them to 0 */
+    uint32_t mail_window, relay_window, signal_window;
 };
 
 struct prs_moe_args {
@@ -42,7 +56,7 @@ struct prs_moe_args {
     /* This rank's own: */
     struct prs_moe_head *head;
     struct prs_route_expert *table; /* [local] */
-    uint32_t *chunks;               /* [routing CTA][expert]: choices, and leads << 16 */
+    uint64_t *chunks;               /* [routing CTA][expert]: choices, leads << 16, relay leads << 32 */
     uint32_t *sent;                 /* [p][tokens]: which token is row i of what the peer at distance p gets */
     uint8_t *items;
     uint32_t *ready;    /* [block]: rows that are in place; the routing kernel sets them to 0 */
@@ -50,16 +64,17 @@ struct prs_moe_args {
     uint32_t *arrivals; /* of routing CTAs, two a launch; only grows */
     uint8_t *row_bytes; /* memory of `rows` */
 
-    /* Symmetric, [p]: at the peer at distance p. */
-    uint8_t *inbox[PRS_MAX_WORLD];          /* counts and records, two banks: route.h */
-    uint32_t *inbox_flags[PRS_MAX_WORLD];   /* [sender's distance]: epoch */
+    /* Symmetric, [q]: at neighbour q of this node. */
+    uint8_t *mail[PRS_MAX_WORLD];           /* counts and records, two banks, and what is for other nodes: route.h */
+    uint32_t *mail_flags[PRS_MAX_WORLD];    /* [sender's distance]: epoch */
     uint8_t *staging[PRS_MAX_WORLD];        /* tokens of other ranks */
     uint32_t *staging_flags[PRS_MAX_WORLD]; /* [row]: epoch */
+    struct prs_moe_far far;                 /* several nodes only */
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
 
-/* Shared memory of the routing kernel: seven tables of experts, a few totals, the choices of one CTA. */
-enum { PRS_ROUTE_TABLES = 7, PRS_ROUTE_TOTALS = 16 };
+/* Shared memory of the routing kernel: six tables of experts, a few totals, the choices of one CTA. */
+enum { PRS_ROUTE_TABLES = 6, PRS_ROUTE_TOTALS = 2 + PRS_ROUTE_MAX_WORLD + 2 };
 
 PRS_SHARED uint32_t prs_moe_table_words(const struct prs_route *r)
 {
@@ -69,7 +84,7 @@ PRS_SHARED uint32_t prs_moe_table_words(const struct prs_route *r)
 PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
 {
     uint32_t choices = prs_ceil_div(r->tokens, r->ctas) * r->choices;
-    return (PRS_ROUTE_TABLES * prs_moe_table_words(r) + PRS_ROUTE_TOTALS) * 4 + (choices + 7) / 8 * 8 * 6;
+    return (PRS_ROUTE_TABLES * prs_moe_table_words(r) + PRS_ROUTE_TOTALS) * 4 + (choices + 7) / 8 * 8 * 8;
 }
 
 #ifdef __cplusplus

@@ -13,13 +13,14 @@
 #define PERSEUS_FUSED_ROUTE_CUH
 
 #include "fused/moe.h"
+#include "fused/network.cuh"
 #include "fused/ptx.cuh"
 #include "fused/sync.cuh"
 
 struct route_memory {
     uint32_t *table[PRS_ROUTE_TABLES]; /* [experts] each */
     uint32_t *total;
-    uint16_t *code, *index, *lead; /* [choice of this CTA] */
+    uint16_t *code, *index, *lead, *relay; /* [choice of this CTA] */
 };
 
 struct route_place {
@@ -39,6 +40,7 @@ PRS_DEVICE struct route_memory route_memory_map(const struct prs_moe_args &args,
     m.code = (uint16_t *)(m.total + PRS_ROUTE_TOTALS);
     m.index = m.code + choices;
     m.lead = m.index + choices;
+    m.relay = m.lead + choices;
     return m;
 }
 
@@ -88,7 +90,7 @@ PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct rou
     const struct prs_route *r = &args.route;
     uint32_t choices = at.tokens * r->choices;
     for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
-        uint32_t rows = 0, leads = 0;
+        uint32_t rows = 0, leads = 0, relays = 0;
         for (uint32_t i = 0; i < choices; i += 8) {
             uint4 eight = *(const uint4 *)(m.code + i);
             uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
@@ -99,10 +101,12 @@ PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct rou
                     m.index[i + j] = (uint16_t)rows++;
                     if (code & PRS_ROUTE_LEAD)
                         m.lead[i + j] = (uint16_t)leads++;
+                    if (code & PRS_ROUTE_RELAY)
+                        m.relay[i + j] = (uint16_t)relays++;
                 }
             }
         }
-        args.chunks[at.cta * r->experts + e] = rows | leads << 16;
+        args.chunks[at.cta * r->experts + e] = rows | leads << 16 | (uint64_t)relays << 32;
     }
 }
 
@@ -127,26 +131,40 @@ PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct route_pl
 
 /* ---- send ----------------------------------------------------------------------------------------------------------
  */
-enum { FIRST_INDEX = 0, FIRST_LEAD = 1, ALL_ROWS = 2, ALL_LEADS = 3 }; /* tables; the first two: of this CTA */
+/* Tables; FIRST_: of this CTA. ALL_RELAYS goes by prs_route_relay_order(). */
+enum { FIRST_INDEX = 0, FIRST_LEAD = 1, ALL_ROWS = 2, ALL_LEADS = 3, FIRST_RELAY = 4, ALL_RELAYS = 5 };
 
 PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
-        uint32_t rows = 0, leads = 0;
+        uint32_t rows = 0, leads = 0, relays = 0;
 #pragma unroll 8
         for (uint32_t cta = 0; cta < r->ctas; cta++) {
-            uint32_t both = args.chunks[cta * r->experts + e];
+            uint64_t all = args.chunks[cta * r->experts + e];
             if (cta == at.cta) {
                 m.table[FIRST_INDEX][e] = rows;
                 m.table[FIRST_LEAD][e] = leads;
+                m.table[FIRST_RELAY][e] = relays;
             }
-            rows += both & 0xffff;
-            leads += both >> 16;
+            rows += (uint32_t)all & 0xffff;
+            leads += (uint32_t)all >> 16;
+            relays += (uint32_t)(all >> 32);
         }
         m.table[ALL_ROWS][e] = rows;
         m.table[ALL_LEADS][e] = leads;
+        m.table[ALL_RELAYS][prs_route_relay_order(r, e)] = relays;
     }
+}
+
+/* Where counts and records for the peer at distance p are written: into its inbox, or, on another node, into what is
+ * put there. */
+PRS_DEVICE uint8_t *mail_to(const struct prs_moe_args &args, const struct route_place &at, uint32_t p)
+{
+    const struct prs_route *r = &args.route;
+    if (prs_route_node_of(r, p) != 0)
+        return args.mail[0] + prs_route_outbox_at(r, p);
+    return args.mail[prs_route_neighbour(r, p)] + prs_route_counts_at(r, at.bank, prs_route_mirror(r, p));
 }
 
 /* Counts of a peer's experts, by CTA 0. Must come before ALL_LEADS becomes sums. */
@@ -154,24 +172,60 @@ PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_
 {
     const struct prs_route *r = &args.route;
     for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
-        uint32_t p = (e / r->local + r->world - r->rank) % r->world;
-        uint2 *to = (uint2 *)(args.inbox[p] + prs_route_counts_at(r, at.bank, prs_route_mirror(r, p)));
+        uint2 *to = (uint2 *)mail_to(args, at, (e / r->local + r->world - r->rank) % r->world);
         to[e % r->local] = make_uint2(m.table[ALL_ROWS][e], m.table[ALL_LEADS][e]);
     }
 }
 
-/* Where each expert's leads begin in what its owner gets. */
+/* Where each expert's leads begin in what its owner gets, and each expert's relay leads in what its node gets. */
 PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at)
 {
     const struct prs_route *r = &args.route;
+    bool tells = at.cta == 0 && threadIdx.x % 32 == 0;
     for (uint32_t owner = threadIdx.x / 32; owner < r->world; owner += PRS_ROUTE_THREADS / 32) {
         uint32_t sent = scan_exclusive(m.table[ALL_LEADS] + owner * r->local, r->local);
-        if (at.cta == 0 && threadIdx.x % 32 == 0)
+        if (tells)
             args.head->sent[(owner + r->world - r->rank) % r->world] = sent;
+    }
+    for (uint32_t node = threadIdx.x / 32; node < r->nodes; node += PRS_ROUTE_THREADS / 32) {
+        uint32_t b = (node + r->nodes - r->node) % r->nodes;
+        uint32_t sent = scan_exclusive(m.table[ALL_RELAYS] + node * r->seats * r->local, r->seats * r->local);
+        if (!tells)
+            continue;
+        args.head->relayed[b] = sent;
+        if (b != 0)
+            *(uint32_t *)(args.mail[0] + prs_route_note_at(r, 2, b)) = sent;
     }
 }
 
-/* The record of one row that is sent: written straight into the receiver's inbox. */
+/* Row of a relay lead among all for its node. */
+PRS_DEVICE uint32_t relay_row(const struct prs_moe_args &args, const struct route_memory &m, uint32_t choice)
+{
+    uint32_t expert = m.code[choice] & PRS_ROUTE_NONE;
+    return m.table[ALL_RELAYS][prs_route_relay_order(&args.route, expert)] + m.table[FIRST_RELAY][expert] +
+           m.relay[choice];
+}
+
+/* By the thread of the relay lead: the note of one relayed row, the place of the token at every seat. */
+PRS_DEVICE void write_note(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at,
+                           uint32_t choice)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t first = choice / r->choices * r->choices, node = (m.code[choice] & PRS_ROUTE_NONE) / r->local / r->seats;
+    uint32_t b = (node + r->nodes - r->node) % r->nodes, row = relay_row(args, m, choice);
+    int32_t *note = (int32_t *)(args.mail[0] + prs_route_note_at(r, 2, b) + 16) + row * r->seats;
+    args.far.tokens[b * r->tokens + row] = at.first + choice / r->choices;
+    for (uint32_t seat = 0; seat < r->seats; seat++)
+        note[seat] = PRS_ROUTE_NOWHERE;
+    for (uint32_t i = first; i < first + r->choices; i++) {
+        uint32_t expert = m.code[i] & PRS_ROUTE_NONE;
+        if ((m.code[i] & PRS_ROUTE_LEAD) != 0 && expert / r->local / r->seats == node)
+            note[expert / r->local % r->seats] =
+                (int32_t)(m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[i]);
+    }
+}
+
+/* The record of one row that is sent. */
 PRS_DEVICE void send_record(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at,
                             uint32_t choice)
 {
@@ -180,7 +234,7 @@ PRS_DEVICE void send_record(const struct prs_moe_args &args, const struct route_
     uint32_t expert = m.code[choice] & PRS_ROUTE_NONE, p = (expert / r->local + r->world - r->rank) % r->world;
     uint32_t place = m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[choice];
     const int64_t *chosen = args.chosen + (uint64_t)token * r->choices;
-    uint4 *to = (uint4 *)(args.inbox[p] + prs_route_record_at(r, at.bank, prs_route_mirror(r, p), place));
+    uint4 *to = (uint4 *)(mail_to(args, at, p) + prs_route_record_at(r, 0, 0, place));
     for (uint32_t slot = prs_route_next_use(r, chosen, lead, r->choices); slot < r->choices;
          slot = prs_route_next_use(r, chosen, lead, slot)) {
         uint32_t e = (uint32_t)chosen[slot];
@@ -190,6 +244,34 @@ PRS_DEVICE void send_record(const struct prs_moe_args &args, const struct route_
     }
     to[0] = make_uint4(token, uses, 0, 0);
     args.sent[(uint64_t)p * r->tokens + place] = token;
+}
+
+/* What was made for the ranks of other nodes: one put and one signal for each, and the counterparts' notes. */
+static __device__ __noinline__ void put_mail(const struct prs_moe_args &args, uint32_t epoch)
+{
+    const struct prs_route *r = &args.route;
+    const struct prs_moe_far *far = &args.far;
+    for (uint32_t p = 1; p < r->world; p++) {
+        uint32_t b = prs_route_node_of(r, p), peer = prs_route_peer(r, p), me = prs_route_mirror(r, p);
+        struct prs_device_put mail = {prs_route_outbox_at(r, p),
+                                      prs_route_counts_at(r, epoch & 1, me),
+                                      prs_route_record_at(r, 0, 0, args.head->sent[p]),
+                                      peer,
+                                      far->mail_window,
+                                      far->mail_window,
+                                      p % PRS_CMD_GROUPS};
+        struct prs_device_put note = mail;
+        struct prs_device_signal signal = {me * 8ull, epoch, peer, far->signal_window, p % PRS_CMD_GROUPS, 0, 0};
+        if (b == 0)
+            continue;
+        network_put(&args.sync, &far->device, mail);
+        note.src_offset = prs_route_note_at(r, 2, b);
+        note.dst_offset = prs_route_note_at(r, epoch & 1, prs_route_node_mirror(r, b));
+        note.bytes = 16 + ((uint64_t)args.head->relayed[b] * r->seats * 4 + 15) / 16 * 16;
+        if (peer == prs_route_counterpart(r, b))
+            network_put(&args.sync, &far->device, note);
+        network_signal(&args.sync, &far->device, signal);
+    }
 }
 
 /* The last CTA to have sent tells all ranks. */
@@ -205,7 +287,10 @@ PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct route
         return;
     fence_release_sys(); /* R5: all CTAs' records and counts, before the flags. Pairs with A1 in receive_counts(). */
     for (uint32_t p = 0; p < r->world; p++)
-        store_release_sys(args.inbox_flags[p] + prs_route_mirror(r, p), at.epoch);
+        if (prs_route_node_of(r, p) == 0)
+            store_release_sys(args.mail_flags[prs_route_neighbour(r, p)] + prs_route_mirror(r, p), at.epoch);
+    if (r->nodes > 1)
+        put_mail(args, at.epoch);
 }
 
 /* ---- receive -------------------------------------------------------------------------------------------------------
@@ -220,21 +305,29 @@ enum {
     ITEMS = 5       /* [local expert] leads of all senders; then: first item */
 };
 enum { TOTAL_BLOCKS = 0, TOTAL_ITEMS = 1, TOTAL_SENT = 2 };
-static_assert(TOTAL_SENT + PRS_MAX_WORLD <= PRS_ROUTE_TOTALS, "one total a sender");
+static_assert(TOTAL_SENT + PRS_ROUTE_MAX_WORLD <= PRS_ROUTE_TOTALS, "one total a sender");
+
+/* The word that says that the routes of the peer at distance p are here. */
+PRS_DEVICE const uint32_t *routes_flag(const struct prs_moe_args &args, uint32_t p)
+{
+    if (prs_route_node_of(&args.route, p) != 0)
+        return (const uint32_t *)(args.far.signals + p);
+    return args.mail_flags[0] + p;
+}
 
 PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct route_memory &m,
                                const struct route_place &at)
 {
     const struct prs_route *r = &args.route;
     uint32_t p = threadIdx.x;
-    bool lost = p < r->world && !wait_flag(&args.sync, args.inbox_flags[0] + p, at.epoch, PRS_AWAIT_ROUTES,
-                                           (r->rank + p) % r->world, p);
+    bool lost = p < r->world &&
+                !wait_flag(&args.sync, routes_flag(args, p), at.epoch, PRS_AWAIT_ROUTES, prs_route_peer(r, p), p);
     if (__syncthreads_or(lost))
         return false;
     for (uint32_t e = threadIdx.x; e < r->local; e += PRS_ROUTE_THREADS) {
         uint32_t rows = 0, leads = 0;
         for (p = 0; p < r->world; p++) {
-            const uint2 *counts = (const uint2 *)(args.inbox[0] + prs_route_counts_at(r, at.bank, p));
+            const uint2 *counts = (const uint2 *)(args.mail[0] + prs_route_counts_at(r, at.bank, p));
             uint2 both = counts[e];
             m.table[ROW_BASE][p * r->local + e] = rows;
             m.table[LEAD_BASE][p * r->local + e] = leads;
@@ -270,6 +363,15 @@ PRS_DEVICE void refuse_rows(const struct prs_moe_args &args, const struct route_
                  r->blocks * PRS_TILE_M, 0);
 }
 
+/* Also when rows are refused: they are pushed all the same. */
+PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < prs_route_group_counter(r, r->nodes, 0);
+         i += r->ctas * PRS_ROUTE_THREADS)
+        args.far.counters[i] = 0;
+}
+
 /* What the product's kernel and the caller read, but for items and rows. */
 PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route_memory &m,
                              const struct route_place &at)
@@ -296,7 +398,7 @@ PRS_DEVICE void receive_record(const struct prs_moe_args &args, const struct rou
                                const struct route_place &at, uint32_t p, uint32_t i)
 {
     const struct prs_route *r = &args.route;
-    const uint4 *from = (const uint4 *)(args.inbox[0] + prs_route_record_at(r, at.bank, p, i));
+    const uint4 *from = (const uint4 *)(args.mail[0] + prs_route_record_at(r, at.bank, p, i));
     uint4 head = from[0], use = from[1];
     uint32_t lead = use.x, of_p = p * r->local;
     uint32_t item = m.table[ITEMS][lead] + m.table[LEAD_BASE][of_p + lead] + i - m.table[LEAD_FIRST][of_p + lead];
@@ -307,7 +409,7 @@ PRS_DEVICE void receive_record(const struct prs_moe_args &args, const struct rou
         use = from[1 + u];
         row = m.table[BLOCKS][use.x] * PRS_TILE_M + m.table[ROW_BASE][of_p + use.x] + use.z;
         to->row[u] = row;
-        *(uint4 *)&args.row_map[row] = make_uint4((r->rank + p) % r->world, head.x, use.y, use.w);
+        *(uint4 *)&args.row_map[row] = make_uint4(prs_route_peer(r, p), head.x, use.y, use.w);
     }
 }
 
@@ -332,6 +434,8 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     uint32_t left = args.count > first ? args.count - first : 0;
     struct route_place at = {blockIdx.x, epoch, epoch & 1, first, left < each ? left : each};
 
+    if (r->nodes > 1)
+        reset_counters(args, at);
     read_choices(args, m, at);
     __syncthreads();
     number_choices(args, m, at);
@@ -344,9 +448,12 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     __syncthreads();
     place_leads(args, m, at);
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < at.tokens * r->choices; i += PRS_ROUTE_THREADS)
+    for (uint32_t i = threadIdx.x; i < at.tokens * r->choices; i += PRS_ROUTE_THREADS) {
         if (m.code[i] & PRS_ROUTE_LEAD)
             send_record(args, m, at, i);
+        if (m.code[i] & PRS_ROUTE_RELAY)
+            write_note(args, m, at, i);
+    }
     signal_ranks(args, at);
 
     __syncthreads(); /* the tables are used anew */
@@ -358,7 +465,7 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
             refuse_rows(args, m);
         /* A rank that did not come may still read what it was sent last. */
         for (uint32_t p = 0; p < r->world && !here; p++)
-            args.head->sent[p] = 0;
+            args.head->sent[p] = args.head->relayed[p] = 0;
     }
     if (!fits)
         return;

@@ -9,7 +9,13 @@
  * receiver, which computes in that order. A sender numbers its choices of each expert (`index`) without knowing the
  * other ranks' counts; the receiver adds where the sender's part of the expert begins.
  *
- * Peers are named by distance: p = (rank of the peer - own rank) modulo world, 0 is the own rank. */
+ * Peers are named by distance: p = (rank of the peer - own rank) modulo world, 0 is the own rank.
+ *
+ * Several nodes (place.h: ranks of a node are consecutive, `seat` is a rank's number on its node). A token crosses to
+ * another node once, to the counterpart of its sender there (the rank with the same seat), which gives it to all ranks
+ * of its node that own one of the experts. The choice of the node's that comes first in its owner's order is the *relay
+ * lead*, by which relayed rows are sorted; a note tells the counterpart each row's place at every seat. Nodes are named
+ * by distance too. */
 #ifndef PERSEUS_FUSED_ROUTE_H
 #define PERSEUS_FUSED_ROUTE_H
 
@@ -21,9 +27,13 @@
 enum {
     PRS_ROUTE_MAX_EXPERTS = 1024,   /* over all ranks */
     PRS_ROUTE_MAX_CHOICES = 32,     /* of one token */
-    PRS_ROUTE_CHUNK_CHOICES = 8192, /* that one routing CTA handles: 6 bytes of shared memory each */
-    PRS_ROUTE_NONE = 0x7fff,        /* code of a choice without expert */
-    PRS_ROUTE_LEAD = 0x8000         /* bit of a code */
+    PRS_ROUTE_CHUNK_CHOICES = 8192, /* that one routing CTA handles: 8 bytes of shared memory each */
+    PRS_ROUTE_NONE = 0x3fff,        /* code of a choice without expert; mask of the expert in a code */
+    PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
+    PRS_ROUTE_RELAY = 0x4000,
+    PRS_ROUTE_MAX_WORLD = 64,
+    PRS_ROUTE_PUT_ROWS = 8, /* between nodes one put moves so many rows */
+    PRS_ROUTE_NOWHERE = -1  /* place of a row at a seat that does not get it */
 };
 
 struct prs_route {
@@ -35,6 +45,8 @@ struct prs_route {
     uint32_t columns;        /* column tiles of the result, or pairs of them: units in one row block */
     uint32_t row_bytes;      /* of a token */
     uint32_t ctas;           /* of the routing kernel */
+    uint32_t node, nodes, seat, seats;
+    uint32_t group; /* between nodes: rows that one signal stands for, a multiple of PRS_ROUTE_PUT_ROWS */
 };
 
 /* What a sender tells about one row that it sends: a head, then one use for each row it becomes. */
@@ -121,24 +133,135 @@ PRS_SHARED uint32_t prs_route_row_flag(const struct prs_route *r, uint32_t p, ui
     return (p - 1) * r->tokens + at;
 }
 
+/* ---- several nodes -------------------------------------------------------------------------------------------------
+ */
+PRS_SHARED uint32_t prs_route_peer(const struct prs_route *r, uint32_t p)
+{
+    return (r->rank + p) % r->world;
+}
+
+/* Distance of the node of the peer at distance p: 0 is the own node. */
+PRS_SHARED uint32_t prs_route_node_of(const struct prs_route *r, uint32_t p)
+{
+    return (prs_route_peer(r, p) / r->seats + r->nodes - r->node) % r->nodes;
+}
+
+/* A rank of the own node as symmetric memory names it. */
+PRS_SHARED uint32_t prs_route_neighbour(const struct prs_route *r, uint32_t p)
+{
+    return (prs_route_peer(r, p) % r->seats + r->seats - r->seat) % r->seats;
+}
+
+/* Distance of the rank of this node with that seat. */
+PRS_SHARED uint32_t prs_route_seat_distance(const struct prs_route *r, uint32_t seat)
+{
+    return (r->node * r->seats + seat + r->world - r->rank) % r->world;
+}
+
+/* Rank of the counterpart on the node at distance b. */
+PRS_SHARED uint32_t prs_route_counterpart(const struct prs_route *r, uint32_t b)
+{
+    return (r->node + b) % r->nodes * r->seats + r->seat;
+}
+
+/* What this node is to the node at distance b. */
+PRS_SHARED uint32_t prs_route_node_mirror(const struct prs_route *r, uint32_t b)
+{
+    return (r->nodes - b) % r->nodes;
+}
+
+/* Where the expert comes in its node's order: all first experts of its ranks, then all second ones ... */
+PRS_SHARED uint32_t prs_route_relay_order(const struct prs_route *r, uint32_t expert)
+{
+    uint32_t rank = expert / r->local;
+    return rank / r->seats * r->seats * r->local + expert % r->local * r->seats + rank % r->seats;
+}
+
+/* Behind the inbox: what is put into others' inboxes is made here, in the same layout, [distance of the rank]; then
+ * notes of relayed rows: [bank][distance of the sender's node], and one bank of own ones [distance of the receiver's
+ * node]. */
+PRS_SHARED uint64_t prs_route_outbox_at(const struct prs_route *r, uint32_t p)
+{
+    return prs_route_counts_at(r, 2, p);
+}
+
+PRS_SHARED uint64_t prs_route_note_bytes(const struct prs_route *r)
+{
+    return 16 + ((uint64_t)r->tokens * r->seats * 4 + 15) / 16 * 16;
+}
+
+/* A note: rows, padding, then [row][seat] places. bank 2: own ones. */
+PRS_SHARED uint64_t prs_route_note_at(const struct prs_route *r, uint32_t bank, uint32_t b)
+{
+    return prs_route_counts_at(r, 3, 0) + ((uint64_t)bank * r->nodes + b) * prs_route_note_bytes(r);
+}
+
+/* All of that memory. */
+PRS_SHARED uint64_t prs_route_mail_bytes(const struct prs_route *r)
+{
+    return r->nodes == 1 ? prs_route_counts_at(r, 2, 0) : prs_route_note_at(r, 3, 0);
+}
+
+/* Relayed rows: those of the node at distance b >= 1, then those for it. */
+PRS_SHARED uint64_t prs_route_relay_at(const struct prs_route *r, uint32_t out, uint32_t b, uint32_t row)
+{
+    return (((uint64_t)out * (r->nodes - 1) + b - 1) * r->tokens + row) * r->row_bytes;
+}
+
+PRS_SHARED uint32_t prs_route_groups(const struct prs_route *r)
+{
+    return prs_ceil_div(r->tokens, r->group);
+}
+
+/* Signal words: one for each rank's routes, then [distance of the sender's node][group]. */
+PRS_SHARED uint32_t prs_route_relay_word(const struct prs_route *r, uint32_t b, uint32_t group)
+{
+    return r->world + (b - 1) * prs_route_groups(r) + group;
+}
+
+/* Counters of relayed rows: of each put, then of each group. */
+PRS_SHARED uint32_t prs_route_put_counter(const struct prs_route *r, uint32_t b, uint32_t row)
+{
+    return (b - 1) * prs_ceil_div(r->tokens, PRS_ROUTE_PUT_ROWS) + row / PRS_ROUTE_PUT_ROWS;
+}
+
+PRS_SHARED uint32_t prs_route_group_counter(const struct prs_route *r, uint32_t b, uint32_t row)
+{
+    return prs_route_put_counter(r, r->nodes, 0) + (b - 1) * prs_route_groups(r) + row / r->group;
+}
+
+/* Rows of the piece of `size` rows that holds `row`, of `count` rows in all. */
+PRS_SHARED uint32_t prs_route_piece_rows(uint32_t row, uint32_t size, uint32_t count)
+{
+    uint32_t left = count - row / size * size;
+    return left < size ? left : size;
+}
+
 PRS_SHARED int prs_route_valid(const struct prs_route *r, int64_t expert)
 {
     return expert >= 0 && expert < (int64_t)r->experts;
 }
 
-/* The expert of choice `slot` of a token, with PRS_ROUTE_LEAD when it is a lead; PRS_ROUTE_NONE for none. */
+/* The expert of choice `slot` of a token, with PRS_ROUTE_LEAD and PRS_ROUTE_RELAY; PRS_ROUTE_NONE for none. */
 PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const int64_t *chosen, uint32_t slot)
 {
-    int64_t expert = chosen[slot];
-    uint32_t owner;
-    if (!prs_route_valid(r, expert))
+    uint32_t expert = (uint32_t)chosen[slot], owner, order, code;
+    if (!prs_route_valid(r, chosen[slot]))
         return PRS_ROUTE_NONE;
-    owner = (uint32_t)expert / r->local;
-    for (uint32_t j = 0; j < r->choices; j++)
-        if (j != slot && prs_route_valid(r, chosen[j]) && (uint32_t)chosen[j] / r->local == owner &&
-            (chosen[j] < expert || (chosen[j] == expert && j < slot)))
-            return (uint32_t)expert;
-    return (uint32_t)expert | PRS_ROUTE_LEAD;
+    owner = expert / r->local;
+    order = prs_route_relay_order(r, expert);
+    code = expert | PRS_ROUTE_LEAD | (owner / r->seats == r->node ? 0 : PRS_ROUTE_RELAY);
+    for (uint32_t j = 0; j < r->choices; j++) {
+        uint32_t other = (uint32_t)chosen[j];
+        if (j == slot || !prs_route_valid(r, chosen[j]))
+            continue;
+        if (other / r->local == owner && (other < expert || (other == expert && j < slot)))
+            code &= ~(uint32_t)PRS_ROUTE_LEAD;
+        if ((code & PRS_ROUTE_RELAY) != 0 && other / r->local / r->seats == owner / r->seats &&
+            (prs_route_relay_order(r, other) < order || (other == expert && j < slot)))
+            code &= ~(uint32_t)PRS_ROUTE_RELAY;
+    }
+    return code;
 }
 
 /* The choices of a token that go to the owner of its lead `lead` (a slot): the lead, then the others by slot. before:

@@ -147,7 +147,8 @@ PRS_API int prs_gemm_allreduce(struct prs_fused_plan *plan, const void *a, const
  * expert by expert: expert e's rows are groups[e].first_row ... + groups[e].rows - 1, sorted by sender, beginning with
  * the own rank and then in rank order, then by token. first_row is a multiple of 128; rows of `out` between two experts
  * are not defined. Two kernels in one stream: routing (counts, offsets and maps, made on the GPU), and the product,
- * which begins an expert's block of 128 rows when the rows are there. No step of the host.
+ * which begins an expert's block of 128 rows when the rows are there. No step of the host. To another node a token
+ * travels once, and is given to that node's ranks there.
  */
 struct prs_moe_shape {
     uint32_t tokens;   /* the most of any rank in one launch */
@@ -169,6 +170,7 @@ struct prs_moe_tuning {
     uint32_t route_ctas; /* CTAs of the routing kernel */
     uint32_t spread; /* percent of the product's time over which an SM spreads what it sends; 1: as fast as it can */
     uint32_t order;  /* enum prs_moe_order: how SMs get their tiles, some of which take half as long as others */
+    uint32_t group;  /* several nodes: rows that one signal stands for; the same on all ranks */
 };
 
 struct prs_moe_info {

@@ -453,7 +453,8 @@ static void *run_thread(void *arg)
 
 static void init_rank(struct rank *me, uint32_t rank, uint32_t blocks)
 {
-    struct prs_route r = {rank, WORLD, EXPERTS, LOCAL, CHOICES, TOKENS, blocks, COLUMNS, 16, CTAS};
+    struct prs_route r = {rank, WORLD, EXPERTS, LOCAL, CHOICES, TOKENS, blocks, COLUMNS,
+                          16,   CTAS,  0,       1,     rank,    WORLD,  8};
     me->r = r;
     me->inbox = calloc(1, prs_route_counts_at(&r, 2, 0));
     for (uint32_t i = 0; i < WORLD * TOKENS; i++)

@@ -9,6 +9,7 @@
 static struct prs_route route_of(uint32_t world, uint32_t experts, uint32_t choices, uint32_t tokens)
 {
     struct prs_route r = {.world = world, .experts = experts, .local = experts / world, .choices = choices};
+    r.nodes = 1, r.seats = world, r.group = 8;
     r.tokens = tokens, r.blocks = 64, r.columns = 3, r.row_bytes = 32, r.ctas = 4;
     return r;
 }

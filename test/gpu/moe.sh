@@ -58,6 +58,19 @@ step zipf 120 $bench --gpus "$gpus" --preset deepseek-v3 --tokens 2048 --layout 
 step presets 120 $bench --gpus "$gpus" --preset qwen3-30b --preset gpt-oss-120b --tokens 512 --tokens 8192 --layout nk --iterations 12
 # Long: random lateness, other tokens and choices each launch; a graph of three launches.
 step soak 200 $bench --gpus "$gpus" --preset 1024x512x32x4 --tokens 600 --zipf 0.7 --layout nk --iterations 0 --soak 10000 --replay 1000
+# Two emulated nodes of two GPUs over the software NIC: right; then one signal a destination, a piece of it, eight rows; then the ordering
+# policies, which is the paper's comparison on real kernels; then beside NCCL on the same NICs.
+softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us --fence strict --"
+step nodes_right 60 $softnic $bench --gpus 4 --nodes 2 $small --zipf 0 --zipf 1.5
+for g in 8 64 512 100000; do
+    step nodes_group_$g 60 $softnic $bench --gpus 4 --nodes 2 --preset deepseek-v3 --tokens 512 --tokens 8192 --layout nk --iterations 8 --group $g
+done
+for policy in drain nic_fence in_order counted; do
+    PERSEUS_ORDER=$policy step nodes_$policy 60 $softnic $bench --gpus 4 --nodes 2 --preset deepseek-v3 --tokens 512 --tokens 2048 --layout nk \
+        --iterations 8 --group 8
+done
+step nodes_peers 240 env NCCL_NET_PLUGIN="$build/plugin/libnccl-net-perseus.so" NCCL_NET_GDR_LEVEL=SYS $softnic torchrun --nproc-per-node 4 tools/fused/moe_peers.py --nodes 2 --library "$build/fused/libperseus-fused.so" \
+    --commit "$commit"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         step $tool 240 compute-sanitizer --tool $tool --error-exitcode 9 $bench --gpus 1 --preset 256x264x8x2 --tokens 300 --layout both \

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <math.h>
+#include <perseus/perseus.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,8 @@ struct row {
     enum mode mode;
     uint32_t capacity_of_last; /* 0: the most that can come */
     struct prs_moe_tuning tuning;
-    uint32_t lost; /* 1: the last rank leaves out the last launch */
+    uint32_t lost;  /* 1: the last rank leaves out the last launch */
+    uint32_t nodes; /* ranks are split over so many; 0: one */
 };
 
 struct run {
@@ -247,7 +249,8 @@ static void rank_body(uint32_t rank, struct ranks_seat *seat, void *user)
                                       .device = (int)rank,
                                       .timeout_ms = w->lost ? 1500 : 60000, /* a full machine is slow */
                                       .allgather = ranks_allgather,
-                                      .user = seat};
+                                      .user = seat,
+                                      .node = w->nodes == 0 ? 1 : rank / (w->world / w->nodes) + 1};
     struct prs_moe_shape shape = {w->tokens, w->hidden, w->columns, w->experts, w->top_k, 0, w->n_h};
     struct prs_fused *ctx = NULL;
     struct prs_moe_plan *plan = NULL;
@@ -361,4 +364,48 @@ Test(moe, a_rank_that_does_not_come_is_named, .timeout = 120)
         cr_assert_not_null(strstr(run.error[r].text, "counts and routes of rank 2"), "%s", run.error[r].text);
     }
     cr_assert_eq(run.error[2].code, 0, "%s", run.error[2].text);
+}
+
+/* ---- several nodes: the real transport, over whatever verbs device there is (softnic) ------------------------------
+ */
+static void need_a_device(void)
+{
+    struct prs_fabric *fabric;
+    if (prs_fabric_open(NULL, &fabric) != 0 || prs_fabric_rails(fabric) == 0)
+        cr_skip_test("no verbs device: run it under softnic-run");
+    prs_fabric_close(fabric);
+}
+
+Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 240)
+{
+    static const struct row rows[] = {
+        {4, 60, 128, 264, 8, 3, 1, 3, EVEN, 0, {.group = 8}, 0, 2},
+        {4, 60, 72, 512, 16, 4, 0, 3, SOME_NONE, 0, {.group = 24, .route_ctas = 3}, 0, 2},
+        {2, 90, 72, 64, 4, 2, 1, 3, EVEN, 0, {0}, 0, 2},
+        {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.group = 16}, 0, 3},
+        {3, 40, 72, 64, 6, 2, 1, 2, SOME_NONE, 0, {0}, 0, 3},
+    };
+    need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 240)
+{
+    static const struct row rows[] = {
+        {4, 100, 72, 64, 8, 2, 1, 3, ONE_EXPERT, 0, {0}, 0, 2},
+        {4, 60, 72, 64, 8, 4, 0, 3, HALF_EMPTY, 0, {.group = 8}, 0, 2},
+        {4, 12, 7168, 64, 4, 2, 1, 2, EVEN, 0, {0}, 0, 2},
+    };
+    need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_nodes, a_rank_of_another_node_that_does_not_come_is_named, .timeout = 120)
+{
+    static const struct row row = {2, 40, 72, 64, 4, 2, 1, 2, EVEN, 0, {0}, 1, 2};
+    struct run run;
+    need_a_device();
+    run_row(&row, &run);
+    cr_assert_eq(run.error[0].code, -ETIMEDOUT, "%s", run.error[0].text);
+    cr_assert_not_null(strstr(run.error[0].text, "counts and routes of rank 1"), "%s", run.error[0].text);
 }

@@ -12,6 +12,7 @@ enum { WARMUP = 3, METHODS = 4 };
 enum method { OWN = 0, COMPUTE = 1, COMMUNICATE = 2, UNFUSED = 3 };
 
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
+static const double PORT_BYTES_PER_US = 50e3;  /* between nodes: 400 Gb/s */
 /* Everything one rank holds while it measures one shape. */
 struct run {
     const struct bench_options *options;
@@ -39,11 +40,19 @@ static void check(int status, const char *what)
     }
 }
 
+static int (*const LAUNCH[])(struct prs_fused_plan *, const void *, const void *, void *, struct CUstream_st *) = {
+    prs_gemm, prs_gemm_reduce_scatter, prs_allgather_gemm, prs_gemm_allreduce};
+
 static void run_own(struct run *r)
 {
-    static int (*const launch[])(struct prs_fused_plan *, const void *, const void *, void *, struct CUstream_st *) = {
-        prs_gemm, prs_gemm_reduce_scatter, prs_allgather_gemm, prs_gemm_allreduce};
-    check(launch[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream), "launch");
+    check(LAUNCH[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream), "launch");
+}
+
+/* With a rank that dies: launches are refused once an earlier one has given up, which is looked at elsewhere. */
+static void launch_own(void *user)
+{
+    struct run *r = (struct run *)user;
+    (void)LAUNCH[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream);
 }
 
 static size_t share_elements(const struct run *r)
@@ -115,7 +124,19 @@ static void time_methods(struct run *r)
     }
 }
 
-static bool report(struct run *r, const struct bench_verdict *v)
+/* What one launch sends to other nodes. */
+static struct prs_fused_traffic traffic_since(struct run *r, const struct prs_fused_traffic *before)
+{
+    struct prs_fused_traffic t;
+    prs_fused_traffic(r->ctx, &t);
+    t.puts = (uint64_t)bench_max(r->rank, (double)(t.puts - before->puts));
+    t.signals = (uint64_t)bench_max(r->rank, (double)(t.signals - before->signals));
+    t.fences = (uint64_t)bench_max(r->rank, (double)(t.fences - before->fences));
+    t.bytes = (uint64_t)bench_max(r->rank, (double)(t.bytes - before->bytes));
+    return t;
+}
+
+static bool report(struct run *r, const struct bench_verdict *v, const struct prs_fused_traffic *traffic)
 {
     const struct prs_fused_shape *s = &r->problem.shape;
     struct bench_row row;
@@ -125,7 +146,9 @@ static bool report(struct run *r, const struct bench_verdict *v)
     row.gpus = r->problem.world;
     row.own_us = r->usec[OWN], row.compute_us = r->usec[COMPUTE];
     row.comm_us = r->usec[COMMUNICATE], row.unfused_us = r->usec[UNFUSED];
-    row.floor_us = (double)row.info.sent_bytes / LINK_BYTES_PER_US;
+    row.traffic = *traffic;
+    row.floor_us =
+        fmax((double)row.info.sent_bytes / LINK_BYTES_PER_US, (double)row.info.far_bytes / PORT_BYTES_PER_US);
     if (row.compute_us > row.floor_us)
         row.floor_us = row.compute_us; /* not measured: NaN is never larger */
     row.speedup = (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;
@@ -257,6 +280,7 @@ static bool run_shape(struct run *r)
     struct bench_verdict v;
     struct prs_fused_error error;
     struct prs_fused_tuning tuning = r->options->tuning;
+    struct prs_fused_traffic traffic;
     size_t bytes = bench_rows_c(&r->problem) * (size_t)r->problem.shape.n * 2;
     bool good;
     for (int i = 0; i < METHODS; i++)
@@ -265,17 +289,21 @@ static bool run_shape(struct run *r)
     if (r->options->autotune)
         check(prs_autotune(r->ctx, &r->problem.shape, r->a, r->b, r->c, 10, r->stream, &tuning), "prs_autotune");
     check(prs_fused_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan), "prs_fused_plan_open");
+    if (r->options->kill_after != 0)
+        bench_lose_rank(r->rank, r->options, r->ctx, launch_own, r, r->stream);
     if (r->options->iterations > 0)
         time_methods(r);
     bench_poison(r->c, bytes, r->stream);
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
     bench_meet(r->rank); /* all-reduce: nobody may store into a C that is still being poisoned */
+    prs_fused_traffic(r->ctx, &traffic);
     run_own(r);
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
+    traffic = traffic_since(r, &traffic);
     if (prs_fused_poll_error(r->ctx, &error) != 0)
         fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
     v = bench_check(&r->problem, r->c, r->stream);
-    good = report(r, &v);
+    good = report(r, &v, &traffic);
     if (r->options->soak + r->options->replay != 0)
         good = soak(r) && good;
     close_run(r);
@@ -292,7 +320,8 @@ static int answer_for_all(void *user, const void *mine, void *all, size_t bytes)
 static int run_rank(struct bench_rank *rank, void *user)
 {
     const struct bench_options *o = (const struct bench_options *)user;
-    struct prs_fused_config config = {rank->rank, rank->world, rank->device, o->timeout_ms, bench_allgather, rank};
+    struct prs_fused_config config = {rank->rank,      rank->world, rank->device,  o->timeout_ms,
+                                      bench_allgather, rank,        rank->node + 1};
     struct run r;
     int bad = 0;
     memset(&r, 0, sizeof(r));
@@ -308,7 +337,7 @@ static int run_rank(struct bench_rank *rank, void *user)
     BENCH_CUDA(cudaEventCreate(&r.from));
     BENCH_CUDA(cudaEventCreate(&r.to));
     bench_start_open(&r.start, r.ctx, rank);
-    if (o->no_baselines == 0 && !o->one_device && rank->world > 1)
+    if (o->no_baselines == 0 && !o->one_device && rank->world > 1 && o->kill_after == 0)
         r.nccl = bench_nccl_open(rank);
     for (uint32_t i = 0; i < o->shape_count; i++)
         for (uint32_t op = 0; op < 4; op++)
@@ -317,7 +346,7 @@ static int run_rank(struct bench_rank *rank, void *user)
                     r.problem.shape = o->shapes[i];
                     r.problem.shape.op = (enum prs_fused_op)op;
                     r.problem.shape.b_is_n_k = layout;
-                    r.problem.rank = rank->rank, r.problem.world = config.world,
+                    r.problem.rank = rank->rank, r.problem.world = config.world, r.problem.nodes = rank->nodes,
                     r.problem.seed_a = r.problem.seed_b = i * 8 + op * 2 + layout + 1;
                     bad += !run_shape(&r);
                 }
@@ -334,5 +363,5 @@ int main(int argc, char **argv)
     struct bench_options o;
     bench_options_parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread: NVLink multicast is never used */
-    return bench_ranks_run(o.world, o.one_device != 0, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
+    return bench_ranks_run(&o, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
 }

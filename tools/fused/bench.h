@@ -39,6 +39,7 @@ struct bench_options {
     uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
     uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink */
     uint32_t one_device, no_baselines, autotune, json;
+    uint32_t kill_after; /* ms; the last rank's process then dies, and the others must say so; 0: nobody does */
     struct prs_fused_tuning tuning;
     struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
@@ -57,6 +58,7 @@ struct bench_meeting;
 
 struct bench_rank {
     uint32_t rank, world;
+    uint32_t node, nodes; /* emulated: the ranks of this host are split */
     int device;
     bool threads; /* ranks share this process */
     struct bench_meeting *meeting;
@@ -64,8 +66,9 @@ struct bench_rank {
 
 typedef int bench_rank_fn(struct bench_rank *rank, void *user);
 
-/* Runs fn for every rank this process holds; the worst return value. one_device: all ranks share device 0. */
-int bench_ranks_run(uint32_t world, bool one_device, bench_rank_fn *fn, void *user);
+/* Runs fn for every rank; the worst return value. Ranks are threads, or, with several nodes, or when one is to be
+ * killed, processes. NCCL and the software NIC learn of the nodes by their own variables. */
+int bench_ranks_run(const struct bench_options *o, bench_rank_fn *fn, void *user);
 int bench_allgather(void *rank, const void *mine, void *all, size_t bytes);
 double bench_max(struct bench_rank *rank, double mine);
 void bench_meet(struct bench_rank *rank);
@@ -86,7 +89,7 @@ void bench_start_cross(struct bench_start *s, cudaStream_t stream);
  */
 struct bench_problem {
     struct prs_fused_shape shape;
-    uint32_t rank, world, seed_a, seed_b;
+    uint32_t rank, world, nodes, seed_a, seed_b;
 };
 
 struct bench_verdict {
@@ -121,6 +124,7 @@ void bench_nccl_close(struct bench_nccl *nccl);
 struct bench_row {
     struct prs_fused_shape shape;
     struct prs_fused_plan_info info;
+    struct prs_fused_traffic traffic; /* of one launch, from the rank that sends most */
     uint32_t gpus;
     double own_us, compute_us, comm_us, unfused_us, floor_us; /* NaN: not measured */
     double speedup, tflops, max_rel_error, beyond;
@@ -159,6 +163,11 @@ unsigned long long bench_soak_replay(const struct bench_soak *s, uint32_t replay
 
 /* ---- MoE (moe.cu, moe_check.cu) ---- */
 int bench_moe_run(struct bench_rank *rank, void *options); /* a bench_rank_fn */
+
+/* ---- a rank that dies (lost.cu) ---- */
+/* Launches until this rank dies or another's death is reported; then never returns. */
+void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, struct prs_fused *ctx,
+                     void (*launch)(void *run), void *run, cudaStream_t stream);
 
 #define BENCH_CUDA(call)                                                                                               \
     do {                                                                                                               \

@@ -22,14 +22,15 @@ struct sums {
 };
 
 /* One warp per sample. reference = sum over `terms` ranks of the dot product; the bound allows one bf16 rounding of
- * each partial sum, one of the result, and fp32 accumulation of |a b|. */
+ * each partial sum, one of each other node's sum, one of the result, and fp32 accumulation of |a b|. */
 static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16 *c, uint64_t rows, struct sums *out)
 {
     uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     uint64_t row = bench_scatter(sample) % rows, column = bench_scatter(sample + 7777777) % p.shape.n, k = p.shape.k;
     bool reduces = p.shape.op == PRS_FUSED_REDUCE_SCATTER || p.shape.op == PRS_FUSED_ALLREDUCE;
     uint64_t a_row = p.shape.op == PRS_FUSED_REDUCE_SCATTER ? p.rank * rows + row : row, block = p.shape.m / p.world;
-    double total = 0, partials = 0, magnitude = 0;
+    double total = 0, partials = 0, magnitude = 0, node = 0;
+    uint32_t locals = p.world / p.nodes;
     for (uint32_t t = 0; t < (reduces ? p.world : 1); t++) {
         uint32_t a_rank = reduces ? t : p.rank, b_rank = reduces ? t : p.rank;
         uint64_t r = a_row;
@@ -51,6 +52,9 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
         }
         total += sum;
         partials += reduces ? fabs(sum) : 0;
+        node = t % locals == 0 ? sum : node + sum;
+        if (reduces && t % locals == locals - 1 && t / locals != p.rank / locals)
+            partials += fabs(node);
         magnitude += size;
     }
     if (lane == 0) {

@@ -153,15 +153,16 @@ static bool report(struct run *r, const struct bench_moe_verdict *v, uint32_t ro
         printf("{\"kernel\":\"moe\",\"preset\":\"%s\",\"layout\":\"%s\",\"H\":%u,\"N\":%u,\"E\":%u,\"top_k\":%u,",
                p->shape.name, p->n_h != 0 ? "nk" : "kn", p->shape.hidden, p->shape.columns, p->shape.experts,
                p->shape.top_k);
-        printf("\"tokens\":%u,\"ragged\":%u,\"zipf\":%g,\"gpus\":%u,\"nodes\":1,", p->tokens, p->ragged, p->zipf,
-               p->world);
+        printf("\"tokens\":%u,\"ragged\":%u,\"zipf\":%g,\"gpus\":%u,\"nodes\":%u,", p->tokens, p->ragged, p->zipf,
+               p->world, r->rank->nodes);
         print_number("usec", r->usec[OWN]);
         print_number("product_usec", r->usec[PRODUCT]);
         print_number("tflops", tflops);
-        printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,\"order\":%u}"
+        printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,\"order\":%u,"
+               "\"group\":%u}"
                ",\"predicted_"
                "usec\":%.1f,",
-               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, r->info.predicted_us);
+               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, t->group, r->info.predicted_us);
         printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
                error, bad, maps, (unsigned long long)v->sampled, r->options->commit);
     }
@@ -248,12 +249,14 @@ static bool run_problem(struct run *r)
     const struct bench_moe_shape *s = &p->shape;
     struct prs_moe_shape shape = {p->tokens, s->hidden, s->columns, s->experts, s->top_k, 0, p->n_h};
     uint64_t elements = (uint64_t)s->experts / p->world * s->hidden * s->columns;
+    struct prs_moe_tuning tuning = r->options->moe.tuning;
     struct bench_moe_want want;
     struct bench_moe_verdict v;
     struct prs_fused_error error;
     bool good;
     r->usec[OWN] = r->usec[PRODUCT] = NAN;
-    check(prs_moe_plan_open(r->ctx, &shape, &r->options->moe.tuning, &r->plan), "prs_moe_plan_open");
+    tuning.group = r->options->tuning.group;
+    check(prs_moe_plan_open(r->ctx, &shape, &tuning, &r->plan), "prs_moe_plan_open");
     prs_moe_plan_query(r->plan, &r->info);
     r->weights = device(elements * 2);
     bench_fill(r->weights, elements, p->weights_seed, p->rank, 1, r->stream);
@@ -297,7 +300,8 @@ static int run_shape(struct run *r, const struct bench_moe_shape *shape, uint32_
 int bench_moe_run(struct bench_rank *rank, void *options)
 {
     const struct bench_options *o = (const struct bench_options *)options;
-    struct prs_fused_config config = {rank->rank, rank->world, rank->device, o->timeout_ms, bench_allgather, rank};
+    struct prs_fused_config config = {rank->rank,      rank->world, rank->device,  o->timeout_ms,
+                                      bench_allgather, rank,        rank->node + 1};
     struct run r;
     int bad = 0;
     memset(&r, 0, sizeof(r));

@@ -35,12 +35,17 @@ def struct(name, **fields):
 
 u32, pointer = ctypes.c_uint32, ctypes.c_void_p
 # As in include/perseus/fused.h; `later` is room for fields that are 0 here.
-Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, later=u32 * 16)
+Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, node=ctypes.c_uint64, later=u32 * 16)
 Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32)
-Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32)
+Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32, group=u32)
 Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
 Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, groups=pointer)
 Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=ctypes.c_uint64, text=ctypes.c_char * 256)
+
+
+def node_of(args):
+    """Ranks of this host are split over emulated nodes."""
+    return int(os.environ.get("RANK", "0")) * args.nodes // int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Ours:
@@ -62,10 +67,10 @@ class Ours:
                 return -5
 
         self.callback = ALLGATHER(allgather)
-        config = Config(dist.get_rank(), dist.get_world_size(), torch.cuda.current_device(), args.timeout_ms, self.callback)
+        config = Config(dist.get_rank(), dist.get_world_size(), torch.cuda.current_device(), args.timeout_ms, self.callback, None, node_of(args) + 1)
         self.ctx, self.plan, self.info = pointer(), pointer(), Info()
         self.check(self.lib.prs_fused_open(ctypes.byref(config), ctypes.byref(self.ctx)), "prs_fused_open")
-        tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread, args.order)
+        tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread, args.order, args.group)
         self.check(self.lib.prs_moe_plan_open(self.ctx, ctypes.byref(shape), ctypes.byref(tuning), ctypes.byref(self.plan)), "prs_moe_plan_open")
         self.lib.prs_moe_plan_query(self.plan, ctypes.byref(self.info))
 
@@ -241,11 +246,11 @@ def measure(args, preset, count, zipf, hosts):
     same = peer.out.shape[0] == place.numel() and place.numel() > 0
     differs = (peer.out - ours.out[theirs]).abs().max() if same else torch.tensor(float("nan"))
     row = {"kernel": "moe", "peer": "nccl+torch._grouped_mm", "preset": preset, "layout": args.layout, "H": hidden, "N": columns, "E": experts,
-           "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world, "usec": round(usec["own"], 1), "product_usec": round(usec["product"], 1),
+           "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world, "nodes": args.nodes, "usec": round(usec["own"], 1), "product_usec": round(usec["product"], 1),
            "unfused_usec": round(usec["peer"], 1), "comm_usec": round(usec["dispatch"], 1), "compute_usec": round(usec["grouped_mm"], 1),
            "speedup": round(usec["peer"] / usec["own"], 3), "product_ratio": round(usec["grouped_mm"] / usec["product"], 3),
            "sm_split": {"share": ours.info.tuning.share, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread,
-                        "order": ours.info.tuning.order},
+                        "order": ours.info.tuning.order, "group": ours.info.tuning.group},
            "predicted_usec": round(ours.info.predicted_us, 1), "most_rows": int(slowest(place.numel())), "map_errors": int(slowest(maps)),
            "beyond_bound": int(slowest(values)), "max_rel_err": slowest(worst), "max_difference_from_peer": slowest(differs), "commit": args.commit}
     ours.close()
@@ -263,12 +268,15 @@ def main():
     parser.add_argument("--layout", choices=["nk", "kn"], default="nk")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--timeout-ms", type=int, default=5000)
+    parser.add_argument("--nodes", type=int, default=1, help="emulated; start torchrun under softnic-run")
     parser.add_argument("--commit", default="unknown")
     for name in Tuning._fields_:
         parser.add_argument("--" + name[0].replace("_", "-"), type=int, default=0)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit(77)
+    if args.nodes > 1:  # NCCL and the software NIC learn of the nodes by their own variables
+        os.environ["NCCL_HOSTID"], os.environ["SOFTNIC_NODE"] = str(node_of(args) + 1), str(node_of(args))
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl")
     hosts = dist.new_group(backend="gloo")

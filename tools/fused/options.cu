@@ -14,7 +14,8 @@ static const struct number {
     size_t field; /* of a uint32_t */
 } NUMBERS[] = {
     {"--gpus", "ranks, one thread and GPU each (torchrun and mpirun bring their own)", FIELD(world)},
-    {"--nodes", "only 1 so far", FIELD(nodes)},
+    {"--nodes", "split the ranks over so many emulated nodes, a process each (needs an RDMA device: softnic-run)",
+     FIELD(nodes)},
     {"--iterations", "timed rounds (default 20; 0: check only)", FIELD(iterations)},
     {"--soak", "more launches, unevenly late, each compared", FIELD(soak)},
     {"--replay", "replays of a CUDA graph of three launches, each compared", FIELD(replay)},
@@ -26,6 +27,8 @@ static const struct number {
     {"--push-ctas", "tuning", FIELD(tuning.push_ctas)},
     {"--segments", "tuning", FIELD(tuning.segments)},
     {"--spread", "tuning", FIELD(tuning.spread)},
+    {"--group", "tuning", FIELD(tuning.group)},
+    {"--kill-rank-after", "milliseconds: the last rank's process dies, the others must report it", FIELD(kill_after)},
     {"--ctas", "MoE tuning: SMs that work", FIELD(moe.tuning.ctas)},
     {"--mode", "attention tuning: 2 resident, 3 ring of two buffers", FIELD(attention.tuning.mode)},
     {"--attention-ctas", "attention tuning", FIELD(attention.tuning.ctas)},
@@ -238,6 +241,6 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
         usage("so many ranks are not possible");
     if (o->iterations > BENCH_MAX_ITERATIONS)
         usage("at most 200 iterations");
-    if (o->nodes != 1)
-        usage("several nodes are not built yet");
+    if (o->nodes < 1 || (o->nodes > 1 && o->loopback != 0))
+        usage("at least one node, and a loopback has only one");
 }
