@@ -18,4 +18,6 @@ cd - >/dev/null
 cd "$(dirname "$0")"
 mkdir -p "$folder/test/gpu"
 cp ./*.sh ./*.py "$folder/test/gpu/"
+mkdir -p "$folder/tools/fused"
+cp ../../tools/fused/*.py "$folder/tools/fused/"
 du -sh "$folder" | cut -f1
