@@ -2,6 +2,7 @@
 #include "test/hopper/ranks.h"
 
 #include <cuda_runtime_api.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -190,37 +191,69 @@ static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void 
     }
 }
 
+/* What one rank launches. */
+struct launches {
+    struct prs_fused_plan *plan;
+    void *a[16], *b, *c[16];
+    cudaStream_t stream;
+};
+
 /* All epochs are enqueued before any is waited for. */
+static int enqueue(const struct ranks_product *p, const struct launches *l)
+{
+    int r = 0;
+    for (uint32_t e = 0; e < p->epochs && r == 0; e++)
+        r = launch(l->plan, p->shape.op, l->a[e], l->b, l->c[e], l->stream);
+    return r;
+}
+
+static int enqueue_replays(const struct ranks_product *p, const struct launches *l)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    int r;
+    if (cudaStreamBeginCapture(l->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess)
+        return -EIO;
+    r = enqueue(p, l);
+    if (cudaStreamEndCapture(l->stream, &graph) != cudaSuccess || cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess)
+        return -EIO;
+    for (uint32_t i = 0; i < p->replays && r == 0; i++)
+        r = cudaGraphLaunch(exec, l->stream) == cudaSuccess ? 0 : -EIO;
+    if (cudaStreamSynchronize(l->stream) != cudaSuccess && r == 0)
+        r = -EIO;
+    (void)cudaGraphExecDestroy(exec);
+    (void)cudaGraphDestroy(graph);
+    return r;
+}
+
 static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, struct prs_fused_plan *plan)
 {
     const struct ranks_product *p = m->p;
     uint64_t a_count = rows_of(p, PRS_FUSED_ALLGATHER) * p->shape.k;
     uint64_t bytes = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * p->shape.n * 2;
-    void *a[16], *c[16], *b = ranks_upload(key_b(rank), (uint64_t)p->shape.n * p->shape.k);
+    struct launches l = {.plan = plan, .b = ranks_upload(key_b(rank), (uint64_t)p->shape.n * p->shape.k)};
     uint16_t *host = malloc(bytes);
-    cudaStream_t stream;
     int r = 0;
-    (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    (void)cudaStreamCreateWithFlags(&l.stream, cudaStreamNonBlocking);
     for (uint32_t e = 0; e < p->epochs; e++) {
-        a[e] = ranks_upload(key_a(e, rank), a_count);
-        if (prs_fused_alloc(ctx, bytes, &c[e]) != 0 || cudaMemset(c[e], 0xff, bytes) != cudaSuccess)
+        l.a[e] = ranks_upload(key_a(e, rank), a_count);
+        if (prs_fused_alloc(ctx, bytes, &l.c[e]) != 0 || cudaMemset(l.c[e], 0xff, bytes) != cudaSuccess)
             abort();
     }
     (void)cudaDeviceSynchronize();
-    for (uint32_t e = 0; e < p->epochs && r == 0; e++)
-        r = launch(plan, p->shape.op, a[e], b, c[e], stream);
-    if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
-        r = -5;
+    r = p->replays == 0 ? enqueue(p, &l) : enqueue_replays(p, &l);
+    if (cudaStreamSynchronize(l.stream) != cudaSuccess && r == 0)
+        r = -EIO;
     for (uint32_t e = 0; e < p->epochs && r == 0; e++) {
-        (void)cudaMemcpy(host, c[e], bytes, cudaMemcpyDeviceToHost);
+        (void)cudaMemcpy(host, l.c[e], bytes, cudaMemcpyDeviceToHost);
         check_result(m, rank, e, host);
     }
     for (uint32_t e = 0; e < p->epochs; e++) {
-        (void)cudaFree(a[e]);
-        (void)prs_fused_free(ctx, c[e]);
+        (void)cudaFree(l.a[e]);
+        (void)prs_fused_free(ctx, l.c[e]);
     }
-    (void)cudaFree(b);
-    (void)cudaStreamDestroy(stream);
+    (void)cudaFree(l.b);
+    (void)cudaStreamDestroy(l.stream);
     free(host);
     return r;
 }

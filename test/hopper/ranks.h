@@ -41,7 +41,8 @@ struct ranks_product {
     struct prs_fused_shape shape;
     struct prs_fused_tuning tuning;
     uint32_t world, epochs, timeout_ms;
-    uint32_t nodes; /* ranks are split over so many; 0: one */
+    uint32_t replays; /* of a graph that holds all epochs; 0: launched without one */
+    uint32_t nodes;   /* ranks are split over so many; 0: one */
 };
 struct ranks_verdict {
     uint64_t checked, beyond; /* elements; beyond the bound of doc/fused-notes.md, or not written */

@@ -61,6 +61,10 @@ cudaError_t stream_enqueue(struct stream_state *s, work w)
         std::lock_guard<std::mutex> held(lock);
         if (failed)
             return cudaErrorLaunchFailure;
+        if (s->into != NULL) {
+            s->into->nodes.emplace_back(s, std::move(w));
+            return cudaSuccess;
+        }
         w.number = numbers++;
         s->queue.push_back(std::move(w));
     }
@@ -114,7 +118,8 @@ cudaError_t stream_record(struct stream_state *s, struct event_state *e)
     w.event = e;
     {
         std::lock_guard<std::mutex> held(lock);
-        w.count = ++e->recorded;
+        e->captured = s->into;
+        w.count = s->into == NULL ? ++e->recorded : 0;
     }
     return stream_enqueue(s, w);
 }
@@ -127,6 +132,10 @@ cudaError_t stream_wait_event(struct stream_state *s, struct event_state *e)
     {
         std::lock_guard<std::mutex> held(lock);
         w.count = e->recorded;
+        if (s->into == NULL && e->captured != NULL) {
+            s->into = e->captured;
+            s->into->joined.push_back(s);
+        }
     }
     return stream_enqueue(s, w);
 }
@@ -140,6 +149,30 @@ bool event_reached(struct event_state *e)
 {
     std::lock_guard<std::mutex> held(lock);
     return failed || e->done >= e->recorded;
+}
+
+bool capture_begin(struct stream_state *s, struct capture *c)
+{
+    std::lock_guard<std::mutex> held(lock);
+    if (s->into != NULL)
+        return false;
+    c->origin = s;
+    c->joined = {s};
+    s->into = c;
+    return true;
+}
+
+bool capture_end(struct stream_state *s, struct capture *c)
+{
+    std::lock_guard<std::mutex> held(lock);
+    if (s->into != c || c->origin != s)
+        return false;
+    for (auto *joined : c->joined)
+        joined->into = NULL;
+    for (auto &node : c->nodes)
+        if (node.second.event != NULL)
+            node.second.event->captured = NULL;
+    return true;
 }
 
 /* ---- on the engine's thread -------------------------------------------------------------------------------------- */

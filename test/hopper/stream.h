@@ -12,9 +12,12 @@ namespace hopper
 
 enum work_kind { WORK_LAUNCH, WORK_COPY, WORK_SET, WORK_RECORD, WORK_WAIT, WORK_HOST };
 
+struct capture;
+
 struct event_state {
     uint64_t recorded = 0, done = 0; /* records enqueued, records reached */
     uint64_t ns = 0;
+    struct capture *captured = NULL; /* its newest record is a part of this graph */
 };
 
 struct work {
@@ -36,6 +39,15 @@ struct stream_state {
     int device;
     bool null, blocking; /* blocking: in order with the null stream of its device */
     std::deque<work> queue;
+    struct capture *into; /* what is enqueued becomes a part of this graph instead */
+};
+
+/* What streams were given between the beginning and the end of a capture: the first one's own, and that of those that
+ * waited for an event of it. */
+struct capture {
+    struct stream_state *origin;
+    std::vector<std::pair<stream_state *, work>> nodes;
+    std::vector<stream_state *> joined; /* origin included */
 };
 
 /* Thread-safe. 0 stands for the null stream of `device`. */
@@ -52,6 +64,10 @@ cudaError_t stream_wait_event(struct stream_state *s, struct event_state *e);
 /* Of an event: until its newest record is reached. */
 cudaError_t event_wait(struct event_state *e);
 bool event_reached(struct event_state *e);
+
+/* False: the stream is being captured already, or is not. */
+bool capture_begin(struct stream_state *s, struct capture *c);
+bool capture_end(struct stream_state *s, struct capture *c);
 
 } // namespace hopper
 

@@ -111,6 +111,21 @@ Test(hopper, epochs_run_into_each_other, .timeout = 120)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* The all-gather by copy engine forks to other streams inside the graph. */
+Test(hopper, a_captured_graph_may_be_replayed, .timeout = 120)
+{
+    static const struct ranks_product products[] = {
+        {.shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1}, .world = 2, .epochs = 2, .replays = 3},
+        {.shape = {PRS_FUSED_ALLGATHER, 1024, 264, 128, 1},
+         .tuning = {.copy_engine = 1, .band = 1},
+         .world = 2,
+         .epochs = 2,
+         .replays = 3},
+    };
+    assert_right(&products[0]);
+    assert_right(&products[1]);
+}
+
 /* ---- a rank that does not come ----------------------------------------------------------------------------------- */
 struct lost {
     int result[4];
