@@ -107,6 +107,7 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
                               PRS_PARTIAL_QUARTER, &m.full[r->stage]);
                 }
             }
+            __syncwarp(); /* as in load_tiles() */
         }
     }
 }
@@ -173,6 +174,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             if (lane == 0)
                 load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
+            __syncwarp(); /* a lane left behind by two rounds of the ring would take a barrier's phase for an old one */
         }
         if (E::reduces && prs_schedule_part(s, u.block) != PRS_PART_SEND)
             load_partials<E>(args, m, at, &r, u);
