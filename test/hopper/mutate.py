@@ -24,7 +24,7 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("wait for partial sums", "load.cuh", "        wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL", "        if (0) wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL", REDUCE),
     ("release of a stage after the last K step", "multiply.cuh", "    wgmma_wait<0>();\n    release_stage(m, before);\n", "    wgmma_wait<0>();\n", REDUCE),
     ("wgmma_wait before a stage is released", "multiply.cuh", "            wgmma_wait<1>();\n", "", REDUCE),
-    ("wait for an empty stage", "load.cuh", "            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);\n            if (lane == 0)\n                load_stage", "            if (lane == 0)\n                load_stage", REDUCE),
+    ("wait for an empty stage", "load.cuh", "            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);\n            __syncwarp()", "            __syncwarp()", REDUCE),
     ("wait for a full stage", "multiply.cuh", "    mbarrier_wait(&m.full[r.stage], r.phase);\n    wgmma_fence();", "    wgmma_fence();", REDUCE),
     ("wait for a free slab", "multiply.cuh", "    mbarrier_wait(&m.c_empty[slab], phase ^ 1);\n", "", REDUCE),
     ("bulk_wait_read before a slab is given back", "store.cuh", "                bulk_wait_read<E::slabs - 1>();", "                ;", GATHER),
