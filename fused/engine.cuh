@@ -44,21 +44,12 @@ PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args, uint32_t ep
             store_release_sys(args.done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), epoch);
 }
 
-/* Made anew by each role: a value that lives across the roles is spilled by the compiler. */
-template <class E> PRS_DEVICE struct cta_place cta_place_here(const struct prs_kernel_args &args)
-{
-    struct cta_place at = {blockIdx.x / 2, gridDim.x / 2, blockIdx.x % 2, 0};
-    if (E::kind != PRS_KIND_GEMM)
-        at.epoch = launch_epoch(&args.sync);
-    return at;
-}
-
 template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
     if (threadIdx.x == 0)
-        cta_memory_init(&m);
+        cta_memory_init<E>(&m);
     if (threadIdx.x == 32) {
         tensor_map_prefetch(&args.a);
         tensor_map_prefetch(&args.b);
@@ -69,20 +60,20 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
 
     if (threadIdx.x < 128) {
         registers_give<PRODUCER_REGISTERS>();
-        produce<E>(args, m, cta_place_here<E>(args));
+        produce<E>(args, m, cta_place_here<E>(&args.sync));
     } else {
         registers_take<CONSUMER_REGISTERS>();
-        multiply_tiles<E>(args, m, cta_place_here<E>(args));
+        multiply_tiles<E>(args, m, cta_place_here<E>(&args.sync));
     }
     __syncwarp();
     cluster_arrive();
     cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
-    if (E::kind != PRS_KIND_GEMM && threadIdx.x == 0) {
+    if (E::epochs && threadIdx.x == 0) {
         uint32_t epoch = launch_epoch(&args.sync);
         if (leave_epoch(&args.sync, epoch, gridDim.x)) {
             give_copy_credit(args, epoch);
             if (E::far)
-                finish_far(args);
+                network_quiet(&args.sync, &args.far.device);
         }
     }
 }

@@ -4,32 +4,20 @@
 #define PERSEUS_FUSED_FAR_CUH
 
 #include "fused/cta.cuh"
+#include "fused/network.cuh"
 
-/* A call that fails (the proxy died, or takes no commands) ends the launch as a wait that gave up does. */
 PRS_DEVICE void put_far(const struct prs_kernel_args &args, uint32_t peer, uint32_t window, uint64_t from, uint64_t to,
                         uint64_t bytes, uint32_t group)
 {
     struct prs_device_put put = {from, to, bytes, peer, window, window, group % PRS_CMD_GROUPS};
-    int r = prs_put(&args.far.device, &put, NULL);
-    if (r != 0)
-        give_up(&args.sync, PRS_AWAIT_NETWORK, peer, group, 0, (uint32_t)-r, 0);
+    network_put(&args.sync, &args.far.device, put);
 }
 
 PRS_DEVICE void signal_far(const struct prs_kernel_args &args, uint32_t peer, uint32_t word, uint32_t epoch,
                            uint32_t group)
 {
     struct prs_device_signal signal = {word * 8ull, epoch, peer, args.far.signal_window, group % PRS_CMD_GROUPS, 0, 0};
-    int r = prs_signal(&args.far.device, &signal, NULL);
-    if (r != 0)
-        give_up(&args.sync, PRS_AWAIT_NETWORK, peer, group, 0, (uint32_t)-r, 0);
-}
-
-/* Last thing in a launch: nothing that was put is still read here, so that the caller may write it. */
-static __device__ __noinline__ void finish_far(const struct prs_kernel_args &args)
-{
-    int r = prs_quiet(&args.far.device);
-    if (r != 0)
-        give_up(&args.sync, PRS_AWAIT_NETWORK, args.schedule.rank, 0, 0, (uint32_t)-r, 0);
+    network_signal(&args.sync, &args.far.device, signal);
 }
 
 /* The low half of a signal word: epochs have 32 bits. */

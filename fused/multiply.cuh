@@ -6,10 +6,10 @@
 #include "fused/cta.cuh"
 
 /* One lane per CTA of the cluster says: this warp has read the stage. */
-PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
+template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
 {
     uint32_t lane = threadIdx.x % 32;
-    if (lane < 2)
+    if (lane < E::cluster)
         mbarrier_arrive_at(&m.empty[stage], lane);
 }
 
@@ -30,6 +30,7 @@ PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, cons
 }
 
 /* d += the other ranks' partial sums, in slot order. */
+template <class E>
 PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t slots)
 {
     uint32_t mine = half * PRS_SLAB + (threadIdx.x % 128) * 16;
@@ -56,7 +57,7 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
                 }
             }
             __syncwarp(); /* all lanes have read before one releases */
-            release_stage(m, r->stage);
+            release_stage<E>(m, r->stage);
             ring_next(r);
         }
     }
@@ -190,7 +191,7 @@ PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struc
         multiply_stage<E>(d, m, *r, half, step != 0);
         if (step != 0) {
             wgmma_wait<1>();
-            release_stage(m, before);
+            release_stage<E>(m, before);
         }
         if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
             hand_over_next<E>(left, m, half, slabs);
@@ -198,7 +199,7 @@ PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struc
         ring_next(r);
     }
     wgmma_wait<0>();
-    release_stage(m, before);
+    release_stage<E>(m, before);
 }
 
 template <class E>
@@ -223,7 +224,7 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
             if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
                 /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
                 hand_over_rest<E>(&left, m, half, &slabs);
-                add_partials(d, m, &r, half, prs_schedule_sources(s, u.block));
+                add_partials<E>(d, m, &r, half, prs_schedule_sources(s, u.block));
             }
         }
         hand_over_tile<E>(d, m, half, &slabs, partial, &left);

@@ -46,10 +46,42 @@ static const char *awaited_name(uint32_t what)
         return "reduced tiles";
     case PRS_AWAIT_PEERS:
         return "its arrival";
+    case PRS_AWAIT_KEYS:
+        return "keys or values";
+    case PRS_AWAIT_CREDIT:
+        return "credit for keys and values";
     case PRS_AWAIT_NETWORK:
         return "the proxy to take or finish a command to or";
+    case PRS_AWAIT_ROUTES:
+        return "counts and routes";
+    case PRS_AWAIT_TOKEN:
+        return "a token's row";
+    case PRS_AWAIT_BLOCK:
+        return "a block of rows to be put together";
+    case PRS_AWAIT_CTAS:
+        return "all routing CTAs";
     default:
         return "an unknown flag";
+    }
+}
+
+static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
+{
+    switch (f->what) {
+    case PRS_FAULT_CAPACITY:
+        (void)snprintf(text, bytes,
+                       "rank %u has no room: with expert %u it needs %u rows of output, its capacity is %u", f->from,
+                       f->index, f->want, f->seen);
+        return -ENOSPC;
+    case PRS_FAULT_EXPERT:
+        (void)snprintf(text, bytes, "rank %u: the router chose expert %u for token %u; there are only %u", f->from,
+                       f->seen, f->index, f->want);
+        return -EINVAL;
+    default:
+        (void)snprintf(text, bytes, "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u",
+                       ctx->config.rank, f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want,
+                       f->seen);
+        return -ETIMEDOUT;
     }
 }
 
@@ -66,14 +98,11 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
                            ctx->config.rank, prs_proxy_error(ctx->network->proxy));
         return r;
     }
-    error->code = -ETIMEDOUT;
     error->from_rank = f->from;
     error->flag = f->index;
     error->want = f->want;
     error->seen = f->seen;
     error->waited_ns = f->waited_ns;
-    (void)snprintf(error->text, sizeof(error->text),
-                   "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u", ctx->config.rank,
-                   f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want, f->seen);
+    error->code = describe_fault(ctx, f, error->text, sizeof(error->text));
     return error->code;
 }

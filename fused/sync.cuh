@@ -14,13 +14,11 @@ struct wait_clock {
     uint32_t spins;
 };
 
-/* The first wait to run out of time writes the fault record; it, and every later wait on this rank, stops waiting. Kept
- * out of line: it costs the spinning roles no registers. */
-static __device__ __noinline__ void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
-                                            uint32_t want, uint32_t seen, uint64_t waited)
+/* The first fault of a rank stays. Kept out of line: it costs the roles no registers. */
+static __device__ __noinline__ void record_fault(const struct prs_sync *sync, uint32_t what, uint32_t from,
+                                                 uint32_t index, uint32_t want, uint32_t seen, uint64_t waited)
 {
     struct prs_fault *f = sync->fault;
-    atomicExch(&sync->words->aborted, 1u);
     if (atomicCAS_system(&f->state, 0u, 1u) != 0u)
         return;
     f->what = what;
@@ -31,6 +29,14 @@ static __device__ __noinline__ void give_up(const struct prs_sync *sync, uint32_
     f->waited_ns = waited;
     __threadfence_system(); /* F1: the record before its state. Pairs with the acquire in prs_fused_poll_error(). */
     *(volatile uint32_t *)&f->state = 2u;
+}
+
+/* The first wait to run out of time writes the fault record; it, and every later wait on this rank, stops waiting. */
+PRS_DEVICE void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index, uint32_t want,
+                        uint32_t seen, uint64_t waited)
+{
+    atomicExch(&sync->words->aborted, 1u);
+    record_fault(sync, what, from, index, want, seen, waited);
 }
 
 /* True: keep spinning. */

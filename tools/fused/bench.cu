@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and one after the other, interleaved in one
  * process group; results poisoned before and checked after. */
-#include "tools/fused/bench.h"
+#include "tools/fused/attention.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -26,54 +26,9 @@ struct run {
     cudaEvent_t from, to;
     void *a, *b, *c;
     void *gathered, *partial; /* for the unfused way */
-    uint32_t *meet[PRS_FUSED_MAX_WORLD];
-    uint32_t meetings;
+    struct bench_start start;
     double usec[METHODS];
 };
-
-/* ---- all GPUs start together
- * ---------------------------------------------------------------------------------------------- */
-struct meet_args {
-    uint32_t *flags[PRS_FUSED_MAX_WORLD]; /* [r]: the words of rank r */
-    uint32_t rank, world, epoch;
-};
-
-static __global__ void meet_kernel(struct meet_args m)
-{
-    uint32_t p = threadIdx.x;
-    if (p >= m.world)
-        return;
-    __threadfence_system();
-    *(volatile uint32_t *)&m.flags[p][m.rank] = m.epoch;
-    for (uint64_t spins = 0; (int32_t)(*(volatile uint32_t *)&m.flags[m.rank][p] - m.epoch) < 0; spins++)
-        if (spins > 400000000ull) {
-            printf("perseus-fused-bench: rank %u waited for rank %u at meeting %u\n", m.rank, p, m.epoch);
-            __trap();
-        }
-}
-
-static void meet_gpus(struct run *r)
-{
-    struct meet_args m;
-    if (!r->rank->threads)
-        return;
-    memcpy(m.flags, r->meet, sizeof(m.flags));
-    m.rank = r->rank->rank, m.world = r->rank->world, m.epoch = ++r->meetings;
-    meet_kernel<<<1, 32, 0, r->stream>>>(m);
-    BENCH_CUDA(cudaGetLastError());
-}
-
-static void exchange_meet(struct run *r)
-{
-    void *mine, *all[PRS_FUSED_MAX_WORLD];
-    if (prs_fused_alloc(r->ctx, PRS_FUSED_MAX_WORLD * sizeof(uint32_t), &mine) != 0)
-        exit(1);
-    /* Symmetric memory of threads is reachable by its plain pointer; processes let only the library map it, so they
-     * skip the GPU-side start line and meet on the host. */
-    bench_allgather(r->rank, &mine, all, sizeof(mine));
-    for (uint32_t p = 0; p < r->rank->world; p++)
-        r->meet[p] = (uint32_t *)all[p];
-}
 
 /* ---- the four ways
  * ---------------------------------------------------------------------------------------------------------- */
@@ -137,23 +92,10 @@ static void run_method(struct run *r, int method)
 
 /* ---- measuring
  * -------------------------------------------------------------------------------------------------------------- */
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *v, uint32_t count)
-{
-    qsort(v, count, sizeof(*v), by_value);
-    return v[count / 2];
-}
-
 static double time_once(struct run *r, int method)
 {
     float ms;
-    bench_meet(r->rank);
-    meet_gpus(r);
+    bench_start_cross(&r->start, r->stream);
     BENCH_CUDA(cudaEventRecord(r->from, r->stream));
     run_method(r, method);
     BENCH_CUDA(cudaEventRecord(r->to, r->stream));
@@ -178,7 +120,7 @@ static void time_methods(struct run *r)
     }
     for (int method = 0; method < METHODS; method++) {
         bool ran = method == OWN || (method == COMPUTE ? o->no_baselines == 0 : talks);
-        r->usec[method] = ran ? median(times[method], o->iterations) : NAN;
+        r->usec[method] = ran ? bench_median(times[method], o->iterations) : NAN;
     }
 }
 
@@ -220,21 +162,34 @@ static bool report(struct run *r, const struct bench_verdict *v, const struct pr
     return row.beyond == 0;
 }
 
-static void launch_on(void *user, const void *a)
+/* What bench_soak runs: inputs by seed, results by one checked launch each. */
+struct sets {
+    struct run *run;
+    void *a[BENCH_SOAK_SETS], *golden[BENCH_SOAK_SETS];
+    size_t c_bytes;
+};
+
+static void launch_on(struct run *r, void *a)
 {
-    struct run *r = (struct run *)user;
     void *own = r->a;
-    r->a = (void *)(uintptr_t)a;
+    r->a = a;
     run_own(r);
     r->a = own;
 }
 
-/* Gives bench_soak its sets: inputs by seed, results by one checked launch each. Returns elements beyond the bound. */
-static uint64_t prepare_soak(struct run *r, struct bench_soak *s, size_t a_bytes)
+static void soak_turn(void *user, uint32_t set, unsigned long long *differences)
+{
+    struct sets *s = (struct sets *)user;
+    struct run *r = s->run;
+    bench_poison(r->c, s->c_bytes, r->stream);
+    launch_on(r, s->a[set]);
+    bench_count_differences(r->c, s->golden[set], s->c_bytes, differences, r->stream);
+}
+
+/* Returns elements beyond the bound. */
+static uint64_t prepare_soak(struct run *r, struct sets *s, size_t a_bytes)
 {
     uint64_t bad = 0;
-    BENCH_CUDA(cudaMalloc((void **)&s->differences, sizeof(*s->differences)));
-    BENCH_CUDA(cudaMemsetAsync(s->differences, 0, sizeof(*s->differences), r->stream));
     for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
         struct bench_problem p = r->problem;
         struct bench_verdict v;
@@ -259,19 +214,21 @@ static bool soak(struct run *r)
 {
     const struct bench_options *o = r->options;
     const struct prs_fused_shape *shape = &r->problem.shape;
-    struct bench_soak s;
+    struct sets s;
+    struct bench_soak soak;
     double bad, differences;
     memset(&s, 0, sizeof(s));
-    s.c = r->c, s.stream = r->stream, s.launch = launch_on, s.run = r;
+    s.run = r;
     s.c_bytes = bench_rows_c(&r->problem) * (size_t)shape->n * 2;
     bad = bench_max(r->rank, (double)prepare_soak(r, &s, bench_rows_a(&r->problem) * (size_t)shape->k * 2));
+    bench_soak_open(&soak, soak_turn, &s, r->stream);
     if (o->soak != 0)
-        bench_soak_run(&s, o->soak, r->rank->rank + 1);
+        bench_soak_run(&soak, o->soak, r->rank->rank + 1);
     bench_meet(r->rank);
-    differences = bench_max(r->rank, (double)bench_soak_replay(&s, o->replay));
+    differences = bench_max(r->rank, (double)bench_soak_replay(&soak, o->replay));
     if (r->rank->rank == 0)
         bench_report_soak(&r->problem, o, bad, differences);
-    BENCH_CUDA(cudaFree(s.differences));
+    bench_soak_close(&soak);
     for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
         BENCH_CUDA(cudaFree(s.a[set]));
         BENCH_CUDA(cudaFree(s.golden[set]));
@@ -379,7 +336,7 @@ static int run_rank(struct bench_rank *rank, void *user)
     BENCH_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     BENCH_CUDA(cudaEventCreate(&r.from));
     BENCH_CUDA(cudaEventCreate(&r.to));
-    exchange_meet(&r);
+    bench_start_open(&r.start, r.ctx, rank);
     if (o->no_baselines == 0 && !o->one_device && rank->world > 1 && o->kill_after == 0)
         r.nccl = bench_nccl_open(rank);
     for (uint32_t i = 0; i < o->shape_count; i++)
@@ -393,6 +350,10 @@ static int run_rank(struct bench_rank *rank, void *user)
                     r.problem.seed_a = r.problem.seed_b = i * 8 + op * 2 + layout + 1;
                     bad += !run_shape(&r);
                 }
+    for (uint32_t i = 0; i < o->attention.shape_count; i++) {
+        struct bench_attention p = {o->attention.shapes[i], rank->rank, config.world, i + 1, o->loopback};
+        bad += !bench_attention_run(o, &r.start, r.ctx, &p, r.stream);
+    }
     bench_nccl_close(r.nccl);
     return bad;
 }
@@ -402,5 +363,5 @@ int main(int argc, char **argv)
     struct bench_options o;
     bench_options_parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread: NVLink multicast is never used */
-    return bench_ranks_run(&o, run_rank, &o) == 0 ? 0 : 1;
+    return bench_ranks_run(&o, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
 }

@@ -57,6 +57,18 @@ double bench_max(struct bench_rank *rank, double mine)
     return most;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+double bench_median(double *v, uint32_t count)
+{
+    qsort(v, count, sizeof(*v), by_value);
+    return v[count / 2];
+}
+
 static void *run_member(void *arg)
 {
     struct member *m = (struct member *)arg;

@@ -164,6 +164,12 @@ PRS_DEVICE void bulk_store(void *dst, const void *src, uint32_t bytes)
     hopper::bulk_store_bytes(dst, smem_address(src), bytes, hopper::REDUCE_NONE);
 }
 
+PRS_DEVICE void bulk_send(void *dst, const void *src, uint32_t bytes, uint64_t *bar, uint32_t cta)
+{
+    hopper::bulk_copy_shared(hopper::shared_map(smem_address(dst), cta), smem_address(src), bytes,
+                             hopper::shared_map(smem_address(bar), cta));
+}
+
 PRS_DEVICE void bulk_commit(void)
 {
     hopper::group_commit();
@@ -213,10 +219,15 @@ PRS_DEVICE void add_relaxed_sys(uint32_t *p, uint32_t v)
     (void)__atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
 
-PRS_DEVICE void add_release_gpu(uint32_t *p, uint32_t v)
+PRS_DEVICE void fence_release_gpu(void)
+{
+    __threadfence();
+}
+
+PRS_DEVICE void add_relaxed_gpu(uint32_t *p, uint32_t v)
 {
     hopper::thread_yield();
-    (void)__atomic_fetch_add(p, v, __ATOMIC_RELEASE);
+    (void)__atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
 
 PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
