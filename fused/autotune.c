@@ -2,6 +2,7 @@
 /* Timing the candidates of a shape on the caller's own buffers. */
 #include <errno.h>
 #include <float.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "fused/context.h"
@@ -22,11 +23,17 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
         return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
         list[count++].band = band;
-        if (shape->op != PRS_FUSED_ALLGATHER || band == 1)
+        if (shape->op != PRS_FUSED_ALLGATHER || ctx->place.nodes > 1)
+            continue;
+        list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_IN_TURN};
+        if (band == 1)
             continue;
         for (uint32_t segments = 1; segments <= 4; segments *= 4, count++)
-            list[count] = (struct prs_fused_tuning){.band = band, .copy_engine = 1, .segments = segments};
+            list[count] =
+                (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_TOGETHER, .segments = segments};
     }
+    for (uint32_t group = 1; ctx->place.nodes > 1 && group <= 64; group *= 8)
+        list[count++].group = group;
     list[count++].spread = 1;
     list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED};
     list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED};
@@ -55,10 +62,13 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
                           cudaStream_t stream, cudaEvent_t *events, float *slowest)
 {
     struct prs_fused_plan *plan;
-    float mine = 0, all[PRS_MAX_WORLD];
+    float mine = 0, *all;
     int r = prs_fused_plan_open(ctx, shape, tuning, &plan);
     if (r != 0)
         return r;
+    all = calloc(ctx->config.world, sizeof(*all));
+    if (all == NULL)
+        r = prs_fail(-ENOMEM, "fused: no memory for the times of %u ranks", ctx->config.world);
     for (uint32_t i = 0; i < rounds + 1 && r == 0; i++) {
         if (i == 1) /* the first launch warms up */
             r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
@@ -76,6 +86,7 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
     *slowest = 0;
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         *slowest = all[i] / (float)rounds > *slowest ? all[i] / (float)rounds : *slowest;
+    free(all);
     prs_fused_plan_close(plan);
     return r;
 }
@@ -103,17 +114,18 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
         float slowest;
         r = time_candidate(ctx, shape, &list[i], a, b, c, rounds, stream, events, &slowest);
         if (r == 0)
-            PRS_INFO(
-                "fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u: %.1f us",
-                (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].copy_engine,
-                list[i].segments, list[i].paced, slowest * 1e3);
+            PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u, "
+                     "group %u: "
+                     "%.1f us",
+                     (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].copy_engine,
+                     list[i].segments, list[i].paced, list[i].group, slowest * 1e3);
         if (r == 0 && slowest < least) { /* every rank sees the same numbers and takes the same one */
             least = slowest;
             *best = list[i];
         }
     }
     if (r == 0 && ctx->config.rank == 0)
-        r = prs_tuning_append(shape, ctx->config.world, best);
+        r = prs_tuning_append(shape, &ctx->place, best);
     (void)cudaEventDestroy(events[1]);
 destroy_first:
     (void)cudaEventDestroy(events[0]);

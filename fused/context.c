@@ -2,12 +2,12 @@
 #include "fused/context.h"
 
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/network.h"
 #include "util/error.h"
+#include "util/node.h"
 
 enum { DEFAULT_TIMEOUT_MS = 10000 };
 
@@ -45,24 +45,27 @@ int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, si
 
 int prs_context_barrier(struct prs_fused *ctx)
 {
-    uint32_t mine = ctx->config.rank, all[PRS_MAX_WORLD];
-    return prs_context_allgather(ctx, &mine, all, sizeof(mine));
+    return prs_context_agree(ctx, 0);
 }
 
 int prs_context_agree(struct prs_fused *ctx, int mine)
 {
-    int32_t given = mine, all[PRS_MAX_WORLD];
-    int r = prs_context_allgather(ctx, &given, all, sizeof(given));
+    int32_t given = mine, *all = calloc(ctx->config.world, sizeof(*all));
+    int r;
+    if (all == NULL)
+        return prs_fail(-ENOMEM, "fused: no memory for the words of %u ranks", ctx->config.world);
+    r = prs_context_allgather(ctx, &given, all, sizeof(given));
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         r = all[i];
+    free(all);
     return r;
 }
 
 static int check_config(const struct prs_fused_config *c)
 {
-    if (c->world < 1 || c->world > PRS_MAX_WORLD || c->rank >= c->world)
-        return prs_fail(-EINVAL, "fused: rank %u of world %u is not possible (at most %d ranks)", c->rank, c->world,
-                        PRS_MAX_WORLD);
+    if (c->world < 1 || c->world > PRS_CMD_PEERS || c->rank >= c->world)
+        return prs_fail(-EINVAL, "fused: rank %u of world %u is not possible (at most %u ranks)", c->rank, c->world,
+                        PRS_CMD_PEERS);
     if (c->world > 1 && c->allgather == NULL)
         return prs_fail(-EINVAL, "fused: world %u needs an allgather callback", c->world);
     return 0;
@@ -92,15 +95,56 @@ static int open_fault(struct prs_fused *ctx)
     memset(ctx->fault, 0, sizeof(*ctx->fault));
     r = prs_cuda_check(cudaHostGetDevicePointer((void **)&ctx->fault_device, ctx->fault, 0),
                        "cudaHostGetDevicePointer");
+    return r;
+}
+
+/* What ranks tell each other first. */
+struct hello {
+    uint64_t node;
+    int32_t error; /* this rank cannot go on: all give up together */
+    int32_t pad;
+};
+
+/* Collective: who shares a node with whom. mine: how it went here so far. */
+static int find_place(struct prs_fused *ctx, int mine)
+{
+    uint32_t world = ctx->config.world;
+    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), mine, 0};
+    struct hello *all = calloc(world, sizeof(*all));
+    uint64_t *ids = calloc(world, sizeof(*ids));
+    int r = all != NULL && ids != NULL ? 0 : prs_fail(-ENOMEM, "fused: no memory for the nodes of %u ranks", world);
+    if (r == 0)
+        r = prs_context_allgather(ctx, &hello, all, sizeof(hello));
+    for (uint32_t i = 0; i < world && r == 0; i++) {
+        ids[i] = all[i].node;
+        if (all[i].error != 0)
+            r = i == ctx->config.rank ? mine : prs_fail(all[i].error, "fused: rank %u could not open its device", i);
+    }
+    if (r == 0)
+        r = prs_place_find(ids, ctx->config.rank, world, &ctx->place);
+    free(ids);
+    free(all);
+    return r;
+}
+
+static int open_parts(struct prs_fused *ctx)
+{
+    int before, r = check_device(ctx);
+    if (r == 0)
+        r = prs_context_enter(ctx, &before);
     if (r != 0)
-        (void)cudaFreeHost(ctx->fault);
+        return find_place(ctx, r);
+    r = find_place(ctx, open_fault(ctx));
+    if (r == 0 && ctx->place.nodes > 1)
+        r = prs_network_open(ctx, &ctx->network);
+    prs_context_leave(before);
     return r;
 }
 
 int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out)
 {
     struct prs_fused *ctx;
-    int r = check_config(config), before;
+    int r = check_config(config);
     if (r != 0)
         return r;
     ctx = calloc(1, sizeof(*ctx));
@@ -109,63 +153,25 @@ int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out
     ctx->config = *config;
     if (ctx->config.timeout_ms == 0)
         ctx->config.timeout_ms = DEFAULT_TIMEOUT_MS;
-    r = check_device(ctx);
-    if (r != 0)
-        goto free_context;
-    r = prs_context_enter(ctx, &before);
-    if (r != 0)
-        goto free_context;
-    r = open_fault(ctx);
-    prs_context_leave(before);
-    if (r != 0)
-        goto free_context;
-    *out = ctx;
-    return 0;
-
-free_context:
-    free(ctx);
+    r = open_parts(ctx);
+    if (r == 0) {
+        *out = ctx;
+    } else {
+        (void)cudaFreeHost(ctx->fault);
+        free(ctx);
+    }
     return r;
 }
 
 void prs_fused_close(struct prs_fused *ctx)
 {
+    int before;
     if (ctx == NULL)
         return;
+    if (ctx->network != NULL && prs_context_enter(ctx, &before) == 0) {
+        prs_network_close(ctx, ctx->network);
+        prs_context_leave(before);
+    }
     (void)cudaFreeHost(ctx->fault);
     free(ctx);
-}
-
-static const char *awaited_name(uint32_t what)
-{
-    switch (what) {
-    case PRS_AWAIT_PARTIAL:
-        return "partial sums";
-    case PRS_AWAIT_CHUNK:
-        return "rows of A";
-    case PRS_AWAIT_BROADCAST:
-        return "reduced tiles";
-    case PRS_AWAIT_PEERS:
-        return "its arrival";
-    default:
-        return "an unknown flag";
-    }
-}
-
-int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
-{
-    const struct prs_fault *f = ctx->fault;
-    memset(error, 0, sizeof(*error));
-    /* F1: state 2 means the record is whole. Pairs with the system fence in give_up(), sync.cuh. */
-    if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2)
-        return 0;
-    error->code = -ETIMEDOUT;
-    error->from_rank = f->from;
-    error->flag = f->index;
-    error->want = f->want;
-    error->seen = f->seen;
-    error->waited_ns = f->waited_ns;
-    (void)snprintf(error->text, sizeof(error->text),
-                   "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u", ctx->config.rank,
-                   f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want, f->seen);
-    return error->code;
 }

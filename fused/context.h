@@ -8,11 +8,15 @@
 #include <stdbool.h>
 
 #include "fused/layout.h"
+#include "fused/place.h"
 
 struct prs_symmetric;
+struct prs_network;
 
 struct prs_fused {
     struct prs_fused_config config;
+    struct prs_place place;
+    struct prs_network *network; /* NULL on a single node */
     struct prs_symmetric *symmetric;
     struct prs_fault *fault;        /* host memory that the device writes */
     struct prs_fault *fault_device; /* the same, as the device sees it */

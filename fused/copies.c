@@ -9,8 +9,8 @@
 
 struct prs_copies {
     struct prs_fused_plan *plan;
-    uint32_t count; /* other ranks */
-    cudaStream_t streams[PRS_MAX_WORLD];
+    uint32_t count;                      /* other ranks */
+    cudaStream_t streams[PRS_MAX_WORLD]; /* [p]: copies to rank + p; in turn, all go through [1] */
     cudaEvent_t forked, done[PRS_MAX_WORLD];
 };
 
@@ -53,6 +53,7 @@ void prs_copies_close(struct prs_copies *c)
 /* One piece of one band to the rank p after this one, then its flag: copies of one stream finish in order. */
 static int copy_piece(struct prs_copies *c, const uint8_t *a, uint32_t p, uint32_t band, uint32_t segment)
 {
+    cudaStream_t stream = c->streams[c->plan->args.schedule.in_turn ? 1 : p];
     const struct prs_kernel_args *args = &c->plan->args;
     const struct prs_schedule *s = &args->schedule;
     uint64_t pitch = (uint64_t)c->plan->shape.k * 2, row = (uint64_t)band * s->band * PRS_PAIR_M;
@@ -63,17 +64,17 @@ static int copy_piece(struct prs_copies *c, const uint8_t *a, uint32_t p, uint32
     if (row + rows > s->block_rows)
         rows = s->block_rows - row;
     if (s->segments == 1) {
-        e = cudaMemcpyAsync(to, a + row * pitch, rows * pitch, cudaMemcpyDeviceToDevice, c->streams[p]);
+        e = cudaMemcpyAsync(to, a + row * pitch, rows * pitch, cudaMemcpyDeviceToDevice, stream);
     } else {
         uint64_t begin = segment * left, width = begin + left > pitch ? pitch - begin : left;
         if (begin >= pitch)
             return 0; /* nothing left: nobody waits for this piece either */
         e = cudaMemcpy2DAsync(to + begin, pitch, a + row * pitch + begin, pitch, width, rows, cudaMemcpyDeviceToDevice,
-                              c->streams[p]);
+                              stream);
     }
     if (e == cudaSuccess)
-        e = cudaMemcpyAsync(args->flags[p] + prs_schedule_segment_flag(s, slot, band, segment), &args->words->copying,
-                            sizeof(uint32_t), cudaMemcpyDeviceToDevice, c->streams[p]);
+        e = cudaMemcpyAsync(args->flags[p] + prs_schedule_segment_flag(s, slot, band, segment),
+                            &args->sync.words->copying, sizeof(uint32_t), cudaMemcpyDeviceToDevice, stream);
     return prs_cuda_check(e, "copy of a block of A to another rank");
 }
 
@@ -86,10 +87,12 @@ int prs_copies_fork(struct prs_copies *c, const void *a, cudaStream_t stream)
     r = prs_cuda_check(cudaEventRecord(c->forked, stream), "cudaEventRecord");
     for (uint32_t p = 1; p <= c->count && r == 0; p++)
         r = prs_cuda_check(cudaStreamWaitEvent(c->streams[p], c->forked, 0), "cudaStreamWaitEvent");
-    for (uint32_t band = 0; band < s->bands; band++)
-        for (uint32_t segment = 0; segment < s->segments; segment++)
-            for (uint32_t p = 1; p <= c->count && r == 0; p++)
-                r = copy_piece(c, a, p, band, segment);
+    for (uint32_t i = 0; i < s->bands * s->segments * c->count && r == 0; i++) {
+        /* In turn: all of one rank before the next; else all ranks' piece before the next piece. */
+        uint32_t piece = s->in_turn ? i % (s->bands * s->segments) : i / c->count;
+        uint32_t p = 1 + (s->in_turn ? i / (s->bands * s->segments) : i % c->count);
+        r = copy_piece(c, a, p, piece / s->segments, piece % s->segments);
+    }
     for (uint32_t p = 1; p <= c->count && r == 0; p++)
         r = prs_cuda_check(cudaEventRecord(c->done[p], c->streams[p]), "cudaEventRecord");
     return r;

@@ -10,13 +10,16 @@
 enum { CONSUMER_WARPS = 8, PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224 };
 
 /* Compile-time shape of one kernel. */
-template <int KIND, int B_N_MAJOR> struct engine {
+template <int KIND, int B_N_MAJOR, bool FAR = false> struct engine {
     static constexpr int kind = KIND;
     static constexpr int b_n_major = B_N_MAJOR;
     static constexpr bool gathers = KIND == PRS_KIND_ALLGATHER;
     static constexpr bool reduces = KIND == PRS_KIND_REDUCE_SCATTER || KIND == PRS_KIND_ALLREDUCE;
     static constexpr bool broadcasts = KIND == PRS_KIND_ALLREDUCE;
+    static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
     static constexpr int slabs = gathers ? 1 : 2; /* store buffers per warpgroup */
+    static constexpr int cluster = 2;             /* CTAs that multicast to each other */
+    static constexpr bool epochs = KIND != PRS_KIND_GEMM;
 };
 
 struct cta_memory {
@@ -36,9 +39,9 @@ struct ring {
     uint32_t stage, phase;
 };
 
-PRS_DEVICE void ring_next(struct ring *r)
+template <uint32_t STAGES = PRS_STAGES> PRS_DEVICE void ring_next(struct ring *r)
 {
-    if (++r->stage == PRS_STAGES) {
+    if (++r->stage == STAGES) {
         r->stage = 0;
         r->phase ^= 1;
     }
@@ -56,11 +59,20 @@ PRS_DEVICE struct cta_memory cta_memory_map(uint8_t *base)
     return m;
 }
 
-PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
+/* Made anew by each role: a value that lives across the roles is spilled by the compiler. */
+template <class E> PRS_DEVICE struct cta_place cta_place_here(const struct prs_sync *sync)
+{
+    struct cta_place at = {blockIdx.x / E::cluster, gridDim.x / E::cluster, blockIdx.x % E::cluster, 0};
+    if (E::epochs)
+        at.epoch = launch_epoch(sync);
+    return at;
+}
+
+template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
 {
     for (int i = 0; i < PRS_STAGES; i++) {
         mbarrier_init(&m->full[i], 1);
-        mbarrier_init(&m->empty[i], 2 * CONSUMER_WARPS); /* both CTAs read what either multicasts */
+        mbarrier_init(&m->empty[i], E::cluster * CONSUMER_WARPS); /* all CTAs read what any multicasts */
     }
     for (int i = 0; i < 4; i++) {
         mbarrier_init(&m->c_full[i], 4);

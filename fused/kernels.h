@@ -4,6 +4,7 @@
 #define PERSEUS_FUSED_KERNELS_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 
 #include "fused/layout.h"
 
@@ -11,8 +12,9 @@
 extern "C" {
 #endif
 
-/* Readies one kernel on the current device; *clusters: how many clusters of two CTAs can run at once. 0 or -ENOTSUP. */
-int prs_kernels_prepare(uint32_t kind, int b_n_major, uint32_t *clusters);
+/* Readies one kernel on the current device; far: for several nodes; *clusters: how many clusters of two CTAs can run at
+ * once. 0 or -ENOTSUP. */
+int prs_kernels_prepare(uint32_t kind, int b_n_major, bool far, uint32_t *clusters);
 
 /* Enqueues one launch of args->schedule.kind. All CTAs must be able to run at once: clusters comes from
  * prs_kernels_prepare. 0 or -EIO. */

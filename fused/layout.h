@@ -5,13 +5,15 @@
 
 #include <assert.h>
 #include <cuda.h>
+#include <perseus/device.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "fused/schedule.h"
+#include "fused/sync.h"
 
 enum {
-    PRS_MAX_WORLD = 8,   /* GPUs that map each other's memory */
+    PRS_MAX_WORLD = 8,   /* ranks of one node: GPUs that map each other's memory */
     PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
     PRS_STAGE_A = 16384, /* bytes: 128 rows x 64 columns */
     PRS_STAGE_B = 32768, /* bytes: 64 x 256 */
@@ -57,40 +59,33 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
 
-/* First thing a launch on this device got wrong; lives in mapped host memory, written once (state 0 -> 1 -> 2). */
-struct prs_fault {
-    uint32_t state; /* 0 none, 1 being written, 2 valid */
-    uint32_t what;  /* enum prs_awaited */
-    uint32_t from;  /* rank that should have raised the flag */
-    uint32_t index; /* of the flag */
-    uint32_t want, seen;
-    uint64_t waited_ns;
-};
-static_assert(sizeof(struct prs_fault) == 32, "read by the host while the kernel runs");
-
-enum prs_awaited { PRS_AWAIT_PARTIAL = 1, PRS_AWAIT_CHUNK = 2, PRS_AWAIT_BROADCAST = 3, PRS_AWAIT_PEERS = 4 };
-
-/* Device words of one plan on one rank. */
-struct prs_plan_words {
-    uint32_t epoch;   /* launches finished; only grows, so that a captured graph can be replayed */
-    uint32_t exits;   /* CTAs that left, over all launches */
-    uint32_t aborted; /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
-    uint32_t copying; /* epoch whose blocks the copy engines move; they copy this word as their flag */
+/* What a kernel needs to reach its counterparts on other nodes. A put's source must be in a window too: staging has
+ * slots for what is sent. Why a bank, ours or theirs, may be written again two epochs later: a rank in epoch e + 2 has
+ * finished e + 1, for which it needed what each counterpart sent in e + 1, which therefore had finished e: it had
+ * received everything that was put in e, and read it. Rows of the result are put from where they lie: a launch ends
+ * when its puts are complete. */
+struct prs_far {
+    struct prs_device device;
+    uint64_t *signals;  /* own words, set to the epoch by counterparts; their low halves are awaited like flags */
+    uint32_t *counters; /* own: who comes last */
+    uint8_t *result[PRS_MAX_WORLD]; /* all-reduce: [p]: C of neighbour p */
+    uint64_t result_offset;         /* of C in its window */
+    uint32_t staging_window, signal_window, result_window;
 };
 
 struct prs_kernel_args {
     CUtensorMap a, b;
-    CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of rank + p */
+    CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of neighbour p */
     CUtensorMap push_source;      /* all-gather: own A in chunks */
     CUtensorMap gathered;         /* all-gather by copy engine: received A, row-major, one bank */
     struct prs_schedule schedule;
-    struct prs_plan_words *words;
-    struct prs_fault *fault;
-    uint64_t limit_ns;
-    uint8_t *staging[PRS_MAX_WORLD]; /* [p]: partial sums or gathered A at rank + p, both banks; [0] own */
+    struct prs_sync sync;
+    /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */
+    uint8_t *staging[PRS_MAX_WORLD]; /* [p]: partial sums or gathered A at neighbour p, both banks */
     uint64_t staging_bank_bytes;
-    uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at rank + p; [0] own */
-    uint32_t *done[PRS_MAX_WORLD];  /* [p]: all-reduce: broadcast counters at rank + p, one per slot; [0] own */
+    uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at neighbour p */
+    uint32_t *done[PRS_MAX_WORLD];  /* [p]: all-reduce: broadcast counters at neighbour p, one per neighbour of it */
+    struct prs_far far;             /* several nodes only */
     uint32_t n;                     /* columns of the result */
     uint32_t push_gap, store_gap;   /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is
                                        never   full does not hold up the SM's own loads */

@@ -3,7 +3,7 @@
 #ifndef PERSEUS_FUSED_LOAD_CUH
 #define PERSEUS_FUSED_LOAD_CUH
 
-#include "fused/cta.cuh"
+#include "fused/far.cuh"
 
 /* All-gather: how many strips from `strip` on have arrived, at least 1. All lanes look at once, so that a row that is
  * complete costs one look per 32 strips. Returns a large number when waiting was given up. */
@@ -22,7 +22,7 @@ PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struc
             return 32;
         if ((missing & 1) == 0)
             return __ffs(missing) - 1;
-        bool go = keep_waiting(&args, &clock, PRS_AWAIT_CHUNK, (s->rank + 1 + slot) % s->world, index, want, seen);
+        bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_CHUNK, (s->rank + 1 + slot) % s->world, index, want, seen);
         if (!__shfl_sync(~0u, go, 0))
             return ~0u >> 1;
     }
@@ -55,19 +55,43 @@ PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_
     }
 }
 
-/* After the K steps of an own tile: the other ranks' partial sums, as further stages of the ring. */
-PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
-                              const struct cta_place &at, struct ring *r, uint32_t tile)
+/* Where sums that are added to a tile of `block` lie. */
+template <class E> PRS_DEVICE uint32_t source_slot(const struct prs_schedule *s, uint32_t block, uint32_t i)
+{
+    return E::far ? prs_schedule_source(s, block, i).slot : i;
+}
+
+template <class E>
+PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
+                               uint32_t count)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t lane = threadIdx.x % 32, slots = s->world - 1;
-    const uint8_t *bank = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;
-    if (lane < 2 * slots) {
-        uint32_t slot = lane / 2, index = prs_schedule_partial_flag(s, slot, tile, lane & 1);
-        wait_flag(&args, args.flags[0] + index, at.epoch, PRS_AWAIT_PARTIAL, (s->rank + 1 + slot) % s->world, index);
+    uint32_t tile = prs_schedule_tile(s, &u, at.rank);
+    for (uint32_t i = threadIdx.x % 32; i < 2 * count; i += 32) {
+        struct prs_source from = prs_schedule_source(s, u.block, i / 2);
+        uint32_t index = prs_schedule_partial_flag(s, from.slot, tile, i & 1);
+        const uint32_t *flag = args.flags[0] + index;
+        if (E::far && from.far) { /* both halves come as one */
+            uint32_t group = prs_schedule_group(s, u.pair * 2 + at.rank, u.column).index;
+            index = prs_schedule_group_word(s, i / 2 - (s->locals - 1), group);
+            flag = far_flag(args, index);
+        }
+        wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL, from.rank, index);
     }
     __syncwarp();
     fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
+}
+
+/* After the K steps of a tile that is added up here: the other ranks' partial sums, as further stages of the ring. */
+template <class E>
+PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
+                              const struct cta_place &at, struct ring *r, const struct prs_unit &u)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t lane = threadIdx.x % 32, slots = prs_schedule_sources(s, u.block),
+             tile = prs_schedule_tile(s, &u, at.rank);
+    const uint8_t *bank = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;
+    await_partials<E>(args, at, u, slots);
     for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
         uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
         for (uint32_t quarter = 0; quarter < 4; quarter++, ring_next(r)) {
@@ -79,8 +103,8 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
                     uint8_t *dst = i == 0
                                        ? m.base + PRS_SMEM_A + r->stage * PRS_STAGE_A
                                        : m.base + PRS_SMEM_B + r->stage * PRS_STAGE_B + (i - 1) * PRS_PARTIAL_QUARTER;
-                    bulk_load(dst, bank + prs_layout_partial(s, first + i, tile, quarter), PRS_PARTIAL_QUARTER,
-                              &m.full[r->stage]);
+                    bulk_load(dst, bank + prs_layout_partial(s, source_slot<E>(s, u.block, first + i), tile, quarter),
+                              PRS_PARTIAL_QUARTER, &m.full[r->stage]);
                 }
             }
         }
@@ -98,7 +122,7 @@ PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_
         uint32_t index = prs_schedule_segment_flag(s, slot, u.pair / s->band, step / steps);
         if (step % steps != 0)
             return;
-        wait_flag(&args, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, u.block, index);
+        wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, u.block, index);
     } else {
         if (step % PRS_STRIP_STEPS != 0)
             return;
@@ -150,8 +174,8 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             if (lane == 0)
                 load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
         }
-        if (E::reduces && u.block == s->rank)
-            load_partials(args, m, at, &r, prs_schedule_tile(s, &u, at.rank));
+        if (E::reduces && prs_schedule_part(s, u.block) != PRS_PART_SEND)
+            load_partials<E>(args, m, at, &r, u);
     }
 }
 

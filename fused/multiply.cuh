@@ -5,19 +5,11 @@
 
 #include "fused/cta.cuh"
 
-/* Shared-memory matrix descriptors, 128-byte swizzle. K-major: rows of 128 bytes, 8-row groups 1024 bytes apart.
- * N-major: boxes of 64 K rows x 64 columns, 8192 bytes apart; 8-row groups along K 1024 bytes apart. */
-PRS_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes)
-{
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
-}
-
 /* One lane per CTA of the cluster says: this warp has read the stage. */
-PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
+template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
 {
     uint32_t lane = threadIdx.x % 32;
-    if (lane < 2)
+    if (lane < E::cluster)
         mbarrier_arrive_at(&m.empty[stage], lane);
 }
 
@@ -38,6 +30,7 @@ PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, cons
 }
 
 /* d += the other ranks' partial sums, in slot order. */
+template <class E>
 PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t slots)
 {
     uint32_t mine = half * PRS_SLAB + (threadIdx.x % 128) * 16;
@@ -64,7 +57,7 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
                 }
             }
             __syncwarp(); /* all lanes have read before one releases */
-            release_stage(m, r->stage);
+            release_stage<E>(m, r->stage);
             ring_next(r);
         }
     }
@@ -198,7 +191,7 @@ PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struc
         multiply_stage<E>(d, m, *r, half, step != 0);
         if (step != 0) {
             wgmma_wait<1>();
-            release_stage(m, before);
+            release_stage<E>(m, before);
         }
         if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
             hand_over_next<E>(left, m, half, slabs);
@@ -206,7 +199,7 @@ PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struc
         ring_next(r);
     }
     wgmma_wait<0>();
-    release_stage(m, before);
+    release_stage<E>(m, before);
 }
 
 template <class E>
@@ -228,10 +221,10 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
             struct prs_unit u;
             prs_schedule_unit(s, &cursor, unit, &u);
             partial = u.block != s->rank;
-            if (!partial) {
+            if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
                 /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
                 hand_over_rest<E>(&left, m, half, &slabs);
-                add_partials(d, m, &r, half, s->world - 1);
+                add_partials<E>(d, m, &r, half, prs_schedule_sources(s, u.block));
             }
         }
         hand_over_tile<E>(d, m, half, &slabs, partial, &left);

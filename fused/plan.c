@@ -8,10 +8,17 @@
 #include "fused/copies.h"
 #include "fused/kernels.h"
 #include "fused/lt.h"
+#include "fused/network.h"
 #include "fused/tensor_map.h"
 #include "fused/tuning.h"
 #include "fused/unfused.h"
 #include "util/error.h"
+
+/* All-gather: a slot for each other rank's block, and one from where the own is put to other nodes. */
+static uint32_t gathered_slots(const struct prs_schedule *s)
+{
+    return s->world - (s->nodes > 1 ? 0 : 1);
+}
 
 /* Bytes of one bank of what the other ranks write here. */
 static uint64_t bank_bytes(const struct prs_fused_plan *p)
@@ -22,8 +29,8 @@ static uint64_t bank_bytes(const struct prs_fused_plan *p)
     if (s->kind == PRS_KIND_ALLGATHER && s->segments != 0)
         return (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2;
     if (s->kind == PRS_KIND_ALLGATHER)
-        return prs_layout_gathered(s, s->world - 1, 0, 0);
-    return prs_layout_partial(s, s->world - 1, 0, 0);
+        return prs_layout_gathered(s, gathered_slots(s), 0, 0);
+    return prs_layout_partial(s, prs_schedule_slots(s), 0, 0);
 }
 
 static uint64_t flag_count(const struct prs_schedule *s)
@@ -31,8 +38,8 @@ static uint64_t flag_count(const struct prs_schedule *s)
     if (s->segments != 0)
         return prs_schedule_segment_flag(s, s->world - 1, 0, 0);
     if (s->kind == PRS_KIND_ALLGATHER)
-        return prs_schedule_arrival(s, s->world - 1, 0, 0);
-    return prs_schedule_partial_flag(s, s->world - 1, 0, 0);
+        return prs_schedule_arrival(s, gathered_slots(s), 0, 0);
+    return prs_schedule_partial_flag(s, s->nodes * (s->locals - 1), 0, 0);
 }
 
 static int open_copies(struct prs_fused_plan *p)
@@ -47,45 +54,58 @@ static int open_copies(struct prs_fused_plan *p)
     return r != 0 ? r : prs_copies_open(p, &p->copies);
 }
 
-static int open_words(struct prs_fused_plan *p)
+/* Between nodes: signal words, and counters of who comes last, which are this rank's own but lie behind the flags. */
+static int open_far(struct prs_fused_plan *p, uint64_t counters)
 {
-    int r = prs_cuda_check(cudaMalloc((void **)&p->args.words, sizeof(*p->args.words)), "cudaMalloc of plan words");
-    if (r == 0)
-        r = prs_cuda_check(cudaMemset(p->args.words, 0, sizeof(*p->args.words)), "cudaMemset of plan words");
-    if (r == 0)
-        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
-    p->info.workspace_bytes = sizeof(*p->args.words);
-    return r;
+    const struct prs_schedule *s = &p->args.schedule;
+    struct prs_far *far = &p->args.far;
+    uint64_t words = prs_schedule_row_word(s, s->nodes - 1, 0);
+    int r = prs_symmetric_open(p->ctx, words * sizeof(uint64_t), PRS_SYMMETRIC_SIGNALS, &p->signals);
+    if (r != 0)
+        return r;
+    p->info.workspace_bytes += p->signals->bytes;
+    far->device = p->ctx->network->device;
+    far->signals = (uint64_t *)p->signals->at[0];
+    far->counters = (uint32_t *)p->flags->at[0] + counters;
+    far->staging_window = p->staging->window;
+    far->signal_window = p->signals->window;
+    return 0;
 }
 
 static int open_workspace(struct prs_fused_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
     struct prs_schedule *s = &a->schedule;
-    uint64_t flags;
+    uint64_t flags, counters;
     int r;
     if (p->info.tuning.copy_engine != 0)
         s->segments = p->info.tuning.segments;
+    s->in_turn = p->info.tuning.copy_engine == PRS_COPIES_IN_TURN;
     a->paced = p->info.tuning.paced == PRS_PACED;
     a->push_ctas = p->info.tuning.push_ctas;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
+    s->group = p->info.tuning.group;
     flags = flag_count(s);
+    counters = s->nodes > 1 ? prs_schedule_row_counter(s, s->pairs * 2) : 0;
     a->staging_bank_bytes = bank_bytes(p);
     if (a->staging_bank_bytes == 0)
         return 0;
     /* Copy engines cannot choose a bank by the epoch, which the host does not know: they have one, and wait for credit.
      */
-    r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, &p->staging);
+    r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, PRS_SYMMETRIC_DATA, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, (flags + s->world) * sizeof(uint32_t), &p->flags);
+        r = prs_symmetric_open(p->ctx, (flags + s->locals + counters) * sizeof(uint32_t), PRS_SYMMETRIC_NODE,
+                               &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
-    for (uint32_t peer = 0; peer < s->world; peer++) {
+    for (uint32_t peer = 0; peer < s->locals; peer++) {
         a->staging[peer] = p->staging->at[peer];
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
         a->done[peer] = a->flags[peer] + flags;
     }
+    if (s->nodes > 1)
+        return open_far(p, flags + s->locals);
     return s->segments != 0 ? open_copies(p) : 0;
 }
 
@@ -120,21 +140,23 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
                         const struct prs_fused_tuning *tuning, struct prs_fused_plan **out)
 {
     struct prs_fused_plan *p;
-    uint32_t clusters, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
+    bool alone = shape->op == PRS_FUSED_GEMM;
+    uint32_t clusters, world = alone ? 1 : ctx->config.world, nodes = alone ? 1 : ctx->place.nodes;
     int before, r = check_shape(ctx, shape);
     if (r != 0)
         return r;
     r = prs_context_enter(ctx, &before);
     if (r != 0)
         return r;
-    p = calloc(1, sizeof(*p));
+    p = aligned_alloc(_Alignof(struct prs_fused_plan), sizeof(*p)); /* tensor maps: 64 bytes, more than malloc gives */
     if (p == NULL) {
         r = prs_fail(-ENOMEM, "fused: no memory for a plan");
         goto leave;
     }
+    memset(p, 0, sizeof(*p));
     p->ctx = ctx;
     p->shape = *shape;
-    r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, &clusters);
+    r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
     if (r != 0) {
         r = prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
         goto free_plan;
@@ -142,12 +164,11 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     r = prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
     if (r != 0)
         goto free_plan;
-    prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, shape->m, shape->n, shape->k,
-                      p->info.tuning.band, p->info.tuning.lag);
+    prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
+                      shape->k, p->info.tuning.band, p->info.tuning.lag);
     p->args.n = shape->n;
-    p->args.fault = ctx->fault_device;
-    p->args.limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
-    r = open_words(p);
+    r = prs_sync_open(ctx, &p->args.sync);
+    p->info.workspace_bytes = sizeof(*p->args.sync.words);
     if (r == 0)
         r = open_path(p, tuning != NULL && tuning->path == PRS_PATH_UNFUSED);
     if (r == 0)
@@ -170,11 +191,13 @@ void prs_fused_plan_close(struct prs_fused_plan *p)
         return;
     prs_copies_close(p->copies);
     prs_lt_close(p->lt);
+    if (p->signals != NULL)
+        prs_symmetric_close(p->ctx, p->signals);
     if (p->flags != NULL)
         prs_symmetric_close(p->ctx, p->flags);
     if (p->staging != NULL)
         prs_symmetric_close(p->ctx, p->staging);
-    (void)cudaFree(p->args.words);
+    prs_sync_close(&p->args.sync);
     free(p);
     prs_context_leave(before);
 }
@@ -223,9 +246,14 @@ static int encode_results(struct prs_fused_plan *p, void *c)
                             "fused: the result of an all-reduce (%p, %llu bytes) must lie in prs_fused_alloc() memory",
                             c, (unsigned long long)bytes);
     }
-    for (uint32_t peer = 0; peer < (home == NULL ? 1 : s->world) && r == 0; peer++) {
+    if (home != NULL && s->nodes > 1) {
+        p->args.far.result_window = home->window;
+        p->args.far.result_offset = (uint64_t)((uint8_t *)c - home->at[0]);
+    }
+    for (uint32_t peer = 0; peer < (home == NULL ? 1 : s->locals) && r == 0; peer++) {
         if (home != NULL)
             t.base = home->at[peer] + ((uint8_t *)c - home->at[0]);
+        p->args.far.result[peer] = (uint8_t *)(uintptr_t)t.base;
         r = prs_tensor_map_encode(&t, &p->args.c[peer]);
     }
     return r;
@@ -251,15 +279,14 @@ static int launch_fused(struct prs_fused_plan *p, const void *a, const void *b, 
 static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a, const void *b, void *c,
                   cudaStream_t stream)
 {
-    struct prs_fused_error error;
     int before, r;
     if (p->shape.op != op)
         return prs_fail(-EINVAL, "fused: a plan for operation %d was launched as %d", (int)p->shape.op, (int)op);
     if (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 != 0)
         return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned", a, b, c);
-    r = prs_fused_poll_error(p->ctx, &error);
+    r = prs_sync_check(p->ctx);
     if (r != 0)
-        return prs_fail(r, "fused: an earlier launch failed: %s", error.text);
+        return r;
     r = prs_context_enter(p->ctx, &before);
     if (r != 0)
         return r;

@@ -13,7 +13,8 @@ struct prs_fused_plan {
     struct prs_symmetric *staging; /* partial sums or gathered A, two banks; NULL without communication */
     struct prs_copies *copies;     /* all-gather by copy engine; else NULL */
     struct prs_lt *lt;             /* unfused path; else NULL */
-    struct prs_symmetric *flags;   /* flags or counters, then one broadcast counter per rank */
+    struct prs_symmetric *flags;   /* flags or counters, then one broadcast counter per rank of the node */
+    struct prs_symmetric *signals; /* words that counterparts on other nodes set; NULL on a single node */
 };
 
 #endif

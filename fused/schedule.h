@@ -5,10 +5,15 @@
  * The rows of the product are cut into `world` equal blocks, one per rank: its rows of the result (reduce-scatter,
  * all-reduce) or its rows of A (all-gather). A block is cut into pairs of row tiles, because a cluster of two CTAs
  * computes two row tiles that share their columns of B. A unit is one pair by one column tile. Bands of pairs are the
- * grain of communication. */
+ * grain of communication.
+ *
+ * Ranks of one node store into each other's memory. Between nodes every rank puts to its counterparts only, the ranks
+ * with the same number on other nodes, so that nothing crosses twice: partial sums are added up inside the sending node
+ * first, rows of A and reduced rows are spread inside the receiving node. */
 #ifndef PERSEUS_FUSED_SCHEDULE_H
 #define PERSEUS_FUSED_SCHEDULE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -31,15 +36,19 @@ enum prs_fused_kind { PRS_KIND_GEMM = 0, PRS_KIND_REDUCE_SCATTER = 1, PRS_KIND_A
 
 struct prs_schedule {
     uint32_t kind, rank, world;
-    uint32_t block_rows; /* rows of one block */
-    uint32_t pairs;      /* ceil(block_rows / PRS_PAIR_M) */
-    uint32_t columns;    /* ceil(n / PRS_TILE_N) */
-    uint32_t k_steps;    /* ceil(k / PRS_TILE_K) */
-    uint32_t band;       /* pairs in a band, 1..pairs; the last band may be shorter */
-    uint32_t bands;      /* ceil(pairs / band) */
-    uint32_t lag;        /* rounds between sending partial sums of a band and adding them up, at least 1 */
-    uint32_t segments;   /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
-    uint32_t units;      /* what this rank computes */
+    uint32_t nodes, locals; /* world = nodes * locals; ranks of a node are consecutive */
+    uint32_t node, local;   /* rank = node * locals + local */
+    uint32_t block_rows;    /* rows of one block */
+    uint32_t pairs;         /* ceil(block_rows / PRS_PAIR_M) */
+    uint32_t columns;       /* ceil(n / PRS_TILE_N) */
+    uint32_t k_steps;       /* ceil(k / PRS_TILE_K) */
+    uint32_t band;          /* pairs in a band, 1..pairs; the last band may be shorter */
+    uint32_t bands;         /* ceil(pairs / band) */
+    uint32_t lag;           /* rounds between sending partial sums of a band and adding them up, at least 1 */
+    uint32_t segments;      /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
+    uint32_t in_turn; /* all-gather: 1: one block after the other; 0: the same band of all other blocks together */
+    uint32_t group;   /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
+    uint32_t units;   /* what this rank computes */
 };
 
 struct prs_unit {
@@ -59,12 +68,16 @@ PRS_SHARED uint32_t prs_ceil_div(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
-PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_t rank, uint32_t world, uint32_t m,
-                                  uint32_t n, uint32_t k, uint32_t band, uint32_t lag)
+PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_t rank, uint32_t world, uint32_t nodes,
+                                  uint32_t m, uint32_t n, uint32_t k, uint32_t band, uint32_t lag)
 {
     s->kind = kind;
     s->rank = rank;
     s->world = world;
+    s->nodes = nodes;
+    s->locals = world / nodes;
+    s->node = rank / s->locals;
+    s->local = rank % s->locals;
     s->block_rows = m / world;
     s->pairs = prs_ceil_div(s->block_rows, PRS_PAIR_M);
     s->columns = prs_ceil_div(n, PRS_TILE_N);
@@ -73,6 +86,8 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_
     s->bands = prs_ceil_div(s->pairs, s->band);
     s->lag = lag < 1 ? 1 : lag > s->bands ? s->bands : lag;
     s->segments = 0;
+    s->in_turn = 0;
+    s->group = 1;
     s->units = world * s->pairs * s->columns;
 }
 
@@ -98,20 +113,42 @@ PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, stru
     u->pair = first + prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
 }
 
-/* All-gather: everything of the own block, then band by band of all other blocks together. */
+/* All-gather on a single node, every rank sending to the rank after it first, then to the one after that: block by
+ * block in the order of arrival, each band by band. */
+PRS_SHARED void prs_schedule_gather_in_turn(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
+{
+    uint32_t block = s->pairs * s->columns, size = s->band * s->columns, band;
+    u->block = (s->rank + s->world - 1 - at / block) % s->world;
+    at %= block;
+    band = at / size;
+    u->pair = band * s->band + prs_schedule_raster(prs_schedule_band_pairs(s, band), at - band * size, &u->column);
+}
+
+/* Position `at` of `blocks` blocks that are worked through together, band by band: the block's number and the rest. */
+PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t blocks, uint32_t at, struct prs_unit *u)
+{
+    uint32_t size = blocks * s->band * s->columns, band = at / size, tall = prs_schedule_band_pairs(s, band);
+    uint32_t row = prs_schedule_raster(blocks * tall, at - band * size, &u->column);
+    u->pair = band * s->band + row % tall;
+    return row / tall;
+}
+
+/* All-gather: everything of the own block, then band by band the blocks of this node (or block by block), then those of
+ * the others. */
 PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
-    uint32_t own = s->pairs * s->columns, size = (s->world - 1) * s->band * s->columns, band, tall, row;
+    uint32_t own = s->pairs * s->columns, near = (s->locals - 1) * own, i;
     if (at < own) {
         prs_schedule_own(s, at, u);
-        return;
+    } else if (s->in_turn) {
+        prs_schedule_gather_in_turn(s, at - own, u);
+    } else if (at - own < near) {
+        i = prs_schedule_banded(s, s->locals - 1, at - own, u);
+        u->block = s->node * s->locals + (s->local + 1 + i) % s->locals;
+    } else {
+        i = prs_schedule_banded(s, s->world - s->locals, at - own - near, u);
+        u->block = (s->node + 1 + i / s->locals) % s->nodes * s->locals + (s->local + i) % s->locals;
     }
-    at -= own;
-    band = at / size;
-    tall = prs_schedule_band_pairs(s, band);
-    row = prs_schedule_raster((s->world - 1) * tall, at - band * size, &u->column);
-    u->block = (s->rank + 1 + row / tall) % s->world;
-    u->pair = band * s->band + row % tall;
 }
 
 /* Where a role is in its list of units; positions only grow, so that finding the round costs nothing. */
@@ -119,28 +156,67 @@ struct prs_cursor {
     uint32_t round, first; /* first: position of the first unit of the round */
 };
 
-/* Reduce-scatter and all-reduce, round by round: band j of all other blocks together with band j - lag of the own
- * block, whose partial sums from the other ranks travelled in the meantime. Mixing them keeps the links evenly busy.
- * The first rounds have no own band, the last rounds nothing else. No rank can wait in a circle: a unit of round j
- * waits for units of earlier rounds only. */
+/* What becomes of a tile of partial sums. */
+enum prs_part {
+    PRS_PART_OWN,   /* the result's: the sums of the other ranks of this node and of the counterparts are added here */
+    PRS_PART_RELAY, /* a counterpart's: the sums of this node are added here, and put there */
+    PRS_PART_SEND   /* added up by another rank of this node */
+};
+
+PRS_SHARED uint32_t prs_schedule_part(const struct prs_schedule *s, uint32_t block)
+{
+    return block == s->rank ? PRS_PART_OWN : block % s->locals == s->local ? PRS_PART_RELAY : PRS_PART_SEND;
+}
+
+/* Rounds between sending the partial sums of a band inside the node and relaying it, or adding it up. */
+PRS_SHARED uint32_t prs_schedule_relay_lag(const struct prs_schedule *s)
+{
+    return s->locals > 1 ? s->lag : 0;
+}
+
+PRS_SHARED uint32_t prs_schedule_own_lag(const struct prs_schedule *s)
+{
+    return prs_schedule_relay_lag(s) + (s->nodes > 1 ? s->lag : 0);
+}
+
+/* Pairs of the band whose turn it is in this round, `lag` rounds after it was sent. */
+PRS_SHARED uint32_t prs_schedule_turn(const struct prs_schedule *s, uint32_t round, uint32_t lag)
+{
+    return round >= lag && round - lag < s->bands ? prs_schedule_band_pairs(s, round - lag) : 0;
+}
+
+/* Reduce-scatter and all-reduce, round by round. Round r: band r of all blocks that other ranks of this node add up;
+ * band r - lag of the counterparts' blocks, whose partial sums from this node travelled in the meantime; band r - 2 lag
+ * of the own block, for which the counterparts' sums did too (r - lag on a single node). Mixing them keeps the links
+ * evenly busy. The first rounds have no own band, the last rounds nothing else. No rank can wait in a circle: a unit of
+ * round r waits for units of earlier rounds only. */
 PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
-    uint32_t others = s->world - 1, tall, own, row;
+    uint32_t others = s->nodes * (s->locals - 1), relays = s->nodes - 1, tall, relay, own, row, i;
+    uint32_t relay_lag = prs_schedule_relay_lag(s), own_lag = prs_schedule_own_lag(s);
     for (;;) {
-        tall = c->round < s->bands ? prs_schedule_band_pairs(s, c->round) : 0;
-        own = c->round >= s->lag ? prs_schedule_band_pairs(s, c->round - s->lag) : 0;
-        if (at - c->first < (others * tall + own) * s->columns)
+        tall = prs_schedule_turn(s, c->round, 0);
+        relay = prs_schedule_turn(s, c->round, relay_lag);
+        own = prs_schedule_turn(s, c->round, own_lag);
+        row = others * tall + relays * relay + own;
+        if (at - c->first < row * s->columns)
             break;
-        c->first += (others * tall + own) * s->columns;
+        c->first += row * s->columns;
         c->round++;
     }
-    row = prs_schedule_raster(others * tall + own, at - c->first, &u->column);
+    row = prs_schedule_raster(row, at - c->first, &u->column);
     if (row < own) {
         u->block = s->rank;
-        u->pair = (c->round - s->lag) * s->band + row;
-    } else {
+        u->pair = (c->round - own_lag) * s->band + row;
+    } else if (row - own < relays * relay) {
         row -= own;
-        u->block = (s->rank + 1 + row / tall) % s->world;
+        u->block = (s->node + 1 + row / relay) % s->nodes * s->locals + s->local;
+        u->pair = (c->round - relay_lag) * s->band + row % relay;
+    } else {
+        row -= own + relays * relay;
+        i = row / tall;
+        u->block = (s->node + 1 + i / (s->locals - 1)) % s->nodes * s->locals +
+                   (s->local + 1 + i % (s->locals - 1)) % s->locals;
         u->pair = c->round * s->band + row % tall;
     }
 }
@@ -169,11 +245,68 @@ PRS_SHARED uint32_t prs_schedule_tile(const struct prs_schedule *s, const struct
     return (u->pair * 2 + cta) * s->columns + u->column;
 }
 
-/* Where `sender` puts its partial sums at `owner`: slot 0 belongs to the rank after the owner, and so on. The owner
- * adds them in slot order, which makes the sum repeatable bit by bit. */
+/* Number of `sender` among the others as `owner` sees them, of `count`: 0 is the one after the owner, and so on. */
+PRS_SHARED uint32_t prs_schedule_after(uint32_t sender, uint32_t owner, uint32_t count)
+{
+    return (sender + count - owner - 1) % count;
+}
+
+/* All-gather: where `owner` keeps the block of `sender`. */
 PRS_SHARED uint32_t prs_schedule_slot(const struct prs_schedule *s, uint32_t sender, uint32_t owner)
 {
-    return (sender + s->world - owner - 1) % s->world;
+    return prs_schedule_after(sender, owner, s->world);
+}
+
+/* Slots of a bank of partial sums, each for one block: first those that ranks of this node write, (locals - 1) for each
+ * node whose block it is; then the counterparts' sums for the own block; then this node's sums for the counterparts'
+ * blocks, from where they are put. */
+PRS_SHARED uint32_t prs_schedule_slots(const struct prs_schedule *s)
+{
+    return s->nodes * (s->locals - 1) + 2 * (s->nodes - 1);
+}
+
+/* Of the rank that adds up `block` in this node, for the sums of `sender`, another rank of this node. */
+PRS_SHARED uint32_t prs_schedule_send_slot(const struct prs_schedule *s, uint32_t sender, uint32_t block)
+{
+    return block / s->locals * (s->locals - 1) + prs_schedule_after(sender % s->locals, block % s->locals, s->locals);
+}
+
+/* At the owner, for the sums of node `from`. */
+PRS_SHARED uint32_t prs_schedule_arrive_slot(const struct prs_schedule *s, uint32_t from, uint32_t owner_node)
+{
+    return s->nodes * (s->locals - 1) + prs_schedule_after(from, owner_node, s->nodes);
+}
+
+/* Here, for what goes to node `to`. */
+PRS_SHARED uint32_t prs_schedule_relay_slot(const struct prs_schedule *s, uint32_t to)
+{
+    return s->nodes * (s->locals - 1) + s->nodes - 1 + prs_schedule_after(to, s->node, s->nodes);
+}
+
+/* How many sums of others are added to a tile of this block, which is the own one or relayed: those of this node, then
+ * those of other nodes, in slot order, which makes the sum repeatable bit by bit. */
+PRS_SHARED uint32_t prs_schedule_sources(const struct prs_schedule *s, uint32_t block)
+{
+    return s->locals - 1 + (block == s->rank ? s->nodes - 1 : 0);
+}
+
+struct prs_source {
+    uint32_t slot, rank; /* where they lie, who sends them */
+    uint32_t far;        /* 1: by put and signal; 0: by stores and flags */
+};
+
+PRS_SHARED struct prs_source prs_schedule_source(const struct prs_schedule *s, uint32_t block, uint32_t i)
+{
+    struct prs_source from;
+    from.far = i >= s->locals - 1;
+    if (from.far) {
+        from.slot = s->nodes * (s->locals - 1) + i - (s->locals - 1);
+        from.rank = (s->node + 1 + i - (s->locals - 1)) % s->nodes * s->locals + s->local;
+    } else {
+        from.slot = block / s->locals * (s->locals - 1) + i;
+        from.rank = s->node * s->locals + (s->local + 1 + i) % s->locals;
+    }
+    return from;
 }
 
 /* The flag that says: the half of warpgroup `half` of this tile is in this slot. */
@@ -229,13 +362,115 @@ PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint
     return (slot * s->bands + band) * s->segments + segment;
 }
 
+/* Rows of a row tile that exist. */
+PRS_SHARED uint32_t prs_schedule_tile_rows(const struct prs_schedule *s, uint32_t row_tile)
+{
+    uint32_t row = row_tile * PRS_TILE_M, left = row < s->block_rows ? s->block_rows - row : 0;
+    return left < PRS_TILE_M ? left : PRS_TILE_M;
+}
+
 /* How many chunks an arrival counter gains per launch. */
 PRS_SHARED uint32_t prs_schedule_arrivals(const struct prs_schedule *s, uint32_t row_tile, uint32_t strip)
 {
-    uint32_t row = row_tile * PRS_TILE_M, steps = s->k_steps - strip * PRS_STRIP_STEPS;
-    uint32_t rows = row < s->block_rows ? s->block_rows - row : 0;
-    rows = prs_ceil_div(rows < PRS_TILE_M ? rows : PRS_TILE_M, PRS_PUSH_ROWS);
+    uint32_t rows = prs_ceil_div(prs_schedule_tile_rows(s, row_tile), PRS_PUSH_ROWS);
+    uint32_t steps = s->k_steps - strip * PRS_STRIP_STEPS;
     return rows * (steps < PRS_STRIP_STEPS ? steps : PRS_STRIP_STEPS);
+}
+
+/* ---- between nodes: pieces and their signals -----------------------------------------------------------------------
+ * A piece is what one put moves: a tile of partial sums, or a strip of PRS_STRIP_STEPS K steps of a row tile of A. A
+ * signal stands for a group of pieces of one band (more would make a rank wait for a later round), in the order in
+ * which they come: all row tiles of the band, then the next column or strip. */
+PRS_SHARED uint32_t prs_schedule_lanes(const struct prs_schedule *s)
+{
+    return s->kind == PRS_KIND_ALLGATHER ? prs_schedule_strips(s) : s->columns;
+}
+
+/* Row tiles that have pieces: a pair's second may have no rows at all, and then no chunk of A. */
+PRS_SHARED uint32_t prs_schedule_piece_rows(const struct prs_schedule *s)
+{
+    return s->kind == PRS_KIND_ALLGATHER ? prs_ceil_div(s->block_rows, PRS_TILE_M) : s->pairs * 2;
+}
+
+PRS_SHARED uint32_t prs_schedule_band_groups(const struct prs_schedule *s)
+{
+    return prs_ceil_div(s->band * 2 * prs_schedule_lanes(s), s->group);
+}
+
+PRS_SHARED uint32_t prs_schedule_groups(const struct prs_schedule *s)
+{
+    return s->bands * prs_schedule_band_groups(s);
+}
+
+struct prs_piece_group {
+    uint32_t index, pieces; /* which of the groups, and how many pieces it has */
+};
+
+/* The group of the piece of this row tile and this column, or strip. */
+PRS_SHARED struct prs_piece_group prs_schedule_group(const struct prs_schedule *s, uint32_t row_tile, uint32_t lane)
+{
+    uint32_t tall = s->band * 2, band = row_tile / tall, rows = prs_schedule_piece_rows(s) - band * tall, at, left;
+    struct prs_piece_group g;
+    rows = rows < tall ? rows : tall;
+    at = lane * rows + row_tile % tall;
+    left = rows * prs_schedule_lanes(s) - at / s->group * s->group;
+    g.index = band * prs_schedule_band_groups(s) + at / s->group;
+    g.pieces = left < s->group ? left : s->group;
+    return g;
+}
+
+/* Signal words here, by counterpart (prs_schedule_after() of its node): one for each group, then, all-reduce, one for
+ * each row tile of its block of the result. */
+PRS_SHARED uint32_t prs_schedule_group_word(const struct prs_schedule *s, uint32_t from, uint32_t group)
+{
+    return from * prs_schedule_groups(s) + group;
+}
+
+PRS_SHARED uint32_t prs_schedule_row_word(const struct prs_schedule *s, uint32_t from, uint32_t row_tile)
+{
+    return (s->nodes - 1) * prs_schedule_groups(s) + from * s->pairs * 2 + row_tile;
+}
+
+/* Counters of this rank's own, which say who comes last: halves of each relayed tile, pieces of each group, both by
+ * node that they go to; all-reduce: halves of tiles of each row tile of the own block. */
+PRS_SHARED uint32_t prs_schedule_tile_counter(const struct prs_schedule *s, uint32_t to, uint32_t tile)
+{
+    return to * prs_schedule_tiles(s) + tile;
+}
+
+PRS_SHARED uint32_t prs_schedule_group_counter(const struct prs_schedule *s, uint32_t to, uint32_t group)
+{
+    uint32_t tiles = s->kind == PRS_KIND_ALLGATHER ? 0 : prs_schedule_tile_counter(s, s->nodes - 1, 0);
+    return tiles + to * prs_schedule_groups(s) + group;
+}
+
+PRS_SHARED uint32_t prs_schedule_row_counter(const struct prs_schedule *s, uint32_t row_tile)
+{
+    return prs_schedule_group_counter(s, s->nodes - 1, 0) + row_tile;
+}
+
+/* Additions to a counter of finished broadcasts in a launch: halves of tiles of the sender's own block, and single rows
+ * that it forwards for its counterparts. */
+PRS_SHARED uint32_t prs_schedule_broadcasts(const struct prs_schedule *s)
+{
+    return prs_schedule_tiles(s) * 2 + (s->nodes - 1) * s->block_rows;
+}
+
+/* All-reduce: the rows of counterparts' blocks that came here, taking the nodes by turns. Gives the block. */
+PRS_SHARED uint32_t prs_schedule_forward_row(const struct prs_schedule *s, uint32_t at, uint32_t *row)
+{
+    uint32_t nodes = s->nodes - 1;
+    *row = at / nodes;
+    return (s->node + 1 + at % nodes) % s->nodes * s->locals + s->local;
+}
+
+/* All-gather: what ranks of other nodes have put here for the own node, chunk by chunk, taking the nodes by turns.
+ * Gives the block it belongs to. */
+PRS_SHARED uint32_t prs_schedule_forward(const struct prs_schedule *s, uint32_t at, struct prs_chunk *c)
+{
+    uint32_t nodes = s->nodes - 1;
+    prs_schedule_chunk(s, at / nodes, c);
+    return (s->node + 1 + at % nodes) % s->nodes * s->locals + s->local;
 }
 
 #endif

@@ -4,7 +4,21 @@
 #ifndef PERSEUS_FUSED_STORE_CUH
 #define PERSEUS_FUSED_STORE_CUH
 
-#include "fused/cta.cuh"
+#include "fused/far.cuh"
+
+/* Which rank of this node, counted from this one, adds up the sums of a block. */
+PRS_DEVICE uint32_t neighbour(const struct prs_schedule *s, uint32_t block)
+{
+    return (block % s->locals + s->locals - s->local) % s->locals;
+}
+
+/* Where it keeps those of this rank. */
+template <class E> PRS_DEVICE uint32_t partial_slot(const struct prs_schedule *s, uint32_t block)
+{
+    if (E::far && prs_schedule_part(s, block) == PRS_PART_RELAY)
+        return prs_schedule_relay_slot(s, block / s->locals);
+    return E::far ? prs_schedule_send_slot(s, s->rank, block) : prs_schedule_slot(s, s->rank, block);
+}
 
 template <class E>
 PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
@@ -12,7 +26,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
 {
     const struct prs_schedule *s = &args.schedule;
     if (E::reduces && u.block != s->rank) {
-        uint32_t peer = (u.block + s->world - s->rank) % s->world, slot = prs_schedule_slot(s, s->rank, u.block);
+        uint32_t peer = neighbour(s, u.block), slot = partial_slot<E>(s, u.block);
         uint8_t *bank = args.staging[peer] + (at.epoch & 1) * args.staging_bank_bytes;
         uint64_t where = prs_layout_partial(s, slot, prs_schedule_tile(s, &u, at.rank), quarter);
         bulk_store(bank + where + half * PRS_SLAB, slab, PRS_SLAB);
@@ -23,7 +37,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
     int32_t z = E::kind == PRS_KIND_REDUCE_SCATTER ? 0 : (int32_t)u.block;
     if (x >= (int32_t)args.n || y >= (int32_t)s->block_rows)
         return;
-    for (uint32_t p = 0; p < (E::broadcasts ? s->world : 1); p++)
+    for (uint32_t p = 0; p < (E::broadcasts ? s->locals : 1); p++)
         tma_store_3d(&args.c[p], slab, x, y, z);
 }
 
@@ -33,14 +47,19 @@ PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta
                             uint32_t half)
 {
     const struct prs_schedule *s = &args.schedule;
-    if (u.block != s->rank) {
-        uint32_t peer = (u.block + s->world - s->rank) % s->world, slot = prs_schedule_slot(s, s->rank, u.block);
+    if (E::far && prs_schedule_part(s, u.block) == PRS_PART_RELAY) {
+        relay_tile(args, at.epoch, u.block, prs_schedule_tile(s, &u, at.rank));
+    } else if (u.block != s->rank) {
         uint32_t tile = prs_schedule_tile(s, &u, at.rank);
-        store_release_sys(args.flags[peer] + prs_schedule_partial_flag(s, slot, tile, half), at.epoch);
+        store_release_sys(args.flags[neighbour(s, u.block)] +
+                              prs_schedule_partial_flag(s, partial_slot<E>(s, u.block), tile, half),
+                          at.epoch);
     } else if (E::broadcasts) {
         fence_release_sys(); /* R2: one fence for all ranks. Pairs with A1 in await_broadcast(). */
-        for (uint32_t p = 1; p < s->world; p++)
-            add_relaxed_sys(args.done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), 1);
+        for (uint32_t p = 1; p < s->locals; p++)
+            add_relaxed_sys(args.done[p] + prs_schedule_after(s->local, (s->local + p) % s->locals, s->locals), 1);
+        if (E::far)
+            put_rows(args, at.epoch, u.pair * 2 + at.rank);
     }
 }
 

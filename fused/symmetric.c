@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Symmetric memory: every rank allocates, tells the others where, and maps theirs: by pointer inside a process, by CUDA
- * IPC between processes. */
+/* Symmetric memory: every rank allocates, tells the others where, and maps theirs where they are on the same node: by
+ * pointer inside a process, by CUDA IPC between processes. For ranks of other nodes it becomes a window of the network.
+ */
 #include "fused/symmetric.h"
 
 #include <errno.h>
@@ -8,16 +9,18 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fused/network.h"
 #include "util/error.h"
 
 enum { CUDA_BLOCK_BYTES = 2 << 20 };
 
-/* What a rank tells about its allocation. Ranks are of one host, so a process id is a name. */
+/* What a rank tells about its allocation. Within a node a process id is a name. */
 struct offer {
     int32_t pid, device;
     uint64_t address, bytes;
     cudaIpcMemHandle_t handle;
-    int32_t error; /* this rank failed: all give up together instead of one being left waiting */
+    struct prs_keys keys; /* of its region, for other nodes */
+    int32_t error;        /* this rank failed: all give up together instead of one being left waiting */
     int32_t pad;
 };
 
@@ -36,14 +39,20 @@ static int allow_access(int device, uint32_t rank, uint32_t peer)
     return 0;
 }
 
-static int map_peer(struct prs_fused *ctx, struct prs_symmetric *s, uint32_t p, const struct offer *o, uint32_t peer)
+static int check_offer(const struct prs_fused *ctx, const struct prs_symmetric *s, const struct offer *o, uint32_t peer)
 {
-    cudaError_t e;
     if (o->error != 0)
-        return prs_fail(o->error, "fused: rank %u could not allocate %zu bytes of symmetric memory", peer, s->bytes);
+        return prs_fail(o->error, "fused: rank %u could not allocate or register %zu bytes of symmetric memory", peer,
+                        s->bytes);
     if (o->bytes != s->bytes)
         return prs_fail(-EINVAL, "fused: rank %u allocates %zu symmetric bytes, rank %u %llu: sizes must agree",
                         ctx->config.rank, s->bytes, peer, (unsigned long long)o->bytes);
+    return 0;
+}
+
+static int map_peer(struct prs_fused *ctx, struct prs_symmetric *s, uint32_t p, const struct offer *o, uint32_t peer)
+{
+    cudaError_t e;
     if (o->pid == (int32_t)getpid()) {
         s->at[p] = (uint8_t *)(uintptr_t)o->address;
         return o->device == ctx->config.device ? 0 : allow_access(o->device, ctx->config.rank, peer);
@@ -70,7 +79,7 @@ static int allocate(struct prs_fused *ctx, struct prs_symmetric *s, struct offer
     r = prs_cuda_check(cudaMemset(s->at[0], 0, s->bytes), "cudaMemset of symmetric memory");
     if (r == 0)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    if (r == 0 && ctx->config.world > 1)
+    if (r == 0 && ctx->place.locals > 1)
         r = prs_cuda_check(cudaIpcGetMemHandle(&o->handle, s->at[0]), "cudaIpcGetMemHandle");
     if (r != 0) {
         (void)cudaFree(s->at[0]);
@@ -79,46 +88,104 @@ static int allocate(struct prs_fused *ctx, struct prs_symmetric *s, struct offer
     return r;
 }
 
+static int register_memory(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_symmetric_use use, struct offer *o)
+{
+    int r;
+    if (ctx->network == NULL || use == PRS_SYMMETRIC_NODE)
+        return 0;
+    r = prs_network_register(ctx->network, s->at[0], s->bytes, use == PRS_SYMMETRIC_SIGNALS, &s->region);
+    if (r == 0)
+        prs_region_keys(s->region, &o->keys);
+    return r;
+}
+
+/* Ranks of this node are left out: kernels reach them through at[]. */
+static int open_window(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_symmetric_use use,
+                       const struct offer *all)
+{
+    struct prs_window_options options = {.base = s->at[0], .bytes = s->bytes, .region = s->region};
+    struct prs_window_remote *remotes = calloc(ctx->config.world, sizeof(*remotes));
+    int r;
+    if (remotes == NULL)
+        return prs_fail(-ENOMEM, "fused: no memory for %u ranks", ctx->config.world);
+    for (uint32_t i = 0; i < ctx->config.world; i++) {
+        remotes[i].base = all[i].address;
+        remotes[i].keys = all[i].keys;
+    }
+    options.remotes = remotes;
+    options.flags = use == PRS_SYMMETRIC_SIGNALS ? PRS_WINDOW_SIGNALS : 0;
+    r = prs_proxy_window(ctx->network->proxy, &options);
+    free(remotes);
+    s->window = r < 0 ? 0 : (uint32_t)r;
+    return r < 0 ? r : 0;
+}
+
+static int meet_peers(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_symmetric_use use, struct offer *mine)
+{
+    const struct prs_place *at = &ctx->place;
+    struct offer *all = calloc(ctx->config.world, sizeof(*all));
+    int r = all != NULL ? 0 : prs_fail(-ENOMEM, "fused: no memory for the offers of %u ranks", ctx->config.world);
+    mine->pid = (int32_t)getpid();
+    mine->device = ctx->config.device;
+    mine->address = (uint64_t)(uintptr_t)s->at[0];
+    mine->bytes = s->bytes;
+    if (r == 0)
+        r = prs_context_allgather(ctx, mine, all, sizeof(*mine));
+    if (r == 0)
+        r = mine->error;
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        if (i != at->rank)
+            r = check_offer(ctx, s, &all[i], i);
+    for (uint32_t p = 1; p < at->locals && r == 0; p++) {
+        uint32_t peer = prs_place_rank(at, at->node, (at->local + p) % at->locals);
+        r = map_peer(ctx, s, p, &all[peer], peer);
+    }
+    if (r == 0 && s->region != NULL) {
+        r = open_window(ctx, s, use, all);
+        if (r != 0) {
+            prs_region_release(s->region);
+            s->region = NULL;
+        }
+    }
+    free(all);
+    return r;
+}
+
+static void release(struct prs_symmetric *s)
+{
+    prs_region_release(s->region);
+    (void)cudaFree(s->at[0]);
+    free(s);
+}
+
 static void unmap(struct prs_fused *ctx, struct prs_symmetric *s)
 {
-    for (uint32_t p = 1; p < ctx->config.world; p++)
+    for (uint32_t p = 1; p < ctx->place.locals; p++)
         if (s->opened[p])
             (void)cudaIpcCloseMemHandle(s->at[p]);
 }
 
-int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, struct prs_symmetric **out)
+int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, enum prs_symmetric_use use, struct prs_symmetric **out)
 {
-    struct offer mine = {0}, all[PRS_MAX_WORLD];
+    struct offer mine = {0};
     struct prs_symmetric *s = calloc(1, sizeof(*s));
-    int r = 0;
-    uint32_t p = 1;
+    int r;
     if (s == NULL)
         return prs_fail(-ENOMEM, "fused: no memory");
     s->bytes = bytes;
     mine.error = allocate(ctx, s, &mine);
-    mine.pid = (int32_t)getpid();
-    mine.device = ctx->config.device;
-    mine.address = (uint64_t)(uintptr_t)s->at[0];
-    mine.bytes = bytes;
-    r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
-    if (r == 0)
-        r = mine.error;
-    for (; r == 0 && p < ctx->config.world; p++) {
-        uint32_t peer = (ctx->config.rank + p) % ctx->config.world;
-        r = map_peer(ctx, s, p, &all[peer], peer);
+    if (mine.error == 0)
+        mine.error = register_memory(ctx, s, use, &mine);
+    r = meet_peers(ctx, s, use, &mine);
+    if (r != 0) {
+        unmap(ctx, s);
+        release(s);
+        return r;
     }
-    if (r != 0)
-        goto release;
     s->next = ctx->symmetric;
     ctx->symmetric = s;
     *out = s;
     return 0;
-
-release:
-    unmap(ctx, s);
-    (void)cudaFree(s->at[0]);
-    free(s);
-    return r;
 }
 
 void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s)
@@ -130,9 +197,10 @@ void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s)
         link = &(*link)->next;
     *link = s->next;
     unmap(ctx, s);
-    (void)prs_context_barrier(ctx); /* nobody frees what another still maps */
-    (void)cudaFree(s->at[0]);
-    free(s);
+    if (s->region != NULL)
+        (void)prs_proxy_window_drop(ctx->network->proxy, s->window);
+    (void)prs_context_barrier(ctx); /* nobody frees what another still maps, or puts to */
+    release(s);
 }
 
 const struct prs_symmetric *prs_symmetric_find(const struct prs_fused *ctx, const void *ptr, size_t bytes)
@@ -150,7 +218,7 @@ int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out)
     int before, r = prs_context_enter(ctx, &before);
     if (r != 0)
         return r;
-    r = prs_symmetric_open(ctx, bytes, &s);
+    r = prs_symmetric_open(ctx, bytes, PRS_SYMMETRIC_DATA, &s);
     prs_context_leave(before);
     if (r == 0)
         *out = s->at[0];

@@ -5,16 +5,25 @@
 
 #include "fused/context.h"
 
+/* Who writes to it. Memory that only ranks of the same node write needs no window. */
+enum prs_symmetric_use {
+    PRS_SYMMETRIC_NODE,   /* ranks of this node, by stores */
+    PRS_SYMMETRIC_DATA,   /* those, and all other ranks by puts; also the source of own puts */
+    PRS_SYMMETRIC_SIGNALS /* signal words: never in a region with relaxed ordering */
+};
+
 /* One symmetric allocation. */
 struct prs_symmetric {
     struct prs_symmetric *next;
     size_t bytes;
-    uint8_t *at[PRS_MAX_WORLD]; /* [p]: the allocation of rank + p; [0] own */
+    uint8_t *at[PRS_MAX_WORLD]; /* [p]: the allocation of rank (local + p) % locals of this node; [0] own */
     bool opened[PRS_MAX_WORLD]; /* [p]: mapped from another process */
+    struct prs_region *region;  /* between nodes; NULL otherwise */
+    uint32_t window;            /* of ctx->network->device, when there is a region; the same on all ranks */
 };
 
 /* Collective. Zeroed on every rank before any of them gets it. */
-int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, struct prs_symmetric **out);
+int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, enum prs_symmetric_use use, struct prs_symmetric **out);
 void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s);
 
 /* The allocation that holds ptr .. ptr + bytes, or NULL. */

@@ -3,8 +3,9 @@
 #ifndef PERSEUS_FUSED_SYNC_CUH
 #define PERSEUS_FUSED_SYNC_CUH
 
-#include "fused/layout.h"
 #include "fused/ptx.cuh"
+#include "fused/schedule.h"
+#include "fused/sync.h"
 
 enum { SPINS_PER_CLOCK_READ = 256, EAGER_SPINS = 16, BACK_OFF_NS = 40 };
 
@@ -13,13 +14,11 @@ struct wait_clock {
     uint32_t spins;
 };
 
-/* The first wait to run out of time writes the fault record; it, and every later wait on this rank, stops waiting. Kept
- * out of line: it costs the spinning roles no registers. */
-static __device__ __noinline__ void give_up(const struct prs_kernel_args *args, uint32_t what, uint32_t from,
-                                            uint32_t index, uint32_t want, uint32_t seen, uint64_t waited)
+/* The first fault of a rank stays. Kept out of line: it costs the roles no registers. */
+static __device__ __noinline__ void record_fault(const struct prs_sync *sync, uint32_t what, uint32_t from,
+                                                 uint32_t index, uint32_t want, uint32_t seen, uint64_t waited)
 {
-    struct prs_fault *f = args->fault;
-    atomicExch(&args->words->aborted, 1u);
+    struct prs_fault *f = sync->fault;
     if (atomicCAS_system(&f->state, 0u, 1u) != 0u)
         return;
     f->what = what;
@@ -32,8 +31,16 @@ static __device__ __noinline__ void give_up(const struct prs_kernel_args *args, 
     *(volatile uint32_t *)&f->state = 2u;
 }
 
+/* The first wait to run out of time writes the fault record; it, and every later wait on this rank, stops waiting. */
+PRS_DEVICE void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index, uint32_t want,
+                        uint32_t seen, uint64_t waited)
+{
+    atomicExch(&sync->words->aborted, 1u);
+    record_fault(sync, what, from, index, want, seen, waited);
+}
+
 /* True: keep spinning. */
-PRS_DEVICE bool keep_waiting(const struct prs_kernel_args *args, struct wait_clock *clock, uint32_t what, uint32_t from,
+PRS_DEVICE bool keep_waiting(const struct prs_sync *sync, struct wait_clock *clock, uint32_t what, uint32_t from,
                              uint32_t index, uint32_t want, uint32_t seen)
 {
     /* Many pollers of one line hold up whoever wants to raise a flag in it. */
@@ -41,20 +48,20 @@ PRS_DEVICE bool keep_waiting(const struct prs_kernel_args *args, struct wait_clo
         __nanosleep(BACK_OFF_NS);
     if (clock->spins % SPINS_PER_CLOCK_READ != 0)
         return true;
-    if (*(volatile uint32_t *)&args->words->aborted)
+    if (*(volatile uint32_t *)&sync->words->aborted)
         return false;
     uint64_t now = global_timer_ns();
     if (clock->begin == 0)
         clock->begin = now;
-    if (now - clock->begin < args->limit_ns)
+    if (now - clock->begin < sync->limit_ns)
         return true;
-    give_up(args, what, from, index, want, seen, now - clock->begin);
+    give_up(sync, what, from, index, want, seen, now - clock->begin);
     return false;
 }
 
 /* A1: acquires *flag >= want. Pairs with the release of whoever raises it (store_release_sys, add_release_sys), so that
  * what the raiser wrote before is visible after. */
-PRS_DEVICE bool wait_flag(const struct prs_kernel_args *args, const uint32_t *flag, uint32_t want, uint32_t what,
+PRS_DEVICE bool wait_flag(const struct prs_sync *sync, const uint32_t *flag, uint32_t want, uint32_t what,
                           uint32_t from, uint32_t index)
 {
     struct wait_clock clock = {0, 0};
@@ -62,28 +69,25 @@ PRS_DEVICE bool wait_flag(const struct prs_kernel_args *args, const uint32_t *fl
         uint32_t seen = load_acquire_sys(flag);
         if (prs_flag_reached(seen, want))
             return true;
-        if (!keep_waiting(args, &clock, what, from, index, want, seen))
+        if (!keep_waiting(sync, &clock, what, from, index, want, seen))
             return false;
     }
 }
 
 /* The epoch of this launch. The word moves only when every CTA has left, so every CTA reads the same. */
-PRS_DEVICE uint32_t launch_epoch(const struct prs_kernel_args *args)
+PRS_DEVICE uint32_t launch_epoch(const struct prs_sync *sync)
 {
-    return *(volatile uint32_t *)&args->words->epoch + 1;
+    return *(volatile uint32_t *)&sync->words->epoch + 1;
 }
 
-/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. With
- * copy engines it also gives the other ranks credit to overwrite what they copied here. */
-PRS_DEVICE void leave_epoch(const struct prs_kernel_args *args, uint32_t epoch, uint32_t ctas)
+/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. True
+ * for that one: the launch is over on this rank. */
+PRS_DEVICE bool leave_epoch(const struct prs_sync *sync, uint32_t epoch, uint32_t ctas)
 {
-    const struct prs_schedule *s = &args->schedule;
-    if (add_acq_rel_gpu(&args->words->exits, 1) + 1 != ctas * epoch)
-        return;
-    *(volatile uint32_t *)&args->words->epoch = epoch;
-    if (s->segments != 0)
-        for (uint32_t p = 1; p < s->world; p++)
-            store_release_sys(args->done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), epoch);
+    if (add_acq_rel_gpu(&sync->words->exits, 1) + 1 != ctas * epoch)
+        return false;
+    *(volatile uint32_t *)&sync->words->epoch = epoch;
+    return true;
 }
 
 #endif

@@ -13,12 +13,23 @@ static const double FLOPS_PER_US_PER_SM = 750e6 / 132; /* bf16, large shapes */
 static const double STORE_BYTES_PER_US = 357e3;        /* what SMs can store over NVLink, one direction */
 static const double COPY_BYTES_PER_US = 383e3;         /* what copy engines move */
 static const double CLOCKS_PER_US = 1600;              /* under full load; idle it is 1980 */
+static const double FAR_BYTES_PER_US = 45e3;           /* a 400 Gb/s port, less headers; not measured */
 static const double START_US = 8;                      /* launch, first stages, last tile's store */
 
-static double sent_bytes(const struct prs_fused_shape *shape, uint32_t world)
+/* What one rank sends to the other ranks of its node, in bytes. Reduced inside a node first, a matrix is sent
+ * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
+static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
 {
     double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
-    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(world - 1) / world;
+    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->locals - 1) / at->locals;
+    return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
+}
+
+/* To other nodes: one block to each, for an all-reduce one each way. */
+static double far_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
+{
+    double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
+    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->nodes - 1) / at->world;
     return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
 }
 
@@ -28,15 +39,16 @@ static double compute_us(const struct prs_fused_shape *shape, uint32_t clusters)
 }
 
 /* How long the links are busy for each microsecond that the tensor cores are. */
-static double link_ratio(const struct prs_fused_shape *shape, uint32_t world, uint32_t clusters)
+static double link_ratio(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    return sent_bytes(shape, world) / STORE_BYTES_PER_US / compute_us(shape, clusters);
+    return sent_bytes(shape, at) / STORE_BYTES_PER_US / compute_us(shape, clusters);
 }
 
-static uint32_t default_band(const struct prs_fused_shape *shape, uint32_t world, uint32_t clusters)
+static uint32_t default_band(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M), columns = prs_ceil_div(shape->n, PRS_TILE_N);
-    double ratio = link_ratio(shape, world, clusters);
+    uint32_t world = at->world, pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M),
+             columns = prs_ceil_div(shape->n, PRS_TILE_N);
+    double ratio = link_ratio(shape, at, clusters);
     uint32_t band;
     if (shape->op == PRS_FUSED_GEMM || world == 1)
         return PRS_RASTER; /* nothing is communicated */
@@ -54,9 +66,9 @@ static uint32_t default_band(const struct prs_fused_shape *shape, uint32_t world
 /* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. An
  * all-gather whose link is busy most of the time was better off in bursts (8192: 422 us against 490), one with an idle
  * link without (16384: 2974 against 3347). */
-static void default_pace(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_tuning *t)
+static void default_pace(const struct prs_fused_shape *shape, const struct prs_place *at, struct prs_fused_tuning *t)
 {
-    double ratio = link_ratio(shape, world, t->clusters);
+    double ratio = link_ratio(shape, at, t->clusters);
     bool bursts = shape->op == PRS_FUSED_ALLGATHER && ratio > 0.6;
     if (t->paced == 0)
         t->paced = bursts ? PRS_UNPACED : PRS_PACED;
@@ -64,18 +76,21 @@ static void default_pace(const struct prs_fused_shape *shape, uint32_t world, st
         t->spread = ratio < 1 ? 85 : 1;
 }
 
-static void predict(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_plan_info *info)
+static void predict(const struct prs_fused_shape *shape, const struct prs_place *at, struct prs_fused_plan_info *info)
 {
-    double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, world);
+    double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, at), far = far_bytes(shape, at);
     double travel = sent / (info->tuning.copy_engine ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
+    double longest = compute > travel ? compute : travel;
     info->sent_bytes = (uint64_t)sent;
-    info->predicted_us = START_US + (compute > travel ? compute : travel);
+    info->far_bytes = (uint64_t)far;
+    far /= FAR_BYTES_PER_US;
+    info->predicted_us = START_US + (longest > far ? longest : far);
 }
 
 /* One line per shape; the last that fits wins, so that tuning again is appending. */
-static const char LINE[] = "%u %u %u %u %u %u : %u %u %u %u %u %u %u %u";
+static const char LINE[] = "%u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %u";
 
-static bool read_tuning(const char *path, const struct prs_fused_shape *shape, uint32_t world,
+static bool read_tuning(const char *path, const struct prs_fused_shape *shape, const struct prs_place *at,
                         struct prs_fused_tuning *t)
 {
     FILE *f = fopen(path, "re");
@@ -84,13 +99,13 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, u
     if (f == NULL)
         return false; /* not tuned yet */
     while (fgets(line, sizeof(line), f) != NULL) {
-        unsigned op, m, n, k, nk, w;
+        unsigned op, m, n, k, nk, w, d;
         struct prs_fused_tuning have = {0};
-        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &have.clusters, &have.band, &have.lag, &have.push_ctas,
-                   &have.copy_engine, &have.segments, &have.paced, &have.spread) != 14)
+        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.lag, &have.push_ctas,
+                   &have.copy_engine, &have.segments, &have.paced, &have.spread, &have.group) != 16)
             continue;
         if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
-            w == world) {
+            w == at->world && d == at->nodes) {
             *t = have;
             found = true;
         }
@@ -99,7 +114,7 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, u
     return found;
 }
 
-int prs_tuning_append(const struct prs_fused_shape *shape, uint32_t world, const struct prs_fused_tuning *t)
+int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_place *at, const struct prs_fused_tuning *t)
 {
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     FILE *f;
@@ -110,9 +125,9 @@ int prs_tuning_append(const struct prs_fused_shape *shape, uint32_t world, const
     if (f == NULL)
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));
-    written = fprintf(f, "%u %u %u %u %u %u : %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
-                      shape->k, shape->b_is_n_k, world, t->clusters, t->band, t->lag, t->push_ctas, t->copy_engine,
-                      t->segments, t->paced, t->spread);
+    written = fprintf(f, "%u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
+                      shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band, t->lag, t->push_ctas,
+                      t->copy_engine, t->segments, t->paced, t->spread, t->group);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;
@@ -128,8 +143,8 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
         return;
     *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
     if (s->kind == PRS_KIND_ALLGATHER && t->push_ctas != 0) {
-        chunks = prs_ceil_div(prs_schedule_chunks(s), t->push_ctas);
-        *push = (uint32_t)(clocks / (t->paced == PRS_PACED ? chunks * (s->world - 1) : chunks));
+        chunks = prs_ceil_div(prs_schedule_chunks(s) * s->nodes, t->push_ctas); /* forwarded ones too */
+        *push = (uint32_t)(clocks / (t->paced == PRS_PACED && s->locals > 1 ? chunks * (s->locals - 1) : chunks));
     }
 }
 
@@ -148,9 +163,21 @@ bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world)
     return obstacle(shape, world) == NULL;
 }
 
-static int choose_path(const struct prs_fused_shape *shape, uint32_t world, struct prs_fused_plan_info *info)
+static int choose_path(const struct prs_fused_shape *shape, const struct prs_place *at,
+                       struct prs_fused_plan_info *info)
 {
-    const char *why = obstacle(shape, world);
+    const char *why = obstacle(shape, at->world);
+    uint32_t world = at->world;
+    if (at->nodes > 1) {
+        if (why == NULL && info->tuning.path == PRS_PATH_UNFUSED)
+            why = "the unfused path was demanded";
+        if (why != NULL)
+            return prs_fail(-EINVAL,
+                            "fused: %u x %u x %u on %u nodes: %s, and the unfused path works inside a node only",
+                            shape->m, shape->n, shape->k, at->nodes, why);
+        info->tuning.path = PRS_PATH_FUSED;
+        return 0;
+    }
     if (info->tuning.path == PRS_PATH_FUSED && why != NULL)
         return prs_fail(-EINVAL, "fused: %u x %u x %u was demanded fused: %s", shape->m, shape->n, shape->k, why);
     if (info->tuning.path == PRS_PATH_AUTO && why == NULL && world > 1 && shape->m / world < PRS_PAIR_M)
@@ -165,7 +192,8 @@ static int choose_path(const struct prs_fused_shape *shape, uint32_t world, stru
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                       const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info)
 {
-    uint32_t world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
+    static const struct prs_place alone = {.world = 1, .nodes = 1, .locals = 1};
+    const struct prs_place *at = shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
     struct prs_fused_tuning *t = &info->tuning;
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     int r;
@@ -173,27 +201,29 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
     if (wanted != NULL) {
         *t = *wanted;
         info->reason = "given by the caller, the rest by default";
-    } else if (path != NULL && read_tuning(path, shape, world, t)) {
+    } else if (path != NULL && read_tuning(path, shape, at, t)) {
         info->reason = "tuning file";
     }
-    r = choose_path(shape, world, info);
+    r = choose_path(shape, at, info);
     if (r != 0)
         return r;
     if (t->clusters == 0 || t->clusters > clusters)
         t->clusters = clusters;
     if (t->band == 0)
-        t->band = default_band(shape, world, t->clusters);
+        t->band = default_band(shape, at, t->clusters);
     if (t->lag == 0)
         t->lag = 1;
     if (t->push_ctas == 0 || t->push_ctas > 2 * t->clusters)
         t->push_ctas = 2 * t->clusters;
     if (t->segments == 0)
         t->segments = 1;
-    default_pace(shape, world, t);
-    if (shape->op != PRS_FUSED_ALLGATHER || world == 1)
+    default_pace(shape, at, t);
+    if (t->group == 0)
+        t->group = 4; /* 256 KB: 5 us of a 400 Gb/s port, several times what a signal costs the proxy */
+    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1 || at->nodes > 1)
         t->copy_engine = 0;
     if (t->copy_engine != 0)
         t->push_ctas = 0;
-    predict(shape, world, info);
+    predict(shape, at, info);
     return 0;
 }

@@ -20,9 +20,9 @@ int prs_unfused_open(struct prs_fused_plan *p)
         return r;
     if (prs_context_agree(p->ctx, r) != 0) /* no rank may be left waiting in what follows */
         return r != 0 ? r : -ENOTSUP;
-    r = prs_symmetric_open(p->ctx, shared_bytes(&p->shape), &p->staging);
+    r = prs_symmetric_open(p->ctx, shared_bytes(&p->shape), PRS_SYMMETRIC_NODE, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, PRS_MAX_WORLD * sizeof(uint32_t), &p->flags);
+        r = prs_symmetric_open(p->ctx, PRS_MAX_WORLD * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;

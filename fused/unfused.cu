@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels of the unfused path: meetings of all ranks, and sums over mapped memory. */
-#include <errno.h>
-
+#include "fused/launch.cuh"
 #include "fused/sync.cuh"
 #include "fused/unfused.h"
 
@@ -9,16 +8,16 @@
 static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t slot = threadIdx.x, count = *(volatile uint32_t *)&args.words->exits + 1;
+    uint32_t slot = threadIdx.x, count = *(volatile uint32_t *)&args.sync.words->exits + 1;
     if (slot + 1 < s->world) {
         uint32_t from = (s->rank + 1 + slot) % s->world, p = slot + 1;
         /* R4: earlier kernels of this stream are complete. Pairs with A1 in the other rank's wait_flag(). */
         store_release_sys(args.flags[p] + prs_schedule_slot(s, s->rank, from), count);
-        wait_flag(&args, args.flags[0] + slot, count, PRS_AWAIT_PEERS, from, slot);
+        wait_flag(&args.sync, args.flags[0] + slot, count, PRS_AWAIT_PEERS, from, slot);
     }
     __syncwarp();
     if (slot == 0)
-        *(volatile uint32_t *)&args.words->exits = count;
+        *(volatile uint32_t *)&args.sync.words->exits = count;
 }
 
 struct sum_args {
@@ -56,13 +55,14 @@ template <bool WIDE> static __global__ void sum(const __grid_constant__ struct s
 
 extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream)
 {
-    meet<<<1, 32, 0, stream>>>(*args);
-    return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+    static const struct launch_shape one_warp = {1, 32, 0};
+    return launch_kernel(meet, &one_warp, 1, stream, *args);
 }
 
 extern "C" int prs_unfused_sum(const struct prs_kernel_args *args, uint64_t first, uint64_t elements, void *const *to,
                                uint32_t copies, int offset_result, cudaStream_t stream)
 {
+    static const struct launch_shape shape = {1, 256, 0};
     struct sum_args a = {};
     uint64_t misaligned = elements % 8 | first % 8;
     a.elements = elements;
@@ -77,8 +77,6 @@ extern "C" int prs_unfused_sum(const struct prs_kernel_args *args, uint64_t firs
     if (elements == 0)
         return 0;
     if (misaligned)
-        sum<false><<<1056, 256, 0, stream>>>(a);
-    else
-        sum<true><<<528, 256, 0, stream>>>(a);
-    return cudaGetLastError() == cudaSuccess ? 0 : -EIO;
+        return launch_kernel(sum<false>, &shape, 1056, stream, a);
+    return launch_kernel(sum<true>, &shape, 528, stream, a);
 }

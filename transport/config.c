@@ -4,6 +4,7 @@
 #include "transport/order.h"
 #include "util/env.h"
 #include "util/error.h"
+#include "util/log.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -33,6 +34,7 @@ static int read_numbers(struct prs_config *config)
         {"NCCL_IB_ADAPTIVE_ROUTING", -1, -1, 1, &config->adaptive_routing},
         {"NCCL_IB_MQP_RETRY_CNT", 34, 0, 100000, &config->mqp_retry_count},
         {"NCCL_IB_MQP_RETRY_SLEEP_MSEC", 100, 1, 60000, &config->mqp_retry_ms},
+        {"NCCL_IB_RETURN_ASYNC_EVENTS", 1, 0, 1, &config->return_async_events},
     };
 
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
@@ -107,6 +109,35 @@ static int read_words(struct prs_config *config)
         return r;
     config->dmabuf = on;
     return prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
+}
+
+void prs_config_warn_unheard(void)
+{
+    static const struct {
+        const char *name, *why;
+    } unheard[] = {
+        {"NCCL_IB_AR_THRESHOLD", "a message is one write with immediate at any size, also under adaptive routing"},
+        {"NCCL_IB_DATA_DIRECT", "data-direct devices are not used"},
+        {"NCCL_IB_DEVICE_PCI_ORDER", "rails are in the order of their names"},
+        {"NCCL_IB_ECE_ENABLE", "enhanced connection establishment is not negotiated"},
+        {"NCCL_IB_FIFO_TC", "clear-to-send records share the queue and the traffic class of the data: NCCL_IB_TC"},
+        {"NCCL_IB_MERGE_VFS", "virtual functions are rails of their own"},
+        {"NCCL_IB_MQP_RETRY_ALL", "only errors that can pass are tried again: NCCL_IB_MQP_RETRY_CNT"},
+        {"NCCL_IB_OOO_RQ", "out-of-order receive queues are not used"},
+        {"NCCL_IB_RESILIENCY_PORT_FAILOVER", "a rail that fails is not replaced by another"},
+        {"NCCL_IB_ROUTABLE_FLID_GID_INDEX",
+         "the GID is chosen by family, range and RoCE version, or NCCL_IB_GID_INDEX"},
+        {"NCCL_IB_SUBNET_AWARE_ROUTING", "rails are paired by position: NCCL_IB_HCA lists them in order"},
+        {"NCCL_IB_USE_INLINE", "what fits is always sent inline"},
+        {"NCCL_IB_WARN_RAIL_LOCAL", "unequal rails are always named"},
+    };
+
+    for (size_t i = 0; i < sizeof unheard / sizeof *unheard; i++) {
+        const char *value = prs_env_text(unheard[i].name);
+
+        if (value)
+            PRS_WARN("%s=%s has no effect: %s", unheard[i].name, value, unheard[i].why);
+    }
 }
 
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out)

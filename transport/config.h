@@ -31,6 +31,7 @@ struct prs_config {
     int adaptive_routing; /* -1: by link layer */
     int mqp_retry_count;
     int mqp_retry_ms;
+    int return_async_events;
     int policy; /* PERSEUS_ORDER, enum prs_policy */
     bool dmabuf;
     uint32_t timeout_ms;
@@ -38,5 +39,8 @@ struct prs_config {
 
 /* Return 0 or -EINVAL (a variable with an impossible value). */
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out);
+
+/* Warn of each variable that is set, means something to NCCL's own transport and nothing here. */
+void prs_config_warn_unheard(void);
 
 #endif

@@ -2,6 +2,7 @@
 /* Connecting to a listener: one handshake, step by step. */
 #include "transport/setup.h"
 
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
 

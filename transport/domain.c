@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/domain.h"
 
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/fork.h"
 #include "util/log.h"
@@ -22,26 +23,28 @@ PRS_RENEW_IN_CHILD(list, list_lock)
 /* --------------------------------------------------------------------------------------------- events */
 
 /* Only what makes the rail unusable counts; a changed GID, LID or a client re-registration of any port does not. Events
- * of a queue or completion queue reach their peer as failed completions. */
+ * of a queue reach their peer as failed completions; an overrun completion queue gives no more of them. */
 static void take_event(struct prs_domain *domain, const struct ibv_async_event *event)
 {
-    uint64_t bit = 1ull << (event->element.port_num & 63);
+    uint64_t *down_since = &domain->down_since_ns[event->element.port_num % PRS_DOMAIN_PORTS];
     const char *name = prs_verbs.event_type_str(event->event_type);
 
     switch (event->event_type) {
     case IBV_EVENT_DEVICE_FATAL:
-        PRS_ERROR("%s: %s: the device is unusable until the driver resets it", domain->name, name);
+    case IBV_EVENT_CQ_ERR:
+        PRS_ERROR("%s: %s: %s", domain->name, name,
+                  event->event_type == IBV_EVENT_CQ_ERR ? "a completion queue is overrun, completions are lost"
+                                                        : "the device is unusable until the driver resets it");
         __atomic_store_n(&domain->fatal_event, (int)event->event_type + 1, __ATOMIC_RELAXED);
         break;
     case IBV_EVENT_PORT_ERR:
-        PRS_WARN("%s port %d: %s: link down?", domain->name, event->element.port_num, name);
-        __atomic_or_fetch(&domain->ports_down, bit, __ATOMIC_RELAXED);
+        PRS_WARN("%s port %d: %s: link down? retries go on for a while", domain->name, event->element.port_num, name);
+        __atomic_store_n(down_since, prs_now_ns(), __ATOMIC_RELAXED);
         break;
     case IBV_EVENT_PORT_ACTIVE:
         PRS_INFO("%s port %d: %s", domain->name, event->element.port_num, name);
-        __atomic_and_fetch(&domain->ports_down, ~bit, __ATOMIC_RELAXED);
+        __atomic_store_n(down_since, 0, __ATOMIC_RELAXED);
         break;
-    case IBV_EVENT_CQ_ERR:
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
     case IBV_EVENT_QP_ACCESS_ERR:
@@ -105,13 +108,14 @@ static void stop_events(struct prs_domain *domain)
     close(domain->stop_fd);
 }
 
-int prs_domain_check(const struct prs_domain *domain, int port, const char **event)
+int prs_domain_check(const struct prs_domain *domain, int port, uint64_t patience_ns, const char **event)
 {
     int fatal = __atomic_load_n(&domain->fatal_event, __ATOMIC_RELAXED);
+    uint64_t down_since = __atomic_load_n(&domain->down_since_ns[port % PRS_DOMAIN_PORTS], __ATOMIC_RELAXED);
 
     if (fatal)
         *event = prs_verbs.event_type_str((enum ibv_event_type)(fatal - 1));
-    else if (__atomic_load_n(&domain->ports_down, __ATOMIC_RELAXED) >> port & 1)
+    else if (down_since && prs_now_ns() - down_since > patience_ns)
         *event = prs_verbs.event_type_str(IBV_EVENT_PORT_ERR);
     else
         return 0;

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-enum { PRS_DOMAIN_SCRATCH_BYTES = 4096 };
+enum { PRS_DOMAIN_SCRATCH_BYTES = 4096, PRS_DOMAIN_PORTS = 8 };
 
 struct prs_domain {
     struct prs_domain *next; /* list of the process, under the list's lock */
@@ -24,8 +24,8 @@ struct prs_domain {
     void *scratch;
     struct ibv_mr *scratch_mr;
     /* Written by the event thread, read by prs_domain_check(). */
-    uint64_t ports_down; /* bit p: port p reported an error and has not come back */
-    int fatal_event;     /* 0 or enum ibv_event_type + 1 */
+    uint64_t down_since_ns[PRS_DOMAIN_PORTS]; /* [p]: when port p reported an error; 0: it has not, or is back */
+    int fatal_event;                          /* 0 or enum ibv_event_type + 1 */
     pthread_t event_thread;
     int stop_fd; /* eventfd that ends the thread */
 };
@@ -34,7 +34,8 @@ struct prs_domain {
 int prs_domain_open(struct ibv_device *device, struct prs_domain **out);
 void prs_domain_close(struct prs_domain *domain);
 
-/* Return 0, or -EIO without logging while the device or that port is unusable; event says which one it was. */
-int prs_domain_check(const struct prs_domain *domain, int port, const char **event);
+/* Return 0, or -EIO without logging when the device is unusable or that port has been down for longer than patience_ns;
+ * event says which one it was. */
+int prs_domain_check(const struct prs_domain *domain, int port, uint64_t patience_ns, const char **event);
 
 #endif

@@ -17,14 +17,6 @@ static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects fabric
 static struct prs_fabric *fabrics;
 PRS_RENEW_IN_CHILD(list, list_lock)
 
-uint64_t prs_now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* Add the admitted ports of an opened device, each with a reference to it. Return how many. */
 static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struct prs_domain *domain)
 {
@@ -106,6 +98,7 @@ static int open_new(const struct prs_config *config, struct prs_fabric **out)
     fabric->refs = 1;
     fabric->owner = getpid();
     fabric->config = *config;
+    prs_config_warn_unheard();
     if (config->disabled)
         PRS_INFO("NCCL_IB_DISABLE=1: no rails are used");
     else
@@ -194,13 +187,23 @@ int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_
     return 0;
 }
 
+/* What a reliable queue's retries last: a link that comes back sooner has lost nothing. */
+static uint64_t patience_ns(const struct prs_config *config)
+{
+    if (config->timeout == 0) /* the NIC would retry for ever */
+        return (uint64_t)config->timeout_ms * 1000000;
+    return (4096ull << config->timeout) * (uint64_t)(config->retry_count + 1);
+}
+
 int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
 {
+    if (!fabric->config.return_async_events)
+        return 0;
     for (int i = 0; i < rails->count; i++) {
         const struct prs_rail *rail = &fabric->rail[rails->rail[i]];
         const char *event;
 
-        if (prs_domain_check(rail->domain, rail->port, &event)) {
+        if (prs_domain_check(rail->domain, rail->port, patience_ns(&fabric->config), &event)) {
             char text[160];
 
             snprintf(text, sizeof text, "%s:%d: %s", rail->info.name, rail->port, event);

@@ -19,7 +19,4 @@ struct prs_fabric {
 /* Are all indices of the set rails of this fabric, each once? Return 0 or -EINVAL; who is for the text. */
 int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *who);
 
-/* CLOCK_MONOTONIC */
-uint64_t prs_now_ns(void);
-
 #endif

@@ -2,7 +2,6 @@
 #include <perseus/heap.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +11,9 @@
 
 #include "transport/cuda.h"
 #include "transport/share.h"
-#include "util/env.h"
 #include "util/error.h"
 #include "util/log.h"
+#include "util/node.h"
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,
@@ -56,30 +55,6 @@ struct prs_heap {
     uint64_t used[PRS_HEAP_PARTS];
     struct prs_share share;
 };
-
-static uint64_t hash_text(uint64_t hash, const char *text)
-{
-    for (; *text; text++)
-        hash = (hash ^ (uint8_t)*text) * 1099511628211u;
-    return hash;
-}
-
-static uint64_t this_node(void)
-{
-    const char *named = prs_env_text("PERSEUS_NODE");
-    char boot[64] = "";
-    int fd;
-
-    if (named)
-        return hash_text(14695981039346656037u, named);
-    fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        if (read(fd, boot, sizeof(boot) - 1) < 0)
-            boot[0] = 0;
-        close(fd);
-    }
-    return hash_text(14695981039346656037u, boot);
-}
 
 /* ------------------------------------------------------------------------------------------------------------------
  * spans */
@@ -143,27 +118,6 @@ static void span_drop(struct span *span)
 /* ------------------------------------------------------------------------------------------------------------------
  * opening */
 
-/* Device memory: by a DMA-BUF file where all can do that, else by its address. */
-static int register_cuda(struct prs_heap *heap, enum prs_heap_part part, struct prs_mem *mem)
-{
-    struct prs_rail_info rail;
-    int r = prs_rail_query(heap->options.fabric, heap->options.rails->rail[0], &rail);
-
-    if (r < 0)
-        return r;
-    if ((rail.mem_kinds & PRS_MEM_DMABUF) &&
-        prs_cuda_dmabuf((uint64_t)(uintptr_t)mem->addr, mem->len_bytes, &mem->dmabuf_fd) == 0) {
-        mem->kind = PRS_MEM_DMABUF;
-        r = prs_region_register(heap->options.fabric, heap->options.rails, mem, &heap->region[part]);
-        close(mem->dmabuf_fd);
-        mem->dmabuf_fd = -1;
-        if (r == 0 || !(rail.mem_kinds & PRS_MEM_CUDA))
-            return r;
-    }
-    mem->kind = PRS_MEM_CUDA;
-    return prs_region_register(heap->options.fabric, heap->options.rails, mem, &heap->region[part]);
-}
-
 static int register_part(struct prs_heap *heap, enum prs_heap_part part)
 {
     struct prs_mem mem = {
@@ -177,7 +131,8 @@ static int register_part(struct prs_heap *heap, enum prs_heap_part part)
     if (!heap->options.fabric || heap->options.rails->count == 0)
         return 0; /* no rails: only the node's mappings serve */
     if (heap->options.cuda)
-        return register_cuda(heap, part, &mem);
+        return prs_region_register_cuda(heap->options.fabric, heap->options.rails, mem.addr, mem.len_bytes, mem.flags,
+                                        &heap->region[part]);
     return prs_region_register(heap->options.fabric, heap->options.rails, &mem, &heap->region[part]);
 }
 
@@ -203,7 +158,7 @@ static void fill_card(const struct prs_heap *heap, int result, struct card *card
     if (result < 0)
         snprintf(card->why, sizeof(card->why), "%s", prs_error_text());
     card->cuda = heap->options.cuda;
-    card->node = heap->options.node ? heap->options.node : this_node();
+    card->node = heap->options.node ? heap->options.node : prs_node_id();
     card->share = heap->share.address;
     for (int part = 0; part < PRS_HEAP_PARTS; part++) {
         card->base[part] = (uint64_t)(uintptr_t)heap->own[part].base;

@@ -2,6 +2,7 @@
 /* Waiting for peers: several handshakes at a time, none of which can hold up another. */
 #include "transport/setup.h"
 
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
 

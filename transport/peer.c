@@ -3,6 +3,7 @@
 #include "transport/peer.h"
 
 #include "transport/gid.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
 

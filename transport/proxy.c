@@ -30,8 +30,8 @@ struct prs_proxy {
     struct prs_dispatch dispatch;
     struct prs_device device;
     struct prs_ring_local *local; /* host memory, or of the device */
-    uint64_t *map;                /* [windows][world], then [windows] sizes: device->map and device->bytes */
-    uint64_t *device_map;         /* the device's copy; same as map without CUDA */
+    uint64_t *map; /* [PRS_PROXY_WINDOWS][world], then [PRS_PROXY_WINDOWS] sizes: device->map and device->bytes */
+    uint64_t *device_map; /* the device's copy; same as map without CUDA */
     pthread_t thread;
     bool running;
     int stop;  /* atomic: asks the thread to end */
@@ -180,29 +180,62 @@ free_proxy:
     return r;
 }
 
-int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options)
+/* A window's part of the tables that the device reads; it must not be in use there. */
+static void map_window(struct prs_proxy *proxy, uint32_t w)
 {
-    if (proxy->map)
-        return prs_fail(-EBUSY, "proxy of rank %u has started: no window can be added", proxy->device.rank);
-    return prs_windows_add(&proxy->windows, options);
+    const struct prs_window *window = &proxy->windows.window[w];
+    uint32_t world = proxy->device.world;
+
+    for (uint32_t rank = 0; rank < world; rank++)
+        proxy->map[w * world + rank] = window->remotes ? window->remotes[rank].mapped : 0;
+    proxy->map[w * world + proxy->device.rank] = window->base;
+    proxy->map[PRS_PROXY_WINDOWS * world + w] = window->bytes;
 }
 
-/* The tables that the device reads: where windows are mapped, and their sizes. */
-static int make_map(struct prs_proxy *proxy)
+static int publish_window(struct prs_proxy *proxy, uint32_t w)
 {
-    uint32_t world = proxy->device.world, count = proxy->windows.count;
-    size_t words = (size_t)count * world + count;
+    size_t row = (size_t)w * proxy->device.world, size = (size_t)PRS_PROXY_WINDOWS * proxy->device.world + w;
     int r;
 
-    proxy->map = calloc(words ? words : 1, sizeof(uint64_t));
+    map_window(proxy, w);
+    if (proxy->device_map == proxy->map)
+        return 0;
+    r = prs_cuda_copy(proxy->device_map + row, proxy->map + row, proxy->device.world * sizeof(uint64_t));
+    return r < 0 ? r : prs_cuda_copy(proxy->device_map + size, proxy->map + size, sizeof(uint64_t));
+}
+
+int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options)
+{
+    int r, index = prs_windows_add(&proxy->windows, options);
+
+    if (index < 0 || !proxy->map)
+        return index;
+    r = publish_window(proxy, (uint32_t)index);
+    if (r < 0)
+        prs_windows_drop(&proxy->windows, (uint32_t)index);
+    return r < 0 ? r : index;
+}
+
+int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index)
+{
+    if (index >= proxy->windows.count || !proxy->windows.window[index].remotes)
+        return prs_fail(-EINVAL, "proxy of rank %u has no window %u to drop", proxy->device.rank, index);
+    prs_windows_drop(&proxy->windows, index);
+    return proxy->map ? publish_window(proxy, index) : 0;
+}
+
+/* The tables that the device reads: where windows are mapped, and their sizes; room for those that come later. */
+static int make_map(struct prs_proxy *proxy)
+{
+    uint32_t world = proxy->device.world;
+    size_t words = (size_t)PRS_PROXY_WINDOWS * (world + 1);
+    int r;
+
+    proxy->map = calloc(words, sizeof(uint64_t));
     if (!proxy->map)
-        return prs_fail(-ENOMEM, "proxy: no memory for %u windows of %u ranks", count, world);
-    for (uint32_t w = 0; w < count; w++) {
-        for (uint32_t rank = 0; rank < world; rank++)
-            proxy->map[w * world + rank] = proxy->windows.window[w].remotes[rank].mapped;
-        proxy->map[w * world + proxy->device.rank] = proxy->windows.window[w].base;
-        proxy->map[count * world + w] = proxy->windows.window[w].bytes;
-    }
+        return prs_fail(-ENOMEM, "proxy: no memory for %d windows of %u ranks", PRS_PROXY_WINDOWS, world);
+    for (uint32_t w = 0; w < proxy->windows.count; w++)
+        map_window(proxy, w);
     proxy->device_map = proxy->map;
     if (proxy->options.cuda) {
         r = prs_cuda_alloc((void **)&proxy->device_map, words * sizeof(uint64_t));
@@ -225,9 +258,9 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
     device->control = proxy->ring.control;
     device->local = proxy->local;
     device->map = proxy->device_map;
-    device->bytes = proxy->device_map + (size_t)proxy->windows.count * device->world;
+    device->bytes = proxy->device_map + (size_t)PRS_PROXY_WINDOWS * device->world;
     device->slot_count = proxy->ring.slot_count;
-    device->windows = proxy->windows.count;
+    device->windows = PRS_PROXY_WINDOWS; /* one that does not exist has no bytes */
     *out = *device;
     if (proxy->options.stepped)
         return 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/region.h"
 
+#include "transport/cuda.h"
 #include "util/error.h"
 
 #include <errno.h>
@@ -125,6 +126,27 @@ int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *ra
     }
     *out = region;
     return 0;
+}
+
+int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_set *rails, void *addr, size_t len_bytes,
+                             uint32_t flags, struct prs_region **out)
+{
+    struct prs_mem mem = {.addr = addr, .len_bytes = len_bytes, .kind = PRS_MEM_CUDA, .dmabuf_fd = -1, .flags = flags};
+    struct prs_rail_info rail;
+    int r = prs_rail_query(fabric, rails->rail[0], &rail);
+
+    if (r < 0)
+        return r;
+    if ((rail.mem_kinds & PRS_MEM_DMABUF) && prs_cuda_dmabuf((uintptr_t)addr, len_bytes, &mem.dmabuf_fd) == 0) {
+        mem.kind = PRS_MEM_DMABUF;
+        r = prs_region_register(fabric, rails, &mem, out);
+        close(mem.dmabuf_fd);
+        mem.dmabuf_fd = -1;
+        if (r == 0 || !(rail.mem_kinds & PRS_MEM_CUDA))
+            return r;
+        mem.kind = PRS_MEM_CUDA;
+    }
+    return prs_region_register(fabric, rails, &mem, out);
 }
 
 void prs_region_release(struct prs_region *region)

@@ -2,6 +2,7 @@
 #include "transport/setup.h"
 
 #include "transport/gid.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
 

@@ -31,12 +31,15 @@ void prs_windows_fini(struct prs_windows *windows)
 int prs_windows_add(struct prs_windows *windows, const struct prs_window_options *options)
 {
     struct prs_window *window;
+    uint32_t index = 0;
 
-    if (windows->count == windows->limit)
+    while (index < windows->count && windows->window[index].remotes)
+        index++;
+    if (index == windows->limit)
         return prs_fail(-ENOSPC, "window table: all %u windows are in use", windows->limit);
     if (options->bytes > PRS_CMD_MAX_OFFSET)
         return prs_fail(-EINVAL, "window of %" PRIu64 " bytes is larger than a command can address", options->bytes);
-    window = &windows->window[windows->count];
+    window = &windows->window[index];
     window->remotes = calloc(windows->world, sizeof(*window->remotes));
     if (!window->remotes)
         return prs_fail(-ENOMEM, "window table: no memory for %u ranks", windows->world);
@@ -45,7 +48,17 @@ int prs_windows_add(struct prs_windows *windows, const struct prs_window_options
     window->bytes = options->bytes;
     window->region = options->region;
     window->flags = options->flags;
-    return (int)windows->count++;
+    if (index == windows->count)
+        __atomic_store_n(&windows->count, index + 1, __ATOMIC_RELAXED); /* a wrong command may read it meanwhile */
+    return (int)index;
+}
+
+void prs_windows_drop(struct prs_windows *windows, uint32_t index)
+{
+    struct prs_window *window = &windows->window[index];
+
+    free(window->remotes);
+    memset(window, 0, sizeof(*window));
 }
 
 static const char *op_name(uint32_t op)
@@ -66,11 +79,15 @@ static int check_span(const struct prs_windows *windows, const struct prs_cmd_fi
                       uint32_t index, uint64_t offset, uint64_t bytes)
 {
     const struct prs_window *window;
+    uint32_t count = __atomic_load_n(&windows->count, __ATOMIC_RELAXED);
 
-    if (index >= windows->count)
+    if (index >= count)
         return prs_fail(-EINVAL, "device command refused: %s to peer %u names %s window %u, there are %u",
-                        op_name(cmd->op), cmd->peer, end, index, windows->count);
+                        op_name(cmd->op), cmd->peer, end, index, count);
     window = &windows->window[index];
+    if (!window->remotes)
+        return prs_fail(-EINVAL, "device command refused: %s to peer %u names %s window %u, which was given back",
+                        op_name(cmd->op), cmd->peer, end, index);
     /* Written so that no sum can wrap. */
     if (offset > window->bytes || bytes > window->bytes - offset)
         return prs_fail(-ERANGE,

@@ -6,6 +6,7 @@
 #include <perseus/proxy.h>
 #include <perseus/ring.h>
 
+/* Free, or dropped: no remotes, no bytes. */
 struct prs_window {
     uint64_t base; /* here */
     uint64_t bytes;
@@ -16,7 +17,7 @@ struct prs_window {
 
 struct prs_windows {
     struct prs_window *window;
-    uint32_t count;
+    uint32_t count; /* highest index in use so far, plus one */
     uint32_t limit;
     uint32_t world;
     uint32_t epoch; /* that commands must carry */
@@ -24,8 +25,11 @@ struct prs_windows {
 
 int prs_windows_init(struct prs_windows *windows, uint32_t world, uint32_t epoch, uint32_t limit);
 void prs_windows_fini(struct prs_windows *windows);
-/* Return the index (>= 0) or -errno. */
+/* Return the index (>= 0), the lowest that is free, or -errno. May run beside prs_windows_check(): a command that names
+ * the window is written after this returned, and the ring's release and acquire order the two. */
 int prs_windows_add(struct prs_windows *windows, const struct prs_window_options *options);
+/* No command that names the window may be under way. */
+void prs_windows_drop(struct prs_windows *windows, uint32_t index);
 /*
  * Whether a command may be executed. Return 0, -EBADMSG (malformed), -ESTALE (another epoch), -EINVAL (no such peer or
  * window, or a word that cannot be a signal) or -ERANGE (outside the window); the text names command and field.

@@ -33,7 +33,7 @@ static __device__ __forceinline__ uint32_t prs_block_threads(void)
 /** The stores of this thread to a mapped peer are visible there before what its leader does next. */
 static __device__ __forceinline__ void prs_fence_sys(void)
 {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
+    prs_fence_acq_rel_sys();
 }
 
 /** Copy by the whole team when the peer is mapped: returns true when it was. */

@@ -126,9 +126,10 @@ struct prs_rail_set {
 };
 
 /**
- * First asynchronous fatal event of a rail in the set (device fatal; a port event only while the port stays down).
- * Return 0 while the rails are sound, else -EIO with prs_error_text() naming device, port and event. Cheap: no system
- * call.
+ * First asynchronous fatal event of a rail in the set: device fatal, completion queue overrun, or a port that has been
+ * down for longer than retries last (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT). Return 0 while the rails are sound, and
+ * always with NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO with prs_error_text() naming device, port and event. Cheap: no
+ * system call.
  */
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
@@ -173,6 +174,10 @@ struct prs_keys {
  */
 PRS_API int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_mem *mem,
                                 struct prs_region **out);
+/** The same for memory of the current CUDA context's device: by a DMA-BUF file where driver and rails can do that, else
+ * by address. flags: enum prs_mem_flags. */
+PRS_API int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_set *rails, void *addr,
+                                     size_t len_bytes, uint32_t flags, struct prs_region **out);
 /** After it, no NIC touches the memory; transfers still in flight there fail at their peer. NULL is allowed. */
 PRS_API void prs_region_release(struct prs_region *region);
 PRS_API void prs_region_keys(const struct prs_region *region, struct prs_keys *out);

@@ -54,10 +54,13 @@ struct prs_window_options {
 
 enum { PRS_PROXY_WINDOWS = 64 };
 
-/** Collective by contract: the same windows in the same order on every rank, before prs_proxy_start(). Return the index
- * (>= 0) or -errno. */
+/** Collective by contract: the same windows in the same order on every rank, before or after prs_proxy_start(). The
+ * lowest free index is taken. Return it (>= 0) or -errno. */
 PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options);
-/** No windows are added any more: *out is what kernels (or threads) need, valid until close; the thread runs. */
+/** Collective by contract. No command that names the window may be under way; its index may come again. Return 0 or
+ * -errno. */
+PRS_API int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index);
+/** *out is what kernels (or threads) need, valid until close, also for windows that come later; the thread runs. */
 PRS_API int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out);
 
 /** One round of the loop, for a stepped proxy. Return how much was done (0: idle) or the sticky error. */

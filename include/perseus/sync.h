@@ -128,6 +128,16 @@ PRS_HD uint64_t prs_claim_zero_gpu(uint64_t *word, uint64_t value)
 #endif
 }
 
+/** What this thread has read or written is before what it does next, for every other thread of the system. */
+PRS_HD void prs_fence_acq_rel_sys(void)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+#else
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
+#endif
+}
+
 /** Nanoseconds of a clock that only grows; coarse (about 1 us) on a GPU. */
 PRS_HD uint64_t prs_now_ns(void)
 {

@@ -3,13 +3,14 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <perseus/fused.h>
+#include <string.h>
 
 Test(context, an_impossible_rank_is_refused)
 {
     struct prs_fused_config config = {.rank = 4, .world = 4};
     struct prs_fused *ctx;
     cr_assert_eq(prs_fused_open(&config, &ctx), -EINVAL);
-    config.rank = 0, config.world = PRS_FUSED_MAX_WORLD + 1;
+    config.rank = 0, config.world = 65537; /* ranks have 16 bits in a command */
     cr_assert_eq(prs_fused_open(&config, &ctx), -EINVAL);
 }
 
@@ -31,4 +32,21 @@ Test(context, closing_nothing_does_nothing)
 {
     prs_fused_close(NULL);
     prs_fused_plan_close(NULL);
+}
+
+static int give_all_mine(void *user, const void *mine, void *all, size_t bytes)
+{
+    for (uint32_t rank = 0; rank < *(uint32_t *)user; rank++)
+        memcpy((char *)all + rank * bytes, mine, bytes);
+    return 0;
+}
+
+/* Where one rank has no GPU the others must hear of it instead of waiting: it still comes to the first meeting. */
+Test(context, a_rank_that_cannot_open_tells_the_others)
+{
+    uint32_t world = 3;
+    struct prs_fused_config config = {
+        .rank = 1, .world = world, .device = 4095, .allgather = give_all_mine, .user = &world};
+    struct prs_fused *ctx;
+    cr_assert_eq(prs_fused_open(&config, &ctx), -ENODEV);
 }

@@ -6,22 +6,41 @@
 #include <stdlib.h>
 
 struct row {
-    uint32_t kind, world, m, n, k, band, lag;
+    uint32_t kind, world, nodes, m, n, k, band, lag, in_turn;
 };
 
 static struct row shapes[] = {
-    {PRS_KIND_GEMM, 1, 4096, 4096, 4096, 8, 1},          {PRS_KIND_GEMM, 1, 100, 40, 8, 8, 1},
-    {PRS_KIND_REDUCE_SCATTER, 2, 512, 256, 64, 1, 1},    {PRS_KIND_REDUCE_SCATTER, 4, 4000, 1384, 264, 3, 1},
-    {PRS_KIND_REDUCE_SCATTER, 4, 13312, 512, 64, 5, 2},  {PRS_KIND_REDUCE_SCATTER, 8, 16384, 264, 128, 4, 9},
-    {PRS_KIND_REDUCE_SCATTER, 3, 7680, 1024, 192, 2, 3}, {PRS_KIND_ALLREDUCE, 4, 8192, 8192, 2048, 1, 1},
-    {PRS_KIND_ALLREDUCE, 5, 5 * 3000, 520, 72, 4, 1},    {PRS_KIND_ALLGATHER, 2, 600, 512, 520, 1, 1},
-    {PRS_KIND_ALLGATHER, 4, 4000, 2752, 4104, 3, 1},     {PRS_KIND_ALLGATHER, 8, 8 * 2816, 264, 264, 4, 1},
+    {PRS_KIND_GEMM, 1, 1, 4096, 4096, 4096, 8, 1},
+    {PRS_KIND_GEMM, 1, 1, 100, 40, 8, 8, 1},
+    {PRS_KIND_REDUCE_SCATTER, 2, 1, 512, 256, 64, 1, 1},
+    {PRS_KIND_REDUCE_SCATTER, 4, 1, 4000, 1384, 264, 3, 1},
+    {PRS_KIND_REDUCE_SCATTER, 4, 1, 13312, 512, 64, 5, 2},
+    {PRS_KIND_REDUCE_SCATTER, 8, 1, 16384, 264, 128, 4, 9},
+    {PRS_KIND_REDUCE_SCATTER, 3, 1, 7680, 1024, 192, 2, 3},
+    {PRS_KIND_ALLREDUCE, 4, 1, 8192, 8192, 2048, 1, 1},
+    {PRS_KIND_ALLREDUCE, 5, 1, 5 * 3000, 520, 72, 4, 1},
+    {PRS_KIND_ALLGATHER, 2, 1, 600, 512, 520, 1, 1},
+    {PRS_KIND_ALLGATHER, 4, 1, 4000, 2752, 4104, 3, 1},
+    {PRS_KIND_ALLGATHER, 8, 1, 8 * 2816, 264, 264, 4, 1},
+    {PRS_KIND_ALLGATHER, 4, 1, 4000, 2752, 4104, 3, 1, 1},
+    {PRS_KIND_ALLGATHER, 5, 1, 5 * 2816, 520, 264, 2, 1, 1},
+    /* several nodes */
+    {PRS_KIND_REDUCE_SCATTER, 4, 2, 4096, 1024, 64, 2, 1},
+    {PRS_KIND_REDUCE_SCATTER, 4, 2, 4000, 1384, 264, 3, 2},
+    {PRS_KIND_REDUCE_SCATTER, 3, 3, 3 * 1280, 512, 64, 1, 1},
+    {PRS_KIND_REDUCE_SCATTER, 12, 3, 12 * 1536, 264, 64, 4, 1},
+    {PRS_KIND_ALLREDUCE, 16, 2, 16 * 700, 520, 72, 1, 3},
+    {PRS_KIND_ALLREDUCE, 6, 3, 6 * 256, 256, 64, 1, 1},
+    {PRS_KIND_ALLGATHER, 4, 2, 4000, 2752, 4104, 3, 1},
+    {PRS_KIND_ALLGATHER, 2, 2, 600, 512, 520, 1, 1},
+    {PRS_KIND_ALLGATHER, 12, 3, 12 * 1100, 264, 264, 2, 1},
 };
 
 static struct prs_schedule schedule_of(const struct row *r, uint32_t rank)
 {
     struct prs_schedule s;
-    prs_schedule_init(&s, r->kind, rank, r->world, r->m, r->n, r->k, r->band, r->lag);
+    prs_schedule_init(&s, r->kind, rank, r->world, r->nodes, r->m, r->n, r->k, r->band, r->lag);
+    s.in_turn = r->in_turn;
     return s;
 }
 
@@ -71,30 +90,145 @@ ParameterizedTest(struct row *row, schedule, a_cursor_that_skips_finds_the_same_
     }
 }
 
-ParameterizedTestParameters(schedule, every_rank_sends_a_band_before_any_adds_it_up)
+ParameterizedTestParameters(schedule, whatever_is_added_up_was_sent_in_an_earlier_round)
 {
     return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
 }
 
-/* Why no rank can wait in a circle: what a unit waits for lies in an earlier round of the other rank's list. */
-ParameterizedTest(struct row *row, schedule, every_rank_sends_a_band_before_any_adds_it_up)
+/* The round in which a rank computes a pair of a block, by block and pair; round + 1, 0: never. */
+static uint32_t *rounds_of(const struct prs_schedule *s)
 {
-    struct prs_schedule s = schedule_of(row, 0);
+    uint32_t *rounds = calloc((size_t)s->world * s->pairs, sizeof(*rounds));
     struct prs_cursor cursor = {0, 0};
-    uint32_t *sent_in;
+    for (uint32_t i = 0; i < s->units; i++) {
+        struct prs_unit u;
+        prs_schedule_unit(s, &cursor, i, &u);
+        rounds[u.block * s->pairs + u.pair] = cursor.round + 1;
+    }
+    return rounds;
+}
+
+/* Why no rank can wait in a circle: what a unit waits for lies in an earlier round of the other rank's list, and
+ * whoever sends it gives it away there: a near rank sends, a far one relays. */
+ParameterizedTest(struct row *row, schedule, whatever_is_added_up_was_sent_in_an_earlier_round)
+{
+    uint32_t *rounds[16];
     if (row->kind != PRS_KIND_REDUCE_SCATTER && row->kind != PRS_KIND_ALLREDUCE)
         return;
-    sent_in = calloc(s.pairs, sizeof(*sent_in));
-    for (uint32_t i = 0; i < s.units; i++) {
-        struct prs_unit u;
-        prs_schedule_unit(&s, &cursor, i, &u);
-        if (u.block != s.rank)
-            sent_in[u.pair] = cursor.round + 1;
-        else
-            cr_assert(sent_in[u.pair] != 0 && sent_in[u.pair] <= cursor.round,
-                      "pair %u is added up in round %u, sent in %u", u.pair, cursor.round, sent_in[u.pair]);
+    for (uint32_t rank = 0; rank < row->world; rank++) {
+        struct prs_schedule s = schedule_of(row, rank);
+        rounds[rank] = rounds_of(&s);
     }
-    free(sent_in);
+    for (uint32_t rank = 0; rank < row->world; rank++) {
+        struct prs_schedule s = schedule_of(row, rank);
+        for (uint32_t at = 0; at < row->world * s.pairs; at++) {
+            uint32_t block = at / s.pairs, part = prs_schedule_part(&s, block);
+            for (uint32_t i = 0; part != PRS_PART_SEND && i < prs_schedule_sources(&s, block); i++) {
+                struct prs_source from = prs_schedule_source(&s, block, i);
+                struct prs_schedule sender = schedule_of(row, from.rank);
+                cr_assert_eq(prs_schedule_part(&sender, block), from.far ? PRS_PART_RELAY : PRS_PART_SEND);
+                cr_assert_eq(from.far, sender.node != s.node);
+                cr_assert(rounds[from.rank][at] != 0 && rounds[from.rank][at] < rounds[rank][at],
+                          "rank %u adds up block %u pair %u in round %u, rank %u sends it in %u", rank, block,
+                          at % s.pairs, rounds[rank][at], from.rank, rounds[from.rank][at]);
+            }
+        }
+    }
+    for (uint32_t rank = 0; rank < row->world; rank++)
+        free(rounds[rank]);
+}
+
+ParameterizedTestParameters(schedule, every_partial_sum_has_a_place_of_its_own)
+{
+    return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
+}
+
+/* Writers and readers agree where sums lie, no two of them share a slot, and every rank's sum is in every result once.
+ */
+ParameterizedTest(struct row *row, schedule, every_partial_sum_has_a_place_of_its_own)
+{
+    if (row->kind != PRS_KIND_REDUCE_SCATTER && row->kind != PRS_KIND_ALLREDUCE)
+        return;
+    for (uint32_t rank = 0; rank < row->world; rank++) {
+        struct prs_schedule s = schedule_of(row, rank);
+        uint64_t taken = 0, added[16] = {0};
+        for (uint32_t block = 0; block < row->world; block++) {
+            uint32_t part = prs_schedule_part(&s, block), slots[16], count = 0;
+            for (uint32_t i = 0; part != PRS_PART_SEND && i < prs_schedule_sources(&s, block); i++) {
+                struct prs_source from = prs_schedule_source(&s, block, i);
+                struct prs_schedule sender = schedule_of(row, from.rank);
+                cr_assert_eq(from.slot, from.far ? prs_schedule_arrive_slot(&sender, sender.node, s.node)
+                                                 : prs_schedule_send_slot(&sender, from.rank, block));
+                slots[count++] = from.slot;
+            }
+            if (part == PRS_PART_RELAY)
+                slots[count++] = prs_schedule_relay_slot(&s, block / s.locals);
+            for (uint32_t i = 0; i < count; i++) {
+                cr_assert(slots[i] < prs_schedule_slots(&s) && !(taken >> slots[i] & 1), "slot %u of rank %u", slots[i],
+                          rank);
+                taken |= 1ull << slots[i];
+            }
+        }
+        /* The own block: the near ranks' sums here, those of every other node through its counterpart. */
+        for (uint32_t i = 0; i < prs_schedule_sources(&s, rank); i++) {
+            struct prs_source from = prs_schedule_source(&s, rank, i);
+            struct prs_schedule sender = schedule_of(row, from.rank);
+            added[from.rank]++;
+            for (uint32_t j = 0; from.far && j < prs_schedule_sources(&sender, rank); j++)
+                added[prs_schedule_source(&sender, rank, j).rank]++;
+        }
+        for (uint32_t other = 0; other < row->world; other++)
+            cr_assert_eq(added[other], other != rank, "rank %u's sums come %d times to rank %u", other,
+                         (int)added[other], rank);
+    }
+}
+
+ParameterizedTestParameters(schedule, signals_stand_for_every_piece_once_and_never_for_two_bands)
+{
+    return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
+}
+
+ParameterizedTest(struct row *row, schedule, signals_stand_for_every_piece_once_and_never_for_two_bands)
+{
+    struct prs_schedule s = schedule_of(row, 0);
+    for (s.group = 1; s.group < 5000; s.group = s.group * 3 + 1) {
+        uint32_t groups = prs_schedule_groups(&s), *pieces = calloc(groups, sizeof(*pieces));
+        uint32_t *want = calloc(groups, sizeof(*want)), *band_of = calloc(groups, sizeof(*band_of));
+        for (uint32_t tile = 0; tile < prs_schedule_piece_rows(&s); tile++)
+            for (uint32_t lane = 0; lane < prs_schedule_lanes(&s); lane++) {
+                struct prs_piece_group g = prs_schedule_group(&s, tile, lane);
+                uint32_t band = tile / 2 / s.band + 1;
+                cr_assert(g.index < groups && g.pieces >= 1 && g.pieces <= s.group, "tile %u lane %u", tile, lane);
+                cr_assert(band_of[g.index] == 0 || band_of[g.index] == band, "group %u is of two bands", g.index);
+                cr_assert(want[g.index] == 0 || want[g.index] == g.pieces, "group %u has two sizes", g.index);
+                band_of[g.index] = band, want[g.index] = g.pieces;
+                pieces[g.index]++;
+            }
+        for (uint32_t i = 0; i < groups; i++)
+            cr_assert_eq(pieces[i], want[i], "group %u of %u pieces, %u in a group", i, want[i], s.group);
+        free(pieces);
+        free(want);
+        free(band_of);
+    }
+}
+
+ParameterizedTestParameters(schedule, every_chunk_of_every_counterpart_is_forwarded_once)
+{
+    return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
+}
+
+ParameterizedTest(struct row *row, schedule, every_chunk_of_every_counterpart_is_forwarded_once)
+{
+    struct prs_schedule s = schedule_of(row, row->world - 1);
+    uint32_t chunks = prs_schedule_chunks(&s), rows = prs_ceil_div(s.block_rows, PRS_PUSH_ROWS);
+    uint8_t *seen = calloc((size_t)s.world * rows, s.k_steps);
+    for (uint32_t at = 0; at < (s.nodes - 1) * chunks; at++) {
+        struct prs_chunk c;
+        uint32_t block = prs_schedule_forward(&s, at, &c);
+        cr_assert(block / s.locals != s.node && block % s.locals == s.local, "block %u is not a counterpart's", block);
+        cr_assert(seen[((size_t)block * rows + c.row / PRS_PUSH_ROWS) * s.k_steps + c.step]++ == 0);
+    }
+    free(seen);
 }
 
 ParameterizedTestParameters(schedule, chunks_cover_the_block_and_fill_their_counters)
@@ -125,13 +259,30 @@ ParameterizedTest(struct row *row, schedule, chunks_cover_the_block_and_fill_the
     free(seen);
 }
 
+/* When every rank sends to the rank after it first, blocks arrive in the order of distance. */
+Test(schedule, in_turn_the_nearest_rank_before_comes_first)
+{
+    struct row row = {PRS_KIND_ALLGATHER, 4, 1, 4 * 700, 300, 64, 1, 1, 1};
+    struct prs_schedule s = schedule_of(&row, 1);
+    struct prs_cursor cursor = {0, 0};
+    uint32_t block = s.pairs * s.columns;
+    for (uint32_t i = 0; i < s.units; i++) {
+        static const uint32_t order[] = {1, 0, 3, 2};
+        struct prs_unit u;
+        prs_schedule_unit(&s, &cursor, i, &u);
+        cr_assert_eq(u.block, order[i / block], "unit %u is of block %u", i, u.block);
+        cr_assert(u.block == s.rank || u.pair == i % block / s.columns, "unit %u is of pair %u: bands of one", i,
+                  u.pair);
+    }
+}
+
 Test(schedule, slots_of_one_owner_are_all_different)
 {
     for (uint32_t world = 2; world <= 8; world++) {
         for (uint32_t owner = 0; owner < world; owner++) {
             struct prs_schedule s;
             uint32_t seen = 0;
-            prs_schedule_init(&s, PRS_KIND_REDUCE_SCATTER, owner, world, world * 256, 256, 64, 1, 1);
+            prs_schedule_init(&s, PRS_KIND_REDUCE_SCATTER, owner, world, 1, world * 256, 256, 64, 1, 1);
             for (uint32_t sender = 0; sender < world; sender++)
                 if (sender != owner)
                     seen |= 1u << prs_schedule_slot(&s, sender, owner);

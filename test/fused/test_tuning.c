@@ -10,10 +10,12 @@
 
 enum { CLUSTERS = 66 };
 
+static uint32_t nodes = 1;
+
 static struct prs_fused_plan_info choose(enum prs_fused_op op, uint32_t m, uint32_t n, uint32_t k,
                                          const struct prs_fused_tuning *wanted)
 {
-    struct prs_fused ctx = {.config = {.world = 4}};
+    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = nodes, .locals = 4 / nodes}};
     struct prs_fused_shape shape = {op, m, n, k, 0};
     struct prs_fused_plan_info info;
     memset(&info, 0, sizeof(info));
@@ -60,7 +62,7 @@ Test(tuning, shapes_that_cannot_run_fused_say_why)
 
 Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
 {
-    struct prs_fused ctx = {.config = {.world = 4}};
+    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}};
     struct prs_fused_shape shape = {PRS_FUSED_GEMM, 128, 256, 63, 0};
     struct prs_fused_tuning wanted = {.path = PRS_PATH_FUSED};
     struct prs_fused_plan_info info;
@@ -76,13 +78,17 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
     struct prs_fused_tuning first = {.band = 1, .lag = 1}, second = {.band = 2, .lag = 1, .spread = 33},
                             third = {.band = 4};
     struct prs_fused_plan_info info;
+    struct prs_place here = {.world = 4, .nodes = 1, .locals = 4};
     cr_assert(fd >= 0);
     close(fd);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
-    cr_assert_eq(prs_tuning_append(&shape, 4, &first), 0);
-    cr_assert_eq(prs_tuning_append(&shape, 4, &second), 0);
-    cr_assert_eq(prs_tuning_append(&other, 4, &third), 0);
-    cr_assert_eq(prs_tuning_append(&shape, 2, &third), 0, "another world");
+    cr_assert_eq(prs_tuning_append(&shape, &here, &first), 0);
+    cr_assert_eq(prs_tuning_append(&shape, &here, &second), 0);
+    cr_assert_eq(prs_tuning_append(&other, &here, &third), 0);
+    here.world = 2;
+    cr_assert_eq(prs_tuning_append(&shape, &here, &third), 0, "another world");
+    here.world = 4, here.nodes = 2;
+    cr_assert_eq(prs_tuning_append(&shape, &here, &third), 0, "other nodes");
     info = choose(PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, NULL);
     cr_assert_eq(info.tuning.band, 2);
     cr_assert_eq(info.tuning.spread, 33);
@@ -95,7 +101,7 @@ Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
     struct prs_fused_tuning t = {.clusters = CLUSTERS, .push_ctas = 132, .spread = 50, .paced = PRS_UNPACED};
     struct prs_schedule s;
     uint32_t push, store, half;
-    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, 4, 16384, 4096, 16384, 2, 1);
+    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2, 1);
     prs_tuning_gaps(&shape, &t, &s, &push, &store);
     half = push;
     t.spread = 100;
@@ -104,4 +110,32 @@ Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
     t.spread = 1;
     prs_tuning_gaps(&shape, &t, &s, &push, &store);
     cr_assert_eq(push, 0);
+}
+
+Test(tuning, between_nodes_everything_is_fused_and_what_cannot_be_is_refused)
+{
+    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 2, .locals = 2}};
+    struct prs_fused_shape odd = {PRS_FUSED_ALLREDUCE, 1024, 1028, 64, 0};
+    struct prs_fused_tuning wanted = {.copy_engine = 1, .path = PRS_PATH_UNFUSED};
+    struct prs_fused_plan_info info;
+    memset(&info, 0, sizeof(info));
+    cr_assert_eq(prs_tuning_choose(&ctx, &odd, NULL, CLUSTERS, &info), -EINVAL);
+    odd.n = 1024;
+    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, CLUSTERS, &info), -EINVAL);
+    nodes = 2;
+    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 256, 256, 64, NULL).tuning.path, PRS_PATH_FUSED, "64 rows a rank");
+    wanted.path = PRS_PATH_AUTO;
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning.copy_engine, 0);
+}
+
+/* Each block crosses once: 2 nodes of 2, so a quarter of the matrix goes from each rank to the other node. */
+Test(tuning, what_crosses_between_nodes_is_the_least_that_must)
+{
+    uint64_t quarter = 8192ull * 8192 * 2 / 4;
+    nodes = 2;
+    cr_assert_eq(choose(PRS_FUSED_REDUCE_SCATTER, 8192, 8192, 2048, NULL).far_bytes, quarter);
+    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).far_bytes, 2 * quarter);
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL).far_bytes, quarter);
+    nodes = 1;
+    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).far_bytes, 0);
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Put what test/gpu/device.sh needs into a folder, to be carried to a GPU host that has no build of this project.
+# Put what test/gpu/*.sh need into a folder, to be carried to a GPU host that has no build of this project.
 #   test/gpu/pack.sh BUILD FOLDER; there: OUT=results FOLDER/test/gpu/device.sh FOLDER/build
 set -eu
 build=$(realpath "$1")
@@ -8,12 +8,16 @@ mkdir -p "$2"
 folder=$(realpath "$2")
 cd "$build"
 for file in tools/perseus-perf tools/libperseus-perf-gpu.so tools/softnic/softnic-run tools/softnic/softnicctl \
-        tools/softnic/lib/*.so* transport/libperseus.so* plugin/*.so* test/gpu/ring_gpu; do
+        tools/softnic/lib/*.so* transport/libperseus.so* plugin/*.so* test/gpu/ring_gpu tools/perseus-nccl tools/perseus-nccl-ranks \
+        tools/perseus-fused-bench fused/libperseus-fused.so* test/softnic/cuda_rw; do
+    [ -d "$file" ] && continue # Meson's folders of objects
     mkdir -p "$folder/build/$(dirname "$file")"
     cp -a "$file" "$folder/build/$file"
 done
 cd - >/dev/null
 cd "$(dirname "$0")"
 mkdir -p "$folder/test/gpu"
-cp device.sh "$folder/test/gpu/"
+cp ./*.sh ./*.py "$folder/test/gpu/"
+mkdir -p "$folder/tools/fused"
+cp ../../tools/fused/*.py "$folder/tools/fused/"
 du -sh "$folder" | cut -f1

@@ -350,6 +350,32 @@ static void push_raw(const struct prs_cmd_fields *fields)
     prs_ring_write(&f.device, at, fields);
 }
 
+/* Plans open and close while kernels of others run: the device's description stays as it is. */
+Test(device_replay, a_window_that_comes_later_is_reached_and_one_that_went_is_not)
+{
+    static uint64_t late[WORLD][8];
+    struct prs_window_remote remotes[WORLD] = {0};
+    struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
+    struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
+    uint64_t ticket;
+    int window;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000});
+    for (uint32_t rank = 0; rank < WORLD; rank++)
+        remotes[rank].base = (uint64_t)(uintptr_t)late[rank];
+    window = prs_proxy_window(f.proxy, &options);
+    cr_assert_eq(window, 2);
+    put.src_window = put.dst_window = (uint32_t)window;
+    late[0][0] = 11, late[0][1] = 12;
+    cr_assert_eq(prs_put(&f.device, &put, &ticket), 0);
+    cr_assert_eq(prs_flush(&f.device, ticket), 0, "%s", prs_proxy_error(f.proxy));
+    cr_assert(late[2][4] == 11 && late[2][5] == 12);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), 0);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), -EINVAL, "it went already");
+    cr_assert_eq(prs_put(&f.device, &put, NULL), -PRS_DEVICE_MISUSE, "the device knows that it went");
+    close_fixture();
+}
+
 Test(device_replay, a_command_out_of_bounds_touches_nothing_and_stops_the_device)
 {
     struct prs_cmd_fields bad;

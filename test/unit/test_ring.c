@@ -283,6 +283,29 @@ Test(window, a_command_that_must_not_run_is_refused_by_name)
     prs_windows_fini(&windows);
 }
 
+Test(window, what_is_given_back_is_refused_until_its_index_comes_again)
+{
+    struct prs_window_remote remotes[2] = {{0}};
+    struct prs_window_options options = {.base = (void *)4096, .bytes = WINDOW_BYTES, .remotes = remotes};
+    struct prs_cmd_fields put = {.op = PRS_CMD_PUT, .epoch = 7, .bytes = 8};
+    struct prs_windows windows;
+
+    cr_assert_eq(prs_windows_init(&windows, 2, 7, 3), 0);
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(prs_windows_add(&windows, &options), i);
+    cr_assert_eq(prs_windows_add(&windows, &options), -ENOSPC);
+    prs_windows_drop(&windows, 1);
+    put.dst_window = 1;
+    cr_assert_eq(prs_windows_check(&windows, &put), -EINVAL);
+    cr_assert(strstr(prs_error_last(), "window 1, which was given back"), "%s", prs_error_last());
+    put.dst_window = 2;
+    cr_assert_eq(prs_windows_check(&windows, &put), 0);
+    cr_assert_eq(prs_windows_add(&windows, &options), 1);
+    put.dst_window = 1;
+    cr_assert_eq(prs_windows_check(&windows, &put), 0);
+    prs_windows_fini(&windows);
+}
+
 /* Whatever a broken kernel writes: a command is taken only when all it touches lies within windows. */
 Test(window, random_words_never_pass_out_of_bounds)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and one after the other, interleaved in one
  * process group; results poisoned before and checked after. */
-#include "tools/fused/bench.h"
+#include "tools/fused/attention.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@ enum { WARMUP = 3, METHODS = 4 };
 enum method { OWN = 0, COMPUTE = 1, COMMUNICATE = 2, UNFUSED = 3 };
 
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
+static const double PORT_BYTES_PER_US = 50e3;  /* between nodes: 400 Gb/s */
 /* Everything one rank holds while it measures one shape. */
 struct run {
     const struct bench_options *options;
@@ -25,54 +26,9 @@ struct run {
     cudaEvent_t from, to;
     void *a, *b, *c;
     void *gathered, *partial; /* for the unfused way */
-    uint32_t *meet[PRS_FUSED_MAX_WORLD];
-    uint32_t meetings;
+    struct bench_start start;
     double usec[METHODS];
 };
-
-/* ---- all GPUs start together
- * ---------------------------------------------------------------------------------------------- */
-struct meet_args {
-    uint32_t *flags[PRS_FUSED_MAX_WORLD]; /* [r]: the words of rank r */
-    uint32_t rank, world, epoch;
-};
-
-static __global__ void meet_kernel(struct meet_args m)
-{
-    uint32_t p = threadIdx.x;
-    if (p >= m.world)
-        return;
-    __threadfence_system();
-    *(volatile uint32_t *)&m.flags[p][m.rank] = m.epoch;
-    for (uint64_t spins = 0; (int32_t)(*(volatile uint32_t *)&m.flags[m.rank][p] - m.epoch) < 0; spins++)
-        if (spins > 400000000ull) {
-            printf("perseus-fused-bench: rank %u waited for rank %u at meeting %u\n", m.rank, p, m.epoch);
-            __trap();
-        }
-}
-
-static void meet_gpus(struct run *r)
-{
-    struct meet_args m;
-    if (!r->rank->threads)
-        return;
-    memcpy(m.flags, r->meet, sizeof(m.flags));
-    m.rank = r->rank->rank, m.world = r->rank->world, m.epoch = ++r->meetings;
-    meet_kernel<<<1, 32, 0, r->stream>>>(m);
-    BENCH_CUDA(cudaGetLastError());
-}
-
-static void exchange_meet(struct run *r)
-{
-    void *mine, *all[PRS_FUSED_MAX_WORLD];
-    if (prs_fused_alloc(r->ctx, PRS_FUSED_MAX_WORLD * sizeof(uint32_t), &mine) != 0)
-        exit(1);
-    /* Symmetric memory of threads is reachable by its plain pointer; processes let only the library map it, so they
-     * skip the GPU-side start line and meet on the host. */
-    bench_allgather(r->rank, &mine, all, sizeof(mine));
-    for (uint32_t p = 0; p < r->rank->world; p++)
-        r->meet[p] = (uint32_t *)all[p];
-}
 
 /* ---- the four ways
  * ---------------------------------------------------------------------------------------------------------- */
@@ -84,11 +40,19 @@ static void check(int status, const char *what)
     }
 }
 
+static int (*const LAUNCH[])(struct prs_fused_plan *, const void *, const void *, void *, struct CUstream_st *) = {
+    prs_gemm, prs_gemm_reduce_scatter, prs_allgather_gemm, prs_gemm_allreduce};
+
 static void run_own(struct run *r)
 {
-    static int (*const launch[])(struct prs_fused_plan *, const void *, const void *, void *, struct CUstream_st *) = {
-        prs_gemm, prs_gemm_reduce_scatter, prs_allgather_gemm, prs_gemm_allreduce};
-    check(launch[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream), "launch");
+    check(LAUNCH[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream), "launch");
+}
+
+/* With a rank that dies: launches are refused once an earlier one has given up, which is looked at elsewhere. */
+static void launch_own(void *user)
+{
+    struct run *r = (struct run *)user;
+    (void)LAUNCH[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream);
 }
 
 static size_t share_elements(const struct run *r)
@@ -128,23 +92,10 @@ static void run_method(struct run *r, int method)
 
 /* ---- measuring
  * -------------------------------------------------------------------------------------------------------------- */
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *v, uint32_t count)
-{
-    qsort(v, count, sizeof(*v), by_value);
-    return v[count / 2];
-}
-
 static double time_once(struct run *r, int method)
 {
     float ms;
-    bench_meet(r->rank);
-    meet_gpus(r);
+    bench_start_cross(&r->start, r->stream);
     BENCH_CUDA(cudaEventRecord(r->from, r->stream));
     run_method(r, method);
     BENCH_CUDA(cudaEventRecord(r->to, r->stream));
@@ -169,11 +120,23 @@ static void time_methods(struct run *r)
     }
     for (int method = 0; method < METHODS; method++) {
         bool ran = method == OWN || (method == COMPUTE ? o->no_baselines == 0 : talks);
-        r->usec[method] = ran ? median(times[method], o->iterations) : NAN;
+        r->usec[method] = ran ? bench_median(times[method], o->iterations) : NAN;
     }
 }
 
-static bool report(struct run *r, const struct bench_verdict *v)
+/* What one launch sends to other nodes. */
+static struct prs_fused_traffic traffic_since(struct run *r, const struct prs_fused_traffic *before)
+{
+    struct prs_fused_traffic t;
+    prs_fused_traffic(r->ctx, &t);
+    t.puts = (uint64_t)bench_max(r->rank, (double)(t.puts - before->puts));
+    t.signals = (uint64_t)bench_max(r->rank, (double)(t.signals - before->signals));
+    t.fences = (uint64_t)bench_max(r->rank, (double)(t.fences - before->fences));
+    t.bytes = (uint64_t)bench_max(r->rank, (double)(t.bytes - before->bytes));
+    return t;
+}
+
+static bool report(struct run *r, const struct bench_verdict *v, const struct prs_fused_traffic *traffic)
 {
     const struct prs_fused_shape *s = &r->problem.shape;
     struct bench_row row;
@@ -183,7 +146,9 @@ static bool report(struct run *r, const struct bench_verdict *v)
     row.gpus = r->problem.world;
     row.own_us = r->usec[OWN], row.compute_us = r->usec[COMPUTE];
     row.comm_us = r->usec[COMMUNICATE], row.unfused_us = r->usec[UNFUSED];
-    row.floor_us = (double)row.info.sent_bytes / LINK_BYTES_PER_US;
+    row.traffic = *traffic;
+    row.floor_us =
+        fmax((double)row.info.sent_bytes / LINK_BYTES_PER_US, (double)row.info.far_bytes / PORT_BYTES_PER_US);
     if (row.compute_us > row.floor_us)
         row.floor_us = row.compute_us; /* not measured: NaN is never larger */
     row.speedup = (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;
@@ -197,21 +162,34 @@ static bool report(struct run *r, const struct bench_verdict *v)
     return row.beyond == 0;
 }
 
-static void launch_on(void *user, const void *a)
+/* What bench_soak runs: inputs by seed, results by one checked launch each. */
+struct sets {
+    struct run *run;
+    void *a[BENCH_SOAK_SETS], *golden[BENCH_SOAK_SETS];
+    size_t c_bytes;
+};
+
+static void launch_on(struct run *r, void *a)
 {
-    struct run *r = (struct run *)user;
     void *own = r->a;
-    r->a = (void *)(uintptr_t)a;
+    r->a = a;
     run_own(r);
     r->a = own;
 }
 
-/* Gives bench_soak its sets: inputs by seed, results by one checked launch each. Returns elements beyond the bound. */
-static uint64_t prepare_soak(struct run *r, struct bench_soak *s, size_t a_bytes)
+static void soak_turn(void *user, uint32_t set, unsigned long long *differences)
+{
+    struct sets *s = (struct sets *)user;
+    struct run *r = s->run;
+    bench_poison(r->c, s->c_bytes, r->stream);
+    launch_on(r, s->a[set]);
+    bench_count_differences(r->c, s->golden[set], s->c_bytes, differences, r->stream);
+}
+
+/* Returns elements beyond the bound. */
+static uint64_t prepare_soak(struct run *r, struct sets *s, size_t a_bytes)
 {
     uint64_t bad = 0;
-    BENCH_CUDA(cudaMalloc((void **)&s->differences, sizeof(*s->differences)));
-    BENCH_CUDA(cudaMemsetAsync(s->differences, 0, sizeof(*s->differences), r->stream));
     for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
         struct bench_problem p = r->problem;
         struct bench_verdict v;
@@ -236,19 +214,21 @@ static bool soak(struct run *r)
 {
     const struct bench_options *o = r->options;
     const struct prs_fused_shape *shape = &r->problem.shape;
-    struct bench_soak s;
+    struct sets s;
+    struct bench_soak soak;
     double bad, differences;
     memset(&s, 0, sizeof(s));
-    s.c = r->c, s.stream = r->stream, s.launch = launch_on, s.run = r;
+    s.run = r;
     s.c_bytes = bench_rows_c(&r->problem) * (size_t)shape->n * 2;
     bad = bench_max(r->rank, (double)prepare_soak(r, &s, bench_rows_a(&r->problem) * (size_t)shape->k * 2));
+    bench_soak_open(&soak, soak_turn, &s, r->stream);
     if (o->soak != 0)
-        bench_soak_run(&s, o->soak, r->rank->rank + 1);
+        bench_soak_run(&soak, o->soak, r->rank->rank + 1);
     bench_meet(r->rank);
-    differences = bench_max(r->rank, (double)bench_soak_replay(&s, o->replay));
+    differences = bench_max(r->rank, (double)bench_soak_replay(&soak, o->replay));
     if (r->rank->rank == 0)
         bench_report_soak(&r->problem, o, bad, differences);
-    BENCH_CUDA(cudaFree(s.differences));
+    bench_soak_close(&soak);
     for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
         BENCH_CUDA(cudaFree(s.a[set]));
         BENCH_CUDA(cudaFree(s.golden[set]));
@@ -300,6 +280,7 @@ static bool run_shape(struct run *r)
     struct bench_verdict v;
     struct prs_fused_error error;
     struct prs_fused_tuning tuning = r->options->tuning;
+    struct prs_fused_traffic traffic;
     size_t bytes = bench_rows_c(&r->problem) * (size_t)r->problem.shape.n * 2;
     bool good;
     for (int i = 0; i < METHODS; i++)
@@ -308,17 +289,21 @@ static bool run_shape(struct run *r)
     if (r->options->autotune)
         check(prs_autotune(r->ctx, &r->problem.shape, r->a, r->b, r->c, 10, r->stream, &tuning), "prs_autotune");
     check(prs_fused_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan), "prs_fused_plan_open");
+    if (r->options->kill_after != 0)
+        bench_lose_rank(r->rank, r->options, r->ctx, launch_own, r, r->stream);
     if (r->options->iterations > 0)
         time_methods(r);
     bench_poison(r->c, bytes, r->stream);
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
     bench_meet(r->rank); /* all-reduce: nobody may store into a C that is still being poisoned */
+    prs_fused_traffic(r->ctx, &traffic);
     run_own(r);
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
+    traffic = traffic_since(r, &traffic);
     if (prs_fused_poll_error(r->ctx, &error) != 0)
         fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
     v = bench_check(&r->problem, r->c, r->stream);
-    good = report(r, &v);
+    good = report(r, &v, &traffic);
     if (r->options->soak + r->options->replay != 0)
         good = soak(r) && good;
     close_run(r);
@@ -335,7 +320,8 @@ static int answer_for_all(void *user, const void *mine, void *all, size_t bytes)
 static int run_rank(struct bench_rank *rank, void *user)
 {
     const struct bench_options *o = (const struct bench_options *)user;
-    struct prs_fused_config config = {rank->rank, rank->world, rank->device, o->timeout_ms, bench_allgather, rank};
+    struct prs_fused_config config = {rank->rank,      rank->world, rank->device,  o->timeout_ms,
+                                      bench_allgather, rank,        rank->node + 1};
     struct run r;
     int bad = 0;
     memset(&r, 0, sizeof(r));
@@ -350,8 +336,8 @@ static int run_rank(struct bench_rank *rank, void *user)
     BENCH_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     BENCH_CUDA(cudaEventCreate(&r.from));
     BENCH_CUDA(cudaEventCreate(&r.to));
-    exchange_meet(&r);
-    if (o->no_baselines == 0 && !o->one_device && rank->world > 1)
+    bench_start_open(&r.start, r.ctx, rank);
+    if (o->no_baselines == 0 && !o->one_device && rank->world > 1 && o->kill_after == 0)
         r.nccl = bench_nccl_open(rank);
     for (uint32_t i = 0; i < o->shape_count; i++)
         for (uint32_t op = 0; op < 4; op++)
@@ -360,10 +346,14 @@ static int run_rank(struct bench_rank *rank, void *user)
                     r.problem.shape = o->shapes[i];
                     r.problem.shape.op = (enum prs_fused_op)op;
                     r.problem.shape.b_is_n_k = layout;
-                    r.problem.rank = rank->rank, r.problem.world = config.world,
+                    r.problem.rank = rank->rank, r.problem.world = config.world, r.problem.nodes = rank->nodes,
                     r.problem.seed_a = r.problem.seed_b = i * 8 + op * 2 + layout + 1;
                     bad += !run_shape(&r);
                 }
+    for (uint32_t i = 0; i < o->attention.shape_count; i++) {
+        struct bench_attention p = {o->attention.shapes[i], rank->rank, config.world, i + 1, o->loopback};
+        bad += !bench_attention_run(o, &r.start, r.ctx, &p, r.stream);
+    }
     bench_nccl_close(r.nccl);
     return bad;
 }
@@ -373,5 +363,5 @@ int main(int argc, char **argv)
     struct bench_options o;
     bench_options_parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread: NVLink multicast is never used */
-    return bench_ranks_run(o.world, o.one_device != 0, run_rank, &o) == 0 ? 0 : 1;
+    return bench_ranks_run(&o, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
 }

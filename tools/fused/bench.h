@@ -12,13 +12,39 @@
 /* ---- command line (options.cu) ---- */
 enum { BENCH_MAX_SHAPES = 64, BENCH_MAX_ITERATIONS = 200 };
 
+enum { BENCH_MOE_PRESETS = 3, BENCH_MOE_LIST = 8 };
+
+struct bench_moe_shape {
+    const char *name;
+    uint32_t hidden, columns, experts, top_k;
+};
+
+struct bench_moe_options {
+    uint32_t on, ragged; /* ragged: ranks have different numbers of tokens */
+    struct bench_moe_shape shapes[BENCH_MOE_LIST];
+    uint32_t tokens[BENCH_MOE_LIST];
+    double zipf[BENCH_MOE_LIST];
+    uint32_t shape_count, token_count, zipf_count;
+    struct prs_moe_tuning tuning;
+};
+
+struct bench_attention_options {
+    uint32_t on, causal, heads_first;
+    struct prs_attention_shape shapes[BENCH_MAX_SHAPES];
+    uint32_t shape_count;
+    struct prs_attention_tuning tuning;
+};
+
 struct bench_options {
     uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
     uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink */
     uint32_t one_device, no_baselines, autotune, json;
+    uint32_t kill_after; /* ms; the last rank's process then dies, and the others must say so; 0: nobody does */
     struct prs_fused_tuning tuning;
     struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
+    struct bench_moe_options moe;
+    struct bench_attention_options attention;
     const char *commit;
 };
 
@@ -32,6 +58,7 @@ struct bench_meeting;
 
 struct bench_rank {
     uint32_t rank, world;
+    uint32_t node, nodes; /* emulated: the ranks of this host are split */
     int device;
     bool threads; /* ranks share this process */
     struct bench_meeting *meeting;
@@ -39,17 +66,30 @@ struct bench_rank {
 
 typedef int bench_rank_fn(struct bench_rank *rank, void *user);
 
-/* Runs fn for every rank this process holds; the worst return value. one_device: all ranks share device 0. */
-int bench_ranks_run(uint32_t world, bool one_device, bench_rank_fn *fn, void *user);
+/* Runs fn for every rank; the worst return value. Ranks are threads, or, with several nodes, or when one is to be
+ * killed, processes. NCCL and the software NIC learn of the nodes by their own variables. */
+int bench_ranks_run(const struct bench_options *o, bench_rank_fn *fn, void *user);
 int bench_allgather(void *rank, const void *mine, void *all, size_t bytes);
 double bench_max(struct bench_rank *rank, double mine);
 void bench_meet(struct bench_rank *rank);
+
+double bench_median(double *v, uint32_t count);
+
+/* ---- the start line (start.cu): all ranks have come, and their GPUs go on together ------------------------------- */
+struct bench_start {
+    struct bench_rank *rank;
+    uint32_t *flags[PRS_FUSED_MAX_WORLD];
+    uint32_t meetings;
+};
+
+void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench_rank *rank);
+void bench_start_cross(struct bench_start *s, cudaStream_t stream);
 
 /* ---- inputs and checks (check.cu) ----------------------------------------------------------------------------------
  */
 struct bench_problem {
     struct prs_fused_shape shape;
-    uint32_t rank, world, seed_a, seed_b;
+    uint32_t rank, world, nodes, seed_a, seed_b;
 };
 
 struct bench_verdict {
@@ -61,6 +101,7 @@ struct bench_verdict {
 
 size_t bench_rows_a(const struct bench_problem *p);
 size_t bench_rows_c(const struct bench_problem *p);
+void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream);
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
@@ -83,6 +124,7 @@ void bench_nccl_close(struct bench_nccl *nccl);
 struct bench_row {
     struct prs_fused_shape shape;
     struct prs_fused_plan_info info;
+    struct prs_fused_traffic traffic; /* of one launch, from the rank that sends most */
     uint32_t gpus;
     double own_us, compute_us, comm_us, unfused_us, floor_us; /* NaN: not measured */
     double speedup, tflops, max_rel_error, beyond;
@@ -98,18 +140,34 @@ void bench_report_soak(const struct bench_problem *p, const struct bench_options
 /* ---- many launches (soak.cu) ---- */
 enum { BENCH_SOAK_SETS = 3 };
 
+/* Enqueues: poison what launch `set` of BENCH_SOAK_SETS writes, launch, count what differs from its first result. */
+typedef void bench_soak_turn(void *user, uint32_t set, unsigned long long *differences);
+
 struct bench_soak {
-    void *a[BENCH_SOAK_SETS], *golden[BENCH_SOAK_SETS], *c;
-    size_t c_bytes;
-    unsigned long long *differences; /* device: 16-byte vectors that differed so far */
+    bench_soak_turn *turn;
+    void *user;
+    unsigned long long *differences; /* device */
     cudaStream_t stream;
-    void (*launch)(void *run, const void *a);
-    void *run;
 };
+
+void bench_soak_open(struct bench_soak *s, bench_soak_turn *turn, void *user, cudaStream_t stream);
+void bench_soak_close(struct bench_soak *s);
+
+/* 16-byte vectors that are not the same. */
+void bench_count_differences(const void *x, const void *y, size_t bytes, unsigned long long *differences,
+                             cudaStream_t stream);
 
 /* Number of differences so far, after this many launches or replays of three launches. */
 unsigned long long bench_soak_run(const struct bench_soak *s, uint32_t launches, uint32_t seed);
 unsigned long long bench_soak_replay(const struct bench_soak *s, uint32_t replays);
+
+/* ---- MoE (moe.cu, moe_check.cu) ---- */
+int bench_moe_run(struct bench_rank *rank, void *options); /* a bench_rank_fn */
+
+/* ---- a rank that dies (lost.cu) ---- */
+/* Launches until this rank dies or another's death is reported; then never returns. */
+void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, struct prs_fused *ctx,
+                     void (*launch)(void *run), void *run, cudaStream_t stream);
 
 #define BENCH_CUDA(call)                                                                                               \
     do {                                                                                                               \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inputs that any rank can recompute, and a reference in double precision for sampled elements. */
 #include "tools/fused/bench.h"
+#include "tools/fused/element.cuh"
 
 #include <cuda_bf16.h>
 #include <math.h>
@@ -9,18 +10,10 @@
 
 enum { SAMPLES = 32768 };
 
-/* Element `at` of matrix `which` (0 A, 1 B) of a rank: uniform in [-1, 1), rounded to bf16. */
-static __device__ float element(uint32_t seed, uint32_t rank, uint32_t which, uint64_t at)
-{
-    uint64_t x = at + ((uint64_t)(seed * 64 + rank * 2 + which) << 40);
-    x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
-    return __bfloat162float(__float2bfloat16((float)(int32_t)(uint32_t)x * 0x1p-31f));
-}
-
 static __global__ void fill(__nv_bfloat16 *to, uint64_t count, uint32_t seed, uint32_t rank, uint32_t which)
 {
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x)
-        to[i] = __float2bfloat16(element(seed, rank, which, i));
+        to[i] = __float2bfloat16(bench_element(seed, rank, which, i));
 }
 
 struct sums {
@@ -28,21 +21,16 @@ struct sums {
     double square, worst;
 };
 
-static __device__ uint64_t scatter(uint64_t i)
-{
-    i = (i + 1) * 0x9e3779b97f4a7c15ull;
-    return i ^ (i >> 29);
-}
-
 /* One warp per sample. reference = sum over `terms` ranks of the dot product; the bound allows one bf16 rounding of
- * each partial sum, one of the result, and fp32 accumulation of |a b|. */
+ * each partial sum, one of each other node's sum, one of the result, and fp32 accumulation of |a b|. */
 static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16 *c, uint64_t rows, struct sums *out)
 {
     uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-    uint64_t row = scatter(sample) % rows, column = scatter(sample + 7777777) % p.shape.n, k = p.shape.k;
+    uint64_t row = bench_scatter(sample) % rows, column = bench_scatter(sample + 7777777) % p.shape.n, k = p.shape.k;
     bool reduces = p.shape.op == PRS_FUSED_REDUCE_SCATTER || p.shape.op == PRS_FUSED_ALLREDUCE;
     uint64_t a_row = p.shape.op == PRS_FUSED_REDUCE_SCATTER ? p.rank * rows + row : row, block = p.shape.m / p.world;
-    double total = 0, partials = 0, magnitude = 0;
+    double total = 0, partials = 0, magnitude = 0, node = 0;
+    uint32_t locals = p.world / p.nodes;
     for (uint32_t t = 0; t < (reduces ? p.world : 1); t++) {
         uint32_t a_rank = reduces ? t : p.rank, b_rank = reduces ? t : p.rank;
         uint64_t r = a_row;
@@ -53,7 +41,8 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
         }
         for (uint64_t i = lane; i < k; i += 32) {
             uint64_t where = p.shape.b_is_n_k ? column * k + i : i * p.shape.n + column;
-            double x = (double)element(p.seed_a, a_rank, 0, r * k + i) * element(p.seed_b, b_rank, 1, where);
+            double x =
+                (double)bench_element(p.seed_a, a_rank, 0, r * k + i) * bench_element(p.seed_b, b_rank, 1, where);
             sum += x;
             size += fabs(x);
         }
@@ -63,6 +52,9 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
         }
         total += sum;
         partials += reduces ? fabs(sum) : 0;
+        node = t % locals == 0 ? sum : node + sum;
+        if (reduces && t % locals == locals - 1 && t / locals != p.rank / locals)
+            partials += fabs(node);
         magnitude += size;
     }
     if (lane == 0) {
@@ -95,11 +87,16 @@ size_t bench_rows_c(const struct bench_problem *p)
     return p->shape.op == PRS_FUSED_REDUCE_SCATTER ? p->shape.m / p->world : p->shape.m;
 }
 
+void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream)
+{
+    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)to, elements, seed, rank, which);
+    BENCH_CUDA(cudaGetLastError());
+}
+
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream)
 {
-    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)a, bench_rows_a(p) * p->shape.k, p->seed_a, p->rank, 0);
-    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)b, (uint64_t)p->shape.n * p->shape.k, p->seed_b, p->rank, 1);
-    BENCH_CUDA(cudaGetLastError());
+    bench_fill(a, bench_rows_a(p) * p->shape.k, p->seed_a, p->rank, 0, stream);
+    bench_fill(b, (uint64_t)p->shape.n * p->shape.k, p->seed_b, p->rank, 1, stream);
 }
 
 void bench_poison(void *c, size_t bytes, cudaStream_t stream)

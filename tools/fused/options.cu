@@ -14,7 +14,8 @@ static const struct number {
     size_t field; /* of a uint32_t */
 } NUMBERS[] = {
     {"--gpus", "ranks, one thread and GPU each (torchrun and mpirun bring their own)", FIELD(world)},
-    {"--nodes", "only 1 so far", FIELD(nodes)},
+    {"--nodes", "split the ranks over so many emulated nodes, a process each (needs an RDMA device: softnic-run)",
+     FIELD(nodes)},
     {"--iterations", "timed rounds (default 20; 0: check only)", FIELD(iterations)},
     {"--soak", "more launches, unevenly late, each compared", FIELD(soak)},
     {"--replay", "replays of a CUDA graph of three launches, each compared", FIELD(replay)},
@@ -26,6 +27,18 @@ static const struct number {
     {"--push-ctas", "tuning", FIELD(tuning.push_ctas)},
     {"--segments", "tuning", FIELD(tuning.segments)},
     {"--spread", "tuning", FIELD(tuning.spread)},
+    {"--group", "tuning", FIELD(tuning.group)},
+    {"--kill-rank-after", "milliseconds: the last rank's process dies, the others must report it", FIELD(kill_after)},
+    {"--ctas", "MoE tuning: SMs that work", FIELD(moe.tuning.ctas)},
+    {"--mode", "attention tuning: 2 resident, 3 ring of two buffers", FIELD(attention.tuning.mode)},
+    {"--attention-ctas", "attention tuning", FIELD(attention.tuning.ctas)},
+    {"--group", "attention tuning", FIELD(attention.tuning.group)},
+    {"--slab-rows", "attention tuning", FIELD(attention.tuning.slab_rows)},
+    {"--block-rows", "attention tuning", FIELD(attention.tuning.block_rows)},
+    {"--overlap", "attention tuning", FIELD(attention.tuning.overlap)},
+    {"--share", "MoE tuning: 2: two SMs share rows; 1: not", FIELD(moe.tuning.share)},
+    {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
+    {"--row-spread", "MoE tuning: percent of the product's time", FIELD(moe.tuning.spread)},
 };
 
 static const struct choice {
@@ -33,18 +46,29 @@ static const struct choice {
     size_t field; /* of a uint32_t */
     uint32_t value;
 } CHOICES[] = {
+    {"--causal", "attention: causal, the sequence zigzag over the ranks", FIELD(attention.causal), 1},
+    {"--heads-first", "attention: tensors [B,H,S,D] instead of [B,S,H,D]", FIELD(attention.heads_first), 1},
     {"--json", "one JSON object per row instead of a table", FIELD(json), 1},
     {"--one-device", "all ranks on device 0, to check without several GPUs (with --clusters)", FIELD(one_device), 1},
     {"--no-baselines", "own kernels only", FIELD(no_baselines), 1},
     {"--autotune", "time the candidates first and take the best", FIELD(autotune), 1},
-    {"--copy-engine", "tuning", FIELD(tuning.copy_engine), 1},
+    {"--copy-engine", "tuning", FIELD(tuning.copy_engine), PRS_COPIES_TOGETHER},
+    {"--copies-in-turn", "tuning", FIELD(tuning.copy_engine), PRS_COPIES_IN_TURN},
     {"--paced", "tuning", FIELD(tuning.paced), PRS_PACED},
     {"--unpaced", "tuning", FIELD(tuning.paced), PRS_UNPACED},
     {"--fused", "refuse shapes that would take the unfused path", FIELD(tuning.path), PRS_PATH_FUSED},
+    {"--in-turn", "MoE tuning: SMs take tiles in turn, not as they come", FIELD(moe.tuning.order), PRS_MOE_IN_TURN},
+    {"--ragged", "MoE: ranks have different numbers of tokens", FIELD(moe.ragged), 1},
     {"--unfused", "take the unfused path", FIELD(tuning.path), PRS_PATH_UNFUSED},
 };
 
 const char *const BENCH_KERNELS[4] = {"gemm", "reduce_scatter", "allgather", "allreduce"};
+
+static const struct bench_moe_shape PRESETS[BENCH_MOE_PRESETS] = {
+    {"deepseek-v3", 7168, 2048, 256, 8},
+    {"qwen3-30b", 2048, 768, 128, 8},
+    {"gpt-oss-120b", 2880, 2880, 128, 4},
+};
 
 static void usage(const char *problem)
 {
@@ -52,6 +76,9 @@ static void usage(const char *problem)
         stderr,
         "perseus-fused-bench: %s\n"
         "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
+        "       perseus-fused-bench --kernel attention --shape BxHqxHkvxSxD [--shape ...] [--causal]\n"
+        "       perseus-fused-bench --kernel moe --preset deepseek-v3|qwen3-30b|gpt-oss-120b|HxNxExK [--preset ...]\n"
+        "         --tokens T [--tokens ...] [--zipf S ...]   tokens of each rank; exponent of how experts are liked\n"
         "  %-16s B as [K,N] (default), [N,K] or both\n  %-16s text for the rows\n",
         problem, "--layout kn|nk|both", "--commit TEXT");
     for (const struct number &n : NUMBERS)
@@ -79,6 +106,14 @@ static uint32_t parse_number(const char *name, const char *text)
 static void parse_kernel(struct bench_options *o, const char *name)
 {
     uint32_t before = o->kernels;
+    if (strcmp(name, "attention") == 0) {
+        o->attention.on = 1;
+        return;
+    }
+    if (strcmp(name, "moe") == 0) {
+        o->moe.on = 1;
+        return;
+    }
     for (uint32_t i = 0; i < 4; i++)
         if (strcmp(name, BENCH_KERNELS[i]) == 0 || strcmp(name, "all") == 0)
             o->kernels |= 1u << i;
@@ -89,11 +124,48 @@ static void parse_kernel(struct bench_options *o, const char *name)
 static void parse_shape(struct bench_options *o, const char *text)
 {
     struct prs_fused_shape *s = &o->shapes[o->shape_count];
-    if (o->shape_count == BENCH_MAX_SHAPES)
+    struct prs_attention_shape *t = &o->attention.shapes[o->attention.shape_count];
+    if (o->shape_count == BENCH_MAX_SHAPES || o->attention.shape_count == BENCH_MAX_SHAPES)
         usage("too many shapes");
+    if (sscanf(text, "%ux%ux%ux%ux%u", &t->batch, &t->heads_q, &t->heads_kv, &t->seq, &t->head_dim) == 5) {
+        o->attention.shape_count++;
+        return;
+    }
     if (sscanf(text, "%ux%ux%u", &s->m, &s->n, &s->k) != 3)
-        usage("a shape is MxNxK");
+        usage("a shape is MxNxK, of attention BxHqxHkvxSxD");
     o->shape_count++;
+}
+
+static void parse_preset(struct bench_moe_options *m, const char *text)
+{
+    struct bench_moe_shape *s = &m->shapes[m->shape_count];
+    if (m->shape_count == BENCH_MOE_LIST)
+        usage("too many presets");
+    for (const struct bench_moe_shape &p : PRESETS)
+        if (strcmp(text, p.name) == 0)
+            *s = p;
+    if (s->name == NULL && sscanf(text, "%ux%ux%ux%u", &s->hidden, &s->columns, &s->experts, &s->top_k) != 4)
+        usage("a preset is a name or HxNxExK");
+    if (s->name == NULL)
+        s->name = "custom";
+    m->shape_count++;
+}
+
+static bool parse_moe(struct bench_moe_options *m, const char *name, const char *value)
+{
+    if (strcmp(name, "--preset") == 0) {
+        parse_preset(m, value);
+    } else if (strcmp(name, "--tokens") == 0 && m->token_count < BENCH_MOE_LIST) {
+        m->tokens[m->token_count++] = parse_number(name, value);
+    } else if (strcmp(name, "--zipf") == 0 && m->zipf_count < BENCH_MOE_LIST) {
+        char *end;
+        m->zipf[m->zipf_count++] = strtod(value, &end);
+        if (end == value || *end != '\0')
+            usage("--zipf wants a number");
+    } else {
+        return false;
+    }
+    return true;
 }
 
 static bool parse_word(struct bench_options *o, const char *name, const char *value)
@@ -107,7 +179,7 @@ static bool parse_word(struct bench_options *o, const char *name, const char *va
     else if (strcmp(name, "--commit") == 0)
         o->commit = value;
     else
-        return false;
+        return parse_moe(&o->moe, name, value);
     return true;
 }
 
@@ -131,6 +203,26 @@ static bool parse_valued(struct bench_options *o, const char *name, const char *
     return parse_word(o, name, value);
 }
 
+/* Every kernel that was asked for has something to run on. */
+static void check_kernels(struct bench_options *o)
+{
+    struct bench_attention_options *a = &o->attention;
+    if (o->kernels == 0 && o->moe.on == 0 && a->on == 0)
+        usage("needs --kernel");
+    if (o->moe.on ? o->moe.shape_count == 0 || o->moe.token_count == 0 : (o->kernels != 0) != (o->shape_count != 0))
+        usage("needs --kernel and --shape, or --kernel moe, --preset and --tokens");
+    if ((a->on != 0) != (a->shape_count != 0))
+        usage("--kernel attention needs a --shape of its own");
+    if (a->causal != 0 && o->loopback != 0)
+        usage("causal ranks do not all send the same: no --loopback");
+    for (uint32_t i = 0; i < a->shape_count; i++) {
+        a->shapes[i].causal = a->causal;
+        a->shapes[i].heads_first = a->heads_first;
+    }
+    a->tuning.push_ctas = o->tuning.push_ctas;
+    a->tuning.spread = o->tuning.spread;
+}
+
 void bench_options_parse(int argc, char **argv, struct bench_options *o)
 {
     memset(o, 0, sizeof(*o));
@@ -142,12 +234,13 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
             usage(argv[i]);
         i++;
     }
-    if (o->kernels == 0 || o->shape_count == 0)
-        usage("needs --kernel and --shape");
+    check_kernels(o);
+    if (o->moe.zipf_count == 0)
+        o->moe.zipf_count = 1; /* 0: all experts are liked the same */
     if (o->world < 1 || o->world > PRS_FUSED_MAX_WORLD || o->loopback > PRS_FUSED_MAX_WORLD)
         usage("so many ranks are not possible");
     if (o->iterations > BENCH_MAX_ITERATIONS)
         usage("at most 200 iterations");
-    if (o->nodes != 1)
-        usage("several nodes are not built yet");
+    if (o->nodes < 1 || (o->nodes > 1 && o->loopback != 0))
+        usage("at least one node, and a loopback has only one");
 }

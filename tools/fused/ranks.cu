@@ -4,11 +4,13 @@
 #include "tools/fused/bench.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { MEETING_BYTES = 4096 };
@@ -55,6 +57,18 @@ double bench_max(struct bench_rank *rank, double mine)
     return most;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+double bench_median(double *v, uint32_t count)
+{
+    qsort(v, count, sizeof(*v), by_value);
+    return v[count / 2];
+}
+
 static void *run_member(void *arg)
 {
     struct member *m = (struct member *)arg;
@@ -78,8 +92,16 @@ static const char *either(const char *a, const char *b)
     return v != NULL ? v : getenv(b);
 }
 
+static void set_number(const char *name, uint32_t value)
+{
+    char text[16];
+    snprintf(text, sizeof(text), "%u", value);
+    setenv(name, text, 1);
+}
+
 /* One rank per process: rank 0 makes the page, the others wait for it. */
-static int run_launched(uint32_t rank, uint32_t world, int device, bench_rank_fn *fn, void *user)
+static int run_launched(uint32_t rank, uint32_t world, const struct bench_options *o, int device, bench_rank_fn *fn,
+                        void *user)
 {
     struct member me;
     char name[64];
@@ -113,6 +135,12 @@ static int run_launched(uint32_t rank, uint32_t world, int device, bench_rank_fn
     while (__atomic_load_n(&me.rank.meeting->ready, __ATOMIC_ACQUIRE) == 0)
         usleep(1000);
     me.rank.threads = false;
+    me.rank.nodes = o->nodes;
+    me.rank.node = rank / (world / o->nodes);
+    if (o->nodes > 1) {
+        set_number("NCCL_HOSTID", me.rank.node + 1);
+        set_number("SOFTNIC_NODE", me.rank.node);
+    }
     me.rank.rank = rank, me.rank.world = world, me.rank.device = device, me.fn = fn, me.user = user;
     bench_meet(&me.rank);
     if (rank == 0)
@@ -121,30 +149,71 @@ static int run_launched(uint32_t rank, uint32_t world, int device, bench_rank_fn
     return me.result;
 }
 
-int bench_ranks_run(uint32_t world, bool one_device, bench_rank_fn *fn, void *user)
+/* Processes made here: this is before any CUDA call, which a fork would not survive. */
+static int run_forked(const struct bench_options *o, bench_rank_fn *fn, void *user)
 {
-    const char *rank = either("RANK", "OMPI_COMM_WORLD_RANK"), *size = either("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE");
-    const char *local = either("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK");
-    struct member *m;
-    struct bench_meeting *meeting;
+    pid_t *pids = (pid_t *)calloc(o->world, sizeof(*pids));
     int worst = 0;
-    if (rank != NULL && size != NULL && local != NULL && atoi(size) > 1)
-        return run_launched((uint32_t)atoi(rank), (uint32_t)atoi(size), one_device ? 0 : atoi(local), fn, user);
-    m = (struct member *)calloc(world, sizeof(*m));
-    meeting = (struct bench_meeting *)calloc(1, sizeof(*meeting));
-    init_barrier(meeting, world);
-    for (uint32_t r = 0; r < world; r++) {
+    set_number("MASTER_PORT", (uint32_t)getpid()); /* names the page they meet at */
+    for (uint32_t r = 0; r < o->world; r++) {
+        pids[r] = fork();
+        if (pids[r] == 0)
+            _exit(run_launched(r, o->world, o, o->one_device != 0 ? 0 : (int)r, fn, user) == 0 ? 0 : 1);
+    }
+    for (uint32_t left = o->world; left > 0; left--) {
+        int status;
+        pid_t pid = wait(&status);
+        uint32_t r = 0;
+        while (r + 1 < o->world && pids[r] != pid)
+            r++;
+        pids[r] = 0;
+        if (WIFEXITED(status) ? WEXITSTATUS(status) == 0 : o->kill_after != 0 && r == o->world - 1)
+            continue;
+        fprintf(stderr, "perseus-fused-bench: rank %u %s %d\n", r, WIFEXITED(status) ? "ended with" : "died of signal",
+                WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+        for (uint32_t other = 0; worst == 0 && other < o->world; other++)
+            if (pids[other] != 0)
+                kill(pids[other], SIGKILL); /* it would wait for the one that failed */
+        worst = 1;
+    }
+    free(pids);
+    return worst;
+}
+
+static int run_threads(const struct bench_options *o, bench_rank_fn *fn, void *user)
+{
+    struct member *m = (struct member *)calloc(o->world, sizeof(*m));
+    struct bench_meeting *meeting = (struct bench_meeting *)calloc(1, sizeof(*meeting));
+    int worst = 0;
+    init_barrier(meeting, o->world);
+    for (uint32_t r = 0; r < o->world; r++) {
         m[r].rank.threads = true;
-        m[r].rank.rank = r, m[r].rank.world = world, m[r].rank.device = one_device ? 0 : (int)r,
-        m[r].rank.meeting = meeting;
+        m[r].rank.rank = r, m[r].rank.world = o->world, m[r].rank.device = o->one_device != 0 ? 0 : (int)r,
+        m[r].rank.meeting = meeting, m[r].rank.nodes = 1;
         m[r].fn = fn, m[r].user = user;
         pthread_create(&m[r].thread, NULL, run_member, &m[r]);
     }
-    for (uint32_t r = 0; r < world; r++) {
+    for (uint32_t r = 0; r < o->world; r++) {
         pthread_join(m[r].thread, NULL);
         worst = m[r].result != 0 ? m[r].result : worst;
     }
     free(meeting);
     free(m);
     return worst;
+}
+
+int bench_ranks_run(const struct bench_options *o, bench_rank_fn *fn, void *user)
+{
+    const char *rank = either("RANK", "OMPI_COMM_WORLD_RANK"), *size = either("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE");
+    const char *local = either("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK");
+    uint32_t world = rank != NULL && size != NULL && local != NULL ? (uint32_t)atoi(size) : 1;
+    if ((world > 1 ? world : o->world) % o->nodes != 0) {
+        fprintf(stderr, "perseus-fused-bench: %u nodes do not divide the ranks\n", o->nodes);
+        return 1;
+    }
+    if (world > 1)
+        return run_launched((uint32_t)atoi(rank), world, o, o->one_device != 0 ? 0 : atoi(local), fn, user);
+    if (o->nodes > 1 || o->kill_after != 0)
+        return run_forked(o, fn, user);
+    return run_threads(o, fn, user);
 }

@@ -24,16 +24,19 @@ static void print_json(const struct bench_row *r)
 {
     const struct prs_fused_shape *s = &r->shape;
     const struct prs_fused_tuning *t = &r->info.tuning;
-    printf("{\"kernel\":\"%s\",\"layout\":\"%s\",\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"nodes\":1,",
-           BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->gpus);
+    printf("{\"kernel\":\"%s\",\"layout\":\"%s\",\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"nodes\":%u,",
+           BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->gpus, r->traffic.nodes);
+    printf("\"puts\":%llu,\"signals\":%llu,\"fences\":%llu,\"far_bytes\":%llu,", (unsigned long long)r->traffic.puts,
+           (unsigned long long)r->traffic.signals, (unsigned long long)r->traffic.fences,
+           (unsigned long long)r->traffic.bytes);
     printf("\"usec\":%s,\"compute_usec\":%s,\"comm_usec\":%s,\"unfused_usec\":%s,", number(r->own_us, 1).t,
            number(r->compute_us, 1).t, number(r->comm_us, 1).t, number(r->unfused_us, 1).t);
     printf("\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,", number(r->own_us / r->floor_us, 3).t,
            number(r->speedup, 3).t, number(r->tflops, 1).t);
     printf("\"sm_split\":{\"path\":\"%s\",\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
-           "\"segments\":%u,\"paced\":%u,\"spread\":%u,\"reason\":\"%s\"},",
+           "\"segments\":%u,\"paced\":%u,\"spread\":%u,\"group\":%u,\"reason\":\"%s\"},",
            t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->lag, t->push_ctas, t->copy_engine,
-           t->segments, t->paced, t->spread, r->info.reason);
+           t->segments, t->paced, t->spread, t->group, r->info.reason);
     printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
            r->info.predicted_us, r->max_rel_error, r->beyond, (unsigned long long)r->sampled, r->commit);
 }

@@ -37,22 +37,32 @@ static uint32_t next_random(uint32_t *state)
     return *state >> 8;
 }
 
-static void compare(const struct bench_soak *s, uint32_t set)
+void bench_count_differences(const void *x, const void *y, size_t bytes, unsigned long long *differences,
+                             cudaStream_t stream)
 {
-    count_differences<<<64, 256, 0, s->stream>>>((const uint4 *)s->c, (const uint4 *)s->golden[set], s->c_bytes / 16,
-                                                 s->differences);
+    count_differences<<<64, 256, 0, stream>>>((const uint4 *)x, (const uint4 *)y, bytes / 16, differences);
     BENCH_CUDA(cudaGetLastError());
+}
+
+void bench_soak_open(struct bench_soak *s, bench_soak_turn *turn, void *user, cudaStream_t stream)
+{
+    s->turn = turn, s->user = user, s->stream = stream;
+    BENCH_CUDA(cudaMalloc((void **)&s->differences, sizeof(*s->differences)));
+    BENCH_CUDA(cudaMemsetAsync(s->differences, 0, sizeof(*s->differences), stream));
+}
+
+void bench_soak_close(struct bench_soak *s)
+{
+    BENCH_CUDA(cudaFree(s->differences));
 }
 
 /* Half of the launches start at once, the others up to 60 us late. */
 static void step(const struct bench_soak *s, uint32_t i, uint32_t *random)
 {
-    uint32_t set = i % SETS, late = next_random(random);
+    uint32_t late = next_random(random);
     if (late & 1)
         delay<<<1, 1, 0, s->stream>>>(late % 60000);
-    bench_poison(s->c, s->c_bytes, s->stream);
-    s->launch(s->run, s->a[set]);
-    compare(s, set);
+    s->turn(s->user, i % SETS, s->differences);
 }
 
 unsigned long long bench_soak_run(const struct bench_soak *s, uint32_t launches, uint32_t seed)
@@ -76,11 +86,8 @@ unsigned long long bench_soak_replay(const struct bench_soak *s, uint32_t replay
     cudaGraphExec_t executable;
     unsigned long long found;
     BENCH_CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal));
-    for (uint32_t set = 0; set < SETS; set++) {
-        bench_poison(s->c, s->c_bytes, s->stream);
-        s->launch(s->run, s->a[set]);
-        compare(s, set);
-    }
+    for (uint32_t set = 0; set < SETS; set++)
+        s->turn(s->user, set, s->differences);
     BENCH_CUDA(cudaStreamEndCapture(s->stream, &graph));
     BENCH_CUDA(cudaGraphInstantiate(&executable, graph, 0));
     for (uint32_t i = 0; i < replays; i++)

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every plan's kernels carry, whatever they compute: the epoch, the limit of their waits, the fault record. The
+ * device's half is sync.cuh. */
+#ifndef PERSEUS_FUSED_SYNC_H
+#define PERSEUS_FUSED_SYNC_H
+
+#include <assert.h>
+#include <stdint.h>
+
+struct prs_fused;
+
+/* What a flag stands for. */
+enum prs_awaited {
+    PRS_AWAIT_PARTIAL = 1,
+    PRS_AWAIT_CHUNK = 2,
+    PRS_AWAIT_BROADCAST = 3,
+    PRS_AWAIT_PEERS = 4,
+    PRS_AWAIT_NETWORK = 5,
+    PRS_AWAIT_KEYS = 8,    /* attention: a slab of keys or values */
+    PRS_AWAIT_CREDIT = 9,  /* attention: room for a group of them */
+    PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
+    PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
+    PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
+    PRS_AWAIT_CTAS = 19,   /* MoE: this rank's own routing CTAs */
+    /* Not awaited, but wrong: */
+    PRS_FAULT_CAPACITY = 64, /* index: expert, want: rows, seen: capacity */
+    PRS_FAULT_EXPERT = 65    /* index: token, want: experts, seen: what the router chose */
+};
+
+/* First thing a launch on this device got wrong; lives in mapped host memory, written once (state 0 -> 1 -> 2). */
+struct prs_fault {
+    uint32_t state; /* 0 none, 1 being written, 2 valid */
+    uint32_t what;  /* enum prs_awaited */
+    uint32_t from;  /* rank that should have raised the flag, or whose input is wrong */
+    uint32_t index; /* of the flag */
+    uint32_t want, seen;
+    uint64_t waited_ns;
+};
+static_assert(sizeof(struct prs_fault) == 32, "read by the host while the kernel runs");
+
+/* Device words of one plan on one rank. */
+struct prs_plan_words {
+    uint32_t epoch;   /* launches finished; only grows, so that a captured graph can be replayed */
+    uint32_t exits;   /* CTAs that left, over all launches */
+    uint32_t aborted; /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
+    uint32_t copying; /* epoch whose blocks the copy engines move; they copy this word as their flag */
+};
+
+struct prs_sync {
+    struct prs_plan_words *words;
+    struct prs_fault *fault; /* the context's, as the device sees it */
+    uint64_t limit_ns;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Zeroed words on the context's device, which must be current. 0, -ENOMEM or -EIO. */
+int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync);
+void prs_sync_close(struct prs_sync *sync);
+
+/* 0 when a launch may be enqueued; the fault's error, logged, when an earlier one on this context went wrong. */
+int prs_sync_check(struct prs_fused *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

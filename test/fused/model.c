@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/fused/model.h"
+
+#include <criterion/criterion.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- helpers -------------------------------------------------------------------------------------------------------
+ */
+uint32_t model_load(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+void model_raise(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+void model_fail(struct model *m, const char *what, uint32_t rank, uint32_t index, uint32_t from, uint32_t want,
+                uint32_t seen)
+{
+    uint32_t none = 0;
+    if (!__atomic_compare_exchange_n(&m->failed, &none, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        return;
+    snprintf(m->text, sizeof(m->text), "rank %u: %s %u of rank %u: want %u, have %u", rank, what, index, from, want,
+             seen);
+    model_raise(&m->failed, 2);
+}
+
+bool model_wait(struct model *m, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank, uint32_t index,
+                uint32_t from)
+{
+    time_t give_up = time(NULL) + (from == rank ? 4 : 1) * m->wait_seconds; /* within a GPU nobody looks at the clock */
+    for (uint32_t spins = 1;; spins++) {
+        uint32_t seen = model_load(flag);
+        if (prs_flag_reached(seen, want))
+            return true;
+        if (model_load(&m->failed) != 0)
+            return false;
+        if (spins % 1024 == 0 && time(NULL) > give_up) {
+            model_fail(m, what, rank, index, from, want, seen);
+            return false;
+        }
+        sched_yield();
+    }
+}
+
+void model_dawdle(uint32_t *random)
+{
+    *random = *random * 1664525u + 1013904223u;
+    if (*random >> 26 == 0)
+        usleep(*random >> 8 & 127);
+}
+
+uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t piece)
+{
+    uint32_t x = epoch * 2654435761u ^ rank * 40503u ^ block * 9973u ^ piece * 69069u;
+    return x ^ x >> 15;
+}
+
+static bool reduces(const struct rank *r)
+{
+    return r->s.kind != PRS_KIND_ALLGATHER;
+}
+
+/* Number of one half of one tile within a block. */
+static uint32_t piece_of(const struct prs_schedule *s, const struct slab *x)
+{
+    return prs_schedule_tile(s, &x->unit, x->cta) * HALVES + x->half;
+}
+
+/* ---- warps 1 and 2: store ------------------------------------------------------------------------------------------
+ */
+static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const struct slab *x)
+{
+    struct rank *me = &m->ranks[rank];
+    const struct prs_schedule *s = &me->s;
+    uint32_t piece = piece_of(s, x), pieces = prs_schedule_tiles(s) * HALVES,
+             tile = prs_schedule_tile(s, &x->unit, x->cta);
+    uint32_t part = reduces(me) ? prs_schedule_part(s, x->unit.block) : PRS_PART_OWN;
+    if (part == PRS_PART_SEND) {
+        struct rank *adds = &m->ranks[s->node * s->locals + x->unit.block % s->locals];
+        uint32_t slot = prs_schedule_send_slot(s, rank, x->unit.block);
+        adds->staging[epoch & 1][slot * pieces + piece] = x->value;
+        model_raise(&adds->flags[prs_schedule_partial_flag(s, slot, tile, x->half)], epoch);
+        return;
+    }
+    if (part == PRS_PART_RELAY) {
+        me->staging[epoch & 1][prs_schedule_relay_slot(s, x->unit.block / s->locals) * pieces + piece] = x->value;
+        far_relay_tile(m, rank, epoch, x->unit.block, tile);
+        return;
+    }
+    me->result[x->unit.block * pieces + piece] = x->value;
+    if (s->kind != PRS_KIND_ALLREDUCE)
+        return;
+    for (uint32_t p = 1; p < s->locals; p++) {
+        uint32_t local = (s->local + p) % s->locals;
+        struct rank *peer = &m->ranks[s->node * s->locals + local];
+        peer->result[x->unit.block * pieces + piece] = x->value;
+        __atomic_fetch_add(&peer->done[prs_schedule_after(s->local, local, s->locals)], 1, __ATOMIC_RELEASE);
+    }
+    if (s->nodes > 1)
+        far_put_rows(m, rank, epoch, x->unit.pair * 2 + x->cta);
+}
+
+static bool store_epoch(struct cluster *c, uint32_t epoch)
+{
+    const struct prs_schedule *s = &c->model->ranks[c->rank].s;
+    for (uint32_t unit = c->index; unit < s->units; unit += CLUSTERS) {
+        for (uint32_t i = 0; i < CTAS * HALVES; i++, c->stored++) {
+            struct slab *x = &c->slabs[c->stored % SLABS];
+            if (!model_wait(c->model, &x->full, 1, "slab to store", c->rank, c->stored, c->rank))
+                return false;
+            model_dawdle(&c->random[1]);
+            store_slab(c->model, c->rank, epoch, x);
+            model_raise(&x->full, 0);
+        }
+    }
+    return true;
+}
+
+/* ---- warps 4 to 11: compute ----------------------------------------------------------------------------------------
+ */
+static bool hand_over(struct cluster *c, const struct slab *x)
+{
+    struct slab *to = &c->slabs[c->filled % SLABS];
+    while (model_load(&to->full) != 0) {
+        if (model_load(&c->model->failed) != 0)
+            return false;
+        sched_yield();
+    }
+    to->unit = x->unit, to->cta = x->cta, to->half = x->half, to->value = x->value;
+    model_raise(&to->full, 1);
+    c->filled++;
+    return true;
+}
+
+static bool hand_over_left(struct cluster *c, uint32_t i)
+{
+    bool good = !c->any_left[i] || hand_over(c, &c->left[i]);
+    c->any_left[i] = false;
+    return good;
+}
+
+static bool hand_over_all_left(struct cluster *c)
+{
+    bool good = true;
+    for (uint32_t i = 0; i < CTAS * HALVES && good; i++)
+        good = hand_over_left(c, i);
+    return good;
+}
+
+static bool add_partials(struct cluster *c, uint32_t epoch, struct slab *x)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_schedule *s = &me->s;
+    uint32_t tile = prs_schedule_tile(s, &x->unit, x->cta), pieces = prs_schedule_tiles(s) * HALVES;
+    for (uint32_t i = 0; i < prs_schedule_sources(s, x->unit.block); i++) {
+        struct prs_source from = prs_schedule_source(s, x->unit.block, i);
+        uint32_t index = prs_schedule_partial_flag(s, from.slot, tile, x->half);
+        const uint32_t *flag = &me->flags[index];
+        if (from.far) {
+            index = prs_schedule_group_word(s, i - (s->locals - 1),
+                                            prs_schedule_group(s, x->unit.pair * 2 + x->cta, x->unit.column).index);
+            flag = &me->signals[index];
+        }
+        if (!model_wait(c->model, flag, epoch, from.far ? "partial sums, signal" : "partial sums, flag", c->rank, index,
+                        from.rank))
+            return false;
+        x->value += me->staging[epoch & 1][from.slot * pieces + piece_of(s, x)];
+    }
+    return true;
+}
+
+/* All-gather: every chunk of the row tile, in the order of K steps; the sum of what should be there is the result. */
+static bool read_rows(struct cluster *c, uint32_t epoch, struct slab *x)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_schedule *s = &me->s;
+    uint32_t slot = prs_schedule_slot(s, x->unit.block, c->rank), tile = x->unit.pair * 2 + x->cta;
+    uint32_t chunk_rows = s->pairs * 2 * 2, bank = s->segments != 0 ? 0 : epoch & 1;
+    x->value = 0;
+    for (uint32_t step = 0; step < s->k_steps; step++) {
+        uint32_t index = s->segments != 0 ? prs_schedule_segment_flag(s, slot, x->unit.pair / s->band,
+                                                                      step / prs_schedule_segment_steps(s))
+                                          : prs_schedule_arrival(s, slot, tile, step / PRS_STRIP_STEPS);
+        uint32_t want = s->segments != 0 ? epoch : epoch * prs_schedule_arrivals(s, tile, step / PRS_STRIP_STEPS);
+        if (!model_wait(c->model, &me->flags[index], want, "rows of A, flag", c->rank, index, x->unit.block))
+            return false;
+        for (uint32_t i = 0; i < 2; i++) {
+            uint32_t row = tile * PRS_TILE_M + i * PRS_PUSH_ROWS;
+            if (row < s->block_rows)
+                x->value += me->staging[bank][(slot * chunk_rows + tile * 2 + i) * s->k_steps + step];
+        }
+    }
+    return true;
+}
+
+static bool compute_epoch(struct cluster *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_schedule *s = &me->s;
+    struct prs_cursor cursor = {0, 0};
+    for (uint32_t unit = c->index; unit < s->units; unit += CLUSTERS) {
+        struct slab x = {.full = 0};
+        prs_schedule_unit(s, &cursor, unit, &x.unit);
+        /* As in multiply_tiles(): without this ranks can wait for what each other still hold. */
+        if (reduces(me) && prs_schedule_part(s, x.unit.block) != PRS_PART_SEND && !hand_over_all_left(c))
+            return false;
+        for (uint32_t i = 0; i < CTAS * HALVES; i++) {
+            x.cta = i / HALVES, x.half = i % HALVES;
+            x.value = model_product(epoch, c->rank, x.unit.block, piece_of(s, &x));
+            model_dawdle(&c->random[0]);
+            if (reduces(me) && prs_schedule_part(s, x.unit.block) != PRS_PART_SEND && !add_partials(c, epoch, &x))
+                return false;
+            if (!reduces(me) && x.unit.block != c->rank && !read_rows(c, epoch, &x))
+                return false;
+            if (!hand_over_left(c, i))
+                return false;
+            c->left[i] = x;
+            c->any_left[i] = true;
+        }
+    }
+    return hand_over_all_left(c);
+}
+
+/* ---- warp 3, or a copy engine --------------------------------------------------------------------------------------
+ */
+static uint32_t chunk_value(uint32_t epoch, uint32_t rank, uint32_t row, uint32_t step)
+{
+    return model_product(epoch, rank, row, step + 1000);
+}
+
+static void push_epoch(struct cluster *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_schedule *s = &me->s;
+    uint32_t chunk_rows = s->pairs * 2 * 2, out = prs_schedule_slot(s, c->rank, c->rank);
+    for (uint32_t i = c->index; i < prs_schedule_chunks(s); i += CLUSTERS) {
+        struct prs_chunk k;
+        uint32_t value;
+        prs_schedule_chunk(s, i, &k);
+        value = chunk_value(epoch, c->rank, k.row / PRS_PUSH_ROWS, k.step);
+        model_dawdle(&c->random[2]);
+        for (uint32_t p = 1; p < s->locals; p++) {
+            uint32_t owner = s->node * s->locals + (s->local + p) % s->locals;
+            uint32_t slot = prs_schedule_slot(s, c->rank, owner);
+            struct rank *to = &c->model->ranks[owner];
+            to->staging[epoch & 1][(slot * chunk_rows + k.row / PRS_PUSH_ROWS) * s->k_steps + k.step] = value;
+            __atomic_fetch_add(&to->flags[prs_schedule_arrival(s, slot, k.row / PRS_TILE_M, k.step / PRS_STRIP_STEPS)],
+                               1, __ATOMIC_RELEASE);
+        }
+        if (s->nodes == 1)
+            continue;
+        me->staging[epoch & 1][(out * chunk_rows + k.row / PRS_PUSH_ROWS) * s->k_steps + k.step] = value;
+        far_relay_chunk(c->model, c->rank, epoch, &k);
+    }
+}
+
+static bool copy_epoch(struct cluster *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_schedule *s = &me->s;
+    uint32_t chunk_rows = s->pairs * 2 * 2, steps = prs_schedule_segment_steps(s);
+    for (uint32_t slot = 0; slot < WORLD - 1; slot++)
+        if (!model_wait(c->model, &me->done[slot], epoch - 1, "credit of slot", c->rank, slot,
+                        (c->rank + 1 + slot) % WORLD))
+            return false;
+    /* In turn, all of one rank goes before the next; else one step of all ranks before the next step. */
+    for (uint32_t turn = 1; turn <= (s->in_turn ? WORLD - 1 : 1); turn++) {
+        for (uint32_t i = 0; i < s->bands * s->k_steps; i++) {
+            uint32_t band = i / s->k_steps, step = i % s->k_steps;
+            for (uint32_t p = turn; p <= (s->in_turn ? turn : WORLD - 1); p++) {
+                uint32_t owner = (c->rank + p) % WORLD, slot = prs_schedule_slot(s, c->rank, owner);
+                struct rank *to = &c->model->ranks[owner];
+                for (uint32_t row = band * s->band * 4;
+                     row < (band + 1) * s->band * 4 && row < prs_ceil_div(s->block_rows, 64); row++)
+                    to->staging[0][(slot * chunk_rows + row) * s->k_steps + step] =
+                        chunk_value(epoch, c->rank, row, step);
+                model_dawdle(&c->random[2]);
+                if (step % steps == steps - 1 || step + 1 == s->k_steps)
+                    model_raise(&to->flags[prs_schedule_segment_flag(s, slot, band, step / steps)], epoch);
+            }
+        }
+    }
+    return true;
+}
+
+/* ---- one launch after the other ------------------------------------------------------------------------------------
+ */
+static uint32_t expected(const struct rank *r, uint32_t rank, uint32_t epoch, uint32_t block, uint32_t piece)
+{
+    uint32_t sum = 0, tile = piece / HALVES, row_tile = tile / r->s.columns;
+    if (r->s.kind == PRS_KIND_ALLGATHER && block == rank)
+        return model_product(epoch, rank, block, piece);
+    if (r->s.kind == PRS_KIND_ALLGATHER) {
+        for (uint32_t step = 0; step < r->s.k_steps; step++)
+            for (uint32_t i = 0; i < 2; i++)
+                if (row_tile * PRS_TILE_M + i * PRS_PUSH_ROWS < r->s.block_rows)
+                    sum += chunk_value(epoch, block, row_tile * 2 + i, step);
+        return sum;
+    }
+    for (uint32_t sender = 0; sender < WORLD; sender++)
+        sum += model_product(epoch, sender, block, piece);
+    return sum;
+}
+
+static void check_epoch(struct model *m, uint32_t rank, uint32_t epoch)
+{
+    struct rank *r = &m->ranks[rank];
+    uint32_t pieces = prs_schedule_tiles(&r->s) * HALVES;
+    for (uint32_t block = 0; block < WORLD; block++) {
+        if (r->s.kind == PRS_KIND_REDUCE_SCATTER && block != rank)
+            continue;
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            uint32_t want = expected(r, rank, epoch, block, piece), have = r->result[block * pieces + piece];
+            if (r->s.nodes > 1 && prs_schedule_tile_rows(&r->s, piece / HALVES / r->s.columns) == 0)
+                continue; /* rows that do not exist are not put */
+            if (want != have)
+                model_fail(m, "result, piece", rank, piece, block, want, have);
+        }
+    }
+}
+
+/* The last thread to leave checks, as a kernel that reads the result would, and opens the next epoch. */
+static void leave(struct cluster *c, uint32_t epoch)
+{
+    struct rank *r = &c->model->ranks[c->rank];
+    if (__atomic_add_fetch(&r->exits, 1, __ATOMIC_ACQ_REL) != (epoch - FIRST_EPOCH) * CLUSTERS * ROLES)
+        return;
+    if (r->s.nodes > 1 && !far_quiet(c->model, c->rank))
+        return;
+    check_epoch(c->model, c->rank, epoch);
+    /* Between launches the result is the caller's to write. */
+    memset(r->result, 0xee, (size_t)WORLD * prs_schedule_tiles(&r->s) * HALVES * sizeof(uint32_t));
+    if (r->s.segments != 0)
+        for (uint32_t p = 1; p < WORLD; p++)
+            model_raise(
+                &c->model->ranks[(c->rank + p) % WORLD].done[prs_schedule_slot(&r->s, c->rank, (c->rank + p) % WORLD)],
+                epoch);
+    model_raise(&r->epoch, epoch);
+}
+
+/* The epoch may begin; false: the rank stops before it, or somebody failed. */
+static bool enter(struct cluster *c, uint32_t epoch)
+{
+    struct model *m = c->model;
+    struct rank *me = &m->ranks[c->rank];
+    if (m->lost_after != 0 && me->s.node == m->lost_node && epoch - FIRST_EPOCH > m->lost_after)
+        return false;
+    return model_wait(m, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank);
+}
+
+static void *compute_thread(void *arg)
+{
+    struct cluster *c = arg;
+    for (uint32_t i = 1; i <= c->model->epochs; i++) {
+        if (!enter(c, FIRST_EPOCH + i) || !compute_epoch(c, FIRST_EPOCH + i))
+            return NULL;
+        leave(c, FIRST_EPOCH + i);
+    }
+    return NULL;
+}
+
+static void *store_thread(void *arg)
+{
+    struct cluster *c = arg;
+    for (uint32_t i = 1; i <= c->model->epochs; i++) {
+        if (!enter(c, FIRST_EPOCH + i) || !store_epoch(c, FIRST_EPOCH + i))
+            return NULL;
+        leave(c, FIRST_EPOCH + i);
+    }
+    return NULL;
+}
+
+static bool await_broadcasts(struct cluster *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_schedule *s = &me->s;
+    for (uint32_t slot = 0; slot < s->locals - 1; slot++)
+        if (!model_wait(c->model, &me->done[slot], epoch * prs_schedule_broadcasts(s), "broadcast of slot", c->rank,
+                        slot, s->node * s->locals + (s->local + 1 + slot) % s->locals))
+            return false;
+    return true;
+}
+
+static bool spread_epoch(struct cluster *c, uint32_t epoch)
+{
+    const struct prs_schedule *s = &c->model->ranks[c->rank].s;
+    if (s->segments != 0)
+        return c->index != 0 || copy_epoch(c, epoch);
+    if (s->kind == PRS_KIND_ALLGATHER) {
+        push_epoch(c, epoch);
+        return s->nodes == 1 || far_forward_chunks(c, epoch);
+    }
+    if (s->kind != PRS_KIND_ALLREDUCE)
+        return true;
+    if (s->nodes > 1 && !far_forward_rows(c, epoch))
+        return false;
+    return c->index != 0 || await_broadcasts(c, epoch);
+}
+
+static void *spread_thread(void *arg)
+{
+    struct cluster *c = arg;
+    for (uint32_t i = 1; i <= c->model->epochs; i++) {
+        if (!enter(c, FIRST_EPOCH + i) || !spread_epoch(c, FIRST_EPOCH + i))
+            return NULL;
+        leave(c, FIRST_EPOCH + i);
+    }
+    return NULL;
+}
+
+/* ---- setting up ----------------------------------------------------------------------------------------------------
+ */
+/* Counters as they would stand after FIRST_EPOCH launches, signals too. */
+static void init_far(struct rank *r)
+{
+    const struct prs_schedule *s = &r->s;
+    uint32_t words = prs_schedule_row_word(s, s->nodes, 0), counters = prs_schedule_row_counter(s, s->pairs * 2);
+    pthread_mutex_init(&r->nic.lock, NULL);
+    r->nic.random = s->rank + 1;
+    r->signals = calloc(words, sizeof(uint32_t));
+    r->counter = calloc(counters, sizeof(uint32_t));
+    for (uint32_t i = 0; i < words; i++)
+        r->signals[i] = FIRST_EPOCH;
+    for (uint32_t to = 0; to + 1 < s->nodes; to++) {
+        for (uint32_t tile = 0; tile < prs_schedule_tiles(s) && s->kind != PRS_KIND_ALLGATHER; tile++)
+            r->counter[prs_schedule_tile_counter(s, to, tile)] = FIRST_EPOCH * HALVES;
+        for (uint32_t tile = 0; tile < prs_schedule_piece_rows(s); tile++)
+            for (uint32_t lane = 0; lane < prs_schedule_lanes(s); lane++) {
+                struct prs_piece_group g = prs_schedule_group(s, tile, lane);
+                r->counter[prs_schedule_group_counter(s, to, g.index)] = FIRST_EPOCH * g.pieces;
+            }
+    }
+    for (uint32_t tile = 0; tile < s->pairs * 2; tile++)
+        r->counter[prs_schedule_row_counter(s, tile)] = FIRST_EPOCH * s->columns * HALVES;
+}
+
+static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *shape)
+{
+    uint32_t pieces, cells, tiles, strips, slots;
+    r->s = *shape;
+    r->s.rank = rank;
+    r->s.node = rank / r->s.locals;
+    r->s.local = rank % r->s.locals;
+    tiles = prs_schedule_tiles(&r->s), pieces = tiles * HALVES, strips = prs_schedule_strips(&r->s);
+    slots = prs_schedule_slots(&r->s) > WORLD ? prs_schedule_slots(&r->s) : WORLD;
+    cells = slots * (pieces + r->s.pairs * 4 * r->s.k_steps);
+    for (uint32_t bank = 0; bank < 2; bank++)
+        r->staging[bank] = calloc(cells, sizeof(uint32_t));
+    r->result = calloc(WORLD * pieces, sizeof(uint32_t));
+    r->flags = calloc(cells + WORLD * r->s.pairs * 2 * strips, sizeof(uint32_t));
+    r->done = calloc(WORLD, sizeof(uint32_t));
+    r->epoch = FIRST_EPOCH;
+    /* As they would stand after FIRST_EPOCH launches. */
+    for (uint32_t i = 0; i < WORLD; i++)
+        r->done[i] = r->s.kind == PRS_KIND_ALLREDUCE ? FIRST_EPOCH * prs_schedule_broadcasts(&r->s) : FIRST_EPOCH;
+    for (uint32_t i = 0; i < cells; i++)
+        r->flags[i] = FIRST_EPOCH;
+    for (uint32_t slot = 0; r->s.kind == PRS_KIND_ALLGATHER && r->s.segments == 0 && slot < WORLD; slot++)
+        for (uint32_t tile = 0; tile < r->s.pairs * 2; tile++)
+            for (uint32_t strip = 0; strip < strips; strip++)
+                r->flags[prs_schedule_arrival(&r->s, slot, tile, strip)] =
+                    FIRST_EPOCH * prs_schedule_arrivals(&r->s, tile, strip);
+    init_far(r);
+}
+
+static void fini_rank(struct rank *r)
+{
+    free(r->signals);
+    free(r->counter);
+    pthread_mutex_destroy(&r->nic.lock);
+    free(r->staging[0]);
+    free(r->staging[1]);
+    free(r->result);
+    free(r->flags);
+    free(r->done);
+}
+
+static void start_rank(struct model *m, uint32_t rank, uint32_t seed, pthread_t (*threads)[ROLES])
+{
+    static void *(*const roles[ROLES])(void *) = {compute_thread, store_thread, spread_thread};
+    for (uint32_t i = 0; i < CLUSTERS; i++) {
+        struct cluster *c = &m->clusters[rank][i];
+        c->model = m, c->rank = rank, c->index = i;
+        for (uint32_t role = 0; role < ROLES; role++) {
+            c->random[role] = seed * (role + 1) + rank * 100 + i;
+            cr_assert_eq(pthread_create(&threads[i][role], NULL, roles[role], c), 0);
+        }
+    }
+}
+
+struct model *model_run(const struct model_run *run)
+{
+    struct model *m = calloc(1, sizeof(*m));
+    struct nic_thread_args nics[WORLD];
+    pthread_t threads[WORLD][CLUSTERS][ROLES], nic_threads[WORLD];
+    struct prs_schedule shape;
+    uint32_t seed = (uint32_t)time(NULL);
+    prs_schedule_init(&shape, run->kind, 0, WORLD, run->nodes, run->m, run->n, run->k, run->band, run->lag);
+    shape.segments = run->segments;
+    shape.in_turn = run->in_turn;
+    shape.group = run->group != 0 ? run->group : 1;
+    m->epochs = run->epochs, m->wait_seconds = run->wait_seconds;
+    m->lost_node = run->nodes - 1, m->lost_after = run->lost_after;
+    printf("seed %u\n", seed);
+    for (uint32_t r = 0; r < WORLD; r++)
+        init_rank(&m->ranks[r], r, &shape);
+    for (uint32_t r = 0; r < WORLD; r++) {
+        nics[r] = (struct nic_thread_args){m, r};
+        cr_assert_eq(pthread_create(&nic_threads[r], NULL, nic_thread, &nics[r]), 0);
+        start_rank(m, r, seed, threads[r]);
+    }
+    for (uint32_t r = 0; r < WORLD; r++)
+        for (uint32_t i = 0; i < CLUSTERS * ROLES; i++)
+            pthread_join(threads[r][i / ROLES][i % ROLES], NULL);
+    model_raise(&m->stop, 1);
+    for (uint32_t r = 0; r < WORLD; r++)
+        pthread_join(nic_threads[r], NULL);
+    return m;
+}
+
+void model_close(struct model *m)
+{
+    for (uint32_t r = 0; r < WORLD; r++)
+        fini_rank(&m->ranks[r]);
+    free(m);
+}

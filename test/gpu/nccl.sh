@@ -1,0 +1,45 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# NCCL's collectives on a GPU host, over Perseus, NCCL's IB transport and sockets by turns; the first two over the software NIC.
+#
+#   RANKS=2|4 NCCL_TESTS=DIR NCCL_LIB=FILE test/gpu/nccl.sh [BUILD]      OUT (default .) gets one file of JSON lines a step
+# NCCL_TESTS: nccl-tests binaries, MPI build; NCCL_LIB: libnccl.so.2 (default: the one of the nvidia-nccl wheel). STEPS picks steps.
+# Steps are bounded; a step that fails is told and the next one runs. Exit status: how many failed.
+set -u
+cd "$(dirname "$0")/../.."
+build=$(realpath -m "${1:-build}")
+out=${OUT:-.}
+ranks=${RANKS:-2}
+steps=${STEPS:-cuda_rw ddp gpu_small host_small gpu host}
+failed=0
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+nccl=${NCCL_LIB:-$(python3 -c "import nvidia.nccl, os; print(os.path.join(list(nvidia.nccl.__path__)[0], 'lib', 'libnccl.so.2'))")}
+export LD_LIBRARY_PATH=$(dirname "$nccl"):${LD_LIBRARY_PATH:-}
+
+step() { # name, seconds, command...
+    local name=$1 limit=$2 status
+    shift 2
+    case " $steps " in *" $name "*) ;; *) return ;; esac
+    echo "== $name, $ranks ranks, at $SECONDS s"
+    timeout "$limit" "$@" >"$out/$name-$ranks.json" 2>"$out/$name-$ranks.err"
+    status=$?
+    test/gpu/nccl_table.py "$out/$name-$ranks.json"
+    if [ $status -ne 0 ]; then
+        echo "FAILED $name: status $status"
+        tail -5 "$out/$name-$ranks.err"
+        failed=$((failed + 1))
+    fi
+}
+
+bench=("$build/tools/perseus-nccl" --ranks "$ranks" --nccl "$nccl" --nccl-tests "$NCCL_TESTS" --softnic "--nics 1 --quiet" --timeout 100 --json)
+small=(--ops all_reduce,all_gather,reduce_scatter,alltoall,sendrecv --sizes 8:1M:x8 --iters 50 --rounds 3 --transports perseus,ib)
+whole=(--ops all_reduce,all_gather,reduce_scatter,alltoall,sendrecv --sizes 8:1G:x8 --iters 10 --warmup 3)
+
+step cuda_rw 60 "$build/tools/softnic/softnic-run" --quiet -- "$build/test/softnic/cuda_rw" --least 20
+step ddp 100 test/gpu/ddp_losses.py --ranks "$ranks" --softnic "--nics 1"
+step gpu_small 120 "${bench[@]}" --env NCCL_NET_GDR_LEVEL=SYS "${small[@]}"
+step host_small 120 "${bench[@]}" --host-staged "${small[@]}"
+step gpu 120 "${bench[@]}" --env NCCL_NET_GDR_LEVEL=SYS "${whole[@]}" --transports perseus,ib
+step host 200 "${bench[@]}" --host-staged "${whole[@]}"
+echo "nccl.sh: $failed failed"
+exit $failed

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Take one line of synchronisation at a time out of the fused kernels, and see how many seeds find it (doc/hopper-emulation.md).
+
+    test/hopper/mutate.py BUILD [--seeds N] [--only TEXT]
+
+Needs a build with test/hopper. A run finds a mutation when the test fails, is killed, or takes longer than 40 s.
+"""
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REDUCE, GATHER, ALL = "reduce_scatter_is_right", "allgather_is_right", "allreduce_is_right"
+MUTATIONS = [  # what is taken away, file, text, in its place, test
+    ("fence_async_shared before a slab is handed over", "multiply.cuh", "    fence_async_shared();\n", "", REDUCE),
+    ("bulk_wait_done before signal_tile", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", REDUCE),
+    ("wait for partial sums", "load.cuh", "        wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_PARTIAL", "        if (0) wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_PARTIAL", REDUCE),
+    ("release of a stage after the last K step", "multiply.cuh", "    wgmma_wait<0>();\n    release_stage(m, before);\n", "    wgmma_wait<0>();\n", REDUCE),
+    ("wgmma_wait before a stage is released", "multiply.cuh", "            wgmma_wait<1>();\n", "", REDUCE),
+    ("wait for an empty stage", "load.cuh", "            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);\n            if (lane == 0)\n                load_stage", "            if (lane == 0)\n                load_stage", REDUCE),
+    ("wait for a full stage", "multiply.cuh", "    mbarrier_wait(&m.full[r.stage], r.phase);\n    wgmma_fence();", "    wgmma_fence();", REDUCE),
+    ("wait for a free slab", "multiply.cuh", "    mbarrier_wait(&m.c_empty[slab], phase ^ 1);\n", "", REDUCE),
+    ("bulk_wait_read before a slab is given back", "store.cuh", "                bulk_wait_read<E::slabs - 1>();", "                ;", GATHER),
+    ("rest handed over before partial sums are awaited", "multiply.cuh", "                hand_over_rest<E>(&left, m, half, &slabs);\n", "", "epochs_run_into_each_other"),
+    ("cluster barrier before leaving", "engine.cuh", "    cluster_arrive();\n    cluster_wait(); /* the other CTA may still", "    /* the other CTA may still", REDUCE),
+    ("the other bank in odd epochs", "load.cuh", "args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;\n    if (lane", "args.staging[0];\n    if (lane", REDUCE),
+    ("one bank for all epochs", None, "(at.epoch & 1)", "(at.epoch & 0)", "epochs_run_into_each_other"),
+    ("bulk_wait_done before signal_chunk", "push.cuh", "bulk_wait_done<PRS_PUSH_SLOTS>", "bulk_wait_read<PRS_PUSH_SLOTS>", GATHER),
+    ("wait before a push buffer is loaded again", "push.cuh", "bulk_wait_read<PRS_PUSH_SLOTS - 1>", "bulk_wait_read<PRS_PUSH_SLOTS>", GATHER),
+    ("wait for the pushed rows", "load.cuh", "*ready = await_strips(", "*ready = 1 ? 1 : await_strips(", GATHER),
+    ("bulk_wait_done before the broadcast is signalled", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", ALL),
+    ("wait for the others' results", "engine.cuh", "            await_broadcast(args, at);", "            ;", ALL),
+    ("all lanes have read before one releases", "multiply.cuh", "            __syncwarp(); /* all lanes have read", "            /* all lanes have read", REDUCE),
+]
+
+
+def link_command(build):
+    lines = subprocess.run(["ninja", "-C", build, "-t", "commands", "test/hopper/test_hopper_fused"], capture_output=True, text=True,
+                           check=True).stdout.splitlines()
+    compile_line = next(line for line in lines if "-c test/hopper/kernels.cpp" in line)
+    return compile_line, lines[-1]
+
+
+def make(build, folder, mutation):
+    name, file, old, new, _ = mutation
+    shutil.copytree(ROOT / "fused", folder / "fused")
+    os.remove(folder / "fused/ptx.cuh")
+    files = [folder / "fused" / file] if file else sorted((folder / "fused").glob("*.cuh"))
+    changed = 0
+    for path in files:
+        text = path.read_text()
+        changed += text.count(old)
+        path.write_text(text.replace(old, new))
+    if changed == 0:
+        sys.exit(f"{name}: the text to replace is not in {file}")
+    compile_line, link_line = link_command(build)
+    shadow = ROOT / "test/hopper/include"
+    compile_line = re.sub(r"^(\S+) ", rf"\1 -I{shadow} -I{folder} ", compile_line, count=1)
+    compile_line = compile_line.replace(" -Werror ", " ")
+    compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
+    subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
+    objects = [str(p) for p in (build / "test/hopper/libhopper_fused.a.p").glob("*.o") if "kernels.cpp" not in p.name]
+    subprocess.run(["ar", "rcs", f"{folder}/fused.a", f"{folder}/kernels.o", *objects], check=True)
+    link_line = link_line.replace("test/hopper/libhopper_fused.a", f"{folder}/fused.a")
+    link_line = re.sub(r"-o \S+", f"-o {folder}/test", link_line, count=1)
+    subprocess.run(link_line, shell=True, cwd=build, check=True, capture_output=True)
+    return folder / "test"
+
+
+def runs(program, test, seeds):
+    found, first, why = 0, None, ""
+    for seed in range(1, seeds + 1):
+        try:
+            r = subprocess.run([program, "--filter", f"*/{test}", "-j1"], env={**os.environ, "HOPPER_SEED": str(seed)}, capture_output=True,
+                               text=True, timeout=40)
+            bad, output = r.returncode != 0, r.stderr + r.stdout
+        except subprocess.TimeoutExpired:
+            bad, output = True, "hopper: did not end"
+        if bad:
+            found += 1
+            first = first or seed
+            why = why or next((l.strip() for l in output.splitlines() if l.startswith("hopper:") or "elements are wrong" in l or "returned" in l), "")
+    return found, first, why
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    for mutation in MUTATIONS:
+        if options.only not in mutation[0]:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            program = make(options.build.resolve(), pathlib.Path(folder), mutation)
+            found, first, why = runs(program, mutation[4], options.seeds)
+        print(f"{mutation[0]} | {found} of {options.seeds} seeds, first {first} | {why[:240]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

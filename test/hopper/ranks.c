@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/hopper/ranks.h"
+
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SAMPLES = 3000 };
+
+/* ---- ranks ------------------------------------------------------------------------------------------------------- */
+int ranks_allgather(void *user, const void *mine, void *all, size_t bytes)
+{
+    struct ranks_seat *seat = user;
+    struct ranks_team *team = seat->team;
+    team->given[seat->rank] = mine;
+    pthread_barrier_wait(&team->barrier);
+    for (uint32_t r = 0; r < team->world; r++)
+        memcpy((char *)all + r * bytes, team->given[r], bytes);
+    pthread_barrier_wait(&team->barrier);
+    return 0;
+}
+
+struct start {
+    struct ranks_seat seat;
+    ranks_body *body;
+    void *user;
+};
+
+static void *rank_main(void *arg)
+{
+    struct start *s = arg;
+    s->body(s->seat.rank, &s->seat, s->user);
+    return NULL;
+}
+
+void ranks_run(uint32_t world, ranks_body *body, void *user)
+{
+    struct ranks_team team = {.world = world};
+    struct start starts[RANKS_MAX];
+    pthread_t threads[RANKS_MAX];
+    pthread_barrier_init(&team.barrier, NULL, world);
+    for (uint32_t r = 0; r < world; r++) {
+        starts[r] = (struct start){{&team, r}, body, user};
+        pthread_create(&threads[r], NULL, rank_main, &starts[r]);
+    }
+    for (uint32_t r = 0; r < world; r++)
+        pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&team.barrier);
+}
+
+/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+float ranks_float(uint16_t v)
+{
+    uint32_t bits = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+uint16_t ranks_bf16(float v)
+{
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof(bits));
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float ranks_element(uint32_t key, uint64_t at)
+{
+    uint64_t x = at + ((uint64_t)key << 40);
+    x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
+    return ranks_float(ranks_bf16((float)(int32_t)(uint32_t)x * 0x1p-31f));
+}
+
+void *ranks_upload(uint32_t key, uint64_t count)
+{
+    uint16_t *host = malloc(count * 2);
+    void *device = NULL;
+    for (uint64_t i = 0; i < count; i++)
+        host[i] = ranks_bf16(ranks_element(key, i));
+    if (cudaMalloc(&device, count * 2) != cudaSuccess ||
+        cudaMemcpy(device, host, count * 2, cudaMemcpyHostToDevice) != cudaSuccess) {
+        fprintf(stderr, "ranks: upload of %llu elements failed\n", (unsigned long long)count);
+        abort();
+    }
+    free(host);
+    return device;
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+struct multiply {
+    const struct ranks_product *p;
+    struct ranks_verdict *v;
+    pthread_mutex_t lock; /* protects *v */
+};
+
+static uint32_t key_a(uint32_t epoch, uint32_t rank)
+{
+    return epoch * 64 + rank * 2;
+}
+
+static uint32_t key_b(uint32_t rank)
+{
+    return 4096 + rank;
+}
+
+static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
+{
+    return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
+}
+
+/* One element of the result, and the error that is allowed: one bf16 rounding of each partial sum, one of each other
+ * node's sum, one of the result, and fp32 accumulation. */
+static double reference(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row, uint64_t column,
+                        double *bound)
+{
+    const struct prs_fused_shape *s = &p->shape;
+    bool reduces = s->op == PRS_FUSED_REDUCE_SCATTER || s->op == PRS_FUSED_ALLREDUCE;
+    uint64_t k = s->k, a_row = row;
+    double total = 0, partials = 0, magnitude = 0, node = 0;
+    uint32_t locals = p->world / p->nodes;
+    if (s->op == PRS_FUSED_REDUCE_SCATTER)
+        a_row += rank * rows_of(p, PRS_FUSED_REDUCE_SCATTER);
+    for (uint32_t t = 0; t < (reduces ? p->world : 1); t++) {
+        uint32_t a_rank = reduces ? t : rank, b_rank = reduces ? t : rank;
+        uint64_t r = a_row;
+        double sum = 0;
+        if (s->op == PRS_FUSED_ALLGATHER) {
+            a_rank = (uint32_t)(row / (s->m / p->world));
+            r = row % (s->m / p->world);
+        }
+        for (uint64_t i = 0; i < k; i++) {
+            uint64_t where = s->b_is_n_k ? column * k + i : i * s->n + column;
+            double x = (double)ranks_element(key_a(epoch, a_rank), r * k + i) * ranks_element(key_b(b_rank), where);
+            sum += x;
+            magnitude += fabs(x);
+        }
+        total += sum;
+        partials += reduces ? fabs(sum) : 0;
+        node = t % locals == 0 ? sum : node + sum;
+        if (reduces && t % locals == locals - 1 && t / locals != rank / locals)
+            partials += fabs(node);
+    }
+    *bound = (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21;
+    return total;
+}
+
+static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, const uint16_t *c)
+{
+    const struct ranks_product *p = m->p;
+    uint64_t rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), count = rows * p->shape.n, step = count / SAMPLES + 1;
+    uint64_t checked = 0, beyond = 0;
+    char first[160] = "";
+    for (uint64_t i = 0; i < count; i++) {
+        double bound = 0, want = 0, have = ranks_float(c[i]);
+        if (!isnan(have) && (i + epoch * 7 + i / p->shape.n) % step != 0)
+            continue;
+        checked++;
+        want = reference(p, rank, epoch, i / p->shape.n, i % p->shape.n, &bound);
+        if (fabs(have - want) <= bound)
+            continue;
+        if (beyond++ == 0)
+            (void)snprintf(first, sizeof(first), "rank %u epoch %u row %llu column %llu: %g, want %g +- %g", rank,
+                           epoch, (unsigned long long)(i / p->shape.n), (unsigned long long)(i % p->shape.n), have,
+                           want, bound);
+        if (beyond > SAMPLES)
+            break;
+    }
+    pthread_mutex_lock(&m->lock);
+    m->v->checked += checked;
+    if (m->v->beyond == 0 && beyond != 0)
+        memcpy(m->v->first, first, sizeof(first));
+    m->v->beyond += beyond;
+    pthread_mutex_unlock(&m->lock);
+}
+
+static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void *a, const void *b, void *c,
+                  cudaStream_t stream)
+{
+    switch (op) {
+    case PRS_FUSED_REDUCE_SCATTER:
+        return prs_gemm_reduce_scatter(plan, a, b, c, stream);
+    case PRS_FUSED_ALLGATHER:
+        return prs_allgather_gemm(plan, a, b, c, stream);
+    case PRS_FUSED_ALLREDUCE:
+        return prs_gemm_allreduce(plan, a, b, c, stream);
+    default:
+        return prs_gemm(plan, a, b, c, stream);
+    }
+}
+
+/* All epochs are enqueued before any is waited for. */
+static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, struct prs_fused_plan *plan)
+{
+    const struct ranks_product *p = m->p;
+    uint64_t a_count = rows_of(p, PRS_FUSED_ALLGATHER) * p->shape.k;
+    uint64_t bytes = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * p->shape.n * 2;
+    void *a[16], *c[16], *b = ranks_upload(key_b(rank), (uint64_t)p->shape.n * p->shape.k);
+    uint16_t *host = malloc(bytes);
+    cudaStream_t stream;
+    int r = 0;
+    (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    for (uint32_t e = 0; e < p->epochs; e++) {
+        a[e] = ranks_upload(key_a(e, rank), a_count);
+        if (prs_fused_alloc(ctx, bytes, &c[e]) != 0 || cudaMemset(c[e], 0xff, bytes) != cudaSuccess)
+            abort();
+    }
+    (void)cudaDeviceSynchronize();
+    for (uint32_t e = 0; e < p->epochs && r == 0; e++)
+        r = launch(plan, p->shape.op, a[e], b, c[e], stream);
+    if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
+        r = -5;
+    for (uint32_t e = 0; e < p->epochs && r == 0; e++) {
+        (void)cudaMemcpy(host, c[e], bytes, cudaMemcpyDeviceToHost);
+        check_result(m, rank, e, host);
+    }
+    for (uint32_t e = 0; e < p->epochs; e++) {
+        (void)cudaFree(a[e]);
+        (void)prs_fused_free(ctx, c[e]);
+    }
+    (void)cudaFree(b);
+    (void)cudaStreamDestroy(stream);
+    free(host);
+    return r;
+}
+
+static void multiply_rank(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct multiply *m = user;
+    struct prs_fused_config config = {.rank = rank,
+                                      .world = m->p->world,
+                                      .device = (int)rank,
+                                      .timeout_ms = m->p->timeout_ms,
+                                      .node = rank / (m->p->world / m->p->nodes) + 1,
+                                      .allgather = ranks_allgather,
+                                      .user = seat};
+    struct prs_fused *ctx = NULL;
+    struct prs_fused_plan *plan = NULL;
+    int r;
+    (void)cudaSetDevice((int)rank);
+    r = prs_fused_open(&config, &ctx);
+    if (r == 0)
+        r = prs_fused_plan_open(ctx, &m->p->shape, &m->p->tuning, &plan);
+    if (r == 0)
+        r = run_epochs(m, rank, ctx, plan);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+    if (r != 0)
+        __atomic_store_n(&m->v->result, r, __ATOMIC_RELAXED);
+}
+
+void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
+{
+    struct ranks_product filled = *p;
+    struct multiply m = {&filled, v, PTHREAD_MUTEX_INITIALIZER};
+    memset(v, 0, sizeof(*v));
+    if (filled.epochs == 0)
+        filled.epochs = 1;
+    if (filled.nodes == 0)
+        filled.nodes = 1;
+    if (filled.timeout_ms == 0)
+        filled.timeout_ms = 60000; /* a full machine is slow */
+    filled.tuning.path = PRS_PATH_FUSED;
+    ranks_run(p->world, multiply_rank, &m);
+}

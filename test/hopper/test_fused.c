@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fused GEMM kernels, unchanged, on emulated GPUs. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <string.h>
+
+#include "test/hopper/hopper.h"
+#include "test/hopper/ranks.h"
+
+static void assert_right(const struct ranks_product *p)
+{
+    struct ranks_verdict v;
+    hopper_setup(8, 4, 0);
+    ranks_multiply(p, &v);
+    cr_assert_eq(v.result, 0, "the calls returned %d (HOPPER_SEED=%llu)", v.result, (unsigned long long)hopper_seed());
+    cr_assert_eq(v.beyond, 0, "%llu of %llu elements are wrong, first %s (HOPPER_SEED=%llu)",
+                 (unsigned long long)v.beyond, (unsigned long long)v.checked, v.first,
+                 (unsigned long long)hopper_seed());
+    cr_assert_gt(v.checked, 0);
+}
+
+struct row {
+    enum prs_fused_op op;
+    uint32_t world, m, n, k, nk, epochs;
+    struct prs_fused_tuning tuning;
+};
+
+static void assert_rows_right(const struct row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        assert_right(&(struct ranks_product){.shape = {rows[i].op, rows[i].m, rows[i].n, rows[i].k, rows[i].nk},
+                                             .tuning = rows[i].tuning,
+                                             .world = rows[i].world,
+                                             .epochs = rows[i].epochs});
+}
+
+Test(hopper, a_product_alone_is_right, .timeout = 60)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_GEMM, 1, 512, 1024, 512, 1}, {PRS_FUSED_GEMM, 1, 512, 1024, 512, 0},
+        {PRS_FUSED_GEMM, 1, 200, 328, 136, 1}, /* tails in all three */
+        {PRS_FUSED_GEMM, 1, 200, 328, 136, 0},  {PRS_FUSED_GEMM, 1, 8, 8, 8, 1},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(hopper, reduce_scatter_is_right, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_REDUCE_SCATTER, 1, 256, 256, 128, 1},
+        {PRS_FUSED_REDUCE_SCATTER, 2, 512, 512, 128, 1, 3},
+        {PRS_FUSED_REDUCE_SCATTER, 2, 1040, 264, 72, 0, 2},
+        {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
+        {PRS_FUSED_REDUCE_SCATTER, 4, 1632, 328, 136, 0, 2},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(hopper, allgather_is_right, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_ALLGATHER, 1, 256, 256, 128, 1},
+        {PRS_FUSED_ALLGATHER, 2, 512, 512, 128, 1, 3},
+        {PRS_FUSED_ALLGATHER, 2, 1040, 264, 72, 0, 2},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
+        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 136, 0, 2},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(hopper, allgather_by_copy_engine_is_right, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.copy_engine = 1, .band = 1}},
+        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.copy_engine = 1, .segments = 2}},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(hopper, allreduce_is_right, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_ALLREDUCE, 1, 256, 256, 128, 1},
+        {PRS_FUSED_ALLREDUCE, 2, 512, 512, 128, 1, 3},
+        {PRS_FUSED_ALLREDUCE, 2, 1040, 264, 72, 0, 2},
+        {PRS_FUSED_ALLREDUCE, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
+        {PRS_FUSED_ALLREDUCE, 4, 1632, 328, 136, 0, 2},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* More K steps than stages: a rank that kept back what another waits for would be waited for in a circle. */
+Test(hopper, reduce_scatter_is_right_with_long_k, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_REDUCE_SCATTER, 2, 1024, 512, 320, 1, 2, {.band = 1, .clusters = 1}},
+        {PRS_FUSED_ALLREDUCE, 4, 2048, 256, 320, 1, 2, {.band = 1, .clusters = 1}},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* Small and many: a fast rank is an epoch ahead of a slow one. */
+Test(hopper, epochs_run_into_each_other, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 256, 64, 1, 10},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10},
+        {PRS_FUSED_ALLREDUCE, 4, 1024, 256, 64, 1, 10},
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* ---- a rank that does not come ----------------------------------------------------------------------------------- */
+struct lost {
+    int result[4];
+    char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
+};
+
+/* Rank 3 opens everything and launches nothing. */
+static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct lost *lost = user;
+    struct prs_fused_config config = {rank, 4, (int)rank, 300, ranks_allgather, seat};
+    struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1};
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    struct prs_fused_error error;
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    void *a, *b, *c;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    a = ranks_upload(1, 1024 * 64);
+    b = ranks_upload(2, 256 * 64);
+    cr_assert_eq(cudaMalloc(&c, 256 * 256 * 2), cudaSuccess);
+    if (rank != 3)
+        cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    lost->result[rank] = prs_fused_poll_error(ctx, &error);
+    memcpy(lost->text[rank], error.text, sizeof(error.text));
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(hopper, a_lost_rank_is_named_by_the_others, .timeout = 60)
+{
+    struct lost lost;
+    hopper_setup(4, 4, 0);
+    ranks_run(4, launch_unless_lost, &lost);
+    for (int rank = 0; rank < 3; rank++) {
+        cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
+        cr_assert_not_null(strstr(lost.text[rank], "for partial sums of rank 3: flag "), "%s", lost.text[rank]);
+    }
+    cr_assert_eq(lost.result[3], 0);
+}

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MoE dispatch with the grouped product, unchanged, on emulated GPUs: every map entry and every row of every launch is
+ * checked by definition. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <math.h>
+#include <perseus/perseus.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "test/hopper/hopper.h"
+#include "test/hopper/ranks.h"
+
+enum { MAX_EPOCHS = 6, COLUMNS_PER_ROW = 9, CONTEXT_KEY = 9000 };
+
+/* How the routers choose. */
+enum mode { EVEN, ONE_EXPERT, HALF_EMPTY, SOME_NONE, NO_EXPERT };
+
+struct row {
+    uint32_t world, tokens, hidden, columns, experts, top_k, n_h, epochs;
+    enum mode mode;
+    uint32_t capacity_of_last; /* 0: the most that can come */
+    struct prs_moe_tuning tuning;
+    uint32_t lost;  /* 1: the last rank leaves out the last launch */
+    uint32_t nodes; /* ranks are split over so many; 0: one */
+};
+
+struct run {
+    const struct row *row;
+    pthread_mutex_t lock;
+    uint64_t rows, wrong; /* checked; wrong in map or value */
+    int result[RANKS_MAX];
+    struct prs_fused_error error[RANKS_MAX];
+    char first[200];
+};
+
+static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t x = a * 2654435761u ^ b * 40503u ^ c * 69069u;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    return x;
+}
+
+/* ---- inputs that any rank can recompute ----------------------------------------------------------------------------
+ */
+static uint32_t count_of(const struct row *w, uint32_t epoch, uint32_t rank)
+{
+    return (rank + epoch) % 3 == 2 ? w->tokens / 4 : rank == 1 && epoch == 1 ? 0 : w->tokens - rank;
+}
+
+static int64_t choice_of(const struct row *w, uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)
+{
+    uint32_t x = mix(epoch, rank * 5000 + token, 17) / 4, step = w->experts / w->top_k;
+    uint32_t expert = (x + slot * step + mix(x, slot, 1) % step) % w->experts;
+    switch (w->mode) {
+    case ONE_EXPERT:
+        return slot == 0 ? 1 : -1;
+    case HALF_EMPTY:
+        return expert / 2 * 2;
+    case SOME_NONE:
+        return mix(x, slot, 2) % 3 == 0 ? -1 : (int64_t)expert;
+    case NO_EXPERT:
+        return token == 5 && slot == 0 && rank == 0 ? (int64_t)w->experts + 7 : (int64_t)expert;
+    default:
+        return expert;
+    }
+}
+
+static float weight_of(uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)
+{
+    return ranks_element(7000 + epoch * 16 + rank, token * 64 + slot);
+}
+
+static uint32_t key_of_tokens(uint32_t epoch, uint32_t rank)
+{
+    return epoch * 16 + rank;
+}
+
+static uint32_t key_of_weights(uint32_t rank)
+{
+    return 5000 + rank;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------------------------------
+ */
+struct result {
+    struct prs_moe_row *rows;
+    struct prs_moe_group *groups;
+    uint16_t *out;
+};
+
+static double reference(const struct row *w, uint32_t rank, uint32_t expert, uint32_t epoch, uint32_t from,
+                        uint32_t token, uint32_t column, double *bound)
+{
+    double sum = 0, size = 0;
+    for (uint64_t h = 0; h < w->hidden; h++) {
+        uint64_t plane = (uint64_t)expert * w->hidden * w->columns;
+        uint64_t at = plane + (w->n_h ? column * w->hidden + h : h * w->columns + column);
+        double x = (double)ranks_element(key_of_tokens(epoch, from), (uint64_t)token * w->hidden + h) *
+                   ranks_element(key_of_weights(rank), at);
+        sum += x, size += fabs(x);
+    }
+    *bound = fabs(sum) * 0x1.02p-8 + size * 0x1p-21;
+    return sum;
+}
+
+static void note(struct run *run, const char *what, uint32_t rank, uint32_t epoch, uint64_t row, double want,
+                 double have)
+{
+    pthread_mutex_lock(&run->lock);
+    if (run->wrong++ == 0)
+        snprintf(run->first, sizeof(run->first), "rank %u launch %u row %llu: %s: want %g, have %g", rank, epoch,
+                 (unsigned long long)row, what, want, have);
+    pthread_mutex_unlock(&run->lock);
+}
+
+static void check_row(struct run *run, const struct result *res, uint32_t rank, uint32_t epoch, uint64_t row,
+                      uint32_t expert, const struct prs_moe_row *want)
+{
+    const struct row *w = run->row;
+    if (memcmp(&res->rows[row], want, sizeof(*want)) != 0)
+        note(run, "map, token", rank, epoch, row, want->token, res->rows[row].token);
+    for (uint32_t i = 0; i < COLUMNS_PER_ROW; i++) {
+        uint32_t column = i == 0 ? w->columns - 1 : mix((uint32_t)row, i, epoch) % w->columns;
+        double bound, have = ranks_float(res->out[row * w->columns + column]);
+        double sum = reference(w, rank, expert, epoch, want->rank, want->token, column, &bound);
+        if (!(fabs(have - sum) <= bound))
+            note(run, "value", rank, epoch, row, sum, have);
+    }
+}
+
+static void check(struct run *run, const struct result *res, uint32_t rank, uint32_t epoch)
+{
+    const struct row *w = run->row;
+    uint32_t local = w->experts / w->world;
+    uint64_t row = 0, all = 0;
+    for (uint32_t e = 0; e < local; e++) {
+        uint64_t first = row = (row + 127) / 128 * 128;
+        for (uint32_t p = 0; p < w->world; p++) {
+            uint32_t from = (rank + p) % w->world;
+            for (uint32_t t = 0; t < count_of(w, epoch, from); t++)
+                for (uint32_t j = 0; j < w->top_k; j++) {
+                    struct prs_moe_row want = {from, t, j, weight_of(epoch, from, t, j)};
+                    if (choice_of(w, epoch, from, t, j) == (int64_t)(rank * local + e))
+                        check_row(run, res, rank, epoch, row++, e, &want);
+                }
+        }
+        if (res->groups[e].rows != row - first || res->groups[e].first_row != first)
+            note(run, "rows of expert", rank, epoch, e, (double)(row - first), res->groups[e].rows);
+        for (uint64_t pad = row; pad % 128 != 0; pad++)
+            if (res->rows[pad].rank != UINT32_MAX)
+                note(run, "filling row's rank", rank, epoch, pad, -1, res->rows[pad].rank);
+        all += row - first;
+    }
+    pthread_mutex_lock(&run->lock);
+    run->rows += all;
+    pthread_mutex_unlock(&run->lock);
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------------------------------
+ */
+static void *device(size_t bytes, int fill)
+{
+    void *p = NULL;
+    cr_assert_eq(cudaMalloc(&p, bytes), cudaSuccess);
+    cr_assert_eq(cudaMemset(p, fill, bytes), cudaSuccess);
+    return p;
+}
+
+static void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint32_t capacity, const void *weights,
+                       struct prs_moe_batch *b)
+{
+    uint32_t count = count_of(w, epoch, rank), choices = count * w->top_k, local = w->experts / w->world;
+    int64_t *chosen = malloc((choices + 1) * sizeof(*chosen));
+    float *router = malloc((choices + 1) * sizeof(*router));
+    for (uint32_t i = 0; i < choices; i++) {
+        chosen[i] = choice_of(w, epoch, rank, i / w->top_k, i % w->top_k);
+        router[i] = weight_of(epoch, rank, i / w->top_k, i % w->top_k);
+    }
+    b->count = count;
+    b->tokens = ranks_upload(key_of_tokens(epoch, rank), (uint64_t)(count + 1) * w->hidden);
+    b->chosen = device((choices + 1) * sizeof(*chosen), 0);
+    b->router_weights = device((choices + 1) * sizeof(*router), 0);
+    b->weights = weights;
+    b->out = device((size_t)capacity * w->columns * 2, 0xff);
+    b->rows = device((size_t)capacity * sizeof(*b->rows), 0xee);
+    b->groups = device(local * sizeof(*b->groups), 0xee);
+    cudaMemcpy((void *)b->chosen, chosen, choices * sizeof(*chosen), cudaMemcpyHostToDevice);
+    cudaMemcpy((void *)b->router_weights, router, choices * sizeof(*router), cudaMemcpyHostToDevice);
+    free(chosen);
+    free(router);
+}
+
+static void check_batch(struct run *run, uint32_t rank, uint32_t epoch, uint32_t capacity,
+                        const struct prs_moe_batch *b)
+{
+    const struct row *w = run->row;
+    size_t out = (size_t)capacity * w->columns * 2, rows = capacity * sizeof(*b->rows),
+           groups = w->experts / w->world * sizeof(*b->groups);
+    struct result r = {malloc(rows), malloc(groups), malloc(out)};
+    cudaMemcpy(r.rows, b->rows, rows, cudaMemcpyDeviceToHost);
+    cudaMemcpy(r.groups, b->groups, groups, cudaMemcpyDeviceToHost);
+    cudaMemcpy(r.out, b->out, out, cudaMemcpyDeviceToHost);
+    check(run, &r, rank, epoch);
+    free(r.rows);
+    free(r.groups);
+    free(r.out);
+}
+
+/* All launches are enqueued before any is waited for; the last one's product is then computed once more alone. */
+static int launch_all(struct run *run, uint32_t rank, struct prs_moe_plan *plan, struct prs_fused *ctx)
+{
+    const struct row *w = run->row;
+    struct prs_moe_batch b[MAX_EPOCHS];
+    struct prs_moe_info info;
+    void *weights = ranks_upload(key_of_weights(rank), (uint64_t)w->experts / w->world * w->hidden * w->columns);
+    cudaStream_t stream;
+    int r = 0;
+    prs_moe_plan_query(plan, &info);
+    (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    for (uint32_t e = 0; e < w->epochs; e++)
+        make_batch(w, rank, e, info.capacity, weights, &b[e]);
+    (void)cudaDeviceSynchronize();
+    for (uint32_t e = 0; e < w->epochs - (rank == w->world - 1 ? w->lost : 0) && r == 0; e++)
+        r = prs_moe_dispatch_gemm(plan, &b[e], stream);
+    (void)cudaStreamSynchronize(stream);
+    (void)prs_fused_poll_error(ctx, &run->error[rank]);
+    for (uint32_t e = 0; e < w->epochs && r == 0 && w->lost == 0 && run->error[rank].code == 0; e++)
+        check_batch(run, rank, e, info.capacity, &b[e]);
+    if (r == 0 && w->lost == 0 && run->error[rank].code == 0) {
+        struct prs_moe_batch *last = &b[w->epochs - 1];
+        (void)cudaMemset(last->out, 0xff, (size_t)info.capacity * w->columns * 2);
+        (void)cudaDeviceSynchronize();
+        r = prs_moe_gemm(plan, last, stream);
+        (void)cudaStreamSynchronize(stream);
+        check_batch(run, rank, w->epochs - 1, info.capacity, last);
+    }
+    return r;
+}
+
+static void rank_body(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct run *run = user;
+    const struct row *w = run->row;
+    struct prs_fused_config config = {.rank = rank,
+                                      .world = w->world,
+                                      .device = (int)rank,
+                                      .timeout_ms = w->lost ? 1500 : 60000, /* a full machine is slow */
+                                      .allgather = ranks_allgather,
+                                      .user = seat,
+                                      .node = w->nodes == 0 ? 1 : rank / (w->world / w->nodes) + 1};
+    struct prs_moe_shape shape = {w->tokens, w->hidden, w->columns, w->experts, w->top_k, 0, w->n_h};
+    struct prs_fused *ctx = NULL;
+    struct prs_moe_plan *plan = NULL;
+    int r;
+    if (rank == w->world - 1)
+        shape.capacity = w->capacity_of_last;
+    (void)cudaSetDevice((int)rank);
+    r = prs_fused_open(&config, &ctx);
+    if (r == 0)
+        r = prs_moe_plan_open(ctx, &shape, &w->tuning, &plan);
+    if (r == 0)
+        r = launch_all(run, rank, plan, ctx);
+    prs_moe_plan_close(plan);
+    prs_fused_close(ctx);
+    run->result[rank] = r;
+}
+
+static void run_row(const struct row *w, struct run *run)
+{
+    memset(run, 0, sizeof(*run));
+    pthread_mutex_init(&run->lock, NULL);
+    run->row = w;
+    hopper_setup(RANKS_MAX, 4, 0);
+    ranks_run(w->world, rank_body, run);
+}
+
+static void assert_right(const struct row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct run run;
+        run_row(&rows[i], &run);
+        for (uint32_t r = 0; r < rows[i].world; r++)
+            cr_assert(run.result[r] == 0 && run.error[r].code == 0, "row %zu: rank %u: %d, %s (HOPPER_SEED=%llu)", i, r,
+                      run.result[r], run.error[r].text, (unsigned long long)hopper_seed());
+        cr_assert_eq(run.wrong, 0, "row %zu: %llu wrong, first: %s (HOPPER_SEED=%llu)", i,
+                     (unsigned long long)run.wrong, run.first, (unsigned long long)hopper_seed());
+        cr_assert_gt(run.rows, 0);
+    }
+}
+
+Test(moe, rows_of_one_rank_are_sorted_and_multiplied, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {1, 150, 128, 512, 4, 2, 1, 2, EVEN, 0, {0}},
+        {1, 150, 136, 264, 4, 2, 0, 2, EVEN, 0, {0}}, /* tails of H and N */
+        {1, 40, 72, 8, 8, 3, 1, 1, SOME_NONE, 0, {0}},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 240)
+{
+    static const struct row rows[] = {
+        {2, 90, 128, 256, 8, 3, 1, 3, EVEN, 0, {0}},
+        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.share = 2, .order = PRS_MOE_IN_TURN}}, /* the last pair of tiles
+                                                                                                 is half */
+        {4, 60, 128, 264, 8, 3, 1, 4, EVEN, 0, {.share = 2, .route_ctas = 3}},
+        {4, 50, 72, 256, 16, 4, 0, 3, SOME_NONE, 0, {.share = 1, .route_ctas = 1}},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe, skewed_choices_are_right, .timeout = 240)
+{
+    static const struct row rows[] = {
+        {4, 120, 72, 264, 8, 2, 1, 3, ONE_EXPERT, 0, {0}},
+        {4, 90, 72, 264, 8, 4, 0, 3, HALF_EMPTY, 0, {0}},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* 8 KB is what a row's buffer holds. */
+Test(moe, rows_longer_than_a_buffer_travel_in_pieces, .timeout = 240)
+{
+    static const struct row rows[] = {{2, 20, 7168, 64, 4, 2, 1, 2, EVEN, 0, {0}},
+                                      {2, 12, 4104, 64, 4, 2, 0, 2, EVEN, 0, {0}}};
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe, more_rows_than_capacity_are_refused_by_name_and_nobody_waits, .timeout = 120)
+{
+    static const struct row row = {2, 100, 72, 64, 4, 2, 1, 1, EVEN, 128, {0}};
+    struct run run;
+    run_row(&row, &run);
+    cr_assert_eq(run.error[1].code, -ENOSPC, "%s", run.error[1].text);
+    cr_assert_eq(run.error[1].seen, 128);
+    cr_assert_gt(run.error[1].want, 128);
+    cr_assert(run.error[1].from_rank == 1 && run.error[1].flag >= 2, "%s", run.error[1].text);
+    cr_assert_eq(run.error[0].code, 0, "%s", run.error[0].text);
+    cr_assert_eq(run.wrong, 0, "%s", run.first);
+}
+
+Test(moe, an_expert_that_does_not_exist_is_named, .timeout = 120)
+{
+    static const struct row row = {2, 40, 72, 64, 4, 2, 1, 1, NO_EXPERT, 0, {0}};
+    struct run run;
+    run_row(&row, &run);
+    cr_assert_eq(run.error[0].code, -EINVAL, "%s", run.error[0].text);
+    cr_assert(run.error[0].flag == 5 && run.error[0].seen == 11 && run.error[0].want == 4, "%s", run.error[0].text);
+    cr_assert_eq(run.error[1].code, 0, "%s", run.error[1].text);
+}
+
+Test(moe, a_rank_that_does_not_come_is_named, .timeout = 120)
+{
+    static const struct row row = {3, 40, 72, 64, 6, 2, 1, 2, EVEN, 0, {0}, 1};
+    struct run run;
+    run_row(&row, &run);
+    for (uint32_t r = 0; r < 2; r++) {
+        cr_assert_eq(run.error[r].code, -ETIMEDOUT, "%s", run.error[r].text);
+        cr_assert(run.error[r].from_rank == 2 && run.error[r].want == 2, "%s", run.error[r].text);
+        cr_assert_not_null(strstr(run.error[r].text, "counts and routes of rank 2"), "%s", run.error[r].text);
+    }
+    cr_assert_eq(run.error[2].code, 0, "%s", run.error[2].text);
+}
+
+/* ---- several nodes: the real transport, over whatever verbs device there is (softnic) ------------------------------
+ */
+static void need_a_device(void)
+{
+    struct prs_fabric *fabric;
+    if (prs_fabric_open(NULL, &fabric) != 0 || prs_fabric_rails(fabric) == 0)
+        cr_skip_test("no verbs device: run it under softnic-run");
+    prs_fabric_close(fabric);
+}
+
+Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 240)
+{
+    static const struct row rows[] = {
+        {4, 60, 128, 264, 8, 3, 1, 3, EVEN, 0, {.group = 8}, 0, 2},
+        {4, 60, 72, 512, 16, 4, 0, 3, SOME_NONE, 0, {.group = 24, .route_ctas = 3}, 0, 2},
+        {2, 90, 72, 64, 4, 2, 1, 3, EVEN, 0, {0}, 0, 2},
+        {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.group = 16}, 0, 3},
+        {3, 40, 72, 64, 6, 2, 1, 2, SOME_NONE, 0, {0}, 0, 3},
+    };
+    need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 240)
+{
+    static const struct row rows[] = {
+        {4, 100, 72, 64, 8, 2, 1, 3, ONE_EXPERT, 0, {0}, 0, 2},
+        {4, 60, 72, 64, 8, 4, 0, 3, HALF_EMPTY, 0, {.group = 8}, 0, 2},
+        {4, 12, 7168, 64, 4, 2, 1, 2, EVEN, 0, {0}, 0, 2},
+    };
+    need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+Test(moe_nodes, a_rank_of_another_node_that_does_not_come_is_named, .timeout = 120)
+{
+    static const struct row row = {2, 40, 72, 64, 4, 2, 1, 2, EVEN, 0, {0}, 1, 2};
+    struct run run;
+    need_a_device();
+    run_row(&row, &run);
+    cr_assert_eq(run.error[0].code, -ETIMEDOUT, "%s", run.error[0].text);
+    cr_assert_not_null(strstr(run.error[0].text, "counts and routes of rank 1"), "%s", run.error[0].text);
+}

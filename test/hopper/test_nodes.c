@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fused kernels over several nodes: emulated GPUs, the real transport, and whatever verbs device there is
+ * (softnic). Nodes are groups of ranks that do not map each other. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <perseus/perseus.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "test/hopper/hopper.h"
+#include "test/hopper/ranks.h"
+
+struct row {
+    uint32_t world, nodes, m, n, k, nk, epochs;
+    struct prs_fused_tuning tuning;
+};
+
+/* Criterion runs each test in a process of its own: look for a device in each. */
+static void need_a_device(void)
+{
+    struct prs_fabric *fabric;
+    if (prs_fabric_open(NULL, &fabric) != 0 || prs_fabric_rails(fabric) == 0)
+        cr_skip_test("no verbs device: run it under softnic-run");
+    prs_fabric_close(fabric);
+}
+
+static void assert_right(enum prs_fused_op op, const struct row *r)
+{
+    struct ranks_product p = {.shape = {op, r->m, r->n, r->k, r->nk},
+                              .tuning = r->tuning,
+                              .world = r->world,
+                              .nodes = r->nodes,
+                              .epochs = r->epochs};
+    struct ranks_verdict v;
+    hopper_setup(8, 4, 0);
+    ranks_multiply(&p, &v);
+    cr_assert_eq(v.result, 0, "%u x %u x %u on %u nodes: the calls returned %d (HOPPER_SEED=%llu)", r->m, r->n, r->k,
+                 r->nodes, v.result, (unsigned long long)hopper_seed());
+    cr_assert_eq(v.beyond, 0, "%u x %u x %u on %u nodes: %llu of %llu elements are wrong, first %s (HOPPER_SEED=%llu)",
+                 r->m, r->n, r->k, r->nodes, (unsigned long long)v.beyond, (unsigned long long)v.checked, v.first,
+                 (unsigned long long)hopper_seed());
+    cr_assert_gt(v.checked, 0);
+}
+
+/* 2 x 2 with tails, a GPU a node, three nodes, every piece signalled alone and all of a band together. */
+static const struct row rows[] = {
+    {4, 2, 1024, 512, 192, 1, 3, {.band = 1}},
+    {4, 2, 1632, 328, 136, 0, 2, {.group = 1}},
+    {2, 2, 1040, 264, 328, 1, 3, {.group = 2}},
+    {6, 3, 1536, 264, 72, 0, 2, {.group = 1000}},
+    {3, 3, 816, 520, 72, 1, 2},
+};
+
+Test(nodes, reduce_scatter_is_right, .timeout = 200)
+{
+    need_a_device();
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        assert_right(PRS_FUSED_REDUCE_SCATTER, &rows[i]);
+}
+
+Test(nodes, allgather_is_right, .timeout = 200)
+{
+    need_a_device();
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        assert_right(PRS_FUSED_ALLGATHER, &rows[i]);
+}
+
+Test(nodes, allreduce_is_right, .timeout = 200)
+{
+    need_a_device();
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        assert_right(PRS_FUSED_ALLREDUCE, &rows[i]);
+}
+
+/* ---- a node that does not come ----------------------------------------------------------------------------------- */
+struct lost {
+    int result[4];
+    char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
+};
+
+/* The ranks of the second node open everything and launch nothing. */
+static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct lost *lost = user;
+    struct prs_fused_config config = {rank, 4, (int)rank, 500, ranks_allgather, seat, rank / 2 + 1};
+    struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1};
+    struct prs_fused_error error;
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    void *a, *b, *c;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), 0);
+    a = ranks_upload(1, 1024 * 64);
+    b = ranks_upload(2, 256 * 64);
+    cr_assert_eq(cudaMalloc(&c, 256 * 256 * 2), cudaSuccess);
+    if (rank < 2)
+        cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    lost->result[rank] = prs_fused_poll_error(ctx, &error);
+    memcpy(lost->text[rank], error.text, sizeof(error.text));
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 100)
+{
+    struct lost lost;
+    char want[64];
+    need_a_device();
+    hopper_setup(4, 4, 0);
+    ranks_run(4, launch_unless_lost, &lost);
+    for (int rank = 0; rank < 2; rank++) {
+        (void)snprintf(want, sizeof(want), "for partial sums of rank %d: flag ", rank + 2);
+        cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
+        cr_assert_not_null(strstr(lost.text[rank], want), "%s", lost.text[rank]);
+    }
+    cr_assert_eq(lost.result[2], 0);
+}
+
+/* A rank that says it is alone on its node, where no NIC can be used. */
+static void open_without_a_device(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct prs_fused_config config = {rank, 2, (int)rank, 500, ranks_allgather, seat, rank + 1};
+    struct prs_fused *ctx;
+    ((int *)user)[rank] = prs_fused_open(&config, &ctx);
+}
+
+Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 100)
+{
+    int result[2] = {0};
+    setenv("NCCL_IB_HCA", "=no_such_device", 1);
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_without_a_device, result);
+    cr_assert(result[0] == -ENODEV && result[1] == -ENODEV, "%d and %d", result[0], result[1]);
+}
+
+/* What a launch puts is what the plan says, once. */
+struct counted {
+    struct prs_fused_plan_info info[4];
+    struct prs_fused_traffic traffic[4];
+};
+
+static void count_traffic(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct counted *counted = user;
+    struct prs_fused_config config = {rank, 4, (int)rank, 60000, ranks_allgather, seat, rank / 2 + 1};
+    struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 4096, 512, 64, 1};
+    struct prs_fused_tuning tuning = {.group = 4, .band = 2};
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    void *a, *b, *c;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    prs_fused_plan_query(plan, &counted->info[rank]);
+    a = ranks_upload(1, 4096 * 64);
+    b = ranks_upload(2, 512 * 64);
+    cr_assert_eq(cudaMalloc(&c, 1024 * 512 * 2), cudaSuccess);
+    cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    prs_fused_traffic(ctx, &counted->traffic[rank]);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(nodes, partial_sums_cross_once_with_a_signal_a_group, .timeout = 100)
+{
+    struct counted counted;
+    need_a_device();
+    hopper_setup(4, 4, 0);
+    ranks_run(4, count_traffic, &counted);
+    for (int rank = 0; rank < 4; rank++) { /* 1024 x 512: 8 x 2 tiles, in bands of 4 x 2 */
+        cr_assert_eq(counted.traffic[rank].nodes, 2);
+        cr_assert_eq(counted.traffic[rank].puts, 16);
+        cr_assert_eq(counted.traffic[rank].signals, 4);
+        cr_assert_eq(counted.info[rank].far_bytes, 1024 * 512 * 2);
+    }
+}

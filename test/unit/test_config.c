@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/config.h"
+#include "util/error.h"
+#include "util/log.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char logged[1024];
+
+static void keep(void *user, int level, const char *file, int line, const char *text)
+{
+    strncat(logged, text, sizeof logged - strlen(logged) - 1);
+}
+
+Test(config, what_nccl_means_by_an_unset_variable_holds)
+{
+    struct prs_config config;
+
+    cr_assert_eq(prs_config_read(NULL, &config), 0);
+    cr_assert_eq(config.timeout, 20);
+    cr_assert_eq(config.retry_count, 7);
+    cr_assert_eq(config.queues_per_rail, 1);
+    cr_assert_eq(config.return_async_events, 1);
+}
+
+Test(config, a_wrong_value_is_refused_by_the_name_of_its_variable)
+{
+    struct prs_config config;
+
+    setenv("NCCL_IB_RETURN_ASYNC_EVENTS", "yes", 1);
+    cr_assert_eq(prs_config_read(NULL, &config), -EINVAL);
+    cr_assert(strstr(prs_error_last(), "NCCL_IB_RETURN_ASYNC_EVENTS") && strstr(prs_error_last(), "yes"), "%s",
+              prs_error_last());
+}
+
+Test(config, a_variable_without_effect_is_named_with_the_reason)
+{
+    prs_log_sink(keep, NULL);
+    prs_config_warn_unheard();
+    cr_assert_str_empty(logged);
+    setenv("NCCL_IB_FIFO_TC", "104", 1);
+    prs_config_warn_unheard();
+    cr_assert(strstr(logged, "NCCL_IB_FIFO_TC=104") && strstr(logged, "NCCL_IB_TC"), "%s", logged);
+}

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* perseus-fused-bench --kernel moe: dispatch with the grouped product, and the product of the same rows alone; results
+ * poisoned before and checked after, maps and all. The baselines are in tools/fused/moe_peers.py, which torch needs. */
+#include "tools/fused/moe.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WARMUP = 3, METHODS = 2 };
+enum method { OWN = 0, PRODUCT = 1 };
+
+struct run {
+    const struct bench_options *options;
+    struct bench_rank *rank;
+    struct bench_moe_problem problem;
+    struct prs_fused *ctx;
+    struct prs_moe_plan *plan;
+    struct prs_moe_info info;
+    struct bench_start start;
+    cudaStream_t stream;
+    cudaEvent_t from, to;
+    void *weights;
+    struct prs_moe_batch batch;
+    double usec[METHODS];
+};
+
+static void check(int status, const char *what)
+{
+    if (status != 0) {
+        fprintf(stderr, "perseus-fused-bench: %s: status %d\n", what, status);
+        exit(1);
+    }
+}
+
+/* ---- one batch -----------------------------------------------------------------------------------------------------
+ */
+static void *device(size_t bytes)
+{
+    void *p;
+    BENCH_CUDA(cudaMalloc(&p, bytes));
+    return p;
+}
+
+static size_t out_bytes(const struct run *r)
+{
+    return (size_t)r->info.capacity * r->problem.shape.columns * 2;
+}
+
+static void poison(const struct run *r, const struct prs_moe_batch *b)
+{
+    bench_poison(b->out, out_bytes(r), r->stream);
+    bench_poison(b->rows, r->info.capacity * sizeof(*b->rows), r->stream);
+    bench_poison(b->groups, r->problem.shape.experts / r->problem.world * sizeof(*b->groups), r->stream);
+}
+
+static void open_inputs(struct run *r, const struct bench_moe_problem *p, struct prs_moe_batch *b)
+{
+    uint32_t count = bench_moe_tokens_of(p, p->rank);
+    size_t choices = (size_t)count * p->shape.top_k;
+    int64_t *chosen = (int64_t *)malloc(choices * sizeof(*chosen));
+    float *weights = (float *)malloc(choices * sizeof(*weights));
+    bench_moe_choose(p, p->rank, chosen, weights);
+    b->count = count;
+    b->tokens = device((size_t)count * p->shape.hidden * 2);
+    b->chosen = (const int64_t *)device(choices * sizeof(*chosen));
+    b->router_weights = (const float *)device(choices * sizeof(*weights));
+    b->weights = r->weights;
+    bench_fill((void *)b->tokens, (uint64_t)count * p->shape.hidden, p->seed, p->rank, 0, r->stream);
+    BENCH_CUDA(cudaMemcpy((void *)b->chosen, chosen, choices * sizeof(*chosen), cudaMemcpyHostToDevice));
+    BENCH_CUDA(cudaMemcpy((void *)b->router_weights, weights, choices * sizeof(*weights), cudaMemcpyHostToDevice));
+    free(chosen);
+    free(weights);
+}
+
+static void open_results(struct run *r, struct prs_moe_batch *b)
+{
+    b->out = device(out_bytes(r));
+    b->rows = (struct prs_moe_row *)device(r->info.capacity * sizeof(*b->rows));
+    b->groups = (struct prs_moe_group *)device(r->problem.shape.experts / r->problem.world * sizeof(*b->groups));
+}
+
+static void close_inputs(struct prs_moe_batch *b)
+{
+    BENCH_CUDA(cudaFree((void *)b->tokens));
+    BENCH_CUDA(cudaFree((void *)b->chosen));
+    BENCH_CUDA(cudaFree((void *)b->router_weights));
+}
+
+static void close_results(struct prs_moe_batch *b)
+{
+    BENCH_CUDA(cudaFree(b->out));
+    BENCH_CUDA(cudaFree(b->rows));
+    BENCH_CUDA(cudaFree(b->groups));
+}
+
+/* ---- measuring -----------------------------------------------------------------------------------------------------
+ */
+static double time_once(struct run *r, int method)
+{
+    float ms;
+    bench_start_cross(&r->start, r->stream);
+    BENCH_CUDA(cudaEventRecord(r->from, r->stream));
+    if (method == OWN)
+        check(prs_moe_dispatch_gemm(r->plan, &r->batch, r->stream), "prs_moe_dispatch_gemm");
+    else
+        check(prs_moe_gemm(r->plan, &r->batch, r->stream), "prs_moe_gemm");
+    BENCH_CUDA(cudaEventRecord(r->to, r->stream));
+    BENCH_CUDA(cudaEventSynchronize(r->to));
+    BENCH_CUDA(cudaEventElapsedTime(&ms, r->from, r->to));
+    return bench_max(r->rank, ms * 1e3);
+}
+
+static void time_methods(struct run *r)
+{
+    static __thread double times[METHODS][BENCH_MAX_ITERATIONS];
+    for (uint32_t i = 0; i < WARMUP + r->options->iterations; i++)
+        for (int method = 0; method < METHODS; method++) {
+            double t = time_once(r, method);
+            if (i >= WARMUP)
+                times[method][i - WARMUP] = t;
+        }
+    for (int method = 0; method < METHODS; method++)
+        r->usec[method] = bench_median(times[method], r->options->iterations);
+}
+
+static void print_number(const char *name, double v)
+{
+    if (isnan(v))
+        printf("\"%s\":null,", name);
+    else
+        printf("\"%s\":%.1f,", name, v);
+}
+
+static bool report(struct run *r, const struct bench_moe_verdict *v, uint32_t rows)
+{
+    const struct bench_moe_problem *p = &r->problem;
+    const struct prs_moe_tuning *t = &r->info.tuning;
+    double bad = bench_max(r->rank, (double)(v->beyond + v->poisoned)),
+           maps = bench_max(r->rank, (double)v->map_errors);
+    double error = bench_max(r->rank, v->max_rel_error), most = bench_max(r->rank, rows);
+    double tflops = 2.0 * most * p->shape.hidden * p->shape.columns / r->usec[OWN] * 1e-6;
+    if (r->rank->rank != 0)
+        return bad == 0 && maps == 0;
+    if (r->options->json == 0) {
+        printf(
+            "moe %-14s %-2s tokens %-6u zipf %-4g %10.1f us, product alone %10.1f us, most rows %6.0f, %6.1f TFLOP/s; "
+            "share %u ctas %u route %u; wrong: %.0f of %llu, %.0f in maps\n",
+            p->shape.name, p->n_h != 0 ? "nk" : "kn", p->tokens, p->zipf, r->usec[OWN], r->usec[PRODUCT], most, tflops,
+            t->share, t->ctas, t->route_ctas, bad, (unsigned long long)v->sampled, maps);
+    } else {
+        printf("{\"kernel\":\"moe\",\"preset\":\"%s\",\"layout\":\"%s\",\"H\":%u,\"N\":%u,\"E\":%u,\"top_k\":%u,",
+               p->shape.name, p->n_h != 0 ? "nk" : "kn", p->shape.hidden, p->shape.columns, p->shape.experts,
+               p->shape.top_k);
+        printf("\"tokens\":%u,\"ragged\":%u,\"zipf\":%g,\"gpus\":%u,\"nodes\":%u,", p->tokens, p->ragged, p->zipf,
+               p->world, r->rank->nodes);
+        print_number("usec", r->usec[OWN]);
+        print_number("product_usec", r->usec[PRODUCT]);
+        print_number("tflops", tflops);
+        printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,\"order\":%u,"
+               "\"group\":%u}"
+               ",\"predicted_"
+               "usec\":%.1f,",
+               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, t->group, r->info.predicted_us);
+        printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
+               error, bad, maps, (unsigned long long)v->sampled, r->options->commit);
+    }
+    fflush(stdout);
+    return bad == 0 && maps == 0;
+}
+
+/* ---- many launches, each with other tokens and other choices --------------------------------------------------------
+ */
+struct sets {
+    struct run *run;
+    struct bench_moe_problem problem[BENCH_SOAK_SETS];
+    struct bench_moe_want want[BENCH_SOAK_SETS];
+    struct prs_moe_batch golden[BENCH_SOAK_SETS];
+};
+
+static void soak_turn(void *user, uint32_t set, unsigned long long *differences)
+{
+    struct sets *s = (struct sets *)user;
+    struct run *r = s->run;
+    struct prs_moe_batch b = s->golden[set];
+    b.out = r->batch.out, b.rows = r->batch.rows, b.groups = r->batch.groups;
+    poison(r, &b);
+    check(prs_moe_dispatch_gemm(r->plan, &b, r->stream), "prs_moe_dispatch_gemm");
+    bench_moe_compare(&s->problem[set], &s->want[set], &b, &s->golden[set], differences, r->stream);
+}
+
+static double open_sets(struct run *r, struct sets *s)
+{
+    uint64_t bad = 0;
+    for (uint32_t i = 0; i < BENCH_SOAK_SETS; i++) {
+        struct bench_moe_verdict v;
+        s->problem[i] = r->problem;
+        s->problem[i].ragged = 1;
+        s->problem[i].seed = r->problem.seed + i;
+        bench_moe_want_open(&s->problem[i], &s->want[i]);
+        open_inputs(r, &s->problem[i], &s->golden[i]);
+        open_results(r, &s->golden[i]);
+        poison(r, &s->golden[i]);
+        BENCH_CUDA(cudaStreamSynchronize(r->stream));
+        bench_meet(r->rank);
+        check(prs_moe_dispatch_gemm(r->plan, &s->golden[i], r->stream), "prs_moe_dispatch_gemm");
+        v = bench_moe_check(&s->problem[i], &s->want[i], &s->golden[i], r->stream);
+        bad += v.map_errors + v.poisoned + v.beyond;
+    }
+    return bench_max(r->rank, (double)bad);
+}
+
+static bool soak(struct run *r)
+{
+    const struct bench_options *o = r->options;
+    struct sets s;
+    struct bench_soak soak;
+    double bad, differences;
+    memset(&s, 0, sizeof(s));
+    s.run = r;
+    bad = open_sets(r, &s);
+    bench_soak_open(&soak, soak_turn, &s, r->stream);
+    if (o->soak != 0)
+        bench_soak_run(&soak, o->soak, r->rank->rank + 1);
+    bench_meet(r->rank);
+    differences = bench_max(r->rank, (double)bench_soak_replay(&soak, o->replay));
+    if (r->rank->rank == 0)
+        printf(
+            "{\"kernel\":\"moe\",\"soak\":true,\"preset\":\"%s\",\"tokens\":%u,\"zipf\":%g,\"gpus\":%u,\"launches\":%u,"
+            "\"graph_replays\":%u,\"beyond_bound\":%.0f,\"differing_elements\":%.0f,\"commit\":\"%s\"}\n",
+            r->problem.shape.name, r->problem.tokens, r->problem.zipf, r->problem.world, o->soak, o->replay, bad,
+            differences, o->commit);
+    fflush(stdout);
+    bench_soak_close(&soak);
+    for (uint32_t i = 0; i < BENCH_SOAK_SETS; i++) {
+        bench_moe_want_close(&s.want[i]);
+        close_inputs(&s.golden[i]);
+        close_results(&s.golden[i]);
+    }
+    return bad == 0 && differences == 0;
+}
+
+/* ---- one problem ----------------------------------------------------------------------------------------------------
+ */
+static bool run_problem(struct run *r)
+{
+    const struct bench_moe_problem *p = &r->problem;
+    const struct bench_moe_shape *s = &p->shape;
+    struct prs_moe_shape shape = {p->tokens, s->hidden, s->columns, s->experts, s->top_k, 0, p->n_h};
+    uint64_t elements = (uint64_t)s->experts / p->world * s->hidden * s->columns;
+    struct prs_moe_tuning tuning = r->options->moe.tuning;
+    struct bench_moe_want want;
+    struct bench_moe_verdict v;
+    struct prs_fused_error error;
+    bool good;
+    r->usec[OWN] = r->usec[PRODUCT] = NAN;
+    tuning.group = r->options->tuning.group;
+    check(prs_moe_plan_open(r->ctx, &shape, &tuning, &r->plan), "prs_moe_plan_open");
+    prs_moe_plan_query(r->plan, &r->info);
+    r->weights = device(elements * 2);
+    bench_fill(r->weights, elements, p->weights_seed, p->rank, 1, r->stream);
+    open_inputs(r, p, &r->batch);
+    open_results(r, &r->batch);
+    bench_moe_want_open(p, &want);
+    BENCH_CUDA(cudaStreamSynchronize(r->stream));
+    if (r->options->iterations > 0)
+        time_methods(r);
+    poison(r, &r->batch);
+    check(prs_moe_dispatch_gemm(r->plan, &r->batch, r->stream), "prs_moe_dispatch_gemm");
+    BENCH_CUDA(cudaStreamSynchronize(r->stream));
+    if (prs_fused_poll_error(r->ctx, &error) != 0)
+        fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
+    v = bench_moe_check(p, &want, &r->batch, r->stream);
+    good = report(r, &v, want.count);
+    if (r->options->soak + r->options->replay != 0)
+        good = soak(r) && good;
+    BENCH_CUDA(cudaDeviceSynchronize());
+    prs_moe_plan_close(r->plan);
+    bench_moe_want_close(&want);
+    close_inputs(&r->batch);
+    close_results(&r->batch);
+    BENCH_CUDA(cudaFree(r->weights));
+    return good;
+}
+
+static int run_shape(struct run *r, const struct bench_moe_shape *shape, uint32_t layout)
+{
+    const struct bench_moe_options *o = &r->options->moe;
+    int bad = 0;
+    for (uint32_t t = 0; t < o->token_count; t++)
+        for (uint32_t z = 0; z < o->zipf_count; z++) {
+            r->problem = {*shape, o->tokens[t], r->rank->rank, r->rank->world, 1 + z + 8 * t,
+                          1,      o->ragged,    layout,        o->zipf[z]};
+            bad += !run_problem(r);
+        }
+    return bad;
+}
+
+int bench_moe_run(struct bench_rank *rank, void *options)
+{
+    const struct bench_options *o = (const struct bench_options *)options;
+    struct prs_fused_config config = {rank->rank,      rank->world, rank->device,  o->timeout_ms,
+                                      bench_allgather, rank,        rank->node + 1};
+    struct run r;
+    int bad = 0;
+    memset(&r, 0, sizeof(r));
+    r.options = o, r.rank = rank;
+    check(prs_fused_open(&config, &r.ctx), "prs_fused_open");
+    BENCH_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
+    BENCH_CUDA(cudaEventCreate(&r.from));
+    BENCH_CUDA(cudaEventCreate(&r.to));
+    bench_start_open(&r.start, r.ctx, rank);
+    for (uint32_t i = 0; i < o->moe.shape_count; i++)
+        for (uint32_t layout = 0; layout < 2; layout++)
+            if ((o->layouts >> layout & 1) != 0)
+                bad += run_shape(&r, &o->moe.shapes[i], layout);
+    return bad;
+}

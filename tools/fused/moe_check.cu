@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choices of a router that any rank can recompute, the rows that they must make, and a reference in double precision.
+ */
+#include "tools/fused/element.cuh"
+#include "tools/fused/moe.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SAMPLES = 32768, MAX_CHOICES = 32 };
+
+static uint64_t hash(uint64_t x)
+{
+    x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
+    return x;
+}
+
+static double uniform(uint64_t key) /* (0, 1) */
+{
+    return ((double)(hash(key) >> 11) + 0.5) * 0x1p-53;
+}
+
+uint32_t bench_moe_tokens_of(const struct bench_moe_problem *p, uint32_t rank)
+{
+    return p->ragged == 0 ? p->tokens : p->tokens - p->tokens * (rank + p->seed % 3) / (p->world + 2);
+}
+
+/* ---- choices -------------------------------------------------------------------------------------------------------
+ */
+static double *popularity(const struct bench_moe_problem *p)
+{
+    uint32_t n = p->shape.experts, *order = (uint32_t *)malloc(n * sizeof(*order));
+    double *liked = (double *)malloc(n * sizeof(*liked));
+    for (uint32_t i = 0; i < n; i++)
+        order[i] = i;
+    for (uint32_t i = n - 1; i > 0; i--) { /* the same on all ranks */
+        uint32_t j = (uint32_t)(hash(p->seed * 7919ull + i) % (i + 1)), keep = order[i];
+        order[i] = order[j], order[j] = keep;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        liked[order[i]] = -p->zipf * log(i + 1.0);
+    free(order);
+    return liked;
+}
+
+/* The k highest of (liking + noise of the Gumbel kind): k different experts, each by its share. */
+void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t *chosen, float *weights)
+{
+    uint32_t count = bench_moe_tokens_of(p, rank), k = p->shape.top_k;
+    double *liked = popularity(p);
+    for (uint32_t t = 0; t < count; t++) {
+        double best[MAX_CHOICES];
+        for (uint32_t j = 0; j < k; j++)
+            best[j] = -INFINITY;
+        for (uint32_t e = 0; e < p->shape.experts; e++) {
+            uint64_t key = (((uint64_t)p->seed * 64 + rank) << 40) + (uint64_t)t * p->shape.experts + e;
+            double score = liked[e] - log(-log(uniform(key)));
+            uint32_t j = k;
+            if (score <= best[k - 1])
+                continue;
+            for (; j > 0 && best[j - 1] < score; j--)
+                if (j < k) {
+                    best[j] = best[j - 1];
+                    chosen[(size_t)t * k + j] = chosen[(size_t)t * k + j - 1];
+                }
+            best[j] = score;
+            chosen[(size_t)t * k + j] = e;
+        }
+        for (uint32_t j = 0; j < k; j++)
+            weights[(size_t)t * k + j] = (float)(1.0 / (j + 2.0) + t * 1e-6);
+    }
+    free(liked);
+}
+
+/* ---- what must come out --------------------------------------------------------------------------------------------
+ */
+/* By definition: expert by expert, sender by sender from the own rank on, token by token. */
+void bench_moe_want_open(const struct bench_moe_problem *p, struct bench_moe_want *want)
+{
+    uint32_t k = p->shape.top_k, local = p->shape.experts / p->world, row = 0;
+    size_t all = (size_t)p->tokens * k;
+    int64_t *chosen = (int64_t *)malloc(p->world * all * sizeof(*chosen));
+    float *weights = (float *)malloc(p->world * all * sizeof(*weights));
+    size_t room = 0;
+    memset(want, 0, sizeof(*want));
+    want->groups = (struct prs_moe_group *)calloc(local, sizeof(*want->groups));
+    for (uint32_t r = 0; r < p->world; r++) {
+        bench_moe_choose(p, r, chosen + r * all, weights + r * all);
+        for (size_t i = 0; i < (size_t)bench_moe_tokens_of(p, r) * k; i++)
+            if (chosen[r * all + i] / local == p->rank)
+                room++, want->groups[chosen[r * all + i] % local].rows++;
+    }
+    want->rows = (struct bench_moe_row *)malloc((room + 1) * sizeof(*want->rows));
+    for (uint32_t e = 0, first = 0; e < local; e++) {
+        want->groups[e].first_row = first;
+        first += (want->groups[e].rows + 127) / 128 * 128;
+        row = want->groups[e].first_row;
+        for (uint32_t i = 0; want->groups[e].rows != 0 && i < p->world; i++) {
+            uint32_t r = (p->rank + i) % p->world, count = bench_moe_tokens_of(p, r);
+            for (size_t c = 0; c < (size_t)count * k; c++)
+                if (chosen[r * all + c] == (int64_t)(p->rank * local + e))
+                    want->rows[want->count++] = {
+                        row++, e, {r, (uint32_t)(c / k), (uint32_t)(c % k), weights[r * all + c]}};
+        }
+    }
+    BENCH_CUDA(cudaMalloc(&want->device, (want->count + 1) * sizeof(*want->rows)));
+    BENCH_CUDA(cudaMemcpy(want->device, want->rows, want->count * sizeof(*want->rows), cudaMemcpyHostToDevice));
+    free(chosen);
+    free(weights);
+}
+
+void bench_moe_want_close(struct bench_moe_want *want)
+{
+    BENCH_CUDA(cudaFree(want->device));
+    free(want->rows);
+    free(want->groups);
+}
+
+/* ---- checks --------------------------------------------------------------------------------------------------------
+ */
+struct sums {
+    unsigned long long beyond, poisoned, maps;
+    double square, worst;
+};
+
+/* One warp per sample: one column of one row. */
+static __global__ void check_samples(struct bench_moe_problem p, const struct bench_moe_row *rows, uint32_t count,
+                                     const __nv_bfloat16 *out, struct sums *to)
+{
+    uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    uint64_t h = p.shape.hidden, n = p.shape.columns, column = bench_scatter(sample) % n;
+    struct bench_moe_row r = rows[sample % count];
+    double sum = 0, size = 0;
+    for (uint64_t i = lane; i < h; i += 32) {
+        uint64_t at = r.expert * h * n + (p.n_h != 0 ? column * h + i : i * n + column);
+        double x = (double)bench_element(p.seed, r.from.rank, 0, r.from.token * h + i) *
+                   bench_element(p.weights_seed, p.rank, 1, at);
+        sum += x;
+        size += fabs(x);
+    }
+    for (int o = 16; o > 0; o /= 2) {
+        sum += __shfl_xor_sync(~0u, sum, o);
+        size += __shfl_xor_sync(~0u, size, o);
+    }
+    if (lane == 0) {
+        double error = fabs((double)__bfloat162float(out[r.row * n + column]) - sum);
+        if (!(error <= fabs(sum) * 0x1.02p-8 + size * 0x1p-21)) /* NaN is beyond any bound */
+            atomicAdd(&to->beyond, 1ull);
+        atomicAdd(&to->square, sum * sum);
+        atomicMax((unsigned long long *)&to->worst,
+                  (unsigned long long)__double_as_longlong(isnan(error) ? 1e300 : error));
+    }
+}
+
+/* One warp per row. */
+static __global__ void check_rows(const struct bench_moe_row *rows, uint32_t count, uint32_t n, const uint16_t *out,
+                                  const struct prs_moe_row *map, struct sums *to)
+{
+    uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    unsigned long long poisoned = 0;
+    struct bench_moe_row r;
+    if (warp >= count)
+        return;
+    r = rows[warp];
+    for (uint32_t i = lane; i < n; i += 32)
+        poisoned += out[(uint64_t)r.row * n + i] == 0xffff;
+    if (poisoned != 0)
+        atomicAdd(&to->poisoned, poisoned);
+    if (lane == 0) {
+        struct prs_moe_row have = map[r.row];
+        if (have.rank != r.from.rank || have.token != r.from.token || have.slot != r.from.slot ||
+            have.weight != r.from.weight)
+            atomicAdd(&to->maps, 1ull);
+    }
+}
+
+static uint64_t check_groups(const struct bench_moe_problem *p, const struct bench_moe_want *want,
+                             const struct prs_moe_group *groups)
+{
+    uint32_t local = p->shape.experts / p->world;
+    struct prs_moe_group *have = (struct prs_moe_group *)malloc(local * sizeof(*have));
+    uint64_t wrong = 0;
+    BENCH_CUDA(cudaMemcpy(have, groups, local * sizeof(*have), cudaMemcpyDeviceToHost));
+    for (uint32_t e = 0; e < local; e++)
+        wrong += have[e].rows != want->groups[e].rows || have[e].first_row != want->groups[e].first_row;
+    free(have);
+    return wrong;
+}
+
+struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, const struct bench_moe_want *want,
+                                         const struct prs_moe_batch *batch, cudaStream_t stream)
+{
+    struct sums host = {0, 0, 0, 0, 0}, *device;
+    struct bench_moe_verdict v = {0, 0, 0, 0, 0};
+    uint64_t samples = ((want->count > SAMPLES ? want->count : SAMPLES) + 7) / 8 * 8;
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    v.map_errors = check_groups(p, want, batch->groups);
+    if (want->count == 0)
+        return v;
+    BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
+    BENCH_CUDA(cudaMemcpy(device, &host, sizeof(host), cudaMemcpyHostToDevice));
+    check_samples<<<(unsigned)(samples / 8), 256, 0, stream>>>(*p, want->device, want->count,
+                                                               (const __nv_bfloat16 *)batch->out, device);
+    BENCH_CUDA(cudaGetLastError());
+    check_rows<<<(want->count + 7) / 8, 256, 0, stream>>>(want->device, want->count, p->shape.columns,
+                                                          (const uint16_t *)batch->out, batch->rows, device);
+    BENCH_CUDA(cudaGetLastError());
+    BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    BENCH_CUDA(cudaFree(device));
+    v.max_rel_error = host.worst / sqrt(host.square / (double)samples);
+    v.beyond = host.beyond, v.poisoned = host.poisoned, v.sampled = samples;
+    v.map_errors += host.maps;
+    return v;
+}
+
+static __global__ void compare_rows(const struct bench_moe_row *rows, uint32_t count, uint32_t n, const uint16_t *x,
+                                    const uint16_t *y, const struct prs_moe_row *x_map, const struct prs_moe_row *y_map,
+                                    unsigned long long *differences)
+{
+    unsigned long long mine = 0;
+    for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
+        uint64_t row = rows[i].row;
+        for (uint32_t c = threadIdx.x; c < n; c += blockDim.x)
+            mine += x[row * n + c] != y[row * n + c];
+        if (threadIdx.x < 4)
+            mine += ((const uint32_t *)&x_map[row])[threadIdx.x] != ((const uint32_t *)&y_map[row])[threadIdx.x];
+    }
+    if (mine != 0)
+        atomicAdd(differences, mine);
+}
+
+void bench_moe_compare(const struct bench_moe_problem *p, const struct bench_moe_want *want,
+                       const struct prs_moe_batch *x, const struct prs_moe_batch *y, unsigned long long *differences,
+                       cudaStream_t stream)
+{
+    compare_rows<<<128, 256, 0, stream>>>(want->device, want->count, p->shape.columns, (const uint16_t *)x->out,
+                                          (const uint16_t *)y->out, x->rows, y->rows, differences);
+    BENCH_CUDA(cudaGetLastError());
+}

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""MoE dispatch + grouped product: ours, through the C API, beside NCCL and torch._grouped_mm in the same process group.
+
+  torchrun --nproc-per-node 4 tools/fused/moe_peers.py --library build/fused/libperseus-fused.so --preset deepseek-v3 --tokens 512 2048 8192
+
+The peer is what is usual: sort (token, slot) pairs by expert, exchange counts, all-to-all of one row a pair (its sizes must come to the host),
+sort what came by expert, torch._grouped_mm. Both begin with what the router left on the GPU. Rounds take turns; a figure is the median over
+rounds of the slowest rank. Our maps are checked in full and our rows on samples in double precision, after poisoning. JSON, one row each.
+Exit status 77 without GPUs or torch.
+"""
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import sys
+
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast is never used
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError:
+    sys.exit(77)
+
+PRESETS = {"deepseek-v3": (7168, 2048, 256, 8), "qwen3-30b": (2048, 768, 128, 8), "gpt-oss-120b": (2880, 2880, 128, 4)}
+WARMUP = 3
+ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def struct(name, **fields):
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+u32, pointer = ctypes.c_uint32, ctypes.c_void_p
+# As in include/perseus/fused.h; `later` is room for fields that are 0 here.
+Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, node=ctypes.c_uint64, later=u32 * 16)
+Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32)
+Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32, group=u32)
+Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
+Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, groups=pointer)
+Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=ctypes.c_uint64, text=ctypes.c_char * 256)
+
+
+def node_of(args):
+    """Ranks of this host are split over emulated nodes."""
+    return int(os.environ.get("RANK", "0")) * args.nodes // int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Ours:
+    """A context and a plan of libperseus-fused."""
+
+    def __init__(self, args, shape, hosts):
+        self.lib = ctypes.CDLL(args.library)
+        self.lib.prs_fused_close.restype = self.lib.prs_moe_plan_close.restype = self.lib.prs_moe_plan_query.restype = None
+
+        def allgather(_, mine, everyone, count):
+            try:
+                given = torch.frombuffer(bytearray(ctypes.string_at(mine, count)), dtype=torch.uint8)
+                taken = [torch.empty_like(given) for _ in range(dist.get_world_size())]
+                dist.all_gather(taken, given, group=hosts)
+                ctypes.memmove(everyone, torch.cat(taken).numpy().tobytes(), count * len(taken))
+                return 0
+            except Exception as e:  # an exception cannot cross C
+                print(f"moe_peers: allgather: {e}", file=sys.stderr)
+                return -5
+
+        self.callback = ALLGATHER(allgather)
+        config = Config(dist.get_rank(), dist.get_world_size(), torch.cuda.current_device(), args.timeout_ms, self.callback, None, node_of(args) + 1)
+        self.ctx, self.plan, self.info = pointer(), pointer(), Info()
+        self.check(self.lib.prs_fused_open(ctypes.byref(config), ctypes.byref(self.ctx)), "prs_fused_open")
+        tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread, args.order, args.group)
+        self.check(self.lib.prs_moe_plan_open(self.ctx, ctypes.byref(shape), ctypes.byref(tuning), ctypes.byref(self.plan)), "prs_moe_plan_open")
+        self.lib.prs_moe_plan_query(self.plan, ctypes.byref(self.info))
+
+    def check(self, status, what):
+        if status != 0:
+            sys.exit(f"moe_peers: {what}: status {status}")
+
+    def batch(self, tokens, chosen, router_weights, weights, columns, groups):
+        rows = self.info.capacity
+        self.out = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda")
+        self.rows = torch.empty(rows, 4, dtype=torch.int32, device="cuda")
+        self.groups = torch.empty(groups, 2, dtype=torch.int32, device="cuda")
+        self.keep = (tokens, chosen, router_weights, weights)
+        at = [t.data_ptr() for t in self.keep + (self.out, self.rows, self.groups)]
+        self.given = Batch(at[0], tokens.shape[0], *at[1:])
+
+    def poison(self):
+        self.out.fill_(float("nan"))
+        self.rows.fill_(-2)
+        self.groups.fill_(-2)
+
+    def dispatch_gemm(self):
+        self.check(self.lib.prs_moe_dispatch_gemm(self.plan, ctypes.byref(self.given), pointer(torch.cuda.current_stream().cuda_stream)), "dispatch_gemm")
+
+    def gemm(self):
+        self.check(self.lib.prs_moe_gemm(self.plan, ctypes.byref(self.given), pointer(torch.cuda.current_stream().cuda_stream)), "gemm")
+
+    def error(self):
+        e = Error()
+        return e.text.decode() if self.lib.prs_fused_poll_error(self.ctx, ctypes.byref(e)) != 0 else ""
+
+    def close(self):
+        torch.cuda.synchronize()
+        self.lib.prs_moe_plan_close(self.plan)
+        self.lib.prs_fused_close(self.ctx)
+
+
+class Peer:
+    """NCCL and torch._grouped_mm."""
+
+    def __init__(self, tokens, chosen, weights_nh, experts):
+        self.tokens, self.chosen, self.experts = tokens, chosen, experts
+        self.weights = weights_nh.transpose(1, 2)  # [G, H, N], H contiguous
+        self.world = dist.get_world_size()
+
+    def dispatch(self):
+        k, local = self.chosen.shape[1], self.experts // self.world
+        order = torch.argsort(self.chosen.view(-1), stable=True)
+        counts = torch.bincount(self.chosen.view(-1), minlength=self.experts)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        sizes = torch.stack((theirs.view(self.world, local).sum(1), counts.view(self.world, local).sum(1))).tolist()  # waits for the GPU
+        rows = self.tokens[order // k]
+        came = torch.empty(sum(sizes[0]), rows.shape[1], dtype=rows.dtype, device="cuda")
+        dist.all_to_all_single(came, rows, sizes[0], sizes[1])
+        expert = torch.arange(self.experts, device="cuda").remainder(local).repeat_interleave(theirs, output_size=came.shape[0])
+        self.x = came[torch.argsort(expert, stable=True)]
+        self.offsets = theirs.view(self.world, local).sum(0).cumsum(0).to(torch.int32)
+
+    def multiply(self):
+        self.out = torch._grouped_mm(self.x, self.weights, offs=self.offsets)
+
+    def both(self):
+        self.dispatch()
+        self.multiply()
+
+
+def choices(tokens, experts, top_k, zipf, rank, seed):
+    """What a router would leave: different experts for one token; the i-th of a shuffled list is liked as 1 / (i + 1)^zipf."""
+    order = torch.randperm(experts, generator=torch.Generator().manual_seed(seed))
+    liked = torch.empty(experts)
+    liked[order] = -zipf * torch.log(torch.arange(experts) + 1.0)
+    noise = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(seed * 1000 + rank))
+    weights, chosen = torch.topk(liked - torch.log(-torch.log(noise.clamp(1e-12, 1 - 1e-7))), top_k)
+    return chosen.cuda(), torch.softmax(weights, 1).float().cuda()
+
+
+def random_rows(tokens, hidden, rank):
+    return torch.randn(tokens, hidden, generator=torch.Generator("cuda").manual_seed(77 + rank), device="cuda", dtype=torch.float32).bfloat16()
+
+
+def wrong_maps(ours, every_chosen, every_weight, local):
+    """Entries of rows and groups that are not by definition: expert, sender from the own rank on, token, slot."""
+    world, rank, (count, k) = dist.get_world_size(), dist.get_rank(), every_chosen[0].shape
+    turn = torch.cat([torch.full((count * k,), (r - rank) % world, device="cuda") for r in range(world)])
+    pair = torch.arange(count * k, device="cuda").repeat(world)
+    expert, weight = torch.cat([c.view(-1) for c in every_chosen]) - rank * local, torch.cat([w.view(-1) for w in every_weight])
+    mine = (expert >= 0) & (expert < local)
+    expert, turn, pair, weight = expert[mine], turn[mine], pair[mine], weight[mine]
+    order = torch.argsort((expert * world + turn) * count * k + pair)
+    expert, turn, pair, weight = expert[order], turn[order], pair[order], weight[order]
+    rows = torch.bincount(expert, minlength=local)
+    whole = (rows + 127) // 128 * 128
+    first, before = whole.cumsum(0) - whole, rows.cumsum(0) - rows
+    place = first[expert] + torch.arange(expert.numel(), device="cuda") - before[expert]
+    want = torch.stack(((turn + rank) % world, pair // k, pair % k), 1).to(torch.int32)
+    have = ours.rows[place]
+    wrong = (have[:, :3] != want).any(1) | (have[:, 3].contiguous().view(torch.float32) != weight)
+    return int(wrong.sum() + (ours.groups != torch.stack((first, rows), 1).to(torch.int32)).any(1).sum()), place, expert, want
+
+
+def wrong_values(ours, place, expert, want, hidden, tokens, weights_nh, samples=192):
+    """Of sampled rows, elements beyond one bf16 rounding and fp32 accumulation."""
+    wrong, worst = 0, 0.0
+    pick = torch.randint(place.numel(), (min(samples, place.numel()),), generator=torch.Generator().manual_seed(5)).cuda()
+    for r in range(dist.get_world_size()):
+        at = pick[want[pick, 0] == r]
+        source = random_rows(tokens, hidden, r)
+        for i in at.tolist():
+            x, w, have = source[want[i, 1].long()].double(), weights_nh[expert[i]].double(), ours.out[place[i]].double()
+            exact, size = w @ x, w.abs() @ x.abs()
+            error = (have - exact).abs()
+            wrong += int((~(error <= exact.abs() * 2 ** -8 * 1.01 + size * 2 ** -21)).sum())
+            worst = max(worst, float((error / exact.square().mean().sqrt()).max()))
+    wrong += int(ours.out[place].isnan().any(1).sum())
+    return wrong, worst
+
+
+def slowest(value):
+    t = torch.tensor([float(value)], device="cuda", dtype=torch.float64)
+    dist.all_reduce(t, op=dist.ReduceOp.MAX)
+    return t.item()
+
+
+def time_all(methods, rounds):
+    """Microseconds: median over rounds of the slowest rank, methods taking turns."""
+    times = {name: [] for name in methods}
+    line = torch.zeros(1, device="cuda")
+    for i in range(WARMUP + rounds):
+        for name, run in methods.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            dist.all_reduce(line)  # the GPUs start together
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            t = slowest(begin.elapsed_time(end) * 1e3)
+            if i >= WARMUP:
+                times[name].append(t)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def measure(args, preset, count, zipf, hosts):
+    hidden, columns, experts, top_k = PRESETS[preset]
+    rank, world = dist.get_rank(), dist.get_world_size()
+    local = experts // world
+    tokens = random_rows(count, hidden, rank)
+    chosen, router_weights = choices(count, experts, top_k, zipf, rank, 1)
+    weights = torch.randn(local, columns, hidden, generator=torch.Generator("cuda").manual_seed(7000 + rank), device="cuda", dtype=torch.bfloat16)
+    given = weights if args.layout == "nk" else weights.transpose(1, 2).contiguous()
+    ours = Ours(args, Shape(count, hidden, columns, experts, top_k, 0, args.layout == "nk"), hosts)
+    ours.batch(tokens, chosen, router_weights, given, columns, local)
+    peer = Peer(tokens, chosen, weights, experts)
+    usec = time_all({"own": ours.dispatch_gemm, "product": ours.gemm, "peer": peer.both, "dispatch": peer.dispatch, "grouped_mm": peer.multiply},
+                    args.rounds)
+    ours.poison()
+    torch.cuda.synchronize()
+    dist.barrier()
+    ours.dispatch_gemm()
+    torch.cuda.synchronize()
+    every_chosen = [torch.empty_like(chosen) for _ in range(world)]
+    every_weight = [torch.empty_like(router_weights) for _ in range(world)]
+    dist.all_gather(every_chosen, chosen)
+    dist.all_gather(every_weight, router_weights)
+    maps, place, expert, want = wrong_maps(ours, every_chosen, every_weight, local)
+    values, worst = wrong_values(ours, place, expert, want, hidden, count, weights)
+    text = ours.error()
+    if text:
+        print(f"moe_peers: rank {rank}: {text}", file=sys.stderr)
+    peer.both()
+    theirs = place[torch.argsort(expert * world + want[:, 0], stable=True)]  # the peer sorts senders by rank
+    same = peer.out.shape[0] == place.numel() and place.numel() > 0
+    differs = (peer.out - ours.out[theirs]).abs().max() if same else torch.tensor(float("nan"))
+    row = {"kernel": "moe", "peer": "nccl+torch._grouped_mm", "preset": preset, "layout": args.layout, "H": hidden, "N": columns, "E": experts,
+           "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world, "nodes": args.nodes, "usec": round(usec["own"], 1), "product_usec": round(usec["product"], 1),
+           "unfused_usec": round(usec["peer"], 1), "comm_usec": round(usec["dispatch"], 1), "compute_usec": round(usec["grouped_mm"], 1),
+           "speedup": round(usec["peer"] / usec["own"], 3), "product_ratio": round(usec["grouped_mm"] / usec["product"], 3),
+           "sm_split": {"share": ours.info.tuning.share, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread,
+                        "order": ours.info.tuning.order, "group": ours.info.tuning.group},
+           "predicted_usec": round(ours.info.predicted_us, 1), "most_rows": int(slowest(place.numel())), "map_errors": int(slowest(maps)),
+           "beyond_bound": int(slowest(values)), "max_rel_err": slowest(worst), "max_difference_from_peer": slowest(differs), "commit": args.commit}
+    ours.close()
+    if rank == 0:
+        print(json.dumps(row), flush=True)
+    return row["map_errors"] == 0 and row["beyond_bound"] == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--library", default="build/fused/libperseus-fused.so")
+    parser.add_argument("--preset", nargs="+", choices=PRESETS, default=["deepseek-v3"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[512, 2048, 8192])
+    parser.add_argument("--zipf", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--layout", choices=["nk", "kn"], default="nk")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--timeout-ms", type=int, default=5000)
+    parser.add_argument("--nodes", type=int, default=1, help="emulated; start torchrun under softnic-run")
+    parser.add_argument("--commit", default="unknown")
+    for name in Tuning._fields_:
+        parser.add_argument("--" + name[0].replace("_", "-"), type=int, default=0)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit(77)
+    if args.nodes > 1:  # NCCL and the software NIC learn of the nodes by their own variables
+        os.environ["NCCL_HOSTID"], os.environ["SOFTNIC_NODE"] = str(node_of(args) + 1), str(node_of(args))
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl")
+    hosts = dist.new_group(backend="gloo")
+    good = [measure(args, p, t, z, hosts) for p in args.preset for t in args.tokens for z in args.zipf]
+    dist.destroy_process_group()
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The start line: all GPUs begin what is timed together. */
+#include "tools/fused/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct meet_args {
+    uint32_t *flags[PRS_FUSED_MAX_WORLD]; /* [r]: the words of rank r */
+    uint32_t rank, world, epoch;
+};
+
+static __global__ void meet_kernel(struct meet_args m)
+{
+    uint32_t p = threadIdx.x;
+    if (p >= m.world)
+        return;
+    __threadfence_system();
+    *(volatile uint32_t *)&m.flags[p][m.rank] = m.epoch;
+    for (uint64_t spins = 0; (int32_t)(*(volatile uint32_t *)&m.flags[m.rank][p] - m.epoch) < 0; spins++)
+        if (spins > 400000000ull) {
+            printf("perseus-fused-bench: rank %u waited for rank %u at meeting %u\n", m.rank, p, m.epoch);
+            __trap();
+        }
+}
+
+void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench_rank *rank)
+{
+    void *mine, *all[PRS_FUSED_MAX_WORLD];
+    memset(s, 0, sizeof(*s));
+    s->rank = rank;
+    if (prs_fused_alloc(ctx, PRS_FUSED_MAX_WORLD * sizeof(uint32_t), &mine) != 0)
+        exit(1);
+    /* Symmetric memory of threads is reachable by its plain pointer; processes let only the library map it, so they
+     * skip the GPU-side start line and meet on the host. */
+    bench_allgather(rank, &mine, all, sizeof(mine));
+    for (uint32_t p = 0; p < rank->world; p++)
+        s->flags[p] = (uint32_t *)all[p];
+}
+
+void bench_start_cross(struct bench_start *s, cudaStream_t stream)
+{
+    struct meet_args m;
+    bench_meet(s->rank);
+    if (!s->rank->threads)
+        return;
+    memcpy(m.flags, s->flags, sizeof(m.flags));
+    m.rank = s->rank->rank, m.world = s->rank->world, m.epoch = ++s->meetings;
+    meet_kernel<<<1, 32, 0, stream>>>(m);
+    BENCH_CUDA(cudaGetLastError());
+}

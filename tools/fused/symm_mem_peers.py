@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The fused kernels beside PyTorch's symmetric memory, and beside NCCL + cuBLAS, in one process group.
+
+    torchrun --nproc-per-node 4 tools/fused/symm_mem_peers.py --library build/fused/libperseus-fused.so --sizes 4096,8192
+
+One JSON row a kernel and size. The three ways take turns in every round, start together, and are timed by events; a time is the
+median over rounds of the slowest rank. Results are poisoned before and checked after against sums in double precision.
+"""
+import argparse
+import ctypes
+import json
+import os
+import sys
+
+os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # NVLink multicast may be shared with others on the host: never used
+os.environ["NCCL_NVLS_ENABLE"] = "0"
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+WARMUP, SAMPLED_ROWS = 3, 64
+OPS = {"reduce_scatter": 1, "allgather": 2, "allreduce": 3}
+ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Config(ctypes.Structure):
+    _fields_ = [("rank", ctypes.c_uint32), ("world", ctypes.c_uint32), ("device", ctypes.c_int), ("timeout_ms", ctypes.c_uint32),
+                ("allgather", ALLGATHER), ("user", ctypes.c_void_p), ("node", ctypes.c_uint64)]
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("op", "m", "n", "k", "b_is_n_k")]
+
+
+class Mapped:
+    """Device memory that is not torch's, as torch likes to be told of it."""
+
+    def __init__(self, address, count):
+        self.__cuda_array_interface__ = {"shape": (count,), "typestr": "<i2", "data": (address, False), "version": 3}
+
+
+class Perseus:
+    """libperseus-fused by ctypes. The ranks meet over the process group's CPU side."""
+
+    def __init__(self, path, rank, world, device, cpu_group):
+        self.lib = ctypes.CDLL(path)
+        self.context = ctypes.c_void_p()
+        self.meet = ALLGATHER(lambda user, mine, everyone, size: self.gather(cpu_group, world, mine, everyone, size))
+        config = Config(rank, world, device, 10000, self.meet, None, 0)
+        self.check(self.lib.prs_fused_open(ctypes.byref(config), ctypes.byref(self.context)), "prs_fused_open")
+
+    @staticmethod
+    def gather(group, world, mine, everyone, size):
+        own = torch.frombuffer(bytearray(ctypes.string_at(mine, size)), dtype=torch.uint8)
+        parts = [torch.empty_like(own) for _ in range(world)]
+        dist.all_gather(parts, own, group=group)
+        data = b"".join(bytes(part.numpy()) for part in parts)
+        ctypes.memmove(everyone, data, len(data))
+        return 0
+
+    @staticmethod
+    def check(result, what):
+        if result != 0:
+            sys.exit(f"{what}: {result} (PERSEUS_LOG=error says why)")
+
+    def alloc(self, rows, columns):
+        address = ctypes.c_void_p()
+        self.check(self.lib.prs_fused_alloc(self.context, ctypes.c_size_t(rows * columns * 2), ctypes.byref(address)), "prs_fused_alloc")
+        return torch.as_tensor(Mapped(address.value, rows * columns), device="cuda").view(torch.bfloat16).view(rows, columns)
+
+    def free(self, tensor):
+        self.check(self.lib.prs_fused_free(self.context, ctypes.c_void_p(tensor.data_ptr())), "prs_fused_free")
+
+    def plan(self, op, m, n, k):
+        plan, shape = ctypes.c_void_p(), Shape(OPS[op], m, n, k, 0)
+        self.check(self.lib.prs_fused_plan_open(self.context, ctypes.byref(shape), None, ctypes.byref(plan)), "prs_fused_plan_open")
+        return plan
+
+    def launch(self, op, plan, a, b, c):
+        call = {"reduce_scatter": self.lib.prs_gemm_reduce_scatter, "allgather": self.lib.prs_allgather_gemm,
+                "allreduce": self.lib.prs_gemm_allreduce}[op]
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)]
+        self.check(call(plan, *pointers, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)), op)
+
+
+def ways(op, perseus, plan, a, b, c, world, group):
+    """Callables by name; each gives the tensor that holds its result."""
+    name = group.group_name
+    rows, n = a.shape[0], b.shape[1]
+
+    def own():
+        perseus.launch(op, plan, a, b, c)
+        return c
+
+    if op == "allgather":
+        gathered = torch.empty(rows * world, a.shape[1], dtype=a.dtype, device="cuda")
+        out = torch.empty(rows * world, n, dtype=a.dtype, device="cuda")
+
+        def unfused():
+            dist.all_gather_into_tensor(gathered, a, group=group)
+            return torch.matmul(gathered, b, out=out)
+
+        return {"own": own, "unfused": unfused,
+                "symm_mem": lambda: torch.ops.symm_mem.fused_all_gather_matmul(a, [b], 0, name)[1][0]}
+    partial = torch.empty(rows, n, dtype=a.dtype, device="cuda")
+    if op == "reduce_scatter":
+        part = torch.empty(rows // world, n, dtype=a.dtype, device="cuda")
+
+        def unfused():
+            dist.reduce_scatter_tensor(part, torch.matmul(a, b, out=partial), group=group)
+            return part
+
+        return {"own": own, "unfused": unfused,
+                "symm_mem": lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, "sum", 0, name)}
+    import torch.distributed._symmetric_memory as symm_mem
+    shared = symm_mem.empty((rows, n), dtype=a.dtype, device="cuda")
+    symm_mem.rendezvous(shared, name)
+
+    def unfused():
+        torch.matmul(a, b, out=partial)
+        dist.all_reduce(partial, group=group)
+        return partial
+
+    def two_shot():
+        torch.matmul(a, b, out=shared)
+        return torch.ops.symm_mem.two_shot_all_reduce_(shared.view(-1), "sum", name).view(rows, n)
+
+    return {"own": own, "unfused": unfused, "symm_mem": two_shot}
+
+
+def reference(op, a, b, rows, rank, world):
+    """Of some rows of the result, in double precision, and how far bf16 partial sums may be from it."""
+    if op == "allgather":
+        block = a.shape[0]
+        mine = torch.zeros(len(rows), a.shape[1], dtype=torch.float64, device="cuda")
+        for at, row in enumerate(rows):
+            if row // block == rank:
+                mine[at] = a[row % block].double()
+        dist.all_reduce(mine)
+        total, magnitude = mine @ b.double(), mine.abs() @ b.double().abs()
+        return total, total.abs() * 2**-8 * 1.01 + magnitude * 2**-21
+    picked, wide = a[rows].double(), b.double()
+    total = picked @ wide
+    partials, magnitude = total.abs(), picked.abs() @ wide.abs()
+    for tensor in (total, partials, magnitude):
+        dist.all_reduce(tensor)
+    return total, (total.abs() + partials) * 2**-8 * 1.01 + magnitude * 2**-21
+
+
+def compare(op, result, want, bound, rows, rank):
+    """Worst error over the root mean square, and the elements beyond the bound, of the sampled rows that are here."""
+    here, at = list(range(len(rows))), rows
+    if op == "reduce_scatter":
+        block = result.shape[0]
+        here = [i for i, row in enumerate(rows) if row // block == rank]
+        at = [rows[i] % block for i in here]
+    if not here:
+        return 0.0, 0
+    error = (result[at].double() - want[here]).abs()
+    beyond = int((~(error <= bound[here])).sum())  # a NaN is beyond any bound
+    return float(torch.nan_to_num(error, nan=float("inf")).max() / want.square().mean().sqrt()), beyond
+
+
+def most(value, cpu_group):
+    tensor = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=cpu_group)
+    return float(tensor[0])
+
+
+def measure(methods, iterations, cpu_group):
+    times = {name: [] for name in methods}
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for i in range(WARMUP + iterations):
+        for name, run in methods.items():
+            torch.cuda.synchronize()
+            dist.barrier(group=cpu_group)
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            slowest = most(begin.elapsed_time(end) * 1e3, cpu_group)
+            if i >= WARMUP:
+                times[name].append(slowest)
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+
+
+def one_row(op, size, options, perseus, rank, world, cpu_group):
+    share = size // world
+    m, n, k = (size, share, size) if op == "allgather" else (size, size, share)
+    torch.manual_seed(size * 8 + OPS[op] + rank * 1000003)
+    a = torch.rand(share if op == "allgather" else m, k, device="cuda").mul_(2).sub_(1).bfloat16()
+    b = torch.rand(k, n, device="cuda").mul_(2).sub_(1).bfloat16()
+    c = perseus.alloc(share if op == "reduce_scatter" else m, n)
+    plan = perseus.plan(op, m, n, k)
+    methods = ways(op, perseus, plan, a, b, c, world, dist.group.WORLD)
+    usec = measure(methods, options.iterations, cpu_group)
+    generator = torch.Generator().manual_seed(size)  # the same rows on every rank
+    rows = torch.randint(0, m, (SAMPLED_ROWS,), generator=generator).tolist()
+    want, bound = reference(op, a, b, rows, rank, world)
+    c.fill_(float("nan"))
+    torch.cuda.synchronize()
+    dist.barrier(group=cpu_group)  # an all-reduce stores into every rank's result
+    row = {"kernel": op, "M": m, "N": n, "K": k, "gpus": world, "nodes": 1}
+    beyond = 0
+    for name, run in methods.items():
+        result = run()
+        torch.cuda.synchronize()
+        # The others round every partial sum more often than once: told, not judged.
+        error, wrong = compare(op, result, want, bound, rows, rank)
+        beyond += wrong if name == "own" else 0
+        prefix = "" if name == "own" else name + "_"
+        row[prefix + "usec"] = round(usec[name], 1)
+        row[prefix + "max_rel_err"] = float(f"{most(error, cpu_group):.2e}")
+    row.update(speedup=round(usec["unfused"] / usec["own"], 3), speedup_over_symm_mem=round(usec["symm_mem"] / usec["own"], 3),
+               beyond_bound=int(most(beyond, cpu_group)), torch=torch.__version__, commit=options.commit)
+    dist.barrier(group=cpu_group)
+    perseus.lib.prs_fused_plan_close(plan)
+    perseus.free(c)
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default="build/fused/libperseus-fused.so")
+    parser.add_argument("--sizes", default="4096,8192,16384")
+    parser.add_argument("--kernels", default=",".join(OPS))
+    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--commit", default="unknown")
+    options = parser.parse_args()
+    rank, world, device = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", device))
+    cpu_group = dist.new_group(backend="gloo")
+    import torch.distributed._symmetric_memory as symm_mem
+    symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
+    perseus = Perseus(options.library, rank, world, device, cpu_group)
+    bad = 0
+    for size in (int(text) for text in options.sizes.split(",")):
+        for op in options.kernels.split(","):
+            row = one_row(op, size, options, perseus, rank, world, cpu_group)
+            bad += row["beyond_bound"]
+            if rank == 0:
+                print(json.dumps(row), flush=True)
+    perseus.lib.prs_fused_close(perseus.context)
+    dist.destroy_process_group()
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
