@@ -39,9 +39,9 @@ struct ring {
     uint32_t stage, phase;
 };
 
-PRS_DEVICE void ring_next(struct ring *r)
+template <uint32_t STAGES = PRS_STAGES> PRS_DEVICE void ring_next(struct ring *r)
 {
-    if (++r->stage == PRS_STAGES) {
+    if (++r->stage == STAGES) {
         r->stage = 0;
         r->phase ^= 1;
     }

@@ -128,6 +128,19 @@ PRS_DEVICE void mbarrier_wait(uint64_t *bar, uint32_t parity)
     }
 }
 
+/* ---- named barriers ---- */
+/* Waits until `threads` threads have come to barrier `id`, by this call or by the next. */
+PRS_DEVICE void barrier_sync(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Counts this warp's threads in and goes on. */
+PRS_DEVICE void barrier_arrive(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* ---- bulk copies ------------------------------------------------------------------------------------------------ */
 PRS_DEVICE void tensor_map_prefetch(const CUtensorMap *map)
 {
@@ -222,6 +235,16 @@ template <int N> PRS_DEVICE void bulk_wait_read(void)
 template <int N> PRS_DEVICE void bulk_wait_done(void)
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- bulk copies: attention ---- */
+PRS_DEVICE void tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y, int32_t z,
+                            int32_t u, int32_t v)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(smem_address(dst)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+                 : "memory");
 }
 
 /* ---- proxies, flags --------------------------------------------------------------------------------------------- */
@@ -320,6 +343,14 @@ PRS_DEVICE float bf16_high(uint32_t v)
     return __uint_as_float(v & 0xffff0000u);
 }
 
+/* 2^x, 2 ulp; -infinity gives 0. */
+PRS_DEVICE float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* ---- tensor cores ----------------------------------------------------------------------------------------------- */
 /* Operand of wgmma in shared memory, 128-byte swizzle. K-major: rows of 128 bytes, 8-row groups 1024 bytes apart.
  * N-major: boxes of 64 K rows x 64 columns, 8192 bytes apart; 8-row groups along K 1024 bytes apart. */
@@ -389,6 +420,87 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_
                    "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]),
                    "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
                  : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
+/* ---- tensor cores: attention ---- */
+/* What computes these registers stays before, what uses them stays behind: the compiler does not know that
+ * wgmma_wait() is what fills an accumulator, nor that work before it was meant to run under a product. */
+template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+
+#define PRS_REGISTERS_8(d, i)                                                                                          \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define PRS_REGISTERS_32(d, i)                                                                                         \
+    PRS_REGISTERS_8(d, i), PRS_REGISTERS_8(d, i + 8), PRS_REGISTERS_8(d, i + 16), PRS_REGISTERS_8(d, i + 24)
+#define PRS_NAMES_32                                                                                                   \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define PRS_NAMES_64                                                                                                   \
+    PRS_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, "   \
+                 "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PRS_NAMES_88                                                                                                   \
+    PRS_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, "   \
+                 "%83, %84, %85, %86, %87"
+
+/* As wgmma_m64n256k16, narrower. */
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PRS_NAMES_64 "}, "
+                 "%64, %65, p, 1, 1, 0, %67;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_32(d, 32)
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
+template <int TRANS_B> PRS_DEVICE void wgmma_m64n176k16(float (&d)[88], uint64_t a, uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %90, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 {" PRS_NAMES_88 "}, "
+                 "%88, %89, p, 1, 1, 0, %91;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_32(d, 32), PRS_REGISTERS_8(d, 64), PRS_REGISTERS_8(d, 72),
+                   PRS_REGISTERS_8(d, 80)
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
+/* A[64 x 16] in registers, as mma fragments: rows lane / 4 and + 8 (a1, a3), columns 2 * (lane % 4) and + 8 (a2, a3).
+ * They must not change until the product has been waited for. */
+template <int TRANS_B>
+PRS_DEVICE void wgmma_m64n64k16_registers(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                          uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PRS_NAMES_32 "}, "
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0)
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add), "n"(TRANS_B));
+}
+
+template <int TRANS_B>
+PRS_DEVICE void wgmma_m64n128k16_registers(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                           uint64_t b, uint32_t add)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PRS_NAMES_64 "}, "
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
+                 "}"
+                 : PRS_REGISTERS_32(d, 0), PRS_REGISTERS_32(d, 32)
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add), "n"(TRANS_B));
 }
 
 #endif

@@ -13,6 +13,7 @@
 #ifndef PERSEUS_FUSED_SCHEDULE_H
 #define PERSEUS_FUSED_SCHEDULE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__

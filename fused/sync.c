@@ -46,6 +46,10 @@ static const char *awaited_name(uint32_t what)
         return "reduced tiles";
     case PRS_AWAIT_PEERS:
         return "its arrival";
+    case PRS_AWAIT_KEYS:
+        return "keys or values";
+    case PRS_AWAIT_CREDIT:
+        return "credit for keys and values";
     case PRS_AWAIT_NETWORK:
         return "the proxy to take or finish a command to or";
     case PRS_AWAIT_ROUTES:

@@ -16,6 +16,8 @@ enum prs_awaited {
     PRS_AWAIT_BROADCAST = 3,
     PRS_AWAIT_PEERS = 4,
     PRS_AWAIT_NETWORK = 5,
+    PRS_AWAIT_KEYS = 8,    /* attention: a slab of keys or values */
+    PRS_AWAIT_CREDIT = 9,  /* attention: room for a group of them */
     PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
     PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */

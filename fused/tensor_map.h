@@ -19,4 +19,16 @@ struct prs_tensor {
 /* 0, -EINVAL (alignment, size), -ENOTSUP (driver too old). */
 int prs_tensor_map_encode(const struct prs_tensor *t, CUtensorMap *map);
 
+/* Any bf16 tensor of five dimensions, the first of them without gaps; stride[i]: bytes from one element of dimension
+ * i + 1 to the next, multiples of 16 in any order. What a box has beyond the tensor reads as zero. */
+struct prs_tensor_view {
+    const void *base;
+    uint64_t size[5], stride[4];
+    uint32_t box[5];
+    bool swizzled;
+};
+
+/* As prs_tensor_map_encode(). */
+int prs_tensor_view_encode(const struct prs_tensor_view *v, CUtensorMap *map);
+
 #endif

@@ -16,7 +16,7 @@ enum {
 };
 
 int prs_dispatch_init(struct prs_dispatch *d, struct prs_ring *ring, const struct prs_windows *windows,
-                      struct prs_team *team, uint32_t context, bool drain)
+                      struct prs_team *team, uint32_t context)
 {
     memset(d, 0, sizeof(*d));
     d->ring = ring;
@@ -24,7 +24,7 @@ int prs_dispatch_init(struct prs_dispatch *d, struct prs_ring *ring, const struc
     d->team = team;
     d->context = context;
     d->world = windows->world;
-    d->drain = drain;
+    d->drain = prs_team_drains(team);
     d->entry_count = ring->slot_count > MIN_ENTRIES ? ring->slot_count : MIN_ENTRIES;
     d->entries = calloc(d->entry_count, sizeof(*d->entries));
     d->queues = calloc(d->world, sizeof(*d->queues));

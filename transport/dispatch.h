@@ -39,7 +39,7 @@ struct prs_dispatch {
 };
 
 int prs_dispatch_init(struct prs_dispatch *dispatch, struct prs_ring *ring, const struct prs_windows *windows,
-                      struct prs_team *team, uint32_t context, bool drain);
+                      struct prs_team *team, uint32_t context);
 void prs_dispatch_fini(struct prs_dispatch *dispatch);
 /* One round. Return how much was done, or the first error: of a command, or of a peer. */
 int prs_dispatch_step(struct prs_dispatch *dispatch);

@@ -13,13 +13,17 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-enum { HALF_OPEN = 64 }; /* handshakes at a time; further callers wait in the kernel's backlog */
+enum {
+    HALF_OPEN = 64, /* handshakes at a time; further callers wait in the kernel's backlog */
+    SILENT_MS =
+        200, /* who has not said a word for so long gives way to them: a peer speaks as soon as it is connected */
+};
 
 enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY };
 
 struct half_open {
     enum stage stage;
-    uint64_t deadline_ns;
+    uint64_t since_ns, deadline_ns;
     struct prs_stream *stream;
     struct prs_peer *peer;
     struct prs_setup_progress progress;
@@ -95,27 +99,54 @@ static void refuse(struct half_open *half, int error)
     drop(half);
 }
 
+/* Where the next caller goes: a free place, else that of the stranger who has been silent longest; NULL: there is none.
+ */
+static struct half_open *find_place(struct prs_listener *listener, uint64_t now_ns)
+{
+    struct half_open *oldest = NULL;
+
+    for (int i = 0; i < HALF_OPEN; i++) {
+        struct half_open *half = &listener->half[i];
+
+        if (half->stage == STAGE_FREE)
+            return half;
+        if (half->stage == STAGE_HELLO && now_ns - half->since_ns > SILENT_MS * 1000000ull &&
+            (!oldest || half->since_ns < oldest->since_ns))
+            oldest = half;
+    }
+    return oldest;
+}
+
 /* Return 0, also when nobody calls, or -errno: no descriptors or no memory for one who does. */
 static int take_callers(struct prs_listener *listener)
 {
+    uint64_t now_ns = prs_now_ns();
+
     for (int i = 0; i < HALF_OPEN; i++) {
-        struct half_open *half = &listener->half[i];
+        struct half_open *half = find_place(listener, now_ns);
+        struct prs_stream *stream;
         union prs_address from;
         int fd, r;
 
-        if (half->stage != STAGE_FREE)
-            continue;
+        if (!half)
+            return 0;
         r = prs_socket_accept(listener->fd, &from, &fd);
         if (r)
             return r < 0 ? r : 0;
-        half->stream = malloc(sizeof *half->stream);
-        if (!half->stream) {
+        stream = malloc(sizeof *stream);
+        if (!stream) {
             close(fd);
             return prs_fail(-ENOMEM, "no memory for a connection that a peer wants");
         }
-        prs_stream_init(half->stream, fd, &from, listener->cookie);
-        half->stage = STAGE_HELLO;
-        half->deadline_ns = prs_now_ns() + (uint64_t)listener->fabric->config.timeout_ms * 1000000;
+        if (half->stage != STAGE_FREE) {
+            PRS_INFO("%s: dropped, since it said nothing and %d others wait too", half->stream->remote, HALF_OPEN);
+            drop(half);
+        }
+        prs_stream_init(stream, fd, &from, listener->cookie);
+        *half = (struct half_open){.stage = STAGE_HELLO,
+                                   .stream = stream,
+                                   .since_ns = now_ns,
+                                   .deadline_ns = now_ns + (uint64_t)listener->fabric->config.timeout_ms * 1000000};
     }
     return 0;
 }

@@ -13,7 +13,7 @@
 #include <sys/random.h>
 
 enum {
-    RECEIVE_BATCH = 64, /* receives posted behind one doorbell */
+    RECEIVE_BATCH = 64, /* receives posted behind one doorbell, at most */
     MIN_RNR_TIMER = 12, /* 0.64 ms: as NCCL has it; the receive queue is replenished long before */
     RNR_FOREVER = 7,    /* a slow receiver is not an error */
     MAX_READS = 16,     /* reads and atomics in flight on a queue */
@@ -39,6 +39,7 @@ struct rc_link {
     const struct prs_config *config;
     int traffic_class;
     uint32_t depth;
+    uint32_t receive_batch; /* half of what a small device takes, so that some are left while a batch is used up */
     struct ibv_cq *cq;
     struct ibv_wc wc[PRS_POLL_MOST];
     uint32_t queue_count;
@@ -71,11 +72,11 @@ static int post_receives(struct rc_queue *queue)
     struct ibv_recv_wr *bad;
     int r = ibv_post_recv(queue->qp, queue->receive, &bad);
 
-    queue->base.link->receives += RECEIVE_BATCH;
+    queue->base.link->receives += to_rc_link(queue->base.link)->receive_batch;
     return r ? -r : 0;
 }
 
-static void prepare_requests(struct rc_queue *queue, uint32_t depth)
+static void prepare_requests(struct rc_queue *queue, uint32_t depth, uint32_t receive_batch)
 {
     queue->wr_id_high = (uint64_t)queue->base.id << 32;
     for (uint32_t i = 0; i < depth; i++) {
@@ -86,9 +87,9 @@ static void prepare_requests(struct rc_queue *queue, uint32_t depth)
         queue->ibv_flags[i] = (i & PRS_WR_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
                               (i & PRS_WR_FENCE ? IBV_SEND_FENCE : 0u) |
                               (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u);
-    for (int i = 0; i < RECEIVE_BATCH; i++) {
+    for (uint32_t i = 0; i < receive_batch; i++) {
         queue->receive[i].wr_id = ARRIVAL_BIT | queue->base.id;
-        queue->receive[i].next = i + 1 < RECEIVE_BATCH ? &queue->receive[i + 1] : NULL;
+        queue->receive[i].next = i + 1 < receive_batch ? &queue->receive[i + 1] : NULL;
     }
 }
 
@@ -160,8 +161,8 @@ static int queue_open(struct rc_link *link, uint32_t id, uint32_t receive_depth,
         r = rail_fail(link->base.rail, errno, "getrandom");
     queue->start &= 0xffffff;
     if (!r)
-        prepare_requests(queue, link->depth);
-    for (uint32_t posted = 0; !r && posted + RECEIVE_BATCH <= receive_depth; posted += RECEIVE_BATCH) {
+        prepare_requests(queue, link->depth, link->receive_batch);
+    for (uint32_t posted = 0; !r && posted < receive_depth; posted += link->receive_batch) {
         r = post_receives(queue);
         if (r)
             r = rail_fail(link->base.rail, -r, "cannot post receives");
@@ -193,7 +194,8 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
 {
     const struct prs_rail *rail = options->rail;
     struct rc_link *link = calloc(1, sizeof *link);
-    uint32_t receive_depth = options->receive_depth / RECEIVE_BATCH * RECEIVE_BATCH;
+    uint32_t batch = options->receive_depth / 2 < RECEIVE_BATCH ? options->receive_depth / 2 : RECEIVE_BATCH,
+             receive_depth;
     int entries, r;
 
     if (!link)
@@ -202,6 +204,8 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
     link->config = options->config;
     link->traffic_class = options->traffic_class;
     link->depth = options->depth;
+    link->receive_batch = batch ? batch : 1;
+    receive_depth = options->receive_depth / link->receive_batch * link->receive_batch;
     link->id_room = PRS_ORDER_MAX_QUEUES;
     link->queue = calloc(options->queues, sizeof(*link->queue));
     link->by_id = calloc(link->id_room, sizeof(*link->by_id));
@@ -441,7 +445,7 @@ static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct pr
     out->bytes = wc->byte_len;
     if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
         return -EPROTO;
-    if (++queue->consumed < RECEIVE_BATCH)
+    if (++queue->consumed < link->receive_batch)
         return 0;
     queue->consumed = 0;
     return post_receives(queue);

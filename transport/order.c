@@ -31,6 +31,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->window_ops = options->window_ops;
     order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->plain = options->policy == PRS_POLICY_IN_ORDER && data == 1;
+    order->in_order = options->in_order;
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
@@ -88,6 +89,7 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
 {
     struct prs_order_group *group;
 
+    order->queue[index].last_work = order->queue[index].head;
     if (!order->tracked || put->group == PRS_GROUP_NONE)
         return;
     group = group_of(order, put->group);
@@ -230,6 +232,29 @@ static uint32_t cut(struct prs_order *order, uint64_t len_bytes, int only_queue,
     return parts;
 }
 
+/* One request of a message that cut() has shared out. */
+struct part {
+    uint32_t queue;
+    uint32_t bytes;
+    uint64_t offset;
+    uint64_t left; /* of the queue's share, with this part */
+};
+
+#define FIRST_PART ((struct part){.queue = UINT32_MAX}) /* before it */
+
+static bool next_part(const struct prs_order *order, const struct prs_lane *lanes, struct part *part)
+{
+    part->offset += part->bytes;
+    part->left -= part->bytes;
+    while (!part->left) {
+        if (++part->queue == order->data_queues)
+            return false;
+        part->left = lanes[part->queue].share_bytes;
+    }
+    part->bytes = (uint32_t)(part->left < order->max_part_bytes ? part->left : order->max_part_bytes);
+    return true;
+}
+
 static bool part_limit_exceeded(const struct prs_order *order, uint64_t len_bytes)
 {
     /* Worst case: every queue adds one partly filled request. */
@@ -243,7 +268,6 @@ static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struc
         order->policy == PRS_POLICY_NIC_FENCE ||
         (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE);
     struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
-    uint64_t offset = 0;
     uint32_t parts;
     int tag;
 
@@ -257,29 +281,23 @@ static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struc
     if (tag < 0)
         return PRS_BUSY;
     prs_op_start(op, parts);
-    for (uint32_t i = 0; i < order->data_queues; i++) {
-        struct prs_order_queue *queue = &order->queue[i];
+    for (struct part part = FIRST_PART; next_part(order, lanes, &part);) {
+        struct prs_order_queue *queue = &order->queue[part.queue];
+        struct prs_wr *wr = admit_request(order, part.queue, op);
 
-        for (uint64_t left = lanes[i].share_bytes; left;) {
-            uint64_t bytes = left < order->max_part_bytes ? left : order->max_part_bytes;
-            struct prs_wr *wr = admit_request(order, i, op);
-
-            fill_write(queue, wr, put, local_keys, offset, (uint32_t)bytes);
-            if (put->flags & PRS_PUT_NOTIFY) {
-                wr->opcode = PRS_WR_WRITE_IMM;
-                wr->imm = prs_imm_make(put->notify_id, 1, parts, (uint32_t)tag);
-            } else if (tag) {
-                wr->opcode = PRS_WR_WRITE_IMM;
-                wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
-            }
-            if (bytes >= PRS_ORDER_PROMPT_BYTES)
-                signal_request(order, queue, queue->head - 1);
-            end_run(queue);
-            note_put(order, put, i);
-            account(order, i, bytes);
-            offset += bytes;
-            left -= bytes;
+        fill_write(queue, wr, put, local_keys, part.offset, part.bytes);
+        if (put->flags & PRS_PUT_NOTIFY) {
+            wr->opcode = PRS_WR_WRITE_IMM;
+            wr->imm = prs_imm_make(put->notify_id, 1, parts, (uint32_t)tag);
+        } else if (tag) {
+            wr->opcode = PRS_WR_WRITE_IMM;
+            wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
         }
+        if (part.bytes >= PRS_ORDER_PROMPT_BYTES)
+            signal_request(order, queue, queue->head - 1);
+        end_run(queue);
+        note_put(order, put, part.queue);
+        account(order, part.queue, part.bytes);
     }
     order->ops++;
     order->stats.puts++;
@@ -353,7 +371,6 @@ int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_p
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys)
 {
     struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
-    uint64_t offset = 0;
     uint32_t parts;
     int only = -1;
 
@@ -365,25 +382,18 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
     if (!parts)
         return PRS_BUSY;
     prs_op_start(op, parts);
-    for (uint32_t i = 0; i < order->data_queues; i++) {
-        struct prs_order_queue *queue = &order->queue[i];
+    for (struct part part = FIRST_PART; next_part(order, lanes, &part);) {
+        struct prs_order_queue *queue = &order->queue[part.queue];
 
-        for (uint64_t left = lanes[i].share_bytes; left;) {
-            uint64_t bytes = left < order->max_part_bytes ? left : order->max_part_bytes;
-            struct prs_wr *wr = admit_request(order, i, op);
-
-            *wr = (struct prs_wr){.local_addr = (uintptr_t)get->dst_addr + offset,
-                                  .remote_addr = get->src_addr + offset,
-                                  .local_key = local_keys[queue->local_rail],
-                                  .remote_key = get->src->rkey[queue->remote_rail],
-                                  .len_bytes = (uint32_t)bytes,
-                                  .opcode = PRS_WR_READ};
-            end_run(queue);
-            queue->last_read = queue->head;
-            account(order, i, bytes);
-            offset += bytes;
-            left -= bytes;
-        }
+        *admit_request(order, part.queue, op) = (struct prs_wr){.local_addr = (uintptr_t)get->dst_addr + part.offset,
+                                                                .remote_addr = get->src_addr + part.offset,
+                                                                .local_key = local_keys[queue->local_rail],
+                                                                .remote_key = get->src->rkey[queue->remote_rail],
+                                                                .len_bytes = part.bytes,
+                                                                .opcode = PRS_WR_READ};
+        end_run(queue);
+        queue->last_read = queue->last_work = queue->head;
+        account(order, part.queue, part.bytes);
     }
     order->ops++;
     order->stats.gets++;

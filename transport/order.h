@@ -14,7 +14,8 @@
  * one queue at most goes to that queue at once: the queue keeps the order (in_order), with a fence flag under
  * nic_fence.
  *   - Otherwise it is held here until all but one of those queues have finished the group. Puts are not held meanwhile
- *     (except under drain, the baseline). Signals leave in the order in which they came.
+ *     (except under drain, the baseline: there a signal waits for all puts and gets, once for signals in a row).
+ * Signals leave in the order in which they came.
  *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
  *   - in_order therefore keeps puts without notification on the home queue of their group, so that nothing is ever
  * held; notified puts may stripe, since their parts are counted by the receiver anyway.
@@ -85,6 +86,7 @@ struct prs_order_queue {
     uint32_t run;       /* length of the run that the request before head ends */
     uint64_t run_next;  /* run_key() of the message that would make it longer; 0: none may */
     uint32_t last_read; /* position + 1 of the last read; 0: none */
+    uint32_t last_work; /* drain: the same of the last put or get */
     uint64_t backlog_bytes;
 };
 
@@ -116,6 +118,7 @@ struct prs_order {
     uint32_t probe_queues; /* behind the data queues */
     uint32_t path_count;
     uint32_t max_run;
+    bool in_order;           /* the queues keep order */
     bool tracked;            /* signals depend on where the puts of their group went */
     bool plain;              /* in_order on a single queue: a put has no choice, and nobody asks where it went */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */

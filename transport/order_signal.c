@@ -8,14 +8,15 @@
 static uint64_t unfinished(const struct prs_order *order, const struct prs_signal *signal, uint32_t *position)
 {
     const struct prs_order_group *group = &order->group[signal->group % PRS_ORDER_GROUPS];
-    bool all = (signal->flags & PRS_SIGNAL_STRONG) || order->policy == PRS_POLICY_DRAIN;
+    bool drain = order->policy == PRS_POLICY_DRAIN, strong = signal->flags & PRS_SIGNAL_STRONG;
+    bool work = drain && order->in_order && !strong; /* earlier signals of the group are on the same queue */
     uint64_t found = 0;
 
     for (uint32_t i = 0; i < order->data_queues; i++) {
         const struct prs_order_queue *queue = &order->queue[i];
 
-        position[i] = all ? queue->head - 1 : group->last[i];
-        if ((all || (group->used >> i & 1)) && queue_has(queue, position[i]))
+        position[i] = work ? queue->last_work - 1 : drain || strong ? queue->head - 1 : group->last[i];
+        if ((drain || strong || (group->used >> i & 1)) && queue_has(queue, position[i]))
             found |= 1ull << i;
     }
     return found;

@@ -158,8 +158,7 @@ int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **o
     r = prs_windows_init(&proxy->windows, proxy->device.world, proxy->device.epoch, PRS_PROXY_WINDOWS);
     if (r < 0)
         goto fini_ring;
-    r = prs_dispatch_init(&proxy->dispatch, &proxy->ring, &proxy->windows, options->team, options->context,
-                          options->drain);
+    r = prs_dispatch_init(&proxy->dispatch, &proxy->ring, &proxy->windows, options->team, options->context);
     if (r < 0)
         goto fini_windows;
     r = make_memory(proxy);

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "transport/fabric.h"
+#include "transport/policy.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -123,6 +125,14 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
     pthread_mutex_init(&team->text_lock, NULL);
     *out = team;
     return 0;
+}
+
+bool prs_team_drains(const struct prs_team *team)
+{
+    enum prs_policy policy;
+
+    return prs_policy_parse(team->options.policy, (enum prs_policy)team->options.fabric->config.policy, &policy) == 0 &&
+           policy == PRS_POLICY_DRAIN;
 }
 
 static void close_context(struct prs_team *team, struct context *context)

@@ -256,6 +256,71 @@ PRS_API void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_tra
 PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const void *a, const void *b,
                          void *c, uint32_t rounds, struct CUstream_st *stream, struct prs_fused_tuning *best);
 
+/* ---- ring attention ---- */
+/**
+ * Forward attention over a sequence that is shared out among the ranks: each rank has the queries, keys and values of
+ * its share and gets the rows of the result that belong to its queries, as if it had looked at the whole sequence.
+ *
+ *     out = softmax(scale * q kT) v,  lse = log(sum(exp(scale * q kT)))
+ *
+ * Shares. Not causal: rank r has positions r * seq / W ... of the sequence. Causal with W > 1: the sequence is cut into
+ * 2 W chunks and rank r has chunk r followed by chunk 2 W - 1 - r (zigzag), which gives all ranks the same work. Query
+ * head h looks at KV head h / (heads_q / heads_kv).
+ *
+ * Tensors, bf16, rows = seq / W: q and out [batch, rows, heads_q, head_dim], k and v [batch, rows, heads_kv, head_dim],
+ * or with `heads_first` [batch, heads, rows, head_dim], as torch's scaled_dot_product_attention has them. lse is fp32
+ * [batch, heads_q, rows] in both. The softmax is fp32 and lives in registers from the first key to the last; the
+ * probabilities are rounded to bf16 once, the result once. Results repeat bit by bit.
+ */
+struct prs_attention_shape {
+    uint32_t batch, heads_q, heads_kv; /* heads_kv divides heads_q */
+    uint32_t head_dim;                 /* 64 or 128 */
+    uint32_t seq;                      /* of the whole sequence; W, causal 2 W, divides it */
+    uint32_t causal, heads_first;
+    float scale; /* 0: 1 / sqrt(head_dim) */
+};
+
+enum prs_attention_mode {
+    PRS_ATTENTION_ALONE = 1,    /* one rank: nothing travels */
+    PRS_ATTENTION_RESIDENT = 2, /* the other ranks' keys and values all have a place here */
+    PRS_ATTENTION_RING = 3      /* only those of two groups of heads have: senders wait for credit */
+};
+
+/** 0 in a field: chosen by the plan. The same on all ranks. */
+struct prs_attention_tuning {
+    uint32_t mode;            /* enum prs_attention_mode */
+    uint32_t ctas;            /* SMs that work */
+    uint32_t group;           /* (batch, KV head) pairs that travel, and are worked on, together */
+    uint32_t slab_rows;       /* positions that share one arrival counter, a multiple of 64 */
+    uint32_t push_ctas;       /* SMs that send, besides computing */
+    uint32_t spread;          /* percent of the compute time over which an SM spreads what it sends; 1: at once */
+    uint32_t block_rows;      /* keys of one step: 176 or 128, as compiled */
+    uint32_t overlap;         /* bits: 1 softmax under products of the same warpgroup, 2 under the other's */
+    uint64_t workspace_limit; /* bytes; default half of what is free on the fullest GPU */
+};
+
+struct prs_attention_plan;
+
+struct prs_attention_info {
+    struct prs_attention_tuning tuning; /* all fields decided */
+    uint64_t workspace_bytes;           /* device memory on this rank beside the tensors */
+    uint64_t sent_bytes;                /* per launch over NVLink, from this rank */
+    double predicted_us;                /* model: max(compute, communication) and the start of the pipeline */
+    const char *reason;                 /* why the mode was chosen; static text */
+};
+
+/** *Collective.* -EINVAL for a shape or tuning that cannot run (logged with what is wrong), -ENOMEM when not even the
+ * two-buffer ring fits the limit, -ENOTSUP for other GPUs or several nodes. */
+PRS_API int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
+                                    const struct prs_attention_tuning *tuning, struct prs_attention_plan **out);
+/** *Collective.* No launch of it may be in flight. NULL does nothing. */
+PRS_API void prs_attention_plan_close(struct prs_attention_plan *plan);
+PRS_API void prs_attention_plan_query(const struct prs_attention_plan *plan, struct prs_attention_info *info);
+
+/** Enqueues one launch; the rules and returns are those of the matrix products above. lse may be NULL. */
+PRS_API int prs_ring_attention(struct prs_attention_plan *plan, const void *q, const void *k, const void *v, void *out,
+                               float *lse, struct CUstream_st *stream);
+
 #ifdef __cplusplus
 }
 #endif

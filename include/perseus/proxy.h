@@ -25,9 +25,6 @@ struct prs_proxy_options {
     uint32_t timeout_ms;   /* limit of each wait on the device; 0: 10000 */
     /* true: no thread is made, the caller runs prs_proxy_step() */
     bool stepped;
-    /* true: before a signal, wait until every earlier put to every rank is complete, and post nothing meanwhile: the
-     * baseline that the ordering policies are measured against. */
-    bool drain;
     bool cuda;     /* the ring is mapped for, and its local part lies in, the current CUDA context's device */
     int numa_node; /* where the thread runs; -1: anywhere */
 };
@@ -76,7 +73,7 @@ PRS_API const char *prs_proxy_error(struct prs_proxy *proxy);
 
 struct prs_proxy_stats {
     uint64_t commands, puts, signals;
-    uint64_t fences;   /* waits for everything, of a proxy that drains */
+    uint64_t fences;   /* waits for everything: of a proxy whose team's policy is drain */
     uint64_t stall_ns; /* time in them */
     uint64_t batches;  /* rounds that took commands */
 };

@@ -43,6 +43,9 @@ PRS_API int prs_team_open(const struct prs_team_options *options, struct prs_tea
 /** Close every peer, then the listener. NULL is allowed. */
 PRS_API void prs_team_close(struct prs_team *team);
 
+/** Whether the policy is `drain`: a signal waits until all puts before it are complete. */
+PRS_API bool prs_team_drains(const struct prs_team *team);
+
 /**
  * The peer to a rank (its own included: a loop through the NIC) in a context. Return 0, PRS_AGAIN (connecting: progress
  * and ask again) or -errno.

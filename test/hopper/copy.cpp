@@ -31,6 +31,7 @@ struct copy {
     bool tiled, from_shared;
     enum reduction how;
     uint64_t sum;
+    uint32_t writes_fenced; /* of the issuer, when it was issued */
     std::vector<uint8_t> buffer;
     std::shared_ptr<copy_group> group;
     std::vector<struct landing *> destinations;
@@ -94,17 +95,28 @@ static void move_swizzled(const struct copy *c, uint8_t *shared, uint8_t *ordere
     }
 }
 
+/* What another copy wrote since the issuer's warp last fenced may not be seen by this one, though a flag was. */
+static void check_global_fenced(const struct copy *c, const uint8_t *global, uint32_t bytes)
+{
+    if (memory_newest_write(global, bytes) > c->writes_fenced)
+        violation("%s: a %s reads %u bytes at %p, which another copy has written since this warp's last "
+                  "fence.proxy.async.global: the fence is missing, or so is the wait for those bytes",
+                  fiber_name(c->issuer).c_str(), c->name, bytes, (const void *)global);
+}
+
 static void read_global(struct copy *c)
 {
+    auto get = [c](const uint8_t *global, uint32_t bytes, uint32_t skipped, uint32_t offset) {
+        if (global == NULL)
+            return;
+        check_global_fenced(c, global, bytes);
+        memcpy(c->buffer.data() + offset + skipped, global, bytes);
+    };
     c->buffer.assign(c->bytes, 0);
-    if (!c->tiled) {
-        memcpy(c->buffer.data(), (const void *)(uintptr_t)c->map.base, c->bytes);
-        return;
-    }
-    for_rows(c, [c](const uint8_t *global, uint32_t bytes, uint32_t skipped, uint32_t offset) {
-        if (global != NULL)
-            memcpy(c->buffer.data() + offset + skipped, global, bytes);
-    });
+    if (c->tiled)
+        for_rows(c, get);
+    else
+        get((const uint8_t *)(uintptr_t)c->map.base, c->bytes, 0, 0);
 }
 
 static void add(uint8_t *to, const uint8_t *from, uint32_t bytes, enum reduction how)
@@ -139,6 +151,7 @@ static void write_global(struct copy *c)
     auto put = [c](uint8_t *global, uint32_t bytes, uint32_t skipped, uint32_t offset) {
         if (global == NULL)
             return;
+        memory_written(global, bytes);
         if (c->how == REDUCE_NONE)
             memcpy(global, c->buffer.data() + offset + skipped, bytes);
         else
@@ -183,6 +196,7 @@ static struct copy *copy_new(const char *name)
     c->block = self->block;
     c->cluster = self->block->group;
     c->of = self->block->of;
+    c->writes_fenced = self->lanes->writes_fenced;
     copies.insert(c);
     return c;
 }

@@ -78,8 +78,10 @@ void engine_after(uint64_t steps, void (*run)(void *), void *object)
 
 void engine_later(void (*run)(void *), void *object)
 {
-    static const uint32_t spread[8] = {0, 0, 1, 1, 4, 4, 16, 128}; /* in populations */
-    uint64_t most = (uint64_t)spread[engine_random() % 8] * (engine.population / 8 + 8);
+    static const uint32_t spread[8] = {0, 0, 1, 1, 4, 4, 16, 128}; /* in eighths of the population */
+    uint64_t dice = engine_random(), most = (uint64_t)spread[dice % 8] * (engine.population / 8 + 8);
+    if ((dice >> 8 & 31) == 0)
+        most = 768 * (engine.population / 8 + 8); /* a few are very late: others overtake them many times */
     engine_after(most == 0 ? 0 : engine_random() % most, run, object);
 }
 
@@ -108,6 +110,12 @@ void engine_abandon(void)
     abort();
 }
 
+void engine_stop(void)
+{
+    make_ready(self);
+    leave_fiber();
+}
+
 /* Lanes that do the same stop at the same places, so that none falls behind another between two equal looks at a
  * barrier: on a GPU they are one instruction. */
 void thread_yield(void)
@@ -115,8 +123,7 @@ void thread_yield(void)
     uint64_t dice = (engine.plan + ++engine.stops) * 0x9e3779b97f4a7c15ull;
     if ((dice ^ dice >> 29) >> 32 & 3)
         return;
-    make_ready(self);
-    leave_fiber();
+    engine_stop();
 }
 
 static void wake_sleeper(void *object)
@@ -258,6 +265,7 @@ static void fill_threads(struct cta *b)
         b->warps[i].index = i;
         b->warps[i].alive = lanes >= WARP ? ~0u : (1u << lanes) - 1;
         b->warps[i].registers = b->register_pool;
+        b->warps[i].writes_fenced = memory_writes(); /* what came before the launch is seen by it */
     }
     b->register_pool *= warps;
     for (uint32_t i = 0; i < threads; i++) {

@@ -75,6 +75,7 @@ struct warp {
     bool queued;
     uint8_t lazy; /* of 256: how often it is passed over; changes at random */
     uint32_t registers;
+    uint32_t writes_fenced; /* what copies had written to global memory at its last fence.proxy.async.global */
     std::vector<std::shared_ptr<meeting>> meetings;
 };
 
@@ -145,6 +146,8 @@ void engine_after(uint64_t steps, void (*run)(void *), void *object);
 /* The running thread stops until engine_wake(). from: __builtin_return_address(0) of what the kernel called. */
 void engine_block(const struct wait_reason &reason);
 void engine_wake(struct fiber *f);
+/* The running thread stops, and goes on with those lanes of its warp that can go on now. */
+void engine_stop(void);
 /* Leaves the running thread for good, for the engine to end everything. */
 [[noreturn]] void engine_abandon(void);
 /* What is known about the object of a wait; mbarrier.cpp. */

@@ -13,6 +13,8 @@ namespace hopper
 
 static std::mutex lock; /* protects allocations and peers, which are never destroyed */
 static std::map<uintptr_t, allocation> &allocations = *new std::map<uintptr_t, allocation>();
+static std::map<uintptr_t, std::vector<uint32_t>> &stamps = *new std::map<uintptr_t, std::vector<uint32_t>>();
+static uint32_t writes;
 static std::set<std::pair<int, int>> &peers = *new std::set<std::pair<int, int>>();
 
 /* ---- global memory ----------------------------------------------------------------------------------------------- */
@@ -45,6 +47,7 @@ bool memory_give(void *p, enum memory_kind kind)
         return false;
     uint8_t *first = (uint8_t *)((uintptr_t)p & ~(uintptr_t)4095) - 4096;
     (void)munmap(first, mapped_bytes(found->second.bytes) + 8192);
+    stamps.erase(found->first);
     allocations.erase(found);
     return true;
 }
@@ -57,6 +60,48 @@ bool memory_find(const void *p, size_t bytes, struct allocation *out)
         return false;
     *out = std::prev(after)->second;
     return (const uint8_t *)p + bytes <= out->base + out->bytes;
+}
+
+/* By 16 bytes of an allocation: which write was the last. */
+static uint32_t *stamps_of_locked(const void *p, size_t bytes, size_t *count)
+{
+    auto after = allocations.upper_bound((uintptr_t)p);
+    if (bytes == 0 || after == allocations.begin())
+        return NULL;
+    const struct allocation &a = std::prev(after)->second;
+    size_t offset = (size_t)((const uint8_t *)p - a.base);
+    if (offset + bytes > a.bytes || a.kind != MEMORY_DEVICE)
+        return NULL;
+    std::vector<uint32_t> &all = stamps[(uintptr_t)a.base];
+    if (all.empty())
+        all.resize((a.bytes + 15) / 16);
+    *count = (offset + bytes + 15) / 16 - offset / 16;
+    return &all[offset / 16];
+}
+
+uint32_t memory_writes(void)
+{
+    return writes;
+}
+
+void memory_written(const void *p, size_t bytes)
+{
+    std::lock_guard<std::mutex> held(lock);
+    size_t count = 0;
+    uint32_t *at = stamps_of_locked(p, bytes, &count);
+    writes++;
+    for (size_t i = 0; at != NULL && i < count; i++)
+        at[i] = writes;
+}
+
+uint32_t memory_newest_write(const void *p, size_t bytes)
+{
+    std::lock_guard<std::mutex> held(lock);
+    size_t count = 0;
+    uint32_t *at = stamps_of_locked(p, bytes, &count), newest = 0;
+    for (size_t i = 0; at != NULL && i < count; i++)
+        newest = at[i] > newest ? at[i] : newest;
+    return newest;
 }
 
 void memory_allow_peer(int device, int peer)
@@ -186,6 +231,7 @@ void shared_fence_async(void)
 
 void global_fence_async(void)
 {
+    self->lanes->writes_fenced = memory_writes();
     thread_yield();
 }
 

@@ -27,6 +27,12 @@ bool memory_find(const void *p, size_t bytes, struct allocation *out);
 void memory_allow_peer(int device, int peer);
 bool memory_peer_allowed(int device, int peer);
 
+/* What copies wrote to device memory, in order of time: the number of the newest write so far, and of the newest in a
+ * range. The engine's thread only. */
+uint32_t memory_writes(void);
+void memory_written(const void *p, size_t bytes);
+uint32_t memory_newest_write(const void *p, size_t bytes);
+
 /* On a fiber or in an operation of `c`: the range must be live and reachable from c's device. who: for the text. */
 void memory_check(const struct fiber *who, const void *p, size_t bytes, const char *what);
 

@@ -27,7 +27,7 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("wait for a full stage", "multiply.cuh", "    mbarrier_wait(&m.full[r.stage], r.phase);\n    wgmma_fence();", "    wgmma_fence();", REDUCE),
     ("wait for a free slab", "multiply.cuh", "    mbarrier_wait(&m.c_empty[slab], phase ^ 1);\n", "", REDUCE),
     ("bulk_wait_read before a slab is given back", "store.cuh", "                bulk_wait_read<E::slabs - 1>();", "                ;", GATHER),
-    ("rest handed over before partial sums are awaited", "multiply.cuh", "                hand_over_rest<E>(&left, m, half, &slabs);\n", "", "reduce_scatter_is_right_with_long_k"),
+    ("rest handed over before partial sums are awaited", "multiply.cuh", "                hand_over_rest<E>(&left, m, half, &slabs);\n", "", "epochs_run_into_each_other"),
     ("cluster barrier before leaving", "engine.cuh", "    cluster_arrive();\n    cluster_wait(); /* the other CTA may still", "    /* the other CTA may still", REDUCE),
     ("the other bank in odd epochs", "load.cuh", "args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;\n    if (lane", "args.staging[0];\n    if (lane", REDUCE),
     ("one bank for all epochs", None, "(at.epoch & 1)", "(at.epoch & 0)", "epochs_run_into_each_other"),
@@ -62,6 +62,7 @@ def make(build, folder, mutation):
     compile_line, link_line = link_command(build)
     shadow = ROOT / "test/hopper/include"
     compile_line = re.sub(r"^(\S+) ", rf"\1 -I{shadow} -I{folder} ", compile_line, count=1)
+    compile_line = compile_line.replace(" -Werror ", " ")
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
     objects = [str(p) for p in (build / "test/hopper/libhopper_fused.a.p").glob("*.o") if "kernels.cpp" not in p.name]

@@ -7,6 +7,10 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { RANKS_MAX = 8 };
 
 /* What the ranks meet at. Give ranks_allgather and a struct ranks_seat to prs_fused_config. */
@@ -45,5 +49,9 @@ struct ranks_verdict {
     int result;               /* what the calls returned */
 };
 void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

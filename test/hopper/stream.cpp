@@ -5,6 +5,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "test/hopper/memory.h"
+
 namespace hopper
 {
 
@@ -158,11 +160,13 @@ static bool may_start_locked(const struct stream_state *s)
 
 static void copy_rows(const work &w)
 {
-    for (size_t row = 0; row < w.rows; row++)
+    for (size_t row = 0; row < w.rows; row++) {
+        memory_written(w.to + row * w.to_pitch, w.bytes);
         if (w.kind == WORK_SET)
             memset(w.to + row * w.to_pitch, w.value, w.bytes);
         else
             memcpy(w.to + row * w.to_pitch, w.from + row * w.from_pitch, w.bytes);
+    }
     __atomic_thread_fence(__ATOMIC_RELEASE);
 }
 

@@ -130,6 +130,28 @@ WRONG(a_copy_through_something_else_than_a_tensor_map_is_found, 1, 1, "is no ten
     tma_load_2d(dynamic_shared(), (const CUtensorMap *)a.memory, barrier_at(0), 0, 0);
 }
 
+WRONG(a_load_of_what_another_copy_wrote_without_a_fence_is_found, 64, 1,
+      "since this warp's last fence.proxy.async.global")
+{
+    uint32_t *flag = (uint32_t *)(a.memory + 1024);
+    if (threadIdx.x == 0)
+        mbarrier_init(barrier_at(0), 1);
+    *flag = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        bulk_store(a.memory, dynamic_shared(), 512);
+        bulk_commit();
+        bulk_wait_done<0>();
+        store_release_sys(flag, 1);
+    } else if (threadIdx.x == 32) {
+        while (load_acquire_sys(flag) != 1)
+            __nanosleep(40);
+        mbarrier_expect(barrier_at(0), 512);
+        bulk_load(dynamic_shared() + 1024, a.memory, 512, barrier_at(0));
+        mbarrier_wait(barrier_at(0), 0);
+    }
+}
+
 /* ---- barriers ---------------------------------------------------------------------------------------------------- */
 WRONG(a_barrier_that_was_not_initialised_is_found, 1, 1, "no barrier was initialised")
 {

@@ -48,8 +48,10 @@ Test(hopper, a_product_alone_is_right, .timeout = 60)
 Test(hopper, reduce_scatter_is_right, .timeout = 120)
 {
     static const struct row rows[] = {
-        {PRS_FUSED_REDUCE_SCATTER, 1, 256, 256, 128, 1},     {PRS_FUSED_REDUCE_SCATTER, 2, 512, 512, 128, 1, 3},
-        {PRS_FUSED_REDUCE_SCATTER, 2, 1040, 264, 72, 0, 2},  {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 512, 192, 1, 2},
+        {PRS_FUSED_REDUCE_SCATTER, 1, 256, 256, 128, 1},
+        {PRS_FUSED_REDUCE_SCATTER, 2, 512, 512, 128, 1, 3},
+        {PRS_FUSED_REDUCE_SCATTER, 2, 1040, 264, 72, 0, 2},
+        {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
         {PRS_FUSED_REDUCE_SCATTER, 4, 1632, 328, 136, 0, 2},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
@@ -58,8 +60,10 @@ Test(hopper, reduce_scatter_is_right, .timeout = 120)
 Test(hopper, allgather_is_right, .timeout = 120)
 {
     static const struct row rows[] = {
-        {PRS_FUSED_ALLGATHER, 1, 256, 256, 128, 1},     {PRS_FUSED_ALLGATHER, 2, 512, 512, 128, 1, 3},
-        {PRS_FUSED_ALLGATHER, 2, 1040, 264, 72, 0, 2},  {PRS_FUSED_ALLGATHER, 4, 1024, 512, 192, 1, 2},
+        {PRS_FUSED_ALLGATHER, 1, 256, 256, 128, 1},
+        {PRS_FUSED_ALLGATHER, 2, 512, 512, 128, 1, 3},
+        {PRS_FUSED_ALLGATHER, 2, 1040, 264, 72, 0, 2},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
         {PRS_FUSED_ALLGATHER, 4, 1632, 328, 136, 0, 2},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
@@ -77,8 +81,10 @@ Test(hopper, allgather_by_copy_engine_is_right, .timeout = 120)
 Test(hopper, allreduce_is_right, .timeout = 120)
 {
     static const struct row rows[] = {
-        {PRS_FUSED_ALLREDUCE, 1, 256, 256, 128, 1},     {PRS_FUSED_ALLREDUCE, 2, 512, 512, 128, 1, 3},
-        {PRS_FUSED_ALLREDUCE, 2, 1040, 264, 72, 0, 2},  {PRS_FUSED_ALLREDUCE, 4, 1024, 512, 192, 1, 2},
+        {PRS_FUSED_ALLREDUCE, 1, 256, 256, 128, 1},
+        {PRS_FUSED_ALLREDUCE, 2, 512, 512, 128, 1, 3},
+        {PRS_FUSED_ALLREDUCE, 2, 1040, 264, 72, 0, 2},
+        {PRS_FUSED_ALLREDUCE, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
         {PRS_FUSED_ALLREDUCE, 4, 1632, 328, 136, 0, 2},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));

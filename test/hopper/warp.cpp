@@ -56,6 +56,7 @@ static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values
     for (uint32_t l = 0; l < WARP; l++)
         if (l != self->lane && (mask >> l & 1))
             engine_wake(&w->block->threads[w->index * WARP + l]);
+    engine_stop(); /* not ahead of the others, who are a step behind it now */
     memcpy(values, m->values, sizeof(m->values));
 }
 
@@ -191,7 +192,7 @@ static void arrive_named(uint32_t id, uint32_t threads, bool wait, void *from)
     b->here++;
     if (b->here >= (threads == 0 ? c->alive : threads)) {
         complete_named(b);
-        thread_yield();
+        engine_stop();
     } else if (wait) {
         b->waiting.push_back(self);
         engine_block({"barrier of the CTA", id, threads, from});

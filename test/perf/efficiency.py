@@ -17,12 +17,9 @@ CELLS = [
     ("nic_fence", "coupled", 96, 7, 0.0, 0.60, 96),
     ("nic_fence", "peer", 96, 7, 0.74, 1.2, 7),
     ("in_order", "coupled", 96, 7, 0.95, 1.2, 0),
-    # 95 and more where the modelled NIC's thread and the posting one have a core each; on two cores whole runs stay near 72.
-    ("counted", "coupled", 96, 7, 0.65, 1.2, 0),
-    # Nothing is gained by grouping where there are no fences, and the software NIC's CPU needs 0.3 to 0.6 us for each signal of
-    # the burst at the end, which nothing hides.
-    ("in_order", "peer", 96, 7, 0.80, 1.2, 0),
-    ("counted", "peer", 96, 7, 0.70, 1.2, 0),
+    ("counted", "coupled", 96, 7, 0.95, 1.2, 0),
+    ("in_order", "peer", 96, 7, 0.95, 1.2, 0),
+    ("counted", "peer", 96, 7, 0.95, 1.2, 0),
     # The paper's dispatch: 112 transfers to 4 nodes, a fence each or one a destination.
     ("nic_fence", "coupled", 112, 4, 0.0, 0.60, 112),
     ("nic_fence", "peer", 112, 4, 0.0, 1.2, 4),

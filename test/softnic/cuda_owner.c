@@ -7,6 +7,14 @@
 #include <time.h>
 #include <unistd.h>
 
+static double now_s(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
 /* The owner's application looks at its memory without a pause and calls no verb: each word is there before the next one
  * is sent, and in order. */
 void a_busy_owner_copies(struct side *side)
@@ -69,6 +77,35 @@ void more_queue_pairs_than_slots_are_served(struct side *side)
         MUST(!ibv_destroy_qp(more[i].qp));
     side_barrier(side);
     buf_free(&buf);
+}
+
+/* The copy ends, or nobody touches the memory any more; and whoever goes does not wait for long. */
+void a_queue_pair_may_go_while_a_copy_is_under_way(struct side *side, bool initiator_first)
+{
+    enum { BYTES = 48 << 20, LONG_S = 5 };
+    struct side more;
+    struct buf buf;
+
+    side_add(side, &more);
+    buf_make(side, &buf, PRIVATE, BYTES); /* through host memory, in pieces */
+    buf_zero(&buf);
+    struct remote remote = swap_remote(side, &buf);
+    if (side->initiator) {
+        post(&more, IBV_WR_RDMA_WRITE, &buf, 0, BYTES, remote);
+        usleep(2000);
+    }
+    side_barrier(side);
+    if (side->initiator != initiator_first)
+        side_barrier(side);
+    double start = now_s();
+    MUST(!ibv_destroy_qp(more.qp));
+    MUST(now_s() - start < LONG_S);
+    if (side->initiator == initiator_first)
+        side_barrier(side);
+    start = now_s();
+    buf_free(&buf);
+    MUST(now_s() - start < LONG_S);
+    side_barrier(side);
 }
 
 /* A key that was good a moment ago. */

@@ -9,6 +9,7 @@
 
 void a_busy_owner_copies(struct side *side);
 void more_queue_pairs_than_slots_are_served(struct side *side);
+void a_queue_pair_may_go_while_a_copy_is_under_way(struct side *side, bool initiator_first);
 void a_deregistered_region_is_refused(struct side *side);
 
 /** owner: the target's process, a child of the initiator's; unused in the target itself. */

@@ -363,6 +363,8 @@ static int run(struct side *side, double least)
     spinning_kernels_are_reached(side, PRIVATE);
     a_busy_owner_copies(side);
     more_queue_pairs_than_slots_are_served(side);
+    a_queue_pair_may_go_while_a_copy_is_under_way(side, true);
+    a_queue_pair_may_go_while_a_copy_is_under_way(side, false);
     a_deregistered_region_is_refused(side);
     what_cannot_be_shared_is_refused(side);
     if (side->fake)

@@ -14,56 +14,6 @@
 #include "tools/softnic/proc.h"
 #include "tools/softnic/wake.h"
 
-/* The child opens an end, exchanges addresses, then does what arg says. */
-struct role {
-    uint32_t dev;
-    struct link_options link;
-    void (*act)(struct end *end, const struct address *peer, int fd);
-};
-
-static void child_main(int fd, void *arg)
-{
-    const struct role *role = arg;
-    struct end_options options = {.dev = role->dev};
-    struct address mine, peer;
-    struct end end;
-    char go;
-
-    end_open(&end, &options);
-    mine = end_address(&end);
-    tell(fd, &mine, sizeof(mine));
-    hear(fd, &peer, sizeof(peer));
-    end_connect(&end, &peer, &role->link);
-    tell(fd, "c", 1);
-    hear(fd, &go, 1); /* before the other side is connected too, writes would time out */
-    role->act(&end, &peer, fd);
-    end_close(&end);
-}
-
-static pid_t child_open(struct role *role, struct end *mine, struct address *peer, int *fd)
-{
-    struct end_options options = {.dev = 0};
-    struct address address;
-    pid_t pid = spawn(child_main, role, fd); /* before this process joins: the child joins by itself */
-    char c;
-
-    end_open(mine, &options);
-    address = end_address(mine);
-    tell(*fd, &address, sizeof(address));
-    hear(*fd, peer, sizeof(*peer));
-    end_connect(mine, peer, &role->link);
-    hear(*fd, &c, 1);
-    tell(*fd, &c, 1);
-    return pid;
-}
-
-static void wait_for_word(struct end *end, const struct address *peer, int fd)
-{
-    char c;
-
-    hear(fd, &c, 1);
-}
-
 Test(proc, data_crosses_processes_and_the_target_need_not_run)
 {
     struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};

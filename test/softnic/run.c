@@ -213,6 +213,33 @@ Test(run, nothing_is_visible_before_it_is_due)
     end_close(&b);
 }
 
+/* Threads that poll do due work, and the engine relies on those that do: it must notice when none does. */
+Test(run, due_work_is_done_though_nobody_polls)
+{
+    struct sn_config config = model();
+    uint64_t posted;
+    volatile uint8_t *flag;
+
+    config.latency_ns = 100000;
+    start(&config);
+    flag = b.buf;
+    for (uint8_t i = 1; i <= 100; i++) {
+        if (i <= 50) { /* the first half is polled for */
+            a.buf[0] = i;
+            cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, i), 0);
+            wait_wc(a.cq, "modelled write");
+            continue;
+        }
+        a.buf[0] = i;
+        posted = now_ns();
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, i % 32 ? 0 : IBV_SEND_SIGNALED, i), 0);
+        while (*flag != i)
+            cr_assert_lt(now_ns() - posted, 1000000000, "write %u: nothing came for 1 s, and nobody polled", i);
+    }
+    end_close(&a);
+    end_close(&b);
+}
+
 Test(run, the_rate_bounds_a_stream)
 {
     struct sn_config config = model();

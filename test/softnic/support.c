@@ -305,3 +305,46 @@ void reap(pid_t pid)
     require(r == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0, "child %d ended with %d, status 0x%x", pid, r,
             status);
 }
+
+static void child_main(int fd, void *arg)
+{
+    const struct role *role = arg;
+    struct end_options options = {.dev = role->dev};
+    struct address mine, peer;
+    struct end end;
+    char go;
+
+    end_open(&end, &options);
+    mine = end_address(&end);
+    tell(fd, &mine, sizeof(mine));
+    hear(fd, &peer, sizeof(peer));
+    end_connect(&end, &peer, &role->link);
+    tell(fd, "c", 1);
+    hear(fd, &go, 1); /* before the other side is connected too, writes would time out */
+    role->act(&end, &peer, fd);
+    end_close(&end);
+}
+
+pid_t child_open(struct role *role, struct end *mine, struct address *peer, int *fd)
+{
+    struct end_options options = {.dev = 0};
+    struct address address;
+    pid_t pid = spawn(child_main, role, fd); /* before this process joins: the child joins by itself */
+    char c;
+
+    end_open(mine, &options);
+    address = end_address(mine);
+    tell(*fd, &address, sizeof(address));
+    hear(*fd, peer, sizeof(*peer));
+    end_connect(mine, peer, &role->link);
+    hear(*fd, &c, 1);
+    tell(*fd, &c, 1);
+    return pid;
+}
+
+void wait_for_word(struct end *end, const struct address *peer, int fd)
+{
+    char c;
+
+    hear(fd, &c, 1);
+}

@@ -83,6 +83,17 @@ void hear(int fd, void *data, size_t bytes);
 /** The child must end with status 0. */
 void reap(pid_t pid);
 
+/** A second process with an end of its own, connected to this one's, that does what act says and ends. */
+struct role {
+    uint32_t dev;
+    struct link_options link;
+    void (*act)(struct end *end, const struct address *peer, int fd);
+};
+/** Start it, open mine, connect both. The socket's other end is act's fd. */
+pid_t child_open(struct role *role, struct end *mine, struct address *peer, int *fd);
+/** An act: leave all to the NIC until told a byte. */
+void wait_for_word(struct end *end, const struct address *peer, int fd);
+
 /** As cr_assert, also in a spawned child. */
 void require(bool ok, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -88,6 +88,11 @@ uint32_t prs_team_size(const struct prs_team *team)
     return team->options.size;
 }
 
+bool prs_team_drains(const struct prs_team *team)
+{
+    return team->options.drain;
+}
+
 int prs_team_peer(struct prs_team *team, uint32_t context, uint32_t rank, struct prs_peer **out)
 {
     if (team->asks < team->options.connect_asks) {

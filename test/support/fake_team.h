@@ -12,6 +12,7 @@ struct fake_team_options {
     uint32_t seed;
     uint32_t connect_asks; /* how often a peer says PRS_AGAIN first */
     bool ignore_groups;    /* break the rule, to see that a test notices */
+    bool drain;            /* as prs_team_drains() says */
 };
 
 struct prs_team *fake_team_open(const struct fake_team_options *options);

@@ -348,6 +348,28 @@ Test(connect, strangers_do_not_disturb_it, .fini = close_default)
     prs_listener_close(listener);
 }
 
+/* More of them than handshakes at a time: who knows the cookie must not wait until their limit. */
+Test(connect, silent_strangers_make_room_for_who_speaks, .init = open_default, .fini = close_default)
+{
+    enum { STRANGERS = 150 };
+    struct prs_listener *listener;
+    struct prs_peer *peer;
+    struct prs_handle handle;
+    double began = seconds();
+    int fd[STRANGERS];
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    for (int i = 0; i < STRANGERS; i++) {
+        fd[i] = call(&handle);
+        cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
+    }
+    connect_once(listener, &handle);
+    cr_assert_lt(seconds() - began, 5.0, "the strangers' limit is 10 s");
+    for (int i = 0; i < STRANGERS; i++)
+        close(fd[i]);
+    prs_listener_close(listener);
+}
+
 Test(connect, a_connector_that_gives_up_leaves_the_listener_sound, .init = open_default, .fini = close_default)
 {
     struct prs_listener *listener;

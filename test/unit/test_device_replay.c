@@ -295,9 +295,11 @@ Test(device_replay, a_nic_that_ignores_groups_is_noticed)
 /* The paper's 112 transfers to 4 peers, here 56 to 2: a fence each when coupled, one a destination when grouped. */
 Test(device_replay, draining_counts_a_fence_a_group)
 {
+    struct fake_team_options drained = busy_team;
     struct prs_proxy_stats stats;
 
-    open_fixture(&busy_team, (struct prs_proxy_options){.ring_slots = 256, .stepped = true, .drain = true});
+    drained.drain = true;
+    open_fixture(&drained, (struct prs_proxy_options){.ring_slots = 256, .stepped = true});
     for (int i = 0; i < 56; i++)
         put_and_signal(1 + i % 2, 1, true, true);
     step_until_idle();
@@ -317,7 +319,10 @@ Test(device_replay, draining_counts_a_fence_a_group)
 
 Test(device_replay, while_it_drains_the_proxy_posts_nothing)
 {
-    open_fixture(&busy_team, (struct prs_proxy_options){.ring_slots = 256, .stepped = true, .drain = true});
+    struct fake_team_options drained = busy_team;
+
+    drained.drain = true;
+    open_fixture(&drained, (struct prs_proxy_options){.ring_slots = 256, .stepped = true});
     step_until_idle(); /* connect */
     fake_team_hold(f.team, true);
     for (int i = 0; i < 8; i++)

@@ -1,60 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine, rule by rule. Random steps against a network are in test_order_sim.c. */
-#include "transport/order.h"
+/* The order engine, rule by rule; its limits are in test_order_limits.c, networks in test_order_sim.c and _every.c. */
+#include "test/support/order_bench.h"
 #include "transport/wire.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-
-enum { OPS = 400, DEPTH = 32, WINDOW = 48 };
-
-/* An engine and what its owner gives it. */
-struct bench {
-    struct prs_order order;
-    uint8_t copies[PRS_ORDER_MAX_QUEUES][DEPTH * PRS_INLINE_BYTES];
-    uint64_t credit;
-};
-
-static const struct prs_keys keys;
-static const uint32_t local_keys[PRS_MAX_RAILS];
-
-static struct bench *fresh(enum prs_policy policy, uint32_t paths, uint32_t queues)
-{
-    static const uint32_t record_key[PRS_MAX_RAILS];
-    static struct bench bench;
-    struct prs_order_options options = {.policy = policy,
-                                        .window_ops = WINDOW,
-                                        .in_order = true,
-                                        .path_count = paths,
-                                        .queues_per_path = queues,
-                                        .depth = DEPTH,
-                                        .split_queues = true,
-                                        .max_part_bytes = 1 << 20};
-
-    prs_order_fini(&bench.order); /* of the row before */
-    memset(&bench, 0, sizeof bench);
-    for (uint32_t i = 0; i < paths; i++)
-        options.path[i].rate = 1000.0f * (float)(i + 1);
-    cr_assert_eq(prs_order_init(&bench.order, &options), 0);
-    for (uint32_t q = 0; q < paths * queues + 1; q++)
-        bench.order.queue[q].inline_bytes = bench.copies[q];
-    if (policy == PRS_POLICY_COUNTED)
-        cr_assert_eq(prs_order_set_records(&bench.order, 4096, record_key, &bench.credit), 0);
-    return &bench;
-}
-
-static void put_one(struct bench *bench, size_t bytes, uint32_t id, uint32_t group, uint32_t flags)
-{
-    static struct prs_op ops[OPS];
-    static int used;
-    struct prs_put put = {.dst = &keys, .len_bytes = bytes, .notify_id = id, .group = group, .flags = flags};
-
-    cr_assert_eq(prs_order_put(&bench->order, &ops[used % OPS], &put, local_keys), 0);
-    used++;
-}
 
 struct run_row {
     char ids[8];   /* notified puts, one chain */
@@ -75,12 +27,12 @@ ParameterizedTestParameters(order, consecutive_equal_messages_share_one_immediat
 
 ParameterizedTest(struct run_row *row, order, consecutive_equal_messages_share_one_immediate)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
     size_t count = strlen(row->ids);
     struct prs_imm imm = {0};
 
     for (size_t i = 0; i < count; i++)
-        put_one(bench, (size_t)(row->sizes[i] - '0'), (uint32_t)(row->ids[i] - '0'), 0, PRS_PUT_NOTIFY);
+        bench_put(bench, (size_t)(row->sizes[i] - '0'), (uint32_t)(row->ids[i] - '0'), 0, PRS_PUT_NOTIFY);
     for (size_t i = 0; i < count; i++)
         cr_assert_eq(bench->order.queue[0].wr[i].opcode, row->kinds[i] == 'i' ? PRS_WR_WRITE_IMM : PRS_WR_WRITE,
                      "ids %s sizes %s: request %zu", row->ids, row->sizes, i);
@@ -97,11 +49,11 @@ Test(order, a_long_message_has_its_own_notification_and_completion)
     } rows[] = {{8, false}, {PRS_ORDER_PROMPT_BYTES - 1, false}, {PRS_ORDER_PROMPT_BYTES, true}, {65536, true}};
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+        struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
         const struct prs_wr *wr = bench->order.queue[0].wr;
 
         for (uint32_t id = 0; id < 3; id++)
-            put_one(bench, rows[i].bytes, id, 0, PRS_PUT_NOTIFY);
+            bench_put(bench, rows[i].bytes, id, 0, PRS_PUT_NOTIFY);
         for (int k = 0; k < 2; k++) {
             cr_assert_eq(wr[k].opcode == PRS_WR_WRITE_IMM, rows[i].alone, "%zu bytes", rows[i].bytes);
             cr_assert_eq((wr[k].flags & PRS_WR_SIGNALED) != 0, rows[i].alone, "%zu bytes", rows[i].bytes);
@@ -112,33 +64,33 @@ Test(order, a_long_message_has_its_own_notification_and_completion)
 /* Posted one by one: how many completions do n lazy puts cost, and do they free what they hold? */
 Test(order, lazy_puts_share_completions_and_never_run_out_of_them)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_chain chain;
     int signaled = 0;
 
-    for (int i = 0; i < 4 * DEPTH; i++) {
+    for (int i = 0; i < 4 * BENCH_DEPTH; i++) {
         const struct prs_order_queue *queue = &bench->order.queue[0];
 
-        put_one(bench, 8, 0, 0, PRS_PUT_LAZY);
+        bench_put(bench, 8, 0, 0, PRS_PUT_LAZY);
         cr_assert(prs_order_take(&bench->order, 0, &chain));
-        if (!(queue->wr[chain.first % DEPTH].flags & PRS_WR_SIGNALED)) {
+        if (!(queue->wr[chain.first % BENCH_DEPTH].flags & PRS_WR_SIGNALED)) {
             cr_assert(prs_order_idle(&bench->order), "a lazy put does not keep others from being posted at once");
             continue;
         }
         signaled++;
         cr_assert_eq(prs_order_complete(&bench->order, 0, chain.first, 0), PRS_ORDER_LAZY);
     }
-    cr_assert_eq(signaled, 4 * DEPTH / PRS_ORDER_LAZY);
+    cr_assert_eq(signaled, 4 * BENCH_DEPTH / PRS_ORDER_LAZY);
 }
 
 Test(order, a_put_that_is_waited_for_is_signaled_among_lazy_ones)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_chain chain;
 
-    put_one(bench, 8, 0, 0, PRS_PUT_LAZY);
-    put_one(bench, 8, 0, 0, 0);
-    put_one(bench, 8, 0, 0, PRS_PUT_LAZY);
+    bench_put(bench, 8, 0, 0, PRS_PUT_LAZY);
+    bench_put(bench, 8, 0, 0, 0);
+    bench_put(bench, 8, 0, 0, PRS_PUT_LAZY);
     cr_assert(prs_order_take(&bench->order, 0, &chain));
     cr_assert_eq(chain.count, 3);
     cr_assert(bench->order.queue[0].wr[2].flags & PRS_WR_SIGNALED);
@@ -147,47 +99,64 @@ Test(order, a_put_that_is_waited_for_is_signaled_among_lazy_ones)
 
 Test(order, what_is_posted_is_not_changed_any_more)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_chain chain;
 
-    put_one(bench, 8, 0, 0, PRS_PUT_NOTIFY);
+    bench_put(bench, 8, 0, 0, PRS_PUT_NOTIFY);
     cr_assert(prs_order_take(&bench->order, 0, &chain));
-    put_one(bench, 8, 1, 0, PRS_PUT_NOTIFY);
+    bench_put(bench, 8, 1, 0, PRS_PUT_NOTIFY);
     cr_assert_eq(bench->order.queue[0].wr[0].opcode, PRS_WR_WRITE_IMM);
     cr_assert_eq(bench->order.queue[0].wr[1].opcode, PRS_WR_WRITE_IMM);
 }
 
 Test(order, a_run_ends_where_the_wire_format_does)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_imm imm = {0};
 
-    bench->order.queue[0].mask = DEPTH - 1;
-    for (uint32_t i = 0; i < DEPTH; i++)
-        put_one(bench, 8, (PRS_NOTIFY_IDS - 3 + i) % PRS_NOTIFY_IDS, 0, PRS_PUT_NOTIFY);
-    cr_assert_eq(prs_imm_parse(bench->order.queue[0].wr[DEPTH - 1].imm, &imm), 0);
+    bench->order.queue[0].mask = BENCH_DEPTH - 1;
+    for (uint32_t i = 0; i < BENCH_DEPTH; i++)
+        bench_put(bench, 8, (PRS_NOTIFY_IDS - 3 + i) % PRS_NOTIFY_IDS, 0, PRS_PUT_NOTIFY);
+    cr_assert_eq(prs_imm_parse(bench->order.queue[0].wr[BENCH_DEPTH - 1].imm, &imm), 0);
     cr_assert_eq(imm.run, PRS_IMM_MAX_RUN, "over the end of the ids");
 }
 
-/* 28 puts to one destination, then 28 signals: what each policy spends. */
+/* Puts complete, so that the first signal leaves; that one stays in flight. */
+static void drain(struct bench *bench)
+{
+    struct prs_chain chain;
+
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
+    cr_assert_geq(prs_order_complete(&bench->order, 0, chain.first + chain.count - 1, 0), 0);
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
+}
+
+/* 28 puts to one destination, then 4 signals: what each policy spends. */
 Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
 {
     static const struct {
         enum prs_policy policy;
         uint64_t fences;
-    } rows[] = {{PRS_POLICY_NIC_FENCE, 1}, {PRS_POLICY_IN_ORDER, 0}, {PRS_POLICY_COUNTED, 0}};
+        uint64_t drains;
+    } rows[] = {{PRS_POLICY_NIC_FENCE, 1, 0},
+                {PRS_POLICY_IN_ORDER, 0, 0},
+                {PRS_POLICY_COUNTED, 0, 0},
+                {PRS_POLICY_DRAIN, 0, 1}};
 
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
-        struct bench *bench = fresh(rows[row].policy, 1, 1);
+        struct bench *bench = bench_fresh(rows[row].policy, 1, 1);
         struct prs_op op[4];
 
         for (int i = 0; i < 28; i++)
-            put_one(bench, 4096, 0, 7, 0);
+            bench_put(bench, 4096, 0, 7, 0);
         for (int i = 0; i < 4; i++) {
-            struct prs_signal signal = {.dst = &keys, .dst_addr = 8 * (uint64_t)i, .group = 7};
+            struct prs_signal signal = {.dst = &bench_keys, .dst_addr = 8 * (uint64_t)i, .group = 7};
 
+            if (i == 1 && rows[row].drains)
+                drain(bench);
             cr_assert_eq(prs_order_signal(&bench->order, &op[i], &signal), 0, "nothing waits");
         }
+        cr_assert_eq(bench->order.stats.drains, rows[row].drains, "%s", prs_policy_names[rows[row].policy]);
         cr_assert_eq(bench->order.stats.fences, rows[row].fences, "%s", prs_policy_names[rows[row].policy]);
         cr_assert_eq(bench->order.held_count, 0);
     }
@@ -195,28 +164,28 @@ Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
 
 Test(order, drain_starts_nothing_until_its_signal_has_left)
 {
-    struct bench *bench = fresh(PRS_POLICY_DRAIN, 1, 1);
-    struct prs_signal signal = {.dst = &keys};
-    struct prs_put put = {.dst = &keys, .len_bytes = 8};
+    struct bench *bench = bench_fresh(PRS_POLICY_DRAIN, 1, 1);
+    struct prs_signal signal = {.dst = &bench_keys};
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 8};
     struct prs_chain chain;
     struct prs_op op[3];
 
-    put_one(bench, 8, 0, 0, 0);
+    bench_put(bench, 8, 0, 0, 0);
     cr_assert_eq(prs_order_signal(&bench->order, &op[0], &signal), 0);
-    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, local_keys), PRS_BUSY);
+    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), PRS_BUSY);
     cr_assert(prs_order_take(&bench->order, 0, &chain) && chain.count == 1, "the put goes, the signal waits");
     cr_assert(!prs_order_take(&bench->order, 0, &chain));
     cr_assert_eq(prs_order_complete(&bench->order, 0, 0, 0), 1);
     cr_assert(prs_order_take(&bench->order, 0, &chain) && chain.count == 1, "now the signal");
-    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, local_keys), 0);
+    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), 0);
     cr_assert_eq(bench->order.stats.drains, 1);
 }
 
 Test(order, a_large_put_is_cut_by_speed)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 2, 1);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
 
-    put_one(bench, 900000, 0, 0, PRS_PUT_NOTIFY); /* rates are 1 and 2 */
+    bench_put(bench, 900000, 0, 0, PRS_PUT_NOTIFY); /* rates are 1 and 2 */
     cr_assert_float_eq((double)bench->order.queue[0].backlog_bytes, 300000, 8192);
     cr_assert_eq(bench->order.queue[0].backlog_bytes + bench->order.queue[1].backlog_bytes, 900000);
 }
@@ -238,13 +207,13 @@ ParameterizedTestParameters(order, a_long_message_takes_one_queue_of_each_rail_u
 
 ParameterizedTest(struct split_row *row, order, a_long_message_takes_one_queue_of_each_rail_unless_it_may_split)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, row->paths, row->queues);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, row->paths, row->queues);
     uint32_t used = 0, parts = 0;
     uint64_t bytes = 0;
 
     bench->order.split_queues = row->split;
     for (uint32_t id = 0; id < 3; id++)
-        put_one(bench, 900000, id, 0, PRS_PUT_NOTIFY);
+        bench_put(bench, 900000, id, 0, PRS_PUT_NOTIFY);
     for (uint32_t q = 0; q < row->paths * row->queues; q++) {
         const struct prs_order_queue *queue = &bench->order.queue[q];
 
@@ -261,14 +230,14 @@ ParameterizedTest(struct split_row *row, order, a_long_message_takes_one_queue_o
 
 Test(order, measured_completions_move_the_shares)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 2, 1);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
     uint64_t now = 1000;
 
     for (int i = 0; i < 60; i++) { /* path 1, said to be twice as fast, takes four times as long as path 0 */
         struct prs_chain chain[2];
         uint64_t ns[2];
 
-        put_one(bench, 1000000, 0, 0, PRS_PUT_NOTIFY);
+        bench_put(bench, 1000000, 0, 0, PRS_PUT_NOTIFY);
         cr_assert(prs_order_take(&bench->order, now, &chain[0]) && prs_order_take(&bench->order, now, &chain[1]));
         for (int p = 0; p < 2; p++)
             ns[p] = now + bench->order.queue[p].backlog_bytes * (p ? 4 : 1);
@@ -276,16 +245,16 @@ Test(order, measured_completions_move_the_shares)
             cr_assert_geq(prs_order_complete(&bench->order, (uint32_t)p, chain[p].first, ns[p]), 0);
         now = ns[0] > ns[1] ? ns[0] : ns[1];
     }
-    put_one(bench, 1000000, 0, 0, PRS_PUT_NOTIFY);
+    bench_put(bench, 1000000, 0, 0, PRS_PUT_NOTIFY);
     cr_assert_float_eq((double)bench->order.queue[0].backlog_bytes, 800000, 40000);
 }
 
 Test(order, a_completion_that_cannot_be_is_refused)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
     struct prs_chain chain;
 
-    put_one(bench, 8, 0, 0, 0);
+    bench_put(bench, 8, 0, 0, 0);
     cr_assert_eq(prs_order_complete(&bench->order, 0, 0, 0), -EPROTO, "not posted yet");
     cr_assert(prs_order_take(&bench->order, 0, &chain));
     cr_assert_eq(prs_order_complete(&bench->order, 0, 1, 0), -EPROTO);
@@ -296,15 +265,15 @@ Test(order, a_completion_that_cannot_be_is_refused)
 
 Test(order, failing_gives_every_op_back)
 {
-    struct bench *bench = fresh(PRS_POLICY_IN_ORDER, 2, 2);
-    struct prs_put put = {.dst = &keys, .len_bytes = 300000, .flags = PRS_PUT_NOTIFY};
-    struct prs_signal signal = {.dst = &keys, .flags = PRS_SIGNAL_STRONG};
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 2);
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 300000, .flags = PRS_PUT_NOTIFY};
+    struct prs_signal signal = {.dst = &bench_keys, .flags = PRS_SIGNAL_STRONG};
     struct prs_op op[3];
     struct prs_chain chain;
 
-    cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, local_keys), 0);
+    cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, bench_local_keys), 0);
     cr_assert(prs_order_take(&bench->order, 0, &chain));
-    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, local_keys), 0);
+    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), 0);
     cr_assert_eq(prs_order_signal(&bench->order, &op[2], &signal), 0);
     cr_assert_eq(bench->order.held_count, 1);
     prs_order_fail(&bench->order, -EIO);
@@ -318,14 +287,14 @@ Test(order, adds_to_one_word_share_a_request_until_it_is_posted)
     static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_NIC_FENCE, PRS_POLICY_COUNTED};
 
     for (size_t row = 0; row < sizeof policies / sizeof *policies; row++) {
-        struct bench *bench = fresh(policies[row], 1, 1);
-        struct prs_signal add = {.dst = &keys, .dst_addr = 64, .value = 5, .kind = PRS_SIGNAL_ADD};
+        struct bench *bench = bench_fresh(policies[row], 1, 1);
+        struct prs_signal add = {.dst = &bench_keys, .dst_addr = 64, .value = 5, .kind = PRS_SIGNAL_ADD};
         const struct prs_order_queue *queue = &bench->order.queue[0];
         struct prs_chain chain;
         struct prs_op op[6];
         uint64_t value;
 
-        put_one(bench, 8, 0, 0, 0);
+        bench_put(bench, 8, 0, 0, 0);
         for (int i = 0; i < 3; i++)
             cr_assert_eq(prs_order_signal(&bench->order, &op[i], &add), 0);
         cr_assert_eq(queue->head, 2, "%s: a put and one add", prs_policy_names[policies[row]]);
@@ -335,7 +304,7 @@ Test(order, adds_to_one_word_share_a_request_until_it_is_posted)
         cr_assert_eq(value, 15);
         add.dst_addr = 72;
         cr_assert_eq(prs_order_signal(&bench->order, &op[3], &add), 0, "another word");
-        put_one(bench, 8, 0, 0, 0);
+        bench_put(bench, 8, 0, 0, 0);
         cr_assert_eq(prs_order_signal(&bench->order, &op[4], &add), 0, "a put lies between");
         cr_assert_eq(queue->head, 5);
         cr_assert(prs_order_take(&bench->order, 0, &chain));

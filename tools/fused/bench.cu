@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and one after the other, interleaved in one
  * process group; results poisoned before and checked after. */
-#include "tools/fused/bench.h"
+#include "tools/fused/attention.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -350,6 +350,10 @@ static int run_rank(struct bench_rank *rank, void *user)
                     r.problem.seed_a = r.problem.seed_b = i * 8 + op * 2 + layout + 1;
                     bad += !run_shape(&r);
                 }
+    for (uint32_t i = 0; i < o->attention.shape_count; i++) {
+        struct bench_attention p = {o->attention.shapes[i], rank->rank, config.world, i + 1, o->loopback};
+        bad += !bench_attention_run(o, &r.start, r.ctx, &p, r.stream);
+    }
     bench_nccl_close(r.nccl);
     return bad;
 }

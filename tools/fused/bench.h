@@ -28,6 +28,13 @@ struct bench_moe_options {
     struct prs_moe_tuning tuning;
 };
 
+struct bench_attention_options {
+    uint32_t on, causal, heads_first;
+    struct prs_attention_shape shapes[BENCH_MAX_SHAPES];
+    uint32_t shape_count;
+    struct prs_attention_tuning tuning;
+};
+
 struct bench_options {
     uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
     uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink */
@@ -37,6 +44,7 @@ struct bench_options {
     struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
     struct bench_moe_options moe;
+    struct bench_attention_options attention;
     const char *commit;
 };
 

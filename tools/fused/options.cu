@@ -30,6 +30,12 @@ static const struct number {
     {"--group", "tuning", FIELD(tuning.group)},
     {"--kill-rank-after", "milliseconds: the last rank's process dies, the others must report it", FIELD(kill_after)},
     {"--ctas", "MoE tuning: SMs that work", FIELD(moe.tuning.ctas)},
+    {"--mode", "attention tuning: 2 resident, 3 ring of two buffers", FIELD(attention.tuning.mode)},
+    {"--attention-ctas", "attention tuning", FIELD(attention.tuning.ctas)},
+    {"--group", "attention tuning", FIELD(attention.tuning.group)},
+    {"--slab-rows", "attention tuning", FIELD(attention.tuning.slab_rows)},
+    {"--block-rows", "attention tuning", FIELD(attention.tuning.block_rows)},
+    {"--overlap", "attention tuning", FIELD(attention.tuning.overlap)},
     {"--share", "MoE tuning: 2: two SMs share rows; 1: not", FIELD(moe.tuning.share)},
     {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
     {"--row-spread", "MoE tuning: percent of the product's time", FIELD(moe.tuning.spread)},
@@ -40,6 +46,8 @@ static const struct choice {
     size_t field; /* of a uint32_t */
     uint32_t value;
 } CHOICES[] = {
+    {"--causal", "attention: causal, the sequence zigzag over the ranks", FIELD(attention.causal), 1},
+    {"--heads-first", "attention: tensors [B,H,S,D] instead of [B,S,H,D]", FIELD(attention.heads_first), 1},
     {"--json", "one JSON object per row instead of a table", FIELD(json), 1},
     {"--one-device", "all ranks on device 0, to check without several GPUs (with --clusters)", FIELD(one_device), 1},
     {"--no-baselines", "own kernels only", FIELD(no_baselines), 1},
@@ -68,6 +76,7 @@ static void usage(const char *problem)
         stderr,
         "perseus-fused-bench: %s\n"
         "usage: perseus-fused-bench --kernel gemm|reduce_scatter|allgather|allreduce|all --shape MxNxK [--shape ...]\n"
+        "       perseus-fused-bench --kernel attention --shape BxHqxHkvxSxD [--shape ...] [--causal]\n"
         "       perseus-fused-bench --kernel moe --preset deepseek-v3|qwen3-30b|gpt-oss-120b|HxNxExK [--preset ...]\n"
         "         --tokens T [--tokens ...] [--zipf S ...]   tokens of each rank; exponent of how experts are liked\n"
         "  %-16s B as [K,N] (default), [N,K] or both\n  %-16s text for the rows\n",
@@ -97,6 +106,10 @@ static uint32_t parse_number(const char *name, const char *text)
 static void parse_kernel(struct bench_options *o, const char *name)
 {
     uint32_t before = o->kernels;
+    if (strcmp(name, "attention") == 0) {
+        o->attention.on = 1;
+        return;
+    }
     if (strcmp(name, "moe") == 0) {
         o->moe.on = 1;
         return;
@@ -111,10 +124,15 @@ static void parse_kernel(struct bench_options *o, const char *name)
 static void parse_shape(struct bench_options *o, const char *text)
 {
     struct prs_fused_shape *s = &o->shapes[o->shape_count];
-    if (o->shape_count == BENCH_MAX_SHAPES)
+    struct prs_attention_shape *t = &o->attention.shapes[o->attention.shape_count];
+    if (o->shape_count == BENCH_MAX_SHAPES || o->attention.shape_count == BENCH_MAX_SHAPES)
         usage("too many shapes");
+    if (sscanf(text, "%ux%ux%ux%ux%u", &t->batch, &t->heads_q, &t->heads_kv, &t->seq, &t->head_dim) == 5) {
+        o->attention.shape_count++;
+        return;
+    }
     if (sscanf(text, "%ux%ux%u", &s->m, &s->n, &s->k) != 3)
-        usage("a shape is MxNxK");
+        usage("a shape is MxNxK, of attention BxHqxHkvxSxD");
     o->shape_count++;
 }
 
@@ -185,6 +203,26 @@ static bool parse_valued(struct bench_options *o, const char *name, const char *
     return parse_word(o, name, value);
 }
 
+/* Every kernel that was asked for has something to run on. */
+static void check_kernels(struct bench_options *o)
+{
+    struct bench_attention_options *a = &o->attention;
+    if (o->kernels == 0 && o->moe.on == 0 && a->on == 0)
+        usage("needs --kernel");
+    if (o->moe.on ? o->moe.shape_count == 0 || o->moe.token_count == 0 : (o->kernels != 0) != (o->shape_count != 0))
+        usage("needs --kernel and --shape, or --kernel moe, --preset and --tokens");
+    if ((a->on != 0) != (a->shape_count != 0))
+        usage("--kernel attention needs a --shape of its own");
+    if (a->causal != 0 && o->loopback != 0)
+        usage("causal ranks do not all send the same: no --loopback");
+    for (uint32_t i = 0; i < a->shape_count; i++) {
+        a->shapes[i].causal = a->causal;
+        a->shapes[i].heads_first = a->heads_first;
+    }
+    a->tuning.push_ctas = o->tuning.push_ctas;
+    a->tuning.spread = o->tuning.spread;
+}
+
 void bench_options_parse(int argc, char **argv, struct bench_options *o)
 {
     memset(o, 0, sizeof(*o));
@@ -196,8 +234,7 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
             usage(argv[i]);
         i++;
     }
-    if (o->moe.on ? o->moe.shape_count == 0 || o->moe.token_count == 0 : o->kernels == 0 || o->shape_count == 0)
-        usage("needs --kernel and --shape, or --kernel moe, --preset and --tokens");
+    check_kernels(o);
     if (o->moe.zipf_count == 0)
         o->moe.zipf_count = 1; /* 0: all experts are liked the same */
     if (o->world < 1 || o->world > PRS_FUSED_MAX_WORLD || o->loopback > PRS_FUSED_MAX_WORLD)

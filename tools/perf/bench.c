@@ -78,15 +78,13 @@ void bench_fini(struct bench *bench)
 
 int bench_open(struct bench *bench, const char *policy)
 {
-    bool drain = strcmp(policy, "drain") == 0;
     struct prs_team_options team = {
         .fabric = bench->fabric,
         .rails = &bench->rails,
         .window_ops = WINDOW_OPS,
         .queues_per_rail = bench->options->queues_per_rail,
         .traffic_class = -1,
-        /* The drained proxy waits by itself, for all ranks together and once a group: nothing is left to order. */
-        .policy = drain ? "in_order" : policy,
+        .policy = policy,
     };
     struct prs_heap_options heap = {
         .fabric = bench->fabric,
@@ -98,7 +96,6 @@ int bench_open(struct bench *bench, const char *policy)
     struct prs_proxy_options proxy = {
         .ring_slots = RING_SLOTS,
         .stepped = !bench->options->gpu,
-        .drain = drain,
         .cuda = bench->options->gpu,
         .numa_node = -1,
     };
@@ -106,7 +103,6 @@ int bench_open(struct bench *bench, const char *policy)
     int r;
 
     bench->half = HALF_BYTES;
-    bench->drain = drain;
     r = prs_bootstrap_team(&bench->bootstrap, &team, &bench->team);
     if (r < 0)
         return bench_fail(bench, "making the team", r);

@@ -21,9 +21,8 @@ struct bench {
     struct prs_heap *heap;
     struct prs_proxy *proxy;
     struct prs_device device;
-    uint64_t half;  /* the heap's data: sources below this offset, what arrives above */
-    uint64_t slots; /* of the largest size that fit in one half */
-    bool drain;
+    uint64_t half;                 /* the heap's data: sources below this offset, what arrives above */
+    uint64_t slots;                /* of the largest size that fit in one half */
     const struct gpu_library *gpu; /* NULL: the CPU sends and checks */
 };
 

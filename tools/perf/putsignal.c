@@ -137,11 +137,8 @@ void putsignal_count(struct bench *bench, struct putsignal_counts *out)
     struct prs_stats stats;
 
     prs_proxy_stats(bench->proxy, &out->proxy);
-    out->fences = out->proxy.fences;
-    if (bench->drain)
-        return;
     prs_team_stats(bench->team, 0, &stats);
-    out->fences = stats.fences + stats.drains;
+    out->fences = out->proxy.fences + stats.fences + stats.drains;
 }
 
 void putsignal_conclude(const struct cell *cell, uint32_t iterations, double *put_only_us, double *put_signal_us,

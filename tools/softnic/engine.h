@@ -17,7 +17,14 @@ struct sn_engine {
     uint32_t count, room;
     bool started, stop, asleep;
     bool realtime;
-    uint64_t spin_ns; /* how long before a due time to stop sleeping */
+    bool missed;                           /* the last work was the engine's, too late */
+    uint64_t spin_ns;                      /* how long before a due time to stop sleeping */
+    uint64_t rest_until;                   /* while asleep: when it wakes by itself; UINT64_MAX: never */
+    int trust;                             /* in threads that poll: more than 0, they do what is due */
+    uint32_t taken, probe_at, probe_every; /* light pieces of work so far; when to test distrust again */
+    int poster_cpu;
+    uint64_t last_due;
+    bool spun;        /* since it slept */
     uint64_t next_at; /* wake_at of the earliest, read without the mutex as a hint for helpers; UINT64_MAX: none */
     pthread_t thread;
 };

@@ -68,27 +68,38 @@ static int local_spans(struct sn_qp *qp, struct sn_wqe *w, uint32_t rights, stru
     return n;
 }
 
-/* Tell the target by a completion in its receive queue. An overrun queue fails the target's queue pair. */
+static struct sn_cqe target_cqe(const struct sn_qp *qp, const struct sn_qp_shm *target, const struct sn_wqe *w,
+                                uint32_t status)
+{
+    bool imm = w->opcode == IBV_WR_SEND_WITH_IMM || w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+
+    return (struct sn_cqe){.wr_id = w->recv_wr_id,
+                           .status = status,
+                           .opcode = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
+                           .byte_len = (uint32_t)w->length,
+                           .imm = w->imm,
+                           .qp_num = target->qpn,
+                           .src_qp = qp->qpn,
+                           .wc_flags = imm ? IBV_WC_WITH_IMM : 0,
+                           .is_recv = 1,
+                           .time_ns = sn_now_ns()};
+}
+
+/* Tell the target by completions in its receive queue. An overrun queue fails the target's queue pair. */
+static void target_push(struct sn_qp_shm *target, const struct sn_cqe *cqes, uint32_t count, bool solicited)
+{
+    sn_count(&sn_self->world->devs[target->dev].counters.cqes_recv, count);
+    if (sn_cq_push(sn_self->world, target->rcq, cqes, count, solicited) < 0)
+        sn_qp_shm_fail(sn_self->world, target, IBV_EVENT_QP_FATAL);
+}
+
 static void target_complete(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, uint32_t status)
 {
-    struct sn_counters *count = &sn_self->world->devs[target->dev].counters;
-    bool imm = w->opcode == IBV_WR_SEND_WITH_IMM || w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-    struct sn_cqe cqe = {.wr_id = w->recv_wr_id,
-                         .status = status,
-                         .opcode = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
-                         .byte_len = (uint32_t)w->length,
-                         .imm = w->imm,
-                         .qp_num = target->qpn,
-                         .src_qp = qp->qpn,
-                         .wc_flags = imm ? IBV_WC_WITH_IMM : 0,
-                         .is_recv = 1,
-                         .time_ns = sn_now_ns()};
+    struct sn_cqe cqe = target_cqe(qp, target, w, status);
 
-    sn_count(&count->cqes_recv, 1);
     if (status != IBV_WC_SUCCESS)
-        sn_count(&count->errors, 1);
-    if (sn_cq_push(sn_self->world, target->rcq, &cqe, w->flags & IBV_SEND_SOLICITED) < 0)
-        sn_qp_shm_fail(sn_self->world, target, IBV_EVENT_QP_FATAL);
+        sn_count(&sn_self->world->devs[target->dev].counters.errors, 1);
+    target_push(target, &cqe, 1, w->flags & IBV_SEND_SOLICITED);
 }
 
 /* A fault the responder finds: it answers with a NAK and goes to the error state itself. */
@@ -198,18 +209,19 @@ static int place_result(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wq
                         "the target's memory is registered but cannot be reached");
 }
 
+static void count_bytes(const struct sn_qp *qp, const struct sn_qp_shm *target, bool read, uint64_t bytes)
+{
+    struct sn_world *world = sn_self->world;
+    struct sn_counters *mine = &world->devs[qp->ctx->dev].counters, *theirs = &world->devs[target->dev].counters;
+
+    sn_count(read ? &theirs->bytes_tx : &mine->bytes_tx, bytes);
+    sn_count(read ? &mine->bytes_rx : &theirs->bytes_rx, bytes);
+}
+
 /* The target's side of a request that moved its data. */
 static void exec_arrived(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
-    struct sn_world *world = sn_self->world;
-
-    if (w->opcode == IBV_WR_RDMA_READ) {
-        sn_count(&world->devs[target->dev].counters.bytes_tx, w->length);
-        sn_count(&world->devs[qp->ctx->dev].counters.bytes_rx, w->length);
-    } else {
-        sn_count(&world->devs[qp->ctx->dev].counters.bytes_tx, w->length);
-        sn_count(&world->devs[target->dev].counters.bytes_rx, w->length);
-    }
+    count_bytes(qp, target, w->opcode == IBV_WR_RDMA_READ, w->length);
     if (takes_receive(w->opcode))
         target_complete(qp, target, w, IBV_WC_SUCCESS);
     w->status = IBV_WC_SUCCESS;
@@ -305,6 +317,7 @@ static int exec_move(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     return r;
 }
 
+/* Its owner may be destroying the target meanwhile, and waits for this copy: then nobody is told of it. */
 static int exec_resume(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     int r = sn_place_poll(&qp->copy);
@@ -312,6 +325,8 @@ static int exec_resume(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
     if (r == SN_PLACE_BUSY)
         return SN_EXEC_BUSY;
     w->placing = false;
+    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != qp->shm->dest_qpn)
+        return SN_EXEC_UNREACHABLE;
     r = place_result(qp, target, w, r);
     if (r == 0 && w->status == IBV_WC_SUCCESS)
         exec_arrived(qp, target, w);
@@ -350,13 +365,14 @@ static void guest_leave(struct sn_qp_shm *target, uint64_t number)
     __atomic_store_n(&target->guest, number << 32, __ATOMIC_RELEASE);
 }
 
-/* A write that may share a system call: short, one buffer, host memory, valid on both sides. Anything else goes the
- * long way, which also says what is wrong. */
-static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_span *dst,
-                        struct sn_span *src)
+/* A write that may share a system call: short, one buffer, host memory, valid on both sides, and due. Anything else
+ * goes the long way, which also says what is wrong. */
+static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, uint64_t now,
+                        struct sn_span *dst, struct sn_span *src)
 {
-    if (w->opcode != IBV_WR_RDMA_WRITE || w->num_sge != 1 || w->length == 0 || w->length > SN_WRITE_BATCH_BYTES ||
-        w->due_exec || (w->flags & IBV_SEND_FENCE) || w->placing || w->lost || w->status != IBV_WC_SUCCESS)
+    if ((w->opcode != IBV_WR_RDMA_WRITE && w->opcode != IBV_WR_RDMA_WRITE_WITH_IMM) || w->num_sge != 1 ||
+        w->length == 0 || w->length > SN_WRITE_BATCH_BYTES || w->due_exec > now || (w->flags & IBV_SEND_FENCE) ||
+        w->placing || w->lost || w->status != IBV_WC_SUCCESS)
         return false;
     if (w->flags & IBV_SEND_INLINE)
         *src = (struct sn_span){.addr = w->sge[0].addr, .length = w->length, .mr = SN_NONE};
@@ -365,6 +381,63 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
     return (target->access & IBV_ACCESS_REMOTE_WRITE) &&
            span_resolve(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE, dst) &&
            src->kind == SN_MEM_HOST && dst->kind == SN_MEM_HOST;
+}
+
+/* Receives that this queue pair may count on: nobody else takes them. */
+static uint32_t receives_left(const struct sn_qp_shm *target)
+{
+    if (target->srq != SN_NONE)
+        return 0;
+    return __atomic_load_n(&target->rq.tail, __ATOMIC_RELAXED) - __atomic_load_n(&target->rq.head, __ATOMIC_RELAXED);
+}
+
+/* How many of [first, end) may share a system call, and what they copy. */
+static unsigned gather_writes(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t first, uint32_t end,
+                              struct sn_span *dst, struct sn_span *src)
+{
+    uint64_t now = sn_wqe_at(qp, first)->due_exec ? sn_now_ns() : 0;
+    uint32_t receives = receives_left(target);
+    unsigned count = 0;
+
+    for (; count < SN_WRITE_BATCH && first + count != end; count++) {
+        const struct sn_wqe *w = sn_wqe_at(qp, first + count);
+
+        if (!write_spans(qp, target, w, now, &dst[count], &src[count]) || (takes_receive(w->opcode) && receives-- == 0))
+            break;
+    }
+    return count;
+}
+
+/* The data of count requests from first on is placed: tell of it, under one lock of each queue. Return how many are
+ * done: fewer when the target failed meanwhile, and its receives are gone; the rest goes the long way, which says so.
+ */
+static unsigned writes_arrived(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t first, unsigned count)
+{
+    struct sn_cqe cqes[SN_WRITE_BATCH];
+    uint64_t wr_ids[SN_WRITE_BATCH], bytes = 0;
+    uint32_t want = 0, have, told = 0, solicited = 0;
+    unsigned done;
+
+    for (unsigned i = 0; i < count; i++)
+        want += takes_receive(sn_wqe_at(qp, first + i)->opcode);
+    have = want ? sn_rq_pop_ids(sn_self->world, &target->rq, wr_ids, want) : 0;
+    for (done = 0; done < count; done++) {
+        struct sn_wqe *w = sn_wqe_at(qp, first + done);
+
+        if (takes_receive(w->opcode)) {
+            if (told == have)
+                break;
+            w->recv_wr_id = wr_ids[told];
+            cqes[told++] = target_cqe(qp, target, w, IBV_WC_SUCCESS);
+            solicited |= w->flags & IBV_SEND_SOLICITED;
+        }
+        bytes += w->length;
+        w->status = IBV_WC_SUCCESS;
+    }
+    count_bytes(qp, target, false, bytes);
+    if (told)
+        target_push(target, cqes, told, solicited);
+    return done;
 }
 
 unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
@@ -378,13 +451,11 @@ unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
         return 0;
     guest = guest_enter(target, false);
     if (target_answers(qp, target) && target->owner - 1 != sn_self->proc)
-        while (count < SN_WRITE_BATCH && first + count != end &&
-               write_spans(qp, target, sn_wqe_at(qp, first + count), &dst[count], &src[count]))
-            count++;
+        count = gather_writes(qp, target, first, end, dst, src);
     if (count < 2 || sn_place_writes(sn_self->world, target->owner - 1, dst, src, count) < 0)
         count = 0;
-    for (unsigned i = 0; i < count; i++)
-        exec_arrived(qp, target, sn_wqe_at(qp, first + i));
+    if (count)
+        count = writes_arrived(qp, target, first, count);
     guest_leave(target, guest);
     return count;
 }
@@ -396,6 +467,8 @@ int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
     int r = SN_EXEC_UNREACHABLE;
     uint64_t guest;
 
+    if (w->placing) /* a guest there, so that the place in the table is still the target's */
+        target = &sn_self->world->qps[qp->shm->dest_qpn % SN_MAX_QPS];
     if (!target)
         return SN_EXEC_UNREACHABLE;
     guest = guest_enter(target, w->placing);

@@ -14,7 +14,7 @@ enum {
 /** Execute w at the target. Return 0 (w->status says how it went) or one of the above. The caller is the runner. */
 int sn_exec(struct sn_qp *qp, struct sn_wqe *w);
 
-/** Execute the plain short writes at the head of [first, end) together, when they go to another process. Return how
+/** Execute the due short writes at the head of [first, end) together, when they go to another process. Return how
  * many were, all with success; what is left goes through sn_exec. The caller is the runner. */
 unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end);
 

@@ -121,7 +121,7 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
 
     w->due_exec = w->due_done = 0;
     w->lost = false;
-    if (!sn_model_on(cfg))
+    if (!sn_model_on(cfg) || qp->shm->dest_qpn == qp->qpn) /* connected to itself: never on the link */
         return;
     latency = later(__atomic_load_n(&mine->latency_ns, __ATOMIC_RELAXED),
                     __atomic_load_n(&theirs->latency_ns, __ATOMIC_RELAXED));

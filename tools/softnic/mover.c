@@ -82,6 +82,22 @@ static void start_threads_locked(void)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
+/* A forked child has none of the threads; what was queued was its parent's. */
+static void child_forget(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+    pthread_cond_init(&more, NULL);
+    first = NULL;
+    last = &first;
+    threads = 0;
+    started = false;
+}
+
+static __attribute__((constructor)) void mover_init(void)
+{
+    pthread_atfork(NULL, NULL, child_forget);
+}
+
 void sn_move_start(struct sn_move *move)
 {
     pthread_mutex_lock(&mutex);

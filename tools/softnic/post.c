@@ -25,7 +25,7 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
     struct sn_counters *count = &sn_ctx_dev(qp->ctx)->counters;
     uint32_t first = qp->tail, fences = 0;
     uint64_t bytes = 0;
-    bool inline_run = !sn_model_on(&sn_self->world->config);
+    uint64_t due;
 
     if (position == first)
         return;
@@ -45,7 +45,9 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
     if (qp->running || qp->queued || qp->closing)
         return; /* that runner looks again before it stops */
     qp->running = true;
-    sn_qp_hand_over_locked(qp, inline_run && bytes <= INLINE_RUN_BYTES ? sn_qp_run(qp) : 0);
+    due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: not of the model's */
+    /* Before it is due there is nothing to do, and no need to wake the engine. */
+    sn_qp_hand_over_locked(qp, due == 0 && bytes <= INLINE_RUN_BYTES ? sn_qp_run(qp) : due);
 }
 
 /* Buffers into the request; inline data is copied now. Return 0 or EINVAL. */

@@ -226,8 +226,9 @@ int sn_qp_quiesce(struct sn_qp *qp)
     bool idle = false;
 
     pthread_mutex_lock(&qp->mutex);
-    qp->closing = true;
-    if (qp->queued && sn_engine_remove(&qp->ctx->engine, qp))
+    __atomic_store_n(&qp->closing, true, __ATOMIC_RELAXED);
+    /* A copy that is under way uses memory that is free after this: it ends first. */
+    if (qp->queued && !(!qp->running && sn_qp_copying(qp)) && sn_engine_remove(&qp->ctx->engine, qp))
         qp->queued = false;
     pthread_mutex_unlock(&qp->mutex);
     while (!idle && sn_now_ns() < give_up) {

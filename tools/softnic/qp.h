@@ -62,6 +62,7 @@ struct sn_qp {
     bool closing;
     uint32_t runs; /* odd while a request is being executed: dereg_mr waits for that */
     uint32_t heap_at;
+    bool light; /* what it waits for is short: a thread that polls may do it */
     uint64_t wake_at;
 
     /* the runner's */
@@ -123,6 +124,9 @@ void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
 /** Execute and complete what can be. The caller is the runner. Return when to be called again (UINT64_MAX: nothing
  * left). */
 uint64_t sn_qp_run(struct sn_qp *qp);
+
+/** An asynchronous copy is under way. The caller is the runner, or holds the mutex while there is none. */
+bool sn_qp_copying(struct sn_qp *qp);
 
 /** The runner stops, at is what sn_qp_run said: queue for the engine if anything is left. The caller holds the mutex.
  */

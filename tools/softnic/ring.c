@@ -16,7 +16,7 @@ static bool arm_matches(uint32_t armed, const struct sn_cqe *cqe, bool solicited
     return armed == SN_CQ_ARM_SOLICITED && (solicited || cqe->status != IBV_WC_SUCCESS);
 }
 
-int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqe, bool solicited)
+int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqes, uint32_t count, bool solicited)
 {
     struct sn_cq_shm *cq = &world->cqs[index];
     struct sn_cqe *ring = sn_at(world, cq->ring_off);
@@ -24,17 +24,19 @@ int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqe,
     int r = 0;
 
     sn_lock_take(&cq->lock);
-    /* C1: acquire; pairs with C2 in the consumer (cq.c): a slot is overwritten only after it was read. */
-    if (cq->tail - __atomic_load_n(&cq->head, __ATOMIC_ACQUIRE) >= cq->capacity) {
-        first_overrun = !cq->overrun;
-        cq->overrun = 1;
-        r = -EOVERFLOW;
-    } else {
-        ring[cq->tail & (cq->capacity - 1)] = *cqe;
+    for (uint32_t i = 0; i < count; i++) {
+        /* C1: acquire; pairs with C2 in the consumer (cq.c): a slot is overwritten only after it was read. */
+        if (cq->tail - __atomic_load_n(&cq->head, __ATOMIC_ACQUIRE) >= cq->capacity) {
+            first_overrun = !cq->overrun;
+            cq->overrun = 1;
+            r = -EOVERFLOW;
+            break;
+        }
+        ring[cq->tail & (cq->capacity - 1)] = cqes[i];
         /* C3: release; pairs with C4 in the consumer: the entry, and the data it tells of, come before it. */
         __atomic_store_n(&cq->tail, cq->tail + 1, __ATOMIC_RELEASE);
-        wake = arm_matches(cq->armed, cqe, solicited);
-        if (wake) {
+        if (arm_matches(cq->armed, &cqes[i], solicited)) {
+            wake = true;
             cq->armed = SN_CQ_IDLE;
             __atomic_fetch_add(&cq->events, 1, __ATOMIC_RELEASE);
         }
@@ -45,7 +47,7 @@ int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqe,
     if (first_overrun) {
         sn_log("completion queue %u (%u entries) overrun by queue pair %u: completions are lost; it is polled too "
                "rarely or is too small",
-               index, cq->capacity, cqe->qp_num);
+               index, cq->capacity, cqes->qp_num);
         sn_async_raise(world, cq->ctx, IBV_EVENT_CQ_ERR, index);
     }
     return r;
@@ -74,6 +76,15 @@ int sn_rq_push(struct sn_world *world, struct sn_rq_shm *rq, uint64_t wr_id, con
     return r;
 }
 
+/* Behind the lock: fewer are left. */
+static bool limit_reached(struct sn_rq_shm *rq)
+{
+    if (!rq->limit || rq->tail - rq->head >= rq->limit)
+        return false;
+    rq->limit = 0; /* told once; the owner arms it anew */
+    return true;
+}
+
 int sn_rq_pop(struct sn_world *world, struct sn_rq_shm *rq, struct sn_recv *recv)
 {
     int r = SN_RQ_EMPTY;
@@ -86,14 +97,21 @@ int sn_rq_pop(struct sn_world *world, struct sn_rq_shm *rq, struct sn_recv *recv
         recv->num_sge = rqe->num_sge <= SN_MAX_SGE ? rqe->num_sge : SN_MAX_SGE;
         memcpy(recv->sge, rqe + 1, recv->num_sge * sizeof(recv->sge[0]));
         rq->head++;
-        r = 0;
-        if (rq->limit && rq->tail - rq->head < rq->limit) {
-            rq->limit = 0; /* told once; the owner arms it anew */
-            r = SN_RQ_LIMIT;
-        }
+        r = limit_reached(rq) ? SN_RQ_LIMIT : 0;
     }
     sn_lock_drop(&rq->lock);
     return r;
+}
+
+uint32_t sn_rq_pop_ids(struct sn_world *world, struct sn_rq_shm *rq, uint64_t *wr_ids, uint32_t most)
+{
+    uint32_t count = 0;
+
+    sn_lock_take(&rq->lock);
+    for (; count < most && rq->tail != rq->head; rq->head++)
+        wr_ids[count++] = rqe_at(world, rq, rq->head)->wr_id;
+    sn_lock_drop(&rq->lock);
+    return count;
 }
 
 static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qpn)
@@ -112,7 +130,7 @@ static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qp
 
         sn_count(&world->devs[qp->dev].counters.errors, 1);
         sn_count(&world->devs[qp->dev].counters.cqes_recv, 1);
-        if (sn_cq_push(world, qp->rcq, &cqe, true) < 0)
+        if (sn_cq_push(world, qp->rcq, &cqe, 1, true) < 0)
             return; /* overrun: the rest is lost as well */
     }
 }

@@ -6,9 +6,9 @@
 
 #include "tools/softnic/world.h"
 
-/** Append a completion, raise an event if the queue is armed for it. Return 0 or -EOVERFLOW: the queue is overrun,
- * which its owner was told, and the caller's queue pair must fail. */
-int sn_cq_push(struct sn_world *world, uint32_t cq, const struct sn_cqe *cqe, bool solicited);
+/** Append count completions, raise an event if the queue is armed for one. Return 0 or -EOVERFLOW: the queue is
+ * overrun, which its owner was told, and the caller's queue pair must fail. */
+int sn_cq_push(struct sn_world *world, uint32_t cq, const struct sn_cqe *cqes, uint32_t count, bool solicited);
 
 struct sn_recv {
     uint64_t wr_id;
@@ -25,6 +25,10 @@ int sn_rq_push(struct sn_world *world, struct sn_rq_shm *rq, uint64_t wr_id, con
 /** Take the oldest receive. Return 0, SN_RQ_EMPTY, or SN_RQ_LIMIT: taken, and the owner must be told that the limit is
  * reached. */
 int sn_rq_pop(struct sn_world *world, struct sn_rq_shm *rq, struct sn_recv *recv);
+
+/** Take the oldest receives of a ring that is no shared one, as many as there are up to most, for requests that bring
+ * nothing for their buffers. Return how many. */
+uint32_t sn_rq_pop_ids(struct sn_world *world, struct sn_rq_shm *rq, uint64_t *wr_ids, uint32_t most);
 
 /** Move to the error state, flush the receives, raise the event (enum ibv_event_type, or -1 for none). Any process may.
  */

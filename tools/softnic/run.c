@@ -5,6 +5,7 @@
 
 enum {
     RUN_BATCH_BYTES = 4 << 20, /* then let other queue pairs of the engine have a turn */
+    LIGHT_BYTES = 16384,       /* some 2 us of copying */
     BUSY_POLL_NS = 2000,       /* device copies take some 10 us */
     RETRY_FIRST_NS = 50000,
     RETRY_MAX_NS = 2000000,
@@ -45,15 +46,15 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
                          .qp_num = qp->qpn,
                          .src_qp = qp->shm->dest_qpn,
                          .vendor_err = w->status ? w->opcode : 0,
-                         .queue_upto = position + 1,
-                         .time_ns = sn_now_ns()};
+                         .queue_upto = position + 1};
 
     if (w->status == IBV_WC_SUCCESS && !(w->flags & IBV_SEND_SIGNALED))
         return;
+    cqe.time_ns = sn_now_ns();
     sn_count(&count->cqes_send, 1);
     if (w->status != IBV_WC_SUCCESS)
         sn_count(&count->errors, 1);
-    if (sn_cq_push(sn_self->world, qp->shm->scq, &cqe, false) < 0)
+    if (sn_cq_push(sn_self->world, qp->shm->scq, &cqe, 1, false) < 0)
         sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
 }
 
@@ -97,9 +98,12 @@ static uint64_t rnr_at(struct sn_qp *qp, uint64_t now)
     return now + sn_rnr_ns(target->min_rnr_timer);
 }
 
-static bool early(uint64_t due)
+/* Without the model nothing is stamped, and the clock is not read; with it, once for all that was due by then. */
+static bool early(uint64_t due, uint64_t *now)
 {
-    return due && due > sn_now_ns(); /* without the model nothing is stamped, and the clock is not read */
+    if (due > *now)
+        *now = sn_now_ns();
+    return due > *now;
 }
 
 /* G1 for the request's own buffers: odd before the keys are looked up, even after the copy; pairs with G2 in
@@ -169,10 +173,12 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
 /* Stage two, for what is executed. */
 static uint64_t run_complete(struct sn_qp *qp)
 {
+    uint64_t now = 0;
+
     while (qp->done != qp->exec) {
         struct sn_wqe *w = sn_wqe_at(qp, qp->done);
 
-        if (early(w->due_done))
+        if (early(w->due_done, &now))
             return w->due_done;
         if (sn_exec_finish(qp, w) == SN_EXEC_BUSY)
             return sn_now_ns() + BUSY_POLL_NS;
@@ -185,16 +191,29 @@ static uint64_t run_complete(struct sn_qp *qp)
     return UINT64_MAX;
 }
 
+static bool finishing(struct sn_qp *qp)
+{
+    return qp->done != qp->exec && sn_wqe_at(qp, qp->done)->placing;
+}
+
+bool sn_qp_copying(struct sn_qp *qp)
+{
+    return finishing(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->placing);
+}
+
 /* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
 static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
 {
-    uint64_t bytes = 0, at;
+    uint64_t bytes = 0, now = 0, at;
     uint32_t n;
 
     while (qp->exec != tail) {
         struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
         uint32_t state = sn_qp_state(qp);
 
+        /* Stage two has the only copy in hand; or this queue pair goes away, and what is begun is all that ends. */
+        if (finishing(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->placing))
+            return UINT64_MAX;
         if (state == IBV_QPS_ERR && !w->placing) {
             if (w->status == IBV_WC_SUCCESS)
                 w->status = IBV_WC_WR_FLUSH_ERR;
@@ -202,7 +221,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
         } else {
             if (state == IBV_QPS_SQD && !w->placing)
                 return UINT64_MAX; /* modify_qp kicks it again */
-            if (early(w->due_exec))
+            if (early(w->due_exec, &now))
                 return w->due_exec;
             if (fence_holds(qp, w)) {
                 at = run_complete(qp);
@@ -243,14 +262,23 @@ static bool work_left_locked(const struct sn_qp *qp)
     return qp->exec != qp->tail && sn_qp_state(qp) != IBV_QPS_SQD;
 }
 
+/* What comes next is short enough to be done by a thread that polls for something else. */
+static bool next_is_light(const struct sn_qp *qp)
+{
+    const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);
+
+    return w->length <= LIGHT_BYTES && !w->placing;
+}
+
 void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at)
 {
     qp->running = false;
     if (at == UINT64_MAX && work_left_locked(qp))
         at = 0;
-    if (at == UINT64_MAX || qp->closing)
-        return;
+    if (at == UINT64_MAX || (qp->closing && !sn_qp_copying(qp)))
+        return; /* closing waits for a copy, which uses memory that is free afterwards */
     qp->queued = true;
+    qp->light = at != 0 && next_is_light(qp);
     if (sn_engine_push(&qp->ctx->engine, qp, at) < 0) {
         sn_log("queue pair %u: its engine cannot take it over (out of memory or threads)", qp->qpn);
         qp->queued = false;
@@ -263,7 +291,7 @@ void sn_qp_run_taken(struct sn_qp *qp)
 
     pthread_mutex_lock(&qp->mutex);
     qp->queued = false;
-    if (qp->closing) {
+    if (qp->closing && !sn_qp_copying(qp)) {
         pthread_mutex_unlock(&qp->mutex);
         return;
     }

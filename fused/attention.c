@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: plans and launches. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fused/attention_kernels.h"
+#include "fused/attention_tuning.h"
+#include "fused/symmetric.h"
+#include "fused/tensor_map.h"
+#include "util/error.h"
+
+static const double LOG2_E = 1.4426950408889634;
+
+enum { BF16_BYTES = 2, SWIZZLE_COLUMNS = 64, WARPGROUP_ROWS = 64 };
+
+struct prs_attention_plan {
+    struct prs_fused *ctx;
+    struct prs_attention_shape shape;
+    struct prs_attention_info info;
+    struct prs_attention_kernel kernel;
+    struct prs_attention_args args; /* all but what each launch brings */
+    struct prs_symmetric *staging;  /* keys and values of the other ranks; NULL with one rank */
+    struct prs_symmetric *flags;    /* arrival counters, credits, finished groups */
+};
+
+/* Strides of a tensor with so many heads. */
+static struct prs_attention_strides strides_of(const struct prs_attention_plan *p, uint32_t heads)
+{
+    const struct prs_attention_schedule *s = &p->args.schedule;
+    uint64_t d = p->shape.head_dim, rows = (uint64_t)s->segments * s->segment_rows;
+    struct prs_attention_strides x = {.row = heads * d, .head = d, .batch = rows * heads * d};
+    if (p->shape.heads_first != 0)
+        x.row = d, x.head = rows * d;
+    x.segment = s->segment_rows * x.row;
+    return x;
+}
+
+/* A tensor of the caller, seen as attention_layout.h says, in boxes of box_rows rows. */
+static int encode_tensor(const struct prs_attention_plan *p, const void *base, uint32_t heads, uint32_t box_rows,
+                         bool swizzled, CUtensorMap *map)
+{
+    const struct prs_attention_schedule *s = &p->args.schedule;
+    struct prs_attention_strides x = strides_of(p, heads);
+    uint32_t columns = swizzled ? SWIZZLE_COLUMNS : p->shape.head_dim, parts = p->shape.head_dim / columns;
+    struct prs_tensor_view v = {
+        .base = base,
+        .size = {columns, s->segment_rows, parts, heads, (uint64_t)s->batch * s->segments},
+        .stride = {x.row * BF16_BYTES, (uint64_t)columns * BF16_BYTES, x.head * BF16_BYTES, x.segment * BF16_BYTES},
+        .box = {columns, box_rows, parts, 1, 1},
+        .swizzled = swizzled};
+    if (p->shape.heads_first != 0) {
+        v.size[3] = s->segments, v.size[4] = (uint64_t)s->batch * heads;
+        v.stride[2] = x.segment * BF16_BYTES, v.stride[3] = x.head * BF16_BYTES;
+    }
+    return prs_tensor_view_encode(&v, map);
+}
+
+/* Staging memory: segments of one head of one rank, one behind the other, each without gaps. */
+static int encode_received(struct prs_attention_plan *p)
+{
+    const struct prs_attention_schedule *s = &p->args.schedule;
+    uint64_t row = (uint64_t)p->shape.head_dim * BF16_BYTES, stage = s->segment_rows * row;
+    uint32_t parts = p->shape.head_dim / SWIZZLE_COLUMNS;
+    struct prs_tensor_view v = {.base = p->staging->at[0],
+                                .size = {SWIZZLE_COLUMNS, s->segment_rows, parts, prs_attention_stages(s), 1},
+                                .stride = {row, SWIZZLE_COLUMNS * BF16_BYTES, stage, stage},
+                                .box = {SWIZZLE_COLUMNS, s->block_rows, parts, 1, 1},
+                                .swizzled = true};
+    return prs_tensor_view_encode(&v, &p->args.received);
+}
+
+static int open_workspace(struct prs_attention_plan *p)
+{
+    struct prs_attention_args *a = &p->args;
+    const struct prs_attention_schedule *s = &a->schedule;
+    uint32_t arrivals, credits;
+    int r;
+    if (s->world == 1)
+        return 0;
+    arrivals = prs_attention_arrival(s, s->world, 0, 0, 0, 0);
+    credits = prs_attention_credit(s, s->world, 0);
+    r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_NODE, &p->staging);
+    if (r == 0)
+        r = prs_symmetric_open(p->ctx, ((size_t)arrivals + credits + s->groups) * sizeof(uint32_t), PRS_SYMMETRIC_NODE,
+                               &p->flags);
+    if (r != 0)
+        return r;
+    p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
+    for (uint32_t peer = 0; peer < s->world; peer++) {
+        a->staging[peer] = p->staging->at[peer];
+        a->arrivals[peer] = (uint32_t *)p->flags->at[peer];
+        a->credits[peer] = a->arrivals[peer] + arrivals;
+    }
+    a->finished = a->credits[0] + credits;
+    return encode_received(p);
+}
+
+/* Half of what is free on the fullest GPU, the same on all ranks. */
+static int default_limit(struct prs_fused *ctx, uint64_t *limit)
+{
+    size_t free_bytes = 0, total;
+    uint64_t mine, all[PRS_MAX_WORLD]; /* one node only */
+    int r = prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    mine = r == 0 ? free_bytes / 2 : 0;
+    r = prs_context_agree(ctx, r);
+    if (r == 0)
+        r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
+    *limit = UINT64_MAX;
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        *limit = all[i] < *limit ? all[i] : *limit;
+    return r;
+}
+
+static int choose(struct prs_attention_plan *p)
+{
+    struct prs_attention_tuning *t = &p->info.tuning;
+    struct prs_attention_schedule *s = &p->args.schedule;
+    uint32_t ctas;
+    int r = prs_attention_kernel_find(p->shape.head_dim, p->shape.causal, t->block_rows, t->overlap, &p->kernel);
+    if (r != 0)
+        return prs_fail(-EINVAL, "attention: no kernel for head_dim %u with %u keys a step and overlap %u",
+                        p->shape.head_dim, t->block_rows, t->overlap);
+    r = prs_attention_kernel_prepare(&p->kernel, &ctas);
+    if (r != 0)
+        return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
+                        p->ctx->config.device);
+    t->block_rows = s->block_rows = p->kernel.block_rows;
+    t->overlap = p->kernel.overlap;
+    s->tile_rows = p->kernel.tile_rows;
+    if (t->workspace_limit == 0)
+        r = default_limit(p->ctx, &t->workspace_limit);
+    if (r == 0)
+        r = prs_attention_tuning_choose(&p->shape, p->ctx->config.rank, p->ctx->config.world, ctas, &p->info, s);
+    return r;
+}
+
+static void fill_args(struct prs_attention_plan *p)
+{
+    struct prs_attention_args *a = &p->args;
+    double scale = p->shape.scale != 0 ? (double)p->shape.scale : 1 / sqrt((double)p->shape.head_dim);
+    a->scale = (float)scale;
+    a->scale_log2 = (float)(scale * LOG2_E);
+    a->heads_first = p->shape.heads_first != 0;
+    a->out_strides = strides_of(p, p->shape.heads_q);
+    a->push_ctas = p->info.tuning.push_ctas;
+    a->push_gap = prs_attention_tuning_gap(&p->info);
+}
+
+int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
+                            const struct prs_attention_tuning *tuning, struct prs_attention_plan **out)
+{
+    struct prs_attention_plan *p;
+    int before, r = prs_attention_tuning_check(shape, ctx->config.world);
+    if (r == 0 && ctx->place.nodes > 1)
+        r = prs_fail(-ENOTSUP, "attention: over %u nodes is not built yet", ctx->place.nodes);
+    if (r != 0)
+        return r;
+    r = prs_context_enter(ctx, &before);
+    if (r != 0)
+        return r;
+    p = aligned_alloc(_Alignof(struct prs_attention_plan), sizeof(*p)); /* for the tensor maps */
+    if (p == NULL) {
+        r = prs_fail(-ENOMEM, "attention: no memory for a plan");
+        goto leave;
+    }
+    memset(p, 0, sizeof(*p));
+    p->ctx = ctx;
+    p->shape = *shape;
+    if (tuning != NULL)
+        p->info.tuning = *tuning;
+    r = choose(p);
+    if (r != 0)
+        goto free_plan;
+    fill_args(p);
+    r = prs_sync_open(ctx, &p->args.sync);
+    p->info.workspace_bytes = sizeof(*p->args.sync.words);
+    if (r == 0)
+        r = open_workspace(p);
+    if (r == 0)
+        *out = p;
+    else
+        prs_attention_plan_close(p);
+    goto leave;
+
+free_plan:
+    free(p);
+leave:
+    prs_context_leave(before);
+    return r;
+}
+
+void prs_attention_plan_close(struct prs_attention_plan *p)
+{
+    int before;
+    if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
+        return;
+    if (p->flags != NULL)
+        prs_symmetric_close(p->ctx, p->flags);
+    if (p->staging != NULL)
+        prs_symmetric_close(p->ctx, p->staging);
+    prs_sync_close(&p->args.sync);
+    free(p);
+    prs_context_leave(before);
+}
+
+void prs_attention_plan_query(const struct prs_attention_plan *p, struct prs_attention_info *info)
+{
+    *info = p->info;
+}
+
+static int launch(struct prs_attention_plan *p, const void *q, const void *k, const void *v, cudaStream_t stream)
+{
+    struct prs_attention_args *a = &p->args;
+    uint32_t heads_kv = p->shape.heads_kv, block = a->schedule.block_rows, chunk = a->schedule.chunk_rows;
+    int r = encode_tensor(p, q, p->shape.heads_q, WARPGROUP_ROWS, true, &a->q);
+    if (r == 0)
+        r = encode_tensor(p, k, heads_kv, block, true, &a->k);
+    if (r == 0)
+        r = encode_tensor(p, v, heads_kv, block, true, &a->v);
+    if (r == 0 && a->schedule.world > 1)
+        r = encode_tensor(p, k, heads_kv, chunk, false, &a->push_k);
+    if (r == 0 && a->schedule.world > 1)
+        r = encode_tensor(p, v, heads_kv, chunk, false, &a->push_v);
+    if (r != 0)
+        return r;
+    r = prs_attention_kernel_launch(&p->kernel, a, p->info.tuning.ctas, stream);
+    return r == 0 ? 0 : prs_fail(r, "attention: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+}
+
+int prs_ring_attention(struct prs_attention_plan *p, const void *q, const void *k, const void *v, void *out, float *lse,
+                       struct CUstream_st *stream)
+{
+    int before, r;
+    if (((uintptr_t)q | (uintptr_t)k | (uintptr_t)v | (uintptr_t)out) % 16 != 0 || (uintptr_t)lse % 4 != 0)
+        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must be 16-byte aligned, lse %p 4-byte", q, k, v,
+                        out, (void *)lse);
+    r = prs_sync_check(p->ctx);
+    if (r != 0)
+        return r;
+    r = prs_context_enter(p->ctx, &before);
+    if (r != 0)
+        return r;
+    p->args.out = out;
+    p->args.lse = lse;
+    r = launch(p, q, k, v, stream);
+    prs_context_leave(before);
+    return r;
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The attention engine. A CTA computes one task at a time (attention_schedule.h): 128 or 192 query rows of one head
+ * against the keys and values of all ranks. In a CTA:
+ *   warp 0         load_tasks     fills the rings of keys and values, gates on other ranks' data
+ *   warp 1         push_share     sends the own keys and values to the other ranks
+ *   warps 4 and up attend_tasks   consumer warpgroups, 64 query rows each
+ * Consumers never wait for another GPU, except through the rings. */
+#ifndef PERSEUS_FUSED_ATTENTION_CUH
+#define PERSEUS_FUSED_ATTENTION_CUH
+
+#include "fused/attention_core.cuh"
+#include "fused/attention_load.cuh"
+#include "fused/attention_push.cuh"
+
+template <class E>
+__global__ void __launch_bounds__(E::threads, 1)
+    attention_kernel(const __grid_constant__ struct prs_attention_args args)
+{
+    struct attention_memory m = attention_memory_map<E>(dynamic_shared());
+    if (threadIdx.x == 0)
+        attention_memory_init<E>(&m);
+    if (threadIdx.x == 32) {
+        tensor_map_prefetch(&args.q);
+        tensor_map_prefetch(&args.k);
+        tensor_map_prefetch(&args.v);
+    }
+    __syncthreads();
+
+    if (threadIdx.x < 128) {
+        registers_give<E::producer_registers>();
+        if (threadIdx.x < 32)
+            load_tasks<E>(args, m);
+        else if (threadIdx.x == 32 && args.schedule.world > 1)
+            push_share<E>(args, m);
+    } else {
+        registers_take<E::consumer_registers>();
+        attend_tasks<E>(args, m);
+    }
+    if (args.schedule.world == 1)
+        return;
+    __syncwarp();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x);
+}
+
+#endif

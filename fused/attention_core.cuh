@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention, warps 4 and up: consumer warpgroups, 64 query rows each. */
+#ifndef PERSEUS_FUSED_ATTENTION_CORE_CUH
+#define PERSEUS_FUSED_ATTENTION_CORE_CUH
+
+#include "fused/attention_softmax.cuh"
+
+enum { FIRST_TURN_BARRIER = 1 }; /* 0 is __syncthreads() */
+
+PRS_DEVICE void multiply_scores(float (&s)[64], uint64_t q, uint64_t k, uint32_t add)
+{
+    wgmma_m64n128k16<0>(s, q, k, add);
+}
+
+PRS_DEVICE void multiply_scores(float (&s)[88], uint64_t q, uint64_t k, uint32_t add)
+{
+    wgmma_m64n176k16<0>(s, q, k, add);
+}
+
+PRS_DEVICE void multiply_values(float (&o)[32], const uint32_t *p, uint64_t v)
+{
+    wgmma_m64n64k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
+}
+
+PRS_DEVICE void multiply_values(float (&o)[64], const uint32_t *p, uint64_t v)
+{
+    wgmma_m64n128k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
+}
+
+/* What a consumer warpgroup carries from task to task. */
+struct attention_consumer {
+    uint32_t half;  /* which warpgroup */
+    uint32_t tasks; /* so far */
+    uint32_t step;  /* blocks so far, of which the last one's values are still to come */
+};
+
+/* Issues scores = queries x keys of the stage and returns while it runs. */
+template <class E>
+PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_memory &m,
+                             const struct attention_consumer &c)
+{
+    uint32_t base = smem_address(m.base);
+    uint64_t q = matrix_descriptor(base + E::at_q + c.half * E::rows_bytes, 16);
+    uint64_t k = matrix_descriptor(base + E::at_k + stage_of(c.step) * E::block_bytes, 16);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < E::head_dim / 16; i++) { /* 64 columns lie together, then the next 64 */
+        int q_at = i / 4 * (64 * 128) + i % 4 * 32, k_at = i / 4 * (E::block * 128) + i % 4 * 32;
+        multiply_scores(s, q + q_at / 16, k + k_at / 16, i != 0);
+    }
+    wgmma_commit();
+}
+
+/* Issues result += probabilities x values of the stage. */
+template <class E>
+PRS_DEVICE void issue_values(float (&o)[E::head_dim / 2], const uint32_t (&p)[E::block / 4],
+                             const struct attention_memory &m, const struct attention_consumer &c)
+{
+    uint64_t v =
+        matrix_descriptor(smem_address(m.base) + E::at_v + stage_of(c.step - 1) * E::block_bytes, E::block * 128);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < E::block / 16; i++)
+        multiply_values(o, &p[4 * i], v + i * (16 * 128 / 16));
+    wgmma_commit();
+}
+
+/* This warp has read it. */
+PRS_DEVICE void release(uint64_t *empty)
+{
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(empty);
+}
+
+template <class E> PRS_DEVICE void take_turn(const struct attention_consumer &c)
+{
+    if (E::takes_turns)
+        barrier_sync(FIRST_TURN_BARRIER + c.half, 256);
+}
+
+template <class E> PRS_DEVICE void give_turn(const struct attention_consumer &c)
+{
+    if (E::takes_turns)
+        barrier_arrive(FIRST_TURN_BARRIER + (c.half + 1) % E::warpgroups, 256);
+}
+
+template <class E>
+PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_args &args,
+                           const struct prs_attention_task &t, const struct prs_attention_walk &w)
+{
+    uint32_t first = t.tile * E::tile_rows + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
+    uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    if (prs_attention_limit(&args.schedule, &w, first) < E::block)
+        mask_scores(s, prs_attention_limit(&args.schedule, &w, row), prs_attention_limit(&args.schedule, &w, row + 8));
+}
+
+/* A task's state, all in registers. p: probabilities that have not been multiplied with their values yet; o lags behind
+ * them by one block, and what it holds must be multiplied by shrink before they are added. */
+template <class E> struct attention_state {
+    struct prs_attention_walk walk;
+    bool more; /* the walk stands at a block whose scores are still to come */
+    struct row_state rows;
+    float shrink[2];
+    float o[E::head_dim / 2];
+    uint32_t p[E::block / 4];
+};
+
+/* The scores of the walk's block are in s: makes probabilities of them and goes on to the next block. */
+template <class E>
+PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention_args &args,
+                            const struct attention_memory &m, const struct prs_attention_task &t,
+                            struct attention_consumer *c, struct attention_state<E> *x)
+{
+    release(&m.k_empty[stage_of(c->step)]);
+    mask_block<E>(s, args, t, x->walk);
+    soften(s, &x->rows, x->shrink, args.scale_log2);
+    registers_pin(s);
+    x->more = prs_attention_next(&args.schedule, &t, &x->walk);
+    if (!x->more) /* the next task's queries may come */
+        release(&m.q_empty[c->half]);
+}
+
+/* From the probabilities of one block to those of the next. The products of both run together; overlapping, the next
+ * block's softmax starts when its scores are there, under the product with the values. */
+template <class E>
+PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct attention_memory &m,
+                             const struct prs_attention_task &t, struct attention_consumer *c,
+                             struct attention_state<E> *x)
+{
+    float s[E::block / 2];
+    mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
+    take_turn<E>(*c);
+    issue_scores<E>(s, m, *c);
+    shrink_result(x->o, x->shrink);
+    mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
+    issue_values<E>(x->o, x->p, m, *c);
+    give_turn<E>(*c);
+    if (E::overlaps) {
+        wgmma_wait<1>();
+        registers_pin(s);
+        take_scores<E>(s, args, m, t, c, x);
+        wgmma_wait<0>();
+        registers_pin(x->o);
+        release(&m.v_empty[stage_of(c->step - 1)]);
+    } else {
+        wgmma_wait<0>();
+        registers_pin(s);
+        registers_pin(x->o);
+        release(&m.v_empty[stage_of(c->step - 1)]);
+        take_scores<E>(s, args, m, t, c, x);
+    }
+    pack_probabilities(x->p, s);
+    c->step++;
+}
+
+template <class E>
+PRS_DEVICE void begin_task(const struct prs_attention_args &args, const struct attention_memory &m,
+                           const struct prs_attention_task &t, struct attention_consumer *c,
+                           struct attention_state<E> *x)
+{
+    float s[E::block / 2];
+    prs_attention_begin(&args.schedule, &t, &x->walk);
+    x->rows = {{-INFINITY, -INFINITY}, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < E::head_dim / 2; i++)
+        x->o[i] = 0;
+    mbarrier_wait(&m.q_full[c->half], c->tasks++ & 1);
+    mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
+    issue_scores<E>(s, m, *c);
+    wgmma_wait<0>();
+    registers_pin(s);
+    take_scores<E>(s, args, m, t, c, x);
+    pack_probabilities(x->p, s);
+    c->step++;
+}
+
+/* One query tile against all keys. */
+template <class E>
+PRS_DEVICE void attend_task(const struct prs_attention_args &args, const struct attention_memory &m,
+                            const struct prs_attention_task &t, struct attention_consumer *c)
+{
+    struct attention_state<E> x;
+    begin_task<E>(args, m, t, c, &x);
+    while (x.more)
+        attend_block<E>(args, m, t, c, &x);
+    shrink_result(x.o, x.shrink);
+    mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
+    issue_values<E>(x.o, x.p, m, *c);
+    wgmma_wait<0>();
+    registers_pin(x.o);
+    release(&m.v_empty[stage_of(c->step - 1)]);
+    write_rows(args, t, t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16, x.o, x.rows);
+}
+
+/* One thread of a CTA, which has seen everything arrive that the CTA's tasks of these groups load: the last CTA of the
+ * rank tells the senders that their buffers are free. */
+PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t from, uint32_t to)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t epoch = launch_epoch(&args.sync);
+#pragma unroll 1
+    for (uint32_t group = from; group < to; group++) {
+        if (add_acq_rel_gpu(&args.finished[group], 1) + 1 != gridDim.x * epoch)
+            continue;
+        fence_release_sys(); /* R6: what all CTAs have read, before the credit. Pairs with A1 in await_credit(). */
+#pragma unroll 1
+        for (uint32_t p = 1; p < s->world; p++)
+            store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);
+    }
+}
+
+template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    bool gives_credit = s->world > 1 && threadIdx.x == 128;
+    struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
+    uint32_t finished = 0;
+    if (c.half == E::warpgroups - 1)
+        give_turn<E>(c);
+    while (c.tasks * gridDim.x < s->tasks) {
+        struct prs_attention_task t;
+        uint32_t at = prs_attention_position(s, blockIdx.x, gridDim.x, c.tasks);
+        if (at >= s->tasks)
+            break;
+        prs_attention_task_at(s, at, &t);
+        if (gives_credit && finished < t.group)
+            finish_groups(args, finished, t.group);
+        finished = t.group;
+        attend_task<E>(args, m, t, &c);
+    }
+    if (gives_credit)
+        finish_groups(args, finished, s->groups);
+    if (c.half == 0)
+        take_turn<E>(c); /* the last warpgroup gave a turn that nobody wants */
+}
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention's kernels and their launch. */
+#include "fused/attention.cuh"
+
+#include "fused/attention_kernels.h"
+#include "fused/launch.cuh"
+
+typedef void (*kernel_fn)(const struct prs_attention_args);
+
+struct instance {
+    struct prs_attention_kernel choices;
+    kernel_fn fn;
+    struct launch_shape shape;
+};
+
+template <class E> static constexpr struct instance instance_of(uint32_t overlap)
+{
+    return {{E::head_dim, E::block, overlap, E::tile_rows}, attention_kernel<E>, {1, E::threads, E::shared_bytes}};
+}
+
+template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP> static constexpr struct instance make(void)
+{
+    return instance_of<attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP>>(OVERLAP);
+}
+
+/* The default of a head_dim comes first; a causal tile wastes less with smaller blocks. */
+static const struct instance instances[] = {
+    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<128, 176, 2, OVERLAP_BLOCKS>(),
+    make<128, 176, 2, OVERLAP_WARPGROUPS>(),
+    make<128, 128, 2, OVERLAP_BLOCKS>(),
+    make<128, 128, 2, OVERLAP_WARPGROUPS>(),
+    make<64, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<64, 128, 3, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<64, 128, 3, OVERLAP_WARPGROUPS>(),
+};
+
+enum { CAUSAL_BLOCK = 128 };
+
+static const struct instance *find(const struct prs_attention_kernel *wanted)
+{
+    for (const struct instance &i : instances)
+        if (i.choices.head_dim == wanted->head_dim &&
+            (wanted->block_rows == 0 || i.choices.block_rows == wanted->block_rows) &&
+            (wanted->overlap == 0 || i.choices.overlap == wanted->overlap))
+            return &i;
+    return NULL;
+}
+
+extern "C" int prs_attention_kernel_find(uint32_t head_dim, uint32_t causal, uint32_t block_rows, uint32_t overlap,
+                                         struct prs_attention_kernel *found)
+{
+    struct prs_attention_kernel wanted = {head_dim, block_rows, overlap, 0};
+    const struct instance *i;
+    if (causal != 0 && block_rows == 0)
+        wanted.block_rows = CAUSAL_BLOCK;
+    i = find(&wanted);
+    if (i == NULL)
+        return -ENOTSUP;
+    *found = i->choices;
+    return 0;
+}
+
+extern "C" int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas)
+{
+    const struct instance *i = find(kernel);
+    return launch_prepare(i->fn, &i->shape, ctas);
+}
+
+extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel,
+                                           const struct prs_attention_args *args, uint32_t ctas, cudaStream_t stream)
+{
+    const struct instance *i = find(kernel);
+    return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: what host and kernel agree on. */
+#ifndef PERSEUS_FUSED_ATTENTION_LAYOUT_H
+#define PERSEUS_FUSED_ATTENTION_LAYOUT_H
+
+#include "fused/attention_schedule.h"
+#include "fused/layout.h"
+
+enum {
+    PRS_ATTENTION_PUSH_BYTES = 8192, /* one message; larger leaves no room beside two stages of 176 keys */
+    PRS_ATTENTION_PUSH_SLOTS = 2,
+    PRS_ATTENTION_STAGES = 2, /* of keys, and as many of values */
+    PRS_ATTENTION_BARRIER_BYTES = 256
+};
+
+/* How a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim] is seen by the copy engine:
+ * always as five dimensions (64 columns, positions of a segment, head_dim / 64, .., ..), of which the last two are head
+ * and batch * segments (sequence first), or segment and batch * heads (heads first). Rows beyond a segment are then
+ * beyond the tensor: they read as zero. */
+struct prs_attention_strides {
+    uint64_t row, head, batch, segment; /* elements */
+};
+
+struct prs_attention_args {
+    CUtensorMap q, k, v;        /* own, in boxes of 64 rows and of a block */
+    CUtensorMap received;       /* staging memory, in blocks */
+    CUtensorMap push_k, push_v; /* own, in messages */
+    struct prs_attention_schedule schedule;
+    struct prs_sync sync;
+    uint8_t *staging[PRS_MAX_WORLD];   /* [p]: at rank + p; [0] own */
+    uint32_t *arrivals[PRS_MAX_WORLD]; /* [p]: arrival counters at rank + p */
+    uint32_t *credits[PRS_MAX_WORLD];  /* [p]: credits given to rank + p */
+    uint32_t *finished;                /* own, one per group: CTAs that are done with it, over all launches */
+    uint16_t *out;
+    float *lse;
+    struct prs_attention_strides out_strides;
+    float scale, scale_log2; /* of the scores; times log2(e) */
+    uint32_t heads_first;    /* layout of the tensors */
+    uint32_t push_ctas, push_gap;
+};
+
+#endif

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: who computes what, in which order, and which flag each piece raises. Plain C shared by the kernel,
+ * the host and the CPU protocol test, as schedule.h is for the matrix products.
+ *
+ * The sequence is shared out evenly. A rank's share is one segment of consecutive positions, or, causal with several
+ * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
+ * task is one tile of query rows of one head; it meets the keys and values of all ranks, own share first, then that of
+ * the rank after this one, and so on, without its state ever leaving the registers.
+ *
+ * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks want them:
+ * group by group, within a group first to the rank before this one, which wants this share first. They wait in
+ * `depth` group buffers: as many as there are groups (everything resident), or two, and then a sender writes a buffer
+ * again only when the receiver has given credit for the group that was in it. */
+#ifndef PERSEUS_FUSED_ATTENTION_SCHEDULE_H
+#define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
+
+#include "fused/schedule.h"
+
+enum { PRS_KEYS = 0, PRS_VALUES = 1 };
+
+struct prs_attention_schedule {
+    uint32_t rank, world;
+    uint32_t batch, heads_q, heads_kv;
+    uint32_t causal;
+    uint32_t segments;     /* of a rank's share: 1 or 2 */
+    uint32_t segment_rows; /* positions in a segment */
+    uint32_t tile_rows;    /* query rows of a task */
+    uint32_t block_rows;   /* keys of one step of a task */
+    uint32_t tiles;        /* of a segment */
+    uint32_t pairs;        /* batch * heads_kv */
+    uint32_t share;        /* query heads that share a KV head */
+    uint32_t group;        /* pairs in a group; the last group may be smaller */
+    uint32_t groups;
+    uint32_t depth;       /* group buffers, 1 .. groups */
+    uint32_t chunk_rows;  /* positions of one pair that travel as one message */
+    uint32_t slab_chunks; /* messages that share one arrival counter */
+    uint32_t slabs;       /* of a segment */
+    uint32_t tasks;
+};
+
+struct prs_attention_task {
+    uint32_t group, batch, head, pair; /* head: of the queries */
+    uint32_t segment, tile;
+};
+
+struct prs_attention_shares {
+    uint32_t batch, heads_q, heads_kv, causal, rows; /* rows: positions of one rank's share */
+};
+
+/* Tile, block, group, depth, chunk and slab sizes have been set before. */
+PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, uint32_t rank, uint32_t world,
+                                            const struct prs_attention_shares *shares)
+{
+    s->rank = rank;
+    s->world = world;
+    s->batch = shares->batch;
+    s->heads_q = shares->heads_q;
+    s->heads_kv = shares->heads_kv;
+    s->causal = shares->causal;
+    s->segments = shares->causal && world > 1 ? 2 : 1;
+    s->segment_rows = shares->rows / s->segments;
+    s->tiles = prs_ceil_div(s->segment_rows, s->tile_rows);
+    s->pairs = s->batch * s->heads_kv;
+    s->share = s->heads_q / s->heads_kv;
+    s->group = s->group < 1 ? 1 : s->group > s->pairs ? s->pairs : s->group;
+    s->groups = prs_ceil_div(s->pairs, s->group);
+    s->depth = s->depth < 1 ? 1 : s->depth > s->groups ? s->groups : s->depth;
+    s->slabs = prs_ceil_div(s->segment_rows, s->slab_chunks * s->chunk_rows);
+    s->tasks = s->pairs * s->share * s->segments * s->tiles;
+}
+
+/* ---- tasks ---- */
+PRS_SHARED uint32_t prs_attention_group_pairs(const struct prs_attention_schedule *s, uint32_t group)
+{
+    return group + 1 < s->groups ? s->group : s->pairs - group * s->group;
+}
+
+/* The turn'th task of a CTA; s->tasks and more: none. Causal tasks come heaviest first, so every second turn goes the
+ * other way round: who got the heaviest of one turn gets the lightest of the next. Groups never come twice. */
+PRS_SHARED uint32_t prs_attention_position(const struct prs_attention_schedule *s, uint32_t cta, uint32_t ctas,
+                                           uint32_t turn)
+{
+    return turn * ctas + (s->causal && turn % 2 == 1 ? ctas - 1 - cta : cta);
+}
+
+/* Within a group: head by head, so that the CTAs that work at the same time read the same keys; causal: the heaviest
+ * tile of every head first. */
+PRS_SHARED void prs_attention_task_at(const struct prs_attention_schedule *s, uint32_t at, struct prs_attention_task *t)
+{
+    uint32_t row_tiles = s->segments * s->tiles, per_pair = s->share * row_tiles, heads, head, tile;
+    t->group = at / (s->group * per_pair);
+    at -= t->group * s->group * per_pair;
+    heads = prs_attention_group_pairs(s, t->group) * s->share;
+    if (s->causal) {
+        head = at % heads;
+        tile = row_tiles - 1 - at / heads;
+    } else {
+        head = at / row_tiles;
+        tile = at % row_tiles;
+    }
+    t->pair = t->group * s->group + head / s->share;
+    t->batch = t->pair / s->heads_kv;
+    t->head = t->pair % s->heads_kv * s->share + head % s->share;
+    t->segment = tile / s->tiles;
+    t->tile = tile % s->tiles;
+}
+
+/* Which of the 2 * world (or world) chunks of the sequence a segment of a rank is. */
+PRS_SHARED uint32_t prs_attention_chunk(const struct prs_attention_schedule *s, uint32_t rank, uint32_t segment)
+{
+    return segment == 0 ? rank : 2 * s->world - 1 - rank;
+}
+
+/* ---- a task's way through the keys ---- */
+struct prs_attention_walk {
+    uint32_t span;   /* distance of the source rank * segments + segment */
+    uint32_t block;  /* of the segment */
+    uint32_t blocks; /* that the task meets there */
+    bool diagonal;   /* the span is the task's own chunk: the causal mask cuts it */
+};
+
+/* Enters a span. */
+PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                    struct prs_attention_walk *w, uint32_t span)
+{
+    uint32_t source = (s->rank + span / s->segments) % s->world, rows = s->segment_rows;
+    w->span = span;
+    w->block = 0;
+    w->diagonal = false;
+    if (s->causal) {
+        uint32_t own = prs_attention_chunk(s, s->rank, t->segment), end = (t->tile + 1) * s->tile_rows;
+        uint32_t other = prs_attention_chunk(s, source, span % s->segments);
+        w->diagonal = other == own;
+        if (other > own)
+            rows = 0;
+        else if (w->diagonal && end < rows)
+            rows = end;
+    }
+    w->blocks = prs_ceil_div(rows, s->block_rows);
+}
+
+/* The first block is of the own rank's first segment, and every query row may look at its first key: hence no row is
+ * ever without a finite maximum. */
+PRS_SHARED void prs_attention_begin(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                    struct prs_attention_walk *w)
+{
+    prs_attention_enter(s, t, w, 0);
+}
+
+/* False: that was all. */
+PRS_SHARED bool prs_attention_next(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                   struct prs_attention_walk *w)
+{
+    w->block++;
+    while (w->block == w->blocks) {
+        if (w->span + 1 == s->world * s->segments)
+            return false;
+        prs_attention_enter(s, t, w, w->span + 1);
+    }
+    return true;
+}
+
+/* Keys of this block that query row `row` of the task's segment may look at: 0 .. this - 1; may be negative. */
+PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, const struct prs_attention_walk *w,
+                                       uint32_t row)
+{
+    uint32_t end = w->diagonal && row + 1 < s->segment_rows ? row + 1 : s->segment_rows;
+    return (int32_t)(end - w->block * s->block_rows);
+}
+
+/* ---- what travels ---- */
+/* One message: rows of one segment of the keys or values of one pair, to one rank. */
+struct prs_attention_message {
+    uint32_t group, distance; /* to rank - distance, for which this rank is `distance` ahead */
+    uint32_t pair, kind, segment;
+    uint32_t slab, row, rows;
+};
+
+/* Segments that the rank `distance` before this one needs: a causal rank never looks at later positions. */
+PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t distance)
+{
+    uint32_t to = (s->rank + s->world - distance) % s->world;
+    return s->segments == 2 && s->rank < to ? 1 : s->segments;
+}
+
+PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *s)
+{
+    return s->groups * (s->world - 1) * s->segments * s->slabs * s->group * 2 * s->slab_chunks;
+}
+
+/* Message `at`; false: there is none at this position. Per group and distance, slab by slab the first rows of all its
+ * pairs, keys before values. */
+PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
+                                         struct prs_attention_message *m)
+{
+    uint32_t chunk = at % s->slab_chunks, left;
+    at /= s->slab_chunks;
+    m->kind = at % 2;
+    at /= 2;
+    m->pair = at % s->group;
+    at /= s->group;
+    m->slab = at % s->slabs;
+    at /= s->slabs;
+    m->segment = at % s->segments;
+    at /= s->segments;
+    m->distance = 1 + at % (s->world - 1);
+    m->group = at / (s->world - 1);
+    m->row = (m->slab * s->slab_chunks + chunk) * s->chunk_rows;
+    m->pair += m->group * s->group;
+    if (m->pair >= s->pairs || m->row >= s->segment_rows || m->segment >= prs_attention_wanted(s, m->distance))
+        return false;
+    left = s->segment_rows - m->row;
+    m->rows = left < s->chunk_rows ? left : s->chunk_rows;
+    return true;
+}
+
+/* Arrival counter of a slab from the rank `distance` ahead. Keys and values of a pair have their own. */
+PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t distance, uint32_t pair,
+                                          uint32_t kind, uint32_t segment, uint32_t slab)
+{
+    return ((((distance - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->slabs + slab;
+}
+
+/* What it gains per launch. */
+PRS_SHARED uint32_t prs_attention_arrivals(const struct prs_attention_schedule *s, uint32_t slab)
+{
+    uint32_t left = prs_ceil_div(s->segment_rows, s->chunk_rows) - slab * s->slab_chunks;
+    return left < s->slab_chunks ? left : s->slab_chunks;
+}
+
+/* Where the keys or values of one segment lie in staging memory, in units of segment_rows * head_dim. */
+PRS_SHARED uint32_t prs_attention_stage(const struct prs_attention_schedule *s, uint32_t distance, uint32_t pair,
+                                        uint32_t kind, uint32_t segment)
+{
+    uint32_t group = pair / s->group;
+    uint32_t buffer = group % s->depth * (s->world - 1) + distance - 1;
+    return ((buffer * s->group + pair % s->group) * 2 + kind) * s->segments + segment;
+}
+
+PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
+{
+    return s->depth * (s->world - 1) * s->group * 2 * s->segments;
+}
+
+/* ---- credits: a receiver says "all CTAs are done with this group" ---- */
+/* At the sender, from the rank `distance` before it. */
+PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s, uint32_t distance, uint32_t group)
+{
+    return (distance - 1) * s->groups + group;
+}
+
+/* The group that was in this group's buffer before; *earlier: in the launch before. */
+PRS_SHARED uint32_t prs_attention_evicted(const struct prs_attention_schedule *s, uint32_t group, bool *earlier)
+{
+    *earlier = group < s->depth;
+    return *earlier ? group + (s->groups - 1 - group) / s->depth * s->depth : group - s->depth;
+}
+
+#endif

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/attention_tuning.h"
+
+#include <errno.h>
+
+#include "util/error.h"
+
+/* What cuDNN reaches on one H200 at head_dim 128 (baselines of 21 November 2026), the aim of the kernel here. */
+static const double FLOPS_PER_US_PER_SM = 650e6 / 132;
+static const double HALF_HEAD_SHARE = 0.75;     /* head_dim 64: the exponentials, not the tensor cores, are the limit */
+static const double STORE_BYTES_PER_US = 357e3; /* as in tuning.c */
+static const double CLOCKS_PER_US = 1600;
+static const double START_US = 8;
+
+enum { DEFAULT_SLAB_ROWS = 512, DEFAULT_SPREAD = 60, RING_BUFFERS = 2, MAX_COUNT = 1 << 30 };
+
+int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)
+{
+    uint32_t parts = a->causal != 0 && world > 1 ? 2 * world : world;
+    if (a->batch == 0 || a->heads_q == 0 || a->heads_kv == 0 || a->seq == 0)
+        return prs_fail(-EINVAL, "attention: empty shape: batch %u, heads %u and %u, sequence %u", a->batch, a->heads_q,
+                        a->heads_kv, a->seq);
+    if (a->head_dim != 64 && a->head_dim != 128)
+        return prs_fail(-EINVAL, "attention: head_dim %u: only 64 and 128 are built", a->head_dim);
+    if (a->heads_q % a->heads_kv != 0)
+        return prs_fail(-EINVAL, "attention: %u KV heads do not divide %u query heads", a->heads_kv, a->heads_q);
+    if (a->seq % parts != 0)
+        return prs_fail(-EINVAL, "attention: a sequence of %u does not divide into %u equal parts (%u ranks%s): pad it",
+                        a->seq, parts, world, parts > world ? ", two chunks each" : "");
+    if (!(a->scale >= 0))
+        return prs_fail(-EINVAL, "attention: scale %g is negative: negate the queries instead", (double)a->scale);
+    return 0;
+}
+
+uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
+{
+    return (uint64_t)prs_attention_stages(s) * s->segment_rows * a->head_dim * 2;
+}
+
+/* Products of this rank: all ranks have the same, half of them when causal. */
+static double compute_us(const struct prs_attention_shape *a, uint32_t world, uint32_t ctas)
+{
+    double flops = 4.0 * a->batch * a->heads_q * a->head_dim * a->seq * a->seq / world * (a->causal != 0 ? 0.5 : 1);
+    return flops / (FLOPS_PER_US_PER_SM * ctas * (a->head_dim == 64 ? HALF_HEAD_SHARE : 1));
+}
+
+static void predict(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
+                    struct prs_attention_info *info)
+{
+    uint32_t ctas = info->tuning.ctas, turns = prs_ceil_div(s->tasks, ctas), segments = 0;
+    double compute = compute_us(a, s->world, ctas), travel;
+    for (uint32_t d = 1; d < s->world; d++)
+        segments += prs_attention_wanted(s, d);
+    info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
+    travel = (double)info->sent_bytes / STORE_BYTES_PER_US;
+    if (a->causal == 0) /* tasks of one size: the last turn takes as long as the others */
+        compute *= (double)turns * ctas / s->tasks;
+    info->predicted_us = START_US + (compute > travel ? compute : travel);
+}
+
+static int check_counts(const struct prs_attention_schedule *s)
+{
+    uint64_t rows = (uint64_t)s->pairs * 2 * s->segments * s->segment_rows * s->world;
+    uint64_t tasks = (uint64_t)s->pairs * s->share * s->segments * s->tiles;
+    uint64_t padded = (uint64_t)s->groups * s->group * 2 * s->segments * s->slabs * s->slab_chunks * s->world;
+    if (rows / s->chunk_rows >= MAX_COUNT || tasks >= MAX_COUNT || padded >= MAX_COUNT)
+        return prs_fail(-EINVAL, "attention: %llu tasks and %llu messages are too many for one launch: split the batch",
+                        (unsigned long long)tasks, (unsigned long long)padded);
+    return 0;
+}
+
+/* Everything resident if it may be, else two buffers. */
+static int choose_depth(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
+                        struct prs_attention_info *info)
+{
+    struct prs_attention_tuning *t = &info->tuning;
+    uint64_t resident = prs_attention_tuning_staging(a, s), ring;
+    uint32_t wanted = t->mode;
+    if (s->world == 1) {
+        t->mode = PRS_ATTENTION_ALONE;
+        info->reason = "one rank";
+        return 0;
+    }
+    t->mode = PRS_ATTENTION_RESIDENT;
+    info->reason = wanted == PRS_ATTENTION_RESIDENT ? "demanded" : "fits the workspace limit";
+    if (wanted == PRS_ATTENTION_RESIDENT || (wanted == 0 && resident <= t->workspace_limit))
+        return 0;
+    if (wanted != 0 && wanted != PRS_ATTENTION_RING)
+        return prs_fail(-EINVAL, "attention: mode %u is not possible with %u ranks", wanted, s->world);
+    t->mode = PRS_ATTENTION_RING;
+    info->reason = wanted != 0 ? "demanded" : "all keys and values do not fit the workspace limit";
+    s->depth = s->groups < RING_BUFFERS ? s->groups : RING_BUFFERS;
+    ring = prs_attention_tuning_staging(a, s);
+    if (wanted == 0 && ring > t->workspace_limit)
+        return prs_fail(-ENOMEM,
+                        "attention: two buffers of %u heads take %llu bytes, the limit is %llu: a smaller group or a "
+                        "larger limit is needed",
+                        s->group, (unsigned long long)ring, (unsigned long long)t->workspace_limit);
+    return 0;
+}
+
+int prs_attention_tuning_choose(const struct prs_attention_shape *a, uint32_t rank, uint32_t world, uint32_t ctas,
+                                struct prs_attention_info *info, struct prs_attention_schedule *s)
+{
+    struct prs_attention_tuning *t = &info->tuning;
+    struct prs_attention_shares shares = {a->batch, a->heads_q, a->heads_kv, a->causal != 0, a->seq / world};
+    uint32_t per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
+    int r;
+    if (t->ctas == 0 || t->ctas > ctas)
+        t->ctas = ctas;
+    if (t->push_ctas == 0 || t->push_ctas > t->ctas)
+        t->push_ctas = t->ctas;
+    if (t->slab_rows == 0)
+        t->slab_rows = DEFAULT_SLAB_ROWS;
+    if (t->spread == 0)
+        t->spread = DEFAULT_SPREAD;
+    s->chunk_rows = PRS_ATTENTION_PUSH_BYTES / (a->head_dim * 2);
+    if (t->slab_rows % s->chunk_rows != 0)
+        return prs_fail(-EINVAL, "attention: a slab of %u rows is not a multiple of %u, one message", t->slab_rows,
+                        s->chunk_rows);
+    s->slab_chunks = t->slab_rows / s->chunk_rows;
+    if (s->slab_chunks > prs_ceil_div(shares.rows / segments, s->chunk_rows))
+        s->slab_chunks = prs_ceil_div(shares.rows / segments, s->chunk_rows);
+    t->slab_rows = s->slab_chunks * s->chunk_rows;
+    /* What the CTAs compute at one time should be what arrives at one time. */
+    per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
+    s->group = t->group != 0 ? t->group : prs_ceil_div(t->ctas, per_pair);
+    s->depth = UINT32_MAX;
+    prs_attention_schedule_init(s, rank, world, &shares);
+    t->group = s->group;
+    r = check_counts(s);
+    if (r == 0)
+        r = choose_depth(a, s, info);
+    if (r == 0)
+        predict(a, s, info);
+    return r;
+}
+
+uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info)
+{
+    double messages = (double)info->sent_bytes / PRS_ATTENTION_PUSH_BYTES / info->tuning.push_ctas;
+    double clocks = info->predicted_us * CLOCKS_PER_US * info->tuning.spread / 100;
+    return info->tuning.spread <= 1 || messages < 1 ? 0 : (uint32_t)(clocks / messages);
+}

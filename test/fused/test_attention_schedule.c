@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/attention_schedule.h"
+
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct row {
+    uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's share */
+    uint32_t tile, block, group, depth, chunk, slab_chunks;
+};
+
+static struct row shapes[] = {
+    {1, 1, 1, 1, 128, 0, 128, 128, 1, 1, 32, 4}, {1, 2, 3, 3, 300, 0, 128, 176, 2, 9, 32, 4},
+    {1, 1, 4, 2, 333, 1, 128, 128, 1, 9, 64, 2}, {2, 1, 2, 1, 200, 0, 192, 128, 1, 9, 64, 2},
+    {2, 2, 4, 2, 260, 1, 128, 128, 3, 2, 32, 4}, {4, 1, 4, 4, 96, 0, 128, 176, 2, 2, 32, 1},
+    {4, 2, 6, 2, 130, 1, 128, 128, 1, 2, 32, 2}, {4, 1, 2, 2, 514, 1, 192, 128, 2, 1, 64, 8},
+    {3, 1, 3, 3, 70, 1, 128, 176, 2, 2, 32, 16}, {8, 1, 2, 1, 34, 1, 128, 128, 1, 1, 32, 1},
+    {5, 3, 2, 2, 177, 0, 128, 176, 4, 2, 32, 3},
+};
+
+static struct prs_attention_schedule schedule_of(const struct row *r, uint32_t rank)
+{
+    struct prs_attention_shares shares = {r->batch, r->heads_q, r->heads_kv, r->causal, r->rows};
+    struct prs_attention_schedule s = {.tile_rows = r->tile,
+                                       .block_rows = r->block,
+                                       .group = r->group,
+                                       .depth = r->depth,
+                                       .chunk_rows = r->chunk,
+                                       .slab_chunks = r->slab_chunks};
+    prs_attention_schedule_init(&s, rank, r->world, &shares);
+    return s;
+}
+
+/* Position in the whole sequence of the first row of a segment. */
+static uint32_t begin_of(const struct prs_attention_schedule *s, uint32_t rank, uint32_t segment)
+{
+    return prs_attention_chunk(s, rank, segment) * s->segment_rows;
+}
+
+#define FOR_ALL_SHAPES(claim)                                                                                          \
+    ParameterizedTestParameters(attention_schedule, claim)                                                             \
+    {                                                                                                                  \
+        return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));                            \
+    }                                                                                                                  \
+    ParameterizedTest(struct row *row, attention_schedule, claim)
+
+FOR_ALL_SHAPES(every_tile_of_every_head_is_one_task)
+{
+    struct prs_attention_schedule s = schedule_of(row, row->world - 1);
+    for (uint32_t ctas = 1; ctas <= 7; ctas += 3) {
+        uint8_t *seen = calloc(s.tasks, 1);
+        for (uint32_t cta = 0; cta < ctas; cta++) {
+            uint32_t group = 0;
+            for (uint32_t turn = 0; turn * ctas < s.tasks; turn++) {
+                struct prs_attention_task t;
+                uint32_t at = prs_attention_position(&s, cta, ctas, turn);
+                if (at >= s.tasks) {
+                    cr_assert_geq((turn + 1) * ctas, s.tasks, "only the last turn is short");
+                    continue;
+                }
+                prs_attention_task_at(&s, at, &t);
+                cr_assert(t.group >= group, "group %u comes after %u", t.group, group);
+                group = t.group;
+                cr_assert_eq(t.pair / s.group, t.group);
+                cr_assert_eq(t.pair, t.batch * s.heads_kv + t.head / s.share, "head %u reads pair %u", t.head, t.pair);
+                at = ((t.batch * s.heads_q + t.head) * s.segments + t.segment) * s.tiles + t.tile;
+                cr_assert(at < s.tasks && seen[at]++ == 0, "tile %u of segment %u of head %u comes twice", t.tile,
+                          t.segment, t.head);
+            }
+        }
+        for (uint32_t i = 0; i < s.tasks; i++)
+            cr_assert_eq(seen[i], 1, "task %u never comes with %u CTAs", i, ctas);
+        free(seen);
+    }
+}
+
+/* Counts in `met` how often each position of the sequence is met by one query row. */
+static void walk_row(const struct prs_attention_schedule *s, const struct prs_attention_task *t, uint32_t row,
+                     uint8_t *met)
+{
+    struct prs_attention_walk w;
+    bool first = true;
+    prs_attention_begin(s, t, &w);
+    do {
+        uint32_t source = (s->rank + w.span / s->segments) % s->world;
+        int32_t limit = prs_attention_limit(s, &w, row);
+        uint32_t from = begin_of(s, source, w.span % s->segments) + w.block * s->block_rows;
+        cr_assert(!first || limit > 0, "row %u sees nothing in its first block", row);
+        for (int32_t i = 0; i < limit && i < (int32_t)s->block_rows; i++)
+            met[from + (uint32_t)i]++;
+        first = false;
+    } while (prs_attention_next(s, t, &w));
+}
+
+FOR_ALL_SHAPES(a_query_meets_every_key_that_it_may_look_at_once)
+{
+    for (uint32_t rank = 0; rank < row->world; rank++) {
+        struct prs_attention_schedule s = schedule_of(row, rank);
+        uint32_t all = row->rows * row->world, last = s.tasks < 40 ? s.tasks : 40;
+        uint8_t *met = malloc(all);
+        for (uint32_t i = 0; i < last; i++) {
+            struct prs_attention_task t;
+            prs_attention_task_at(&s, i, &t);
+            for (uint32_t r = t.tile * s.tile_rows; r < (t.tile + 1) * s.tile_rows && r < s.segment_rows; r += 13) {
+                uint32_t me = begin_of(&s, rank, t.segment) + r;
+                memset(met, 0, all);
+                walk_row(&s, &t, r, met);
+                for (uint32_t key = 0; key < all; key++)
+                    cr_assert_eq(met[key], s.causal == 0 || key <= me, "rank %u: position %u meets %u %u times", rank,
+                                 me, key, met[key]);
+            }
+        }
+        free(met);
+    }
+}
+
+/* Rows of one (distance, pair, kind, segment) that were sent. */
+static uint32_t *count_messages(const struct prs_attention_schedule *s, uint32_t *arrived)
+{
+    uint32_t *sent = calloc((size_t)s->world * s->pairs * 2 * s->segments, sizeof(*sent)), group = 0;
+    for (uint32_t i = 0; i < prs_attention_messages(s); i++) {
+        struct prs_attention_message m;
+        if (!prs_attention_message_at(s, i, &m))
+            continue;
+        cr_assert(m.group >= group && m.pair / s->group == m.group, "groups travel in order");
+        group = m.group;
+        cr_assert(m.rows > 0 && m.rows <= s->chunk_rows && m.row + m.rows <= s->segment_rows);
+        sent[((m.distance * s->pairs + m.pair) * 2 + m.kind) * s->segments + m.segment] += m.rows;
+        arrived[prs_attention_arrival(s, m.distance, m.pair, m.kind, m.segment, m.slab)]++;
+    }
+    return sent;
+}
+
+FOR_ALL_SHAPES(what_travels_is_what_is_needed_and_fills_its_counters)
+{
+    for (uint32_t rank = 0; rank < row->world; rank++) {
+        struct prs_attention_schedule s = schedule_of(row, rank);
+        uint32_t *arrived = calloc(prs_attention_arrival(&s, row->world, 0, 0, 0, 0), sizeof(*arrived));
+        uint32_t *sent = count_messages(&s, arrived);
+        for (uint32_t d = 1; d < s.world; d++) {
+            struct prs_attention_schedule to = schedule_of(row, (rank + s.world - d) % s.world);
+            for (uint32_t segment = 0; segment < s.segments; segment++) {
+                bool needed = false;
+                for (uint32_t i = 0; i < to.tasks; i++) {
+                    struct prs_attention_task t;
+                    struct prs_attention_walk w;
+                    prs_attention_task_at(&to, i, &t);
+                    prs_attention_enter(&to, &t, &w, d * s.segments + segment);
+                    needed = needed || w.blocks != 0;
+                }
+                for (uint32_t x = 0; x < s.pairs * 2; x++)
+                    cr_assert_eq(sent[(d * s.pairs * 2 + x) * s.segments + segment], needed ? s.segment_rows : 0,
+                                 "rank %u sends segment %u to rank %u", rank, segment, to.rank);
+                for (uint32_t x = 0; x < s.pairs * 2 * s.slabs && needed; x++) {
+                    uint32_t slab = x % s.slabs;
+                    uint32_t at = prs_attention_arrival(&s, d, x / s.slabs / 2, x / s.slabs % 2, segment, slab);
+                    cr_assert_eq(arrived[at], prs_attention_arrivals(&s, slab), "slab %u", slab);
+                }
+            }
+        }
+        free(sent);
+        free(arrived);
+    }
+}
+
+FOR_ALL_SHAPES(what_is_held_at_the_same_time_lies_in_different_places)
+{
+    struct prs_attention_schedule s = schedule_of(row, 0);
+    uint32_t stages = prs_attention_stages(&s);
+    for (uint32_t first = 0; first + s.depth <= s.groups && s.world > 1; first++) {
+        uint8_t *used = calloc(stages, 1);
+        for (uint32_t pair = first * s.group; pair < (first + s.depth) * s.group && pair < s.pairs; pair++)
+            for (uint32_t d = 1; d < s.world; d++)
+                for (uint32_t x = 0; x < 2 * s.segments; x++) {
+                    uint32_t at = prs_attention_stage(&s, d, pair, x % 2, x / 2);
+                    cr_assert(at < stages && used[at]++ == 0, "place %u of %u twice", at, stages);
+                }
+        free(used);
+    }
+}
+
+FOR_ALL_SHAPES(a_buffer_is_evicted_of_the_group_that_was_in_it_before)
+{
+    struct prs_attention_schedule s = schedule_of(row, 0);
+    uint32_t *holds = malloc(s.depth * sizeof(*holds));
+    for (uint32_t launch = 0; launch < 3; launch++) {
+        for (uint32_t group = 0; group < s.groups; group++) {
+            bool earlier;
+            uint32_t evicted = prs_attention_evicted(&s, group, &earlier), now = launch * s.groups + group;
+            if (launch > 0 || group >= s.depth)
+                cr_assert_eq((earlier ? launch - 1 : launch) * s.groups + evicted, holds[group % s.depth], "group %u",
+                             group);
+            holds[group % s.depth] = now;
+        }
+    }
+    free(holds);
+}
+
+FOR_ALL_SHAPES(all_ranks_have_the_same_work)
+{
+    uint64_t least = UINT64_MAX, most = 0;
+    for (uint32_t rank = 0; rank < row->world; rank++) {
+        struct prs_attention_schedule s = schedule_of(row, rank);
+        uint64_t rows = 0;
+        for (uint32_t segment = 0; segment < s.segments; segment++)
+            rows += s.causal != 0 ? prs_attention_chunk(&s, rank, segment) : 0;
+        least = rows < least ? rows : least;
+        most = rows > most ? rows : most;
+    }
+    cr_assert_eq(least, most);
+}
+
+Test(attention_schedule, who_got_the_heaviest_of_one_turn_gets_the_lightest_of_the_next)
+{
+    struct row one = {1, 1, 1, 1, 128 * 32, 1, 128, 128, 1, 1, 32, 1};
+    struct prs_attention_schedule s = schedule_of(&one, 0);
+    uint32_t sum[8] = {0};
+    for (uint32_t cta = 0; cta < 8; cta++)
+        for (uint32_t turn = 0; turn < 4; turn++) {
+            struct prs_attention_task t;
+            prs_attention_task_at(&s, prs_attention_position(&s, cta, 8, turn), &t);
+            sum[cta] += t.tile + 1;
+        }
+    for (uint32_t cta = 1; cta < 8; cta++)
+        cr_assert_eq(sum[cta], sum[0]);
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/attention_tuning.h"
+
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <errno.h>
+#include <string.h>
+
+enum { SMS = 132 };
+
+struct choice {
+    struct prs_attention_info info;
+    struct prs_attention_schedule schedule;
+    int result;
+};
+
+/* As prs_attention_plan_open() does for head_dim 128. */
+static struct choice choose(const struct prs_attention_shape *shape, uint32_t world,
+                            const struct prs_attention_tuning *wanted)
+{
+    struct choice c = {.schedule = {.tile_rows = 128, .block_rows = shape->causal != 0 ? 128 : 176}};
+    if (wanted != NULL)
+        c.info.tuning = *wanted;
+    if (c.info.tuning.workspace_limit == 0)
+        c.info.tuning.workspace_limit = 60ull << 30;
+    c.result = prs_attention_tuning_choose(shape, 0, world, SMS, &c.info, &c.schedule);
+    return c;
+}
+
+static const struct prs_attention_shape PLAIN = {4, 16, 16, 128, 8192, 0, 0, 0};
+
+Test(attention_tuning, every_field_is_decided)
+{
+    struct choice c = choose(&PLAIN, 4, NULL);
+    const struct prs_attention_tuning *t = &c.info.tuning;
+    cr_assert_eq(c.result, 0);
+    cr_assert_eq(t->mode, PRS_ATTENTION_RESIDENT);
+    cr_assert(t->ctas == SMS && t->push_ctas == SMS && t->group > 0 && t->slab_rows > 0 && t->spread > 0);
+    cr_assert(c.info.predicted_us > 0 && c.info.reason != NULL);
+    cr_assert_eq(c.info.sent_bytes, 3ull * 2 * 4 * 16 * 2048 * 128 * 2, "keys and values of the share, to 3 ranks");
+}
+
+Test(attention_tuning, what_the_caller_gives_stays)
+{
+    struct prs_attention_tuning wanted = {
+        .mode = PRS_ATTENTION_RING, .ctas = 100, .group = 3, .slab_rows = 128, .push_ctas = 20, .spread = 33};
+    struct prs_attention_tuning have = choose(&PLAIN, 4, &wanted).info.tuning;
+    wanted.workspace_limit = have.workspace_limit;
+    cr_assert_eq(memcmp(&wanted, &have, sizeof(have)), 0);
+}
+
+Test(attention_tuning, what_cannot_be_is_brought_down)
+{
+    struct prs_attention_tuning wanted = {.ctas = 1000, .push_ctas = 1000, .group = 1000, .slab_rows = 1 << 20};
+    struct prs_attention_tuning have = choose(&PLAIN, 4, &wanted).info.tuning;
+    cr_assert_eq(have.ctas, SMS);
+    cr_assert_eq(have.push_ctas, SMS);
+    cr_assert_eq(have.group, 64, "all pairs");
+    cr_assert_eq(have.slab_rows, 2048, "the whole share");
+}
+
+Test(attention_tuning, memory_decides_between_resident_and_ring)
+{
+    struct prs_attention_tuning limit = {.workspace_limit = 3ull * 2 * (8 * 9) * 2048 * 128 * 2};
+    struct choice c = choose(&PLAIN, 4, &limit);
+    cr_assert_eq(c.info.tuning.mode, PRS_ATTENTION_RESIDENT, "8 groups of 9 pairs");
+    cr_assert_eq(prs_attention_tuning_staging(&PLAIN, &c.schedule), limit.workspace_limit);
+    limit.workspace_limit /= 2;
+    c = choose(&PLAIN, 4, &limit);
+    cr_assert_eq(c.info.tuning.mode, PRS_ATTENTION_RING);
+    cr_assert_eq(c.schedule.depth, 2);
+    cr_assert_leq(prs_attention_tuning_staging(&PLAIN, &c.schedule), limit.workspace_limit);
+    limit.workspace_limit = 1000;
+    cr_assert_eq(choose(&PLAIN, 4, &limit).result, -ENOMEM);
+    cr_assert_eq(choose(&PLAIN, 1, &limit).info.tuning.mode, PRS_ATTENTION_ALONE, "one rank needs none");
+}
+
+Test(attention_tuning, causal_ranks_send_less)
+{
+    struct prs_attention_shape causal = PLAIN;
+    uint64_t all = choose(&PLAIN, 4, NULL).info.sent_bytes, half;
+    causal.causal = 1;
+    half = choose(&causal, 4, NULL).info.sent_bytes;
+    cr_assert_eq(half, all / 2, "rank 0's second chunk is the last of the sequence: nobody looks at it");
+}
+
+Test(attention_tuning, a_gap_spreads_the_messages_over_the_time)
+{
+    struct prs_attention_tuning wanted = {.spread = 50};
+    struct choice c = choose(&PLAIN, 4, &wanted);
+    double messages = (double)c.info.sent_bytes / 8192 / SMS;
+    double clocks = prs_attention_tuning_gap(&c.info) * messages;
+    cr_assert_float_eq(clocks / (c.info.predicted_us * 1600 * 0.5), 1, 0.01);
+    c.info.tuning.spread = 1;
+    cr_assert_eq(prs_attention_tuning_gap(&c.info), 0);
+}
+
+struct row {
+    struct prs_attention_shape shape;
+    uint32_t world;
+    int result;
+};
+
+static struct row rows[] = {
+    {{1, 8, 8, 128, 1024, 0, 0, 0}, 4, 0},        {{1, 8, 2, 64, 1000, 1, 0, 0}, 4, 0},
+    {{1, 8, 8, 128, 1001, 1, 0, 0}, 1, 0}, /* one rank takes any length */
+    {{1, 8, 8, 96, 1024, 0, 0, 0}, 4, -EINVAL},   {{1, 8, 3, 128, 1024, 0, 0, 0}, 4, -EINVAL},
+    {{0, 8, 8, 128, 1024, 0, 0, 0}, 4, -EINVAL},  {{1, 8, 8, 128, 0, 0, 0, 0}, 4, -EINVAL},
+    {{1, 0, 0, 128, 1024, 0, 0, 0}, 4, -EINVAL},  {{1, 8, 8, 128, 1002, 0, 0, 0}, 4, -EINVAL},
+    {{1, 8, 8, 128, 1004, 1, 0, 0}, 4, -EINVAL}, /* 8 chunks */
+    {{1, 8, 8, 128, 1024, 0, 0, -1}, 4, -EINVAL},
+};
+
+ParameterizedTestParameters(attention_tuning, shapes_that_cannot_run_are_refused)
+{
+    return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(rows[0]));
+}
+
+ParameterizedTest(struct row *row, attention_tuning, shapes_that_cannot_run_are_refused)
+{
+    cr_assert_eq(prs_attention_tuning_check(&row->shape, row->world), row->result);
+}
+
+Test(attention_tuning, too_many_messages_are_refused)
+{
+    struct prs_attention_shape huge = {1024, 128, 128, 128, 1 << 20, 0, 0, 0};
+    cr_assert_eq(choose(&huge, 4, NULL).result, -EINVAL);
+}

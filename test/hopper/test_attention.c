@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention, unchanged, on emulated GPUs, against a softmax in double precision. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "test/hopper/hopper.h"
+#include "test/hopper/ranks.h"
+
+enum { MAX_EPOCHS = 4, SMS = 4, SAMPLES = 400 };
+enum tensor { QUERIES = 0, KEYS = 1, VALUES = 2 };
+
+struct row {
+    uint32_t world;
+    struct prs_attention_shape shape;
+    uint32_t epochs;
+    struct prs_attention_tuning tuning;
+};
+
+struct run {
+    const struct row *row;
+    pthread_mutex_t lock;
+    uint64_t checked, wrong;
+    int result;
+    char first[160];
+};
+
+static uint32_t key_of(enum tensor which, uint32_t rank, uint32_t epoch)
+{
+    return epoch * 64 + rank * 4 + (uint32_t)which + 1;
+}
+
+static uint32_t share_of(const struct row *r)
+{
+    return r->shape.seq / r->world;
+}
+
+static uint64_t index_of(const struct row *r, uint32_t heads, uint32_t batch, uint32_t head, uint32_t at)
+{
+    uint64_t rows = share_of(r);
+    return r->shape.heads_first != 0 ? ((uint64_t)batch * heads + head) * rows + at
+                                     : ((uint64_t)batch * rows + at) * heads + head;
+}
+
+/* Which rank has a position of the sequence, and in which row. */
+static uint32_t holder_of(const struct row *r, uint32_t position, uint32_t *at)
+{
+    uint32_t half = share_of(r) / 2, chunk;
+    if (r->shape.causal == 0 || r->world == 1) {
+        *at = position % share_of(r);
+        return position / share_of(r);
+    }
+    chunk = position / half;
+    *at = position % half + (chunk < r->world ? 0 : half);
+    return chunk < r->world ? chunk : 2 * r->world - 1 - chunk;
+}
+
+/* out[d]: one row of the result; size[d]: what the probabilities weigh; returns lse. */
+static double reference(const struct row *r, uint32_t epoch, uint32_t batch, uint32_t head, uint32_t position,
+                        double *out, double *size)
+{
+    const struct prs_attention_shape *s = &r->shape;
+    uint32_t at, rank = holder_of(r, position, &at), d = s->head_dim, head_kv = head / (s->heads_q / s->heads_kv);
+    uint64_t q = index_of(r, s->heads_q, batch, head, at) * d;
+    double scale = s->scale != 0 ? (double)s->scale : 1 / sqrt((double)d), top = -INFINITY, sum = 0;
+    uint32_t keys = s->causal != 0 ? position + 1 : s->seq;
+    double *score = malloc(keys * sizeof(*score));
+    for (uint32_t i = 0; i < keys; i++) {
+        uint32_t there, from = holder_of(r, i, &there);
+        uint64_t k = index_of(r, s->heads_kv, batch, head_kv, there) * d;
+        score[i] = 0;
+        for (uint32_t x = 0; x < d; x++)
+            score[i] += (double)ranks_element(key_of(QUERIES, rank, epoch), q + x) *
+                        ranks_element(key_of(KEYS, from, epoch), k + x);
+        score[i] *= scale;
+        top = score[i] > top ? score[i] : top;
+    }
+    memset(out, 0, d * sizeof(*out));
+    memset(size, 0, d * sizeof(*size));
+    for (uint32_t i = 0; i < keys; i++) {
+        uint32_t there, from = holder_of(r, i, &there);
+        uint64_t v = index_of(r, s->heads_kv, batch, head_kv, there) * d;
+        double p = exp(score[i] - top);
+        sum += p;
+        for (uint32_t x = 0; x < d; x++) {
+            double value = ranks_element(key_of(VALUES, from, epoch), v + x);
+            out[x] += p * value;
+            size[x] += p * fabs(value);
+        }
+    }
+    for (uint32_t x = 0; x < d; x++) {
+        out[x] /= sum;
+        size[x] /= sum;
+    }
+    free(score);
+    return top + log(sum);
+}
+
+static void complain(struct run *u, const char *what, uint32_t rank, uint32_t epoch, uint32_t head, uint32_t at,
+                     double have, double want)
+{
+    pthread_mutex_lock(&u->lock);
+    if (u->wrong++ == 0)
+        (void)snprintf(u->first, sizeof(u->first), "%s: rank %u epoch %u head %u row %u: %g, want %g", what, rank,
+                       epoch, head, at, have, want);
+    pthread_mutex_unlock(&u->lock);
+}
+
+static void check_row(struct run *u, uint32_t rank, uint32_t epoch, uint32_t position, uint32_t batch, uint32_t head,
+                      uint32_t at, const uint16_t *out, const float *lse)
+{
+    const struct prs_attention_shape *s = &u->row->shape;
+    double want[128], size[128];
+    double log_sum = reference(u->row, epoch, batch, head, position, want, size);
+    uint64_t row = index_of(u->row, s->heads_q, batch, head, at) * s->head_dim;
+    double have_log = lse[((uint64_t)batch * s->heads_q + head) * share_of(u->row) + at];
+    if (!(fabs(have_log - log_sum) <= 1e-4 * (1 + fabs(log_sum))))
+        complain(u, "lse", rank, epoch, head, at, have_log, log_sum);
+    /* One bf16 rounding of each probability, one of the result. */
+    for (uint32_t x = 0; x < s->head_dim; x++) {
+        double have = ranks_float(out[row + x]);
+        if (!(fabs(have - want[x]) <= (fabs(want[x]) + size[x]) * 0x1.02p-8))
+            complain(u, "out", rank, epoch, head, at, have, want[x]);
+    }
+}
+
+static void check_share(struct run *u, uint32_t rank, uint32_t epoch, const uint16_t *out, const float *lse)
+{
+    const struct prs_attention_shape *s = &u->row->shape;
+    uint32_t step = s->batch * s->heads_q * s->seq / SAMPLES + 1, count = 0, checked = 0;
+    for (uint32_t position = 0; position < s->seq; position++) {
+        uint32_t at;
+        if (holder_of(u->row, position, &at) != rank)
+            continue;
+        for (uint32_t i = 0; i < s->batch * s->heads_q; i++)
+            if (count++ % step == epoch % step || at == 0 || at + 1 == share_of(u->row)) {
+                check_row(u, rank, epoch, position, i / s->heads_q, i % s->heads_q, at, out, lse);
+                checked++;
+            }
+    }
+    pthread_mutex_lock(&u->lock);
+    u->checked += checked;
+    pthread_mutex_unlock(&u->lock);
+}
+
+struct tensors {
+    void *q, *k, *v, *out, *lse;
+};
+
+static void open_tensors(const struct row *r, uint32_t rank, uint32_t epoch, struct tensors *t)
+{
+    const struct prs_attention_shape *s = &r->shape;
+    uint64_t rows = (uint64_t)s->batch * share_of(r), q = rows * s->heads_q * s->head_dim,
+             kv = rows * s->heads_kv * s->head_dim;
+    t->q = ranks_upload(key_of(QUERIES, rank, epoch), q);
+    t->k = ranks_upload(key_of(KEYS, rank, epoch), kv);
+    t->v = ranks_upload(key_of(VALUES, rank, epoch), kv);
+    if (cudaMalloc(&t->out, q * 2) != cudaSuccess || cudaMalloc(&t->lse, rows * s->heads_q * 4) != cudaSuccess)
+        abort();
+    (void)cudaMemset(t->out, 0xff, q * 2);
+    (void)cudaMemset(t->lse, 0xff, rows * s->heads_q * 4);
+}
+
+static void check_tensors(struct run *u, uint32_t rank, uint32_t epoch, const struct tensors *t)
+{
+    const struct prs_attention_shape *s = &u->row->shape;
+    uint64_t rows = (uint64_t)s->batch * share_of(u->row) * s->heads_q;
+    uint16_t *out = malloc(rows * s->head_dim * 2);
+    float *lse = malloc(rows * 4);
+    (void)cudaMemcpy(out, t->out, rows * s->head_dim * 2, cudaMemcpyDeviceToHost);
+    (void)cudaMemcpy(lse, t->lse, rows * 4, cudaMemcpyDeviceToHost);
+    check_share(u, rank, epoch, out, lse);
+    free(out);
+    free(lse);
+}
+
+/* All epochs are enqueued before any is waited for. */
+static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *plan)
+{
+    struct tensors t[MAX_EPOCHS];
+    cudaStream_t stream;
+    int r = 0;
+    (void)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    for (uint32_t e = 0; e < u->row->epochs; e++)
+        open_tensors(u->row, rank, e, &t[e]);
+    (void)cudaDeviceSynchronize();
+    for (uint32_t e = 0; e < u->row->epochs && r == 0; e++)
+        r = prs_ring_attention(plan, t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse, stream);
+    if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
+        r = -5;
+    for (uint32_t e = 0; e < u->row->epochs && r == 0; e++)
+        check_tensors(u, rank, e, &t[e]);
+    for (uint32_t e = 0; e < u->row->epochs; e++) {
+        void *all[] = {t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse};
+        for (int i = 0; i < 5; i++)
+            (void)cudaFree(all[i]);
+    }
+    (void)cudaStreamDestroy(stream);
+    return r;
+}
+
+static void run_rank(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct run *u = user;
+    struct prs_fused_config config = {.rank = rank,
+                                      .world = u->row->world,
+                                      .device = (int)rank,
+                                      .timeout_ms = 60000,
+                                      .allgather = ranks_allgather,
+                                      .user = seat};
+    struct prs_fused *ctx = NULL;
+    struct prs_attention_plan *plan = NULL;
+    int r;
+    (void)cudaSetDevice((int)rank);
+    r = prs_fused_open(&config, &ctx);
+    if (r == 0)
+        r = prs_attention_plan_open(ctx, &u->row->shape, &u->row->tuning, &plan);
+    if (r == 0)
+        r = run_epochs(u, rank, plan);
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+    if (r != 0)
+        __atomic_store_n(&u->result, r, __ATOMIC_RELAXED);
+}
+
+static void assert_right(const struct row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct run u = {.row = &rows[i], .lock = PTHREAD_MUTEX_INITIALIZER};
+        unsigned long long seed;
+        hopper_setup(8, SMS, 0);
+        seed = (unsigned long long)hopper_seed();
+        ranks_run(rows[i].world, run_rank, &u);
+        cr_assert_eq(u.result, 0, "row %zu: the calls returned %d (HOPPER_SEED=%llu)", i, u.result, seed);
+        cr_assert_eq(u.wrong, 0, "row %zu: %llu values wrong in %llu rows, first %s (HOPPER_SEED=%llu)", i,
+                     (unsigned long long)u.wrong, (unsigned long long)u.checked, u.first, seed);
+        cr_assert_gt(u.checked, 0);
+    }
+}
+
+#define ASSERT_RIGHT(...)                                                                                              \
+    do {                                                                                                               \
+        static const struct row rows_[] = {__VA_ARGS__};                                                               \
+        assert_right(rows_, sizeof(rows_) / sizeof(*rows_));                                                           \
+    } while (0)
+
+/* world, {batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale}, epochs, tuning */
+Test(attention, one_rank_alone_is_right, .timeout = 120)
+{
+    ASSERT_RIGHT({1, {1, 1, 1, 128, 256, 0, 0, 0}, 1}, {1, {1, 2, 2, 64, 256, 0, 1, 0}, 1},
+                 {1, {2, 3, 3, 128, 333, 0, 0, 0.4f}, 2}, /* tails, steep softmax */
+                 {1, {1, 2, 2, 64, 521, 0, 0, 0.5f}, 1}, {1, {1, 2, 1, 128, 1, 0, 1, 0}, 1});
+}
+
+Test(attention, causal_alone_is_right, .timeout = 120)
+{
+    ASSERT_RIGHT({1, {1, 2, 2, 128, 512, 1, 0, 0}, 1}, {1, {1, 2, 2, 64, 400, 1, 1, 0.5f}, 2},
+                 {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 1}, {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1});
+}
+
+Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 240)
+{
+    ASSERT_RIGHT({1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 1}},
+                 {1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 2}},
+                 {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 3}},
+                 {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 1}},
+                 {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 2}},
+                 {1, {1, 2, 2, 64, 530, 1, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 3}},
+                 {1, {1, 2, 2, 64, 530, 0, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 3}},
+                 {1, {1, 2, 2, 64, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 2}});
+}
+
+Test(attention, several_ranks_look_at_all_keys, .timeout = 240)
+{
+    ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 0, 0, 0}, 3}, {4, {1, 4, 2, 128, 800, 0, 1, 0.3f}, 2},
+                 {2, {2, 2, 1, 64, 402, 0, 0, 0.4f}, 4}, {4, {1, 3, 1, 64, 1028, 0, 1, 0}, 2},
+                 {3, {1, 2, 2, 128, 99, 0, 0, 0}, 3});
+}
+
+Test(attention, several_causal_ranks_look_at_what_came_before, .timeout = 240)
+{
+    ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 1, 0, 0}, 3}, {4, {1, 4, 2, 128, 1048, 1, 1, 0.3f}, 2},
+                 {2, {2, 2, 1, 64, 404, 1, 0, 0.4f}, 4}, {4, {1, 3, 3, 64, 1032, 1, 0, 0}, 2},
+                 {3, {1, 2, 2, 128, 102, 1, 1, 0}, 3});
+}
+
+Test(attention, a_ring_of_two_buffers_is_right, .timeout = 240)
+{
+    ASSERT_RIGHT({2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .group = 1}},
+                 {4, {2, 6, 3, 64, 528, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1, .slab_rows = 64}},
+                 {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .group = 2, .push_ctas = 1}});
+}
+
+/* ---- plans --------------------------------------------------------------------------------------------------------
+ */
+static void open_alone(struct prs_fused **ctx)
+{
+    struct prs_fused_config config = {.world = 1};
+    hopper_setup(1, SMS, 0);
+    cr_assert_eq(prs_fused_open(&config, ctx), 0);
+}
+
+Test(attention, a_plan_says_what_it_chose, .timeout = 60)
+{
+    struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
+    struct prs_attention_plan *plan;
+    struct prs_attention_info info;
+    struct prs_fused *ctx;
+    open_alone(&ctx);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    prs_attention_plan_query(plan, &info);
+    cr_assert_eq(info.tuning.mode, PRS_ATTENTION_ALONE);
+    cr_assert_eq(info.tuning.block_rows, 176);
+    cr_assert_eq(info.tuning.overlap, 3);
+    cr_assert_eq(info.sent_bytes, 0);
+    prs_attention_plan_close(plan);
+    shape.causal = 1;
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    prs_attention_plan_query(plan, &info);
+    cr_assert_eq(info.tuning.block_rows, 128);
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(attention, what_cannot_be_launched_is_refused, .timeout = 60)
+{
+    struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
+    struct prs_attention_tuning unknown = {.block_rows = 100};
+    struct prs_attention_plan *plan;
+    struct prs_fused *ctx;
+    char *x;
+    open_alone(&ctx);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &unknown, &plan), -EINVAL);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    cr_assert_eq(cudaMalloc((void **)&x, 512 * 256 * 2 + 16), cudaSuccess);
+    cr_assert_eq(prs_ring_attention(plan, x, x + 8, x, x, NULL, NULL), -EINVAL);
+    cr_assert_eq(prs_ring_attention(plan, x, x, x, x, (float *)(x + 2), NULL), -EINVAL);
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+struct lost {
+    struct prs_fused_error error[3];
+};
+
+/* Rank 2 opens everything and launches nothing. */
+static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct lost *lost = user;
+    struct prs_fused_config config = {
+        .rank = rank, .world = 3, .device = (int)rank, .timeout_ms = 1000, .allgather = ranks_allgather, .user = seat};
+    struct prs_attention_shape shape = {1, 2, 2, 128, 300, 0, 0, 0};
+    struct prs_attention_plan *plan;
+    struct prs_fused *ctx;
+    void *x = NULL, *out;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    x = ranks_upload(1, 100 * 256);
+    cr_assert_eq(cudaMalloc(&out, 100 * 256 * 2), cudaSuccess);
+    if (rank != 2)
+        cr_assert_eq(prs_ring_attention(plan, x, x, x, out, NULL, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    (void)prs_fused_poll_error(ctx, &lost->error[rank]);
+    if (rank != 2)
+        cr_assert_eq(prs_ring_attention(plan, x, x, x, out, NULL, NULL), -ETIMEDOUT, "the first error stays");
+    prs_attention_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 60)
+{
+    struct lost lost;
+    hopper_setup(3, SMS, 0);
+    ranks_run(3, launch_unless_lost, &lost);
+    for (int rank = 0; rank < 2; rank++) {
+        const struct prs_fused_error *e = &lost.error[rank];
+        cr_assert_eq(e->code, -ETIMEDOUT, "rank %d: %d", rank, e->code);
+        cr_assert(strstr(e->text, "for keys or values of rank 2: flag ") != NULL, "%s", e->text);
+    }
+    cr_assert_eq(lost.error[2].code, 0);
+}

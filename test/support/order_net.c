@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/support/order_net.h"
+
+#include "transport/wire.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+/* Adds share words, a bit each, so that they may be merged; a set has a word of its own. */
+enum { ADD_WORDS = 1 << 20, ADDS_A_WORD = 32 };
+
+static const struct prs_keys keys;
+static const uint32_t local_keys[PRS_MAX_RAILS];
+
+void net_init(struct net *net, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
+              bool split_queues)
+{
+    static const uint32_t record_key[PRS_MAX_RAILS];
+    struct prs_order_options options = {.policy = policy,
+                                        .window_ops = NET_WINDOW,
+                                        .in_order = network == NET_IN_ORDER,
+                                        .path_count = paths,
+                                        .queues_per_path = queues,
+                                        .depth = NET_DEPTH,
+                                        .split_queues = split_queues,
+                                        .max_part_bytes = 1 << 20};
+
+    memset(net, 0, sizeof *net);
+    net->network = network;
+    for (uint32_t i = 0; i < paths; i++)
+        options.path[i].rate = 1000.0f * (float)(i + 1);
+    cr_assert_eq(prs_order_init(&net->order, &options), 0);
+    for (uint32_t q = 0; q < paths * queues + 1; q++)
+        net->order.queue[q].inline_bytes = net->copies[q];
+    if (policy == PRS_POLICY_COUNTED)
+        cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, record_key, &net->credit), 0);
+}
+
+/* A signal becomes visible: everything it stands for must be there. */
+static void raise_signal(struct net *net, int index)
+{
+    struct net_signal *signal = &net->signal[index];
+    bool strong = signal->signal.flags & PRS_SIGNAL_STRONG;
+
+    cr_assert(!signal->raised, "signal %d twice", index);
+    for (int i = 0; i < signal->puts_before; i++) {
+        const struct net_put *put = &net->put[i];
+
+        if (strong || put->put.group == signal->signal.group)
+            cr_assert(put->missing == 0 && put->parts_missing == 0, "signal %d was seen before put %d (seed %u)", index,
+                      i, net->seed);
+    }
+    for (int i = 0; i < signal->signals_before; i++)
+        if (strong || (net->network != NET_FENCED && net->signal[i].signal.group == signal->signal.group))
+            cr_assert(net->signal[i].raised, "signal %d was seen before signal %d", index, i);
+    signal->raised = true;
+}
+
+/* A word is written or added to. */
+static void raise_word(struct net *net, uint64_t addr, uint64_t value)
+{
+    if (addr < ADD_WORDS) {
+        raise_signal(net, (int)(addr / 8));
+        return;
+    }
+    for (; value; value &= value - 1)
+        raise_signal(net, (int)((addr - ADD_WORDS) / 8 * ADDS_A_WORD) + __builtin_ctzll(value));
+}
+
+static void notice(struct net *net, const struct prs_imm *imm, uint32_t bytes)
+{
+    struct prs_notice out;
+    int r = prs_arrivals_add(&net->arrivals, imm, bytes, &out);
+
+    cr_assert_geq(r, 0);
+    for (uint32_t i = 0; r == 1 && i < out.count; i++) {
+        struct net_put *put = &net->put[(out.first_id + i) % PRS_NOTIFY_IDS]; /* ids are indices here */
+
+        cr_assert_eq(put->told++, 0u);
+        cr_assert(put->put.flags & PRS_PUT_NOTIFY && put->put.len_bytes == out.bytes && put->missing == 0,
+                  "notification of %llu bytes for a put of %zu, %llu missing", (unsigned long long)out.bytes,
+                  put->put.len_bytes, (unsigned long long)put->missing);
+    }
+}
+
+static void raise_records(struct net *net)
+{
+    const struct prs_record *record;
+
+    for (;;) {
+        cr_assert_eq(prs_counts_next(&net->counts, &record), 0);
+        if (!record)
+            break;
+        if (record->kind != PRS_RECORD_CLOSE)
+            raise_word(net, record->addr, record->value);
+        prs_counts_raised(&net->counts, record);
+    }
+}
+
+static void take_effect(struct net *net, uint32_t q, uint32_t position)
+{
+    const struct prs_wr *wr = &net->posted[q][position % NET_DEPTH];
+    uint32_t index = (uint32_t)(wr->remote_addr >> 32);
+    struct prs_imm imm;
+
+    net->delivered[q][position % NET_DEPTH] = true;
+    if (wr->remote_addr >= (uintptr_t)net->ring && wr->remote_addr < (uintptr_t)(net->ring + PRS_RECORDS)) {
+        memcpy((void *)(uintptr_t)wr->remote_addr, (void *)(uintptr_t)wr->local_addr, wr->len_bytes);
+    } else if (index) {
+        cr_assert_leq(wr->len_bytes, net->put[index - 1].missing);
+        net->put[index - 1].missing -= wr->len_bytes;
+        net->put[index - 1].parts_missing--;
+    } else {
+        cr_assert((wr->opcode == PRS_WR_ADD) || *(uint64_t *)(uintptr_t)wr->local_addr == wr->remote_addr / 8,
+                  "the copy of the value lives until now");
+        raise_word(net, wr->remote_addr, wr->value);
+    }
+    if (wr->opcode != PRS_WR_WRITE_IMM)
+        return;
+    cr_assert_eq(prs_imm_parse(wr->imm, &imm), 0);
+    if (imm.bare && imm.kind == PRS_BARE_RECORD)
+        cr_assert_eq(prs_counts_record(&net->counts, imm.tag, &net->ring[imm.tag]), 0);
+    else if (imm.tag)
+        cr_assert_eq(prs_counts_arrive(&net->counts, imm.tag, imm.bare ? 1 : imm.run), 0);
+    if (!imm.bare)
+        notice(net, &imm, wr->len_bytes);
+    raise_records(net);
+}
+
+bool net_may_deliver(const struct net *net, uint32_t q, uint32_t position)
+{
+    if (net->delivered[q][position % NET_DEPTH])
+        return false;
+    for (uint32_t p = net->to_deliver[q]; p != position; p++) {
+        bool there = net->delivered[q][p % NET_DEPTH];
+
+        if (!there && (net->network == NET_IN_ORDER || net->posted[q][p % NET_DEPTH].flags & PRS_WR_FENCE ||
+                       net->posted[q][position % NET_DEPTH].flags & PRS_WR_FENCE))
+            return net->network == NET_FREE;
+    }
+    return true;
+}
+
+void net_deliver(struct net *net, uint32_t q, uint32_t position)
+{
+    take_effect(net, q, position);
+    while (net->to_deliver[q] != net->posted_to[q] && net->delivered[q][net->to_deliver[q] % NET_DEPTH])
+        net->to_deliver[q]++;
+}
+
+bool net_post(struct net *net)
+{
+    struct prs_chain chain;
+    bool is_long;
+
+    if (!prs_order_take(&net->order, 0, &chain))
+        return false;
+    const struct prs_order_queue *queue = &net->order.queue[chain.queue];
+
+    cr_assert_eq(chain.first, net->posted_to[chain.queue]);
+    cr_assert_leq(chain.first + chain.count - queue->tail, (uint32_t)NET_DEPTH, "more than the send queue holds");
+    for (uint32_t p = chain.first; p != chain.first + chain.count; p++) {
+        net->posted[chain.queue][p % NET_DEPTH] = queue->wr[p % NET_DEPTH];
+        net->delivered[chain.queue][p % NET_DEPTH] = false;
+        is_long = queue->wr[p % NET_DEPTH].len_bytes >= PRS_ORDER_PROMPT_BYTES &&
+                  queue->wr[p % NET_DEPTH].opcode != PRS_WR_READ;
+        cr_assert_eq((queue->wr[p % NET_DEPTH].flags & PRS_WR_SIGNALED) != 0,
+                     p + 1 == chain.first + chain.count || is_long,
+                     "the last of a chain is signaled, and what is long; nothing else");
+    }
+    net->posted_to[chain.queue] = chain.first + chain.count;
+    return true;
+}
+
+/* A signaled request completes once it and all earlier ones of its queue are delivered. */
+bool net_complete(struct net *net, uint32_t q)
+{
+    const struct prs_order_queue *queue = &net->order.queue[q];
+    uint32_t p = queue->tail;
+
+    while (p != net->to_deliver[q] && !(net->posted[q][p % NET_DEPTH].flags & PRS_WR_SIGNALED))
+        p++;
+    if (p == net->to_deliver[q])
+        return false;
+    cr_assert_geq(prs_order_complete(&net->order, q, p, 0), 0);
+    for (int i = 0; i < net->puts; i++)
+        cr_assert(net->put[i].op.status == PRS_OP_PENDING || (net->put[i].missing == 0 && !net->put[i].parts_missing),
+                  "put %d is done but not delivered", i);
+    return true;
+}
+
+bool net_put(struct net *net, struct prs_put wanted)
+{
+    struct net_put *put = &net->put[net->puts];
+    uint32_t head[PRS_ORDER_MAX_QUEUES], parts = 0;
+
+    put->put = wanted;
+    put->put.dst = &keys;
+    put->put.dst_addr = (uint64_t)(net->puts + 1) << 32;
+    put->put.notify_id = (uint32_t)net->puts;
+    put->missing = put->put.len_bytes;
+    for (uint32_t q = 0; q < net->order.data_queues; q++)
+        head[q] = net->order.queue[q].head;
+    if (prs_order_put(&net->order, &put->op, &put->put, local_keys) == PRS_BUSY)
+        return false;
+    for (uint32_t q = 0; q < net->order.data_queues; q++)
+        parts += net->order.queue[q].head - head[q];
+    cr_assert_eq(parts, put->op.parts);
+    put->parts_missing = parts;
+    net->puts++;
+    return true;
+}
+
+bool net_signal(struct net *net, struct prs_signal wanted)
+{
+    struct net_signal *signal = &net->signal[net->signals];
+
+    signal->signal = wanted;
+    signal->signal.dst = &keys;
+    if (wanted.kind == PRS_SIGNAL_ADD) {
+        signal->signal.dst_addr = ADD_WORDS + (uint64_t)net->signals / ADDS_A_WORD * 8;
+        signal->signal.value = 1ull << net->signals % ADDS_A_WORD;
+    } else {
+        signal->signal.dst_addr = (uint64_t)net->signals * 8;
+        signal->signal.value = (uint64_t)net->signals;
+    }
+    signal->puts_before = net->puts;
+    signal->signals_before = net->signals;
+    if (prs_order_signal(&net->order, &signal->op, &signal->signal) == PRS_BUSY)
+        return false;
+    net->signals++;
+    return true;
+}
+
+void net_finish(struct net *net)
+{
+    for (int i = 0; i < net->puts; i++)
+        cr_assert(net->put[i].op.status == 0 && net->put[i].missing == 0 &&
+                      net->put[i].told == (net->put[i].put.flags & PRS_PUT_NOTIFY),
+                  "put %d: status %d, told %u times (seed %u)", i, net->put[i].op.status, net->put[i].told, net->seed);
+    for (int i = 0; i < net->signals; i++)
+        cr_assert(net->signal[i].op.status == 0 && net->signal[i].raised, "signal %d was lost (seed %u)", i, net->seed);
+    prs_order_fini(&net->order);
+}

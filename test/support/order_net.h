@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order engine against a network that does the worst its promise allows, one event at a time: who tests says which.
+ * What may never happen is asserted here: a signal seen before its puts, or twice; a put done that has not arrived. */
+#ifndef TEST_SUPPORT_ORDER_NET_H
+#define TEST_SUPPORT_ORDER_NET_H
+
+#include "transport/arrival.h"
+#include "transport/order.h"
+
+enum { NET_PUTS = 400, NET_SIGNALS = 120, NET_DEPTH = 32, NET_WINDOW = 48 };
+
+/* How a queue may disorder its requests. */
+enum network {
+    NET_IN_ORDER, /* RC: not at all */
+    NET_FENCED,   /* freely, but nothing passes a fence: what nic_fence relies on */
+    NET_FREE,     /* freely: SRD */
+};
+
+struct net_put {
+    struct prs_op op;
+    struct prs_put put;
+    uint64_t missing; /* bytes not yet delivered */
+    uint32_t parts_missing;
+    uint32_t told; /* notifications */
+};
+
+struct net_signal {
+    struct prs_op op;
+    struct prs_signal signal;
+    int puts_before, signals_before; /* of any group */
+    bool raised;
+};
+
+struct net {
+    struct prs_order order;
+    enum network network;
+    unsigned seed; /* for messages */
+    uint8_t copies[PRS_ORDER_MAX_QUEUES][NET_DEPTH * PRS_INLINE_BYTES];
+    bool delivered[PRS_ORDER_MAX_QUEUES][NET_DEPTH];
+    struct prs_wr posted[PRS_ORDER_MAX_QUEUES][NET_DEPTH]; /* as it was when posted */
+    uint32_t to_deliver[PRS_ORDER_MAX_QUEUES];             /* positions below it were delivered */
+    uint32_t posted_to[PRS_ORDER_MAX_QUEUES];
+    struct net_put put[NET_PUTS];
+    struct net_signal signal[NET_SIGNALS];
+    int puts, signals;
+    struct prs_arrivals arrivals;
+    struct prs_counts counts;
+    struct prs_record ring[PRS_RECORDS];
+    uint64_t credit;
+};
+
+void net_init(struct net *net, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
+              bool split_queues);
+
+/** Admit the next put or signal; dst, dst_addr, and the id or value are filled in. Return false: busy, as before. */
+bool net_put(struct net *net, struct prs_put put);
+bool net_signal(struct net *net, struct prs_signal signal);
+
+/** Post one chain. Return false when nothing waits. */
+bool net_post(struct net *net);
+
+/** A posted request takes effect at the other side, if the network may let it. */
+bool net_may_deliver(const struct net *net, uint32_t queue, uint32_t position);
+void net_deliver(struct net *net, uint32_t queue, uint32_t position);
+
+/** The oldest completion of that queue is polled, if there is one. */
+bool net_complete(struct net *net, uint32_t queue);
+
+/** Every op is done, every signal was seen. */
+void net_finish(struct net *net);
+
+#endif

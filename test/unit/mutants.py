@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Take each rule of the order engine away and see that a test fails.
+
+usage: mutants.py ROOT CC [RULE]. Prints rule -> the test that caught it; with a word, only the rules whose name has it.
+A rule is a piece of a source file and what replaces it. A rule whose text is no longer there is a failure too: the list follows the code.
+"""
+import concurrent.futures
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+# The quick tests first; a mutant meets the next only when it survives.
+TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
+ENVIRONMENT = {**os.environ, "PRS_TEST_STRIDE": "13"}  # of test_order_every: a mutant that one in 13 programs does not show is looked into
+SOURCES = ["transport/order.c", "transport/order_signal.c", "transport/tally.c", "transport/stripe.c", "transport/policy.c",
+           "util/error.c", "util/log.c", "util/env.c"]
+LIMIT_S = 120  # of one test: a mutant may hang
+ORDER, SIGNAL, TALLY = SOURCES[:3]
+
+RULES = [  # name, file, text (must be there once), what stands there instead
+    # Admission of puts.
+    ("a put needs a free slot", ORDER, "    if (queue_full(queue))\n        return PRS_BUSY;\n    tag = plain", "    tag = plain"),
+    ("the window bounds puts", ORDER, "    if (order->ops >= order->window_ops || order->stalled)\n        return PRS_BUSY;\n    if (put->len_bytes",
+     "    if (order->stalled)\n        return PRS_BUSY;\n    if (put->len_bytes"),
+    ("drain starts no put while a signal is held", ORDER,
+     "    if (order->ops >= order->window_ops || order->stalled)\n        return PRS_BUSY;\n    if (put->len_bytes",
+     "    if (order->ops >= order->window_ops)\n        return PRS_BUSY;\n    if (put->len_bytes"),
+    ("a group remembers where its puts went", ORDER, "    group_note(group, index, order->queue[index].head - 1);\n    group->unfenced", "    group->unfenced"),
+    ("a put makes its group need a fence", ORDER, "    group->unfenced = true;\n", ""),
+    ("in_order keeps a group's puts on one queue", ORDER,
+     "        return put->group % order->data_queues;\n    return choose_small_queue(order, put->len_bytes);",
+     "        return (put->group + order->queue[0].head) % order->data_queues;\n    return choose_small_queue(order, put->len_bytes);"),
+    ("nic_fence keeps a peer on one queue", ORDER, "    if (order->data_queues == 1 || order->policy == PRS_POLICY_NIC_FENCE)\n        return 0;",
+     "    if (order->data_queues == 1)\n        return 0;"),
+    ("a put counts all its parts for its tag", ORDER, "prs_tally_count(order->tally, put->group % PRS_ORDER_GROUPS, parts)",
+     "prs_tally_count(order->tally, put->group % PRS_ORDER_GROUPS, 1)"),
+    ("each part names its tag", ORDER, "        } else if (tag) {\n            wr->opcode", "        } else if (tag && !part.offset) {\n            wr->opcode"),
+    ("a small put names its tag", ORDER, "        if (tag) {\n            wr->opcode", "        if (tag && order->ops) {\n            wr->opcode"),
+    ("a put without a free tag waits", ORDER, "    return tag ? tag : -1;", "    return tag;"),
+    ("a cut put needs room on each queue", ORDER, "        if (here > queue->mask + 1 - (queue->head - queue->tail))\n            return 0;", ""),
+    # Runs of notifications.
+    ("only the last of a run has the immediate", ORDER, "        queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;\n", ""),
+    ("a run is as long as the format allows at most", ORDER, "run < max_run && bytes", "bytes"),
+    ("a long message ends a run", ORDER, "run < max_run && bytes < PRS_ORDER_PROMPT_BYTES", "run < max_run"),
+    ("a posted request is in no run any more", ORDER, "    end_run(queue); /* what is posted", "    /* what is posted"),
+    ("a plain put ends a run", ORDER, "    } else {\n        end_run(queue);\n        if (tag)", "    } else {\n        if (tag)"),
+    ("a signal ends a run", SIGNAL, "    group->unfenced = false;\n    end_run(queue);", "    group->unfenced = false;"),
+    # Posting and completion.
+    ("a chain that is waited for ends signaled", ORDER, "    if (queue->eager || queue->head", "    if (queue->head"),
+    ("lazy requests are signaled now and then", ORDER, "queue->head - queue->signaled >= PRS_ORDER_LAZY || ", ""),
+    ("a long request is signaled itself", ORDER, "    if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES)\n        signal_request(order, queue, queue->head - 1);\n    else if", "    if"),
+    ("a completion retires all before it", ORDER, "    do\n        done += retire(owner[tail++ & mask]);\n    while (tail != end);", "    done += retire(owner[tail & mask]);\n    tail = end;"),
+    ("an impossible completion is refused", ORDER, "    if (end == tail || end - tail > queue->posted - tail)\n        return -EPROTO;\n", ""),
+    ("a completion looks after held signals", ORDER, "    if (order->held_count)\n        prs_order_release(order);\n", ""),
+    ("merged signals are all done", ORDER, "    while (owner)\n        done += prs_op_part_done(owner_pop(&owner));", "    done += prs_op_part_done(owner_pop(&owner));"),
+    ("failing ends held signals too", ORDER, "        prs_op_fail(order->held[order->held_first].op, status);\n", ""),
+    ("a finished path is measured", ORDER, "        path->rate = (path->rate * MEASURE_OLD + sample) / (MEASURE_OLD + 1);\n", ""),
+    # Gets.
+    ("a get is remembered for strong signals", ORDER, "        queue->last_read = queue->head;\n", ""),
+    ("the parts of a message do not overlap", ORDER, "    part->offset += part->bytes;\n", ""),
+    ("no part is longer than the NIC takes", ORDER, "(part->left < order->max_part_bytes ? part->left : order->max_part_bytes);", "part->left;"),
+    ("a get is cut over the queues", ORDER, "    if (get->len_bytes <= order->split_bytes || order->policy", "    if (get->len_bytes || order->policy"),
+    # Signals.
+    ("a signal waits while two queues have its puts", SIGNAL, "order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {", "order->policy == PRS_POLICY_DRAIN && need != 0)) {"),
+    ("a drained signal waits for everything", SIGNAL, "order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {", "!at_most_one(need))) {"),
+    ("a signal goes to the queue of its puts", SIGNAL, "        index = need ? lowest(need) : signal->group % order->data_queues;\n        if",
+     "        index = signal->group % order->data_queues;\n        if"),
+    ("no signal overtakes one that is held", SIGNAL, "    if (order->held_count || (order->policy", "    if ((order->policy"),
+    ("no signal is held beyond the room for it", SIGNAL, " || order->stalled || order->held_count == PRS_ORDER_HELD)", " || order->stalled)"),
+    ("the window bounds signals", SIGNAL, "    if (order->ops >= order->window_ops || order->stalled ||", "    if (order->stalled ||"),
+    ("a second signal waits while drain stalls", SIGNAL, "order->window_ops || order->stalled || order->held_count", "order->window_ops || order->held_count"),
+    ("a held drained signal stalls the rest", SIGNAL, "        order->stalled = true;\n", ""),
+    ("the stall ends with its signal", SIGNAL, "        order->stalled = false;\n", ""),
+    ("a strong signal waits for all groups", SIGNAL, "strong = signal->flags & PRS_SIGNAL_STRONG;\n    bool work", "strong = false;\n    bool work"),
+    ("a drained signal waits for work of all groups", SIGNAL, "if ((drain || strong ||", "if ((strong ||"),
+    ("signals in a row drain once", SIGNAL, "bool work = drain && order->in_order && !strong;", "bool work = false;"),
+    ("where queues keep no order each signal drains", SIGNAL, "bool work = drain && order->in_order && !strong;", "bool work = drain && !strong;"),
+    ("a strong signal drains behind signals too", SIGNAL, "bool work = drain && order->in_order && !strong;", "bool work = drain && order->in_order;"),
+    ("drain remembers where puts went", ORDER, "    order->queue[index].last_work = order->queue[index].head;\n", ""),
+    ("a held signal waits for all that it needs", SIGNAL, "        need = held->need | unfinished_signals(order);", "        need = unfinished_signals(order);"),
+    ("a released signal stays behind those that left", SIGNAL, "        need = held->need | unfinished_signals(order);", "        need = held->need;"),
+    ("a released signal goes to the queue that is left", SIGNAL, "        index = need ? lowest(need) : held->signal.group", "        index = held->signal.group"),
+    ("a drained signal leaves when all is done", SIGNAL, "        if (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))\n            return;", "        if (!at_most_one(need))\n            return;"),
+    ("held signals leave oldest first", SIGNAL, "        order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;\n        order->held_count--;\n        order->stalled",
+     "        order->held_count--;\n        order->stalled"),
+    ("a held signal has its own copy of the keys", SIGNAL, "    held->keys = *signal->dst;", "    held->keys = (struct prs_keys){{0}};"),
+    ("later signals of a group know of the earlier", SIGNAL, "    end_run(queue);\n    account(order, index, sizeof signal->value);\n    group_note(group, index, queue->head - 1);",
+     "    end_run(queue);\n    account(order, index, sizeof signal->value);"),
+    ("a signal carries its value with it", SIGNAL, "    if (signal->kind == PRS_SIGNAL_SET)\n        copy_inline(queue, wr, &signal->value, sizeof signal->value);\n", ""),
+    # Fences.
+    ("nic_fence fences behind puts", SIGNAL, "(order->policy == PRS_POLICY_NIC_FENCE && (group->unfenced || strong))", "(order->policy == PRS_POLICY_NIC_FENCE && strong)"),
+    ("nic_fence fences strong signals", SIGNAL, "(group->unfenced || strong))", "group->unfenced)"),
+    ("a group has one fence, not one a signal", SIGNAL, "    if (fenced)\n        fence(order, wr);\n    group->unfenced = false;\n    end_run", "    if (fenced)\n        fence(order, wr);\n    end_run"),
+    ("a strong signal fences behind reads", SIGNAL, "(strong && queue->last_read && queue_has(queue, queue->last_read - 1))", "false"),
+    ("nic_fence posts signals where the puts are", SIGNAL, "            index = 0;\n        if (admit", "            index = 1 % order->data_queues;\n        if (admit"),
+    # Merging.
+    ("a posted add is not joined", SIGNAL, "queue->head != queue->posted ?", "queue->head != queue->tail ?"),
+    ("only adds are joined", SIGNAL, "signal->kind == PRS_SIGNAL_ADD && queue->head", "queue->head"),
+    ("only adds to the same word are joined", SIGNAL, "wr->opcode == PRS_WR_ADD && wr->remote_addr == signal->dst_addr &&", "wr->opcode == PRS_WR_ADD &&"),
+    ("a join adds", SIGNAL, "        wr->value += signal->value;\n", ""),
+    ("only adds to the same word share a record", SIGNAL, "record.addr != signal->dst_addr || ", ""),
+    ("a record is joined only while its group is closed", SIGNAL, " || order->tally->interval[slot].tag)\n        return false;", ")\n        return false;"),
+    ("a record is joined only by its own group", SIGNAL, "record.slot != slot ||", ""),
+    # Counted.
+    ("a strong record closes all other groups", SIGNAL, "    uint32_t others = strong ? open_intervals(order->tally, slot) : 0;", "    uint32_t others = 0;"),
+    ("a strong record is a barrier", SIGNAL, "                                 .barrier = strong};", "                                 .barrier = 0};"),
+    ("a strong record follows reads", SIGNAL, "        fence(order, &queue->wr[(queue->head - 1) & queue->mask]);\n", "        ;\n"),
+    ("a strong record waits while two queues read", SIGNAL, "    if (!at_most_one(reads) || !prs_tally_room", "    if (!prs_tally_room"),
+    ("records need slots of the queue", SIGNAL, "    if (queue->head - queue->tail + records > queue->mask + 1)\n        return PRS_BUSY;\n", ""),
+    ("records need room at the receiver", TALLY, "    return tally->next_number - tally->credited + records <= PRS_RECORDS;", "    return true;"),
+    ("credits free tags", TALLY, "        if (tag)\n            tally->free_tag[tally->free_count++] = tag;\n", ""),
+    ("credits for what was never sent are ignored", TALLY, "    if (raised - tally->credited > tally->next_number - tally->credited)\n        return;", ""),
+    ("a signal closes its interval", TALLY, "    interval->tag = 0;\n    interval->count = 0;\n}", "    interval->count = 0;\n}"),
+    ("a record waits for its arrivals", TALLY, "(!record->tag || arrived == record->expected) &&", "(!record->tag || arrived || true) &&"),
+    ("a record waits for earlier ones of its group", TALLY, "            !(record->barrier ? blocked : blocked >> record->slot & 1)) {", "            !(record->barrier ? blocked : 0)) {"),
+    ("a barrier waits for all earlier records", TALLY, "            !(record->barrier ? blocked : blocked >> record->slot & 1)) {", "            !(blocked >> record->slot & 1)) {"),
+    ("records are taken without gaps", TALLY, "    while (counts->upto - counts->raised < PRS_RECORDS && counts->here[counts->upto % PRS_RECORDS])\n        counts->upto++;",
+     "    while (record->number >= counts->upto)\n        counts->upto++;"),
+    ("a record comes once", TALLY, "        counts->here[slot] || record->tag", "        record->tag"),
+    ("a count is never exceeded", TALLY, "        if (record->tag && arrived > record->expected)\n            return -EPROTO;\n", ""),
+    ("a raised tag counts from nothing", TALLY, "    counts->arrived[record->tag] = 0;", "    if (record->number % 2)\n        counts->arrived[record->tag] = 0;"),
+    ("a record is raised once", TALLY, "    counts->done[record->number % PRS_RECORDS] = true;\n", "    counts->done[record->number % PRS_RECORDS] = record->kind != PRS_RECORD_SET;\n"),
+]
+
+
+def run(command, **options):
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+class Builder:
+    def __init__(self, root, cc, work):
+        self.root, self.work = root, work
+        self.compile = [*cc.split(), "-std=gnu11", "-O2", "-D_GNU_SOURCE", "-DPRS_VERSION=\"test\"", "-I", root, "-I", os.path.join(root, "include"), "-c"]
+        self.link = [*cc.split(), "-o"]
+        self.libraries = ["-lcriterion", "-lpthread"]
+
+    def object(self, source, out):
+        done = run([*self.compile, source, "-o", out])
+        if done.returncode:
+            raise SystemExit(f"{source}: {done.stderr}")
+        return out
+
+    def common(self):
+        self.sources = {s: self.object(os.path.join(self.root, s), os.path.join(self.work, os.path.basename(s) + ".o")) for s in SOURCES}
+        self.tests = {t: self.object(os.path.join(self.root, "test/unit", t + ".c"), os.path.join(self.work, t + ".o")) for t in TESTS}
+        self.support = {s: self.object(os.path.join(self.root, "test/support", s + ".c"), os.path.join(self.work, s + ".o"))
+                        for s in set(TESTS.values())}
+
+    def program(self, test, number, mutated):
+        path = os.path.join(self.work, f"{test}.{number}")
+        objects = [self.tests[test], self.support[TESTS[test]], *{**self.sources, **mutated}.values()]
+        done = run([*self.link, path, *objects, *self.libraries])
+        if done.returncode:
+            raise SystemExit(f"linking {test}: {done.stderr}")
+        return path
+
+
+def first_failure(text):
+    found = re.search(r"\[(?:FAIL|ERR |CRASH)[^\]]*\] ([a-z_]+::[A-Za-z0-9_]+)", text) or re.search(r"\[----\].*?([a-z_]+::[a-z0-9_]+)", text)
+    return found.group(1) if found else "a test"
+
+
+def catch(builder, number, mutated):
+    """The test that fails, or None."""
+    for test in TESTS:
+        program = builder.program(test, number, mutated)
+        try:
+            done = run([program, "--fail-fast", "-j1", "--timeout", str(LIMIT_S // 2)], timeout=LIMIT_S, env=ENVIRONMENT)
+        except subprocess.TimeoutExpired:
+            return f"{test} (does not end)"
+        finally:
+            os.unlink(program)
+        if done.returncode:
+            return first_failure(done.stdout + done.stderr)
+    return None
+
+
+def mutate(builder, number, rule):
+    name, source, old, new = rule
+    text = open(os.path.join(builder.root, source)).read()
+    if text.count(old) != 1:
+        return f"its text is {text.count(old)} times in {source}: bring this list up to date"
+    changed = os.path.join(builder.work, f"mutant{number}.c")
+    with open(changed, "w") as out:
+        out.write(text.replace(old, new))
+    return catch(builder, number, {source: builder.object(changed, changed + ".o")}) or "NO TEST FAILS"
+
+
+def main():
+    root, cc = sys.argv[1], sys.argv[2]
+    rules = [rule for rule in RULES if len(sys.argv) < 4 or sys.argv[3] in rule[0]]
+    failed = 0
+    with tempfile.TemporaryDirectory() as work:
+        builder = Builder(root, cc, work)
+        builder.common()
+        whole = catch(builder, "whole", {})
+        if whole:
+            raise SystemExit(f"without a mutation: {whole} fails")
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for rule, caught in zip(rules, pool.map(lambda job: mutate(builder, *job), enumerate(rules))):
+                bad = caught == "NO TEST FAILS" or caught.startswith("its text")
+                failed += bad
+                print(f"{'FAILED' if bad else 'ok':6} {rule[0]:52} {caught}", flush=True)
+    print(f"{len(rules) - failed} of {len(rules)} rules have a test that fails without them")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order engine, without chance: every program of three puts and two signals in two groups on two queues, and for
+ * each every order of posting, delivery and completion that the network allows. States seen before are not entered
+ * again. */
+#include "test/support/order_net.h"
+
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    STEPS = 5, /* of a program */
+    SIGNALS = 2,
+    GROUPS = 2,
+    KEPT = 8, /* ring slots, group slots, words ... that so few requests can reach */
+    QUEUES = 2,
+    SPACE_BYTES = 16 << 10,
+    MOST_DEPTH = 40,
+    SEEN = 1 << 20,
+};
+
+/* What the requests of a program look like. */
+enum flavour {
+    SMALL,    /* plain puts, signals that set */
+    NOTIFIED, /* puts with notification, which may go to any queue; signals that add to one word */
+    LONG,     /* the first two puts are cut over the queues */
+    STRONG,   /* the last signal is a strong one */
+    MIXED,    /* a long put, a notified and a small one; an add and a strong set */
+};
+
+struct program {
+    char step[STEPS + 1]; /* a, b: a put of that group; A, B: a signal */
+};
+
+struct part {
+    void *at;
+    size_t bytes;
+};
+
+static struct net net;
+static struct part parts[64];
+static int part_count;
+static uint8_t kept[MOST_DEPTH][SPACE_BYTES];
+static struct {
+    uint64_t hash;
+    uint32_t program;
+} seen[SEEN];
+static uint32_t program_number;
+static unsigned long states, ends;
+
+static void keep_part(void *at, size_t bytes)
+{
+    parts[part_count++] = (struct part){at, bytes};
+}
+
+/* All that so short a program can change. */
+static void choose_parts(void)
+{
+    struct prs_order *order = &net.order;
+
+    part_count = 0;
+    keep_part(order, offsetof(struct prs_order, stats));
+    keep_part(order->path, sizeof order->path);
+    keep_part(order->queue, QUEUES * sizeof *order->queue);
+    keep_part(order->group, GROUPS * sizeof *order->group);
+    keep_part(order->held, (SIGNALS + 1) * sizeof *order->held);
+    for (int q = 0; q < QUEUES; q++) {
+        keep_part(order->queue[q].wr, KEPT * sizeof *order->queue[q].wr);
+        keep_part(order->queue[q].owner, KEPT * sizeof *order->queue[q].owner);
+        keep_part(net.copies[q], KEPT * PRS_INLINE_BYTES);
+        keep_part(net.delivered[q], KEPT * sizeof net.delivered[q][0]);
+        keep_part(net.posted[q], KEPT * sizeof net.posted[q][0]);
+    }
+    if (order->tally) {
+        keep_part(order->tally, offsetof(struct prs_tally, closed_by) + KEPT * sizeof order->tally->closed_by[0]);
+        keep_part(&order->tally->free_count, sizeof order->tally->free_count);
+    }
+    keep_part(net.to_deliver, QUEUES * sizeof net.to_deliver[0]);
+    keep_part(net.posted_to, QUEUES * sizeof net.posted_to[0]);
+    keep_part(net.put, (STEPS - SIGNALS + 1) * sizeof net.put[0]);
+    keep_part(net.signal, (SIGNALS + 1) * sizeof net.signal[0]);
+    keep_part(&net.puts, sizeof net.puts);
+    keep_part(&net.signals, sizeof net.signals);
+    keep_part(net.arrivals.wanted, KEPT);
+    keep_part(net.arrivals.missing, KEPT);
+    keep_part(net.arrivals.bytes, KEPT * sizeof net.arrivals.bytes[0]);
+    keep_part(net.counts.arrived, KEPT * sizeof net.counts.arrived[0]);
+    keep_part(&net.counts.upto, offsetof(struct prs_counts, here) - offsetof(struct prs_counts, upto) + KEPT);
+    keep_part(net.counts.done, KEPT);
+    keep_part(net.counts.record, KEPT * sizeof net.counts.record[0]);
+    keep_part(net.ring, KEPT * sizeof net.ring[0]);
+}
+
+/* Copy the state out; return its hash. */
+static uint64_t save(uint8_t *to)
+{
+    uint64_t hash[4] = {1, 2, 3, 4}, word[4];
+    size_t at = 0;
+
+    for (int i = 0; i < part_count; i++) {
+        cr_assert_leq(at + parts[i].bytes, SPACE_BYTES - sizeof word);
+        memcpy(to + at, parts[i].at, parts[i].bytes);
+        at += parts[i].bytes;
+    }
+    memset(to + at, 0, sizeof word);
+    for (size_t i = 0; i < at; i += sizeof word) { /* four lanes, for speed */
+        memcpy(word, to + i, sizeof word);
+        for (int k = 0; k < 4; k++) {
+            hash[k] = (hash[k] ^ word[k]) * 0xff51afd7ed558ccdu;
+            hash[k] ^= hash[k] >> 32;
+        }
+    }
+    return hash[0] ^ hash[1] * 3 ^ hash[2] * 5 ^ hash[3] * 7;
+}
+
+static void restore(const uint8_t *from)
+{
+    for (int i = 0; i < part_count; from += parts[i++].bytes)
+        memcpy(parts[i].at, from, parts[i].bytes);
+}
+
+/* True the first time in this program. */
+static bool enter(uint64_t hash)
+{
+    for (uint64_t i = hash;; i++) {
+        uint64_t slot = i % SEEN;
+
+        if (seen[slot].program != program_number) {
+            seen[slot].hash = hash;
+            seen[slot].program = program_number;
+            return true;
+        }
+        if (seen[slot].hash == hash)
+            return false;
+    }
+}
+
+static bool admit(const struct program *program, enum flavour flavour, int done)
+{
+    char step = program->step[done];
+    bool last_signal = net.signals + 1 == SIGNALS;
+
+    if (step >= 'a') {
+        struct prs_put put = {.len_bytes = 64, .group = (uint32_t)(step - 'a')};
+
+        if ((flavour == LONG && net.puts < 2) || (flavour == MIXED && net.puts == 0))
+            put.len_bytes = 3 * 65536;
+        if (flavour == NOTIFIED || (flavour == MIXED && net.puts == 1))
+            put.flags = PRS_PUT_NOTIFY;
+        return net_put(&net, put);
+    }
+    return net_signal(
+        &net, (struct prs_signal){
+                  .group = (uint32_t)(step - 'A'),
+                  .kind = flavour == NOTIFIED || (flavour == MIXED && !last_signal) ? PRS_SIGNAL_ADD : PRS_SIGNAL_SET,
+                  .flags = (flavour == STRONG || flavour == MIXED) && last_signal ? PRS_SIGNAL_STRONG : 0});
+}
+
+static bool all_done(void)
+{
+    bool done = true;
+
+    for (int i = 0; i < net.puts; i++)
+        done = done && net.put[i].op.status == 0 && net.put[i].missing == 0 &&
+               net.put[i].told == (net.put[i].put.flags & PRS_PUT_NOTIFY);
+    for (int i = 0; i < net.signals; i++)
+        done = done && net.signal[i].op.status == 0 && net.signal[i].raised;
+    return done;
+}
+
+static void explore(const struct program *program, enum flavour flavour, int depth);
+
+static void go_on(const struct program *program, enum flavour flavour, int depth, int *ways)
+{
+    ++*ways;
+    explore(program, flavour, depth + 1);
+    restore(kept[depth]);
+}
+
+static void explore(const struct program *program, enum flavour flavour, int depth)
+{
+    int done = net.puts + net.signals, ways = 0;
+
+    cr_assert_lt(depth, (int)MOST_DEPTH);
+    if (!enter(save(kept[depth])))
+        return;
+    states++;
+    if (done < STEPS && admit(program, flavour, done))
+        go_on(program, flavour, depth, &ways);
+    else
+        restore(kept[depth]); /* a refused request may have left traces that mean nothing */
+    if (net.order.dirty && net_post(&net))
+        go_on(program, flavour, depth, &ways);
+    for (uint32_t q = 0; q < net.order.data_queues; q++) {
+        for (uint32_t p = net.to_deliver[q]; p != net.posted_to[q]; p++) {
+            if (net_may_deliver(&net, q, p)) {
+                net_deliver(&net, q, p);
+                go_on(program, flavour, depth, &ways);
+            }
+        }
+        if (net_complete(&net, q))
+            go_on(program, flavour, depth, &ways);
+    }
+    if (ways)
+        return;
+    ends++;
+    cr_assert(done == STEPS && all_done(), "program %s ends with %d steps taken, and something is never done",
+              program->step, done);
+}
+
+/* Three puts and two signals in any order, each of either group; the first put's group is called a. */
+static int make_programs(struct program *programs)
+{
+    int count = 0;
+
+    for (unsigned signals = 0; signals < 1u << STEPS; signals++) {
+        if (__builtin_popcount(signals) != SIGNALS)
+            continue;
+        for (unsigned groups = 0; groups < 1u << STEPS; groups++) {
+            struct program *program = &programs[count];
+
+            if (groups & 1)
+                continue; /* the first step is of group a, without loss */
+            for (int i = 0; i < STEPS; i++)
+                program->step[i] = (char)((signals >> i & 1 ? 'A' : 'a') + (groups >> i & 1));
+            program->step[STEPS] = 0;
+            count++;
+        }
+    }
+    return count;
+}
+
+struct row {
+    int policy, network;
+    uint32_t paths, queues;
+    int flavour;
+};
+
+ParameterizedTestParameters(order_every, no_program_of_five_requests_shows_a_signal_before_its_puts)
+{
+    static const struct row shapes[] = {
+        {PRS_POLICY_IN_ORDER, NET_IN_ORDER, 2, 1, 0}, {PRS_POLICY_NIC_FENCE, NET_FENCED, 2, 1, 0},
+        {PRS_POLICY_DRAIN, NET_FREE, 2, 1, 0},        {PRS_POLICY_DRAIN, NET_IN_ORDER, 2, 1, 0},
+        {PRS_POLICY_COUNTED, NET_FREE, 2, 1, 0},
+    };
+    static struct row rows[sizeof shapes / sizeof *shapes * (MIXED + 1)];
+    size_t count = 0;
+
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int flavour = SMALL; flavour <= MIXED; flavour++) {
+            rows[count] = shapes[i];
+            rows[count++].flavour = flavour;
+        }
+    return cr_make_param_array(struct row, rows, count);
+}
+
+ParameterizedTest(struct row *row, order_every, no_program_of_five_requests_shows_a_signal_before_its_puts)
+{
+    static struct program programs[1 << (2 * STEPS)];
+    const char *stride_text = getenv("PRS_TEST_STRIDE"); /* a sample, for who runs this many times */
+    int count = make_programs(programs), stride = stride_text ? atoi(stride_text) : 1;
+
+    for (int i = 0; i<count; i += stride> 0 ? stride : 1) {
+        net_init(&net, (enum prs_policy)row->policy, (enum network)row->network, row->paths, row->queues, true);
+        program_number++;
+        choose_parts();
+        explore(&programs[i], (enum flavour)row->flavour, 0);
+        prs_order_fini(&net.order);
+    }
+    if (getenv("PRS_TEST_TELL"))
+        cr_log_warn("%s, flavour %d: %d programs, %lu states, %lu ends", prs_policy_names[row->policy], row->flavour,
+                    count, states, ends);
+    cr_assert_gt(ends, 0ul);
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The order engine's limits, and what is held or waits at them, rule by rule. */
+#include "test/support/order_bench.h"
+#include "transport/wire.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+static int signal_one(struct bench *bench, struct prs_op *op, uint32_t group, uint32_t flags)
+{
+    struct prs_signal signal = {.dst = &bench_keys, .dst_addr = 64, .group = group, .flags = flags};
+
+    return prs_order_signal(&bench->order, op, &signal);
+}
+
+static int get_one(struct bench *bench, struct prs_op *op, size_t bytes)
+{
+    struct prs_get get = {.src = &bench_keys, .len_bytes = bytes};
+
+    return prs_order_get(&bench->order, op, &get, bench_local_keys);
+}
+
+static void post_and_complete_all(struct bench *bench)
+{
+    struct prs_chain chain;
+
+    while (prs_order_take(&bench->order, 0, &chain))
+        cr_assert_geq(prs_order_complete(&bench->order, chain.queue, chain.first + chain.count - 1, 0), 0);
+}
+
+Test(order_limits, the_window_bounds_puts_gets_and_signals)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 4, 1); /* more slots than the window */
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 8};
+    struct prs_op op;
+
+    for (uint32_t i = 0; i < BENCH_WINDOW; i++)
+        bench_put(bench, 8, 0, i % 4, 0);
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), PRS_BUSY);
+    cr_assert_eq(get_one(bench, &op, 8), PRS_BUSY);
+    cr_assert_eq(signal_one(bench, &op, 1, 0), PRS_BUSY);
+    post_and_complete_all(bench);
+    cr_assert_eq(signal_one(bench, &op, 1, 0), 0);
+}
+
+/* Nothing is ever held under in_order while puts are not notified: a group has one queue. */
+Test(order_limits, in_order_holds_no_signal_behind_plain_puts)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 4);
+    struct prs_op op[8];
+
+    for (uint32_t i = 0; i < 8; i++) {
+        uint32_t group = i / 2;
+
+        for (int k = 0; k < 3; k++)
+            bench_put(bench, 4096, 0, group, 0);
+        cr_assert_eq(signal_one(bench, &op[i], group, 0), 0);
+        cr_assert_eq(bench->order.held_count, 0, "signal %u is held", i);
+    }
+}
+
+Test(order_limits, a_signal_beyond_the_room_for_held_ones_is_busy)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
+    struct prs_op op[PRS_ORDER_HELD + 1];
+
+    bench_put(bench, 300000, 0, 1, PRS_PUT_NOTIFY); /* over both queues */
+    for (int i = 0; i < PRS_ORDER_HELD; i++)
+        cr_assert_eq(signal_one(bench, &op[i], 1, 0), 0);
+    cr_assert_eq(bench->order.held_count, PRS_ORDER_HELD);
+    cr_assert_eq(signal_one(bench, &op[PRS_ORDER_HELD], 1, 0), PRS_BUSY);
+    post_and_complete_all(bench); /* the put, then one signal after the other */
+    cr_assert_eq(bench->order.held_count, 0);
+    for (int i = 0; i < PRS_ORDER_HELD; i++)
+        cr_assert_eq(op[i].status, 0);
+}
+
+/* The caller's keys are read during the call only. */
+Test(order_limits, a_held_signal_leaves_with_the_keys_it_came_with)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
+    struct prs_keys keys = {.rkey = {7, 7}};
+    struct prs_signal signal = {.dst = &keys, .dst_addr = 64, .group = 1};
+    struct prs_chain chain;
+    struct prs_op op;
+
+    bench_put(bench, 300000, 0, 1, PRS_PUT_NOTIFY); /* over both queues */
+    cr_assert_eq(prs_order_signal(&bench->order, &op, &signal), 0);
+    cr_assert_eq(bench->order.held_count, 1);
+    keys = (struct prs_keys){.rkey = {9, 9}};
+    post_and_complete_all(bench);
+    cr_assert_not(prs_order_take(&bench->order, 0, &chain));
+    cr_assert_eq(op.status, 0);
+    cr_assert_eq(bench->order.queue[1].wr[1].remote_key + bench->order.queue[0].wr[1].remote_key, 7);
+}
+
+Test(order_limits, a_set_joins_no_add)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct prs_signal signal = {.dst = &bench_keys, .dst_addr = 64, .value = 1, .kind = PRS_SIGNAL_ADD, .group = 1};
+    struct prs_op op[2];
+
+    cr_assert_eq(prs_order_signal(&bench->order, &op[0], &signal), 0);
+    signal.kind = PRS_SIGNAL_SET;
+    cr_assert_eq(prs_order_signal(&bench->order, &op[1], &signal), 0);
+    cr_assert_eq(bench->order.queue[0].head, 2);
+}
+
+Test(order_limits, a_second_signal_waits_while_the_first_drains)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_DRAIN, 1, 1);
+    struct prs_op op[2];
+
+    bench_put(bench, 8, 0, 1, 0);
+    cr_assert_eq(signal_one(bench, &op[0], 1, 0), 0);
+    cr_assert_eq(signal_one(bench, &op[1], 2, 0), PRS_BUSY);
+}
+
+/* Two messages of one size, but another put between them: they share no immediate. */
+Test(order_limits, a_plain_put_ends_a_run)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    const struct prs_wr *wr = bench->order.queue[0].wr;
+    struct prs_imm imm = {0};
+
+    bench_put(bench, 8, 0, 0, PRS_PUT_NOTIFY);
+    bench_put(bench, 8, 0, 0, 0);
+    bench_put(bench, 8, 1, 0, PRS_PUT_NOTIFY);
+    cr_assert(wr[0].opcode == PRS_WR_WRITE_IMM && wr[1].opcode == PRS_WR_WRITE && wr[2].opcode == PRS_WR_WRITE_IMM);
+    cr_assert(prs_imm_parse(wr[2].imm, &imm) == 0 && imm.id == 1 && imm.run == 1);
+}
+
+/* ------------------------------------------------------------------------------------------------- counted */
+
+Test(order_limits, a_put_waits_for_a_free_tag_and_a_signal_for_room)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 8, .group = 1};
+    struct prs_op op[2];
+
+    for (int i = 1; i < PRS_TAGS; i++) { /* every tag is closed by a record, and none is credited */
+        bench_put(bench, 8, 0, 1, 0);
+        cr_assert_eq(signal_one(bench, &op[0], 1, 0), 0);
+        post_and_complete_all(bench);
+    }
+    cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, bench_local_keys), PRS_BUSY, "no tag is free");
+    cr_assert_eq(signal_one(bench, &op[0], 2, 0), 0, "one record has room");
+    post_and_complete_all(bench);
+    cr_assert_eq(signal_one(bench, &op[0], 2, 0), PRS_BUSY, "none has");
+    bench->credit = PRS_RECORDS + 1;
+    cr_assert_eq(signal_one(bench, &op[0], 2, 0), PRS_BUSY, "credits for more than was sent are worth nothing");
+    bench->credit = 2;
+    cr_assert_eq(signal_one(bench, &op[0], 2, 0), 0);
+    cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), 0);
+}
+
+Test(order_limits, a_strong_signal_needs_slots_for_the_records_of_all_groups)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
+    struct prs_op op;
+
+    for (uint32_t group = 0; group < 4; group++)
+        for (int i = 0; i < BENCH_DEPTH / 4 - (group == 0 ? 3 : 0); i++)
+            bench_put(bench, 8, 0, group, 0);
+    cr_assert_eq(signal_one(bench, &op, 0, PRS_SIGNAL_STRONG), PRS_BUSY, "4 records, 3 slots");
+    cr_assert_eq(signal_one(bench, &op, 0, 0), 0);
+}
+
+/* A record says how much of its own group has come: it cannot speak for another's add. */
+Test(order_limits, an_add_joins_no_record_of_another_group_or_of_an_open_interval)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
+    struct prs_signal add = {.dst = &bench_keys, .dst_addr = 64, .value = 1, .kind = PRS_SIGNAL_ADD, .group = 1};
+    struct prs_op op[4];
+
+    bench_put(bench, 8, 0, 1, 0);
+    cr_assert_eq(prs_order_signal(&bench->order, &op[0], &add), 0);
+    cr_assert_eq(prs_order_signal(&bench->order, &op[1], &add), 0);
+    cr_assert_eq(bench->order.stats.merged, 1);
+    add.group = 2;
+    cr_assert_eq(prs_order_signal(&bench->order, &op[2], &add), 0);
+    cr_assert_eq(bench->order.stats.merged, 1, "another group's record");
+}
+
+/* The put of the interval may be on another queue than the record, so that the record is still the last of its own. */
+Test(order_limits, an_add_behind_a_put_on_another_queue_joins_no_earlier_record)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
+    struct prs_signal add = {.dst = &bench_keys, .dst_addr = 64, .value = 1, .kind = PRS_SIGNAL_ADD, .group = 1};
+    struct prs_op op[2];
+
+    cr_assert_eq(prs_order_signal(&bench->order, &op[0], &add), 0);
+    cr_assert_not_null(prs_tally_count(bench->order.tally, 1, 1) ? &op[0] : NULL); /* as such a put would */
+    cr_assert_eq(prs_order_signal(&bench->order, &op[1], &add), 0);
+    cr_assert_eq(bench->order.stats.merged, 0);
+}
+
+/* ---------------------------------------------------------------------------------------------------- gets */
+
+Test(order_limits, a_strong_signal_fences_behind_a_read_on_its_queue)
+{
+    static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_COUNTED};
+
+    for (size_t row = 0; row < 2; row++) {
+        struct bench *bench = bench_fresh(policies[row], 1, 1);
+        const struct prs_wr *wr = bench->order.queue[0].wr;
+        struct prs_op op[3];
+
+        cr_assert_eq(get_one(bench, &op[0], 8), 0);
+        cr_assert_eq(signal_one(bench, &op[1], 1, 0), 0);
+        cr_assert_not(wr[1].flags & PRS_WR_FENCE, "%s: a weak one may pass", prs_policy_names[policies[row]]);
+        cr_assert_eq(signal_one(bench, &op[2], 1, PRS_SIGNAL_STRONG), 0);
+        cr_assert(wr[2].flags & PRS_WR_FENCE, "%s", prs_policy_names[policies[row]]);
+        cr_assert_eq(bench->order.stats.fences, 1);
+    }
+}
+
+Test(order_limits, a_read_that_is_done_needs_no_fence)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    struct prs_op op[2];
+
+    cr_assert_eq(get_one(bench, &op[0], 8), 0);
+    post_and_complete_all(bench);
+    cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), 0);
+    cr_assert_eq(bench->order.stats.fences, 0);
+}
+
+Test(order_limits, a_strong_counted_signal_waits_while_two_queues_read)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
+    struct prs_chain chain;
+    struct prs_op op[2];
+
+    cr_assert_eq(get_one(bench, &op[0], 300000), 0);
+    cr_assert(bench->order.queue[0].head == 1 && bench->order.queue[1].head == 1, "a long get is cut over the queues");
+    cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), PRS_BUSY);
+    cr_assert(prs_order_take(&bench->order, 0, &chain) && chain.queue == 0);
+    cr_assert_geq(prs_order_complete(&bench->order, 0, 0, 0), 0);
+    cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), 0);
+    cr_assert_eq(bench->order.queue[1].head, 2, "to the queue that still reads");
+    cr_assert(bench->order.queue[1].wr[1].flags & PRS_WR_FENCE);
+}
+
+/* What lies at each place of a message is moved once, to the same place. */
+static void check_parts(const struct bench *bench, uint64_t remote_addr, uint64_t bytes)
+{
+    uint64_t covered = 0;
+
+    while (covered < bytes) {
+        uint64_t before = covered;
+
+        for (uint32_t q = 0; q < bench->order.data_queues; q++) {
+            const struct prs_order_queue *queue = &bench->order.queue[q];
+
+            for (uint32_t i = 0; i < queue->head && covered == before; i++)
+                if (queue->wr[i].remote_addr == remote_addr + covered) {
+                    cr_assert_eq(queue->wr[i].local_addr, 4096 + covered);
+                    covered += queue->wr[i].len_bytes;
+                }
+        }
+        cr_assert_gt(covered, before, "no request for byte %llu of %llu", (unsigned long long)covered,
+                     (unsigned long long)bytes);
+    }
+    cr_assert_eq(covered, bytes);
+}
+
+Test(order_limits, the_parts_of_a_message_cover_it_once)
+{
+    static const uint64_t sizes[] = {200000, 3 << 20, (3 << 20) + 1, 9999999};
+
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct prs_put put = {.dst = &bench_keys,
+                              .dst_addr = 1 << 30,
+                              .src_addr = (void *)(uintptr_t)4096,
+                              .len_bytes = sizes[i],
+                              .flags = PRS_PUT_NOTIFY};
+        struct prs_get get = {
+            .src = &bench_keys, .src_addr = 1 << 30, .dst_addr = (void *)(uintptr_t)4096, .len_bytes = sizes[i]};
+        struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 2);
+        struct prs_op op;
+
+        cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0);
+        check_parts(bench, put.dst_addr, sizes[i]);
+        bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 2);
+        cr_assert_eq(prs_order_get(&bench->order, &op, &get, bench_local_keys), 0);
+        check_parts(bench, get.src_addr, sizes[i]);
+    }
+}

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* perseus-fused-bench --kernel attention: ring attention; results poisoned before and checked after. cuDNN, FA2 and
+ * NCCL beside it are in tools/fused/attention_peers.py, which torch needs. */
+#include "tools/fused/attention.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WARMUP = 3 };
+
+static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
+
+struct run {
+    const struct bench_options *options;
+    struct bench_start *start;
+    struct bench_attention problem;
+    struct prs_fused *ctx;
+    struct prs_attention_plan *plan;
+    cudaStream_t stream;
+    cudaEvent_t from, to;
+    struct bench_attention_tensors in;
+    void *out;
+    float *lse;
+    double usec;
+};
+
+static void check(int status, const char *what)
+{
+    if (status != 0) {
+        fprintf(stderr, "perseus-fused-bench: %s: status %d\n", what, status);
+        exit(1);
+    }
+}
+
+static size_t out_bytes(const struct run *r)
+{
+    return bench_attention_elements(&r->problem, r->problem.shape.heads_q) * 2;
+}
+
+static size_t lse_bytes(const struct run *r)
+{
+    return out_bytes(r) / (r->problem.shape.head_dim * 2) * sizeof(float);
+}
+
+static void poison(const struct run *r)
+{
+    bench_poison(r->out, out_bytes(r), r->stream);
+    bench_poison(r->lse, lse_bytes(r), r->stream);
+}
+
+static void launch(struct run *r, const struct bench_attention_tensors *in)
+{
+    check(prs_ring_attention(r->plan, in->q, in->k, in->v, r->out, r->lse, r->stream), "prs_ring_attention");
+}
+
+static void open_inputs(const struct run *r, const struct bench_attention *p, struct bench_attention_tensors *in)
+{
+    size_t q = bench_attention_elements(p, p->shape.heads_q) * 2,
+           kv = bench_attention_elements(p, p->shape.heads_kv) * 2;
+    BENCH_CUDA(cudaMalloc(&in->q, q));
+    BENCH_CUDA(cudaMalloc(&in->k, kv));
+    BENCH_CUDA(cudaMalloc(&in->v, kv));
+    bench_attention_fill(p, in, r->stream);
+}
+
+static void close_inputs(const struct bench_attention_tensors *in)
+{
+    BENCH_CUDA(cudaFree(in->q));
+    BENCH_CUDA(cudaFree(in->k));
+    BENCH_CUDA(cudaFree(in->v));
+}
+
+static void time_launches(struct run *r)
+{
+    static __thread double times[BENCH_MAX_ITERATIONS];
+    uint32_t iterations = r->options->iterations;
+    for (uint32_t i = 0; i < WARMUP + iterations; i++) {
+        float ms;
+        bench_start_cross(r->start, r->stream);
+        BENCH_CUDA(cudaEventRecord(r->from, r->stream));
+        launch(r, &r->in);
+        BENCH_CUDA(cudaEventRecord(r->to, r->stream));
+        BENCH_CUDA(cudaEventSynchronize(r->to));
+        BENCH_CUDA(cudaEventElapsedTime(&ms, r->from, r->to));
+        if (i >= WARMUP)
+            times[i - WARMUP] = bench_max(r->start->rank, ms * 1e3);
+        else
+            bench_max(r->start->rank, 0);
+    }
+    r->usec = bench_median(times, iterations);
+}
+
+static void print_row(const struct run *r, double error, double bad, uint64_t sampled)
+{
+    static const char *const MODES[] = {"", "alone", "resident", "ring"};
+    const struct prs_attention_shape *s = &r->problem.shape;
+    struct prs_attention_info info;
+    double tflops, floor_us;
+    const struct prs_attention_tuning *t = &info.tuning;
+    char usec[32] = "null", rate[32] = "null", ratio[32] = "null";
+    prs_attention_plan_query(r->plan, &info);
+    tflops = 4.0 * s->batch * s->heads_q * s->head_dim * s->seq * s->seq / r->problem.world / r->usec * 1e-6 *
+             (s->causal != 0 ? 0.5 : 1);
+    floor_us = (double)info.sent_bytes / LINK_BYTES_PER_US;
+    if (!isnan(r->usec)) {
+        snprintf(usec, sizeof(usec), "%.1f", r->usec);
+        snprintf(rate, sizeof(rate), "%.1f", tflops);
+        if (floor_us > 0)
+            snprintf(ratio, sizeof(ratio), "%.3f", r->usec / floor_us);
+    }
+    if (r->options->json == 0) {
+        printf(
+            "attention %ux%ux%ux%ux%u%s %s us, %s TFLOP/s a GPU, %s, group %u slab %u block %u overlap %u spread %u, "
+            "predicted %.1f; %.0f wrong of %llu\n",
+            s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal != 0 ? " causal" : "", usec, rate,
+            MODES[t->mode], t->group, t->slab_rows, t->block_rows, t->overlap, t->spread, info.predicted_us, bad,
+            (unsigned long long)sampled);
+    } else {
+        printf(
+            "{\"kernel\":\"attention\",\"layout\":\"%s\",\"B\":%u,\"Hq\":%u,\"Hkv\":%u,\"S\":%u,\"D\":%u,\"causal\":%u,"
+            "\"gpus\":%u,\"nodes\":1,",
+            s->heads_first != 0 ? "bhsd" : "bshd", s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal,
+            r->problem.world);
+        printf("\"usec\":%s,\"comm_floor_usec\":%.1f,\"ratio_to_comm_floor\":%s,\"tflops\":%s,", usec, floor_us, ratio,
+               rate);
+        printf("\"sm_split\":{\"mode\":\"%s\",\"ctas\":%u,\"group\":%u,\"slab_rows\":%u,\"push_ctas\":%u,\"spread\":%u,"
+               "\"block_rows\":%u,\"overlap\":%u,\"reason\":\"%s\"},\"workspace_bytes\":%llu,",
+               MODES[t->mode], t->ctas, t->group, t->slab_rows, t->push_ctas, t->spread, t->block_rows, t->overlap,
+               info.reason, (unsigned long long)info.workspace_bytes);
+        printf(
+            "\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
+            info.predicted_us, error, bad, (unsigned long long)sampled, r->options->commit);
+    }
+    fflush(stdout);
+}
+
+/* ---- many launches, each with other tensors -------------------------------------------------------------------------
+ */
+struct sets {
+    struct run *run;
+    struct bench_attention_tensors in[BENCH_SOAK_SETS];
+    void *golden[BENCH_SOAK_SETS];
+};
+
+static void soak_turn(void *user, uint32_t set, unsigned long long *differences)
+{
+    struct sets *s = (struct sets *)user;
+    poison(s->run);
+    launch(s->run, &s->in[set]);
+    bench_count_differences(s->run->out, s->golden[set], out_bytes(s->run), differences, s->run->stream);
+}
+
+static double open_sets(struct run *r, struct sets *s)
+{
+    double bad = 0;
+    for (uint32_t i = 0; i < BENCH_SOAK_SETS; i++) {
+        struct bench_attention p = r->problem;
+        struct bench_verdict v;
+        p.seed += 100 * (i + 1);
+        open_inputs(r, &p, &s->in[i]);
+        BENCH_CUDA(cudaMalloc(&s->golden[i], out_bytes(r)));
+        poison(r);
+        BENCH_CUDA(cudaStreamSynchronize(r->stream));
+        bench_meet(r->start->rank);
+        launch(r, &s->in[i]);
+        v = bench_attention_check(&p, r->out, r->lse, r->stream);
+        bad += (double)(v.beyond + v.poisoned);
+        BENCH_CUDA(cudaMemcpyAsync(s->golden[i], r->out, out_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
+    }
+    return bench_max(r->start->rank, bad);
+}
+
+static bool soak(struct run *r)
+{
+    const struct bench_options *o = r->options;
+    const struct prs_attention_shape *s = &r->problem.shape;
+    struct bench_soak soak;
+    struct sets sets;
+    double bad, differences;
+    sets.run = r;
+    bad = open_sets(r, &sets);
+    bench_soak_open(&soak, soak_turn, &sets, r->stream);
+    if (o->soak != 0)
+        bench_soak_run(&soak, o->soak, r->start->rank->rank + 1);
+    bench_meet(r->start->rank);
+    differences = bench_max(r->start->rank, (double)bench_soak_replay(&soak, o->replay));
+    if (r->start->rank->rank == 0)
+        printf("{\"kernel\":\"attention\",\"soak\":true,\"B\":%u,\"Hq\":%u,\"Hkv\":%u,\"S\":%u,\"D\":%u,\"causal\":%u,"
+               "\"gpus\":%u,\"launches\":%u,\"graph_replays\":%u,\"beyond_bound\":%.0f,\"differing_vectors\":%.0f,"
+               "\"commit\":\"%s\"}\n",
+               s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal, r->problem.world, o->soak, o->replay,
+               bad, differences, o->commit);
+    fflush(stdout);
+    bench_soak_close(&soak);
+    for (uint32_t i = 0; i < BENCH_SOAK_SETS; i++) {
+        close_inputs(&sets.in[i]);
+        BENCH_CUDA(cudaFree(sets.golden[i]));
+    }
+    return bad == 0 && differences == 0;
+}
+
+bool bench_attention_run(const struct bench_options *o, struct bench_start *start, struct prs_fused *ctx,
+                         const struct bench_attention *problem, cudaStream_t stream)
+{
+    struct run r = {o, start, *problem, ctx};
+    struct prs_fused_error error;
+    struct bench_verdict v;
+    double bad, worst;
+    r.stream = stream, r.usec = NAN;
+    BENCH_CUDA(cudaEventCreate(&r.from));
+    BENCH_CUDA(cudaEventCreate(&r.to));
+    open_inputs(&r, problem, &r.in);
+    BENCH_CUDA(cudaMalloc(&r.out, out_bytes(&r)));
+    BENCH_CUDA(cudaMalloc((void **)&r.lse, lse_bytes(&r)));
+    check(prs_attention_plan_open(ctx, &problem->shape, &o->attention.tuning, &r.plan), "prs_attention_plan_open");
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    if (o->iterations > 0)
+        time_launches(&r);
+    poison(&r);
+    launch(&r, &r.in);
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    if (prs_fused_poll_error(ctx, &error) != 0)
+        fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
+    v = bench_attention_check(problem, r.out, r.lse, stream);
+    bad = bench_max(start->rank, (double)(v.beyond + v.poisoned));
+    worst = bench_max(start->rank, v.max_rel_error);
+    if (start->rank->rank == 0)
+        print_row(&r, worst, bad, v.sampled);
+    if (o->soak + o->replay != 0 && !soak(&r))
+        bad++;
+    BENCH_CUDA(cudaDeviceSynchronize());
+    prs_attention_plan_close(r.plan);
+    close_inputs(&r.in);
+    BENCH_CUDA(cudaFree(r.out));
+    BENCH_CUDA(cudaFree(r.lse));
+    BENCH_CUDA(cudaEventDestroy(r.from));
+    BENCH_CUDA(cudaEventDestroy(r.to));
+    return bad == 0;
+}

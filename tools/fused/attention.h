@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bench of ring attention: its inputs, and what must come out. */
+#ifndef TOOLS_FUSED_ATTENTION_H
+#define TOOLS_FUSED_ATTENTION_H
+
+#include "tools/fused/bench.h"
+
+struct bench_attention {
+    struct prs_attention_shape shape;
+    uint32_t rank, world, seed;
+    uint32_t loopback; /* all ranks have this one's tensors */
+};
+
+struct bench_attention_tensors {
+    void *q, *k, *v;
+};
+
+/* Elements of a tensor of a rank with so many heads. */
+uint64_t bench_attention_elements(const struct bench_attention *p, uint32_t heads);
+void bench_attention_fill(const struct bench_attention *p, const struct bench_attention_tensors *t,
+                          cudaStream_t stream);
+
+/* Sampled rows against a softmax in double precision; beyond counts elements and sums of exponentials. */
+struct bench_verdict bench_attention_check(const struct bench_attention *p, const void *out, const float *lse,
+                                           cudaStream_t stream);
+
+/* Measures and checks one shape; true: all right. */
+bool bench_attention_run(const struct bench_options *o, struct bench_start *start, struct prs_fused *ctx,
+                         const struct bench_attention *problem, cudaStream_t stream);
+
+#endif

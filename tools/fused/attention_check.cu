@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inputs of ring attention that any rank can recompute, and a reference in double precision for sampled rows. */
+#include "tools/fused/attention.h"
+#include "tools/fused/element.cuh"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SAMPLES = 128, THREADS = 256, MAX_HEAD_DIM = 128 };
+enum tensor { QUERIES = 0, KEYS = 1, VALUES = 2 };
+
+struct sums {
+    unsigned long long beyond, poisoned;
+    double square, worst;
+};
+
+static __host__ __device__ uint64_t index_of(const struct bench_attention *p, uint32_t heads, uint32_t batch,
+                                             uint32_t head, uint32_t row)
+{
+    uint64_t rows = p->shape.seq / p->world;
+    return p->shape.heads_first != 0 ? ((uint64_t)batch * heads + head) * rows + row
+                                     : ((uint64_t)batch * rows + row) * heads + head;
+}
+
+static __device__ double input(const struct bench_attention *p, enum tensor which, uint32_t rank, uint64_t at)
+{
+    return bench_element(p->seed * 3 + (uint32_t)which, p->loopback != 0 ? p->rank : rank, 0, at);
+}
+
+/* Which rank has a position of the sequence, and in which row (perseus/fused.h: zigzag when causal). */
+static __device__ uint32_t holder_of(const struct bench_attention *p, uint32_t position, uint32_t *row)
+{
+    uint32_t rows = p->shape.seq / p->world, half = rows / 2, chunk;
+    if (p->shape.causal == 0 || p->world == 1) {
+        *row = position % rows;
+        return position / rows;
+    }
+    chunk = position / half;
+    *row = position % half + (chunk < p->world ? 0 : half);
+    return chunk < p->world ? chunk : 2 * p->world - 1 - chunk;
+}
+
+static __device__ uint32_t position_of(const struct bench_attention *p, uint32_t row)
+{
+    uint32_t rows = p->shape.seq / p->world, half = rows / 2;
+    if (p->shape.causal == 0 || p->world == 1)
+        return p->rank * rows + row;
+    return row < half ? p->rank * half + row : (2 * p->world - 1 - p->rank) * half + row - half;
+}
+
+/* Over the block; op 0: sum, 1: maximum. */
+static __device__ double reduce(double mine, int op)
+{
+    __shared__ double all[THREADS];
+    double result;
+    __syncthreads();
+    all[threadIdx.x] = mine;
+    __syncthreads();
+    result = all[0];
+    for (int i = 1; i < THREADS; i++)
+        result = op == 0 ? result + all[i] : fmax(result, all[i]);
+    return result;
+}
+
+struct sample {
+    uint32_t batch, head, row, keys;
+};
+
+/* Scores to `score`; returns the largest. */
+static __device__ double score_keys(const struct bench_attention *p, const struct sample *x, double *score)
+{
+    __shared__ double q[MAX_HEAD_DIM];
+    uint32_t d = p->shape.head_dim, head_kv = x->head / (p->shape.heads_q / p->shape.heads_kv);
+    double scale = p->shape.scale != 0 ? (double)p->shape.scale : 1 / sqrt((double)d), top = -INFINITY;
+    if (threadIdx.x < d)
+        q[threadIdx.x] =
+            input(p, QUERIES, p->rank, index_of(p, p->shape.heads_q, x->batch, x->head, x->row) * d + threadIdx.x);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < x->keys; i += THREADS) {
+        uint32_t row, rank = holder_of(p, i, &row);
+        uint64_t at = index_of(p, p->shape.heads_kv, x->batch, head_kv, row) * d;
+        double sum = 0;
+        for (uint32_t c = 0; c < d; c++)
+            sum += q[c] * input(p, KEYS, rank, at + c);
+        score[i] = sum * scale;
+        top = fmax(top, score[i]);
+    }
+    return reduce(top, 1);
+}
+
+/* One block per sampled row. The bound allows one bf16 rounding of each probability and one of the result. */
+static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 *out, const float *lse, double *scores,
+                                  struct sums *to)
+{
+    uint32_t rows = p.shape.seq / p.world, d = p.shape.head_dim;
+    double *score = scores + (uint64_t)blockIdx.x * p.shape.seq, top, sum = 0;
+    struct sample x;
+    x.row = bench_scatter(blockIdx.x) % rows;
+    x.head = bench_scatter(blockIdx.x + 1000) % p.shape.heads_q;
+    x.batch = bench_scatter(blockIdx.x + 2000) % p.shape.batch;
+    x.keys = p.shape.causal != 0 ? position_of(&p, x.row) + 1 : p.shape.seq;
+    top = score_keys(&p, &x, score);
+    for (uint32_t i = threadIdx.x; i < x.keys; i += THREADS) {
+        score[i] = exp(score[i] - top);
+        sum += score[i];
+    }
+    sum = reduce(sum, 0);
+    if (threadIdx.x < d) {
+        uint32_t head_kv = x.head / (p.shape.heads_q / p.shape.heads_kv);
+        double want = 0, size = 0, have, error;
+        for (uint32_t i = 0; i < x.keys; i++) {
+            uint32_t row, rank = holder_of(&p, i, &row);
+            double v = input(&p, VALUES, rank, index_of(&p, p.shape.heads_kv, x.batch, head_kv, row) * d + threadIdx.x);
+            want += score[i] * v;
+            size += score[i] * fabs(v);
+        }
+        want /= sum, size /= sum;
+        have = (double)__bfloat162float(out[index_of(&p, p.shape.heads_q, x.batch, x.head, x.row) * d + threadIdx.x]);
+        error = fabs(have - want);
+        if (!(error <= (fabs(want) + size) * 0x1.02p-8)) /* NaN is beyond any bound */
+            atomicAdd(&to->beyond, 1ull);
+        atomicAdd(&to->square, want * want);
+        atomicMax((unsigned long long *)&to->worst,
+                  (unsigned long long)__double_as_longlong(isnan(error) ? 1e300 : error));
+    }
+    if (threadIdx.x == 0) {
+        double want = top + log(sum), have = lse[((uint64_t)x.batch * p.shape.heads_q + x.head) * rows + x.row];
+        if (!(fabs(have - want) <= 1e-4 * (1 + fabs(want))))
+            atomicAdd(&to->beyond, 1ull);
+    }
+}
+
+static __global__ void count_poison(const uint16_t *c, uint64_t count, struct sums *out)
+{
+    unsigned long long mine = 0;
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x)
+        mine += c[i] == 0xffff;
+    if (mine != 0)
+        atomicAdd(&out->poisoned, mine);
+}
+
+uint64_t bench_attention_elements(const struct bench_attention *p, uint32_t heads)
+{
+    return (uint64_t)p->shape.batch * (p->shape.seq / p->world) * heads * p->shape.head_dim;
+}
+
+void bench_attention_fill(const struct bench_attention *p, const struct bench_attention_tensors *t, cudaStream_t stream)
+{
+    uint64_t kv = bench_attention_elements(p, p->shape.heads_kv);
+    bench_fill(t->q, bench_attention_elements(p, p->shape.heads_q), p->seed * 3 + QUERIES, p->rank, 0, stream);
+    bench_fill(t->k, kv, p->seed * 3 + KEYS, p->rank, 0, stream);
+    bench_fill(t->v, kv, p->seed * 3 + VALUES, p->rank, 0, stream);
+}
+
+struct bench_verdict bench_attention_check(const struct bench_attention *p, const void *out, const float *lse,
+                                           cudaStream_t stream)
+{
+    struct sums host = {0, 0, 0, 0}, *device;
+    double *scores;
+    struct bench_verdict v;
+    BENCH_CUDA(cudaMalloc((void **)&scores, (size_t)SAMPLES * p->shape.seq * sizeof(*scores)));
+    BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
+    BENCH_CUDA(cudaMemcpyAsync(device, &host, sizeof(host), cudaMemcpyHostToDevice, stream));
+    check_rows<<<SAMPLES, THREADS, 0, stream>>>(*p, (const __nv_bfloat16 *)out, lse, scores, device);
+    BENCH_CUDA(cudaGetLastError());
+    count_poison<<<1024, 256, 0, stream>>>((const uint16_t *)out, bench_attention_elements(p, p->shape.heads_q),
+                                           device);
+    BENCH_CUDA(cudaGetLastError());
+    BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    BENCH_CUDA(cudaFree(device));
+    BENCH_CUDA(cudaFree(scores));
+    v.sampled = (uint64_t)SAMPLES * p->shape.head_dim;
+    v.max_rel_error = host.worst / sqrt(host.square / (double)v.sampled);
+    v.beyond = host.beyond;
+    v.poisoned = host.poisoned;
+    return v;
+}

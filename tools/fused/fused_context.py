@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libperseus-fused by ctypes, for scripts that time it beside torch: a context whose ranks meet over a process group's CPU side."""
+import ctypes
+import sys
+
+u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, ctypes.c_size_t)
+
+
+def struct(name, **fields):
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+# As in include/perseus/fused.h; `later` is room for fields that are 0 here.
+Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, later=u32 * 16)
+Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=u64, text=ctypes.c_char * 512)
+
+
+class Context:
+    """rank and world are those of `group` (a gloo group); group None: one rank alone."""
+
+    def __init__(self, library, device, group=None, timeout_ms=10000):
+        self.lib = ctypes.CDLL(library)
+        self.group, self.handle = group, pointer()
+        self.callback = ALLGATHER(self.allgather)
+        rank, world = (0, 1) if group is None else (group.rank(), group.size())
+        config = Config(rank, world, device, timeout_ms, self.callback)
+        self.check(self.lib.prs_fused_open(ctypes.byref(config), ctypes.byref(self.handle)), "prs_fused_open")
+
+    def allgather(self, _, mine, everyone, count):
+        import torch
+        import torch.distributed as dist
+
+        try:
+            given = torch.frombuffer(bytearray(ctypes.string_at(mine, count)), dtype=torch.uint8)
+            taken = [torch.empty_like(given) for _ in range(self.group.size())]
+            dist.all_gather(taken, given, group=self.group)
+            ctypes.memmove(everyone, b"".join(t.numpy().tobytes() for t in taken), count * len(taken))
+            return 0
+        except Exception as e:  # an exception cannot cross C
+            print(f"fused_context: allgather: {e}", file=sys.stderr)
+            return -5
+
+    def check(self, status, what):
+        if status != 0:
+            e = Error()
+            self.lib.prs_fused_poll_error(self.handle, ctypes.byref(e)) if self.handle else None
+            sys.exit(f"{what}: status {status} {e.text.decode()}")
+
+    def close(self):
+        self.lib.prs_fused_close.restype = None
+        self.lib.prs_fused_close(self.handle)
