@@ -6,8 +6,9 @@
 #include "fused/cta.cuh"
 
 /* A call that fails (the proxy died, or takes no commands) ends the launch as a wait that gave up does. */
-PRS_DEVICE void put_far(const struct prs_kernel_args &args, uint32_t peer, uint32_t window, uint64_t from, uint64_t to,
-                        uint64_t bytes, uint32_t group)
+template <class Args>
+PRS_DEVICE void put_far(const Args &args, uint32_t peer, uint32_t window, uint64_t from, uint64_t to, uint64_t bytes,
+                        uint32_t group)
 {
     struct prs_device_put put = {from, to, bytes, peer, window, window, group % PRS_CMD_GROUPS};
     int r = prs_put(&args.far.device, &put, NULL);
@@ -15,8 +16,8 @@ PRS_DEVICE void put_far(const struct prs_kernel_args &args, uint32_t peer, uint3
         give_up(&args.sync, PRS_AWAIT_NETWORK, peer, group, 0, (uint32_t)-r, 0);
 }
 
-PRS_DEVICE void signal_far(const struct prs_kernel_args &args, uint32_t peer, uint32_t word, uint32_t epoch,
-                           uint32_t group)
+template <class Args>
+PRS_DEVICE void signal_far(const Args &args, uint32_t peer, uint32_t word, uint32_t epoch, uint32_t group)
 {
     struct prs_device_signal signal = {word * 8ull, epoch, peer, args.far.signal_window, group % PRS_CMD_GROUPS, 0, 0};
     int r = prs_signal(&args.far.device, &signal, NULL);
@@ -33,7 +34,7 @@ static __device__ __noinline__ void finish_far(const struct prs_kernel_args &arg
 }
 
 /* The low half of a signal word: epochs have 32 bits. */
-PRS_DEVICE const uint32_t *far_flag(const struct prs_kernel_args &args, uint32_t word)
+template <class Args> PRS_DEVICE const uint32_t *far_flag(const Args &args, uint32_t word)
 {
     return (const uint32_t *)(args.far.signals + word);
 }
