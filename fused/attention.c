@@ -7,6 +7,7 @@
 
 #include "fused/attention_kernels.h"
 #include "fused/attention_tuning.h"
+#include "fused/network.h"
 #include "fused/symmetric.h"
 #include "fused/tensor_map.h"
 #include "util/error.h"
@@ -23,6 +24,7 @@ struct prs_attention_plan {
     struct prs_attention_args args; /* all but what each launch brings */
     struct prs_symmetric *staging;  /* keys and values of the other ranks; NULL with one rank */
     struct prs_symmetric *flags;    /* arrival counters, credits, finished groups */
+    struct prs_symmetric *signals;  /* words that other nodes signal to; NULL on a single node */
 };
 
 /* Strides of a tensor with so many heads. */
@@ -71,38 +73,57 @@ static int encode_received(struct prs_attention_plan *p)
     return prs_tensor_view_encode(&v, &p->args.received);
 }
 
+/* Between nodes: words that counterparts signal to. */
+static int open_far(struct prs_attention_plan *p)
+{
+    struct prs_far *far = &p->args.far;
+    size_t words = prs_attention_far_words(&p->args.schedule);
+    int r = prs_symmetric_open(p->ctx, words * sizeof(uint64_t), PRS_SYMMETRIC_SIGNALS, &p->signals);
+    if (r != 0)
+        return r;
+    p->info.workspace_bytes += p->signals->bytes;
+    far->device = p->ctx->network->device;
+    far->signals = (uint64_t *)p->signals->at[0];
+    far->staging_window = p->staging->window;
+    far->signal_window = p->signals->window;
+    return 0;
+}
+
 static int open_workspace(struct prs_attention_plan *p)
 {
     struct prs_attention_args *a = &p->args;
     const struct prs_attention_schedule *s = &a->schedule;
     uint32_t arrivals, credits;
+    size_t words;
     int r;
     if (s->world == 1)
         return 0;
-    arrivals = prs_attention_arrival(s, s->world, 0, 0, 0, 0);
-    credits = prs_attention_credit(s, s->world, 0);
-    r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_NODE, &p->staging);
+    arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
+    credits = prs_attention_credit(s, s->locals, 0);
+    words = (size_t)arrivals + credits + 2 * s->groups;
+    r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_DATA, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, ((size_t)arrivals + credits + s->groups) * sizeof(uint32_t), PRS_SYMMETRIC_NODE,
-                               &p->flags);
+        r = prs_symmetric_open(p->ctx, words * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
-    for (uint32_t peer = 0; peer < s->world; peer++) {
+    for (uint32_t peer = 0; peer < s->locals; peer++) {
         a->staging[peer] = p->staging->at[peer];
         a->arrivals[peer] = (uint32_t *)p->flags->at[peer];
         a->credits[peer] = a->arrivals[peer] + arrivals;
     }
     a->finished = a->credits[0] + credits;
-    return encode_received(p);
+    r = s->nodes > 1 ? open_far(p) : 0;
+    return r == 0 ? encode_received(p) : r;
 }
 
 /* Half of what is free on the fullest GPU, the same on all ranks. */
 static int default_limit(struct prs_fused *ctx, uint64_t *limit)
 {
     size_t free_bytes = 0, total;
-    uint64_t mine, all[PRS_MAX_WORLD]; /* one node only */
-    int r = prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    uint64_t mine, *all = calloc(ctx->config.world, sizeof(*all));
+    int r = all == NULL ? prs_fail(-ENOMEM, "attention: no memory")
+                        : prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
     mine = r == 0 ? free_bytes / 2 : 0;
     r = prs_context_agree(ctx, r);
     if (r == 0)
@@ -110,6 +131,7 @@ static int default_limit(struct prs_fused *ctx, uint64_t *limit)
     *limit = UINT64_MAX;
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         *limit = all[i] < *limit ? all[i] : *limit;
+    free(all);
     return r;
 }
 
@@ -118,7 +140,9 @@ static int choose(struct prs_attention_plan *p)
     struct prs_attention_tuning *t = &p->info.tuning;
     struct prs_attention_schedule *s = &p->args.schedule;
     uint32_t ctas;
-    int r = prs_attention_kernel_find(p->shape.head_dim, p->shape.causal, t->block_rows, t->overlap, &p->kernel);
+    int r;
+    p->kernel = (struct prs_attention_kernel){p->shape.head_dim, t->block_rows, t->overlap, p->ctx->place.nodes > 1, 0};
+    r = prs_attention_kernel_find(&p->kernel, p->shape.causal != 0);
     if (r != 0)
         return prs_fail(-EINVAL, "attention: no kernel for head_dim %u with %u keys a step and overlap %u",
                         p->shape.head_dim, t->block_rows, t->overlap);
@@ -132,7 +156,7 @@ static int choose(struct prs_attention_plan *p)
     if (t->workspace_limit == 0)
         r = default_limit(p->ctx, &t->workspace_limit);
     if (r == 0)
-        r = prs_attention_tuning_choose(&p->shape, p->ctx->config.rank, p->ctx->config.world, ctas, &p->info, s);
+        r = prs_attention_tuning_choose(&p->shape, &p->ctx->place, ctas, &p->info, s);
     return r;
 }
 
@@ -144,6 +168,7 @@ static void fill_args(struct prs_attention_plan *p)
     a->scale_log2 = (float)(scale * LOG2_E);
     a->heads_first = p->shape.heads_first != 0;
     a->out_strides = strides_of(p, p->shape.heads_q);
+    a->row_bytes = p->shape.head_dim * BF16_BYTES;
     a->push_ctas = p->info.tuning.push_ctas;
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
@@ -153,8 +178,6 @@ int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_sh
 {
     struct prs_attention_plan *p;
     int before, r = prs_attention_tuning_check(shape, ctx->config.world);
-    if (r == 0 && ctx->place.nodes > 1)
-        r = prs_fail(-ENOTSUP, "attention: over %u nodes is not built yet", ctx->place.nodes);
     if (r != 0)
         return r;
     r = prs_context_enter(ctx, &before);
@@ -196,6 +219,8 @@ void prs_attention_plan_close(struct prs_attention_plan *p)
     int before;
     if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
         return;
+    if (p->signals != NULL)
+        prs_symmetric_close(p->ctx, p->signals);
     if (p->flags != NULL)
         prs_symmetric_close(p->ctx, p->flags);
     if (p->staging != NULL)

@@ -3,6 +3,7 @@
  * against the keys and values of all ranks. In a CTA:
  *   warp 0         load_tasks     fills the rings of keys and values, gates on other ranks' data
  *   warp 1         push_share     sends the own keys and values to the other ranks
+ *   warp 2         give_far_credit (CTA 0, several nodes)
  *   warps 4 and up attend_tasks   consumer warpgroups, 64 query rows each
  * Consumers never wait for another GPU, except through the rings. */
 #ifndef PERSEUS_FUSED_ATTENTION_CUH
@@ -32,6 +33,8 @@ __global__ void __launch_bounds__(E::threads, 1)
             load_tasks<E>(args, m);
         else if (threadIdx.x == 32 && args.schedule.world > 1)
             push_share<E>(args, m);
+        else if (E::far && threadIdx.x == 64 && blockIdx.x == 0)
+            give_far_credit(args);
     } else {
         registers_take<E::consumer_registers>();
         attend_tasks<E>(args, m);

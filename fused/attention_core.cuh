@@ -204,7 +204,7 @@ PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t fr
             continue;
         fence_release_sys(); /* R6: what all CTAs have read, before the credit. Pairs with A1 in await_credit(). */
 #pragma unroll 1
-        for (uint32_t p = 1; p < s->world; p++)
+        for (uint32_t p = 1; p < s->locals; p++)
             store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);
     }
 }

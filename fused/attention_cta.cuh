@@ -11,20 +11,21 @@
 enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2 };
 
 /* Compile-time shape of one kernel. */
-template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP> struct attention {
+template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct attention {
     static constexpr int head_dim = HEAD_DIM;
     static constexpr int block = BLOCK; /* keys */
     static constexpr int warpgroups = WARPGROUPS;
     static constexpr bool overlaps = (OVERLAP & OVERLAP_BLOCKS) != 0;
     static constexpr bool takes_turns = (OVERLAP & OVERLAP_WARPGROUPS) != 0;
+    static constexpr bool far = FAR != 0; /* there are other nodes, whose calls need registers */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
     static constexpr int rows_bytes = 64 * HEAD_DIM * 2; /* query rows of one warpgroup */
     /* A CTA has what its launch was given, all threads alike; the roles share it out anew. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
-    static constexpr int producer_registers = WARPGROUPS == 2 ? 40 : 32;
-    static constexpr int consumer_registers = WARPGROUPS == 2 ? 232 : 160;
+    static constexpr int producer_registers = WARPGROUPS == 2 ? (FAR != 0 ? 88 : 40) : 32;
+    static constexpr int consumer_registers = WARPGROUPS == 2 ? (FAR != 0 ? 208 : 232) : 160;
     static_assert(producer_registers + WARPGROUPS * consumer_registers <= (WARPGROUPS + 1) * launch_registers,
                   "else setmaxnreg waits for ever");
     /* Offsets in dynamic shared memory. */

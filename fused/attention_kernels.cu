@@ -15,12 +15,13 @@ struct instance {
 
 template <class E> static constexpr struct instance instance_of(uint32_t overlap)
 {
-    return {{E::head_dim, E::block, overlap, E::tile_rows}, attention_kernel<E>, {1, E::threads, E::shared_bytes}};
+    return {
+        {E::head_dim, E::block, overlap, E::far, E::tile_rows}, attention_kernel<E>, {1, E::threads, E::shared_bytes}};
 }
 
-template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP> static constexpr struct instance make(void)
+template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0> static constexpr struct instance make(void)
 {
-    return instance_of<attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP>>(OVERLAP);
+    return instance_of<attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR>>(OVERLAP);
 }
 
 /* The default of a head_dim comes first; a causal tile wastes less with smaller blocks. */
@@ -34,6 +35,8 @@ static const struct instance instances[] = {
     make<64, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
     make<64, 128, 3, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
     make<64, 128, 3, OVERLAP_WARPGROUPS>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
+    make<64, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
 };
 
 enum { CAUSAL_BLOCK = 128 };
@@ -41,24 +44,23 @@ enum { CAUSAL_BLOCK = 128 };
 static const struct instance *find(const struct prs_attention_kernel *wanted)
 {
     for (const struct instance &i : instances)
-        if (i.choices.head_dim == wanted->head_dim &&
+        if (i.choices.head_dim == wanted->head_dim && i.choices.far == wanted->far &&
             (wanted->block_rows == 0 || i.choices.block_rows == wanted->block_rows) &&
             (wanted->overlap == 0 || i.choices.overlap == wanted->overlap))
             return &i;
     return NULL;
 }
 
-extern "C" int prs_attention_kernel_find(uint32_t head_dim, uint32_t causal, uint32_t block_rows, uint32_t overlap,
-                                         struct prs_attention_kernel *found)
+extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel, bool causal)
 {
-    struct prs_attention_kernel wanted = {head_dim, block_rows, overlap, 0};
+    struct prs_attention_kernel wanted = *kernel;
     const struct instance *i;
-    if (causal != 0 && block_rows == 0)
+    if (causal && wanted.block_rows == 0 && wanted.head_dim == 128)
         wanted.block_rows = CAUSAL_BLOCK;
     i = find(&wanted);
     if (i == NULL)
         return -ENOTSUP;
-    *found = i->choices;
+    *kernel = i->choices;
     return 0;
 }
 

@@ -4,11 +4,13 @@
 #define PERSEUS_FUSED_ATTENTION_KERNELS_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 
 #include "fused/attention_layout.h"
 
 struct prs_attention_kernel {
     uint32_t head_dim, block_rows, overlap; /* compile-time choices */
+    uint32_t far;                           /* 1: for several nodes */
     uint32_t tile_rows;
 };
 
@@ -16,10 +18,9 @@ struct prs_attention_kernel {
 extern "C" {
 #endif
 
-/* The kernel with these choices; 0 in block_rows or overlap takes the first that fits, which is the default for that
+/* Completes the choices: 0 in block_rows or overlap takes the first kernel that fits, which is the default for that
  * head_dim, causal or not. 0, or -ENOTSUP when there is none. */
-int prs_attention_kernel_find(uint32_t head_dim, uint32_t causal, uint32_t block_rows, uint32_t overlap,
-                              struct prs_attention_kernel *found);
+int prs_attention_kernel_find(struct prs_attention_kernel *kernel, bool causal);
 
 /* Readies it on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
 int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas);

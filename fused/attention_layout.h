@@ -27,15 +27,19 @@ struct prs_attention_args {
     CUtensorMap push_k, push_v; /* own, in messages */
     struct prs_attention_schedule schedule;
     struct prs_sync sync;
-    uint8_t *staging[PRS_MAX_WORLD];   /* [p]: at rank + p; [0] own */
-    uint32_t *arrivals[PRS_MAX_WORLD]; /* [p]: arrival counters at rank + p */
-    uint32_t *credits[PRS_MAX_WORLD];  /* [p]: credits given to rank + p */
-    uint32_t *finished;                /* own, one per group: CTAs that are done with it, over all launches */
+    /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */
+    uint8_t *staging[PRS_MAX_WORLD];   /* [p]: at neighbour p */
+    uint32_t *arrivals[PRS_MAX_WORLD]; /* [p]: arrival counters at neighbour p */
+    uint32_t *credits[PRS_MAX_WORLD];  /* [p]: credits given to neighbour p */
+    uint32_t *finished; /* own, one per group: CTAs that are done with it, over all launches; between nodes
+                          as many again: and those that have sent it on */
+    struct prs_far far; /* several nodes only */
     uint16_t *out;
     float *lse;
     struct prs_attention_strides out_strides;
     float scale, scale_log2; /* of the scores; times log2(e) */
     uint32_t heads_first;    /* layout of the tensors */
+    uint32_t row_bytes;      /* of one position of one head */
     uint32_t push_ctas, push_gap;
 };
 

@@ -11,8 +11,8 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t 
                                 uint32_t slab)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t lane = threadIdx.x % 32, distance = span / s->segments, mine = slab + lane;
-    uint32_t index = prs_attention_arrival(s, distance, pair, kind, span % s->segments, mine);
+    uint32_t lane = threadIdx.x % 32, order = span / s->segments, mine = slab + lane;
+    uint32_t index = prs_attention_arrival(s, order, pair, kind, span % s->segments, mine);
     uint32_t epoch = launch_epoch(&args.sync); /* not kept from look to look: registers are few, and it comes along */
     uint32_t want = mine < s->slabs ? epoch * prs_attention_arrivals(s, mine) : 0;
     struct wait_clock clock = {0, 0};
@@ -23,7 +23,7 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t 
             return 32;
         if ((missing & 1) == 0)
             return __ffs(missing) - 1;
-        bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_KEYS, (s->rank + distance) % s->world, index, want, seen);
+        bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_KEYS, prs_attention_source(s, order), index, want, seen);
         if (!__shfl_sync(~0u, go, 0))
             return ~0u >> 2;
     }
@@ -53,19 +53,19 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
                            uint32_t *ready)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t stage = stage_of(step), distance = w.span / s->segments, segment = w.span % s->segments;
+    uint32_t stage = stage_of(step), order = w.span / s->segments, segment = w.span % s->segments;
     uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
     uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
     int32_t row = (int32_t)(w.block * s->block_rows);
-    if (distance != 0)
+    if (order != 0)
         await_block(args, t.pair, KIND, w, ready);
     mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
     if (threadIdx.x != 0)
         return;
     mbarrier_expect(full, E::block_bytes);
-    if (distance != 0) {
-        tma_load_5d(to, &args.received, full, 0, row, 0,
-                    (int32_t)prs_attention_stage(s, distance, t.pair, KIND, segment), 0);
+    if (order != 0) {
+        tma_load_5d(to, &args.received, full, 0, row, 0, (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment),
+                    0);
     } else {
         struct attention_place at = attention_place_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
         tma_load_5d(to, KIND == PRS_KEYS ? &args.k : &args.v, full, 0, row, 0, at.u, at.v);

@@ -10,7 +10,12 @@
  * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks want them:
  * group by group, within a group first to the rank before this one, which wants this share first. They wait in
  * `depth` group buffers: as many as there are groups (everything resident), or two, and then a sender writes a buffer
- * again only when the receiver has given credit for the group that was in it. */
+ * again only when the receiver has given credit for the group that was in it.
+ *
+ * Between nodes a share crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to its
+ * counterpart (the rank with the same number) on each other node, which hands it to the other ranks there as it does
+ * its own. Shares are numbered in the order in which a rank meets them: `order` 0 is its own, then come those of its
+ * node, then, node by node, its counterpart's and those that it gets from the ranks beside it. */
 #ifndef PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 #define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 
@@ -20,6 +25,7 @@ enum { PRS_KEYS = 0, PRS_VALUES = 1 };
 
 struct prs_attention_schedule {
     uint32_t rank, world;
+    uint32_t node, nodes, local, locals; /* as in place.h; world = nodes * locals */
     uint32_t batch, heads_q, heads_kv;
     uint32_t causal;
     uint32_t segments;     /* of a rank's share: 1 or 2 */
@@ -45,6 +51,7 @@ struct prs_attention_task {
 
 struct prs_attention_shares {
     uint32_t batch, heads_q, heads_kv, causal, rows; /* rows: positions of one rank's share */
+    uint32_t nodes;                                  /* 0: 1 */
 };
 
 /* Tile, block, group, depth, chunk and slab sizes have been set before. */
@@ -53,6 +60,10 @@ PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, ui
 {
     s->rank = rank;
     s->world = world;
+    s->nodes = shares->nodes == 0 ? 1 : shares->nodes;
+    s->locals = world / s->nodes;
+    s->node = rank / s->locals;
+    s->local = rank % s->locals;
     s->batch = shares->batch;
     s->heads_q = shares->heads_q;
     s->heads_kv = shares->heads_kv;
@@ -111,9 +122,15 @@ PRS_SHARED uint32_t prs_attention_chunk(const struct prs_attention_schedule *s, 
     return segment == 0 ? rank : 2 * s->world - 1 - rank;
 }
 
+/* The rank whose share comes at this place in this rank's order. */
+PRS_SHARED uint32_t prs_attention_source(const struct prs_attention_schedule *s, uint32_t order)
+{
+    return (s->node + order / s->locals) % s->nodes * s->locals + (s->local + order % s->locals) % s->locals;
+}
+
 /* ---- a task's way through the keys ---- */
 struct prs_attention_walk {
-    uint32_t span;   /* distance of the source rank * segments + segment */
+    uint32_t span;   /* order of the share * segments + segment */
     uint32_t block;  /* of the segment */
     uint32_t blocks; /* that the task meets there */
     bool diagonal;   /* the span is the task's own chunk: the causal mask cuts it */
@@ -123,7 +140,7 @@ struct prs_attention_walk {
 PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                     struct prs_attention_walk *w, uint32_t span)
 {
-    uint32_t source = (s->rank + span / s->segments) % s->world, rows = s->segment_rows;
+    uint32_t source = prs_attention_source(s, span / s->segments), rows = s->segment_rows;
     w->span = span;
     w->block = 0;
     w->diagonal = false;
@@ -169,31 +186,59 @@ PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, c
 }
 
 /* ---- what travels ---- */
-/* One message: rows of one segment of the keys or values of one pair, to one rank. */
+/* One message: rows of one segment of the keys or values of one pair. */
 struct prs_attention_message {
-    uint32_t group, distance; /* to rank - distance, for which this rank is `distance` ahead */
+    uint32_t group;
+    uint32_t way;      /* 0: the own share; else that of the counterpart `way` nodes on, which has come here */
+    uint32_t distance; /* to the rank that is so far before this one in its node. 0: for this rank: the own share to the
+                          relay slot; another is only counted, since it is here */
     uint32_t pair, kind, segment;
     uint32_t slab, row, rows;
 };
 
-/* Segments that the rank `distance` before this one needs: a causal rank never looks at later positions. */
-PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t distance)
+/* Where the message is, in the order of its receiver; the relay slot comes behind all others. */
+PRS_SHARED uint32_t prs_attention_order(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
-    uint32_t to = (s->rank + s->world - distance) % s->world;
-    return s->segments == 2 && s->rank < to ? 1 : s->segments;
+    return way == 0 && distance == 0 ? s->world : way * s->locals + distance;
+}
+
+PRS_SHARED uint32_t prs_attention_slots(const struct prs_attention_schedule *s)
+{
+    return s->world - (s->nodes > 1 ? 0 : 1);
+}
+
+/* A causal rank never looks at later positions: a second segment only interests ranks before its own. */
+PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *s, uint32_t source, uint32_t to)
+{
+    return s->segments == 2 && source < to ? 1 : s->segments;
+}
+
+/* Segments of a share that travel this way. */
+PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
+{
+    uint32_t to = s->node * s->locals + (s->local + s->locals - distance) % s->locals;
+    if (way == 0 && distance == 0) /* to any other node: node 0 is before all others */
+        return prs_attention_interest(s, s->rank, s->node == 0 ? s->world : s->local);
+    return prs_attention_interest(s, prs_attention_source(s, way * s->locals), to);
+}
+
+/* Ranks of the own node that messages go to, this one included when there are several nodes. */
+PRS_SHARED uint32_t prs_attention_receivers(const struct prs_attention_schedule *s)
+{
+    return s->locals - (s->nodes > 1 ? 0 : 1);
 }
 
 PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *s)
 {
-    return s->groups * (s->world - 1) * s->segments * s->slabs * s->group * 2 * s->slab_chunks;
+    return s->groups * s->nodes * prs_attention_receivers(s) * s->segments * s->slabs * s->group * 2 * s->slab_chunks;
 }
 
-/* Message `at`; false: there is none at this position. Per group and distance, slab by slab the first rows of all its
- * pairs, keys before values. */
+/* Message `at`; false: there is none at this position. Per group, way and receiver, slab by slab the first rows of all
+ * its pairs, keys before values. The relay comes first, because it has the longest way. */
 PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
                                          struct prs_attention_message *m)
 {
-    uint32_t chunk = at % s->slab_chunks, left;
+    uint32_t chunk = at % s->slab_chunks, left, receivers = prs_attention_receivers(s);
     at /= s->slab_chunks;
     m->kind = at % 2;
     at /= 2;
@@ -203,22 +248,24 @@ PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s,
     at /= s->slabs;
     m->segment = at % s->segments;
     at /= s->segments;
-    m->distance = 1 + at % (s->world - 1);
-    m->group = at / (s->world - 1);
+    m->distance = at % receivers + (s->locals - receivers);
+    at /= receivers;
+    m->way = at % s->nodes;
+    m->group = at / s->nodes;
     m->row = (m->slab * s->slab_chunks + chunk) * s->chunk_rows;
     m->pair += m->group * s->group;
-    if (m->pair >= s->pairs || m->row >= s->segment_rows || m->segment >= prs_attention_wanted(s, m->distance))
+    if (m->pair >= s->pairs || m->row >= s->segment_rows || m->segment >= prs_attention_wanted(s, m->way, m->distance))
         return false;
     left = s->segment_rows - m->row;
     m->rows = left < s->chunk_rows ? left : s->chunk_rows;
     return true;
 }
 
-/* Arrival counter of a slab from the rank `distance` ahead. Keys and values of a pair have their own. */
-PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t distance, uint32_t pair,
+/* Arrival counter of a slab of the share at this place in the order. Keys and values of a pair have their own. */
+PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                           uint32_t kind, uint32_t segment, uint32_t slab)
 {
-    return ((((distance - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->slabs + slab;
+    return ((((order - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->slabs + slab;
 }
 
 /* What it gains per launch. */
@@ -229,21 +276,46 @@ PRS_SHARED uint32_t prs_attention_arrivals(const struct prs_attention_schedule *
 }
 
 /* Where the keys or values of one segment lie in staging memory, in units of segment_rows * head_dim. */
-PRS_SHARED uint32_t prs_attention_stage(const struct prs_attention_schedule *s, uint32_t distance, uint32_t pair,
+PRS_SHARED uint32_t prs_attention_stage(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                         uint32_t kind, uint32_t segment)
 {
     uint32_t group = pair / s->group;
-    uint32_t buffer = group % s->depth * (s->world - 1) + distance - 1;
+    uint32_t buffer = group % s->depth * prs_attention_slots(s) + order - 1;
     return ((buffer * s->group + pair % s->group) * 2 + kind) * s->segments + segment;
 }
 
 PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
 {
-    return s->depth * (s->world - 1) * s->group * 2 * s->segments;
+    return s->depth * prs_attention_slots(s) * s->group * 2 * s->segments;
+}
+
+/* ---- between nodes ---- */
+/* Signal word of a slab that the counterpart `way` nodes on puts here. */
+PRS_SHARED uint32_t prs_attention_far_slab(const struct prs_attention_schedule *s, uint32_t way, uint32_t pair,
+                                           uint32_t kind, uint32_t segment, uint32_t slab)
+{
+    return prs_attention_arrival(s, way, pair, kind, segment, slab);
+}
+
+/* Signal word of a credit from the counterpart `back` nodes back. */
+PRS_SHARED uint32_t prs_attention_far_credit(const struct prs_attention_schedule *s, uint32_t back, uint32_t group)
+{
+    return prs_attention_arrival(s, s->nodes, 0, 0, 0, 0) + (back - 1) * s->groups + group;
+}
+
+PRS_SHARED uint32_t prs_attention_far_words(const struct prs_attention_schedule *s)
+{
+    return prs_attention_far_credit(s, s->nodes, 0);
+}
+
+/* The counterpart so many nodes on; s->nodes - back: so many back. */
+PRS_SHARED uint32_t prs_attention_counterpart(const struct prs_attention_schedule *s, uint32_t on)
+{
+    return (s->node + on) % s->nodes * s->locals + s->local;
 }
 
 /* ---- credits: a receiver says "all CTAs are done with this group" ---- */
-/* At the sender, from the rank `distance` before it. */
+/* At the sender, from the rank `distance` before it in its node. */
 PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s, uint32_t distance, uint32_t group)
 {
     return (distance - 1) * s->groups + group;

@@ -49,8 +49,9 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
 {
     uint32_t ctas = info->tuning.ctas, turns = prs_ceil_div(s->tasks, ctas), segments = 0;
     double compute = compute_us(a, s->world, ctas), travel;
-    for (uint32_t d = 1; d < s->world; d++)
-        segments += prs_attention_wanted(s, d);
+    for (uint32_t way = 0; way < s->nodes; way++)
+        for (uint32_t d = 1; d < s->locals; d++)
+            segments += prs_attention_wanted(s, way, d);
     info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
     travel = (double)info->sent_bytes / STORE_BYTES_PER_US;
     if (a->causal == 0) /* tasks of one size: the last turn takes as long as the others */
@@ -62,7 +63,8 @@ static int check_counts(const struct prs_attention_schedule *s)
 {
     uint64_t rows = (uint64_t)s->pairs * 2 * s->segments * s->segment_rows * s->world;
     uint64_t tasks = (uint64_t)s->pairs * s->share * s->segments * s->tiles;
-    uint64_t padded = (uint64_t)s->groups * s->group * 2 * s->segments * s->slabs * s->slab_chunks * s->world;
+    uint64_t padded =
+        (uint64_t)s->groups * s->group * 2 * s->segments * s->slabs * s->slab_chunks * (s->world + s->nodes);
     if (rows / s->chunk_rows >= MAX_COUNT || tasks >= MAX_COUNT || padded >= MAX_COUNT)
         return prs_fail(-EINVAL, "attention: %llu tasks and %llu messages are too many for one launch: split the batch",
                         (unsigned long long)tasks, (unsigned long long)padded);
@@ -99,11 +101,13 @@ static int choose_depth(const struct prs_attention_shape *a, struct prs_attentio
     return 0;
 }
 
-int prs_attention_tuning_choose(const struct prs_attention_shape *a, uint32_t rank, uint32_t world, uint32_t ctas,
+int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struct prs_place *place, uint32_t ctas,
                                 struct prs_attention_info *info, struct prs_attention_schedule *s)
 {
     struct prs_attention_tuning *t = &info->tuning;
-    struct prs_attention_shares shares = {a->batch, a->heads_q, a->heads_kv, a->causal != 0, a->seq / world};
+    uint32_t world = place->world;
+    struct prs_attention_shares shares = {a->batch,       a->heads_q,     a->heads_kv,
+                                          a->causal != 0, a->seq / world, place->nodes};
     uint32_t per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
     int r;
     if (t->ctas == 0 || t->ctas > ctas)
@@ -126,7 +130,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, uint32_t ra
     per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
     s->group = t->group != 0 ? t->group : prs_ceil_div(t->ctas, per_pair);
     s->depth = UINT32_MAX;
-    prs_attention_schedule_init(s, rank, world, &shares);
+    prs_attention_schedule_init(s, place->rank, world, &shares);
     t->group = s->group;
     r = check_counts(s);
     if (r == 0)

@@ -6,6 +6,7 @@
 #include <perseus/fused.h>
 
 #include "fused/attention_layout.h"
+#include "fused/place.h"
 
 /* 0, or -EINVAL for a shape that no kernel can run. */
 int prs_attention_tuning_check(const struct prs_attention_shape *shape, uint32_t world);
@@ -13,7 +14,7 @@ int prs_attention_tuning_check(const struct prs_attention_shape *shape, uint32_t
 /* Decides every field of info->tuning but workspace_limit, which is set, fills the schedule, and predicts. ctas: how
  * many can run at once; block_rows, overlap and tile_rows are those of the kernel that was found. 0, -EINVAL, or
  * -ENOMEM. */
-int prs_attention_tuning_choose(const struct prs_attention_shape *shape, uint32_t rank, uint32_t world, uint32_t ctas,
+int prs_attention_tuning_choose(const struct prs_attention_shape *shape, const struct prs_place *place, uint32_t ctas,
                                 struct prs_attention_info *info, struct prs_attention_schedule *schedule);
 
 /* Bytes of staging memory. */

@@ -6,22 +6,23 @@
 #include "fused/cta.cuh"
 #include "fused/network.cuh"
 
-PRS_DEVICE void put_far(const struct prs_kernel_args &args, uint32_t peer, uint32_t window, uint64_t from, uint64_t to,
-                        uint64_t bytes, uint32_t group)
+template <class Args>
+PRS_DEVICE void put_far(const Args &args, uint32_t peer, uint32_t window, uint64_t from, uint64_t to, uint64_t bytes,
+                        uint32_t group)
 {
     struct prs_device_put put = {from, to, bytes, peer, window, window, group % PRS_CMD_GROUPS};
     network_put(&args.sync, &args.far.device, put);
 }
 
-PRS_DEVICE void signal_far(const struct prs_kernel_args &args, uint32_t peer, uint32_t word, uint32_t epoch,
-                           uint32_t group)
+template <class Args>
+PRS_DEVICE void signal_far(const Args &args, uint32_t peer, uint32_t word, uint32_t epoch, uint32_t group)
 {
     struct prs_device_signal signal = {word * 8ull, epoch, peer, args.far.signal_window, group % PRS_CMD_GROUPS, 0, 0};
     network_signal(&args.sync, &args.far.device, signal);
 }
 
 /* The low half of a signal word: epochs have 32 bits. */
-PRS_DEVICE const uint32_t *far_flag(const struct prs_kernel_args &args, uint32_t word)
+template <class Args> PRS_DEVICE const uint32_t *far_flag(const Args &args, uint32_t word)
 {
     return (const uint32_t *)(args.far.signals + word);
 }

@@ -9,20 +9,22 @@
 struct row {
     uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's share */
     uint32_t tile, block, group, depth, chunk, slab_chunks;
+    uint32_t nodes; /* 0: one */
 };
 
 static struct row shapes[] = {
-    {1, 1, 1, 1, 128, 0, 128, 128, 1, 1, 32, 4}, {1, 2, 3, 3, 300, 0, 128, 176, 2, 9, 32, 4},
-    {1, 1, 4, 2, 333, 1, 128, 128, 1, 9, 64, 2}, {2, 1, 2, 1, 200, 0, 192, 128, 1, 9, 64, 2},
-    {2, 2, 4, 2, 260, 1, 128, 128, 3, 2, 32, 4}, {4, 1, 4, 4, 96, 0, 128, 176, 2, 2, 32, 1},
-    {4, 2, 6, 2, 130, 1, 128, 128, 1, 2, 32, 2}, {4, 1, 2, 2, 514, 1, 192, 128, 2, 1, 64, 8},
-    {3, 1, 3, 3, 70, 1, 128, 176, 2, 2, 32, 16}, {8, 1, 2, 1, 34, 1, 128, 128, 1, 1, 32, 1},
+    {1, 1, 1, 1, 128, 0, 128, 128, 1, 1, 32, 4},   {1, 2, 3, 3, 300, 0, 128, 176, 2, 9, 32, 4},
+    {1, 1, 4, 2, 333, 1, 128, 128, 1, 9, 64, 2},   {2, 1, 2, 1, 200, 0, 192, 128, 1, 9, 64, 2},
+    {2, 2, 4, 2, 260, 1, 128, 128, 3, 2, 32, 4},   {4, 1, 4, 4, 96, 0, 128, 176, 2, 2, 32, 1},
+    {4, 2, 6, 2, 130, 1, 128, 128, 1, 2, 32, 2},   {4, 1, 2, 2, 514, 1, 192, 128, 2, 1, 64, 8},
+    {3, 1, 3, 3, 70, 1, 128, 176, 2, 2, 32, 16},   {8, 1, 2, 1, 34, 1, 128, 128, 1, 1, 32, 1},
+    {4, 1, 2, 2, 96, 0, 128, 176, 1, 2, 32, 1, 2}, {6, 1, 2, 1, 60, 1, 128, 128, 1, 2, 32, 2, 3},
     {5, 3, 2, 2, 177, 0, 128, 176, 4, 2, 32, 3},
 };
 
 static struct prs_attention_schedule schedule_of(const struct row *r, uint32_t rank)
 {
-    struct prs_attention_shares shares = {r->batch, r->heads_q, r->heads_kv, r->causal, r->rows};
+    struct prs_attention_shares shares = {r->batch, r->heads_q, r->heads_kv, r->causal, r->rows, r->nodes};
     struct prs_attention_schedule s = {.tile_rows = r->tile,
                                        .block_rows = r->block,
                                        .group = r->group,
@@ -84,7 +86,7 @@ static void walk_row(const struct prs_attention_schedule *s, const struct prs_at
     bool first = true;
     prs_attention_begin(s, t, &w);
     do {
-        uint32_t source = (s->rank + w.span / s->segments) % s->world;
+        uint32_t source = prs_attention_source(s, w.span / s->segments);
         int32_t limit = prs_attention_limit(s, &w, row);
         uint32_t from = begin_of(s, source, w.span % s->segments) + w.block * s->block_rows;
         cr_assert(!first || limit > 0, "row %u sees nothing in its first block", row);
@@ -116,53 +118,71 @@ FOR_ALL_SHAPES(a_query_meets_every_key_that_it_may_look_at_once)
     }
 }
 
-/* Rows of one (distance, pair, kind, segment) that were sent. */
-static uint32_t *count_messages(const struct prs_attention_schedule *s, uint32_t *arrived)
+/* Rows of one (order of the receiver `distance` before this rank, pair, kind, segment) that this rank sends. */
+static uint32_t *count_messages(const struct prs_attention_schedule *s, uint32_t distance, uint32_t *arrived)
 {
-    uint32_t *sent = calloc((size_t)s->world * s->pairs * 2 * s->segments, sizeof(*sent)), group = 0;
+    uint32_t *sent = calloc((size_t)(s->world + 1) * s->pairs * 2 * s->segments, sizeof(*sent)), group = 0;
     for (uint32_t i = 0; i < prs_attention_messages(s); i++) {
         struct prs_attention_message m;
+        uint32_t order;
         if (!prs_attention_message_at(s, i, &m))
             continue;
         cr_assert(m.group >= group && m.pair / s->group == m.group, "groups travel in order");
         group = m.group;
         cr_assert(m.rows > 0 && m.rows <= s->chunk_rows && m.row + m.rows <= s->segment_rows);
-        sent[((m.distance * s->pairs + m.pair) * 2 + m.kind) * s->segments + m.segment] += m.rows;
-        arrived[prs_attention_arrival(s, m.distance, m.pair, m.kind, m.segment, m.slab)]++;
+        if (m.distance != distance)
+            continue;
+        order = prs_attention_order(s, m.way, m.distance);
+        sent[((order * s->pairs + m.pair) * 2 + m.kind) * s->segments + m.segment] += m.rows;
+        arrived[prs_attention_arrival(s, order, m.pair, m.kind, m.segment, m.slab)]++;
     }
     return sent;
 }
 
-FOR_ALL_SHAPES(what_travels_is_what_is_needed_and_fills_its_counters)
+static bool any_task_looks(const struct prs_attention_schedule *s, uint32_t span)
 {
-    for (uint32_t rank = 0; rank < row->world; rank++) {
-        struct prs_attention_schedule s = schedule_of(row, rank);
-        uint32_t *arrived = calloc(prs_attention_arrival(&s, row->world, 0, 0, 0, 0), sizeof(*arrived));
-        uint32_t *sent = count_messages(&s, arrived);
-        for (uint32_t d = 1; d < s.world; d++) {
-            struct prs_attention_schedule to = schedule_of(row, (rank + s.world - d) % s.world);
-            for (uint32_t segment = 0; segment < s.segments; segment++) {
-                bool needed = false;
-                for (uint32_t i = 0; i < to.tasks; i++) {
-                    struct prs_attention_task t;
-                    struct prs_attention_walk w;
-                    prs_attention_task_at(&to, i, &t);
-                    prs_attention_enter(&to, &t, &w, d * s.segments + segment);
-                    needed = needed || w.blocks != 0;
-                }
-                for (uint32_t x = 0; x < s.pairs * 2; x++)
-                    cr_assert_eq(sent[(d * s.pairs * 2 + x) * s.segments + segment], needed ? s.segment_rows : 0,
-                                 "rank %u sends segment %u to rank %u", rank, segment, to.rank);
-                for (uint32_t x = 0; x < s.pairs * 2 * s.slabs && needed; x++) {
-                    uint32_t slab = x % s.slabs;
-                    uint32_t at = prs_attention_arrival(&s, d, x / s.slabs / 2, x / s.slabs % 2, segment, slab);
-                    cr_assert_eq(arrived[at], prs_attention_arrivals(&s, slab), "slab %u", slab);
-                }
+    bool needed = false;
+    for (uint32_t i = 0; i < s->tasks; i++) {
+        struct prs_attention_task t;
+        struct prs_attention_walk w;
+        prs_attention_task_at(s, i, &t);
+        prs_attention_enter(s, &t, &w, span);
+        needed = needed || w.blocks != 0;
+    }
+    return needed;
+}
+
+/* What one rank of a node sends, or between nodes counts, for the rank `distance` before it. */
+static void check_messages(const struct row *row, uint32_t rank, uint32_t distance)
+{
+    struct prs_attention_schedule s = schedule_of(row, rank), to;
+    uint32_t *arrived = calloc(prs_attention_arrival(&s, row->world + 1, 0, 0, 0, 0), sizeof(*arrived));
+    uint32_t *sent = count_messages(&s, distance, arrived);
+    to = schedule_of(row, s.node * s.locals + (s.local + s.locals - distance) % s.locals);
+    for (uint32_t way = distance == 0 ? 1 : 0; way < s.nodes; way++) {
+        for (uint32_t segment = 0; segment < s.segments; segment++) {
+            uint32_t order = way * s.locals + distance;
+            bool needed = any_task_looks(&to, order * s.segments + segment);
+            for (uint32_t x = 0; x < s.pairs * 2; x++)
+                cr_assert_eq(sent[(order * s.pairs * 2 + x) * s.segments + segment], needed ? s.segment_rows : 0,
+                             "rank %u sends segment %u of way %u to rank %u", rank, segment, way, to.rank);
+            for (uint32_t x = 0; x < s.pairs * 2 * s.slabs && needed; x++) {
+                uint32_t slab = x % s.slabs;
+                uint32_t at = prs_attention_arrival(&s, order, x / s.slabs / 2, x / s.slabs % 2, segment, slab);
+                cr_assert_eq(arrived[at], prs_attention_arrivals(&s, slab), "slab %u", slab);
             }
         }
-        free(sent);
-        free(arrived);
     }
+    free(sent);
+    free(arrived);
+}
+
+FOR_ALL_SHAPES(what_travels_is_what_is_needed_and_fills_its_counters)
+{
+    uint32_t locals = row->world / (row->nodes == 0 ? 1 : row->nodes);
+    for (uint32_t rank = 0; rank < row->world; rank++)
+        for (uint32_t distance = row->nodes == 0 ? 1 : 0; distance < locals; distance++)
+            check_messages(row, rank, distance);
 }
 
 FOR_ALL_SHAPES(what_is_held_at_the_same_time_lies_in_different_places)
@@ -172,7 +192,7 @@ FOR_ALL_SHAPES(what_is_held_at_the_same_time_lies_in_different_places)
     for (uint32_t first = 0; first + s.depth <= s.groups && s.world > 1; first++) {
         uint8_t *used = calloc(stages, 1);
         for (uint32_t pair = first * s.group; pair < (first + s.depth) * s.group && pair < s.pairs; pair++)
-            for (uint32_t d = 1; d < s.world; d++)
+            for (uint32_t d = 1; d <= prs_attention_slots(&s); d++)
                 for (uint32_t x = 0; x < 2 * s.segments; x++) {
                     uint32_t at = prs_attention_stage(&s, d, pair, x % 2, x / 2);
                     cr_assert(at < stages && used[at]++ == 0, "place %u of %u twice", at, stages);

@@ -19,11 +19,12 @@ static struct choice choose(const struct prs_attention_shape *shape, uint32_t wo
                             const struct prs_attention_tuning *wanted)
 {
     struct choice c = {.schedule = {.tile_rows = 128, .block_rows = shape->causal != 0 ? 128 : 176}};
+    struct prs_place place = {0, world, 0, 1, 0, world};
     if (wanted != NULL)
         c.info.tuning = *wanted;
     if (c.info.tuning.workspace_limit == 0)
         c.info.tuning.workspace_limit = 60ull << 30;
-    c.result = prs_attention_tuning_choose(shape, 0, world, SMS, &c.info, &c.schedule);
+    c.result = prs_attention_tuning_choose(shape, &place, SMS, &c.info, &c.schedule);
     return c;
 }
 

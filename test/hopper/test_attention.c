@@ -19,6 +19,7 @@ struct row {
     struct prs_attention_shape shape;
     uint32_t epochs;
     struct prs_attention_tuning tuning;
+    uint32_t nodes; /* 0: one */
 };
 
 struct run {
@@ -203,6 +204,20 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *p
     return r;
 }
 
+/* A share crosses to each other node once. */
+static void check_traffic(struct run *u, uint32_t rank, const struct prs_fused *ctx)
+{
+    const struct prs_attention_shape *s = &u->row->shape;
+    struct prs_fused_traffic traffic;
+    uint64_t share = (uint64_t)s->batch * share_of(u->row) * s->heads_kv * s->head_dim * 2 * 2;
+    prs_fused_traffic(ctx, &traffic);
+    if (u->row->nodes == 0 || s->causal != 0)
+        return;
+    if (traffic.puts == 0 || traffic.bytes / (share * (u->row->nodes - 1) * u->row->epochs) != 1)
+        complain(u, "bytes put to other nodes", rank, u->row->epochs, (uint32_t)traffic.puts, 0, (double)traffic.bytes,
+                 (double)(share * (u->row->nodes - 1) * u->row->epochs));
+}
+
 static void run_rank(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct run *u = user;
@@ -211,7 +226,8 @@ static void run_rank(uint32_t rank, struct ranks_seat *seat, void *user)
                                       .device = (int)rank,
                                       .timeout_ms = 60000,
                                       .allgather = ranks_allgather,
-                                      .user = seat};
+                                      .user = seat,
+                                      .node = u->row->nodes == 0 ? 0 : rank / (u->row->world / u->row->nodes) + 1};
     struct prs_fused *ctx = NULL;
     struct prs_attention_plan *plan = NULL;
     int r;
@@ -221,6 +237,8 @@ static void run_rank(uint32_t rank, struct ranks_seat *seat, void *user)
         r = prs_attention_plan_open(ctx, &u->row->shape, &u->row->tuning, &plan);
     if (r == 0)
         r = run_epochs(u, rank, plan);
+    if (r == 0)
+        check_traffic(u, rank, ctx);
     prs_attention_plan_close(plan);
     prs_fused_close(ctx);
     if (r != 0)
@@ -293,6 +311,37 @@ Test(attention, a_ring_of_two_buffers_is_right, .timeout = 240)
     ASSERT_RIGHT({2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .group = 1}},
                  {4, {2, 6, 3, 64, 528, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1, .slab_rows = 64}},
                  {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .group = 2, .push_ctas = 1}});
+}
+
+/* ---- several nodes: the real transport, over the software NIC -----------------------------------------------------
+ */
+static void need_software_nic(void)
+{
+    if (getenv("SOFTNIC_WORLD") == NULL)
+        cr_skip_test("not under softnic-run");
+}
+
+Test(attention_nodes, ranks_of_two_nodes_look_at_all_keys, .timeout = 300)
+{
+    need_software_nic();
+    ASSERT_RIGHT({4, {1, 2, 2, 128, 800, 0, 0, 0.3f}, 3, {.slab_rows = 64}, 2},
+                 {4, {1, 4, 2, 64, 404, 0, 1, 0.3f}, 2, {.group = 1}, 2}, {2, {1, 2, 1, 128, 402, 0, 0, 0}, 2, {0}, 2},
+                 {3, {1, 2, 2, 64, 333, 0, 0, 0}, 2, {0}, 3});
+}
+
+Test(attention_nodes, causal_ranks_of_two_nodes_look_at_what_came_before, .timeout = 300)
+{
+    need_software_nic();
+    ASSERT_RIGHT({4, {1, 2, 2, 128, 1048, 1, 0, 0.3f}, 2, {.slab_rows = 64}, 2},
+                 {4, {2, 2, 1, 64, 400, 1, 1, 0}, 3, {.push_ctas = 1}, 2},
+                 {3, {1, 1, 1, 128, 360, 1, 0, 0}, 2, {0}, 3});
+}
+
+Test(attention_nodes, two_buffers_are_enough_between_nodes, .timeout = 300)
+{
+    need_software_nic();
+    ASSERT_RIGHT({4, {1, 5, 5, 64, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .group = 1}, 2},
+                 {4, {1, 5, 5, 128, 400, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 2}, 2});
 }
 
 /* ---- plans --------------------------------------------------------------------------------------------------------
