@@ -8,6 +8,7 @@ A rule is a piece of a source file and what replaces it. A rule whose text is no
 import concurrent.futures
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,7 +129,17 @@ RULES = [  # name, file, text (must be there once), what stands there instead
 
 
 def run(command, **options):
-    return subprocess.run(command, capture_output=True, text=True, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def run_bounded(command):
+    """Exit status and output; TimeoutExpired when it does not end, and then nothing of it is left: Criterion runs tests in children."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, start_new_session=True) as child:
+        try:
+            return child.communicate(timeout=LIMIT_S)[0], child.returncode
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
 
 
 class Builder:
@@ -169,13 +180,13 @@ def catch(builder, number, mutated):
     for test in TESTS:
         program = builder.program(test, number, mutated)
         try:
-            done = run([program, "--fail-fast", "-j1", "--timeout", str(LIMIT_S // 2)], timeout=LIMIT_S, env=ENVIRONMENT)
+            text, status = run_bounded([program, "--fail-fast", "-j1", "--timeout", str(LIMIT_S // 2)])
         except subprocess.TimeoutExpired:
             return f"{test} (does not end)"
         finally:
             os.unlink(program)
-        if done.returncode:
-            return first_failure(done.stdout + done.stderr)
+        if status:
+            return first_failure(text)
     return None
 
 
