@@ -96,6 +96,7 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
         uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
         for (uint32_t quarter = 0; quarter < 4; quarter++, ring_next(r)) {
             mbarrier_wait(&m.empty[r->stage], r->phase ^ 1);
+            __syncwarp(); /* as in load_tiles() */
             if (lane == 0) {
                 mbarrier_expect(&m.full[r->stage], count * PRS_PARTIAL_QUARTER);
                 for (uint32_t i = 0; i < count; i++) {
@@ -171,6 +172,8 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
             if (E::gathers && u.block != s->rank)
                 await_step(args, at, u, step, &ready);
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
+            __syncwarp(); /* a lane that looks only when the stage is empty again would take that phase for an older one
+                           */
             if (lane == 0)
                 load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
         }

@@ -14,6 +14,14 @@ static struct prs_route route_of(uint32_t world, uint32_t experts, uint32_t choi
     return r;
 }
 
+/* The same, of a rank on several nodes. */
+static struct prs_route route_over(uint32_t nodes, uint32_t seats, uint32_t rank, uint32_t local, uint32_t choices)
+{
+    struct prs_route r = route_of(nodes * seats, nodes * seats * local, choices, 21);
+    r.rank = rank, r.nodes = nodes, r.seats = seats, r.node = rank / seats, r.seat = rank % seats;
+    return r;
+}
+
 static uint32_t next_random(uint32_t *state)
 {
     *state = *state * 1664525u + 1013904223u;
@@ -134,6 +142,113 @@ ParameterizedTest(struct group *g, route, every_block_of_every_expert_is_multipl
     }
     for (uint32_t e = 0; e < 6; e++)
         cr_assert_eq(rows[e], g->rows[e] * r.columns, "expert %u: %u rows multiplied", e, rows[e]);
+}
+
+/* ---- several nodes -------------------------------------------------------------------------------------------------
+ */
+Test(route, a_token_crosses_once_to_each_node_by_the_choice_that_is_computed_first_there)
+{
+    uint32_t random = 5;
+    for (int round = 0; round < 5000; round++) {
+        struct prs_route r = route_over(3, 2, (uint32_t)round % 6, 3, 5);
+        uint32_t leads[3] = {0, 0, 0}, first[3] = {999, 999, 999}, lead_is[3] = {0, 0, 0};
+        int64_t chosen[5];
+        random_choices(&r, chosen, &random);
+        for (uint32_t j = 0; j < r.choices; j++) {
+            uint32_t code = prs_route_code(&r, chosen, j), order, node;
+            if (chosen[j] < 0)
+                continue;
+            node = (uint32_t)chosen[j] / 6, order = prs_route_relay_order(&r, (uint32_t)chosen[j]);
+            first[node] = order < first[node] ? order : first[node];
+            if ((code & PRS_ROUTE_RELAY) != 0)
+                leads[node]++, lead_is[node] = order;
+        }
+        for (uint32_t node = 0; node < 3; node++) {
+            cr_assert_eq(leads[node], node != r.node && first[node] != 999, "node %u of a rank of node %u: %u leads",
+                         node, r.node, leads[node]);
+            cr_assert(leads[node] == 0 || lead_is[node] == first[node]);
+        }
+    }
+}
+
+Test(route, a_nodes_order_takes_the_first_experts_of_all_its_ranks_first)
+{
+    struct prs_route r = route_over(2, 3, 1, 4, 2);
+    uint8_t seen[24] = {0};
+    for (uint32_t e = 0; e < 24; e++) {
+        uint32_t at = prs_route_relay_order(&r, e);
+        cr_assert_eq(at / 12, e / 12, "an expert leaves its node");
+        cr_assert_eq(at % 12 / 3, e % 4, "expert %u of its rank comes at %u", e % 4, at % 12);
+        cr_assert_eq(seen[at]++, 0);
+    }
+}
+
+Test(route, distances_name_each_other_over_nodes)
+{
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        struct prs_route r = route_over(3, 2, rank, 1, 1);
+        for (uint32_t seat = 0; seat < 2; seat++)
+            cr_assert_eq(prs_route_peer(&r, prs_route_seat_distance(&r, seat)), r.node * 2 + seat);
+        for (uint32_t p = 0; p < 6; p++) {
+            struct prs_route peer = route_over(3, 2, prs_route_peer(&r, p), 1, 1);
+            uint32_t b = prs_route_node_of(&r, p);
+            cr_assert_eq(prs_route_peer(&peer, prs_route_mirror(&r, p)), rank);
+            cr_assert_eq(prs_route_counterpart(&peer, prs_route_node_mirror(&r, b)) / 2, r.node);
+            cr_assert_eq(prs_route_counterpart(&r, b) % 2, r.seat);
+            cr_assert_eq(prs_route_counterpart(&r, b) / 2, peer.node);
+        }
+    }
+}
+
+static void claim(uint8_t *bytes, uint64_t end, uint64_t at, uint64_t count, const char *what)
+{
+    for (uint64_t i = at; i < at + count; i++) {
+        cr_assert_lt(i, end, "%s goes beyond the end", what);
+        cr_assert_eq(bytes[i]++, 0, "%s overlaps", what);
+    }
+}
+
+Test(route, no_mail_note_word_or_counter_overlaps)
+{
+    struct prs_route r = route_over(3, 2, 4, 5, 3);
+    uint64_t end = prs_route_mail_bytes(&r), words = prs_route_relay_word(&r, 3, 0);
+    uint64_t counters = prs_route_group_counter(&r, 3, 0), relay = prs_route_relay_at(&r, 2, 1, 0);
+    uint8_t *bytes = calloc(end, 1), word[100] = {0}, counter[100] = {0}, *row = calloc(relay, 1);
+    cr_assert(words <= 100 && counters <= 100);
+    for (uint32_t p = 0; p < r.world; p++) {
+        uint64_t size = prs_route_record_at(&r, 0, 0, r.tokens);
+        claim(bytes, end, prs_route_counts_at(&r, 0, p), size, "bank 0");
+        claim(bytes, end, prs_route_counts_at(&r, 1, p), size, "bank 1");
+        claim(bytes, end, prs_route_outbox_at(&r, p), size, "outbox");
+        claim(word, words, p, 1, "word of routes");
+    }
+    for (uint32_t b = 1; b < r.nodes; b++) {
+        for (uint32_t bank = 0; bank < 3; bank++)
+            claim(bytes, end, prs_route_note_at(&r, bank, b), 16 + 4 * r.tokens * r.seats, "note");
+        for (uint32_t i = 0; i < r.tokens; i++) {
+            claim(row, relay, prs_route_relay_at(&r, 0, b, i), r.row_bytes, "row in");
+            claim(row, relay, prs_route_relay_at(&r, 1, b, i), r.row_bytes, "row out");
+        }
+        for (uint32_t i = 0; i < r.tokens; i += PRS_ROUTE_PUT_ROWS)
+            claim(counter, counters, prs_route_put_counter(&r, b, i), 1, "counter of a put");
+        for (uint32_t i = 0; i < r.tokens; i += r.group) {
+            claim(counter, counters, prs_route_group_counter(&r, b, i), 1, "counter of a group");
+            claim(word, words, prs_route_relay_word(&r, b, i / r.group), 1, "word of a group");
+        }
+    }
+    free(bytes);
+    free(row);
+}
+
+Test(route, the_pieces_of_relayed_rows_add_up)
+{
+    for (uint32_t count = 1; count < 60; count++)
+        for (uint32_t size = 8; size <= 24; size += 8) {
+            uint32_t rows = 0;
+            for (uint32_t row = 0; row < count; row += size)
+                rows += prs_route_piece_rows(row, size, count);
+            cr_assert_eq(rows, count);
+        }
 }
 
 Test(route, nothing_in_an_inbox_overlaps)

@@ -17,20 +17,21 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REDUCE, GATHER, ALL = "reduce_scatter_is_right", "allgather_is_right", "allreduce_is_right"
+NODES = "nodes/"  # before a test's name: the one of test_nodes.c, over the software NIC
 MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("fence_async_shared before a slab is handed over", "multiply.cuh", "    fence_async_shared();\n", "", REDUCE),
     ("bulk_wait_done before signal_tile", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", REDUCE),
-    ("wait for partial sums", "load.cuh", "        wait_flag(&args.sync, flag, at.epoch", "        if (0) wait_flag(&args.sync, flag, at.epoch", REDUCE),
+    ("wait for partial sums", "load.cuh", "        wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL", "        if (0) wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL", REDUCE),
     ("fence_async_global before partial sums are loaded", "load.cuh", "    fence_async_global(); /* the flags", "    /* the flags", REDUCE),
     ("release of a stage after the last K step", "multiply.cuh", "    wgmma_wait<0>();\n    release_stage(m, before);\n", "    wgmma_wait<0>();\n", REDUCE),
     ("wgmma_wait before a stage is released", "multiply.cuh", "            wgmma_wait<1>();\n", "", REDUCE),
-    ("wait for an empty stage", "load.cuh", "            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);\n            if (lane == 0)\n                load_stage", "            if (lane == 0)\n                load_stage", REDUCE),
+    ("wait for an empty stage", "load.cuh", "            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);\n            __syncwarp()", "            __syncwarp()", REDUCE),
     ("wait for a full stage", "multiply.cuh", "    mbarrier_wait(&m.full[r.stage], r.phase);\n    wgmma_fence();", "    wgmma_fence();", REDUCE),
     ("wait for a free slab", "multiply.cuh", "    mbarrier_wait(&m.c_empty[slab], phase ^ 1);\n", "", REDUCE),
     ("bulk_wait_read before a slab is given back", "store.cuh", "                bulk_wait_read<E::slabs - 1>();", "                ;", GATHER),
     ("rest handed over before partial sums are awaited", "multiply.cuh", "                hand_over_rest<E>(&left, m, half, &slabs);\n", "", "epochs_run_into_each_other"),
     ("cluster barrier before leaving", "engine.cuh", "    cluster_arrive();\n    cluster_wait(); /* the other CTA may still", "    /* the other CTA may still", REDUCE),
-    ("the other bank in odd epochs", "load.cuh", "(at.epoch & 1) * args.staging_bank_bytes;\n    await_partials", "0;\n    await_partials", REDUCE),
+    ("the other bank in odd epochs", "load.cuh", "args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;\n    await_partials", "args.staging[0];\n    await_partials", REDUCE),
     ("one bank for all epochs", None, "(at.epoch & 1)", "(at.epoch & 0)", "epochs_run_into_each_other"),
     ("bulk_wait_done before signal_chunk", "push.cuh", "bulk_wait_done<PRS_PUSH_SLOTS>", "bulk_wait_read<PRS_PUSH_SLOTS>", GATHER),
     ("wait before a push buffer is loaded again", "push.cuh", "bulk_wait_read<PRS_PUSH_SLOTS - 1>", "bulk_wait_read<PRS_PUSH_SLOTS>", GATHER),
@@ -38,18 +39,25 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("bulk_wait_done before the broadcast is signalled", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", ALL),
     ("wait for the others' results", "engine.cuh", "            await_broadcast(args, at);", "            ;", ALL),
     ("all lanes have read before one releases", "multiply.cuh", "            __syncwarp(); /* all lanes have read", "            /* all lanes have read", REDUCE),
+    ("wait for other nodes' sums", "load.cuh", "        wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL", "        if (!from.far) wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL", NODES + REDUCE),
+    ("only the second half of a tile puts it", "far.cuh", "prs_schedule_tile_counter(s, to, tile), 2)", "prs_schedule_tile_counter(s, to, tile), 1)", NODES + REDUCE),
+    ("a signal only behind all tiles of its group", "far.cuh", "prs_schedule_group_counter(s, to, g.index), g.pieces)", "prs_schedule_group_counter(s, to, g.index), 1)", NODES + REDUCE),
+    ("rest handed over before a relayed tile's sums are awaited", "multiply.cuh", "                hand_over_rest<E>(&left, m, half, &slabs);\n", "", NODES + "reduce_scatter_is_right_with_long_k"),
+    ("everything signalled before another node is waited for", "push.cuh", "        push_drain<E>(args, at, p);\n        wait_flag", "        wait_flag", NODES + GATHER),
+    ("wait for other nodes' rows", "push.cuh", "        wait_flag(&args.sync, far_flag(args, word), at.epoch, PRS_AWAIT_CHUNK, k.block, word);\n", "", NODES + GATHER),
+    ("wait for other nodes' results", "far.cuh", "            wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word);\n", "            ;\n", NODES + ALL),
 ]
 
 
-def link_command(build):
-    lines = subprocess.run(["ninja", "-C", build, "-t", "commands", "test/hopper/test_hopper_fused"], capture_output=True, text=True,
-                           check=True).stdout.splitlines()
+def link_command(build, test):
+    program = "test/hopper/test_hopper_" + ("nodes" if test.startswith(NODES) else "fused")
+    lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True, check=True).stdout.splitlines()
     compile_line = next(line for line in lines if "-c test/hopper/kernels.cpp" in line)
     return compile_line, lines[-1]
 
 
 def make(build, folder, mutation):
-    name, file, old, new, _ = mutation
+    name, file, old, new, test = mutation
     shutil.copytree(ROOT / "fused", folder / "fused")
     os.remove(folder / "fused/ptx.cuh")
     files = [folder / "fused" / file] if file else sorted((folder / "fused").glob("*.cuh"))
@@ -60,10 +68,10 @@ def make(build, folder, mutation):
         path.write_text(text.replace(old, new))
     if changed == 0:
         sys.exit(f"{name}: the text to replace is not in {file}")
-    compile_line, link_line = link_command(build)
+    compile_line, link_line = link_command(build, test)
     shadow = ROOT / "test/hopper/include"
     compile_line = re.sub(r"^(\S+) ", rf"\1 -I{shadow} -I{folder} ", compile_line, count=1)
-    compile_line = compile_line.replace(" -Werror ", " ")
+    compile_line = compile_line.replace(" -Werror ", " ")  # what is left over may be unused
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
     objects = [str(p) for p in (build / "test/hopper/libhopper_fused.a.p").glob("*.o") if "kernels.cpp" not in p.name]
@@ -74,11 +82,14 @@ def make(build, folder, mutation):
     return folder / "test"
 
 
-def runs(program, test, seeds):
+def runs(build, program, test, seeds):
     found, first, why = 0, None, ""
+    under = []
+    if test.startswith(NODES):
+        test, under = test[len(NODES):], [build / "tools/softnic/softnic-run", "--quiet", "--jitter", "100us", "--"]
     for seed in range(1, seeds + 1):
         try:
-            r = subprocess.run([program, "--filter", f"*/{test}", "-j1"], env={**os.environ, "HOPPER_SEED": str(seed)}, capture_output=True,
+            r = subprocess.run([*under, program, "--filter", f"*/{test}", "-j1"], env={**os.environ, "HOPPER_SEED": str(seed)}, capture_output=True,
                                text=True, timeout=40)
             bad, output = r.returncode != 0, r.stderr + r.stdout
         except subprocess.TimeoutExpired:
@@ -101,7 +112,7 @@ def main():
             continue
         with tempfile.TemporaryDirectory() as folder:
             program = make(options.build.resolve(), pathlib.Path(folder), mutation)
-            found, first, why = runs(program, mutation[4], options.seeds)
+            found, first, why = runs(options.build.resolve(), program, mutation[4], options.seeds)
         print(f"{mutation[0]} | {found} of {options.seeds} seeds, first {first} | {why[:240]}", flush=True)
 
 

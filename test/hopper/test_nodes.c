@@ -60,6 +60,14 @@ Test(nodes, reduce_scatter_is_right, .timeout = 200)
         assert_right(PRS_FUSED_REDUCE_SCATTER, &rows[i]);
 }
 
+/* As in test_fused.c: a rank that kept back what another waits for would be waited for in a circle. */
+Test(nodes, reduce_scatter_is_right_with_long_k, .timeout = 200)
+{
+    static const struct row row = {4, 2, 2048, 512, 320, 1, 2, {.band = 1, .clusters = 1}};
+    need_a_device();
+    assert_right(PRS_FUSED_REDUCE_SCATTER, &row);
+}
+
 Test(nodes, allgather_is_right, .timeout = 200)
 {
     need_a_device();

@@ -59,7 +59,8 @@ RULES = [  # name, file, text (must be there once), what stands there instead
     ("failing ends held signals too", ORDER, "        prs_op_fail(order->held[order->held_first].op, status);\n", ""),
     ("a finished path is measured", ORDER, "        path->rate = (path->rate * MEASURE_OLD + sample) / (MEASURE_OLD + 1);\n", ""),
     # Gets.
-    ("a get is remembered for strong signals", ORDER, "        queue->last_read = queue->head;\n", ""),
+    ("a get is remembered for strong signals", ORDER, "queue->last_read = queue->last_work = queue->head;", "queue->last_work = queue->head;"),
+    ("drain remembers where gets went", ORDER, "queue->last_read = queue->last_work = queue->head;", "queue->last_read = queue->head;"),
     ("the parts of a message do not overlap", ORDER, "    part->offset += part->bytes;\n", ""),
     ("no part is longer than the NIC takes", ORDER, "(part->left < order->max_part_bytes ? part->left : order->max_part_bytes);", "part->left;"),
     ("a get is cut over the queues", ORDER, "    if (get->len_bytes <= order->split_bytes || order->policy", "    if (get->len_bytes || order->policy"),

@@ -227,6 +227,18 @@ Test(order_limits, a_read_that_is_done_needs_no_fence)
     cr_assert_eq(bench->order.stats.fences, 0);
 }
 
+Test(order_limits, a_drained_signal_waits_for_a_read_too)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_DRAIN, 1, 1);
+    struct prs_op op[2];
+
+    cr_assert_eq(get_one(bench, &op[0], 8), 0);
+    cr_assert_eq(signal_one(bench, &op[1], 1, 0), 0);
+    cr_assert_eq(bench->order.held_count, 1);
+    post_and_complete_all(bench);
+    cr_assert_eq(op[1].status, 0);
+}
+
 Test(order_limits, a_strong_counted_signal_waits_while_two_queues_read)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
