@@ -23,7 +23,7 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("bulk_wait_done before signal_tile", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", REDUCE),
     ("wait for partial sums", "load.cuh", "        wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL", "        if (0) wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL", REDUCE),
     ("fence_async_global before partial sums are loaded", "load.cuh", "    fence_async_global(); /* the flags", "    /* the flags", REDUCE),
-    ("release of a stage after the last K step", "multiply.cuh", "    wgmma_wait<0>();\n    release_stage(m, before);\n", "    wgmma_wait<0>();\n", REDUCE),
+    ("release of a stage after the last K step", "multiply.cuh", "    wgmma_wait<0>();\n    release_stage<E>(m, before);\n", "    wgmma_wait<0>();\n", REDUCE),
     ("wgmma_wait before a stage is released", "multiply.cuh", "            wgmma_wait<1>();\n", "", REDUCE),
     ("wait for an empty stage", "load.cuh", "            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);\n            __syncwarp()", "            __syncwarp()", REDUCE),
     ("wait for a full stage", "multiply.cuh", "    mbarrier_wait(&m.full[r.stage], r.phase);\n    wgmma_fence();", "    wgmma_fence();", REDUCE),

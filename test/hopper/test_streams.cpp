@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the emulated runtime promises about order, and what fits on a device at once. */
+#include <criterion/criterion.h>
+#include <cuda_runtime.h>
+
+#include "fused/launch.cuh"
+#include "fused/ptx.cuh"
+#include "test/hopper/hopper.h"
+
+enum { WORDS = 1024, ROUNDS = 20, MOST_LOOKS = 3000 };
+
+static uint32_t *words(void)
+{
+    uint32_t *p = NULL;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(cudaMalloc((void **)&p, WORDS * 4), cudaSuccess);
+    cr_assert_eq(cudaMemset(p, 0, WORDS * 4), cudaSuccess);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    return p;
+}
+
+static uint32_t value_of(const uint32_t *p)
+{
+    uint32_t v = 0;
+    cr_assert_eq(cudaMemcpy(&v, p, 4, cudaMemcpyDeviceToHost), cudaSuccess);
+    return v;
+}
+
+Test(streams, the_null_stream_waits_for_blocking_streams, .timeout = 60)
+{
+    uint32_t *p = words();
+    cudaStream_t s;
+    cr_assert_eq(cudaStreamCreate(&s), cudaSuccess);
+    for (int i = 1; i <= ROUNDS; i++) {
+        cr_assert_eq(cudaMemsetAsync(p, i, 4, s), cudaSuccess);
+        cr_assert_eq(value_of(p), (uint32_t)i * 0x01010101u);
+    }
+}
+
+Test(streams, a_stream_that_waits_for_an_event_comes_after_it, .timeout = 60)
+{
+    uint32_t *p = words();
+    cudaStream_t s[2];
+    cudaEvent_t e;
+    cr_assert_eq(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), cudaSuccess);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking), cudaSuccess);
+    for (uint32_t i = 1; i < ROUNDS; i++) { /* a word goes from place to place, by turns on both streams */
+        cr_assert_eq(cudaMemsetAsync(p, (int)i, 4, s[0]), cudaSuccess);
+        cr_assert_eq(cudaEventRecord(e, s[0]), cudaSuccess);
+        cr_assert_eq(cudaStreamWaitEvent(s[1], e, 0), cudaSuccess);
+        cr_assert_eq(cudaMemcpyAsync(p + i, p, 4, cudaMemcpyDeviceToDevice, s[1]), cudaSuccess);
+        cr_assert_eq(cudaEventRecord(e, s[1]), cudaSuccess);
+        cr_assert_eq(cudaStreamWaitEvent(s[0], e, 0), cudaSuccess);
+    }
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    for (uint32_t i = 1; i < ROUNDS; i++)
+        cr_assert_eq(value_of(p + i), i * 0x01010101u);
+}
+
+/* [0]: raised by the other launch; [1]: the first one saw it; [2]: CTAs that have stopped looking. Alone it looks until
+ * it sees the flag; several CTAs look for a while, and none leaves before all have stopped. */
+static __global__ void look(uint32_t *const p)
+{
+    for (uint32_t i = 0; (gridDim.x == 1 || i < MOST_LOOKS) && p[1] == 0; i++) {
+        __nanosleep(100);
+        if (load_acquire_sys(p) != 0)
+            p[1] = 1;
+    }
+    add_relaxed_sys(p + 2, 1);
+    while (load_acquire_sys(p + 2) != gridDim.x)
+        __nanosleep(100);
+}
+
+static __global__ void raise_flag(uint32_t *const p)
+{
+    store_release_sys(p, 1);
+}
+
+/* Whether `ctas` CTAs, each of which takes a whole SM of four, saw what a CTA of another stream did. */
+static bool sees_the_other(uint32_t ctas)
+{
+    static const struct launch_shape most = {1, 1, 200 << 10};
+    uint32_t *p = words(), fit = 0;
+    cudaStream_t s[2];
+    cr_assert_eq(launch_prepare(raise_flag, &most, &fit), 0);
+    cr_assert_eq(launch_prepare(look, &most, &fit), 0);
+    cr_assert_eq(fit, 4);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking), cudaSuccess);
+    cr_assert_eq(launch_kernel(look, &most, ctas, s[0], p), 0);
+    cr_assert_eq(launch_kernel(raise_flag, &most, 1, s[1], p), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    cr_assert_eq(value_of(p), 1);
+    return value_of(p + 1) != 0;
+}
+
+Test(streams, launches_run_together_where_there_is_room, .timeout = 60)
+{
+    cr_assert(sees_the_other(1));
+}
+
+Test(streams, a_launch_that_does_not_fit_waits, .timeout = 60)
+{
+    cr_assert_not(sees_the_other(4));
+}
