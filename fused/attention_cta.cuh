@@ -24,8 +24,9 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct 
     static constexpr int rows_bytes = 64 * HEAD_DIM * 2; /* query rows of one warpgroup */
     /* A CTA has what its launch was given, all threads alike; the roles share it out anew. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
-    static constexpr int producer_registers = WARPGROUPS == 2 ? (FAR != 0 ? 88 : 40) : 32;
-    static constexpr int consumer_registers = WARPGROUPS == 2 ? (FAR != 0 ? 208 : 232) : 160;
+    static constexpr bool wide = HEAD_DIM == 128 && BLOCK > 128; /* consumers want all they can get */
+    static constexpr int producer_registers = WARPGROUPS == 3 ? 32 : FAR != 0 ? 88 : wide ? 40 : 56;
+    static constexpr int consumer_registers = WARPGROUPS == 3 ? 160 : FAR != 0 ? 208 : wide ? 232 : 224;
     static_assert(producer_registers + WARPGROUPS * consumer_registers <= (WARPGROUPS + 1) * launch_registers,
                   "else setmaxnreg waits for ever");
     /* Offsets in dynamic shared memory. */

@@ -125,7 +125,10 @@ PRS_SHARED uint32_t prs_attention_chunk(const struct prs_attention_schedule *s, 
 /* The rank whose share comes at this place in this rank's order. */
 PRS_SHARED uint32_t prs_attention_source(const struct prs_attention_schedule *s, uint32_t order)
 {
-    return (s->node + order / s->locals) % s->nodes * s->locals + (s->local + order % s->locals) % s->locals;
+    uint32_t node = s->node + order / s->locals, local = s->local + order % s->locals;
+    node -= node < s->nodes ? 0 : s->nodes; /* order < world */
+    local -= local < s->locals ? 0 : s->locals;
+    return node * s->locals + local;
 }
 
 /* ---- a task's way through the keys ---- */
@@ -140,13 +143,13 @@ struct prs_attention_walk {
 PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                     struct prs_attention_walk *w, uint32_t span)
 {
-    uint32_t source = prs_attention_source(s, span / s->segments), rows = s->segment_rows;
+    uint32_t rows = s->segment_rows;
     w->span = span;
     w->block = 0;
     w->diagonal = false;
     if (s->causal) {
         uint32_t own = prs_attention_chunk(s, s->rank, t->segment), end = (t->tile + 1) * s->tile_rows;
-        uint32_t other = prs_attention_chunk(s, source, span % s->segments);
+        uint32_t other = prs_attention_chunk(s, prs_attention_source(s, span / s->segments), span % s->segments);
         w->diagonal = other == own;
         if (other > own)
             rows = 0;
