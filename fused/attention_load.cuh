@@ -60,6 +60,7 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     if (order != 0)
         await_block(args, t.pair, KIND, w, ready);
     mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
+    __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
     if (threadIdx.x != 0)
         return;
     mbarrier_expect(full, E::block_bytes);
@@ -79,6 +80,7 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
     struct attention_place at = attention_place_of(args, t.batch, t.head, args.schedule.heads_q, t.segment);
     for (uint32_t i = 0; i < E::warpgroups; i++) {
         mbarrier_wait(&m.q_empty[i], phase ^ 1);
+        __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
         if (threadIdx.x % 32 == 0) {
             mbarrier_expect(&m.q_full[i], E::rows_bytes);
             tma_load_5d(m.base + E::at_q + i * E::rows_bytes, &args.q, &m.q_full[i], 0,

@@ -95,6 +95,7 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
         await_block(args, t.unit);
         for (uint32_t step = 0; step < args.k_steps; step++, ring_next(&r)) {
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
+            __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
             if (lane == 0)
                 load_moe_stage<E>(args, m, at, r.stage, t, step);
         }
