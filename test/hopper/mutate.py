@@ -74,7 +74,7 @@ def make(build, folder, mutation):
     compile_line = compile_line.replace(" -Werror ", " ")  # what is left over may be unused
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
-    objects = [str(p) for p in (build / "test/hopper/libhopper_fused.a.p").glob("*.o") if "kernels.cpp" not in p.name]
+    objects = [str(p) for p in (build / "test/hopper/libhopper_fused.a.p").glob("*.o") if not p.name.endswith(".._kernels.cpp.o")]
     subprocess.run(["ar", "rcs", f"{folder}/fused.a", f"{folder}/kernels.o", *objects], check=True)
     link_line = link_line.replace("test/hopper/libhopper_fused.a", f"{folder}/fused.a")
     link_line = re.sub(r"-o \S+", f"-o {folder}/test", link_line, count=1)
