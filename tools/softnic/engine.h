@@ -17,7 +17,6 @@ struct sn_engine {
     uint32_t count, room;
     bool started, stop, asleep;
     bool realtime;
-    bool missed;                           /* the last work was the engine's, too late */
     uint64_t spin_ns;                      /* how long before a due time to stop sleeping */
     uint64_t rest_until;                   /* while asleep: when it wakes by itself; UINT64_MAX: never */
     int trust;                             /* in threads that poll: more than 0, they do what is due */
