@@ -9,28 +9,10 @@ set -u
 cd "$(dirname "$0")/../.."
 build=$(realpath -m "${1:-build}")
 shift || true
-only=" $* "
-out=${OUT:-.}
+[ $# = 0 ] || STEPS="$*"
+prefix=attention_
+. test/gpu/steps.sh
 gpus=${GPUS:-4}
-commit=${COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)}
-failed=0
-# NVLink multicast is never used there; nothing may be loaded while a persistent kernel runs.
-export NCCL_NVLS_ENABLE=0 CUDA_MODULE_LOADING=EAGER
-
-step() { # name, seconds, command...
-    local name=$1 limit=$2
-    shift 2
-    [[ "$only" == "  " || "$only" == *" $name "* ]] || return 0
-    echo "== $name, at $SECONDS s"
-    timeout "$limit" "$@" >"$out/attention_$name.json" 2>"$out/attention_$name.err"
-    local status=$?
-    cut -c1-420 "$out/attention_$name.json"
-    if [ $status -ne 0 ]; then
-        echo "FAILED $name: status $status"
-        tail -5 "$out/attention_$name.err"
-        failed=$((failed + 1))
-    fi
-}
 
 bench="$build/tools/perseus-fused-bench --kernel attention --json --no-baselines --commit $commit"
 peers="tools/fused/attention_peers.py --library $build/fused/libperseus-fused.so --commit $commit"
@@ -72,5 +54,4 @@ if command -v compute-sanitizer >/dev/null; then
             --iterations 0 --timeout-ms 60000 --gpus 2 --shape 1x2x2x600x128 --shape 1x2x1x530x64
     done
 fi
-echo "attention.sh: $failed failed, $SECONDS s"
-exit $failed
+steps_end

@@ -6,11 +6,9 @@
 # OUT (default .) gets one JSON file a step. NCCL_TESTS=DIR: nccl-tests binaries with the device API; NCCL_LIB=DIR: libnccl.so.2.
 # Steps are bounded; a step that fails is told and the next one runs. Exit status: how many failed.
 set -u
-export CUDA_MODULE_LOADING=EAGER # nothing may be loaded while a persistent kernel runs
 cd "$(dirname "$0")/../.."
 build=$(realpath -m "${1:-build}")
-out=${OUT:-.}
-failed=0
+. test/gpu/steps.sh
 
 if [ ! -x "$build/tools/perseus-perf" ]; then
     meson setup "$build" -Dtests=disabled >/dev/null && ninja -C "$build" || { echo "device.sh: cannot build"; exit 1; }
@@ -20,20 +18,6 @@ if [ ! -x "$build/test/gpu/ring_gpu" ]; then
     nvcc -std=c++17 -O2 -gencode=arch=compute_90a,code=sm_90a -I. -Iinclude -Xcompiler -D_GNU_SOURCE -o "$build/test/gpu/ring_gpu" \
         test/gpu/ring_gpu.cu transport/ring.c util/error.c util/log.c || { echo "device.sh: cannot build ring_gpu"; exit 1; }
 fi
-
-step() { # name, seconds, command...
-    local name=$1 limit=$2
-    shift 2
-    echo "== $name"
-    timeout "$limit" "$@" >"$out/$name.json" 2>"$out/$name.err"
-    local status=$?
-    cat "$out/$name.json"
-    if [ $status -ne 0 ]; then
-        echo "FAILED $name: status $status"
-        tail -5 "$out/$name.err"
-        failed=$((failed + 1))
-    fi
-}
 
 softnic="$build/tools/softnic/softnic-run --quiet"
 perf="$build/tools/perseus-perf"
@@ -50,7 +34,7 @@ step host_8_slow 60 $softnic --latency 50us --rate 10G --fence strict -- \
     $perf putsignal --json --peers 7 --concurrency 8,16,32,64,96,128 --bytes 4K --timeout 55 --plot "$out/efficiency.svg"
 
 if [ -n "${NCCL_TESTS:-}" ]; then
-    export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0 NCCL_IB_GID_INDEX=1 NCCL_GIN_TYPE=2 NCCL_DEBUG=WARN
+    export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_IB_GID_INDEX=1 NCCL_GIN_TYPE=2 NCCL_DEBUG=WARN
     export LD_LIBRARY_PATH="${NCCL_LIB:+$NCCL_LIB:}$build/plugin:${LD_LIBRARY_PATH:-}"
     for device in 3 4; do
         step "gin_perseus_D$device" 90 env NCCL_NET_PLUGIN=perseus $softnic --nics 2 -- \
@@ -59,5 +43,4 @@ if [ -n "${NCCL_TESTS:-}" ]; then
             "$NCCL_TESTS/alltoall_perf" -b 8 -e 1M -f 8 -g 2 -R 2 -D $device
     done
 fi
-echo "device.sh: $failed failed"
-exit $failed
+steps_end

@@ -8,31 +8,12 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath -m "${1:-build}")
-out=${OUT:-.}
+prefix=fused-
+. test/gpu/steps.sh
 gpus=${GPUS:-4}
-steps=${STEPS:-autotune_gather lost_rank lost_rank_far nodes_check nodes_perseus nodes_gather nodes_ib nodes_group symm_mem llm small odd large soak_far memcheck racecheck}
-commit=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
-failed=0
-# NVLink multicast is never used there; nothing may be loaded while a persistent kernel runs.
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 CUDA_MODULE_LOADING=EAGER
 nccl=${NCCL_LIB:-$(python3 -c "import nvidia.nccl, os; print(os.path.join(list(nvidia.nccl.__path__)[0], 'lib', 'libnccl.so.2'))" 2>/dev/null)}
 lt=$(python3 -c "import nvidia.cublas, os; print(os.path.join(list(nvidia.cublas.__path__)[0], 'lib'))" 2>/dev/null)
 [ -n "$nccl" ] && export LD_LIBRARY_PATH=$(dirname "$nccl"):${lt:+$lt:}${LD_LIBRARY_PATH:-}
-
-step() { # name, seconds, command...
-    local name=$1 limit=$2 status
-    shift 2
-    case " $steps " in *" $name "*) ;; *) return ;; esac
-    echo "== $name, at $SECONDS s"
-    timeout "$limit" "$@" >"$out/fused-$name.json" 2>"$out/fused-$name.err"
-    status=$?
-    cut -c1-400 "$out/fused-$name.json"
-    if [ $status -ne 0 ]; then
-        echo "FAILED $name: status $status"
-        tail -5 "$out/fused-$name.err"
-        failed=$((failed + 1))
-    fi
-}
 
 shapes() { # of M x N x K
     for s in "$@"; do printf -- '--shape %s ' "$s"; done
@@ -84,5 +65,4 @@ step memcheck 120 $sanitize --tool memcheck $build/tools/perseus-fused-bench --j
     --iterations 0 --timeout-ms 60000 $(shapes 512x512x192 1040x264x72)
 step racecheck 120 $sanitize --tool racecheck $build/tools/perseus-fused-bench --json --commit "$commit" --gpus 2 --kernel all --no-baselines \
     --iterations 0 --timeout-ms 60000 --shape 512x512x192
-echo "fused.sh: $failed failed, $SECONDS s"
-exit $failed
+steps_end

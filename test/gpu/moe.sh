@@ -9,26 +9,10 @@ set -u
 cd "$(dirname "$0")/../.."
 build=$(realpath -m "${1:-build}")
 shift || true
-only=" $* "
-out=${OUT:-.}
+[ $# = 0 ] || STEPS="$*"
+prefix=moe_
+. test/gpu/steps.sh
 gpus=${GPUS:-4}
-commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-failed=0
-
-step() { # name, seconds, command...
-    local name=$1 limit=$2
-    shift 2
-    [[ "$only" == "  " || "$only" == *" $name "* ]] || return 0
-    echo "== $name"
-    timeout "$limit" "$@" >"$out/moe_$name.json" 2>"$out/moe_$name.err"
-    local status=$?
-    cat "$out/moe_$name.json"
-    if [ $status -ne 0 ]; then
-        echo "FAILED $name: status $status"
-        tail -5 "$out/moe_$name.err"
-        failed=$((failed + 1))
-    fi
-}
 
 bench="$build/tools/perseus-fused-bench --kernel moe --json --commit $commit"
 small="--preset 512x384x16x3 --preset 7168x264x8x2 --tokens 700 --layout both --iterations 0"
@@ -77,5 +61,4 @@ if command -v compute-sanitizer >/dev/null; then
             --iterations 0
     done
 fi
-echo "moe.sh: $failed failed"
-exit $failed
+steps_end

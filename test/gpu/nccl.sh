@@ -8,27 +8,14 @@
 set -u
 cd "$(dirname "$0")/../.."
 build=$(realpath -m "${1:-build}")
-out=${OUT:-.}
 ranks=${RANKS:-2}
-steps=${STEPS:-cuda_rw ddp gpu_small host_small gpu host}
-failed=0
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+suffix=-$ranks
+. test/gpu/steps.sh
 nccl=${NCCL_LIB:-$(python3 -c "import nvidia.nccl, os; print(os.path.join(list(nvidia.nccl.__path__)[0], 'lib', 'libnccl.so.2'))")}
 export LD_LIBRARY_PATH=$(dirname "$nccl"):${LD_LIBRARY_PATH:-}
 
-step() { # name, seconds, command...
-    local name=$1 limit=$2 status
-    shift 2
-    case " $steps " in *" $name "*) ;; *) return ;; esac
-    echo "== $name, $ranks ranks, at $SECONDS s"
-    timeout "$limit" "$@" >"$out/$name-$ranks.json" 2>"$out/$name-$ranks.err"
-    status=$?
-    test/gpu/nccl_table.py "$out/$name-$ranks.json"
-    if [ $status -ne 0 ]; then
-        echo "FAILED $name: status $status"
-        tail -5 "$out/$name-$ranks.err"
-        failed=$((failed + 1))
-    fi
+show() {
+    test/gpu/nccl_table.py "$1"
 }
 
 bench=("$build/tools/perseus-nccl" --ranks "$ranks" --nccl "$nccl" --nccl-tests "$NCCL_TESTS" --softnic "--nics 1 --quiet" --timeout 100 --json)
@@ -41,5 +28,4 @@ step gpu_small 120 "${bench[@]}" --env NCCL_NET_GDR_LEVEL=SYS "${small[@]}"
 step host_small 120 "${bench[@]}" --host-staged "${small[@]}"
 step gpu 120 "${bench[@]}" --env NCCL_NET_GDR_LEVEL=SYS "${whole[@]}" --transports perseus,ib
 step host 200 "${bench[@]}" --host-staged "${whole[@]}"
-echo "nccl.sh: $failed failed"
-exit $failed
+steps_end

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sourced by the scripts of this folder: steps that are bounded, told when they fail, and followed by the next one.
+# OUT (default .) gets one file of JSON lines a step; STEPS names the steps to run (default: all).
+out=${OUT:-.}
+commit=${COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)}
+failed=0
+mkdir -p "$out" || exit 1
+# NVLink multicast is never used on these hosts, by nobody in a run; nothing may be loaded while a persistent kernel runs.
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 CUDA_MODULE_LOADING=EAGER
+
+show() { # file: what is printed of a step; a script may have its own
+    cut -c1-420 "$1"
+}
+
+step() { # name, seconds, command...; files are $OUT/$prefix$name$suffix.{json,err}
+    local name=$1 limit=$2 file=$out/${prefix:-}$1${suffix:-} status
+    shift 2
+    case " ${STEPS:-$name} " in *" $name "*) ;; *) return 0 ;; esac
+    echo "== $name, at $SECONDS s"
+    timeout "$limit" "$@" >"$file.json" 2>"$file.err"
+    status=$?
+    show "$file.json"
+    if [ $status -ne 0 ]; then
+        echo "FAILED $name: status $status"
+        tail -5 "$file.err"
+        failed=$((failed + 1))
+    fi
+}
+
+steps_end() { # exit status: how many failed
+    echo "$(basename "$0"): $failed failed"
+    exit $failed
+}
