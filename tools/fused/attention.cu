@@ -78,6 +78,7 @@ static void time_launches(struct run *r)
     uint32_t iterations = r->options->iterations;
     for (uint32_t i = 0; i < WARMUP + iterations; i++) {
         float ms;
+        poison(r); /* before every timed run: what an earlier one left must not pass for this one's */
         bench_start_cross(r->start, r->stream);
         BENCH_CUDA(cudaEventRecord(r->from, r->stream));
         launch(r, &r->in);

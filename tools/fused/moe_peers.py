@@ -195,13 +195,14 @@ def slowest(value):
     return t.item()
 
 
-def time_all(methods, rounds):
+def time_all(methods, rounds, before):
     """Microseconds: median over rounds of the slowest rank, methods taking turns."""
     times = {name: [] for name in methods}
     line = torch.zeros(1, device="cuda")
     for i in range(WARMUP + rounds):
         for name, run in methods.items():
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            before.get(name, int)()  # poison: what an earlier run left must not pass for this one's
             torch.cuda.synchronize()
             dist.all_reduce(line)  # the GPUs start together
             begin.record()
@@ -226,7 +227,7 @@ def measure(args, preset, count, zipf, hosts):
     ours.batch(tokens, chosen, router_weights, given, columns, local)
     peer = Peer(tokens, chosen, weights, experts)
     usec = time_all({"own": ours.dispatch_gemm, "product": ours.gemm, "peer": peer.both, "dispatch": peer.dispatch, "grouped_mm": peer.multiply},
-                    args.rounds)
+                    args.rounds, {"own": ours.poison})
     ours.poison()
     torch.cuda.synchronize()
     dist.barrier()

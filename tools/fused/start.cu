@@ -42,6 +42,8 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
 void bench_start_cross(struct bench_start *s, cudaStream_t stream)
 {
     struct meet_args m;
+    if (!s->rank->threads) /* the others may store here once they have met: what this rank has enqueued comes before */
+        BENCH_CUDA(cudaStreamSynchronize(stream));
     bench_meet(s->rank);
     if (!s->rank->threads)
         return;

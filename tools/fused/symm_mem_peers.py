@@ -167,11 +167,12 @@ def most(value, cpu_group):
     return float(tensor[0])
 
 
-def measure(methods, iterations, cpu_group):
+def measure(methods, iterations, cpu_group, result):
     times = {name: [] for name in methods}
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     for i in range(WARMUP + iterations):
         for name, run in methods.items():
+            result.fill_(float("nan"))  # what an earlier run left must not pass for this one's
             torch.cuda.synchronize()
             dist.barrier(group=cpu_group)
             begin.record()
@@ -193,7 +194,7 @@ def one_row(op, size, options, perseus, rank, world, cpu_group):
     c = perseus.alloc(share if op == "reduce_scatter" else m, n)
     plan = perseus.plan(op, m, n, k)
     methods = ways(op, perseus, plan, a, b, c, world, dist.group.WORLD)
-    usec = measure(methods, options.iterations, cpu_group)
+    usec = measure(methods, options.iterations, cpu_group, c)
     generator = torch.Generator().manual_seed(size)  # the same rows on every rank
     rows = torch.randint(0, m, (SAMPLED_ROWS,), generator=generator).tolist()
     want, bound = reference(op, a, b, rows, rank, world)
