@@ -85,6 +85,11 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
     }
 }
 
+const char *prs_fused_error_text(void)
+{
+    return prs_error_last();
+}
+
 int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
 {
     const struct prs_fault *f = ctx->fault;

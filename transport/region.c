@@ -132,12 +132,15 @@ int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_se
                              uint32_t flags, struct prs_region **out)
 {
     struct prs_mem mem = {.addr = addr, .len_bytes = len_bytes, .kind = PRS_MEM_CUDA, .dmabuf_fd = -1, .flags = flags};
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), offset = (uintptr_t)addr & (page - 1);
+    uint64_t pages = (offset + len_bytes + page - 1) & ~(page - 1); /* the driver exports whole ones */
     struct prs_rail_info rail;
     int r = prs_rail_query(fabric, rails->rail[0], &rail);
 
     if (r < 0)
         return r;
-    if ((rail.mem_kinds & PRS_MEM_DMABUF) && prs_cuda_dmabuf((uintptr_t)addr, len_bytes, &mem.dmabuf_fd) == 0) {
+    if ((rail.mem_kinds & PRS_MEM_DMABUF) && prs_cuda_dmabuf((uintptr_t)addr - offset, pages, &mem.dmabuf_fd) == 0) {
+        mem.dmabuf_offset = offset;
         mem.kind = PRS_MEM_DMABUF;
         r = prs_region_register(fabric, rails, &mem, out);
         close(mem.dmabuf_fd);

@@ -235,6 +235,10 @@ struct prs_fused_error {
     char text[256];
 };
 
+/** The text of the calling thread's last failed call: what failed, on which object, with which value, the likely cause.
+ * Valid until the thread's next failure; empty before the first. */
+PRS_API const char *prs_fused_error_text(void);
+
 /** Does not block and may be called while kernels run. Sticky: the first error stays. Returns error->code. */
 PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error);
 

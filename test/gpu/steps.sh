@@ -6,7 +6,7 @@ commit=${COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)}
 failed=0
 mkdir -p "$out" || exit 1
 # NVLink multicast is never used on these hosts, by nobody in a run; nothing may be loaded while a persistent kernel runs.
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 CUDA_MODULE_LOADING=EAGER
+export PERSEUS_LOG=${PERSEUS_LOG:-error} NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 CUDA_MODULE_LOADING=EAGER
 
 show() { # file: what is printed of a step; a script may have its own
     cut -c1-420 "$1"

@@ -26,14 +26,6 @@ struct run {
     double usec;
 };
 
-static void check(int status, const char *what)
-{
-    if (status != 0) {
-        fprintf(stderr, "perseus-fused-bench: %s: status %d\n", what, status);
-        exit(1);
-    }
-}
-
 static size_t out_bytes(const struct run *r)
 {
     return bench_attention_elements(&r->problem, r->problem.shape.heads_q) * 2;
@@ -52,7 +44,7 @@ static void poison(const struct run *r)
 
 static void launch(struct run *r, const struct bench_attention_tensors *in)
 {
-    check(prs_ring_attention(r->plan, in->q, in->k, in->v, r->out, r->lse, r->stream), "prs_ring_attention");
+    BENCH_CALL(prs_ring_attention(r->plan, in->q, in->k, in->v, r->out, r->lse, r->stream));
 }
 
 static void open_inputs(const struct run *r, const struct bench_attention *p, struct bench_attention_tensors *in)
@@ -215,7 +207,7 @@ bool bench_attention_run(const struct bench_options *o, struct bench_start *star
     open_inputs(&r, problem, &r.in);
     BENCH_CUDA(cudaMalloc(&r.out, out_bytes(&r)));
     BENCH_CUDA(cudaMalloc((void **)&r.lse, lse_bytes(&r)));
-    check(prs_attention_plan_open(ctx, &problem->shape, &o->attention.tuning, &r.plan), "prs_attention_plan_open");
+    BENCH_CALL(prs_attention_plan_open(ctx, &problem->shape, &o->attention.tuning, &r.plan));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     if (o->iterations > 0)
         time_launches(&r);

@@ -25,7 +25,7 @@ try:
 except ImportError:
     sys.exit(77)
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fused_context import Context, pointer, struct, u32, u64  # noqa: E402
+from fused_context import Context, bounded, pointer, struct, u32, u64  # noqa: E402
 
 WARMUP, SAMPLED_ROWS = 3, 64
 MODES = ("", "alone", "resident", "ring")
@@ -236,8 +236,10 @@ def main():
     p.add_argument("--causal", action="store_true")
     p.add_argument("--alone", action="store_true")
     p.add_argument("--rounds", type=int, default=10)
+    p.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     p.add_argument("--commit", default="unknown")
     args = p.parse_args()
+    bounded(args.limit_s)
     args.variant = args.variant or ["0"]
     if not torch.cuda.is_available():
         sys.exit(77)

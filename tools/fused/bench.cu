@@ -32,20 +32,12 @@ struct run {
 
 /* ---- the four ways
  * ---------------------------------------------------------------------------------------------------------- */
-static void check(int status, const char *what)
-{
-    if (status != 0) {
-        fprintf(stderr, "perseus-fused-bench: %s: status %d\n", what, status);
-        exit(1);
-    }
-}
-
 static int (*const LAUNCH[])(struct prs_fused_plan *, const void *, const void *, void *, struct CUstream_st *) = {
     prs_gemm, prs_gemm_reduce_scatter, prs_allgather_gemm, prs_gemm_allreduce};
 
 static void run_own(struct run *r)
 {
-    check(LAUNCH[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream), "launch");
+    BENCH_CALL(LAUNCH[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream));
 }
 
 /* With a rank that dies: launches are refused once an earlier one has given up, which is looked at elsewhere. */
@@ -72,9 +64,8 @@ static void run_communicate(struct run *r)
 {
     bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
     if (r->nccl != NULL)
-        check(bench_nccl_run(r->nccl, r->problem.shape.op, gathers ? r->a : r->partial, gathers ? r->gathered : r->c,
-                             share_elements(r), r->stream),
-              "NCCL");
+        BENCH_CALL(bench_nccl_run(r->nccl, r->problem.shape.op, gathers ? r->a : r->partial,
+                                  gathers ? r->gathered : r->c, share_elements(r), r->stream));
 }
 
 static void run_method(struct run *r, int method)
@@ -246,7 +237,7 @@ static void open_run(struct run *r)
            c = bench_rows_c(p) * (size_t)p->shape.n * 2;
     BENCH_CUDA(cudaMalloc(&r->a, a));
     BENCH_CUDA(cudaMalloc(&r->b, b));
-    check(prs_fused_alloc(r->ctx, c, &r->c), "prs_fused_alloc");
+    BENCH_CALL(prs_fused_alloc(r->ctx, c, &r->c));
     bench_fill_inputs(p, r->a, r->b, r->stream);
     bench_poison(r->c, c, r->stream);
     if (o->no_baselines == 0) {
@@ -289,8 +280,8 @@ static bool run_shape(struct run *r)
         r->usec[i] = NAN;
     open_run(r);
     if (r->options->autotune)
-        check(prs_autotune(r->ctx, &r->problem.shape, r->a, r->b, r->c, 10, r->stream, &tuning), "prs_autotune");
-    check(prs_fused_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan), "prs_fused_plan_open");
+        BENCH_CALL(prs_autotune(r->ctx, &r->problem.shape, r->a, r->b, r->c, 10, r->stream, &tuning));
+    BENCH_CALL(prs_fused_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan));
     if (r->options->kill_after != 0)
         bench_lose_rank(r->rank, r->options, r->ctx, launch_own, r, r->stream);
     if (r->options->iterations > 0)
@@ -334,7 +325,7 @@ static int run_rank(struct bench_rank *rank, void *user)
         config.allgather = answer_for_all;
         config.user = (void *)&o->loopback;
     }
-    check(prs_fused_open(&config, &r.ctx), "prs_fused_open");
+    BENCH_CALL(prs_fused_open(&config, &r.ctx));
     BENCH_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     BENCH_CUDA(cudaEventCreate(&r.from));
     BENCH_CUDA(cudaEventCreate(&r.to));

@@ -169,6 +169,17 @@ int bench_moe_run(struct bench_rank *rank, void *options); /* a bench_rank_fn */
 void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, struct prs_fused *ctx,
                      void (*launch)(void *run), void *run, cudaStream_t stream);
 
+/* A call of the library that failed ends the program; its text says why. */
+#define BENCH_CALL(call)                                                                                               \
+    do {                                                                                                               \
+        int status_ = (call);                                                                                          \
+        if (status_ != 0) {                                                                                            \
+            fprintf(stderr, "perseus-fused-bench: %s:%d: status %d: %s\n", __FILE__, __LINE__, status_,                \
+                    prs_fused_error_text());                                                                           \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
 #define BENCH_CUDA(call)                                                                                               \
     do {                                                                                                               \
         cudaError_t e_ = (call);                                                                                       \

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """libperseus-fused by ctypes, for scripts that time it beside torch: a context whose ranks meet over a process group's CPU side."""
 import ctypes
+import faulthandler
 import sys
 
 u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
@@ -12,19 +13,25 @@ def struct(name, **fields):
 
 
 # As in include/perseus/fused.h; `later` is room for fields that are 0 here.
-Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, later=u32 * 16)
+Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, node=u64, later=u32 * 16)
 Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=u64, text=ctypes.c_char * 512)
 
 
-class Context:
-    """rank and world are those of `group` (a gloo group); group None: one rank alone."""
+def bounded(seconds):
+    """From now on, a script that is not done within so many seconds says where each of its threads is, and ends."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
 
-    def __init__(self, library, device, group=None, timeout_ms=10000):
+
+class Context:
+    """rank and world are those of `group` (a gloo group); group None: one rank alone. node: 0 is this machine."""
+
+    def __init__(self, library, device, group=None, timeout_ms=10000, node=0):
         self.lib = ctypes.CDLL(library)
+        self.lib.prs_fused_error_text.restype = ctypes.c_char_p
         self.group, self.handle = group, pointer()
         self.callback = ALLGATHER(self.allgather)
         rank, world = (0, 1) if group is None else (group.rank(), group.size())
-        config = Config(rank, world, device, timeout_ms, self.callback)
+        config = Config(rank, world, device, timeout_ms, self.callback, None, node)
         self.check(self.lib.prs_fused_open(ctypes.byref(config), ctypes.byref(self.handle)), "prs_fused_open")
 
     def allgather(self, _, mine, everyone, count):
@@ -43,9 +50,12 @@ class Context:
 
     def check(self, status, what):
         if status != 0:
-            e = Error()
-            self.lib.prs_fused_poll_error(self.handle, ctypes.byref(e)) if self.handle else None
-            sys.exit(f"{what}: status {status} {e.text.decode()}")
+            sys.exit(f"{what}: status {status}: {self.lib.prs_fused_error_text().decode()}")
+
+    def error(self):
+        """What a kernel gave up waiting for; empty: nothing."""
+        e = Error()
+        return e.text.decode() if self.lib.prs_fused_poll_error(self.handle, ctypes.byref(e)) != 0 else ""
 
     def close(self):
         self.lib.prs_fused_close.restype = None

@@ -26,14 +26,6 @@ struct run {
     double usec[METHODS];
 };
 
-static void check(int status, const char *what)
-{
-    if (status != 0) {
-        fprintf(stderr, "perseus-fused-bench: %s: status %d\n", what, status);
-        exit(1);
-    }
-}
-
 /* ---- one batch -----------------------------------------------------------------------------------------------------
  */
 static void *device(size_t bytes)
@@ -105,9 +97,9 @@ static double time_once(struct run *r, int method)
     bench_start_cross(&r->start, r->stream);
     BENCH_CUDA(cudaEventRecord(r->from, r->stream));
     if (method == OWN)
-        check(prs_moe_dispatch_gemm(r->plan, &r->batch, r->stream), "prs_moe_dispatch_gemm");
+        BENCH_CALL(prs_moe_dispatch_gemm(r->plan, &r->batch, r->stream));
     else
-        check(prs_moe_gemm(r->plan, &r->batch, r->stream), "prs_moe_gemm");
+        BENCH_CALL(prs_moe_gemm(r->plan, &r->batch, r->stream));
     BENCH_CUDA(cudaEventRecord(r->to, r->stream));
     BENCH_CUDA(cudaEventSynchronize(r->to));
     BENCH_CUDA(cudaEventElapsedTime(&ms, r->from, r->to));
@@ -188,7 +180,7 @@ static void soak_turn(void *user, uint32_t set, unsigned long long *differences)
     struct prs_moe_batch b = s->golden[set];
     b.out = r->batch.out, b.rows = r->batch.rows, b.groups = r->batch.groups;
     poison(r, &b);
-    check(prs_moe_dispatch_gemm(r->plan, &b, r->stream), "prs_moe_dispatch_gemm");
+    BENCH_CALL(prs_moe_dispatch_gemm(r->plan, &b, r->stream));
     bench_moe_compare(&s->problem[set], &s->want[set], &b, &s->golden[set], differences, r->stream);
 }
 
@@ -206,7 +198,7 @@ static double open_sets(struct run *r, struct sets *s)
         poison(r, &s->golden[i]);
         BENCH_CUDA(cudaStreamSynchronize(r->stream));
         bench_meet(r->rank);
-        check(prs_moe_dispatch_gemm(r->plan, &s->golden[i], r->stream), "prs_moe_dispatch_gemm");
+        BENCH_CALL(prs_moe_dispatch_gemm(r->plan, &s->golden[i], r->stream));
         v = bench_moe_check(&s->problem[i], &s->want[i], &s->golden[i], r->stream);
         bad += v.map_errors + v.poisoned + v.beyond;
     }
@@ -258,7 +250,7 @@ static bool run_problem(struct run *r)
     bool good;
     r->usec[OWN] = r->usec[PRODUCT] = NAN;
     tuning.group = r->options->tuning.group;
-    check(prs_moe_plan_open(r->ctx, &shape, &tuning, &r->plan), "prs_moe_plan_open");
+    BENCH_CALL(prs_moe_plan_open(r->ctx, &shape, &tuning, &r->plan));
     prs_moe_plan_query(r->plan, &r->info);
     r->weights = device(elements * 2);
     bench_fill(r->weights, elements, p->weights_seed, p->rank, 1, r->stream);
@@ -269,7 +261,7 @@ static bool run_problem(struct run *r)
     if (r->options->iterations > 0)
         time_methods(r);
     poison(r, &r->batch);
-    check(prs_moe_dispatch_gemm(r->plan, &r->batch, r->stream), "prs_moe_dispatch_gemm");
+    BENCH_CALL(prs_moe_dispatch_gemm(r->plan, &r->batch, r->stream));
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
     if (prs_fused_poll_error(r->ctx, &error) != 0)
         fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
@@ -308,7 +300,7 @@ int bench_moe_run(struct bench_rank *rank, void *options)
     int bad = 0;
     memset(&r, 0, sizeof(r));
     r.options = o, r.rank = rank;
-    check(prs_fused_open(&config, &r.ctx), "prs_fused_open");
+    BENCH_CALL(prs_fused_open(&config, &r.ctx));
     BENCH_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     BENCH_CUDA(cudaEventCreate(&r.from));
     BENCH_CUDA(cudaEventCreate(&r.to));

@@ -13,8 +13,12 @@ import argparse
 import ctypes
 import json
 import os
+import pathlib
 import statistics
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from fused_context import Context, bounded, pointer, struct, u32  # noqa: E402
 
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast is never used
 os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
@@ -26,21 +30,11 @@ except ImportError:
 
 PRESETS = {"deepseek-v3": (7168, 2048, 256, 8), "qwen3-30b": (2048, 768, 128, 8), "gpt-oss-120b": (2880, 2880, 128, 4)}
 WARMUP = 3
-ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-def struct(name, **fields):
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
-
-
-u32, pointer = ctypes.c_uint32, ctypes.c_void_p
-# As in include/perseus/fused.h; `later` is room for fields that are 0 here.
-Config = struct("Config", rank=u32, world=u32, device=ctypes.c_int, timeout_ms=u32, allgather=ALLGATHER, user=pointer, node=ctypes.c_uint64, later=u32 * 16)
+# As in include/perseus/fused.h.
 Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32)
 Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32, group=u32)
 Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
 Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, groups=pointer)
-Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, seen=u32, waited_ns=ctypes.c_uint64, text=ctypes.c_char * 256)
 
 
 def node_of(args):
@@ -52,31 +46,12 @@ class Ours:
     """A context and a plan of libperseus-fused."""
 
     def __init__(self, args, shape, hosts):
-        self.lib = ctypes.CDLL(args.library)
-        self.lib.prs_fused_close.restype = self.lib.prs_moe_plan_close.restype = self.lib.prs_moe_plan_query.restype = None
-
-        def allgather(_, mine, everyone, count):
-            try:
-                given = torch.frombuffer(bytearray(ctypes.string_at(mine, count)), dtype=torch.uint8)
-                taken = [torch.empty_like(given) for _ in range(dist.get_world_size())]
-                dist.all_gather(taken, given, group=hosts)
-                ctypes.memmove(everyone, torch.cat(taken).numpy().tobytes(), count * len(taken))
-                return 0
-            except Exception as e:  # an exception cannot cross C
-                print(f"moe_peers: allgather: {e}", file=sys.stderr)
-                return -5
-
-        self.callback = ALLGATHER(allgather)
-        config = Config(dist.get_rank(), dist.get_world_size(), torch.cuda.current_device(), args.timeout_ms, self.callback, None, node_of(args) + 1)
-        self.ctx, self.plan, self.info = pointer(), pointer(), Info()
-        self.check(self.lib.prs_fused_open(ctypes.byref(config), ctypes.byref(self.ctx)), "prs_fused_open")
+        self.ctx = Context(args.library, torch.cuda.current_device(), hosts, args.timeout_ms, node_of(args) + 1)
+        self.lib, self.plan, self.info = self.ctx.lib, pointer(), Info()
+        self.lib.prs_moe_plan_close.restype = self.lib.prs_moe_plan_query.restype = None
         tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread, args.order, args.group)
-        self.check(self.lib.prs_moe_plan_open(self.ctx, ctypes.byref(shape), ctypes.byref(tuning), ctypes.byref(self.plan)), "prs_moe_plan_open")
+        self.ctx.check(self.lib.prs_moe_plan_open(self.ctx.handle, ctypes.byref(shape), ctypes.byref(tuning), ctypes.byref(self.plan)), "prs_moe_plan_open")
         self.lib.prs_moe_plan_query(self.plan, ctypes.byref(self.info))
-
-    def check(self, status, what):
-        if status != 0:
-            sys.exit(f"moe_peers: {what}: status {status}")
 
     def batch(self, tokens, chosen, router_weights, weights, columns, groups):
         rows = self.info.capacity
@@ -92,20 +67,19 @@ class Ours:
         self.rows.fill_(-2)
         self.groups.fill_(-2)
 
+    def run(self, call, name):
+        self.ctx.check(call(self.plan, ctypes.byref(self.given), pointer(torch.cuda.current_stream().cuda_stream)), name)
+
     def dispatch_gemm(self):
-        self.check(self.lib.prs_moe_dispatch_gemm(self.plan, ctypes.byref(self.given), pointer(torch.cuda.current_stream().cuda_stream)), "dispatch_gemm")
+        self.run(self.lib.prs_moe_dispatch_gemm, "prs_moe_dispatch_gemm")
 
     def gemm(self):
-        self.check(self.lib.prs_moe_gemm(self.plan, ctypes.byref(self.given), pointer(torch.cuda.current_stream().cuda_stream)), "gemm")
-
-    def error(self):
-        e = Error()
-        return e.text.decode() if self.lib.prs_fused_poll_error(self.ctx, ctypes.byref(e)) != 0 else ""
+        self.run(self.lib.prs_moe_gemm, "prs_moe_gemm")
 
     def close(self):
         torch.cuda.synchronize()
         self.lib.prs_moe_plan_close(self.plan)
-        self.lib.prs_fused_close(self.ctx)
+        self.ctx.close()
 
 
 class Peer:
@@ -239,7 +213,7 @@ def measure(args, preset, count, zipf, hosts):
     dist.all_gather(every_weight, router_weights)
     maps, place, expert, want = wrong_maps(ours, every_chosen, every_weight, local)
     values, worst = wrong_values(ours, place, expert, want, hidden, count, weights)
-    text = ours.error()
+    text = ours.ctx.error()
     if text:
         print(f"moe_peers: rank {rank}: {text}", file=sys.stderr)
     peer.both()
@@ -270,10 +244,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--timeout-ms", type=int, default=5000)
     parser.add_argument("--nodes", type=int, default=1, help="emulated; start torchrun under softnic-run")
+    parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     parser.add_argument("--commit", default="unknown")
     for name in Tuning._fields_:
         parser.add_argument("--" + name[0].replace("_", "-"), type=int, default=0)
     args = parser.parse_args()
+    bounded(args.limit_s)
     if not torch.cuda.is_available():
         sys.exit(77)
     if args.nodes > 1:  # NCCL and the software NIC learn of the nodes by their own variables

@@ -30,8 +30,7 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
     void *mine, *all[PRS_FUSED_MAX_WORLD];
     memset(s, 0, sizeof(*s));
     s->rank = rank;
-    if (prs_fused_alloc(ctx, PRS_FUSED_MAX_WORLD * sizeof(uint32_t), &mine) != 0)
-        exit(1);
+    BENCH_CALL(prs_fused_alloc(ctx, PRS_FUSED_MAX_WORLD * sizeof(uint32_t), &mine));
     /* Symmetric memory of threads is reachable by its plain pointer; processes let only the library map it, so they
      * skip the GPU-side start line and meet on the host. */
     bench_allgather(rank, &mine, all, sizeof(mine));

@@ -11,7 +11,11 @@ import argparse
 import ctypes
 import json
 import os
+import pathlib
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from fused_context import Context, bounded, pointer, struct, u32  # noqa: E402
 
 os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # NVLink multicast may be shared with others on the host: never used
 os.environ["NCCL_NVLS_ENABLE"] = "0"
@@ -20,16 +24,8 @@ import torch.distributed as dist  # noqa: E402
 
 WARMUP, SAMPLED_ROWS = 3, 64
 OPS = {"reduce_scatter": 1, "allgather": 2, "allreduce": 3}
-ALLGATHER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-class Config(ctypes.Structure):
-    _fields_ = [("rank", ctypes.c_uint32), ("world", ctypes.c_uint32), ("device", ctypes.c_int), ("timeout_ms", ctypes.c_uint32),
-                ("allgather", ALLGATHER), ("user", ctypes.c_void_p), ("node", ctypes.c_uint64)]
-
-
-class Shape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint32) for name in ("op", "m", "n", "k", "b_is_n_k")]
+# As in include/perseus/fused.h.
+Shape = struct("Shape", op=u32, m=u32, n=u32, k=u32, b_is_n_k=u32)
 
 
 class Mapped:
@@ -39,48 +35,25 @@ class Mapped:
         self.__cuda_array_interface__ = {"shape": (count,), "typestr": "<i2", "data": (address, False), "version": 3}
 
 
-class Perseus:
-    """libperseus-fused by ctypes. The ranks meet over the process group's CPU side."""
-
-    def __init__(self, path, rank, world, device, cpu_group):
-        self.lib = ctypes.CDLL(path)
-        self.context = ctypes.c_void_p()
-        self.meet = ALLGATHER(lambda user, mine, everyone, size: self.gather(cpu_group, world, mine, everyone, size))
-        config = Config(rank, world, device, 10000, self.meet, None, 0)
-        self.check(self.lib.prs_fused_open(ctypes.byref(config), ctypes.byref(self.context)), "prs_fused_open")
-
-    @staticmethod
-    def gather(group, world, mine, everyone, size):
-        own = torch.frombuffer(bytearray(ctypes.string_at(mine, size)), dtype=torch.uint8)
-        parts = [torch.empty_like(own) for _ in range(world)]
-        dist.all_gather(parts, own, group=group)
-        data = b"".join(bytes(part.numpy()) for part in parts)
-        ctypes.memmove(everyone, data, len(data))
-        return 0
-
-    @staticmethod
-    def check(result, what):
-        if result != 0:
-            sys.exit(f"{what}: {result} (PERSEUS_LOG=error says why)")
-
+class Perseus(Context):
     def alloc(self, rows, columns):
-        address = ctypes.c_void_p()
-        self.check(self.lib.prs_fused_alloc(self.context, ctypes.c_size_t(rows * columns * 2), ctypes.byref(address)), "prs_fused_alloc")
+        address = pointer()
+        self.check(self.lib.prs_fused_alloc(self.handle, ctypes.c_size_t(rows * columns * 2), ctypes.byref(address)), "prs_fused_alloc")
         return torch.as_tensor(Mapped(address.value, rows * columns), device="cuda").view(torch.bfloat16).view(rows, columns)
 
     def free(self, tensor):
-        self.check(self.lib.prs_fused_free(self.context, ctypes.c_void_p(tensor.data_ptr())), "prs_fused_free")
+        self.check(self.lib.prs_fused_free(self.handle, pointer(tensor.data_ptr())), "prs_fused_free")
 
     def plan(self, op, m, n, k):
-        plan, shape = ctypes.c_void_p(), Shape(OPS[op], m, n, k, 0)
-        self.check(self.lib.prs_fused_plan_open(self.context, ctypes.byref(shape), None, ctypes.byref(plan)), "prs_fused_plan_open")
+        plan, shape = pointer(), Shape(OPS[op], m, n, k, 0)
+        self.check(self.lib.prs_fused_plan_open(self.handle, ctypes.byref(shape), None, ctypes.byref(plan)), "prs_fused_plan_open")
         return plan
 
     def launch(self, op, plan, a, b, c):
         call = {"reduce_scatter": self.lib.prs_gemm_reduce_scatter, "allgather": self.lib.prs_allgather_gemm,
                 "allreduce": self.lib.prs_gemm_allreduce}[op]
-        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)]
-        self.check(call(plan, *pointers, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)), op)
+        pointers = [pointer(t.data_ptr()) for t in (a, b, c)]
+        self.check(call(plan, *pointers, pointer(torch.cuda.current_stream().cuda_stream)), op)
 
 
 def ways(op, perseus, plan, a, b, c, world, group):
@@ -226,15 +199,17 @@ def main():
     parser.add_argument("--sizes", default="4096,8192,16384")
     parser.add_argument("--kernels", default=",".join(OPS))
     parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
+    bounded(options.limit_s)
     rank, world, device = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=torch.device("cuda", device))
     cpu_group = dist.new_group(backend="gloo")
     import torch.distributed._symmetric_memory as symm_mem
     symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
-    perseus = Perseus(options.library, rank, world, device, cpu_group)
+    perseus = Perseus(options.library, device, cpu_group)
     bad = 0
     for size in (int(text) for text in options.sizes.split(",")):
         for op in options.kernels.split(","):
@@ -242,7 +217,7 @@ def main():
             bad += row["beyond_bound"]
             if rank == 0:
                 print(json.dumps(row), flush=True)
-    perseus.lib.prs_fused_close(perseus.context)
+    perseus.close()
     dist.destroy_process_group()
     return 1 if bad else 0
 

@@ -83,6 +83,14 @@ const struct sn_cuda *sn_cuda_get(bool start)
     return cuda;
 }
 
+bool sn_cuda_installed(void)
+{
+    void *lib = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (lib)
+        dlclose(lib);
+    return lib != NULL;
+}
+
 int sn_cuda_failed(const struct sn_cuda *cuda, const char *call, int result)
 {
     const char *name = "unknown error";

@@ -105,6 +105,10 @@ struct sn_cuda_dev {
  *  NULL without a driver. Any thread. */
 const struct sn_cuda *sn_cuda_get(bool start);
 
+/** Whether this process could load the driver. It is not initialised: that would cost every program on a GPU host its
+ *  time, and a later fork its CUDA. Any thread. */
+bool sn_cuda_installed(void);
+
 /** Log that a call failed. Return -EIO. */
 int sn_cuda_failed(const struct sn_cuda *cuda, const char *call, int result);
 

@@ -461,6 +461,9 @@ static bool cuda_dmabuf_supported(void)
 {
     const struct sn_cuda *cuda = sn_cuda_get(false);
     int count = sn_cuda_count(cuda), supported = 0;
+    /* A kernel answers the same before and after the application loads its driver; many ask before. */
+    if (!cuda)
+        return sn_cuda_installed();
     for (int i = 0, dev; i < count && !supported; i++)
         if (cuda->device_get(&dev, i) == SN_CU_OK)
             cuda->device_attribute(&supported, SN_CU_DEVICE_ATTR_DMA_BUF, dev);
