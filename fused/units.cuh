@@ -9,6 +9,11 @@
 
 enum { UNIT_SLOTS = 2, UNIT_BYTES = 16, UNIT_READERS = CONSUMER_WARPS + 2 /* the loading and the storing warp */ };
 
+/* compute-sanitizer counts the 1 KB that the system keeps of a CTA's shared memory as if it were the CTA's: what other
+ * CTAs write must lie below the end less that. */
+enum { MOE_SMEM_BYTES = PRS_SMEM_BYTES + 1024 };
+static_assert(MOE_SMEM_BYTES <= 232448, "a Hopper CTA has 227 KB of shared memory");
+
 /* Behind the barriers of cta.cuh. */
 struct unit_memory {
     uint64_t *full, *empty; /* empty: the first CTA's is used */
