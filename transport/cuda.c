@@ -302,10 +302,19 @@ void prs_cuda_span_drop(struct prs_cuda_span *span)
     memset(span, 0, sizeof(*span));
 }
 
-int prs_cuda_dmabuf(uint64_t address, size_t bytes, int *fd)
+int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool only_way, int *fd)
 {
+    int r;
+
     *fd = -1;
-    if (need_driver() < 0 || !cuda.range_handle)
-        return -EOPNOTSUPP;
-    return cuda.range_handle(fd, address, bytes, CUDA_RANGE_DMABUF, 0) == 0 ? 0 : -EOPNOTSUPP;
+    r = need_driver();
+    if (r < 0)
+        return only_way ? prs_fail(r, "DMA-BUF of device memory asked for: %s", load_text) : r;
+    if (!cuda.range_handle)
+        return only_way ? prs_fail(-EOPNOTSUPP, "DMA-BUF of device memory asked for: libcuda.so.1 is older than 11.7")
+                        : -EOPNOTSUPP;
+    r = cuda.range_handle(fd, address, bytes, CUDA_RANGE_DMABUF, 0);
+    if (r == 0)
+        return 0;
+    return only_way ? fail("cuMemGetHandleForAddressRange", address, bytes, r) : -EIO;
 }
