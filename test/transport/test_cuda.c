@@ -111,7 +111,8 @@ static void put_piece(struct pair *pair, uint64_t memory, size_t at, size_t byte
     must(prs_region_register_cuda(pair->fabric, &pair->rails, (void *)(uintptr_t)(memory + at), bytes, 0, &region) == 0,
          "%zu bytes at %zu: %s", bytes, at, prs_error_text());
     prs_region_keys(region, &keys);
-    remote.rkey[0] = (uint32_t)pair_swap(pair, keys.rkey[0]);
+    for (int i = 0; i < pair->rails.count; i++)
+        remote.rkey[i] = (uint32_t)pair_swap(pair, keys.rkey[i]);
     there = pair_swap(pair, memory + at);
     if (pair->side == 0) {
         struct prs_put put = {.src = region,
@@ -150,6 +151,7 @@ static void put_pieces(struct pair *pair)
 Test(cuda, memory_at_any_address_is_registered_though_cuda_came_after_the_fabric)
 {
     pair_run(&(struct pair_spec){.buffer_bytes = 1 << 18}, put_pieces, put_pieces);
+    pair_run(&(struct pair_spec){.buffer_bytes = 1 << 18, .rails = {2, 2}}, put_pieces, put_pieces);
 }
 
 static void no_dmabuf(struct pair *pair)
@@ -305,15 +307,16 @@ static void heap_rounds(struct pair *pair)
     must_be_clean(true);
 }
 
-#define ROUNDS_OF(order)                                                                                               \
-    Test(cuda, a_signal_in_device_memory_follows_its_puts_##order)                                                     \
+#define ROUNDS_OF(order, name, ...)                                                                                    \
+    Test(cuda, a_signal_in_device_memory_follows_its_puts_##name)                                                      \
     {                                                                                                                  \
-        pair_run(&(struct pair_spec){.policy = #order}, heap_rounds, heap_rounds);                                     \
+        pair_run(&(struct pair_spec){.policy = #order, __VA_ARGS__}, heap_rounds, heap_rounds);                        \
     }
-ROUNDS_OF(in_order)
-ROUNDS_OF(nic_fence)
-ROUNDS_OF(counted)
-ROUNDS_OF(drain)
+ROUNDS_OF(in_order, in_order)
+ROUNDS_OF(nic_fence, nic_fence)
+ROUNDS_OF(counted, counted)
+ROUNDS_OF(counted, counted_over_two_rails, .rails = {2, 2})
+ROUNDS_OF(drain, drain)
 
 /* Write to the other's memory where it is mapped here; then look at what the other wrote. */
 static void map_each_other(struct pair *pair)
