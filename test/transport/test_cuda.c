@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <unistd.h>
 
 #include <perseus/heap.h>
 
@@ -24,6 +24,7 @@ enum { DATA_BYTES = 3 << 20, SIGNAL_BYTES = 4096, RANKS = 2, ROUNDS = 40, SLICE 
 static struct {
     int (*init)(unsigned), (*retain)(void **, int), (*push)(void *);
     int (*alloc)(uint64_t *, size_t), (*free)(uint64_t), (*copy)(uint64_t, uint64_t, size_t);
+    int (*range_handle)(void *, uint64_t, size_t, int, unsigned long long);
     void (*fail)(const char *, int, int), (*counts)(struct fake_counts *);
 } cu;
 
@@ -39,6 +40,7 @@ static void start_cuda(const struct pair *pair)
         {"cuMemAlloc_v2", &cu.alloc},
         {"cuMemFree_v2", &cu.free},
         {"cuMemcpy", &cu.copy},
+        {"cuMemGetHandleForAddressRange", &cu.range_handle},
         {"fakeCudaCounts", &cu.counts},
         {"fakeCudaFailLater", &cu.fail},
     };
@@ -92,14 +94,38 @@ static void must_be_clean(bool nic_was_used)
 /* ------------------------------------------------------------------------------------------------------------------
  * regions */
 
-static const struct {
+static const struct piece {
     size_t at, bytes;
-} pieces[] = {{0, 4096}, {12345, 100001}, {4095, 2}, {1, 8}, {65536 + 17, 65536}, {131072, 1}};
+    bool by_file; /* the caller has a DMA-BUF of the whole allocation, as NCCL has */
+} pieces[] = {
+    {0, 4096, false},   {12345, 100001, false}, {4095, 2, false},      {1, 8, false},   {65536 + 17, 65536, false},
+    {131072, 1, false}, {0, 4096, true},        {12345, 100001, true}, {4095, 2, true}, {(1 << 18) - 1, 1, true},
+};
+
+static struct prs_region *register_piece(struct pair *pair, uint64_t memory, const struct piece *piece)
+{
+    void *start = (void *)(uintptr_t)(memory + piece->at);
+    struct prs_mem mem = {
+        .addr = start, .len_bytes = piece->bytes, .kind = PRS_MEM_DMABUF, .dmabuf_fd = -1, .dmabuf_offset = piece->at};
+    struct prs_region *region = NULL;
+    int r;
+
+    if (piece->by_file) {
+        must(cu.range_handle(&mem.dmabuf_fd, memory, pair->buffer_bytes, 1, 0) == 0, "no DMA-BUF");
+        r = prs_region_register(pair->fabric, &pair->rails, &mem, &region);
+        close(mem.dmabuf_fd);
+    } else {
+        r = prs_region_register_cuda(pair->fabric, &pair->rails, start, piece->bytes, 0, &region);
+    }
+    must(r == 0, "%zu bytes at %zu: %s", piece->bytes, piece->at, prs_error_text());
+    return region;
+}
 
 /* A's bytes arrive in B's piece, and what lies around it is as it was. */
-static void put_piece(struct pair *pair, uint64_t memory, size_t at, size_t bytes)
+static void put_piece(struct pair *pair, uint64_t memory, const struct piece *piece)
 {
-    struct prs_region *region = NULL;
+    size_t at = piece->at, bytes = piece->bytes;
+    struct prs_region *region;
     struct prs_keys keys, remote = {{0}};
     struct prs_op op;
     uint64_t there;
@@ -108,8 +134,7 @@ static void put_piece(struct pair *pair, uint64_t memory, size_t at, size_t byte
     must(have, "malloc");
     pair_fill(pair->buffer, pair->buffer_bytes, 1 + (uint32_t)pair->side);
     write_device(memory, pair->buffer, pair->buffer_bytes);
-    must(prs_region_register_cuda(pair->fabric, &pair->rails, (void *)(uintptr_t)(memory + at), bytes, 0, &region) == 0,
-         "%zu bytes at %zu: %s", bytes, at, prs_error_text());
+    region = register_piece(pair, memory, piece);
     prs_region_keys(region, &keys);
     for (int i = 0; i < pair->rails.count; i++)
         remote.rkey[i] = (uint32_t)pair_swap(pair, keys.rkey[i]);
@@ -143,7 +168,7 @@ static void put_pieces(struct pair *pair)
     start_cuda(pair);
     must(cu.alloc(&memory, pair->buffer_bytes) == 0, "alloc");
     for (size_t i = 0; i < sizeof(pieces) / sizeof(pieces[0]); i++)
-        put_piece(pair, memory, pieces[i].at, pieces[i].bytes);
+        put_piece(pair, memory, &pieces[i]);
     must(cu.free(memory) == 0, "free");
     must_be_clean(true);
 }
