@@ -3,6 +3,7 @@
 #ifndef PERSEUS_FUSED_ATTENTION_CORE_CUH
 #define PERSEUS_FUSED_ATTENTION_CORE_CUH
 
+#include "fused/attention_merge.cuh"
 #include "fused/attention_softmax.cuh"
 
 enum { FIRST_TURN_BARRIER = 1 }; /* 0 is __syncthreads() */
@@ -27,11 +28,11 @@ PRS_DEVICE void multiply_values(float (&o)[64], const uint32_t *p, uint64_t v)
     wgmma_m64n128k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
 }
 
-/* What a consumer warpgroup carries from task to task. */
+/* What a consumer warpgroup carries from piece to piece. */
 struct attention_consumer {
-    uint32_t half;  /* which warpgroup */
-    uint32_t tasks; /* so far */
-    uint32_t step;  /* blocks so far, of which the last one's values are still to come */
+    uint32_t half;   /* which warpgroup */
+    uint32_t pieces; /* so far */
+    uint32_t step;   /* blocks so far, of which the last one's values are still to come */
 };
 
 /* Issues scores = queries x keys of the stage and returns while it runs. */
@@ -154,17 +155,16 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
 }
 
 template <class E>
-PRS_DEVICE void begin_task(const struct prs_attention_args &args, const struct attention_memory &m,
-                           const struct prs_attention_task &t, struct attention_consumer *c,
-                           struct attention_state<E> *x)
+PRS_DEVICE void begin_piece(const struct prs_attention_args &args, const struct attention_memory &m,
+                            const struct prs_attention_task &t, struct attention_consumer *c,
+                            struct attention_state<E> *x)
 {
     float s[E::block / 2];
-    prs_attention_begin(&args.schedule, &t, &x->walk);
     x->rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < E::head_dim / 2; i++)
         x->o[i] = 0;
-    mbarrier_wait(&m.q_full[c->half], c->tasks++ & 1);
+    mbarrier_wait(&m.q_full[c->half], c->pieces++ & 1);
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     issue_scores<E>(s, m, *c);
     wgmma_wait<0>();
@@ -174,13 +174,15 @@ PRS_DEVICE void begin_task(const struct prs_attention_args &args, const struct a
     c->step++;
 }
 
-/* One query tile against all keys. */
+/* One query tile against all keys, or some of them. */
 template <class E>
-PRS_DEVICE void attend_task(const struct prs_attention_args &args, const struct attention_memory &m,
-                            const struct prs_attention_task &t, struct attention_consumer *c)
+PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct attention_memory &m,
+                             const struct prs_attention_piece &piece, const struct prs_attention_task &t,
+                             struct attention_consumer *c)
 {
     struct attention_state<E> x;
-    begin_task<E>(args, m, t, c, &x);
+    prs_attention_begin(&args.schedule, &t, &x.walk, piece.first, piece.blocks);
+    begin_piece<E>(args, m, t, c, &x);
     while (x.more)
         attend_block<E>(args, m, t, c, &x);
     shrink_result(x.o, x.shrink);
@@ -189,10 +191,11 @@ PRS_DEVICE void attend_task(const struct prs_attention_args &args, const struct 
     wgmma_wait<0>();
     registers_pin(x.o);
     release(&m.v_empty[stage_of(c->step - 1)]);
-    write_rows(args, t, t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16, x.o, x.rows);
+    if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x.o, &x.rows))
+        write_rows(args, t, t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16, x.o, x.rows);
 }
 
-/* One thread of a CTA, which has seen everything arrive that the CTA's tasks of these groups load: the last CTA of the
+/* One thread of a CTA, which has seen everything arrive that the CTA's pieces of these groups load: the last CTA of the
  * rank tells the senders that their buffers are free. */
 PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t from, uint32_t to)
 {
@@ -214,19 +217,17 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
     const struct prs_attention_schedule *s = &args.schedule;
     bool gives_credit = s->world > 1 && threadIdx.x == 128;
     struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
-    uint32_t finished = 0;
+    uint32_t first_piece = args.starts[blockIdx.x], pieces = args.starts[blockIdx.x + 1] - first_piece, finished = 0;
     if (c.half == E::warpgroups - 1)
         give_turn<E>(c);
-    while (c.tasks * gridDim.x < s->tasks) {
+    while (c.pieces < pieces) {
+        struct prs_attention_piece piece = args.pieces[first_piece + c.pieces];
         struct prs_attention_task t;
-        uint32_t at = prs_attention_position(s, blockIdx.x, gridDim.x, c.tasks);
-        if (at >= s->tasks)
-            break;
-        prs_attention_task_at(s, at, &t);
+        prs_attention_task_at(s, piece.task, &t);
         if (gives_credit && finished < t.group)
             finish_groups(args, finished, t.group);
         finished = t.group;
-        attend_task<E>(args, m, t, &c);
+        attend_piece<E>(args, m, piece, t, &c);
     }
     if (gives_credit)
         finish_groups(args, finished, s->groups);
