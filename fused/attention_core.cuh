@@ -35,19 +35,36 @@ struct attention_consumer {
     uint32_t step;   /* blocks so far, of which the last one's values are still to come */
 };
 
-/* Issues scores = queries x keys of the stage and returns while it runs. */
-template <class E>
-PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_memory &m,
-                             const struct attention_consumer &c)
+/* Operands of the next two products: the first keys of one block, the first values of the one before. */
+struct attention_operands {
+    uint64_t q, k, v;
+};
+
+/* The compiler is to see that all lanes have the same: then it computes descriptors once a warp, not once a lane, and
+ * moves nothing between two instructions to the tensor cores. */
+PRS_DEVICE uint32_t uniform(uint32_t x)
 {
-    uint32_t base = smem_address(m.base);
-    uint64_t q = matrix_descriptor(base + E::at_q + c.half * E::rows_bytes, 16);
-    uint64_t k = matrix_descriptor(base + E::at_k + stage_of(c.step) * E::block_bytes, 16);
+    return __shfl_sync(~0u, x, 0);
+}
+
+template <class E>
+PRS_DEVICE struct attention_operands find_operands(const struct attention_memory &m, const struct attention_consumer &c)
+{
+    uint32_t base = smem_address(m.base), half = uniform(c.half), stage = uniform(stage_of(c.step));
+    static_assert(PRS_ATTENTION_STAGES == 2, "the values are in the other one");
+    return {matrix_descriptor(base + E::at_q + half * E::rows_bytes, 16),
+            matrix_descriptor(base + E::at_k + stage * E::block_bytes, 16),
+            matrix_descriptor(base + E::at_v + (stage ^ 1) * E::block_bytes, E::block * 128)};
+}
+
+/* Issues scores = queries x keys of the stage and returns while it runs. */
+template <class E> PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_operands &x)
+{
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < E::head_dim / 16; i++) { /* 64 columns lie together, then the next 64 */
         int q_at = i / 4 * (64 * 128) + i % 4 * 32, k_at = i / 4 * (E::block * 128) + i % 4 * 32;
-        multiply_scores(s, q + q_at / 16, k + k_at / 16, i != 0);
+        multiply_scores(s, x.q + q_at / 16, x.k + k_at / 16, i != 0);
     }
     wgmma_commit();
 }
@@ -55,14 +72,12 @@ PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_me
 /* Issues result += probabilities x values of the stage. */
 template <class E>
 PRS_DEVICE void issue_values(float (&o)[E::head_dim / 2], const uint32_t (&p)[E::block / 4],
-                             const struct attention_memory &m, const struct attention_consumer &c)
+                             const struct attention_operands &x)
 {
-    uint64_t v =
-        matrix_descriptor(smem_address(m.base) + E::at_v + stage_of(c.step - 1) * E::block_bytes, E::block * 128);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < E::block / 16; i++)
-        multiply_values(o, &p[4 * i], v + i * (16 * 128 / 16));
+        multiply_values(o, &p[4 * i], x.v + i * (16 * 128 / 16));
     wgmma_commit();
 }
 
@@ -129,12 +144,13 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
                              struct attention_state<E> *x)
 {
     float s[E::block / 2];
+    struct attention_operands at = find_operands<E>(m, *c); /* here: who has the turn keeps the tensor cores busy */
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     take_turn<E>(*c);
-    issue_scores<E>(s, m, *c);
+    issue_scores<E>(s, at);
     shrink_result(x->o, x->shrink);
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
-    issue_values<E>(x->o, x->p, m, *c);
+    issue_values<E>(x->o, x->p, at);
     give_turn<E>(*c);
     if (E::overlaps) {
         wgmma_wait<1>();
@@ -166,7 +182,7 @@ PRS_DEVICE void begin_piece(const struct prs_attention_args &args, const struct 
         x->o[i] = 0;
     mbarrier_wait(&m.q_full[c->half], c->pieces++ & 1);
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
-    issue_scores<E>(s, m, *c);
+    issue_scores<E>(s, find_operands<E>(m, *c));
     wgmma_wait<0>();
     registers_pin(s);
     take_scores<E>(s, args, m, t, c, x);
@@ -187,7 +203,7 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
         attend_block<E>(args, m, t, c, &x);
     shrink_result(x.o, x.shrink);
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
-    issue_values<E>(x.o, x.p, m, *c);
+    issue_values<E>(x.o, x.p, find_operands<E>(m, *c));
     wgmma_wait<0>();
     registers_pin(x.o);
     release(&m.v_empty[stage_of(c->step - 1)]);
