@@ -193,11 +193,11 @@ PRS_DEVICE void begin_piece(const struct prs_attention_args &args, const struct 
 /* One query tile against all keys, or some of them. */
 template <class E>
 PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct attention_memory &m,
-                             const struct prs_attention_piece &piece, const struct prs_attention_task &t,
-                             struct attention_consumer *c)
+                             const struct prs_attention_piece &piece, struct attention_consumer *c)
 {
+    const struct prs_attention_task &t = piece.task;
     struct attention_state<E> x;
-    prs_attention_begin(&args.schedule, &t, &x.walk, piece.first, piece.blocks);
+    x.walk = piece.begin;
     begin_piece<E>(args, m, t, c, &x);
     while (x.more)
         attend_block<E>(args, m, t, c, &x);
@@ -238,12 +238,10 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
         give_turn<E>(c);
     while (c.pieces < pieces) {
         struct prs_attention_piece piece = args.pieces[first_piece + c.pieces];
-        struct prs_attention_task t;
-        prs_attention_task_at(s, piece.task, &t);
-        if (gives_credit && finished < t.group)
-            finish_groups(args, finished, t.group);
-        finished = t.group;
-        attend_piece<E>(args, m, piece, t, &c);
+        if (gives_credit && finished < piece.task.group)
+            finish_groups(args, finished, piece.task.group);
+        finished = piece.task.group;
+        attend_piece<E>(args, m, piece, &c);
     }
     if (gives_credit)
         finish_groups(args, finished, s->groups);

@@ -37,7 +37,7 @@ static void give(struct dealer *d, uint32_t cta, const struct prs_attention_piec
     struct prs_attention_deal *deal = d->deal;
     deal->pieces[deal->pieces_count] = *piece;
     d->owner[deal->pieces_count++] = cta;
-    d->load[cta] += piece->blocks + PIECE_STEPS;
+    d->load[cta] += piece->begin.left + PIECE_STEPS;
     deal->most = d->load[cta] > deal->most ? d->load[cta] : deal->most;
 }
 
@@ -58,20 +58,21 @@ static uint32_t steps_for(const struct dealer *d, const struct prs_attention_tas
 static void deal_task(struct dealer *d, uint32_t task)
 {
     struct prs_attention_deal *deal = d->deal;
-    struct prs_attention_task t;
+    struct prs_attention_piece piece = {.part = 0};
     uint32_t blocks, first = 0, part = deal->parts_count;
-    prs_attention_task_at(d->s, task, &t);
-    blocks = prs_attention_blocks(d->s, &t);
+    prs_attention_task_at(d->s, task, &piece.task);
+    blocks = prs_attention_blocks(d->s, &piece.task);
     while (first < blocks) {
         uint32_t cta = least_loaded(d);
         uint64_t used = d->load[cta] + PIECE_STEPS, room = used < d->limit ? d->limit - used : 0;
-        struct prs_attention_piece piece = {task, first, steps_for(d, &t, first, blocks - first, room), 0};
-        if (piece.blocks != blocks) {
+        uint32_t steps = steps_for(d, &piece.task, first, blocks - first, room);
+        if (steps != blocks) {
             piece.part = ++deal->parts_count;
             d->cuts_left -= d->cuts_left != 0;
         }
+        prs_attention_begin(d->s, &piece.task, &piece.begin, first, steps);
         give(d, cta, &piece);
-        first += piece.blocks;
+        first += steps;
     }
     for (uint32_t i = part; i < deal->parts_count; i++)
         deal->parts[i] = (struct prs_attention_part){part, deal->parts_count - part};

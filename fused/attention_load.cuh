@@ -96,13 +96,10 @@ template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &a
     uint32_t step = 0; /* of the keys that come next */
     uint32_t first_piece = args.starts[blockIdx.x], pieces = args.starts[blockIdx.x + 1] - first_piece;
     for (uint32_t turn = 0; turn < pieces; turn++) {
-        struct prs_attention_piece piece = args.pieces[first_piece + turn];
-        struct prs_attention_task t;
-        struct prs_attention_walk w, before;
+        struct prs_attention_task t = args.pieces[first_piece + turn].task;
+        struct prs_attention_walk w = args.pieces[first_piece + turn].begin, before;
         uint32_t keys_ready = 0, values_ready = 0;
         bool first = true, more = true;
-        prs_attention_task_at(s, piece.task, &t);
-        prs_attention_begin(s, &t, &w, piece.first, piece.blocks);
         for (;;) {
             if (more)
                 load_block<E, PRS_KEYS>(args, m, t, w, step, &keys_ready);

@@ -89,19 +89,6 @@ PRS_SHARED uint32_t prs_attention_group_pairs(const struct prs_attention_schedul
     return group + 1 < s->groups ? s->group : s->pairs - group * s->group;
 }
 
-/* What a CTA does at one time: a stretch of a task's way through the keys, mostly all of it (attention_deal.h says who
- * gets which). Those that make up one task are its parts, and lie one behind the other among all parts. */
-struct prs_attention_piece {
-    uint32_t task;
-    uint32_t first, blocks; /* which steps of the way */
-    uint32_t part;          /* 0: the whole task; else 1 + number of the part */
-};
-static_assert(sizeof(struct prs_attention_piece) == 16, "one load");
-
-struct prs_attention_part {
-    uint32_t first, parts; /* of its task */
-};
-
 /* Within a group: head by head, so that the CTAs that work at the same time read the same keys; causal: the heaviest
  * tile of every head first. */
 PRS_SHARED void prs_attention_task_at(const struct prs_attention_schedule *s, uint32_t at, struct prs_attention_task *t)
@@ -141,11 +128,24 @@ PRS_SHARED uint32_t prs_attention_source(const struct prs_attention_schedule *s,
 
 /* ---- a task's way through the keys ---- */
 struct prs_attention_walk {
-    uint32_t span;   /* order of the share * segments + segment */
-    uint32_t block;  /* of the segment */
-    uint32_t blocks; /* that the task meets there */
-    uint32_t left;   /* of the piece, this one included */
-    bool diagonal;   /* the span is the task's own chunk: the causal mask cuts it */
+    uint32_t span;     /* order of the share * segments + segment */
+    uint32_t block;    /* of the segment */
+    uint32_t blocks;   /* that the task meets there */
+    uint32_t left;     /* of the piece, this one included */
+    uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
+};
+
+/* What a CTA does at one time: a stretch of a task's way through the keys, mostly all of it (attention_deal.h says who
+ * gets which). Those that make up one task are its parts, and lie one behind the other among all parts. */
+struct prs_attention_piece {
+    struct prs_attention_task task;
+    struct prs_attention_walk begin;
+    uint32_t part; /* 0: the whole task; else 1 + number of the part */
+};
+static_assert(sizeof(struct prs_attention_piece) == 48, "host and kernel agree; whole vectors are loaded");
+
+struct prs_attention_part {
+    uint32_t first, parts; /* of its task */
 };
 
 /* Enters a span. */
@@ -155,7 +155,7 @@ PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, cons
     uint32_t rows = s->segment_rows;
     w->span = span;
     w->block = 0;
-    w->diagonal = false;
+    w->diagonal = 0;
     if (s->causal) {
         uint32_t own = prs_attention_chunk(s, s->rank, t->segment), end = (t->tile + 1) * s->tile_rows;
         uint32_t other = prs_attention_chunk(s, prs_attention_source(s, span / s->segments), span % s->segments);

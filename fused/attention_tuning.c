@@ -17,7 +17,7 @@ enum {
     DEFAULT_SPREAD = 60,
     RING_BUFFERS = 2,
     LARGE_CAUSAL_ROWS = 4096,
-    MAX_TASKS = 1 << 24,
+    MAX_TASKS = 1 << 22,
     MAX_COUNT = 1 << 30
 };
 

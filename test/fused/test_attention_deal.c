@@ -49,6 +49,24 @@ static struct prs_attention_deal deal_of(const struct prs_attention_schedule *s,
     return deal;
 }
 
+/* Any number of its own. */
+static uint32_t number_of(const struct prs_attention_schedule *s, const struct prs_attention_task *t)
+{
+    return ((t->batch * s->heads_q + t->head) * s->segments + t->segment) * s->tiles + t->tile;
+}
+
+/* Steps before the piece. */
+static uint32_t first_of(const struct prs_attention_schedule *s, const struct prs_attention_piece *p)
+{
+    struct prs_attention_walk w;
+    uint32_t first = p->begin.block;
+    for (uint32_t span = 0; span < p->begin.span; span++) {
+        prs_attention_enter(s, &p->task, &w, span);
+        first += w.blocks;
+    }
+    return first;
+}
+
 #define FOR_ALL_SHAPES(claim)                                                                                          \
     ParameterizedTestParameters(attention_deal, claim)                                                                 \
     {                                                                                                                  \
@@ -64,15 +82,16 @@ FOR_ALL_SHAPES(every_step_of_every_task_is_in_one_piece)
         uint32_t *steps = calloc(s.tasks, sizeof(*steps)), *ends = calloc(s.tasks, sizeof(*ends));
         for (uint32_t i = 0; i < deal.pieces_count; i++) {
             const struct prs_attention_piece *p = &deal.pieces[i];
-            cr_assert(p->task < s.tasks && p->blocks > 0);
-            steps[p->task] += p->blocks;
-            ends[p->task] = p->first + p->blocks > ends[p->task] ? p->first + p->blocks : ends[p->task];
+            uint32_t task = number_of(&s, &p->task), end = first_of(&s, p) + p->begin.left;
+            cr_assert(task < s.tasks && p->begin.left > 0);
+            steps[task] += p->begin.left;
+            ends[task] = end > ends[task] ? end : ends[task];
         }
-        for (uint32_t task = 0; task < s.tasks; task++) {
+        for (uint32_t i = 0; i < s.tasks; i++) {
             struct prs_attention_task t;
-            prs_attention_task_at(&s, task, &t);
-            cr_assert_eq(steps[task], prs_attention_blocks(&s, &t));
-            cr_assert_eq(ends[task], steps[task]);
+            prs_attention_task_at(&s, i, &t);
+            cr_assert_eq(steps[number_of(&s, &t)], prs_attention_blocks(&s, &t));
+            cr_assert_eq(ends[number_of(&s, &t)], prs_attention_blocks(&s, &t));
         }
         free(steps);
         free(ends);
@@ -87,10 +106,8 @@ FOR_ALL_SHAPES(groups_come_to_a_cta_in_the_order_in_which_they_arrive)
     for (uint32_t cta = 0; cta < row->ctas; cta++) {
         uint32_t group = 0;
         for (uint32_t i = deal.starts[cta]; i < deal.starts[cta + 1]; i++) {
-            struct prs_attention_task t;
-            prs_attention_task_at(&s, deal.pieces[i].task, &t);
-            cr_assert_geq(t.group, group);
-            group = t.group;
+            cr_assert_geq(deal.pieces[i].task.group, group);
+            group = deal.pieces[i].task.group;
         }
     }
     prs_attention_deal_fini(&deal);
@@ -103,12 +120,9 @@ FOR_ALL_SHAPES(every_row_sees_the_first_key_of_its_piece)
         struct prs_attention_schedule s = schedule_of(row, rank);
         struct prs_attention_deal deal = deal_of(&s, row->ctas);
         for (uint32_t i = 0; i < deal.pieces_count; i++) {
-            struct prs_attention_task t;
-            struct prs_attention_walk w;
-            prs_attention_task_at(&s, deal.pieces[i].task, &t);
-            prs_attention_begin(&s, &t, &w, deal.pieces[i].first, deal.pieces[i].blocks);
-            cr_assert_gt(prs_attention_limit(&s, &w, t.tile * s.tile_rows), 0, "task %u, step %u", deal.pieces[i].task,
-                         deal.pieces[i].first);
+            const struct prs_attention_piece *p = &deal.pieces[i];
+            cr_assert_gt(prs_attention_limit(&s, &p->begin, p->task.tile * s.tile_rows), 0, "span %u, block %u",
+                         p->begin.span, p->begin.block);
         }
         prs_attention_deal_fini(&deal);
     }
@@ -121,21 +135,22 @@ FOR_ALL_SHAPES(parts_of_a_task_know_each_other)
     uint32_t *task = calloc(deal.parts_count + 1, sizeof(*task)), *count = calloc(s.tasks, sizeof(*count));
     for (uint32_t i = 0; i < deal.pieces_count; i++) {
         const struct prs_attention_piece *p = &deal.pieces[i];
-        count[p->task]++;
+        count[number_of(&s, &p->task)]++;
         if (p->part == 0)
             continue;
         cr_assert_leq(p->part, deal.parts_count);
         cr_assert_eq(task[p->part - 1], 0, "part %u twice", p->part);
-        task[p->part - 1] = p->task + 1;
+        task[p->part - 1] = number_of(&s, &p->task) + 1;
     }
     for (uint32_t i = 0; i < deal.pieces_count; i++) {
         const struct prs_attention_piece *p = &deal.pieces[i];
-        cr_assert_eq(p->part == 0, count[p->task] == 1);
+        uint32_t number = number_of(&s, &p->task);
+        cr_assert_eq(p->part == 0, count[number] == 1);
         if (p->part == 0)
             continue;
-        cr_assert_eq(deal.parts[p->part - 1].parts, count[p->task]);
-        for (uint32_t x = 0; x < count[p->task]; x++)
-            cr_assert_eq(task[deal.parts[p->part - 1].first + x], p->task + 1);
+        cr_assert_eq(deal.parts[p->part - 1].parts, count[number]);
+        for (uint32_t x = 0; x < count[number]; x++)
+            cr_assert_eq(task[deal.parts[p->part - 1].first + x], number + 1);
     }
     free(task);
     free(count);

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -199,17 +200,17 @@ static bool merge_parts(struct cta *c, uint32_t epoch, const struct prs_attentio
     if (piece->part == 0)
         return true;
     p = me->deal.parts[piece->part - 1];
-    me->left[piece->part - 1] = epoch * 31 + piece->first;
+    me->left[piece->part - 1] = epoch * 31 + piece->begin.span * 7 + piece->begin.block;
     if (__atomic_add_fetch(&me->parts_done[p.first], 1, __ATOMIC_ACQ_REL) != p.parts)
         return true;
     me->parts_done[p.first] = 0;
     for (uint32_t i = p.first; i < p.first + p.parts; i++)
         sum += me->left[i];
     for (uint32_t i = 0; i < me->deal.pieces_count; i++)
-        if (me->deal.pieces[i].task == piece->task)
-            want += epoch * 31 + me->deal.pieces[i].first;
+        if (memcmp(&me->deal.pieces[i].task, &piece->task, sizeof(piece->task)) == 0)
+            want += epoch * 31 + me->deal.pieces[i].begin.span * 7 + me->deal.pieces[i].begin.block;
     if (sum != want)
-        fail(c->model, "sum of task", c->rank, piece->task, want, sum);
+        fail(c->model, "sum of part", c->rank, piece->part, want, sum);
     return sum == want;
 }
 
@@ -220,18 +221,15 @@ static bool compute_epoch(struct cta *c, uint32_t epoch)
     uint32_t finished = 0;
     for (uint32_t i = deal->starts[c->index]; i < deal->starts[c->index + 1]; i++) {
         const struct prs_attention_piece *piece = &deal->pieces[i];
-        struct prs_attention_task t;
-        struct prs_attention_walk w;
-        prs_attention_task_at(s, piece->task, &t);
-        finish_groups(c, epoch, finished, t.group);
-        finished = t.group;
-        prs_attention_begin(s, &t, &w, piece->first, piece->blocks);
+        struct prs_attention_walk w = piece->begin;
+        finish_groups(c, epoch, finished, piece->task.group);
+        finished = piece->task.group;
         do {
             dawdle(&c->random[0]);
-            if (w.span >= s->segments &&
-                (!read_block(c, epoch, &t, &w, PRS_KEYS) || !read_block(c, epoch, &t, &w, PRS_VALUES)))
+            if (w.span >= s->segments && (!read_block(c, epoch, &piece->task, &w, PRS_KEYS) ||
+                                          !read_block(c, epoch, &piece->task, &w, PRS_VALUES)))
                 return false;
-        } while (prs_attention_next(s, &t, &w));
+        } while (prs_attention_next(s, &piece->task, &w));
         if (!merge_parts(c, epoch, piece))
             return false;
     }
