@@ -22,7 +22,7 @@ static moe_kernel_fn kernel_of(const struct prs_route *route, int b_n_major, uin
 
 static struct launch_shape shape_of(uint32_t share)
 {
-    struct launch_shape shape = {share, PRS_THREADS, MOE_SMEM_BYTES};
+    struct launch_shape shape = {share, PRS_THREADS, PRS_SMEM_BYTES};
     return shape;
 }
 
