@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "test/softnic/cuda_busy.h"
 #include "test/softnic/cuda_owner.h"
 
 enum { SKIP = 77 };
@@ -367,8 +368,11 @@ static int run(struct side *side, double least)
     a_queue_pair_may_go_while_a_copy_is_under_way(side, false);
     a_deregistered_region_is_refused(side);
     what_cannot_be_shared_is_refused(side);
-    if (side->fake)
+    if (side->fake) {
+        no_transfer_waits_for_a_running_kernel(side, LEGACY);
+        no_transfer_waits_for_a_running_kernel(side, VMM);
         a_driver_error_is_a_completion_error(side);
+    }
     latency(side, PAGEABLE, LEGACY, 8);
     latency(side, LEGACY, LEGACY, 8);
     latency(side, PAGEABLE, LEGACY, 4096);

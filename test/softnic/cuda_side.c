@@ -35,7 +35,8 @@ static struct {
     int (*module)(void **, const void *), (*function)(void **, void *, const char *), (*sync)(void);
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                   void **);
-    void (*fail)(const char *, int);
+    void (*fail)(const char *, int), (*busy)(int);
+    int (*waits)(void);
 } cu;
 static int device;
 
@@ -67,6 +68,8 @@ static const struct {
     {"cuLaunchKernel", &cu.launch, true},
     {"cuCtxSynchronize", &cu.sync, true},
     {"fakeCudaFail", &cu.fail, true},
+    {"fakeCudaBusy", &cu.busy, true},
+    {"fakeCudaWaits", &cu.waits, true},
 };
 
 _Noreturn void die(const char *file, int line, const char *what)
@@ -385,4 +388,14 @@ void spin_wait(void)
 void fail_next(const char *call, int result)
 {
     cu.fail(call, result);
+}
+
+void kernel_runs(bool runs)
+{
+    cu.busy(runs);
+}
+
+int kernel_waits(void)
+{
+    return cu.waits();
 }

@@ -63,6 +63,10 @@ void side_connect(struct side *side);
 /** With the driver of fake_cuda/driver.c: its next call of that name fails. */
 void fail_next(const char *call, int result);
 
+/** With that driver: as if a kernel ran in this process, and how many calls had to wait for its end so far. */
+void kernel_runs(bool runs);
+int kernel_waits(void);
+
 /** Wait for one completion, 20 s at most. */
 struct ibv_wc side_poll(struct side *side);
 

@@ -160,6 +160,11 @@ int sn_cuda_dev_prefer(const struct sn_cuda *cuda, int liked)
 {
     int count = sn_cuda_count(cuda);
     for (int i = -1; i < count; i++) {
+        int candidate = i < 0 ? liked : i;
+        if (candidate >= 0 && __atomic_load_n(&devs[candidate].ctx, __ATOMIC_ACQUIRE))
+            return candidate;
+    }
+    for (int i = -1; i < count; i++) {
         int candidate = i < 0 ? liked : i, active = 0;
         unsigned flags;
         if (candidate >= 0 && cuda->primary_state(devs[candidate].dev, &flags, &active) == SN_CU_OK && active)

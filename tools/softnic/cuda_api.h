@@ -121,8 +121,9 @@ struct sn_cuda_dev *sn_cuda_dev_get(const struct sn_cuda *cuda, int ordinal);
 /** Its ordinal here, or -1 when this process does not see that GPU. */
 int sn_cuda_dev_find(const struct sn_cuda *cuda, const struct sn_cu_uuid *uuid);
 
-/** The GPU to work from when no memory of this process decides it: one whose context the application has already made,
- * `liked` first; else `liked`; else 0. */
+/** The GPU to work from when no memory of this process decides it: one that is ready, since making it so (streams,
+ * pinned memory) may wait for kernels; else one whose context the application has already made; `liked` first in both;
+ * else `liked`; else 0. */
 int sn_cuda_dev_prefer(const struct sn_cuda *cuda, int liked);
 
 /** Make the GPU current for this thread, and lift the restrictions of a stream capture that some other thread may have

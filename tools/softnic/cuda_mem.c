@@ -470,12 +470,20 @@ static bool cuda_dmabuf_supported(void)
     return supported;
 }
 
+static void cuda_settle(void)
+{
+    const struct sn_cuda *cuda = sn_cuda_get(false);
+    if (cuda)
+        sn_cuda_region_reap(cuda);
+}
+
 const struct sn_device_mem sn_cuda_mem = {
     .is_device = cuda_is_device,
     .export_mr = cuda_export_mr,
     .unexport_mr = sn_cuda_region_unexport,
     .dmabuf_supported = cuda_dmabuf_supported,
     .owner_only = sn_cuda_region_owner_only,
+    .settle = cuda_settle,
     .copy_start = cuda_copy_start,
     .copy_poll = cuda_copy_poll,
 };

@@ -65,7 +65,10 @@ struct sn_device_mem {
     bool (*dmabuf_supported)(void);
     /** True when the registration was made for its owner alone to reach. */
     bool (*owner_only)(const struct sn_mr_shm *mr);
-    /** At least one side is device memory: as sn_place_start and sn_place_poll, or SN_PLACE_OWNER, with nothing done.
+    /** No transfer is under way that would mind: what may wait for a GPU's kernels is done now. */
+    void (*settle)(void);
+    /** At least one side is device memory. Nothing on the way may wait for a GPU's kernels: they may wait for it. As
+     * sn_place_start and sn_place_poll, or SN_PLACE_OWNER, with nothing done.
      */
     int (*copy_start)(struct sn_copy *copy);
     int (*copy_poll)(struct sn_copy *copy);

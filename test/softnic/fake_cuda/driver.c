@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "test/softnic/fake_cuda/busy.h"
 #include "test/softnic/fake_cuda/driver.h"
 
 enum {
@@ -273,6 +274,7 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *bytes, uint64_t va)
 
 int cuMemAlloc_v2(uint64_t *va, size_t bytes)
 {
+    fake_wait_idle(__func__);
     if (!depth)
         return INVALID_CONTEXT;
     bytes = (bytes + 4095) & ~(size_t)4095;
@@ -292,6 +294,7 @@ int cuMemAlloc_v2(uint64_t *va, size_t bytes)
 
 int cuMemFree_v2(uint64_t va)
 {
+    fake_wait_idle(__func__);
     pthread_mutex_lock(&mutex);
     struct range *range = find(va);
     bool good = range && range->kind == LEGACY && range->va == va;
@@ -307,6 +310,7 @@ int cuMemFree_v2(uint64_t va)
 
 int cuMemHostAlloc(void **host, size_t bytes, unsigned flags)
 {
+    fake_wait_idle(__func__);
     if (!depth)
         return INVALID_CONTEXT;
     *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -366,6 +370,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *va, struct fake_ipc in, unsigned flags)
 
 int cuIpcCloseMemHandle(uint64_t va)
 {
+    fake_wait_idle(__func__);
     pthread_mutex_lock(&mutex);
     struct range *range = find(va);
     bool good = range && range->kind == IPC && range->va == va;
@@ -472,6 +477,7 @@ int cuMemMap(uint64_t va, size_t bytes, size_t offset, unsigned long long handle
 
 int cuMemUnmap(uint64_t va, size_t bytes)
 {
+    fake_wait_idle(__func__);
     uint64_t end = va + bytes;
     bool any = false;
     pthread_mutex_lock(&mutex);
@@ -534,6 +540,7 @@ static void *run_stream(void *arg)
 
 int cuStreamCreate(void **stream, unsigned flags)
 {
+    fake_wait_idle(__func__);
     struct stream *s = calloc(1, sizeof(*s));
     pthread_t thread;
     if (!depth || flags != 1) /* a blocking stream would wait for the application's */
