@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory over the software NIC, between two processes (two GPUs where there are two).
  * usage: cuda_rw [--least GBPS]     checks everything, prints figures; fails below that device-to-device bandwidth
- * Exit status 77: no GPU. With the driver of fake_cuda/driver.c everything but kernels and figures is checked. */
+ * Exit status 77: no GPU. With the driver of fake_cuda everything but kernels and figures is checked. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
