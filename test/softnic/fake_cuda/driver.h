@@ -28,6 +28,8 @@ _Static_assert(sizeof(struct fake_vmm_prop) == 32, "as the real one's");
 /* Make the next call of that name fail: of those that allocate, map, register, export a range, open what another
  * process has, copy, or look at an event. */
 void fakeCudaFail(const char *call, int result);
+/* The one behind so many that still go well. */
+void fakeCudaFailLater(const char *call, int after, int result);
 
 /* What this process has at the moment. */
 struct fake_counts {

@@ -63,28 +63,35 @@ int cuMemFree_v2(uint64_t va)
     return r;
 }
 
-/* Whole pages, as the real one has it, and as a kernel exports them. */
+static int exportable_locked(uint64_t va, uint64_t end)
+{
+    while (va < end) {
+        const struct range *range = fake_find(va);
+        if (!range || (range->kind != LEGACY && range->kind != MAPPED))
+            return INVALID_VALUE;
+        if (range->kind == MAPPED && (!range->accessible || !fake_object_rdma(range->object)))
+            return NOT_SUPPORTED;
+        va = range->va + range->bytes;
+    }
+    return OK;
+}
+
+/* Whole pages, as the real one has it. The file has the size of the range and nothing else of it: who registers it
+ * finds the memory by its address. */
 int cuMemGetHandleForAddressRange(void *handle, uint64_t va, size_t bytes, int type, unsigned long long flags)
 {
-    int r = fake_failure(__func__), fd = -1;
+    int r = fake_failure(__func__);
     if (r)
         return r;
     if (type != 1 || flags || !bytes || va % PAGE || bytes % PAGE)
         return INVALID_VALUE;
     pthread_mutex_lock(&fake_mutex);
-    for (uint64_t at = va; !r && at < va + bytes;) {
-        const struct range *range = fake_find(at);
-        if (!range || (range->kind != LEGACY && range->kind != MAPPED)) {
-            r = INVALID_VALUE;
-        } else if (range->kind == MAPPED && (!range->accessible || !fake_object_rdma(range->object))) {
-            r = NOT_SUPPORTED;
-        } else {
-            fd = fd >= 0 ? fd : range->kind == LEGACY ? range->fd : fake_object_fd(range->object);
-            at = range->va + range->bytes;
-        }
-    }
-    *(int *)handle = r ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    r = exportable_locked(va, va + bytes);
     pthread_mutex_unlock(&fake_mutex);
+    int fd = r ? -1 : memfd_create("fake_cuda_dmabuf", MFD_CLOEXEC);
+    if (!r && (fd < 0 || ftruncate(fd, (off_t)bytes)))
+        r = OUT_OF_MEMORY;
+    *(int *)handle = fd;
     return r;
 }
 

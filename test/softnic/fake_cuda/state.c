@@ -13,13 +13,19 @@ static uint64_t next_id = 1;
 static int refused;
 
 static char fail_call[32];
-static int fail_result;
+static int fail_result, fail_after;
 
 void fakeCudaFail(const char *call, int result)
+{
+    fakeCudaFailLater(call, 0, result);
+}
+
+void fakeCudaFailLater(const char *call, int after, int result)
 {
     pthread_mutex_lock(&fake_mutex);
     snprintf(fail_call, sizeof(fail_call), "%s", call);
     fail_result = result;
+    fail_after = after;
     pthread_mutex_unlock(&fake_mutex);
 }
 
@@ -27,7 +33,7 @@ int fake_failure(const char *call)
 {
     int result = OK;
     pthread_mutex_lock(&fake_mutex);
-    if (!strcmp(call, fail_call)) {
+    if (!strcmp(call, fail_call) && fail_after-- == 0) {
         result = fail_result;
         fail_call[0] = '\0';
     }

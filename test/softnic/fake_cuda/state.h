@@ -63,7 +63,6 @@ uint64_t fake_reserve(uint64_t bytes);            /* addresses where nothing is 
 
 /* Of a range that is MAPPED; the caller has the mutex. */
 bool fake_object_rdma(const struct object *object); /* it may leave the device by DMA-BUF */
-int fake_object_fd(const struct object *object);
 
 /* What the next call of that name has to return, once; OK: go on. */
 int fake_failure(const char *call);

@@ -25,11 +25,6 @@ bool fake_object_rdma(const struct object *object)
     return object->rdma;
 }
 
-int fake_object_fd(const struct object *object)
-{
-    return object->fd;
-}
-
 static unsigned long long handle_of(const struct object *object)
 {
     return (unsigned long long)object->generation << 32 | (unsigned long long)(object - objects + 1);
