@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "test/softnic/cuda_busy.h"
+#include "test/softnic/cuda_flight.h"
 #include "test/softnic/cuda_owner.h"
 
 enum { SKIP = 77 };
@@ -374,10 +375,14 @@ static int run(struct side *side, double least)
     a_queue_pair_may_go_while_a_copy_is_under_way(side, false);
     a_deregistered_region_is_refused(side);
     what_cannot_be_shared_is_refused(side);
+    a_signal_comes_after_its_data(side);
+    an_immediate_comes_after_its_data(side);
+    completions_come_in_order(side);
     if (side->fake) {
         no_transfer_waits_for_a_running_kernel(side, LEGACY);
         no_transfer_waits_for_a_running_kernel(side, VMM);
-        a_driver_error_is_a_completion_error(side);
+        a_burst_is_given_away_at_once(side);
+        an_error_in_a_burst_flushes_what_is_behind(side);
     }
     latency(side, PAGEABLE, LEGACY, 8);
     latency(side, LEGACY, LEGACY, 8);
@@ -392,6 +397,12 @@ static int run(struct side *side, double least)
     bandwidth(side, LEGACY, PRIVATE, 1 << 20);
     bandwidth(side, PAGEABLE, PRIVATE, 1 << 20);
     bandwidth(side, PRIVATE, PRIVATE, 1 << 20);
+    if (side->fake) {
+        a_driver_error_is_a_completion_error(side);
+        a_signal_comes_after_its_data(side); /* now by events */
+        an_immediate_comes_after_its_data(side);
+        completions_come_in_order(side);
+    }
     mine = side->initiator && !side->fake && gbytes < least ? 'n' : 'y';
     side_exchange(side, &mine, &theirs, 1);
     if (mine == 'n')

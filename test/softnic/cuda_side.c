@@ -35,7 +35,8 @@ static struct {
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                   void **);
     void (*fail)(const char *, int), (*busy)(int);
-    int (*waits)(void);
+    int (*waits)(void), (*calls)(const char *);
+    void (*fail_later)(const char *, int, int);
 } cu;
 static int device;
 
@@ -69,6 +70,8 @@ static const struct {
     {"fakeCudaFail", &cu.fail, true},
     {"fakeCudaBusy", &cu.busy, true},
     {"fakeCudaWaits", &cu.waits, true},
+    {"fakeCudaCalls", &cu.calls, true},
+    {"fakeCudaFailLater", &cu.fail_later, true},
 };
 
 _Noreturn void die(const char *file, int line, const char *what)
@@ -395,4 +398,14 @@ void kernel_runs(bool runs)
 int kernel_waits(void)
 {
     return cu.waits();
+}
+
+int driver_calls(const char *call)
+{
+    return cu.calls(call);
+}
+
+void fail_later(const char *call, int after, int result)
+{
+    cu.fail_later(call, after, result);
 }

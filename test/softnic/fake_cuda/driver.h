@@ -31,6 +31,9 @@ void fakeCudaFail(const char *call, int result);
 /* The one behind so many that still go well. */
 void fakeCudaFailLater(const char *call, int after, int result);
 
+/* How often it was called; knows those that can be made to fail. */
+int fakeCudaCalls(const char *call);
+
 /* What this process has at the moment. */
 struct fake_counts {
     int started;    /* cuInit was called */
