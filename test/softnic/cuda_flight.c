@@ -3,8 +3,10 @@
 #include "test/softnic/cuda_flight.h"
 
 #include <arpa/inet.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { BURST = 16, PIECE = 40000, SIGNALS = 4096 /* offset of words in their buffer */ };
 
@@ -187,4 +189,57 @@ void an_error_in_a_burst_flushes_what_is_behind(struct side *side)
     side_barrier(side);
     side_connect(side);
     buf_free(&data);
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static void put_post(struct side *side, const struct buf *from, struct remote to, uint32_t bytes, bool tells)
+{
+    struct ibv_sge sge = {from->addr, bytes, from->mr->lkey};
+    struct ibv_send_wr *bad,
+        wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = tells ? IBV_SEND_SIGNALED : 0};
+    wr.wr.rdma.remote_addr = to.addr;
+    wr.wr.rdma.rkey = to.rkey;
+    MUST(!ibv_post_send(side->qp, &wr, &bad));
+}
+
+/* Rounds of `puts` writes and a signal, which is waited for; one post each. */
+static void figures_row(struct side *side, const struct buf *from, struct remote to, struct remote word, uint32_t bytes,
+                        int puts)
+{
+    int rounds = side->fake ? 10 : 1000;
+    double posting = 0, start = now_us();
+
+    for (int i = 0; i < rounds; i++) {
+        double posted = now_us();
+        for (int n = 0; n < puts; n++)
+            put_post(side, from, to, bytes, false);
+        signal_post(side, word, (uint64_t)i, true);
+        posting += now_us() - posted;
+        expect_success(side, "figures");
+    }
+    printf("  %2d writes of %6u bytes and a signal: %7.2f us posting, %7.2f us until complete\n", puts, bytes,
+           posting / rounds, (now_us() - start) / rounds);
+}
+
+void flight_figures(struct side *side)
+{
+    static const uint32_t sizes[] = {8, 4096, 65536};
+    struct buf data, word;
+
+    buf_make(side, &data, LEGACY, 65536);
+    buf_make(side, &word, LEGACY, 64);
+    struct remote there = swap_remote(side, &data), signals = swap_remote(side, &word);
+    for (size_t i = 0; side->initiator && i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        for (int puts = 0; puts <= BURST; puts += puts ? 3 * puts : 1)
+            if (puts || !i)
+                figures_row(side, &data, there, signals, sizes[i], puts);
+    side_barrier(side);
+    buf_free(&data);
+    buf_free(&word);
 }

@@ -12,4 +12,7 @@ void completions_come_in_order(struct side *side);
 void a_burst_is_given_away_at_once(struct side *side);
 void an_error_in_a_burst_flushes_what_is_behind(struct side *side);
 
+/* Print what a write costs the poster, and how many there are in a second. */
+void flight_figures(struct side *side);
+
 #endif

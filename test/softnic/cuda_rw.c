@@ -388,6 +388,7 @@ static int run(struct side *side, double least)
     latency(side, LEGACY, LEGACY, 8);
     latency(side, PAGEABLE, LEGACY, 4096);
     latency(side, PAGEABLE, PRIVATE, 8);
+    flight_figures(side);
     bandwidth(side, LEGACY, LEGACY, 65536);
     double gbytes = bandwidth(side, LEGACY, LEGACY, 1 << 20);
     bandwidth(side, VMM, VMM, 1 << 20);

@@ -6,17 +6,25 @@
 #include "tools/softnic/object.h"
 #include "tools/softnic/responder.h"
 
-/* Then none is begun until all have landed: who deregisters memory waits for those who are there to have gone once. */
-enum { FLOWN_MOST = 512 };
+enum {
+    /* Then none is begun until all have landed: who deregisters memory waits for those who are there to have gone once.
+     */
+    FLOWN_MOST = 512,
+    SHORT_BYTES = 16384, /* longer ones fly from device memory only: a CPU would be busy with them */
+};
 
 bool sn_flight_suits(const struct sn_wqe *w)
 {
-    const struct sn_mr_shm *mr;
+    const struct sn_mr_shm *to, *from = NULL;
 
-    if (w->opcode != IBV_WR_RDMA_WRITE && w->opcode != IBV_WR_RDMA_WRITE_WITH_IMM)
+    if ((w->opcode != IBV_WR_RDMA_WRITE && w->opcode != IBV_WR_RDMA_WRITE_WITH_IMM) || !w->length || !sn_device_mem)
         return false;
-    mr = sn_mr_find(sn_self->world, w->rkey);
-    return mr && mr->kind != SN_MEM_HOST && w->length && sn_device_mem;
+    to = sn_mr_find(sn_self->world, w->rkey);
+    if (!to || to->kind == SN_MEM_HOST || sn_device_mem->owner_only(to))
+        return false;
+    if (w->length > SHORT_BYTES)
+        from = sn_mr_find(sn_self->world, w->sge[0].key);
+    return w->length <= SHORT_BYTES || (from && from->kind != SN_MEM_HOST);
 }
 
 /* Is it w's turn? A fence waits for what is before; by the specification for reads and atomics only. */
