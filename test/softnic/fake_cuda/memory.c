@@ -212,7 +212,9 @@ int cuIpcOpenMemHandle_v2(uint64_t *va, struct fake_ipc in, unsigned flags)
 int cuIpcCloseMemHandle(uint64_t va)
 {
     fake_wait_idle(__func__);
-    int r = OK;
+    int r = fake_failure(__func__);
+    if (r)
+        return r;
     pthread_mutex_lock(&fake_mutex);
     struct range *range = fake_find(va);
     if (range && range->kind == IPC && range->va == va)
