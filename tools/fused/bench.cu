@@ -356,5 +356,7 @@ int main(int argc, char **argv)
     struct bench_options o;
     bench_options_parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread: NVLink multicast is never used */
+    /* A kernel that is loaded at its first launch waits for the device, where one of another rank may wait for it. */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     return bench_ranks_run(&o, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
 }
