@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "test/softnic/cuda_busy.h"
+#include "test/softnic/cuda_flight.h"
 #include "test/softnic/cuda_owner.h"
 
 enum { SKIP = 77 };
@@ -251,6 +253,7 @@ static void a_driver_error_is_a_completion_error(struct side *side)
         enum memory theirs;
         bool carried; /* the owner copies what cannot be opened */
     } failures[] = {{"cuMemcpyAsync", LEGACY, false},
+                    {"cuStreamBatchMemOp_v2", LEGACY, true}, /* from here on by events */
                     {"cuEventQuery", LEGACY, false},
                     {"cuIpcOpenMemHandle_v2", LEGACY, true},
                     {"cuMemImportFromShareableHandle", VMM, true}};
@@ -372,12 +375,20 @@ static int run(struct side *side, double least)
     a_queue_pair_may_go_while_a_copy_is_under_way(side, false);
     a_deregistered_region_is_refused(side);
     what_cannot_be_shared_is_refused(side);
-    if (side->fake)
-        a_driver_error_is_a_completion_error(side);
+    a_signal_comes_after_its_data(side);
+    an_immediate_comes_after_its_data(side);
+    completions_come_in_order(side);
+    if (side->fake) {
+        no_transfer_waits_for_a_running_kernel(side, LEGACY);
+        no_transfer_waits_for_a_running_kernel(side, VMM);
+        a_burst_is_given_away_at_once(side);
+        an_error_in_a_burst_flushes_what_is_behind(side);
+    }
     latency(side, PAGEABLE, LEGACY, 8);
     latency(side, LEGACY, LEGACY, 8);
     latency(side, PAGEABLE, LEGACY, 4096);
     latency(side, PAGEABLE, PRIVATE, 8);
+    flight_figures(side);
     bandwidth(side, LEGACY, LEGACY, 65536);
     double gbytes = bandwidth(side, LEGACY, LEGACY, 1 << 20);
     bandwidth(side, VMM, VMM, 1 << 20);
@@ -387,6 +398,12 @@ static int run(struct side *side, double least)
     bandwidth(side, LEGACY, PRIVATE, 1 << 20);
     bandwidth(side, PAGEABLE, PRIVATE, 1 << 20);
     bandwidth(side, PRIVATE, PRIVATE, 1 << 20);
+    if (side->fake) {
+        a_driver_error_is_a_completion_error(side);
+        a_signal_comes_after_its_data(side); /* now by events */
+        an_immediate_comes_after_its_data(side);
+        completions_come_in_order(side);
+    }
     mine = side->initiator && !side->fake && gbytes < least ? 'n' : 'y';
     side_exchange(side, &mine, &theirs, 1);
     if (mine == 'n')

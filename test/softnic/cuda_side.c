@@ -34,7 +34,9 @@ static struct {
     int (*module)(void **, const void *), (*function)(void **, void *, const char *), (*sync)(void);
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                   void **);
-    void (*fail)(const char *, int);
+    void (*fail)(const char *, int), (*busy)(int);
+    int (*waits)(void), (*calls)(const char *);
+    void (*fail_later)(const char *, int, int);
 } cu;
 static int device;
 
@@ -66,6 +68,10 @@ static const struct {
     {"cuLaunchKernel", &cu.launch, true},
     {"cuCtxSynchronize", &cu.sync, true},
     {"fakeCudaFail", &cu.fail, true},
+    {"fakeCudaBusy", &cu.busy, true},
+    {"fakeCudaWaits", &cu.waits, true},
+    {"fakeCudaCalls", &cu.calls, true},
+    {"fakeCudaFailLater", &cu.fail_later, true},
 };
 
 _Noreturn void die(const char *file, int line, const char *what)
@@ -382,4 +388,24 @@ void spin_wait(void)
 void fail_next(const char *call, int result)
 {
     cu.fail(call, result);
+}
+
+void kernel_runs(bool runs)
+{
+    cu.busy(runs);
+}
+
+int kernel_waits(void)
+{
+    return cu.waits();
+}
+
+int driver_calls(const char *call)
+{
+    return cu.calls(call);
+}
+
+void fail_later(const char *call, int after, int result)
+{
+    cu.fail_later(call, after, result);
 }

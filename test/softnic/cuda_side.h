@@ -63,6 +63,14 @@ void side_connect(struct side *side);
 /** With the driver of fake_cuda: its next call of that name fails. */
 void fail_next(const char *call, int result);
 
+/** The one behind so many that go well; and how often it was called so far. */
+void fail_later(const char *call, int after, int result);
+int driver_calls(const char *call);
+
+/** With that driver: as if a kernel ran in this process, and how many calls had to wait for its end so far. */
+void kernel_runs(bool runs);
+int kernel_waits(void);
+
 /** Wait for one completion, 20 s at most. */
 struct ibv_wc side_poll(struct side *side);
 

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "tools/softnic/cuda_stream.h"
 #include "tools/softnic/world.h"
 
 static const struct {
@@ -121,11 +122,10 @@ static int make_ready_locked(struct sn_cuda_dev *dev)
     r = table.ctx_push(ctx);
     if (r != SN_CU_OK)
         return sn_cuda_failed(&table, "cuCtxPushCurrent", r);
-    for (int i = 0; r == SN_CU_OK && i < SN_CUDA_STREAMS; i++)
-        r = table.stream_create(&dev->streams[i], SN_CU_STREAM_NON_BLOCKING);
+    r = sn_cuda_streams_open(&table, dev);
     table.ctx_pop(&popped);
-    if (r != SN_CU_OK)
-        return sn_cuda_failed(&table, "cuStreamCreate", r);
+    if (r)
+        return r;
     /* A3: release; pairs with the acquire in sn_cuda_dev_get: the streams are there. */
     __atomic_store_n(&dev->ctx, ctx, __ATOMIC_RELEASE);
     return 0;
@@ -159,6 +159,11 @@ int sn_cuda_dev_find(const struct sn_cuda *cuda, const struct sn_cu_uuid *uuid)
 int sn_cuda_dev_prefer(const struct sn_cuda *cuda, int liked)
 {
     int count = sn_cuda_count(cuda);
+    for (int i = -1; i < count; i++) {
+        int candidate = i < 0 ? liked : i;
+        if (candidate >= 0 && __atomic_load_n(&devs[candidate].ctx, __ATOMIC_ACQUIRE))
+            return candidate;
+    }
     for (int i = -1; i < count; i++) {
         int candidate = i < 0 ? liked : i, active = 0;
         unsigned flags;
@@ -210,9 +215,4 @@ void sn_cuda_event_give(struct sn_cuda_dev *dev, void *event)
     if (dev->saved_events < (int)(sizeof(dev->events) / sizeof(dev->events[0])))
         dev->events[dev->saved_events++] = event;
     pthread_mutex_unlock(&mutex);
-}
-
-void *sn_cuda_stream_next(struct sn_cuda_dev *dev)
-{
-    return dev->streams[__atomic_fetch_add(&dev->next_stream, 1, __ATOMIC_RELAXED) % SN_CUDA_STREAMS];
 }

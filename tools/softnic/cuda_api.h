@@ -5,6 +5,7 @@
 #ifndef SOFTNIC_CUDA_API_H
 #define SOFTNIC_CUDA_API_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,7 +33,9 @@ enum {
     SN_CU_ACCESS_READWRITE = 3,
     SN_CU_CAPTURE_RELAXED = 2,
     SN_CUDA_MAX_DEVS = 32,
-    SN_CUDA_STREAMS = 4,
+    SN_CU_WRITE_VALUE_32 = 2,
+    SN_CU_WRITE_VALUE_64 = 5,
+    SN_CUDA_STREAMS = 8,
 };
 
 struct sn_cu_uuid {
@@ -46,6 +49,19 @@ struct sn_cu_ipc {
 struct sn_cu_access {
     int location_type, location_id, flags;
 };
+
+/* A store in a stream. Of the union that it is in the driver's header, the part for that. */
+struct sn_cu_memop {
+    uint32_t operation;
+    sn_cu_ptr address;
+    uint64_t value;
+    uint32_t flags; /* 0: after a barrier, so that all before is visible first */
+    sn_cu_ptr alias;
+    uint64_t unused;
+};
+static_assert(sizeof(struct sn_cu_memop) == 48 && offsetof(struct sn_cu_memop, value) == 16 &&
+                  offsetof(struct sn_cu_memop, flags) == 24,
+              "CUstreamBatchMemOpParams");
 
 /* X(field, symbol, parameters): every one returns a CUresult. */
 #define SN_CUDA_CALLS(X)                                                                                               \
@@ -79,10 +95,14 @@ struct sn_cu_access {
     X(vmm_access, "cuMemSetAccess", (sn_cu_ptr ptr, size_t bytes, const struct sn_cu_access *desc, size_t count))      \
     X(copy, "cuMemcpyAsync", (sn_cu_ptr dst, sn_cu_ptr src, size_t bytes, void *stream))                               \
     X(stream_create, "cuStreamCreate", (void **stream, unsigned flags))                                                \
+    X(stream_query, "cuStreamQuery", (void *stream))                                                                   \
+    X(batch_memop, "cuStreamBatchMemOp_v2", (void *stream, unsigned count, struct sn_cu_memop *ops, unsigned flags))   \
     X(event_create, "cuEventCreate", (void **event, unsigned flags))                                                   \
     X(event_record, "cuEventRecord", (void *event, void *stream))                                                      \
     X(event_query, "cuEventQuery", (void *event))                                                                      \
     X(error_name, "cuGetErrorName", (int result, const char **name))
+
+struct sn_cuda_stream;
 
 struct sn_cuda {
 #define SN_CUDA_FIELD(field, symbol, parameters) int(*field) parameters;
@@ -96,8 +116,9 @@ struct sn_cuda_dev {
     int ordinal, dev;
     struct sn_cu_uuid uuid;
     void *ctx; /* NULL until used */
-    void *streams[SN_CUDA_STREAMS];
+    struct sn_cuda_stream *streams[SN_CUDA_STREAMS];
     unsigned next_stream;
+    bool no_memops; /* the driver refuses stores in streams; atomic */
     int saved_events;
     void *events[256]; /* created, not in use */
 };
@@ -122,8 +143,9 @@ struct sn_cuda_dev *sn_cuda_dev_get(const struct sn_cuda *cuda, int ordinal);
 /** Its ordinal here, or -1 when this process does not see that GPU. */
 int sn_cuda_dev_find(const struct sn_cuda *cuda, const struct sn_cu_uuid *uuid);
 
-/** The GPU to work from when no memory of this process decides it: one whose context the application has already made,
- * `liked` first; else `liked`; else 0. */
+/** The GPU to work from when no memory of this process decides it: one that is ready, since making it so (streams,
+ * pinned memory) may wait for kernels; else one whose context the application has already made; `liked` first in both;
+ * else `liked`; else 0. */
 int sn_cuda_dev_prefer(const struct sn_cuda *cuda, int liked);
 
 /** Make the GPU current for this thread, and lift the restrictions of a stream capture that some other thread may have
@@ -134,8 +156,5 @@ void sn_cuda_leave(const struct sn_cuda *cuda, int saved_mode);
 /** An event of this GPU, which must be current; NULL on failure (logged). Give it back when it has completed. */
 void *sn_cuda_event_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev);
 void sn_cuda_event_give(struct sn_cuda_dev *dev, void *event);
-
-/** Streams in turn: transfers of different queue pairs need not wait for each other. */
-void *sn_cuda_stream_next(struct sn_cuda_dev *dev);
 
 #endif

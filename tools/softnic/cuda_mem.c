@@ -8,15 +8,17 @@
 #include <string.h>
 
 #include "tools/softnic/cuda_api.h"
+#include "tools/softnic/cuda_flight.h"
 #include "tools/softnic/cuda_region.h"
 #include "tools/softnic/cuda_staging.h"
+#include "tools/softnic/cuda_stream.h"
 #include "tools/softnic/mover.h"
 
 enum {
     STAGES = 8,              /* pieces of one transfer in flight: load, copy, and store overlap */
     DIRECT_LEAST = 32 << 10, /* looking whether host memory is pinned pays from here on */
     SPIN_BYTES = 16 << 10,   /* up to here the starter waits a little: handing over costs more */
-    SPIN_NS = 12000,         /* about one small copy and its event (cuda_rw prints what it takes) */
+    SPIN_NS = 12000,         /* about one small copy and its mark (cuda_rw prints what it takes) */
     DROP_NS = 1000000000,
 };
 
@@ -37,7 +39,7 @@ enum stage_state { STAGE_FREE, STAGE_LOADING, STAGE_COPYING, STAGE_STORING };
 struct stage {
     enum stage_state state;
     struct sn_staging_slot *slot;
-    void *event;
+    uint64_t mark;
     struct sn_move move; /* the host side's half */
     uint64_t to, bytes;
     uint32_t to_proc;
@@ -47,8 +49,8 @@ struct stage {
 struct transfer {
     struct transfer *next;
     struct sn_cuda_dev *dev;
-    void *stream;
-    void *last; /* event behind the copies that need no slot; NULL: none */
+    struct sn_cuda_stream *stream;
+    uint64_t last; /* mark behind the copies that need no slot */
     uint32_t dst_count, src_count, d, s;
     uint64_t d_off, s_off, left;
     struct stage stages[STAGES];
@@ -76,15 +78,12 @@ static struct transfer *transfer_new(void)
 static void stage_free(struct transfer *t, struct stage *stage)
 {
     sn_staging_give(stage->slot);
-    if (stage->event)
-        sn_cuda_event_give(t->dev, stage->event);
-    stage->event = NULL;
     stage->state = STAGE_FREE;
     t->staged--;
 }
 
 /* After a failure pieces may still be under way. Threads come to an end soon; a copy engine that does not is not waited
- * for: its slot and event are lost rather than used for something else. */
+ * for: its slot is lost rather than used for something else. */
 static void drop_stages(const struct sn_cuda *cuda, struct transfer *t)
 {
     uint64_t give_up = sn_now_ns() + DROP_NS;
@@ -94,9 +93,10 @@ static void drop_stages(const struct sn_cuda *cuda, struct transfer *t)
                sn_move_result(&stage->move) == SN_MOVE_UNDER_WAY)
             sched_yield();
         while (stage->state == STAGE_COPYING && sn_now_ns() < give_up &&
-               cuda->event_query(stage->event) == SN_CU_NOT_READY)
+               sn_cuda_stream_landed(cuda, t->stream, stage->mark, true) == SN_CUDA_STREAM_BUSY)
             sched_yield();
-        if (stage->state == STAGE_COPYING && cuda->event_query(stage->event) == SN_CU_NOT_READY)
+        if (stage->state == STAGE_COPYING &&
+            sn_cuda_stream_landed(cuda, t->stream, stage->mark, true) == SN_CUDA_STREAM_BUSY)
             sn_log("device copy of %llu bytes did not end within 1 s of a failure: its staging slot is lost",
                    (unsigned long long)stage->bytes);
         else if (stage->state != STAGE_FREE)
@@ -108,8 +108,6 @@ static void transfer_free(const struct sn_cuda *cuda, struct transfer *t)
 {
     if (t->staged)
         drop_stages(cuda, t);
-    if (t->last)
-        sn_cuda_event_give(t->dev, t->last);
     for (uint32_t i = 0; i < t->dst_count; i++)
         sn_cuda_map_give(t->dst[i].map);
     for (uint32_t i = 0; i < t->src_count; i++)
@@ -132,22 +130,18 @@ static bool is_pinned(const struct sn_cuda *cuda, uint64_t addr, uint64_t length
  * here. */
 static int choose_ordinal(const struct sn_cuda *cuda, const struct sn_copy *c)
 {
-    int ordinal = -1;
-    for (int pass = 0; pass < 2; pass++) {
-        const struct sn_span *span = pass ? c->dst : c->src;
-        for (uint32_t i = 0; i < (pass ? c->dst_count : c->src_count); i++)
-            if (span[i].kind == SN_MEM_CUDA && (pass ? c->dst_proc : c->src_proc) == c->self &&
-                cuda->pointer_attribute(&ordinal, SN_CU_ATTR_DEVICE_ORDINAL, span[i].addr) == SN_CU_OK)
-                return ordinal;
-    }
-    for (int pass = 0; pass < 2; pass++) {
-        const struct sn_span *span = pass ? c->dst : c->src;
-        for (uint32_t i = 0; i < (pass ? c->dst_count : c->src_count); i++)
-            if (span[i].kind == SN_MEM_CUDA) {
-                struct sn_cu_uuid uuid = sn_cuda_region_uuid(&c->world->mrs[span[i].mr]);
-                return sn_cuda_dev_prefer(cuda, sn_cuda_dev_find(cuda, &uuid));
-            }
-    }
+    for (int own = 1; own >= 0; own--)
+        for (int pass = 0; pass < 2; pass++) {
+            const struct sn_span *span = pass ? c->dst : c->src;
+            if (((pass ? c->dst_proc : c->src_proc) == c->self) != own)
+                continue;
+            for (uint32_t i = 0; i < (pass ? c->dst_count : c->src_count); i++)
+                if (span[i].kind == SN_MEM_CUDA) {
+                    struct sn_cu_uuid uuid = sn_cuda_region_uuid(&c->world->mrs[span[i].mr]);
+                    int ordinal = sn_cuda_dev_find(cuda, &uuid);
+                    return own && ordinal >= 0 ? ordinal : sn_cuda_dev_prefer(cuda, ordinal);
+                }
+        }
     return 0;
 }
 
@@ -177,23 +171,6 @@ static int resolve(const struct sn_cuda *cuda, struct transfer *t, struct sn_cop
     return 0;
 }
 
-static int copy_async(const struct sn_cuda *cuda, struct transfer *t, uint64_t dst, uint64_t src, uint64_t bytes)
-{
-    int r = cuda->copy(dst, src, bytes, t->stream);
-    return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuMemcpyAsync", r);
-}
-
-/* An event behind all that the stream has been given. */
-static int mark(const struct sn_cuda *cuda, struct transfer *t, void **event)
-{
-    if (!*event)
-        *event = sn_cuda_event_take(cuda, t->dev);
-    if (!*event)
-        return -EIO;
-    int r = cuda->event_record(*event, t->stream);
-    return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuEventRecord", r);
-}
-
 /* Short pieces at once, since waking a thread takes longer; long ones elsewhere, so that pieces and queue pairs
  * overlap. */
 static void move_start(struct sn_move *move)
@@ -219,9 +196,7 @@ static void store_start(struct sn_copy *c, struct stage *stage)
 
 static int copy_start(const struct sn_cuda *cuda, struct transfer *t, struct stage *stage, uint64_t dst, uint64_t src)
 {
-    int r = copy_async(cuda, t, dst, src, stage->bytes);
-    if (!r)
-        r = mark(cuda, t, &stage->event);
+    int r = sn_cuda_stream_copy(cuda, t->stream, dst, src, stage->bytes, &stage->mark);
     if (!r)
         stage->state = STAGE_COPYING;
     return r;
@@ -275,9 +250,7 @@ static int start_piece(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
         bytes = src->length - t->s_off;
 
     if (dst->gpu && src->gpu) {
-        r = copy_async(cuda, t, dst->addr + t->d_off, src->addr + t->s_off, bytes);
-        if (!r)
-            r = mark(cuda, t, &t->last);
+        r = sn_cuda_stream_copy(cuda, t->stream, dst->addr + t->d_off, src->addr + t->s_off, bytes, &t->last);
     } else {
         if (bytes > SN_STAGING_LARGE)
             bytes = SN_STAGING_LARGE;
@@ -297,11 +270,9 @@ static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tran
     int r;
 
     if (stage->state == STAGE_COPYING) {
-        r = cuda->event_query(stage->event);
-        if (r == SN_CU_NOT_READY)
-            return SN_PLACE_BUSY;
-        if (r != SN_CU_OK)
-            return sn_cuda_failed(cuda, "cuEventQuery", r);
+        r = sn_cuda_stream_landed(cuda, t->stream, stage->mark, true);
+        if (r)
+            return r;
         if (stage->to_gpu)
             stage_free(t, stage);
         else
@@ -322,7 +293,7 @@ static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tran
     return 0;
 }
 
-/* The GPU is current. Return 0 (all is where it belongs), SN_PLACE_BUSY, or -errno. */
+/* The GPU is current, unless all is given to it. Return 0 (all is where it belongs), SN_PLACE_BUSY, or -errno. */
 static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t)
 {
     int r = 0;
@@ -345,12 +316,7 @@ static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfe
         if (!moved)
             return SN_PLACE_BUSY;
     }
-    if (!t->last)
-        return 0;
-    r = cuda->event_query(t->last);
-    if (r == SN_CU_NOT_READY)
-        return SN_PLACE_BUSY;
-    return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuEventQuery", r);
+    return sn_cuda_stream_landed(cuda, t->stream, t->last, true);
 }
 
 /* Does this process's side, or the other's, name device memory (that its owner alone can reach)? */
@@ -413,10 +379,12 @@ static int cuda_copy_poll(struct sn_copy *c)
 {
     const struct sn_cuda *cuda = sn_cuda_get(true);
     struct transfer *t = c->async;
-    int mode, r = sn_cuda_enter(cuda, t->dev, &mode);
+    bool given = !t->left && !t->staged;
+    int mode, r = given ? 0 : sn_cuda_enter(cuda, t->dev, &mode);
     if (!r) {
         r = advance(cuda, c, t);
-        sn_cuda_leave(cuda, mode);
+        if (!given)
+            sn_cuda_leave(cuda, mode);
     }
     if (r != SN_PLACE_BUSY) {
         transfer_free(cuda, t);
@@ -470,12 +438,23 @@ static bool cuda_dmabuf_supported(void)
     return supported;
 }
 
+static void cuda_settle(void)
+{
+    const struct sn_cuda *cuda = sn_cuda_get(false);
+    if (cuda)
+        sn_cuda_region_reap(cuda);
+}
+
 const struct sn_device_mem sn_cuda_mem = {
     .is_device = cuda_is_device,
     .export_mr = cuda_export_mr,
     .unexport_mr = sn_cuda_region_unexport,
     .dmabuf_supported = cuda_dmabuf_supported,
     .owner_only = sn_cuda_region_owner_only,
+    .settle = cuda_settle,
     .copy_start = cuda_copy_start,
     .copy_poll = cuda_copy_poll,
+    .fly = sn_cuda_fly,
+    .fly_flush = sn_cuda_fly_flush,
+    .fly_landed = sn_cuda_fly_landed,
 };

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tools/softnic/cuda_staging.h"
+#include "tools/softnic/self.h"
 
 enum { KIND_LEGACY = 1, KIND_VMM = 2, KIND_OWNER = 3, CHUNKS_MOST = 65536, BUCKETS = 1024 };
 
@@ -163,6 +164,7 @@ int sn_cuda_region_export(const struct sn_cuda *cuda, struct sn_mr_shm *mr)
     unsigned long long buffer_id = 0;
     int r = cuda->pointer_attribute(&ordinal, SN_CU_ATTR_DEVICE_ORDINAL, mr->addr);
 
+    sn_cuda_region_reap(cuda);
     if (r != SN_CU_OK)
         return sn_cuda_failed(cuda, "cuPointerGetAttribute(DEVICE_ORDINAL)", r);
     struct sn_cuda_dev *dev = sn_cuda_dev_get(cuda, ordinal);
@@ -190,6 +192,7 @@ void sn_cuda_region_unexport(struct sn_mr_shm *mr)
     if (blob->kind == KIND_VMM)
         free_table((struct chunk *)(uintptr_t)blob->table, blob->chunks);
     memset(blob, 0, sizeof(*blob));
+    sn_cuda_region_reap(sn_cuda_get(false));
 }
 
 /* Initiator's side
@@ -204,6 +207,8 @@ struct sn_cuda_map {
     struct sn_cuda_dev *dev;
     struct blob blob;
     sn_cu_ptr at;
+    uint64_t reserved, mapped; /* KIND_VMM: bytes from at on */
+    bool broken;               /* not open, or not wholly: to be closed */
 };
 
 /* A registration that was used before. */
@@ -250,25 +255,19 @@ static int open_chunks(const struct sn_cuda *cuda, struct sn_cuda_map *map, cons
 {
     const struct blob *blob = &map->blob;
     struct sn_cu_access access = {SN_CU_LOCATION_DEVICE, map->dev->dev, SN_CU_ACCESS_READWRITE};
-    uint32_t mapped = 0;
     int r = cuda->vmm_reserve(&map->at, blob->bytes, 0, 0, 0);
 
     if (r != SN_CU_OK)
         return sn_cuda_failed(cuda, "cuMemAddressReserve", r);
-    for (r = 0; mapped < blob->chunks; mapped++) {
-        r = map_chunk(cuda, pidfd, &table[mapped], map->at + (table[mapped].base - blob->base));
+    map->reserved = blob->bytes;
+    for (uint32_t i = 0; i < blob->chunks; i++) {
+        r = map_chunk(cuda, pidfd, &table[i], map->at + (table[i].base - blob->base));
         if (r)
-            goto unmap;
+            return r;
+        map->mapped = table[i].base + table[i].bytes - blob->base;
     }
     r = cuda->vmm_access(map->at, blob->bytes, &access, 1);
-    if (r == SN_CU_OK)
-        return 0;
-    r = sn_cuda_failed(cuda, "cuMemSetAccess", r);
-unmap:
-    for (uint32_t i = 0; i < mapped; i++)
-        cuda->vmm_unmap(map->at + (table[i].base - blob->base), table[i].bytes);
-    cuda->vmm_free(map->at, blob->bytes);
-    return r;
+    return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuMemSetAccess", r);
 }
 
 static int open_vmm(const struct sn_cuda *cuda, struct sn_cuda_map *map)
@@ -302,21 +301,23 @@ static void close_map(const struct sn_cuda *cuda, struct sn_cuda_map *map)
     int mode;
     if (sn_cuda_enter(cuda, map->dev, &mode))
         return;
-    if (map->blob.kind == KIND_VMM) {
-        cuda->vmm_unmap(map->at, map->blob.bytes);
-        cuda->vmm_free(map->at, map->blob.bytes);
-    } else {
+    if (map->mapped)
+        cuda->vmm_unmap(map->at, map->mapped);
+    if (map->reserved)
+        cuda->vmm_free(map->at, map->reserved);
+    if (map->blob.kind == KIND_LEGACY && !map->broken)
         cuda->ipc_close(map->at);
-    }
     sn_cuda_leave(cuda, mode);
 }
 
-/* Registrations that are gone let go of their mappings; mappings that nobody needs are closed. */
-static void sweep_locked(const struct sn_cuda *cuda, struct sn_world *world)
+/* Registrations that are gone let go of their mappings. What could not be opened may be tried again once others have
+ * been closed. */
+static void forget_locked(bool unopened)
 {
     for (int b = 0; b < BUCKETS; b++)
         for (struct entry **p = &buckets[b], *e; (e = *p);) {
-            if (__atomic_load_n(&world->mrs[e->mr].key, __ATOMIC_ACQUIRE) == e->key) {
+            bool stands = __atomic_load_n(&sn_self->world->mrs[e->mr].key, __ATOMIC_ACQUIRE) == e->key;
+            if (stands && (e->map || !unopened)) {
                 p = &e->next;
                 continue;
             }
@@ -324,6 +325,16 @@ static void sweep_locked(const struct sn_cuda *cuda, struct sn_world *world)
             sn_cuda_map_give(e->map);
             free(e);
         }
+}
+
+/* cuIpcCloseMemHandle and cuMemUnmap wait until the GPU is idle, which it is not while a kernel waits for what a
+ * transfer is to bring. So nothing is closed in a transfer, and never with the mutex in hand, which transfers take. */
+void sn_cuda_region_reap(const struct sn_cuda *cuda)
+{
+    struct sn_cuda_map *stale = NULL, *next;
+
+    pthread_mutex_lock(&mutex);
+    forget_locked(true);
     for (struct sn_cuda_map **p = &maps, *m; (m = *p);) {
         /* References to an unreferenced mapping are only taken under the mutex, which is held. */
         if (__atomic_load_n(&m->refs, __ATOMIC_ACQUIRE)) {
@@ -331,15 +342,21 @@ static void sweep_locked(const struct sn_cuda *cuda, struct sn_world *world)
             continue;
         }
         *p = m->next;
-        close_map(cuda, m);
-        free(m);
+        m->next = stale;
+        stale = m;
+    }
+    pthread_mutex_unlock(&mutex);
+    for (; stale; stale = next) {
+        next = stale->next;
+        close_map(cuda, stale);
+        free(stale);
     }
 }
 
 static struct sn_cuda_map *find_map_locked(const struct sn_cuda_map *want)
 {
     for (struct sn_cuda_map *m = maps; m; m = m->next)
-        if (m->dev == want->dev && m->proc == want->proc && m->proc_generation == want->proc_generation &&
+        if (!m->broken && m->dev == want->dev && m->proc == want->proc && m->proc_generation == want->proc_generation &&
             m->blob.kind == want->blob.kind && m->blob.base == want->blob.base && m->blob.bytes == want->blob.bytes &&
             m->blob.buffer_id == want->blob.buffer_id)
             return m;
@@ -355,17 +372,17 @@ static int add_map_locked(const struct sn_cuda *cuda, const struct sn_cuda_map *
         return -ENOMEM;
     *m = *want;
     int r = open_map(cuda, m);
-    if (r) {
-        free(m);
-        if (r != -EIO && r != -EPERM)
-            return r;
-        sn_log("device memory 0x%llx of pid %u cannot be opened here: its owner copies instead",
-               (unsigned long long)want->blob.base, want->pid);
-        return 0;
-    }
+    m->broken = r != 0; /* nothing refers to it: what there is of it is closed with the next that go */
     m->next = maps;
     maps = m;
-    *map = m;
+    if (!r) {
+        *map = m;
+        return 0;
+    }
+    if (r != -EIO && r != -EPERM)
+        return r;
+    sn_log("device memory 0x%llx of pid %u cannot be opened here: its owner copies instead",
+           (unsigned long long)want->blob.base, want->pid);
     return 0;
 }
 
@@ -382,15 +399,15 @@ static int add_entry_locked(const struct sn_cuda *cuda, struct sn_cuda_dev *dev,
     want.proc_generation = world->procs[want.proc].generation;
     want.pid = world->procs[want.proc].pid;
     want.blob = *blob_of(mr);
-    sweep_locked(cuda, world);
+    forget_locked(false);
     struct sn_cuda_map *map = find_map_locked(&want);
     if (!map) {
         int r = add_map_locked(cuda, &want, &map);
         if (r)
             return r;
     }
-    /* Deregistered meanwhile: what was read above may be another registration's. An unused mapping goes at the next
-     * sweep. */
+    /* Deregistered meanwhile: what was read above may be another registration's. An unused mapping goes when
+     * others do. */
     struct entry *entry = __atomic_load_n(&mr->key, __ATOMIC_ACQUIRE) == key ? malloc(sizeof(*entry)) : NULL;
     if (!entry)
         return -EFAULT;

@@ -21,11 +21,16 @@ struct sn_cu_uuid sn_cuda_region_uuid(const struct sn_mr_shm *mr);
 struct sn_cuda_map;
 
 /** Make a region of another process addressable from dev, which is current. *ptr is where the owner's `addr` is here.
- * The mapping is kept for later requests and goes when no registration that uses it is left. The caller gives its
- * reference back when its copies are done. Return 0, SN_PLACE_OWNER (it cannot be opened here), -ESRCH (the owner is
- * gone), -EFAULT (the registration went away), -EIO, -EPERM; logged. */
+ * The mapping is kept for later requests, and for sn_cuda_region_reap when no registration that uses it is left.
+ * Nothing here waits for a GPU. The caller gives its reference back when its copies are done. Return 0, SN_PLACE_OWNER
+ * (it cannot be opened here), -ESRCH (the owner is gone), -EFAULT (the registration went away), -EIO, -EPERM; logged.
+ */
 int sn_cuda_map_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct sn_world *world, uint32_t mr,
                      uint64_t addr, struct sn_cuda_map **map, sn_cu_ptr *ptr);
 void sn_cuda_map_give(struct sn_cuda_map *map);
+
+/** Close the mappings that no registration needs any more. This may wait for the GPU and its kernels: only for calls in
+ * which a program expects that (registering and deregistering device memory, closing a device), never in a transfer. */
+void sn_cuda_region_reap(const struct sn_cuda *cuda);
 
 #endif

@@ -137,6 +137,8 @@ int ibv_close_device(struct ibv_context *context)
 
     sn_engine_fini(&ctx->engine);
     sn_agent_stop(ctx);
+    if (sn_device_mem)
+        sn_device_mem->settle();
     sn_ctx_shm_give(sn_self->world, ctx->index); /* before the descriptor is gone: no event goes to a stranger */
     close(fd);
     pthread_mutex_destroy(&ctx->qp_mutex);

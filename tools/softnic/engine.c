@@ -29,6 +29,7 @@ enum {
     TRUST_PROVED = 16,
     PROBE_LEAST = 64,
     PROBE_MOST = 4096,
+    LOOKS_A_PIECE = 64, /* looking at what is in flight comes every microsecond: not each is a piece of work to judge */
 };
 
 int sn_engine_init(struct sn_engine *engine, bool realtime)
@@ -256,6 +257,8 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
         r = start_locked(e);
     if (r < 0)
         goto unlock;
+    if (qp->flights && e->trust <= 0 && ++e->looks % LOOKS_A_PIECE)
+        qp->light = false;
     qp->wake_at = wake_at;
     e->last_due = wake_at;
     if (!pthread_equal(pthread_self(), e->thread))

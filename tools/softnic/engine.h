@@ -21,6 +21,7 @@ struct sn_engine {
     uint64_t rest_until;                   /* while asleep: when it wakes by itself; UINT64_MAX: never */
     int trust;                             /* in threads that poll: more than 0, they do what is due */
     uint32_t taken, probe_at, probe_every; /* light pieces of work so far; when to test distrust again */
+    uint32_t looks;                        /* at what is in flight, while there was no trust */
     int poster_cpu;
     uint64_t last_due;
     bool spun;        /* since it slept */

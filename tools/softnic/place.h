@@ -53,6 +53,18 @@ int sn_place_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64
 /** True when the process is there and is still the one that entered the world. */
 bool sn_place_reachable(struct sn_world *world, uint32_t proc);
 
+/* Where a queue pair's flights go, one behind the other; zero to begin with. */
+struct sn_lane {
+    void *stream; /* the device copier's; may change while nothing is aloft */
+    uint32_t aloft;
+};
+
+/* A transfer that a copy engine makes behind those before it, while its queue pair goes on. */
+struct sn_flight {
+    uint64_t mark;
+    void *map, *slot; /* held until it has landed */
+};
+
 /** Device memory, filled in by cuda_mem.c when there is a driver; NULL: host memory only. Every call may come from any
  * thread. */
 struct sn_device_mem {
@@ -65,10 +77,22 @@ struct sn_device_mem {
     bool (*dmabuf_supported)(void);
     /** True when the registration was made for its owner alone to reach. */
     bool (*owner_only)(const struct sn_mr_shm *mr);
-    /** At least one side is device memory: as sn_place_start and sn_place_poll, or SN_PLACE_OWNER, with nothing done.
+    /** No transfer is under way that would mind: what may wait for a GPU's kernels is done now. */
+    void (*settle)(void);
+    /** At least one side is device memory. Nothing on the way may wait for a GPU's kernels: they may wait for it. As
+     * sn_place_start and sn_place_poll, or SN_PLACE_OWNER, with nothing done.
      */
     int (*copy_start)(struct sn_copy *copy);
     int (*copy_poll)(struct sn_copy *copy);
+    /** Give the transfer to a copy engine, behind all that is aloft in the lane: into device memory, from device memory
+     * or a short one from memory of this process, whose bytes are taken now. Return 0 (aloft), SN_PLACE_BUSY (not now,
+     * or not such a one: nothing is done), or -errno, logged. */
+    int (*fly)(struct sn_copy *copy, struct sn_lane *lane, struct sn_flight *flight);
+    /** After some: let none of them wait for more to come. */
+    void (*fly_flush)(struct sn_lane *lane);
+    /** Is it done? In the order of the lane. ask: see to it that this will be known; else only look, for more will be
+     * given to the lane. Return 0, SN_PLACE_BUSY, or -errno, logged; after the first and the last it is over. */
+    int (*fly_landed)(struct sn_lane *lane, struct sn_flight *flight, bool ask);
 };
 extern const struct sn_device_mem *sn_device_mem;
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/softnic/flight.h"
 #include "tools/softnic/model.h"
 #include "tools/softnic/qp.h"
 #include "tools/softnic/srq.h"
@@ -18,6 +19,15 @@ struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position)
     if (position - __atomic_load_n(&qp->freed, __ATOMIC_ACQUIRE) >= qp->cap.max_send_wr)
         return NULL;
     return sn_wqe_at(qp, position);
+}
+
+/* A copy engine moves them: the poster only has to say so. */
+static bool suit_flight(struct sn_qp *qp, uint32_t first)
+{
+    for (; first != qp->tail; first++)
+        if (!sn_flight_suits(sn_wqe_at(qp, first)))
+            return false;
+    return true;
 }
 
 void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
@@ -42,12 +52,15 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
         sn_count(&count->fences, fences);
     /* Q2: release; pairs with Q1 in sn_qp_run (run.c). */
     __atomic_store_n(&qp->tail, position, __ATOMIC_RELEASE);
+    /* What only waits for a copy engine is taken back: this may follow it. */
+    if (!qp->running && qp->queued && qp->flights && sn_engine_remove(&qp->ctx->engine, qp))
+        qp->queued = false;
     if (qp->running || qp->queued || qp->closing)
         return; /* that runner looks again before it stops */
     qp->running = true;
     due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: not of the model's */
     /* Before it is due there is nothing to do, and no need to wake the engine. */
-    sn_qp_hand_over_locked(qp, due == 0 && bytes <= INLINE_RUN_BYTES ? sn_qp_run(qp) : due);
+    sn_qp_hand_over_locked(qp, due == 0 && (bytes <= INLINE_RUN_BYTES || suit_flight(qp, first)) ? sn_qp_run(qp) : due);
 }
 
 /* Buffers into the request; inline data is copied now. Return 0 or EINVAL. */

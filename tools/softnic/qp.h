@@ -34,6 +34,8 @@ struct sn_wqe {
     uint32_t status; /* enum ibv_wc_status */
     bool placing;    /* an asynchronous copy is under way */
     bool lost;       /* by the model, more often than it may be retried */
+    int fly_error;   /* it was not to be: told when its turn has come */
+    struct sn_flight flight;
     struct sn_sge sge[];
 };
 
@@ -70,6 +72,10 @@ struct sn_qp {
     uint32_t rnr_left;    /* of rnr_retry; UINT32_MAX: not counting yet */
     uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under mutex */
     struct sn_copy copy;
+    uint32_t flights, flown; /* requests from exec on that are in flight (flight.h); begun since there were none */
+    uint32_t receives_due;   /* that those in flight will take */
+    uint64_t guest;          /* number of this guest at the target while any is in flight */
+    struct sn_lane lane;
 
     /* the extended posting interface, between wr_start and wr_complete (the mutex is held all the while) */
     uint32_t wr_at;

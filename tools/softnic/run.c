@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running a send queue: execute in order, complete in order, fail in order. */
 #include "tools/softnic/exec.h"
+#include "tools/softnic/flight.h"
 #include "tools/softnic/qp.h"
 
 enum {
     RUN_BATCH_BYTES = 4 << 20, /* then let other queue pairs of the engine have a turn */
     LIGHT_BYTES = 16384,       /* some 2 us of copying */
     BUSY_POLL_NS = 2000,       /* device copies take some 10 us */
+    FLIGHT_POLL_NS = 1000,     /* to look whether one has landed costs a tenth of that */
     RETRY_FIRST_NS = 50000,
     RETRY_MAX_NS = 2000000,
     RNR_FOREVER = 7,
@@ -198,7 +200,28 @@ static bool finishing(struct sn_qp *qp)
 
 bool sn_qp_copying(struct sn_qp *qp)
 {
-    return finishing(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->placing);
+    return qp->flights || finishing(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->placing);
+}
+
+/* More into flight, and what has landed is executed. Return when to look again, or 0: none is in flight. */
+static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
+{
+    bool started = sn_flight_start(qp, tail);
+
+    while (qp->flights) {
+        struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
+
+        if (sn_flight_land(qp, w, !started) == SN_EXEC_BUSY)
+            return sn_now_ns() + FLIGHT_POLL_NS;
+        qp->retry_until = 0;
+        qp->rnr_left = UINT32_MAX;
+        if (w->status != IBV_WC_SUCCESS) {
+            sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+            w->due_done = 0;
+        }
+        qp->exec++;
+    }
+    return 0;
 }
 
 /* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
@@ -208,9 +231,14 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
     uint32_t n;
 
     while (qp->exec != tail) {
-        struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
-        uint32_t state = sn_qp_state(qp);
+        struct sn_wqe *w;
+        uint32_t state;
 
+        at = run_flights(qp, tail);
+        if (at || qp->exec == tail)
+            return at ? at : UINT64_MAX;
+        w = sn_wqe_at(qp, qp->exec);
+        state = sn_qp_state(qp);
         /* Stage two has the only copy in hand; or this queue pair goes away, and what is begun is all that ends. */
         if (finishing(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->placing))
             return UINT64_MAX;
@@ -265,6 +293,8 @@ static bool work_left_locked(const struct sn_qp *qp)
 /* What comes next is short enough to be done by a thread that polls for something else. */
 static bool next_is_light(const struct sn_qp *qp)
 {
+    if (qp->flights) /* only to be looked at */
+        return true;
     const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);
 
     return w->length <= LIGHT_BYTES && !w->placing;

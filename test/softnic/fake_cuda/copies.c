@@ -4,14 +4,25 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "test/softnic/fake_cuda/busy.h"
 #include "test/softnic/fake_cuda/state.h"
 
 enum { QUEUE = 1024 };
 
 struct copy {
-    uint8_t *dst, *src;
+    uint8_t *dst, *src; /* src NULL: a store of value */
     size_t bytes;
+    uint64_t value;
 };
+
+/* What a store in a stream is told: the part of CUstreamBatchMemOpParams for it. */
+struct memop {
+    uint32_t operation; /* 2: 32 bits, 5: 64 bits */
+    uint64_t address, value;
+    uint32_t flags;
+    uint64_t alias, unused;
+};
+_Static_assert(sizeof(struct memop) == 48, "as the real one's");
 
 struct stream {
     pthread_mutex_t mutex;
@@ -46,7 +57,12 @@ static void *run_stream(void *arg)
         struct copy copy = s->queue[s->done % QUEUE];
         pthread_mutex_unlock(&s->mutex);
         usleep(20); /* long enough for who does not wait to be found out */
-        engine_copy(copy.dst, copy.src, copy.bytes);
+        if (copy.src)
+            engine_copy(copy.dst, copy.src, copy.bytes);
+        else if (copy.bytes == 8) /* pairs with the acquire of who polls the word */
+            __atomic_store_n((uint64_t *)copy.dst, copy.value, __ATOMIC_RELEASE);
+        else
+            __atomic_store_n((uint32_t *)copy.dst, (uint32_t)copy.value, __ATOMIC_RELEASE);
         pthread_mutex_lock(&s->mutex);
         __atomic_store_n(&s->done, s->done + 1, __ATOMIC_RELEASE); /* pairs with the acquire in cuEventQuery() */
     }
@@ -55,6 +71,7 @@ static void *run_stream(void *arg)
 
 int cuStreamCreate(void **stream, unsigned flags)
 {
+    fake_wait_idle(__func__);
     pthread_t thread;
     if (fake_current() < 0)
         return INVALID_CONTEXT;
@@ -72,6 +89,52 @@ int cuStreamCreate(void **stream, unsigned flags)
     return OK;
 }
 
+static void give(struct stream *s, struct copy copy)
+{
+    pthread_mutex_lock(&s->mutex);
+    while (s->given - s->done == QUEUE) {
+        pthread_mutex_unlock(&s->mutex);
+        usleep(100);
+        pthread_mutex_lock(&s->mutex);
+    }
+    s->queue[s->given++ % QUEUE] = copy;
+    pthread_cond_signal(&s->more);
+    pthread_mutex_unlock(&s->mutex);
+}
+
+int cuStreamBatchMemOp_v2(void *stream, unsigned count, const void *operations, unsigned flags)
+{
+    const struct memop *ops = operations;
+    int r = fake_failure(__func__);
+    if (r)
+        return r;
+    if (fake_current() < 0)
+        return INVALID_CONTEXT;
+    for (unsigned i = 0; i < count; i++) {
+        size_t bytes = ops[i].operation == 5 ? 8 : 4, n = bytes;
+        if ((ops[i].operation != 5 && ops[i].operation != 2) || ops[i].address % bytes || ops[i].flags || flags ||
+            count > 255 || !fake_view(ops[i].address, &n) || n != bytes)
+            return INVALID_VALUE;
+    }
+    for (unsigned i = 0; i < count; i++) {
+        size_t bytes = ops[i].operation == 5 ? 8 : 4;
+        give(stream, (struct copy){.dst = fake_view(ops[i].address, &bytes), .bytes = bytes, .value = ops[i].value});
+    }
+    return OK;
+}
+
+int cuStreamQuery(void *stream)
+{
+    struct stream *s = stream;
+    int r = fake_failure(__func__);
+    if (r)
+        return r;
+    pthread_mutex_lock(&s->mutex);
+    bool idle = s->given == s->done;
+    pthread_mutex_unlock(&s->mutex);
+    return idle ? OK : NOT_READY;
+}
+
 int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
 {
     struct stream *s = stream;
@@ -87,16 +150,7 @@ int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
         uint8_t *to = fake_view(dst, &n), *from = fake_view(src, &n);
         if (!to || !from)
             return INVALID_VALUE;
-        pthread_mutex_lock(&s->mutex);
-        bool full = s->given - s->done == QUEUE;
-        if (!full)
-            s->queue[s->given++ % QUEUE] = (struct copy){to, from, n};
-        pthread_cond_signal(&s->more);
-        pthread_mutex_unlock(&s->mutex);
-        if (full) {
-            usleep(100);
-            continue;
-        }
+        give(s, (struct copy){.dst = to, .src = from, .bytes = n});
         dst += n;
         src += n;
         bytes -= n;

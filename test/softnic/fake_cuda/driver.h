@@ -31,6 +31,9 @@ void fakeCudaFail(const char *call, int result);
 /* The one behind so many that still go well. */
 void fakeCudaFailLater(const char *call, int after, int result);
 
+/* How often it was called; knows those that can be made to fail. */
+int fakeCudaCalls(const char *call);
+
 /* What this process has at the moment. */
 struct fake_counts {
     int started;    /* cuInit was called */
@@ -80,6 +83,8 @@ int cuMemUnmap(uint64_t va, size_t bytes);
 int cuMemSetAccess(uint64_t va, size_t bytes, const void *desc, size_t count);
 int cuStreamCreate(void **stream, unsigned flags);
 int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream);
+int cuStreamQuery(void *stream);
+int cuStreamBatchMemOp_v2(void *stream, unsigned count, const void *operations, unsigned flags);
 int cuEventCreate(void **event, unsigned flags);
 int cuEventRecord(void *event, void *stream);
 int cuEventQuery(void *event);

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "test/softnic/fake_cuda/busy.h"
 #include "test/softnic/fake_cuda/state.h"
 
 enum { IPC_MAGIC = 0x49504331, HOST_DEVICEMAP = 2 };
@@ -27,6 +28,7 @@ static void drop_locked(struct range *range)
 
 int cuMemAlloc_v2(uint64_t *va, size_t bytes)
 {
+    fake_wait_idle(__func__);
     int r = fake_failure(__func__);
     if (r)
         return r;
@@ -49,6 +51,7 @@ int cuMemAlloc_v2(uint64_t *va, size_t bytes)
 
 int cuMemFree_v2(uint64_t va)
 {
+    fake_wait_idle(__func__);
     int r = OK;
     pthread_mutex_lock(&fake_mutex);
     struct range *range = fake_find(va);
@@ -94,6 +97,7 @@ int cuMemGetHandleForAddressRange(void *handle, uint64_t va, size_t bytes, int t
 
 int cuMemHostAlloc(void **host, size_t bytes, unsigned flags)
 {
+    fake_wait_idle(__func__);
     if (fake_current() < 0)
         return INVALID_CONTEXT;
     *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -109,6 +113,7 @@ int cuMemHostAlloc(void **host, size_t bytes, unsigned flags)
 
 int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags)
 {
+    fake_wait_idle(__func__);
     uint64_t va = (uintptr_t)host;
     int r = fake_failure(__func__);
     if (r)
@@ -133,6 +138,7 @@ int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags)
 
 int cuMemHostUnregister(void *host)
 {
+    fake_wait_idle(__func__);
     int r = OK;
     pthread_mutex_lock(&fake_mutex);
     struct range *range = fake_find((uintptr_t)host);
@@ -205,7 +211,10 @@ int cuIpcOpenMemHandle_v2(uint64_t *va, struct fake_ipc in, unsigned flags)
 
 int cuIpcCloseMemHandle(uint64_t va)
 {
-    int r = OK;
+    fake_wait_idle(__func__);
+    int r = fake_failure(__func__);
+    if (r)
+        return r;
     pthread_mutex_lock(&fake_mutex);
     struct range *range = fake_find(va);
     if (range && range->kind == IPC && range->va == va)

@@ -29,10 +29,34 @@ void fakeCudaFailLater(const char *call, int after, int result)
     pthread_mutex_unlock(&fake_mutex);
 }
 
+/* Calls by name. The caller has the mutex. */
+static int *calls_of_locked(const char *call)
+{
+    static struct {
+        char name[32];
+        int calls;
+    } table[64];
+    int i = 0;
+
+    while (table[i].name[0] && strcmp(table[i].name, call) && i < 63)
+        i++;
+    snprintf(table[i].name, sizeof(table[i].name), "%s", call);
+    return &table[i].calls;
+}
+
+int fakeCudaCalls(const char *call)
+{
+    pthread_mutex_lock(&fake_mutex);
+    int calls = *calls_of_locked(call);
+    pthread_mutex_unlock(&fake_mutex);
+    return calls;
+}
+
 int fake_failure(const char *call)
 {
     int result = OK;
     pthread_mutex_lock(&fake_mutex);
+    ++*calls_of_locked(call);
     if (!strcmp(call, fail_call) && fail_after-- == 0) {
         result = fail_result;
         fail_call[0] = '\0';

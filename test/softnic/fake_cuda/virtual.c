@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "test/softnic/fake_cuda/busy.h"
 #include "test/softnic/fake_cuda/state.h"
 
 enum { OBJECTS = 1024, POSIX_FD = 1, RDMA_CAPABLE = 1 /* the byte of fake_vmm_prop.flags */ };
@@ -192,6 +193,7 @@ int cuMemMap(uint64_t va, size_t bytes, size_t offset, unsigned long long handle
 
 int cuMemUnmap(uint64_t va, size_t bytes)
 {
+    fake_wait_idle(__func__);
     uint64_t end = va + bytes;
     int r, at = 0, found = 0;
     pthread_mutex_lock(&fake_mutex);

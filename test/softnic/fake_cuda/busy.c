@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/softnic/fake_cuda/busy.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+enum { NAP_US = 1000, NAPS_MOST = 10000 };
+
+static int busy, waits;
+
+void fakeCudaBusy(int begins)
+{
+    __atomic_store_n(&busy, begins, __ATOMIC_RELEASE);
+}
+
+int fakeCudaWaits(void)
+{
+    return __atomic_load_n(&waits, __ATOMIC_ACQUIRE);
+}
+
+void fake_wait_idle(const char *call)
+{
+    if (!__atomic_load_n(&busy, __ATOMIC_ACQUIRE))
+        return;
+    fprintf(stderr, "fake CUDA: %s waits for a running kernel\n", call);
+    __atomic_fetch_add(&waits, 1, __ATOMIC_ACQ_REL);
+    for (int i = 0; i < NAPS_MOST && __atomic_load_n(&busy, __ATOMIC_ACQUIRE); i++)
+        usleep(NAP_US);
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A kernel that runs, as far as a driver without a GPU can have one: calls that wait for the GPU wait for its end. */
+#ifndef TEST_SOFTNIC_FAKE_CUDA_BUSY_H
+#define TEST_SOFTNIC_FAKE_CUDA_BUSY_H
+
+#pragma GCC visibility push(default)
+
+/* A kernel begins (1), or ends (0). */
+void fakeCudaBusy(int busy);
+
+/* How many calls had to wait for it so far. */
+int fakeCudaWaits(void);
+
+#pragma GCC visibility pop
+
+/* A call that waits for the GPU is made. */
+void fake_wait_idle(const char *call);
+
+#endif

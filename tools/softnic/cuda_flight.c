@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/softnic/cuda_flight.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "tools/softnic/cuda_region.h"
+#include "tools/softnic/cuda_staging.h"
+#include "tools/softnic/cuda_stream.h"
+#include "tools/softnic/mover.h"
+
+static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_PLACE_BUSY, "passed on as it is");
+
+/* Into one piece of device memory that this process can reach, from device memory alone or from few bytes elsewhere. */
+static bool can_fly(const struct sn_copy *c, bool *from_device)
+{
+    if (c->dst_count != 1 || c->src_count == 0 || c->src_proc != c->self || c->dst[0].kind != SN_MEM_CUDA ||
+        (c->dst_proc != c->self && sn_cuda_region_owner_only(&c->world->mrs[c->dst[0].mr])))
+        return false;
+    *from_device = c->src[0].kind == SN_MEM_CUDA;
+    for (uint32_t i = 1; i < c->src_count; i++)
+        if ((c->src[i].kind == SN_MEM_CUDA) != *from_device)
+            return false;
+    return *from_device || c->length <= SN_STAGING_SMALL;
+}
+
+/* Device memory is copied from its own GPU. What comes from the host goes where the lane goes, which can reach the
+ * memory of others because it is mapped for it; stores to this process's own memory come from that GPU. */
+static struct sn_cuda_dev *choose_dev(const struct sn_cuda *cuda, const struct sn_copy *c, const struct sn_lane *lane,
+                                      bool from_device)
+{
+    const struct sn_span *span = from_device ? c->src : c->dst;
+    struct sn_cu_uuid uuid;
+    int ordinal;
+
+    if (!from_device && lane->stream && c->dst_proc != c->self)
+        return sn_cuda_stream_dev(lane->stream);
+    uuid = sn_cuda_region_uuid(&c->world->mrs[span->mr]);
+    ordinal = sn_cuda_dev_find(cuda, &uuid);
+    if (!from_device && c->dst_proc != c->self)
+        ordinal = sn_cuda_dev_prefer(cuda, ordinal);
+    return sn_cuda_dev_get(cuda, ordinal);
+}
+
+/* Bytes of this process, one after the other, to memory of this process. */
+static int gather(const struct sn_copy *c, void *to)
+{
+    uint8_t *at = to;
+    int r = 0;
+
+    for (uint32_t i = 0; i < c->src_count && !r; i++) {
+        struct sn_move move = {.world = c->world,
+                               .self = c->self,
+                               .dst_proc = c->self,
+                               .dst = (uintptr_t)at,
+                               .src_proc = c->self,
+                               .src = c->src[i].addr,
+                               .bytes = c->src[i].length};
+        if (c->src[i].mr == SN_NONE) /* the request's own */
+            memcpy(at, (const void *)(uintptr_t)c->src[i].addr, c->src[i].length);
+        else
+            r = sn_move_now(&move);
+        at += c->src[i].length;
+    }
+    return r;
+}
+
+static int fly_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr dst,
+                         struct sn_flight *f)
+{
+    uint64_t value = 0;
+    int r;
+
+    if ((c->length == 4 || c->length == 8) && dst % c->length == 0) {
+        r = gather(c, &value);
+        if (!r)
+            r = sn_cuda_stream_store(cuda, s, dst, value, (unsigned)c->length, &f->mark);
+        if (r != SN_CUDA_STREAM_BUSY)
+            return r;
+    }
+    struct sn_staging_slot *slot = sn_staging_take(c->length);
+    if (!slot)
+        return SN_PLACE_BUSY;
+    r = gather(c, slot->host);
+    if (!r)
+        r = sn_cuda_stream_copy(cuda, s, dst, (uintptr_t)slot->host, c->length, &f->mark);
+    if (r)
+        sn_staging_give(slot);
+    else
+        f->slot = slot;
+    return r;
+}
+
+/* The GPU is current. */
+static int fly_entered(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, bool from_device,
+                       struct sn_flight *f)
+{
+    struct sn_cuda_map *map = NULL;
+    sn_cu_ptr dst = c->dst[0].addr;
+    int r = 0;
+
+    if (c->dst_proc != c->self &&
+        sn_cuda_map_take(cuda, sn_cuda_stream_dev(s), c->world, c->dst[0].mr, dst, &map, &dst))
+        return SN_PLACE_BUSY; /* the long way says why, or has its owner copy */
+    if (!from_device)
+        r = fly_from_host(cuda, c, s, dst, f);
+    for (uint32_t i = 0; from_device && i < c->src_count && !r; i++) {
+        r = sn_cuda_stream_copy(cuda, s, dst, c->src[i].addr, c->src[i].length, &f->mark);
+        dst += c->src[i].length;
+    }
+    if (r)
+        sn_cuda_map_give(map);
+    else
+        f->map = map;
+    return r;
+}
+
+int sn_cuda_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *flight)
+{
+    const struct sn_cuda *cuda;
+    struct sn_cuda_dev *dev;
+    bool from_device;
+    int mode, r;
+
+    if (!can_fly(c, &from_device))
+        return SN_PLACE_BUSY;
+    cuda = sn_cuda_get(true);
+    dev = sn_cuda_count(cuda) ? choose_dev(cuda, c, lane, from_device) : NULL;
+    if (!dev)
+        return SN_PLACE_BUSY;
+    if (!lane->stream || sn_cuda_stream_dev(lane->stream) != dev) {
+        if (lane->aloft)
+            return SN_PLACE_BUSY;
+        lane->stream = sn_cuda_stream_next(dev);
+    }
+    r = sn_cuda_enter(cuda, dev, &mode);
+    if (r)
+        return r;
+    *flight = (struct sn_flight){0};
+    r = sn_staging_init(cuda);
+    if (!r)
+        r = fly_entered(cuda, c, lane->stream, from_device, flight);
+    sn_cuda_leave(cuda, mode);
+    if (!r)
+        lane->aloft++;
+    return r;
+}
+
+void sn_cuda_fly_flush(struct sn_lane *lane)
+{
+    sn_cuda_stream_flush(sn_cuda_get(false), lane->stream);
+}
+
+int sn_cuda_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask)
+{
+    int r = sn_cuda_stream_landed(sn_cuda_get(false), lane->stream, flight->mark, ask);
+
+    if (r == SN_PLACE_BUSY)
+        return r;
+    if (flight->slot)
+        sn_staging_give(flight->slot);
+    sn_cuda_map_give(flight->map);
+    lane->aloft--;
+    return r;
+}
