@@ -30,6 +30,7 @@ struct gpu_plan {
 };
 
 struct gpu_library {
+    int host; /* its memory is that of the host, and no CUDA is there: threads play blocks, in tests */
     /* Use the GPU of this rank. Return 0 or 1, said on stderr. */
     int (*open)(uint32_t rank);
     struct gpu_meeting *(*meeting)(void); /* zeroed; valid until the process ends */
