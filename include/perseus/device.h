@@ -396,7 +396,10 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
     return 0;
 }
 
-/** Wait until everything up to a ticket is complete: sources reusable, bytes at the peer. */
+/**
+ * Wait until everything up to a ticket is complete: sources reusable, bytes at the peer, signals handed over. When a
+ * signal is seen is for its receiver to say: under the counted policy it is the receiver that raises it.
+ */
 PRS_HD int prs_flush(const struct prs_device *dev, uint64_t ticket)
 {
     int r = prs_device_error(dev);

@@ -23,6 +23,12 @@ static int open_threads(uint32_t rank)
     return 0;
 }
 
+static int alone(uint32_t ranks)
+{
+    (void)ranks;
+    return 1;
+}
+
 static struct gpu_meeting *meeting_of(void)
 {
     return &met;
@@ -80,7 +86,7 @@ static int check(const struct gpu_plan *of, uint32_t rank, uint64_t iteration, i
 {
     for (uint32_t t = rank - 1; t < of->concurrency; t += of->peers) {
         if (with_signals)
-            *wrong += prs_load_acquire_sys(gpu_signal(of, t)) != iteration;
+            *wrong += gpu_await(of, t, iteration) != 0;
         *wrong += gpu_wrong(of, t, iteration, 0, 1);
     }
     for (uint32_t slot = 0; slot < of->slots && slot < of->concurrency; slot++)
@@ -102,6 +108,7 @@ __attribute__((visibility("default"))) const struct gpu_library *perf_gpu_librar
 {
     static const struct gpu_library library = {.host = 1,
                                                .open = open_threads,
+                                               .alone = alone,
                                                .meeting = meeting_of,
                                                .send = send_by_threads,
                                                .finish = finish,

@@ -82,8 +82,9 @@ static __global__ void check_kernel(struct gpu_plan plan, uint32_t rank, uint64_
 
     if (transfer >= plan.concurrency)
         return;
-    if (threadIdx.x == 0)
-        found += with_signals && prs_load_acquire_sys(gpu_signal(&plan, transfer)) != iteration;
+    if (threadIdx.x == 0 && with_signals)
+        found += gpu_await(&plan, transfer, iteration) != 0;
+    __syncthreads();
     found += gpu_wrong(&plan, transfer, iteration, threadIdx.x, blockDim.x);
     if (found)
         atomicAdd(wrong, found);
@@ -203,6 +204,13 @@ static int gpu_open(uint32_t rank)
            (memset(met, 0, sizeof(*met)), 0);
 }
 
+static int gpu_alone(uint32_t ranks)
+{
+    int count = 0;
+
+    return cudaGetDeviceCount(&count) == cudaSuccess && ranks <= (uint32_t)count;
+}
+
 static struct gpu_meeting *gpu_meeting_of(void)
 {
     return met;
@@ -210,8 +218,8 @@ static struct gpu_meeting *gpu_meeting_of(void)
 
 extern "C" __attribute__((visibility("default"))) const struct gpu_library *perf_gpu_library(void)
 {
-    static const struct gpu_library library = {0,         gpu_open,  gpu_meeting_of, gpu_send,      gpu_finish,
-                                               gpu_check, gpu_clear, gpu_rate,       gpu_round_trip};
+    static const struct gpu_library library = {0,          gpu_open,  gpu_alone, gpu_meeting_of, gpu_send,
+                                               gpu_finish, gpu_check, gpu_clear, gpu_rate,       gpu_round_trip};
 
     return &library;
 }

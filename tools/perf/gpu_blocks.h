@@ -86,6 +86,13 @@ PRS_HD void gpu_poison(const struct gpu_plan *plan, uint64_t slot, uint32_t inde
         words[all - 1] = plan->poison;
 }
 
+/* Thread 0 of a receiver's block: wait for a transfer's signal. What it stands for may be looked at then, and not
+ * before: completion at the sender means that the signal has been handed over (counted: the receiver raises it). */
+PRS_HD int gpu_await(const struct gpu_plan *plan, uint32_t transfer, uint64_t iteration)
+{
+    return prs_wait_signal(&plan->device, gpu_signal(plan, transfer), PRS_COMPARE_EQ, iteration);
+}
+
 /* ------------------------------------------------------------------------------------------------------------------
  * the sender */
 
