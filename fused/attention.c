@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/attention_deal.h"
 #include "fused/attention_kernels.h"
 #include "fused/attention_tuning.h"
 #include "fused/network.h"
@@ -22,6 +23,7 @@ struct prs_attention_plan {
     struct prs_attention_info info;
     struct prs_attention_kernel kernel;
     struct prs_attention_args args; /* all but what each launch brings */
+    uint8_t *deal;                  /* who does what, and what parts of tasks leave */
     struct prs_symmetric *staging;  /* keys and values of the other ranks; NULL with one rank */
     struct prs_symmetric *flags;    /* arrival counters, credits, finished groups */
     struct prs_symmetric *signals;  /* words that other nodes signal to; NULL on a single node */
@@ -71,6 +73,50 @@ static int encode_received(struct prs_attention_plan *p)
                                 .box = {SWIZZLE_COLUMNS, s->block_rows, parts, 1, 1},
                                 .swizzled = true};
     return prs_tensor_view_encode(&v, &p->args.received);
+}
+
+/* One piece of device memory: pieces, what parts leave, and small things. */
+static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
+{
+    struct prs_attention_args *a = &p->args;
+    const struct prs_attention_schedule *s = &a->schedule;
+    size_t pieces = d->pieces_count * sizeof(*d->pieces), parts = d->parts_count * sizeof(*d->parts);
+    size_t starts = (p->info.tuning.ctas + 1) * sizeof(*d->starts);
+    size_t counters = d->parts_count * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
+    size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, p->shape.head_dim) * sizeof(float);
+    size_t at_partial = (pieces + 127) / 128 * 128, at_parts = at_partial + partial, at_counters = at_parts + parts;
+    size_t at_starts = at_counters + counters, all = at_starts + starts;
+    int r = prs_cuda_check(cudaMalloc((void **)&p->deal, all), "cudaMalloc of the tasks of an attention plan");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemset(p->deal, 0, all), "cudaMemset of the tasks of an attention plan");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemcpy(p->deal, d->pieces, pieces, cudaMemcpyHostToDevice), "cudaMemcpy of pieces");
+    if (r == 0 && parts != 0)
+        r = prs_cuda_check(cudaMemcpy(p->deal + at_parts, d->parts, parts, cudaMemcpyHostToDevice),
+                           "cudaMemcpy of parts");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemcpy(p->deal + at_starts, d->starts, starts, cudaMemcpyHostToDevice),
+                           "cudaMemcpy of where each CTA's pieces start");
+    if (r == 0)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
+    a->pieces = (const struct prs_attention_piece *)p->deal;
+    a->partial = (float *)(p->deal + at_partial);
+    a->parts = (const struct prs_attention_part *)(p->deal + at_parts);
+    a->parts_done = (uint32_t *)(p->deal + at_counters);
+    a->starts = (const uint32_t *)(p->deal + at_starts);
+    p->info.workspace_bytes += all;
+    return r;
+}
+
+static int open_deal(struct prs_attention_plan *p)
+{
+    struct prs_attention_deal deal;
+    int r = prs_attention_deal_init(&deal, &p->args.schedule, p->info.tuning.ctas);
+    if (r != 0)
+        return r;
+    r = upload_deal(p, &deal);
+    prs_attention_deal_fini(&deal);
+    return r;
 }
 
 /* Between nodes: words that counterparts signal to. */
@@ -141,8 +187,10 @@ static int choose(struct prs_attention_plan *p)
     struct prs_attention_schedule *s = &p->args.schedule;
     uint32_t ctas;
     int r;
+    if (t->block_rows == 0)
+        t->block_rows = prs_attention_tuning_block(&p->shape, &p->ctx->place);
     p->kernel = (struct prs_attention_kernel){p->shape.head_dim, t->block_rows, t->overlap, p->ctx->place.nodes > 1, 0};
-    r = prs_attention_kernel_find(&p->kernel, p->shape.causal != 0);
+    r = prs_attention_kernel_find(&p->kernel);
     if (r != 0)
         return prs_fail(-EINVAL, "attention: no kernel for head_dim %u with %u keys a step and overlap %u",
                         p->shape.head_dim, t->block_rows, t->overlap);
@@ -200,6 +248,9 @@ int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_sh
     r = prs_sync_open(ctx, &p->args.sync);
     p->info.workspace_bytes = sizeof(*p->args.sync.words);
     if (r == 0)
+        r = open_deal(p);
+    r = prs_context_agree(ctx, r); /* others wait in open_workspace() */
+    if (r == 0)
         r = open_workspace(p);
     if (r == 0)
         *out = p;
@@ -225,6 +276,7 @@ void prs_attention_plan_close(struct prs_attention_plan *p)
         prs_symmetric_close(p->ctx, p->flags);
     if (p->staging != NULL)
         prs_symmetric_close(p->ctx, p->staging);
+    (void)cudaFree(p->deal);
     prs_sync_close(&p->args.sync);
     free(p);
     prs_context_leave(before);

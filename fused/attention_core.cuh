@@ -3,6 +3,7 @@
 #ifndef PERSEUS_FUSED_ATTENTION_CORE_CUH
 #define PERSEUS_FUSED_ATTENTION_CORE_CUH
 
+#include "fused/attention_merge.cuh"
 #include "fused/attention_softmax.cuh"
 
 enum { FIRST_TURN_BARRIER = 1 }; /* 0 is __syncthreads() */
@@ -27,26 +28,43 @@ PRS_DEVICE void multiply_values(float (&o)[64], const uint32_t *p, uint64_t v)
     wgmma_m64n128k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
 }
 
-/* What a consumer warpgroup carries from task to task. */
+/* What a consumer warpgroup carries from piece to piece. */
 struct attention_consumer {
-    uint32_t half;  /* which warpgroup */
-    uint32_t tasks; /* so far */
-    uint32_t step;  /* blocks so far, of which the last one's values are still to come */
+    uint32_t half;   /* which warpgroup */
+    uint32_t pieces; /* so far */
+    uint32_t step;   /* blocks so far, of which the last one's values are still to come */
 };
 
-/* Issues scores = queries x keys of the stage and returns while it runs. */
-template <class E>
-PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_memory &m,
-                             const struct attention_consumer &c)
+/* Operands of the next two products: the first keys of one block, the first values of the one before. */
+struct attention_operands {
+    uint64_t q, k, v;
+};
+
+/* The compiler is to see that all lanes have the same: then it computes descriptors once a warp, not once a lane, and
+ * moves nothing between two instructions to the tensor cores. */
+PRS_DEVICE uint32_t uniform(uint32_t x)
 {
-    uint32_t base = smem_address(m.base);
-    uint64_t q = matrix_descriptor(base + E::at_q + c.half * E::rows_bytes, 16);
-    uint64_t k = matrix_descriptor(base + E::at_k + stage_of(c.step) * E::block_bytes, 16);
+    return __shfl_sync(~0u, x, 0);
+}
+
+template <class E>
+PRS_DEVICE struct attention_operands find_operands(const struct attention_memory &m, const struct attention_consumer &c)
+{
+    uint32_t base = smem_address(m.base), half = uniform(c.half), stage = uniform(stage_of(c.step));
+    static_assert(PRS_ATTENTION_STAGES == 2, "the values are in the other one");
+    return {matrix_descriptor(base + E::at_q + half * E::rows_bytes, 16),
+            matrix_descriptor(base + E::at_k + stage * E::block_bytes, 16),
+            matrix_descriptor(base + E::at_v + (stage ^ 1) * E::block_bytes, E::block * 128)};
+}
+
+/* Issues scores = queries x keys of the stage and returns while it runs. */
+template <class E> PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_operands &x)
+{
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < E::head_dim / 16; i++) { /* 64 columns lie together, then the next 64 */
         int q_at = i / 4 * (64 * 128) + i % 4 * 32, k_at = i / 4 * (E::block * 128) + i % 4 * 32;
-        multiply_scores(s, q + q_at / 16, k + k_at / 16, i != 0);
+        multiply_scores(s, x.q + q_at / 16, x.k + k_at / 16, i != 0);
     }
     wgmma_commit();
 }
@@ -54,14 +72,12 @@ PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_me
 /* Issues result += probabilities x values of the stage. */
 template <class E>
 PRS_DEVICE void issue_values(float (&o)[E::head_dim / 2], const uint32_t (&p)[E::block / 4],
-                             const struct attention_memory &m, const struct attention_consumer &c)
+                             const struct attention_operands &x)
 {
-    uint64_t v =
-        matrix_descriptor(smem_address(m.base) + E::at_v + stage_of(c.step - 1) * E::block_bytes, E::block * 128);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < E::block / 16; i++)
-        multiply_values(o, &p[4 * i], v + i * (16 * 128 / 16));
+        multiply_values(o, &p[4 * i], x.v + i * (16 * 128 / 16));
     wgmma_commit();
 }
 
@@ -128,12 +144,13 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
                              struct attention_state<E> *x)
 {
     float s[E::block / 2];
+    struct attention_operands at = find_operands<E>(m, *c); /* here: who has the turn keeps the tensor cores busy */
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     take_turn<E>(*c);
-    issue_scores<E>(s, m, *c);
+    issue_scores<E>(s, at);
     shrink_result(x->o, x->shrink);
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
-    issue_values<E>(x->o, x->p, m, *c);
+    issue_values<E>(x->o, x->p, at);
     give_turn<E>(*c);
     if (E::overlaps) {
         wgmma_wait<1>();
@@ -154,19 +171,18 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
 }
 
 template <class E>
-PRS_DEVICE void begin_task(const struct prs_attention_args &args, const struct attention_memory &m,
-                           const struct prs_attention_task &t, struct attention_consumer *c,
-                           struct attention_state<E> *x)
+PRS_DEVICE void begin_piece(const struct prs_attention_args &args, const struct attention_memory &m,
+                            const struct prs_attention_task &t, struct attention_consumer *c,
+                            struct attention_state<E> *x)
 {
     float s[E::block / 2];
-    prs_attention_begin(&args.schedule, &t, &x->walk);
     x->rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < E::head_dim / 2; i++)
         x->o[i] = 0;
-    mbarrier_wait(&m.q_full[c->half], c->tasks++ & 1);
+    mbarrier_wait(&m.q_full[c->half], c->pieces++ & 1);
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
-    issue_scores<E>(s, m, *c);
+    issue_scores<E>(s, find_operands<E>(m, *c));
     wgmma_wait<0>();
     registers_pin(s);
     take_scores<E>(s, args, m, t, c, x);
@@ -174,25 +190,28 @@ PRS_DEVICE void begin_task(const struct prs_attention_args &args, const struct a
     c->step++;
 }
 
-/* One query tile against all keys. */
+/* One query tile against all keys, or some of them. */
 template <class E>
-PRS_DEVICE void attend_task(const struct prs_attention_args &args, const struct attention_memory &m,
-                            const struct prs_attention_task &t, struct attention_consumer *c)
+PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct attention_memory &m,
+                             const struct prs_attention_piece &piece, struct attention_consumer *c)
 {
+    const struct prs_attention_task &t = piece.task;
     struct attention_state<E> x;
-    begin_task<E>(args, m, t, c, &x);
+    x.walk = piece.begin;
+    begin_piece<E>(args, m, t, c, &x);
     while (x.more)
         attend_block<E>(args, m, t, c, &x);
     shrink_result(x.o, x.shrink);
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
-    issue_values<E>(x.o, x.p, m, *c);
+    issue_values<E>(x.o, x.p, find_operands<E>(m, *c));
     wgmma_wait<0>();
     registers_pin(x.o);
     release(&m.v_empty[stage_of(c->step - 1)]);
-    write_rows(args, t, t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16, x.o, x.rows);
+    if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x.o, &x.rows))
+        write_rows(args, t, t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16, x.o, x.rows);
 }
 
-/* One thread of a CTA, which has seen everything arrive that the CTA's tasks of these groups load: the last CTA of the
+/* One thread of a CTA, which has seen everything arrive that the CTA's pieces of these groups load: the last CTA of the
  * rank tells the senders that their buffers are free. */
 PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t from, uint32_t to)
 {
@@ -214,19 +233,15 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
     const struct prs_attention_schedule *s = &args.schedule;
     bool gives_credit = s->world > 1 && threadIdx.x == 128;
     struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
-    uint32_t finished = 0;
+    uint32_t first_piece = args.starts[blockIdx.x], pieces = args.starts[blockIdx.x + 1] - first_piece, finished = 0;
     if (c.half == E::warpgroups - 1)
         give_turn<E>(c);
-    while (c.tasks * gridDim.x < s->tasks) {
-        struct prs_attention_task t;
-        uint32_t at = prs_attention_position(s, blockIdx.x, gridDim.x, c.tasks);
-        if (at >= s->tasks)
-            break;
-        prs_attention_task_at(s, at, &t);
-        if (gives_credit && finished < t.group)
-            finish_groups(args, finished, t.group);
-        finished = t.group;
-        attend_task<E>(args, m, t, &c);
+    while (c.pieces < pieces) {
+        struct prs_attention_piece piece = args.pieces[first_piece + c.pieces];
+        if (gives_credit && finished < piece.task.group)
+            finish_groups(args, finished, piece.task.group);
+        finished = piece.task.group;
+        attend_piece<E>(args, m, piece, &c);
     }
     if (gives_credit)
         finish_groups(args, finished, s->groups);

@@ -24,7 +24,7 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0> sta
     return instance_of<attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR>>(OVERLAP);
 }
 
-/* The default of a head_dim comes first; a causal tile wastes less with smaller blocks. */
+/* The best of a head_dim comes first (attention_tuning.c chooses among them). */
 static const struct instance instances[] = {
     make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
     make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
@@ -32,14 +32,12 @@ static const struct instance instances[] = {
     make<128, 176, 2, OVERLAP_WARPGROUPS>(),
     make<128, 128, 2, OVERLAP_BLOCKS>(),
     make<128, 128, 2, OVERLAP_WARPGROUPS>(),
-    make<64, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
     make<64, 128, 3, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<64, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
     make<64, 128, 3, OVERLAP_WARPGROUPS>(),
     make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
     make<64, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
 };
-
-enum { CAUSAL_BLOCK = 128 };
 
 static const struct instance *find(const struct prs_attention_kernel *wanted)
 {
@@ -51,13 +49,9 @@ static const struct instance *find(const struct prs_attention_kernel *wanted)
     return NULL;
 }
 
-extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel, bool causal)
+extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel)
 {
-    struct prs_attention_kernel wanted = *kernel;
-    const struct instance *i;
-    if (causal && wanted.block_rows == 0 && wanted.head_dim == 128)
-        wanted.block_rows = CAUSAL_BLOCK;
-    i = find(&wanted);
+    const struct instance *i = find(kernel);
     if (i == NULL)
         return -ENOTSUP;
     *kernel = i->choices;

@@ -4,7 +4,6 @@
 #define PERSEUS_FUSED_ATTENTION_KERNELS_H
 
 #include <cuda_runtime_api.h>
-#include <stdbool.h>
 
 #include "fused/attention_layout.h"
 
@@ -18,9 +17,9 @@ struct prs_attention_kernel {
 extern "C" {
 #endif
 
-/* Completes the choices: 0 in block_rows or overlap takes the first kernel that fits, which is the default for that
- * head_dim, causal or not. 0, or -ENOTSUP when there is none. */
-int prs_attention_kernel_find(struct prs_attention_kernel *kernel, bool causal);
+/* Completes the choices: 0 in block_rows or overlap takes the first kernel that fits, which is the best for that
+ * head_dim. 0, or -ENOTSUP when there is none. */
+int prs_attention_kernel_find(struct prs_attention_kernel *kernel);
 
 /* Readies it on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
 int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas);

@@ -34,6 +34,12 @@ struct prs_attention_args {
     uint32_t *finished; /* own, one per group: CTAs that are done with it, over all launches; between nodes
                           as many again: and those that have sent it on */
     struct prs_far far; /* several nodes only */
+    /* Who does what: pieces[starts[c]] up to pieces[starts[c + 1]] are CTA c's. */
+    const uint32_t *starts;
+    const struct prs_attention_piece *pieces;
+    const struct prs_attention_part *parts;
+    uint32_t *parts_done; /* per part and warp; a task's first part counts for all. 0 between launches */
+    float *partial;       /* per part: attention_merge.cuh */
     uint16_t *out;
     float *lse;
     struct prs_attention_strides out_strides;

@@ -93,16 +93,13 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
 template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t keys_ready = 0, values_ready = 0, step = 0; /* step: of the keys that come next */
-    for (uint32_t turn = 0; turn * gridDim.x < s->tasks; turn++) {
-        struct prs_attention_task t;
-        struct prs_attention_walk w, before;
-        uint32_t at = prs_attention_position(s, blockIdx.x, gridDim.x, turn);
+    uint32_t step = 0; /* of the keys that come next */
+    uint32_t first_piece = args.starts[blockIdx.x], pieces = args.starts[blockIdx.x + 1] - first_piece;
+    for (uint32_t turn = 0; turn < pieces; turn++) {
+        struct prs_attention_task t = args.pieces[first_piece + turn].task;
+        struct prs_attention_walk w = args.pieces[first_piece + turn].begin, before;
+        uint32_t keys_ready = 0, values_ready = 0;
         bool first = true, more = true;
-        if (at >= s->tasks)
-            break; /* only the last turn is short */
-        prs_attention_task_at(s, at, &t);
-        prs_attention_begin(s, &t, &w);
         for (;;) {
             if (more)
                 load_block<E, PRS_KEYS>(args, m, t, w, step, &keys_ready);

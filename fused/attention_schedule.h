@@ -5,7 +5,8 @@
  * The sequence is shared out evenly. A rank's share is one segment of consecutive positions, or, causal with several
  * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
  * task is one tile of query rows of one head; it meets the keys and values of all ranks, own share first, then that of
- * the rank after this one, and so on, without its state ever leaving the registers.
+ * the rank after this one, and so on. A CTA does a task from end to end, its state in registers; only the last few are
+ * cut into pieces, so that all CTAs end together.
  *
  * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks want them:
  * group by group, within a group first to the rank before this one, which wants this share first. They wait in
@@ -18,6 +19,8 @@
  * node, then, node by node, its counterpart's and those that it gets from the ranks beside it. */
 #ifndef PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 #define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
+
+#include <assert.h>
 
 #include "fused/schedule.h"
 
@@ -86,14 +89,6 @@ PRS_SHARED uint32_t prs_attention_group_pairs(const struct prs_attention_schedul
     return group + 1 < s->groups ? s->group : s->pairs - group * s->group;
 }
 
-/* The turn'th task of a CTA; s->tasks and more: none. Causal tasks come heaviest first, so every second turn goes the
- * other way round: who got the heaviest of one turn gets the lightest of the next. Groups never come twice. */
-PRS_SHARED uint32_t prs_attention_position(const struct prs_attention_schedule *s, uint32_t cta, uint32_t ctas,
-                                           uint32_t turn)
-{
-    return turn * ctas + (s->causal && turn % 2 == 1 ? ctas - 1 - cta : cta);
-}
-
 /* Within a group: head by head, so that the CTAs that work at the same time read the same keys; causal: the heaviest
  * tile of every head first. */
 PRS_SHARED void prs_attention_task_at(const struct prs_attention_schedule *s, uint32_t at, struct prs_attention_task *t)
@@ -133,10 +128,24 @@ PRS_SHARED uint32_t prs_attention_source(const struct prs_attention_schedule *s,
 
 /* ---- a task's way through the keys ---- */
 struct prs_attention_walk {
-    uint32_t span;   /* order of the share * segments + segment */
-    uint32_t block;  /* of the segment */
-    uint32_t blocks; /* that the task meets there */
-    bool diagonal;   /* the span is the task's own chunk: the causal mask cuts it */
+    uint32_t span;     /* order of the share * segments + segment */
+    uint32_t block;    /* of the segment */
+    uint32_t blocks;   /* that the task meets there */
+    uint32_t left;     /* of the piece, this one included */
+    uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
+};
+
+/* What a CTA does at one time: a stretch of a task's way through the keys, mostly all of it (attention_deal.h says who
+ * gets which). Those that make up one task are its parts, and lie one behind the other among all parts. */
+struct prs_attention_piece {
+    struct prs_attention_task task;
+    struct prs_attention_walk begin;
+    uint32_t part; /* 0: the whole task; else 1 + number of the part */
+};
+static_assert(sizeof(struct prs_attention_piece) == 48, "host and kernel agree; whole vectors are loaded");
+
+struct prs_attention_part {
+    uint32_t first, parts; /* of its task */
 };
 
 /* Enters a span. */
@@ -146,7 +155,7 @@ PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, cons
     uint32_t rows = s->segment_rows;
     w->span = span;
     w->block = 0;
-    w->diagonal = false;
+    w->diagonal = 0;
     if (s->causal) {
         uint32_t own = prs_attention_chunk(s, s->rank, t->segment), end = (t->tile + 1) * s->tile_rows;
         uint32_t other = prs_attention_chunk(s, prs_attention_source(s, span / s->segments), span % s->segments);
@@ -159,25 +168,53 @@ PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, cons
     w->blocks = prs_ceil_div(rows, s->block_rows);
 }
 
-/* The first block is of the own rank's first segment, and every query row may look at its first key: hence no row is
- * ever without a finite maximum. */
+/* Steps that a task takes. */
+PRS_SHARED uint32_t prs_attention_blocks(const struct prs_attention_schedule *s, const struct prs_attention_task *t)
+{
+    struct prs_attention_walk w;
+    uint32_t blocks = 0;
+    for (uint32_t span = 0; span < s->world * s->segments; span++) {
+        prs_attention_enter(s, t, &w, span);
+        blocks += w.blocks;
+    }
+    return blocks;
+}
+
+/* Goes to step `first` of the task, to take so many. */
 PRS_SHARED void prs_attention_begin(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
-                                    struct prs_attention_walk *w)
+                                    struct prs_attention_walk *w, uint32_t first, uint32_t blocks)
 {
     prs_attention_enter(s, t, w, 0);
+    while (first >= w->blocks) {
+        first -= w->blocks;
+        prs_attention_enter(s, t, w, w->span + 1);
+    }
+    w->block = first;
+    w->left = blocks;
 }
 
 /* False: that was all. */
 PRS_SHARED bool prs_attention_next(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                    struct prs_attention_walk *w)
 {
+    if (--w->left == 0)
+        return false;
     w->block++;
-    while (w->block == w->blocks) {
-        if (w->span + 1 == s->world * s->segments)
-            return false;
+    while (w->block == w->blocks)
         prs_attention_enter(s, t, w, w->span + 1);
-    }
     return true;
+}
+
+/* The last step up to this one with which a piece may begin: every query row may look at its first key, hence no row is
+ * ever without a finite maximum. Step 0 is of the own rank's first segment, and is always one. */
+PRS_SHARED uint32_t prs_attention_cut(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                      uint32_t step)
+{
+    struct prs_attention_walk w;
+    uint32_t seen;
+    prs_attention_begin(s, t, &w, step, 1);
+    seen = t->tile * s->tile_rows / s->block_rows;
+    return w.diagonal && w.block > seen ? step - (w.block - seen) : step;
 }
 
 /* Keys of this block that query row `row` of the task's segment may look at: 0 .. this - 1; may be negative. */
@@ -290,6 +327,20 @@ PRS_SHARED uint32_t prs_attention_stage(const struct prs_attention_schedule *s, 
 PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
 {
     return s->depth * prs_attention_slots(s) * s->group * 2 * s->segments;
+}
+
+/* ---- parts of a task ---- */
+/* Floats that a part leaves: a row's 64 or 128 columns in fp32, and its maximum and sum once for each of the four
+ * threads that have it. */
+PRS_SHARED uint32_t prs_attention_partial(uint32_t tile_rows, uint32_t head_dim)
+{
+    return tile_rows * (head_dim + 2 * 4);
+}
+
+/* Counters of a part: one for each warp's 16 rows. */
+PRS_SHARED uint32_t prs_attention_part_counters(uint32_t tile_rows)
+{
+    return tile_rows / 16;
 }
 
 /* ---- between nodes ---- */

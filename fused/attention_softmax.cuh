@@ -93,35 +93,47 @@ PRS_DEVICE void transpose_quad(uint32_t (&w)[4])
     }
 }
 
+/* Of one of a thread's two rows: all that the quad has of it, so that each thread holds 16 bytes of every 32 columns.
+ */
+template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float (&o)[N], int half, float share)
+{
+#pragma unroll
+    for (int i = 0; i < N / 16; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            w[i][j] = pack_bf16x2(o[i * 16 + j * 4 + half * 2] * share, o[i * 16 + j * 4 + half * 2 + 1] * share);
+        transpose_quad(w[i]);
+    }
+}
+
 /* Straight from the registers: a detour through shared memory would have to take the place of the queries, which by
- * then are those of the next task. first: row of this warp's first row in the segment. */
+ * then are those of the next task. No branch stands between the shuffles: each would wait for the one before. first:
+ * row of this warp's first row in the segment. */
 template <int N>
 PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t first,
                            const float (&o)[N], const struct row_state &rows)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     const struct prs_attention_strides *to = &args.out_strides;
-    uint32_t lane = threadIdx.x % 32;
+    uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
     uint64_t head = (uint64_t)t.batch * s->heads_q + t.head;
     uint16_t *out = args.out + t.batch * to->batch + t.head * to->head + t.segment * to->segment;
     float *lse = args.lse == NULL ? NULL : args.lse + (head * s->segments + t.segment) * s->segment_rows;
+    float sum[2] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
+    uint32_t w[2][N / 16][4];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        uint32_t row = first + lane / 4 + 8 * h;
-        float sum = quad_sum(rows.sum[h]), share = 1.0f / sum;
-        bool inside = row < s->segment_rows;
-        if (inside && lse != NULL && lane % 4 == 0)
-            lse[row] = fmaf(rows.top[h], args.scale, logf(sum));
+    for (int h = 0; h < 2; h++)
+        round_row(w[h], o, h, 1.0f / sum[h]);
 #pragma unroll
-        for (int i = 0; i < N / 16; i++) {
-            uint32_t w[4];
+    for (int h = 0; h < 2; h++, row += 8) {
+        if (row >= s->segment_rows)
+            continue;
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                w[j] = pack_bf16x2(o[i * 16 + j * 4 + h * 2] * share, o[i * 16 + j * 4 + h * 2 + 1] * share);
-            transpose_quad(w);
-            if (inside)
-                *(uint4 *)(out + row * to->row + i * 32 + lane % 4 * 8) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
+        for (int i = 0; i < N / 16; i++)
+            *(uint4 *)(out + row * to->row + i * 32 + lane % 4 * 8) =
+                make_uint4(w[h][i][0], w[h][i][1], w[h][i][2], w[h][i][3]);
+        if (lse != NULL && lane % 4 == 0)
+            lse[row] = fmaf(rows.top[h], args.scale, logf(sum[h]));
     }
 }
 

@@ -12,7 +12,14 @@ static const double STORE_BYTES_PER_US = 357e3; /* as in tuning.c */
 static const double CLOCKS_PER_US = 1600;
 static const double START_US = 8;
 
-enum { DEFAULT_SLAB_ROWS = 512, DEFAULT_SPREAD = 60, RING_BUFFERS = 2, MAX_COUNT = 1 << 30 };
+enum {
+    DEFAULT_SLAB_ROWS = 512,
+    DEFAULT_SPREAD = 60,
+    RING_BUFFERS = 2,
+    LARGE_CAUSAL_ROWS = 4096,
+    MAX_TASKS = 1 << 22,
+    MAX_COUNT = 1 << 30
+};
 
 int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)
 {
@@ -32,6 +39,15 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
     return 0;
 }
 
+/* What was fastest on H200. Larger steps make a better pipeline, but a causal tile then sees more keys that it may not
+ * look at, which counts where there are few. Between nodes only one is built. */
+uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const struct prs_place *place)
+{
+    if (place->nodes > 1)
+        return 0;
+    return a->head_dim == 64 || (a->causal != 0 && a->seq / place->world < LARGE_CAUSAL_ROWS) ? 128 : 176;
+}
+
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
     return (uint64_t)prs_attention_stages(s) * s->segment_rows * a->head_dim * 2;
@@ -47,15 +63,13 @@ static double compute_us(const struct prs_attention_shape *a, uint32_t world, ui
 static void predict(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
                     struct prs_attention_info *info)
 {
-    uint32_t ctas = info->tuning.ctas, turns = prs_ceil_div(s->tasks, ctas), segments = 0;
+    uint32_t ctas = info->tuning.ctas, segments = 0;
     double compute = compute_us(a, s->world, ctas), travel;
     for (uint32_t way = 0; way < s->nodes; way++)
         for (uint32_t d = 1; d < s->locals; d++)
             segments += prs_attention_wanted(s, way, d);
     info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
     travel = (double)info->sent_bytes / STORE_BYTES_PER_US;
-    if (a->causal == 0) /* tasks of one size: the last turn takes as long as the others */
-        compute *= (double)turns * ctas / s->tasks;
     info->predicted_us = START_US + (compute > travel ? compute : travel);
 }
 
@@ -65,7 +79,7 @@ static int check_counts(const struct prs_attention_schedule *s)
     uint64_t tasks = (uint64_t)s->pairs * s->share * s->segments * s->tiles;
     uint64_t padded =
         (uint64_t)s->groups * s->group * 2 * s->segments * s->slabs * s->slab_chunks * (s->world + s->nodes);
-    if (rows / s->chunk_rows >= MAX_COUNT || tasks >= MAX_COUNT || padded >= MAX_COUNT)
+    if (rows / s->chunk_rows >= MAX_COUNT || tasks >= MAX_TASKS || padded >= MAX_COUNT)
         return prs_fail(-EINVAL, "attention: %llu tasks and %llu messages are too many for one launch: split the batch",
                         (unsigned long long)tasks, (unsigned long long)padded);
     return 0;
@@ -108,7 +122,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     uint32_t world = place->world;
     struct prs_attention_shares shares = {a->batch,       a->heads_q,     a->heads_kv,
                                           a->causal != 0, a->seq / world, place->nodes};
-    uint32_t per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
+    uint32_t pairs, per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
     int r;
     if (t->ctas == 0 || t->ctas > ctas)
         t->ctas = ctas;
@@ -126,9 +140,11 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     if (s->slab_chunks > prs_ceil_div(shares.rows / segments, s->chunk_rows))
         s->slab_chunks = prs_ceil_div(shares.rows / segments, s->chunk_rows);
     t->slab_rows = s->slab_chunks * s->chunk_rows;
-    /* What the CTAs compute at one time should be what arrives at one time. */
+    /* What the CTAs compute at one time should be what arrives at one time. No group is much smaller than the others.
+     */
     per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
-    s->group = t->group != 0 ? t->group : prs_ceil_div(t->ctas, per_pair);
+    pairs = a->batch * a->heads_kv;
+    s->group = t->group != 0 ? t->group : prs_ceil_div(pairs, prs_ceil_div(pairs, prs_ceil_div(t->ctas, per_pair)));
     s->depth = UINT32_MAX;
     prs_attention_schedule_init(s, place->rank, world, &shares);
     t->group = s->group;

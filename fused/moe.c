@@ -12,7 +12,7 @@
 #include "util/error.h"
 
 enum {
-    CHOICES_PER_ROUTE_CTA = 512, /* two choices a thread; with more CTAs their counts take longer to add up */
+    CHOICES_PER_ROUTE_CTA = 256, /* one a thread; with more CTAs their counts take longer to add up */
     MAX_ROUTE_CTAS = 128,
     WHOLE_GROUP_TOKENS = 512
 };

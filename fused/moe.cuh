@@ -104,13 +104,18 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
 
 /* ---- warps 4 to 11 -------------------------------------------------------------------------------------------------
  */
-/* Stages go by unread. */
-template <class E> PRS_DEVICE void skip_tile(const struct cta_memory &m, struct ring *r, uint32_t steps)
+/* Stages go by unread. What is left over of the tile before is handed over as slabs come free, never waited for: the
+ * store warp may be waiting for the other half's, which waits for stages. */
+template <class E>
+PRS_DEVICE void skip_tile(const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps,
+                          struct left_over<E> *left, struct slab_ring *slabs)
 {
     for (uint32_t step = 0; step < steps; step++, ring_next(r)) {
         mbarrier_wait(&m.full[r->stage], r->phase);
         __syncwarp();
         release_stage<E>(m, r->stage);
+        if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
+            hand_over_next<E>(left, m, half, slabs);
     }
 }
 
@@ -133,8 +138,7 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
             multiply_tile<E>(d, m, &r, half, args.k_steps, &left, &slabs);
             hand_over_tile<E>(d, m, half, &slabs, false, &left);
         } else {
-            hand_over_rest<E>(&left, m, half, &slabs);
-            skip_tile<E>(m, &r, args.k_steps);
+            skip_tile<E>(m, &r, half, args.k_steps, &left, &slabs);
         }
     }
     hand_over_rest<E>(&left, m, half, &slabs);

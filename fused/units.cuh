@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which unit comes next, for a list whose units take different times: the first CTA of a cluster takes it from a
- * counter that all clusters share, and tells every role of every CTA of the cluster through a ring of two slots. */
+ * counter that all clusters share, and tells every role of every CTA of the cluster through a ring of two slots: its
+ * own by a store (compute-sanitizer takes a copy to oneself for one out of bounds), the other by a copy that completes
+ * on the barrier there. */
 #ifndef PERSEUS_FUSED_UNITS_CUH
 #define PERSEUS_FUSED_UNITS_CUH
 
@@ -50,18 +52,23 @@ PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_me
                            const struct unit_ring &ring, uint32_t *last)
 {
     uint32_t slot = ring.taken % UNIT_SLOTS, phase = ring.taken / UNIT_SLOTS & 1;
-    mbarrier_expect(&u.full[slot], UNIT_BYTES);
-    if (at.rank != 0)
+    if (at.rank != 0) {
+        mbarrier_expect(&u.full[slot], UNIT_BYTES);
         return;
+    }
     mbarrier_wait(&u.empty[slot], phase ^ 1);
     if (args.in_turn == 0)
         *last = atomicAdd(args.next, 1u);
     else
         *last = ring.taken == 0 ? at.cluster : *last + at.clusters;
-    store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), *last, 0, 0, 0);
-    fence_async_shared();
-    for (uint32_t cta = 0; cta < E::cluster; cta++)
-        bulk_send(u.slot + slot * UNIT_BYTES, u.out + slot * UNIT_BYTES, UNIT_BYTES, &u.full[slot], cta);
+    if (E::cluster > 1) {
+        store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), *last, 0, 0, 0);
+        fence_async_shared();
+        for (uint32_t cta = 1; cta < E::cluster; cta++)
+            bulk_send(u.slot + slot * UNIT_BYTES, u.out + slot * UNIT_BYTES, UNIT_BYTES, &u.full[slot], cta);
+    }
+    store_shared_v4(smem_address(u.slot + slot * UNIT_BYTES), *last, 0, 0, 0);
+    mbarrier_arrive(&u.full[slot]);
 }
 
 /* Reader: a whole warp, or one thread when it is its warp's only one. */

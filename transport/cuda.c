@@ -219,14 +219,17 @@ static int span_prop(struct cuda_alloc_prop *prop)
     return 0;
 }
 
-/* Give the span's allocation an address that the current device may read and write. */
+/* Give the span's allocation an address that the current device may read and write. On failure the allocation is
+ * released and the span empty. */
 static int span_map(struct prs_cuda_span *span, const struct cuda_alloc_prop *prop)
 {
     struct cuda_access access = {.location = prop->location, .flags = CUDA_ACCESS_READ_WRITE};
     int r = cuda.reserve(&span->address, span->bytes, 0, 0, 0);
 
-    if (r != 0)
-        return fail("cuMemAddressReserve", 0, span->bytes, r);
+    if (r != 0) {
+        r = fail("cuMemAddressReserve", 0, span->bytes, r);
+        goto release;
+    }
     r = cuda.map(span->address, span->bytes, 0, span->handle, 0);
     if (r != 0) {
         r = fail("cuMemMap", span->address, span->bytes, r);
@@ -243,6 +246,9 @@ unmap:
     cuda.unmap(span->address, span->bytes);
 unreserve:
     cuda.unreserve(span->address, span->bytes);
+release:
+    cuda.release(span->handle);
+    memset(span, 0, sizeof(*span)); /* who drops it later gives nothing back twice */
     return r;
 }
 
@@ -262,11 +268,7 @@ int prs_cuda_span_make(size_t bytes, struct prs_cuda_span *out)
     if (r != 0)
         return fail("cuMemCreate", 0, out->bytes, r);
     r = span_map(out, &prop);
-    if (r < 0) {
-        cuda.release(out->handle);
-        return r;
-    }
-    return prs_cuda_zero((void *)(uintptr_t)out->address, out->bytes);
+    return r < 0 ? r : prs_cuda_zero((void *)(uintptr_t)out->address, out->bytes);
 }
 
 int prs_cuda_span_export(const struct prs_cuda_span *span, int *fd)
@@ -287,10 +289,7 @@ int prs_cuda_span_import(int fd, size_t bytes, struct prs_cuda_span *out)
     if (r != 0)
         return fail("cuMemImportFromShareableHandle", 0, bytes, r);
     out->bytes = bytes;
-    r = span_map(out, &prop);
-    if (r < 0)
-        cuda.release(out->handle);
-    return r;
+    return span_map(out, &prop);
 }
 
 void prs_cuda_span_drop(struct prs_cuda_span *span)
@@ -303,10 +302,19 @@ void prs_cuda_span_drop(struct prs_cuda_span *span)
     memset(span, 0, sizeof(*span));
 }
 
-int prs_cuda_dmabuf(uint64_t address, size_t bytes, int *fd)
+int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool only_way, int *fd)
 {
+    int r;
+
     *fd = -1;
-    if (need_driver() < 0 || !cuda.range_handle)
-        return -EOPNOTSUPP;
-    return cuda.range_handle(fd, address, bytes, CUDA_RANGE_DMABUF, 0) == 0 ? 0 : -EOPNOTSUPP;
+    r = need_driver();
+    if (r < 0)
+        return only_way ? prs_fail(r, "DMA-BUF of device memory asked for: %s", load_text) : r;
+    if (!cuda.range_handle)
+        return only_way ? prs_fail(-EOPNOTSUPP, "DMA-BUF of device memory asked for: libcuda.so.1 is older than 11.7")
+                        : -EOPNOTSUPP;
+    r = cuda.range_handle(fd, address, bytes, CUDA_RANGE_DMABUF, 0);
+    if (r == 0)
+        return 0;
+    return only_way ? fail("cuMemGetHandleForAddressRange", address, bytes, r) : -EIO;
 }

@@ -4,6 +4,7 @@
 #ifndef TRANSPORT_CUDA_H
 #define TRANSPORT_CUDA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,7 +25,7 @@ int prs_cuda_span_make(size_t bytes, struct prs_cuda_span *out);
 int prs_cuda_span_export(const struct prs_cuda_span *span, int *fd);
 int prs_cuda_span_import(int fd, size_t bytes, struct prs_cuda_span *out);
 void prs_cuda_span_drop(struct prs_cuda_span *span);
-/* A DMA-BUF file for a range; -EOPNOTSUPP when the device has none. */
-int prs_cuda_dmabuf(uint64_t address, size_t bytes, int *fd);
+/* A DMA-BUF file for a range of whole pages. A failure is told only when there is no other way. */
+int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool only_way, int *fd);
 
 #endif

@@ -37,8 +37,9 @@ static int explain(const struct registration *what, const struct prs_mr_key *key
             "%s: cannot register %s memory at %#llx (%llu MiB): no memory; RLIMIT_MEMLOCK is %s, the device "
             "allows %d registrations",
             device, kind_name(key->kind), (unsigned long long)key->start, mib, locked, what->rail->domain->attr.max_mr);
-    return prs_fail(-error, "%s: cannot register %s memory at %#llx (%llu MiB): %s; is it mapped and writable?", device,
-                    kind_name(key->kind), (unsigned long long)key->start, mib, strerror(error));
+    return prs_fail(-error, "%s: cannot register %s memory at %#llx (%llu MiB): %s; %s", device, kind_name(key->kind),
+                    (unsigned long long)key->start, mib, strerror(error),
+                    key->kind == PRS_MEM_DMABUF ? "does its file hold all of it?" : "is it mapped and writable?");
 }
 
 static int register_one(void *arg, const struct prs_mr_key *key, struct ibv_mr **out)
@@ -135,18 +136,23 @@ int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_se
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), offset = (uintptr_t)addr & (page - 1);
     uint64_t pages = (offset + len_bytes + page - 1) & ~(page - 1); /* the driver exports whole ones */
     struct prs_rail_info rail;
+    bool peermem;
     int r = prs_rail_query(fabric, rails->rail[0], &rail);
 
     if (r < 0)
         return r;
-    if ((rail.mem_kinds & PRS_MEM_DMABUF) && prs_cuda_dmabuf((uintptr_t)addr - offset, pages, &mem.dmabuf_fd) == 0) {
-        mem.dmabuf_offset = offset;
-        mem.kind = PRS_MEM_DMABUF;
-        r = prs_region_register(fabric, rails, &mem, out);
-        close(mem.dmabuf_fd);
-        mem.dmabuf_fd = -1;
-        if (r == 0 || !(rail.mem_kinds & PRS_MEM_CUDA))
+    peermem = rail.mem_kinds & PRS_MEM_CUDA;
+    if (rail.mem_kinds & PRS_MEM_DMABUF) {
+        r = prs_cuda_dmabuf((uintptr_t)addr - offset, pages, !peermem, &mem.dmabuf_fd);
+        if (r == 0) {
+            mem.dmabuf_offset = offset;
+            mem.kind = PRS_MEM_DMABUF;
+            r = prs_region_register(fabric, rails, &mem, out);
+            close(mem.dmabuf_fd);
+        }
+        if (r == 0 || !peermem)
             return r;
+        mem.dmabuf_fd = -1;
         mem.kind = PRS_MEM_CUDA;
     }
     return prs_region_register(fabric, rails, &mem, out);

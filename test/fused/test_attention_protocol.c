@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ring attention's protocol on threads: the schedule, counters and credits of fused/attention_schedule.h, with one word
- * in place of each message. Data are plain memory, flags are atomics with the orders the kernel uses, so that
- * ThreadSanitizer sees a wait that is missing or too weak. Each CTA is a thread that reads what its tasks load and a
- * thread that sends; ranks run free, with random delays, through many epochs that begin shortly before the epoch wraps.
+ * in place of each message, and of each part of a task. Data are plain memory, flags are atomics with the orders the
+ * kernel uses, so that ThreadSanitizer sees a wait that is missing or too weak. Each CTA is a thread that reads what
+ * its tasks load and a thread that sends; ranks run free, with random delays, through many epochs that begin shortly
+ * before the epoch wraps.
  */
-#include "fused/attention_schedule.h"
+#include "fused/attention_deal.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -12,6 +13,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,6 +27,9 @@ enum { EPOCHS = 4000 };
 
 struct rank {
     struct prs_attention_schedule s;
+    struct prs_attention_deal deal;
+    uint32_t *left;                          /* plain: what each part leaves */
+    uint32_t *parts_done;                    /* atomic */
     uint32_t *staging;                       /* plain: [stage][message of the segment] */
     uint32_t *arrivals, *credits, *finished; /* atomic */
     uint32_t epoch, exits;                   /* atomic: as in prs_plan_words */
@@ -186,26 +191,47 @@ static void finish_groups(struct cta *c, uint32_t epoch, uint32_t from, uint32_t
     }
 }
 
+/* Whoever is last sees what all parts have left. */
+static bool merge_parts(struct cta *c, uint32_t epoch, const struct prs_attention_piece *piece)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    struct prs_attention_part p;
+    uint32_t sum = 0, want = 0;
+    if (piece->part == 0)
+        return true;
+    p = me->deal.parts[piece->part - 1];
+    me->left[piece->part - 1] = epoch * 31 + piece->begin.span * 7 + piece->begin.block;
+    if (__atomic_add_fetch(&me->parts_done[p.first], 1, __ATOMIC_ACQ_REL) != p.parts)
+        return true;
+    me->parts_done[p.first] = 0;
+    for (uint32_t i = p.first; i < p.first + p.parts; i++)
+        sum += me->left[i];
+    for (uint32_t i = 0; i < me->deal.pieces_count; i++)
+        if (memcmp(&me->deal.pieces[i].task, &piece->task, sizeof(piece->task)) == 0)
+            want += epoch * 31 + me->deal.pieces[i].begin.span * 7 + me->deal.pieces[i].begin.block;
+    if (sum != want)
+        fail(c->model, "sum of part", c->rank, piece->part, want, sum);
+    return sum == want;
+}
+
 static bool compute_epoch(struct cta *c, uint32_t epoch)
 {
     const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
+    const struct prs_attention_deal *deal = &c->model->ranks[c->rank].deal;
     uint32_t finished = 0;
-    for (uint32_t turn = 0; turn * CTAS < s->tasks; turn++) {
-        struct prs_attention_task t;
-        struct prs_attention_walk w;
-        uint32_t at = prs_attention_position(s, c->index, CTAS, turn);
-        if (at >= s->tasks)
-            break;
-        prs_attention_task_at(s, at, &t);
-        finish_groups(c, epoch, finished, t.group);
-        finished = t.group;
-        prs_attention_begin(s, &t, &w);
+    for (uint32_t i = deal->starts[c->index]; i < deal->starts[c->index + 1]; i++) {
+        const struct prs_attention_piece *piece = &deal->pieces[i];
+        struct prs_attention_walk w = piece->begin;
+        finish_groups(c, epoch, finished, piece->task.group);
+        finished = piece->task.group;
         do {
             dawdle(&c->random[0]);
-            if (w.span >= s->segments &&
-                (!read_block(c, epoch, &t, &w, PRS_KEYS) || !read_block(c, epoch, &t, &w, PRS_VALUES)))
+            if (w.span >= s->segments && (!read_block(c, epoch, &piece->task, &w, PRS_KEYS) ||
+                                          !read_block(c, epoch, &piece->task, &w, PRS_VALUES)))
                 return false;
-        } while (prs_attention_next(s, &t, &w));
+        } while (prs_attention_next(s, &piece->task, &w));
+        if (!merge_parts(c, epoch, piece))
+            return false;
     }
     finish_groups(c, epoch, finished, s->groups);
     return true;
@@ -247,6 +273,9 @@ static void init_rank(struct rank *r)
 {
     const struct prs_attention_schedule *s = &r->s;
     uint32_t arrivals = prs_attention_arrival(s, s->world, 0, 0, 0, 0), credits = prs_attention_credit(s, s->world, 0);
+    cr_assert_eq(prs_attention_deal_init(&r->deal, s, CTAS), 0);
+    r->left = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
+    r->parts_done = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
     r->staging = calloc((size_t)prs_attention_stages(s) * chunks_of(s), sizeof(uint32_t));
     r->arrivals = calloc(arrivals, sizeof(uint32_t));
     r->credits = calloc(credits, sizeof(uint32_t));
@@ -284,6 +313,9 @@ static void run(const struct prs_attention_schedule *sizes, uint32_t world, cons
     for (uint32_t r = 0; r < world; r++) {
         cr_assert_eq(model->ranks[r].epoch, (uint32_t)FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", r,
                      model->ranks[r].epoch);
+        prs_attention_deal_fini(&model->ranks[r].deal);
+        free(model->ranks[r].left);
+        free(model->ranks[r].parts_done);
         free(model->ranks[r].staging);
         free(model->ranks[r].arrivals);
         free(model->ranks[r].credits);

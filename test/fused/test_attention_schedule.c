@@ -51,31 +51,21 @@ static uint32_t begin_of(const struct prs_attention_schedule *s, uint32_t rank, 
 FOR_ALL_SHAPES(every_tile_of_every_head_is_one_task)
 {
     struct prs_attention_schedule s = schedule_of(row, row->world - 1);
-    for (uint32_t ctas = 1; ctas <= 7; ctas += 3) {
-        uint8_t *seen = calloc(s.tasks, 1);
-        for (uint32_t cta = 0; cta < ctas; cta++) {
-            uint32_t group = 0;
-            for (uint32_t turn = 0; turn * ctas < s.tasks; turn++) {
-                struct prs_attention_task t;
-                uint32_t at = prs_attention_position(&s, cta, ctas, turn);
-                if (at >= s.tasks) {
-                    cr_assert_geq((turn + 1) * ctas, s.tasks, "only the last turn is short");
-                    continue;
-                }
-                prs_attention_task_at(&s, at, &t);
-                cr_assert(t.group >= group, "group %u comes after %u", t.group, group);
-                group = t.group;
-                cr_assert_eq(t.pair / s.group, t.group);
-                cr_assert_eq(t.pair, t.batch * s.heads_kv + t.head / s.share, "head %u reads pair %u", t.head, t.pair);
-                at = ((t.batch * s.heads_q + t.head) * s.segments + t.segment) * s.tiles + t.tile;
-                cr_assert(at < s.tasks && seen[at]++ == 0, "tile %u of segment %u of head %u comes twice", t.tile,
-                          t.segment, t.head);
-            }
-        }
-        for (uint32_t i = 0; i < s.tasks; i++)
-            cr_assert_eq(seen[i], 1, "task %u never comes with %u CTAs", i, ctas);
-        free(seen);
+    uint8_t *seen = calloc(s.tasks, 1);
+    uint32_t group = 0;
+    for (uint32_t i = 0; i < s.tasks; i++) {
+        struct prs_attention_task t;
+        uint32_t at;
+        prs_attention_task_at(&s, i, &t);
+        cr_assert(t.group >= group, "group %u comes after %u", t.group, group);
+        group = t.group;
+        cr_assert_eq(t.pair / s.group, t.group);
+        cr_assert_eq(t.pair, t.batch * s.heads_kv + t.head / s.share, "head %u reads pair %u", t.head, t.pair);
+        at = ((t.batch * s.heads_q + t.head) * s.segments + t.segment) * s.tiles + t.tile;
+        cr_assert(at < s.tasks && seen[at]++ == 0, "tile %u of segment %u of head %u comes twice", t.tile, t.segment,
+                  t.head);
     }
+    free(seen);
 }
 
 /* Counts in `met` how often each position of the sequence is met by one query row. */
@@ -84,7 +74,7 @@ static void walk_row(const struct prs_attention_schedule *s, const struct prs_at
 {
     struct prs_attention_walk w;
     bool first = true;
-    prs_attention_begin(s, t, &w);
+    prs_attention_begin(s, t, &w, 0, prs_attention_blocks(s, t));
     do {
         uint32_t source = prs_attention_source(s, w.span / s->segments);
         int32_t limit = prs_attention_limit(s, &w, row);
@@ -230,19 +220,4 @@ FOR_ALL_SHAPES(all_ranks_have_the_same_work)
         most = rows > most ? rows : most;
     }
     cr_assert_eq(least, most);
-}
-
-Test(attention_schedule, who_got_the_heaviest_of_one_turn_gets_the_lightest_of_the_next)
-{
-    struct row one = {1, 1, 1, 1, 128 * 32, 1, 128, 128, 1, 1, 32, 1};
-    struct prs_attention_schedule s = schedule_of(&one, 0);
-    uint32_t sum[8] = {0};
-    for (uint32_t cta = 0; cta < 8; cta++)
-        for (uint32_t turn = 0; turn < 4; turn++) {
-            struct prs_attention_task t;
-            prs_attention_task_at(&s, prs_attention_position(&s, cta, 8, turn), &t);
-            sum[cta] += t.tile + 1;
-        }
-    for (uint32_t cta = 1; cta < 8; cta++)
-        cr_assert_eq(sum[cta], sum[0]);
 }

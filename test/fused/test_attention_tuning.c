@@ -62,9 +62,9 @@ Test(attention_tuning, what_cannot_be_is_brought_down)
 
 Test(attention_tuning, memory_decides_between_resident_and_ring)
 {
-    struct prs_attention_tuning limit = {.workspace_limit = 3ull * 2 * (8 * 9) * 2048 * 128 * 2};
+    struct prs_attention_tuning limit = {.workspace_limit = 3ull * 2 * (8 * 8) * 2048 * 128 * 2};
     struct choice c = choose(&PLAIN, 4, &limit);
-    cr_assert_eq(c.info.tuning.mode, PRS_ATTENTION_RESIDENT, "8 groups of 9 pairs");
+    cr_assert_eq(c.info.tuning.mode, PRS_ATTENTION_RESIDENT, "8 groups of 8 pairs");
     cr_assert_eq(prs_attention_tuning_staging(&PLAIN, &c.schedule), limit.workspace_limit);
     limit.workspace_limit /= 2;
     c = choose(&PLAIN, 4, &limit);
@@ -74,6 +74,20 @@ Test(attention_tuning, memory_decides_between_resident_and_ring)
     limit.workspace_limit = 1000;
     cr_assert_eq(choose(&PLAIN, 4, &limit).result, -ENOMEM);
     cr_assert_eq(choose(&PLAIN, 1, &limit).info.tuning.mode, PRS_ATTENTION_ALONE, "one rank needs none");
+}
+
+Test(attention_tuning, steps_are_small_where_the_mask_would_waste_much_of_them)
+{
+    struct prs_place one = {0, 1, 0, 1, 0, 1}, four = {0, 4, 0, 1, 0, 4}, nodes = {0, 4, 0, 2, 0, 2};
+    struct prs_attention_shape shape = PLAIN;
+    cr_assert_eq(prs_attention_tuning_block(&shape, &four), 176);
+    shape.causal = 1;
+    cr_assert_eq(prs_attention_tuning_block(&shape, &one), 176);
+    cr_assert_eq(prs_attention_tuning_block(&shape, &four), 128, "2048 rows a rank");
+    cr_assert_eq(prs_attention_tuning_block(&shape, &nodes), 0, "only one is built");
+    shape.causal = 0;
+    shape.head_dim = 64;
+    cr_assert_eq(prs_attention_tuning_block(&shape, &one), 128, "with tiles of 192 rows");
 }
 
 Test(attention_tuning, causal_ranks_send_less)

@@ -280,6 +280,15 @@ Test(attention, causal_alone_is_right, .timeout = 120)
                  {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 1}, {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1});
 }
 
+/* 4 CTAs, and a number of tasks that they cannot share out whole: which was so, is asserted in test_attention_deal.c.
+ */
+Test(attention, tasks_that_are_cut_are_put_together, .timeout = 300)
+{
+    ASSERT_RIGHT({1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 3}, {2, {1, 1, 1, 128, 1000, 1, 0, 0.3f}, 3},
+                 {2, {1, 3, 3, 128, 900, 1, 1, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1, .block_rows = 176}},
+                 {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3}, {1, {1, 3, 3, 64, 1000, 0, 0, 0.3f}, 2});
+}
+
 Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 240)
 {
     ASSERT_RIGHT({1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 1}},

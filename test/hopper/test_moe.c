@@ -322,6 +322,17 @@ Test(moe, skewed_choices_are_right, .timeout = 240)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* More steps along K than there are stages, and after each full block one whose second half has no rows: that half's
+ * warpgroup may not hold up the stages while the other one waits for a store. */
+Test(moe, blocks_of_few_rows_follow_full_ones, .timeout = 240)
+{
+    static const struct row rows[] = {
+        {1, 330, 1024, 512, 2, 1, 1, 2, EVEN, 0, {.ctas = 1, .share = 1}},
+        {1, 700, 640, 512, 4, 1, 0, 2, EVEN, 0, {.ctas = 2, .share = 2}},
+    };
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* 8 KB is what a row's buffer holds. */
 Test(moe, rows_longer_than_a_buffer_travel_in_pieces, .timeout = 240)
 {

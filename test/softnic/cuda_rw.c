@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory over the software NIC, between two processes (two GPUs where there are two).
  * usage: cuda_rw [--least GBPS]     checks everything, prints figures; fails below that device-to-device bandwidth
- * Exit status 77: no GPU. With the driver of fake_cuda/driver.c everything but kernels and figures is checked. */
+ * Exit status 77: no GPU. With the driver of fake_cuda everything but kernels and figures is checked. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -288,6 +288,11 @@ static void what_cannot_be_shared_is_refused(struct side *side)
     int fd = open("/dev/null", O_RDONLY);
     MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0x1000, fd, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
     close(fd);
+    struct buf buf;
+    buf_make(side, &buf, DMABUF, 65536);
+    MUST(!ibv_reg_dmabuf_mr(side->pd, 1ull << 40, 65536, buf.addr, buf.dmabuf, IBV_ACCESS_LOCAL_WRITE) &&
+         errno == EINVAL); /* it is not that large */
+    buf_free(&buf);
 }
 
 static double now_s(void)

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,7 +41,7 @@ static int device;
 static const struct {
     const char *name;
     void *field;
-    bool optional; /* fake_cuda/driver.c has none */
+    bool optional; /* fake_cuda has none */
 } symbols[] = {
     {"cuInit", &cu.init},
     {"cuDeviceGetCount", &cu.count},
@@ -62,7 +61,7 @@ static const struct {
     {"cuMemUnmap", &cu.unmap},
     {"cuMemSetAccess", &cu.access},
     {"cuModuleLoadData", &cu.module},
-    {"cuMemGetHandleForAddressRange", &cu.range_handle, true},
+    {"cuMemGetHandleForAddressRange", &cu.range_handle},
     {"cuModuleGetFunction", &cu.function, true},
     {"cuLaunchKernel", &cu.launch, true},
     {"cuCtxSynchronize", &cu.sync, true},
@@ -209,8 +208,6 @@ static void vmm_make(struct buf *buf)
 static int dmabuf_of(const struct buf *buf)
 {
     int fd = -1;
-    if (!cu.range_handle) /* the fake driver: any descriptor will do, the address is what counts */
-        return memfd_create("dmabuf", MFD_CLOEXEC);
     MUST(!cu.range_handle(&fd, buf->addr, buf->bytes, DMA_BUF_FD, 0));
     return fd;
 }

@@ -15,7 +15,7 @@ extern const char *const memory_names[MEMORY_KINDS];
 struct side {
     bool initiator;
     int socket; /* to the other */
-    bool fake;  /* the driver is fake_cuda/driver.c: no kernels, no figures */
+    bool fake;  /* the driver is fake_cuda: no kernels, no figures */
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_cq *cq;
@@ -60,7 +60,7 @@ void buf_read(const struct buf *buf, size_t offset, void *to, size_t bytes);
 /** Connect the queue pairs (again): both sides call it. */
 void side_connect(struct side *side);
 
-/** With the driver of fake_cuda/driver.c: its next call of that name fails. */
+/** With the driver of fake_cuda: its next call of that name fails. */
 void fail_next(const char *call, int result);
 
 /** Wait for one completion, 20 s at most. */

@@ -408,15 +408,6 @@ Test(exec, memory_that_is_unmapped_is_no_crash)
     finish();
 }
 
-Test(exec, a_dmabuf_probe_is_answered_honestly)
-{
-    start();
-    errno = 0;
-    cr_assert_null(ibv_reg_dmabuf_mr(a.pd, 0, 4096, 0, -1, 0));
-    cr_assert(errno == EOPNOTSUPP || errno == EBADF, "errno %d", errno); /* EBADF only where there is a CUDA driver */
-    finish();
-}
-
 Test(exec, iova_is_what_requests_name)
 {
     struct ibv_mr *mr;

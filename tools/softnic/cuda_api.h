@@ -13,6 +13,7 @@ typedef unsigned long long sn_cu_ptr; /* a device address */
 
 enum {
     SN_CU_OK = 0,
+    SN_CU_NOT_INITIALIZED = 3,
     SN_CU_NOT_READY = 600,
     SN_CU_ATTR_MEMORY_TYPE = 2,
     SN_CU_ATTR_BUFFER_ID = 7,

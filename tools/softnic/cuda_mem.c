@@ -460,9 +460,9 @@ static int cuda_export_mr(struct sn_mr_shm *mr, int dmabuf_fd, uint64_t offset)
 static bool cuda_dmabuf_supported(void)
 {
     const struct sn_cuda *cuda = sn_cuda_get(false);
-    int count = sn_cuda_count(cuda), supported = 0;
-    /* A kernel answers the same before and after the application loads its driver; many ask before. */
-    if (!cuda)
+    int count = 0, supported = 0;
+    /* A kernel answers the same before and after the application starts its driver; many ask before. */
+    if (!cuda || cuda->device_count(&count) == SN_CU_NOT_INITIALIZED)
         return sn_cuda_installed();
     for (int i = 0, dev; i < count && !supported; i++)
         if (cuda->device_get(&dev, i) == SN_CU_OK)

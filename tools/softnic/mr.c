@@ -159,6 +159,19 @@ struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uin
     return mr_register(pd, (uintptr_t)addr, length, iova, (unsigned int)access, -1);
 }
 
+/* As a kernel, which knows the size of what was exported. */
+static bool inside_dmabuf(int fd, uint64_t offset, uint64_t length)
+{
+    off_t size = lseek(fd, 0, SEEK_END);
+    uint64_t end = offset + length;
+
+    if (size <= 0 || (end >= offset && end <= (uint64_t)size))
+        return true;
+    sn_log("DMA-BUF %d has %lld bytes: a registration of %llu at offset %llu does not fit", fd, (long long)size,
+           (unsigned long long)length, (unsigned long long)offset);
+    return false;
+}
+
 /* NCCL probes with fd -1: EOPNOTSUPP means that DMA-BUFs are not to be had, EBADF that they are. */
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
@@ -168,6 +181,10 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
     }
     if (fd < 0) {
         errno = EBADF;
+        return NULL;
+    }
+    if (!inside_dmabuf(fd, offset, length)) {
+        errno = EINVAL;
         return NULL;
     }
     return mr_register(pd, offset, length, iova, (unsigned int)access, fd);

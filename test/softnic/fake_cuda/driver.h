@@ -1,28 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions of driver.c; addresses are 64 bits, as CUdeviceptr is. */
+/* A CUDA driver without a GPU, for testing what is written against the driver API: libcuda.so.1 with the functions that
+ * the software NIC, the transport and their tests call. "Device memory" is a memfd: at its device address nothing is
+ * accessible, so a stray CPU access is a fault; the driver has its own view of it. Copies run later, on a thread of
+ * their stream. What the real one forbids or would make slow is an error here: calls without a current context, copies
+ * from pageable memory, handles used on the wrong kind of memory, a DMA-BUF of less than whole pages. Addresses are 64
+ * bits, as CUdeviceptr is. */
 #ifndef TEST_SOFTNIC_FAKE_CUDA_DRIVER_H
 #define TEST_SOFTNIC_FAKE_CUDA_DRIVER_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#pragma GCC visibility push(default) /* the rest of the library is its own */
+
 struct fake_ipc {
     uint8_t bytes[64];
 };
 
-/* The beginning of CUmemAllocationProp. */
+/* CUmemAllocationProp. */
 struct fake_vmm_prop {
     int type, handle_types, location_type, location_id;
     void *win32;
-    uint8_t flags[32];
+    uint8_t flags[8]; /* [1]: may be read and written by a NIC */
 };
+_Static_assert(sizeof(struct fake_vmm_prop) == 32, "as the real one's");
 
-/* Make the next call of that name fail. Knows cuMemcpyAsync, cuEventQuery, cuIpcOpenMemHandle_v2,
- * cuMemImportFromShareableHandle. */
+/* Make the next call of that name fail: of those that allocate, map, register, export a range, open what another
+ * process has, copy, or look at an event. */
 void fakeCudaFail(const char *call, int result);
+/* The one behind so many that still go well. */
+void fakeCudaFailLater(const char *call, int after, int result);
+
+/* What this process has at the moment. */
+struct fake_counts {
+    int started;    /* cuInit was called */
+    int allocated;  /* by cuMemAlloc */
+    int reserved;   /* by cuMemAddressReserve */
+    int mapped;     /* by cuMemMap */
+    int registered; /* by cuMemHostRegister */
+    int refused;    /* calls so far that gave back what was not there, or twice */
+};
+void fakeCudaCounts(struct fake_counts *out);
 
 int cuInit(unsigned flags);
 int cuGetErrorName(int result, const char **name);
+int cuGetErrorString(int result, const char **text);
 int cuDeviceGetCount(int *count);
 int cuDeviceGet(int *dev, int ordinal);
 int cuDeviceGetAttribute(int *value, int attribute, int dev);
@@ -31,15 +53,21 @@ int cuDevicePrimaryCtxRetain(void **ctx, int dev);
 int cuDevicePrimaryCtxGetState(int dev, unsigned *flags, int *active);
 int cuCtxPushCurrent_v2(void *ctx);
 int cuCtxPopCurrent_v2(void **ctx);
+int cuCtxGetDevice(int *dev);
 int cuThreadExchangeStreamCaptureMode(int *mode);
 int cuPointerGetAttribute(void *data, int attribute, uint64_t va);
 int cuMemGetAddressRange_v2(uint64_t *base, size_t *bytes, uint64_t va);
 int cuMemAlloc_v2(uint64_t *va, size_t bytes);
 int cuMemFree_v2(uint64_t va);
 int cuMemHostAlloc(void **host, size_t bytes, unsigned flags);
+int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags);
+int cuMemHostUnregister(void *host);
+int cuMemHostGetDevicePointer_v2(uint64_t *va, void *host, unsigned flags);
+int cuMemGetHandleForAddressRange(void *handle, uint64_t va, size_t bytes, int type, unsigned long long flags);
 int cuIpcGetMemHandle(struct fake_ipc *out, uint64_t va);
 int cuIpcOpenMemHandle_v2(uint64_t *va, struct fake_ipc in, unsigned flags);
 int cuIpcCloseMemHandle(uint64_t va);
+int cuMemGetAllocationGranularity(size_t *bytes, const struct fake_vmm_prop *prop, int option);
 int cuMemCreate(unsigned long long *handle, size_t bytes, const struct fake_vmm_prop *prop, unsigned long long flags);
 int cuMemRelease(unsigned long long handle);
 int cuMemRetainAllocationHandle(unsigned long long *handle, void *addr);
@@ -55,8 +83,12 @@ int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream);
 int cuEventCreate(void **event, unsigned flags);
 int cuEventRecord(void *event, void *stream);
 int cuEventQuery(void *event);
+int cuMemcpy(uint64_t dst, uint64_t src, size_t bytes);
+int cuMemsetD8_v2(uint64_t va, unsigned char value, size_t bytes);
 int cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t bytes);
 int cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t bytes);
 int cuModuleLoadData(void **module, const void *image);
+
+#pragma GCC visibility pop
 
 #endif

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/attention_deal.h"
+
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <stdlib.h>
+
+struct row {
+    uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's share */
+    uint32_t block, group, ctas;
+};
+
+static struct row shapes[] = {
+    /* what is measured on H200 */
+    {1, 4, 16, 16, 2048, 0, 176, 9, 132},
+    {1, 4, 16, 16, 8192, 0, 176, 3, 132},
+    {1, 4, 16, 16, 2048, 1, 128, 9, 132},
+    {1, 4, 16, 16, 8192, 1, 176, 3, 132},
+    {1, 1, 16, 16, 32768, 1, 176, 1, 132},
+    {4, 4, 16, 16, 2048, 0, 176, 9, 132},
+    {4, 4, 16, 16, 2048, 1, 128, 9, 132},
+    {4, 4, 16, 16, 4096, 1, 176, 5, 132},
+    {4, 4, 16, 16, 16384, 1, 176, 2, 132},
+    {1, 4, 32, 8, 16384, 0, 128, 1, 132},
+    /* few tasks, none but one, odd lengths */
+    {1, 1, 5, 5, 4096, 0, 176, 1, 132},
+    {1, 1, 1, 1, 4000, 1, 176, 1, 132},
+    {4, 1, 3, 1, 1030, 1, 128, 1, 7},
+    {3, 2, 4, 2, 514, 1, 176, 3, 5},
+    {2, 1, 2, 2, 100, 0, 128, 1, 8},
+    {1, 1, 1, 1, 7, 1, 128, 1, 1},
+};
+
+static struct prs_attention_schedule schedule_of(const struct row *r, uint32_t rank)
+{
+    struct prs_attention_shares shares = {r->batch, r->heads_q, r->heads_kv, r->causal, r->rows, 1};
+    struct prs_attention_schedule s = {
+        .tile_rows = 128, .block_rows = r->block, .group = r->group, .depth = 2, .chunk_rows = 32, .slab_chunks = 4};
+    prs_attention_schedule_init(&s, rank, r->world, &shares);
+    return s;
+}
+
+static struct prs_attention_deal deal_of(const struct prs_attention_schedule *s, uint32_t ctas)
+{
+    struct prs_attention_deal deal;
+    cr_assert_eq(prs_attention_deal_init(&deal, s, ctas), 0);
+    cr_assert_eq(deal.starts[0], 0);
+    cr_assert_eq(deal.starts[ctas], deal.pieces_count);
+    return deal;
+}
+
+/* Any number of its own. */
+static uint32_t number_of(const struct prs_attention_schedule *s, const struct prs_attention_task *t)
+{
+    return ((t->batch * s->heads_q + t->head) * s->segments + t->segment) * s->tiles + t->tile;
+}
+
+/* Steps before the piece. */
+static uint32_t first_of(const struct prs_attention_schedule *s, const struct prs_attention_piece *p)
+{
+    struct prs_attention_walk w;
+    uint32_t first = p->begin.block;
+    for (uint32_t span = 0; span < p->begin.span; span++) {
+        prs_attention_enter(s, &p->task, &w, span);
+        first += w.blocks;
+    }
+    return first;
+}
+
+#define FOR_ALL_SHAPES(claim)                                                                                          \
+    ParameterizedTestParameters(attention_deal, claim)                                                                 \
+    {                                                                                                                  \
+        return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));                            \
+    }                                                                                                                  \
+    ParameterizedTest(struct row *row, attention_deal, claim)
+
+FOR_ALL_SHAPES(every_step_of_every_task_is_in_one_piece)
+{
+    for (uint32_t rank = 0; rank < row->world; rank++) {
+        struct prs_attention_schedule s = schedule_of(row, rank);
+        struct prs_attention_deal deal = deal_of(&s, row->ctas);
+        uint32_t *steps = calloc(s.tasks, sizeof(*steps)), *ends = calloc(s.tasks, sizeof(*ends));
+        for (uint32_t i = 0; i < deal.pieces_count; i++) {
+            const struct prs_attention_piece *p = &deal.pieces[i];
+            uint32_t task = number_of(&s, &p->task), end = first_of(&s, p) + p->begin.left;
+            cr_assert(task < s.tasks && p->begin.left > 0);
+            steps[task] += p->begin.left;
+            ends[task] = end > ends[task] ? end : ends[task];
+        }
+        for (uint32_t i = 0; i < s.tasks; i++) {
+            struct prs_attention_task t;
+            prs_attention_task_at(&s, i, &t);
+            cr_assert_eq(steps[number_of(&s, &t)], prs_attention_blocks(&s, &t));
+            cr_assert_eq(ends[number_of(&s, &t)], prs_attention_blocks(&s, &t));
+        }
+        free(steps);
+        free(ends);
+        prs_attention_deal_fini(&deal);
+    }
+}
+
+FOR_ALL_SHAPES(groups_come_to_a_cta_in_the_order_in_which_they_arrive)
+{
+    struct prs_attention_schedule s = schedule_of(row, 0);
+    struct prs_attention_deal deal = deal_of(&s, row->ctas);
+    for (uint32_t cta = 0; cta < row->ctas; cta++) {
+        uint32_t group = 0;
+        for (uint32_t i = deal.starts[cta]; i < deal.starts[cta + 1]; i++) {
+            cr_assert_geq(deal.pieces[i].task.group, group);
+            group = deal.pieces[i].task.group;
+        }
+    }
+    prs_attention_deal_fini(&deal);
+}
+
+/* A row that sees nothing in its first step would have no maximum. */
+FOR_ALL_SHAPES(every_row_sees_the_first_key_of_its_piece)
+{
+    for (uint32_t rank = 0; rank < row->world; rank++) {
+        struct prs_attention_schedule s = schedule_of(row, rank);
+        struct prs_attention_deal deal = deal_of(&s, row->ctas);
+        for (uint32_t i = 0; i < deal.pieces_count; i++) {
+            const struct prs_attention_piece *p = &deal.pieces[i];
+            cr_assert_gt(prs_attention_limit(&s, &p->begin, p->task.tile * s.tile_rows), 0, "span %u, block %u",
+                         p->begin.span, p->begin.block);
+        }
+        prs_attention_deal_fini(&deal);
+    }
+}
+
+FOR_ALL_SHAPES(parts_of_a_task_know_each_other)
+{
+    struct prs_attention_schedule s = schedule_of(row, 0);
+    struct prs_attention_deal deal = deal_of(&s, row->ctas);
+    uint32_t *task = calloc(deal.parts_count + 1, sizeof(*task)), *count = calloc(s.tasks, sizeof(*count));
+    for (uint32_t i = 0; i < deal.pieces_count; i++) {
+        const struct prs_attention_piece *p = &deal.pieces[i];
+        count[number_of(&s, &p->task)]++;
+        if (p->part == 0)
+            continue;
+        cr_assert_leq(p->part, deal.parts_count);
+        cr_assert_eq(task[p->part - 1], 0, "part %u twice", p->part);
+        task[p->part - 1] = number_of(&s, &p->task) + 1;
+    }
+    for (uint32_t i = 0; i < deal.pieces_count; i++) {
+        const struct prs_attention_piece *p = &deal.pieces[i];
+        uint32_t number = number_of(&s, &p->task);
+        cr_assert_eq(p->part == 0, count[number] == 1);
+        if (p->part == 0)
+            continue;
+        cr_assert_eq(deal.parts[p->part - 1].parts, count[number]);
+        for (uint32_t x = 0; x < count[number]; x++)
+            cr_assert_eq(task[deal.parts[p->part - 1].first + x], number + 1);
+    }
+    free(task);
+    free(count);
+    prs_attention_deal_fini(&deal);
+}
+
+Test(attention_deal, all_ctas_get_the_same_work_within_a_few_percent)
+{
+    static const double allowed[] = {1.03, 1.01, 1.04, 1.01, 1.01, 1.02, 1.025, 1.01, 1.01, 1.01};
+    for (uint32_t i = 0; i < sizeof(allowed) / sizeof(allowed[0]); i++)
+        for (uint32_t rank = 0; rank < shapes[i].world; rank++) {
+            struct prs_attention_schedule s = schedule_of(&shapes[i], rank);
+            struct prs_attention_deal deal = deal_of(&s, shapes[i].ctas);
+            cr_log_info("shape %u rank %u: mean %llu most %llu (%.3f), %u pieces of %u tasks, %u parts\n", i, rank,
+                        (unsigned long long)deal.mean, (unsigned long long)deal.most,
+                        (double)deal.most / (double)deal.mean, deal.pieces_count, s.tasks, deal.parts_count);
+            cr_assert((double)deal.most <= allowed[i] * (double)deal.mean, "shape %u rank %u: %llu of %llu", i, rank,
+                      (unsigned long long)deal.most, (unsigned long long)deal.mean);
+            prs_attention_deal_fini(&deal);
+        }
+}
+
+/* Those of the emulator's test of merging (test/hopper/test_attention.c). */
+Test(attention_deal, what_does_not_go_round_is_cut)
+{
+    static struct row cut[] = {{1, 1, 1, 1, 1100, 0, 176, 1, 4},
+                               {2, 1, 1, 1, 500, 1, 128, 1, 4},
+                               {2, 1, 3, 3, 450, 1, 176, 1, 4},
+                               {2, 1, 1, 1, 650, 0, 176, 1, 4}};
+    for (uint32_t i = 0; i < sizeof(cut) / sizeof(cut[0]); i++) {
+        struct prs_attention_schedule s = schedule_of(&cut[i], 0);
+        struct prs_attention_deal deal = deal_of(&s, cut[i].ctas);
+        cr_expect_gt(deal.parts_count, 1, "shape %u", i);
+        prs_attention_deal_fini(&deal);
+    }
+}
+
+Test(attention_deal, few_tasks_are_spread_over_many_ctas)
+{
+    struct row one = {1, 1, 1, 1, 128 * 16, 0, 128, 1, 64};
+    struct prs_attention_schedule s = schedule_of(&one, 0);
+    struct prs_attention_deal deal = deal_of(&s, one.ctas);
+    uint32_t idle = 0;
+    for (uint32_t cta = 0; cta < one.ctas; cta++)
+        idle += deal.starts[cta] == deal.starts[cta + 1];
+    cr_assert_eq(s.tasks, 16);
+    cr_assert_eq(idle, 0, "16 tasks of 16 steps feed 64 CTAs");
+    prs_attention_deal_fini(&deal);
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies: later, on a thread of their stream, or at once. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "test/softnic/fake_cuda/state.h"
+
+enum { QUEUE = 1024 };
+
+struct copy {
+    uint8_t *dst, *src;
+    size_t bytes;
+};
+
+struct stream {
+    pthread_mutex_t mutex;
+    pthread_cond_t more;
+    uint64_t given, done;
+    struct copy queue[QUEUE];
+};
+
+struct event {
+    struct stream *stream;
+    uint64_t at;
+};
+
+/* A copy engine's access, which ThreadSanitizer must not take for a thread's: programs order their own against it by
+ * what it cannot see (another process, an event). */
+static void engine_copy(void *to, const void *from, size_t bytes)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
+#else
+    memcpy(to, from, bytes);
+#endif
+}
+
+static void *run_stream(void *arg)
+{
+    struct stream *s = arg;
+    pthread_mutex_lock(&s->mutex);
+    for (;;) {
+        while (s->done == s->given)
+            pthread_cond_wait(&s->more, &s->mutex);
+        struct copy copy = s->queue[s->done % QUEUE];
+        pthread_mutex_unlock(&s->mutex);
+        usleep(20); /* long enough for who does not wait to be found out */
+        engine_copy(copy.dst, copy.src, copy.bytes);
+        pthread_mutex_lock(&s->mutex);
+        __atomic_store_n(&s->done, s->done + 1, __ATOMIC_RELEASE); /* pairs with the acquire in cuEventQuery() */
+    }
+    return NULL;
+}
+
+int cuStreamCreate(void **stream, unsigned flags)
+{
+    pthread_t thread;
+    if (fake_current() < 0)
+        return INVALID_CONTEXT;
+    if (flags != 1) /* a blocking stream would wait for the application's */
+        return INVALID_VALUE;
+    struct stream *s = calloc(1, sizeof(*s));
+    if (!s)
+        return OUT_OF_MEMORY;
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_cond_init(&s->more, NULL);
+    if (pthread_create(&thread, NULL, run_stream, s))
+        return OUT_OF_MEMORY;
+    pthread_detach(thread);
+    *stream = s;
+    return OK;
+}
+
+int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
+{
+    struct stream *s = stream;
+    int r = fake_failure(__func__);
+    if (r)
+        return r;
+    if (fake_current() < 0)
+        return INVALID_CONTEXT;
+    if (!s)
+        return INVALID_VALUE;
+    while (bytes) {
+        size_t n = bytes;
+        uint8_t *to = fake_view(dst, &n), *from = fake_view(src, &n);
+        if (!to || !from)
+            return INVALID_VALUE;
+        pthread_mutex_lock(&s->mutex);
+        bool full = s->given - s->done == QUEUE;
+        if (!full)
+            s->queue[s->given++ % QUEUE] = (struct copy){to, from, n};
+        pthread_cond_signal(&s->more);
+        pthread_mutex_unlock(&s->mutex);
+        if (full) {
+            usleep(100);
+            continue;
+        }
+        dst += n;
+        src += n;
+        bytes -= n;
+    }
+    return OK;
+}
+
+int cuEventCreate(void **event, unsigned flags)
+{
+    *event = calloc(1, sizeof(struct event));
+    return fake_current() < 0 ? INVALID_CONTEXT : OK;
+}
+
+int cuEventRecord(void *event, void *stream)
+{
+    struct event *e = event;
+    e->stream = stream;
+    pthread_mutex_lock(&e->stream->mutex);
+    e->at = e->stream->given;
+    pthread_mutex_unlock(&e->stream->mutex);
+    return OK;
+}
+
+int cuEventQuery(void *event)
+{
+    struct event *e = event;
+    int r = fake_failure(__func__);
+    if (r)
+        return r;
+    return !e->stream || __atomic_load_n(&e->stream->done, __ATOMIC_ACQUIRE) >= e->at ? OK : NOT_READY;
+}
+
+/* Synchronous copies take host memory of any kind: what the driver knows nothing of is the program's own. */
+static uint8_t *reach(uint64_t va, size_t *n)
+{
+    uint8_t *p = fake_view(va, n);
+    if (p)
+        return p;
+    pthread_mutex_lock(&fake_mutex);
+    bool known = fake_find(va) || fake_find_reserved(va);
+    pthread_mutex_unlock(&fake_mutex);
+    return known ? NULL : (uint8_t *)(uintptr_t)va;
+}
+
+int cuMemcpy(uint64_t dst, uint64_t src, size_t bytes)
+{
+    int r = fake_failure(__func__);
+    if (r)
+        return r;
+    if (fake_current() < 0)
+        return INVALID_CONTEXT;
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done;
+        uint8_t *to = reach(dst + done, &n), *from = reach(src + done, &n);
+        if (!to || !from)
+            return INVALID_VALUE;
+        engine_copy(to, from, n);
+    }
+    return OK;
+}
+
+int cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t bytes)
+{
+    size_t n = bytes;
+    return bytes && !fake_view(dst, &n) ? INVALID_VALUE : cuMemcpy(dst, (uintptr_t)src, bytes);
+}
+
+int cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t bytes)
+{
+    size_t n = bytes;
+    return bytes && !fake_view(src, &n) ? INVALID_VALUE : cuMemcpy((uintptr_t)dst, src, bytes);
+}
+
+int cuMemsetD8_v2(uint64_t va, unsigned char value, size_t bytes)
+{
+    uint8_t line[PAGE];
+    if (fake_current() < 0)
+        return INVALID_CONTEXT;
+    memset(line, value, sizeof(line));
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done < sizeof(line) ? bytes - done : sizeof(line);
+        uint8_t *to = fake_view(va + done, &n);
+        if (!to)
+            return INVALID_VALUE;
+        engine_copy(to, line, n);
+    }
+    return OK;
+}
