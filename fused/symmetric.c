@@ -5,6 +5,7 @@
 #include "fused/symmetric.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,7 +13,10 @@
 #include "fused/network.h"
 #include "util/error.h"
 
-enum { CUDA_BLOCK_BYTES = 2 << 20 };
+enum {
+    CUDA_BLOCK_BYTES = 2 << 20,
+    DEVICES_MAX = 64, /* a bit each; beyond, pairs are asked for each time */
+};
 
 /* What a rank tells about its allocation. Within a node a process id is a name. */
 struct offer {
@@ -24,13 +28,24 @@ struct offer {
     int32_t pad;
 };
 
-static int allow_access(int device, uint32_t rank, uint32_t peer)
+/* Let the current device (own) reach the memory of another. Each pair is asked for once a process: that it had been
+ * before is an error to CUDA, which tools report. Another library may have asked all the same. */
+static int allow_access(int own, int device, uint32_t rank, uint32_t peer)
 {
-    cudaError_t e = cudaDeviceEnablePeerAccess(device, 0);
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* ranks may be threads of a process */
+    static uint64_t allowed[DEVICES_MAX];                     /* by own device: a bit per other */
+    bool known = own < DEVICES_MAX && device < DEVICES_MAX;
+    cudaError_t e = cudaSuccess;
+    pthread_mutex_lock(&mutex);
+    if (!known || !(allowed[own] >> device & 1))
+        e = cudaDeviceEnablePeerAccess(device, 0);
     if (e == cudaErrorPeerAccessAlreadyEnabled) {
         (void)cudaGetLastError();
-        return 0;
+        e = cudaSuccess;
     }
+    if (known && e == cudaSuccess)
+        allowed[own] |= 1ull << device;
+    pthread_mutex_unlock(&mutex);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         return prs_fail(-EXDEV, "fused: rank %u cannot map device %d of rank %u: %s (no NVLink or PCIe peer access?)",
@@ -55,7 +70,8 @@ static int map_peer(struct prs_fused *ctx, struct prs_symmetric *s, uint32_t p, 
     cudaError_t e;
     if (o->pid == (int32_t)getpid()) {
         s->at[p] = (uint8_t *)(uintptr_t)o->address;
-        return o->device == ctx->config.device ? 0 : allow_access(o->device, ctx->config.rank, peer);
+        return o->device == ctx->config.device ? 0
+                                               : allow_access(ctx->config.device, o->device, ctx->config.rank, peer);
     }
     e = cudaIpcOpenMemHandle((void **)&s->at[p], o->handle, cudaIpcMemLazyEnablePeerAccess);
     if (e != cudaSuccess) {

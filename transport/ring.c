@@ -61,7 +61,7 @@ void prs_ring_return(struct prs_ring *ring)
     if (ring->returned == ring->taken)
         return;
     ring->returned = ring->taken;
-    /* R1: the slots have been read before they may be written again. Pairs with R2 in prs_ring_claim(). */
+    /* R1: the slots have been read before they may be written again. Pairs with R2 in prs_ring_look(). */
     prs_store_release_sys(&ring->control->credit, ring->returned);
 }
 
@@ -70,7 +70,7 @@ void prs_ring_done(struct prs_ring *ring, uint64_t position)
     if (ring->done == position)
         return;
     ring->done = position;
-    /* What the commands stood for has happened before. Pairs with the acquire in prs_flush(). */
+    /* D1: what the commands stood for has happened before. Pairs with R2 in prs_ring_look(). */
     prs_store_release_sys(&ring->control->done, position);
 }
 

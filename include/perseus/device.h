@@ -76,7 +76,7 @@ PRS_HD int prs_device_fail(const struct prs_device *dev, enum prs_device_code co
 {
     struct prs_device_report *report = &dev->control->report;
 
-    if (prs_claim_zero_gpu(&dev->local->failed, (uint64_t)code) == 0) {
+    if (prs_swap_if_gpu(&dev->local->failed, 0, (uint64_t)code) == 0) {
         prs_store_relaxed(&report->kind, (uint64_t)kind);
         prs_store_relaxed(&report->index, index);
         prs_store_relaxed(&report->want, want);
@@ -94,6 +94,45 @@ PRS_HD int prs_device_error(const struct prs_device *dev)
     return -(int)prs_load_acquire_gpu(&dev->local->failed);
 }
 
+/* How old what is known of the proxy must be before one of those who wait looks again. A look is a read or two of host
+ * memory, more than 1 us each. Reads of a line of host memory are served one after the other, and what a copy engine
+ * or a NIC reads there waits among them: so there must be few, however many threads wait. */
+enum {
+    PRS_LOOK_NS = 2000,        /* for a thread that waits for the proxy: credit or completion */
+    PRS_LOOK_ABORT_NS = 20000, /* for one that waits for something else, and would only hear of an abort */
+    PRS_WAIT_LOOKS = 16,       /* looks at the awaited word between two at the clock and for errors */
+};
+
+/** Learn what the proxy says, and tell the others, unless one of them is about it or has just been. Never waits. */
+PRS_HD void prs_ring_look(const struct prs_device *dev, uint64_t now, uint64_t every_ns)
+{
+    struct prs_ring_local *local = dev->local;
+    uint64_t looked = prs_load_relaxed(&local->looked_ns);
+    uint64_t abort = 0, credit, done;
+
+    if (looked == PRS_LOOKING || now < looked + every_ns)
+        return;
+    /* L0: from here to L1 this thread alone reads host memory and writes what was seen, so that it only grows. */
+    if (prs_swap_if_gpu(&local->looked_ns, looked, PRS_LOOKING) != looked)
+        return;
+    prs_add_relaxed_gpu(&local->looks, 1);
+    if (now >= prs_load_relaxed(&local->abort_ns) + PRS_LOOK_ABORT_NS) {
+        abort = prs_load_relaxed(&dev->control->abort);
+        prs_store_relaxed(&local->abort_ns, now);
+    }
+    /* R2: the proxy has copied a slot out before we may write it again. Pairs with R1 in prs_ring_return(); and what
+     * completed commands stood for has happened: with D1 in prs_ring_done(), transport/ring.c. */
+    prs_load_pair_acquire_sys(&dev->control->credit, &credit, &done);
+    /* R3: handed on to the other producers. Pairs with the acquire in prs_ring_claim() and prs_ring_await(). */
+    if (credit != prs_load_relaxed(&local->credit_seen))
+        prs_store_release_gpu(&local->credit_seen, credit);
+    if (done != prs_load_relaxed(&local->done_seen))
+        prs_store_release_gpu(&local->done_seen, done);
+    if (abort != 0)
+        prs_store_relaxed(&local->abort_seen, abort);
+    prs_store_release_gpu(&local->looked_ns, now); /* L1: pairs with L0 of the next */
+}
+
 struct prs_wait {
     uint64_t give_up_ns; /* 0 until the first look at the clock */
     uint32_t looks;
@@ -104,19 +143,18 @@ PRS_HD int prs_wait_more(const struct prs_device *dev, struct prs_wait *wait, en
                          uint64_t want, uint64_t have)
 {
     uint64_t now;
-    uint64_t abort;
     int error;
 
     prs_spin_pause();
-    if (++wait->looks % 32 != 0)
-        return 0; /* the clock and the abort word (host memory) are dear */
+    if (++wait->looks % PRS_WAIT_LOOKS != 0)
+        return 0;
+    now = prs_now_ns();
+    prs_ring_look(dev, now, PRS_LOOK_ABORT_NS);
     error = prs_device_error(dev);
     if (error != 0)
         return error;
-    abort = prs_load_relaxed(&dev->control->abort);
-    if (abort != 0)
+    if (prs_load_relaxed(&dev->local->abort_seen) != 0)
         return prs_device_fail(dev, PRS_DEVICE_ABORTED, kind, index, want, have);
-    now = prs_now_ns();
     if (wait->give_up_ns == 0)
         wait->give_up_ns = now + dev->timeout_ns;
     if (now >= wait->give_up_ns)
@@ -127,34 +165,40 @@ PRS_HD int prs_wait_more(const struct prs_device *dev, struct prs_wait *wait, en
 /* ------------------------------------------------------------------------------------------------------------------
  * the ring */
 
-/** Claim count consecutive positions and wait until their slots are free. Return 0 or the error. */
-PRS_HD int prs_ring_claim(const struct prs_device *dev, uint32_t count, uint64_t *first)
+/** Wait until the proxy has come as far as want; *seen is what is known of it (credit_seen or done_seen). */
+PRS_HD int prs_ring_await(const struct prs_device *dev, const uint64_t *seen, uint64_t want, enum prs_wait_kind kind,
+                          uint64_t index)
 {
     struct prs_wait wait = {0, 0};
-    uint64_t need, credit;
-    int r;
+    uint64_t have = prs_load_acquire_gpu(seen); /* R3 */
 
-    r = prs_device_error(dev);
-    if (r != 0)
-        return r;
-    *first = prs_add_relaxed_gpu(&dev->local->claim, count);
-    need = *first + count;
-    credit = prs_load_acquire_gpu(&dev->local->credit_seen);
-    while (need > credit + dev->slot_count) {
-        /* R2: the proxy has copied a slot out before we may write it again. Pairs with R1 in prs_ring_return(),
-         * transport/ring.c; handed on to other producers through credit_seen. */
-        uint64_t newest = prs_load_acquire_sys(&dev->control->credit);
-        if (newest != credit) {
-            credit = newest;
-            /* May go back when two producers store in the wrong order: only costs one more look. */
-            prs_store_release_gpu(&dev->local->credit_seen, credit);
-            continue;
-        }
-        r = prs_wait_more(dev, &wait, PRS_WAIT_CREDIT, *first, need - dev->slot_count, credit);
+    while (have < want) {
+        int r;
+
+        prs_ring_look(dev, prs_now_ns(), PRS_LOOK_NS);
+        have = prs_load_acquire_gpu(seen);
+        if (have >= want)
+            break;
+        r = prs_wait_more(dev, &wait, kind, index, want, have);
         if (r != 0)
             return r;
     }
     return 0;
+}
+
+/** Claim count consecutive positions and wait until their slots are free. Return 0 or the error. */
+PRS_HD int prs_ring_claim(const struct prs_device *dev, uint32_t count, uint64_t *first)
+{
+    uint64_t need;
+    int r = prs_device_error(dev);
+
+    if (r != 0)
+        return r;
+    *first = prs_add_relaxed_gpu(&dev->local->claim, count);
+    need = *first + count;
+    if (need <= dev->slot_count)
+        return 0; /* the first lap */
+    return prs_ring_await(dev, &dev->local->credit_seen, need - dev->slot_count, PRS_WAIT_CREDIT, *first);
 }
 
 /** Write the command of a claimed position. */
@@ -352,19 +396,15 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
     return 0;
 }
 
-/** Wait until everything up to a ticket is complete: sources reusable, bytes at the peer. */
+/**
+ * Wait until everything up to a ticket is complete: sources reusable, bytes at the peer, signals handed over. When a
+ * signal is seen is for its receiver to say: under the counted policy it is the receiver that raises it.
+ */
 PRS_HD int prs_flush(const struct prs_device *dev, uint64_t ticket)
 {
-    struct prs_wait wait = {0, 0};
     int r = prs_device_error(dev);
 
-    while (r == 0) {
-        uint64_t done = prs_load_acquire_sys(&dev->control->done);
-        if (done >= ticket)
-            return 0;
-        r = prs_wait_more(dev, &wait, PRS_WAIT_DONE, ticket, ticket, done);
-    }
-    return r;
+    return r != 0 ? r : prs_ring_await(dev, &dev->local->done_seen, ticket, PRS_WAIT_DONE, ticket);
 }
 
 /** Wait until every command that any thread has claimed so far is complete. */

@@ -16,6 +16,7 @@
 #define PERSEUS_RING_H
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include <perseus/sync.h>
@@ -97,21 +98,35 @@ PRS_STATIC_ASSERT(sizeof(struct prs_device_report) == 64, "a line of its own");
 /** Host memory, mapped on the device. A line has one writer. */
 struct prs_ring_control {
     uint64_t credit; /* the proxy's: slots copied out */
-    uint64_t done;   /* the proxy's: positions below are complete */
+    uint64_t done;   /* the proxy's: positions below are complete; read together with credit */
     uint64_t abort;  /* the proxy's: not 0 asks every wait to end; a negative errno as unsigned */
     uint64_t pad[5];
     struct prs_device_report report; /* the producers' */
 };
 PRS_STATIC_ASSERT(sizeof(struct prs_ring_control) == 128, "two lines");
+PRS_STATIC_ASSERT(offsetof(struct prs_ring_control, credit) == 0 && offsetof(struct prs_ring_control, done) == 8,
+                  "one read of 16 bytes has both");
 
-/** The producers' own memory (of the device), shared by them. */
+/** looked_ns of a ring whose host memory a thread is looking at now. */
+#define PRS_LOOKING (~0ull)
+
+/**
+ * The producers' own memory (of the device), shared by them. Whoever waits looks here; one thread at a time looks at
+ * host memory for all (prs_ring_look(), device.h).
+ */
 struct prs_ring_local {
-    uint64_t claim;       /* next position to claim */
-    uint64_t credit_seen; /* newest credit read, so that a claim seldom reads host memory */
+    uint64_t claim; /* next position to claim */
+    uint64_t pad[7];
     uint64_t failed;      /* sticky: not 0 after the first error */
-    uint64_t pad[5];
+    uint64_t credit_seen; /* as last read, by who looked; they only grow */
+    uint64_t done_seen;
+    uint64_t abort_seen;
+    uint64_t looked_ns; /* when the last look began, or PRS_LOOKING */
+    uint64_t abort_ns;  /* when the abort word was last looked at */
+    uint64_t looks;     /* that went to host memory */
+    uint64_t pad_seen;
 };
-PRS_STATIC_ASSERT(sizeof(struct prs_ring_local) == 64, "one line");
+PRS_STATIC_ASSERT(sizeof(struct prs_ring_local) == 128, "a line to claim from and a line to wait at");
 
 /** The lap bit that is due at a position. slots is a power of two. */
 PRS_HD uint64_t prs_cmd_lap(uint64_t position, uint64_t slots)

@@ -54,6 +54,17 @@ PRS_HD uint64_t prs_load_acquire_gpu(const uint64_t *word)
 #endif
 }
 
+/** Two neighbouring words (16-byte aligned) for the price of one read; each by itself as prs_load_acquire_sys(). */
+PRS_HD void prs_load_pair_acquire_sys(const uint64_t *words, uint64_t *first, uint64_t *second)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("ld.acquire.sys.v2.u64 {%0, %1}, [%2];" : "=l"(*first), "=l"(*second) : "l"(words) : "memory");
+#else
+    *first = __atomic_load_n(&words[0], __ATOMIC_ACQUIRE);
+    *second = __atomic_load_n(&words[1], __ATOMIC_ACQUIRE);
+#endif
+}
+
 PRS_HD void prs_store_relaxed(uint64_t *word, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
@@ -114,17 +125,19 @@ PRS_HD void prs_add_release_sys(uint64_t *word, uint64_t value)
 #endif
 }
 
-/** If the word is 0 make it value; return what it was. */
-PRS_HD uint64_t prs_claim_zero_gpu(uint64_t *word, uint64_t value)
+/** If the word is `expected` make it value; return what it was. */
+PRS_HD uint64_t prs_swap_if_gpu(uint64_t *word, uint64_t expected, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
     uint64_t before;
-    asm volatile("atom.acq_rel.gpu.cas.b64 %0, [%1], 0, %2;" : "=l"(before) : "l"(word), "l"(value) : "memory");
+    asm volatile("atom.acq_rel.gpu.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(before)
+                 : "l"(word), "l"(expected), "l"(value)
+                 : "memory");
     return before;
 #else
-    uint64_t before = 0;
-    (void)__atomic_compare_exchange_n(word, &before, value, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    return before;
+    (void)__atomic_compare_exchange_n(word, &expected, value, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
 #endif
 }
 

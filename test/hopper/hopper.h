@@ -22,6 +22,8 @@ uint32_t hopper_sms(void);
 void hopper_tolerate(void);
 /* The text of the first violation; "" if there was none. */
 const char *hopper_violation(void);
+/* How often peer access was asked for that was there already: an error to CUDA, which compute-sanitizer reports. */
+uint32_t hopper_repeated_access(void);
 
 #ifdef __cplusplus
 }

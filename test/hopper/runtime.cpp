@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The part of the CUDA runtime's interface that perseus uses, over emulated Hopper GPUs. */
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -115,12 +116,21 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int, int)
     return cudaSuccess;
 }
 
+static std::atomic<uint32_t> repeated_access;
+
+uint32_t hopper_repeated_access(void)
+{
+    return repeated_access;
+}
+
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned)
 {
     if (peer == current_device || peer < 0 || peer >= (int)hopper_devices())
         return result(cudaErrorInvalidDevice);
-    if (memory_peer_allowed(current_device, peer))
+    if (memory_peer_allowed(current_device, peer)) {
+        repeated_access++;
         return result(cudaErrorPeerAccessAlreadyEnabled);
+    }
     memory_allow_peer(current_device, peer);
     return cudaSuccess;
 }

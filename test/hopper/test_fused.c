@@ -45,6 +45,15 @@ Test(hopper, a_product_alone_is_right, .timeout = 60)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* Each operand maps the memory of every peer. */
+Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 60)
+{
+    static const struct row rows[] = {{PRS_FUSED_ALLGATHER, 3, 768, 256, 128, 1},
+                                      {PRS_FUSED_REDUCE_SCATTER, 3, 768, 256, 128, 1}};
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+    cr_assert_eq(hopper_repeated_access(), 0, "%u times it was there already", hopper_repeated_access());
+}
+
 Test(hopper, reduce_scatter_is_right, .timeout = 120)
 {
     static const struct row rows[] = {

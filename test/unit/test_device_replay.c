@@ -344,7 +344,7 @@ static struct prs_cmd_fields good_put(void)
 
 static void push_raw(const struct prs_cmd_fields *fields)
 {
-    uint64_t at;
+    uint64_t at = 0;
 
     cr_assert_eq(prs_ring_claim(&f.device, 1, &at), 0);
     prs_ring_write(&f.device, at, fields);

@@ -86,17 +86,18 @@ int bench_open(struct bench *bench, const char *policy)
         .traffic_class = -1,
         .policy = policy,
     };
+    bool cuda = bench->gpu && !bench->gpu->host;
     struct prs_heap_options heap = {
         .fabric = bench->fabric,
         .rails = &bench->rails,
         .data_bytes = 2ull * HALF_BYTES,
         .signal_bytes = SIGNAL_BYTES,
-        .cuda = bench->options->gpu,
+        .cuda = cuda,
     };
     struct prs_proxy_options proxy = {
         .ring_slots = RING_SLOTS,
-        .stepped = !bench->options->gpu,
-        .cuda = bench->options->gpu,
+        .stepped = !bench->gpu,
+        .cuda = cuda,
         .numa_node = -1,
     };
     struct prs_rail_info rail;

@@ -7,17 +7,11 @@
 
 #include <perseus/device.cuh>
 
-enum { THREADS = 128, GROUPS_MAX = 128, STRIDE_LARGE = 64, STRIDE_FROM = 16384 };
+#include "tools/perf/gpu_blocks.h"
 
-/* What the blocks of the sender's kernel share, in device memory. */
-struct shared_state {
-    uint64_t barrier; /* arrivals over all barriers */
-    uint64_t start_ns;
-    struct prs_group groups[GROUPS_MAX];
-    struct prs_device_signal deposits[GROUPS_MAX]; /* one a transfer */
-};
+enum { THREADS = 128 };
 
-static struct shared_state *state;
+static struct gpu_shared *shared;
 static double *times; /* device */
 static uint32_t times_room;
 static struct gpu_meeting *met;
@@ -32,129 +26,22 @@ static int fail(const char *what, cudaError_t error)
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
- * data that tells what it is: the same marks as bench.c */
-
-static __device__ uint64_t mark(uint64_t iteration, uint64_t slot, uint64_t word)
-{
-    uint64_t x = iteration * 0x9e3779b97f4a7c15u ^ slot << 40 ^ word;
-
-    return x ^ x >> 31;
-}
-
-static __device__ uint64_t stride_of(uint64_t bytes)
-{
-    return bytes <= STRIDE_FROM ? 1 : STRIDE_LARGE;
-}
-
-static __device__ uint64_t *data_at(const struct gpu_plan *plan, uint64_t offset)
-{
-    return (uint64_t *)(prs_device_map(&plan->device, 0, plan->device.rank) + offset);
-}
-
-static __device__ uint64_t *signal_at(const struct gpu_plan *plan, uint64_t index)
-{
-    return (uint64_t *)prs_device_map(&plan->device, 1, plan->device.rank) + index;
-}
-
-static __device__ void fill_slot(const struct gpu_plan *plan, uint64_t slot, uint64_t iteration)
-{
-    uint64_t *words = data_at(plan, slot * plan->bytes), count = plan->bytes / 8;
-
-    for (uint64_t i = threadIdx.x * stride_of(plan->bytes); i < count; i += blockDim.x * stride_of(plan->bytes))
-        words[i] = mark(iteration, slot, i);
-    if (threadIdx.x == 0)
-        words[count - 1] = mark(iteration, slot, count - 1);
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
  * the sender */
 
-/* All blocks of the grid (they are resident together); thread 0 of each. Ends early when the device fails. */
-static __device__ int meet(const struct gpu_plan *plan, struct shared_state *s, uint64_t *passed)
+static __global__ void send_kernel(struct gpu_plan plan, struct gpu_shared *state, struct gpu_meeting *meeting,
+                                   double *us)
 {
-    struct prs_wait wait = {0, 0};
-    uint64_t want = ++*passed * gridDim.x, have;
+    struct gpu_block block = {&plan, state, meeting, us, blockIdx.x, 0};
     int r = 0;
 
-    prs_add_acq_rel_gpu(&s->barrier, 1);
-    while (r == 0 && (have = prs_load_acquire_gpu(&s->barrier)) < want)
-        r = prs_wait_more(&plan->device, &wait, PRS_WAIT_GROUP, 0xffff, want, have);
-    return r;
-}
-
-static __device__ uint32_t group_index(const struct gpu_plan *plan, uint32_t transfer)
-{
-    return transfer % plan->peers + plan->peers * (uint32_t)(transfer / plan->peers / plan->group);
-}
-
-static __device__ void begin_groups(const struct gpu_plan *plan, struct shared_state *s)
-{
-    uint32_t sizes[GROUPS_MAX], next = 0;
-
-    for (uint32_t g = 0; g < GROUPS_MAX; g++)
-        sizes[g] = 0;
-    for (uint32_t t = 0; t < plan->concurrency; t++)
-        sizes[group_index(plan, t)]++;
-    for (uint32_t g = 0; g < GROUPS_MAX; g++) {
-        prs_group_begin(&s->groups[g], g + 1, sizes[g] ? sizes[g] : 1, &s->deposits[next]);
-        next += sizes[g];
-    }
-}
-
-static __device__ int start_transfer(const struct gpu_plan *plan, struct shared_state *s, uint32_t t,
-                                     uint64_t iteration, bool with_signals)
-{
-    uint64_t at = t % plan->slots * plan->bytes;
-    struct prs_device_put put = {at, plan->half + at, plan->bytes, 1 + t % plan->peers, 0, 0, 1 + t};
-    struct prs_device_signal signal = {t * 8ull, iteration, 1 + t % plan->peers, 1, 1 + t, 0, 0};
-    int r;
-
-    if (plan->group == 0)
-        return with_signals ? prs_put_signal(&plan->device, &put, &signal, NULL) : prs_put(&plan->device, &put, NULL);
-    put.group = group_index(plan, t) + 1;
-    r = prs_put(&plan->device, &put, NULL);
-    if (r == 0 && with_signals)
-        r = prs_group_arrive(&plan->device, &s->groups[put.group - 1], &signal);
-    return r < 0 ? r : 0;
-}
-
-/* Block 0: everything is complete; tell the CPU and wait until the receivers have looked. */
-static __device__ int end_iteration(const struct gpu_plan *plan, struct gpu_meeting *met, struct shared_state *s,
-                                    uint64_t iteration, double *us)
-{
-    int r = prs_quiet(&plan->device);
-
-    us[iteration - 1] = (double)(prs_now_ns() - s->start_ns) / 1e3;
-    if (r == 0) {
-        prs_store_release_sys(&met->sent, iteration);
-        r = prs_wait_signal(&plan->device, &met->checked, PRS_COMPARE_GE, iteration);
-    }
-    return r;
-}
-
-static __global__ void send_kernel(struct gpu_plan plan, struct shared_state *s, struct gpu_meeting *met, double *us)
-{
-    uint32_t transfer = blockIdx.x;
-    uint64_t passed = 0;
-    int r = 0;
-
-    if (transfer == 0 && threadIdx.x == 0 && plan.group)
-        begin_groups(&plan, s);
+    if (block.transfer == 0 && threadIdx.x == 0)
+        gpu_begin_groups(&block);
     for (uint64_t iteration = 1; iteration <= 2 * plan.iterations; iteration++) {
-        if (transfer < plan.slots)
-            fill_slot(&plan, transfer, iteration);
+        if (block.transfer < plan.slots)
+            gpu_fill(&plan, block.transfer, iteration, threadIdx.x, blockDim.x);
         __syncthreads();
-        if (threadIdx.x == 0) {
-            r = meet(&plan, s, &passed);
-            if (r == 0 && transfer == 0)
-                s->start_ns = prs_now_ns();
-            r = r ? r : meet(&plan, s, &passed);
-            r = r ? r : start_transfer(&plan, s, transfer, iteration, iteration % 2 == 0);
-            r = r ? r : meet(&plan, s, &passed);
-            if (r == 0 && transfer == 0)
-                r = end_iteration(&plan, met, s, iteration, us);
-            r = r ? r : meet(&plan, s, &passed); /* nobody fills before the receivers have looked */
-        }
+        if (threadIdx.x == 0)
+            r = gpu_iterate(&block, iteration);
         if (__syncthreads_or(r != 0))
             return;
     }
@@ -169,10 +56,10 @@ static int gpu_send(const struct gpu_plan *plan)
             return 1;
     }
     met->sent = met->checked = 0;
-    if (fail("cudaMemset", cudaMemsetAsync(state, 0, sizeof(*state), stream)))
+    if (fail("cudaMemset", cudaMemsetAsync(shared, 0, sizeof(*shared), stream)))
         return 1;
     /* At most 128 small blocks: all are resident together on any GPU that runs this code. */
-    send_kernel<<<plan->concurrency, THREADS, 0, stream>>>(*plan, state, met, times);
+    send_kernel<<<plan->concurrency, THREADS, 0, stream>>>(*plan, shared, met, times);
     return fail("starting the sender", cudaGetLastError());
 }
 
@@ -191,34 +78,24 @@ static __global__ void check_kernel(struct gpu_plan plan, uint32_t rank, uint64_
                                     unsigned long long *wrong)
 {
     uint32_t transfer = rank - 1 + blockIdx.x * plan.peers;
-    uint64_t slot = transfer % plan.slots, count = plan.bytes / 8, stride = stride_of(plan.bytes);
-    const uint64_t *words = data_at(&plan, plan.half + slot * plan.bytes);
     unsigned long long found = 0;
 
     if (transfer >= plan.concurrency)
         return;
-    for (uint64_t i = threadIdx.x * stride; i < count; i += blockDim.x * stride)
-        found += words[i] != mark(iteration, slot, i);
-    if (threadIdx.x == 0) {
-        found += words[count - 1] != mark(iteration, slot, count - 1);
-        found += with_signals && prs_load_acquire_sys(signal_at(&plan, transfer)) != iteration;
-    }
+    if (threadIdx.x == 0 && with_signals)
+        found += gpu_await(&plan, transfer, iteration) != 0;
+    __syncthreads();
+    found += gpu_wrong(&plan, transfer, iteration, threadIdx.x, blockDim.x);
     if (found)
         atomicAdd(wrong, found);
 }
 
 static __global__ void poison_kernel(struct gpu_plan plan, int signals)
 {
-    uint64_t count = plan.bytes / 8, stride = stride_of(plan.bytes);
-    uint64_t *words = data_at(&plan, plan.half + blockIdx.x * plan.bytes);
-
-    for (uint64_t i = threadIdx.x * stride; i < count; i += blockDim.x * stride)
-        words[i] = plan.poison;
-    if (threadIdx.x == 0)
-        words[count - 1] = plan.poison;
+    gpu_poison(&plan, blockIdx.x, threadIdx.x, blockDim.x);
     if (signals && threadIdx.x == 0)
         for (uint32_t t = blockIdx.x; t < plan.concurrency; t += gridDim.x)
-            *signal_at(&plan, t) = 0;
+            *gpu_signal(&plan, t) = 0;
 }
 
 static uint32_t arrival_slots(const struct gpu_plan *plan)
@@ -322,9 +199,16 @@ static int gpu_open(uint32_t rank)
         return 1;
     return fail("cudaSetDevice", cudaSetDevice((int)rank % count)) ||
            fail("stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) ||
-           fail("cudaMalloc", cudaMalloc(&state, sizeof(*state))) ||
+           fail("cudaMalloc", cudaMalloc(&shared, sizeof(*shared))) ||
            fail("host memory", cudaHostAlloc(&met, sizeof(*met), cudaHostAllocMapped | cudaHostAllocPortable)) ||
            (memset(met, 0, sizeof(*met)), 0);
+}
+
+static int gpu_alone(uint32_t ranks)
+{
+    int count = 0;
+
+    return cudaGetDeviceCount(&count) == cudaSuccess && ranks <= (uint32_t)count;
 }
 
 static struct gpu_meeting *gpu_meeting_of(void)
@@ -334,8 +218,8 @@ static struct gpu_meeting *gpu_meeting_of(void)
 
 extern "C" __attribute__((visibility("default"))) const struct gpu_library *perf_gpu_library(void)
 {
-    static const struct gpu_library library = {gpu_open,  gpu_meeting_of, gpu_send, gpu_finish,
-                                               gpu_check, gpu_clear,      gpu_rate, gpu_round_trip};
+    static const struct gpu_library library = {0,          gpu_open,  gpu_alone, gpu_meeting_of, gpu_send,
+                                               gpu_finish, gpu_check, gpu_clear, gpu_rate,       gpu_round_trip};
 
     return &library;
 }

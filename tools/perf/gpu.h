@@ -30,13 +30,17 @@ struct gpu_plan {
 };
 
 struct gpu_library {
+    int host; /* its memory is that of the host, and no CUDA is there: threads play blocks, in tests */
     /* Use the GPU of this rank. Return 0 or 1, said on stderr. */
     int (*open)(uint32_t rank);
+    /* Whether each of so many ranks has a GPU to itself: then a kernel that waits holds up nobody else's. */
+    int (*alone)(uint32_t ranks);
     struct gpu_meeting *(*meeting)(void); /* zeroed; valid until the process ends */
     /* Start the sender's persistent kernel; us[] (2 * iterations) is filled when finish() returns. */
     int (*send)(const struct gpu_plan *plan);
     int (*finish)(double *us, uint32_t count);
-    /* Check what arrived for a rank in an iteration, signals too when with_signals, and poison it. Done on return. */
+    /* Check what arrived for a rank in an iteration, when with_signals each transfer behind its signal, which is waited
+     * for; and poison it. Done on return. */
     int (*check)(const struct gpu_plan *plan, uint32_t rank, uint64_t iteration, int with_signals, uint64_t *wrong);
     /* Make ready to receive: poison the arrivals, zero the signals. */
     int (*clear)(const struct gpu_plan *plan);
