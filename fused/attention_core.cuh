@@ -117,6 +117,7 @@ template <class E> struct attention_state {
     bool more; /* the walk stands at a block whose scores are still to come */
     struct row_state rows;
     float shrink[2];
+    bool shrinks;          /* in this warp; keeps_top only */
     float s[E::block / 2]; /* scores, then probabilities */
     float o[E::head_dim / 2];
     uint32_t p[E::block / 4];
@@ -132,7 +133,9 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
     if (x->walk.left == 1) /* the next piece's queries may come: they have the time of this softmax and product */
         release(&m.q_empty[c->half]);
     mask_block<E>(s, args, t, x->walk);
-    soften(s, &x->rows, x->shrink, args.scale_log2);
+    soften<E::keeps_top>(s, &x->rows, x->shrink, args.scale_log2);
+    if (E::keeps_top)
+        x->shrinks = __any_sync(~0u, x->shrink[0] != 1 || x->shrink[1] != 1);
     registers_pin(s);
     x->more = prs_attention_next(&args.schedule, &t, &x->walk);
 }
@@ -149,7 +152,8 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     take_turn<E>(*c);
     issue_scores<E>(s, at);
-    shrink_result(x->o, x->shrink);
+    if (!E::keeps_top || x->shrinks)
+        shrink_result(x->o, x->shrink);
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
     issue_values<E>(x->o, x->p, at);
     give_turn<E>(*c);
@@ -199,7 +203,8 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
     while (x->more)
         attend_block<E>(args, m, piece.task, c, x);
     c->pieces++;
-    shrink_result(x->o, x->shrink);
+    if (!E::keeps_top || x->shrinks)
+        shrink_result(x->o, x->shrink);
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
     issue_values<E>(x->o, x->p, find_operands<E>(m, *c));
     wgmma_wait<0>();
