@@ -229,6 +229,16 @@ PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t fr
     }
 }
 
+/* Before any wait for data of this group, which others may send only when they have credit for those before: also
+ * before the first piece, which need not be of the first group. */
+PRS_DEVICE void enter_group(const struct prs_attention_args &args, bool gives_credit, uint32_t *finished,
+                            uint32_t group)
+{
+    if (gives_credit && *finished < group)
+        finish_groups(args, *finished, group);
+    *finished = group;
+}
+
 /* The result of a piece, or its part of a result. */
 template <class E>
 PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
@@ -253,6 +263,7 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
         give_turn<E>(c);
     if (pieces != 0) {
         piece = args.pieces[at];
+        enter_group(args, gives_credit, &finished, piece.task.group);
         issue_first<E>(m, c, &x);
         wgmma_wait<0>();
         registers_pin(x.s);
@@ -261,9 +272,7 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
             if (c.pieces == pieces)
                 break;
             next = args.pieces[at + c.pieces];
-            if (gives_credit && finished < next.task.group)
-                finish_groups(args, finished, next.task.group); /* before any wait for the next group */
-            finished = next.task.group;
+            enter_group(args, gives_credit, &finished, next.task.group);
             issue_first<E>(m, c, &x);
             leave_piece<E>(args, piece, &x);
             wgmma_wait<0>();

@@ -280,6 +280,12 @@ Test(attention, causal_alone_is_right, .timeout = 120)
                  {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 1}, {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1});
 }
 
+/* Four CTAs and a group a task: some begin with a group for which there is credit only when they pass those before. */
+Test(attention, a_cta_that_begins_with_a_later_group_gives_credit_for_those_before, .timeout = 300)
+{
+    ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1}});
+}
+
 /* 4 CTAs, and a number of tasks that they cannot share out whole: which was so, is asserted in test_attention_deal.c.
  */
 Test(attention, tasks_that_are_cut_are_put_together, .timeout = 300)
