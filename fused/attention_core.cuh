@@ -117,6 +117,8 @@ template <class E> struct attention_state {
     bool more; /* the walk stands at a block whose scores are still to come */
     struct row_state rows;
     float shrink[2];
+    bool shrinks;          /* in this warp; keeps_top only */
+    float s[E::block / 2]; /* scores, then probabilities */
     float o[E::head_dim / 2];
     uint32_t p[E::block / 4];
 };
@@ -128,12 +130,14 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
                             struct attention_consumer *c, struct attention_state<E> *x)
 {
     release(&m.k_empty[stage_of(c->step)]);
+    if (x->walk.left == 1) /* the next piece's queries may come: they have the time of this softmax and product */
+        release(&m.q_empty[c->half]);
     mask_block<E>(s, args, t, x->walk);
-    soften(s, &x->rows, x->shrink, args.scale_log2);
+    soften<E::keeps_top>(s, &x->rows, x->shrink, args.scale_log2);
+    if (E::keeps_top)
+        x->shrinks = __any_sync(~0u, x->shrink[0] != 1 || x->shrink[1] != 1);
     registers_pin(s);
     x->more = prs_attention_next(&args.schedule, &t, &x->walk);
-    if (!x->more) /* the next task's queries may come */
-        release(&m.q_empty[c->half]);
 }
 
 /* From the probabilities of one block to those of the next. The products of both run together; overlapping, the next
@@ -143,12 +147,13 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
                              const struct prs_attention_task &t, struct attention_consumer *c,
                              struct attention_state<E> *x)
 {
-    float s[E::block / 2];
+    float(&s)[E::block / 2] = x->s;
     struct attention_operands at = find_operands<E>(m, *c); /* here: who has the turn keeps the tensor cores busy */
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     take_turn<E>(*c);
     issue_scores<E>(s, at);
-    shrink_result(x->o, x->shrink);
+    if (!E::keeps_top || x->shrinks)
+        shrink_result(x->o, x->shrink);
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
     issue_values<E>(x->o, x->p, at);
     give_turn<E>(*c);
@@ -170,45 +175,41 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
     c->step++;
 }
 
+/* Issues a piece's first scores. */
 template <class E>
-PRS_DEVICE void begin_piece(const struct prs_attention_args &args, const struct attention_memory &m,
-                            const struct prs_attention_task &t, struct attention_consumer *c,
+PRS_DEVICE void issue_first(const struct attention_memory &m, const struct attention_consumer &c,
                             struct attention_state<E> *x)
 {
-    float s[E::block / 2];
+    struct attention_operands at = find_operands<E>(m, c);
+    mbarrier_wait(&m.q_full[c.half], c.pieces & 1);
+    mbarrier_wait(&m.k_full[stage_of(c.step)], phase_of(c.step));
+    issue_scores<E>(x->s, at);
+}
+
+/* A query tile against all keys, or some of them. Its first scores are there. */
+template <class E>
+PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct attention_memory &m,
+                             const struct prs_attention_piece &piece, struct attention_consumer *c,
+                             struct attention_state<E> *x)
+{
+    x->walk = piece.begin;
     x->rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll
     for (int i = 0; i < E::head_dim / 2; i++)
         x->o[i] = 0;
-    mbarrier_wait(&m.q_full[c->half], c->pieces++ & 1);
-    mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
-    issue_scores<E>(s, find_operands<E>(m, *c));
-    wgmma_wait<0>();
-    registers_pin(s);
-    take_scores<E>(s, args, m, t, c, x);
-    pack_probabilities(x->p, s);
+    take_scores<E>(x->s, args, m, piece.task, c, x);
+    pack_probabilities(x->p, x->s);
     c->step++;
-}
-
-/* One query tile against all keys, or some of them. */
-template <class E>
-PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct attention_memory &m,
-                             const struct prs_attention_piece &piece, struct attention_consumer *c)
-{
-    const struct prs_attention_task &t = piece.task;
-    struct attention_state<E> x;
-    x.walk = piece.begin;
-    begin_piece<E>(args, m, t, c, &x);
-    while (x.more)
-        attend_block<E>(args, m, t, c, &x);
-    shrink_result(x.o, x.shrink);
+    while (x->more)
+        attend_block<E>(args, m, piece.task, c, x);
+    c->pieces++;
+    if (!E::keeps_top || x->shrinks)
+        shrink_result(x->o, x->shrink);
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
-    issue_values<E>(x.o, x.p, find_operands<E>(m, *c));
+    issue_values<E>(x->o, x->p, find_operands<E>(m, *c));
     wgmma_wait<0>();
-    registers_pin(x.o);
+    registers_pin(x->o);
     release(&m.v_empty[stage_of(c->step - 1)]);
-    if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x.o, &x.rows))
-        write_rows(args, t, t.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16, x.o, x.rows);
 }
 
 /* One thread of a CTA, which has seen everything arrive that the CTA's pieces of these groups load: the last CTA of the
@@ -228,20 +229,57 @@ PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t fr
     }
 }
 
+/* Before any wait for data of this group, which others may send only when they have credit for those before: also
+ * before the first piece, which need not be of the first group. */
+PRS_DEVICE void enter_group(const struct prs_attention_args &args, bool gives_credit, uint32_t *finished,
+                            uint32_t group)
+{
+    if (gives_credit && *finished < group)
+        finish_groups(args, *finished, group);
+    *finished = group;
+}
+
+/* The result of a piece, or its part of a result. */
+template <class E>
+PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
+                            struct attention_state<E> *x)
+{
+    uint32_t first = piece.task.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
+    if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x->o, &x->rows))
+        write_rows(args, piece.task, first, x->o, x->rows);
+}
+
+/* Between two pieces the first scores of the second run under the writing of the first's result. (Not under its last
+ * values too: then the compiler serialises all products, C7514.) */
 template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     bool gives_credit = s->world > 1 && threadIdx.x == 128;
     struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
-    uint32_t first_piece = args.starts[blockIdx.x], pieces = args.starts[blockIdx.x + 1] - first_piece, finished = 0;
+    uint32_t at = args.starts[blockIdx.x], pieces = args.starts[blockIdx.x + 1] - at, finished = 0;
+    struct prs_attention_piece piece, next;
+    struct attention_state<E> x;
     if (c.half == E::warpgroups - 1)
         give_turn<E>(c);
-    while (c.pieces < pieces) {
-        struct prs_attention_piece piece = args.pieces[first_piece + c.pieces];
-        if (gives_credit && finished < piece.task.group)
-            finish_groups(args, finished, piece.task.group);
-        finished = piece.task.group;
-        attend_piece<E>(args, m, piece, &c);
+    if (pieces != 0) {
+        piece = args.pieces[at];
+        enter_group(args, gives_credit, &finished, piece.task.group);
+        issue_first<E>(m, c, &x);
+        wgmma_wait<0>();
+        registers_pin(x.s);
+        for (;;) {
+            attend_piece<E>(args, m, piece, &c, &x);
+            if (c.pieces == pieces)
+                break;
+            next = args.pieces[at + c.pieces];
+            enter_group(args, gives_credit, &finished, next.task.group);
+            issue_first<E>(m, c, &x);
+            leave_piece<E>(args, piece, &x);
+            wgmma_wait<0>();
+            registers_pin(x.s);
+            piece = next;
+        }
+        leave_piece<E>(args, piece, &x);
     }
     if (gives_credit)
         finish_groups(args, finished, s->groups);

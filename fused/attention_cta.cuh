@@ -7,8 +7,9 @@
 #include "fused/cta.cuh"
 
 /* OVERLAP, bits: 1: the scores of a block are computed under the softmax of the block before; 2: the warpgroups take
- * turns, one at the tensor cores while another is at its softmax. */
-enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2 };
+ * turns, one at the tensor cores while another is at its softmax; 4: probabilities are relative to an earlier maximum
+ * until they could exceed 2^8, so that the result is hardly ever multiplied by anything. */
+enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2, OVERLAP_KEEPS_TOP = 4 };
 
 /* Compile-time shape of one kernel. */
 template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct attention {
@@ -17,6 +18,7 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct 
     static constexpr int warpgroups = WARPGROUPS;
     static constexpr bool overlaps = (OVERLAP & OVERLAP_BLOCKS) != 0;
     static constexpr bool takes_turns = (OVERLAP & OVERLAP_WARPGROUPS) != 0;
+    static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
     static constexpr bool far = FAR != 0; /* there are other nodes, whose calls need registers */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;

@@ -8,7 +8,7 @@
 /* In a warpgroup's accumulators, element i of a thread is in column i / 4 * 8 + lane % 4 * 2 + i % 2 and in row lane /
  * 4 of its warp's 16 rows, or, if i & 2, eight rows below: two rows a thread, each shared by four threads. */
 struct row_state {
-    float top[2]; /* largest score so far, before scaling */
+    float top[2]; /* largest score so far, before scaling, or a somewhat smaller one: soften() */
     float sum[2]; /* of this thread's probabilities, relative to top */
 };
 
@@ -36,8 +36,10 @@ template <int N> PRS_DEVICE void mask_scores(float (&s)[N], int32_t upper, int32
             s[i] = -INFINITY;
 }
 
-/* Scores to probabilities; shrink: what earlier probabilities, and what they were multiplied with, are now worth. */
-template <int N> PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2], float scale_log2)
+/* Scores to probabilities; shrink: what earlier probabilities, and what they were multiplied with, are now worth.
+ * KEEP: 1 as long as that makes no probability larger than 2^8: nothing is lost, all of it is divided by its sum. */
+template <bool KEEP, int N>
+PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2], float scale_log2)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -46,6 +48,8 @@ template <int N> PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, f
         for (int i = 2 * h; i < N; i += 4)
             top = fmaxf(top, fmaxf(s[i], s[i + 1]));
         top = quad_max(top);
+        if (KEEP && (top - rows->top[h]) * scale_log2 <= 8.0f) /* the first time the difference is infinite */
+            top = rows->top[h];
         shrink[h] = exp2_fast((rows->top[h] - top) * scale_log2);
         rows->top[h] = top;
         base = top * scale_log2;

@@ -299,7 +299,8 @@ struct prs_attention_tuning {
     uint32_t push_ctas;       /* SMs that send, besides computing */
     uint32_t spread;          /* percent of the compute time over which an SM spreads what it sends; 1: at once */
     uint32_t block_rows;      /* keys of one step: 176 or 128, as compiled */
-    uint32_t overlap;         /* bits: 1 softmax under products of the same warpgroup, 2 under the other's */
+    uint32_t overlap;         /* bits: 1 softmax under products of the same warpgroup, 2 under the other's, 4 results
+                                 multiplied only when probabilities could exceed 2^8 */
     uint64_t workspace_limit; /* bytes; default half of what is free on the fullest GPU */
 };
 

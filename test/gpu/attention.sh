@@ -20,7 +20,7 @@ ring="torchrun --nproc-per-node $gpus $peers"
 small="--shape 2x6x2x2048x128 --shape 1x4x4x1600x64 --shape 1x3x1x1040x128 --iterations 0"
 total="--shape 4x16x16x8192x128 --shape 4x16x16x16384x128 --shape 4x16x16x32768x128 --shape 4x16x16x65536x128"
 # Every kernel that is compiled: keys a step:overlap.
-variants="--variant 176:3 --variant 176:1 --variant 176:2 --variant 128:3 --variant 128:1 --variant 128:2"
+variants="--variant 176:3 --variant 176:7 --variant 128:7 --variant 176:1 --variant 176:2 --variant 128:3 --variant 128:1 --variant 128:2"
 
 # Right? One GPU, four ranks on one GPU, four GPUs; resident and ring; causal.
 step one_gpu 60 bash -c "$bench --gpus 1 $small && $bench --gpus 1 $small --causal --heads-first"
@@ -30,7 +30,7 @@ step right 60 bash -c "$bench --gpus $gpus $small && $bench --gpus $gpus $small 
 step core 150 python3 $peers --alone --rounds 8 $variants --shape 4x16x16x2048x128 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128 --shape 1x16x16x32768x128 \
     --shape 1x8x8x65536x128
 step core_causal 100 python3 $peers --alone --rounds 8 --causal $variants --shape 4x16x16x2048x128 --shape 4x16x16x8192x128 --shape 1x16x16x32768x128
-step core_64 60 python3 $peers --alone --rounds 8 --variant 176:3 --variant 128:3 --variant 128:2 --shape 4x32x32x4096x64 --shape 4x32x8x16384x64
+step core_64 60 python3 $peers --alone --rounds 8 --variant 176:3 --variant 128:3 --variant 128:7 --variant 128:2 --shape 4x32x32x4096x64 --shape 4x32x8x16384x64
 # The figures of the issue: 1090, 3700, 13800, 58500 us, 1.9 times the NCCL ring; causal within 1.15 of half.
 step ring 150 $ring --rounds 6 $total
 step ring_causal 120 $ring --rounds 6 --causal $total

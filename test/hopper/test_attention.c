@@ -280,6 +280,12 @@ Test(attention, causal_alone_is_right, .timeout = 120)
                  {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 1}, {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1});
 }
 
+/* Four CTAs and a group a task: some begin with a group for which there is credit only when they pass those before. */
+Test(attention, a_cta_that_begins_with_a_later_group_gives_credit_for_those_before, .timeout = 300)
+{
+    ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1}});
+}
+
 /* 4 CTAs, and a number of tasks that they cannot share out whole: which was so, is asserted in test_attention_deal.c.
  */
 Test(attention, tasks_that_are_cut_are_put_together, .timeout = 300)
@@ -294,6 +300,9 @@ Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 240)
     ASSERT_RIGHT({1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 1}},
                  {1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 2}},
                  {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 3}},
+                 {1, {1, 2, 2, 128, 1030, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 7}},
+                 {1, {1, 2, 2, 128, 530, 1, 0, 0.03f}, 1, {.block_rows = 128, .overlap = 7}},
+                 {1, {1, 2, 2, 64, 530, 1, 0, 0.1f}, 1, {.block_rows = 128, .overlap = 7}},
                  {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 1}},
                  {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 2}},
                  {1, {1, 2, 2, 64, 530, 1, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 3}},
