@@ -130,7 +130,7 @@ static bool drained(struct sn_qp *qp)
     bool idle;
 
     pthread_mutex_lock(&qp->mutex);
-    idle = !qp->running && qp->exec == qp->done;
+    idle = !qp->running && qp->exec == qp->done && !sn_qp_copying(qp);
     pthread_mutex_unlock(&qp->mutex);
     return idle;
 }

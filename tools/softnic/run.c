@@ -255,6 +255,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
                 at = run_complete(qp);
                 if (fence_holds(qp, w))
                     return at;
+                continue; /* it may fly now */
             }
             if (qp->exec + 1 != tail && (n = writes_counted(qp, tail)) > 0) {
                 qp->exec += n;
