@@ -294,8 +294,8 @@ static bool work_left_locked(const struct sn_qp *qp)
 /* What comes next is short enough to be done by a thread that polls for something else. */
 static bool next_is_light(const struct sn_qp *qp)
 {
-    if (qp->flights) /* only to be looked at */
-        return true;
+    if (qp->flights) /* only to be looked at; what waits for them to land must not wait for a poller, too */
+        return qp->exec + qp->flights == qp->tail;
     const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);
 
     return w->length <= LIGHT_BYTES && !w->placing;
