@@ -36,23 +36,25 @@ PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint
 /* What follows is out of line and takes plain numbers: it is rare, and costs the roles no registers. */
 
 /* A half of this node's sums for a tile of a counterpart's block has landed in the slot it is put from. The second half
- * puts the tile; the last tile of its group signals. */
+ * of the last tile of a group puts the group, and signals. */
 static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &args, uint32_t epoch, uint32_t block,
                                                uint32_t tile)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t node = block / s->locals, to = prs_schedule_after(node, s->node, s->nodes);
+    uint32_t node = block / s->locals, to = prs_schedule_after(node, s->node, s->nodes), place;
     uint64_t bank = (epoch & 1) * args.staging_bank_bytes;
     struct prs_piece_group g;
     if (!is_last(args, epoch, prs_schedule_tile_counter(s, to, tile), 2))
         return;
     g = prs_schedule_group(s, tile / s->columns, tile % s->columns);
-    put_far(
-        args, block, args.far.staging_window, bank + prs_layout_partial(s, prs_schedule_relay_slot(s, node), tile, 0),
-        bank + prs_layout_partial(s, prs_schedule_arrive_slot(s, s->node, node), tile, 0), PRS_PARTIAL_TILE, g.index);
-    if (is_last(args, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
-        signal_far(args, block, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
-                   g.index);
+    if (!is_last(args, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
+        return;
+    place = prs_schedule_group_place(s, &g);
+    put_far(args, block, args.far.staging_window, bank + prs_layout_place(s, prs_schedule_relay_slot(s, node), place),
+            bank + prs_layout_place(s, prs_schedule_arrive_slot(s, s->node, node), place),
+            (uint64_t)g.pieces * PRS_PARTIAL_TILE, g.index);
+    signal_far(args, block, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
+               g.index);
 }
 
 /* All-reduce: half a tile of the own block is in C. Whoever completes a row tile puts its rows, which lie together,
@@ -74,33 +76,36 @@ static __device__ __noinline__ void put_rows(const struct prs_kernel_args &args,
     }
 }
 
-/* All-gather: a chunk of the own block has landed in the slot it is put from. The last chunk of a strip puts it, the
- * last strip of a group signals. */
+/* All-gather: where piece `at` of a band begins in a slot. */
+PRS_DEVICE uint64_t strip_place(const struct prs_schedule *s, uint32_t slot, uint32_t band, uint32_t at)
+{
+    uint32_t strips = prs_schedule_strips(s);
+    return prs_layout_gathered(s, slot, band * s->band * 2 + at / strips, at % strips * PRS_STRIP_STEPS);
+}
+
+/* All-gather: a chunk of the own block has landed in the slot it is put from. The last chunk of the last strip of a
+ * group puts the group, and signals. */
 static __device__ __noinline__ void relay_chunk(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile,
                                                 uint32_t strip)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t first = strip * PRS_STRIP_STEPS;
-    uint32_t slot = prs_schedule_slot(s, s->rank, s->rank), steps = s->k_steps - first;
+    uint32_t slot = prs_schedule_slot(s, s->rank, s->rank);
     uint32_t landed = add_acq_rel_gpu(args.flags[0] + prs_schedule_arrival(s, slot, row_tile, strip), 1) + 1;
-    uint64_t bank = (epoch & 1) * args.staging_bank_bytes;
+    uint64_t bank = (epoch & 1) * args.staging_bank_bytes, from, bytes;
     struct prs_piece_group g;
     if (landed != epoch * prs_schedule_arrivals(s, row_tile, strip))
         return;
-    steps = steps < PRS_STRIP_STEPS ? steps : PRS_STRIP_STEPS;
     g = prs_schedule_group(s, row_tile, strip);
-    for (uint32_t i = 1; i < s->nodes; i++) {
-        uint32_t peer = (s->node + i) % s->nodes * s->locals + s->local;
-        put_far(args, peer, args.far.staging_window, bank + prs_layout_gathered(s, slot, row_tile, first),
-                bank + prs_layout_gathered(s, prs_schedule_slot(s, s->rank, peer), row_tile, first),
-                (uint64_t)steps * PRS_STAGE_A, g.index);
-    }
     if (!is_last(args, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
         return;
+    from = strip_place(s, slot, g.band, g.first);
+    bytes = strip_place(s, slot, g.band, g.first + g.pieces) - from;
     for (uint32_t i = 1; i < s->nodes; i++) {
-        uint32_t node = (s->node + i) % s->nodes;
-        signal_far(args, node * s->locals + s->local,
-                   prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch, g.index);
+        uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
+        put_far(args, peer, args.far.staging_window, bank + from,
+                bank + strip_place(s, prs_schedule_slot(s, s->rank, peer), g.band, g.first), bytes, g.index);
+        signal_far(args, peer, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
+                   g.index);
     }
 }
 

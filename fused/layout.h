@@ -46,10 +46,16 @@ static_assert(PRS_PARTIALS_PER_STAGE * PRS_PARTIAL_QUARTER == PRS_STAGE,
               "quarters of three partial tiles fill a stage");
 static_assert(PRS_PARTIAL_QUARTER == 2 * PRS_SLAB, "a quarter is one slab of each warpgroup");
 
-/* One quarter (64 columns) of one partial tile lies contiguous: the slab of warpgroup 0, then that of warpgroup 1. */
+/* One quarter (64 columns) of one partial tile lies contiguous: the slab of warpgroup 0, then that of warpgroup 1.
+ * Tiles by their place, prs_schedule_tile_place(). */
+PRS_SHARED uint64_t prs_layout_place(const struct prs_schedule *s, uint32_t slot, uint32_t place)
+{
+    return ((uint64_t)slot * prs_schedule_tiles(s) + place) * PRS_PARTIAL_TILE;
+}
+
 PRS_SHARED uint64_t prs_layout_partial(const struct prs_schedule *s, uint32_t slot, uint32_t tile, uint32_t quarter)
 {
-    return (((uint64_t)slot * prs_schedule_tiles(s) + tile) * 4 + quarter) * PRS_PARTIAL_QUARTER;
+    return prs_layout_place(s, slot, prs_schedule_tile_place(s, tile)) + quarter * PRS_PARTIAL_QUARTER;
 }
 
 /* All-gather: one pushed tile of A, 128 rows x 64 columns, swizzled as the tensor cores read it; tiles of a row lie

@@ -378,9 +378,9 @@ PRS_SHARED uint32_t prs_schedule_arrivals(const struct prs_schedule *s, uint32_t
 }
 
 /* ---- between nodes: pieces and their signals -----------------------------------------------------------------------
- * A piece is what one put moves: a tile of partial sums, or a strip of PRS_STRIP_STEPS K steps of a row tile of A. A
- * signal stands for a group of pieces of one band (more would make a rank wait for a later round), in the order in
- * which they come: all row tiles of the band, then the next column or strip. */
+ * A piece is a tile of partial sums, or a strip of PRS_STRIP_STEPS K steps of a row tile of A. A put and a signal move
+ * a group of pieces of one band (more would make a rank wait for a later round), which therefore lie together: tiles in
+ * the order in which they come, all row tiles of the band, then the next column; strips as A has them. */
 PRS_SHARED uint32_t prs_schedule_lanes(const struct prs_schedule *s)
 {
     return s->kind == PRS_KIND_ALLGATHER ? prs_schedule_strips(s) : s->columns;
@@ -404,19 +404,44 @@ PRS_SHARED uint32_t prs_schedule_groups(const struct prs_schedule *s)
 
 struct prs_piece_group {
     uint32_t index, pieces; /* which of the groups, and how many pieces it has */
+    uint32_t band, first;   /* its first piece among those of the band */
 };
+
+/* Row tiles of a band that have pieces. */
+PRS_SHARED uint32_t prs_schedule_band_rows(const struct prs_schedule *s, uint32_t band)
+{
+    uint32_t tall = s->band * 2, rows = prs_schedule_piece_rows(s) - band * tall;
+    return rows < tall ? rows : tall;
+}
 
 /* The group of the piece of this row tile and this column, or strip. */
 PRS_SHARED struct prs_piece_group prs_schedule_group(const struct prs_schedule *s, uint32_t row_tile, uint32_t lane)
 {
-    uint32_t tall = s->band * 2, band = row_tile / tall, rows = prs_schedule_piece_rows(s) - band * tall, at, left;
+    uint32_t tall = s->band * 2, band = row_tile / tall, rows = prs_schedule_band_rows(s, band);
+    uint32_t lanes = prs_schedule_lanes(s), row = row_tile % tall, left;
+    uint32_t at = s->kind == PRS_KIND_ALLGATHER ? row * lanes + lane : lane * rows + row;
     struct prs_piece_group g;
-    rows = rows < tall ? rows : tall;
-    at = lane * rows + row_tile % tall;
-    left = rows * prs_schedule_lanes(s) - at / s->group * s->group;
+    g.band = band;
+    g.first = at / s->group * s->group;
+    left = rows * lanes - g.first;
     g.index = band * prs_schedule_band_groups(s) + at / s->group;
     g.pieces = left < s->group ? left : s->group;
     return g;
+}
+
+/* Where the first piece of a group of tiles lies in a slot, counted in tiles. */
+PRS_SHARED uint32_t prs_schedule_group_place(const struct prs_schedule *s, const struct prs_piece_group *g)
+{
+    return g->band * s->band * 2 * s->columns + g->first;
+}
+
+/* Where a tile of partial sums lies in a slot. On one node tiles travel alone. */
+PRS_SHARED uint32_t prs_schedule_tile_place(const struct prs_schedule *s, uint32_t tile)
+{
+    uint32_t tall = s->band * 2, row_tile = tile / s->columns, band = row_tile / tall;
+    if (s->nodes == 1)
+        return tile;
+    return band * tall * s->columns + tile % s->columns * prs_schedule_band_rows(s, band) + row_tile % tall;
 }
 
 /* Signal words here, by counterpart (prs_schedule_after() of its node): one for each group, then, all-reduce, one for

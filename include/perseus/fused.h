@@ -100,7 +100,7 @@ struct prs_fused_tuning {
     uint32_t
         paced; /* enum prs_fused_pace. PRS_PACED: an SM sends a slab only when the one before has landed; ALLGATHER: to
                   one rank after the other. PRS_UNPACED: as many as its buffers hold; ALLGATHER: to all ranks at once */
-    uint32_t group; /* between nodes: puts of 64 KB, of one band, that share a signal */
+    uint32_t group; /* between nodes: pieces of 64 KB, of one band, that travel in one put with one signal */
 };
 
 struct prs_fused_plan_info {

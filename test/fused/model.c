@@ -74,6 +74,12 @@ static uint32_t piece_of(const struct prs_schedule *s, const struct slab *x)
     return prs_schedule_tile(s, &x->unit, x->cta) * HALVES + x->half;
 }
 
+/* In a slot of partial sums. */
+static uint32_t place_of(const struct prs_schedule *s, const struct slab *x)
+{
+    return prs_schedule_tile_place(s, prs_schedule_tile(s, &x->unit, x->cta)) * HALVES + x->half;
+}
+
 /* ---- warps 1 and 2: store ------------------------------------------------------------------------------------------
  */
 static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const struct slab *x)
@@ -86,12 +92,13 @@ static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const str
     if (part == PRS_PART_SEND) {
         struct rank *adds = &m->ranks[s->node * s->locals + x->unit.block % s->locals];
         uint32_t slot = prs_schedule_send_slot(s, rank, x->unit.block);
-        adds->staging[epoch & 1][slot * pieces + piece] = x->value;
+        adds->staging[epoch & 1][slot * pieces + place_of(s, x)] = x->value;
         model_raise(&adds->flags[prs_schedule_partial_flag(s, slot, tile, x->half)], epoch);
         return;
     }
     if (part == PRS_PART_RELAY) {
-        me->staging[epoch & 1][prs_schedule_relay_slot(s, x->unit.block / s->locals) * pieces + piece] = x->value;
+        me->staging[epoch & 1][prs_schedule_relay_slot(s, x->unit.block / s->locals) * pieces + place_of(s, x)] =
+            x->value;
         far_relay_tile(m, rank, epoch, x->unit.block, tile);
         return;
     }
@@ -172,7 +179,7 @@ static bool add_partials(struct cluster *c, uint32_t epoch, struct slab *x)
         if (!model_wait(c->model, flag, epoch, from.far ? "partial sums, signal" : "partial sums, flag", c->rank, index,
                         from.rank))
             return false;
-        x->value += me->staging[epoch & 1][from.slot * pieces + piece_of(s, x)];
+        x->value += me->staging[epoch & 1][from.slot * pieces + place_of(s, x)];
     }
     return true;
 }

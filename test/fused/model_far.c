@@ -89,20 +89,20 @@ void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t blo
     struct rank *me = &m->ranks[rank], *owner = &m->ranks[block];
     const struct prs_schedule *s = &me->s;
     uint32_t node = block / s->locals, to = prs_schedule_after(node, s->node, s->nodes);
-    uint32_t pieces = prs_schedule_tiles(s) * HALVES;
+    uint32_t pieces = prs_schedule_tiles(s) * HALVES, place;
     struct prs_piece_group g = prs_schedule_group(s, tile / s->columns, tile % s->columns);
-    if (!is_last(me, epoch, prs_schedule_tile_counter(s, to, tile), HALVES))
+    if (!is_last(me, epoch, prs_schedule_tile_counter(s, to, tile), HALVES) ||
+        !is_last(me, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
         return;
-    post(&me->nic,
-         &(struct nic_command){
-             .from = &me->staging[epoch & 1][prs_schedule_relay_slot(s, node) * pieces + tile * HALVES],
-             .to = &owner->staging[epoch & 1][prs_schedule_arrive_slot(s, s->node, node) * pieces + tile * HALVES],
-             .words = HALVES,
-             .peer = block,
-             .group = g.index});
-    if (is_last(me, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
-        signal(me, owner, block, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index),
-               epoch, g.index);
+    place = prs_schedule_group_place(s, &g) * HALVES;
+    post(&me->nic, &(struct nic_command){
+                       .from = &me->staging[epoch & 1][prs_schedule_relay_slot(s, node) * pieces + place],
+                       .to = &owner->staging[epoch & 1][prs_schedule_arrive_slot(s, s->node, node) * pieces + place],
+                       .words = g.pieces * HALVES,
+                       .peer = block,
+                       .group = g.index});
+    signal(me, owner, block, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
+           g.index);
 }
 
 void far_put_rows(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row_tile)
@@ -130,32 +130,41 @@ static uint32_t strip_place(const struct prs_schedule *s, uint32_t slot, uint32_
     return (slot * s->pairs * 4 + row_tile * 2 + i) * s->k_steps + strip * PRS_STRIP_STEPS;
 }
 
+/* The model has the halves of a row tile apart, so a group is a command for each half of each of its strips. */
+static void put_strips(struct model *m, uint32_t rank, uint32_t epoch, const struct prs_piece_group *g, uint32_t peer)
+{
+    struct rank *me = &m->ranks[rank];
+    const struct prs_schedule *s = &me->s;
+    uint32_t strips = prs_schedule_strips(s), to = prs_schedule_slot(s, rank, peer);
+    uint32_t slot = prs_schedule_slot(s, rank, rank);
+    for (uint32_t at = g->first; at < g->first + g->pieces; at++) {
+        uint32_t row_tile = g->band * s->band * 2 + at / strips, strip = at % strips;
+        uint32_t steps = s->k_steps - strip * PRS_STRIP_STEPS;
+        uint32_t rows = prs_ceil_div(prs_schedule_tile_rows(s, row_tile), PRS_PUSH_ROWS);
+        for (uint32_t half = 0; half < rows; half++)
+            post(&me->nic, &(struct nic_command){
+                               .from = &me->staging[epoch & 1][strip_place(s, slot, row_tile, strip, half)],
+                               .to = &m->ranks[peer].staging[epoch & 1][strip_place(s, to, row_tile, strip, half)],
+                               .words = steps < PRS_STRIP_STEPS ? steps : PRS_STRIP_STEPS,
+                               .peer = peer,
+                               .group = g->index});
+    }
+}
+
 void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struct prs_chunk *c)
 {
     struct rank *me = &m->ranks[rank];
     const struct prs_schedule *s = &me->s;
     uint32_t row_tile = c->row / PRS_TILE_M, strip = c->step / PRS_STRIP_STEPS;
-    uint32_t slot = prs_schedule_slot(s, rank, rank), steps = s->k_steps - strip * PRS_STRIP_STEPS;
-    uint32_t rows = prs_ceil_div(prs_schedule_tile_rows(s, row_tile), PRS_PUSH_ROWS);
+    uint32_t slot = prs_schedule_slot(s, rank, rank);
     struct prs_piece_group g = prs_schedule_group(s, row_tile, strip);
     if (__atomic_add_fetch(&me->flags[prs_schedule_arrival(s, slot, row_tile, strip)], 1, __ATOMIC_ACQ_REL) !=
-        epoch * prs_schedule_arrivals(s, row_tile, strip))
-        return;
-    for (uint32_t i = 1; i < s->nodes; i++) {
-        uint32_t peer = (s->node + i) % s->nodes * s->locals + s->local;
-        for (uint32_t half = 0; half < rows; half++)
-            post(&me->nic,
-                 &(struct nic_command){.from = &me->staging[epoch & 1][strip_place(s, slot, row_tile, strip, half)],
-                                       .to = &m->ranks[peer].staging[epoch & 1][strip_place(
-                                           s, prs_schedule_slot(s, rank, peer), row_tile, strip, half)],
-                                       .words = steps < PRS_STRIP_STEPS ? steps : PRS_STRIP_STEPS,
-                                       .peer = peer,
-                                       .group = g.index});
-    }
-    if (!is_last(me, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
+            epoch * prs_schedule_arrivals(s, row_tile, strip) ||
+        !is_last(me, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
         return;
     for (uint32_t i = 1; i < s->nodes; i++) {
         uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
+        put_strips(m, rank, epoch, &g, peer);
         signal(me, &m->ranks[peer], peer,
                prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch, g.index);
     }

@@ -212,6 +212,29 @@ ParameterizedTest(struct row *row, schedule, signals_stand_for_every_piece_once_
     }
 }
 
+ParameterizedTestParameters(schedule, tiles_of_a_group_lie_together_and_every_place_is_taken_once)
+{
+    return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
+}
+
+ParameterizedTest(struct row *row, schedule, tiles_of_a_group_lie_together_and_every_place_is_taken_once)
+{
+    struct prs_schedule s = schedule_of(row, 0);
+    if (s.kind == PRS_KIND_ALLGATHER)
+        return;
+    for (s.group = 1; s.group < 5000; s.group = s.group * 3 + 1) {
+        uint8_t *taken = calloc(prs_schedule_tiles(&s), 1);
+        for (uint32_t tile = 0; tile < prs_schedule_tiles(&s); tile++) {
+            struct prs_piece_group g = prs_schedule_group(&s, tile / s.columns, tile % s.columns);
+            uint32_t place = prs_schedule_tile_place(&s, tile), first = prs_schedule_group_place(&s, &g);
+            cr_assert(place < prs_schedule_tiles(&s) && !taken[place]++, "tile %u: place %u", tile, place);
+            cr_assert(s.nodes == 1 || (place >= first && place < first + g.pieces), "tile %u: %u, group of %u from %u",
+                      tile, place, g.pieces, first);
+        }
+        free(taken);
+    }
+}
+
 ParameterizedTestParameters(schedule, every_chunk_of_every_counterpart_is_forwarded_once)
 {
     return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
