@@ -187,6 +187,8 @@ static int choose(struct prs_attention_plan *p)
     struct prs_attention_schedule *s = &p->args.schedule;
     uint32_t ctas;
     int r;
+    if (t->block_rows == 0 && t->overlap == 0)
+        t->overlap = prs_attention_tuning_overlap(&p->shape, &p->ctx->place);
     if (t->block_rows == 0)
         t->block_rows = prs_attention_tuning_block(&p->shape, &p->ctx->place);
     p->kernel = (struct prs_attention_kernel){p->shape.head_dim, t->block_rows, t->overlap, p->ctx->place.nodes > 1, 0};

@@ -14,6 +14,9 @@ int prs_attention_tuning_check(const struct prs_attention_shape *shape, uint32_t
 /* Keys of one step where the caller has not said; 0: the only kernel there is. */
 uint32_t prs_attention_tuning_block(const struct prs_attention_shape *shape, const struct prs_place *place);
 
+/* The same of the overlap: prs_attention_tuning.overlap; 0: the first kernel there is. */
+uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *shape, const struct prs_place *place);
+
 /* Decides every field of info->tuning but workspace_limit, which is set, fills the schedule, and predicts. ctas: how
  * many can run at once; block_rows, overlap and tile_rows are those of the kernel that was found. 0, -EINVAL, or
  * -ENOMEM. */

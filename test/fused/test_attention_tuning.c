@@ -90,6 +90,20 @@ Test(attention_tuning, steps_are_small_where_the_mask_would_waste_much_of_them)
     cr_assert_eq(prs_attention_tuning_block(&shape, &one), 128, "with tiles of 192 rows");
 }
 
+Test(attention_tuning, an_earlier_maximum_is_kept_where_there_are_many_keys)
+{
+    struct prs_place one = {0, 1, 0, 1, 0, 1}, nodes = {0, 4, 0, 2, 0, 2};
+    struct prs_attention_shape shape = PLAIN;
+    shape.seq = 8192;
+    cr_assert_eq(prs_attention_tuning_overlap(&shape, &one), 0);
+    shape.seq = 16384;
+    cr_assert_eq(prs_attention_tuning_overlap(&shape, &one), 7);
+    cr_assert_eq(prs_attention_tuning_overlap(&shape, &nodes), 0, "only one is built");
+    shape.head_dim = 64;
+    shape.seq = 4096;
+    cr_assert_eq(prs_attention_tuning_overlap(&shape, &one), 7);
+}
+
 Test(attention_tuning, causal_ranks_send_less)
 {
     struct prs_attention_shape causal = PLAIN;

@@ -8,7 +8,7 @@
 A shape is batch x query heads x KV heads x whole sequence x head_dim; a variant is keys-a-step:overlap[:group[:slab rows[:spread[:mode]]]], as in
 struct prs_attention_tuning, 0 for the default. All ways take turns in every round, start together, and are timed by events; a time is the
 median over rounds of the slowest rank. Results are poisoned before and sampled rows compared with a softmax in double precision; `error` is
-the largest difference, `error_over_cudnn` that over cuDNN's own on the same rows. JSON, one object a variant. Status 77 without torch or GPUs.
+the largest difference, `error_over_cudnn` that over cuDNN's own on the same rows, `rms_over_cudnn` the same of the root mean squares. JSON, one object a variant. Status 77 without torch or GPUs.
 """
 import argparse
 import ctypes
@@ -178,7 +178,9 @@ def reference(q, k, v, causal, rank, world):
 
 
 def error_of(out, at, want):
-    return (out[at].double() - want).abs().max().item()
+    """The largest difference, and its root mean square: of rounded results the largest is a matter of chance."""
+    difference = out[at].double() - want
+    return difference.abs().max().item(), difference.square().mean().sqrt().item()
 
 
 def worst(x, world):
@@ -205,12 +207,13 @@ def measure(args, context, text, rank, world):
         peers["nccl_ring"] = NcclRing(q, k, v, args.causal)
     times = time_all({**ours, **peers}, args.rounds, world)
     at, want, want_lse = reference(q, k, v, args.causal, rank, world)
-    peer_error = error_of(peers["nccl_ring" if world > 1 else "cudnn"].out, at, want)
+    peer_error, peer_rms = (worst(x, world) for x in error_of(peers["nccl_ring" if world > 1 else "cudnn"].out, at, want))
+    beside = "nccl_ring" if world > 1 else "cudnn"
     for variant, run in ours.items():
         run.poison()
         run()
         torch.cuda.synchronize()
-        error = worst(error_of(run.out, at, want), world)
+        error, rms = (worst(x, world) for x in error_of(run.out, at, want))
         lse_error = worst((run.lse[at[0], at[2], at[1]].double() - want_lse).abs().max().item(), world)
         poisoned = worst(run.out.isnan().sum().item(), world)
         flops = 4 * batch * heads_q * dim * seq * seq / world * (0.5 if args.causal else 1)
@@ -219,7 +222,7 @@ def measure(args, context, text, rank, world):
                "cudnn_step_usec": times["cudnn"], "fa2_step_usec": times["fa2"], "nccl_ring_usec": times.get("nccl_ring"),
                "cudnn_over_ours": round(times["cudnn"] / usec, 3) if world == 1 else None,
                "speedup_over_nccl_ring": round(times["nccl_ring"] / usec, 3) if world > 1 else None,
-               "error": error, ("error_over_nccl_ring" if world > 1 else "error_over_cudnn"): round(error / worst(peer_error, world), 3),
+               "error": error, f"error_over_{beside}": round(error / peer_error, 3), f"rms_over_{beside}": round(rms / peer_rms, 3),
                "lse_error": lse_error, "poisoned": poisoned, "predicted_usec": round(info.predicted_us, 1), "mode": MODES[info.tuning.mode],
                "group": info.tuning.group, "slab_rows": info.tuning.slab_rows, "block_rows": info.tuning.block_rows, "overlap": info.tuning.overlap,
                "spread": info.tuning.spread, "torch": torch.__version__, "commit": args.commit}
