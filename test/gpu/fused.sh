@@ -20,7 +20,7 @@ shapes() { # of M x N x K
 }
 
 bench="$build/tools/perseus-fused-bench --json --commit $commit --gpus $gpus"
-softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us"
+softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us --stream-stores"
 
 
 # Wanted: 95, 400, 2980 us; copies in turn are among the candidates and were never timed.

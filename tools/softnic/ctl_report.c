@@ -89,6 +89,7 @@ static void model_report(const struct sn_config *c, bool json)
         {"fence_cost_ns", c->fence_cost_ns},
         {"jitter_ns", c->jitter_ns},
         {"seed", c->seed},
+        {"stream_stores", c->stream_stores},
     };
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         printf(json ? "\"%s\": %" PRIu64 ", " : "  %s %" PRIu64, fields[i].name, fields[i].value);

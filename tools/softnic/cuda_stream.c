@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "tools/softnic/self.h"
 #include "tools/softnic/world.h"
 
 enum {
@@ -51,6 +52,10 @@ int sn_cuda_streams_open(const struct sn_cuda *cuda, struct sn_cuda_dev *dev)
     void *words;
     int r = all ? cuda->host_alloc(&words, SN_CUDA_STREAMS * LINE_BYTES, SN_CU_HOST_PORTABLE) : SN_CU_OK;
 
+    /* A store waits its turn in one of the hardware's queues, which streams of the program may share: behind a stream
+     * there that waits for an event, which waits for a kernel, which waits for this very transfer, it waits for ever.
+     * Copies and events have queues of their own. So only who asked for stores gets them. */
+    dev->no_memops |= !sn_self->world->config.stream_stores;
     if (!all || r != SN_CU_OK) {
         free(all);
         return all ? sn_cuda_failed(cuda, "cuMemHostAlloc of the marks of streams", r) : -ENOMEM;

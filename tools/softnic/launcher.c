@@ -64,6 +64,7 @@ static void config_from_options(struct sn_config *config, const struct sn_launch
     config->jitter_ns = o->jitter_ns;
     config->seed = o->seed;
     config->fence_meaning = o->fence_strict ? SN_FENCE_STRICT : SN_FENCE_SPEC;
+    config->stream_stores = o->stream_stores;
     config->nics = (uint32_t)o->nics;
     config->nodes = (uint32_t)o->nodes;
 }

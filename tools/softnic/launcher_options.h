@@ -18,6 +18,7 @@ struct sn_launcher_options {
     struct sn_launcher_list rate_bps, latency_ns, loss_ppb; /* 0: not modelled; so are all times below */
     uint64_t wr_cost_ns, doorbell_cost_ns, fence_cost_ns, jitter_ns, seed;
     bool fence_strict;
+    bool stream_stores;
     bool model_given; /* some option above other than the default was named */
     bool quiet, no_sysfs;
     const char *name; /* of the world; NULL: by process id */

@@ -62,11 +62,13 @@ struct sn_config {
     uint64_t seed;
     uint64_t retry_cap_ns; /* longest wait before RETRY_EXC_ERR, whatever the queue pair asks for */
     uint32_t fence_meaning;
-    uint32_t nics;  /* per node */
-    uint32_t nodes; /* devices are node * nics + nic */
-    uint32_t links; /* some link has, or has had, a rate, a latency or losses of its own */
+    uint32_t nics;          /* per node */
+    uint32_t nodes;         /* devices are node * nics + nic */
+    uint32_t links;         /* some link has, or has had, a rate, a latency or losses of its own */
+    uint32_t stream_stores; /* short writes to device memory, and marks, are stores in CUDA streams */
+    uint32_t pad;
 };
-static_assert(sizeof(struct sn_config) == 80, "shared layout");
+static_assert(sizeof(struct sn_config) == 88, "shared layout");
 
 struct sn_counters {
     uint64_t send_wrs, recv_wrs; /* work requests posted */
