@@ -12,7 +12,8 @@
 #include "util/error.h"
 
 enum {
-    CHOICES_PER_ROUTE_CTA = 256, /* one a thread; with more CTAs their counts take longer to add up */
+    CHOICES_PER_ROUTE_CTA = 512, /* two a thread; with more CTAs their counts take longer to add up */
+    LEAST_ROUTE_CTAS = 16,       /* where there are few choices, reading them is what takes long */
     MAX_ROUTE_CTAS = 128,
     WHOLE_GROUP_TOKENS = 512
 };
@@ -86,16 +87,17 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
         *t = *wanted;
     if (t->share != 1 && t->share != 2)
         t->share = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
-    if (t->route_ctas == 0)
+    if (t->route_ctas == 0) {
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
+        t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
+    }
     if (t->group == 0) /* small: all at once; large: the first experts need not wait for the last */
         t->group = p->shape.tokens <= WHOLE_GROUP_TOKENS ? p->shape.tokens : p->shape.tokens / 16;
     t->group = prs_ceil_div(t->group, PRS_ROUTE_PUT_ROWS) * PRS_ROUTE_PUT_ROWS;
     if (t->order == 0)
         t->order = PRS_MOE_AS_THEY_COME;
-    if (t->spread == 0)
-        t->spread =
-            1; /* rows are wanted early: what is sent over more than 45 % of the product's time comes too late */
+    if (t->spread == 0) /* rows are wanted early, but all at once they are in the product's way */
+        t->spread = p->shape.tokens <= WHOLE_GROUP_TOKENS ? 1 : 20;
     t->route_ctas = at_most(t->route_ctas, p->ctx->sms < MAX_ROUTE_CTAS ? p->ctx->sms : MAX_ROUTE_CTAS);
     p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->ctx, &p->shape);
 }
