@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "transport/peer.h"
 #include "util/error.h"
 
 enum {
@@ -125,8 +126,8 @@ static int take_commands(struct prs_dispatch *d)
         if (!prs_ring_take(d->ring, &entry->cmd))
             break;
         taken++;
-        entry->op.status = PRS_OP_PENDING;
         r = prs_windows_check(d->windows, &entry->cmd);
+        entry->op.status = r < 0 ? r : PRS_OP_PENDING;
         if (r < 0)
             return r;
         if (entry->cmd.op == PRS_CMD_PUT) {
@@ -229,13 +230,12 @@ static int retire(struct prs_dispatch *d)
     return (int)(d->retired - before);
 }
 
-int prs_dispatch_step(struct prs_dispatch *d)
+/* Post, progress, retire. */
+static int advance(struct prs_dispatch *d)
 {
-    int did = take_commands(d);
+    int did = 0;
     int r;
 
-    if (did < 0)
-        return did;
     for (uint32_t rank = 0; d->queued > 0 && rank < d->world; rank++) {
         if (d->queues[rank].count == 0)
             continue;
@@ -250,4 +250,49 @@ int prs_dispatch_step(struct prs_dispatch *d)
     did += r;
     r = retire(d);
     return r < 0 ? r : did + r;
+}
+
+int prs_dispatch_step(struct prs_dispatch *d)
+{
+    int did = take_commands(d);
+    int r;
+
+    if (did < 0)
+        return did;
+    r = advance(d);
+    return r < 0 ? r : did + r;
+}
+
+int prs_dispatch_finish(struct prs_dispatch *d)
+{
+    if (d->fence_began_ns != 0)
+        (void)fence_over(d);
+    return advance(d);
+}
+
+/* Commands to a rank that are neither complete nor failed. */
+static uint64_t count_pending(struct prs_dispatch *d, uint32_t rank)
+{
+    uint64_t pending = 0;
+
+    for (uint64_t position = d->retired; position != d->ring->taken; position++) {
+        const struct prs_dispatch_entry *entry = entry_of(d, position);
+
+        /* A refused one is not pending, and its peer may be no rank at all. */
+        pending += entry->op.status == PRS_OP_PENDING && entry->cmd.peer == rank;
+    }
+    return pending;
+}
+
+void prs_dispatch_cancel(struct prs_dispatch *d)
+{
+    if (prs_dispatch_idle(d))
+        return;
+    for (uint32_t rank = 0; rank < d->world; rank++) {
+        uint64_t pending = d->queues[rank].peer ? count_pending(d, rank) : 0;
+
+        if (pending > 0)
+            (void)prs_peer_fail(d->queues[rank].peer, -ECANCELED,
+                                "the proxy was closed with %" PRIu64 " commands to rank %u under way", pending, rank);
+    }
 }

@@ -9,6 +9,8 @@
 #include "transport/ring.h"
 #include "transport/window.h"
 
+/* The op is the dispatch's from take to retire. Once posted it is lent to the peer, whose order engine writes its
+ * status last: entries may be freed only when nothing is lent, which prs_dispatch_cancel() sees to. */
 struct prs_dispatch_entry {
     struct prs_op op;
     struct prs_cmd_fields cmd;
@@ -40,9 +42,15 @@ struct prs_dispatch {
 
 int prs_dispatch_init(struct prs_dispatch *dispatch, struct prs_ring *ring, const struct prs_windows *windows,
                       struct prs_team *team, uint32_t context);
+/* Only when idle or cancelled, while the team is open. */
 void prs_dispatch_fini(struct prs_dispatch *dispatch);
 /* One round. Return how much was done, or the first error: of a command, or of a peer. */
 int prs_dispatch_step(struct prs_dispatch *dispatch);
+/* One round over what is taken already: no new command is. The same returns. */
+int prs_dispatch_finish(struct prs_dispatch *dispatch);
+/* Take back what is not complete: peers that still have some of it fail with -ECANCELED, and with that all their ops.
+ * No peer knows of an op of this dispatch afterwards; the only call that may follow is fini. */
+void prs_dispatch_cancel(struct prs_dispatch *dispatch);
 /* No command is taken and not complete. */
 bool prs_dispatch_idle(const struct prs_dispatch *dispatch);
 

@@ -20,6 +20,7 @@
 enum {
     DEFAULT_SLOTS = 1024,
     DEFAULT_TIMEOUT_MS = 10000,
+    CLOSE_MS = 1000,   /* for what is in flight at close: far more than a round trip, and who closes does wait */
     IDLE_SPINS = 2000, /* rounds without work before the thread lets others run */
 };
 
@@ -271,6 +272,20 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
     return 0;
 }
 
+/* Let what was taken come to its end, within CLOSE_MS and while nothing has failed; cancel the rest. */
+static void end_commands(struct prs_proxy *proxy)
+{
+    uint64_t give_up_ns = prs_now_ns() + 1000000ull * CLOSE_MS;
+    int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
+
+    while (r >= 0 && !prs_dispatch_idle(&proxy->dispatch) && prs_now_ns() < give_up_ns) {
+        r = prs_dispatch_finish(&proxy->dispatch);
+        if (r == 0)
+            sched_yield();
+    }
+    prs_dispatch_cancel(&proxy->dispatch);
+}
+
 void prs_proxy_close(struct prs_proxy *proxy)
 {
     if (!proxy)
@@ -279,6 +294,7 @@ void prs_proxy_close(struct prs_proxy *proxy)
     __atomic_store_n(&proxy->stop, 1, __ATOMIC_RELAXED);
     if (proxy->running)
         pthread_join(proxy->thread, NULL); /* its loop never blocks, so this is one round at most */
+    end_commands(proxy);
     if (proxy->options.cuda) {
         prs_cuda_unmap_host(proxy->ring.control);
         prs_cuda_free(proxy->local);

@@ -30,7 +30,9 @@ struct prs_proxy_options {
 };
 
 PRS_API int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **out);
-/** End every wait on the device, stop the thread (at most the time limit), free. NULL is allowed. */
+/** End every wait on the device, stop the thread, let the transfers that are under way end (1 s at most; no further
+ * command is taken), free. A rank to which some remain can no longer be reached in this context: its peer fails with
+ * -ECANCELED. The team and the windows' memory must still be there. NULL is allowed. */
 PRS_API void prs_proxy_close(struct prs_proxy *proxy);
 
 enum prs_window_flags {

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/support/fake_team.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "transport/op.h"
 #include "util/error.h"
 
 struct fake_op {
@@ -19,7 +21,11 @@ struct prs_peer {
     struct prs_team *team;
     struct fake_op *ops; /* [window], in order of posting */
     uint32_t count;
+    int error;
 };
+
+/* As transport/peer.h declares it for the real one. */
+int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 
 struct prs_team {
     struct fake_team_options options;
@@ -49,10 +55,19 @@ struct prs_team *fake_team_open(const struct fake_team_options *options)
     return team;
 }
 
+/* As the order engine does: every op that is still here is written to. */
+static void fail_ops(struct prs_peer *peer, int code)
+{
+    for (; peer->count > 0; peer->count--)
+        prs_op_fail(peer->ops[peer->count - 1].op, code);
+}
+
 void fake_team_close(struct prs_team *team)
 {
-    for (uint32_t i = 0; i < team->options.size; i++)
+    for (uint32_t i = 0; i < team->options.size; i++) {
+        fail_ops(&team->peers[i], -ECANCELED);
         free(team->peers[i].ops);
+    }
     free(team->peers);
     free(team);
 }
@@ -70,6 +85,20 @@ void fake_team_hold(struct prs_team *team, bool hold)
 uint32_t fake_team_most_in_flight(const struct prs_team *team)
 {
     return team->most;
+}
+
+uint32_t fake_team_in_flight(const struct prs_team *team)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < team->options.size; i++)
+        count += team->peers[i].count;
+    return count;
+}
+
+int fake_team_peer_error(const struct prs_team *team, uint32_t rank)
+{
+    return team->peers[rank].error;
 }
 
 static uint32_t draw(struct prs_team *team, uint32_t below)
@@ -103,8 +132,19 @@ int prs_team_peer(struct prs_team *team, uint32_t context, uint32_t rank, struct
     return 0;
 }
 
+int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
+{
+    if (peer->error == 0) {
+        peer->error = code;
+        fail_ops(peer, code);
+    }
+    return peer->error;
+}
+
 static int post(struct prs_peer *peer, struct prs_op *op, const struct fake_op *fake)
 {
+    if (peer->error != 0)
+        return peer->error;
     if (peer->count == peer->team->options.window)
         return PRS_BUSY;
     op->status = PRS_OP_PENDING;

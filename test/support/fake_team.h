@@ -16,11 +16,16 @@ struct fake_team_options {
 };
 
 struct prs_team *fake_team_open(const struct fake_team_options *options);
+/* Fails what is still in flight, as a team does: the ops must still be there. */
 void fake_team_close(struct prs_team *team);
 /* From now on progress fails with this error. */
 void fake_team_kill(struct prs_team *team, int error);
 /* Stop (or go on) completing: posted ops stay pending. */
 void fake_team_hold(struct prs_team *team, bool hold);
+/* Ops that the team still has: their owners must not free them. */
+uint32_t fake_team_in_flight(const struct prs_team *team);
+/* Why the peer was failed; 0: it was not. */
+int fake_team_peer_error(const struct prs_team *team, uint32_t rank);
 /* Most puts that were in flight at once. */
 uint32_t fake_team_most_in_flight(const struct prs_team *team);
 

@@ -463,3 +463,93 @@ Test(device_replay, a_signal_that_never_comes_is_named)
               "%s", prs_proxy_error(f.proxy));
     close_fixture();
 }
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * closing with commands in flight */
+
+/* Posted to rank 1 and not completed, as from a kernel that nobody waited for. */
+static void open_with_commands_in_flight(bool drain)
+{
+    struct fake_team_options team = busy_team;
+
+    team.drain = drain;
+    open_fixture(&team, (struct prs_proxy_options){.stepped = true, .timeout_ms = 5000});
+    step_until_idle(); /* connect */
+    fake_team_hold(f.team, true);
+    for (int i = 0; i < 3; i++)
+        put_and_signal(1, 1, true, true);
+    step_until_idle();
+    cr_assert_gt(fake_team_in_flight(f.team), 0, "nothing is in flight: the test tests nothing");
+}
+
+static void *let_go_later(void *argument)
+{
+    nanosleep(&(struct timespec){0, 50000000}, NULL);
+    fake_team_hold(f.team, false);
+    return argument;
+}
+
+static void close_lets_commands_end(bool drain, uint64_t signals)
+{
+    pthread_t thread;
+
+    open_with_commands_in_flight(drain);
+    pthread_create(&thread, NULL, let_go_later, NULL);
+    prs_proxy_close(f.proxy);
+    pthread_join(thread, NULL);
+    cr_assert_eq(f.signals[1][0], signals, "%" PRIu64 " of %" PRIu64 " signals came", f.signals[1][0], signals);
+    cr_assert_eq(fake_team_peer_error(f.team, 1), 0, "the peer was failed, though all was complete in time");
+    fake_team_close(f.team);
+}
+
+Test(device_replay, a_close_lets_commands_in_flight_end)
+{
+    close_lets_commands_end(false, 3);
+}
+
+Test(device_replay, a_close_lets_commands_behind_a_fence_end)
+{
+    close_lets_commands_end(true, 1); /* what follows the fence is not taken */
+}
+
+/* It once freed ops that the team still had, and whose status the team wrote when it was closed. */
+Test(device_replay, a_closed_proxy_leaves_no_op_in_its_team, .timeout = 20)
+{
+    open_with_commands_in_flight(false);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_in_flight(f.team), 0, "%u ops are freed and still in flight", fake_team_in_flight(f.team));
+    cr_assert_eq(fake_team_peer_error(f.team, 1), -ECANCELED);
+    cr_assert_eq(fake_team_peer_error(f.team, 2), 0, "nothing was in flight to rank 2");
+    fake_team_close(f.team);
+}
+
+Test(device_replay, a_proxy_that_failed_leaves_no_op_in_its_team, .timeout = 20)
+{
+    open_with_commands_in_flight(false);
+    fake_team_kill(f.team, -ECONNRESET);
+    cr_assert_eq(prs_proxy_step(f.proxy), -ECONNRESET);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_in_flight(f.team), 0, "%u ops are freed and still in flight", fake_team_in_flight(f.team));
+    fake_team_close(f.team);
+}
+
+/* What the ring holds and nobody took stays there; what waits for a peer that never connects holds the close up for its
+ * limit and no longer. */
+Test(device_replay, a_close_takes_no_new_commands_and_ends_without_a_peer, .timeout = 20)
+{
+    struct fake_team_options team = busy_team;
+
+    team.connect_asks = UINT32_MAX;
+    open_fixture(&team, (struct prs_proxy_options){.stepped = true, .timeout_ms = 5000});
+    put_and_signal(1, 1, true, true);
+    cr_assert_geq(prs_proxy_step(f.proxy), 0);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_in_flight(f.team), 0);
+    fake_team_close(f.team);
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.stepped = true, .timeout_ms = 5000});
+    put_and_signal(1, 1, true, true);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(f.signals[1][0], 0, "a command was taken by a close");
+    fake_team_close(f.team);
+}
