@@ -104,8 +104,9 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
 
 /* ---- warps 4 to 11 -------------------------------------------------------------------------------------------------
  */
-/* Stages go by unread. What is left over of the tile before is handed over as slabs come free, never waited for: the
- * store warp may be waiting for the other half's, which waits for stages. */
+/* Stages go by unread. What is left over of the tile before is handed over as slabs come free; it is waited for only
+ * when all stages of this tile are released, and before one of the next is needed: the store warp may be waiting for
+ * the other half's, which waits for stages of this tile, or, when that is done, for this half's. */
 template <class E>
 PRS_DEVICE void skip_tile(const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps,
                           struct left_over<E> *left, struct slab_ring *slabs)
@@ -117,6 +118,7 @@ PRS_DEVICE void skip_tile(const struct cta_memory &m, struct ring *r, uint32_t h
         if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
             hand_over_next<E>(left, m, half, slabs);
     }
+    hand_over_rest<E>(left, m, half, slabs);
 }
 
 template <class E>
