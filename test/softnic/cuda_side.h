@@ -16,6 +16,7 @@ struct side {
     bool initiator;
     int socket; /* to the other */
     bool fake;  /* the driver is fake_cuda: no kernels, no figures */
+    int copier; /* pid of the process that copies device memory (softnic-run --copier); 0: none */
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_cq *cq;
@@ -70,6 +71,11 @@ int driver_calls(const char *call);
 /** With that driver: as if a kernel ran in this process, and how many calls had to wait for its end so far. */
 void kernel_runs(bool runs);
 int kernel_waits(void);
+
+/** With that driver: as if a thread of this process waited with the driver's lock in hand, and how many copies of this
+ * process had to wait for it so far. */
+void driver_locked(bool locked);
+int driver_lock_waits(void);
 
 /** Wait for one completion, 20 s at most. */
 struct ibv_wc side_poll(struct side *side);
