@@ -384,7 +384,7 @@ unlock:
     return r;
 }
 
-int sn_agent_open(struct sn_agent_shm *shm, uint32_t generation, struct sn_agent **out)
+int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
 {
     struct sn_agent *a;
     int r = shm_populate(shm);
@@ -401,7 +401,6 @@ int sn_agent_open(struct sn_agent_shm *shm, uint32_t generation, struct sn_agent
     /* Who had the slots before is dead. */
     memset(shm->words, 0, sizeof(shm->words));
     a->head = shm->tail;
-    shm->serves = generation;
     r = agent_run(a, shm);
     if (r)
         goto free_lanes;

@@ -55,9 +55,8 @@ int sn_agent_start(struct sn_ctx *ctx);
  * notice by the epoch. */
 void sn_agent_stop(struct sn_ctx *ctx);
 
-/** An agent of the copier, for the process whose generation that is; the slots are as new. Return 0 or -errno (logged).
- */
-int sn_agent_open(struct sn_agent_shm *shm, uint32_t generation, struct sn_agent **out);
+/** An agent of the copier; the slots are as new. Return 0 or -errno (logged). */
+int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out);
 /** As sn_agent_stop. */
 void sn_agent_close(struct sn_agent *agent);
 

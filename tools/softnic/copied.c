@@ -122,11 +122,12 @@ static int agent_find(struct sn_world *world, struct sn_request_to *to)
         return copier_gone(world);
     *to = (struct sn_request_to){shm, __atomic_load_n(&shm->epoch, __ATOMIC_SEQ_CST), proc - 1,
                                  world->procs[proc - 1].generation, true};
-    if ((to->epoch & 1) && __atomic_load_n(&shm->serves, __ATOMIC_RELAXED) == generation)
+    /* W1: acquire; pairs with W2 in copier.c: the slots are this process's. */
+    if ((to->epoch & 1) && __atomic_load_n(&world->copier.serves[self], __ATOMIC_ACQUIRE) == generation)
         return 0;
     if (!sn_proc_alive(&world->procs[proc - 1]))
         return copier_gone(world);
-    if (__atomic_exchange_n(&shm->wanted, generation, __ATOMIC_SEQ_CST) != generation)
+    if (__atomic_exchange_n(&world->copier.wanted[self], generation, __ATOMIC_SEQ_CST) != generation)
         copier_ring(world);
     return SN_PLACE_BUSY;
 }
@@ -267,7 +268,8 @@ static int copied_fly_landed(struct sn_lane *lane, struct sn_flight *flight, boo
     struct asked *a = flight->map;
     int r = asked_poll(a);
 
-    (void)ask;
+    if (r == SN_PLACE_BUSY && ask)
+        sched_yield(); /* the copier may need this core; who has just posted has better things to do */
     if (r == SN_PLACE_BUSY)
         return r;
     asked_free(a);
@@ -332,7 +334,7 @@ static void copied_unexport(struct sn_mr_shm *mr)
 int sn_copied_wait(const struct sn_world *world, uint64_t give_up)
 {
     for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
-        if ((__atomic_load_n(&world->copiers[i].epoch, __ATOMIC_SEQ_CST) & 1) &&
+        if (__atomic_load_n(&world->copier.serves[i], __ATOMIC_SEQ_CST) &&
             sn_agent_wait(&world->copiers[i], give_up) < 0)
             return -ETIMEDOUT;
     return 0;

@@ -11,7 +11,7 @@
 #include "tools/softnic/proc.h"
 #include "tools/softnic/self.h"
 
-/* By process; its generation is the one that the agent serves. */
+/* By process. */
 static struct sn_agent *agents[SN_MAX_PROCS];
 
 static bool is_live(const struct sn_proc *proc, uint32_t generation)
@@ -20,18 +20,24 @@ static bool is_live(const struct sn_proc *proc, uint32_t generation)
            sn_proc_alive(proc);
 }
 
-/* Give an agent to who wants one, and take it back from who is gone. */
-static void look_at(struct sn_world *world, uint32_t i)
+/* Give an agent to who wants one, and take it back from who is gone. Return whether somebody is. */
+static bool look_at(struct sn_world *world, uint32_t i)
 {
-    struct sn_agent_shm *shm = &world->copiers[i];
-    uint32_t wanted = __atomic_load_n(&shm->wanted, __ATOMIC_ACQUIRE);
+    uint32_t *serves = &world->copier.serves[i], wanted = __atomic_load_n(&world->copier.wanted[i], __ATOMIC_ACQUIRE);
+    bool gone = agents[i] && !is_live(&world->procs[i], *serves);
 
-    if (agents[i] && !is_live(&world->procs[i], shm->serves)) {
+    if (gone) {
         sn_agent_close(agents[i]);
         agents[i] = NULL;
+        __atomic_store_n(serves, 0, __ATOMIC_SEQ_CST);
     }
-    if (!agents[i] && wanted && is_live(&world->procs[i], wanted) && sn_agent_open(shm, wanted, &agents[i]))
-        __atomic_store_n(&shm->wanted, 0, __ATOMIC_RELEASE); /* to be asked again, not in a loop of our own */
+    if (agents[i] || !wanted || !is_live(&world->procs[i], wanted))
+        return gone;
+    if (sn_agent_open(&world->copiers[i], &agents[i]) == 0)
+        __atomic_store_n(serves, wanted, __ATOMIC_SEQ_CST); /* W2: release; pairs with W1 in copied.c */
+    else
+        __atomic_store_n(&world->copier.wanted[i], 0, __ATOMIC_RELEASE); /* to be asked again, not in a loop */
+    return gone;
 }
 
 static _Noreturn void serve(struct sn_world *world)
@@ -40,11 +46,14 @@ static _Noreturn void serve(struct sn_world *world)
 
     for (;;) {
         uint32_t bell = __atomic_load_n(&world->copier.bell, __ATOMIC_SEQ_CST);
+        bool gone = false;
 
         for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
-            look_at(world, i);
+            gone |= look_at(world, i);
+        if (gone)
+            sn_proc_sweep(world); /* who was killed has deregistered nothing */
         /* Nobody's kernels run in this process: what is stale can be closed at any time. */
-        if (bell != closed)
+        if (gone || bell != closed)
             sn_device_mem->settle();
         closed = bell;
         sn_futex_wait(&world->copier.bell, bell); /* a second, then a look at who died */

@@ -292,12 +292,11 @@ struct sn_agent_shm {
     uint32_t bell;  /* futex: counts what was posted */
     uint32_t asleep;
     uint32_t beat; /* moves while the agent does */
-    /* the copier's: */
-    uint32_t wanted, serves; /* generation of the process that wants an agent, that has this one */
-    uint32_t tail;           /* of order */
-    uint8_t pad[36];
+    uint32_t tail; /* of order */
+    uint8_t pad[44];
     uint64_t words[SN_AGENT_SLOTS]; /* initiator's pid << 32 | serial << 8 | enum sn_agent_state */
-    uint64_t order[SN_AGENT_ORDER]; /* words as they were posted, with the slot's number in place of the state */
+    uint64_t order[SN_AGENT_ORDER]; /* the copier's: words as they were posted, with the slot's number in place of the
+                                       state */
     struct sn_agent_slot slots[SN_AGENT_SLOTS];
 };
 static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_agent_shm) % 64 == 0, "shared layout");
@@ -306,7 +305,11 @@ static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_age
 struct sn_copier_shm {
     uint32_t proc; /* index + 1; 0: not there */
     uint32_t bell; /* futex: counts what it should look at */
+    /* By process, its generation if it wants an agent, and if it has one; else 0. Apart from the agents, so that
+     * looking at all of them touches none. */
+    uint32_t wanted[SN_MAX_PROCS], serves[SN_MAX_PROCS];
 };
+static_assert(sizeof(struct sn_copier_shm) == 8 + 8 * SN_MAX_PROCS, "shared layout");
 
 struct sn_world {
     uint64_t magic;
