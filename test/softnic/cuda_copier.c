@@ -2,11 +2,12 @@
 /* A process of the NIC's own that copies device memory. */
 #include "test/softnic/cuda_copier.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { BYTES = 300000, SEED = 800, BURST = 40 };
+enum { BYTES = 300000, SEED = 800, BURST = 40, WAITED = 4096 };
 
 static double now_s(void)
 {
@@ -53,6 +54,48 @@ void copies_go_on_while_the_application_holds_the_drivers_lock(struct side *side
         buf_free(&buf);
     }
     MUST(driver_lock_waits() == waits);
+}
+
+/* To pageable memory on the legacy default stream: behind the kernel, with the driver's lock in hand. */
+static void *read_behind(void *flag)
+{
+    static uint8_t bytes[WAITED];
+
+    side_enter_thread();
+    buf_read(flag, 64, bytes, WAITED);
+    return NULL;
+}
+
+/* The same with a real lock: without the copier the kernels give up. */
+void kernels_are_reached_while_a_copy_waits_for_them(struct side *side)
+{
+    uint64_t words[2];
+    struct buf flag, one;
+    pthread_t reader;
+    char mine, theirs;
+
+    buf_make(side, &flag, LEGACY, 64 + WAITED);
+    buf_zero(&flag);
+    buf_make(side, &one, LEGACY, 64);
+    buf_fill(&one, 3);
+    struct remote remote = swap_remote(side, &flag);
+    mine = spin_start(flag.addr) ? 'y' : 'n';
+    side_exchange(side, &mine, &theirs, 1);
+    MUST(mine == theirs);
+    if (mine == 'y') {
+        MUST(!pthread_create(&reader, NULL, read_behind, &flag));
+        usleep(200000); /* it waits by now */
+        side_barrier(side);
+        post(side, IBV_WR_RDMA_WRITE, &one, 0, 8, remote);
+        expect_success(side, "write to a kernel that a copy waits for");
+        MUST(!pthread_join(reader, NULL));
+        spin_wait();
+        buf_read(&flag, 0, words, sizeof(words));
+        MUST(words[0] && words[1] == 1); /* 2: the kernel gave up */
+    }
+    side_barrier(side);
+    buf_free(&flag);
+    buf_free(&one);
 }
 
 /* Else what the application frees would stay in use. */

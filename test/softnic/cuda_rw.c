@@ -386,6 +386,8 @@ static int run(struct side *side, double least)
             a_burst_is_given_away_at_once(side);
         an_error_in_a_burst_flushes_what_is_behind(side);
     }
+    if (side->copier)
+        kernels_are_reached_while_a_copy_waits_for_them(side);
     if (side->fake && side->copier) {
         copies_go_on_while_the_application_holds_the_drivers_lock(side);
         deregistered_memory_is_closed_soon(side);

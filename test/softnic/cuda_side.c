@@ -43,6 +43,7 @@ static struct {
     int (*lock_waits)(void);
 } cu;
 static int device;
+static void *context; /* CUDA's */
 
 static const struct {
     const char *name;
@@ -105,7 +106,7 @@ void side_barrier(struct side *side)
 
 static bool cuda_open(struct side *side)
 {
-    void *ctx, *lib = dlopen("libcuda.so.1", RTLD_NOW);
+    void *lib = dlopen("libcuda.so.1", RTLD_NOW);
     int count = 0;
 
     if (!lib) {
@@ -123,8 +124,13 @@ static bool cuda_open(struct side *side)
         return false;
     }
     MUST(!cu.get(&device, side->initiator ? 0 : 1 % count));
-    MUST(!cu.retain(&ctx, device) && !cu.push(ctx));
+    MUST(!cu.retain(&context, device) && !cu.push(context));
     return true;
+}
+
+void side_enter_thread(void)
+{
+    MUST(!cu.push(context));
 }
 
 struct address {

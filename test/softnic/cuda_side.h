@@ -96,6 +96,9 @@ bool spin_start(uint64_t flag);
 /** Wait for the kernel with cuCtxSynchronize. */
 void spin_wait(void);
 
+/** Use the side's GPU in one more thread. */
+void side_enter_thread(void);
+
 #define MUST(condition)                                                                                                \
     do {                                                                                                               \
         if (!(condition))                                                                                              \
