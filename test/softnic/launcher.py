@@ -157,7 +157,7 @@ def the_copier_goes_with_the_launcher():
         assert run("--quiet", "--", "true").returncode == 0  # sweeps
         assert not world.exists(), world
     # What the terminal sends to the command's group is not for the copier.
-    process, world = start("--copier", "--", "sh", "-c", SAY_WORLD + "trap 'echo caught' INT; echo $$; read line; exit 4")
+    process, world = start("--copier", "--", "sh", "-c", SAY_WORLD + "echo $$; exec sleep 1000")
     command, copier = int(process.stdout.readline()), copier_of(world)
     assert os.getpgid(copier) == copier and os.getpgid(command) != copier
     process.kill()
