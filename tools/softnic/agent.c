@@ -20,7 +20,8 @@
 #include "tools/softnic/place.h"
 
 enum {
-    POLL_NS = 50000, /* after work: the next request of a ping-pong comes sooner than a sleeper would wake up */
+    POLL_NS = 50000,         /* after work: the next request of a ping-pong comes sooner than a sleeper would wake up */
+    COPIER_POLL_NS = 200000, /* most of what its process does comes this way, not only what nobody else can do */
     DRAIN_NS = 1000000000,
     WAIT_NAP_US = 20,
 };
@@ -311,7 +312,7 @@ static void *agent_main(void *arg)
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
             last = now;
-        else if (a->running || now < last + POLL_NS)
+        else if (a->running || now < last + (a->lanes ? COPIER_POLL_NS : POLL_NS))
             sched_yield(); /* movers, the application or the initiator may need this core */
         else
             agent_rest(shm, bell);

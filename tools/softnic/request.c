@@ -15,6 +15,17 @@ enum {
 
 static pthread_mutex_t order_mutex = PTHREAD_MUTEX_INITIALIZER; /* protects the tail of this process's order */
 
+/* A forked child has a place in the table, and an order, of its own. */
+static void child_forget(void)
+{
+    pthread_mutex_init(&order_mutex, NULL);
+}
+
+static __attribute__((constructor)) void request_init(void)
+{
+    pthread_atfork(NULL, NULL, child_forget);
+}
+
 bool sn_request_unanswerable(const struct sn_request_to *to, struct sn_world *world)
 {
     const struct sn_proc *proc = &world->procs[to->proc];
