@@ -354,6 +354,33 @@ static void latency(struct side *side, enum memory mine, enum memory theirs, siz
                us);
 }
 
+/* What iflush is: a byte of this process's own device memory is read, over a queue pair to itself. */
+static void flush_latency(struct side *side)
+{
+    int rounds = side->fake ? 50 : 2000;
+    struct side loop;
+    struct buf device, host;
+
+    side_loop(side, &loop);
+    buf_make(side, &device, LEGACY, 64);
+    buf_make(side, &host, PAGEABLE, 64);
+    struct remote own = {device.addr, device.mr->rkey};
+    double start = now_s();
+    for (int i = -1; side->initiator && i < rounds; i++) {
+        if (i == 0)
+            start = now_s();
+        post(&loop, IBV_WR_RDMA_READ, &host, 0, 1, own);
+        expect_success(&loop, "flush");
+    }
+    double us = (now_s() - start) / rounds * 1e6;
+    side_barrier(side);
+    MUST(!ibv_destroy_qp(loop.qp));
+    buf_free(&device);
+    buf_free(&host);
+    if (side->initiator)
+        printf("  own legacy to pageable, 1 byte read (a flush): %7.2f us until complete\n", us);
+}
+
 static int run(struct side *side, double least)
 {
     char mine, theirs;
@@ -364,6 +391,8 @@ static int run(struct side *side, double least)
         transfer_row(side, &rows[i], (uint32_t)i + 1);
     atomics(side, LEGACY);
     atomics(side, PRIVATE);
+    atomics_of_many_queue_pairs_add_up(side, LEGACY);
+    atomics_of_many_queue_pairs_add_up(side, PRIVATE);
     a_new_allocation_is_mapped_anew(side);
     small_neighbours_are_told_apart(side);
     a_part_of_a_segment_is_found(side);
@@ -388,6 +417,8 @@ static int run(struct side *side, double least)
     latency(side, LEGACY, LEGACY, 8);
     latency(side, PAGEABLE, LEGACY, 4096);
     latency(side, PAGEABLE, PRIVATE, 8);
+    flush_latency(side);
+    owner_figures(side);
     flight_figures(side);
     bandwidth(side, LEGACY, LEGACY, 65536);
     double gbytes = bandwidth(side, LEGACY, LEGACY, 1 << 20);

@@ -126,14 +126,15 @@ struct address {
     union ibv_gid gid;
 };
 
-void side_connect(struct side *side)
+static struct address address_of(const struct side *side)
 {
-    struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
-    MUST(!ibv_modify_qp(side->qp, &reset, IBV_QP_STATE));
-    side_barrier(side); /* what is left of the old connection ends before the new one begins */
-    struct address mine = {.qpn = side->qp->qp_num}, theirs;
+    struct address mine = {.qpn = side->qp->qp_num};
     MUST(!ibv_query_gid(side->context, PORT, 1, &mine.gid));
-    side_exchange(side, &mine, &theirs, sizeof(mine));
+    return mine;
+}
+
+static void connect_to(struct side *side, const struct address *theirs)
+{
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
                                .port_num = PORT,
                                .qp_access_flags =
@@ -142,10 +143,10 @@ void side_connect(struct side *side)
     attr = (struct ibv_qp_attr){
         .qp_state = IBV_QPS_RTR,
         .path_mtu = IBV_MTU_1024,
-        .dest_qp_num = theirs.qpn,
+        .dest_qp_num = theirs->qpn,
         .max_dest_rd_atomic = 16,
         .min_rnr_timer = 12,
-        .ah_attr = {.is_global = 1, .port_num = PORT, .grh = {.dgid = theirs.gid, .sgid_index = 1, .hop_limit = 1}}};
+        .ah_attr = {.is_global = 1, .port_num = PORT, .grh = {.dgid = theirs->gid, .sgid_index = 1, .hop_limit = 1}}};
     MUST(!ibv_modify_qp(side->qp, &attr,
                         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
@@ -154,10 +155,20 @@ void side_connect(struct side *side)
     MUST(!ibv_modify_qp(side->qp, &attr,
                         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                             IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+void side_connect(struct side *side)
+{
+    struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+    MUST(!ibv_modify_qp(side->qp, &reset, IBV_QP_STATE));
+    side_barrier(side); /* what is left of the old connection ends before the new one begins */
+    struct address mine = address_of(side), theirs;
+    side_exchange(side, &mine, &theirs, sizeof(mine));
+    connect_to(side, &theirs);
     side_barrier(side);
 }
 
-void side_add(const struct side *side, struct side *more)
+static void qp_make(const struct side *side, struct side *more)
 {
     struct ibv_qp_init_attr init = {
         .send_cq = side->cq,
@@ -167,7 +178,19 @@ void side_add(const struct side *side, struct side *more)
     *more = *side;
     more->qp = ibv_create_qp(side->pd, &init);
     MUST(more->qp);
+}
+
+void side_add(const struct side *side, struct side *more)
+{
+    qp_make(side, more);
     side_connect(more);
+}
+
+void side_loop(const struct side *side, struct side *loop)
+{
+    qp_make(side, loop);
+    struct address mine = address_of(loop);
+    connect_to(loop, &mine);
 }
 
 bool side_open(struct side *side)

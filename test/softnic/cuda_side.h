@@ -47,6 +47,8 @@ bool side_open(struct side *side);
 
 /** One more queue pair on the same device, completion queue and socket, connected; close it with ibv_destroy_qp. */
 void side_add(const struct side *side, struct side *more);
+/** The same, connected to itself. */
+void side_loop(const struct side *side, struct side *loop);
 
 void buf_make(struct side *side, struct buf *buf, enum memory memory, size_t bytes);
 void buf_free(struct buf *buf);

@@ -41,7 +41,7 @@ static int local_spans(struct sn_qp *qp, struct sn_wqe *w, uint32_t rights, stru
 /* Bring result bytes that are in this process (bounce, atomic result) into the request's buffers. */
 static int result_place(struct sn_qp *qp, struct sn_wqe *w, const void *from)
 {
-    struct sn_copy *c = &qp->copy;
+    struct sn_copy *c = &qp->result;
     int n, r;
 
     if (w->placing) {

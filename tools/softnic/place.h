@@ -50,6 +50,22 @@ int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_s
  * add. Return as sn_place_start; after SN_PLACE_BUSY, *found is filled in by the sn_place_poll that ends it. */
 int sn_place_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
 
+/* Such an operation step by step, for who makes several at a time. The world's lock of the word is held from its read
+ * to its write. */
+struct sn_atomic {
+    struct sn_copy *target; /* its dst is the word */
+    bool cas;
+    uint64_t compare_add, swap, *found;
+    bool locked, moving, writing; /* false to begin with */
+    uint32_t tries;               /* 0 to begin with */
+    uint64_t value;
+    struct sn_copy word; /* between memory here and the target */
+};
+
+/** The next step. Return SN_PLACE_BUSY (call again), or as sn_place_start, or SN_PLACE_OWNER: it can be reached by its
+ * owner alone, and nothing is done. */
+int sn_atomic_step(struct sn_atomic *atomic);
+
 /** True when the process is there and is still the one that entered the world. */
 bool sn_place_reachable(struct sn_world *world, uint32_t proc);
 
