@@ -12,8 +12,6 @@
 enum {
     LANES = 2,
     BOUNCE_BYTES = 1 << 20,
-    SPIN_BYTES = 16 << 10,    /* up to here the starter waits a little: handing over to the engine costs more */
-    SPIN_NS = 30000,          /* about one request to an agent that is awake */
     LOOK_NS = 1000000,        /* is the owner still there? a system call, so not at every poll */
     PATIENCE_NS = 2000000000, /* of an owner that runs but whose agent stands still, twice: TAKEN and RUNNING */
 };
@@ -346,17 +344,6 @@ static int handoff_new(struct sn_copy *c, enum sn_agent_op op, struct handoff **
     return 0;
 }
 
-static int handoff_run(struct sn_copy *c)
-{
-    uint64_t until = c->length <= SPIN_BYTES ? sn_now_ns() + SPIN_NS : 0;
-    int r;
-
-    do
-        r = sn_handoff_poll(c);
-    while (r == SN_PLACE_BUSY && sn_now_ns() < until);
-    return r;
-}
-
 int sn_handoff_start(struct sn_copy *c)
 {
     bool read = c->dst_proc == c->self;
@@ -370,7 +357,7 @@ int sn_handoff_start(struct sn_copy *c)
         h->lanes[0].ask = c;
         h->lanes[0].state = LANE_ASKING;
     }
-    return handoff_run(c);
+    return sn_handoff_poll(c); /* not waited for here: those of several queue pairs overlap */
 }
 
 int sn_handoff_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found)
@@ -387,5 +374,5 @@ int sn_handoff_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_
     h->lanes[0].state = LANE_ASKING;
     c->src_count = 0;
     c->length = 8;
-    return handoff_run(c);
+    return sn_handoff_poll(c);
 }
