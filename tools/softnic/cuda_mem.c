@@ -457,4 +457,6 @@ const struct sn_device_mem sn_cuda_mem = {
     .fly = sn_cuda_fly,
     .fly_flush = sn_cuda_fly_flush,
     .fly_landed = sn_cuda_fly_landed,
+    .bounce_take = sn_staging_bounce_take,
+    .bounce_give = sn_staging_bounce_give,
 };

@@ -10,9 +10,8 @@
 #include "tools/softnic/proc.h"
 
 enum {
-    LANES = 2,
-    BOUNCE_BYTES = 1 << 20,
-    LOOK_NS = 1000000,        /* is the owner still there? a system call, so not at every poll */
+    LANES = 4,         /* pieces of a transfer under way: each is copied here, then there, or the other way round */
+    LOOK_NS = 1000000, /* is the owner still there? a system call, so not at every poll */
     PATIENCE_NS = 2000000000, /* of an owner that runs but whose agent stands still, twice: TAKEN and RUNNING */
 };
 
@@ -30,6 +29,7 @@ struct lane {
     enum lane_state state;
     uint64_t offset, bytes;
     void *bounce;
+    bool pinned;         /* bounce is the device copier's; else it is of the heap */
     struct sn_copy *ask; /* what the owner is asked to copy */
     struct request request;
     struct sn_copy copy;
@@ -246,12 +246,16 @@ static int leg_start(struct handoff *h, const struct sn_copy *c, struct lane *la
 /* The next piece of a transfer that neither side can make alone. */
 static int piece_start(struct handoff *h, const struct sn_copy *c, struct lane *lane)
 {
+    if (!lane->bounce) {
+        lane->bounce = sn_device_mem->bounce_take();
+        lane->pinned = lane->bounce != NULL;
+    }
     if (!lane->bounce)
-        lane->bounce = malloc(BOUNCE_BYTES);
+        lane->bounce = malloc(SN_BOUNCE_BYTES);
     if (!lane->bounce)
         return -ENOMEM;
     lane->offset = h->given;
-    lane->bytes = c->length - h->given < BOUNCE_BYTES ? c->length - h->given : BOUNCE_BYTES;
+    lane->bytes = c->length - h->given < SN_BOUNCE_BYTES ? c->length - h->given : SN_BOUNCE_BYTES;
     h->given += lane->bytes;
     return leg_start(h, c, lane, h->op == SN_AGENT_WRITE);
 }
@@ -287,9 +291,19 @@ static void lane_run(struct handoff *h, const struct sn_copy *c, struct lane *la
             lane->state = LANE_IDLE;
         } else if (r != 0 && r != SN_PLACE_BUSY) {
             h->error = r < 0 ? r : -EIO;
+            if (lane->state == LANE_HERE && lane->pinned)
+                lane->bounce = NULL; /* a copy engine may be at it: lost, rather than used for something else */
             lane->state = LANE_IDLE;
         }
     }
+}
+
+static void bounce_give(struct lane *lane)
+{
+    if (lane->bounce && lane->pinned)
+        sn_device_mem->bounce_give(lane->bounce);
+    else
+        free(lane->bounce);
 }
 
 int sn_handoff_poll(struct sn_copy *c)
@@ -306,7 +320,7 @@ int sn_handoff_poll(struct sn_copy *c)
         }
     r = h->error;
     for (unsigned i = 0; i < LANES; i++)
-        free(h->lanes[i].bounce);
+        bounce_give(&h->lanes[i]);
     free(h);
     c->async = NULL;
     return r;

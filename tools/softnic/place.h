@@ -81,6 +81,8 @@ struct sn_flight {
     void *map, *slot; /* held until it has landed */
 };
 
+enum { SN_BOUNCE_BYTES = 256 << 10 };
+
 /** Device memory, filled in by cuda_mem.c when there is a driver; NULL: host memory only. Every call may come from any
  * thread. */
 struct sn_device_mem {
@@ -109,6 +111,9 @@ struct sn_device_mem {
     /** Is it done? In the order of the lane. ask: see to it that this will be known; else only look, for more will be
      * given to the lane. Return 0, SN_PLACE_BUSY, or -errno, logged; after the first and the last it is over. */
     int (*fly_landed)(struct sn_lane *lane, struct sn_flight *flight, bool ask);
+    /** SN_BOUNCE_BYTES of host memory that a copy engine reaches, or NULL: none is left. */
+    void *(*bounce_take)(void);
+    void (*bounce_give)(void *bounce);
 };
 extern const struct sn_device_mem *sn_device_mem;
 
