@@ -4,18 +4,9 @@
 
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-static double now_s(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
 
 /* The owner's application looks at its memory without a pause and calls no verb: each word is there before the next one
  * is sent, and in order. */
@@ -138,50 +129,74 @@ void atomics_of_many_queue_pairs_add_up(struct side *side, enum memory memory)
     buf_free(&results);
 }
 
-static int by_value(const void *a, const void *b)
+/* Rounds of one fetch-and-add for each queue pair, which are posted and then waited for. */
+static void adds_row(struct side *side, struct side *more, size_t qps, const struct buf *results, struct remote words,
+                     const char *where)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Rounds of one fetch-and-add for each queue pair, which are posted and then waited for. Several figures of one kind
- * far apart, here or from one run to the next, mean that somebody sleeps who should not. */
-static void owner_row(struct side *side, struct side *more, size_t qps, const struct buf *results, struct remote words)
-{
-    enum { ROUNDS_MOST = 2000 };
-    static double us[ROUNDS_MOST];
-    size_t rounds = side->fake ? 50 : ROUNDS_MOST;
+    static double us[TIMES_MOST];
+    size_t rounds = side->fake ? 50 : TIMES_MOST;
+    char what[80];
 
     for (size_t i = 0; i < rounds; i++) {
         double start = now_s();
         for (size_t n = 0; n < qps; n++)
             add_post(&more[n], results, n, (struct remote){words.addr + 8 * n, words.rkey});
         for (size_t n = 0; n < qps; n++)
-            expect_success(side, "fetch and add to private memory");
+            expect_success(side, "fetch and add");
         us[i] = (now_s() - start) * 1e6;
     }
-    qsort(us, rounds, sizeof(us[0]), by_value);
-    printf("  %zu fetch-and-adds to private memory, a queue pair each: %7.2f us (a tenth %.2f, nine tenths %.2f)\n",
-           qps, us[rounds / 2], us[rounds / 10], us[rounds * 9 / 10]);
+    snprintf(what, sizeof(what), "fetch-and-add to %s, %zu queue pairs", where, qps);
+    times_print(what, us, rounds);
+}
+
+/* On this process's own memory, as one process with several GPUs has it, beside a kernel that waits, as a kernel that
+ * has asked for them does. */
+static void own_rows(struct side *side, struct side *loop, size_t qps, const struct buf *results)
+{
+    struct buf words, flag, one;
+
+    buf_make(side, &words, LEGACY, 64);
+    buf_zero(&words);
+    buf_make(side, &flag, LEGACY, 64);
+    buf_zero(&flag);
+    buf_make(side, &one, PAGEABLE, 64);
+    *(uint64_t *)(uintptr_t)one.addr = 1;
+    struct remote own = {words.addr, words.mr->rkey};
+    for (size_t n = 1; n <= qps; n *= 2)
+        adds_row(side, loop, n, results, own, "own memory");
+    if (spin_start(flag.addr)) {
+        for (size_t n = 1; n <= qps; n *= 2)
+            adds_row(side, loop, n, results, own, "own memory beside a kernel");
+        post(&loop[0], IBV_WR_RDMA_WRITE, &one, 0, 8, (struct remote){flag.addr, flag.mr->rkey});
+        expect_success(side, "end of a kernel");
+        spin_wait();
+    }
+    buf_free(&words);
+    buf_free(&flag);
+    buf_free(&one);
 }
 
 void owner_figures(struct side *side)
 {
     enum { QPS = 4 };
-    struct side more[QPS];
+    struct side more[QPS], loop[QPS];
     struct buf words, results;
 
     buf_make(side, &words, PRIVATE, 64);
     buf_zero(&words);
     buf_make(side, &results, PAGEABLE, 64);
     struct remote theirs = swap_remote(side, &words);
-    for (int i = 0; i < QPS; i++)
+    for (int i = 0; i < QPS; i++) {
         side_add(side, &more[i]);
+        side_loop(side, &loop[i]);
+    }
     for (size_t qps = 1; side->initiator && qps <= QPS; qps *= 2)
-        owner_row(side, more, qps, &results, theirs);
+        adds_row(side, more, qps, &results, theirs, "private memory");
+    if (side->initiator)
+        own_rows(side, loop, QPS, &results);
     side_barrier(side);
     for (int i = 0; i < QPS; i++)
-        MUST(!ibv_destroy_qp(more[i].qp));
+        MUST(!ibv_destroy_qp(more[i].qp) && !ibv_destroy_qp(loop[i].qp));
     side_barrier(side);
     buf_free(&words);
     buf_free(&results);

@@ -97,6 +97,26 @@ void side_barrier(struct side *side)
     MUST(theirs == 'b');
 }
 
+double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void times_print(const char *what, double *us, size_t n)
+{
+    qsort(us, n, sizeof(us[0]), by_value);
+    printf("  %-56s %8.2f us (tenth %.2f, nine tenths %.2f, worst %.2f)\n", what, us[n / 2], us[n / 10], us[n * 9 / 10],
+           us[n - 1]);
+}
+
 static bool cuda_open(struct side *side)
 {
     void *ctx, *lib = dlopen("libcuda.so.1", RTLD_NOW);

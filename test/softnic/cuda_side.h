@@ -42,6 +42,12 @@ struct remote {
 void side_exchange(struct side *side, const void *mine, void *theirs, size_t bytes);
 void side_barrier(struct side *side);
 
+double now_s(void);
+
+/** Until complete: the median of n times, which are sorted, and how far they lie apart. */
+enum { TIMES_MOST = 2000 };
+void times_print(const char *what, double *us, size_t n);
+
 /** CUDA (GPU: rank modulo count) and a connected queue pair. False: cannot run here; the reason was printed. */
 bool side_open(struct side *side);
 

@@ -94,7 +94,6 @@ static bool request_take(struct sn_copy *c, const struct sn_agent_slot *slot)
     c->dst_count = slot->dst_count;
     c->src_count = slot->src_count;
     c->length = slot->length;
-    c->handed = false;
     return spans_take(c->dst, slot->dst, slot->dst_count, !read) &&
            spans_take(c->src, slot->src, slot->src_count, read) && spans_length(c->dst, c->dst_count) == c->length &&
            (slot->op > SN_AGENT_READ ? c->length == 8 && c->dst_count == 1
@@ -112,13 +111,11 @@ static int job_start(struct job *job, struct sn_agent_slot *slot)
     }
     if (!job->is_atomic)
         return sn_device_mem->copy_start(c); /* not sn_place_start: the other side's agent is the initiator's to ask */
-    job->atomic.target = c;
     job->atomic.cas = slot->op == SN_AGENT_SWAP;
     job->atomic.compare_add = slot->compare_add;
     job->atomic.swap = slot->swap;
     job->atomic.found = &slot->found;
-    job->atomic.locked = job->atomic.moving = job->atomic.writing = false;
-    job->atomic.tries = 0;
+    sn_atomic_begin(&job->atomic, c);
     return sn_atomic_step(&job->atomic);
 }
 

@@ -353,7 +353,7 @@ static int handoff_new(struct sn_copy *c, enum sn_agent_op op, struct handoff **
         return -ESRCH;
     }
     c->async = h;
-    c->handed = true;
+    c->by = SN_BY_OWNER;
     *out = h;
     return 0;
 }

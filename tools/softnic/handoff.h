@@ -13,7 +13,7 @@
 int sn_handoff_start(struct sn_copy *copy);
 int sn_handoff_poll(struct sn_copy *copy);
 
-/** As sn_place_atomic. */
+/** As sn_place_atomic, for the operation alone. */
 int sn_handoff_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
 
 #endif

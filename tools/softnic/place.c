@@ -18,7 +18,7 @@
 #include "tools/softnic/handoff.h"
 #include "tools/softnic/lock.h"
 
-enum { FLAG_BYTES = 8, DEVICE_POLL_LIMIT_NS = 2000000000 };
+enum { FLAG_BYTES = 8, LOCK_TRIES = 200 /* as long as a word in host memory takes whoever has the lock */ };
 
 /* Present when the program runs under ThreadSanitizer: its copies into program memory must go where TSan does not look.
  * The program polls that memory with plain loads, as it would with a NIC. */
@@ -185,7 +185,7 @@ static bool any_device(const struct sn_span *span, uint32_t count)
 /* By this process itself: SN_PLACE_OWNER if it cannot. */
 static int start_here(struct sn_copy *c)
 {
-    c->handed = false;
+    c->by = SN_BY_DEVICE;
     if (c->length == 0)
         return 0;
     if (!any_device(c->dst, c->dst_count) && !any_device(c->src, c->src_count))
@@ -202,11 +202,6 @@ int sn_place_start(struct sn_copy *c)
     int r = start_here(c);
 
     return r == SN_PLACE_OWNER ? sn_handoff_start(c) : r;
-}
-
-int sn_place_poll(struct sn_copy *c)
-{
-    return c->handed ? sn_handoff_poll(c) : sn_device_mem->copy_poll(c);
 }
 
 int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
@@ -238,7 +233,7 @@ static int move_word(struct sn_atomic *a, uint64_t *value)
     int r;
 
     if (a->moving) {
-        r = sn_place_poll(word);
+        r = sn_device_mem->copy_poll(word);
     } else {
         word->world = c->world;
         word->self = c->self;
@@ -299,33 +294,44 @@ unlock:
     return r;
 }
 
-int sn_place_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found)
+void sn_atomic_begin(struct sn_atomic *a, struct sn_copy *target)
 {
-    struct sn_atomic a; /* large, as above */
-    uint64_t give_up = 0;
+    a->target = target;
+    a->locked = a->moving = a->writing = false;
+    a->tries = 0;
+}
+
+static int atomic_poll(struct sn_copy *c)
+{
+    struct sn_atomic *a = c->async;
     int r;
 
-    a.target = c;
-    a.cas = cas;
-    a.compare_add = compare_add;
-    a.swap = swap;
-    a.found = found;
-    a.moving = a.writing = false;
-    c->handed = false;
-    sn_lock_take(lock_of(c));
-    a.locked = true;
-    while ((r = sn_atomic_step(&a)) == SN_PLACE_BUSY) {
-        if (!give_up)
-            give_up = sn_now_ns() + DEVICE_POLL_LIMIT_NS;
-        if (sn_now_ns() > give_up) {
-            sn_log("atomic on device memory 0x%llx: the copy did not end in 2 s", (unsigned long long)c->dst[0].addr);
-            sn_lock_drop(lock_of(c));
-            return -EIO;
-        }
-    }
+    do
+        r = sn_atomic_step(a);
+    while (r == SN_PLACE_BUSY && !a->locked && a->tries < LOCK_TRIES);
     /* The owner takes the lock for it. Waiting for the owner with the lock in hand could wait for ever: it may want the
      * same lock for somebody else. */
-    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, cas, compare_add, swap, found) : r;
+    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, a->cas, a->compare_add, a->swap, a->found) : r;
+}
+
+int sn_place_atomic(struct sn_copy *c, struct sn_atomic *a)
+{
+    sn_atomic_begin(a, c);
+    c->async = a;
+    c->by = SN_BY_STEPS;
+    return atomic_poll(c);
+}
+
+int sn_place_poll(struct sn_copy *c)
+{
+    switch (c->by) {
+    case SN_BY_OWNER:
+        return sn_handoff_poll(c);
+    case SN_BY_STEPS:
+        return atomic_poll(c);
+    default:
+        return sn_device_mem->copy_poll(c);
+    }
 }
 
 bool sn_place_reachable(struct sn_world *world, uint32_t proc)
