@@ -167,6 +167,10 @@ static void own_rows(struct side *side, struct side *loop, size_t qps, const str
     if (spin_start(flag.addr)) {
         for (size_t n = 1; n <= qps; n *= 2)
             adds_row(side, loop, n, results, own, "own memory beside a kernel");
+        spin_watch(); /* as a program that looks for the kernel's end does, with the driver's locks */
+        for (size_t n = 1; n <= qps; n *= 2)
+            adds_row(side, loop, n, results, own, "own memory, kernel watched");
+        spin_watch_end();
         post(&loop[0], IBV_WR_RDMA_WRITE, &one, 0, 8, (struct remote){flag.addr, flag.mr->rkey});
         expect_success(side, "end of a kernel");
         spin_wait();

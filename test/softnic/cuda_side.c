@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,7 @@ static struct {
     int (*map)(uint64_t, size_t, size_t, unsigned long long, unsigned long long), (*unmap)(uint64_t, size_t);
     int (*access)(uint64_t, size_t, const int *, size_t);
     int (*range_handle)(void *, uint64_t, size_t, int, unsigned long long);
+    int (*stream_query)(void *);
     int (*module)(void **, const void *), (*function)(void **, void *, const char *), (*sync)(void);
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                   void **);
@@ -39,6 +41,9 @@ static struct {
     void (*fail_later)(const char *, int, int);
 } cu;
 static int device;
+static void *primary;
+static pthread_t watcher;
+static bool watching;
 
 static const struct {
     const char *name;
@@ -62,6 +67,7 @@ static const struct {
     {"cuMemMap", &cu.map},
     {"cuMemUnmap", &cu.unmap},
     {"cuMemSetAccess", &cu.access},
+    {"cuStreamQuery", &cu.stream_query},
     {"cuModuleLoadData", &cu.module},
     {"cuMemGetHandleForAddressRange", &cu.range_handle},
     {"cuModuleGetFunction", &cu.function, true},
@@ -119,7 +125,7 @@ void times_print(const char *what, double *us, size_t n)
 
 static bool cuda_open(struct side *side)
 {
-    void *ctx, *lib = dlopen("libcuda.so.1", RTLD_NOW);
+    void *lib = dlopen("libcuda.so.1", RTLD_NOW);
     int count = 0;
 
     if (!lib) {
@@ -137,7 +143,7 @@ static bool cuda_open(struct side *side)
         return false;
     }
     MUST(!cu.get(&device, side->initiator ? 0 : 1 % count));
-    MUST(!cu.retain(&ctx, device) && !cu.push(ctx));
+    MUST(!cu.retain(&primary, device) && !cu.push(primary));
     return true;
 }
 
@@ -421,6 +427,26 @@ bool spin_start(uint64_t flag)
     MUST(!cu.function(&kernel, module, "spin"));
     MUST(!cu.launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL));
     return true;
+}
+
+static void *watch(void *unused)
+{
+    MUST(!cu.push(primary));
+    while (__atomic_load_n(&watching, __ATOMIC_RELAXED))
+        cu.stream_query(NULL);
+    return unused;
+}
+
+void spin_watch(void)
+{
+    watching = true;
+    MUST(!pthread_create(&watcher, NULL, watch, NULL));
+}
+
+void spin_watch_end(void)
+{
+    __atomic_store_n(&watching, false, __ATOMIC_RELAXED);
+    pthread_join(watcher, NULL);
 }
 
 void spin_wait(void)

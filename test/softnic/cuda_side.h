@@ -95,6 +95,9 @@ struct remote swap_remote(struct side *side, const struct buf *buf);
 /** Start a kernel on the legacy default stream that spins until the word at flag is not 0 or 10 s have passed, then
  * writes 1 (it was) or 2 to the word after it. False: no kernels here. */
 bool spin_start(uint64_t flag);
+/** Begin to ask over and over, in another thread, whether the kernel has come to its end; stop asking. */
+void spin_watch(void);
+void spin_watch_end(void);
 /** Wait for the kernel with cuCtxSynchronize. */
 void spin_wait(void);
 
