@@ -4,18 +4,9 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { BYTES = 300000, SEED = 800, BURST = 40, WAITED = 4096 };
-
-static double now_s(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
 
 /* On both sides a thread waits with the lock in hand, as in a copy of pageable memory behind a kernel. */
 void copies_go_on_while_the_application_holds_the_drivers_lock(struct side *side)

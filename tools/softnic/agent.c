@@ -42,6 +42,8 @@ struct job {
     struct lane *lane; /* NULL: of no lane */
     struct job *behind;
     struct sn_flight flight;
+    bool is_atomic;
+    struct sn_atomic atomic; /* on copy's target */
 };
 
 struct sn_agent {
@@ -111,7 +113,6 @@ static bool request_take(const struct sn_agent *a, struct sn_copy *c, const stru
     c->dst_count = slot->dst_count;
     c->src_count = slot->src_count;
     c->length = slot->length;
-    c->handed = false;
     return spans_take(c->dst, slot->dst, slot->dst_count, slot->peer, !read) &&
            spans_take(c->src, slot->src, slot->src_count, slot->peer, read) &&
            spans_length(c->dst, c->dst_count) == c->length &&
@@ -165,7 +166,7 @@ static int flight_poll(struct job *job)
     return r;
 }
 
-static int request_start(struct sn_agent *a, struct job *job, struct sn_agent_slot *slot)
+static int job_start(struct sn_agent *a, struct job *job, struct sn_agent_slot *slot)
 {
     struct sn_copy *c = &job->copy;
 
@@ -176,10 +177,16 @@ static int request_start(struct sn_agent *a, struct job *job, struct sn_agent_sl
     }
     job->lane = NULL;
     job->behind = NULL;
+    job->is_atomic = slot->op == SN_AGENT_ADD || slot->op == SN_AGENT_SWAP;
     switch (slot->op) {
     case SN_AGENT_ADD:
     case SN_AGENT_SWAP:
-        return sn_place_atomic(c, slot->op == SN_AGENT_SWAP, slot->compare_add, slot->swap, &slot->found);
+        job->atomic.cas = slot->op == SN_AGENT_SWAP;
+        job->atomic.compare_add = slot->compare_add;
+        job->atomic.swap = slot->swap;
+        job->atomic.found = &slot->found;
+        sn_atomic_begin(&job->atomic, c);
+        return sn_atomic_step(&job->atomic);
     case SN_AGENT_PREPARE:
         return sn_device_mem->prepare(c->dst[0].mr);
     case SN_AGENT_FLY:
@@ -189,6 +196,15 @@ static int request_start(struct sn_agent *a, struct job *job, struct sn_agent_sl
     default: /* not sn_place_start: the other side's agent is the initiator's to ask */
         return sn_device_mem->copy_start(c);
     }
+}
+
+/* Atomics take steps as copies do, so that those of several queue pairs overlap: each is two copies, one after the
+ * other. */
+static int job_poll(struct job *job)
+{
+    if (job->lane)
+        return flight_poll(job);
+    return job->is_atomic ? sn_atomic_step(&job->atomic) : sn_device_mem->copy_poll(&job->copy);
 }
 
 static void job_end(struct sn_agent *a, struct job *job, int result)
@@ -213,7 +229,7 @@ static bool slot_begin(struct sn_agent *a, unsigned i, uint64_t request)
         return false;
     job->request = request;
     a->running++;
-    r = request_start(a, job, &a->shm->slots[i]);
+    r = job_start(a, job, &a->shm->slots[i]);
     if (r == HELD)
         a->held = job;
     else if (r != SN_PLACE_BUSY)
@@ -268,7 +284,7 @@ static bool agent_round(struct sn_agent *a, bool take_new)
         int r;
 
         if (job->request && job != a->held) {
-            r = job->lane ? flight_poll(job) : sn_device_mem->copy_poll(&job->copy);
+            r = job_poll(job);
             if (r == SN_PLACE_BUSY)
                 continue;
             job_end(a, job, r);
@@ -311,7 +327,7 @@ static void *agent_main(void *arg)
             return NULL;
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
-            last = now;
+            last = sn_now_ns(); /* not now: a round may take longer than the patience after it */
         else if (a->running || now < last + (a->lanes ? COPIER_POLL_NS : POLL_NS))
             sched_yield(); /* movers, the application or the initiator may need this core */
         else

@@ -17,8 +17,6 @@
 #include "tools/softnic/self.h"
 
 enum {
-    SPIN_BYTES = 16 << 10, /* up to here the starter waits a little: handing over to the engine costs more */
-    SPIN_NS = 30000,
     FLY_HOST_BYTES = 16 << 10, /* cuda_flight.c's */
     NAP_US = 50,
 };
@@ -59,7 +57,7 @@ static struct asked *asked_new(const struct sn_copy *c)
     a->copy.src_count = c->src_count;
     a->copy.length = c->length;
     a->copy.async = NULL;
-    a->copy.handed = false;
+    a->copy.by = SN_BY_DEVICE;
     memcpy(a->copy.dst, c->dst, c->dst_count * sizeof(c->dst[0]));
     memcpy(a->copy.src, c->src, c->src_count * sizeof(c->src[0]));
     return a;
@@ -168,7 +166,7 @@ static int asked_poll(struct asked *a)
     int r, result;
 
     if (a->elsewhere)
-        return a->copy.handed ? sn_handoff_poll(&a->copy) : sn_cuda_mem.copy_poll(&a->copy);
+        return a->copy.by == SN_BY_OWNER ? sn_handoff_poll(&a->copy) : sn_cuda_mem.copy_poll(&a->copy);
     r = a->posted ? 0 : asked_post(a);
     if (r)
         return r;
@@ -189,8 +187,8 @@ static bool owner_only(const struct sn_copy *c, bool own)
 
 static int copied_start(struct sn_copy *c)
 {
-    bool read = c->dst_proc == c->self && c->src_proc != c->self;
-    uint64_t until = c->length <= SPIN_BYTES ? sn_now_ns() + SPIN_NS : 0;
+    /* Within this process: the side that is not registered (the word of an atomic, say) is the initiator's. */
+    bool read = c->dst_proc == c->self && (c->src_proc != c->self || c->dst[0].mr == SN_NONE);
     struct asked *a;
     int r;
 
@@ -203,8 +201,6 @@ static int copied_start(struct sn_copy *c)
     a->request.op = read ? SN_AGENT_READ : SN_AGENT_WRITE;
     a->request.peer = read ? c->src_proc : c->dst_proc;
     r = a->elsewhere ? sn_cuda_mem.copy_start(&a->copy) : asked_poll(a);
-    while (r == SN_PLACE_BUSY && !a->elsewhere && sn_now_ns() < until)
-        r = asked_poll(a);
     if (r == SN_PLACE_BUSY)
         c->async = a;
     else

@@ -29,6 +29,7 @@ enum {
     TRUST_PROVED = 16,
     PROBE_LEAST = 64,
     PROBE_MOST = 4096,
+    LINGER_NS = 50000,  /* after a look at a device copy: the next one comes sooner than a sleeper would wake up */
     LOOKS_A_PIECE = 64, /* looking at what is in flight comes every microsecond: not each is a piece of work to judge */
 };
 
@@ -148,6 +149,27 @@ static void spin_learn(struct sn_engine *e, uint64_t asked)
         e->spin_ns -= e->spin_ns > SPIN_LEAST_NS ? SPIN_DOWN_NS : 0;
 }
 
+/* Somebody else is at work on a device copy: the memory's owner, a mover, a driver's thread. */
+static bool copy_is_near(const struct sn_engine *e, uint64_t now)
+{
+    uint64_t at = __atomic_load_n(&e->copy_at, __ATOMIC_RELAXED);
+
+    return at && now < at + LINGER_NS;
+}
+
+/* Until the earliest is due, or there is one. Without the lock: who posts meanwhile would otherwise queue up for it
+ * behind this thread, 16 us a request. Who makes a copy may need this core. */
+static void spin_locked(struct sn_engine *e, uint64_t at, uint64_t until, bool give_way)
+{
+    pthread_mutex_unlock(&e->mutex);
+    while (__atomic_load_n(&e->next_at, __ATOMIC_RELAXED) == at && sn_now_ns() < until)
+        if (give_way)
+            sched_yield();
+        else
+            sn_cpu_relax();
+    pthread_mutex_lock(&e->mutex);
+}
+
 /* Until when the engine may sleep if this is the earliest. */
 static uint64_t rest_end(const struct sn_engine *e, const struct sn_qp *qp)
 {
@@ -164,11 +186,14 @@ static uint64_t rest_end(const struct sn_engine *e, const struct sn_qp *qp)
 static void rest_locked(struct sn_engine *e, uint64_t now)
 {
     bool idle = e->count == 0, watching = idle ? e->trust > 0 : patience(e, e->heap[0]) != 0;
+    bool give_way = !e->realtime && copy_is_near(e, now);
     uint64_t at = idle ? UINT64_MAX : e->heap[0]->wake_at;
     struct timespec until;
 
     if (!idle)
         e->rest_until = rest_end(e, e->heap[0]);
+    else if (give_way)
+        e->rest_until = now; /* the next request of a ping-pong need not wake it */
     else /* a watcher looks in now and then, so that who posts next need not wake it, which costs 5 to 20 us */
         e->rest_until = watching && now < e->last_due + WATCH_NS ? now + PATIENCE_NS : UINT64_MAX;
     if (e->rest_until > now) {
@@ -183,11 +208,7 @@ static void rest_locked(struct sn_engine *e, uint64_t now)
         return;
     }
     e->spun = true;
-    /* Without the lock: who posts meanwhile would otherwise queue up for it behind this thread, 16 us a request. */
-    pthread_mutex_unlock(&e->mutex);
-    while (__atomic_load_n(&e->next_at, __ATOMIC_RELAXED) == at && sn_now_ns() < at)
-        sn_cpu_relax();
-    pthread_mutex_lock(&e->mutex);
+    spin_locked(e, at, idle ? now + LINGER_NS : at, give_way);
 }
 
 static void thread_prepare(struct sn_engine *e)
@@ -261,6 +282,8 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
         qp->light = false;
     qp->wake_at = wake_at;
     e->last_due = wake_at;
+    if (!qp->light && sn_qp_copying(qp))
+        __atomic_store_n(&e->copy_at, wake_at, __ATOMIC_RELAXED);
     if (!pthread_equal(pthread_self(), e->thread))
         e->poster_cpu = sched_getcpu();
     heap_up(e, e->count++, qp);
@@ -289,17 +312,26 @@ bool sn_engine_remove(struct sn_engine *e, struct sn_qp *qp)
     return found;
 }
 
-void sn_engine_help(struct sn_engine *e)
+static struct sn_qp *take_to_help(struct sn_engine *e)
 {
     uint64_t next = __atomic_load_n(&e->next_at, __ATOMIC_RELAXED);
     struct sn_qp *qp;
 
     if (next == UINT64_MAX || (next != 0 && next > sn_now_ns()) || pthread_mutex_trylock(&e->mutex) != 0)
-        return;
+        return NULL;
     qp = take_due_locked(e, sn_now_ns(), true);
     pthread_mutex_unlock(&e->mutex);
+    return qp;
+}
+
+void sn_engine_help(struct sn_engine *e)
+{
+    struct sn_qp *qp = take_to_help(e);
+
     if (qp)
         sn_qp_run_taken(qp);
+    else if (__atomic_load_n(&e->copy_at, __ATOMIC_RELAXED) && copy_is_near(e, sn_now_ns()))
+        sched_yield(); /* with fewer cores than threads, who makes the copy waits for this one's time slice, 4 ms */
 }
 
 void sn_engine_fini(struct sn_engine *e)

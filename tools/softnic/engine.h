@@ -25,6 +25,7 @@ struct sn_engine {
     int poster_cpu;
     uint64_t last_due;
     bool spun;        /* since it slept */
+    uint64_t copy_at; /* when a queue pair that waits for a device copy was last pushed; read without the mutex */
     uint64_t next_at; /* wake_at of the earliest, read without the mutex as a hint for helpers; UINT64_MAX: none */
     pthread_t thread;
 };
