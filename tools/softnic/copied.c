@@ -189,7 +189,8 @@ static bool owner_only(const struct sn_copy *c, bool own)
 
 static int copied_start(struct sn_copy *c)
 {
-    bool read = c->dst_proc == c->self && c->src_proc != c->self;
+    /* Within this process: the side that is not registered (the word of an atomic, say) is the initiator's. */
+    bool read = c->dst_proc == c->self && (c->src_proc != c->self || c->dst[0].mr == SN_NONE);
     uint64_t until = c->length <= SPIN_BYTES ? sn_now_ns() + SPIN_NS : 0;
     struct asked *a;
     int r;
