@@ -328,7 +328,11 @@ static void *agent_main(void *arg)
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
             last = sn_now_ns(); /* not now: a round may take longer than the patience after it */
-        else if (a->running || now < last + (a->lanes ? COPIER_POLL_NS : POLL_NS))
+        else if (a->lanes && now < last + COPIER_POLL_NS)
+            sn_cpu_relax(); /* Linux 6.18 makes who yields wait a time slice each time, however little it has run */
+        else if (a->lanes && a->running)
+            usleep(WAIT_NAP_US); /* a long one; movers may need this core */
+        else if (a->running || now < last + POLL_NS)
             sched_yield(); /* movers, the application or the initiator may need this core */
         else
             agent_rest(shm, bell);

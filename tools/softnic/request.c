@@ -9,9 +9,10 @@
 #include "tools/softnic/proc.h"
 
 enum {
-    LOOK_NS = 1000000,        /* is the agent still there? a system call, so not at every poll */
-    PATIENCE_NS = 2000000000, /* with an agent that runs but stands still, twice: TAKEN and RUNNING */
+    LOOK_NS = 1000000, /* is the agent still there? a system call, so not at every poll */
 };
+#define PATIENCE_NS        4000000000ull  /* with an agent that runs but stands still */
+#define COPIER_PATIENCE_NS 20000000000ull /* on a crowded machine it is one process among many: 4 s were seen */
 
 static pthread_mutex_t order_mutex = PTHREAD_MUTEX_INITIALIZER; /* protects the tail of this process's order */
 
@@ -122,10 +123,10 @@ static void tell_standstill(const struct sn_request_to *to, const struct sn_worl
     uint32_t pid = world->procs[to->proc].pid;
 
     if (to->copier)
-        sn_log(
-            "the copier, pid %u, which copies all device memory of this world (softnic-run --copier), does not move: "
-            "is the process stopped?",
-            pid);
+        sn_log("the copier, pid %u, which copies all device memory of this world (softnic-run --copier), has not moved "
+               "for 20 s: "
+               "is the process stopped?",
+               pid);
     else
         sn_log("device memory that only pid %u can reach: its agent has not moved for 4 s (is the process stopped?)",
                pid);
@@ -134,20 +135,22 @@ static void tell_standstill(const struct sn_request_to *to, const struct sn_worl
 /* Is it worth waiting on? A look at the agent from time to time: it must be there, and it must move. */
 static int agent_watch(const struct sn_request_to *to, struct sn_request *q, struct sn_world *world)
 {
-    uint64_t now = sn_now_ns();
+    uint64_t now = sn_now_ns(), patience = to->copier ? COPIER_PATIENCE_NS : PATIENCE_NS;
     uint32_t beat;
 
+    if (q->patience_ns)
+        patience = q->patience_ns;
     if (now < q->look_at)
         return 0;
     q->look_at = now + LOOK_NS;
     if (!q->give_up && to->copier) /* to look costs more than what most requests ask for */
-        q->give_up = now + (q->patience_ns ? q->patience_ns : 2ull * PATIENCE_NS);
+        q->give_up = now + patience;
     else if (sn_request_unanswerable(to, world))
         return -ESRCH;
     beat = __atomic_load_n(&to->shm->beat, __ATOMIC_RELAXED);
     if (beat != q->beat || !q->give_up) {
         q->beat = beat;
-        q->give_up = now + (q->patience_ns ? q->patience_ns : 2ull * PATIENCE_NS);
+        q->give_up = now + patience;
     }
     if (!q->word)
         sweep_slots(to->shm);
