@@ -294,6 +294,7 @@ void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
         filled.nodes = 1;
     if (filled.timeout_ms == 0)
         filled.timeout_ms = 60000; /* a full machine is slow */
-    filled.tuning.path = PRS_PATH_FUSED;
+    if (filled.tuning.path == PRS_PATH_AUTO)
+        filled.tuning.path = PRS_PATH_FUSED;
     ranks_run(p->world, multiply_rank, &m);
 }

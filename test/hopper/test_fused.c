@@ -135,6 +135,20 @@ Test(hopper, a_captured_graph_may_be_replayed, .timeout = 120)
     assert_right(&products[1]);
 }
 
+/* ---- the way without fusion -------------------------------------------------------------------------------------- */
+Test(hopper, unfused_shapes_are_right, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_GEMM, 1, 100, 37, 51, 1, 1, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_REDUCE_SCATTER, 4, 140, 37, 51, 1, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLGATHER, 4, 140, 37, 51, 0, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLREDUCE, 4, 141, 37, 51, 1, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLREDUCE, 3, 64, 64, 64, 0, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLREDUCE, 4, 1, 9, 8, 1, 2, {.path = PRS_PATH_UNFUSED}}, /* ranks with nothing to add up */
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
 /* ---- a rank that does not come ----------------------------------------------------------------------------------- */
 struct lost {
     int result[4];
