@@ -15,6 +15,7 @@
 struct row {
     uint32_t world, nodes, m, n, k, nk, epochs;
     struct prs_fused_tuning tuning;
+    uint32_t replays;
 };
 
 /* Criterion runs each test in a process of its own: look for a device in each. */
@@ -32,7 +33,8 @@ static void assert_right(enum prs_fused_op op, const struct row *r)
                               .tuning = r->tuning,
                               .world = r->world,
                               .nodes = r->nodes,
-                              .epochs = r->epochs};
+                              .epochs = r->epochs,
+                              .replays = r->replays};
     struct ranks_verdict v;
     hopper_setup(8, 4, 0);
     ranks_multiply(&p, &v);
@@ -80,6 +82,43 @@ Test(nodes, allreduce_is_right, .timeout = 200)
     need_a_device();
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
         assert_right(PRS_FUSED_ALLREDUCE, &rows[i]);
+}
+
+/* ---- the way without fusion -------------------------------------------------------------------------------------- */
+/* What the fused kernels cannot run: n or k that is no multiple of 8; a GPU a node, three nodes; a captured graph. */
+static const struct row odd_rows[] = {
+    {4, 2, 148, 103, 51, 1, 4, {.path = PRS_PATH_UNFUSED}},  {4, 2, 64, 64, 36, 0, 3, {.path = PRS_PATH_UNFUSED}},
+    {2, 2, 70, 37, 40, 1, 3, {.path = PRS_PATH_UNFUSED}},    {6, 3, 66, 41, 24, 0, 3, {.path = PRS_PATH_UNFUSED}},
+    {4, 2, 60, 35, 24, 1, 2, {.path = PRS_PATH_UNFUSED}, 4},
+};
+
+Test(nodes, unfused_reduce_scatter_is_right, .timeout = 200)
+{
+    need_a_device();
+    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
+        assert_right(PRS_FUSED_REDUCE_SCATTER, &odd_rows[i]);
+}
+
+Test(nodes, unfused_allgather_is_right, .timeout = 200)
+{
+    need_a_device();
+    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
+        assert_right(PRS_FUSED_ALLGATHER, &odd_rows[i]);
+}
+
+/* Besides: ranks that do not divide m, and ranks with nothing to add up. */
+Test(nodes, unfused_allreduce_is_right, .timeout = 200)
+{
+    static const struct row more[] = {
+        {4, 2, 1003, 96, 24, 1, 3, {.path = PRS_PATH_UNFUSED}},
+        {4, 2, 1, 9, 8, 1, 3, {.path = PRS_PATH_UNFUSED}},
+        {6, 3, 65, 41, 24, 0, 3, {.path = PRS_PATH_UNFUSED}},
+    };
+    need_a_device();
+    for (size_t i = 0; i < sizeof(more) / sizeof(*more); i++)
+        assert_right(PRS_FUSED_ALLREDUCE, &more[i]);
+    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
+        assert_right(PRS_FUSED_ALLREDUCE, &odd_rows[i]);
 }
 
 /* ---- a node that does not come ----------------------------------------------------------------------------------- */
