@@ -84,7 +84,10 @@ static void predict(const struct prs_fused_shape *shape, const struct prs_place 
     info->sent_bytes = (uint64_t)sent;
     info->far_bytes = (uint64_t)far;
     far /= FAR_BYTES_PER_US;
-    info->predicted_us = START_US + (longest > far ? longest : far);
+    if (info->tuning.path == PRS_PATH_UNFUSED) /* one after the other */
+        info->predicted_us = START_US + compute + travel + far;
+    else
+        info->predicted_us = START_US + (longest > far ? longest : far);
 }
 
 /* One line per shape; the last that fits wins, so that tuning again is appending. */

@@ -122,6 +122,7 @@ Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
     info = choose(PRS_FUSED_ALLREDUCE, 1024, 1028, 64, NULL);
     cr_assert_eq(info.tuning.path, PRS_PATH_UNFUSED);
     cr_assert(strstr(info.reason, "multiple of 8") != NULL, "%s", info.reason);
+    cr_assert_gt(info.predicted_us, choose(PRS_FUSED_ALLREDUCE, 1024, 1024, 64, NULL).predicted_us, "nothing overlaps");
     info = choose(PRS_FUSED_ALLREDUCE, 1026, 1024, 64, NULL);
     cr_assert_eq(info.tuning.path, PRS_PATH_UNFUSED);
     cr_assert(strstr(info.reason, "do not divide m") != NULL, "%s", info.reason);
