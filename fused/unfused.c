@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "fused/lt.h"
-#include "fused/network.h"
 #include "util/error.h"
 
 enum { SLOT_ALIGNMENT = 256 };
@@ -43,23 +42,6 @@ static uint64_t staging_bytes(const struct prs_fused_plan *p)
     return slots_begin(&share) + 2ull * far * slot_bytes(&share);
 }
 
-/* Between nodes: signal words, and what puts need. */
-static int open_far(struct prs_fused_plan *p)
-{
-    const struct prs_schedule *s = &p->args.schedule;
-    struct prs_far *far = &p->args.far;
-    int r = prs_symmetric_open(p->ctx, prs_unfused_word(s, PRS_UNFUSED_WORDS, 0) * sizeof(uint64_t),
-                               PRS_SYMMETRIC_SIGNALS, &p->signals);
-    if (r != 0)
-        return r;
-    p->info.workspace_bytes += p->signals->bytes;
-    far->device = p->ctx->network->device;
-    far->signals = (uint64_t *)p->signals->at[0];
-    far->staging_window = p->staging->window;
-    far->signal_window = p->signals->window;
-    return 0;
-}
-
 int prs_unfused_open(struct prs_fused_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
@@ -79,7 +61,12 @@ int prs_unfused_open(struct prs_fused_plan *p)
         a->staging[peer] = p->staging->at[peer];
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
     }
-    return far ? open_far(p) : 0;
+    if (!far)
+        return 0;
+    r = prs_symmetric_open_signals(p->ctx, p->staging, prs_unfused_word(&a->schedule, PRS_UNFUSED_WORDS, 0), &a->far,
+                                   &p->signals);
+    p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
+    return r;
 }
 
 static int copy(void *to, const void *from, uint64_t bytes, const char *what, cudaStream_t stream)
