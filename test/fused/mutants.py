@@ -15,7 +15,9 @@ import tempfile
 
 LIMIT_S = 150
 ATTENTION, SCHEDULE = "test/fused/test_attention_protocol.c", "fused/attention_schedule.h"
-PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*")}
+ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c", "test/fused/moe_rows.c", "test/fused/moe_model.c"
+PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
+            "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
 PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
 
 RULES = [  # name, program, file, text (must be there once), what stands there instead
@@ -42,6 +44,26 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("attention: a share goes only to who looks at it", "attention", SCHEDULE, "source < to ? 1 : s->segments", "source + s->locals < to ? 1 : s->segments"),
     ("attention: a neighbour's place needs its credit", "attention", ATTENTION, "(x->way == 0 || x->distance != 0) &&", "x->distance == 0 &&"),
     ("attention: groups are passed in order", "attention", ATTENTION, "pass_groups(c, epoch, &q, &passed, x.group);", "pass_groups(c, epoch, &q, &passed, x.group + 1);"),
+
+    ("moe: a group's word holds the epoch", "moe", MOE_ROWS, "watch_wait_exactly(&c->model->watch, &me->signal[word]", "watch_wait(&c->model->watch, &me->signal[word]"),
+    ("moe: another node's rows are awaited", "moe", MOE_ROWS, "if (!watch_wait_exactly(&c->model->watch, &me->signal[word]", "if (0 && !watch_wait_exactly(&c->model->watch, &me->signal[word]"),
+    ("moe: a row's flag holds the epoch", "moe", MOE_ROWS, "watch_wait_exactly(&c->model->watch, &me->staging_flags[at]", "watch_wait(&c->model->watch, &me->staging_flags[at]"),
+    ("moe: other nodes' routes are awaited", "moe", MOE_ROUTE, "    for (uint32_t p = 0; p < WORLD; p++) {\n        const uint32_t *flag", "    for (uint32_t p = 0; p < 2; p++) {\n        const uint32_t *flag"),
+    ("moe: a put waits for all its rows", "moe", MOE_ROWS, "prs_route_put_counter(r, n, row)]) != rows)", "prs_route_put_counter(r, n, row)]) != 1)"),
+    ("moe: a signal waits for all puts of its group", "moe", MOE_ROWS, "prs_route_group_counter(r, n, row)]) == puts)", "prs_route_group_counter(r, n, row)]) == 1)"),
+    ("moe: a row is counted when it has landed", "moe", MOE_ROWS, "    land(&c->model->ranks[c->rank], last);\n    relay_row_out", "    relay_row_out"),
+    ("moe: a signal stays behind its puts", "moe", MOE_ROWS, "                                                 .value = epoch,\n                                                 .peer = peer,\n                                                 .group = group}",
+     "                                                 .value = epoch,\n                                                 .peer = peer,\n                                                 .group = group + 1000}"),
+    ("moe: a launch ends when its puts are complete", "moe", MOE_MODEL, "if (me->r.nodes > 1 && !nic_quiet(&me->nic))", "if (0)"),
+    ("moe: two banks of mail", "moe", MOE_ROUTE, "from = prs_route_mirror(r, p), bank = epoch & 1;", "from = prs_route_mirror(r, p), bank = 0;"),
+    ("moe: notes have two banks", "moe", ROUTE, "((uint64_t)bank * r->nodes + b) * prs_route_note_bytes(r)", "((uint64_t)(bank / 2 * 2) * r->nodes + b) * prs_route_note_bytes(r)"),
+    ("moe: counters begin anew", "moe", MOE_ROUTE, "        __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);", "        (void)i;"),
+    ("moe: notes name every seat", "moe", MOE_ROUTE, "seat < r->seats; seat++)\n        note[seat]", "seat < r->seats - 1; seat++)\n        note[seat]"),
+    ("moe: a refused rank still gives rows on", "moe", MOE_ROWS, "    return relay_in(c, epoch);", "    return c->model->ranks[c->rank].refused || relay_in(c, epoch);"),
+    ("moe: own rows go before others' are awaited", "moe", MOE_ROWS, "    if (r->nodes > 1)\n        relay_out(c, epoch);\n", "    if (!relay_in(c, epoch))\n        return false;\n    if (r->nodes > 1)\n        relay_out(c, epoch);\n"),
+    ("moe: rows in and rows out are apart", "moe", ROUTE, "((uint64_t)out * (r->nodes - 1) + b - 1)", "((uint64_t)0 * out + b - 1)"),
+    ("moe: the sender is far from each seat as it says", "moe", MOE_ROWS, "(prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;", "(prs_route_counterpart(r, n) + r->world - r->rank) % r->world;"),
+    ("moe: groups of all sizes have a word each", "moe", ROUTE, "(b - 1) * prs_route_groups(r) + group;", "(b - 1) * (prs_route_groups(r) - 1) + group;"),
 ]
 
 
@@ -59,6 +81,7 @@ def run_bounded(command):
 def build(tree, program, flags):
     out = os.path.join(tree, "program")
     sources = [os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]] + [os.path.join(tree, "util", s) for s in ("error.c", "log.c", "env.c")]
+    sources += [os.path.join(tree, "test/support/criterion_arena.c")]
     done = subprocess.run(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I", os.path.join(tree, "include"), *sources, "-o", out,
                            "-lcriterion", "-lpthread"], capture_output=True, text=True)
     if done.returncode:
@@ -92,9 +115,9 @@ def replace(path, old, new):
 def try_rule(root, rule):
     name, program, file, old, new = rule
     with tempfile.TemporaryDirectory() as tree:
-        for folder in ("fused", "test/fused", "util", "include"):
+        for folder in ("fused", "test/fused", "test/support", "util", "include"):
             shutil.copytree(os.path.join(root, folder), os.path.join(tree, folder))
-        for test in ("test_attention_protocol.c",):
+        for test in ("test_attention_protocol.c", "test_moe.c"):
             if not replace(os.path.join(tree, "test/fused", test), "WAIT_SECONDS = 60", "WAIT_SECONDS = 5"):
                 return f"{test} has no WAIT_SECONDS"
         if file and not replace(os.path.join(tree, file), old, new):
