@@ -7,30 +7,12 @@
 #include "fused/lt.h"
 #include "util/error.h"
 
-enum { SLOT_ALIGNMENT = 256 };
-
 /* What other ranks read or write here: the whole partial product, or the gathered A. */
 static struct prs_share share_of(const struct prs_fused_plan *p)
 {
     const struct prs_fused_shape *s = &p->shape;
-    uint32_t world = p->args.schedule.world;
-    struct prs_share share = {.all = (uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n)};
-    share.each = (share.all + world - 1) / world;
-    if (s->op == PRS_FUSED_ALLREDUCE)
-        share.each = (share.each + 7) / 8 * 8; /* 16 bytes: no rank starts in the middle of a vector */
-    return share;
-}
-
-/* Between nodes sums need slots behind the product: this node's sums for each counterpart, then theirs for this rank.
- */
-static uint64_t slot_bytes(const struct prs_share *share)
-{
-    return (share->each * 2 + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
-}
-
-static uint64_t slots_begin(const struct prs_share *share)
-{
-    return (share->all * 2 + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    return prs_share_of((uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.world,
+                        s->op == PRS_FUSED_ALLREDUCE);
 }
 
 static uint64_t staging_bytes(const struct prs_fused_plan *p)
@@ -39,7 +21,7 @@ static uint64_t staging_bytes(const struct prs_fused_plan *p)
     uint32_t far = p->args.schedule.nodes - 1;
     if (far == 0 || p->shape.op == PRS_FUSED_ALLGATHER)
         return share.all * 2;
-    return slots_begin(&share) + 2ull * far * slot_bytes(&share);
+    return prs_exchange_received(&share, p->args.schedule.nodes, far);
 }
 
 int prs_unfused_open(struct prs_fused_plan *p)
@@ -63,7 +45,7 @@ int prs_unfused_open(struct prs_fused_plan *p)
     }
     if (!far)
         return 0;
-    r = prs_symmetric_open_signals(p->ctx, p->staging, prs_unfused_word(&a->schedule, PRS_UNFUSED_WORDS, 0), &a->far,
+    r = prs_symmetric_open_signals(p->ctx, p->staging, prs_exchange_word(&a->schedule, PRS_EXCHANGE_WORDS, 0), &a->far,
                                    &p->signals);
     p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
     return r;
@@ -76,8 +58,7 @@ static int copy(void *to, const void *from, uint64_t bytes, const char *what, cu
 
 /* A matrix that lies at at[p] in neighbour p, of which every rank of this node has its own share: puts the own one to
  * the counterparts, and copies theirs, when they have come, to the neighbours. */
-static int spread(struct prs_fused_plan *p, const struct prs_unfused_exchange *x, uint8_t *const *at,
-                  cudaStream_t stream)
+static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
     int r = prs_unfused_cross(&p->args, x, stream);
@@ -93,11 +74,11 @@ static int spread(struct prs_fused_plan *p, const struct prs_unfused_exchange *x
 static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_unfused_exchange x = {.share = share_of(p),
-                                     .window = p->args.far.staging_window,
-                                     .word = PRS_UNFUSED_THERE,
-                                     .what = PRS_AWAIT_CHUNK,
-                                     .credit = 1};
+    struct prs_exchange x = {.share = share_of(p),
+                             .window = p->args.far.staging_window,
+                             .word = PRS_EXCHANGE_THERE,
+                             .what = PRS_AWAIT_CHUNK,
+                             .credit = 1};
     uint64_t first = prs_share_first(&x.share, s->rank) * 2, bytes = prs_share_count(&x.share, s->rank) * 2;
     int r = 0;
     for (uint32_t peer = 0; peer < s->locals && r == 0; peer++)
@@ -117,12 +98,12 @@ static int add_share(struct prs_fused_plan *p, const struct prs_share *share, ui
     struct prs_unfused_sum sum = {.elements = prs_share_count(share, rank),
                                   .near_count = s->locals,
                                   .copies = copies,
-                                  .far_step = slot_bytes(share)};
+                                  .far_step = prs_exchange_slot_bytes(share)};
     for (uint32_t i = 0; i < s->locals; i++)
         sum.near[i] = p->args.staging[(i + 1) % s->locals] + prs_share_first(share, rank) * 2;
     if (rank == s->rank && far != 0) {
         sum.far_count = far;
-        sum.far = p->args.staging[0] + slots_begin(share) + far * sum.far_step;
+        sum.far = p->args.staging[0] + prs_exchange_received(share, s->nodes, 0);
     }
     memcpy(sum.to, to, copies * sizeof(*to));
     return prs_unfused_add(&sum, stream);
@@ -132,18 +113,17 @@ static int add_share(struct prs_fused_plan *p, const struct prs_share *share, ui
 static int cross_sums(struct prs_fused_plan *p, const struct prs_share *share, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    uint64_t slot = slot_bytes(share), begin = slots_begin(share);
-    struct prs_unfused_exchange x = {.share = *share,
-                                     .source = begin,
-                                     .target = begin + (s->nodes - 1) * slot,
-                                     .slot_bytes = slot,
-                                     .window = p->args.far.staging_window,
-                                     .word = PRS_UNFUSED_THERE,
-                                     .what = PRS_AWAIT_PARTIAL,
-                                     .credit = p->shape.op == PRS_FUSED_REDUCE_SCATTER};
+    struct prs_exchange x = {.share = *share,
+                             .source = prs_exchange_sent(share, 0),
+                             .target = prs_exchange_received(share, s->nodes, 0),
+                             .slot_bytes = prs_exchange_slot_bytes(share),
+                             .window = p->args.far.staging_window,
+                             .word = PRS_EXCHANGE_THERE,
+                             .what = PRS_AWAIT_PARTIAL,
+                             .credit = p->shape.op == PRS_FUSED_REDUCE_SCATTER};
     int r = 0;
     for (uint32_t i = 0; i + 1 < s->nodes && r == 0; i++) {
-        uint8_t *to = p->args.staging[0] + begin + i * slot;
+        uint8_t *to = p->args.staging[0] + prs_exchange_sent(share, i);
         r = add_share(p, share, (s->node + 1 + i) % s->nodes * s->locals + s->local, &to, 1, stream);
     }
     return r != 0 ? r : prs_unfused_cross(&p->args, &x, stream);
@@ -155,7 +135,7 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     const struct prs_schedule *s = &p->args.schedule;
     const struct prs_symmetric *home = NULL;
     struct prs_share share = share_of(p);
-    struct prs_unfused_exchange x = {.share = share, .word = PRS_UNFUSED_BACK, .what = PRS_AWAIT_BROADCAST};
+    struct prs_exchange x = {.share = share, .word = PRS_EXCHANGE_BACK, .what = PRS_AWAIT_BROADCAST};
     uint8_t *at[PRS_MAX_WORLD] = {c}, *to[PRS_MAX_WORLD] = {c};
     uint32_t copies = 1;
     int r = 0;

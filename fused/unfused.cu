@@ -58,7 +58,7 @@ template <bool WIDE> static __global__ void sum(const __grid_constant__ struct p
 
 struct exchange_args {
     struct prs_kernel_args args;
-    struct prs_unfused_exchange x;
+    struct prs_exchange x;
 };
 
 /* A rank that gave up has nothing right to send: its counterparts' waits end by themselves, and name it. */
@@ -67,37 +67,25 @@ PRS_DEVICE bool gave_up(const struct prs_sync *sync)
     return *(volatile uint32_t *)&sync->words->aborted != 0;
 }
 
-/* Everything for counterpart i, of which the signal is the last. False: it gave no credit. */
-PRS_DEVICE bool put_share(const struct prs_kernel_args &args, const struct prs_unfused_exchange &x, uint32_t epoch,
-                          uint32_t i)
-{
-    const struct prs_schedule *s = &args.schedule;
-    uint32_t node = (s->node + 1 + i) % s->nodes, peer = node * s->locals + s->local;
-    uint32_t mine = prs_schedule_after(s->node, node, s->nodes), credit = prs_unfused_word(s, PRS_UNFUSED_BACK, i);
-    uint64_t first = prs_share_first(&x.share, s->rank) * 2;
-    uint64_t bytes = prs_share_count(&x.share, x.slot_bytes != 0 ? peer : s->rank) * 2;
-    uint64_t from = x.source + (x.slot_bytes != 0 ? i * x.slot_bytes : first);
-    uint64_t to = x.slot_bytes != 0 ? x.target + mine * x.slot_bytes : from;
-    if (x.credit && !wait_flag(&args.sync, far_flag(args, credit), epoch - 1, PRS_AWAIT_PEERS, peer, credit))
-        return false;
-    if (bytes != 0)
-        put_far(args, peer, x.window, from, to, bytes, x.word);
-    signal_far(args, peer, prs_unfused_word(s, x.word, mine), epoch, x.word);
-    return true;
-}
-
 /* One warp; a lane a counterpart. Earlier kernels of this stream, which wrote what is put, are complete. */
 static __global__ void cross(const __grid_constant__ struct exchange_args a)
 {
     const struct prs_schedule *s = &a.args.schedule;
-    uint32_t epoch = launch_epoch(&a.args.sync);
-    for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32)
-        if (gave_up(&a.args.sync) || !put_share(a.args, a.x, epoch, i))
-            return;
+    const struct prs_sync *sync = &a.args.sync;
+    uint32_t epoch = launch_epoch(sync);
     for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
-        uint32_t word = prs_unfused_word(s, a.x.word, i);
-        wait_flag(&a.args.sync, far_flag(a.args, word), epoch, a.x.what,
-                  (s->node + 1 + i) % s->nodes * s->locals + s->local, word);
+        struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
+        if (a.x.credit)
+            wait_flag(sync, far_flag(a.args, p.credit), epoch - 1, PRS_AWAIT_PEERS, p.peer, p.credit);
+        if (gave_up(sync))
+            return;
+        if (p.bytes != 0)
+            put_far(a.args, p.peer, a.x.window, p.from, p.to, p.bytes, a.x.word);
+        signal_far(a.args, p.peer, p.signal, epoch, a.x.word);
+    }
+    for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
+        struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
+        wait_flag(sync, far_flag(a.args, p.awaited), epoch, a.x.what, p.peer, p.awaited);
     }
 }
 
@@ -110,11 +98,11 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
 {
     const struct prs_schedule *s = &a.args.schedule;
     uint32_t epoch = launch_epoch(&a.args.sync);
+    struct prs_exchange nothing = {};
+    nothing.word = PRS_EXCHANGE_BACK;
     for (uint32_t i = threadIdx.x; a.credit && i + 1 < s->nodes && !gave_up(&a.args.sync); i += 32) {
-        uint32_t node = (s->node + 1 + i) % s->nodes;
-        signal_far(a.args, node * s->locals + s->local,
-                   prs_unfused_word(s, PRS_UNFUSED_BACK, prs_schedule_after(s->node, node, s->nodes)), epoch,
-                   PRS_UNFUSED_BACK);
+        struct prs_exchange_part p = prs_exchange_with(s, &nothing, i);
+        signal_far(a.args, p.peer, p.signal, epoch, PRS_EXCHANGE_BACK);
     }
     meet_neighbours(a.args);
     __syncwarp(); /* all lanes' commands are in the ring */
@@ -145,7 +133,7 @@ extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t str
     return launch_kernel(sum<true>, &shape, (uint32_t)(blocks < 528 ? blocks : 528), stream, *a);
 }
 
-extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_unfused_exchange *exchange,
+extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange,
                                  cudaStream_t stream)
 {
     const struct exchange_args a = {*args, *exchange};

@@ -13,6 +13,7 @@
 #ifndef PERSEUS_FUSED_UNFUSED_H
 #define PERSEUS_FUSED_UNFUSED_H
 
+#include "fused/exchange.h"
 #include "fused/plan.h"
 
 #ifdef __cplusplus
@@ -40,47 +41,8 @@ struct prs_unfused_sum {
 /* 0 or -EIO. */
 int prs_unfused_add(const struct prs_unfused_sum *sum, cudaStream_t stream);
 
-/* What each rank has of a matrix of `all` elements: `each`, in rank order, and the last ones what is left. */
-struct prs_share {
-    uint64_t all, each;
-};
-
-PRS_SHARED uint64_t prs_share_first(const struct prs_share *s, uint32_t rank)
-{
-    return s->each * rank < s->all ? s->each * rank : s->all;
-}
-
-PRS_SHARED uint64_t prs_share_count(const struct prs_share *s, uint32_t rank)
-{
-    return prs_share_first(s, rank + 1) - prs_share_first(s, rank);
-}
-
-/* Signal words, one of each kind for every counterpart. */
-enum prs_unfused_word {
-    PRS_UNFUSED_THERE, /* its sums for the own share, or its rows of A, are here */
-    PRS_UNFUSED_BACK,  /* it has read what was put to it; all-reduce: and its share of the result is here */
-    PRS_UNFUSED_WORDS
-};
-
-PRS_SHARED uint32_t prs_unfused_word(const struct prs_schedule *s, uint32_t kind, uint32_t from)
-{
-    return kind * (s->nodes - 1) + from;
-}
-
-/* To counterpart i (prs_schedule_after() of its node): with slots, from slot i at `source`, its share, into my slot at
- * `target` there; without, my share of the matrix at `source`, to the same place there. */
-struct prs_unfused_exchange {
-    struct prs_share share;
-    uint64_t source, target; /* in the window */
-    uint64_t slot_bytes;     /* 0: without slots */
-    uint32_t window;
-    uint32_t word;   /* enum prs_unfused_word */
-    uint32_t what;   /* enum prs_awaited */
-    uint32_t credit; /* 1: nothing is put before PRS_UNFUSED_BACK of the last launch has come */
-};
-/* 0 or -EIO. */
-int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_unfused_exchange *exchange,
-                      cudaStream_t stream);
+/* One exchange. 0 or -EIO. */
+int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange, cudaStream_t stream);
 
 /* The end of a launch between nodes: gives the counterparts credit (when `credit` is set), meets the node's ranks, sees
  * that nothing that was put is still read here, and moves the epoch. 0 or -EIO. */
