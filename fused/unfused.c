@@ -31,6 +31,9 @@ int prs_unfused_open(struct prs_fused_plan *p)
     int r = prs_lt_open(&p->shape, &p->lt);
     if (a->schedule.world == 1)
         return r;
+    if (r == 0 && prs_unfused_prepare() != 0)
+        r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
+                     p->ctx->config.device);
     if (prs_context_agree(p->ctx, r) != 0) /* no rank may be left waiting in what follows */
         return r != 0 ? r : -ENOTSUP;
     r = prs_symmetric_open(p->ctx, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);

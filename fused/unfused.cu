@@ -5,7 +5,7 @@
 #include "fused/sync.cuh"
 #include "fused/unfused.h"
 
-static const struct launch_shape one_warp = {1, 32, 0};
+static const struct launch_shape one_warp = {1, 32, 0}, sum_shape = {1, 256, 0};
 
 /* All ranks of this node have come here, and what they wrote before is visible. words->exits counts meetings. One warp.
  */
@@ -112,6 +112,19 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
     }
 }
 
+extern "C" int prs_unfused_prepare(void)
+{
+    uint32_t clusters;
+    int r = launch_prepare(meet, &one_warp, &clusters);
+    if (r == 0)
+        r = launch_prepare(sum<false>, &sum_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(sum<true>, &sum_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(cross, &one_warp, &clusters);
+    return r != 0 ? r : launch_prepare(finish, &one_warp, &clusters);
+}
+
 extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream)
 {
     return launch_kernel(meet, &one_warp, 1, stream, *args);
@@ -119,7 +132,6 @@ extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t
 
 extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t stream)
 {
-    static const struct launch_shape shape = {1, 256, 0};
     uint64_t misaligned = a->elements % 8 | (a->far_count != 0 ? ((uintptr_t)a->far | a->far_step) % 16 : 0), blocks;
     for (uint32_t k = 0; k < a->near_count; k++)
         misaligned |= (uintptr_t)a->near[k] % 16;
@@ -127,10 +139,10 @@ extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t str
         misaligned |= (uintptr_t)a->to[k] % 16;
     if (a->elements == 0)
         return 0;
-    blocks = (a->elements / (misaligned ? 1 : 8) + shape.threads - 1) / shape.threads;
+    blocks = (a->elements / (misaligned ? 1 : 8) + sum_shape.threads - 1) / sum_shape.threads;
     if (misaligned)
-        return launch_kernel(sum<false>, &shape, (uint32_t)(blocks < 1056 ? blocks : 1056), stream, *a);
-    return launch_kernel(sum<true>, &shape, (uint32_t)(blocks < 528 ? blocks : 528), stream, *a);
+        return launch_kernel(sum<false>, &sum_shape, (uint32_t)(blocks < 1056 ? blocks : 1056), stream, *a);
+    return launch_kernel(sum<true>, &sum_shape, (uint32_t)(blocks < 528 ? blocks : 528), stream, *a);
 }
 
 extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange,

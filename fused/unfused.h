@@ -25,6 +25,10 @@ int prs_unfused_open(struct prs_fused_plan *plan);
 int prs_unfused_launch(struct prs_fused_plan *plan, const void *a, const void *b, void *c, cudaStream_t stream);
 
 /* ---- unfused.cu ---- */
+/* Loads the kernels on the current device: one that is loaded when it is first launched may have to wait for those that
+ * run, which wait for other ranks. 0 or -ENOTSUP. */
+int prs_unfused_prepare(void);
+
 /* All ranks of this node wait for each other. 0 or -EIO. */
 int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream);
 

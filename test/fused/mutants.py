@@ -16,7 +16,9 @@ import tempfile
 LIMIT_S = 150
 ATTENTION, SCHEDULE = "test/fused/test_attention_protocol.c", "fused/attention_schedule.h"
 ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c", "test/fused/moe_rows.c", "test/fused/moe_model.c"
+UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/exchange.h"
 PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
+            "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
             "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
 PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
 
@@ -64,6 +66,21 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("moe: rows in and rows out are apart", "moe", ROUTE, "((uint64_t)out * (r->nodes - 1) + b - 1)", "((uint64_t)0 * out + b - 1)"),
     ("moe: the sender is far from each seat as it says", "moe", MOE_ROWS, "(prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;", "(prs_route_counterpart(r, n) + r->world - r->rank) % r->world;"),
     ("moe: groups of all sizes have a word each", "moe", ROUTE, "(b - 1) * prs_route_groups(r) + group;", "(b - 1) * (prs_route_groups(r) - 1) + group;"),
+
+    ("unfused: sums and rows wait for credit", "unfused", UNFUSED, "        if (x->credit &&\n", "        if (0 && x->credit &&\n"),
+    ("unfused: the credit of the launch before", "unfused", UNFUSED, "&me->signals[p.credit], me->epoch, \"credit\"", "&me->signals[p.credit], me->epoch - 1, \"credit\""),
+    ("unfused: a launch ends when its puts are complete", "unfused", UNFUSED, "if (!meet(me) || !nic_quiet(&me->nic))", "if (!meet(me))"),
+    ("unfused: a launch ends when the neighbours have read", "unfused", UNFUSED, "if (!meet(me) || !nic_quiet(&me->nic))", "if (!nic_quiet(&me->nic))"),
+    ("unfused: sums are added up when all are there", "unfused", UNFUSED, "    if (!meet(me))\n        return false;\n    for", "    for"),
+    ("unfused: the product waits for the neighbours' rows", "unfused", UNFUSED, "if (!spread(me, &x, false) || !meet(me))", "if (!spread(me, &x, false))"),
+    ("unfused: what crosses is awaited", "unfused", UNFUSED, "&me->signals[p.awaited], me->epoch + 1,", "&me->signals[p.awaited], me->epoch,"),
+    ("unfused: a signal stays behind its put", "unfused", UNFUSED, ".value = me->epoch + 1, .peer = p.peer, .group = x->word}", ".value = me->epoch + 1, .peer = p.peer, .group = x->word + 2}"),
+    ("unfused: each sender has a slot of its own there", "unfused", EXCHANGE, "x->target + mine * x->slot_bytes", "x->target + mine / 2 * x->slot_bytes"),
+    ("unfused: a slot here is that of its receiver", "unfused", EXCHANGE, "x->slot_bytes != 0 ? i * x->slot_bytes", "x->slot_bytes != 0 ? mine * x->slot_bytes"),
+    ("unfused: sums are as long as the receiver's share", "unfused", EXCHANGE, "x->slot_bytes != 0 ? p.peer : s->rank", "s->rank"),
+    ("unfused: a signal names its sender", "unfused", EXCHANGE, "prs_exchange_word(s, x->word, mine)", "prs_exchange_word(s, x->word, i)"),
+    ("unfused: shares and credit have words of their own", "unfused", EXCHANGE, "kind * (s->nodes - 1) + from", "kind * 0 + from"),
+    ("unfused: the last share is what is left", "unfused", EXCHANGE, "s->each * rank < s->all ? s->each * rank : s->all", "s->each * rank"),
 ]
 
 
@@ -117,7 +134,7 @@ def try_rule(root, rule):
     with tempfile.TemporaryDirectory() as tree:
         for folder in ("fused", "test/fused", "test/support", "util", "include"):
             shutil.copytree(os.path.join(root, folder), os.path.join(tree, folder))
-        for test in ("test_attention_protocol.c", "test_moe.c"):
+        for test in ("test_attention_protocol.c", "test_moe.c", "test_unfused.c"):
             if not replace(os.path.join(tree, "test/fused", test), "WAIT_SECONDS = 60", "WAIT_SECONDS = 5"):
                 return f"{test} has no WAIT_SECONDS"
         if file and not replace(os.path.join(tree, file), old, new):
