@@ -78,7 +78,7 @@ enum prs_fused_op {
 
 struct prs_fused_shape {
     enum prs_fused_op op;
-    uint32_t m, n, k;  /* W divides m, except for GEMM */
+    uint32_t m, n, k;  /* W divides m for REDUCE_SCATTER and ALLGATHER */
     uint32_t b_is_n_k; /* B is [n, k] */
 };
 
