@@ -30,9 +30,9 @@ static void run_without_refusals(uint32_t nodes, uint32_t group)
 }
 
 /* A refusal must not leave the others waiting, nor the epochs after it wrong. */
-static void run_with_refusals(uint32_t nodes, uint32_t group)
+static void run_with_refusals(uint32_t nodes, uint32_t group, uint32_t blocks)
 {
-    struct model *m = run_soundly(nodes, group, LOCAL);
+    struct model *m = run_soundly(nodes, group, blocks);
     cr_assert_gt(m->ranks[WORLD - 1].refusals, 0, "this test must see refusals");
     cr_assert_eq(m->ranks[0].refusals, 0);
     model_close(m);
@@ -45,7 +45,7 @@ Test(moe, every_row_of_every_epoch_is_in_its_expert_once_and_multiplied, .timeou
 
 Test(moe, a_rank_without_room_does_not_hold_up_the_others, .timeout = 600)
 {
-    run_with_refusals(1, 8);
+    run_with_refusals(1, 8, LOCAL);
 }
 
 Test(moe, nodes_get_each_token_once_and_each_rank_its_rows, .timeout = 600)
@@ -61,7 +61,7 @@ Test(moe, nodes_with_a_signal_for_several_puts, .timeout = 600)
 /* It still gives other nodes' rows to the rank beside it. */
 Test(moe, nodes_with_a_rank_without_room_do_not_hold_up_the_others, .timeout = 600)
 {
-    run_with_refusals(2, 56);
+    run_with_refusals(2, 56, LOCAL - 1); /* often, while the rank beside it gets rows */
 }
 
 Test(moe, nodes_of_one_gpu_get_their_rows, .timeout = 600)
