@@ -117,7 +117,6 @@ static int open_deal(struct prs_attention_plan *p)
     return r;
 }
 
-/* Between nodes: words that counterparts signal to. */
 static int open_workspace(struct prs_attention_plan *p)
 {
     struct prs_attention_args *a = &p->args;
