@@ -9,8 +9,12 @@
 
 void a_busy_owner_copies(struct side *side);
 void more_queue_pairs_than_slots_are_served(struct side *side);
+void atomics_of_many_queue_pairs_add_up(struct side *side, enum memory memory);
 void a_queue_pair_may_go_while_a_copy_is_under_way(struct side *side, bool initiator_first);
 void a_deregistered_region_is_refused(struct side *side);
+
+/** Print what handing over costs. */
+void owner_figures(struct side *side);
 
 /** owner: the target's process, a child of the initiator's; unused in the target itself. */
 void a_stopped_owner_ends_in_retry_exceeded(struct side *side, pid_t owner);

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,7 @@ static struct {
     int (*map)(uint64_t, size_t, size_t, unsigned long long, unsigned long long), (*unmap)(uint64_t, size_t);
     int (*access)(uint64_t, size_t, const int *, size_t);
     int (*range_handle)(void *, uint64_t, size_t, int, unsigned long long);
+    int (*stream_query)(void *);
     int (*module)(void **, const void *), (*function)(void **, void *, const char *), (*sync)(void);
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                   void **);
@@ -39,6 +41,9 @@ static struct {
     void (*fail_later)(const char *, int, int);
 } cu;
 static int device;
+static void *primary;
+static pthread_t watcher;
+static bool watching;
 
 static const struct {
     const char *name;
@@ -62,6 +67,7 @@ static const struct {
     {"cuMemMap", &cu.map},
     {"cuMemUnmap", &cu.unmap},
     {"cuMemSetAccess", &cu.access},
+    {"cuStreamQuery", &cu.stream_query},
     {"cuModuleLoadData", &cu.module},
     {"cuMemGetHandleForAddressRange", &cu.range_handle},
     {"cuModuleGetFunction", &cu.function, true},
@@ -97,9 +103,29 @@ void side_barrier(struct side *side)
     MUST(theirs == 'b');
 }
 
+double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void times_print(const char *what, double *us, size_t n)
+{
+    qsort(us, n, sizeof(us[0]), by_value);
+    printf("  %-56s %8.2f us (tenth %.2f, nine tenths %.2f, worst %.2f)\n", what, us[n / 2], us[n / 10], us[n * 9 / 10],
+           us[n - 1]);
+}
+
 static bool cuda_open(struct side *side)
 {
-    void *ctx, *lib = dlopen("libcuda.so.1", RTLD_NOW);
+    void *lib = dlopen("libcuda.so.1", RTLD_NOW);
     int count = 0;
 
     if (!lib) {
@@ -117,7 +143,7 @@ static bool cuda_open(struct side *side)
         return false;
     }
     MUST(!cu.get(&device, side->initiator ? 0 : 1 % count));
-    MUST(!cu.retain(&ctx, device) && !cu.push(ctx));
+    MUST(!cu.retain(&primary, device) && !cu.push(primary));
     return true;
 }
 
@@ -126,14 +152,15 @@ struct address {
     union ibv_gid gid;
 };
 
-void side_connect(struct side *side)
+static struct address address_of(const struct side *side)
 {
-    struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
-    MUST(!ibv_modify_qp(side->qp, &reset, IBV_QP_STATE));
-    side_barrier(side); /* what is left of the old connection ends before the new one begins */
-    struct address mine = {.qpn = side->qp->qp_num}, theirs;
+    struct address mine = {.qpn = side->qp->qp_num};
     MUST(!ibv_query_gid(side->context, PORT, 1, &mine.gid));
-    side_exchange(side, &mine, &theirs, sizeof(mine));
+    return mine;
+}
+
+static void connect_to(struct side *side, const struct address *theirs)
+{
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
                                .port_num = PORT,
                                .qp_access_flags =
@@ -142,10 +169,10 @@ void side_connect(struct side *side)
     attr = (struct ibv_qp_attr){
         .qp_state = IBV_QPS_RTR,
         .path_mtu = IBV_MTU_1024,
-        .dest_qp_num = theirs.qpn,
+        .dest_qp_num = theirs->qpn,
         .max_dest_rd_atomic = 16,
         .min_rnr_timer = 12,
-        .ah_attr = {.is_global = 1, .port_num = PORT, .grh = {.dgid = theirs.gid, .sgid_index = 1, .hop_limit = 1}}};
+        .ah_attr = {.is_global = 1, .port_num = PORT, .grh = {.dgid = theirs->gid, .sgid_index = 1, .hop_limit = 1}}};
     MUST(!ibv_modify_qp(side->qp, &attr,
                         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
@@ -154,10 +181,20 @@ void side_connect(struct side *side)
     MUST(!ibv_modify_qp(side->qp, &attr,
                         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                             IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+void side_connect(struct side *side)
+{
+    struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+    MUST(!ibv_modify_qp(side->qp, &reset, IBV_QP_STATE));
+    side_barrier(side); /* what is left of the old connection ends before the new one begins */
+    struct address mine = address_of(side), theirs;
+    side_exchange(side, &mine, &theirs, sizeof(mine));
+    connect_to(side, &theirs);
     side_barrier(side);
 }
 
-void side_add(const struct side *side, struct side *more)
+static void qp_make(const struct side *side, struct side *more)
 {
     struct ibv_qp_init_attr init = {
         .send_cq = side->cq,
@@ -167,7 +204,19 @@ void side_add(const struct side *side, struct side *more)
     *more = *side;
     more->qp = ibv_create_qp(side->pd, &init);
     MUST(more->qp);
+}
+
+void side_add(const struct side *side, struct side *more)
+{
+    qp_make(side, more);
     side_connect(more);
+}
+
+void side_loop(const struct side *side, struct side *loop)
+{
+    qp_make(side, loop);
+    struct address mine = address_of(loop);
+    connect_to(loop, &mine);
 }
 
 bool side_open(struct side *side)
@@ -378,6 +427,26 @@ bool spin_start(uint64_t flag)
     MUST(!cu.function(&kernel, module, "spin"));
     MUST(!cu.launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL));
     return true;
+}
+
+static void *watch(void *unused)
+{
+    MUST(!cu.push(primary));
+    while (__atomic_load_n(&watching, __ATOMIC_RELAXED))
+        cu.stream_query(NULL);
+    return unused;
+}
+
+void spin_watch(void)
+{
+    watching = true;
+    MUST(!pthread_create(&watcher, NULL, watch, NULL));
+}
+
+void spin_watch_end(void)
+{
+    __atomic_store_n(&watching, false, __ATOMIC_RELAXED);
+    pthread_join(watcher, NULL);
 }
 
 void spin_wait(void)

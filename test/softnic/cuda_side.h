@@ -42,11 +42,19 @@ struct remote {
 void side_exchange(struct side *side, const void *mine, void *theirs, size_t bytes);
 void side_barrier(struct side *side);
 
+double now_s(void);
+
+/** Until complete: the median of n times, which are sorted, and how far they lie apart. */
+enum { TIMES_MOST = 2000 };
+void times_print(const char *what, double *us, size_t n);
+
 /** CUDA (GPU: rank modulo count) and a connected queue pair. False: cannot run here; the reason was printed. */
 bool side_open(struct side *side);
 
 /** One more queue pair on the same device, completion queue and socket, connected; close it with ibv_destroy_qp. */
 void side_add(const struct side *side, struct side *more);
+/** The same, connected to itself. */
+void side_loop(const struct side *side, struct side *loop);
 
 void buf_make(struct side *side, struct buf *buf, enum memory memory, size_t bytes);
 void buf_free(struct buf *buf);
@@ -87,6 +95,9 @@ struct remote swap_remote(struct side *side, const struct buf *buf);
 /** Start a kernel on the legacy default stream that spins until the word at flag is not 0 or 10 s have passed, then
  * writes 1 (it was) or 2 to the word after it. False: no kernels here. */
 bool spin_start(uint64_t flag);
+/** Begin to ask over and over, in another thread, whether the kernel has come to its end; stop asking. */
+void spin_watch(void);
+void spin_watch_end(void);
 /** Wait for the kernel with cuCtxSynchronize. */
 void spin_wait(void);
 

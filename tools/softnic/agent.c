@@ -28,6 +28,8 @@ enum {
 struct job {
     uint64_t request; /* the slot's word without the state; 0: none runs */
     struct sn_copy copy;
+    bool is_atomic;
+    struct sn_atomic atomic; /* on copy's target */
 };
 
 struct sn_agent {
@@ -92,22 +94,36 @@ static bool request_take(struct sn_copy *c, const struct sn_agent_slot *slot)
     c->dst_count = slot->dst_count;
     c->src_count = slot->src_count;
     c->length = slot->length;
-    c->handed = false;
     return spans_take(c->dst, slot->dst, slot->dst_count, !read) &&
            spans_take(c->src, slot->src, slot->src_count, read) && spans_length(c->dst, c->dst_count) == c->length &&
            (slot->op > SN_AGENT_READ ? c->length == 8 && c->dst_count == 1
                                      : spans_length(c->src, c->src_count) == c->length);
 }
 
-static int request_start(struct sn_copy *c, struct sn_agent_slot *slot)
+static int job_start(struct job *job, struct sn_agent_slot *slot)
 {
+    struct sn_copy *c = &job->copy;
+
+    job->is_atomic = slot->op == SN_AGENT_ADD || slot->op == SN_AGENT_SWAP;
     if (!request_take(c, slot)) {
         sn_log("a request of process %u for memory of this process was refused: its registration is gone", slot->proc);
         return -ENOENT;
     }
-    if (slot->op == SN_AGENT_ADD || slot->op == SN_AGENT_SWAP)
-        return sn_place_atomic(c, slot->op == SN_AGENT_SWAP, slot->compare_add, slot->swap, &slot->found);
-    return sn_device_mem->copy_start(c); /* not sn_place_start: the other side's agent is the initiator's to ask */
+    if (!job->is_atomic)
+        return sn_device_mem->copy_start(c); /* not sn_place_start: the other side's agent is the initiator's to ask */
+    job->atomic.cas = slot->op == SN_AGENT_SWAP;
+    job->atomic.compare_add = slot->compare_add;
+    job->atomic.swap = slot->swap;
+    job->atomic.found = &slot->found;
+    sn_atomic_begin(&job->atomic, c);
+    return sn_atomic_step(&job->atomic);
+}
+
+/* Atomics take steps as copies do, so that those of several queue pairs overlap: each is two copies, one after the
+ * other. */
+static int job_poll(struct job *job)
+{
+    return job->is_atomic ? sn_atomic_step(&job->atomic) : sn_device_mem->copy_poll(&job->copy);
 }
 
 static void job_end(struct sn_agent *a, unsigned i, int result)
@@ -133,7 +149,7 @@ static bool agent_round(struct sn_agent *a, bool take_new)
         int r;
 
         if (job->request) {
-            r = sn_device_mem->copy_poll(&job->copy);
+            r = job_poll(job);
         } else if (take_new && sn_agent_state(word) == SN_AGENT_POSTED) {
             word &= ~(uint64_t)SN_AGENT_STATE_MASK;
             /* G1: running first, then the key is looked up; pairs with G2 in ibv_dereg_mr. */
@@ -142,7 +158,7 @@ static bool agent_round(struct sn_agent *a, bool take_new)
             job->request = word;
             a->running++;
             moved = true;
-            r = request_start(&job->copy, &a->shm->slots[i]);
+            r = job_start(job, &a->shm->slots[i]);
         } else {
             continue;
         }
@@ -183,7 +199,7 @@ static void *agent_main(void *arg)
             return NULL;
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
-            last = now;
+            last = sn_now_ns(); /* not now: a round may take longer than the patience after it */
         else if (a->running || now < last + POLL_NS)
             sched_yield(); /* movers, the application or the initiator may need this core */
         else

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA driver, opened at run time: nothing here needs CUDA to build, and a process without it never notices.
  * The declarations are this project's own, of the few functions used; test/softnic/cuda_abi.c compares them with cuda.h
- * where there is one. */
+ * where the kernels are built. */
 #ifndef SOFTNIC_CUDA_API_H
 #define SOFTNIC_CUDA_API_H
 
@@ -118,7 +118,8 @@ struct sn_cuda_dev {
     void *ctx; /* NULL until used */
     struct sn_cuda_stream *streams[SN_CUDA_STREAMS];
     unsigned next_stream;
-    bool no_memops; /* the driver refuses stores in streams; atomic */
+    bool no_memops; /* no stores in streams: nobody asked for them (softnic-run --stream-stores), or the driver refuses
+                       them; atomic */
     int saved_events;
     void *events[256]; /* created, not in use */
 };

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers into device memory that follow each other on one stream without being waited for: place.h says how. A copy
- * is one call, 4 or 8 aligned bytes from the host are a store in the stream, and many have one mark. */
+ * is one call, and many have one mark; with --stream-stores 4 or 8 aligned bytes from the host are a store in the
+ * stream.
+ */
 #ifndef SOFTNIC_CUDA_FLIGHT_H
 #define SOFTNIC_CUDA_FLIGHT_H
 

@@ -17,8 +17,6 @@
 enum {
     STAGES = 8,              /* pieces of one transfer in flight: load, copy, and store overlap */
     DIRECT_LEAST = 32 << 10, /* looking whether host memory is pinned pays from here on */
-    SPIN_BYTES = 16 << 10,   /* up to here the starter waits a little: handing over costs more */
-    SPIN_NS = 12000,         /* about one small copy and its mark (cuda_rw prints what it takes) */
     DROP_NS = 1000000000,
 };
 
@@ -364,9 +362,6 @@ static int cuda_copy_start(struct sn_copy *c)
         r = resolve(cuda, t, c, false);
     if (!r)
         r = advance(cuda, c, t);
-    if (r == SN_PLACE_BUSY && c->length <= SPIN_BYTES)
-        for (uint64_t until = sn_now_ns() + SPIN_NS; r == SN_PLACE_BUSY && sn_now_ns() < until;)
-            r = advance(cuda, c, t);
     if (r != SN_PLACE_BUSY)
         transfer_free(cuda, t);
     else
@@ -457,4 +452,6 @@ const struct sn_device_mem sn_cuda_mem = {
     .fly = sn_cuda_fly,
     .fly_flush = sn_cuda_fly_flush,
     .fly_landed = sn_cuda_fly_landed,
+    .bounce_take = sn_staging_bounce_take,
+    .bounce_give = sn_staging_bounce_give,
 };

@@ -3,13 +3,20 @@
 
 #include <pthread.h>
 
-/* 16 MiB and 1 MiB a process: enough for four long transfers to keep eight pieces in flight each. */
-enum { LARGE_SLOTS = 32, SMALL_SLOTS = 64 };
+#include "tools/softnic/place.h"
+
+/* 16 MiB and 1 MiB a process: enough for four long transfers to keep eight pieces in flight each. And 4 MiB for
+ * transfers that neither side can make alone. */
+enum { LARGE_SLOTS = 32, SMALL_SLOTS = 64, BOUNCES = 16 };
+
+static_assert((int)SN_BOUNCE_BYTES <= (int)SN_STAGING_LARGE, "the owner stages it in one piece");
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below */
 static bool ready;
 static struct sn_staging_slot slots[LARGE_SLOTS + SMALL_SLOTS];
 static struct sn_staging_slot *free_slots[2];
+static void *free_bounces[BOUNCES];
+static unsigned bounces_left;
 
 int sn_staging_init(const struct sn_cuda *cuda)
 {
@@ -20,7 +27,9 @@ int sn_staging_init(const struct sn_cuda *cuda)
         return 0;
     pthread_mutex_lock(&mutex);
     if (!ready) {
-        r = cuda->host_alloc(&host, (size_t)LARGE_SLOTS * SN_STAGING_LARGE + (size_t)SMALL_SLOTS * SN_STAGING_SMALL,
+        r = cuda->host_alloc(&host,
+                             (size_t)LARGE_SLOTS * SN_STAGING_LARGE + (size_t)BOUNCES * SN_BOUNCE_BYTES +
+                                 (size_t)SMALL_SLOTS * SN_STAGING_SMALL,
                              SN_CU_HOST_PORTABLE);
         if (r == SN_CU_OK) {
             char *at = host;
@@ -32,6 +41,8 @@ int sn_staging_init(const struct sn_cuda *cuda)
                 free_slots[slot->large] = slot;
                 at += slot->large ? SN_STAGING_LARGE : SN_STAGING_SMALL;
             }
+            for (; bounces_left < BOUNCES; at += SN_BOUNCE_BYTES)
+                free_bounces[bounces_left++] = at;
             __atomic_store_n(&ready, true, __ATOMIC_RELEASE);
         }
     }
@@ -55,5 +66,20 @@ void sn_staging_give(struct sn_staging_slot *slot)
     pthread_mutex_lock(&mutex);
     slot->next = free_slots[slot->large];
     free_slots[slot->large] = slot;
+    pthread_mutex_unlock(&mutex);
+}
+
+void *sn_staging_bounce_take(void)
+{
+    pthread_mutex_lock(&mutex);
+    void *bounce = bounces_left ? free_bounces[--bounces_left] : NULL;
+    pthread_mutex_unlock(&mutex);
+    return bounce;
+}
+
+void sn_staging_bounce_give(void *bounce)
+{
+    pthread_mutex_lock(&mutex);
+    free_bounces[bounces_left++] = bounce;
     pthread_mutex_unlock(&mutex);
 }

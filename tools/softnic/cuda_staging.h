@@ -23,4 +23,9 @@ int sn_staging_init(const struct sn_cuda *cuda);
 struct sn_staging_slot *sn_staging_take(size_t bytes);
 void sn_staging_give(struct sn_staging_slot *slot);
 
+/** SN_BOUNCE_BYTES of pinned memory (place.h), or NULL when all are in use. Apart from the slots: who holds one waits
+ * for another process, which may need slots for that, and have all of its own waiting for this one. */
+void *sn_staging_bounce_take(void);
+void sn_staging_bounce_give(void *bounce);
+
 #endif

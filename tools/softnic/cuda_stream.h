@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private streams of a GPU, and how far each has come. The stream writes a count (a mark) to pinned memory behind what
- * it was given, so that looking needs no call; where the driver refuses that, events stand for it. One mark may serve
- * for much, and is not written before somebody asks. */
+/* Private streams of a GPU, and how far each has come: marks, which are counted, follow what the stream was given. A
+ * mark is an event. Only under `softnic-run --stream-stores` is it a store of the count to pinned memory, so that
+ * looking needs no call, and then short writes may be stores too; where the driver refuses stores, events again. One
+ * mark may serve for much, and is not made before somebody asks. */
 #ifndef SOFTNIC_CUDA_STREAM_H
 #define SOFTNIC_CUDA_STREAM_H
 
@@ -26,7 +27,7 @@ int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn
                         uint64_t bytes, uint64_t *mark);
 
 /** Store 4 or 8 aligned bytes behind it. The GPU gets it with sn_cuda_stream_flush, or with the next copy. Return as
- * above, or SN_CUDA_STREAM_BUSY: the driver cannot do that, copy instead. */
+ * above, or SN_CUDA_STREAM_BUSY: not to be done here, copy instead. */
 int sn_cuda_stream_store(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr dst, uint64_t value,
                          unsigned bytes, uint64_t *mark);
 

@@ -29,6 +29,7 @@ enum {
     TRUST_PROVED = 16,
     PROBE_LEAST = 64,
     PROBE_MOST = 4096,
+    LINGER_NS = 50000,  /* after a look at a device copy: the next one comes sooner than a sleeper would wake up */
     LOOKS_A_PIECE = 64, /* looking at what is in flight comes every microsecond: not each is a piece of work to judge */
 };
 
@@ -84,6 +85,7 @@ static void heap_remove_locked(struct sn_engine *e, uint32_t at)
 {
     struct sn_qp *last = e->heap[--e->count];
 
+    e->heavy -= !e->heap[at]->light;
     if (at < e->count) {
         if (at > 0 && e->heap[(at - 1) / 2]->wake_at > last->wake_at)
             heap_up(e, at, last);
@@ -121,10 +123,27 @@ static void judge_locked(struct sn_engine *e, bool helper, bool watched, uint64_
         e->probe_at = e->taken + e->probe_every;
 }
 
-/* The earliest if it is due for who asks, out of the heap; NULL if none is. */
+/* What the engine does next, if there is anything. The earliest may be left to pollers, and what is not must not wait
+ * with it. */
+static struct sn_qp *next_locked(const struct sn_engine *e)
+{
+    struct sn_qp *next = e->count ? e->heap[0] : NULL;
+    uint64_t until = next ? next->wake_at + patience(e, next) : 0;
+
+    if (!next || until == next->wake_at || !e->heavy)
+        return next;
+    for (uint32_t i = 1; i < e->count; i++)
+        if (!e->heap[i]->light && e->heap[i]->wake_at < until) {
+            next = e->heap[i];
+            until = next->wake_at;
+        }
+    return next;
+}
+
+/* The next if it is due for who asks, out of the heap; NULL if none is. */
 static struct sn_qp *take_due_locked(struct sn_engine *e, uint64_t now, bool helper)
 {
-    struct sn_qp *qp = e->count ? e->heap[0] : NULL;
+    struct sn_qp *qp = !helper ? next_locked(e) : e->count ? e->heap[0] : NULL;
     uint64_t wait;
 
     if (!qp)
@@ -134,7 +153,7 @@ static struct sn_qp *take_due_locked(struct sn_engine *e, uint64_t now, bool hel
         return NULL;
     if (qp->light)
         judge_locked(e, helper, wait != 0, now - qp->wake_at);
-    heap_remove_locked(e, 0);
+    heap_remove_locked(e, qp->heap_at);
     qp->heap_at = UINT32_MAX;
     return qp;
 }
@@ -146,6 +165,29 @@ static void spin_learn(struct sn_engine *e, uint64_t asked)
         e->spin_ns += e->spin_ns < SPIN_MOST_NS ? SPIN_UP_NS : 0;
     else
         e->spin_ns -= e->spin_ns > SPIN_LEAST_NS ? SPIN_DOWN_NS : 0;
+}
+
+/* Somebody else is at work on a device copy: the memory's owner, a mover, a driver's thread. */
+static bool copy_is_near(const struct sn_engine *e, uint64_t now)
+{
+    uint64_t at = __atomic_load_n(&e->copy_at, __ATOMIC_RELAXED);
+
+    return at && now < at + LINGER_NS;
+}
+
+/* Until then, or until another one is the earliest. Without the lock: who posts meanwhile would otherwise queue up for
+ * it behind this thread, 16 us a request. Who makes a copy may need this core. */
+static void spin_locked(struct sn_engine *e, uint64_t until, bool give_way)
+{
+    uint64_t at = e->next_at;
+
+    pthread_mutex_unlock(&e->mutex);
+    while (__atomic_load_n(&e->next_at, __ATOMIC_RELAXED) == at && sn_now_ns() < until)
+        if (give_way)
+            sched_yield();
+        else
+            sn_cpu_relax();
+    pthread_mutex_lock(&e->mutex);
 }
 
 /* Until when the engine may sleep if this is the earliest. */
@@ -163,12 +205,15 @@ static uint64_t rest_end(const struct sn_engine *e, const struct sn_qp *qp)
 
 static void rest_locked(struct sn_engine *e, uint64_t now)
 {
-    bool idle = e->count == 0, watching = idle ? e->trust > 0 : patience(e, e->heap[0]) != 0;
-    uint64_t at = idle ? UINT64_MAX : e->heap[0]->wake_at;
+    const struct sn_qp *next = next_locked(e);
+    bool idle = !next, watching = idle ? e->trust > 0 : patience(e, next) != 0;
+    bool give_way = !e->realtime && copy_is_near(e, now);
     struct timespec until;
 
     if (!idle)
-        e->rest_until = rest_end(e, e->heap[0]);
+        e->rest_until = rest_end(e, next);
+    else if (give_way)
+        e->rest_until = now; /* the next request of a ping-pong need not wake it */
     else /* a watcher looks in now and then, so that who posts next need not wake it, which costs 5 to 20 us */
         e->rest_until = watching && now < e->last_due + WATCH_NS ? now + PATIENCE_NS : UINT64_MAX;
     if (e->rest_until > now) {
@@ -183,11 +228,7 @@ static void rest_locked(struct sn_engine *e, uint64_t now)
         return;
     }
     e->spun = true;
-    /* Without the lock: who posts meanwhile would otherwise queue up for it behind this thread, 16 us a request. */
-    pthread_mutex_unlock(&e->mutex);
-    while (__atomic_load_n(&e->next_at, __ATOMIC_RELAXED) == at && sn_now_ns() < at)
-        sn_cpu_relax();
-    pthread_mutex_lock(&e->mutex);
+    spin_locked(e, idle ? now + LINGER_NS : next->wake_at, give_way);
 }
 
 static void thread_prepare(struct sn_engine *e)
@@ -261,8 +302,11 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
         qp->light = false;
     qp->wake_at = wake_at;
     e->last_due = wake_at;
+    if (!qp->light && sn_qp_copying(qp))
+        __atomic_store_n(&e->copy_at, wake_at, __ATOMIC_RELAXED);
     if (!pthread_equal(pthread_self(), e->thread))
         e->poster_cpu = sched_getcpu();
+    e->heavy += !qp->light;
     heap_up(e, e->count++, qp);
     hint_locked(e);
     wake = e->asleep && rest_end(e, qp) < e->rest_until;
@@ -289,17 +333,26 @@ bool sn_engine_remove(struct sn_engine *e, struct sn_qp *qp)
     return found;
 }
 
-void sn_engine_help(struct sn_engine *e)
+static struct sn_qp *take_to_help(struct sn_engine *e)
 {
     uint64_t next = __atomic_load_n(&e->next_at, __ATOMIC_RELAXED);
     struct sn_qp *qp;
 
     if (next == UINT64_MAX || (next != 0 && next > sn_now_ns()) || pthread_mutex_trylock(&e->mutex) != 0)
-        return;
+        return NULL;
     qp = take_due_locked(e, sn_now_ns(), true);
     pthread_mutex_unlock(&e->mutex);
+    return qp;
+}
+
+void sn_engine_help(struct sn_engine *e)
+{
+    struct sn_qp *qp = take_to_help(e);
+
     if (qp)
         sn_qp_run_taken(qp);
+    else if (__atomic_load_n(&e->copy_at, __ATOMIC_RELAXED) && copy_is_near(e, sn_now_ns()))
+        sched_yield(); /* with fewer cores than threads, who makes the copy waits for this one's time slice, 4 ms */
 }
 
 void sn_engine_fini(struct sn_engine *e)

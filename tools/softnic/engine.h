@@ -13,8 +13,8 @@ struct sn_qp;
 struct sn_engine {
     pthread_mutex_t mutex; /* protects everything here but next_at; taken after qp->mutex */
     pthread_cond_t cond;
-    struct sn_qp **heap; /* by wake_at, earliest first */
-    uint32_t count, room;
+    struct sn_qp **heap;         /* by wake_at, earliest first */
+    uint32_t count, room, heavy; /* heavy: those that are not light */
     bool started, stop, asleep;
     bool realtime;
     uint64_t spin_ns;                      /* how long before a due time to stop sleeping */
@@ -25,6 +25,7 @@ struct sn_engine {
     int poster_cpu;
     uint64_t last_due;
     bool spun;        /* since it slept */
+    uint64_t copy_at; /* when a queue pair that waits for a device copy was last pushed; read without the mutex */
     uint64_t next_at; /* wake_at of the earliest, read without the mutex as a hint for helpers; UINT64_MAX: none */
     pthread_t thread;
 };

@@ -7,6 +7,11 @@
 #include "tools/softnic/object.h"
 #include "tools/softnic/responder.h"
 
+enum {
+    SPIN_BYTES = 16 << 10,
+    SPIN_NS = 12000, /* about one small copy and its mark (test/softnic/cuda_rw.c prints what it takes) */
+};
+
 uint64_t sn_rnr_ns(uint32_t code)
 {
     static const uint32_t us10[32] = {65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,   32,
@@ -41,7 +46,7 @@ static int local_spans(struct sn_qp *qp, struct sn_wqe *w, uint32_t rights, stru
 /* Bring result bytes that are in this process (bounce, atomic result) into the request's buffers. */
 static int result_place(struct sn_qp *qp, struct sn_wqe *w, const void *from)
 {
-    struct sn_copy *c = &qp->copy;
+    struct sn_copy *c = &qp->result;
     int n, r;
 
     if (w->placing) {
@@ -75,7 +80,11 @@ static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
     if (sn_responder_request_span(qp, target, w, &c->dst[0]))
         return 0;
     c->dst_count = 1;
-    r = sn_place_atomic(c, w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP, w->compare_add, w->swap, &w->result);
+    qp->atomic.cas = w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
+    qp->atomic.compare_add = w->compare_add;
+    qp->atomic.swap = w->swap;
+    qp->atomic.found = &w->result;
+    r = sn_place_atomic(c, &qp->atomic);
     w->placing = r == SN_PLACE_BUSY;
     if (w->placing)
         return SN_EXEC_BUSY;
@@ -84,6 +93,18 @@ static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
         return r;
     sn_responder_arrived(qp, target, w);
     return 0;
+}
+
+/* Short device copies are waited for a little: handing over to the engine costs more. Not those of an owner, which may
+ * have many at a time. */
+static int start_and_wait(struct sn_copy *c)
+{
+    int r = sn_place_start(c);
+
+    if (r == SN_PLACE_BUSY && c->by == SN_BY_DEVICE && c->length <= SPIN_BYTES)
+        for (uint64_t until = sn_now_ns() + SPIN_NS; r == SN_PLACE_BUSY && sn_now_ns() < until;)
+            r = sn_place_poll(c);
+    return r;
 }
 
 /* The data of a write or send leaves, of a read comes; under the model a read is only sampled, into a bounce buffer. */
@@ -118,7 +139,7 @@ static int exec_move(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
             c->dst[0] = (struct sn_span){.addr = (uintptr_t)w->bounce, .length = w->length, .mr = SN_NONE};
         }
     }
-    r = sn_place_start(c);
+    r = start_and_wait(c);
     w->placing = r == SN_PLACE_BUSY;
     if (w->placing)
         return SN_EXEC_BUSY;

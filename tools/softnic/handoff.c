@@ -10,11 +10,8 @@
 #include "tools/softnic/proc.h"
 
 enum {
-    LANES = 2,
-    BOUNCE_BYTES = 1 << 20,
-    SPIN_BYTES = 16 << 10,    /* up to here the starter waits a little: handing over to the engine costs more */
-    SPIN_NS = 30000,          /* about one request to an agent that is awake */
-    LOOK_NS = 1000000,        /* is the owner still there? a system call, so not at every poll */
+    LANES = 4,         /* pieces of a transfer under way: each is copied here, then there, or the other way round */
+    LOOK_NS = 1000000, /* is the owner still there? a system call, so not at every poll */
     PATIENCE_NS = 2000000000, /* of an owner that runs but whose agent stands still, twice: TAKEN and RUNNING */
 };
 
@@ -32,6 +29,7 @@ struct lane {
     enum lane_state state;
     uint64_t offset, bytes;
     void *bounce;
+    bool pinned;         /* bounce is the device copier's; else it is of the heap */
     struct sn_copy *ask; /* what the owner is asked to copy */
     struct request request;
     struct sn_copy copy;
@@ -248,12 +246,16 @@ static int leg_start(struct handoff *h, const struct sn_copy *c, struct lane *la
 /* The next piece of a transfer that neither side can make alone. */
 static int piece_start(struct handoff *h, const struct sn_copy *c, struct lane *lane)
 {
+    if (!lane->bounce) {
+        lane->bounce = sn_device_mem->bounce_take();
+        lane->pinned = lane->bounce != NULL;
+    }
     if (!lane->bounce)
-        lane->bounce = malloc(BOUNCE_BYTES);
+        lane->bounce = malloc(SN_BOUNCE_BYTES);
     if (!lane->bounce)
         return -ENOMEM;
     lane->offset = h->given;
-    lane->bytes = c->length - h->given < BOUNCE_BYTES ? c->length - h->given : BOUNCE_BYTES;
+    lane->bytes = c->length - h->given < SN_BOUNCE_BYTES ? c->length - h->given : SN_BOUNCE_BYTES;
     h->given += lane->bytes;
     return leg_start(h, c, lane, h->op == SN_AGENT_WRITE);
 }
@@ -289,9 +291,19 @@ static void lane_run(struct handoff *h, const struct sn_copy *c, struct lane *la
             lane->state = LANE_IDLE;
         } else if (r != 0 && r != SN_PLACE_BUSY) {
             h->error = r < 0 ? r : -EIO;
+            if (lane->state == LANE_HERE && lane->pinned)
+                lane->bounce = NULL; /* a copy engine may be at it: lost, rather than used for something else */
             lane->state = LANE_IDLE;
         }
     }
+}
+
+static void bounce_give(struct lane *lane)
+{
+    if (lane->bounce && lane->pinned)
+        sn_device_mem->bounce_give(lane->bounce);
+    else
+        free(lane->bounce);
 }
 
 int sn_handoff_poll(struct sn_copy *c)
@@ -308,7 +320,7 @@ int sn_handoff_poll(struct sn_copy *c)
         }
     r = h->error;
     for (unsigned i = 0; i < LANES; i++)
-        free(h->lanes[i].bounce);
+        bounce_give(&h->lanes[i]);
     free(h);
     c->async = NULL;
     return r;
@@ -341,20 +353,9 @@ static int handoff_new(struct sn_copy *c, enum sn_agent_op op, struct handoff **
         return -ESRCH;
     }
     c->async = h;
-    c->handed = true;
+    c->by = SN_BY_OWNER;
     *out = h;
     return 0;
-}
-
-static int handoff_run(struct sn_copy *c)
-{
-    uint64_t until = c->length <= SPIN_BYTES ? sn_now_ns() + SPIN_NS : 0;
-    int r;
-
-    do
-        r = sn_handoff_poll(c);
-    while (r == SN_PLACE_BUSY && sn_now_ns() < until);
-    return r;
 }
 
 int sn_handoff_start(struct sn_copy *c)
@@ -370,7 +371,7 @@ int sn_handoff_start(struct sn_copy *c)
         h->lanes[0].ask = c;
         h->lanes[0].state = LANE_ASKING;
     }
-    return handoff_run(c);
+    return sn_handoff_poll(c); /* not waited for here: those of several queue pairs overlap */
 }
 
 int sn_handoff_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found)
@@ -387,5 +388,5 @@ int sn_handoff_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_
     h->lanes[0].state = LANE_ASKING;
     c->src_count = 0;
     c->length = 8;
-    return handoff_run(c);
+    return sn_handoff_poll(c);
 }

@@ -3,7 +3,7 @@
  *
  * The request names the initiator's buffers as they are, and the owner copies between them and its own memory. Where
  * the owner cannot reach the initiator's side either (device memory of both that nobody else can open), pieces go
- * through host memory of the initiator, two at a time: one is copied here while the other is copied there. */
+ * through host memory of the initiator, four at a time: one is copied here while others are copied there. */
 #ifndef SOFTNIC_HANDOFF_H
 #define SOFTNIC_HANDOFF_H
 
@@ -13,7 +13,7 @@
 int sn_handoff_start(struct sn_copy *copy);
 int sn_handoff_poll(struct sn_copy *copy);
 
-/** As sn_place_atomic. */
+/** As sn_place_atomic, for the operation alone. */
 int sn_handoff_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
 
 #endif

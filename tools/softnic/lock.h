@@ -19,6 +19,9 @@ static inline void sn_lock_take(struct sn_lock *lock)
         sn_lock_slow(lock);
 }
 
+/** Take it if it is free; for who asks again and again and has other things to do. tries: 0 before the first. */
+bool sn_lock_try(struct sn_lock *lock, uint32_t *tries);
+
 static inline void sn_lock_drop(struct sn_lock *lock)
 {
     /* L2: release; pairs with L1 and with the exchange in sn_lock_slow. */

@@ -18,7 +18,7 @@
 #include "tools/softnic/handoff.h"
 #include "tools/softnic/lock.h"
 
-enum { FLAG_BYTES = 8, DEVICE_POLL_LIMIT_NS = 2000000000 };
+enum { FLAG_BYTES = 8, LOCK_TRIES = 200 /* as long as a word in host memory takes whoever has the lock */ };
 
 /* Present when the program runs under ThreadSanitizer: its copies into program memory must go where TSan does not look.
  * The program polls that memory with plain loads, as it would with a NIC. */
@@ -185,7 +185,7 @@ static bool any_device(const struct sn_span *span, uint32_t count)
 /* By this process itself: SN_PLACE_OWNER if it cannot. */
 static int start_here(struct sn_copy *c)
 {
-    c->handed = false;
+    c->by = SN_BY_DEVICE;
     if (c->length == 0)
         return 0;
     if (!any_device(c->dst, c->dst_count) && !any_device(c->src, c->src_count))
@@ -202,11 +202,6 @@ int sn_place_start(struct sn_copy *c)
     int r = start_here(c);
 
     return r == SN_PLACE_OWNER ? sn_handoff_start(c) : r;
-}
-
-int sn_place_poll(struct sn_copy *c)
-{
-    return c->handed ? sn_handoff_poll(c) : sn_device_mem->copy_poll(c);
 }
 
 int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
@@ -229,56 +224,114 @@ int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_s
     return vm_call(true, world->procs[dst_proc].pid, local, locals, remote, remotes) == (long)bytes ? 0 : -EAGAIN;
 }
 
-/* Move 8 bytes between *value here and the target that c describes (its dst), synchronously. */
-static int move_word(const struct sn_copy *c, bool writing, uint64_t *value)
+/* Move 8 bytes between *value here and the target. */
+static int move_word(struct sn_atomic *a, uint64_t *value)
 {
+    const struct sn_copy *c = a->target;
+    struct sn_copy *word = &a->word; /* large: only what a copy of one span reads is filled in */
     struct sn_span here = {.addr = (uintptr_t)value, .length = 8, .mr = SN_NONE};
-    struct sn_copy word = {.world = c->world, .self = c->self, .dst_count = 1, .src_count = 1, .length = 8};
-    uint64_t give_up = sn_now_ns() + DEVICE_POLL_LIMIT_NS;
     int r;
 
-    word.dst_proc = writing ? c->dst_proc : c->self;
-    word.src_proc = writing ? c->self : c->dst_proc;
-    word.dst[0] = writing ? c->dst[0] : here;
-    word.src[0] = writing ? here : c->dst[0];
-    r = start_here(&word);
-    while (r == SN_PLACE_BUSY) {
-        if (sn_now_ns() > give_up) {
-            sn_log("atomic on device memory 0x%llx: the copy did not end in 2 s", (unsigned long long)c->dst[0].addr);
-            return -EIO;
-        }
-        r = sn_place_poll(&word);
+    if (a->moving) {
+        r = sn_device_mem->copy_poll(word);
+    } else {
+        word->world = c->world;
+        word->self = c->self;
+        word->dst_count = word->src_count = 1;
+        word->length = 8;
+        word->dst_proc = a->writing ? c->dst_proc : c->self;
+        word->src_proc = a->writing ? c->self : c->dst_proc;
+        word->dst[0] = a->writing ? c->dst[0] : here;
+        word->src[0] = a->writing ? here : c->dst[0];
+        r = start_here(word);
     }
+    a->moving = r == SN_PLACE_BUSY;
     return r;
 }
 
-int sn_place_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found)
+static struct sn_lock *lock_of(const struct sn_copy *c)
 {
-    uint64_t addr = c->dst[0].addr, value;
-    struct sn_lock *lock = &c->world->atomic_locks[(addr >> 3 ^ c->dst_proc * 0x9e37u) % 64];
+    return &c->world->atomic_locks[(c->dst[0].addr >> 3 ^ c->dst_proc * 0x9e37u) % 64];
+}
+
+static void atomic_in_place(struct sn_atomic *a)
+{
+    uint64_t *word = (uint64_t *)(uintptr_t)a->target->dst[0].addr;
+
+    *a->found = a->compare_add;
+    if (!a->cas)
+        *a->found = __atomic_fetch_add(word, a->compare_add, __ATOMIC_SEQ_CST);
+    else
+        __atomic_compare_exchange_n(word, a->found, a->swap, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+int sn_atomic_step(struct sn_atomic *a)
+{
+    const struct sn_copy *c = a->target;
+    int r = 0;
+
+    if (!a->locked)
+        a->locked = sn_lock_try(lock_of(c), &a->tries);
+    if (!a->locked)
+        return SN_PLACE_BUSY;
+    if (c->dst_proc == c->self && c->dst[0].kind == SN_MEM_HOST) {
+        atomic_in_place(a);
+        goto unlock;
+    }
+    if (!a->writing) {
+        r = move_word(a, a->found);
+        if (r || (a->cas && *a->found != a->compare_add))
+            goto unlock;
+        a->value = a->cas ? a->swap : *a->found + a->compare_add;
+        a->writing = true;
+    }
+    r = move_word(a, &a->value);
+unlock:
+    if (r == SN_PLACE_BUSY)
+        return r;
+    sn_lock_drop(lock_of(c));
+    a->locked = false;
+    return r;
+}
+
+void sn_atomic_begin(struct sn_atomic *a, struct sn_copy *target)
+{
+    a->target = target;
+    a->locked = a->moving = a->writing = false;
+    a->tries = 0;
+}
+
+static int atomic_poll(struct sn_copy *c)
+{
+    struct sn_atomic *a = c->async;
     int r;
 
-    c->handed = false;
-    sn_lock_take(lock);
-    if (c->dst_proc == c->self && c->dst[0].kind == SN_MEM_HOST) {
-        uint64_t *word = (uint64_t *)(uintptr_t)addr;
-
-        *found = compare_add;
-        if (!cas)
-            *found = __atomic_fetch_add(word, compare_add, __ATOMIC_SEQ_CST);
-        else
-            __atomic_compare_exchange_n(word, found, swap, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-        sn_lock_drop(lock);
-        return 0;
-    }
-    r = move_word(c, false, found);
-    value = cas ? swap : *found + compare_add;
-    if (r == 0 && (!cas || *found == compare_add))
-        r = move_word(c, true, &value);
-    sn_lock_drop(lock);
+    do
+        r = sn_atomic_step(a);
+    while (r == SN_PLACE_BUSY && !a->locked && a->tries < LOCK_TRIES);
     /* The owner takes the lock for it. Waiting for the owner with the lock in hand could wait for ever: it may want the
      * same lock for somebody else. */
-    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, cas, compare_add, swap, found) : r;
+    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, a->cas, a->compare_add, a->swap, a->found) : r;
+}
+
+int sn_place_atomic(struct sn_copy *c, struct sn_atomic *a)
+{
+    sn_atomic_begin(a, c);
+    c->async = a;
+    c->by = SN_BY_STEPS;
+    return atomic_poll(c);
+}
+
+int sn_place_poll(struct sn_copy *c)
+{
+    switch (c->by) {
+    case SN_BY_OWNER:
+        return sn_handoff_poll(c);
+    case SN_BY_STEPS:
+        return atomic_poll(c);
+    default:
+        return sn_device_mem->copy_poll(c);
+    }
 }
 
 bool sn_place_reachable(struct sn_world *world, uint32_t proc)

@@ -15,6 +15,10 @@ struct sn_span {
     uint32_t kind; /* enum sn_mem_kind */
 };
 
+/* Who is at a transfer that takes its time: the device copier, the owner of the memory (handoff.h), or the steps of an
+ * atomic operation. */
+enum sn_copy_by { SN_BY_DEVICE, SN_BY_OWNER, SN_BY_STEPS };
+
 /* One transfer. dst and src hold the same number of bytes in total. */
 struct sn_copy {
     struct sn_world *world;
@@ -23,8 +27,8 @@ struct sn_copy {
     uint32_t src_proc;
     uint32_t dst_count, src_count;
     uint64_t length;
-    void *async; /* the device copier's own (handed: handoff.c's), between start and the end of poll */
-    bool handed; /* the owner of the memory makes the copy */
+    void *async; /* of whom `by` names, between start and the end of poll */
+    uint32_t by; /* enum sn_copy_by */
     struct sn_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
 };
 
@@ -46,9 +50,25 @@ enum { SN_WRITE_BATCH = 32, SN_WRITE_BATCH_BYTES = 4096 /* longer ones gain noth
 int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
                     unsigned count);
 
-/** Read, modify, write 8 aligned bytes; atomic among all requests of the world. cas: swap if equal to compare_add, else
- * add. Return as sn_place_start; after SN_PLACE_BUSY, *found is filled in by the sn_place_poll that ends it. */
-int sn_place_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
+/* An operation on 8 aligned bytes: read, then write, under the world's lock of that word. cas: swap if equal to
+ * compare_add, else add. */
+struct sn_atomic {
+    bool cas; /* this and the next three are the caller's */
+    uint64_t compare_add, swap, *found;
+    struct sn_copy *target; /* its dst is the word */
+    bool locked, moving, writing;
+    uint32_t tries;
+    uint64_t value;
+    struct sn_copy word; /* between memory here and the target */
+};
+
+/** Atomic among all requests of the world. Return as sn_place_start; *found is filled in when it is done. Both must
+ * stay until then. */
+int sn_place_atomic(struct sn_copy *copy, struct sn_atomic *atomic);
+
+/** The same for an owner, whom nobody else can help. sn_atomic_step until it is not SN_PLACE_BUSY. */
+void sn_atomic_begin(struct sn_atomic *atomic, struct sn_copy *target);
+int sn_atomic_step(struct sn_atomic *atomic);
 
 /** True when the process is there and is still the one that entered the world. */
 bool sn_place_reachable(struct sn_world *world, uint32_t proc);
@@ -64,6 +84,8 @@ struct sn_flight {
     uint64_t mark;
     void *map, *slot; /* held until it has landed */
 };
+
+enum { SN_BOUNCE_BYTES = 256 << 10 };
 
 /** Device memory, filled in by cuda_mem.c when there is a driver; NULL: host memory only. Every call may come from any
  * thread. */
@@ -93,6 +115,9 @@ struct sn_device_mem {
     /** Is it done? In the order of the lane. ask: see to it that this will be known; else only look, for more will be
      * given to the lane. Return 0, SN_PLACE_BUSY, or -errno, logged; after the first and the last it is over. */
     int (*fly_landed)(struct sn_lane *lane, struct sn_flight *flight, bool ask);
+    /** SN_BOUNCE_BYTES of host memory that a copy engine reaches, or NULL: none is left. */
+    void *(*bounce_take)(void);
+    void (*bounce_give)(void *bounce);
 };
 extern const struct sn_device_mem *sn_device_mem;
 

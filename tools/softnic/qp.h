@@ -71,7 +71,9 @@ struct sn_qp {
     uint64_t retry_until; /* unreachable since some time: give up then; 0: not retrying */
     uint32_t rnr_left;    /* of rnr_retry; UINT32_MAX: not counting yet */
     uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under mutex */
-    struct sn_copy copy;
+    struct sn_copy copy;                                  /* of the request at exec */
+    struct sn_copy result;   /* of the one at done, whose result is placed while copy may be under way */
+    struct sn_atomic atomic; /* copy is the target of */
     uint32_t flights, flown; /* requests from exec on that are in flight (flight.h); begun since there were none */
     uint32_t receives_due;   /* that those in flight will take */
     uint64_t guest;          /* number of this guest at the target while any is in flight */

@@ -239,7 +239,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
             return at ? at : UINT64_MAX;
         w = sn_wqe_at(qp, qp->exec);
         state = sn_qp_state(qp);
-        /* Stage two has the only copy in hand; or this queue pair goes away, and what is begun is all that ends. */
+        /* Stage two waits for a copy; or this queue pair goes away, and what is begun is all that ends. */
         if (finishing(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->placing))
             return UINT64_MAX;
         if (state == IBV_QPS_ERR && !w->placing) {
