@@ -15,17 +15,23 @@ struct choice {
 };
 
 /* As prs_attention_plan_open() does for head_dim 128. */
-static struct choice choose(const struct prs_attention_shape *shape, uint32_t world,
-                            const struct prs_attention_tuning *wanted)
+static struct choice choose_over(uint32_t nodes, const struct prs_attention_shape *shape, uint32_t world,
+                                 const struct prs_attention_tuning *wanted)
 {
     struct choice c = {.schedule = {.tile_rows = 128, .block_rows = shape->causal != 0 ? 128 : 176}};
-    struct prs_place place = {0, world, 0, 1, 0, world};
+    struct prs_place place = {0, world, 0, nodes, 0, world / nodes};
     if (wanted != NULL)
         c.info.tuning = *wanted;
     if (c.info.tuning.workspace_limit == 0)
         c.info.tuning.workspace_limit = 60ull << 30;
     c.result = prs_attention_tuning_choose(shape, &place, SMS, &c.info, &c.schedule);
     return c;
+}
+
+static struct choice choose(const struct prs_attention_shape *shape, uint32_t world,
+                            const struct prs_attention_tuning *wanted)
+{
+    return choose_over(1, shape, world, wanted);
 }
 
 static const struct prs_attention_shape PLAIN = {4, 16, 16, 128, 8192, 0, 0, 0};
@@ -39,6 +45,14 @@ Test(attention_tuning, every_field_is_decided)
     cr_assert(t->ctas == SMS && t->push_ctas == SMS && t->group > 0 && t->slab_rows > 0 && t->spread > 0);
     cr_assert(c.info.predicted_us > 0 && c.info.reason != NULL);
     cr_assert_eq(c.info.sent_bytes, 3ull * 2 * 4 * 16 * 2048 * 128 * 2, "keys and values of the share, to 3 ranks");
+}
+
+Test(attention_tuning, a_put_to_another_node_carries_more_than_a_counter_stands_for)
+{
+    struct prs_attention_shape longer = PLAIN;
+    longer.seq = 32768;
+    cr_assert_eq(choose_over(2, &longer, 4, NULL).info.tuning.slab_rows, 2048);
+    cr_assert_eq(choose(&longer, 4, NULL).info.tuning.slab_rows, 512);
 }
 
 Test(attention_tuning, what_the_caller_gives_stays)

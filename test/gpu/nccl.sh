@@ -4,7 +4,7 @@
 #
 #   RANKS=2|4 NCCL_TESTS=DIR NCCL_LIB=FILE test/gpu/nccl.sh [BUILD]      OUT (default .) gets one file of JSON lines a step
 # NCCL_TESTS: nccl-tests binaries, MPI build; NCCL_LIB: libnccl.so.2 (default: the one of the nvidia-nccl wheel). STEPS picks steps.
-# Steps are bounded; a step that fails is told and the next one runs. Exit status: how many failed.
+# ROUNDS (1): of gpu and host; one takes 45 and 100 s. Steps are bounded; a step that fails is told and the next one runs. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.."
 build=$(realpath -m "${1:-build}")
@@ -20,12 +20,12 @@ show() {
 
 bench=("$build/tools/perseus-nccl" --ranks "$ranks" --nccl "$nccl" --nccl-tests "$NCCL_TESTS" --softnic "--nics 1 --quiet" --timeout 100 --json)
 small=(--ops all_reduce,all_gather,reduce_scatter,alltoall,sendrecv --sizes 8:1M:x8 --iters 50 --rounds 3 --transports perseus,ib)
-whole=(--ops all_reduce,all_gather,reduce_scatter,alltoall,sendrecv --sizes 8:1G:x8 --iters 10 --warmup 3)
+whole=(--ops all_reduce,all_gather,reduce_scatter,alltoall,sendrecv --sizes 8:1G:x8 --iters 10 --warmup 3 --rounds ${ROUNDS:-1})
 
 step cuda_rw 60 "$build/tools/softnic/softnic-run" --quiet --stream-stores -- "$build/test/softnic/cuda_rw" --least 20
 step ddp 100 test/gpu/ddp_losses.py --ranks "$ranks" --softnic "--nics 1"
 step gpu_small 120 "${bench[@]}" --env NCCL_NET_GDR_LEVEL=SYS "${small[@]}"
 step host_small 120 "${bench[@]}" --host-staged "${small[@]}"
-step gpu 120 "${bench[@]}" --env NCCL_NET_GDR_LEVEL=SYS "${whole[@]}" --transports perseus,ib
-step host 200 "${bench[@]}" --host-staged "${whole[@]}"
+step gpu 240 "${bench[@]}" --env NCCL_NET_GDR_LEVEL=SYS "${whole[@]}" --transports perseus,ib
+step host 400 "${bench[@]}" --host-staged "${whole[@]}"
 steps_end

@@ -227,6 +227,13 @@ def a_process_sees_the_nics_of_its_node():
         assert have == [] and f"SOFTNIC_NODE={wrong}" in said, (wrong, have, said)
 
 
+def streams_get_all_hardware_queues_unless_the_user_chose():
+    for chosen, want in ({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "4"}, "4"):
+        clean = {k: v for k, v in os.environ.items() if k != "CUDA_DEVICE_MAX_CONNECTIONS"}
+        done = run("--quiet", "--no-sysfs", "--", "printenv", "CUDA_DEVICE_MAX_CONNECTIONS", env={**clean, **chosen})
+        assert done.stdout.strip() == want, done
+
+
 def counters_are_json():
     done = run("--quiet", "--nics", "2", "--", CTL, "counters", "--json")
     devices = json.loads(done.stdout)["devices"]
@@ -238,7 +245,8 @@ def counters_are_json():
 CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change, the_status_is_the_commands,
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
           sweep_spares_worlds_in_use, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
-          the_link_goes_down_and_up, sysfs_is_private_and_complete, a_process_sees_the_nics_of_its_node, counters_are_json]
+          the_link_goes_down_and_up, sysfs_is_private_and_complete, a_process_sees_the_nics_of_its_node,
+          streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 
 
 def main():

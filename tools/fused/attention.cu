@@ -113,9 +113,9 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
     } else {
         printf(
             "{\"kernel\":\"attention\",\"layout\":\"%s\",\"B\":%u,\"Hq\":%u,\"Hkv\":%u,\"S\":%u,\"D\":%u,\"causal\":%u,"
-            "\"gpus\":%u,\"nodes\":1,",
+            "\"gpus\":%u,\"nodes\":%u,",
             s->heads_first != 0 ? "bhsd" : "bshd", s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal,
-            r->problem.world);
+            r->problem.world, r->options->nodes);
         printf("\"usec\":%s,\"comm_floor_usec\":%.1f,\"ratio_to_comm_floor\":%s,\"tflops\":%s,", usec, floor_us, ratio,
                rate);
         printf("\"sm_split\":{\"mode\":\"%s\",\"ctas\":%u,\"group\":%u,\"slab_rows\":%u,\"push_ctas\":%u,\"spread\":%u,"

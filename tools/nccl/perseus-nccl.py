@@ -13,6 +13,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,10 @@ def find(*candidates):
         if path.exists():
             return str(path.resolve())
     return str(candidates[0])
+
+
+class Stopped(Exception):
+    """SIGTERM came."""
 
 
 def parse_arguments():
@@ -135,9 +140,9 @@ def key_of(row):
     return row["op"], row["type"], row["in_place"], row["bytes"]
 
 
-def collect(args, transports):
-    """Medians over rounds: {(op, type, in_place, bytes): {transport: row}}, and whether every run ended well with right data."""
-    samples, sound = collections.defaultdict(list), True
+def measure(args, transports, samples):
+    """Run everything in turn, adding rows to samples: {(key, transport): [row]}. Whether every run ended well with right data."""
+    sound = True
     for _ in range(args.rounds):
         for op in args.ops.split(","):
             for transport in transports:
@@ -145,6 +150,22 @@ def collect(args, transports):
                 sound = sound and rows is not None and all(row["wrong"] == 0 for row in rows)
                 for row in rows or []:
                     samples[key_of(row), transport].append(row)
+    return sound
+
+
+def stop(_signal, _frame):
+    raise Stopped
+
+
+def collect(args, transports):
+    """Medians over rounds: {(op, type, in_place, bytes): {transport: row}}, and whether every run ended well with right data. A run that is
+    ended early (SIGTERM, timeout(1)) tells what it has."""
+    samples, sound = collections.defaultdict(list), False
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        sound = measure(args, transports, samples)
+    except Stopped:
+        print("perseus-nccl: stopped: the table is of what was done until then", file=sys.stderr)
     table = collections.defaultdict(dict)
     for (key, transport), rows in samples.items():
         best = dict(rows[0], rounds=len(rows), wrong=sum(row["wrong"] for row in rows))

@@ -159,7 +159,12 @@ static int set_environment(const struct run *run)
     char *joined;
     if (asprintf(&joined, "%s%s%s", run->libdir, old && *old ? ":" : "", old ? old : "") < 0)
         return -ENOMEM;
-    int r = setenv("LD_LIBRARY_PATH", joined, 1) || setenv(SN_WORLD_ENV, run->path, 1) ? -errno : 0;
+    /* Streams share the driver's 8 hardware queues, and a stream of the application that waits there for a kernel stops
+     * those behind it: the NIC's copies, which the kernel may wait for. 32 are the most there are. */
+    int r = setenv("LD_LIBRARY_PATH", joined, 1) || setenv(SN_WORLD_ENV, run->path, 1) ||
+                    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0)
+                ? -errno
+                : 0;
     free(joined);
     return r;
 }
