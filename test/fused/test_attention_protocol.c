@@ -39,6 +39,7 @@ struct model {
     struct rank ranks[MAX_WORLD];
     struct watch watch;
     uint32_t push_ctas;
+    uint32_t lost_after; /* ranks of the last node stop after so many epochs; 0: never */
 };
 
 struct cta {
@@ -353,6 +354,8 @@ static bool compute_epoch(struct cta *c, uint32_t epoch)
 
 /* ---- one launch after the other ------------------------------------------------------------------------------------
  */
+/* Other than the kernel's, a launch ends here with puts and signals under way: what may be written again, and when, is
+ * for credits to say. */
 static void leave(struct cta *c, uint32_t epoch)
 {
     struct rank *r = &c->model->ranks[c->rank];
@@ -363,7 +366,9 @@ static void leave(struct cta *c, uint32_t epoch)
 
 static void run_epochs(struct cta *c, bool (*role)(struct cta *c, uint32_t epoch))
 {
-    for (uint32_t i = 1; i <= EPOCHS; i++) {
+    const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
+    bool lost = c->model->lost_after != 0 && s->node == s->nodes - 1;
+    for (uint32_t i = 1; i <= (lost ? c->model->lost_after : EPOCHS); i++) {
         uint32_t epoch = FIRST_EPOCH + i;
         if (!watch_wait(&c->model->watch, &c->model->ranks[c->rank].epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
             !role(c, epoch))
@@ -441,19 +446,18 @@ static void check_rank(const struct model *model, uint32_t rank)
     cr_assert_eq(r->nic.signals, r->nic.puts + (uint64_t)(s->nodes - 1) * s->groups * EPOCHS);
 }
 
-static void run(const struct prs_attention_schedule *sizes, uint32_t world, uint32_t push_ctas,
-                const struct prs_attention_shares *shares)
+static void run_model(struct model *model, const struct prs_attention_schedule *sizes, uint32_t world,
+                      const struct prs_attention_shares *shares)
 {
     static void *(*const roles[])(void *) = {compute_thread, push_thread, credit_thread};
-    struct model *model = calloc(1, sizeof(*model));
     struct cta ctas[MAX_WORLD][CTAS];
     pthread_t threads[MAX_WORLD][CTAS * 2 + 1];
     uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * 2 + (shares->nodes > 1 ? 1 : 0);
-    model->watch.wait_seconds = WAIT_SECONDS, model->push_ctas = push_ctas;
+    printf("seed %u\n", seed);
     for (uint32_t r = 0; r < world; r++) {
         model->ranks[r].s = *sizes;
         prs_attention_schedule_init(&model->ranks[r].s, r, world, shares);
-        init_rank(&model->ranks[r], push_ctas);
+        init_rank(&model->ranks[r], model->push_ctas);
         if (shares->nodes > 1)
             nic_open(&model->ranks[r].nic, &model->watch, seed + r);
     }
@@ -469,12 +473,25 @@ static void run(const struct prs_attention_schedule *sizes, uint32_t world, uint
             pthread_join(threads[r][i], NULL);
     for (uint32_t r = 0; r < world && shares->nodes > 1; r++)
         nic_close(&model->ranks[r].nic);
-    cr_assert_eq(watch_load(&model->watch.failed), 0, "seed %u: %s", seed, model->watch.text);
-    for (uint32_t r = 0; r < world; r++) {
-        check_rank(model, r);
+}
+
+static void close_model(struct model *model, uint32_t world)
+{
+    for (uint32_t r = 0; r < world; r++)
         fini_rank(&model->ranks[r]);
-    }
     free(model);
+}
+
+static void run(const struct prs_attention_schedule *sizes, uint32_t world, uint32_t push_ctas,
+                const struct prs_attention_shares *shares)
+{
+    struct model *model = calloc(1, sizeof(*model));
+    model->watch.wait_seconds = WAIT_SECONDS, model->push_ctas = push_ctas;
+    run_model(model, sizes, world, shares);
+    cr_assert_eq(watch_load(&model->watch.failed), 0, "%s", model->watch.text);
+    for (uint32_t r = 0; r < world; r++)
+        check_rank(model, r);
+    close_model(model, world);
 }
 
 static const struct prs_attention_schedule SMALL = {
@@ -553,4 +570,22 @@ Test(attention_protocol, nodes_of_one_gpu_with_one_buffer_come_to_an_end, .timeo
     struct prs_attention_schedule sizes = SMALL;
     sizes.depth = 1;
     run(&sizes, 3, 1, &shares);
+}
+
+/* The ranks of one node stop between two launches: whoever waits says for which word of which rank, and all end. */
+Test(attention_protocol, nodes_name_the_lost_one, .timeout = 60)
+{
+    struct prs_attention_shares shares = {1, 4, 4, 0, 100, 2};
+    struct model *model = calloc(1, sizeof(*model));
+    unsigned waits, awaited;
+    model->watch.wait_seconds = 3, model->push_ctas = CTAS, model->lost_after = 20;
+    run_model(model, &SMALL, 4, &shares);
+    cr_assert_eq(watch_load(&model->watch.failed), 2);
+    cr_assert_eq(sscanf(model->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s",
+                 model->watch.text);
+    /* The lost rank; or the neighbour, which waits for that before it sends of later groups. */
+    cr_assert(waits < 2 && awaited != waits, "%s", model->watch.text);
+    for (uint32_t r = 0; r < 4; r++)
+        cr_assert_eq(model->ranks[r].epoch - FIRST_EPOCH, 20, "rank %u is at epoch %u", r, model->ranks[r].epoch);
+    close_model(model, 4);
 }

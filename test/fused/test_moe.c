@@ -3,6 +3,7 @@
 #include "test/fused/moe_model.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 
 enum { WAIT_SECONDS = 60 };
 
@@ -14,7 +15,7 @@ enum { EPOCHS = 2500 };
 
 static struct model *run_soundly(uint32_t nodes, uint32_t group, uint32_t blocks_of_last)
 {
-    struct model *m = model_run(&(struct model_run){nodes, group, blocks_of_last, EPOCHS, WAIT_SECONDS});
+    struct model *m = model_run(&(struct model_run){nodes, group, blocks_of_last, EPOCHS, WAIT_SECONDS, 0});
     cr_assert_eq(watch_load(&m->watch.failed), 0, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
         cr_assert_eq(m->ranks[r].epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", r, m->ranks[r].epoch);
@@ -67,4 +68,17 @@ Test(moe, nodes_with_a_rank_without_room_do_not_hold_up_the_others, .timeout = 6
 Test(moe, nodes_of_one_gpu_get_their_rows, .timeout = 600)
 {
     run_without_refusals(4, 16);
+}
+
+/* The ranks of one node stop between two launches: the others name one of them, and end. */
+Test(moe, nodes_name_the_lost_one, .timeout = 60)
+{
+    struct model *m = model_run(&(struct model_run){2, 8, BLOCKS, 100, 3, 20});
+    unsigned waits, awaited;
+    cr_assert_eq(watch_load(&m->watch.failed), 2);
+    cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s", m->watch.text);
+    cr_assert(waits < 2 && awaited >= 2, "%s", m->watch.text);
+    for (uint32_t r = 0; r < WORLD; r++)
+        cr_assert_eq(m->ranks[r].epoch - FIRST_EPOCH, 20, "rank %u is at epoch %u", r, m->ranks[r].epoch);
+    model_close(m);
 }
