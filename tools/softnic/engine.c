@@ -85,6 +85,7 @@ static void heap_remove_locked(struct sn_engine *e, uint32_t at)
 {
     struct sn_qp *last = e->heap[--e->count];
 
+    e->heavy -= !e->heap[at]->light;
     if (at < e->count) {
         if (at > 0 && e->heap[(at - 1) / 2]->wake_at > last->wake_at)
             heap_up(e, at, last);
@@ -122,10 +123,27 @@ static void judge_locked(struct sn_engine *e, bool helper, bool watched, uint64_
         e->probe_at = e->taken + e->probe_every;
 }
 
-/* The earliest if it is due for who asks, out of the heap; NULL if none is. */
+/* What the engine does next, if there is anything. The earliest may be left to pollers, and what is not must not wait
+ * with it. */
+static struct sn_qp *next_locked(const struct sn_engine *e)
+{
+    struct sn_qp *next = e->count ? e->heap[0] : NULL;
+    uint64_t until = next ? next->wake_at + patience(e, next) : 0;
+
+    if (!next || until == next->wake_at || !e->heavy)
+        return next;
+    for (uint32_t i = 1; i < e->count; i++)
+        if (!e->heap[i]->light && e->heap[i]->wake_at < until) {
+            next = e->heap[i];
+            until = next->wake_at;
+        }
+    return next;
+}
+
+/* The next if it is due for who asks, out of the heap; NULL if none is. */
 static struct sn_qp *take_due_locked(struct sn_engine *e, uint64_t now, bool helper)
 {
-    struct sn_qp *qp = e->count ? e->heap[0] : NULL;
+    struct sn_qp *qp = !helper ? next_locked(e) : e->count ? e->heap[0] : NULL;
     uint64_t wait;
 
     if (!qp)
@@ -135,7 +153,7 @@ static struct sn_qp *take_due_locked(struct sn_engine *e, uint64_t now, bool hel
         return NULL;
     if (qp->light)
         judge_locked(e, helper, wait != 0, now - qp->wake_at);
-    heap_remove_locked(e, 0);
+    heap_remove_locked(e, qp->heap_at);
     qp->heap_at = UINT32_MAX;
     return qp;
 }
@@ -157,10 +175,12 @@ static bool copy_is_near(const struct sn_engine *e, uint64_t now)
     return at && now < at + LINGER_NS;
 }
 
-/* Until the earliest is due, or there is one. Without the lock: who posts meanwhile would otherwise queue up for it
- * behind this thread, 16 us a request. Who makes a copy may need this core. */
-static void spin_locked(struct sn_engine *e, uint64_t at, uint64_t until, bool give_way)
+/* Until then, or until another one is the earliest. Without the lock: who posts meanwhile would otherwise queue up for
+ * it behind this thread, 16 us a request. Who makes a copy may need this core. */
+static void spin_locked(struct sn_engine *e, uint64_t until, bool give_way)
 {
+    uint64_t at = e->next_at;
+
     pthread_mutex_unlock(&e->mutex);
     while (__atomic_load_n(&e->next_at, __ATOMIC_RELAXED) == at && sn_now_ns() < until)
         if (give_way)
@@ -185,13 +205,13 @@ static uint64_t rest_end(const struct sn_engine *e, const struct sn_qp *qp)
 
 static void rest_locked(struct sn_engine *e, uint64_t now)
 {
-    bool idle = e->count == 0, watching = idle ? e->trust > 0 : patience(e, e->heap[0]) != 0;
+    const struct sn_qp *next = next_locked(e);
+    bool idle = !next, watching = idle ? e->trust > 0 : patience(e, next) != 0;
     bool give_way = !e->realtime && copy_is_near(e, now);
-    uint64_t at = idle ? UINT64_MAX : e->heap[0]->wake_at;
     struct timespec until;
 
     if (!idle)
-        e->rest_until = rest_end(e, e->heap[0]);
+        e->rest_until = rest_end(e, next);
     else if (give_way)
         e->rest_until = now; /* the next request of a ping-pong need not wake it */
     else /* a watcher looks in now and then, so that who posts next need not wake it, which costs 5 to 20 us */
@@ -208,7 +228,7 @@ static void rest_locked(struct sn_engine *e, uint64_t now)
         return;
     }
     e->spun = true;
-    spin_locked(e, at, idle ? now + LINGER_NS : at, give_way);
+    spin_locked(e, idle ? now + LINGER_NS : next->wake_at, give_way);
 }
 
 static void thread_prepare(struct sn_engine *e)
@@ -286,6 +306,7 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
         __atomic_store_n(&e->copy_at, wake_at, __ATOMIC_RELAXED);
     if (!pthread_equal(pthread_self(), e->thread))
         e->poster_cpu = sched_getcpu();
+    e->heavy += !qp->light;
     heap_up(e, e->count++, qp);
     hint_locked(e);
     wake = e->asleep && rest_end(e, qp) < e->rest_until;

@@ -13,8 +13,8 @@ struct sn_qp;
 struct sn_engine {
     pthread_mutex_t mutex; /* protects everything here but next_at; taken after qp->mutex */
     pthread_cond_t cond;
-    struct sn_qp **heap; /* by wake_at, earliest first */
-    uint32_t count, room;
+    struct sn_qp **heap;         /* by wake_at, earliest first */
+    uint32_t count, room, heavy; /* heavy: those that are not light */
     bool started, stop, asleep;
     bool realtime;
     uint64_t spin_ns;                      /* how long before a due time to stop sleeping */
