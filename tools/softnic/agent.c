@@ -24,6 +24,7 @@ enum {
     COPIER_POLL_NS = 200000, /* most of what its process does comes this way, not only what nobody else can do */
     DRAIN_NS = 1000000000,
     WAIT_NAP_US = 20,
+    SPIN_CORES = 8,
 };
 
 enum { HELD = SN_PLACE_OWNER + 1 }; /* a job cannot begin yet */
@@ -56,6 +57,7 @@ struct sn_agent {
     struct lane *lanes; /* by queue pair */
     uint32_t head;      /* of shm->order */
     struct job *held;   /* taken from there, but not begun */
+    bool spins;         /* there are cores to spare */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects starting */
@@ -308,6 +310,14 @@ static void agent_rest(struct sn_agent_shm *shm, uint32_t bell)
     __atomic_store_n(&shm->asleep, 0, __ATOMIC_RELAXED);
 }
 
+static void pause_shortly(const struct sn_agent *a)
+{
+    if (a->spins)
+        sn_cpu_relax(); /* Linux 6.18 makes who yields wait a time slice each time, however little it has run */
+    else
+        sched_yield(); /* movers, the application or the initiator may need this core */
+}
+
 static void *agent_main(void *arg)
 {
     struct sn_agent *a = arg;
@@ -328,12 +338,12 @@ static void *agent_main(void *arg)
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
             last = sn_now_ns(); /* not now: a round may take longer than the patience after it */
-        else if (a->lanes && now < last + COPIER_POLL_NS)
-            sn_cpu_relax(); /* Linux 6.18 makes who yields wait a time slice each time, however little it has run */
-        else if (a->lanes && a->running)
-            usleep(WAIT_NAP_US); /* a long one; movers may need this core */
-        else if (a->running || now < last + POLL_NS)
-            sched_yield(); /* movers, the application or the initiator may need this core */
+        else if (now < last + (a->lanes ? COPIER_POLL_NS : POLL_NS))
+            pause_shortly(a);
+        else if (a->running && a->spins)
+            usleep(WAIT_NAP_US); /* a long one */
+        else if (a->running)
+            pause_shortly(a);
         else
             agent_rest(shm, bell);
     }
@@ -407,6 +417,7 @@ unlock:
 
 int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
 {
+    cpu_set_t cores;
     struct sn_agent *a;
     int r = shm_populate(shm);
 
@@ -419,6 +430,7 @@ int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
     a->lanes = calloc(SN_MAX_QPS, sizeof(*a->lanes));
     if (!a->lanes)
         goto free_agent;
+    a->spins = sched_getaffinity(0, sizeof(cores), &cores) == 0 && CPU_COUNT(&cores) >= SPIN_CORES;
     /* Who had the slots before is dead. */
     memset(shm->words, 0, sizeof(shm->words));
     a->head = shm->tail;
