@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 
 #include "tools/softnic/agent.h"
 #include "tools/softnic/lock.h"
@@ -34,8 +35,9 @@ bool sn_request_unanswerable(const struct sn_request_to *to, struct sn_world *wo
     if (__atomic_load_n(&to->shm->epoch, __ATOMIC_SEQ_CST) != to->epoch || !(to->epoch & 1) ||
         proc->generation != to->proc_generation)
         return true;
-    /* The copier may live in the launcher's user namespace, where this process may look at nobody's memory. */
-    return to->copier ? !sn_proc_alive(proc) : !sn_place_reachable(world, to->proc);
+    /* The copier may live in the launcher's user namespace, where this process may look at nobody's memory; and many
+     * ask. softnic-run reaps it, so it is no zombie for long. */
+    return to->copier ? kill((pid_t)proc->pid, 0) < 0 && errno == ESRCH : !sn_place_reachable(world, to->proc);
 }
 
 /* Slots of initiators that died before they gave them back. What runs, the agent brings to its end. */
