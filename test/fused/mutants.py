@@ -36,7 +36,8 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("attention: a signal stays behind its put", "attention", ATTENTION, ".value = epoch,\n                               .peer = peer,\n                               .group = index}",
      ".value = epoch,\n                               .peer = peer,\n                               .group = index + 1}"),
     ("attention: nothing is held back while waiting", "attention", ATTENTION, "        return true;\n    count_all(c, epoch, q);\n    return watch_wait", "        return true;\n    return watch_wait"),
-    ("attention: the relay comes first", "attention", SCHEDULE, "    m->way = at % s->nodes;", "    m->way = s->nodes - 1 - at % s->nodes;"),
+    ("attention: the relay comes first", "attention", SCHEDULE, "    m->way = lot / receivers;", "    m->way = s->nodes - 1 - lot / receivers;"),
+    ("attention: nothing goes ahead with one buffer", "attention", SCHEDULE, "return s->nodes > 1 && s->depth > 1 ? 1 : 0;", "return s->nodes > 1 ? 1 : 0;"),
     ("attention: the group that was in the buffer", "attention", SCHEDULE, ": group - s->depth;", ": group - s->depth > 0 ? group - s->depth - 1 : 0;"),
     ("attention: credit of the launch before", "attention", SCHEDULE, "    *earlier = group < s->depth;", "    *earlier = group <= s->depth;"),
     ("attention: the relay slot is its own", "attention", SCHEDULE, "    return s->world - (s->nodes > 1 ? 0 : 1);", "    return s->world - 1;"),
@@ -45,7 +46,7 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("attention: each node's credit has a word", "attention", ATTENTION, "prs_attention_far_credit(s, way, group)", "prs_attention_far_credit(s, 1, group)"),
     ("attention: a share goes only to who looks at it", "attention", SCHEDULE, "source < to ? 1 : s->segments", "source + s->locals < to ? 1 : s->segments"),
     ("attention: a neighbour's place needs its credit", "attention", ATTENTION, "(x->way == 0 || x->distance != 0) &&", "x->distance == 0 &&"),
-    ("attention: groups are passed in order", "attention", ATTENTION, "pass_groups(c, epoch, &q, &passed, x.group);", "pass_groups(c, epoch, &q, &passed, x.group + 1);"),
+    ("attention: groups are passed in order", "attention", ATTENTION, "pass_groups(c, epoch, &q, &passed, x.turn);", "pass_groups(c, epoch, &q, &passed, x.turn + 1);"),
 
     ("moe: a group's word holds the epoch", "moe", MOE_ROWS, "watch_wait_exactly(&c->model->watch, &me->signal[word]", "watch_wait(&c->model->watch, &me->signal[word]"),
     ("moe: another node's rows are awaited", "moe", MOE_ROWS, "if (!watch_wait_exactly(&c->model->watch, &me->signal[word]", "if (0 && !watch_wait_exactly(&c->model->watch, &me->signal[word]"),

@@ -226,7 +226,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
         if (!prs_attention_message_at(s, i, &x))
             continue;
         if (s->nodes > 1)
-            pass_groups(c, epoch, &q, &passed, x.group);
+            pass_groups(c, epoch, &q, &passed, x.turn);
         if (!await_message(c, &x, epoch, &q, &credited))
             return false;
         if (x.way != 0 && x.distance == 0) { /* it is here already */
