@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -201,7 +200,7 @@ static void *agent_main(void *arg)
         if (agent_round(a, !stop))
             last = sn_now_ns(); /* not now: a round may take longer than the patience after it */
         else if (a->running || now < last + POLL_NS)
-            sched_yield(); /* movers, the application or the initiator may need this core */
+            sn_give_way(); /* movers, the application or the initiator may need this core */
         else
             agent_rest(shm, bell);
     }

@@ -2,7 +2,6 @@
 #include "tools/softnic/handoff.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 
 #include "tools/softnic/agent.h"
@@ -190,9 +189,10 @@ static int request_poll(struct handoff *h, struct lane *lane)
     }
     if (!r)
         return SN_PLACE_BUSY;
-    if (request_leave(h, q, r == -ESRCH))
-        lane->bounce = NULL; /* lost, rather than written to when it is something else */
-    return -ESRCH;
+    if (!request_leave(h, q, r == -ESRCH))
+        return -ESRCH;
+    lane->bounce = NULL;                   /* lost, rather than written to when it is something else */
+    return h->found ? -ETIMEDOUT : -ESRCH; /* an atomic that may still be made is not tried again */
 }
 
 /* The part [offset, offset + bytes) of a list. Return the number of spans. */
@@ -315,7 +315,7 @@ int sn_handoff_poll(struct sn_copy *c)
         lane_run(h, c, &h->lanes[i]);
     for (unsigned i = 0; i < LANES; i++)
         if (h->lanes[i].state != LANE_IDLE) {
-            sched_yield();        /* the owner may need this core */
+            sn_give_way();        /* the owner may need this core */
             return SN_PLACE_BUSY; /* after an error too: what is under way uses the request's memory */
         }
     r = h->error;
