@@ -344,6 +344,14 @@ static uint8_t pattern(size_t i, uint32_t seed)
     return (uint8_t)((i * 2654435761u + seed * 40503u) >> 13) | 1; /* never 0, which is what an unwritten byte is */
 }
 
+/* From pageable memory cuMemcpyHtoD comes back before the bytes are in place, and the NIC, as one of hardware, does not
+ * wait for what the application has not waited for. */
+static void device_put(const struct buf *buf, const uint8_t *bytes)
+{
+    MUST(!cu.h2d(buf->addr, bytes, buf->bytes));
+    MUST(!cu.sync || !cu.sync());
+}
+
 void buf_fill(const struct buf *buf, uint32_t seed)
 {
     uint8_t *bytes = malloc(buf->bytes);
@@ -353,7 +361,7 @@ void buf_fill(const struct buf *buf, uint32_t seed)
     if (buf->memory >= PAGEABLE)
         memcpy((void *)(uintptr_t)buf->addr, bytes, buf->bytes);
     else
-        MUST(!cu.h2d(buf->addr, bytes, buf->bytes));
+        device_put(buf, bytes);
     free(bytes);
 }
 
@@ -364,7 +372,7 @@ void buf_zero(const struct buf *buf)
     if (buf->memory >= PAGEABLE)
         memset((void *)(uintptr_t)buf->addr, 0, buf->bytes);
     else
-        MUST(!cu.h2d(buf->addr, bytes, buf->bytes));
+        device_put(buf, bytes);
     free(bytes);
 }
 

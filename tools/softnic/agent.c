@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -315,7 +314,7 @@ static void pause_shortly(const struct sn_agent *a)
     if (a->spins)
         sn_cpu_relax(); /* Linux 6.18 makes who yields wait a time slice each time, however little it has run */
     else
-        sched_yield(); /* movers, the application or the initiator may need this core */
+        sn_give_way(); /* movers, the application or the initiator may need this core */
 }
 
 static void *agent_main(void *arg)

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -217,7 +216,7 @@ static int copied_poll(struct sn_copy *c)
         asked_free(a);
         c->async = NULL;
     }
-    sched_yield(); /* the copier may need this core */
+    sn_give_way(); /* the copier may need this core */
     return r;
 }
 
@@ -265,7 +264,7 @@ static int copied_fly_landed(struct sn_lane *lane, struct sn_flight *flight, boo
     int r = asked_poll(a);
 
     if (r == SN_PLACE_BUSY && ask)
-        sched_yield(); /* the copier may need this core; who has just posted has better things to do */
+        sn_give_way(); /* the copier may need this core; who has just posted has better things to do */
     if (r == SN_PLACE_BUSY)
         return r;
     asked_free(a);

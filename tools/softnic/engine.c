@@ -184,7 +184,7 @@ static void spin_locked(struct sn_engine *e, uint64_t until, bool give_way)
     pthread_mutex_unlock(&e->mutex);
     while (__atomic_load_n(&e->next_at, __ATOMIC_RELAXED) == at && sn_now_ns() < until)
         if (give_way)
-            sched_yield();
+            sn_give_way();
         else
             sn_cpu_relax();
     pthread_mutex_lock(&e->mutex);
@@ -352,7 +352,7 @@ void sn_engine_help(struct sn_engine *e)
     if (qp)
         sn_qp_run_taken(qp);
     else if (__atomic_load_n(&e->copy_at, __ATOMIC_RELAXED) && copy_is_near(e, sn_now_ns()))
-        sched_yield(); /* with fewer cores than threads, who makes the copy waits for this one's time slice, 4 ms */
+        sn_give_way(); /* with fewer cores than threads, who makes the copy waits for this one's time slice, 4 ms */
 }
 
 void sn_engine_fini(struct sn_engine *e)

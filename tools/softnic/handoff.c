@@ -2,9 +2,9 @@
 #include "tools/softnic/handoff.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 
+#include "tools/softnic/lock.h"
 #include "tools/softnic/request.h"
 
 enum {
@@ -55,9 +55,10 @@ static int request_poll(struct handoff *h, struct lane *lane)
 
     if (r == 0)
         return result_here(result);
-    if (r < 0 && lane->request.lost)
-        lane->bounce = NULL; /* lost as well, rather than written to when it is something else */
-    return r;
+    if (r >= 0 || !lane->request.lost)
+        return r;
+    lane->bounce = NULL;                         /* lost as well, rather than written to when it is something else */
+    return lane->request.found ? -ETIMEDOUT : r; /* an atomic that may still be made is not tried again */
 }
 
 /* The part [offset, offset + bytes) of a list. Return the number of spans. */
@@ -180,7 +181,7 @@ int sn_handoff_poll(struct sn_copy *c)
         lane_run(h, c, &h->lanes[i]);
     for (unsigned i = 0; i < LANES; i++)
         if (h->lanes[i].state != LANE_IDLE) {
-            sched_yield();        /* the owner may need this core */
+            sn_give_way();        /* the owner may need this core */
             return SN_PLACE_BUSY; /* after an error too: what is under way uses the request's memory */
         }
     r = h->error;
