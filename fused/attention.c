@@ -3,12 +3,10 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "fused/attention_deal.h"
 #include "fused/attention_kernels.h"
 #include "fused/attention_tuning.h"
-#include "fused/network.h"
 #include "fused/symmetric.h"
 #include "fused/tensor_map.h"
 #include "util/error.h"
@@ -119,22 +117,6 @@ static int open_deal(struct prs_attention_plan *p)
     return r;
 }
 
-/* Between nodes: words that counterparts signal to. */
-static int open_far(struct prs_attention_plan *p)
-{
-    struct prs_far *far = &p->args.far;
-    size_t words = prs_attention_far_words(&p->args.schedule);
-    int r = prs_symmetric_open(p->ctx, words * sizeof(uint64_t), PRS_SYMMETRIC_SIGNALS, &p->signals);
-    if (r != 0)
-        return r;
-    p->info.workspace_bytes += p->signals->bytes;
-    far->device = p->ctx->network->device;
-    far->signals = (uint64_t *)p->signals->at[0];
-    far->staging_window = p->staging->window;
-    far->signal_window = p->signals->window;
-    return 0;
-}
-
 static int open_workspace(struct prs_attention_plan *p)
 {
     struct prs_attention_args *a = &p->args;
@@ -159,7 +141,10 @@ static int open_workspace(struct prs_attention_plan *p)
         a->credits[peer] = a->arrivals[peer] + arrivals;
     }
     a->finished = a->credits[0] + credits;
-    r = s->nodes > 1 ? open_far(p) : 0;
+    if (s->nodes > 1) {
+        r = prs_symmetric_open_signals(p->ctx, p->staging, prs_attention_far_words(s), &a->far, &p->signals);
+        p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
+    }
     return r == 0 ? encode_received(p) : r;
 }
 
@@ -223,46 +208,37 @@ static void fill_args(struct prs_attention_plan *p)
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
 
+static int open_plan(struct prs_attention_plan *p)
+{
+    int r = choose(p);
+    if (r != 0)
+        return r;
+    fill_args(p);
+    r = prs_sync_open(p->ctx, &p->args.sync);
+    p->info.workspace_bytes = sizeof(*p->args.sync.words);
+    return r != 0 ? r : open_deal(p);
+}
+
 int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                             const struct prs_attention_tuning *tuning, struct prs_attention_plan **out)
 {
     struct prs_attention_plan *p;
     int before, r = prs_attention_tuning_check(shape, ctx->config.world);
+    if (r == 0)
+        r = prs_context_begin_plan(ctx, _Alignof(struct prs_attention_plan), sizeof(*p), (void **)&p, &before);
     if (r != 0)
         return r;
-    r = prs_context_enter(ctx, &before);
-    if (r != 0)
-        return r;
-    p = aligned_alloc(_Alignof(struct prs_attention_plan), sizeof(*p)); /* for the tensor maps */
-    if (p == NULL) {
-        r = prs_fail(-ENOMEM, "attention: no memory for a plan");
-        goto leave;
-    }
-    memset(p, 0, sizeof(*p));
     p->ctx = ctx;
     p->shape = *shape;
     if (tuning != NULL)
         p->info.tuning = *tuning;
-    r = choose(p);
-    if (r != 0)
-        goto free_plan;
-    fill_args(p);
-    r = prs_sync_open(ctx, &p->args.sync);
-    p->info.workspace_bytes = sizeof(*p->args.sync.words);
-    if (r == 0)
-        r = open_deal(p);
-    r = prs_context_agree(ctx, r); /* others wait in open_workspace() */
+    r = prs_context_agree(ctx, open_plan(p)); /* others wait in open_workspace() */
     if (r == 0)
         r = open_workspace(p);
     if (r == 0)
         *out = p;
     else
         prs_attention_plan_close(p);
-    goto leave;
-
-free_plan:
-    free(p);
-leave:
     prs_context_leave(before);
     return r;
 }

@@ -43,8 +43,10 @@ __global__ void __launch_bounds__(E::threads, 1)
         return;
     __syncwarp();
     __syncthreads();
-    if (threadIdx.x == 0)
-        leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x);
+    /* Credits are the last that is put, and nobody waits for them in this launch: without this a plan could be closed,
+     * and its windows be gone, while the proxy has still to put them. */
+    if (threadIdx.x == 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)
+        network_quiet(&args.sync, &args.far.device);
 }
 
 #endif

@@ -174,7 +174,7 @@ template <class E> PRS_DEVICE void push_share(const struct prs_attention_args &a
         if (!prs_attention_message_at(s, i, &x))
             continue;
         if (E::far)
-            pass_groups<E>(args, epoch, &queue, &passed, x.group);
+            pass_groups<E>(args, epoch, &queue, &passed, x.turn);
         else
             x.way = 0; /* known to the compiler */
         await_message<E>(args, x, epoch, &queue, &credited);

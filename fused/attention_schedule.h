@@ -228,6 +228,8 @@ PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, c
 /* ---- what travels ---- */
 /* One message: rows of one segment of the keys or values of one pair. */
 struct prs_attention_message {
+    uint32_t
+        turn; /* messages come turn by turn; what a turn hands on is of its group, its own share may be of the next */
     uint32_t group;
     uint32_t way;      /* 0: the own share; else that of the counterpart `way` nodes on, which has come here */
     uint32_t distance; /* to the rank that is so far before this one in its node. 0: for this rank: the own share to the
@@ -268,33 +270,62 @@ PRS_SHARED uint32_t prs_attention_receivers(const struct prs_attention_schedule 
     return s->locals - (s->nodes > 1 ? 0 : 1);
 }
 
-PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *s)
+/* Messages of one group that go one way to one receiver, with those that do not exist. */
+PRS_SHARED uint32_t prs_attention_lot(const struct prs_attention_schedule *s)
 {
-    return s->groups * s->nodes * prs_attention_receivers(s) * s->segments * s->slabs * s->group * 2 * s->slab_chunks;
+    return s->segments * s->slabs * s->group * 2 * s->slab_chunks;
 }
 
-/* Message `at`; false: there is none at this position. Per group, way and receiver, slab by slab the first rows of all
- * its pairs, keys before values. The relay comes first, because it has the longest way. */
+/* Between nodes, with room for more than one group: 1, and then a group crosses while the one before it is waited for
+ * and handed on. With one buffer its credit would wait for just that. */
+PRS_SHARED uint32_t prs_attention_ahead(const struct prs_attention_schedule *s)
+{
+    return s->nodes > 1 && s->depth > 1 ? 1 : 0;
+}
+
+PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *s)
+{
+    uint32_t lots = s->groups * s->nodes * prs_attention_receivers(s) + prs_attention_ahead(s);
+    return lots * prs_attention_lot(s);
+}
+
+/* What goes as the lot'th. False: nothing. Per group, way and receiver; the own share first to the relay slot, because
+ * it has the longest way, and if it goes ahead, just before what other nodes have sent of the group before. */
+PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uint32_t lot,
+                                     struct prs_attention_message *m)
+{
+    uint32_t receivers = prs_attention_receivers(s), ahead = prs_attention_ahead(s);
+    m->turn = m->group = m->way = m->distance = 0;
+    if (ahead != 0 && lot == 0)
+        return true;
+    lot -= ahead;
+    m->turn = m->group = lot / (s->nodes * receivers);
+    lot %= s->nodes * receivers;
+    if (ahead != 0 && lot < s->locals)
+        lot = lot + 1 == s->locals ? 0 : lot + 1;
+    m->way = lot / receivers;
+    m->distance = lot % receivers + (s->locals - receivers);
+    m->group += m->way == 0 && m->distance == 0 ? ahead : 0;
+    return m->group < s->groups;
+}
+
+/* Message `at`; false: there is none at this position. Lot by lot, in each slab by slab the first rows of all its
+ * pairs, keys before values. */
 PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
                                          struct prs_attention_message *m)
 {
-    uint32_t chunk = at % s->slab_chunks, left, receivers = prs_attention_receivers(s);
-    at /= s->slab_chunks;
+    uint32_t chunk = at % s->slab_chunks, left;
+    bool any = prs_attention_lot_at(s, at / prs_attention_lot(s), m);
+    at = at % prs_attention_lot(s) / s->slab_chunks;
     m->kind = at % 2;
     at /= 2;
-    m->pair = at % s->group;
+    m->pair = at % s->group + m->group * s->group;
     at /= s->group;
     m->slab = at % s->slabs;
-    at /= s->slabs;
-    m->segment = at % s->segments;
-    at /= s->segments;
-    m->distance = at % receivers + (s->locals - receivers);
-    at /= receivers;
-    m->way = at % s->nodes;
-    m->group = at / s->nodes;
+    m->segment = at / s->slabs;
     m->row = (m->slab * s->slab_chunks + chunk) * s->chunk_rows;
-    m->pair += m->group * s->group;
-    if (m->pair >= s->pairs || m->row >= s->segment_rows || m->segment >= prs_attention_wanted(s, m->way, m->distance))
+    if (!any || m->pair >= s->pairs || m->row >= s->segment_rows ||
+        m->segment >= prs_attention_wanted(s, m->way, m->distance))
         return false;
     left = s->segment_rows - m->row;
     m->rows = left < s->chunk_rows ? left : s->chunk_rows;

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "fused/network.h"
 #include "fused/symmetric.h"
@@ -279,15 +278,9 @@ int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, 
     if (r == 0)
         r = agree(ctx, shape);
     if (r == 0)
-        r = prs_context_enter(ctx, &before);
+        r = prs_context_begin_plan(ctx, _Alignof(struct prs_moe_plan), sizeof(*p), (void **)&p, &before);
     if (r != 0)
         return r;
-    p = aligned_alloc(_Alignof(struct prs_moe_plan), sizeof(*p)); /* tensor maps: 64 bytes, more than malloc gives */
-    if (p == NULL) {
-        r = prs_fail(-ENOMEM, "fused: no memory for a MoE plan");
-        goto leave;
-    }
-    memset(p, 0, sizeof(*p));
     p->ctx = ctx;
     p->shape = *shape;
     r = open_plan(p, tuning);
@@ -295,7 +288,6 @@ int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, 
         *out = p;
     else
         prs_moe_plan_close(p);
-leave:
     prs_context_leave(before);
     return r;
 }

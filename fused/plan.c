@@ -3,12 +3,10 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "fused/copies.h"
 #include "fused/kernels.h"
 #include "fused/lt.h"
-#include "fused/network.h"
 #include "fused/tensor_map.h"
 #include "fused/tuning.h"
 #include "fused/unfused.h"
@@ -58,17 +56,12 @@ static int open_copies(struct prs_fused_plan *p)
 static int open_far(struct prs_fused_plan *p, uint64_t counters)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_far *far = &p->args.far;
-    uint64_t words = prs_schedule_row_word(s, s->nodes - 1, 0);
-    int r = prs_symmetric_open(p->ctx, words * sizeof(uint64_t), PRS_SYMMETRIC_SIGNALS, &p->signals);
+    int r = prs_symmetric_open_signals(p->ctx, p->staging, prs_schedule_row_word(s, s->nodes - 1, 0), &p->args.far,
+                                       &p->signals);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->signals->bytes;
-    far->device = p->ctx->network->device;
-    far->signals = (uint64_t *)p->signals->at[0];
-    far->counters = (uint32_t *)p->flags->at[0] + counters;
-    far->staging_window = p->staging->window;
-    far->signal_window = p->signals->window;
+    p->args.far.counters = (uint32_t *)p->flags->at[0] + counters;
     return 0;
 }
 
@@ -136,50 +129,45 @@ static int open_path(struct prs_fused_plan *p, bool demanded)
     return open_workspace(p);
 }
 
+static int open_plan(struct prs_fused_plan *p, const struct prs_fused_tuning *tuning)
+{
+    const struct prs_fused_shape *shape = &p->shape;
+    struct prs_fused *ctx = p->ctx;
+    bool alone = shape->op == PRS_FUSED_GEMM;
+    uint32_t clusters, world = alone ? 1 : ctx->config.world, nodes = alone ? 1 : ctx->place.nodes;
+    int r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
+    if (r != 0)
+        return prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
+    r = prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
+    if (r != 0)
+        return r;
+    prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
+                      shape->k, p->info.tuning.band, p->info.tuning.lag);
+    p->args.n = shape->n;
+    p->info.workspace_bytes = sizeof(*p->args.sync.words);
+    return prs_sync_open(ctx, &p->args.sync);
+}
+
 int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
                         const struct prs_fused_tuning *tuning, struct prs_fused_plan **out)
 {
     struct prs_fused_plan *p;
-    bool alone = shape->op == PRS_FUSED_GEMM;
-    uint32_t clusters, world = alone ? 1 : ctx->config.world, nodes = alone ? 1 : ctx->place.nodes;
     int before, r = check_shape(ctx, shape);
+    if (r == 0)
+        r = prs_context_begin_plan(ctx, _Alignof(struct prs_fused_plan), sizeof(*p), (void **)&p, &before);
     if (r != 0)
         return r;
-    r = prs_context_enter(ctx, &before);
-    if (r != 0)
-        return r;
-    p = aligned_alloc(_Alignof(struct prs_fused_plan), sizeof(*p)); /* tensor maps: 64 bytes, more than malloc gives */
-    if (p == NULL) {
-        r = prs_fail(-ENOMEM, "fused: no memory for a plan");
-        goto leave;
-    }
-    memset(p, 0, sizeof(*p));
     p->ctx = ctx;
     p->shape = *shape;
-    r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
-    if (r != 0) {
-        r = prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
-        goto free_plan;
-    }
-    r = prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
-    if (r != 0)
-        goto free_plan;
-    prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
-                      shape->k, p->info.tuning.band, p->info.tuning.lag);
-    p->args.n = shape->n;
-    r = prs_sync_open(ctx, &p->args.sync);
-    p->info.workspace_bytes = sizeof(*p->args.sync.words);
+    r = open_plan(p, tuning);
+    if (shape->op != PRS_FUSED_GEMM)
+        r = prs_context_agree(ctx, r); /* others wait in open_path() */
     if (r == 0)
         r = open_path(p, tuning != NULL && tuning->path == PRS_PATH_UNFUSED);
     if (r == 0)
         *out = p;
     else
         prs_fused_plan_close(p);
-    goto leave;
-
-free_plan:
-    free(p);
-leave:
     prs_context_leave(before);
     return r;
 }

@@ -72,6 +72,22 @@ PRS_DEVICE void copy_row_of(struct row_buffer *b, const uint8_t *from, uint32_t 
     }
 }
 
+/* Exactly this epoch: the word of a row, or of a group of rows, may not have been raised for many epochs, so that an
+ * old one could pass for a later one after a wrap; and nobody raises it for the next epoch before this rank has begun
+ * that.
+ */
+PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *flag, uint32_t epoch, uint32_t from,
+                            uint32_t index)
+{
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t seen = load_acquire_sys(flag);
+        if (seen == epoch || !keep_waiting(&args.sync, &clock, PRS_AWAIT_TOKEN, from, index, epoch, seen))
+            break;
+    }
+    fence_async_global(); /* the flag was read by an ordinary load, the row is read by the copy engine */
+}
+
 /* ---- warp 3: own rows for this node --------------------------------------------------------------------------------
  */
 /* Row after row of all destinations in turn, each in the order in which its receiver computes. */
@@ -83,7 +99,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
     auto tell = [&]() {
         if (last_p == 0)
             return;
-        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_row(). */
+        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_token(). */
         flag_row(args, epoch, last_p, prs_route_mirror(r, last_p), last_row);
     };
     for (uint32_t q = 1; q < r->seats; q++) {
@@ -183,7 +199,7 @@ static __device__ __noinline__ void relay_in(const struct prs_moe_args &args, st
     auto tell = [&]() {
         if (last == NULL)
             return;
-        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_row(). */
+        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_token(). */
         each(last, last_n, [&](uint32_t p, uint32_t sender, uint32_t row) { flag_row(args, epoch, p, sender, row); });
     };
     for (uint32_t n = 1; n < r->nodes; n++) {
@@ -192,9 +208,7 @@ static __device__ __noinline__ void relay_in(const struct prs_moe_args &args, st
         for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
             const int32_t *note = (const int32_t *)(notes + 16) + row * r->seats;
             uint32_t word = prs_route_relay_word(r, n, row / r->group);
-            wait_flag(&args.sync, (const uint32_t *)(args.far.signals + word), epoch, PRS_AWAIT_TOKEN,
-                      prs_route_counterpart(r, n), word);
-            fence_async_global(); /* the word was read by an ordinary load, the row is read by the copy engine */
+            await_token(args, (const uint32_t *)(args.far.signals + word), epoch, prs_route_counterpart(r, n), word);
             copy_row_of(
                 &b, args.far.relay + prs_route_relay_at(r, 0, n, row), r->row_bytes,
                 [&](uint32_t offset, uint32_t bytes) {
@@ -222,20 +236,10 @@ PRS_DEVICE void send_rows(const struct prs_moe_args &args, const struct cta_memo
 
 /* ---- warp 2 --------------------------------------------------------------------------------------------------------
  */
-/* Exactly this epoch: a row's word may not have been raised for many epochs, so that an old one could pass for a later
- * one after a wrap; and nobody raises it for the next epoch before this rank has begun that. */
 PRS_DEVICE void await_row(const struct prs_moe_args &args, uint32_t epoch, uint32_t p, uint32_t row)
 {
     uint32_t index = prs_route_row_flag(&args.route, p, row);
-    const uint32_t *flag = args.staging_flags[0] + index;
-    struct wait_clock clock = {0, 0};
-    for (;;) {
-        uint32_t seen = load_acquire_sys(flag);
-        if (seen == epoch ||
-            !keep_waiting(&args.sync, &clock, PRS_AWAIT_TOKEN, prs_route_peer(&args.route, p), index, epoch, seen))
-            break;
-    }
-    fence_async_global(); /* the flag was read by an ordinary load, the row is read by the copy engine */
+    await_token(args, args.staging_flags[0] + index, epoch, prs_route_peer(&args.route, p), index);
 }
 
 /* What is here was sorted by the expert that needs it first, and all CTAs take turns: the first blocks are complete

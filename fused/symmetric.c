@@ -204,6 +204,19 @@ int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, enum prs_symmetric_u
     return 0;
 }
 
+int prs_symmetric_open_signals(struct prs_fused *ctx, const struct prs_symmetric *data, uint64_t words,
+                               struct prs_far *far, struct prs_symmetric **out)
+{
+    int r = prs_symmetric_open(ctx, words * sizeof(uint64_t), PRS_SYMMETRIC_SIGNALS, out);
+    if (r != 0)
+        return r;
+    far->device = ctx->network->device;
+    far->signals = (uint64_t *)(*out)->at[0];
+    far->staging_window = data->window;
+    far->signal_window = (*out)->window;
+    return 0;
+}
+
 void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s)
 {
     struct prs_symmetric **link = &ctx->symmetric;

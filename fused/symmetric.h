@@ -26,6 +26,10 @@ struct prs_symmetric {
 int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, enum prs_symmetric_use use, struct prs_symmetric **out);
 void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s);
 
+/* Between nodes: signal words, and what kernels need to put to `data` and to signal. Collective. */
+int prs_symmetric_open_signals(struct prs_fused *ctx, const struct prs_symmetric *data, uint64_t words,
+                               struct prs_far *far, struct prs_symmetric **out);
+
 /* The allocation that holds ptr .. ptr + bytes, or NULL. */
 const struct prs_symmetric *prs_symmetric_find(const struct prs_fused *ctx, const void *ptr, size_t bytes);
 

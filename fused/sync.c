@@ -59,7 +59,7 @@ static const char *awaited_name(uint32_t what)
     case PRS_AWAIT_BLOCK:
         return "a block of rows to be put together";
     case PRS_AWAIT_CTAS:
-        return "all routing CTAs";
+        return "all CTAs";
     default:
         return "an unknown flag";
     }

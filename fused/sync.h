@@ -21,7 +21,7 @@ enum prs_awaited {
     PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
     PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
-    PRS_AWAIT_CTAS = 19,   /* MoE: this rank's own routing CTAs */
+    PRS_AWAIT_CTAS = 19,   /* this rank's own: of MoE's routing, or, attention, all that read or send on a group */
     /* Not awaited, but wrong: */
     PRS_FAULT_CAPACITY = 64, /* index: expert, want: rows, seen: capacity */
     PRS_FAULT_EXPERT = 65    /* index: token, want: experts, seen: what the router chose */

@@ -2,74 +2,169 @@
 #include "fused/unfused.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "fused/lt.h"
 #include "util/error.h"
 
 /* What other ranks read or write here: the whole partial product, or the gathered A. */
-static uint64_t shared_bytes(const struct prs_fused_shape *s)
+static struct prs_share share_of(const struct prs_fused_plan *p)
 {
-    return 2 * (uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n);
+    const struct prs_fused_shape *s = &p->shape;
+    return prs_share_of((uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.world,
+                        s->op == PRS_FUSED_ALLREDUCE);
+}
+
+static uint64_t staging_bytes(const struct prs_fused_plan *p)
+{
+    struct prs_share share = share_of(p);
+    uint32_t far = p->args.schedule.nodes - 1;
+    if (far == 0 || p->shape.op == PRS_FUSED_ALLGATHER)
+        return share.all * 2;
+    return prs_exchange_received(&share, p->args.schedule.nodes, far);
 }
 
 int prs_unfused_open(struct prs_fused_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
+    bool far = a->schedule.nodes > 1;
     int r = prs_lt_open(&p->shape, &p->lt);
     if (a->schedule.world == 1)
         return r;
+    if (r == 0 && prs_unfused_prepare() != 0)
+        r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
+                     p->ctx->config.device);
     if (prs_context_agree(p->ctx, r) != 0) /* no rank may be left waiting in what follows */
         return r != 0 ? r : -ENOTSUP;
-    r = prs_symmetric_open(p->ctx, shared_bytes(&p->shape), PRS_SYMMETRIC_NODE, &p->staging);
+    r = prs_symmetric_open(p->ctx, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
     if (r == 0)
         r = prs_symmetric_open(p->ctx, PRS_MAX_WORLD * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
-    for (uint32_t peer = 0; peer < a->schedule.world; peer++) {
+    for (uint32_t peer = 0; peer < a->schedule.locals; peer++) {
         a->staging[peer] = p->staging->at[peer];
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
     }
-    return 0;
+    if (!far)
+        return 0;
+    r = prs_symmetric_open_signals(p->ctx, p->staging, prs_exchange_word(&a->schedule, PRS_EXCHANGE_WORDS, 0), &a->far,
+                                   &p->signals);
+    p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
+    return r;
+}
+
+static int copy(void *to, const void *from, uint64_t bytes, const char *what, cudaStream_t stream)
+{
+    return bytes == 0 ? 0 : prs_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), what);
+}
+
+/* A matrix that lies at at[p] in neighbour p, of which every rank of this node has its own share: puts the own one to
+ * the counterparts, and copies theirs, when they have come, to the neighbours. */
+static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    int r = prs_unfused_cross(&p->args, x, stream);
+    for (uint32_t i = 1; i < s->nodes; i++) {
+        uint32_t block = (s->node + i) % s->nodes * s->locals + s->local;
+        uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
+        for (uint32_t n = 1; n < s->locals && r == 0; n++)
+            r = copy(at[n] + first, at[0] + first, bytes, "copy of another node's rows to a neighbour", stream);
+    }
+    return r;
 }
 
 static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    uint64_t bytes = shared_bytes(&p->shape) / s->world;
+    struct prs_exchange x = {.share = share_of(p),
+                             .window = p->args.far.staging_window,
+                             .word = PRS_EXCHANGE_THERE,
+                             .what = PRS_AWAIT_CHUNK,
+                             .credit = 1};
+    uint64_t first = prs_share_first(&x.share, s->rank) * 2, bytes = prs_share_count(&x.share, s->rank) * 2;
     int r = 0;
-    for (uint32_t peer = 0; peer < s->world && r == 0; peer++)
-        r = prs_cuda_check(
-            cudaMemcpyAsync(p->args.staging[peer] + s->rank * bytes, a, bytes, cudaMemcpyDeviceToDevice, stream),
-            "copy of A to another rank");
+    for (uint32_t peer = 0; peer < s->locals && r == 0; peer++)
+        r = copy(p->args.staging[peer] + first, a, bytes, "copy of A to another rank", stream);
+    if (r == 0 && s->nodes > 1)
+        r = spread(p, &x, p->args.staging, stream);
     return r != 0 ? r : prs_unfused_meet(&p->args, stream);
+}
+
+/* Adds up what the ranks of this node have of a rank's share, the own last; then what other nodes sent, when the share
+ * is the own. */
+static int add_share(struct prs_fused_plan *p, const struct prs_share *share, uint32_t rank, uint8_t *const *to,
+                     uint32_t copies, cudaStream_t stream)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    uint32_t far = s->nodes - 1;
+    struct prs_unfused_sum sum = {.elements = prs_share_count(share, rank),
+                                  .near_count = s->locals,
+                                  .copies = copies,
+                                  .far_step = prs_exchange_slot_bytes(share)};
+    for (uint32_t i = 0; i < s->locals; i++)
+        sum.near[i] = p->args.staging[(i + 1) % s->locals] + prs_share_first(share, rank) * 2;
+    if (rank == s->rank && far != 0) {
+        sum.far_count = far;
+        sum.far = p->args.staging[0] + prs_exchange_received(share, s->nodes, 0);
+    }
+    memcpy(sum.to, to, copies * sizeof(*to));
+    return prs_unfused_add(&sum, stream);
+}
+
+/* This node's sums for each counterpart go there, and theirs for the own share come here. */
+static int cross_sums(struct prs_fused_plan *p, const struct prs_share *share, cudaStream_t stream)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    struct prs_exchange x = {.share = *share,
+                             .source = prs_exchange_sent(share, 0),
+                             .target = prs_exchange_received(share, s->nodes, 0),
+                             .slot_bytes = prs_exchange_slot_bytes(share),
+                             .window = p->args.far.staging_window,
+                             .word = PRS_EXCHANGE_THERE,
+                             .what = PRS_AWAIT_PARTIAL,
+                             .credit = p->shape.op == PRS_FUSED_REDUCE_SCATTER};
+    int r = 0;
+    for (uint32_t i = 0; i + 1 < s->nodes && r == 0; i++) {
+        uint8_t *to = p->args.staging[0] + prs_exchange_sent(share, i);
+        r = add_share(p, share, (s->node + 1 + i) % s->nodes * s->locals + s->local, &to, 1, stream);
+    }
+    return r != 0 ? r : prs_unfused_cross(&p->args, &x, stream);
 }
 
 /* Where the sum goes: c here, and for an all-reduce c of every rank. */
 static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    uint64_t all = (uint64_t)p->shape.m * p->shape.n, share = (all + s->world - 1) / s->world, first;
-    void *to[PRS_MAX_WORLD] = {c};
+    const struct prs_symmetric *home = NULL;
+    struct prs_share share = share_of(p);
+    struct prs_exchange x = {.share = share, .word = PRS_EXCHANGE_BACK, .what = PRS_AWAIT_BROADCAST};
+    uint8_t *at[PRS_MAX_WORLD] = {c}, *to[PRS_MAX_WORLD] = {c};
     uint32_t copies = 1;
+    int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
-        const struct prs_symmetric *home = prs_symmetric_find(p->ctx, c, all * 2);
+        home = prs_symmetric_find(p->ctx, c, share.all * 2);
         if (home == NULL)
             return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p) must lie in prs_fused_alloc() memory", c);
-        share = (share + 7) / 8 * 8; /* 16 bytes: no rank starts in the middle of a vector */
-        for (copies = 0; copies < s->world; copies++)
-            to[copies] = home->at[copies] + ((uint8_t *)c - home->at[0]);
+        x.window = home->window;
+        x.source = (uint64_t)((uint8_t *)c - home->at[0]);
+        for (copies = 0; copies < s->locals; copies++) {
+            at[copies] = home->at[copies] + x.source;
+            to[copies] = at[copies] + prs_share_first(&share, s->rank) * 2;
+        }
     }
-    first = share * s->rank < all ? share * s->rank : all;
-    share = first + share < all ? share : all - first;
-    return prs_unfused_sum(&p->args, first, share, to, copies, p->shape.op == PRS_FUSED_ALLREDUCE, stream);
+    if (s->nodes > 1)
+        r = cross_sums(p, &share, stream);
+    if (r == 0)
+        r = add_share(p, &share, s->rank, to, copies, stream);
+    return r != 0 || home == NULL || s->nodes == 1 ? r : spread(p, &x, at, stream);
 }
 
 int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
 {
-    bool gathers = p->shape.op == PRS_FUSED_ALLGATHER, alone = p->args.schedule.world == 1;
+    bool gathers = p->shape.op == PRS_FUSED_ALLGATHER;
     int r = 0;
-    if (alone)
+    if (p->args.schedule.world == 1)
         return prs_lt_run(p->lt, a, b, c, stream);
     if (gathers)
         r = gather(p, a, stream);
@@ -79,6 +174,10 @@ int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, v
         r = prs_unfused_meet(&p->args, stream);
     if (r == 0 && !gathers)
         r = reduce(p, c, stream);
+    if (r != 0)
+        return r;
     /* Nobody overwrites what another still reads, and an all-reduce has arrived everywhere. */
-    return r != 0 ? r : prs_unfused_meet(&p->args, stream);
+    if (p->args.schedule.nodes == 1)
+        return prs_unfused_meet(&p->args, stream);
+    return prs_unfused_finish(&p->args, p->shape.op != PRS_FUSED_ALLREDUCE, stream);
 }

@@ -1,82 +1,159 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels of the unfused path: meetings of all ranks, and sums over mapped memory. */
+/* Kernels of the unfused path: meetings of a node's ranks, sums over mapped memory, exchanges between nodes. */
+#include "fused/far.cuh"
 #include "fused/launch.cuh"
 #include "fused/sync.cuh"
 #include "fused/unfused.h"
 
-/* All ranks have come here, and what they wrote before is visible. words->exits counts meetings. One warp. */
-static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
+static const struct launch_shape one_warp = {1, 32, 0}, sum_shape = {1, 256, 0};
+
+/* All ranks of this node have come here, and what they wrote before is visible. words->exits counts meetings. One warp.
+ */
+PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = threadIdx.x, count = *(volatile uint32_t *)&args.sync.words->exits + 1;
-    if (slot + 1 < s->world) {
-        uint32_t from = (s->rank + 1 + slot) % s->world, p = slot + 1;
+    if (slot + 1 < s->locals) {
+        uint32_t from = (s->local + 1 + slot) % s->locals, p = slot + 1;
         /* R4: earlier kernels of this stream are complete. Pairs with A1 in the other rank's wait_flag(). */
-        store_release_sys(args.flags[p] + prs_schedule_slot(s, s->rank, from), count);
-        wait_flag(&args.sync, args.flags[0] + slot, count, PRS_AWAIT_PEERS, from, slot);
+        store_release_sys(args.flags[p] + prs_schedule_after(s->local, from, s->locals), count);
+        wait_flag(&args.sync, args.flags[0] + slot, count, PRS_AWAIT_PEERS, s->node * s->locals + from, slot);
     }
     __syncwarp();
     if (slot == 0)
         *(volatile uint32_t *)&args.sync.words->exits = count;
 }
 
-struct sum_args {
-    const uint8_t *from[PRS_MAX_WORLD]; /* in slot order, own last */
-    uint8_t *to[PRS_MAX_WORLD];
-    uint64_t elements;
-    uint32_t count, copies;
-};
+static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
+{
+    meet_neighbours(args);
+}
 
 /* fp32 sums in a fixed order, one rounding; WIDE: eight elements at a time. */
-template <bool WIDE> static __global__ void sum(const __grid_constant__ struct sum_args a)
+template <bool WIDE> static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
     for (; i < a.elements / (WIDE ? 8 : 1); i += step) {
-        if (WIDE) {
-            float s[8] = {};
-            for (uint32_t k = 0; k < a.count; k++) {
-                uint4 x = ((const uint4 *)a.from[k])[i];
+        float s[8] = {};
+        for (uint32_t k = 0; k < a.near_count + a.far_count; k++) {
+            const uint8_t *from = k < a.near_count ? a.near[k] : a.far + (k - a.near_count) * a.far_step;
+            if (WIDE) {
+                uint4 x = ((const uint4 *)from)[i];
                 s[0] += bf16_low(x.x), s[1] += bf16_high(x.x), s[2] += bf16_low(x.y), s[3] += bf16_high(x.y);
                 s[4] += bf16_low(x.z), s[5] += bf16_high(x.z), s[6] += bf16_low(x.w), s[7] += bf16_high(x.w);
+            } else {
+                s[0] += __bfloat162float(((const __nv_bfloat16 *)from)[i]);
             }
-            uint4 y = make_uint4(pack_bf16x2(s[0], s[1]), pack_bf16x2(s[2], s[3]), pack_bf16x2(s[4], s[5]),
-                                 pack_bf16x2(s[6], s[7]));
-            for (uint32_t k = 0; k < a.copies; k++)
+        }
+        uint4 y = make_uint4(pack_bf16x2(s[0], s[1]), pack_bf16x2(s[2], s[3]), pack_bf16x2(s[4], s[5]),
+                             pack_bf16x2(s[6], s[7]));
+        for (uint32_t k = 0; k < a.copies; k++) {
+            if (WIDE)
                 ((uint4 *)a.to[k])[i] = y;
-        } else {
-            float s = 0;
-            for (uint32_t k = 0; k < a.count; k++)
-                s += __bfloat162float(((const __nv_bfloat16 *)a.from[k])[i]);
-            for (uint32_t k = 0; k < a.copies; k++)
-                ((__nv_bfloat16 *)a.to[k])[i] = __float2bfloat16(s);
+            else
+                ((__nv_bfloat16 *)a.to[k])[i] = __float2bfloat16(s[0]);
         }
     }
 }
 
+struct exchange_args {
+    struct prs_kernel_args args;
+    struct prs_exchange x;
+};
+
+/* A rank that gave up has nothing right to send: its counterparts' waits end by themselves, and name it. */
+PRS_DEVICE bool gave_up(const struct prs_sync *sync)
+{
+    return *(volatile uint32_t *)&sync->words->aborted != 0;
+}
+
+/* One warp; a lane a counterpart. Earlier kernels of this stream, which wrote what is put, are complete. */
+static __global__ void cross(const __grid_constant__ struct exchange_args a)
+{
+    const struct prs_schedule *s = &a.args.schedule;
+    const struct prs_sync *sync = &a.args.sync;
+    uint32_t epoch = launch_epoch(sync);
+    for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
+        struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
+        if (a.x.credit)
+            wait_flag(sync, far_flag(a.args, p.credit), epoch - 1, PRS_AWAIT_PEERS, p.peer, p.credit);
+        if (gave_up(sync))
+            return;
+        if (p.bytes != 0)
+            put_far(a.args, p.peer, a.x.window, p.from, p.to, p.bytes, a.x.word);
+        signal_far(a.args, p.peer, p.signal, epoch, a.x.word);
+    }
+    for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
+        struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
+        wait_flag(sync, far_flag(a.args, p.awaited), epoch, a.x.what, p.peer, p.awaited);
+    }
+}
+
+struct finish_args {
+    struct prs_kernel_args args;
+    uint32_t credit;
+};
+
+static __global__ void finish(const __grid_constant__ struct finish_args a)
+{
+    const struct prs_schedule *s = &a.args.schedule;
+    uint32_t epoch = launch_epoch(&a.args.sync);
+    struct prs_exchange nothing = {};
+    nothing.word = PRS_EXCHANGE_BACK;
+    for (uint32_t i = threadIdx.x; a.credit && i + 1 < s->nodes && !gave_up(&a.args.sync); i += 32) {
+        struct prs_exchange_part p = prs_exchange_with(s, &nothing, i);
+        signal_far(a.args, p.peer, p.signal, epoch, PRS_EXCHANGE_BACK);
+    }
+    meet_neighbours(a.args);
+    __syncwarp(); /* all lanes' commands are in the ring */
+    if (threadIdx.x == 0) {
+        network_quiet(&a.args.sync, &a.args.far.device);
+        *(volatile uint32_t *)&a.args.sync.words->epoch = epoch;
+    }
+}
+
+extern "C" int prs_unfused_prepare(void)
+{
+    uint32_t clusters;
+    int r = launch_prepare(meet, &one_warp, &clusters);
+    if (r == 0)
+        r = launch_prepare(sum<false>, &sum_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(sum<true>, &sum_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(cross, &one_warp, &clusters);
+    return r != 0 ? r : launch_prepare(finish, &one_warp, &clusters);
+}
+
 extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream)
 {
-    static const struct launch_shape one_warp = {1, 32, 0};
     return launch_kernel(meet, &one_warp, 1, stream, *args);
 }
 
-extern "C" int prs_unfused_sum(const struct prs_kernel_args *args, uint64_t first, uint64_t elements, void *const *to,
-                               uint32_t copies, int offset_result, cudaStream_t stream)
+extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t stream)
 {
-    static const struct launch_shape shape = {1, 256, 0};
-    struct sum_args a = {};
-    uint64_t misaligned = elements % 8 | first % 8;
-    a.elements = elements;
-    a.count = args->schedule.world;
-    a.copies = copies;
-    for (uint32_t k = 0; k < a.count; k++)
-        a.from[k] = args->staging[(k + 1) % a.count] + first * 2;
-    for (uint32_t k = 0; k < copies; k++) {
-        a.to[k] = (uint8_t *)to[k] + (offset_result ? first * 2 : 0);
-        misaligned |= (uintptr_t)a.to[k] % 16;
-    }
-    if (elements == 0)
+    uint64_t misaligned = a->elements % 8 | (a->far_count != 0 ? ((uintptr_t)a->far | a->far_step) % 16 : 0), blocks;
+    for (uint32_t k = 0; k < a->near_count; k++)
+        misaligned |= (uintptr_t)a->near[k] % 16;
+    for (uint32_t k = 0; k < a->copies; k++)
+        misaligned |= (uintptr_t)a->to[k] % 16;
+    if (a->elements == 0)
         return 0;
+    blocks = (a->elements / (misaligned ? 1 : 8) + sum_shape.threads - 1) / sum_shape.threads;
     if (misaligned)
-        return launch_kernel(sum<false>, &shape, 1056, stream, a);
-    return launch_kernel(sum<true>, &shape, 528, stream, a);
+        return launch_kernel(sum<false>, &sum_shape, (uint32_t)(blocks < 1056 ? blocks : 1056), stream, *a);
+    return launch_kernel(sum<true>, &sum_shape, (uint32_t)(blocks < 528 ? blocks : 528), stream, *a);
+}
+
+extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange,
+                                 cudaStream_t stream)
+{
+    const struct exchange_args a = {*args, *exchange};
+    return launch_kernel(cross, &one_warp, 1, stream, a);
+}
+
+extern "C" int prs_unfused_finish(const struct prs_kernel_args *args, int credit, cudaStream_t stream)
+{
+    const struct finish_args a = {*args, credit != 0};
+    return launch_kernel(finish, &one_warp, 1, stream, a);
 }

@@ -78,7 +78,7 @@ enum prs_fused_op {
 
 struct prs_fused_shape {
     enum prs_fused_op op;
-    uint32_t m, n, k;  /* W divides m, except for GEMM */
+    uint32_t m, n, k;  /* W divides m for REDUCE_SCATTER and ALLGATHER */
     uint32_t b_is_n_k; /* B is [n, k] */
 };
 
@@ -108,8 +108,8 @@ struct prs_fused_plan_info {
     uint64_t workspace_bytes;       /* device memory on this rank beside A, B and C */
     uint64_t sent_bytes;            /* per launch over NVLink, from this rank */
     uint64_t far_bytes;             /* per launch to other nodes, from this rank */
-    double predicted_us;            /* model: max(compute, communication) and the start of the pipeline */
-    const char *reason;             /* why the path was chosen; static text */
+    double predicted_us; /* model: the start of the pipeline, and max(compute, communication); unfused: their sum */
+    const char *reason;  /* why the path was chosen; static text */
 };
 
 /** *Collective.* tuning NULL: the tuning file's entry (PERSEUS_FUSED_TUNING) or the analytic default. A shape that the

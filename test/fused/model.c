@@ -7,56 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /* ---- helpers -------------------------------------------------------------------------------------------------------
  */
-uint32_t model_load(const uint32_t *p)
-{
-    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
-}
-
-void model_raise(uint32_t *p, uint32_t v)
-{
-    __atomic_store_n(p, v, __ATOMIC_RELEASE);
-}
-
-void model_fail(struct model *m, const char *what, uint32_t rank, uint32_t index, uint32_t from, uint32_t want,
-                uint32_t seen)
-{
-    uint32_t none = 0;
-    if (!__atomic_compare_exchange_n(&m->failed, &none, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        return;
-    snprintf(m->text, sizeof(m->text), "rank %u: %s %u of rank %u: want %u, have %u", rank, what, index, from, want,
-             seen);
-    model_raise(&m->failed, 2);
-}
-
-bool model_wait(struct model *m, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank, uint32_t index,
-                uint32_t from)
-{
-    time_t give_up = time(NULL) + (from == rank ? 4 : 1) * m->wait_seconds; /* within a GPU nobody looks at the clock */
-    for (uint32_t spins = 1;; spins++) {
-        uint32_t seen = model_load(flag);
-        if (prs_flag_reached(seen, want))
-            return true;
-        if (model_load(&m->failed) != 0)
-            return false;
-        if (spins % 1024 == 0 && time(NULL) > give_up) {
-            model_fail(m, what, rank, index, from, want, seen);
-            return false;
-        }
-        sched_yield();
-    }
-}
-
-void model_dawdle(uint32_t *random)
-{
-    *random = *random * 1664525u + 1013904223u;
-    if (*random >> 26 == 0)
-        usleep(*random >> 8 & 127);
-}
-
 uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t piece)
 {
     uint32_t x = epoch * 2654435761u ^ rank * 40503u ^ block * 9973u ^ piece * 69069u;
@@ -93,7 +46,7 @@ static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const str
         struct rank *adds = &m->ranks[s->node * s->locals + x->unit.block % s->locals];
         uint32_t slot = prs_schedule_send_slot(s, rank, x->unit.block);
         adds->staging[epoch & 1][slot * pieces + place_of(s, x)] = x->value;
-        model_raise(&adds->flags[prs_schedule_partial_flag(s, slot, tile, x->half)], epoch);
+        watch_raise(&adds->flags[prs_schedule_partial_flag(s, slot, tile, x->half)], epoch);
         return;
     }
     if (part == PRS_PART_RELAY) {
@@ -121,11 +74,11 @@ static bool store_epoch(struct cluster *c, uint32_t epoch)
     for (uint32_t unit = c->index; unit < s->units; unit += CLUSTERS) {
         for (uint32_t i = 0; i < CTAS * HALVES; i++, c->stored++) {
             struct slab *x = &c->slabs[c->stored % SLABS];
-            if (!model_wait(c->model, &x->full, 1, "slab to store", c->rank, c->stored, c->rank))
+            if (!watch_wait(&c->model->watch, &x->full, 1, "slab to store", c->rank, c->stored, c->rank))
                 return false;
-            model_dawdle(&c->random[1]);
+            watch_dawdle(&c->random[1]);
             store_slab(c->model, c->rank, epoch, x);
-            model_raise(&x->full, 0);
+            watch_raise(&x->full, 0);
         }
     }
     return true;
@@ -136,13 +89,13 @@ static bool store_epoch(struct cluster *c, uint32_t epoch)
 static bool hand_over(struct cluster *c, const struct slab *x)
 {
     struct slab *to = &c->slabs[c->filled % SLABS];
-    while (model_load(&to->full) != 0) {
-        if (model_load(&c->model->failed) != 0)
+    while (watch_load(&to->full) != 0) {
+        if (watch_load(&c->model->watch.failed) != 0)
             return false;
         sched_yield();
     }
     to->unit = x->unit, to->cta = x->cta, to->half = x->half, to->value = x->value;
-    model_raise(&to->full, 1);
+    watch_raise(&to->full, 1);
     c->filled++;
     return true;
 }
@@ -176,8 +129,8 @@ static bool add_partials(struct cluster *c, uint32_t epoch, struct slab *x)
                                             prs_schedule_group(s, x->unit.pair * 2 + x->cta, x->unit.column).index);
             flag = &me->signals[index];
         }
-        if (!model_wait(c->model, flag, epoch, from.far ? "partial sums, signal" : "partial sums, flag", c->rank, index,
-                        from.rank))
+        if (!watch_wait(&c->model->watch, flag, epoch, from.far ? "partial sums, signal" : "partial sums, flag",
+                        c->rank, index, from.rank))
             return false;
         x->value += me->staging[epoch & 1][from.slot * pieces + place_of(s, x)];
     }
@@ -197,7 +150,7 @@ static bool read_rows(struct cluster *c, uint32_t epoch, struct slab *x)
                                                                       step / prs_schedule_segment_steps(s))
                                           : prs_schedule_arrival(s, slot, tile, step / PRS_STRIP_STEPS);
         uint32_t want = s->segments != 0 ? epoch : epoch * prs_schedule_arrivals(s, tile, step / PRS_STRIP_STEPS);
-        if (!model_wait(c->model, &me->flags[index], want, "rows of A, flag", c->rank, index, x->unit.block))
+        if (!watch_wait(&c->model->watch, &me->flags[index], want, "rows of A, flag", c->rank, index, x->unit.block))
             return false;
         for (uint32_t i = 0; i < 2; i++) {
             uint32_t row = tile * PRS_TILE_M + i * PRS_PUSH_ROWS;
@@ -222,7 +175,7 @@ static bool compute_epoch(struct cluster *c, uint32_t epoch)
         for (uint32_t i = 0; i < CTAS * HALVES; i++) {
             x.cta = i / HALVES, x.half = i % HALVES;
             x.value = model_product(epoch, c->rank, x.unit.block, piece_of(s, &x));
-            model_dawdle(&c->random[0]);
+            watch_dawdle(&c->random[0]);
             if (reduces(me) && prs_schedule_part(s, x.unit.block) != PRS_PART_SEND && !add_partials(c, epoch, &x))
                 return false;
             if (!reduces(me) && x.unit.block != c->rank && !read_rows(c, epoch, &x))
@@ -253,7 +206,7 @@ static void push_epoch(struct cluster *c, uint32_t epoch)
         uint32_t value;
         prs_schedule_chunk(s, i, &k);
         value = chunk_value(epoch, c->rank, k.row / PRS_PUSH_ROWS, k.step);
-        model_dawdle(&c->random[2]);
+        watch_dawdle(&c->random[2]);
         for (uint32_t p = 1; p < s->locals; p++) {
             uint32_t owner = s->node * s->locals + (s->local + p) % s->locals;
             uint32_t slot = prs_schedule_slot(s, c->rank, owner);
@@ -275,7 +228,7 @@ static bool copy_epoch(struct cluster *c, uint32_t epoch)
     const struct prs_schedule *s = &me->s;
     uint32_t chunk_rows = s->pairs * 2 * 2, steps = prs_schedule_segment_steps(s);
     for (uint32_t slot = 0; slot < WORLD - 1; slot++)
-        if (!model_wait(c->model, &me->done[slot], epoch - 1, "credit of slot", c->rank, slot,
+        if (!watch_wait(&c->model->watch, &me->done[slot], epoch - 1, "credit of slot", c->rank, slot,
                         (c->rank + 1 + slot) % WORLD))
             return false;
     /* In turn, all of one rank goes before the next; else one step of all ranks before the next step. */
@@ -289,9 +242,9 @@ static bool copy_epoch(struct cluster *c, uint32_t epoch)
                      row < (band + 1) * s->band * 4 && row < prs_ceil_div(s->block_rows, 64); row++)
                     to->staging[0][(slot * chunk_rows + row) * s->k_steps + step] =
                         chunk_value(epoch, c->rank, row, step);
-                model_dawdle(&c->random[2]);
+                watch_dawdle(&c->random[2]);
                 if (step % steps == steps - 1 || step + 1 == s->k_steps)
-                    model_raise(&to->flags[prs_schedule_segment_flag(s, slot, band, step / steps)], epoch);
+                    watch_raise(&to->flags[prs_schedule_segment_flag(s, slot, band, step / steps)], epoch);
             }
         }
     }
@@ -329,7 +282,7 @@ static void check_epoch(struct model *m, uint32_t rank, uint32_t epoch)
             if (r->s.nodes > 1 && prs_schedule_tile_rows(&r->s, piece / HALVES / r->s.columns) == 0)
                 continue; /* rows that do not exist are not put */
             if (want != have)
-                model_fail(m, "result, piece", rank, piece, block, want, have);
+                watch_fail(&m->watch, "result, piece", rank, piece, block, want, have);
         }
     }
 }
@@ -340,17 +293,17 @@ static void leave(struct cluster *c, uint32_t epoch)
     struct rank *r = &c->model->ranks[c->rank];
     if (__atomic_add_fetch(&r->exits, 1, __ATOMIC_ACQ_REL) != (epoch - FIRST_EPOCH) * CLUSTERS * ROLES)
         return;
-    if (r->s.nodes > 1 && !far_quiet(c->model, c->rank))
+    if (r->s.nodes > 1 && !nic_quiet(&r->nic))
         return;
     check_epoch(c->model, c->rank, epoch);
     /* Between launches the result is the caller's to write. */
     memset(r->result, 0xee, (size_t)WORLD * prs_schedule_tiles(&r->s) * HALVES * sizeof(uint32_t));
     if (r->s.segments != 0)
         for (uint32_t p = 1; p < WORLD; p++)
-            model_raise(
+            watch_raise(
                 &c->model->ranks[(c->rank + p) % WORLD].done[prs_schedule_slot(&r->s, c->rank, (c->rank + p) % WORLD)],
                 epoch);
-    model_raise(&r->epoch, epoch);
+    watch_raise(&r->epoch, epoch);
 }
 
 /* The epoch may begin; false: the rank stops before it, or somebody failed. */
@@ -360,7 +313,7 @@ static bool enter(struct cluster *c, uint32_t epoch)
     struct rank *me = &m->ranks[c->rank];
     if (m->lost_after != 0 && me->s.node == m->lost_node && epoch - FIRST_EPOCH > m->lost_after)
         return false;
-    return model_wait(m, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank);
+    return watch_wait(&m->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank);
 }
 
 static void *compute_thread(void *arg)
@@ -390,8 +343,8 @@ static bool await_broadcasts(struct cluster *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
     for (uint32_t slot = 0; slot < s->locals - 1; slot++)
-        if (!model_wait(c->model, &me->done[slot], epoch * prs_schedule_broadcasts(s), "broadcast of slot", c->rank,
-                        slot, s->node * s->locals + (s->local + 1 + slot) % s->locals))
+        if (!watch_wait(&c->model->watch, &me->done[slot], epoch * prs_schedule_broadcasts(s), "broadcast of slot",
+                        c->rank, slot, s->node * s->locals + (s->local + 1 + slot) % s->locals))
             return false;
     return true;
 }
@@ -430,8 +383,6 @@ static void init_far(struct rank *r)
 {
     const struct prs_schedule *s = &r->s;
     uint32_t words = prs_schedule_row_word(s, s->nodes, 0), counters = prs_schedule_row_counter(s, s->pairs * 2);
-    pthread_mutex_init(&r->nic.lock, NULL);
-    r->nic.random = s->rank + 1;
     r->signals = calloc(words, sizeof(uint32_t));
     r->counter = calloc(counters, sizeof(uint32_t));
     for (uint32_t i = 0; i < words; i++)
@@ -482,7 +433,6 @@ static void fini_rank(struct rank *r)
 {
     free(r->signals);
     free(r->counter);
-    pthread_mutex_destroy(&r->nic.lock);
     free(r->staging[0]);
     free(r->staging[1]);
     free(r->result);
@@ -506,30 +456,27 @@ static void start_rank(struct model *m, uint32_t rank, uint32_t seed, pthread_t 
 struct model *model_run(const struct model_run *run)
 {
     struct model *m = calloc(1, sizeof(*m));
-    struct nic_thread_args nics[WORLD];
-    pthread_t threads[WORLD][CLUSTERS][ROLES], nic_threads[WORLD];
+    pthread_t threads[WORLD][CLUSTERS][ROLES];
     struct prs_schedule shape;
     uint32_t seed = (uint32_t)time(NULL);
     prs_schedule_init(&shape, run->kind, 0, WORLD, run->nodes, run->m, run->n, run->k, run->band, run->lag);
     shape.segments = run->segments;
     shape.in_turn = run->in_turn;
     shape.group = run->group != 0 ? run->group : 1;
-    m->epochs = run->epochs, m->wait_seconds = run->wait_seconds;
+    m->epochs = run->epochs, m->watch.wait_seconds = run->wait_seconds;
     m->lost_node = run->nodes - 1, m->lost_after = run->lost_after;
     printf("seed %u\n", seed);
     for (uint32_t r = 0; r < WORLD; r++)
         init_rank(&m->ranks[r], r, &shape);
     for (uint32_t r = 0; r < WORLD; r++) {
-        nics[r] = (struct nic_thread_args){m, r};
-        cr_assert_eq(pthread_create(&nic_threads[r], NULL, nic_thread, &nics[r]), 0);
+        nic_open(&m->ranks[r].nic, &m->watch, seed + r);
         start_rank(m, r, seed, threads[r]);
     }
     for (uint32_t r = 0; r < WORLD; r++)
         for (uint32_t i = 0; i < CLUSTERS * ROLES; i++)
             pthread_join(threads[r][i / ROLES][i % ROLES], NULL);
-    model_raise(&m->stop, 1);
     for (uint32_t r = 0; r < WORLD; r++)
-        pthread_join(nic_threads[r], NULL);
+        nic_close(&m->ranks[r].nic);
     return m;
 }
 

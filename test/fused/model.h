@@ -7,14 +7,10 @@
 #ifndef TEST_FUSED_MODEL_H
 #define TEST_FUSED_MODEL_H
 
-#include <pthread.h>
-#include <stdbool.h>
-
 #include "fused/schedule.h"
+#include "test/fused/nic.h"
 
-enum { WORLD = 4, CLUSTERS = 2, ROLES = 3, HALVES = 2, CTAS = 2, SLABS = 2, NIC_COMMANDS = 4096 };
-
-#define FIRST_EPOCH 0xfffffff0u
+enum { WORLD = 4, CLUSTERS = 2, ROLES = 3, HALVES = 2, CTAS = 2, SLABS = 2 };
 
 /* One piece on its way from a computing thread to its storing thread. */
 struct slab {
@@ -33,20 +29,6 @@ struct cluster {
     uint32_t random[ROLES];
 };
 
-/* A put (words != 0), or a signal that sets *to to value. */
-struct nic_command {
-    uint32_t *to;
-    const uint32_t *from;
-    uint32_t words, value, peer, group;
-};
-
-struct nic {
-    pthread_mutex_t lock; /* protects the commands */
-    struct nic_command commands[NIC_COMMANDS];
-    uint32_t count, random;
-    uint64_t puts, signals;
-};
-
 struct rank {
     struct prs_schedule s;
     uint32_t *staging[2];        /* plain */
@@ -60,11 +42,9 @@ struct rank {
 struct model {
     struct rank ranks[WORLD];
     struct cluster clusters[WORLD][CLUSTERS];
-    uint32_t epochs, wait_seconds;
+    struct watch watch;
+    uint32_t epochs;
     uint32_t lost_node, lost_after; /* ranks of this node stop after so many epochs; lost_after 0: never */
-    uint32_t stop;                  /* atomic: for the NICs */
-    uint32_t failed;                /* atomic: 1 somebody gave up or found a wrong value, 2 and the text is whole */
-    char text[160];
 };
 
 struct model_run {
@@ -77,24 +57,9 @@ struct model *model_run(const struct model_run *run);
 void model_close(struct model *m);
 
 /* ---- shared by the roles ----------------------------------------------------------------------------------------- */
-uint32_t model_load(const uint32_t *p);    /* acquire */
-void model_raise(uint32_t *p, uint32_t v); /* release */
-void model_fail(struct model *m, const char *what, uint32_t rank, uint32_t index, uint32_t from, uint32_t want,
-                uint32_t seen);
-/* False: gave up, or somebody else failed. from: the rank that should have raised the flag. */
-bool model_wait(struct model *m, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank, uint32_t index,
-                uint32_t from);
-void model_dawdle(uint32_t *random);
 uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t piece);
 
 /* ---- between nodes (model_far.c) --------------------------------------------------------------------------------- */
-void *nic_thread(void *rank_index_of_model);
-struct nic_thread_args {
-    struct model *model;
-    uint32_t rank;
-};
-/* Everything that was put has been read, as prs_quiet() says. */
-bool far_quiet(struct model *m, uint32_t rank);
 void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t block, uint32_t tile);
 void far_put_rows(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row_tile);
 void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struct prs_chunk *c);

@@ -1,87 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As fused/far.cuh and push.cuh, with words for pieces; and a NIC that is as late and as disorderly as it may be. */
-#include <criterion/criterion.h>
-#include <sched.h>
+/* As fused/far.cuh and push.cuh, with words for pieces. */
 #include <string.h>
 
 #include "test/fused/model.h"
 
-/* ---- the NIC ----------------------------------------------------------------------------------------------------- */
-static void post(struct nic *nic, const struct nic_command *command)
-{
-    pthread_mutex_lock(&nic->lock);
-    cr_assert_lt(nic->count, NIC_COMMANDS, "more commands than the model has room for");
-    nic->commands[nic->count++] = *command;
-    nic->puts += command->words != 0, nic->signals += command->words == 0;
-    pthread_mutex_unlock(&nic->lock);
-}
-
-static bool may_run(const struct nic *nic, uint32_t i)
-{
-    for (uint32_t k = 0; nic->commands[i].words == 0 && k < i; k++)
-        if (nic->commands[k].words != 0 && nic->commands[k].peer == nic->commands[i].peer &&
-            nic->commands[k].group == nic->commands[i].group)
-            return false;
-    return true;
-}
-
-/* One command, taken from anywhere in the queue. It stays there until it is done, as a real one is not complete before.
- */
-static void run_one(struct nic *nic)
-{
-    struct nic_command c;
-    uint32_t i;
-    pthread_mutex_lock(&nic->lock);
-    nic->random = nic->random * 1664525u + 1013904223u;
-    i = nic->count == 0 ? 0 : (nic->random >> 8) % nic->count;
-    if (nic->count == 0 || !may_run(nic, i)) {
-        pthread_mutex_unlock(&nic->lock);
-        sched_yield();
-        return;
-    }
-    c = nic->commands[i];
-    pthread_mutex_unlock(&nic->lock); /* others only add behind */
-    if (c.words != 0)
-        memcpy(c.to, c.from, c.words * sizeof(uint32_t));
-    else
-        model_raise(c.to, c.value);
-    model_dawdle(&nic->random);
-    pthread_mutex_lock(&nic->lock);
-    memmove(&nic->commands[i], &nic->commands[i + 1], (--nic->count - i) * sizeof(c));
-    pthread_mutex_unlock(&nic->lock);
-}
-
-void *nic_thread(void *arg)
-{
-    struct nic_thread_args *a = arg;
-    while (model_load(&a->model->stop) == 0)
-        run_one(&a->model->ranks[a->rank].nic);
-    return NULL;
-}
-
-bool far_quiet(struct model *m, uint32_t rank)
-{
-    struct nic *nic = &m->ranks[rank].nic;
-    for (;;) {
-        bool idle;
-        pthread_mutex_lock(&nic->lock);
-        idle = nic->count == 0;
-        pthread_mutex_unlock(&nic->lock);
-        if (idle || model_load(&m->failed) != 0)
-            return idle;
-        sched_yield();
-    }
-}
-
 /* ---- puts -------------------------------------------------------------------------------------------------------- */
 static bool is_last(struct rank *me, uint32_t epoch, uint32_t counter, uint32_t whole)
 {
-    return __atomic_add_fetch(&me->counter[counter], 1, __ATOMIC_ACQ_REL) == epoch * whole;
+    return watch_count(&me->counter[counter]) == epoch * whole;
 }
 
 static void signal(struct rank *me, struct rank *to, uint32_t peer, uint32_t word, uint32_t epoch, uint32_t group)
 {
-    post(&me->nic, &(struct nic_command){.to = &to->signals[word], .value = epoch, .peer = peer, .group = group});
+    nic_post(&me->nic, &(struct nic_command){.to = &to->signals[word], .value = epoch, .peer = peer, .group = group});
 }
 
 void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t block, uint32_t tile)
@@ -95,12 +26,13 @@ void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t blo
         !is_last(me, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
         return;
     place = prs_schedule_group_place(s, &g) * HALVES;
-    post(&me->nic, &(struct nic_command){
-                       .from = &me->staging[epoch & 1][prs_schedule_relay_slot(s, node) * pieces + place],
-                       .to = &owner->staging[epoch & 1][prs_schedule_arrive_slot(s, s->node, node) * pieces + place],
-                       .words = g.pieces * HALVES,
-                       .peer = block,
-                       .group = g.index});
+    nic_post(&me->nic,
+             &(struct nic_command){
+                 .from = &me->staging[epoch & 1][prs_schedule_relay_slot(s, node) * pieces + place],
+                 .to = &owner->staging[epoch & 1][prs_schedule_arrive_slot(s, s->node, node) * pieces + place],
+                 .words = g.pieces * HALVES,
+                 .peer = block,
+                 .group = g.index});
     signal(me, owner, block, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
            g.index);
 }
@@ -116,9 +48,10 @@ void far_put_rows(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row_t
     for (uint32_t i = 1; i < s->nodes; i++) {
         uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
         struct rank *to = &m->ranks[peer];
-        post(&me->nic,
-             &(struct nic_command){
-                 .from = &me->result[where], .to = &to->result[where], .words = words, .peer = peer, .group = group});
+        nic_post(
+            &me->nic,
+            &(struct nic_command){
+                .from = &me->result[where], .to = &to->result[where], .words = words, .peer = peer, .group = group});
         signal(me, to, peer, prs_schedule_row_word(s, prs_schedule_after(s->node, node, s->nodes), row_tile), epoch,
                group);
     }
@@ -142,12 +75,12 @@ static void put_strips(struct model *m, uint32_t rank, uint32_t epoch, const str
         uint32_t steps = s->k_steps - strip * PRS_STRIP_STEPS;
         uint32_t rows = prs_ceil_div(prs_schedule_tile_rows(s, row_tile), PRS_PUSH_ROWS);
         for (uint32_t half = 0; half < rows; half++)
-            post(&me->nic, &(struct nic_command){
-                               .from = &me->staging[epoch & 1][strip_place(s, slot, row_tile, strip, half)],
-                               .to = &m->ranks[peer].staging[epoch & 1][strip_place(s, to, row_tile, strip, half)],
-                               .words = steps < PRS_STRIP_STEPS ? steps : PRS_STRIP_STEPS,
-                               .peer = peer,
-                               .group = g->index});
+            nic_post(&me->nic, &(struct nic_command){
+                                   .from = &me->staging[epoch & 1][strip_place(s, slot, row_tile, strip, half)],
+                                   .to = &m->ranks[peer].staging[epoch & 1][strip_place(s, to, row_tile, strip, half)],
+                                   .words = steps < PRS_STRIP_STEPS ? steps : PRS_STRIP_STEPS,
+                                   .peer = peer,
+                                   .group = g->index});
     }
 }
 
@@ -181,7 +114,7 @@ bool far_forward_chunks(struct cluster *c, uint32_t epoch)
         uint32_t word = prs_schedule_group_word(s, prs_schedule_after(block / s->locals, s->node, s->nodes),
                                                 prs_schedule_group(s, tile, strip).index);
         uint32_t row = k.row / PRS_PUSH_ROWS, here = prs_schedule_slot(s, block, c->rank);
-        if (!model_wait(c->model, &me->signals[word], epoch, "rows of A, signal", c->rank, word, block))
+        if (!watch_wait(&c->model->watch, &me->signals[word], epoch, "rows of A, signal", c->rank, word, block))
             return false;
         for (uint32_t p = 1; p < s->locals; p++) {
             uint32_t peer = s->node * s->locals + (s->local + p) % s->locals, slot = prs_schedule_slot(s, block, peer);
@@ -191,7 +124,7 @@ bool far_forward_chunks(struct cluster *c, uint32_t epoch)
             __atomic_fetch_add(&to->flags[prs_schedule_arrival(s, slot, tile, strip)], 1, __ATOMIC_RELEASE);
         }
         __atomic_fetch_add(&me->flags[prs_schedule_arrival(s, here, tile, strip)], 1, __ATOMIC_RELEASE);
-        model_dawdle(&c->random[2]);
+        watch_dawdle(&c->random[2]);
     }
     return true;
 }
@@ -206,7 +139,7 @@ bool far_forward_rows(struct cluster *c, uint32_t epoch)
         uint32_t row, block = prs_schedule_forward_row(s, i, &row), tile = row / PRS_TILE_M;
         uint32_t word = prs_schedule_row_word(s, prs_schedule_after(block / s->locals, s->node, s->nodes), tile);
         uint32_t where = block * prs_schedule_tiles(s) * HALVES + tile * words;
-        if (!model_wait(c->model, &me->signals[word], epoch, "reduced tiles, signal", c->rank, word, block))
+        if (!watch_wait(&c->model->watch, &me->signals[word], epoch, "reduced tiles, signal", c->rank, word, block))
             return false;
         for (uint32_t p = 1; p < s->locals; p++) {
             uint32_t peer = s->node * s->locals + (s->local + p) % s->locals;

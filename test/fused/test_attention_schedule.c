@@ -111,14 +111,17 @@ FOR_ALL_SHAPES(a_query_meets_every_key_that_it_may_look_at_once)
 /* Rows of one (order of the receiver `distance` before this rank, pair, kind, segment) that this rank sends. */
 static uint32_t *count_messages(const struct prs_attention_schedule *s, uint32_t distance, uint32_t *arrived)
 {
-    uint32_t *sent = calloc((size_t)(s->world + 1) * s->pairs * 2 * s->segments, sizeof(*sent)), group = 0;
+    uint32_t *sent = calloc((size_t)(s->world + 1) * s->pairs * 2 * s->segments, sizeof(*sent)), turn = 0;
     for (uint32_t i = 0; i < prs_attention_messages(s); i++) {
         struct prs_attention_message m;
         uint32_t order;
         if (!prs_attention_message_at(s, i, &m))
             continue;
-        cr_assert(m.group >= group && m.pair / s->group == m.group, "groups travel in order");
-        group = m.group;
+        cr_assert(m.turn >= turn && m.pair / s->group == m.group, "groups travel in order");
+        cr_assert(m.turn == m.group ||
+                      (m.way == 0 && m.distance == 0 && m.group <= m.turn + s->depth - 1 && m.group <= m.turn + 1),
+                  "the own share goes one group ahead, where there is room");
+        turn = m.turn;
         cr_assert(m.rows > 0 && m.rows <= s->chunk_rows && m.row + m.rows <= s->segment_rows);
         if (m.distance != distance)
             continue;

@@ -20,7 +20,7 @@ static void run_soundly(const struct model_run *shape)
     struct model *m;
     run.epochs = EPOCHS, run.wait_seconds = WAIT_SECONDS;
     m = model_run(&run);
-    cr_assert_eq(model_load(&m->failed), 0, "%s", m->text);
+    cr_assert_eq(watch_load(&m->watch.failed), 0, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
         cr_assert_eq(m->ranks[r].epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", r, m->ranks[r].epoch);
     if (run.nodes > 1)
@@ -145,11 +145,11 @@ static void lose_a_node(uint32_t kind)
                                                     .epochs = 100,
                                                     .wait_seconds = 1,
                                                     .lost_after = 20});
-    cr_assert_eq(model_load(&m->failed), 2);
-    cr_assert_eq(sscanf(m->text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s", m->text);
+    cr_assert_eq(watch_load(&m->watch.failed), 2);
+    cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s", m->watch.text);
     /* The lost rank whose sums or rows they are; or its neighbour, if that waits for the lost node and so sends no
      * more. */
-    cr_assert(waits < 2 && awaited != waits, "%s", m->text);
+    cr_assert(waits < 2 && awaited != waits, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
         cr_assert_leq(m->ranks[r].epoch - FIRST_EPOCH, 21, "rank %u went on to epoch %u", r, m->ranks[r].epoch);
     model_close(m);

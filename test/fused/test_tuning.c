@@ -63,10 +63,12 @@ Test(tuning, shapes_that_cannot_run_fused_say_why)
 Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}};
-    struct prs_fused_shape shape = {PRS_FUSED_GEMM, 128, 256, 63, 0};
+    struct prs_fused_shape shape = {PRS_FUSED_GEMM, 128, 256, 63, 0}, odd = {PRS_FUSED_ALLREDUCE, 1024, 1028, 64, 0};
     struct prs_fused_tuning wanted = {.path = PRS_PATH_FUSED};
     struct prs_fused_plan_info info;
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, CLUSTERS, &info), -EINVAL);
+    ctx.place.nodes = 2, ctx.place.locals = 2;
+    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, CLUSTERS, &info), -EINVAL);
 }
 
 Test(tuning, the_last_line_of_the_file_that_fits_wins)
@@ -112,18 +114,23 @@ Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
     cr_assert_eq(push, 0);
 }
 
-Test(tuning, between_nodes_everything_is_fused_and_what_cannot_be_is_refused)
+Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
 {
-    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 2, .locals = 2}};
-    struct prs_fused_shape odd = {PRS_FUSED_ALLREDUCE, 1024, 1028, 64, 0};
     struct prs_fused_tuning wanted = {.copy_engine = 1, .path = PRS_PATH_UNFUSED};
     struct prs_fused_plan_info info;
-    memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &odd, NULL, CLUSTERS, &info), -EINVAL);
-    odd.n = 1024;
-    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, CLUSTERS, &info), -EINVAL);
     nodes = 2;
-    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 256, 256, 64, NULL).tuning.path, PRS_PATH_FUSED, "64 rows a rank");
+    info = choose(PRS_FUSED_ALLREDUCE, 1024, 1028, 64, NULL);
+    cr_assert_eq(info.tuning.path, PRS_PATH_UNFUSED);
+    cr_assert(strstr(info.reason, "multiple of 8") != NULL, "%s", info.reason);
+    cr_assert_gt(info.predicted_us, choose(PRS_FUSED_ALLREDUCE, 1024, 1024, 64, NULL).predicted_us, "nothing overlaps");
+    info = choose(PRS_FUSED_ALLREDUCE, 1026, 1024, 64, NULL);
+    cr_assert_eq(info.tuning.path, PRS_PATH_UNFUSED);
+    cr_assert(strstr(info.reason, "do not divide m") != NULL, "%s", info.reason);
+    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 1024, 1024, 64, &wanted).tuning.path, PRS_PATH_UNFUSED, "as demanded");
+    info = choose(PRS_FUSED_ALLREDUCE, 256, 256, 64, NULL); /* 64 rows a rank */
+    cr_assert_eq(info.tuning.path, PRS_PATH_UNFUSED);
+    cr_assert(strstr(info.reason, "256 rows") != NULL, "%s", info.reason);
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 256, 256, 64, NULL).tuning.path, PRS_PATH_FUSED, "faster all the same");
     wanted.path = PRS_PATH_AUTO;
     cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning.copy_engine, 0);
 }

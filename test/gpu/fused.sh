@@ -43,6 +43,10 @@ step nodes_group 90 bash -c "set -eo pipefail; for order in in_order counted nic
     PERSEUS_ORDER=\$order $softnic -- $bench --nodes 2 --kernel reduce_scatter --no-baselines --iterations 5 --group \$group --shape 8192x8192x$((8192 / gpus)) |
         sed \"s/^{/{\\\"order\\\":\\\"\$order\\\",/\"; done; done"
 
+# The unfused path between nodes: n or k odd, ranks that do not divide m (all-reduce); and a graph of it, replayed, with the same bits each time.
+odd="$softnic -- $bench --nodes 2 --no-baselines --soak 100 --replay 20 --iterations 3"
+step nodes_odd 40 bash -c "set -e; $odd --kernel all $(shapes 1000x1003x264 4000x1384x261); $odd --kernel allreduce $(shapes 1003x1000x264 4001x2749x1032)"
+
 # torch's symmetric memory, and this library through ctypes, in one process group.
 step symm_mem 120 torchrun --nproc-per-node "$gpus" tools/fused/symm_mem_peers.py --library "$build/fused/libperseus-fused.so" --commit "$commit" \
     --sizes 4096,8192,16384

@@ -45,19 +45,28 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("rest handed over before a relayed tile's sums are awaited", "multiply.cuh", "                hand_over_rest<E>(&left, m, half, &slabs);\n", "", NODES + "reduce_scatter_is_right_with_long_k"),
     ("everything signalled before another node is waited for", "push.cuh", "        push_drain<E>(args, at, p);\n        wait_flag", "        wait_flag", NODES + GATHER),
     ("wait for other nodes' rows", "push.cuh", "        wait_flag(&args.sync, far_flag(args, word), at.epoch, PRS_AWAIT_CHUNK, k.block, word);\n", "", NODES + GATHER),
+    ("credit before another node's memory is written again (sums)", "unfused.cu", "        if (a.x.credit)", "        if (0)", NODES + "unfused_epochs_run_into_each_other"),
+    ("credit before another node's memory is written again (rows)", "unfused.cu", "        if (a.x.credit)", "        if (0)", NODES + "unfused_" + GATHER),
+    ("wait for what crosses, sums", "unfused.cu", "        wait_flag(sync, far_flag(a.args, p.awaited)", "        if (0) wait_flag(sync, far_flag(a.args, p.awaited)", NODES + "unfused_" + REDUCE),
+    ("wait for what crosses, rows", "unfused.cu", "        wait_flag(sync, far_flag(a.args, p.awaited)", "        if (0) wait_flag(sync, far_flag(a.args, p.awaited)", NODES + "unfused_" + GATHER),
+    ("wait for what crosses, results", "unfused.cu", "        wait_flag(sync, far_flag(a.args, p.awaited)", "        if (0) wait_flag(sync, far_flag(a.args, p.awaited)", NODES + "unfused_" + ALL),
+    ("what is put has been read before it is written again", "unfused.cu", "        network_quiet(", "        if (0) network_quiet(", NODES + "unfused_" + GATHER),
+    ("a rank that gave up sends nothing", "unfused.cu", "    return *(volatile uint32_t *)&sync->words->aborted != 0;", "    return false;", NODES + "unfused_sums_without_a_lost_rank_are_not_sent"),
+    ("the node's ranks meet", "unfused.cu", "        wait_flag(&args.sync, args.flags[0] + slot", "        if (0) wait_flag(&args.sync, args.flags[0] + slot", NODES + "unfused_" + ALL),
     ("wait for other nodes' results", "far.cuh", "            wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word);\n", "            ;\n", NODES + ALL),
 ]
 
 
-def link_command(build, test):
+def link_command(build, test, kernels):
     program = "test/hopper/test_hopper_" + ("nodes" if test.startswith(NODES) else "fused")
     lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True, check=True).stdout.splitlines()
-    compile_line = next(line for line in lines if "-c test/hopper/kernels.cpp" in line)
+    compile_line = next(line for line in lines if f"-c test/hopper/{kernels}.cpp" in line)
     return compile_line, lines[-1]
 
 
 def make(build, folder, mutation):
     name, file, old, new, test = mutation
+    kernels = "unfused" if file == "unfused.cu" else "kernels"
     shutil.copytree(ROOT / "fused", folder / "fused")
     os.remove(folder / "fused/ptx.cuh")
     files = [folder / "fused" / file] if file else sorted((folder / "fused").glob("*.cuh"))
@@ -68,13 +77,13 @@ def make(build, folder, mutation):
         path.write_text(text.replace(old, new))
     if changed == 0:
         sys.exit(f"{name}: the text to replace is not in {file}")
-    compile_line, link_line = link_command(build, test)
+    compile_line, link_line = link_command(build, test, kernels)
     shadow = ROOT / "test/hopper/include"
     compile_line = re.sub(r"^(\S+) ", rf"\1 -I{shadow} -I{folder} ", compile_line, count=1)
     compile_line = compile_line.replace(" -Werror ", " ")  # what is left over may be unused
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
-    objects = [str(p) for p in (build / "test/hopper/libhopper_fused.a.p").glob("*.o") if not p.name.endswith(".._kernels.cpp.o")]
+    objects = [str(p) for p in (build / "test/hopper/libhopper_fused.a.p").glob("*.o") if not p.name.endswith(f".._{kernels}.cpp.o")]
     subprocess.run(["ar", "rcs", f"{folder}/fused.a", f"{folder}/kernels.o", *objects], check=True)
     link_line = link_line.replace("test/hopper/libhopper_fused.a", f"{folder}/fused.a")
     link_line = re.sub(r"-o \S+", f"-o {folder}/test", link_line, count=1)

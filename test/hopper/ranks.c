@@ -111,6 +111,15 @@ static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
 }
 
+/* The node of the rank that adds up this element: all others round their sum of it to bf16. Fused or not, an
+ * all-reduce's ranks share the elements alike where both can run. */
+static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_t element)
+{
+    uint64_t each = ((uint64_t)p->shape.m * p->shape.n + p->world - 1) / p->world;
+    uint32_t owner = p->shape.op == PRS_FUSED_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : rank;
+    return owner / (p->world / p->nodes);
+}
+
 /* One element of the result, and the error that is allowed: one bf16 rounding of each partial sum, one of each other
  * node's sum, one of the result, and fp32 accumulation. */
 static double reference(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row, uint64_t column,
@@ -120,7 +129,7 @@ static double reference(const struct ranks_product *p, uint32_t rank, uint32_t e
     bool reduces = s->op == PRS_FUSED_REDUCE_SCATTER || s->op == PRS_FUSED_ALLREDUCE;
     uint64_t k = s->k, a_row = row;
     double total = 0, partials = 0, magnitude = 0, node = 0;
-    uint32_t locals = p->world / p->nodes;
+    uint32_t locals = p->world / p->nodes, owner = owner_node(p, rank, row * s->n + column);
     if (s->op == PRS_FUSED_REDUCE_SCATTER)
         a_row += rank * rows_of(p, PRS_FUSED_REDUCE_SCATTER);
     for (uint32_t t = 0; t < (reduces ? p->world : 1); t++) {
@@ -140,7 +149,7 @@ static double reference(const struct ranks_product *p, uint32_t rank, uint32_t e
         total += sum;
         partials += reduces ? fabs(sum) : 0;
         node = t % locals == 0 ? sum : node + sum;
-        if (reduces && t % locals == locals - 1 && t / locals != rank / locals)
+        if (reduces && t % locals == locals - 1 && t / locals != owner)
             partials += fabs(node);
     }
     *bound = (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21;
@@ -294,6 +303,7 @@ void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
         filled.nodes = 1;
     if (filled.timeout_ms == 0)
         filled.timeout_ms = 60000; /* a full machine is slow */
-    filled.tuning.path = PRS_PATH_FUSED;
+    if (filled.tuning.path == PRS_PATH_AUTO)
+        filled.tuning.path = PRS_PATH_FUSED;
     ranks_run(p->world, multiply_rank, &m);
 }

@@ -39,7 +39,7 @@ void *ranks_upload(uint32_t key, uint64_t count);
 /* One product on all ranks, `epochs` launches without waiting in between, all checked. */
 struct ranks_product {
     struct prs_fused_shape shape;
-    struct prs_fused_tuning tuning;
+    struct prs_fused_tuning tuning; /* path: fused unless it says otherwise */
     uint32_t world, epochs, timeout_ms;
     uint32_t replays; /* of a graph that holds all epochs; 0: launched without one */
     uint32_t nodes;   /* ranks are split over so many; 0: one */

@@ -179,7 +179,8 @@ static void check_tensors(struct run *u, uint32_t rank, uint32_t epoch, const st
     free(lse);
 }
 
-/* All epochs are enqueued before any is waited for. */
+/* All epochs are enqueued before any is waited for. The plan is closed as soon as this rank is done, whatever the
+ * others still wait for. */
 static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *plan)
 {
     struct tensors t[MAX_EPOCHS];
@@ -193,6 +194,7 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *p
         r = prs_ring_attention(plan, t[e].q, t[e].k, t[e].v, t[e].out, t[e].lse, stream);
     if (cudaStreamSynchronize(stream) != cudaSuccess && r == 0)
         r = -5;
+    prs_attention_plan_close(plan);
     for (uint32_t e = 0; e < u->row->epochs && r == 0; e++)
         check_tensors(u, rank, e, &t[e]);
     for (uint32_t e = 0; e < u->row->epochs; e++) {
@@ -230,6 +232,7 @@ static void run_rank(uint32_t rank, struct ranks_seat *seat, void *user)
                                       .node = u->row->nodes == 0 ? 0 : rank / (u->row->world / u->row->nodes) + 1};
     struct prs_fused *ctx = NULL;
     struct prs_attention_plan *plan = NULL;
+    struct prs_fused_error error;
     int r;
     (void)cudaSetDevice((int)rank);
     r = prs_fused_open(&config, &ctx);
@@ -239,7 +242,8 @@ static void run_rank(uint32_t rank, struct ranks_seat *seat, void *user)
         r = run_epochs(u, rank, plan);
     if (r == 0)
         check_traffic(u, rank, ctx);
-    prs_attention_plan_close(plan);
+    if (r == 0)
+        r = prs_fused_poll_error(ctx, &error);
     prs_fused_close(ctx);
     if (r != 0)
         __atomic_store_n(&u->result, r, __ATOMIC_RELAXED);

@@ -135,6 +135,42 @@ Test(hopper, a_captured_graph_may_be_replayed, .timeout = 120)
     assert_right(&products[1]);
 }
 
+/* ---- the way without fusion -------------------------------------------------------------------------------------- */
+Test(hopper, unfused_shapes_are_right, .timeout = 120)
+{
+    static const struct row rows[] = {
+        {PRS_FUSED_GEMM, 1, 100, 37, 51, 1, 1, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_REDUCE_SCATTER, 4, 140, 37, 51, 1, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLGATHER, 4, 140, 37, 51, 0, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLREDUCE, 4, 141, 37, 51, 1, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLREDUCE, 3, 64, 64, 64, 0, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLREDUCE, 4, 1, 9, 8, 1, 2, {.path = PRS_PATH_UNFUSED}}, /* ranks with nothing to add up */
+    };
+    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* Rank 1 demands what cannot be. */
+static void open_what_one_cannot(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct prs_fused_config config = {rank, 2, (int)rank, 300, ranks_allgather, seat};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 64, 63, 64, 1};
+    struct prs_fused_tuning tuning = {.path = rank == 1 ? PRS_PATH_FUSED : PRS_PATH_AUTO};
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    ((int *)user)[rank] = prs_fused_plan_open(ctx, &shape, &tuning, &plan);
+    prs_fused_close(ctx);
+}
+
+Test(hopper, a_plan_that_one_rank_refuses_is_refused_by_all, .timeout = 30)
+{
+    int result[2] = {0};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_what_one_cannot, result);
+    cr_assert(result[0] == -EINVAL && result[1] == -EINVAL, "%d and %d", result[0], result[1]);
+}
+
 /* ---- a rank that does not come ----------------------------------------------------------------------------------- */
 struct lost {
     int result[4];

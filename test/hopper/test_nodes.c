@@ -15,6 +15,7 @@
 struct row {
     uint32_t world, nodes, m, n, k, nk, epochs;
     struct prs_fused_tuning tuning;
+    uint32_t replays;
 };
 
 /* Criterion runs each test in a process of its own: look for a device in each. */
@@ -32,7 +33,8 @@ static void assert_right(enum prs_fused_op op, const struct row *r)
                               .tuning = r->tuning,
                               .world = r->world,
                               .nodes = r->nodes,
-                              .epochs = r->epochs};
+                              .epochs = r->epochs,
+                              .replays = r->replays};
     struct ranks_verdict v;
     hopper_setup(8, 4, 0);
     ranks_multiply(&p, &v);
@@ -82,29 +84,83 @@ Test(nodes, allreduce_is_right, .timeout = 200)
         assert_right(PRS_FUSED_ALLREDUCE, &rows[i]);
 }
 
+/* ---- the way without fusion -------------------------------------------------------------------------------------- */
+/* What the fused kernels cannot run: n or k that is no multiple of 8; a GPU a node, three nodes; a captured graph. */
+static const struct row odd_rows[] = {
+    {4, 2, 148, 103, 51, 1, 4, {.path = PRS_PATH_UNFUSED}},  {4, 2, 64, 64, 36, 0, 3, {.path = PRS_PATH_UNFUSED}},
+    {2, 2, 70, 37, 40, 1, 3, {.path = PRS_PATH_UNFUSED}},    {6, 3, 66, 41, 24, 0, 3, {.path = PRS_PATH_UNFUSED}},
+    {4, 2, 60, 35, 24, 1, 2, {.path = PRS_PATH_UNFUSED}, 4},
+};
+
+Test(nodes, unfused_reduce_scatter_is_right, .timeout = 200)
+{
+    need_a_device();
+    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
+        assert_right(PRS_FUSED_REDUCE_SCATTER, &odd_rows[i]);
+}
+
+Test(nodes, unfused_allgather_is_right, .timeout = 200)
+{
+    need_a_device();
+    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
+        assert_right(PRS_FUSED_ALLGATHER, &odd_rows[i]);
+}
+
+/* Besides: ranks that do not divide m, and ranks with nothing to add up. */
+Test(nodes, unfused_allreduce_is_right, .timeout = 200)
+{
+    static const struct row more[] = {
+        {4, 2, 1003, 96, 24, 1, 3, {.path = PRS_PATH_UNFUSED}},
+        {4, 2, 1, 9, 8, 1, 3, {.path = PRS_PATH_UNFUSED}},
+        {6, 3, 65, 41, 24, 0, 3, {.path = PRS_PATH_UNFUSED}},
+    };
+    need_a_device();
+    for (size_t i = 0; i < sizeof(more) / sizeof(*more); i++)
+        assert_right(PRS_FUSED_ALLREDUCE, &more[i]);
+    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
+        assert_right(PRS_FUSED_ALLREDUCE, &odd_rows[i]);
+}
+
+/* A product that costs nothing and sums that take long: a fast rank would put the next launch's sums over the last's.
+ */
+Test(nodes, unfused_epochs_run_into_each_other, .timeout = 200)
+{
+    static const struct row many[] = {
+        {4, 2, 400, 103, 1, 1, 12, {.path = PRS_PATH_UNFUSED}},
+        {2, 2, 400, 103, 1, 1, 12, {.path = PRS_PATH_UNFUSED}},
+    };
+    need_a_device();
+    for (size_t i = 0; i < sizeof(many) / sizeof(*many); i++) {
+        assert_right(PRS_FUSED_REDUCE_SCATTER, &many[i]);
+        assert_right(PRS_FUSED_ALLGATHER, &many[i]);
+        assert_right(PRS_FUSED_ALLREDUCE, &many[i]);
+    }
+}
+
 /* ---- a node that does not come ----------------------------------------------------------------------------------- */
 struct lost {
+    struct prs_fused_shape shape;
+    uint32_t first; /* rank that does not come, and all behind it */
     int result[4];
     char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
 
-/* The ranks of the second node open everything and launch nothing. */
+/* Ranks that open everything and launch nothing. */
 static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
     struct prs_fused_config config = {rank, 4, (int)rank, 500, ranks_allgather, seat, rank / 2 + 1};
-    struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1};
     struct prs_fused_error error;
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     void *a, *b, *c;
     (void)cudaSetDevice((int)rank);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), 0);
-    a = ranks_upload(1, 1024 * 64);
-    b = ranks_upload(2, 256 * 64);
-    cr_assert_eq(cudaMalloc(&c, 256 * 256 * 2), cudaSuccess);
-    if (rank < 2)
+    cr_assert_eq(prs_fused_plan_open(ctx, &lost->shape, NULL, &plan), 0);
+    a = ranks_upload(1, (uint64_t)lost->shape.m * lost->shape.k);
+    b = ranks_upload(2, (uint64_t)lost->shape.n * lost->shape.k);
+    cr_assert_eq(cudaMalloc(&c, lost->shape.m / 4 * lost->shape.n * 2), cudaSuccess);
+    if (rank < lost->first)
         cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     lost->result[rank] = prs_fused_poll_error(ctx, &error);
@@ -115,17 +171,36 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
 
 Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 100)
 {
-    struct lost lost;
+    static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                    {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     char want[64];
     need_a_device();
     hopper_setup(4, 4, 0);
-    ranks_run(4, launch_unless_lost, &lost);
-    for (int rank = 0; rank < 2; rank++) {
-        (void)snprintf(want, sizeof(want), "for partial sums of rank %d: flag ", rank + 2);
-        cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
-        cr_assert_not_null(strstr(lost.text[rank], want), "%s", lost.text[rank]);
+    for (size_t i = 0; i < 2; i++) {
+        struct lost lost = {.shape = shapes[i], .first = 2};
+        ranks_run(4, launch_unless_lost, &lost);
+        for (int rank = 0; rank < 2; rank++) {
+            (void)snprintf(want, sizeof(want), "for partial sums of rank %d: flag ", rank + 2);
+            cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
+            cr_assert_not_null(strstr(lost.text[rank], want), "%s", lost.text[rank]);
+        }
+        cr_assert_eq(lost.result[2], 0);
     }
-    cr_assert_eq(lost.result[2], 0);
+}
+
+/* Its neighbour gives up first. What that would have sent is not right, so it sends nothing, and its counterpart fails
+ * too instead of taking it for a result. */
+Test(nodes, unfused_sums_without_a_lost_rank_are_not_sent, .timeout = 100)
+{
+    struct lost lost = {.shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}, .first = 3};
+    need_a_device();
+    hopper_setup(4, 4, 0);
+    ranks_run(4, launch_unless_lost, &lost);
+    for (int rank = 0; rank < 3; rank++)
+        cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
+    cr_assert_not_null(strstr(lost.text[0], "for partial sums of rank 2: flag "), "%s", lost.text[0]);
+    cr_assert_not_null(strstr(lost.text[1], "for partial sums of rank 3: flag "), "%s", lost.text[1]);
+    cr_assert_not_null(strstr(lost.text[2], "for its arrival of rank 3: flag "), "%s", lost.text[2]);
 }
 
 /* A rank that says it is alone on its node, where no NIC can be used. */
@@ -147,6 +222,7 @@ Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 100)
 
 /* What a launch puts is what the plan says, once. */
 struct counted {
+    struct prs_fused_shape shape;
     struct prs_fused_plan_info info[4];
     struct prs_fused_traffic traffic[4];
 };
@@ -155,28 +231,34 @@ static void count_traffic(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct counted *counted = user;
     struct prs_fused_config config = {rank, 4, (int)rank, 60000, ranks_allgather, seat, rank / 2 + 1};
-    struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 4096, 512, 64, 1};
+    const struct prs_fused_shape *shape = &counted->shape;
     struct prs_fused_tuning tuning = {.group = 4, .band = 2};
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     void *a, *b, *c;
     (void)cudaSetDevice((int)rank);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, shape, &tuning, &plan), 0);
     prs_fused_plan_query(plan, &counted->info[rank]);
-    a = ranks_upload(1, 4096 * 64);
-    b = ranks_upload(2, 512 * 64);
-    cr_assert_eq(cudaMalloc(&c, 1024 * 512 * 2), cudaSuccess);
-    cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
+    a = ranks_upload(1, (uint64_t)shape->m * shape->k);
+    b = ranks_upload(2, (uint64_t)shape->n * shape->k);
+    cr_assert_eq(prs_fused_alloc(ctx, (size_t)shape->m * shape->n * 2, &c), 0);
+    if (shape->op == PRS_FUSED_REDUCE_SCATTER)
+        cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
+    else if (shape->op == PRS_FUSED_ALLGATHER)
+        cr_assert_eq(prs_allgather_gemm(plan, a, b, c, NULL), 0);
+    else
+        cr_assert_eq(prs_gemm_allreduce(plan, a, b, c, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     prs_fused_traffic(ctx, &counted->traffic[rank]);
+    cr_assert_eq(prs_fused_free(ctx, c), 0);
     prs_fused_plan_close(plan);
     prs_fused_close(ctx);
 }
 
 Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 100)
 {
-    struct counted counted;
+    struct counted counted = {.shape = {PRS_FUSED_REDUCE_SCATTER, 4096, 512, 64, 1}};
     need_a_device();
     hopper_setup(4, 4, 0);
     ranks_run(4, count_traffic, &counted);
@@ -185,5 +267,35 @@ Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 
         cr_assert_eq(counted.traffic[rank].puts, 4);
         cr_assert_eq(counted.traffic[rank].signals, 4);
         cr_assert_eq(counted.info[rank].far_bytes, 1024 * 512 * 2);
+    }
+}
+
+/* One put a counterpart for sums, one for rows; and a signal each, or a credit in place of rows. */
+Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .timeout = 100)
+{
+    static const struct {
+        struct prs_fused_shape shape;
+        uint64_t puts, bytes;
+    } odd[] = {
+        {{PRS_FUSED_REDUCE_SCATTER, 400, 33, 24, 1}, 1, 100 * 33 * 2},
+        {{PRS_FUSED_ALLGATHER, 400, 33, 24, 1}, 1, 100 * 24 * 2},
+        {{PRS_FUSED_ALLREDUCE, 402, 32, 24, 1}, 2, 2 * 402 * 32 * 2 / 4},
+    };
+    need_a_device();
+    hopper_setup(4, 4, 0);
+    for (size_t i = 0; i < sizeof(odd) / sizeof(*odd); i++) {
+        struct counted counted = {.shape = odd[i].shape};
+        ranks_run(4, count_traffic, &counted);
+        for (int rank = 0; rank < 4; rank++) {
+            const struct prs_fused_plan_info *info = &counted.info[rank];
+            cr_assert_eq(info->tuning.path, PRS_PATH_UNFUSED);
+            cr_assert(strstr(info->reason, "multiple of 8") != NULL || strstr(info->reason, "divide m") != NULL, "%s",
+                      info->reason);
+            cr_assert_eq(counted.traffic[rank].puts, odd[i].puts);
+            cr_assert_eq(counted.traffic[rank].signals, 2);
+            cr_assert_eq(info->far_bytes, odd[i].bytes);
+            cr_assert_eq(counted.traffic[rank].bytes, odd[i].bytes, "%llu",
+                         (unsigned long long)counted.traffic[rank].bytes);
+        }
     }
 }

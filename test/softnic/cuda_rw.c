@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "test/softnic/cuda_busy.h"
+#include "test/softnic/cuda_copier.h"
 #include "test/softnic/cuda_flight.h"
 #include "test/softnic/cuda_owner.h"
 
@@ -403,8 +404,15 @@ static int run(struct side *side, double least)
     if (side->fake) {
         no_transfer_waits_for_a_running_kernel(side, LEGACY);
         no_transfer_waits_for_a_running_kernel(side, VMM);
-        a_burst_is_given_away_at_once(side);
+        if (!side->copier)
+            a_burst_is_given_away_at_once(side);
         an_error_in_a_burst_flushes_what_is_behind(side);
+    }
+    if (side->copier)
+        kernels_are_reached_while_a_copy_waits_for_them(side);
+    if (side->fake && side->copier) {
+        copies_go_on_while_the_application_holds_the_drivers_lock(side);
+        deregistered_memory_is_closed_soon(side);
     }
     latency(side, PAGEABLE, LEGACY, 8);
     latency(side, LEGACY, LEGACY, 8);
@@ -428,6 +436,8 @@ static int run(struct side *side, double least)
         an_immediate_comes_after_its_data(side);
         completions_come_in_order(side);
     }
+    if (side->copier)
+        a_killed_copier_ends_in_errors_soon(side);
     mine = side->initiator && !side->fake && gbytes < least ? 'n' : 'y';
     side_exchange(side, &mine, &theirs, 1);
     if (mine == 'n')

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tools/softnic/world.h"
+
 enum { CHUNK = 2 << 20, PORT = 1, DMA_BUF_FD = 1, POSIX_FD = 1 };
 
 const char *const memory_names[MEMORY_KINDS] = {"legacy", "vmm", "dmabuf", "private", "pageable", "pinned"};
@@ -39,6 +41,8 @@ static struct {
     void (*fail)(const char *, int), (*busy)(int);
     int (*waits)(void), (*calls)(const char *);
     void (*fail_later)(const char *, int, int);
+    void (*hold_lock)(int);
+    int (*lock_waits)(void);
 } cu;
 static int device;
 static void *primary;
@@ -78,6 +82,8 @@ static const struct {
     {"fakeCudaWaits", &cu.waits, true},
     {"fakeCudaCalls", &cu.calls, true},
     {"fakeCudaFailLater", &cu.fail_later, true},
+    {"fakeCudaHoldLock", &cu.hold_lock, true},
+    {"fakeCudaLockWaits", &cu.lock_waits, true},
 };
 
 _Noreturn void die(const char *file, int line, const char *what)
@@ -147,6 +153,11 @@ static bool cuda_open(struct side *side)
     return true;
 }
 
+void side_enter_thread(void)
+{
+    MUST(!cu.push(primary));
+}
+
 struct address {
     uint32_t qpn;
     union ibv_gid gid;
@@ -212,6 +223,20 @@ void side_add(const struct side *side, struct side *more)
     side_connect(more);
 }
 
+static int copier_pid(void)
+{
+    const char *path = getenv(SN_WORLD_ENV);
+    struct sn_world *world;
+    int pid = 0;
+
+    if (!path || sn_world_open(path, &world))
+        return 0;
+    if (world->config.copier)
+        pid = (int)world->procs[world->copier.proc - 1].pid;
+    sn_world_close(world);
+    return pid;
+}
+
 void side_loop(const struct side *side, struct side *loop)
 {
     qp_make(side, loop);
@@ -224,6 +249,7 @@ bool side_open(struct side *side)
     int count = 0;
     if (!cuda_open(side))
         return false;
+    side->copier = copier_pid();
     struct ibv_device **list = ibv_get_device_list(&count);
     MUST(list && count > 0);
     side->context = ibv_open_device(list[0]);
@@ -477,4 +503,14 @@ int driver_calls(const char *call)
 void fail_later(const char *call, int after, int result)
 {
     cu.fail_later(call, after, result);
+}
+
+void driver_locked(bool locked)
+{
+    cu.hold_lock(locked);
+}
+
+int driver_lock_waits(void)
+{
+    return cu.lock_waits();
 }

@@ -16,6 +16,7 @@ struct side {
     bool initiator;
     int socket; /* to the other */
     bool fake;  /* the driver is fake_cuda: no kernels, no figures */
+    int copier; /* pid of the process that copies device memory (softnic-run --copier); 0: none */
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_cq *cq;
@@ -79,6 +80,11 @@ int driver_calls(const char *call);
 void kernel_runs(bool runs);
 int kernel_waits(void);
 
+/** With that driver: as if a thread of this process waited with the driver's lock in hand, and how many copies of this
+ * process had to wait for it so far. */
+void driver_locked(bool locked);
+int driver_lock_waits(void);
+
 /** Wait for one completion, 20 s at most. */
 struct ibv_wc side_poll(struct side *side);
 
@@ -100,6 +106,9 @@ void spin_watch(void);
 void spin_watch_end(void);
 /** Wait for the kernel with cuCtxSynchronize. */
 void spin_wait(void);
+
+/** Use the side's GPU in one more thread. */
+void side_enter_thread(void);
 
 #define MUST(condition)                                                                                                \
     do {                                                                                                               \

@@ -69,11 +69,11 @@ def bad_options_are_refused_by_name_and_value():
 
 def good_options_reach_the_world():
     done = run("--quiet", "--nics", "2", "--nodes", "3", "--rate", "12.5G", "--latency", "1.5us", "--wr-cost", "50ns",
-               "--doorbell-cost", "200ns", "--fence-cost", "1us", "--jitter", "1ms", "--seed", "7", "--fence", "strict", "--", CTL,
-               "status", "--json")
+               "--doorbell-cost", "200ns", "--stream-stores", "--fence-cost", "1us", "--jitter", "1ms", "--seed", "7", "--fence", "strict",
+               "--", CTL, "status", "--json")
     world = json.loads(done.stdout)
     want = {"nics": 2, "nodes": 3, "rate_bps": 12500000000, "latency_ns": 1500, "wr_cost_ns": 50, "doorbell_cost_ns": 200,
-            "fence_cost_ns": 1000, "jitter_ns": 1000000, "seed": 7, "fence": "strict"}
+            "stream_stores": 1, "copier": 0, "fence_cost_ns": 1000, "jitter_ns": 1000000, "seed": 7, "fence": "strict"}
     assert {k: world[k] for k in want} == want, world
     assert [d["node"] for d in world["devices"]] == [0, 0, 1, 1, 2, 2], world["devices"]
     assert len({d["gid"] for d in world["devices"]}) == 6, world["devices"]
@@ -121,6 +121,13 @@ def the_world_goes_with_the_command():
     assert not world.exists(), world
 
 
+def gone(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
 def a_killed_launcher_leaves_nothing_for_long():
     process, world = start("--", "sh", "-c", SAY_WORLD + "echo $$; exec sleep 1000")
     command = int(process.stdout.readline())
@@ -128,15 +135,39 @@ def a_killed_launcher_leaves_nothing_for_long():
     process.kill()
     process.wait()
 
-    def gone():
-        try:
-            return open(f"/proc/{command}/stat").read().rsplit(")", 1)[1].split()[0] in "ZX"
-        except FileNotFoundError:
-            return True
-
-    wait_until(gone, f"command {command} to end with its launcher")
+    wait_until(lambda: gone(command), f"command {command} to end with its launcher")
     assert run("--quiet", "--", "true").returncode == 0  # any later launcher sweeps
     assert not world.exists(), world
+
+
+def copier_of(world):
+    processes = json.loads(ctl("--world", str(world), "status", "--json").stdout)["processes"]
+    return next(p["pid"] for p in processes if p.get("copier"))
+
+
+def the_copier_goes_with_the_launcher():
+    for end in (signal.SIGTERM, signal.SIGKILL):
+        process, world = start("--copier", "--", "sh", "-c", SAY_WORLD + "echo $$; exec sleep 1000")
+        command, copier = int(process.stdout.readline()), copier_of(world)
+        assert not gone(copier)
+        process.send_signal(end)
+        process.wait()
+        wait_until(lambda: gone(command), f"command {command} to end with its launcher")
+        wait_until(lambda: gone(copier), f"copier {copier} to end with its launcher")
+        assert run("--quiet", "--", "true").returncode == 0  # sweeps
+        assert not world.exists(), world
+    # What the terminal sends to the command's group is not for the copier.
+    process, world = start("--copier", "--", "sh", "-c", SAY_WORLD + "echo $$; exec sleep 1000")
+    command, copier = int(process.stdout.readline()), copier_of(world)
+    assert os.getpgid(copier) == copier and os.getpgid(command) != copier
+    process.kill()
+    process.wait()
+
+
+def a_copier_that_ends_early_is_told_of():
+    kill = f"""kill -9 $("{CTL}" status --json | sed 's/.*"pid": \\([0-9]*\\)[^}}]*"copier": true.*/\\1/'); sleep 0.3; exit 5"""
+    done = run("--quiet", "--copier", "--", "sh", "-c", kill)
+    assert done.returncode == 5 and "the copier, pid" in done.stderr and "signal 9" in done.stderr, done
 
 
 def sweep_spares_worlds_in_use():
@@ -244,6 +275,7 @@ def counters_are_json():
 
 CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change, the_status_is_the_commands,
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
+          the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
           sweep_spares_worlds_in_use, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
           the_link_goes_down_and_up, sysfs_is_private_and_complete, a_process_sees_the_nics_of_its_node,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]

@@ -21,6 +21,15 @@ struct sums {
     double square, worst;
 };
 
+/* The node of the rank that adds up this element: all others round their sum of it. Fused or not, an all-reduce's ranks
+ * share the elements alike where both can run. */
+static __device__ uint32_t owner_node(const struct bench_problem &p, uint64_t element)
+{
+    uint64_t each = ((uint64_t)p.shape.m * p.shape.n + p.world - 1) / p.world;
+    uint32_t owner = p.shape.op == PRS_FUSED_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : p.rank;
+    return owner / (p.world / p.nodes);
+}
+
 /* One warp per sample. reference = sum over `terms` ranks of the dot product; the bound allows one bf16 rounding of
  * each partial sum, one of each other node's sum, one of the result, and fp32 accumulation of |a b|. */
 static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16 *c, uint64_t rows, struct sums *out)
@@ -30,7 +39,7 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
     bool reduces = p.shape.op == PRS_FUSED_REDUCE_SCATTER || p.shape.op == PRS_FUSED_ALLREDUCE;
     uint64_t a_row = p.shape.op == PRS_FUSED_REDUCE_SCATTER ? p.rank * rows + row : row, block = p.shape.m / p.world;
     double total = 0, partials = 0, magnitude = 0, node = 0;
-    uint32_t locals = p.world / p.nodes;
+    uint32_t locals = p.world / p.nodes, owner = owner_node(p, row * p.shape.n + column);
     for (uint32_t t = 0; t < (reduces ? p.world : 1); t++) {
         uint32_t a_rank = reduces ? t : p.rank, b_rank = reduces ? t : p.rank;
         uint64_t r = a_row;
@@ -53,7 +62,7 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
         total += sum;
         partials += reduces ? fabs(sum) : 0;
         node = t % locals == 0 ? sum : node + sum;
-        if (reduces && t % locals == locals - 1 && t / locals != p.rank / locals)
+        if (reduces && t % locals == locals - 1 && t / locals != owner)
             partials += fabs(node);
         magnitude += size;
     }

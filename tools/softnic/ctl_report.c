@@ -90,6 +90,7 @@ static void model_report(const struct sn_config *c, bool json)
         {"jitter_ns", c->jitter_ns},
         {"seed", c->seed},
         {"stream_stores", c->stream_stores},
+        {"copier", c->copier},
     };
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         printf(json ? "\"%s\": %" PRIu64 ", " : "  %s %" PRIu64, fields[i].name, fields[i].value);
@@ -140,8 +141,12 @@ static void processes_report(const struct sn_world *world, bool json)
         const struct sn_proc *proc = &world->procs[i];
         if (proc->state != SN_PROC_LIVE)
             continue;
-        printf(json ? "%s{\"pid\": %u, \"node\": %d, \"regions\": %u}" : "%spid %u  node %d  regions %u\n",
-               json ? (first ? "" : ", ") : "  ", proc->pid, (int)proc->node, owned_mrs(world, i));
+        bool copier = world->copier.proc == i + 1;
+        printf(json ? "%s{\"pid\": %u, \"node\": %d, \"regions\": %u%s}" : "%spid %u  node %d  regions %u%s\n",
+               json ? (first ? "" : ", ") : "  ", proc->pid, (int)proc->node, owned_mrs(world, i),
+               !copier ? ""
+               : json  ? ", \"copier\": true"
+                       : "  (copier)");
         first = false;
     }
     fputs(json ? "], " : "", stdout);

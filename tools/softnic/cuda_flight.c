@@ -11,13 +11,17 @@
 
 static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_PLACE_BUSY, "passed on as it is");
 
-/* Into one piece of device memory that this process can reach, from device memory alone or from few bytes elsewhere. */
+/* Into one piece of device memory that this process can reach, from device memory alone (of another process: one piece,
+ * too) or from few bytes elsewhere. */
 static bool can_fly(const struct sn_copy *c, bool *from_device)
 {
-    if (c->dst_count != 1 || c->src_count == 0 || c->src_proc != c->self || c->dst[0].kind != SN_MEM_CUDA ||
+    if (c->dst_count != 1 || c->src_count == 0 || c->dst[0].kind != SN_MEM_CUDA ||
         (c->dst_proc != c->self && sn_cuda_region_owner_only(&c->world->mrs[c->dst[0].mr])))
         return false;
     *from_device = c->src[0].kind == SN_MEM_CUDA;
+    if (*from_device && c->src_proc != c->self &&
+        (c->src_count != 1 || sn_cuda_region_owner_only(&c->world->mrs[c->src[0].mr])))
+        return false;
     for (uint32_t i = 1; i < c->src_count; i++)
         if ((c->src[i].kind == SN_MEM_CUDA) != *from_device)
             return false;
@@ -42,7 +46,7 @@ static struct sn_cuda_dev *choose_dev(const struct sn_cuda *cuda, const struct s
     return sn_cuda_dev_get(cuda, ordinal);
 }
 
-/* Bytes of this process, one after the other, to memory of this process. */
+/* Bytes of the source, one after the other, to memory of this process. */
 static int gather(const struct sn_copy *c, void *to)
 {
     uint8_t *at = to;
@@ -53,10 +57,10 @@ static int gather(const struct sn_copy *c, void *to)
                                .self = c->self,
                                .dst_proc = c->self,
                                .dst = (uintptr_t)at,
-                               .src_proc = c->self,
+                               .src_proc = c->src_proc,
                                .src = c->src[i].addr,
                                .bytes = c->src[i].length};
-        if (c->src[i].mr == SN_NONE) /* the request's own */
+        if (c->src[i].mr == SN_NONE && c->src_proc == c->self) /* the request's own */
             memcpy(at, (const void *)(uintptr_t)c->src[i].addr, c->src[i].length);
         else
             r = sn_move_now(&move);
@@ -91,27 +95,41 @@ static int fly_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, st
     return r;
 }
 
+/* Where a piece of device memory is here. Return false if it cannot be had: the long way says why, or has its owner
+ * copy. */
+static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, bool is_dst,
+                  struct sn_cuda_map **map, sn_cu_ptr *here)
+{
+    const struct sn_span *span = is_dst ? c->dst : c->src;
+
+    *here = span->addr;
+    return (is_dst ? c->dst_proc : c->src_proc) == c->self ||
+           !sn_cuda_map_take(cuda, sn_cuda_stream_dev(s), c->world, span->mr, span->addr, map, here);
+}
+
 /* The GPU is current. */
 static int fly_entered(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, bool from_device,
                        struct sn_flight *f)
 {
-    struct sn_cuda_map *map = NULL;
-    sn_cu_ptr dst = c->dst[0].addr;
+    struct sn_cuda_map *map = NULL, *from_map = NULL;
+    sn_cu_ptr dst, src = 0;
     int r = 0;
 
-    if (c->dst_proc != c->self &&
-        sn_cuda_map_take(cuda, sn_cuda_stream_dev(s), c->world, c->dst[0].mr, dst, &map, &dst))
-        return SN_PLACE_BUSY; /* the long way says why, or has its owner copy */
-    if (!from_device)
+    if (!reach(cuda, c, s, true, &map, &dst) || (from_device && !reach(cuda, c, s, false, &from_map, &src)))
+        r = SN_PLACE_BUSY;
+    if (!r && !from_device)
         r = fly_from_host(cuda, c, s, dst, f);
     for (uint32_t i = 0; from_device && i < c->src_count && !r; i++) {
-        r = sn_cuda_stream_copy(cuda, s, dst, c->src[i].addr, c->src[i].length, &f->mark);
+        r = sn_cuda_stream_copy(cuda, s, dst, i ? c->src[i].addr : src, c->src[i].length, &f->mark);
         dst += c->src[i].length;
     }
-    if (r)
+    if (r) {
         sn_cuda_map_give(map);
-    else
+        sn_cuda_map_give(from_map);
+    } else {
         f->map = map;
+        f->from_map = from_map;
+    }
     return r;
 }
 
@@ -160,6 +178,7 @@ int sn_cuda_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask)
     if (flight->slot)
         sn_staging_give(flight->slot);
     sn_cuda_map_give(flight->map);
+    sn_cuda_map_give(flight->from_map);
     lane->aloft--;
     return r;
 }

@@ -12,7 +12,9 @@
 #include "tools/softnic/cuda_region.h"
 #include "tools/softnic/cuda_staging.h"
 #include "tools/softnic/cuda_stream.h"
+#include "tools/softnic/lock.h"
 #include "tools/softnic/mover.h"
+#include "tools/softnic/self.h"
 
 enum {
     STAGES = 8,              /* pieces of one transfer in flight: load, copy, and store overlap */
@@ -440,6 +442,38 @@ static void cuda_settle(void)
         sn_cuda_region_reap(cuda);
 }
 
+/* What this process has itself is used as it is. */
+static int cuda_prepare(uint32_t index)
+{
+    const struct sn_mr_shm *mr = &sn_self->world->mrs[index];
+    struct sn_cu_uuid uuid = sn_cuda_region_uuid(mr);
+    const struct sn_cuda *cuda = mr->owner == sn_self->proc + 1 ? NULL : sn_cuda_get(true);
+    struct sn_cuda_map *map = NULL;
+    struct sn_cuda_dev *dev;
+    sn_cu_ptr here;
+    int mode, r;
+
+    if (mr->owner == sn_self->proc + 1 || sn_cuda_region_owner_only(mr))
+        return 0;
+    dev = sn_cuda_count(cuda) ? sn_cuda_dev_get(cuda, sn_cuda_dev_find(cuda, &uuid)) : NULL;
+    if (!dev) {
+        sn_log("device memory of pid %u: pid %u, which is to copy it, does not see its GPU (no driver, or hidden by "
+               "CUDA_VISIBLE_DEVICES?)",
+               sn_self->world->procs[(mr->owner - 1) % SN_MAX_PROCS].pid, sn_pid);
+        return SN_PLACE_OWNER;
+    }
+    sn_cuda_region_reap(cuda);
+    r = sn_cuda_enter(cuda, dev, &mode);
+    if (r)
+        return r;
+    r = sn_staging_init(cuda);
+    if (!r)
+        r = sn_cuda_map_take(cuda, dev, sn_self->world, index, mr->addr, &map, &here);
+    sn_cuda_map_give(map);
+    sn_cuda_leave(cuda, mode);
+    return r;
+}
+
 const struct sn_device_mem sn_cuda_mem = {
     .is_device = cuda_is_device,
     .export_mr = cuda_export_mr,
@@ -447,6 +481,7 @@ const struct sn_device_mem sn_cuda_mem = {
     .dmabuf_supported = cuda_dmabuf_supported,
     .owner_only = sn_cuda_region_owner_only,
     .settle = cuda_settle,
+    .prepare = cuda_prepare,
     .copy_start = cuda_copy_start,
     .copy_poll = cuda_copy_poll,
     .fly = sn_cuda_fly,

@@ -150,7 +150,11 @@ static void landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w,
     }
     if (sn_takes_receive(w->opcode))
         w->recv_wr_id = recv.wr_id;
-    sn_responder_result(qp, target, w, r);
+    if (sn_responder_result(qp, target, w, r)) {
+        sn_log("queue pair %u: the process of queue pair %u went away while a write to it was under way", qp->qpn,
+               qp->shm->dest_qpn);
+        w->status = IBV_WC_RETRY_EXC_ERR;
+    }
     if (w->status == IBV_WC_SUCCESS)
         sn_responder_arrived(qp, target, w);
 }

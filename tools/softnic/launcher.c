@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tools/softnic/launcher_copier.h"
 #include "tools/softnic/launcher_options.h"
 #include "tools/softnic/sweep.h"
 #include "tools/softnic/sysfs.h"
@@ -24,6 +25,7 @@ struct run {
     struct sn_world *world;
     bool joined; /* somebody else made the world and will remove it */
     char libdir[PATH_MAX];
+    pid_t copier; /* 0: none */
 };
 
 static bool holds_library(const char *dir)
@@ -65,6 +67,7 @@ static void config_from_options(struct sn_config *config, const struct sn_launch
     config->seed = o->seed;
     config->fence_meaning = o->fence_strict ? SN_FENCE_STRICT : SN_FENCE_SPEC;
     config->stream_stores = o->stream_stores;
+    config->copier = o->copier;
     config->nics = (uint32_t)o->nics;
     config->nodes = (uint32_t)o->nodes;
 }
@@ -153,8 +156,9 @@ static void enter_sysfs(struct run *run)
     free(nics);
 }
 
-static int set_environment(const struct run *run)
+static int set_environment(const void *arg)
 {
+    const struct run *run = arg;
     const char *old = getenv("LD_LIBRARY_PATH");
     char *joined;
     if (asprintf(&joined, "%s%s%s", run->libdir, old && *old ? ":" : "", old ? old : "") < 0)
@@ -188,7 +192,7 @@ static _Noreturn void run_child(struct run *run, pid_t parent, const sigset_t *o
 }
 
 /* Pass signals on until the command ends; return its status as a shell would. */
-static int supervise(pid_t child, const sigset_t *mask)
+static int supervise(struct run *run, pid_t child, const sigset_t *mask)
 {
     for (;;) {
         siginfo_t info;
@@ -198,6 +202,13 @@ static int supervise(pid_t child, const sigset_t *mask)
         /* The terminal has sent its signals to the whole foreground group, the command included. */
         if (signal != SIGCHLD && info.si_code != SI_KERNEL)
             kill(child, signal);
+        if (signal == SIGCHLD && run->copier && waitpid(run->copier, &status, WNOHANG) == run->copier) {
+            fprintf(stderr,
+                    "softnic-run: the copier, pid %d, has ended (%s %d): device memory is not copied any more\n",
+                    run->copier, WIFSIGNALED(status) ? "signal" : "status",
+                    WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+            run->copier = 0;
+        }
         if (signal != SIGCHLD || waitpid(child, &status, WNOHANG) != child)
             continue;
         return WIFSIGNALED(status) ? STATUS_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status);
@@ -215,15 +226,20 @@ static int run_command(struct run *run)
         sigaddset(&mask, passed_on[i]);
     signal(SIGCHLD, SIG_DFL); /* an inherited "ignore" would lose the exit status */
     sigprocmask(SIG_BLOCK, &mask, &old_mask);
+    if (run->options.copier) {
+        run->copier = sn_launcher_copier_start(run->libdir, set_environment, run);
+        if (run->copier < 0)
+            return STATUS_FAILED;
+    }
     fflush(NULL);
     pid_t child = fork();
-    if (child < 0) {
+    if (child < 0)
         fprintf(stderr, "softnic-run: fork: %s\n", strerror(errno));
-        return STATUS_FAILED;
-    }
     if (!child)
         run_child(run, parent, &old_mask);
-    return supervise(child, &mask);
+    int status = child < 0 ? STATUS_FAILED : supervise(run, child, &mask);
+    sn_launcher_copier_stop(run->copier);
+    return status;
 }
 
 /* One value, or one for each NIC of a node where they differ; nothing when all are zero. */

@@ -17,7 +17,7 @@ enum {
     NODES_MOST = 64,
 };
 
-enum kind { COUNT, RATE, LATENCY, LOSS, DURATION, FENCE, STORES, NAME, QUIET, NO_SYSFS, HELP, VERSION };
+enum kind { COUNT, RATE, LATENCY, LOSS, DURATION, FENCE, NAME, QUIET, STORES, COPIER, NO_SYSFS, HELP, VERSION };
 
 static const struct flag {
     const char *name;
@@ -44,6 +44,7 @@ static const struct flag {
     {"fence", FENCE, 0, 0, 0, "spec|strict a fence waits for reads and atomics | for all earlier requests (spec)"},
     {"stream-stores", STORES, 0, 0, 0,
      "      short writes to GPU memory as stores in CUDA streams: faster, but see doc/softnic.md (off)"},
+    {"copier", COPIER, 0, 0, 0, "             a process of the NIC's own copies GPU memory, see doc/softnic.md (off)"},
     {"jitter", DURATION, offsetof(struct sn_launcher_options, jitter_ns), 0, 0,
      "1us     at most this much is added to each delivery (off)"},
     {"seed", COUNT, offsetof(struct sn_launcher_options, seed), 0, UINT64_MAX, "S         of jitter and losses (1)"},
@@ -150,6 +151,10 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
         break;
     case STORES:
         o->stream_stores = true;
+        o->model_given = true;
+        break;
+    case COPIER:
+        o->copier = true;
         o->model_given = true;
         break;
     case NAME:

@@ -19,6 +19,7 @@ struct sn_launcher_options {
     uint64_t wr_cost_ns, doorbell_cost_ns, fence_cost_ns, jitter_ns, seed;
     bool fence_strict;
     bool stream_stores;
+    bool copier;
     bool model_given; /* some option above other than the default was named */
     bool quiet, no_sysfs;
     const char *name; /* of the world; NULL: by process id */

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "tools/softnic/agent.h"
+#include "tools/softnic/copied.h"
 #include "tools/softnic/device.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
@@ -132,7 +133,11 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
                           index << 16 | shm->generation,
                           index << 16 | shm->generation};
     __atomic_store_n(&shm->key, mr->rkey, __ATOMIC_RELEASE); /* valid from here on */
-    return mr;
+    r = device ? sn_device_mem->prepare(index) : 0;
+    if (r >= 0)
+        return mr;
+    ibv_dereg_mr(mr);
+    goto fail;
 unexport:
     sn_device_mem->unexport_mr(shm);
 give_shm:
@@ -210,6 +215,19 @@ static void users_wait(const struct ibv_mr *mr)
     pthread_mutex_unlock(&ctx->qp_mutex);
 }
 
+/* Those who may be copying it for a process that died meanwhile. */
+static int agents_wait(const struct ibv_mr *mr)
+{
+    uint64_t give_up = sn_now_ns() + GUEST_PATIENCE_NS;
+    const struct sn_world *world = sn_self->world;
+    const struct sn_ctx *ctx = sn_ctx_of(mr->context);
+    int r = 0;
+
+    if (world->mrs[mr->handle].kind != SN_MEM_HOST && ctx->agent)
+        r = sn_agent_wait(&world->agents[ctx->index], give_up);
+    return !r && world->config.copier ? sn_copied_wait(world, give_up) : r;
+}
+
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
     struct sn_mr_shm *shm = &sn_self->world->mrs[mr->handle];
@@ -217,11 +235,10 @@ int ibv_dereg_mr(struct ibv_mr *mr)
     /* G2: invalidate first, look for guests second; pairs with G1 in sn_exec. */
     __atomic_store_n(&shm->key, 0, __ATOMIC_SEQ_CST);
     users_wait(mr);
-    if (shm->kind != SN_MEM_HOST) {
-        if (sn_agent_wait(sn_ctx_of(mr->context), sn_now_ns() + GUEST_PATIENCE_NS) < 0)
-            sn_log("dereg_mr of key 0x%x: a copy made for another process did not end in 2 s", mr->rkey);
+    if (agents_wait(mr) < 0)
+        sn_log("dereg_mr of key 0x%x: a copy made for another process did not end in 2 s", mr->rkey);
+    if (shm->kind != SN_MEM_HOST)
         sn_device_mem->unexport_mr(shm);
-    }
     sn_mr_shm_give(sn_self->world, mr->handle);
     free(mr);
     return 0;

@@ -23,7 +23,7 @@ enum sn_copy_by { SN_BY_DEVICE, SN_BY_OWNER, SN_BY_STEPS };
 struct sn_copy {
     struct sn_world *world;
     uint32_t self;     /* process index of the caller */
-    uint32_t dst_proc; /* process indices; at least one is self */
+    uint32_t dst_proc; /* process indices; at least one is self, but in the copier */
     uint32_t src_proc;
     uint32_t dst_count, src_count;
     uint64_t length;
@@ -77,12 +77,13 @@ bool sn_place_reachable(struct sn_world *world, uint32_t proc);
 struct sn_lane {
     void *stream; /* the device copier's; may change while nothing is aloft */
     uint32_t aloft;
+    uint32_t id; /* tells the lanes of a process apart: the queue pair's index */
 };
 
 /* A transfer that a copy engine makes behind those before it, while its queue pair goes on. */
 struct sn_flight {
     uint64_t mark;
-    void *map, *slot; /* held until it has landed */
+    void *map, *from_map, *slot; /* held until it has landed */
 };
 
 enum { SN_BOUNCE_BYTES = 256 << 10 };
@@ -101,6 +102,10 @@ struct sn_device_mem {
     bool (*owner_only)(const struct sn_mr_shm *mr);
     /** No transfer is under way that would mind: what may wait for a GPU's kernels is done now. */
     void (*settle)(void);
+    /** The registration, which is valid, will be used by transfers that are made here: do what they need and what may
+     * wait for a GPU's kernels. Return 0, SN_PLACE_OWNER (they will have to be made by its owner), or -errno; logged.
+     */
+    int (*prepare)(uint32_t mr);
     /** At least one side is device memory. Nothing on the way may wait for a GPU's kernels: they may wait for it. As
      * sn_place_start and sn_place_poll, or SN_PLACE_OWNER, with nothing done.
      */

@@ -64,6 +64,7 @@ static void shm_fill(struct sn_qp *qp, const struct ibv_qp_init_attr_ex *attr)
     shm->rcq = sn_cq_of(attr->recv_cq)->index;
     shm->srq = attr->srq ? ((struct sn_srq *)attr->srq)->index : SN_NONE;
     qp->qpn = shm->generation << 14 | qp->index;
+    qp->lane.id = qp->index;
     __atomic_store_n(&sn_self->qps[qp->index], qp, __ATOMIC_RELEASE);
     __atomic_store_n(&shm->qpn, qp->qpn, __ATOMIC_RELEASE); /* to be found from here on */
 }

@@ -9,6 +9,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "tools/softnic/copied.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/node.h"
 #include "tools/softnic/object.h"
@@ -102,6 +103,7 @@ struct sn_self *sn_self_get(void)
     }
     /* Peers move data with process_vm_writev; where Yama restricts ptrace, they need this leave. EINVAL: no Yama. */
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+    sn_device_mem = sn_copied_choose(self->world);
     sn_self = self;
 unlock:
     self = sn_self;

@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 2,
+    SN_WORLD_VERSION = 3,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -30,7 +30,8 @@ enum {
     SN_ARENA_CLASSES = 20, /* 4 KiB << class */
     SN_IPC_BLOB = 128,
     SN_MAX_SGE = 32,
-    SN_AGENT_SLOTS = 32, /* requests that one opened device carries out for others at a time */
+    SN_AGENT_SLOTS = 32, /* requests that one agent carries out for others at a time */
+    SN_AGENT_ORDER = 64,
 };
 #define SN_ARENA_BYTES (4ull << 30)
 #define SN_NONE        UINT32_MAX
@@ -66,7 +67,7 @@ struct sn_config {
     uint32_t nodes;         /* devices are node * nics + nic */
     uint32_t links;         /* some link has, or has had, a rate, a latency or losses of its own */
     uint32_t stream_stores; /* short writes to device memory, and marks, are stores in CUDA streams */
-    uint32_t pad;
+    uint32_t copier;        /* a process of the NIC's own copies device memory */
 };
 static_assert(sizeof(struct sn_config) == 88, "shared layout");
 
@@ -252,7 +253,7 @@ struct sn_mr_shm {
 };
 static_assert(sizeof(struct sn_mr_shm) == 256, "shared layout");
 
-/* A request to the owner of device memory that only the owner can reach: agent.h. */
+/* A request to an agent, which copies for others: agent.h. */
 struct sn_agent_span {
     uint64_t addr, length;
     uint32_t key; /* of the registration; 0: plain host memory */
@@ -260,30 +261,55 @@ struct sn_agent_span {
 };
 static_assert(sizeof(struct sn_agent_span) == 24, "shared layout");
 
-enum sn_agent_op { SN_AGENT_WRITE, SN_AGENT_READ, SN_AGENT_ADD, SN_AGENT_SWAP };
+enum sn_agent_op {
+    SN_AGENT_WRITE,
+    SN_AGENT_READ,
+    SN_AGENT_ADD,
+    SN_AGENT_SWAP,
+    SN_AGENT_FLY,     /* the copier's: a write behind those before it in its lane */
+    SN_AGENT_PREPARE, /* the copier's: the peer's memory (dst) will be used */
+};
 
 struct sn_agent_slot {
     uint32_t op;
-    int32_t result;                 /* once done: 0, a positive SN_PLACE_ condition, or -errno as the owner sees it */
+    int32_t result;                 /* once done: 0, a positive SN_PLACE_ condition, or -errno as the agent sees it */
     uint32_t proc, proc_generation; /* the initiator */
     uint64_t length, compare_add, swap, found;
     uint32_t dst_count, src_count;
-    uint8_t pad[8];
+    uint32_t peer; /* whose registered memory the other side is: the owner's, or anybody's where the copier is asked */
+    uint16_t lane; /* SN_AGENT_FLY: where, a queue pair's index; and whether it is empty */
+    uint16_t lane_is_empty;
     struct sn_agent_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
 };
 static_assert(sizeof(struct sn_agent_slot) == 64 + 2 * 24 * SN_MAX_SGE, "shared layout");
 
-/* One for each opened device. The words are apart from the requests, so that looking at all of them is four lines. */
+static_assert(SN_MAX_QPS <= UINT16_MAX, "lanes are numbered like queue pairs");
+
+/* One for each opened device, and in the copier one for each process. The words are apart from the requests, so that
+ * looking at all of them is four lines. */
 struct sn_agent_shm {
     uint32_t epoch; /* odd: an agent is at work; another number: another agent */
     uint32_t bell;  /* futex: counts what was posted */
     uint32_t asleep;
     uint32_t beat; /* moves while the agent does */
-    uint8_t pad[48];
+    uint32_t tail; /* of order */
+    uint8_t pad[44];
     uint64_t words[SN_AGENT_SLOTS]; /* initiator's pid << 32 | serial << 8 | enum sn_agent_state */
+    uint64_t order[SN_AGENT_ORDER]; /* the copier's: words as they were posted, with the slot's number in place of the
+                                       state */
     struct sn_agent_slot slots[SN_AGENT_SLOTS];
 };
 static_assert(offsetof(struct sn_agent_shm, words) == 64 && sizeof(struct sn_agent_shm) % 64 == 0, "shared layout");
+
+/* The process that copies device memory for all: copier.h. */
+struct sn_copier_shm {
+    uint32_t proc; /* index + 1; 0: not there */
+    uint32_t bell; /* futex: counts what it should look at */
+    /* By process, its generation if it wants an agent, and if it has one; else 0. Apart from the agents, so that
+     * looking at all of them touches none. */
+    uint32_t wanted[SN_MAX_PROCS], serves[SN_MAX_PROCS];
+};
+static_assert(sizeof(struct sn_copier_shm) == 8 + 8 * SN_MAX_PROCS, "shared layout");
 
 struct sn_world {
     uint64_t magic;
@@ -298,6 +324,7 @@ struct sn_world {
     struct sn_config config;
     uint32_t dev_count;
     uint32_t wake_next; /* numbers sockets */
+    struct sn_copier_shm copier;
     struct sn_lock proc_lock;
     struct sn_slots ctx_slots, cq_slots, qp_slots, srq_slots, mr_slots;
     struct sn_lock arena_lock;
@@ -315,6 +342,7 @@ struct sn_world {
     struct sn_srq_shm srqs[SN_MAX_SRQS] __attribute__((aligned(4096)));
     struct sn_mr_shm mrs[SN_MAX_MRS] __attribute__((aligned(4096)));
     struct sn_agent_shm agents[SN_MAX_CTXS] __attribute__((aligned(4096))); /* by opened device; untouched: no pages */
+    struct sn_agent_shm copiers[SN_MAX_PROCS] __attribute__((aligned(4096))); /* by process; untouched: no pages */
 };
 
 /** Fill config with the defaults: one node, one device, model off. */

@@ -6,7 +6,7 @@
 
 enum { NAP_US = 1000, NAPS_MOST = 10000 };
 
-static int busy, waits;
+static int busy, waits, lock_held, lock_waits;
 
 void fakeCudaBusy(int begins)
 {
@@ -16,6 +16,26 @@ void fakeCudaBusy(int begins)
 int fakeCudaWaits(void)
 {
     return __atomic_load_n(&waits, __ATOMIC_ACQUIRE);
+}
+
+void fakeCudaHoldLock(int holds)
+{
+    __atomic_store_n(&lock_held, holds, __ATOMIC_RELEASE);
+}
+
+int fakeCudaLockWaits(void)
+{
+    return __atomic_load_n(&lock_waits, __ATOMIC_ACQUIRE);
+}
+
+void fake_wait_lock(const char *call)
+{
+    if (!__atomic_load_n(&lock_held, __ATOMIC_ACQUIRE))
+        return;
+    fprintf(stderr, "fake CUDA: %s waits for the driver's lock\n", call);
+    __atomic_fetch_add(&lock_waits, 1, __ATOMIC_ACQ_REL);
+    for (int i = 0; i < NAPS_MOST && __atomic_load_n(&lock_held, __ATOMIC_ACQUIRE); i++)
+        usleep(NAP_US);
 }
 
 void fake_wait_idle(const char *call)

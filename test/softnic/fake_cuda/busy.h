@@ -11,9 +11,17 @@ void fakeCudaBusy(int busy);
 /* How many calls had to wait for it so far. */
 int fakeCudaWaits(void);
 
+/* A thread of this process begins (1) to wait for a stream with the driver's lock in hand, or ends (0); and how many
+ * copies had to wait for the lock so far. */
+void fakeCudaHoldLock(int holds);
+int fakeCudaLockWaits(void);
+
 #pragma GCC visibility pop
 
 /* A call that waits for the GPU is made. */
 void fake_wait_idle(const char *call);
+
+/* A copy is given to a stream. */
+void fake_wait_lock(const char *call);
 
 #endif

@@ -141,6 +141,7 @@ int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream)
 {
     struct stream *s = stream;
     int r = fake_failure(__func__);
+    fake_wait_lock(__func__);
     if (r)
         return r;
     if (fake_current() < 0)

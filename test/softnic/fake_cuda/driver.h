@@ -25,6 +25,9 @@ struct fake_vmm_prop {
 };
 _Static_assert(sizeof(struct fake_vmm_prop) == 32, "as the real one's");
 
+/* With FAKE_CUDA_SHARED=FILE in the environment, failures on demand and counts of calls are those of all processes that
+ * have the same file: made in one, met in another. */
+
 /* Make the next call of that name fail: of those that allocate, map, register, export a range, open what another
  * process has, copy, or look at an event. */
 void fakeCudaFail(const char *call, int result);

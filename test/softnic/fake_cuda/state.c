@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/softnic/fake_cuda/state.h"
 
+#include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { RANGES = 4096 };
 
@@ -12,8 +16,41 @@ static struct range ranges[RANGES];
 static uint64_t next_id = 1;
 static int refused;
 
-static char fail_call[32];
-static int fail_result, fail_after;
+/* Of this process, or of several. */
+struct failures {
+    int locked;
+    char call[32]; /* the next to fail */
+    int result, after;
+    struct {
+        char name[32];
+        int calls;
+    } table[64];
+};
+static struct failures own, *failures = &own;
+
+static __attribute__((constructor)) void failures_share(void)
+{
+    const char *path = getenv("FAKE_CUDA_SHARED");
+    int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (fd < 0)
+        return;
+    if (!ftruncate(fd, sizeof(own))) {
+        void *p = fake_map_shared(fd, sizeof(own));
+        failures = p ? p : &own;
+    }
+    close(fd);
+}
+
+static void failures_lock(void)
+{
+    while (__atomic_exchange_n(&failures->locked, 1, __ATOMIC_ACQUIRE))
+        sched_yield();
+}
+
+static void failures_unlock(void)
+{
+    __atomic_store_n(&failures->locked, 0, __ATOMIC_RELEASE); /* pairs with the exchange above */
+}
 
 void fakeCudaFail(const char *call, int result)
 {
@@ -22,46 +59,42 @@ void fakeCudaFail(const char *call, int result)
 
 void fakeCudaFailLater(const char *call, int after, int result)
 {
-    pthread_mutex_lock(&fake_mutex);
-    snprintf(fail_call, sizeof(fail_call), "%s", call);
-    fail_result = result;
-    fail_after = after;
-    pthread_mutex_unlock(&fake_mutex);
+    failures_lock();
+    snprintf(failures->call, sizeof(failures->call), "%s", call);
+    failures->result = result;
+    failures->after = after;
+    failures_unlock();
 }
 
-/* Calls by name. The caller has the mutex. */
+/* Calls by name. The caller has the lock. */
 static int *calls_of_locked(const char *call)
 {
-    static struct {
-        char name[32];
-        int calls;
-    } table[64];
     int i = 0;
 
-    while (table[i].name[0] && strcmp(table[i].name, call) && i < 63)
+    while (failures->table[i].name[0] && strcmp(failures->table[i].name, call) && i < 63)
         i++;
-    snprintf(table[i].name, sizeof(table[i].name), "%s", call);
-    return &table[i].calls;
+    snprintf(failures->table[i].name, sizeof(failures->table[i].name), "%s", call);
+    return &failures->table[i].calls;
 }
 
 int fakeCudaCalls(const char *call)
 {
-    pthread_mutex_lock(&fake_mutex);
+    failures_lock();
     int calls = *calls_of_locked(call);
-    pthread_mutex_unlock(&fake_mutex);
+    failures_unlock();
     return calls;
 }
 
 int fake_failure(const char *call)
 {
     int result = OK;
-    pthread_mutex_lock(&fake_mutex);
+    failures_lock();
     ++*calls_of_locked(call);
-    if (!strcmp(call, fail_call) && fail_after-- == 0) {
-        result = fail_result;
-        fail_call[0] = '\0';
+    if (!strcmp(call, failures->call) && failures->after-- == 0) {
+        result = failures->result;
+        failures->call[0] = '\0';
     }
-    pthread_mutex_unlock(&fake_mutex);
+    failures_unlock();
     return result;
 }
 

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What goes into a launch, and what must come out: by definition, not by the kernels' tables. */
+#include <string.h>
+
+#include "test/fused/moe_model.h"
+
+static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t x = a * 2654435761u ^ b * 40503u ^ c * 69069u;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    return x;
+}
+
+static uint32_t count_of(uint32_t epoch, uint32_t rank)
+{
+    uint32_t x = mix(epoch, rank, 1);
+    return x % 5 == 0 ? 0 : x % 5 == 1 ? TOKENS : x / 8 % (TOKENS + 1);
+}
+
+static int64_t choice_of(uint32_t epoch, uint32_t rank, uint32_t token, uint32_t slot)
+{
+    uint32_t x = mix(epoch, rank * 1000 + token, slot + 2) / 4;
+    switch (mix(epoch, 5, 5) % 6) {
+    case 0:
+        return mix(epoch, 6, 6) % EXPERTS; /* all choices of all tokens: the same expert, more than once a token */
+    case 1:
+        return x % (EXPERTS / 2) * 2;
+    case 2:
+        return x % 3 == 0 ? -1 : (int64_t)(x / 3 % EXPERTS);
+    case 3:
+        return slot == 0 ? 0 : x % EXPERTS;
+    case 4:
+        return x % (EXPERTS / 2) + epoch % 2 * (EXPERTS / 2); /* half of the ranks get nothing */
+    default:
+        return x % EXPERTS;
+    }
+}
+
+static uint32_t value_of(uint32_t epoch, uint32_t rank, uint32_t token)
+{
+    return mix(epoch, rank * 1000 + token, 99);
+}
+
+uint32_t model_product(uint32_t row, uint32_t expert, uint32_t column)
+{
+    return row ^ mix(expert, column, 3);
+}
+
+uint32_t model_weight_bits(uint32_t token, uint32_t slot)
+{
+    return token * 64 + slot;
+}
+
+void model_make_input(struct rank *me, uint32_t epoch)
+{
+    me->count = count_of(epoch, me->r.rank);
+    for (uint32_t t = 0; t < me->count; t++) {
+        me->tokens[t] = value_of(epoch, me->r.rank, t);
+        for (uint32_t j = 0; j < CHOICES; j++)
+            me->chosen[t][j] = choice_of(epoch, me->r.rank, t, j);
+    }
+}
+
+/* Row `row` is choice `slot` of a token, multiplied with the expert. */
+static void check_row(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row, const struct prs_route_row *from,
+                      uint32_t expert)
+{
+    struct rank *me = &m->ranks[rank];
+    struct prs_route_row want = *from;
+    uint32_t bits = model_weight_bits(from->token, from->slot);
+    memcpy(&want.weight, &bits, sizeof(bits));
+    if (memcmp(&want, &me->map[row], sizeof(want)) != 0)
+        watch_fail(&m->watch, "map of row", rank, row, from->rank, from->token, me->map[row].token);
+    for (uint32_t c = 0; c < COLUMNS; c++) {
+        uint32_t product = model_product(value_of(epoch, from->rank, from->token), expert, c);
+        if (me->out[row][c] != product)
+            watch_fail(&m->watch, "result of row", rank, row, from->rank, product, me->out[row][c]);
+    }
+}
+
+/* Tokens of a rank that have a choice among these experts. */
+static uint32_t tokens_for(uint32_t epoch, uint32_t rank, uint32_t first, uint32_t experts)
+{
+    uint32_t tokens = 0;
+    for (uint32_t t = 0; t < count_of(epoch, rank); t++) {
+        bool any = false;
+        for (uint32_t j = 0; j < CHOICES; j++) {
+            int64_t e = choice_of(epoch, rank, t, j);
+            any |= e >= (int64_t)first && e < (int64_t)(first + experts);
+        }
+        tokens += any;
+    }
+    return tokens;
+}
+
+/* To each rank of another node one put of mail, to each counterpart one of notes, and each token once to its node. */
+static void add_traffic(struct rank *me, uint32_t epoch)
+{
+    const struct prs_route *r = &me->r;
+    for (uint32_t peer = 0; peer < WORLD; peer++) {
+        if (peer / r->seats == r->node)
+            continue;
+        me->puts++, me->signals++;
+        me->words += prs_route_record_at(r, 0, 0, tokens_for(epoch, r->rank, peer * LOCAL, LOCAL)) / 4;
+    }
+    for (uint32_t node = 0; node < r->nodes; node++) {
+        uint32_t tokens = tokens_for(epoch, r->rank, node * r->seats * LOCAL, r->seats * LOCAL);
+        if (node == r->node)
+            continue;
+        me->puts += 1 + prs_ceil_div(tokens, PRS_ROUTE_PUT_ROWS);
+        me->signals += prs_ceil_div(tokens, r->group);
+        me->words += 4 + (tokens * r->seats + 3) / 4 * 4 + tokens;
+    }
+}
+
+void model_check(struct model *m, uint32_t rank, uint32_t epoch)
+{
+    struct rank *me = &m->ranks[rank];
+    uint32_t row = 0;
+    for (uint32_t e = rank * LOCAL; e < (rank + 1) * LOCAL && !me->refused; e++) {
+        const struct prs_route_expert *x = &me->experts[e % LOCAL];
+        uint32_t first = row = prs_ceil_div(row, PRS_TILE_M) * PRS_TILE_M;
+        for (uint32_t p = 0; p < WORLD; p++) {
+            uint32_t from = (rank + p) % WORLD;
+            for (uint32_t i = 0; i < count_of(epoch, from) * CHOICES; i++)
+                if (choice_of(epoch, from, i / CHOICES, i % CHOICES) == (int64_t)e)
+                    check_row(m, rank, epoch, row++, &(struct prs_route_row){from, i / CHOICES, i % CHOICES, 0}, e);
+        }
+        if (x->rows != row - first || (row != first && x->first_row != first))
+            watch_fail(&m->watch, "rows of expert", rank, e, rank, row - first, x->rows);
+    }
+    me->refusals += me->refused;
+    add_traffic(me, epoch);
+    if (me->nic.puts != me->puts || me->nic.signals != me->signals || me->nic.words != me->words)
+        watch_fail(&m->watch, "words put so far in epoch", rank, epoch, rank, (uint32_t)me->words,
+                   (uint32_t)me->nic.words);
+    memset(me->out, 0xff, sizeof(me->out));
+    memset(me->rows, 0xff, sizeof(me->rows));
+}

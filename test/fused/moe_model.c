@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/fused/moe_model.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* ---- one launch after the other ------------------------------------------------------------------------------------
+ */
+/* The last thread of a kernel lets the next one begin. */
+static bool end_routing(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    if (c->role == 0)
+        watch_count(&me->routed);
+    return watch_wait(&c->model->watch, &me->routed, (epoch - FIRST_EPOCH) * CTAS, "end of routing", c->rank, c->index,
+                      c->rank);
+}
+
+static void end_launch(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    if (watch_count(&me->exits) != (epoch - FIRST_EPOCH) * CTAS * THREADS)
+        return;
+    if (me->r.nodes > 1 && !nic_quiet(&me->nic))
+        return;
+    model_check(c->model, c->rank, epoch);
+    model_make_input(me, epoch + 1);
+    __atomic_store_n(&me->next, 0, __ATOMIC_RELAXED);
+    watch_raise(&me->epoch, epoch);
+}
+
+static void *run_thread(void *arg)
+{
+    static bool (*const roles[THREADS])(struct cta *, uint32_t) = {model_multiply, model_place, model_send_rows};
+    struct cta *c = arg;
+    struct rank *me = &c->model->ranks[c->rank];
+    bool lost = c->model->lost_after != 0 && me->r.node == me->r.nodes - 1;
+    for (uint32_t i = 1; i <= (lost ? c->model->lost_after : c->model->epochs); i++) {
+        uint32_t epoch = FIRST_EPOCH + i;
+        if (!watch_wait(&c->model->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
+            (c->role == 0 && !model_route(c, epoch)) || !end_routing(c, epoch) || !roles[c->role](c, epoch))
+            return NULL;
+        end_launch(c, epoch);
+    }
+    return NULL;
+}
+
+/* ---- setting up ----------------------------------------------------------------------------------------------------
+ */
+static void init_rank(struct rank *me, uint32_t rank, const struct model_run *run)
+{
+    uint32_t seats = WORLD / run->nodes, blocks = rank == WORLD - 1 ? run->blocks_of_last : BLOCKS;
+    struct prs_route r = {rank,         WORLD,   EXPERTS,          LOCAL, CHOICES,      TOKENS,
+                          blocks,       COLUMNS, sizeof(uint32_t), CTAS,  rank / seats, run->nodes,
+                          rank % seats, seats,   run->group};
+    me->r = r;
+    cr_assert(prs_route_relay_word(&r, r.nodes, 0) <= NIC_WORDS);
+    me->mail = calloc(1, prs_route_mail_bytes(&r));
+    for (uint32_t i = 0; i < WORLD * TOKENS; i++)
+        me->items[i] = calloc(1, prs_route_item_bytes(&r));
+    /* As they would stand after FIRST_EPOCH launches; rows have not been sent for as long as can be. */
+    for (uint32_t p = 0; p < WORLD; p++)
+        me->mail_flags[p] = me->signal[p] = FIRST_EPOCH;
+    me->met = FIRST_EPOCH * 2 * CTAS;
+    me->epoch = FIRST_EPOCH;
+    model_make_input(me, FIRST_EPOCH + 1);
+}
+
+struct model *model_run(const struct model_run *run)
+{
+    struct model *m = calloc(1, sizeof(*m));
+    pthread_t threads[WORLD][CTAS * THREADS];
+    uint32_t seed = (uint32_t)time(NULL);
+    printf("seed %u\n", seed);
+    m->epochs = run->epochs, m->lost_after = run->lost_after, m->watch.wait_seconds = run->wait_seconds;
+    for (uint32_t r = 0; r < WORLD; r++) {
+        init_rank(&m->ranks[r], r, run);
+        if (run->nodes > 1)
+            nic_open(&m->ranks[r].nic, &m->watch, seed + r);
+    }
+    for (uint32_t r = 0; r < WORLD; r++)
+        for (uint32_t i = 0; i < CTAS * THREADS; i++) {
+            struct cta *c = &m->ctas[r][i / THREADS][i % THREADS];
+            *c = (struct cta){m, r, i / THREADS, i % THREADS, seed + r * 100 + i};
+            cr_assert_eq(pthread_create(&threads[r][i], NULL, run_thread, c), 0);
+        }
+    for (uint32_t r = 0; r < WORLD; r++)
+        for (uint32_t i = 0; i < CTAS * THREADS; i++)
+            pthread_join(threads[r][i], NULL);
+    for (uint32_t r = 0; r < WORLD && run->nodes > 1; r++)
+        nic_close(&m->ranks[r].nic);
+    return m;
+}
+
+void model_close(struct model *m)
+{
+    for (uint32_t r = 0; r < WORLD; r++) {
+        free(m->ranks[r].mail);
+        for (uint32_t i = 0; i < WORLD * TOKENS; i++)
+            free(m->ranks[r].items[i]);
+    }
+    free(m);
+}

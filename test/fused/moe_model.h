@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The protocol of MoE dispatch on threads, as model.h is for the matrix products: fused/route.h with one word in place
+ * of each row. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer sees a
+ * wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which together also
+ * run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before the epoch
+ * wraps. Between nodes a rank also has a NIC (nic.h). Choices are anew in every epoch: even, all to one expert, half of
+ * the experts empty, a node without any, ranks without tokens. */
+#ifndef TEST_FUSED_MOE_MODEL_H
+#define TEST_FUSED_MOE_MODEL_H
+
+#include "fused/route.h"
+#include "test/fused/nic.h"
+
+enum { WORLD = 4, CTAS = 2, THREADS = 3, LOCAL = 3, EXPERTS = WORLD * LOCAL, CHOICES = 3, TOKENS = 50, COLUMNS = 2 };
+enum { BLOCKS = TOKENS * WORLD * CHOICES / PRS_TILE_M + LOCAL + 1, ROWS = BLOCKS * PRS_TILE_M };
+enum { NIC_WORDS = WORLD + (WORLD - 1) * TOKENS }; /* signal words at most */
+
+struct rank {
+    struct prs_route r;
+    /* plain */
+    int64_t chosen[TOKENS][CHOICES];
+    uint32_t tokens[TOKENS], count;
+    uint32_t chunks[CTAS][EXPERTS][3]; /* choices, leads, relay leads */
+    uint32_t sent[WORLD][TOKENS], sent_count[WORLD];
+    uint32_t relayed[WORLD][TOKENS], relayed_count[WORLD]; /* [distance of the node] */
+    uint8_t *mail;
+    uint32_t staging[(WORLD - 1) * TOKENS];
+    uint32_t relay[2 * (WORLD - 1) * TOKENS];
+    struct prs_route_item *items[WORLD * TOKENS]; /* each of prs_route_item_bytes() */
+    struct prs_route_expert experts[LOCAL];
+    struct prs_route_row map[ROWS];
+    uint32_t blocks, item_count, rows[ROWS], out[ROWS][COLUMNS];
+    bool refused;
+    uint32_t refusals;
+    uint64_t puts, signals, words; /* that should have gone to other nodes so far */
+    /* atomic */
+    uint32_t mail_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
+    uint32_t signal[NIC_WORDS], counters[2 * (WORLD - 1) * TOKENS];
+    uint32_t met, routed, exits, epoch, next;
+    struct nic nic;
+};
+
+struct cta {
+    struct model *model;
+    uint32_t rank, index, role;
+    uint32_t random;
+};
+
+struct model {
+    struct rank ranks[WORLD];
+    struct cta ctas[WORLD][CTAS][THREADS];
+    struct watch watch;
+    uint32_t epochs, lost_after;
+};
+
+struct model_run {
+    uint32_t nodes, group;
+    uint32_t blocks_of_last; /* capacity of the last rank */
+    uint32_t epochs, wait_seconds;
+    uint32_t lost_after; /* ranks of the last node stop after so many epochs; 0: never */
+};
+
+/* Runs it; gives the model for what the test wants to look at, to be freed by model_close(). */
+struct model *model_run(const struct model_run *run);
+void model_close(struct model *m);
+
+/* ---- a launch's two kernels ---------------------------------------------------------------------------------------
+ */
+/* Tokens and choices of the epoch. */
+void model_make_input(struct rank *me, uint32_t epoch);
+/* By definition, not by the kernels' tables; spoils the results for the next epoch. */
+void model_check(struct model *m, uint32_t rank, uint32_t epoch);
+
+bool model_route(struct cta *c, uint32_t epoch);
+bool model_place(struct cta *c, uint32_t epoch);
+bool model_multiply(struct cta *c, uint32_t epoch);
+bool model_send_rows(struct cta *c, uint32_t epoch);
+
+/* ---- what every rank can recompute of every other (moe_check.c) ---------------------------------------------------
+ */
+uint32_t model_product(uint32_t row, uint32_t expert, uint32_t column);
+uint32_t model_weight_bits(uint32_t token, uint32_t slot);
+
+#endif

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* As fused/route.cuh: the routing kernel. */
+#include <string.h>
+
+#include "test/fused/moe_model.h"
+
+/* A CTA's choices: their numbers among its own of the same expert. */
+struct numbers {
+    uint16_t index[TOKENS][CHOICES], lead[TOKENS][CHOICES], relay[TOKENS][CHOICES];
+};
+
+/* first_*: of this CTA; leads as they lie in what the owner gets, relay leads in what its node gets. */
+struct places {
+    uint32_t first_index[EXPERTS], first_lead[EXPERTS], first_relay[EXPERTS];
+};
+
+/* ---- count and send ------------------------------------------------------------------------------------------------
+ */
+static void chunk_of(const struct rank *me, uint32_t cta, uint32_t *from, uint32_t *to)
+{
+    uint32_t each = prs_route_chunk_tokens(&me->r, me->count);
+    *from = cta * each < me->count ? cta * each : me->count;
+    *to = *from + each < me->count ? *from + each : me->count;
+}
+
+static void count_choices(struct rank *me, uint32_t cta, struct numbers *n)
+{
+    uint32_t from, to;
+    chunk_of(me, cta, &from, &to);
+    memset(me->chunks[cta], 0, sizeof(me->chunks[cta]));
+    for (uint32_t t = from; t < to; t++)
+        for (uint32_t j = 0; j < CHOICES; j++) {
+            uint32_t code = prs_route_code(&me->r, me->chosen[t], j), *counts;
+            if (code == PRS_ROUTE_NONE)
+                continue;
+            counts = me->chunks[cta][code & PRS_ROUTE_NONE];
+            n->index[t][j] = (uint16_t)counts[0]++;
+            if (code & PRS_ROUTE_LEAD)
+                n->lead[t][j] = (uint16_t)counts[1]++;
+            if (code & PRS_ROUTE_RELAY)
+                n->relay[t][j] = (uint16_t)counts[2]++;
+        }
+}
+
+/* Into the peer's inbox, or, on another node, into what is put there. */
+static uint8_t *mail_to(struct model *m, struct rank *me, uint32_t bank, uint32_t p)
+{
+    const struct prs_route *r = &me->r;
+    if (prs_route_node_of(r, p) != 0)
+        return me->mail + prs_route_outbox_at(r, p);
+    return m->ranks[prs_route_peer(r, p)].mail + prs_route_counts_at(r, bank, prs_route_mirror(r, p));
+}
+
+static uint32_t chunks_before(const struct rank *me, uint32_t expert, uint32_t what, uint32_t ctas)
+{
+    uint32_t sum = 0;
+    for (uint32_t c = 0; c < ctas; c++)
+        sum += me->chunks[c][expert][what];
+    return sum;
+}
+
+/* Counts are told by the first CTA. */
+static void place_leads(struct model *m, struct rank *me, uint32_t bank, uint32_t cta, struct places *at)
+{
+    const struct prs_route *r = &me->r;
+    for (uint32_t owner = 0; owner < WORLD; owner++) {
+        uint32_t p = (owner + WORLD - r->rank) % WORLD, leads = 0;
+        uint32_t *counts = (uint32_t *)mail_to(m, me, bank, p);
+        for (uint32_t e = owner * LOCAL; e < (owner + 1) * LOCAL; e++) {
+            at->first_index[e] = chunks_before(me, e, 0, cta);
+            at->first_lead[e] = leads + chunks_before(me, e, 1, cta);
+            leads += chunks_before(me, e, 1, CTAS);
+            if (cta == 0)
+                counts[e % LOCAL * 2] = chunks_before(me, e, 0, CTAS),
+                                   counts[e % LOCAL * 2 + 1] = chunks_before(me, e, 1, CTAS);
+        }
+        if (cta == 0)
+            me->sent_count[p] = leads;
+    }
+}
+
+static void place_relay_leads(struct rank *me, uint32_t cta, struct places *at)
+{
+    const struct prs_route *r = &me->r;
+    uint32_t expert_at[EXPERTS];
+    for (uint32_t e = 0; e < EXPERTS; e++)
+        expert_at[prs_route_relay_order(r, e)] = e;
+    for (uint32_t b = 1; b < r->nodes; b++) {
+        uint32_t first = (r->node + b) % r->nodes * r->seats * LOCAL, leads = 0;
+        for (uint32_t i = first; i < first + r->seats * LOCAL; i++) {
+            at->first_relay[expert_at[i]] = leads + chunks_before(me, expert_at[i], 2, cta);
+            leads += chunks_before(me, expert_at[i], 2, CTAS);
+        }
+        if (cta != 0)
+            continue;
+        me->relayed_count[b] = leads;
+        *(uint32_t *)(me->mail + prs_route_note_at(r, 2, b)) = leads;
+    }
+}
+
+static void send_record(struct model *m, struct rank *me, uint32_t bank, uint32_t token, uint32_t slot,
+                        const struct places *at, const struct numbers *n)
+{
+    const struct prs_route *r = &me->r;
+    uint32_t expert = (uint32_t)me->chosen[token][slot], p = (expert / LOCAL + WORLD - r->rank) % WORLD, uses = 0;
+    uint32_t place = at->first_lead[expert] + n->lead[token][slot];
+    struct prs_route_head *head =
+        (struct prs_route_head *)(mail_to(m, me, bank, p) + prs_route_record_at(r, 0, 0, place));
+    struct prs_route_use *use = (struct prs_route_use *)(head + 1);
+    for (uint32_t j = prs_route_next_use(r, me->chosen[token], slot, CHOICES); j < CHOICES;
+         j = prs_route_next_use(r, me->chosen[token], slot, j)) {
+        uint32_t e = (uint32_t)me->chosen[token][j], bits = model_weight_bits(token, j);
+        struct prs_route_use u = {e % LOCAL, j, at->first_index[e] + n->index[token][j], 0};
+        memcpy(&u.weight, &bits, sizeof(bits));
+        use[uses++] = u;
+    }
+    head->token = token, head->uses = uses;
+    me->sent[p][place] = token;
+}
+
+/* Where the token is at every seat of the node. */
+static void write_note(struct rank *me, uint32_t token, uint32_t slot, const struct places *at, const struct numbers *n)
+{
+    const struct prs_route *r = &me->r;
+    uint32_t expert = (uint32_t)me->chosen[token][slot], node = expert / LOCAL / r->seats;
+    uint32_t b = (node + r->nodes - r->node) % r->nodes, row = at->first_relay[expert] + n->relay[token][slot];
+    int32_t *note = (int32_t *)(me->mail + prs_route_note_at(r, 2, b) + 16) + row * r->seats;
+    me->relayed[b][row] = token;
+    for (uint32_t seat = 0; seat < r->seats; seat++)
+        note[seat] = PRS_ROUTE_NOWHERE;
+    for (uint32_t j = 0; j < CHOICES; j++) {
+        uint32_t code = prs_route_code(r, me->chosen[token], j), e = code & PRS_ROUTE_NONE;
+        if (code != PRS_ROUTE_NONE && (code & PRS_ROUTE_LEAD) != 0 && e / LOCAL / r->seats == node)
+            note[e / LOCAL % r->seats] = (int32_t)(at->first_lead[e] + n->lead[token][j]);
+    }
+}
+
+static void send_all(struct cta *c, uint32_t bank, const struct numbers *n)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    struct places at;
+    uint32_t from, to;
+    place_leads(c->model, me, bank, c->index, &at);
+    place_relay_leads(me, c->index, &at);
+    chunk_of(me, c->index, &from, &to);
+    for (uint32_t t = from; t < to; t++)
+        for (uint32_t j = 0; j < CHOICES; j++) {
+            uint32_t code = prs_route_code(&me->r, me->chosen[t], j);
+            if (code == PRS_ROUTE_NONE)
+                continue;
+            if ((code & PRS_ROUTE_LEAD) != 0)
+                send_record(c->model, me, bank, t, j, &at, n);
+            if ((code & PRS_ROUTE_RELAY) != 0)
+                write_note(me, t, j, &at, n);
+        }
+}
+
+static void put(struct rank *me, struct rank *to, uint64_t from_at, uint64_t to_at, uint64_t bytes, uint32_t group)
+{
+    nic_post(&me->nic, &(struct nic_command){.to = (uint32_t *)(to->mail + to_at),
+                                             .from = (const uint32_t *)(me->mail + from_at),
+                                             .words = (uint32_t)(bytes / 4),
+                                             .peer = to->r.rank,
+                                             .group = group});
+}
+
+/* For each rank of other nodes one put and one signal, and the counterparts' notes. */
+static void put_mail(struct model *m, struct rank *me, uint32_t epoch)
+{
+    const struct prs_route *r = &me->r;
+    for (uint32_t p = 1; p < WORLD; p++) {
+        uint32_t b = prs_route_node_of(r, p), from = prs_route_mirror(r, p), bank = epoch & 1;
+        struct rank *peer = &m->ranks[prs_route_peer(r, p)];
+        if (b == 0)
+            continue;
+        put(me, peer, prs_route_outbox_at(r, p), prs_route_counts_at(r, bank, from),
+            prs_route_record_at(r, 0, 0, me->sent_count[p]), p);
+        if (peer->r.rank == prs_route_counterpart(r, b))
+            put(me, peer, prs_route_note_at(r, 2, b), prs_route_note_at(r, bank, prs_route_node_mirror(r, b)),
+                16 + (me->relayed_count[b] * r->seats * 4ull + 15) / 16 * 16, p);
+        nic_post(&me->nic,
+                 &(struct nic_command){.to = &peer->signal[from], .value = epoch, .peer = peer->r.rank, .group = p});
+    }
+}
+
+/* ---- receive -------------------------------------------------------------------------------------------------------
+ */
+struct tables {
+    uint32_t row_base[WORLD][LOCAL], lead_base[WORLD][LOCAL], lead_first[WORLD][LOCAL], sent[WORLD];
+    uint32_t rows[LOCAL], first_block[LOCAL], first_item[LOCAL], blocks, items;
+};
+
+static void receive_counts(const struct rank *me, uint32_t bank, struct tables *t)
+{
+    memset(t, 0, sizeof(*t));
+    for (uint32_t e = 0; e < LOCAL; e++) {
+        t->first_block[e] = t->blocks, t->first_item[e] = t->items;
+        for (uint32_t p = 0; p < WORLD; p++) {
+            const uint32_t *counts = (const uint32_t *)(me->mail + prs_route_counts_at(&me->r, bank, p));
+            t->row_base[p][e] = t->rows[e];
+            t->lead_base[p][e] = t->items - t->first_item[e];
+            t->lead_first[p][e] = t->sent[p];
+            t->rows[e] += counts[e * 2];
+            t->items += counts[e * 2 + 1];
+            t->sent[p] += counts[e * 2 + 1];
+        }
+        t->blocks += prs_ceil_div(t->rows[e], PRS_TILE_M);
+    }
+}
+
+static void receive_record(struct rank *me, uint32_t bank, const struct tables *t, uint32_t p, uint32_t i)
+{
+    const struct prs_route_head *head =
+        (const struct prs_route_head *)(me->mail + prs_route_record_at(&me->r, bank, p, i));
+    const struct prs_route_use *use = (const struct prs_route_use *)(head + 1);
+    uint32_t lead = use[0].expert;
+    struct prs_route_item *item = me->items[t->first_item[lead] + t->lead_base[p][lead] + i - t->lead_first[p][lead]];
+    item->peer = p, item->at = p == 0 ? head->token : i, item->uses = head->uses;
+    for (uint32_t u = 0; u < head->uses; u++) {
+        uint32_t e = use[u].expert, row = t->first_block[e] * PRS_TILE_M + t->row_base[p][e] + use[u].index;
+        struct prs_route_row x = {(me->r.rank + p) % WORLD, head->token, use[u].slot, use[u].weight};
+        item->row[u] = row;
+        me->map[row] = x;
+    }
+}
+
+static bool await_routes(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    for (uint32_t p = 0; p < WORLD; p++) {
+        const uint32_t *flag = prs_route_node_of(&me->r, p) != 0 ? &me->signal[p] : &me->mail_flags[p];
+        if (!watch_wait(&c->model->watch, flag, epoch, "counts of the peer at distance", c->rank, p,
+                        prs_route_peer(&me->r, p)))
+            return false;
+    }
+    return true;
+}
+
+static void receive(struct cta *c, uint32_t bank)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    struct tables t;
+    receive_counts(me, bank, &t);
+    if (c->index == 0) {
+        me->refused = t.blocks > me->r.blocks;
+        me->blocks = me->refused ? 0 : t.blocks;
+        me->item_count = me->refused ? 0 : t.items;
+        for (uint32_t e = 0; e < LOCAL; e++)
+            me->experts[e].first_row = t.first_block[e] * PRS_TILE_M, me->experts[e].rows = t.rows[e];
+        for (uint32_t b = 0; b < me->blocks; b++)
+            __atomic_store_n(&me->ready[b], 0, __ATOMIC_RELAXED);
+    }
+    for (uint32_t p = 0; p < WORLD && t.blocks <= me->r.blocks; p++)
+        for (uint32_t i = c->index; i < t.sent[p]; i += CTAS)
+            receive_record(me, bank, &t, p, i);
+}
+
+/* The last CTA to have sent tells all ranks. */
+bool model_route(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_route *r = &me->r;
+    uint32_t bank = epoch & 1, step = (epoch - 1) * 2 * CTAS;
+    struct numbers n;
+    for (uint32_t i = c->index; r->nodes > 1 && i < prs_route_group_counter(r, r->nodes, 0); i += CTAS)
+        __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);
+    count_choices(me, c->index, &n);
+    watch_count(&me->met);
+    if (!watch_wait(&c->model->watch, &me->met, step + CTAS, "routing CTAs", c->rank, c->index, c->rank))
+        return false;
+    watch_dawdle(&c->random);
+    send_all(c, bank, &n);
+    watch_dawdle(&c->random);
+    if (watch_count(&me->met) == step + 2 * CTAS) {
+        for (uint32_t p = 0; p < WORLD; p++)
+            if (prs_route_node_of(r, p) == 0)
+                watch_raise(&c->model->ranks[prs_route_peer(r, p)].mail_flags[prs_route_mirror(r, p)], epoch);
+        put_mail(c->model, me, epoch);
+    }
+    if (!await_routes(c, epoch))
+        return false;
+    receive(c, bank);
+    return true;
+}

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* As fused/rows.cuh and moe.cuh: rows on their way, and what is multiplied. */
+#include "test/fused/moe_model.h"
+
+/* ---- warp 3 --------------------------------------------------------------------------------------------------------
+ */
+static void push_rows(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_route *r = &me->r;
+    uint32_t others = r->seats - 1;
+    for (uint32_t i = c->index; i < TOKENS * others; i += CTAS) {
+        uint32_t p = prs_route_seat_distance(r, (r->seat + 1 + i % others) % r->seats), row = i / others;
+        uint32_t from = prs_route_mirror(r, p);
+        struct rank *to = &c->model->ranks[prs_route_peer(r, p)];
+        if (row >= me->sent_count[p])
+            continue;
+        watch_dawdle(&c->random);
+        to->staging[prs_route_staging_at(r, from, row) / 4] = me->tokens[me->sent[p][row]];
+        watch_raise(&to->staging_flags[prs_route_row_flag(r, from, row)], epoch);
+    }
+}
+
+/* A row for the node at distance n lies where it is put from. */
+static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_route *r = &me->r;
+    uint32_t all = me->relayed_count[n], first = row / PRS_ROUTE_PUT_ROWS * PRS_ROUTE_PUT_ROWS, group = row / r->group;
+    uint32_t rows = prs_route_piece_rows(row, PRS_ROUTE_PUT_ROWS, all);
+    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), PRS_ROUTE_PUT_ROWS);
+    uint32_t peer = prs_route_counterpart(r, n), from = prs_route_node_mirror(r, n);
+    struct rank *to = &c->model->ranks[peer];
+    if (watch_count(&me->counters[prs_route_put_counter(r, n, row)]) != rows)
+        return;
+    nic_post(&me->nic, &(struct nic_command){.to = &to->relay[prs_route_relay_at(r, 0, from, first) / 4],
+                                             .from = &me->relay[prs_route_relay_at(r, 1, n, first) / 4],
+                                             .words = rows,
+                                             .peer = peer,
+                                             .group = group});
+    if (watch_count(&me->counters[prs_route_group_counter(r, n, row)]) == puts)
+        nic_post(&me->nic, &(struct nic_command){.to = &to->signal[prs_route_relay_word(r, from, group)],
+                                                 .value = epoch,
+                                                 .peer = peer,
+                                                 .group = group});
+}
+
+struct outgoing {
+    uint32_t n, row, value;
+};
+
+static void land(struct rank *me, const struct outgoing *x)
+{
+    me->relay[prs_route_relay_at(&me->r, 1, x->n, x->row) / 4] = x->value;
+}
+
+/* A row lands at once, or only when the next one has been fetched. */
+static void tell(struct cta *c, uint32_t epoch, const struct outgoing *last)
+{
+    if (last->n == 0)
+        return;
+    land(&c->model->ranks[c->rank], last);
+    relay_row_out(c, epoch, last->n, last->row);
+}
+
+static void relay_out(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    struct outgoing last = {0, 0, 0};
+    uint32_t others = me->r.nodes - 1;
+    for (uint32_t i = c->index; i < TOKENS * others; i += CTAS) {
+        uint32_t n = 1 + i % others, row = i / others;
+        if (row >= me->relayed_count[n])
+            continue;
+        watch_dawdle(&c->random);
+        tell(c, epoch, &last);
+        last = (struct outgoing){n, row, me->tokens[me->relayed[n][row]]};
+        if (c->random >> 16 & 1)
+            land(me, &last);
+    }
+    tell(c, epoch, &last);
+}
+
+/* To all ranks of this node that want the row, this one too. flags: it has landed there. */
+static void give_row(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row, bool flags)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_route *r = &me->r;
+    const int32_t *note = (const int32_t *)(me->mail + prs_route_note_at(r, epoch & 1, n) + 16) + row * r->seats;
+    for (uint32_t seat = 0; seat < r->seats; seat++) {
+        uint32_t p = prs_route_seat_distance(r, seat), at = (uint32_t)note[seat];
+        uint32_t sender = (prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;
+        struct rank *to = &c->model->ranks[prs_route_peer(r, p)];
+        if (note[seat] == PRS_ROUTE_NOWHERE)
+            continue;
+        if (flags)
+            watch_raise(&to->staging_flags[prs_route_row_flag(r, sender, at)], epoch);
+        else
+            to->staging[prs_route_staging_at(r, sender, at) / 4] = me->relay[prs_route_relay_at(r, 0, n, row) / 4];
+    }
+}
+
+/* Rows that the counterparts have put here; one is told of when the next has been fetched. */
+static bool relay_in(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_route *r = &me->r;
+    uint32_t last_n = 0, last_row = 0;
+    for (uint32_t n = 1; n < r->nodes; n++) {
+        uint32_t rows = *(const uint32_t *)(me->mail + prs_route_note_at(r, epoch & 1, n));
+        for (uint32_t row = c->index; row < rows; row += CTAS) {
+            uint32_t word = prs_route_relay_word(r, n, row / r->group);
+            if (!watch_wait_exactly(&c->model->watch, &me->signal[word], epoch, "another node's rows", c->rank, word,
+                                    prs_route_counterpart(r, n)))
+                return false;
+            watch_dawdle(&c->random);
+            if (last_n != 0)
+                give_row(c, epoch, last_n, last_row, true);
+            give_row(c, epoch, n, row, false);
+            last_n = n, last_row = row;
+        }
+    }
+    if (last_n != 0)
+        give_row(c, epoch, last_n, last_row, true);
+    return true;
+}
+
+bool model_send_rows(struct cta *c, uint32_t epoch)
+{
+    const struct prs_route *r = &c->model->ranks[c->rank].r;
+    if (r->nodes > 1)
+        relay_out(c, epoch);
+    if (r->seats > 1)
+        push_rows(c, epoch);
+    return relay_in(c, epoch);
+}
+
+/* ---- warp 2 --------------------------------------------------------------------------------------------------------
+ */
+bool model_place(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    for (uint32_t i = c->index; i < me->item_count; i += CTAS) {
+        const struct prs_route_item *item = me->items[i];
+        uint32_t value;
+        if (item->peer == 0) {
+            value = me->tokens[item->at];
+        } else {
+            uint32_t at = prs_route_row_flag(&me->r, item->peer, item->at);
+            if (!watch_wait_exactly(&c->model->watch, &me->staging_flags[at], epoch, "a token's row", c->rank, at,
+                                    prs_route_peer(&me->r, item->peer)))
+                return false;
+            value = me->staging[prs_route_staging_at(&me->r, item->peer, item->at) / 4];
+        }
+        watch_dawdle(&c->random);
+        for (uint32_t u = 0; u < item->uses; u++)
+            me->rows[item->row[u]] = value;
+        for (uint32_t u = 0; u < item->uses; u++)
+            watch_add(&me->ready[item->row[u] / PRS_TILE_M]);
+    }
+    return true;
+}
+
+/* ---- warps 0, 1 and 4 to 11 ----------------------------------------------------------------------------------------
+ */
+bool model_multiply(struct cta *c, uint32_t epoch)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    struct prs_route_cursor cursor = {0};
+    (void)epoch;
+    for (;;) { /* units as they come */
+        struct prs_route_unit u;
+        uint32_t unit = __atomic_fetch_add(&me->next, 1, __ATOMIC_RELAXED);
+        if (unit >= me->blocks * COLUMNS)
+            return true;
+        prs_route_unit(&me->r, me->experts, &cursor, unit, &u);
+        if (!watch_wait(&c->model->watch, &me->ready[u.block], u.rows, "block", c->rank, u.block, c->rank))
+            return false;
+        for (uint32_t i = u.block * PRS_TILE_M; i < u.block * PRS_TILE_M + u.rows; i++)
+            me->out[i][u.column] = model_product(me->rows[i], me->r.rank * LOCAL + u.expert, u.column);
+    }
+}

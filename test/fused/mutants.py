@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Take one rule at a time out of the models of the kernels' protocols between nodes, or out of the schedules that they share with the kernels,
+and see that the model fails: by a wrong value or a wait that gave up, else by a race that ThreadSanitizer sees. Run by hand: it takes minutes.
+
+usage: mutants.py ROOT [WORD]. With a word, only the rules whose name has it.
+"""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+LIMIT_S = 150
+ATTENTION, SCHEDULE = "test/fused/test_attention_protocol.c", "fused/attention_schedule.h"
+ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c", "test/fused/moe_rows.c", "test/fused/moe_model.c"
+UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/exchange.h"
+PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
+            "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
+            "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
+PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
+
+RULES = [  # name, program, file, text (must be there once), what stands there instead
+    ("attention: another node's slab is awaited", "attention", ATTENTION, "    if (x->way != 0) {\n        uint32_t word", "    if (x->way > s->nodes) {\n        uint32_t word"),
+    ("attention: a relay slot is written with credit", "attention", ATTENTION, "        for (uint32_t back = 1; back < s->nodes; back++) {\n            uint32_t word",
+     "        for (uint32_t back = 1; back < 1; back++) {\n            uint32_t word"),
+    ("attention: the credit of all nodes", "attention", ATTENTION, "        for (uint32_t back = 1; back < s->nodes; back++) {\n            uint32_t word",
+     "        for (uint32_t back = 1; back < 2; back++) {\n            uint32_t word"),
+    ("attention: credit when all CTAs have read", "attention", ATTENTION, "&me->finished[group], CTAS * epoch,", "&me->finished[group], CTAS * (epoch - 1) + 1,"),
+    ("attention: credit when all CTAs have sent on", "attention", ATTENTION, "&me->finished[s->groups + group], c->model->push_ctas * epoch,",
+     "&me->finished[s->groups + group], c->model->push_ctas * (epoch - 1),"),
+    ("attention: a slab is put with its last message", "attention", ATTENTION, "!= epoch * messages)", "!= epoch * messages - (messages - 1))"),
+    ("attention: a message is counted when it has landed", "attention", ATTENTION, "    struct sent *x = &q->sent[0];\n    land(x);", "    struct sent *x = &q->sent[0];"),
+    ("attention: a signal stays behind its put", "attention", ATTENTION, ".value = epoch,\n                               .peer = peer,\n                               .group = index}",
+     ".value = epoch,\n                               .peer = peer,\n                               .group = index + 1}"),
+    ("attention: nothing is held back while waiting", "attention", ATTENTION, "        return true;\n    count_all(c, epoch, q);\n    return watch_wait", "        return true;\n    return watch_wait"),
+    ("attention: the relay comes first", "attention", SCHEDULE, "    m->way = lot / receivers;", "    m->way = s->nodes - 1 - lot / receivers;"),
+    ("attention: nothing goes ahead with one buffer", "attention", SCHEDULE, "return s->nodes > 1 && s->depth > 1 ? 1 : 0;", "return s->nodes > 1 ? 1 : 0;"),
+    ("attention: the group that was in the buffer", "attention", SCHEDULE, ": group - s->depth;", ": group - s->depth > 0 ? group - s->depth - 1 : 0;"),
+    ("attention: credit of the launch before", "attention", SCHEDULE, "    *earlier = group < s->depth;", "    *earlier = group <= s->depth;"),
+    ("attention: the relay slot is its own", "attention", SCHEDULE, "    return s->world - (s->nodes > 1 ? 0 : 1);", "    return s->world - 1;"),
+    ("attention: a slab's signal names the way to its sender", "attention", ATTENTION, "prs_attention_far_slab(s, back, pair", "prs_attention_far_slab(s, s->nodes - back, pair"),
+    ("attention: a slab's place is that of its sender", "attention", ATTENTION, "prs_attention_stage(s, back * s->locals, pair", "prs_attention_stage(s, (s->nodes - back) * s->locals, pair"),
+    ("attention: each node's credit has a word", "attention", ATTENTION, "prs_attention_far_credit(s, way, group)", "prs_attention_far_credit(s, 1, group)"),
+    ("attention: a share goes only to who looks at it", "attention", SCHEDULE, "source < to ? 1 : s->segments", "source + s->locals < to ? 1 : s->segments"),
+    ("attention: a neighbour's place needs its credit", "attention", ATTENTION, "(x->way == 0 || x->distance != 0) &&", "x->distance == 0 &&"),
+    ("attention: groups are passed in order", "attention", ATTENTION, "pass_groups(c, epoch, &q, &passed, x.turn);", "pass_groups(c, epoch, &q, &passed, x.turn + 1);"),
+
+    ("moe: a group's word holds the epoch", "moe", MOE_ROWS, "watch_wait_exactly(&c->model->watch, &me->signal[word]", "watch_wait(&c->model->watch, &me->signal[word]"),
+    ("moe: another node's rows are awaited", "moe", MOE_ROWS, "if (!watch_wait_exactly(&c->model->watch, &me->signal[word]", "if (0 && !watch_wait_exactly(&c->model->watch, &me->signal[word]"),
+    ("moe: a row's flag holds the epoch", "moe", MOE_ROWS, "watch_wait_exactly(&c->model->watch, &me->staging_flags[at]", "watch_wait(&c->model->watch, &me->staging_flags[at]"),
+    ("moe: other nodes' routes are awaited", "moe", MOE_ROUTE, "    for (uint32_t p = 0; p < WORLD; p++) {\n        const uint32_t *flag", "    for (uint32_t p = 0; p < 2; p++) {\n        const uint32_t *flag"),
+    ("moe: a put waits for all its rows", "moe", MOE_ROWS, "prs_route_put_counter(r, n, row)]) != rows)", "prs_route_put_counter(r, n, row)]) != 1)"),
+    ("moe: a signal waits for all puts of its group", "moe", MOE_ROWS, "prs_route_group_counter(r, n, row)]) == puts)", "prs_route_group_counter(r, n, row)]) == 1)"),
+    ("moe: a row is counted when it has landed", "moe", MOE_ROWS, "    land(&c->model->ranks[c->rank], last);\n    relay_row_out", "    relay_row_out"),
+    ("moe: a signal stays behind its puts", "moe", MOE_ROWS, "                                                 .value = epoch,\n                                                 .peer = peer,\n                                                 .group = group}",
+     "                                                 .value = epoch,\n                                                 .peer = peer,\n                                                 .group = group + 1000}"),
+    ("moe: a launch ends when its puts are complete", "moe", MOE_MODEL, "if (me->r.nodes > 1 && !nic_quiet(&me->nic))", "if (0)"),
+    ("moe: mail has two banks", "moe", ROUTE, "return ((uint64_t)bank * r->world + p) *", "return ((uint64_t)(bank / 2 * 2) * r->world + p) *"),
+    ("moe: notes have two banks", "moe", ROUTE, "((uint64_t)bank * r->nodes + b) * prs_route_note_bytes(r)", "((uint64_t)(bank / 2 * 2) * r->nodes + b) * prs_route_note_bytes(r)"),
+    ("moe: counters begin anew", "moe", MOE_ROUTE, "        __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);", "        (void)i;"),
+    ("moe: notes name every seat", "moe", MOE_ROUTE, "seat < r->seats; seat++)\n        note[seat]", "seat < r->seats - 1; seat++)\n        note[seat]"),
+    ("moe: a refused rank still gives rows on", "moe", MOE_ROWS, "    return relay_in(c, epoch);", "    return c->model->ranks[c->rank].refused || relay_in(c, epoch);"),
+    ("moe: own rows go before others' are awaited", "moe", MOE_ROWS, "    if (r->nodes > 1)\n        relay_out(c, epoch);\n", "    if (!relay_in(c, epoch))\n        return false;\n    if (r->nodes > 1)\n        relay_out(c, epoch);\n"),
+    ("moe: rows in and rows out are apart", "moe", ROUTE, "((uint64_t)out * (r->nodes - 1) + b - 1)", "((uint64_t)0 * out + b - 1)"),
+    ("moe: the sender is far from each seat as it says", "moe", MOE_ROWS, "(prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;", "(prs_route_counterpart(r, n) + r->world - r->rank) % r->world;"),
+    ("moe: groups of all sizes have a word each", "moe", ROUTE, "(b - 1) * prs_route_groups(r) + group;", "(b - 1) * (prs_route_groups(r) - 1) + group;"),
+
+    ("unfused: sums and rows wait for credit", "unfused", UNFUSED, "        if (x->credit &&\n", "        if (0 && x->credit &&\n"),
+    ("unfused: the credit of the launch before", "unfused", UNFUSED, "&me->signals[p.credit], me->epoch, \"credit\"", "&me->signals[p.credit], me->epoch - 1, \"credit\""),
+    ("unfused: a launch ends when its puts are complete", "unfused", UNFUSED, "if (!meet(me) || !nic_quiet(&me->nic))", "if (!meet(me))"),
+    ("unfused: a launch ends when the neighbours have read", "unfused", UNFUSED, "if (!meet(me) || !nic_quiet(&me->nic))", "if (!nic_quiet(&me->nic))"),
+    ("unfused: sums are added up when all are there", "unfused", UNFUSED, "    if (!meet(me))\n        return false;\n    for", "    for"),
+    ("unfused: the product waits for the neighbours' rows", "unfused", UNFUSED, "if (!spread(me, &x, false) || !meet(me))", "if (!spread(me, &x, false))"),
+    ("unfused: what crosses is awaited", "unfused", UNFUSED, "&me->signals[p.awaited], me->epoch + 1,", "&me->signals[p.awaited], me->epoch,"),
+    ("unfused: a signal stays behind its put", "unfused", UNFUSED, ".value = me->epoch + 1, .peer = p.peer, .group = x->word}", ".value = me->epoch + 1, .peer = p.peer, .group = x->word + 2}"),
+    ("unfused: each sender has a slot of its own there", "unfused", EXCHANGE, "x->target + mine * x->slot_bytes", "x->target + mine / 2 * x->slot_bytes"),
+    ("unfused: a slot here is that of its receiver", "unfused", EXCHANGE, "x->slot_bytes != 0 ? i * x->slot_bytes", "x->slot_bytes != 0 ? mine * x->slot_bytes"),
+    ("unfused: sums are as long as the receiver's share", "unfused", EXCHANGE, "x->slot_bytes != 0 ? p.peer : s->rank", "s->rank"),
+    ("unfused: a signal names its sender", "unfused", EXCHANGE, "prs_exchange_word(s, x->word, mine)", "prs_exchange_word(s, x->word, i)"),
+    ("unfused: shares and credit have words of their own", "unfused", EXCHANGE, "kind * (s->nodes - 1) + from", "kind * 0 + from"),
+    ("unfused: the last share is what is left", "unfused", EXCHANGE, "s->each * rank < s->all ? s->each * rank : s->all", "s->each * rank"),
+]
+
+
+def run_bounded(command):
+    """Output and exit status, None when it does not end."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+                          env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}) as child:
+        try:
+            return child.communicate(timeout=LIMIT_S)[0], child.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return "does not end", None
+
+
+def build(tree, program, flags):
+    out = os.path.join(tree, "program")
+    sources = [os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]] + [os.path.join(tree, "util", s) for s in ("error.c", "log.c", "env.c")]
+    sources += [os.path.join(tree, "test/support/criterion_arena.c")]
+    done = subprocess.run(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I", os.path.join(tree, "include"), *sources, "-o", out,
+                           "-lcriterion", "-lpthread"], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{program}: {done.stderr}")
+    return out
+
+
+def what_failed(text):
+    found = re.search(r"(rank \d+: .*: want \d+, have \d+)|(WARNING: ThreadSanitizer: [a-z ]*)|(does not end)|(Expression .*)|(Unexpected signal.*)", text)
+    return found.group(0) if found else "a test failed"
+
+
+def catch(tree, program):
+    for flags in (PLAIN, RACES):
+        text, status = run_bounded([build(tree, program, flags), "--filter", PROGRAMS[program][1], "--fail-fast", "-j1", "--timeout", str(LIMIT_S)])
+        if status != 0:
+            return what_failed(text)
+    return None
+
+
+def replace(path, old, new):
+    with open(path) as f:
+        text = f.read()
+    if text.count(old) != 1:
+        return False
+    with open(path, "w") as f:
+        f.write(text.replace(old, new))
+    return True
+
+
+def try_rule(root, rule):
+    name, program, file, old, new = rule
+    with tempfile.TemporaryDirectory() as tree:
+        for folder in ("fused", "test/fused", "test/support", "util", "include"):
+            shutil.copytree(os.path.join(root, folder), os.path.join(tree, folder))
+        for test in ("test_attention_protocol.c", "test_moe.c", "test_unfused.c"):
+            if not replace(os.path.join(tree, "test/fused", test), "WAIT_SECONDS = 60", "WAIT_SECONDS = 5"):
+                return f"{test} has no WAIT_SECONDS"
+        if file and not replace(os.path.join(tree, file), old, new):
+            return f"its text is not there once in {file}"
+        return catch(tree, program)
+
+
+def main():
+    root, word = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+    rules, survivors = [r for r in RULES if word in r[0]], 0
+    for program in sorted({r[1] for r in rules}):
+        failed = try_rule(root, ("", program, None, "", ""))
+        if failed:
+            raise SystemExit(f"{program}, without a mutation: {failed}")
+    for rule in rules:
+        caught = try_rule(root, rule)
+        bad = caught is None or caught.startswith("its text")
+        survivors += bad
+        print(f"{'FAILED' if bad else 'ok':6} {rule[0]:58} {caught or 'NO TEST FAILS'}", flush=True)
+    print(f"{len(rules) - survivors} of {len(rules)} rules have a model that fails without them")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Proxy and NIC of one rank in the models: a thread that does puts in any order and as late as it likes, and a signal
+ * only behind the puts of its group to its peer: what include/perseus/device.h promises, and nothing more. */
+#ifndef TEST_FUSED_NIC_H
+#define TEST_FUSED_NIC_H
+
+#include <pthread.h>
+
+#include "test/fused/watch.h"
+
+enum { NIC_COMMANDS = 4096 };
+
+/* A put (words != 0), or a signal that sets *to to value. */
+struct nic_command {
+    uint32_t *to;
+    const uint32_t *from;
+    uint32_t words, value, peer, group;
+};
+
+struct nic {
+    struct watch *watch;
+    pthread_t thread;
+    pthread_mutex_t lock; /* protects the commands and what was counted */
+    struct nic_command commands[NIC_COMMANDS];
+    uint32_t count, random;
+    uint32_t stop; /* atomic */
+    uint64_t puts, signals, words;
+};
+
+void nic_open(struct nic *nic, struct watch *watch, uint32_t seed);
+/* What has not been done is not done any more. */
+void nic_close(struct nic *nic);
+
+void nic_post(struct nic *nic, const struct nic_command *command);
+/* Everything that was put has been read and written, as prs_quiet() says. False: somebody failed. */
+bool nic_quiet(struct nic *nic);
+
+#endif

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The unfused path's protocol on threads: a thread a rank plays its stream, as fused/unfused.c fills it, and another
+ * its NIC. Shares, places and words are those of fused/exchange.h. Data are plain memory, a word for two elements;
+ * flags and signals have the kernels' orders, so that ThreadSanitizer sees a wait that is missing. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fused/exchange.h"
+#include "test/fused/nic.h"
+#include "test/fused/watch.h"
+
+enum { WORLD = 4, WAIT_SECONDS = 60, POISON = 0x7fc07fc0 };
+
+#ifdef __SANITIZE_THREAD__
+enum { EPOCHS = 1500 };
+#else
+enum { EPOCHS = 3000 };
+#endif
+
+struct rank {
+    struct model *model;
+    struct prs_schedule s;
+    uint8_t *staging, *result;                          /* plain */
+    uint32_t flags[WORLD];                              /* atomic: by neighbour */
+    uint32_t signals[PRS_EXCHANGE_WORDS * (WORLD - 1)]; /* atomic: by counterpart */
+    uint32_t meetings, epoch, random;
+    struct nic nic;
+};
+
+struct model {
+    struct rank ranks[WORLD];
+    struct prs_share share;
+    struct watch watch;
+    uint32_t epochs, lost_after; /* ranks of the last node stop after so many epochs; 0: never */
+};
+
+static struct rank *neighbour(struct rank *me, uint32_t p)
+{
+    return &me->model->ranks[me->s.node * me->s.locals + (me->s.local + p) % me->s.locals];
+}
+
+/* What a rank has: of the product, or its rows of A. */
+static uint32_t value(uint32_t epoch, uint32_t rank, uint64_t word)
+{
+    uint32_t x = epoch * 2654435761u ^ rank * 40503u ^ (uint32_t)word * 69069u;
+    return x ^ x >> 15;
+}
+
+static uint32_t *word_at(uint8_t *memory, uint64_t byte)
+{
+    return (uint32_t *)(memory + byte);
+}
+
+static void model_copy(struct rank *me, uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+    memcpy(to, from, bytes);
+    watch_dawdle(&me->random);
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+static bool meet(struct rank *me)
+{
+    const struct prs_schedule *s = &me->s;
+    uint32_t count = ++me->meetings;
+    for (uint32_t p = 1; p < s->locals; p++)
+        watch_raise(&neighbour(me, p)->flags[prs_schedule_after(s->local, (s->local + p) % s->locals, s->locals)],
+                    count);
+    for (uint32_t slot = 0; slot + 1 < s->locals; slot++)
+        if (!watch_wait(&me->model->watch, &me->flags[slot], count, "arrival", s->rank, slot,
+                        (uint32_t)(neighbour(me, slot + 1) - me->model->ranks)))
+            return false;
+    watch_dawdle(&me->random);
+    return true;
+}
+
+static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
+{
+    struct model *m = me->model;
+    for (uint32_t i = 0; i + 1 < me->s.nodes; i++) {
+        struct prs_exchange_part p = prs_exchange_with(&me->s, x, i);
+        struct rank *to = &m->ranks[p.peer];
+        if (x->credit &&
+            !watch_wait(&m->watch, &me->signals[p.credit], me->epoch, "credit", me->s.rank, p.credit, p.peer))
+            return false;
+        if (p.bytes != 0)
+            nic_post(&me->nic, &(struct nic_command){.from = word_at(of_result ? me->result : me->staging, p.from),
+                                                     .to = word_at(of_result ? to->result : to->staging, p.to),
+                                                     .words = (uint32_t)p.bytes / 4,
+                                                     .peer = p.peer,
+                                                     .group = x->word});
+        nic_post(&me->nic, &(struct nic_command){
+                               .to = &to->signals[p.signal], .value = me->epoch + 1, .peer = p.peer, .group = x->word});
+    }
+    for (uint32_t i = 0; i + 1 < me->s.nodes; i++) {
+        struct prs_exchange_part p = prs_exchange_with(&me->s, x, i);
+        if (!watch_wait(&m->watch, &me->signals[p.awaited], me->epoch + 1, of_result ? "share" : "sums or rows",
+                        me->s.rank, p.awaited, p.peer))
+            return false;
+    }
+    watch_dawdle(&me->random);
+    return true;
+}
+
+static bool finish(struct rank *me)
+{
+    struct prs_exchange nothing = {.word = PRS_EXCHANGE_BACK};
+    for (uint32_t i = 0; me->s.kind != PRS_KIND_ALLREDUCE && i + 1 < me->s.nodes; i++) {
+        struct prs_exchange_part p = prs_exchange_with(&me->s, &nothing, i);
+        nic_post(&me->nic, &(struct nic_command){.to = &me->model->ranks[p.peer].signals[p.signal],
+                                                 .value = me->epoch + 1,
+                                                 .peer = p.peer,
+                                                 .group = PRS_EXCHANGE_BACK});
+    }
+    if (!meet(me) || !nic_quiet(&me->nic))
+        return false;
+    me->epoch++;
+    return true;
+}
+
+/* Adds up a rank's share, and stores it at `to` of `copies` neighbours. */
+static void add_share(struct rank *me, uint32_t rank, uint64_t to, uint32_t copies)
+{
+    const struct prs_share *share = &me->model->share;
+    uint64_t first = prs_share_first(share, rank) * 2, slot = prs_exchange_slot_bytes(share);
+    for (uint64_t at = 0; at < prs_share_count(share, rank) * 2; at += 4) {
+        uint32_t sum = 0;
+        for (uint32_t p = 0; p < me->s.locals; p++)
+            sum += *word_at(neighbour(me, p)->staging, first + at);
+        for (uint32_t i = 0; rank == me->s.rank && i + 1 < me->s.nodes; i++)
+            sum += *word_at(me->staging, prs_exchange_received(share, me->s.nodes, 0) + i * slot + at);
+        for (uint32_t p = 0; p < copies; p++)
+            *word_at(rank == me->s.rank ? neighbour(me, p)->result : me->staging, to + at) = sum;
+        watch_dawdle(&me->random);
+    }
+}
+
+/* ---- the stream -------------------------------------------------------------------------------------------------- */
+static bool spread(struct rank *me, const struct prs_exchange *x, bool of_result)
+{
+    const struct prs_schedule *s = &me->s;
+    if (!cross(me, x, of_result))
+        return false;
+    for (uint32_t i = 1; i < s->nodes; i++) {
+        uint32_t block = (s->node + i) % s->nodes * s->locals + s->local;
+        uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
+        for (uint32_t p = 1; p < s->locals; p++)
+            model_copy(me, (of_result ? neighbour(me, p)->result : neighbour(me, p)->staging) + first,
+                       (of_result ? me->result : me->staging) + first, bytes);
+    }
+    return true;
+}
+
+/* The product reads what was gathered. */
+static bool gather(struct rank *me)
+{
+    struct model *m = me->model;
+    struct prs_exchange x = {.share = m->share, .word = PRS_EXCHANGE_THERE, .credit = 1};
+    for (uint32_t p = 0; p < me->s.locals; p++) {
+        for (uint64_t i = 0; i < prs_share_count(&m->share, me->s.rank) / 2; i++)
+            *word_at(neighbour(me, p)->staging, prs_share_first(&m->share, me->s.rank) * 2 + i * 4) =
+                value(me->epoch, me->s.rank, i);
+        watch_dawdle(&me->random);
+    }
+    if (!spread(me, &x, false) || !meet(me))
+        return false;
+    for (uint32_t r = 0; r < WORLD; r++) {
+        for (uint64_t i = 0; i < prs_share_count(&m->share, r) / 2; i++) {
+            uint32_t seen = *word_at(me->staging, prs_share_first(&m->share, r) * 2 + i * 4);
+            watch_dawdle(&me->random);
+            if (seen != value(me->epoch, r, i)) {
+                watch_fail(&m->watch, "row", me->s.rank, (uint32_t)i, r, value(me->epoch, r, i), seen);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static bool reduce(struct rank *me)
+{
+    struct model *m = me->model;
+    const struct prs_schedule *s = &me->s;
+    const struct prs_share *share = &m->share;
+    bool all = s->kind == PRS_KIND_ALLREDUCE;
+    struct prs_exchange sums = {.share = *share,
+                                .source = prs_exchange_sent(share, 0),
+                                .target = prs_exchange_received(share, s->nodes, 0),
+                                .slot_bytes = prs_exchange_slot_bytes(share),
+                                .word = PRS_EXCHANGE_THERE,
+                                .credit = !all};
+    struct prs_exchange rows = {.share = *share, .word = PRS_EXCHANGE_BACK};
+    for (uint64_t i = 0; i < share->all / 2; i++)
+        *word_at(me->staging, i * 4) = value(me->epoch, s->rank, i);
+    if (!meet(me))
+        return false;
+    for (uint32_t i = 0; i + 1 < s->nodes; i++)
+        add_share(me, (s->node + 1 + i) % s->nodes * s->locals + s->local, prs_exchange_sent(share, i), 1);
+    if (!cross(me, &sums, false))
+        return false;
+    add_share(me, s->rank, prs_share_first(share, s->rank) * 2, all ? s->locals : 1);
+    return all ? spread(me, &rows, true) : true;
+}
+
+/* What the launch left in this rank's result, which its owner may change from then on. */
+static bool check_result(struct rank *me, uint32_t epoch)
+{
+    const struct prs_share *share = &me->model->share;
+    bool all = me->s.kind == PRS_KIND_ALLREDUCE;
+    uint64_t first = all ? 0 : prs_share_first(share, me->s.rank) / 2;
+    uint64_t count = (all ? share->all : prs_share_count(share, me->s.rank)) / 2;
+    for (uint64_t i = first; i < first + count; i++) {
+        uint32_t want = 0, seen = *word_at(me->result, i * 4);
+        for (uint32_t r = 0; r < WORLD; r++)
+            want += value(epoch, r, i);
+        if (seen != want) {
+            watch_fail(&me->model->watch, "sum", me->s.rank, (uint32_t)i, (uint32_t)(i * 2 / share->each), want, seen);
+            return false;
+        }
+        *word_at(me->result, i * 4) = POISON;
+    }
+    return true;
+}
+
+static void *run_rank(void *arg)
+{
+    struct rank *me = arg;
+    struct model *m = me->model;
+    bool gathers = me->s.kind == PRS_KIND_ALLGATHER, lost = m->lost_after != 0 && me->s.node + 1 == me->s.nodes;
+    for (uint32_t e = 0; e < (lost ? m->lost_after : m->epochs); e++)
+        if (!(gathers ? gather(me) : reduce(me)) || !finish(me) || (!gathers && !check_result(me, me->epoch - 1)))
+            break;
+    return NULL;
+}
+
+/* ---- runs -------------------------------------------------------------------------------------------------------- */
+struct shape {
+    uint32_t kind, nodes;
+    uint64_t elements; /* of the whole matrix */
+};
+
+static void open_rank(struct model *m, uint32_t r, const struct shape *x)
+{
+    struct rank *me = &m->ranks[r];
+    me->model = m;
+    prs_schedule_init(&me->s, x->kind, r, WORLD, x->nodes, WORLD, 1, 1, 1, 1);
+    me->staging = calloc(1, prs_exchange_received(&m->share, x->nodes, x->nodes - 1));
+    me->result = calloc(1, m->share.all * 2);
+    cr_assert(me->staging != NULL && me->result != NULL);
+    me->random = r * 7919 + 1;
+    me->epoch = me->meetings = FIRST_EPOCH;
+    for (uint32_t i = 0; i < WORLD; i++)
+        me->flags[i] = FIRST_EPOCH;
+    for (uint32_t i = 0; i < prs_exchange_word(&me->s, PRS_EXCHANGE_WORDS, 0); i++)
+        me->signals[i] = FIRST_EPOCH;
+}
+
+static struct model *run_model(const struct shape *x, uint32_t epochs, uint32_t wait_seconds, uint32_t lost_after)
+{
+    struct model *m = calloc(1, sizeof(*m));
+    pthread_t threads[WORLD];
+    cr_assert_not_null(m);
+    m->share = prs_share_of(x->elements, WORLD, x->kind == PRS_KIND_ALLREDUCE);
+    m->watch.wait_seconds = wait_seconds;
+    m->epochs = epochs, m->lost_after = lost_after;
+    for (uint32_t r = 0; r < WORLD; r++)
+        open_rank(m, r, x);
+    for (uint32_t r = 0; r < WORLD; r++)
+        nic_open(&m->ranks[r].nic, &m->watch, r + 1);
+    for (uint32_t r = 0; r < WORLD; r++)
+        cr_assert_eq(pthread_create(&threads[r], NULL, run_rank, &m->ranks[r]), 0);
+    for (uint32_t r = 0; r < WORLD; r++)
+        pthread_join(threads[r], NULL);
+    for (uint32_t r = 0; r < WORLD; r++)
+        nic_close(&m->ranks[r].nic);
+    return m;
+}
+
+static void close_model(struct model *m)
+{
+    for (uint32_t r = 0; r < WORLD; r++) {
+        free(m->ranks[r].staging);
+        free(m->ranks[r].result);
+    }
+    free(m);
+}
+
+static void run_soundly(uint32_t kind, uint32_t nodes, uint64_t elements, uint64_t puts_a_launch)
+{
+    struct model *m = run_model(&(struct shape){kind, nodes, elements}, EPOCHS, WAIT_SECONDS, 0);
+    cr_assert_eq(watch_load(&m->watch.failed), 0, "%s", m->watch.text);
+    for (uint32_t r = 0; r < WORLD; r++)
+        cr_assert_eq(m->ranks[r].epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", r, m->ranks[r].epoch);
+    cr_assert_eq(m->ranks[0].nic.puts, puts_a_launch * EPOCHS);
+    cr_assert_eq(m->ranks[0].nic.signals, 2ull * (nodes - 1) * EPOCHS, "one each way to each counterpart");
+    close_model(m);
+}
+
+Test(unfused, sums_for_another_node_wait_until_the_last_launch_s_were_read, .timeout = 600)
+{
+    run_soundly(PRS_KIND_REDUCE_SCATTER, 2, WORLD * 12, 1);
+}
+
+Test(unfused, sums_of_nodes_of_one_gpu, .timeout = 600)
+{
+    run_soundly(PRS_KIND_REDUCE_SCATTER, 4, WORLD * 12, 3);
+}
+
+Test(unfused, rows_of_another_node_wait_until_the_last_launch_s_were_read, .timeout = 600)
+{
+    run_soundly(PRS_KIND_ALLGATHER, 2, WORLD * 12, 1);
+}
+
+Test(unfused, rows_of_nodes_of_one_gpu, .timeout = 600)
+{
+    run_soundly(PRS_KIND_ALLGATHER, 4, WORLD * 12, 3);
+}
+
+Test(unfused, a_finished_share_is_credit_too, .timeout = 600)
+{
+    run_soundly(PRS_KIND_ALLREDUCE, 2, WORLD * 16, 2);
+    run_soundly(PRS_KIND_ALLREDUCE, 4, WORLD * 16, 6);
+}
+
+/* 26 elements: shares of 8, the last of 2; and 10, where two ranks have none: rank 0 has something to put, but gets
+ * nothing to add from node 1. */
+Test(unfused, ranks_may_have_less_to_add_up_or_nothing, .timeout = 600)
+{
+    run_soundly(PRS_KIND_ALLREDUCE, 2, 26, 2);
+    run_soundly(PRS_KIND_ALLREDUCE, 2, 10, 1);
+}
+
+/* The ranks of one node stop between two launches: whoever waits says for what of which rank, and all end. */
+Test(unfused, a_lost_node_is_named_by_whoever_waits_for_it, .timeout = 60)
+{
+    for (uint32_t kind = PRS_KIND_REDUCE_SCATTER; kind <= PRS_KIND_ALLREDUCE; kind++) {
+        unsigned waits, awaited;
+        struct model *m = run_model(&(struct shape){kind, 2, WORLD * 16}, 100, 1, 20);
+        cr_assert_eq(watch_load(&m->watch.failed), 2);
+        cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s",
+                     m->watch.text);
+        cr_assert(waits < 2 && awaited != waits, "%s", m->watch.text);
+        for (uint32_t r = 0; r < WORLD; r++)
+            cr_assert_leq(m->ranks[r].epoch - FIRST_EPOCH, 21, "rank %u went on to epoch %u", r, m->ranks[r].epoch);
+        close_model(m);
+    }
+}

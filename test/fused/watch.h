@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the models of the kernels' protocols share: flags with the orders that the kernels use, waits that end and say
+ * what they waited for, and the first thing that went wrong. */
+#ifndef TEST_FUSED_WATCH_H
+#define TEST_FUSED_WATCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Shortly before the epoch wraps. */
+#define FIRST_EPOCH 0xfffffff0u
+
+struct watch {
+    uint32_t wait_seconds;
+    uint32_t failed; /* atomic: 1 somebody gave up or found a wrong value, 2 and the text is whole */
+    char text[200];
+};
+
+uint32_t watch_load(const uint32_t *p);    /* acquire */
+void watch_raise(uint32_t *p, uint32_t v); /* release */
+/* One more; release. */
+void watch_add(uint32_t *p);
+/* One more; acquire and release. Gives what it is then. */
+uint32_t watch_count(uint32_t *p);
+
+/* from: the rank that should have raised the flag, or sent the value. */
+void watch_fail(struct watch *w, const char *what, uint32_t rank, uint32_t index, uint32_t from, uint32_t want,
+                uint32_t seen);
+/* Until the flag has reached `want`. False: gave up, or somebody else failed. */
+bool watch_wait(struct watch *w, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank, uint32_t index,
+                uint32_t from);
+/* Until it holds `want`. */
+bool watch_wait_exactly(struct watch *w, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank,
+                        uint32_t index, uint32_t from);
+
+/* Seldom, a moment's sleep. */
+void watch_dawdle(uint32_t *random);
+
+#endif
