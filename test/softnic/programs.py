@@ -169,7 +169,8 @@ def large_writes_reach_eight_gigabytes_per_second(run):
 
 def modelled_latency_is_what_was_asked(run):
     need("ib_write_lat")
-    best_of(3, lambda: table_row(inside(run, ["--latency", "50us", "--rate", "10G"], "pair", "ib_write_lat", "-F", "-s", "8",
+    # What the software takes comes on top, 2 us; in the slow one of a virtual machine's two speeds 2.3 to 3, so several tries.
+    best_of(10, lambda: table_row(inside(run, ["--latency", "50us", "--rate", "10G"], "pair", "ib_write_lat", "-F", "-s", "8",
                                         "-n", "2000"))[4], lambda us: 47.5 <= us <= 52.5)
 
 
