@@ -228,8 +228,7 @@ PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, c
 /* ---- what travels ---- */
 /* One message: rows of one segment of the keys or values of one pair. */
 struct prs_attention_message {
-    uint32_t
-        turn; /* messages come turn by turn; what a turn hands on is of its group, its own share may be of the next */
+    uint32_t turn; /* they come turn by turn: what it hands on is of its group, the own share may be of the next */
     uint32_t group;
     uint32_t way;      /* 0: the own share; else that of the counterpart `way` nodes on, which has come here */
     uint32_t distance; /* to the rank that is so far before this one in its node. 0: for this rank: the own share to the
