@@ -9,6 +9,7 @@
 
 #include "tools/softnic/agent.h"
 #include "tools/softnic/cuda_mem.h"
+#include "tools/softnic/cuda_staging.h"
 #include "tools/softnic/handoff.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/proc.h"
@@ -16,7 +17,6 @@
 #include "tools/softnic/self.h"
 
 enum {
-    FLY_HOST_BYTES = 16 << 10, /* cuda_flight.c's */
     NAP_US = 50,
 };
 #define START_NS   10000000000ull /* making a thread */
@@ -231,7 +231,7 @@ static bool can_fly(const struct sn_copy *c)
     for (uint32_t i = 1; i < c->src_count; i++)
         if (c->src[i].kind != SN_MEM_HOST)
             return false;
-    return c->length <= FLY_HOST_BYTES;
+    return c->length <= SN_STAGING_SMALL;
 }
 
 static int copied_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *flight)
