@@ -23,7 +23,6 @@ enum {
     COPIER_POLL_NS = 200000, /* most of what its process does comes this way, not only what nobody else can do */
     DRAIN_NS = 1000000000,
     WAIT_NAP_US = 20,
-    SPIN_CORES = 8,
 };
 
 enum { HELD = SN_PLACE_OWNER + 1 }; /* a job cannot begin yet */
@@ -416,7 +415,6 @@ unlock:
 
 int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
 {
-    cpu_set_t cores;
     struct sn_agent *a;
     int r = shm_populate(shm);
 
@@ -429,7 +427,7 @@ int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
     a->lanes = calloc(SN_MAX_QPS, sizeof(*a->lanes));
     if (!a->lanes)
         goto free_agent;
-    a->spins = sched_getaffinity(0, sizeof(cores), &cores) == 0 && CPU_COUNT(&cores) >= SPIN_CORES;
+    a->spins = !sn_cores_are_few();
     /* Who had the slots before is dead. */
     memset(shm->words, 0, sizeof(shm->words));
     a->head = shm->tail;

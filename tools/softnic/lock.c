@@ -71,10 +71,9 @@ void sn_lock_slow(struct sn_lock *lock)
     }
 }
 
-void sn_give_way(void)
+bool sn_cores_are_few(void)
 {
     static int few; /* 0: not counted yet */
-    struct timespec nap = {0, WAY_NAP_NS};
     int known = __atomic_load_n(&few, __ATOMIC_RELAXED);
     cpu_set_t cores;
 
@@ -82,7 +81,14 @@ void sn_give_way(void)
         known = !sched_getaffinity(0, sizeof(cores), &cores) && CPU_COUNT(&cores) < MANY_CORES ? 1 : -1;
         __atomic_store_n(&few, known, __ATOMIC_RELAXED);
     }
-    if (known > 0)
+    return known > 0;
+}
+
+void sn_give_way(void)
+{
+    struct timespec nap = {0, WAY_NAP_NS};
+
+    if (sn_cores_are_few())
         nanosleep(&nap, NULL);
     else
         sched_yield(); /* costs nothing where nobody else wants the core */
