@@ -139,6 +139,16 @@ def pingpong_checks_its_data(run):
         assert "invalid data" not in text, text
 
 
+def threads_that_share_a_copy_keep_its_data_right(run):
+    need("ibv_rc_pingpong")
+    os.environ["SOFTNIC_CORES"] = "16"  # where cores are few nothing is shared
+    text = inside(run, [], "pair", "ibv_rc_pingpong", "-g", "0", "-c", "-s", "1000001", "-n", "60")
+    assert "iters in" in text and "invalid data" not in text and "SOFTNIC_CORES" not in text, text
+    os.environ["SOFTNIC_CORES"] = "many"
+    text = inside(run, [], "pair", "ibv_rc_pingpong", "-g", "0", "-c", "-s", "1000001", "-n", "10")
+    assert "SOFTNIC_CORES=many: want a number" in text, text
+
+
 def perftest_programs_run(run):
     programs = ("ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat", "ib_send_bw", "ib_send_lat", "ib_atomic_bw", "ib_atomic_lat")
     need(*programs)
@@ -240,7 +250,8 @@ def a_queue_pair_error_flushes_what_is_posted(run):
 
 
 CLAIMS = [a_pulled_link_ends_in_retry_exceeded, a_killed_peer_ends_in_retry_exceeded_and_leaves_nothing,
-          a_queue_pair_error_flushes_what_is_posted, devinfo_shows_every_nic_active, pingpong_checks_its_data, perftest_programs_run, perftest_variants_run,
+          a_queue_pair_error_flushes_what_is_posted, devinfo_shows_every_nic_active, pingpong_checks_its_data,
+          threads_that_share_a_copy_keep_its_data_right, perftest_programs_run, perftest_variants_run,
           a_short_write_takes_three_microseconds, large_writes_reach_eight_gigabytes_per_second,
           modelled_latency_is_what_was_asked, modelled_rate_is_what_was_asked]
 

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"

@@ -11,6 +11,7 @@
 #include "tools/softnic/cuda_mem.h"
 #include "tools/softnic/cuda_staging.h"
 #include "tools/softnic/handoff.h"
+#include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/proc.h"
 #include "tools/softnic/request.h"

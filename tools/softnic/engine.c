@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/qp.h"
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/request.h"
 

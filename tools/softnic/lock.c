@@ -2,7 +2,6 @@
 #include "tools/softnic/lock.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,8 +12,6 @@ enum {
     LOCK_NAP_NS = 20000, /* sleep, not yield: a real-time waiter that yields starves a preempted holder for ever */
     LOCK_DEATH_CHECK_NAPS = 25,    /* reading /proc costs 10 us; do it every half millisecond */
     LOCK_DEATH_CHECK_TRIES = 4096, /* of who does other work between tries */
-    MANY_CORES = 8,                /* for a program's pollers, and the NIC's threads beside them */
-    WAY_NAP_NS = 1000,
     LOCK_PATIENCE_NAPS = 100000 /* some seconds, then take it from a holder that is stopped or whose pid was reused */
 };
 
@@ -69,29 +66,6 @@ void sn_lock_slow(struct sn_lock *lock)
             return;
         nanosleep(&nap, NULL);
     }
-}
-
-bool sn_cores_are_few(void)
-{
-    static int few; /* 0: not counted yet */
-    int known = __atomic_load_n(&few, __ATOMIC_RELAXED);
-    cpu_set_t cores;
-
-    if (!known) {
-        known = !sched_getaffinity(0, sizeof(cores), &cores) && CPU_COUNT(&cores) < MANY_CORES ? 1 : -1;
-        __atomic_store_n(&few, known, __ATOMIC_RELAXED);
-    }
-    return known > 0;
-}
-
-void sn_give_way(void)
-{
-    struct timespec nap = {0, WAY_NAP_NS};
-
-    if (sn_cores_are_few())
-        nanosleep(&nap, NULL);
-    else
-        sched_yield(); /* costs nothing where nobody else wants the core */
 }
 
 bool sn_lock_try(struct sn_lock *lock, uint32_t *tries)

@@ -19,14 +19,6 @@ static inline void sn_lock_take(struct sn_lock *lock)
         sn_lock_slow(lock);
 }
 
-/** Whether this process may use fewer cores than a program's pollers and the NIC's threads beside them keep busy. */
-bool sn_cores_are_few(void);
-
-/** Let another thread have this core, for who waits in a loop. Where cores are few that is a short sleep: Linux takes a
- * time slice from who yields to anybody (since 6.6), and threads that yield to each other for a while are then kept off
- * by the first that computes, for as much as 5 s (measured with three on two cores). */
-void sn_give_way(void);
-
 /** Take it if it is free; for who asks again and again and has other things to do. tries: 0 before the first. */
 bool sn_lock_try(struct sn_lock *lock, uint32_t *tries);
 

@@ -17,6 +17,7 @@
 
 #include "tools/softnic/handoff.h"
 #include "tools/softnic/lock.h"
+#include "tools/softnic/mover.h"
 
 enum { FLAG_BYTES = 8, LOCK_TRIES = 200 /* as long as a word in host memory takes whoever has the lock */ };
 
@@ -163,8 +164,29 @@ static void copy_inside(const struct sn_copy *c)
     }
 }
 
+/* A long one of one piece each is made by several threads. */
+static bool is_shared(const struct sn_copy *c)
+{
+    return c->length >= SN_SHARE_LEAST && c->dst_count == 1 && c->src_count == 1 && sn_move_shares();
+}
+
+static int place_shared(const struct sn_copy *c)
+{
+    struct sn_move move = {.world = c->world,
+                           .self = c->self,
+                           .dst_proc = c->dst_proc,
+                           .src_proc = c->src_proc,
+                           .dst = c->dst[0].addr,
+                           .src = c->src[0].addr,
+                           .bytes = c->length};
+
+    return sn_move_shared(&move);
+}
+
 static int place_host(struct sn_copy *c)
 {
+    if (is_shared(c))
+        return place_shared(c);
     if (c->dst_proc == c->src_proc && !__tsan_init) {
         copy_inside(c);
         return 0;
