@@ -207,12 +207,9 @@ PRS_HD void prs_ring_write(const struct prs_device *dev, uint64_t position, cons
     struct prs_cmd *slot = &dev->slots[position & (dev->slot_count - 1)];
     struct prs_cmd cmd = prs_cmd_pack(fields, prs_cmd_lap(position, dev->slot_count));
 
-    prs_store_relaxed(&slot->word[0], cmd.word[0]);
-    prs_store_relaxed(&slot->word[1], cmd.word[1]);
-    prs_store_relaxed(&slot->word[2], cmd.word[2]);
     /* A0: what the put reads, and every earlier command of the group, is visible before this command can be taken (all
      * four words must show the lap). Pairs with A1 in prs_ring_take(), transport/ring.c. System scope: a CPU reads. */
-    prs_store_release_sys(&slot->word[3], cmd.word[3]);
+    prs_store_four_release_sys(slot->word, cmd.word);
 }
 
 PRS_HD struct prs_cmd_fields prs_cmd_of_put(const struct prs_device *dev, const struct prs_device_put *put)
