@@ -61,8 +61,10 @@ int ranks_wait_word(struct ranks *ranks, uint64_t *word, uint64_t value, int (*i
             return -ECONNRESET;
         if (now_us() - start > ranks->timeout_s * 1000000ull)
             return -ETIMEDOUT;
-        /* Many ranks share few cores: yield at first, then sleep. */
-        if (++looks < 3)
+        /* Many ranks share few cores: yield at first, then sleep. But not while there is something to do: a sender may
+         * wait for it. */
+        looks = r > 0 ? 0 : looks + 1;
+        if (looks < 3)
             sched_yield();
         else
             nanosleep(&(struct timespec){0, WAIT_SLICE_US * 1000}, NULL);

@@ -18,7 +18,7 @@ int ranks_allgather(void *user, const void *mine, void *all, size_t bytes);
 int ranks_barrier(struct ranks *ranks);
 uint32_t ranks_rank(const struct ranks *ranks);
 /* Wait until a word is at least value. Return as ranks_allgather(). idle (may be NULL) is called between looks; when it
- * returns negative the wait ends with that. */
+ * returns negative the wait ends with that, and when positive, it had something to do, the next look comes at once. */
 int ranks_wait_word(struct ranks *ranks, uint64_t *word, uint64_t value, int (*idle)(void *), void *user);
 
 /*
