@@ -153,6 +153,14 @@ void bench_attention_fill(const struct bench_attention *p, const struct bench_at
     bench_fill(t->v, kv, p->seed * 3 + VALUES, p->rank, 0, stream);
 }
 
+uint64_t bench_attention_sampled(const struct bench_attention *p)
+{
+    const struct prs_attention_shape *s = &p->shape;
+    return index_of(p, s->heads_q, bench_scatter(2000) % s->batch, bench_scatter(1000) % s->heads_q,
+                    bench_scatter(0) % (s->seq / p->world)) *
+           s->head_dim;
+}
+
 struct bench_verdict bench_attention_check(const struct bench_attention *p, const void *out, const float *lse,
                                            cudaStream_t stream)
 {

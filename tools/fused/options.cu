@@ -17,6 +17,7 @@ static const struct number {
     {"--nodes", "split the ranks over so many emulated nodes, a process each (needs an RDMA device: softnic-run)",
      FIELD(nodes)},
     {"--iterations", "timed rounds (default 20; 0: check only)", FIELD(iterations)},
+    {"--corrupt", "change an element of what the Nth timed launch wrote: the check has to notice", FIELD(corrupt)},
     {"--soak", "more launches, unevenly late, each compared", FIELD(soak)},
     {"--replay", "replays of a CUDA graph of three launches, each compared", FIELD(replay)},
     {"--timeout-ms", "how long a kernel waits for another rank (default 5000)", FIELD(timeout_ms)},
@@ -241,6 +242,8 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
         usage("so many ranks are not possible");
     if (o->iterations > BENCH_MAX_ITERATIONS)
         usage("at most 200 iterations");
+    if (o->corrupt > o->iterations)
+        usage("--corrupt names a timed launch: 1 to --iterations");
     if (o->nodes < 1 || (o->nodes > 1 && o->loopback != 0))
         usage("at least one node, and a loopback has only one");
 }

@@ -9,14 +9,22 @@
 
 enum { SETS = BENCH_SOAK_SETS };
 
-static __global__ void count_differences(const uint4 *x, const uint4 *y, uint64_t count,
+static __global__ void count_differences(const uint4 *x, const uint4 *y, uint64_t bytes,
                                          unsigned long long *differences)
 {
     unsigned long long mine = 0;
+    uint64_t count = bytes / 16;
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count;
          i += (uint64_t)gridDim.x * blockDim.x) {
         uint4 a = x[i], b = y[i];
         mine += a.x != b.x || a.y != b.y || a.z != b.z || a.w != b.w;
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0 && bytes % 16 != 0) {
+        const uint8_t *a = (const uint8_t *)(x + count), *b = (const uint8_t *)(y + count);
+        uint64_t i = 0;
+        while (i < bytes % 16 && a[i] == b[i])
+            i++;
+        mine += i < bytes % 16;
     }
     if (mine != 0)
         atomicAdd(differences, mine);
@@ -40,7 +48,7 @@ static uint32_t next_random(uint32_t *state)
 void bench_count_differences(const void *x, const void *y, size_t bytes, unsigned long long *differences,
                              cudaStream_t stream)
 {
-    count_differences<<<64, 256, 0, stream>>>((const uint4 *)x, (const uint4 *)y, bytes / 16, differences);
+    count_differences<<<64, 256, 0, stream>>>((const uint4 *)x, (const uint4 *)y, bytes, differences);
     BENCH_CUDA(cudaGetLastError());
 }
 
