@@ -333,6 +333,7 @@ static int run_rank(struct bench_rank *rank, void *user)
     int bad = 0;
     memset(&r, 0, sizeof(r));
     r.options = o;
+    r.problem.samples = o->samples;
     r.rank = rank;
     if (o->loopback != 0) {
         config.world = o->loopback;

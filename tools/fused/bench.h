@@ -37,6 +37,7 @@ struct bench_attention_options {
 
 struct bench_options {
     uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
+    uint32_t samples;  /* elements that a check computes anew; attention has rows of its own number */
     uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink */
     uint32_t one_device, no_baselines, autotune, json;
     uint32_t corrupt;    /* what the timed launch of this number wrote is changed before it is checked; 0: of none */
@@ -90,7 +91,7 @@ void bench_start_cross(struct bench_start *s, cudaStream_t stream);
  */
 struct bench_problem {
     struct prs_fused_shape shape;
-    uint32_t rank, world, nodes, seed_a, seed_b;
+    uint32_t rank, world, nodes, seed_a, seed_b, samples;
 };
 
 struct bench_verdict {

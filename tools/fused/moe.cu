@@ -322,7 +322,7 @@ static int run_shape(struct run *r, const struct bench_moe_shape *shape, uint32_
     for (uint32_t t = 0; t < o->token_count; t++)
         for (uint32_t z = 0; z < o->zipf_count; z++) {
             r->problem = {*shape, o->tokens[t], r->rank->rank, r->rank->world, 1 + z + 8 * t,
-                          1,      o->ragged,    layout,        o->zipf[z]};
+                          1,      o->ragged,    layout,        o->zipf[z],     r->options->samples};
             bad += !run_problem(r);
         }
     return bad;

@@ -9,6 +9,7 @@ struct bench_moe_problem {
     struct bench_moe_shape shape;
     uint32_t tokens, rank, world, seed, weights_seed, ragged, n_h;
     double zipf;
+    uint32_t samples;
 };
 
 /* One row that must come out, on the host and on the device. */

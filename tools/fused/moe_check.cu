@@ -2,6 +2,7 @@
 /* Choices of a router that any rank can recompute, the rows that they must make, and a reference in double precision.
  */
 #include "tools/fused/element.cuh"
+#include "tools/fused/launch.cuh"
 #include "tools/fused/moe.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLES = 32768, MAX_CHOICES = 32 };
+enum { MAX_CHOICES = 32 };
 
 static uint64_t hash(uint64_t x)
 {
@@ -194,19 +195,17 @@ struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, cons
 {
     struct sums host = {0, 0, 0, 0, 0}, *device;
     struct bench_moe_verdict v = {0, 0, 0, 0, 0};
-    uint64_t samples = ((want->count > SAMPLES ? want->count : SAMPLES) + 7) / 8 * 8;
+    uint64_t samples = ((want->count > p->samples ? want->count : p->samples) + 7) / 8 * 8;
     BENCH_CUDA(cudaStreamSynchronize(stream));
     v.map_errors = check_groups(p, want, batch->groups);
     if (want->count == 0)
         return v;
     BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
     BENCH_CUDA(cudaMemcpy(device, &host, sizeof(host), cudaMemcpyHostToDevice));
-    check_samples<<<(unsigned)(samples / 8), 256, 0, stream>>>(*p, want->device, want->count,
-                                                               (const __nv_bfloat16 *)batch->out, device);
-    BENCH_CUDA(cudaGetLastError());
-    check_rows<<<(want->count + 7) / 8, 256, 0, stream>>>(want->device, want->count, p->shape.columns,
-                                                          (const uint16_t *)batch->out, batch->rows, device);
-    BENCH_CUDA(cudaGetLastError());
+    bench_launch(check_samples, (unsigned)(samples / 8), 256, stream, *p, want->device, want->count,
+                 (const __nv_bfloat16 *)batch->out, device);
+    bench_launch(check_rows, (want->count + 7) / 8, 256, stream, want->device, want->count, p->shape.columns,
+                 (const uint16_t *)batch->out, batch->rows, device);
     BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     BENCH_CUDA(cudaFree(device));
@@ -250,7 +249,6 @@ void bench_moe_compare(const struct bench_moe_problem *p, const struct bench_moe
                        cudaStream_t stream)
 {
     struct two t = {{(const uint16_t *)x->out, (const uint16_t *)y->out}, {x->rows, y->rows}, {x->groups, y->groups}};
-    compare_rows<<<128, 256, 0, stream>>>(want->device, want->count, p->shape.columns, p->shape.experts / p->world, t,
-                                          differences);
-    BENCH_CUDA(cudaGetLastError());
+    bench_launch(compare_rows, 128, 256, stream, want->device, want->count, p->shape.columns,
+                 p->shape.experts / p->world, t, differences);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rounds in which the ways take turns. Nothing may write where a timed launch wrote before that was compared. */
 #include "tools/fused/timed.h"
+#include "tools/fused/launch.cuh"
 
 #include <math.h>
 #include <stdio.h>
@@ -29,8 +30,7 @@ static void corrupt(struct bench_timed *t)
         fprintf(stderr, "perseus-fused-bench: rank %u has nothing to corrupt\n", rank->rank);
     if (element == NULL)
         return;
-    flip<<<1, 1, 0, t->stream>>>(element);
-    BENCH_CUDA(cudaGetLastError());
+    bench_launch(flip, 1, 1, t->stream, element);
 }
 
 static double time_once(struct rounds *r, uint32_t way)
