@@ -18,8 +18,8 @@ KERNELS = {  # what to run, its rows, and how many kernels of ours are timed in 
 
 def rows_of(program, what, *more):
     """Its rows, and what it ended with."""
-    done = subprocess.run([program, "--gpus", "2", "--no-baselines", "--json", "--samples", "256", "--timeout-ms", "60000", *KERNELS[what][0], *more],
-                          stdout=subprocess.PIPE, text=True, timeout=110)
+    done = subprocess.run([program, "--gpus", "2", "--no-baselines", "--json", "--samples", "64", "--timeout-ms", "60000", *KERNELS[what][0], *more],
+                          stdout=subprocess.PIPE, text=True, timeout=280)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == KERNELS[what][1], f"{what}: {len(rows)} rows: {done.stdout}"
     return rows, done.returncode
@@ -36,7 +36,7 @@ def differing(row):
 
 def a_right_launch_is_found_right(program):
     for what, (_, _, own) in KERNELS.items():
-        for rounds in (ROUNDS, 0):  # 0: one that is not timed
+        for rounds in (ROUNDS, 0) if what == "moe" else (ROUNDS,):  # 0: one that is not timed
             rows, status = rows_of(program, what, "--iterations", str(rounds))
             for row in rows:
                 expect(what, row, beyond_bound=0, checked_launches=rounds * own)

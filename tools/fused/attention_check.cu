@@ -171,6 +171,7 @@ struct bench_verdict bench_attention_check(const struct bench_attention *p, cons
                                            cudaStream_t stream)
 {
     struct sums host = {0, 0, 0, 0}, *device;
+    uint64_t elements = bench_attention_elements(p, p->shape.heads_q);
     double *scores;
     struct desk *desks;
     struct bench_verdict v;
@@ -179,8 +180,7 @@ struct bench_verdict bench_attention_check(const struct bench_attention *p, cons
     BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
     BENCH_CUDA(cudaMemcpyAsync(device, &host, sizeof(host), cudaMemcpyHostToDevice, stream));
     bench_launch(check_rows, SAMPLES, THREADS, stream, *p, (const __nv_bfloat16 *)out, lse, desks, scores, device);
-    bench_launch(count_poison, 1024, 256, stream, (const uint16_t *)out, bench_attention_elements(p, p->shape.heads_q),
-                 device);
+    bench_launch(count_poison, bench_blocks(elements), BENCH_THREADS, stream, (const uint16_t *)out, elements, device);
     BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     BENCH_CUDA(cudaFree(device));

@@ -97,7 +97,7 @@ size_t bench_rows_c(const struct bench_problem *p)
 
 void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream)
 {
-    bench_launch(fill, 1024, 256, stream, (__nv_bfloat16 *)to, elements, seed, rank, which);
+    bench_launch(fill, bench_blocks(elements), BENCH_THREADS, stream, (__nv_bfloat16 *)to, elements, seed, rank, which);
 }
 
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream)
@@ -125,7 +125,7 @@ struct bench_verdict bench_check(const struct bench_problem *p, const void *c, c
     BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
     BENCH_CUDA(cudaMemcpyAsync(device, &host, sizeof(host), cudaMemcpyHostToDevice, stream));
     bench_launch(check_samples, (unsigned)(samples / 8), 256, stream, *p, (const __nv_bfloat16 *)c, rows, device);
-    bench_launch(count_poison, 1024, 256, stream, (const uint16_t *)c, count, device);
+    bench_launch(count_poison, bench_blocks(count), BENCH_THREADS, stream, (const uint16_t *)c, count, device);
     BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     BENCH_CUDA(cudaFree(device));

@@ -8,6 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum { BENCH_THREADS = 256, BENCH_MOST_BLOCKS = 1024 };
+
+/* For kernels whose threads go over `count` elements in turns. */
+static inline uint64_t bench_blocks(uint64_t count)
+{
+    uint64_t blocks = (count + BENCH_THREADS - 1) / BENCH_THREADS;
+    return blocks < 1 ? 1 : blocks < BENCH_MOST_BLOCKS ? blocks : BENCH_MOST_BLOCKS;
+}
+
 template <class... Want, class... Given>
 static void bench_launch(void (*kernel)(Want...), uint64_t blocks, uint32_t threads, cudaStream_t stream,
                          Given... given)
