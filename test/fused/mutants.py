@@ -8,10 +8,11 @@ usage: mutants.py ROOT [WORD]. With a word, only the rules whose name has it.
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from mutants_lib import compile_or_exit, mutated, run_bounded, try_all  # noqa: E402
 
 LIMIT_S = 150
 ATTENTION, SCHEDULE = "test/fused/test_attention_protocol.c", "fused/attention_schedule.h"
@@ -85,25 +86,12 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
 ]
 
 
-def run_bounded(command):
-    """Output and exit status, None when it does not end."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
-                          env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}) as child:
-        try:
-            return child.communicate(timeout=LIMIT_S)[0], child.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            return "does not end", None
-
-
 def build(tree, program, flags):
     out = os.path.join(tree, "program")
     sources = [os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]] + [os.path.join(tree, "util", s) for s in ("error.c", "log.c", "env.c")]
     sources += [os.path.join(tree, "test/support/criterion_arena.c")]
-    done = subprocess.run(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I", os.path.join(tree, "include"), *sources, "-o", out,
-                           "-lcriterion", "-lpthread"], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{program}: {done.stderr}")
+    compile_or_exit(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I", os.path.join(tree, "include"), *sources, "-o", out,
+                     "-lcriterion", "-lpthread"], program)
     return out
 
 
@@ -114,49 +102,39 @@ def what_failed(text):
 
 def catch(tree, program):
     for flags in (PLAIN, RACES):
-        text, status = run_bounded([build(tree, program, flags), "--filter", PROGRAMS[program][1], "--fail-fast", "-j1", "--timeout", str(LIMIT_S)])
+        text, status = run_bounded([build(tree, program, flags), "--filter", PROGRAMS[program][1], "--fail-fast", "-j1", "--timeout", str(LIMIT_S)], LIMIT_S,
+                                   TSAN_OPTIONS="halt_on_error=1")
         if status != 0:
             return what_failed(text)
     return None
 
 
-def replace(path, old, new):
-    with open(path) as f:
-        text = f.read()
-    if text.count(old) != 1:
-        return False
-    with open(path, "w") as f:
-        f.write(text.replace(old, new))
-    return True
+def replace(tree, file, old, new):
+    text = mutated(tree, file, old, new)
+    with open(os.path.join(tree, file), "w") as out:
+        out.write(text)
 
 
 def try_rule(root, rule):
-    name, program, file, old, new = rule
+    _, program, file, old, new = rule
     with tempfile.TemporaryDirectory() as tree:
         for folder in ("fused", "test/fused", "test/support", "util", "include"):
             shutil.copytree(os.path.join(root, folder), os.path.join(tree, folder))
         for test in ("test_attention_protocol.c", "test_moe.c", "test_unfused.c"):
-            if not replace(os.path.join(tree, "test/fused", test), "WAIT_SECONDS = 60", "WAIT_SECONDS = 5"):
-                return f"{test} has no WAIT_SECONDS"
-        if file and not replace(os.path.join(tree, file), old, new):
-            return f"its text is not there once in {file}"
+            replace(tree, os.path.join("test/fused", test), "WAIT_SECONDS = 60", "WAIT_SECONDS = 5")
+        if file:
+            replace(tree, file, old, new)
         return catch(tree, program)
 
 
 def main():
     root, word = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
-    rules, survivors = [r for r in RULES if word in r[0]], 0
+    rules = [r for r in RULES if word in r[0]]
     for program in sorted({r[1] for r in rules}):
         failed = try_rule(root, ("", program, None, "", ""))
         if failed:
             raise SystemExit(f"{program}, without a mutation: {failed}")
-    for rule in rules:
-        caught = try_rule(root, rule)
-        bad = caught is None or caught.startswith("its text")
-        survivors += bad
-        print(f"{'FAILED' if bad else 'ok':6} {rule[0]:58} {caught or 'NO TEST FAILS'}", flush=True)
-    print(f"{len(rules) - survivors} of {len(rules)} rules have a model that fails without them")
-    return 1 if survivors else 0
+    return try_all([r[0] for r in rules], lambda number: try_rule(root, rules[number]))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ plain="$build/tools/softnic/softnic-run --quiet"
 softnic="$plain --stream-stores" # NCCL's streams wait for each other: not for it (doc/softnic.md)
 perf="$build/tools/perseus-perf"
 step ring 60 "$build/test/gpu/ring_gpu" "${COMMANDS:-100000000}"
+step hardware_queues 130 "$build/test/gpu/hardware_queues"
 step latency_off 30 $softnic -- $perf latency --gpu --json --policy in_order --bytes 8,4K --iterations 2000 --timeout 25
 step msgrate_off 30 $softnic -- $perf msgrate --gpu --json --policy in_order --bytes 8 --concurrency 1,32,96 --iterations 3 --timeout 25
 step putsignal_2 60 $softnic --latency 5us --rate 400G --fence strict -- \

@@ -3,19 +3,18 @@
 """Take each rule of the order engine away and see that a test fails.
 
 usage: mutants.py ROOT CC [RULE]. Prints rule -> the test that caught it; with a word, only the rules whose name has it.
-A rule is a piece of a source file and what replaces it. A rule whose text is no longer there is a failure too: the list follows the code.
 """
-import concurrent.futures
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from mutants_lib import compile_or_exit, mutated, run_bounded, try_all  # noqa: E402
+
 # The quick tests first; a mutant meets the next only when it survives.
 TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
-ENVIRONMENT = {**os.environ, "PRS_TEST_STRIDE": "13"}  # of test_order_every: a mutant that one in 13 programs does not show is looked into
+ENVIRONMENT = {"PRS_TEST_STRIDE": "13"}  # of test_order_every: a mutant that one in 13 programs does not show is looked into
 SOURCES = ["transport/order.c", "transport/order_signal.c", "transport/tally.c", "transport/stripe.c", "transport/policy.c",
            "util/error.c", "util/log.c", "util/env.c"]
 LIMIT_S = 120  # of one test: a mutant may hang
@@ -128,20 +127,6 @@ RULES = [  # name, file, text (must be there once), what stands there instead
 ]
 
 
-def run(command, **options):
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
-
-
-def run_bounded(command):
-    """Exit status and output; TimeoutExpired when it does not end, and then nothing of it is left: Criterion runs tests in children."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, start_new_session=True) as child:
-        try:
-            return child.communicate(timeout=LIMIT_S)[0], child.returncode
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-
-
 class Builder:
     def __init__(self, root, cc, work):
         self.root, self.work = root, work
@@ -150,9 +135,7 @@ class Builder:
         self.libraries = ["-lcriterion", "-lpthread"]
 
     def object(self, source, out):
-        done = run([*self.compile, source, "-o", out])
-        if done.returncode:
-            raise SystemExit(f"{source}: {done.stderr}")
+        compile_or_exit([*self.compile, source, "-o", out], source)
         return out
 
     def common(self):
@@ -161,12 +144,10 @@ class Builder:
         self.support = {s: self.object(os.path.join(self.root, "test/support", s + ".c"), os.path.join(self.work, s + ".o"))
                         for s in set(TESTS.values())}
 
-    def program(self, test, number, mutated):
+    def program(self, test, number, mutant):
         path = os.path.join(self.work, f"{test}.{number}")
-        objects = [self.tests[test], self.support[TESTS[test]], *{**self.sources, **mutated}.values()]
-        done = run([*self.link, path, *objects, *self.libraries])
-        if done.returncode:
-            raise SystemExit(f"linking {test}: {done.stderr}")
+        objects = [self.tests[test], self.support[TESTS[test]], *{**self.sources, **mutant}.values()]
+        compile_or_exit([*self.link, path, *objects, *self.libraries], f"linking {test}")
         return path
 
 
@@ -175,49 +156,40 @@ def first_failure(text):
     return found.group(1) if found else "a test"
 
 
-def catch(builder, number, mutated):
+def catch(builder, number, mutant):
     """The test that fails, or None."""
     for test in TESTS:
-        program = builder.program(test, number, mutated)
+        program = builder.program(test, number, mutant)
         try:
-            text, status = run_bounded([program, "--fail-fast", "-j1", "--timeout", str(LIMIT_S // 2)])
-        except subprocess.TimeoutExpired:
-            return f"{test} (does not end)"
+            text, status = run_bounded([program, "--fail-fast", "-j1", "--timeout", str(LIMIT_S // 2)], LIMIT_S, **ENVIRONMENT)
         finally:
             os.unlink(program)
+        if status is None:
+            return f"{test} (does not end)"
         if status:
             return first_failure(text)
     return None
 
 
-def mutate(builder, number, rule):
-    name, source, old, new = rule
-    text = open(os.path.join(builder.root, source)).read()
-    if text.count(old) != 1:
-        return f"its text is {text.count(old)} times in {source}: bring this list up to date"
+def try_rule(builder, number, rule):
+    _, source, old, new = rule
     changed = os.path.join(builder.work, f"mutant{number}.c")
+    text = mutated(builder.root, source, old, new)
     with open(changed, "w") as out:
-        out.write(text.replace(old, new))
-    return catch(builder, number, {source: builder.object(changed, changed + ".o")}) or "NO TEST FAILS"
+        out.write(text)
+    return catch(builder, number, {source: builder.object(changed, changed + ".o")})
 
 
 def main():
     root, cc = sys.argv[1], sys.argv[2]
     rules = [rule for rule in RULES if len(sys.argv) < 4 or sys.argv[3] in rule[0]]
-    failed = 0
     with tempfile.TemporaryDirectory() as work:
         builder = Builder(root, cc, work)
         builder.common()
         whole = catch(builder, "whole", {})
         if whole:
             raise SystemExit(f"without a mutation: {whole} fails")
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for rule, caught in zip(rules, pool.map(lambda job: mutate(builder, *job), enumerate(rules))):
-                bad = caught == "NO TEST FAILS" or caught.startswith("its text")
-                failed += bad
-                print(f"{'FAILED' if bad else 'ok':6} {rule[0]:52} {caught}", flush=True)
-    print(f"{len(rules) - failed} of {len(rules)} rules have a test that fails without them")
-    return 1 if failed else 0
+        return try_all([rule[0] for rule in rules], lambda number: try_rule(builder, number, rules[number]), os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench --kernel attention: ring attention; results poisoned before and checked after. cuDNN, FA2 and
- * NCCL beside it are in tools/fused/attention_peers.py, which torch needs. */
+/* perseus-fused-bench --kernel attention: ring attention; results poisoned before each launch, and those of the timed
+ * launches checked (timed.h). cuDNN, FA2 and NCCL beside it are in tools/fused/attention_peers.py, which torch needs.
+ */
 #include "tools/fused/attention.h"
+#include "tools/fused/timed.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { WARMUP = 3 };
 
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
 
@@ -19,11 +19,11 @@ struct run {
     struct prs_fused *ctx;
     struct prs_attention_plan *plan;
     cudaStream_t stream;
-    cudaEvent_t from, to;
     struct bench_attention_tensors in;
-    void *out;
+    void *out, *kept_out, *kept_lse; /* kept: of a warm-up launch, which the timed ones must equal */
     float *lse;
-    double usec;
+    struct bench_timed timed;
+    struct bench_verdict verdict;
 };
 
 static size_t out_bytes(const struct run *r)
@@ -64,25 +64,62 @@ static void close_inputs(const struct bench_attention_tensors *in)
     BENCH_CUDA(cudaFree(in->v));
 }
 
-static void time_launches(struct run *r)
+/* ---- measuring: one way ---------------------------------------------------------------------------------------------
+ */
+static void prepare(void *user, uint32_t way)
 {
-    static __thread double times[BENCH_MAX_ITERATIONS];
-    uint32_t iterations = r->options->iterations;
-    for (uint32_t i = 0; i < WARMUP + iterations; i++) {
-        float ms;
-        poison(r); /* before every timed run: what an earlier one left must not pass for this one's */
-        bench_start_cross(r->start, r->stream);
-        BENCH_CUDA(cudaEventRecord(r->from, r->stream));
-        launch(r, &r->in);
-        BENCH_CUDA(cudaEventRecord(r->to, r->stream));
-        BENCH_CUDA(cudaEventSynchronize(r->to));
-        BENCH_CUDA(cudaEventElapsedTime(&ms, r->from, r->to));
-        if (i >= WARMUP)
-            times[i - WARMUP] = bench_max(r->start->rank, ms * 1e3);
-        else
-            bench_max(r->start->rank, 0);
+    (void)way;
+    poison((struct run *)user);
+}
+
+static void launch_timed(void *user, uint32_t way)
+{
+    struct run *r = (struct run *)user;
+    (void)way;
+    launch(r, &r->in);
+}
+
+static void keep(void *user, uint32_t way)
+{
+    struct run *r = (struct run *)user;
+    (void)way;
+    BENCH_CUDA(cudaMemcpyAsync(r->kept_out, r->out, out_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
+    BENCH_CUDA(cudaMemcpyAsync(r->kept_lse, r->lse, lse_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
+}
+
+static void compare(void *user, uint32_t way, unsigned long long *differences)
+{
+    struct run *r = (struct run *)user;
+    (void)way;
+    bench_count_differences(r->out, r->kept_out, out_bytes(r), differences, r->stream);
+    bench_count_differences(r->lse, r->kept_lse, lse_bytes(r), differences, r->stream);
+}
+
+static void check(void *user, uint32_t way)
+{
+    struct run *r = (struct run *)user;
+    (void)way;
+    r->verdict = bench_attention_check(&r->problem, r->out, r->lse, r->stream);
+}
+
+static uint16_t *sampled(void *user)
+{
+    struct run *r = (struct run *)user;
+    return (uint16_t *)r->out + bench_attention_sampled(&r->problem);
+}
+
+static const struct bench_timed_calls CALLS = {prepare, launch_timed, keep, compare, check, sampled};
+
+static void measure(struct run *r)
+{
+    r->timed = {r->options, r->start, r->stream, &CALLS, r, 1, 1};
+    if (r->options->iterations > 0) {
+        BENCH_CUDA(cudaMalloc(&r->kept_out, out_bytes(r)));
+        BENCH_CUDA(cudaMalloc(&r->kept_lse, lse_bytes(r)));
     }
-    r->usec = bench_median(times, iterations);
+    bench_timed_run(&r->timed);
+    BENCH_CUDA(cudaFree(r->kept_out));
+    BENCH_CUDA(cudaFree(r->kept_lse));
 }
 
 static void print_row(const struct run *r, double error, double bad, uint64_t sampled)
@@ -90,26 +127,26 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
     static const char *const MODES[] = {"", "alone", "resident", "ring"};
     const struct prs_attention_shape *s = &r->problem.shape;
     struct prs_attention_info info;
-    double tflops, floor_us;
+    double tflops, floor_us, took_us = r->timed.usec[0];
     const struct prs_attention_tuning *t = &info.tuning;
     char usec[32] = "null", rate[32] = "null", ratio[32] = "null";
     prs_attention_plan_query(r->plan, &info);
-    tflops = 4.0 * s->batch * s->heads_q * s->head_dim * s->seq * s->seq / r->problem.world / r->usec * 1e-6 *
+    tflops = 4.0 * s->batch * s->heads_q * s->head_dim * s->seq * s->seq / r->problem.world / took_us * 1e-6 *
              (s->causal != 0 ? 0.5 : 1);
     floor_us = (double)info.sent_bytes / LINK_BYTES_PER_US;
-    if (!isnan(r->usec)) {
-        snprintf(usec, sizeof(usec), "%.1f", r->usec);
+    if (!isnan(took_us)) {
+        snprintf(usec, sizeof(usec), "%.1f", took_us);
         snprintf(rate, sizeof(rate), "%.1f", tflops);
         if (floor_us > 0)
-            snprintf(ratio, sizeof(ratio), "%.3f", r->usec / floor_us);
+            snprintf(ratio, sizeof(ratio), "%.3f", took_us / floor_us);
     }
     if (r->options->json == 0) {
         printf(
             "attention %ux%ux%ux%ux%u%s %s us, %s TFLOP/s a GPU, %s, group %u slab %u block %u overlap %u spread %u, "
-            "predicted %.1f; %.0f wrong of %llu\n",
+            "predicted %.1f; %.0f wrong of %llu; %llu launches checked\n",
             s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal != 0 ? " causal" : "", usec, rate,
             MODES[t->mode], t->group, t->slab_rows, t->block_rows, t->overlap, t->spread, info.predicted_us, bad,
-            (unsigned long long)sampled);
+            (unsigned long long)sampled, (unsigned long long)r->timed.checked);
     } else {
         printf(
             "{\"kernel\":\"attention\",\"layout\":\"%s\",\"B\":%u,\"Hq\":%u,\"Hkv\":%u,\"S\":%u,\"D\":%u,\"causal\":%u,"
@@ -122,9 +159,10 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
                "\"block_rows\":%u,\"overlap\":%u,\"reason\":\"%s\"},\"workspace_bytes\":%llu,",
                MODES[t->mode], t->ctas, t->group, t->slab_rows, t->push_ctas, t->spread, t->block_rows, t->overlap,
                info.reason, (unsigned long long)info.workspace_bytes);
-        printf(
-            "\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
-            info.predicted_us, error, bad, (unsigned long long)sampled, r->options->commit);
+        printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,"
+               "\"checked_launches\":%llu,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
+               info.predicted_us, error, bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked,
+               r->timed.differing, r->options->commit);
     }
     fflush(stdout);
 }
@@ -199,28 +237,21 @@ bool bench_attention_run(const struct bench_options *o, struct bench_start *star
 {
     struct run r = {o, start, *problem, ctx};
     struct prs_fused_error error;
-    struct bench_verdict v;
+    const struct bench_verdict *v = &r.verdict;
     double bad, worst;
-    r.stream = stream, r.usec = NAN;
-    BENCH_CUDA(cudaEventCreate(&r.from));
-    BENCH_CUDA(cudaEventCreate(&r.to));
+    r.stream = stream;
     open_inputs(&r, problem, &r.in);
     BENCH_CUDA(cudaMalloc(&r.out, out_bytes(&r)));
     BENCH_CUDA(cudaMalloc((void **)&r.lse, lse_bytes(&r)));
     BENCH_CALL(prs_attention_plan_open(ctx, &problem->shape, &o->attention.tuning, &r.plan));
     BENCH_CUDA(cudaStreamSynchronize(stream));
-    if (o->iterations > 0)
-        time_launches(&r);
-    poison(&r);
-    launch(&r, &r.in);
-    BENCH_CUDA(cudaStreamSynchronize(stream));
+    measure(&r);
     if (prs_fused_poll_error(ctx, &error) != 0)
         fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
-    v = bench_attention_check(problem, r.out, r.lse, stream);
-    bad = bench_max(start->rank, (double)(v.beyond + v.poisoned));
-    worst = bench_max(start->rank, v.max_rel_error);
+    bad = bench_max(start->rank, (double)(v->beyond + v->poisoned)) + r.timed.differing;
+    worst = bench_max(start->rank, v->max_rel_error);
     if (start->rank->rank == 0)
-        print_row(&r, worst, bad, v.sampled);
+        print_row(&r, worst, bad, v->sampled);
     if (o->soak + o->replay != 0 && !soak(&r))
         bad++;
     BENCH_CUDA(cudaDeviceSynchronize());
@@ -228,7 +259,5 @@ bool bench_attention_run(const struct bench_options *o, struct bench_start *star
     close_inputs(&r.in);
     BENCH_CUDA(cudaFree(r.out));
     BENCH_CUDA(cudaFree(r.lse));
-    BENCH_CUDA(cudaEventDestroy(r.from));
-    BENCH_CUDA(cudaEventDestroy(r.to));
     return bad == 0;
 }

@@ -24,6 +24,9 @@ void bench_attention_fill(const struct bench_attention *p, const struct bench_at
 struct bench_verdict bench_attention_check(const struct bench_attention *p, const void *out, const float *lse,
                                            cudaStream_t stream);
 
+/* An element of `out` that is in a sampled row. */
+uint64_t bench_attention_sampled(const struct bench_attention *p);
+
 /* Measures and checks one shape; true: all right. */
 bool bench_attention_run(const struct bench_options *o, struct bench_start *start, struct prs_fused *ctx,
                          const struct bench_attention *problem, cudaStream_t stream);

@@ -2,6 +2,7 @@
 /* Inputs of ring attention that any rank can recompute, and a reference in double precision for sampled rows. */
 #include "tools/fused/attention.h"
 #include "tools/fused/element.cuh"
+#include "tools/fused/launch.cuh"
 
 #include <math.h>
 #include <stdio.h>
@@ -49,10 +50,14 @@ static __device__ uint32_t position_of(const struct bench_attention *p, uint32_t
     return row < half ? p->rank * half + row : (2 * p->world - 1 - p->rank) * half + row - half;
 }
 
+/* What a block's threads tell each other, in global memory: test/hopper has no static shared memory. */
+struct desk {
+    double all[THREADS], q[MAX_HEAD_DIM];
+};
+
 /* Over the block; op 0: sum, 1: maximum. */
-static __device__ double reduce(double mine, int op)
+static __device__ double reduce(double *all, double mine, int op)
 {
-    __shared__ double all[THREADS];
     double result;
     __syncthreads();
     all[threadIdx.x] = mine;
@@ -68,9 +73,10 @@ struct sample {
 };
 
 /* Scores to `score`; returns the largest. */
-static __device__ double score_keys(const struct bench_attention *p, const struct sample *x, double *score)
+static __device__ double score_keys(const struct bench_attention *p, const struct sample *x, struct desk *desk,
+                                    double *score)
 {
-    __shared__ double q[MAX_HEAD_DIM];
+    double *q = desk->q;
     uint32_t d = p->shape.head_dim, head_kv = x->head / (p->shape.heads_q / p->shape.heads_kv);
     double scale = p->shape.scale != 0 ? (double)p->shape.scale : 1 / sqrt((double)d), top = -INFINITY;
     if (threadIdx.x < d)
@@ -86,12 +92,12 @@ static __device__ double score_keys(const struct bench_attention *p, const struc
         score[i] = sum * scale;
         top = fmax(top, score[i]);
     }
-    return reduce(top, 1);
+    return reduce(desk->all, top, 1);
 }
 
 /* One block per sampled row. The bound allows one bf16 rounding of each probability and one of the result. */
-static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 *out, const float *lse, double *scores,
-                                  struct sums *to)
+static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 *out, const float *lse,
+                                  struct desk *desks, double *scores, struct sums *to)
 {
     uint32_t rows = p.shape.seq / p.world, d = p.shape.head_dim;
     double *score = scores + (uint64_t)blockIdx.x * p.shape.seq, top, sum = 0;
@@ -100,12 +106,12 @@ static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 
     x.head = bench_scatter(blockIdx.x + 1000) % p.shape.heads_q;
     x.batch = bench_scatter(blockIdx.x + 2000) % p.shape.batch;
     x.keys = p.shape.causal != 0 ? position_of(&p, x.row) + 1 : p.shape.seq;
-    top = score_keys(&p, &x, score);
+    top = score_keys(&p, &x, &desks[blockIdx.x], score);
     for (uint32_t i = threadIdx.x; i < x.keys; i += THREADS) {
         score[i] = exp(score[i] - top);
         sum += score[i];
     }
-    sum = reduce(sum, 0);
+    sum = reduce(desks[blockIdx.x].all, sum, 0);
     if (threadIdx.x < d) {
         uint32_t head_kv = x.head / (p.shape.heads_q / p.shape.heads_kv);
         double want = 0, size = 0, have, error;
@@ -153,24 +159,33 @@ void bench_attention_fill(const struct bench_attention *p, const struct bench_at
     bench_fill(t->v, kv, p->seed * 3 + VALUES, p->rank, 0, stream);
 }
 
+uint64_t bench_attention_sampled(const struct bench_attention *p)
+{
+    const struct prs_attention_shape *s = &p->shape;
+    return index_of(p, s->heads_q, bench_scatter(2000) % s->batch, bench_scatter(1000) % s->heads_q,
+                    bench_scatter(0) % (s->seq / p->world)) *
+           s->head_dim;
+}
+
 struct bench_verdict bench_attention_check(const struct bench_attention *p, const void *out, const float *lse,
                                            cudaStream_t stream)
 {
     struct sums host = {0, 0, 0, 0}, *device;
+    uint64_t elements = bench_attention_elements(p, p->shape.heads_q);
     double *scores;
+    struct desk *desks;
     struct bench_verdict v;
+    BENCH_CUDA(cudaMalloc((void **)&desks, SAMPLES * sizeof(*desks)));
     BENCH_CUDA(cudaMalloc((void **)&scores, (size_t)SAMPLES * p->shape.seq * sizeof(*scores)));
     BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
     BENCH_CUDA(cudaMemcpyAsync(device, &host, sizeof(host), cudaMemcpyHostToDevice, stream));
-    check_rows<<<SAMPLES, THREADS, 0, stream>>>(*p, (const __nv_bfloat16 *)out, lse, scores, device);
-    BENCH_CUDA(cudaGetLastError());
-    count_poison<<<1024, 256, 0, stream>>>((const uint16_t *)out, bench_attention_elements(p, p->shape.heads_q),
-                                           device);
-    BENCH_CUDA(cudaGetLastError());
+    bench_launch(check_rows, SAMPLES, THREADS, stream, *p, (const __nv_bfloat16 *)out, lse, desks, scores, device);
+    bench_launch(count_poison, bench_blocks(elements), BENCH_THREADS, stream, (const uint16_t *)out, elements, device);
     BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     BENCH_CUDA(cudaFree(device));
     BENCH_CUDA(cudaFree(scores));
+    BENCH_CUDA(cudaFree(desks));
     v.sampled = (uint64_t)SAMPLES * p->shape.head_dim;
     v.max_rel_error = host.worst / sqrt(host.square / (double)v.sampled);
     v.beyond = host.beyond;

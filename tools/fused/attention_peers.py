@@ -7,14 +7,15 @@
 
 A shape is batch x query heads x KV heads x whole sequence x head_dim; a variant is keys-a-step:overlap[:group[:slab rows[:spread[:mode]]]], as in
 struct prs_attention_tuning, 0 for the default. All ways take turns in every round, start together, and are timed by events; a time is the
-median over rounds of the slowest rank. Results are poisoned before and sampled rows compared with a softmax in double precision; `error` is
-the largest difference, `error_over_cudnn` that over cuDNN's own on the same rows, `rms_over_cudnn` the same of the root mean squares. JSON, one object a variant. Status 77 without torch or GPUs.
+median over rounds of the slowest rank. Results are poisoned before each run; those of our timed launches are the same bits each time, and sampled
+rows of the last one are compared with a softmax in double precision (timed.py; `checked_launches` says how many). `error` is the largest
+difference, `error_over_cudnn` that over cuDNN's own on the same rows, `rms_over_cudnn` the same of the root mean squares. JSON, one object a
+variant. Status 1 when anything was wrong, 77 without torch or GPUs.
 """
 import argparse
 import ctypes
 import json
 import os
-import statistics
 import sys
 
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast is never used
@@ -26,8 +27,9 @@ except ImportError:
     sys.exit(77)
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from fused_context import Context, bounded, pointer, struct, u32, u64  # noqa: E402
+from timed import Way, time_all  # noqa: E402
 
-WARMUP, SAMPLED_ROWS = 3, 64
+SAMPLED_ROWS = 64
 MODES = ("", "alone", "resident", "ring")
 # As in include/perseus/fused.h.
 Shape = struct("Shape", batch=u32, heads_q=u32, heads_kv=u32, head_dim=u32, seq=u32, causal=u32, heads_first=u32, scale=ctypes.c_float)
@@ -125,28 +127,7 @@ def together(world):
     torch.cuda.synchronize()
     if world > 1:
         dist.barrier()
-        dist.all_reduce(together.word)
-
-
-def time_all(ways, rounds, world):
-    together.word = torch.zeros(1, device="cuda")
-    times = {name: [] for name in ways}
-    for i in range(WARMUP + rounds):
-        for name, run in ways.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            if isinstance(run, Ours):
-                run.poison()  # what an earlier run left must not pass for this one's
-            together(world)
-            begin.record()
-            run()
-            end.record()
-            torch.cuda.synchronize()
-            t = torch.tensor([begin.elapsed_time(end) * 1e3], device="cuda")
-            if world > 1:
-                dist.all_reduce(t, op=dist.ReduceOp.MAX)
-            if i >= WARMUP:
-                times[name].append(t.item())
-    return {name: round(statistics.median(t), 1) for name, t in times.items()}
+        dist.all_reduce(torch.zeros(1, device="cuda"))
 
 
 def positions(rank, world, rows, causal):
@@ -158,7 +139,8 @@ def positions(rank, world, rows, causal):
 
 
 def reference(q, k, v, causal, rank, world):
-    """Rows, (batch, head), and what must come out there, in double precision."""
+    """(batch, rows, head), what must come out there and its logarithms of sums, in double precision, and how far off that may be: one bf16
+    rounding of each probability and one of the result."""
     rows, dim = q.shape[1], q.shape[3]
     batch, head = q.shape[0] - 1, q.shape[2] - 1
     kv = torch.stack((k[batch, :, -1], v[batch, :, -1])).contiguous()
@@ -174,13 +156,24 @@ def reference(q, k, v, causal, rank, world):
     if causal:
         mine = positions(rank, world, rows, causal).cuda()[sample]
         scores.masked_fill_(where[None, :] > mine[:, None], float("-inf"))
-    return (batch, sample, head), torch.softmax(scores, -1) @ values, torch.logsumexp(scores, -1)
+    shares = torch.softmax(scores, -1)
+    want = shares @ values
+    return (batch, sample, head), want, torch.logsumexp(scores, -1), (want.abs() + shares @ values.abs()) * 2**-8 * 1.01
 
 
 def error_of(out, at, want):
     """The largest difference, and its root mean square: of rounded results the largest is a matter of chance."""
     difference = out[at].double() - want
     return difference.abs().max().item(), difference.square().mean().sqrt().item()
+
+
+def check(run, at, want, want_lse, bound):
+    """Of our result: error_of(), that of the logarithms, elements that are wrong, and those never written."""
+    lse_error = (run.lse[at[0], at[2], at[1]].double() - want_lse).abs()
+    poisoned = run.out.isnan().sum().item()
+    beyond = (~((run.out[at].double() - want).abs() <= bound)).sum().item()  # a NaN is beyond any bound
+    beyond += (~(lse_error <= 1e-4 * (1 + want_lse.abs()))).sum().item()
+    return *error_of(run.out, at, want), lse_error.max().item(), beyond + poisoned, poisoned
 
 
 def worst(x, world):
@@ -205,17 +198,17 @@ def measure(args, context, text, rank, world):
     peers = {"cudnn": Sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, args.causal), "fa2": Sdpa(SDPBackend.FLASH_ATTENTION, q, k, v, args.causal)}
     if world > 1:
         peers["nccl_ring"] = NcclRing(q, k, v, args.causal)
-    times = time_all({**ours, **peers}, args.rounds, world)
-    at, want, want_lse = reference(q, k, v, args.causal, rank, world)
+    at, want, want_lse, bound = reference(q, k, v, args.causal, rank, world)
+    ways = {name: Way(run, run.poison, lambda run=run: (run.out, run.lse), lambda _, run=run: check(run, at, want, want_lse, bound),
+                      lambda run=run: run.out[at[0], int(at[1][0]), at[2], :1]) for name, run in ours.items()}
+    times = time_all({**ways, **{name: Way(run) for name, run in peers.items()}}, args.rounds, lambda: together(world), lambda usec: worst(usec, world),
+                     args.corrupt if rank == world - 1 else 0)
     peer_error, peer_rms = (worst(x, world) for x in error_of(peers["nccl_ring" if world > 1 else "cudnn"].out, at, want))
-    beside = "nccl_ring" if world > 1 else "cudnn"
+    beside, bad = "nccl_ring" if world > 1 else "cudnn", 0
     for variant, run in ours.items():
-        run.poison()
-        run()
-        torch.cuda.synchronize()
-        error, rms = (worst(x, world) for x in error_of(run.out, at, want))
-        lse_error = worst((run.lse[at[0], at[2], at[1]].double() - want_lse).abs().max().item(), world)
-        poisoned = worst(run.out.isnan().sum().item(), world)
+        error, rms, lse_error, beyond, poisoned = (worst(x, world) for x in ways[variant].found)
+        differing = worst(ways[variant].differing, world)
+        bad += beyond + differing
         flops = 4 * batch * heads_q * dim * seq * seq / world * (0.5 if args.causal else 1)
         usec, info = times[variant], run.info
         row = {"kernel": "attention", "shape": text, "causal": args.causal, "gpus": world, "variant": variant, "usec": usec, "tflops": round(flops / usec / 1e6, 1),
@@ -223,12 +216,14 @@ def measure(args, context, text, rank, world):
                "cudnn_over_ours": round(times["cudnn"] / usec, 3) if world == 1 else None,
                "speedup_over_nccl_ring": round(times["nccl_ring"] / usec, 3) if world > 1 else None,
                "error": error, f"error_over_{beside}": round(error / peer_error, 3), f"rms_over_{beside}": round(rms / peer_rms, 3),
-               "lse_error": lse_error, "poisoned": poisoned, "predicted_usec": round(info.predicted_us, 1), "mode": MODES[info.tuning.mode],
+               "lse_error": lse_error, "poisoned": poisoned, "beyond_bound": int(beyond + differing), "checked_launches": ways[variant].checked,
+               "differing_elements": int(differing), "predicted_usec": round(info.predicted_us, 1), "mode": MODES[info.tuning.mode],
                "group": info.tuning.group, "slab_rows": info.tuning.slab_rows, "block_rows": info.tuning.block_rows, "overlap": info.tuning.overlap,
                "spread": info.tuning.spread, "torch": torch.__version__, "commit": args.commit}
         if rank == 0:
             print(json.dumps(row), flush=True)
         run.close()
+    return bad == 0
 
 
 def main():
@@ -239,6 +234,7 @@ def main():
     p.add_argument("--causal", action="store_true")
     p.add_argument("--alone", action="store_true")
     p.add_argument("--rounds", type=int, default=10)
+    p.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check has to notice")
     p.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     p.add_argument("--commit", default="unknown")
     args = p.parse_args()
@@ -253,11 +249,11 @@ def main():
         dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
         rank, world = dist.get_rank(), dist.get_world_size()
         context = Context(args.library, torch.cuda.current_device(), dist.new_group(backend="gloo"))
-    for text in args.shape:
-        measure(args, context, text, rank, world)
+    good = [measure(args, context, text, rank, world) for text in args.shape]
     context.close()
     if not args.alone:
         dist.destroy_process_group()
+    sys.exit(0 if all(good) else 1)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and one after the other, interleaved in one
- * process group; results poisoned before and checked after. */
+ * process group; results poisoned before each run, and those of the timed launches checked (timed.h). */
 #include "tools/fused/attention.h"
+#include "tools/fused/timed.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARMUP = 3, METHODS = 4 };
 enum method { OWN = 0, COMPUTE = 1, COMMUNICATE = 2, UNFUSED = 3 };
 
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
@@ -23,11 +23,13 @@ struct run {
     struct bench_lt *lt;
     struct bench_nccl *nccl;
     cudaStream_t stream;
-    cudaEvent_t from, to;
     void *a, *b, *c;
+    void *kept;               /* C of a warm-up launch, which the timed ones must equal */
     void *gathered, *partial; /* for the unfused way */
     struct bench_start start;
-    double usec[METHODS];
+    struct bench_timed timed;
+    struct prs_fused_traffic before, traffic; /* before the last launch of our own, and what it sent */
+    struct bench_verdict verdict;
 };
 
 /* ---- the four ways
@@ -68,8 +70,9 @@ static void run_communicate(struct run *r)
                                   gathers ? r->gathered : r->c, share_elements(r), r->stream));
 }
 
-static void run_method(struct run *r, int method)
+static void run_method(void *user, uint32_t method)
 {
+    struct run *r = (struct run *)user;
     bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
     if (method == OWN)
         run_own(r);
@@ -83,38 +86,37 @@ static void run_method(struct run *r, int method)
 
 /* ---- measuring
  * -------------------------------------------------------------------------------------------------------------- */
-static double time_once(struct run *r, int method)
+static size_t c_bytes(const struct run *r)
 {
-    float ms;
-    /* Before every timed run, and the ranks meet behind it: what an earlier run left must not pass for this one's. */
-    bench_poison(r->c, bench_rows_c(&r->problem) * (size_t)r->problem.shape.n * 2, r->stream);
-    bench_start_cross(&r->start, r->stream);
-    BENCH_CUDA(cudaEventRecord(r->from, r->stream));
-    run_method(r, method);
-    BENCH_CUDA(cudaEventRecord(r->to, r->stream));
-    BENCH_CUDA(cudaEventSynchronize(r->to));
-    BENCH_CUDA(cudaEventElapsedTime(&ms, r->from, r->to));
-    return bench_max(r->rank, ms * 1e3);
+    return bench_rows_c(&r->problem) * (size_t)r->problem.shape.n * 2;
 }
 
-static void time_methods(struct run *r)
+static void prepare(void *user, uint32_t method)
 {
-    static __thread double times[METHODS][BENCH_MAX_ITERATIONS];
-    const struct bench_options *o = r->options;
-    bool talks = r->problem.shape.op != PRS_FUSED_GEMM && r->nccl != NULL;
-    for (uint32_t i = 0; i < WARMUP + o->iterations; i++) {
-        for (int method = 0; method < METHODS; method++) {
-            if ((method == COMPUTE && o->no_baselines != 0) || (method >= COMMUNICATE && !talks))
-                continue;
-            double t = time_once(r, method);
-            if (i >= WARMUP)
-                times[method][i - WARMUP] = t;
-        }
-    }
-    for (int method = 0; method < METHODS; method++) {
-        bool ran = method == OWN || (method == COMPUTE ? o->no_baselines == 0 : talks);
-        r->usec[method] = ran ? bench_median(times[method], o->iterations) : NAN;
-    }
+    struct run *r = (struct run *)user;
+    bench_poison(r->c, c_bytes(r), r->stream);
+    if (method == OWN)
+        prs_fused_traffic(r->ctx, &r->before);
+}
+
+static void keep(void *user, uint32_t method)
+{
+    struct run *r = (struct run *)user;
+    (void)method; /* of our own there is one */
+    BENCH_CUDA(cudaMemcpyAsync(r->kept, r->c, c_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
+}
+
+static void compare(void *user, uint32_t method, unsigned long long *differences)
+{
+    struct run *r = (struct run *)user;
+    (void)method;
+    bench_count_differences(r->c, r->kept, c_bytes(r), differences, r->stream);
+}
+
+static uint16_t *sampled(void *user)
+{
+    struct run *r = (struct run *)user;
+    return (uint16_t *)r->c + bench_sampled(&r->problem);
 }
 
 /* What one launch sends to other nodes. */
@@ -129,26 +131,52 @@ static struct prs_fused_traffic traffic_since(struct run *r, const struct prs_fu
     return t;
 }
 
-static bool report(struct run *r, const struct bench_verdict *v, const struct prs_fused_traffic *traffic)
+static void check(void *user, uint32_t method)
 {
+    struct run *r = (struct run *)user;
+    (void)method;
+    r->traffic = traffic_since(r, &r->before);
+    r->verdict = bench_check(&r->problem, r->c, r->stream);
+}
+
+static const struct bench_timed_calls CALLS = {prepare, run_method, keep, compare, check, sampled};
+
+static void measure(struct run *r)
+{
+    uint32_t talks = r->problem.shape.op != PRS_FUSED_GEMM && r->nccl != NULL;
+    r->timed.options = r->options, r->timed.start = &r->start, r->timed.stream = r->stream;
+    r->timed.calls = &CALLS, r->timed.user = r, r->timed.own = 1;
+    r->timed.ways = 1u << OWN | (r->lt != NULL) << COMPUTE | talks << COMMUNICATE | talks << UNFUSED;
+    if (r->options->iterations > 0)
+        BENCH_CUDA(cudaMalloc(&r->kept, c_bytes(r)));
+    bench_timed_run(&r->timed);
+    BENCH_CUDA(cudaFree(r->kept));
+    r->kept = NULL;
+}
+
+static bool report(struct run *r)
+{
+    const struct bench_verdict *v = &r->verdict;
+    const double *usec = r->timed.usec;
     const struct prs_fused_shape *s = &r->problem.shape;
     struct bench_row row;
     memset(&row, 0, sizeof(row));
     row.shape = *s;
     prs_fused_plan_query(r->plan, &row.info);
     row.gpus = r->problem.world;
-    row.own_us = r->usec[OWN], row.compute_us = r->usec[COMPUTE];
-    row.comm_us = r->usec[COMMUNICATE], row.unfused_us = r->usec[UNFUSED];
-    row.traffic = *traffic;
+    row.own_us = usec[OWN], row.compute_us = usec[COMPUTE];
+    row.comm_us = usec[COMMUNICATE], row.unfused_us = usec[UNFUSED];
+    row.traffic = r->traffic;
     row.floor_us =
         fmax((double)row.info.sent_bytes / LINK_BYTES_PER_US, (double)row.info.far_bytes / PORT_BYTES_PER_US);
     if (row.compute_us > row.floor_us)
         row.floor_us = row.compute_us; /* not measured: NaN is never larger */
     row.speedup = (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;
     row.tflops = 2.0 * s->m * s->n * s->k / row.own_us * 1e-6;
-    row.beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned));
+    row.beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned)) + r->timed.differing;
     row.max_rel_error = bench_max(r->rank, v->max_rel_error);
     row.sampled = v->sampled;
+    row.checked = r->timed.checked, row.differing = r->timed.differing;
     row.commit = r->options->commit;
     if (r->rank->rank == 0)
         bench_report(&row, r->options->json != 0);
@@ -270,33 +298,19 @@ static void close_run(struct run *r)
 
 static bool run_shape(struct run *r)
 {
-    struct bench_verdict v;
     struct prs_fused_error error;
     struct prs_fused_tuning tuning = r->options->tuning;
-    struct prs_fused_traffic traffic;
-    size_t bytes = bench_rows_c(&r->problem) * (size_t)r->problem.shape.n * 2;
     bool good;
-    for (int i = 0; i < METHODS; i++)
-        r->usec[i] = NAN;
     open_run(r);
     if (r->options->autotune)
         BENCH_CALL(prs_autotune(r->ctx, &r->problem.shape, r->a, r->b, r->c, 10, r->stream, &tuning));
     BENCH_CALL(prs_fused_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan));
     if (r->options->kill_after != 0)
         bench_lose_rank(r->rank, r->options, r->ctx, launch_own, r, r->stream);
-    if (r->options->iterations > 0)
-        time_methods(r);
-    bench_poison(r->c, bytes, r->stream);
-    BENCH_CUDA(cudaStreamSynchronize(r->stream));
-    bench_meet(r->rank); /* all-reduce: nobody may store into a C that is still being poisoned */
-    prs_fused_traffic(r->ctx, &traffic);
-    run_own(r);
-    BENCH_CUDA(cudaStreamSynchronize(r->stream));
-    traffic = traffic_since(r, &traffic);
+    measure(r);
     if (prs_fused_poll_error(r->ctx, &error) != 0)
         fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
-    v = bench_check(&r->problem, r->c, r->stream);
-    good = report(r, &v, &traffic);
+    good = report(r);
     if (r->options->soak + r->options->replay != 0)
         good = soak(r) && good;
     close_run(r);
@@ -319,6 +333,7 @@ static int run_rank(struct bench_rank *rank, void *user)
     int bad = 0;
     memset(&r, 0, sizeof(r));
     r.options = o;
+    r.problem.samples = o->samples;
     r.rank = rank;
     if (o->loopback != 0) {
         config.world = o->loopback;
@@ -327,8 +342,6 @@ static int run_rank(struct bench_rank *rank, void *user)
     }
     BENCH_CALL(prs_fused_open(&config, &r.ctx));
     BENCH_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
-    BENCH_CUDA(cudaEventCreate(&r.from));
-    BENCH_CUDA(cudaEventCreate(&r.to));
     bench_start_open(&r.start, r.ctx, rank);
     if (o->no_baselines == 0 && !o->one_device && rank->world > 1 && o->kill_after == 0)
         r.nccl = bench_nccl_open(rank);

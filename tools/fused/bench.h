@@ -37,8 +37,10 @@ struct bench_attention_options {
 
 struct bench_options {
     uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
+    uint32_t samples;  /* elements that a check computes anew; attention has rows of its own number */
     uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink */
     uint32_t one_device, no_baselines, autotune, json;
+    uint32_t corrupt;    /* what the timed launch of this number wrote is changed before it is checked; 0: of none */
     uint32_t kill_after; /* ms; the last rank's process then dies, and the others must say so; 0: nobody does */
     struct prs_fused_tuning tuning;
     struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
@@ -89,7 +91,7 @@ void bench_start_cross(struct bench_start *s, cudaStream_t stream);
  */
 struct bench_problem {
     struct prs_fused_shape shape;
-    uint32_t rank, world, nodes, seed_a, seed_b;
+    uint32_t rank, world, nodes, seed_a, seed_b, samples;
 };
 
 struct bench_verdict {
@@ -104,6 +106,7 @@ size_t bench_rows_c(const struct bench_problem *p);
 void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream);
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
+uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() looks at */
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
 
 /* ---- baselines (baseline.cu) ---------------------------------------------------------------------------------------
@@ -128,7 +131,8 @@ struct bench_row {
     uint32_t gpus;
     double own_us, compute_us, comm_us, unfused_us, floor_us; /* NaN: not measured */
     double speedup, tflops, max_rel_error, beyond;
-    uint64_t sampled;
+    double differing; /* part of beyond */
+    uint64_t sampled, checked;
     const char *commit;
 };
 
@@ -153,7 +157,7 @@ struct bench_soak {
 void bench_soak_open(struct bench_soak *s, bench_soak_turn *turn, void *user, cudaStream_t stream);
 void bench_soak_close(struct bench_soak *s);
 
-/* 16-byte vectors that are not the same. */
+/* 16-byte vectors that are not the same; what is left behind the last is one more. */
 void bench_count_differences(const void *x, const void *y, size_t bytes, unsigned long long *differences,
                              cudaStream_t stream);
 

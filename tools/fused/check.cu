@@ -2,13 +2,12 @@
 /* Inputs that any rank can recompute, and a reference in double precision for sampled elements. */
 #include "tools/fused/bench.h"
 #include "tools/fused/element.cuh"
+#include "tools/fused/launch.cuh"
 
 #include <cuda_bf16.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-enum { SAMPLES = 32768 };
 
 static __global__ void fill(__nv_bfloat16 *to, uint64_t count, uint32_t seed, uint32_t rank, uint32_t which)
 {
@@ -98,8 +97,7 @@ size_t bench_rows_c(const struct bench_problem *p)
 
 void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream)
 {
-    fill<<<1024, 256, 0, stream>>>((__nv_bfloat16 *)to, elements, seed, rank, which);
-    BENCH_CUDA(cudaGetLastError());
+    bench_launch(fill, bench_blocks(elements), BENCH_THREADS, stream, (__nv_bfloat16 *)to, elements, seed, rank, which);
 }
 
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream)
@@ -113,18 +111,21 @@ void bench_poison(void *c, size_t bytes, cudaStream_t stream)
     BENCH_CUDA(cudaMemsetAsync(c, 0xff, bytes, stream)); /* a NaN that no sum rounds to */
 }
 
+uint64_t bench_sampled(const struct bench_problem *p)
+{
+    return bench_scatter(0) % bench_rows_c(p) * p->shape.n + bench_scatter(7777777) % p->shape.n;
+}
+
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream)
 {
     struct sums host = {0, 0, 0, 0}, *device;
-    uint64_t rows = bench_rows_c(p), count = rows * p->shape.n, samples = count < SAMPLES ? count : SAMPLES;
+    uint64_t rows = bench_rows_c(p), count = rows * p->shape.n, samples = count < p->samples ? count : p->samples;
     struct bench_verdict v;
     samples = (samples + 7) / 8 * 8;
     BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
     BENCH_CUDA(cudaMemcpyAsync(device, &host, sizeof(host), cudaMemcpyHostToDevice, stream));
-    check_samples<<<(unsigned)(samples / 8), 256, 0, stream>>>(*p, (const __nv_bfloat16 *)c, rows, device);
-    BENCH_CUDA(cudaGetLastError());
-    count_poison<<<1024, 256, 0, stream>>>((const uint16_t *)c, count, device);
-    BENCH_CUDA(cudaGetLastError());
+    bench_launch(check_samples, (unsigned)(samples / 8), 256, stream, *p, (const __nv_bfloat16 *)c, rows, device);
+    bench_launch(count_poison, bench_blocks(count), BENCH_THREADS, stream, (const uint16_t *)c, count, device);
     BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     BENCH_CUDA(cudaFree(device));

@@ -15,7 +15,7 @@ static __device__ __forceinline__ float bench_element(uint32_t seed, uint32_t ra
 }
 
 /* Spreads sample numbers over what is sampled. */
-static __device__ __forceinline__ uint64_t bench_scatter(uint64_t i)
+static __host__ __device__ __forceinline__ uint64_t bench_scatter(uint64_t i)
 {
     i = (i + 1) * 0x9e3779b97f4a7c15ull;
     return i ^ (i >> 29);

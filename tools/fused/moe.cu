@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* perseus-fused-bench --kernel moe: dispatch with the grouped product, and the product of the same rows alone; results
- * poisoned before and checked after, maps and all. The baselines are in tools/fused/moe_peers.py, which torch needs. */
+ * poisoned before each launch, those of the timed launches checked (timed.h), maps and all. The baselines are in
+ * tools/fused/moe_peers.py, which torch needs. */
 #include "tools/fused/moe.h"
+#include "tools/fused/timed.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARMUP = 3, METHODS = 2 };
+enum { METHODS = 2 };
 enum method { OWN = 0, PRODUCT = 1 };
 
 struct run {
@@ -20,10 +22,12 @@ struct run {
     struct prs_moe_info info;
     struct bench_start start;
     cudaStream_t stream;
-    cudaEvent_t from, to;
     void *weights;
     struct prs_moe_batch batch;
-    double usec[METHODS];
+    struct prs_moe_batch kept[METHODS]; /* results of warm-up launches, which the timed ones must equal */
+    struct bench_moe_want want;
+    struct bench_timed timed;
+    struct bench_moe_verdict verdict[METHODS];
 };
 
 /* ---- one batch -----------------------------------------------------------------------------------------------------
@@ -40,11 +44,16 @@ static size_t out_bytes(const struct run *r)
     return (size_t)r->info.capacity * r->problem.shape.columns * 2;
 }
 
+static size_t groups_bytes(const struct run *r)
+{
+    return r->problem.shape.experts / r->problem.world * sizeof(struct prs_moe_group);
+}
+
 static void poison(const struct run *r, const struct prs_moe_batch *b)
 {
     bench_poison(b->out, out_bytes(r), r->stream);
     bench_poison(b->rows, r->info.capacity * sizeof(*b->rows), r->stream);
-    bench_poison(b->groups, r->problem.shape.experts / r->problem.world * sizeof(*b->groups), r->stream);
+    bench_poison(b->groups, groups_bytes(r), r->stream);
 }
 
 static void open_inputs(struct run *r, const struct bench_moe_problem *p, struct prs_moe_batch *b)
@@ -70,7 +79,7 @@ static void open_results(struct run *r, struct prs_moe_batch *b)
 {
     b->out = device(out_bytes(r));
     b->rows = (struct prs_moe_row *)device(r->info.capacity * sizeof(*b->rows));
-    b->groups = (struct prs_moe_group *)device(r->problem.shape.experts / r->problem.world * sizeof(*b->groups));
+    b->groups = (struct prs_moe_group *)device(groups_bytes(r));
 }
 
 static void close_inputs(struct prs_moe_batch *b)
@@ -89,34 +98,63 @@ static void close_results(struct prs_moe_batch *b)
 
 /* ---- measuring -----------------------------------------------------------------------------------------------------
  */
-static double time_once(struct run *r, int method)
+static void prepare(void *user, uint32_t method)
 {
-    float ms;
-    if (method == OWN) /* what an earlier run left must not pass for this one's; the product alone needs its maps */
+    struct run *r = (struct run *)user;
+    if (method == OWN)
         poison(r, &r->batch);
-    bench_start_cross(&r->start, r->stream);
-    BENCH_CUDA(cudaEventRecord(r->from, r->stream));
+    else /* the product alone needs the maps, and leaves them as they are */
+        bench_poison(r->batch.out, out_bytes(r), r->stream);
+}
+
+static void launch(void *user, uint32_t method)
+{
+    struct run *r = (struct run *)user;
     if (method == OWN)
         BENCH_CALL(prs_moe_dispatch_gemm(r->plan, &r->batch, r->stream));
     else
         BENCH_CALL(prs_moe_gemm(r->plan, &r->batch, r->stream));
-    BENCH_CUDA(cudaEventRecord(r->to, r->stream));
-    BENCH_CUDA(cudaEventSynchronize(r->to));
-    BENCH_CUDA(cudaEventElapsedTime(&ms, r->from, r->to));
-    return bench_max(r->rank, ms * 1e3);
 }
 
-static void time_methods(struct run *r)
+static void keep(void *user, uint32_t method)
 {
-    static __thread double times[METHODS][BENCH_MAX_ITERATIONS];
-    for (uint32_t i = 0; i < WARMUP + r->options->iterations; i++)
-        for (int method = 0; method < METHODS; method++) {
-            double t = time_once(r, method);
-            if (i >= WARMUP)
-                times[method][i - WARMUP] = t;
-        }
-    for (int method = 0; method < METHODS; method++)
-        r->usec[method] = bench_median(times[method], r->options->iterations);
+    struct run *r = (struct run *)user;
+    const struct prs_moe_batch *from = &r->batch, *to = &r->kept[method];
+    cudaMemcpyKind within = cudaMemcpyDeviceToDevice;
+    BENCH_CUDA(cudaMemcpyAsync(to->out, from->out, out_bytes(r), within, r->stream));
+    BENCH_CUDA(cudaMemcpyAsync(to->rows, from->rows, r->info.capacity * sizeof(*to->rows), within, r->stream));
+    BENCH_CUDA(cudaMemcpyAsync(to->groups, from->groups, groups_bytes(r), within, r->stream));
+}
+
+static void compare(void *user, uint32_t method, unsigned long long *differences)
+{
+    struct run *r = (struct run *)user;
+    bench_moe_compare(&r->problem, &r->want, &r->batch, &r->kept[method], differences, r->stream);
+}
+
+static void check(void *user, uint32_t method)
+{
+    struct run *r = (struct run *)user;
+    r->verdict[method] = bench_moe_check(&r->problem, &r->want, &r->batch, r->stream);
+}
+
+static uint16_t *sampled(void *user)
+{
+    struct run *r = (struct run *)user;
+    return r->want.count == 0 ? NULL : (uint16_t *)r->batch.out + bench_moe_sampled(&r->problem, &r->want);
+}
+
+static const struct bench_timed_calls CALLS = {prepare, launch, keep, compare, check, sampled};
+
+static void measure(struct run *r)
+{
+    bool keeps = r->options->iterations > 0;
+    r->timed = {r->options, &r->start, r->stream, &CALLS, r, METHODS, (1u << METHODS) - 1};
+    for (int method = 0; keeps && method < METHODS; method++)
+        open_results(r, &r->kept[method]);
+    bench_timed_run(&r->timed);
+    for (int method = 0; keeps && method < METHODS; method++)
+        close_results(&r->kept[method]);
 }
 
 static void print_number(const char *name, double v)
@@ -127,38 +165,45 @@ static void print_number(const char *name, double v)
         printf("\"%s\":%.1f,", name, v);
 }
 
-static bool report(struct run *r, const struct bench_moe_verdict *v, uint32_t rows)
+static bool report(struct run *r)
 {
+    const struct bench_moe_verdict *v = &r->verdict[OWN], *product = &r->verdict[PRODUCT];
+    const double *usec = r->timed.usec;
     const struct bench_moe_problem *p = &r->problem;
     const struct prs_moe_tuning *t = &r->info.tuning;
-    double bad = bench_max(r->rank, (double)(v->beyond + v->poisoned)),
-           maps = bench_max(r->rank, (double)v->map_errors);
-    double error = bench_max(r->rank, v->max_rel_error), most = bench_max(r->rank, rows);
-    double tflops = 2.0 * most * p->shape.hidden * p->shape.columns / r->usec[OWN] * 1e-6;
+    double bad = bench_max(r->rank, (double)(v->beyond + v->poisoned + product->beyond + product->poisoned)) +
+                 r->timed.differing,
+           maps = bench_max(r->rank, (double)(v->map_errors + product->map_errors));
+    double error = bench_max(r->rank, fmax(v->max_rel_error, product->max_rel_error)),
+           most = bench_max(r->rank, r->want.count);
+    double tflops = 2.0 * most * p->shape.hidden * p->shape.columns / usec[OWN] * 1e-6;
     if (r->rank->rank != 0)
         return bad == 0 && maps == 0;
     if (r->options->json == 0) {
         printf(
             "moe %-14s %-2s tokens %-6u zipf %-4g %10.1f us, product alone %10.1f us, most rows %6.0f, %6.1f TFLOP/s; "
-            "share %u ctas %u route %u; wrong: %.0f of %llu, %.0f in maps\n",
-            p->shape.name, p->n_h != 0 ? "nk" : "kn", p->tokens, p->zipf, r->usec[OWN], r->usec[PRODUCT], most, tflops,
-            t->share, t->ctas, t->route_ctas, bad, (unsigned long long)v->sampled, maps);
+            "share %u ctas %u route %u; wrong: %.0f of %llu, %.0f in maps; %llu launches checked\n",
+            p->shape.name, p->n_h != 0 ? "nk" : "kn", p->tokens, p->zipf, usec[OWN], usec[PRODUCT], most, tflops,
+            t->share, t->ctas, t->route_ctas, bad, (unsigned long long)v->sampled, maps,
+            (unsigned long long)r->timed.checked);
     } else {
         printf("{\"kernel\":\"moe\",\"preset\":\"%s\",\"layout\":\"%s\",\"H\":%u,\"N\":%u,\"E\":%u,\"top_k\":%u,",
                p->shape.name, p->n_h != 0 ? "nk" : "kn", p->shape.hidden, p->shape.columns, p->shape.experts,
                p->shape.top_k);
         printf("\"tokens\":%u,\"ragged\":%u,\"zipf\":%g,\"gpus\":%u,\"nodes\":%u,", p->tokens, p->ragged, p->zipf,
                p->world, r->rank->nodes);
-        print_number("usec", r->usec[OWN]);
-        print_number("product_usec", r->usec[PRODUCT]);
+        print_number("usec", usec[OWN]);
+        print_number("product_usec", usec[PRODUCT]);
         print_number("tflops", tflops);
         printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,\"order\":%u,"
                "\"group\":%u}"
                ",\"predicted_"
                "usec\":%.1f,",
                most, t->share, t->ctas, t->route_ctas, t->spread, t->order, t->group, r->info.predicted_us);
-        printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
-               error, bad, maps, (unsigned long long)v->sampled, r->options->commit);
+        printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,", error, bad, maps,
+               (unsigned long long)v->sampled);
+        printf("\"checked_launches\":%llu,\"differing_elements\":%.0f,\"commit\":\"%s\"}\n",
+               (unsigned long long)r->timed.checked, r->timed.differing, r->options->commit);
     }
     fflush(stdout);
     return bad == 0 && maps == 0;
@@ -244,11 +289,8 @@ static bool run_problem(struct run *r)
     struct prs_moe_shape shape = {p->tokens, s->hidden, s->columns, s->experts, s->top_k, 0, p->n_h};
     uint64_t elements = (uint64_t)s->experts / p->world * s->hidden * s->columns;
     struct prs_moe_tuning tuning = r->options->moe.tuning;
-    struct bench_moe_want want;
-    struct bench_moe_verdict v;
     struct prs_fused_error error;
     bool good;
-    r->usec[OWN] = r->usec[PRODUCT] = NAN;
     tuning.group = r->options->tuning.group;
     BENCH_CALL(prs_moe_plan_open(r->ctx, &shape, &tuning, &r->plan));
     prs_moe_plan_query(r->plan, &r->info);
@@ -256,22 +298,17 @@ static bool run_problem(struct run *r)
     bench_fill(r->weights, elements, p->weights_seed, p->rank, 1, r->stream);
     open_inputs(r, p, &r->batch);
     open_results(r, &r->batch);
-    bench_moe_want_open(p, &want);
+    bench_moe_want_open(p, &r->want);
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
-    if (r->options->iterations > 0)
-        time_methods(r);
-    poison(r, &r->batch);
-    BENCH_CALL(prs_moe_dispatch_gemm(r->plan, &r->batch, r->stream));
-    BENCH_CUDA(cudaStreamSynchronize(r->stream));
+    measure(r);
     if (prs_fused_poll_error(r->ctx, &error) != 0)
         fprintf(stderr, "perseus-fused-bench: %s\n", error.text);
-    v = bench_moe_check(p, &want, &r->batch, r->stream);
-    good = report(r, &v, want.count);
+    good = report(r);
     if (r->options->soak + r->options->replay != 0)
         good = soak(r) && good;
     BENCH_CUDA(cudaDeviceSynchronize());
     prs_moe_plan_close(r->plan);
-    bench_moe_want_close(&want);
+    bench_moe_want_close(&r->want);
     close_inputs(&r->batch);
     close_results(&r->batch);
     BENCH_CUDA(cudaFree(r->weights));
@@ -285,7 +322,7 @@ static int run_shape(struct run *r, const struct bench_moe_shape *shape, uint32_
     for (uint32_t t = 0; t < o->token_count; t++)
         for (uint32_t z = 0; z < o->zipf_count; z++) {
             r->problem = {*shape, o->tokens[t], r->rank->rank, r->rank->world, 1 + z + 8 * t,
-                          1,      o->ragged,    layout,        o->zipf[z]};
+                          1,      o->ragged,    layout,        o->zipf[z],     r->options->samples};
             bad += !run_problem(r);
         }
     return bad;
@@ -302,8 +339,6 @@ int bench_moe_run(struct bench_rank *rank, void *options)
     r.options = o, r.rank = rank;
     BENCH_CALL(prs_fused_open(&config, &r.ctx));
     BENCH_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
-    BENCH_CUDA(cudaEventCreate(&r.from));
-    BENCH_CUDA(cudaEventCreate(&r.to));
     bench_start_open(&r.start, r.ctx, rank);
     for (uint32_t i = 0; i < o->moe.shape_count; i++)
         for (uint32_t layout = 0; layout < 2; layout++)

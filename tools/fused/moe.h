@@ -9,6 +9,7 @@ struct bench_moe_problem {
     struct bench_moe_shape shape;
     uint32_t tokens, rank, world, seed, weights_seed, ragged, n_h;
     double zipf;
+    uint32_t samples;
 };
 
 /* One row that must come out, on the host and on the device. */
@@ -41,7 +42,10 @@ void bench_moe_want_close(struct bench_moe_want *want);
 struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, const struct bench_moe_want *want,
                                          const struct prs_moe_batch *batch, cudaStream_t stream);
 
-/* Rows of `want` and their maps that are not the same bits in both. */
+/* An element of `out` that bench_moe_check() looks at, where there are rows at all. */
+uint64_t bench_moe_sampled(const struct bench_moe_problem *p, const struct bench_moe_want *want);
+
+/* Elements of the rows of `want`, words of their maps, and groups that are not the same bits in both. */
 void bench_moe_compare(const struct bench_moe_problem *p, const struct bench_moe_want *want,
                        const struct prs_moe_batch *x, const struct prs_moe_batch *y, unsigned long long *differences,
                        cudaStream_t stream);

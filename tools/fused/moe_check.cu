@@ -2,6 +2,7 @@
 /* Choices of a router that any rank can recompute, the rows that they must make, and a reference in double precision.
  */
 #include "tools/fused/element.cuh"
+#include "tools/fused/launch.cuh"
 #include "tools/fused/moe.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLES = 32768, MAX_CHOICES = 32 };
+enum { MAX_CHOICES = 32 };
 
 static uint64_t hash(uint64_t x)
 {
@@ -194,19 +195,17 @@ struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, cons
 {
     struct sums host = {0, 0, 0, 0, 0}, *device;
     struct bench_moe_verdict v = {0, 0, 0, 0, 0};
-    uint64_t samples = ((want->count > SAMPLES ? want->count : SAMPLES) + 7) / 8 * 8;
+    uint64_t samples = ((want->count > p->samples ? want->count : p->samples) + 7) / 8 * 8;
     BENCH_CUDA(cudaStreamSynchronize(stream));
     v.map_errors = check_groups(p, want, batch->groups);
     if (want->count == 0)
         return v;
     BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
     BENCH_CUDA(cudaMemcpy(device, &host, sizeof(host), cudaMemcpyHostToDevice));
-    check_samples<<<(unsigned)(samples / 8), 256, 0, stream>>>(*p, want->device, want->count,
-                                                               (const __nv_bfloat16 *)batch->out, device);
-    BENCH_CUDA(cudaGetLastError());
-    check_rows<<<(want->count + 7) / 8, 256, 0, stream>>>(want->device, want->count, p->shape.columns,
-                                                          (const uint16_t *)batch->out, batch->rows, device);
-    BENCH_CUDA(cudaGetLastError());
+    bench_launch(check_samples, (unsigned)(samples / 8), 256, stream, *p, want->device, want->count,
+                 (const __nv_bfloat16 *)batch->out, device);
+    bench_launch(check_rows, (want->count + 7) / 8, 256, stream, want->device, want->count, p->shape.columns,
+                 (const uint16_t *)batch->out, batch->rows, device);
     BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
     BENCH_CUDA(cudaFree(device));
@@ -216,18 +215,31 @@ struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, cons
     return v;
 }
 
-static __global__ void compare_rows(const struct bench_moe_row *rows, uint32_t count, uint32_t n, const uint16_t *x,
-                                    const uint16_t *y, const struct prs_moe_row *x_map, const struct prs_moe_row *y_map,
-                                    unsigned long long *differences)
+uint64_t bench_moe_sampled(const struct bench_moe_problem *p, const struct bench_moe_want *want)
+{
+    return (uint64_t)want->rows[0].row * p->shape.columns + bench_scatter(0) % p->shape.columns;
+}
+
+struct two {
+    const uint16_t *out[2];
+    const struct prs_moe_row *rows[2];
+    const struct prs_moe_group *groups[2];
+};
+
+static __global__ void compare_rows(const struct bench_moe_row *rows, uint32_t count, uint32_t n, uint32_t groups,
+                                    struct two t, unsigned long long *differences)
 {
     unsigned long long mine = 0;
     for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
         uint64_t row = rows[i].row;
         for (uint32_t c = threadIdx.x; c < n; c += blockDim.x)
-            mine += x[row * n + c] != y[row * n + c];
+            mine += t.out[0][row * n + c] != t.out[1][row * n + c];
         if (threadIdx.x < 4)
-            mine += ((const uint32_t *)&x_map[row])[threadIdx.x] != ((const uint32_t *)&y_map[row])[threadIdx.x];
+            mine +=
+                ((const uint32_t *)&t.rows[0][row])[threadIdx.x] != ((const uint32_t *)&t.rows[1][row])[threadIdx.x];
     }
+    for (uint32_t e = threadIdx.x; blockIdx.x == 0 && e < groups; e += blockDim.x)
+        mine += t.groups[0][e].rows != t.groups[1][e].rows || t.groups[0][e].first_row != t.groups[1][e].first_row;
     if (mine != 0)
         atomicAdd(differences, mine);
 }
@@ -236,7 +248,7 @@ void bench_moe_compare(const struct bench_moe_problem *p, const struct bench_moe
                        const struct prs_moe_batch *x, const struct prs_moe_batch *y, unsigned long long *differences,
                        cudaStream_t stream)
 {
-    compare_rows<<<128, 256, 0, stream>>>(want->device, want->count, p->shape.columns, (const uint16_t *)x->out,
-                                          (const uint16_t *)y->out, x->rows, y->rows, differences);
-    BENCH_CUDA(cudaGetLastError());
+    struct two t = {{(const uint16_t *)x->out, (const uint16_t *)y->out}, {x->rows, y->rows}, {x->groups, y->groups}};
+    bench_launch(compare_rows, 128, 256, stream, want->device, want->count, p->shape.columns,
+                 p->shape.experts / p->world, t, differences);
 }

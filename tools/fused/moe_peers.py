@@ -6,7 +6,8 @@
 
 The peer is what is usual: sort (token, slot) pairs by expert, exchange counts, all-to-all of one row a pair (its sizes must come to the host),
 sort what came by expert, torch._grouped_mm. Both begin with what the router left on the GPU. Rounds take turns; a figure is the median over
-rounds of the slowest rank. Our maps are checked in full and our rows on samples in double precision, after poisoning. JSON, one row each.
+rounds of the slowest rank. What our timed launches wrote over poison, with and without dispatch, is the same bits each time; of the last one the
+maps are checked in full and rows on samples in double precision (timed.py; `checked_launches` says how many). JSON, one row each.
 Exit status 77 without GPUs or torch.
 """
 import argparse
@@ -14,7 +15,6 @@ import ctypes
 import json
 import os
 import pathlib
-import statistics
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -27,9 +27,10 @@ try:
     import torch.distributed as dist
 except ImportError:
     sys.exit(77)
+from timed import Way, time_all  # noqa: E402
 
 PRESETS = {"deepseek-v3": (7168, 2048, 256, 8), "qwen3-30b": (2048, 768, 128, 8), "gpt-oss-120b": (2880, 2880, 128, 4)}
-WARMUP = 3
+SAMPLED_ROWS = 192
 # As in include/perseus/fused.h.
 Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32)
 Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32, group=u32)
@@ -62,8 +63,11 @@ class Ours:
         at = [t.data_ptr() for t in self.keep + (self.out, self.rows, self.groups)]
         self.given = Batch(at[0], tokens.shape[0], *at[1:])
 
-    def poison(self):
+    def poison_out(self):
         self.out.fill_(float("nan"))
+
+    def poison(self):
+        self.poison_out()
         self.rows.fill_(-2)
         self.groups.fill_(-2)
 
@@ -126,30 +130,44 @@ def random_rows(tokens, hidden, rank):
     return torch.randn(tokens, hidden, generator=torch.Generator("cuda").manual_seed(77 + rank), device="cuda", dtype=torch.float32).bfloat16()
 
 
-def wrong_maps(ours, every_chosen, every_weight, local):
-    """Entries of rows and groups that are not by definition: expert, sender from the own rank on, token, slot."""
-    world, rank, (count, k) = dist.get_world_size(), dist.get_rank(), every_chosen[0].shape
-    turn = torch.cat([torch.full((count * k,), (r - rank) % world, device="cuda") for r in range(world)])
-    pair = torch.arange(count * k, device="cuda").repeat(world)
-    expert, weight = torch.cat([c.view(-1) for c in every_chosen]) - rank * local, torch.cat([w.view(-1) for w in every_weight])
-    mine = (expert >= 0) & (expert < local)
-    expert, turn, pair, weight = expert[mine], turn[mine], pair[mine], weight[mine]
-    order = torch.argsort((expert * world + turn) * count * k + pair)
-    expert, turn, pair, weight = expert[order], turn[order], pair[order], weight[order]
-    rows = torch.bincount(expert, minlength=local)
-    whole = (rows + 127) // 128 * 128
-    first, before = whole.cumsum(0) - whole, rows.cumsum(0) - rows
-    place = first[expert] + torch.arange(expert.numel(), device="cuda") - before[expert]
-    want = torch.stack(((turn + rank) % world, pair // k, pair % k), 1).to(torch.int32)
-    have = ours.rows[place]
-    wrong = (have[:, :3] != want).any(1) | (have[:, 3].contiguous().view(torch.float32) != weight)
-    return int(wrong.sum() + (ours.groups != torch.stack((first, rows), 1).to(torch.int32)).any(1).sum()), place, expert, want
+class Expected:
+    """The rows of this rank by definition: expert, sender from the own rank on, token, slot."""
+
+    def __init__(self, every_chosen, every_weight, local):
+        world, rank, (count, k) = dist.get_world_size(), dist.get_rank(), every_chosen[0].shape
+        turn = torch.cat([torch.full((count * k,), (r - rank) % world, device="cuda") for r in range(world)])
+        pair = torch.arange(count * k, device="cuda").repeat(world)
+        expert, weight = torch.cat([c.view(-1) for c in every_chosen]) - rank * local, torch.cat([w.view(-1) for w in every_weight])
+        mine = (expert >= 0) & (expert < local)
+        expert, turn, pair, weight = expert[mine], turn[mine], pair[mine], weight[mine]
+        order = torch.argsort((expert * world + turn) * count * k + pair)
+        self.expert, turn, pair, self.weight = expert[order], turn[order], pair[order], weight[order]
+        rows = torch.bincount(self.expert, minlength=local)
+        whole = (rows + 127) // 128 * 128
+        first, before = whole.cumsum(0) - whole, rows.cumsum(0) - rows
+        self.place = first[self.expert] + torch.arange(self.expert.numel(), device="cuda") - before[self.expert]
+        self.source = torch.stack(((turn + rank) % world, pair // k, pair % k), 1).to(torch.int32)
+        self.groups = torch.stack((first, rows), 1).to(torch.int32)
+        self.pick = torch.randint(max(self.place.numel(), 1), (min(SAMPLED_ROWS, self.place.numel()),), generator=torch.Generator().manual_seed(5)).cuda()
+
+    def wrong_maps(self, ours):
+        """Entries of rows and groups that are not as defined."""
+        have = ours.rows[self.place]
+        wrong = (have[:, :3] != self.source).any(1) | (have[:, 3].contiguous().view(torch.float32) != self.weight)
+        return int(wrong.sum() + (ours.groups != self.groups).any(1).sum())
+
+    def wrote(self, ours):
+        """What a launch must write: between the rows of two experts there may be anything."""
+        return ours.out[self.place], ours.rows[self.place], ours.groups
+
+    def sampled(self, ours):
+        return ours.out[int(self.place[self.pick[0]]), :1]
 
 
-def wrong_values(ours, place, expert, want, hidden, tokens, weights_nh, samples=192):
-    """Of sampled rows, elements beyond one bf16 rounding and fp32 accumulation."""
+def wrong_values(ours, expected, hidden, tokens, weights_nh):
+    """Of sampled rows, elements beyond one bf16 rounding and fp32 accumulation; rows that were never written."""
     wrong, worst = 0, 0.0
-    pick = torch.randint(place.numel(), (min(samples, place.numel()),), generator=torch.Generator().manual_seed(5)).cuda()
+    place, expert, want, pick = expected.place, expected.expert, expected.source, expected.pick
     for r in range(dist.get_world_size()):
         at = pick[want[pick, 0] == r]
         source = random_rows(tokens, hidden, r)
@@ -169,24 +187,9 @@ def slowest(value):
     return t.item()
 
 
-def time_all(methods, rounds, before):
-    """Microseconds: median over rounds of the slowest rank, methods taking turns."""
-    times = {name: [] for name in methods}
-    line = torch.zeros(1, device="cuda")
-    for i in range(WARMUP + rounds):
-        for name, run in methods.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            before.get(name, int)()  # poison: what an earlier run left must not pass for this one's
-            torch.cuda.synchronize()
-            dist.all_reduce(line)  # the GPUs start together
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            t = slowest(begin.elapsed_time(end) * 1e3)
-            if i >= WARMUP:
-                times[name].append(t)
-    return {name: statistics.median(t) for name, t in times.items()}
+def together():
+    torch.cuda.synchronize()
+    dist.all_reduce(torch.zeros(1, device="cuda"))  # the GPUs start together
 
 
 def measure(args, preset, count, zipf, hosts):
@@ -200,25 +203,28 @@ def measure(args, preset, count, zipf, hosts):
     ours = Ours(args, Shape(count, hidden, columns, experts, top_k, 0, args.layout == "nk"), hosts)
     ours.batch(tokens, chosen, router_weights, given, columns, local)
     peer = Peer(tokens, chosen, weights, experts)
-    usec = time_all({"own": ours.dispatch_gemm, "product": ours.gemm, "peer": peer.both, "dispatch": peer.dispatch, "grouped_mm": peer.multiply},
-                    args.rounds, {"own": ours.poison})
-    ours.poison()
-    torch.cuda.synchronize()
-    dist.barrier()
-    ours.dispatch_gemm()
-    torch.cuda.synchronize()
     every_chosen = [torch.empty_like(chosen) for _ in range(world)]
     every_weight = [torch.empty_like(router_weights) for _ in range(world)]
     dist.all_gather(every_chosen, chosen)
     dist.all_gather(every_weight, router_weights)
-    maps, place, expert, want = wrong_maps(ours, every_chosen, every_weight, local)
-    values, worst = wrong_values(ours, place, expert, want, hidden, count, weights)
+    expected = Expected(every_chosen, every_weight, local)
+
+    def way(run, poison):
+        return Way(run, poison, lambda: expected.wrote(ours), lambda _: (expected.wrong_maps(ours), *wrong_values(ours, expected, hidden, count, weights)),
+                   lambda: expected.sampled(ours))
+
+    # The product alone needs the maps, and leaves them as they are.
+    own = {"own": way(ours.dispatch_gemm, ours.poison), "product": way(ours.gemm, ours.poison_out)}
+    usec = time_all({**own, "peer": Way(peer.both), "dispatch": Way(peer.dispatch), "grouped_mm": Way(peer.multiply)}, args.rounds, together, slowest,
+                    args.corrupt if rank == world - 1 else 0)
+    maps, values = (sum(w.found[i] for w in own.values()) for i in range(2))
+    worst, differing = max(w.found[2] for w in own.values()), int(slowest(sum(w.differing for w in own.values())))
     text = ours.ctx.error()
     if text:
         print(f"moe_peers: rank {rank}: {text}", file=sys.stderr)
     peer.both()
-    theirs = place[torch.argsort(expert * world + want[:, 0], stable=True)]  # the peer sorts senders by rank
-    same = peer.out.shape[0] == place.numel() and place.numel() > 0
+    theirs = expected.place[torch.argsort(expected.expert * world + expected.source[:, 0], stable=True)]  # the peer sorts senders by rank
+    same = peer.out.shape[0] == theirs.numel() and theirs.numel() > 0
     differs = (peer.out - ours.out[theirs]).abs().max() if same else torch.tensor(float("nan"))
     row = {"kernel": "moe", "peer": "nccl+torch._grouped_mm", "preset": preset, "layout": args.layout, "H": hidden, "N": columns, "E": experts,
            "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world, "nodes": args.nodes, "usec": round(usec["own"], 1), "product_usec": round(usec["product"], 1),
@@ -226,8 +232,9 @@ def measure(args, preset, count, zipf, hosts):
            "speedup": round(usec["peer"] / usec["own"], 3), "product_ratio": round(usec["grouped_mm"] / usec["product"], 3),
            "sm_split": {"share": ours.info.tuning.share, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread,
                         "order": ours.info.tuning.order, "group": ours.info.tuning.group},
-           "predicted_usec": round(ours.info.predicted_us, 1), "most_rows": int(slowest(place.numel())), "map_errors": int(slowest(maps)),
-           "beyond_bound": int(slowest(values)), "max_rel_err": slowest(worst), "max_difference_from_peer": slowest(differs), "commit": args.commit}
+           "predicted_usec": round(ours.info.predicted_us, 1), "most_rows": int(slowest(theirs.numel())), "map_errors": int(slowest(maps)),
+           "beyond_bound": int(slowest(values)) + differing, "checked_launches": sum(w.checked for w in own.values()), "differing_elements": differing,
+           "max_rel_err": slowest(worst), "max_difference_from_peer": slowest(differs), "commit": args.commit}
     ours.close()
     if rank == 0:
         print(json.dumps(row), flush=True)
@@ -242,6 +249,7 @@ def main():
     parser.add_argument("--zipf", nargs="+", type=float, default=[0.0])
     parser.add_argument("--layout", choices=["nk", "kn"], default="nk")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check has to notice")
     parser.add_argument("--timeout-ms", type=int, default=5000)
     parser.add_argument("--nodes", type=int, default=1, help="emulated; start torchrun under softnic-run")
     parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")

@@ -17,6 +17,8 @@ static const struct number {
     {"--nodes", "split the ranks over so many emulated nodes, a process each (needs an RDMA device: softnic-run)",
      FIELD(nodes)},
     {"--iterations", "timed rounds (default 20; 0: check only)", FIELD(iterations)},
+    {"--corrupt", "change an element of what the Nth timed launch wrote: the check has to notice", FIELD(corrupt)},
+    {"--samples", "elements of each result that are computed anew to check it (default 32768)", FIELD(samples)},
     {"--soak", "more launches, unevenly late, each compared", FIELD(soak)},
     {"--replay", "replays of a CUDA graph of three launches, each compared", FIELD(replay)},
     {"--timeout-ms", "how long a kernel waits for another rank (default 5000)", FIELD(timeout_ms)},
@@ -226,7 +228,8 @@ static void check_kernels(struct bench_options *o)
 void bench_options_parse(int argc, char **argv, struct bench_options *o)
 {
     memset(o, 0, sizeof(*o));
-    o->world = 1, o->nodes = 1, o->iterations = 20, o->layouts = 1, o->timeout_ms = 5000, o->commit = "unknown";
+    o->world = 1, o->nodes = 1, o->iterations = 20, o->layouts = 1, o->timeout_ms = 5000, o->samples = 32768,
+    o->commit = "unknown";
     for (int i = 1; i < argc; i++) {
         if (parse_choice(o, argv[i]))
             continue;
@@ -241,6 +244,10 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
         usage("so many ranks are not possible");
     if (o->iterations > BENCH_MAX_ITERATIONS)
         usage("at most 200 iterations");
+    if (o->samples == 0)
+        usage("--samples wants one at least");
+    if (o->corrupt > o->iterations)
+        usage("--corrupt names a timed launch: 1 to --iterations");
     if (o->nodes < 1 || (o->nodes > 1 && o->loopback != 0))
         usage("at least one node, and a loopback has only one");
 }

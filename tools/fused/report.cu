@@ -37,8 +37,10 @@ static void print_json(const struct bench_row *r)
            "\"segments\":%u,\"paced\":%u,\"spread\":%u,\"group\":%u,\"reason\":\"%s\"},",
            t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->lag, t->push_ctas, t->copy_engine,
            t->segments, t->paced, t->spread, t->group, r->info.reason);
-    printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,\"commit\":\"%s\"}\n",
-           r->info.predicted_us, r->max_rel_error, r->beyond, (unsigned long long)r->sampled, r->commit);
+    printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,", r->info.predicted_us,
+           r->max_rel_error, r->beyond, (unsigned long long)r->sampled);
+    printf("\"checked_launches\":%llu,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n", (unsigned long long)r->checked,
+           r->differing, r->commit);
 }
 
 static void print_line(const struct bench_row *r)
@@ -49,14 +51,15 @@ static void print_line(const struct bench_row *r)
     char shape[48];
     if (!headed)
         printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s\n", "kernel", "B", "shape", "us", "GEMM", "NCCL", "both",
-               "speedup", "choices; wrong elements of those sampled");
+               "speedup", "choices; wrong elements of those sampled; launches checked");
     headed = true;
     snprintf(shape, sizeof(shape), "%ux%ux%u", s->m, s->n, s->k);
-    printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s band %u lag %u pace %u spread %u%s; %.0f of %llu\n",
+    printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s band %u lag %u pace %u spread %u%s; %.0f of %llu; %llu\n",
            BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", shape, number(r->own_us, 1).t, number(r->compute_us, 1).t,
            number(r->comm_us, 1).t, number(r->unfused_us, 1).t, number(r->speedup, 2).t,
            t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->band, t->lag, t->paced, t->spread,
-           t->copy_engine ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled);
+           t->copy_engine ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled,
+           (unsigned long long)r->checked);
 }
 
 void bench_report(const struct bench_row *r, bool json)

@@ -3,32 +3,37 @@
  * that used what the launch before, or the one before that (same bank), left behind would go unnoticed with fewer.
  * Every result is compared, bit by bit, with that set's first, which bench_check() has checked. */
 #include "tools/fused/bench.h"
+#include "tools/fused/launch.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { SETS = BENCH_SOAK_SETS };
 
-static __global__ void count_differences(const uint4 *x, const uint4 *y, uint64_t count,
+static __global__ void count_differences(const uint4 *x, const uint4 *y, uint64_t bytes,
                                          unsigned long long *differences)
 {
     unsigned long long mine = 0;
+    uint64_t count = bytes / 16;
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count;
          i += (uint64_t)gridDim.x * blockDim.x) {
         uint4 a = x[i], b = y[i];
         mine += a.x != b.x || a.y != b.y || a.z != b.z || a.w != b.w;
     }
+    if (blockIdx.x == 0 && threadIdx.x == 0 && bytes % 16 != 0) {
+        const uint8_t *a = (const uint8_t *)(x + count), *b = (const uint8_t *)(y + count);
+        uint64_t i = 0;
+        while (i < bytes % 16 && a[i] == b[i])
+            i++;
+        mine += i < bytes % 16;
+    }
     if (mine != 0)
         atomicAdd(differences, mine);
 }
 
-static __global__ void delay(uint64_t ns)
+static __global__ void delay(uint32_t ns)
 {
-    uint64_t from, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from));
-    do
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    while (now - from < ns);
+    __nanosleep(ns); /* up to twice as long */
 }
 
 static uint32_t next_random(uint32_t *state)
@@ -40,8 +45,7 @@ static uint32_t next_random(uint32_t *state)
 void bench_count_differences(const void *x, const void *y, size_t bytes, unsigned long long *differences,
                              cudaStream_t stream)
 {
-    count_differences<<<64, 256, 0, stream>>>((const uint4 *)x, (const uint4 *)y, bytes / 16, differences);
-    BENCH_CUDA(cudaGetLastError());
+    bench_launch(count_differences, 64, 256, stream, (const uint4 *)x, (const uint4 *)y, bytes, differences);
 }
 
 void bench_soak_open(struct bench_soak *s, bench_soak_turn *turn, void *user, cudaStream_t stream)
@@ -56,12 +60,12 @@ void bench_soak_close(struct bench_soak *s)
     BENCH_CUDA(cudaFree(s->differences));
 }
 
-/* Half of the launches start at once, the others up to 60 us late. */
+/* Half of the launches start at once, the others up to 60 us late, or twice that. */
 static void step(const struct bench_soak *s, uint32_t i, uint32_t *random)
 {
     uint32_t late = next_random(random);
     if (late & 1)
-        delay<<<1, 1, 0, s->stream>>>(late % 60000);
+        bench_launch(delay, 1, 1, s->stream, late % 60000);
     s->turn(s->user, i % SETS, s->differences);
 }
 

@@ -5,7 +5,8 @@
     torchrun --nproc-per-node 4 tools/fused/symm_mem_peers.py --library build/fused/libperseus-fused.so --sizes 4096,8192
 
 One JSON row a kernel and size. The three ways take turns in every round, start together, and are timed by events; a time is the
-median over rounds of the slowest rank. Results are poisoned before and checked after against sums in double precision.
+median over rounds of the slowest rank. Our results are poisoned before each run; those of the timed launches are the same bits each time, and the last
+one's are compared with sums in double precision (timed.py; `checked_launches` says how many), as are the others' last.
 """
 import argparse
 import ctypes
@@ -21,8 +22,9 @@ os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # NVLink multicast may be 
 os.environ["NCCL_NVLS_ENABLE"] = "0"
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from timed import Way, time_all  # noqa: E402
 
-WARMUP, SAMPLED_ROWS = 3, 64
+SAMPLED_ROWS = 64
 OPS = {"reduce_scatter": 1, "allgather": 2, "allreduce": 3}
 # As in include/perseus/fused.h.
 Shape = struct("Shape", op=u32, m=u32, n=u32, k=u32, b_is_n_k=u32)
@@ -140,22 +142,16 @@ def most(value, cpu_group):
     return float(tensor[0])
 
 
-def measure(methods, iterations, cpu_group, result):
-    times, line = {name: [] for name in methods}, torch.zeros(1, device="cuda")
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for i in range(WARMUP + iterations):
-        for name, run in methods.items():
-            result.fill_(float("nan"))  # what an earlier run left must not pass for this one's
-            torch.cuda.synchronize()
-            dist.all_reduce(line)  # the GPUs start together: ranks of Python are 100 us apart
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            slowest = most(begin.elapsed_time(end) * 1e3, cpu_group)
-            if i >= WARMUP:
-                times[name].append(slowest)
-    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+def together():
+    torch.cuda.synchronize()
+    dist.all_reduce(torch.zeros(1, device="cuda"))  # the GPUs start together: ranks of Python are 100 us apart
+
+
+def sampled(op, result, rows, rank):
+    """An element that compare() looks at; the last rank has one of 64 rows."""
+    block = result.shape[0]
+    at = next(row % block for row in rows if op != "reduce_scatter" or row // block == rank)
+    return result[at, :1]
 
 
 def one_row(op, size, options, perseus, rank, world, cpu_group):
@@ -167,26 +163,24 @@ def one_row(op, size, options, perseus, rank, world, cpu_group):
     c = perseus.alloc(share if op == "reduce_scatter" else m, n)
     plan = perseus.plan(op, m, n, k)
     methods = ways(op, perseus, plan, a, b, c, world, dist.group.WORLD)
-    usec = measure(methods, options.iterations, cpu_group, c)
     generator = torch.Generator().manual_seed(size)  # the same rows on every rank
     rows = torch.randint(0, m, (SAMPLED_ROWS,), generator=generator).tolist()
     want, bound = reference(op, a, b, rows, rank, world)
-    c.fill_(float("nan"))
-    torch.cuda.synchronize()
-    dist.barrier(group=cpu_group)  # an all-reduce stores into every rank's result
+    checked = {name: Way(run, lambda: c.fill_(float("nan")), None, lambda result: compare(op, result, want, bound, rows, rank))
+               for name, run in methods.items()}
+    own = checked["own"]
+    own.wrote, own.sampled = lambda: (c,), lambda: sampled(op, c, rows, rank)
+    usec = time_all(checked, options.iterations, together, lambda t: most(t, cpu_group), options.corrupt if rank == world - 1 else 0)
+    differing = int(most(own.differing, cpu_group))
     row = {"kernel": op, "M": m, "N": n, "K": k, "gpus": world, "nodes": 1}
-    beyond = 0
-    for name, run in methods.items():
-        result = run()
-        torch.cuda.synchronize()
-        # The others round every partial sum more often than once: told, not judged.
-        error, wrong = compare(op, result, want, bound, rows, rank)
-        beyond += wrong if name == "own" else 0
+    for name, way in checked.items():
+        error, _ = way.found  # the others round every partial sum more often than once: told, not judged
         prefix = "" if name == "own" else name + "_"
         row[prefix + "usec"] = round(usec[name], 1)
         row[prefix + "max_rel_err"] = float(f"{most(error, cpu_group):.2e}")
     row.update(speedup=round(usec["unfused"] / usec["own"], 3), speedup_over_symm_mem=round(usec["symm_mem"] / usec["own"], 3),
-               beyond_bound=int(most(beyond, cpu_group)), torch=torch.__version__, commit=options.commit)
+               beyond_bound=int(most(own.found[1], cpu_group)) + differing, checked_launches=own.checked, differing_elements=differing,
+               torch=torch.__version__, commit=options.commit)
     dist.barrier(group=cpu_group)
     perseus.lib.prs_fused_plan_close(plan)
     perseus.free(c)
@@ -199,6 +193,7 @@ def main():
     parser.add_argument("--sizes", default="4096,8192,16384")
     parser.add_argument("--kernels", default=",".join(OPS))
     parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check has to notice")
     parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()

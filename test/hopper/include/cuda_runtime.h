@@ -327,6 +327,11 @@ HOPPER_DEVICE int __float_as_int(float v)
     return (int)__float_as_uint(v);
 }
 
+HOPPER_DEVICE long long __double_as_longlong(double v)
+{
+    return (long long)hopper_bits(v);
+}
+
 #define __expf  expf
 #define __logf  logf
 #define __log2f log2f
@@ -363,6 +368,11 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
 {
     std::tuple<typename std::decay<Want>::type...> arguments(std::forward<Given>(given)...);
     return hopper::launch_enqueue(config, (const void *)kernel, [=] { std::apply(kernel, arguments); });
+}
+
+template <class T> static inline cudaError_t cudaMalloc(T **out, size_t bytes)
+{
+    return cudaMalloc((void **)out, bytes);
 }
 
 template <class... Want>

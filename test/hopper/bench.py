@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""perseus-fused-bench on emulated GPUs: the launches that it times are those that it checks, and it notices a wrong one.
+
+usage: bench.py PROGRAM CLAIM
+"""
+import json
+import subprocess
+import sys
+
+ROUNDS = 2
+KERNELS = {  # what to run, its rows, and how many kernels of ours are timed in a row
+    "products": (["--kernel", "all", "--shape", "512x264x72"], 4, 1),
+    "moe": (["--kernel", "moe", "--preset", "256x128x8x2", "--tokens", "100"], 1, 2),
+    "attention": (["--kernel", "attention", "--shape", "1x2x2x512x64"], 1, 1),
+}
+
+
+def rows_of(program, what, *more):
+    """Its rows, and what it ended with."""
+    done = subprocess.run([program, "--gpus", "2", "--no-baselines", "--json", "--samples", "64", "--timeout-ms", "60000", *KERNELS[what][0], *more],
+                          stdout=subprocess.PIPE, text=True, timeout=280)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == KERNELS[what][1], f"{what}: {len(rows)} rows: {done.stdout}"
+    return rows, done.returncode
+
+
+def expect(what, row, **values):
+    for name, value in values.items():
+        assert row[name] == value, f"{what}: {name} is {row[name]}, not {value}: {row}"
+
+
+def differing(row):
+    return row["differing_elements" if row["kernel"] == "moe" else "differing_vectors"]
+
+
+def a_right_launch_is_found_right(program):
+    for what, (_, _, own) in KERNELS.items():
+        for rounds in (ROUNDS, 0) if what == "moe" else (ROUNDS,):  # 0: one that is not timed
+            rows, status = rows_of(program, what, "--iterations", str(rounds))
+            for row in rows:
+                expect(what, row, beyond_bound=0, checked_launches=rounds * own)
+                assert differing(row) == 0 and row["sampled"] > 0 and (row["usec"] is None) == (rounds == 0), row
+            assert status == 0, f"{what} ended with {status}"
+
+
+def corrupted(program, launch, beyond):
+    """Kernels of ours in the row; each has one element changed, which `beyond` says how often is counted."""
+    for what, (_, _, own) in KERNELS.items():
+        rows, status = rows_of(program, what, "--iterations", str(ROUNDS), "--corrupt", str(launch))
+        for row in rows:
+            expect(what, row, beyond_bound=beyond * own, checked_launches=ROUNDS * own)
+            assert differing(row) == own, row
+        assert status == 1, f"{what} ended with {status}"
+
+
+def the_last_timed_launch_is_compared_with_the_reference(program):
+    corrupted(program, ROUNDS, 2)  # by the reference, and by what the others left
+
+
+def every_timed_launch_is_compared(program):
+    corrupted(program, 1, 1)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[2]](sys.argv[1])
