@@ -268,16 +268,17 @@ void prs_attention_plan_query(const struct prs_attention_plan *p, struct prs_att
 static int launch(struct prs_attention_plan *p, const void *q, const void *k, const void *v, cudaStream_t stream)
 {
     struct prs_attention_args *a = &p->args;
-    uint32_t heads_kv = p->shape.heads_kv, block = a->schedule.block_rows, chunk = a->schedule.chunk_rows;
+    uint32_t heads_kv = p->shape.heads_kv, block = a->schedule.block_rows;
+    uint32_t piece = prs_attention_piece_rows(p->shape.head_dim);
     int r = encode_tensor(p, q, p->shape.heads_q, WARPGROUP_ROWS, true, &a->q);
     if (r == 0)
         r = encode_tensor(p, k, heads_kv, block, true, &a->k);
     if (r == 0)
         r = encode_tensor(p, v, heads_kv, block, true, &a->v);
     if (r == 0 && a->schedule.world > 1)
-        r = encode_tensor(p, k, heads_kv, chunk, false, &a->push_k);
+        r = encode_tensor(p, k, heads_kv, piece, false, &a->push_k);
     if (r == 0 && a->schedule.world > 1)
-        r = encode_tensor(p, v, heads_kv, chunk, false, &a->push_v);
+        r = encode_tensor(p, v, heads_kv, piece, false, &a->push_v);
     if (r != 0)
         return r;
     r = prs_attention_kernel_launch(&p->kernel, a, p->info.tuning.ctas, stream);

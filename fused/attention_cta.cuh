@@ -23,7 +23,8 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct 
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
-    static constexpr int rows_bytes = 64 * HEAD_DIM * 2; /* query rows of one warpgroup */
+    static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / (HEAD_DIM * 2); /* prs_attention_piece_rows() */
+    static constexpr int rows_bytes = 64 * HEAD_DIM * 2;                              /* query rows of one warpgroup */
     /* A CTA has what its launch was given, all threads alike; the roles share it out anew. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr bool wide = HEAD_DIM == 128 && BLOCK > 128; /* consumers want all they can get */

@@ -7,11 +7,19 @@
 #include "fused/layout.h"
 
 enum {
-    PRS_ATTENTION_PUSH_BYTES = 8192, /* one message; larger leaves no room beside two stages of 176 keys */
+    PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger leaves no room beside two stages of 176 keys */
     PRS_ATTENTION_PUSH_SLOTS = 2,
-    PRS_ATTENTION_STAGES = 2, /* of keys, and as many of values */
+    PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most: what it costs to find one, and the fence before its count,
+                                    * are shared by so many */
+    PRS_ATTENTION_STAGES = 2,      /* of keys, and as many of values */
     PRS_ATTENTION_BARRIER_BYTES = 256
 };
+
+/* Positions of one head in a piece. */
+PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t head_dim)
+{
+    return PRS_ATTENTION_PUSH_BYTES / (head_dim * 2);
+}
 
 /* How a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim] is seen by the copy engine:
  * always as five dimensions (64 columns, positions of a segment, head_dim / 64, .., ..), of which the last two are head
@@ -24,7 +32,7 @@ struct prs_attention_strides {
 struct prs_attention_args {
     CUtensorMap q, k, v;        /* own, in boxes of 64 rows and of a block */
     CUtensorMap received;       /* staging memory, in blocks */
-    CUtensorMap push_k, push_v; /* own, in messages */
+    CUtensorMap push_k, push_v; /* own, in pieces of messages */
     struct prs_attention_schedule schedule;
     struct prs_sync sync;
     /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */

@@ -144,10 +144,12 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         t->slab_rows = place->nodes > 1 ? FAR_SLAB_ROWS : DEFAULT_SLAB_ROWS;
     if (t->spread == 0)
         t->spread = DEFAULT_SPREAD;
-    s->chunk_rows = PRS_ATTENTION_PUSH_BYTES / (a->head_dim * 2);
+    s->chunk_rows = prs_attention_piece_rows(a->head_dim);
     if (t->slab_rows % s->chunk_rows != 0)
-        return prs_fail(-EINVAL, "attention: a slab of %u rows is not a multiple of %u, one message", t->slab_rows,
-                        s->chunk_rows);
+        return prs_fail(-EINVAL, "attention: a slab of %u rows is not a multiple of %u, what is sent at a time",
+                        t->slab_rows, s->chunk_rows);
+    for (uint32_t i = 2; i <= PRS_ATTENTION_PUSH_PIECES && t->slab_rows % (s->chunk_rows * 2) == 0; i *= 2)
+        s->chunk_rows *= 2;
     s->slab_chunks = t->slab_rows / s->chunk_rows;
     if (s->slab_chunks > prs_ceil_div(shares.rows / segments, s->chunk_rows))
         s->slab_chunks = prs_ceil_div(shares.rows / segments, s->chunk_rows);
@@ -170,7 +172,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
 
 uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info)
 {
-    double messages = (double)info->sent_bytes / PRS_ATTENTION_PUSH_BYTES / info->tuning.push_ctas;
+    double pieces = (double)info->sent_bytes / PRS_ATTENTION_PUSH_BYTES / info->tuning.push_ctas;
     double clocks = info->predicted_us * CLOCKS_PER_US * info->tuning.spread / 100;
-    return info->tuning.spread <= 1 || messages < 1 ? 0 : (uint32_t)(clocks / messages);
+    return info->tuning.spread <= 1 || pieces < 1 ? 0 : (uint32_t)(clocks / pieces);
 }

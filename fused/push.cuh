@@ -109,11 +109,12 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
                   args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
                       chunk_place(s, prs_schedule_slot(s, k.block, s->rank), k.c),
                   PRS_PUSH_BYTES, &m.pushed[slot]);
+    if (p->pending == 2) { /* a fence and a fetch take about 2 us each: at the same time */
+        bulk_wait_done<PRS_PUSH_SLOTS - 1>();
+        signal_chunk<E>(args, at, p->landed);
+    }
     mbarrier_wait(&m.pushed[slot], phase);
     push_chunk<E>(args, at, buffer, k, &p->next);
-    bulk_wait_done<PRS_PUSH_SLOTS>();
-    if (p->pending == 2)
-        signal_chunk<E>(args, at, p->landed);
     p->landed = p->before;
     p->before = position;
     p->pending = p->pending < 2 ? p->pending + 1 : 2;
