@@ -249,9 +249,14 @@ static int move_word(struct sn_atomic *a, uint64_t *value)
     return r;
 }
 
+unsigned sn_atomic_lock_of(uint32_t proc, uint64_t addr)
+{
+    return (addr >> 3 ^ proc * 0x9e37u) % SN_ATOMIC_LOCKS;
+}
+
 static struct sn_lock *lock_of(const struct sn_copy *c)
 {
-    return &c->world->atomic_locks[(c->dst[0].addr >> 3 ^ c->dst_proc * 0x9e37u) % 64];
+    return &c->world->atomic_locks[sn_atomic_lock_of(c->dst_proc, c->dst[0].addr)];
 }
 
 static void atomic_in_place(struct sn_atomic *a)

@@ -36,6 +36,7 @@ struct sn_wqe {
     bool lost;       /* by the model, more often than it may be retried */
     int fly_error;   /* it was not to be: told when its turn has come */
     struct sn_flight flight;
+    uint32_t stores; /* an atomic that flies: of its batch, which must have landed before it has (batch.h) */
     struct sn_sge sge[];
 };
 
@@ -56,7 +57,7 @@ struct sn_qp {
     uint32_t exec, done,
         tail;            /* positions: next to execute, next to complete, next to post; exec and done: the runner's */
     uint32_t freed;      /* positions below are free again: their completions were polled */
-    uint32_t reads_open; /* executed, not completed */
+    uint32_t reads_open; /* reads and atomics that have begun and are not completed */
     uint32_t recv_posted, recv_polled;
     bool queued;  /* in the engine's heap */
     bool running; /* someone executes; only that thread touches exec, done, copy and the requests between done and tail
@@ -78,6 +79,7 @@ struct sn_qp {
     uint32_t receives_due;   /* that those in flight will take */
     uint64_t guest;          /* number of this guest at the target while any is in flight */
     struct sn_lane lane;
+    struct sn_batch *batch; /* of atomics in flight; NULL: there was none yet */
 
     /* the extended posting interface, between wr_start and wr_complete (the mutex is held all the while) */
     uint32_t wr_at;

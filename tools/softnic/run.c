@@ -206,22 +206,28 @@ bool sn_qp_copying(struct sn_qp *qp)
 /* More into flight, and what has landed is executed. Return when to look again, or 0: none is in flight. */
 static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
 {
-    bool started = sn_flight_start(qp, tail);
+    for (;;) {
+        bool started = sn_flight_start(qp, tail);
 
-    while (qp->flights) {
-        struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
+        if (!qp->flights)
+            return 0;
+        while (qp->flights) {
+            struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
+            int r = sn_flight_land(qp, w, !started);
 
-        if (sn_flight_land(qp, w, !started) == SN_EXEC_BUSY)
-            return sn_now_ns() + FLIGHT_POLL_NS;
-        qp->retry_until = 0;
-        qp->rnr_left = UINT32_MAX;
-        if (w->status != IBV_WC_SUCCESS) {
-            sn_qp_shm_fail(sn_self->world, qp->shm, -1);
-            w->due_done = 0;
+            if (r == SN_EXEC_BUSY)
+                return sn_now_ns() + FLIGHT_POLL_NS;
+            if (r == SN_FLIGHT_READ)
+                break; /* now it can begin, and more behind it */
+            qp->retry_until = 0;
+            qp->rnr_left = UINT32_MAX;
+            if (w->status != IBV_WC_SUCCESS) {
+                sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+                w->due_done = 0;
+            }
+            qp->exec++;
         }
-        qp->exec++;
     }
-    return 0;
 }
 
 /* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
