@@ -287,25 +287,23 @@ static int run_fly(struct sn_qp *qp, const struct word *word, unsigned left)
 static void words_write(struct sn_qp *qp)
 {
     struct sn_batch *b = qp->batch;
-    int n = 0, error = 0;
+    int n = 0;
 
     qsort(b->word, b->words, sizeof(b->word[0]), by_place);
-    for (unsigned i = 0; i < b->words; i++) {
+    for (unsigned i = 0; i < b->words && n >= 0; i++) {
         if (!b->word[i].changed)
             continue;
         n = run_fly(qp, &b->word[i], b->words - i);
         if (n == 0)
             return;
-        error = n < 0 ? n : error;
         b->stores += n > 0;
-        b->word[i].changed = false;
-        for (int k = 1; k < n; k++)
+        for (int k = 0; k < n; k++)
             b->word[i + (unsigned)k].changed = false;
     }
     b->writing = false;
     for (uint32_t at = b->first; at != b->end; at++) {
         sn_wqe_at(qp, at)->stores = b->stores;
-        sn_wqe_at(qp, at)->fly_error = error;
+        sn_wqe_at(qp, at)->fly_error = n < 0 ? n : 0; /* then the first fails, and the queue pair with it */
     }
 }
 

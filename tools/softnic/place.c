@@ -285,9 +285,11 @@ int sn_atomic_step(struct sn_atomic *a)
     }
     if (!a->writing) {
         r = move_word(a, a->found);
-        if (r || (a->cas && *a->found != a->compare_add))
+        if (r)
             goto unlock;
-        a->value = a->cas ? a->swap : *a->found + a->compare_add;
+        a->value = !a->cas ? *a->found + a->compare_add : *a->found == a->compare_add ? a->swap : *a->found;
+        if (a->value == *a->found)
+            goto unlock;
         a->writing = true;
     }
     r = move_word(a, &a->value);
