@@ -235,7 +235,7 @@ void words_far_apart_are_changed_like_neighbours(struct side *side)
  * nothing either. */
 void words_in_between_are_left_alone(struct side *side)
 {
-    enum { MINE = 3, BURSTS = 60 };
+    enum { MINE = 3, BURSTS = 40 };
     static const size_t mine[MINE] = {1, 4, 5};
     struct chain chain;
     struct buf words;
@@ -355,7 +355,7 @@ void atomics_and_writes_are_seen_in_their_order(struct side *side)
 /* From both sides at a time, the owner's over a queue pair to itself; each fetches values that nobody else did. */
 void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum memory memory)
 {
-    enum { WORDS = 3, BURSTS = 60, ADDS = BURSTS * MOST };
+    enum { WORDS = 3, BURSTS = 30, ADDS = BURSTS * MOST };
     static bool seen[WORDS][2 * ADDS];
     struct chain chain;
     struct buf words;
@@ -420,6 +420,7 @@ void a_batch_ends_before_an_atomic_that_is_refused(struct side *side)
         side_connect(side);
         if (!side->initiator)
             MUST(word_read(&words, 1) == (row + 1) * GOOD);
+        side_barrier(side);
     }
     words_close(side, &by, &words);
     buf_free(&chain.results);
@@ -519,7 +520,7 @@ static void figures_row(struct side *side, struct chain *chain, const struct buf
 {
     enum { BURST = 16 };
     static double us[TIMES_MOST];
-    size_t rounds = side->fake ? 20 : 500;
+    size_t rounds = side->fake ? 6 : 500;
     char what[80];
 
     for (size_t n = 0; n < rounds; n++) {
