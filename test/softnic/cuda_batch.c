@@ -352,6 +352,55 @@ void atomics_and_writes_are_seen_in_their_order(struct side *side)
     buf_free(&chain.results);
 }
 
+/* Whoever saw an atomic may change the word and say so: what is posted then finds that, even while those that were
+ * posted with the first one are under way. */
+void an_atomic_finds_what_the_word_was_when_it_was_posted(struct side *side)
+{
+    enum { PAIRS = 18, ROUNDS = 10 };
+    struct chain chain;
+    struct buf words, data, word;
+    struct side by;
+
+    chain_open(side, &chain);
+    buf_make(side, &data, LEGACY, PAIRS * PIECE);
+    struct remote at = words_open(side, &by, &words, LEGACY, false), there = swap_remote(side, &data);
+    word = words;
+    word.bytes = 8;
+    for (int round = 0; round < ROUNDS; round++) {
+        double give_up = now_s() + 20;
+        side_barrier(side);
+        if (side->initiator) {
+            add(&chain, at, 0, 1);
+            for (size_t i = 0; i < PAIRS; i++) {
+                write_piece(&chain, &data, i * PIECE, PIECE, there);
+                add(&chain, at, i + 1, 1);
+            }
+            chain_post(&chain);
+        } else {
+            while (word_read(&words, 0) != 1)
+                MUST(now_s() < give_up);
+            buf_zero(&word);
+        }
+        side_barrier(side);
+        if (side->initiator) {
+            int first = chain.count;
+            add(&chain, at, 0, 1);
+            struct ibv_send_wr *bad;
+            MUST(!ibv_post_send(side->qp, &chain.wr[first], &bad));
+            chain_expect(&chain);
+            MUST(result(&chain, first) == 0);
+        }
+        side_barrier(side);
+        if (!side->initiator) {
+            MUST(word_read(&words, 0) == 1 && word_read(&words, PAIRS) == (uint64_t)round + 1);
+            buf_zero(&word);
+        }
+    }
+    words_close(side, &by, &words);
+    buf_free(&data);
+    buf_free(&chain.results);
+}
+
 /* From both sides at a time, the owner's over a queue pair to itself; each fetches values that nobody else did. */
 void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum memory memory)
 {

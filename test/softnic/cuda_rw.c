@@ -395,6 +395,7 @@ static int run(struct side *side, double least)
     words_far_apart_are_changed_like_neighbours(side);
     words_in_between_are_left_alone(side);
     an_atomic_behind_a_write_to_its_word_finds_it(side);
+    an_atomic_finds_what_the_word_was_when_it_was_posted(side);
     atomics_and_writes_are_seen_in_their_order(side);
     a_batch_ends_before_an_atomic_that_is_refused(side);
     a_new_allocation_is_mapped_anew(side);

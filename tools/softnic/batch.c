@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/softnic/batch.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "tools/softnic/exec.h"
@@ -14,13 +15,16 @@ enum {
     SPAN_BYTES = 4096, /* words that lie so close are read by one copy */
     WORD = 8,
 };
+#define WRITE_PATIENCE_NS 4000000000ull
 static_assert(SN_ATOMIC_LOCKS == 64, "struct sn_batch has a bit for each");
 
 struct word {
     uint64_t addr, value;
     uint32_t mr;
+    uint32_t end; /* the value is that for requests below this position: later ones were not posted when it was read */
     bool known;
-    bool changed; /* and not yet given to the lane */
+    bool made;    /* atomics of the batch were */
+    bool changed; /* and the value is not yet given to the lane */
 };
 
 struct read {
@@ -40,6 +44,7 @@ struct sn_batch {
     unsigned reads, reads_landed;
     bool writing; /* some words are changed and not yet given to the lane: those of [first, end) */
     uint32_t first, end;
+    uint64_t give_up; /* writing: then */
     unsigned stores, stores_landed;
     struct sn_flight store[ATOMICS];
     struct read read[READS];
@@ -47,19 +52,31 @@ struct sn_batch {
 
 static struct word *word_find(struct sn_batch *b, uint32_t proc, const struct sn_span *span)
 {
-    for (unsigned i = 0; b && proc == b->proc && i < b->words; i++)
+    for (unsigned i = 0; proc == b->proc && i < b->words; i++)
         if (b->word[i].addr == span->addr)
             return &b->word[i];
     return NULL;
 }
 
-bool sn_batch_knows(const struct sn_qp *qp, const struct sn_qp_shm *target, const struct sn_wqe *w)
+static bool word_holds(const struct word *word, uint32_t at)
+{
+    return word->known && (int32_t)(word->end - at) > 0;
+}
+
+/* The word that the request there names, if its value is known, or NULL. */
+static struct word *word_known(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at)
 {
     struct sn_span span;
-    const struct word *word =
-        sn_responder_grants(target, w, &span) ? word_find(qp->batch, target->owner - 1, &span) : NULL;
+    struct word *word = NULL;
 
-    return word && word->known;
+    if (qp->batch && sn_responder_grants(target, sn_wqe_at(qp, at), &span))
+        word = word_find(qp->batch, target->owner - 1, &span);
+    return word && word_holds(word, at) ? word : NULL;
+}
+
+bool sn_batch_knows(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at)
+{
+    return word_known(qp, target, at) != NULL;
 }
 
 bool sn_batch_waits(const struct sn_qp *qp)
@@ -123,7 +140,7 @@ static struct read *read_grow(struct sn_batch *b, const struct sn_span *span)
     return &b->read[b->reads++];
 }
 
-/* Words of the atomics in [at, end) that are not known yet, with their locks. */
+/* Words of the atomics in [at, end) that are not known yet, or not for them, with their locks. */
 static void words_gather(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, uint32_t end)
 {
     struct sn_batch *b = qp->batch;
@@ -132,6 +149,7 @@ static void words_gather(struct sn_qp *qp, const struct sn_qp_shm *target, uint3
     b->reads = b->reads_landed = 0;
     for (; at != end && made < ATOMICS && b->words < ATOMICS; at++) {
         const struct sn_wqe *w = sn_wqe_at(qp, at);
+        struct word *word;
         struct sn_span span;
 
         if (!sn_is_atomic(w->opcode))
@@ -139,13 +157,15 @@ static void words_gather(struct sn_qp *qp, const struct sn_qp_shm *target, uint3
         if (!sn_responder_grants(target, w, &span) || span.kind == SN_MEM_HOST)
             return;
         made++;
-        if (word_find(b, b->proc, &span))
+        word = word_find(b, b->proc, &span);
+        if (word && (!word->known || word_holds(word, at)))
             continue;
-        if (!lock_have(b, span.addr))
+        if (!lock_have(b, span.addr) || !read_grow(b, &span))
             return;
-        if (!read_grow(b, &span))
-            return;
-        b->word[b->words++] = (struct word){.addr = span.addr, .mr = span.mr};
+        if (!word)
+            b->word[b->words++] = (struct word){.addr = span.addr, .mr = span.mr, .end = end};
+        else
+            *word = (struct word){.addr = span.addr, .mr = span.mr, .end = end, .made = word->made};
     }
 }
 
@@ -168,17 +188,17 @@ static bool word_within(const struct word *word, const struct sn_span *span)
     return word->mr == span->mr && word->addr >= span->addr && word->addr < span->addr + span->length;
 }
 
-/* Forget the words whose values will not come. */
+/* Forget the words whose values will not come; but atomics on them that are under way need their locks. */
 static void words_trim(struct sn_batch *b)
 {
     unsigned kept = 0;
 
     for (unsigned i = 0; i < b->words; i++) {
-        bool coming = b->word[i].known;
+        bool keep = b->word[i].known || b->word[i].made;
 
-        for (unsigned r = 0; r < b->reads && !coming; r++)
-            coming = word_within(&b->word[i], &b->read[r].span);
-        if (coming)
+        for (unsigned r = 0; r < b->reads && !keep; r++)
+            keep = word_within(&b->word[i], &b->read[r].span);
+        if (keep)
             b->word[kept++] = b->word[i];
     }
     b->words = kept;
@@ -248,6 +268,7 @@ static void word_change(struct word *word, struct sn_wqe *w)
         value += w->compare_add;
     else if (value == w->compare_add)
         value = w->swap;
+    word->made = true;
     word->changed |= value != word->value;
     word->value = value;
 }
@@ -283,6 +304,17 @@ static int run_fly(struct sn_qp *qp, const struct word *word, unsigned left)
     return r == 0 ? (int)n : r < 0 ? r : 0;
 }
 
+/* The lane does not take it now: pinned memory is short, which others give back when their copies are done. */
+static int write_later(struct sn_qp *qp)
+{
+    if (sn_now_ns() < qp->batch->give_up)
+        return 0;
+    sn_log("queue pair %u: the copier did not take a word of an atomic for 4 s (no pinned memory left, or the "
+           "registration is gone)",
+           qp->qpn);
+    return -EIO;
+}
+
 /* Give what is changed to the lane, as far as it takes it now. */
 static void words_write(struct sn_qp *qp)
 {
@@ -294,6 +326,8 @@ static void words_write(struct sn_qp *qp)
         if (!b->word[i].changed)
             continue;
         n = run_fly(qp, &b->word[i], b->words - i);
+        if (n == 0)
+            n = write_later(qp);
         if (n == 0)
             return;
         b->stores += n > 0;
@@ -313,20 +347,19 @@ unsigned sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint3
     unsigned n = 0;
 
     for (; at + n != end && b->made < ATOMICS; n++) {
-        struct sn_wqe *w = sn_wqe_at(qp, at + n);
-        struct sn_span span;
-        struct word *word = sn_responder_grants(target, w, &span) ? word_find(b, target->owner - 1, &span) : NULL;
+        struct word *word = word_known(qp, target, at + n);
 
-        if (!word || !word->known)
+        if (!word)
             break;
-        word_change(word, w);
-        w->fly_error = 0;
+        word_change(word, sn_wqe_at(qp, at + n));
+        sn_wqe_at(qp, at + n)->fly_error = 0;
         b->made++;
         b->aloft++;
     }
     b->first = at;
     b->end = at + n;
     b->writing = n > 0;
+    b->give_up = sn_now_ns() + WRITE_PATIENCE_NS;
     if (n)
         words_write(qp);
     return n;

@@ -7,8 +7,9 @@
 
 #include "tools/softnic/qp.h"
 
-/** Is the value of the word that w names known? */
-bool sn_batch_knows(const struct sn_qp *qp, const struct sn_qp_shm *target, const struct sn_wqe *w);
+/** Is the value of the word known that the atomic there names? Read after it was posted: somebody may have changed it
+ * before, and told whoever posted it. */
+bool sn_batch_knows(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at);
 
 /** Have the words of the atomics in [at, end) read, from the first up to one that is refused, or whose lock is taken,
  * or that is too many. Other requests in between stay what they are. Return false if that cannot be done now; else the

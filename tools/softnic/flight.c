@@ -118,7 +118,7 @@ static unsigned start_atomics(struct sn_qp *qp, struct sn_qp_shm *target, uint32
 {
     unsigned n;
 
-    if (sn_batch_knows(qp, target, sn_wqe_at(qp, at)))
+    if (sn_batch_knows(qp, target, at))
         n = sn_batch_change(qp, target, at, row_end(qp, at, tail, false));
     else
         n = sn_batch_read(qp, target, at, row_end(qp, at, tail, true));
