@@ -63,7 +63,8 @@ struct sn_qp {
     bool running; /* someone executes; only that thread touches exec, done, copy and the requests between done and tail
                    */
     bool closing;
-    uint32_t runs; /* odd while a request is being executed: dereg_mr waits for that */
+    bool flush_due; /* a request has failed, and completes before the receives are flushed */
+    uint32_t runs;  /* odd while a request is being executed: dereg_mr waits for that */
     uint32_t heap_at;
     bool light; /* what it waits for is short: a thread that polls may do it */
     uint64_t wake_at;
@@ -131,6 +132,10 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);
 void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
 
 /* run.c */
+/** A request of it has failed: to the error state; its receives are flushed when the request is completed. event: as
+ * for sn_qp_shm_stop. The caller is the runner. */
+void sn_qp_fail(struct sn_qp *qp, int event);
+
 /** Execute and complete what can be. The caller is the runner. Return when to be called again (UINT64_MAX: nothing
  * left). */
 uint64_t sn_qp_run(struct sn_qp *qp);

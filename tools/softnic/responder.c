@@ -62,7 +62,10 @@ static int fault(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, u
     sn_log("queue pair %u to %u: opcode %u, %llu bytes at 0x%llx, rkey 0x%x: %s", qp->qpn, qp->shm->dest_qpn, w->opcode,
            (unsigned long long)w->length, (unsigned long long)w->raddr, w->rkey, what);
     w->status = status;
-    sn_qp_shm_fail(sn_self->world, target, event);
+    if (target == qp->shm)
+        sn_qp_fail(qp, event);
+    else
+        sn_qp_shm_fail(sn_self->world, target, event);
     return 0;
 }
 

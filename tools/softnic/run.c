@@ -60,6 +60,23 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
         sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
 }
 
+void sn_qp_fail(struct sn_qp *qp, int event)
+{
+    /* F1: first; pairs with F2 in sn_post_recv (post.c), which finds the error state and then looks here. */
+    __atomic_store_n(&qp->flush_due, true, __ATOMIC_SEQ_CST);
+    sn_qp_shm_stop(sn_self->world, qp->shm, event);
+}
+
+/* F3: first, then the ring is emptied; pairs with F2, where a receive is in the ring first. One of the two flushes it.
+ */
+static void flush_if_due(struct sn_qp *qp)
+{
+    if (!qp->flush_due)
+        return;
+    __atomic_store_n(&qp->flush_due, false, __ATOMIC_SEQ_CST);
+    sn_qp_shm_flush_recv(sn_self->world, qp->shm);
+}
+
 /* A fence waits for the completion of earlier reads and atomics, or of everything earlier. */
 static bool fence_holds(const struct sn_qp *qp, const struct sn_wqe *w)
 {
@@ -168,7 +185,7 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     qp->retry_until = 0;
     qp->rnr_left = UINT32_MAX;
     if (w->status != IBV_WC_SUCCESS)
-        sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+        sn_qp_fail(qp, -1);
     return 0;
 }
 
@@ -184,10 +201,12 @@ static uint64_t run_complete(struct sn_qp *qp)
             return w->due_done;
         if (sn_exec_finish(qp, w) == SN_EXEC_BUSY)
             return sn_now_ns() + BUSY_POLL_NS;
-        if (w->status != IBV_WC_SUCCESS)
-            sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+        if (w->status != IBV_WC_SUCCESS && w->status != IBV_WC_WR_FLUSH_ERR)
+            sn_qp_fail(qp, -1);
         qp->reads_open -= is_read(w);
         complete(qp, w, qp->done);
+        if (w->status != IBV_WC_SUCCESS)
+            flush_if_due(qp);
         __atomic_store_n(&qp->done, qp->done + 1, __ATOMIC_RELEASE);
     }
     return UINT64_MAX;
@@ -222,7 +241,7 @@ static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
             qp->retry_until = 0;
             qp->rnr_left = UINT32_MAX;
             if (w->status != IBV_WC_SUCCESS) {
-                sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+                sn_qp_fail(qp, -1);
                 w->due_done = 0;
             }
             qp->exec++;
