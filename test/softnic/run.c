@@ -184,6 +184,33 @@ Test(run, a_request_to_itself_that_failed_completes_before_what_is_flushed)
     cr_assert_eq(wait_wc(a.cq, "flushed receive").wr_id, 100);
 }
 
+/* A program that ends with receives posted has seen no error. */
+Test(run, what_is_flushed_counts_apart_from_errors)
+{
+    struct sn_world *world = start(NULL);
+    const struct sn_counters *count = &world->devs[0].counters;
+    struct ibv_qp_attr err = {.qp_state = IBV_QPS_ERR};
+    struct address wrong = bt;
+
+    for (uint64_t i = 0; i < 3; i++)
+        cr_assert_eq(post_recv(&a, 0, 64, 100 + i), 0);
+    cr_assert_eq(ibv_modify_qp(a.qp, &err, IBV_QP_STATE), 0);
+    for (int i = 0; i < 3; i++)
+        wait_wc(a.cq, "flushed receive");
+    cr_assert(count->flushed == 3 && count->errors == 0, "%lu flushed, %lu errors", count->flushed, count->errors);
+    end_close(&a);
+    end_close(&b);
+    pair_open(&a, &b);
+    bt = end_address(&b);
+    wrong = bt;
+    wrong.rkey ^= 1;
+    for (uint64_t i = 0; i < 3; i++)
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 60000, &wrong, 0, IBV_SEND_SIGNALED, i), 0);
+    for (int i = 0; i < 3; i++)
+        wait_wc(a.cq, "failed or flushed");
+    cr_assert(count->flushed == 5 && count->errors == 1, "%lu flushed, %lu errors", count->flushed, count->errors);
+}
+
 Test(run, moving_to_error_flushes_what_waits)
 {
     struct ibv_qp_attr err = {.qp_state = IBV_QPS_ERR};

@@ -128,7 +128,7 @@ static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qp
                              .src_qp = qp->dest_qpn,
                              .is_recv = 1};
 
-        sn_count(&world->devs[qp->dev].counters.errors, 1);
+        sn_count(&world->devs[qp->dev].counters.flushed, 1);
         sn_count(&world->devs[qp->dev].counters.cqes_recv, 1);
         if (sn_cq_push(world, qp->rcq, &cqe, 1, true) < 0)
             return; /* overrun: the rest is lost as well */

@@ -55,7 +55,7 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
     cqe.time_ns = sn_now_ns();
     sn_count(&count->cqes_send, 1);
     if (w->status != IBV_WC_SUCCESS)
-        sn_count(&count->errors, 1);
+        sn_count(w->status == IBV_WC_WR_FLUSH_ERR ? &count->flushed : &count->errors, 1);
     if (sn_cq_push(sn_self->world, qp->shm->scq, &cqe, 1, false) < 0)
         sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
 }

@@ -78,9 +78,9 @@ struct sn_counters {
     uint64_t cqes_send, cqes_recv;
     uint64_t bytes_tx, bytes_rx;
     uint64_t fences;
-    uint64_t errors; /* completions with a status other than success */
+    uint64_t errors; /* completions with a status other than success, but those that were flushed */
     uint64_t rnr_naks, retries;
-    uint64_t pad;
+    uint64_t flushed; /* requests and receives that a queue pair gave back undone */
 };
 static_assert(sizeof(struct sn_counters) == 96, "shared layout");
 
