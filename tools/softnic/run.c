@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running a send queue: execute in order, complete in order, fail in order. */
+#include "tools/softnic/batch.h"
 #include "tools/softnic/exec.h"
 #include "tools/softnic/flight.h"
 #include "tools/softnic/qp.h"
@@ -320,7 +321,7 @@ static bool work_left_locked(const struct sn_qp *qp)
 static bool next_is_light(const struct sn_qp *qp)
 {
     if (qp->flights) /* only to be looked at; what waits for them to land must not wait for a poller, too */
-        return qp->exec + qp->flights == qp->tail;
+        return qp->exec + qp->flights == qp->tail && !sn_batch_waits(qp);
     const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);
 
     return w->length <= LIGHT_BYTES && !w->placing;
