@@ -5,124 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST = 40, WORDS_BYTES = 256 << 10, PIECE = 4096 };
-
-/* A chain of requests, and where their results come. */
-struct chain {
-    struct side *side;
-    struct buf results; /* a word for each request, in host memory */
-    int count;
-    struct ibv_sge sge[MOST];
-    struct ibv_send_wr wr[MOST];
-};
-
-static void chain_open(struct side *side, struct chain *chain)
-{
-    memset(chain, 0, sizeof(*chain));
-    chain->side = side;
-    buf_make(side, &chain->results, PAGEABLE, MOST * 8);
-}
-
-static struct ibv_send_wr *chain_next(struct chain *chain, enum ibv_wr_opcode opcode)
-{
-    int i = chain->count++;
-
-    MUST(i < MOST);
-    chain->sge[i] = (struct ibv_sge){chain->results.addr + 8 * (size_t)i, 8, chain->results.mr->lkey};
-    chain->wr[i] = (struct ibv_send_wr){.wr_id = (uint64_t)i,
-                                        .sg_list = &chain->sge[i],
-                                        .num_sge = 1,
-                                        .opcode = opcode,
-                                        .send_flags = IBV_SEND_SIGNALED};
-    if (i)
-        chain->wr[i - 1].next = &chain->wr[i];
-    return &chain->wr[i];
-}
-
-static void add(struct chain *chain, struct remote words, size_t word, uint64_t value)
-{
-    struct ibv_send_wr *wr = chain_next(chain, IBV_WR_ATOMIC_FETCH_AND_ADD);
-
-    wr->wr.atomic.remote_addr = words.addr + 8 * word;
-    wr->wr.atomic.rkey = words.rkey;
-    wr->wr.atomic.compare_add = value;
-}
-
-static void swap(struct chain *chain, struct remote words, size_t word, uint64_t compare, uint64_t value)
-{
-    add(chain, words, word, compare);
-    chain->wr[chain->count - 1].opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
-    chain->wr[chain->count - 1].wr.atomic.swap = value;
-}
-
-static void write_piece(struct chain *chain, const struct buf *from, size_t offset, uint32_t bytes, struct remote to)
-{
-    struct ibv_send_wr *wr = chain_next(chain, IBV_WR_RDMA_WRITE);
-
-    *wr->sg_list = (struct ibv_sge){from->addr + offset, bytes, from->mr->lkey};
-    wr->wr.rdma.remote_addr = to.addr + offset;
-    wr->wr.rdma.rkey = to.rkey;
-}
-
-static void chain_post(struct chain *chain)
-{
-    struct ibv_send_wr *bad;
-
-    MUST(!ibv_post_send(chain->side->qp, chain->wr, &bad));
-}
-
-/* All succeed, in order; then the chain is empty again. */
-static void chain_expect(struct chain *chain)
-{
-    for (int i = 0; i < chain->count; i++) {
-        struct ibv_wc wc = side_poll(chain->side);
-
-        if (wc.status != IBV_WC_SUCCESS || wc.wr_id != (uint64_t)i)
-            fprintf(stderr, "request %d of %d: wr_id %d, %s\n", i, chain->count, (int)wc.wr_id,
-                    ibv_wc_status_str(wc.status));
-        MUST(wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)i);
-    }
-    chain->count = 0;
-}
-
-static void chain_run(struct chain *chain)
-{
-    chain_post(chain);
-    chain_expect(chain);
-}
-
-static uint64_t result(const struct chain *chain, int i)
-{
-    return ((const uint64_t *)(uintptr_t)chain->results.addr)[i];
-}
-
-static uint64_t word_read(const struct buf *words, size_t word)
-{
-    uint64_t value;
-
-    buf_read(words, 8 * word, &value, 8);
-    return value;
-}
-
-/* A queue pair that reaches the words: the initiator's to the other side, or each side's own to itself. */
-static struct remote words_open(struct side *side, struct side *by, struct buf *words, enum memory memory, bool own)
-{
-    buf_make(side, words, memory, WORDS_BYTES);
-    buf_zero(words);
-    struct remote theirs = swap_remote(side, words);
-    *by = *side;
-    if (own)
-        side_loop(side, by);
-    return own ? (struct remote){words->addr, words->mr->rkey} : theirs;
-}
-
-static void words_close(struct side *side, struct side *by, struct buf *words)
-{
-    side_barrier(side);
-    if (by->qp != side->qp)
-        MUST(!ibv_destroy_qp(by->qp));
-    buf_free(words);
-}
+#include "test/softnic/cuda_chain.h"
 
 void atomics_behind_each_other_share_their_copies(struct side *side)
 {
@@ -162,7 +45,7 @@ void atomics_behind_each_other_share_their_copies(struct side *side)
         }
         words_close(side, &by, &words);
     }
-    buf_free(&chain.results);
+    chain_close(&chain);
     buf_free(&data);
 }
 
@@ -195,7 +78,7 @@ void adds_to_one_word_each_return_the_value_before_them(struct side *side, enum 
     if (!side->initiator)
         MUST(word_read(&words, 5) == 10000 && word_read(&words, 6) == 50 && word_read(&words, 7) == 50);
     words_close(side, &by, &words);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
 /* Of two registrations, by turns; some with the same lock. */
@@ -228,7 +111,7 @@ void words_far_apart_are_changed_like_neighbours(struct side *side)
     }
     words_close(side, &by, &words);
     buf_free(&more);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
 /* The owner writes them meanwhile, and finds what it wrote. A comparison that fails and an addition of nothing write
@@ -273,7 +156,7 @@ void words_in_between_are_left_alone(struct side *side)
     if (!side->initiator)
         MUST(word_read(&words, 0) == BURSTS && word_read(&words, 3) == BURSTS && word_read(&words, 6) == BURSTS);
     words_close(side, &by, &words);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
 void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side)
@@ -302,7 +185,7 @@ void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side)
     }
     words_close(side, &by, &words);
     buf_free(&data);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
 /* Until word i has changed nothing of the write behind it is there; then all of the write before it is. */
@@ -349,7 +232,7 @@ void atomics_and_writes_are_seen_in_their_order(struct side *side)
     }
     words_close(side, &by, &words);
     buf_free(&data);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
 /* Whoever saw an atomic may change the word and say so: what is posted then finds that, even while those that were
@@ -398,17 +281,18 @@ void an_atomic_finds_what_the_word_was_when_it_was_posted(struct side *side)
     }
     words_close(side, &by, &words);
     buf_free(&data);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
 /* From both sides at a time, the owner's over a queue pair to itself; each fetches values that nobody else did. */
 void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum memory memory)
 {
-    enum { WORDS = 3, BURSTS = 30, ADDS = BURSTS * MOST };
+    enum { WORDS = 3, BURSTS = 30, ADDS = BURSTS * MOST, FEW = 6 };
     static bool seen[WORDS][2 * ADDS];
     struct chain chain;
     struct buf words;
     struct side by, loop;
+    int bursts = side->copier ? FEW : BURSTS; /* each by itself, between three processes */
 
     memset(seen, 0, sizeof(seen));
     chain_open(side, &chain);
@@ -419,7 +303,7 @@ void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum
         at = (struct remote){words.addr, words.mr->rkey};
     }
     side_barrier(side);
-    for (int burst = 0; burst < BURSTS; burst++) {
+    for (int burst = 0; burst < bursts; burst++) {
         for (size_t i = 0; i < MOST; i++)
             add(&chain, at, (size_t)burst % 2 ? 0 : i % WORDS, 1);
         chain_run(&chain);
@@ -431,10 +315,10 @@ void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum
     }
     side_barrier(side);
     if (!side->initiator)
-        MUST(word_read(&words, 0) + word_read(&words, 1) + word_read(&words, 2) == 2 * ADDS);
+        MUST(word_read(&words, 0) + word_read(&words, 1) + word_read(&words, 2) == 2u * MOST * (uint64_t)bursts);
     MUST(!ibv_destroy_qp(loop.qp));
     words_close(side, &by, &words);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
 void a_batch_ends_before_an_atomic_that_is_refused(struct side *side)
@@ -472,48 +356,71 @@ void a_batch_ends_before_an_atomic_that_is_refused(struct side *side)
         side_barrier(side);
     }
     words_close(side, &by, &words);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
-/* Data from one GPU of this process to the other, and words there: the driver copies to it from the first one's stream;
- * and where it does not, what is posted is carried out all the same. */
-void words_on_another_gpu_of_the_process_need_no_wait(struct side *side)
+/* Data on one GPU of the initiator, and words and room for the data on the other; a queue pair to itself. */
+struct apart {
+    struct side by;
+    struct buf data, words, there;
+    struct remote at, to;
+};
+
+static void apart_open(struct side *side, struct apart *apart, enum memory memory)
+{
+    side_loop(side, &apart->by);
+    buf_make(side, &apart->data, memory, MOST / 2 * PIECE);
+    buf_fill(&apart->data, 40);
+    side_other_gpu(true);
+    buf_make(side, &apart->words, memory, WORDS_BYTES);
+    buf_make(side, &apart->there, memory, MOST / 2 * PIECE);
+    buf_zero(&apart->words);
+    side_other_gpu(false);
+    apart->at = (struct remote){apart->words.addr, apart->words.mr->rkey};
+    apart->to = (struct remote){apart->there.addr, apart->there.mr->rkey};
+}
+
+static void apart_close(struct apart *apart)
+{
+    MUST(!ibv_destroy_qp(apart->by.qp));
+    buf_free(&apart->data);
+    buf_free(&apart->words);
+    buf_free(&apart->there);
+}
+
+/* The driver copies to the other GPU's words in the first one's stream; and where it does not, what is posted is
+ * carried out all the same. */
+void words_on_another_gpu_of_the_process_are_changed(struct side *side, enum memory memory)
 {
     enum { PAIRS = 8 };
     struct chain chain;
-    struct buf words, data, there;
-    struct side by;
+    struct apart apart;
 
-    if (!side->initiator)
+    if (!side->initiator || side_gpus() < 2)
         return;
     chain_open(side, &chain);
-    side_loop(side, &by);
-    chain.side = &by;
-    buf_make(side, &data, LEGACY, PAIRS * PIECE);
-    side_other_gpu(true);
-    buf_make(side, &words, LEGACY, WORDS_BYTES);
-    buf_make(side, &there, LEGACY, PAIRS * PIECE);
-    side_other_gpu(false);
-    buf_fill(&data, 40);
-    buf_zero(&words);
+    apart_open(side, &apart, memory);
+    chain.side = &apart.by;
     for (uint64_t round = 0; round < 4; round++) {
-        buf_zero(&there);
-        if (round == 2) /* the read of the words: behind the first write */
+        side_other_gpu(true);
+        buf_zero(&apart.there);
+        side_other_gpu(false);
+        /* The read of the words, behind the first write. It is not tried again in this process. */
+        if (side->fake && !side->copier && round == 2 && memory == VMM)
             fail_later("cuMemcpyAsync", 1, 1);
         for (size_t i = 0; i < PAIRS; i++) {
-            write_piece(&chain, &data, i * PIECE, PIECE, (struct remote){there.addr, there.mr->rkey});
-            add(&chain, (struct remote){words.addr, words.mr->rkey}, i, 5);
+            write_piece(&chain, &apart.data, i * PIECE, PIECE, apart.to);
+            add(&chain, apart.at, i, 5);
         }
         chain_run(&chain);
-        MUST(buf_check(&there, PAIRS * PIECE, 40, "data between GPUs of one process"));
+        side_other_gpu(true);
+        MUST(buf_check(&apart.there, PAIRS * PIECE, 40, "data between GPUs of one process"));
         for (size_t i = 0; i < PAIRS; i++)
-            MUST(word_read(&words, i) == 5 * (round + 1) && result(&chain, 2 * (int)i + 1) == 5 * round);
+            MUST(word_read(&apart.words, i) == 5 * (round + 1) && result(&chain, 2 * (int)i + 1) == 5 * round);
+        side_other_gpu(false);
     }
-    MUST(!ibv_destroy_qp(by.qp));
-    buf_free(&words);
-    buf_free(&there);
-    buf_free(&data);
-    buf_free(&chain.results);
+    apart_close(&apart);
+    chain_close(&chain);
 }
 
 void a_driver_error_in_a_batch_gives_its_locks_back(struct side *side)
@@ -561,7 +468,7 @@ void a_driver_error_in_a_batch_gives_its_locks_back(struct side *side)
         side_barrier(side);
     }
     words_close(side, &by, &words);
-    buf_free(&chain.results);
+    chain_close(&chain);
 }
 
 static void figures_row(struct side *side, struct chain *chain, const struct buf *data, struct remote words,
@@ -569,7 +476,7 @@ static void figures_row(struct side *side, struct chain *chain, const struct buf
 {
     enum { BURST = 16 };
     static double us[TIMES_MOST];
-    size_t rounds = side->fake ? 6 : 500;
+    size_t rounds = side->fake ? 2 : 500;
     char what[80];
 
     for (size_t n = 0; n < rounds; n++) {
@@ -582,7 +489,7 @@ static void figures_row(struct side *side, struct chain *chain, const struct buf
         chain_run(chain);
         us[n] = (now_s() - start) * 1e6;
     }
-    snprintf(what, sizeof(what), "%d %sfetch-and-adds, %s memory", BURST, writes ? "writes and " : "", where);
+    snprintf(what, sizeof(what), "%d %sfetch-and-adds, memory %s", BURST, writes ? "writes and " : "", where);
     times_print(what, us, rounds);
 }
 
@@ -604,11 +511,27 @@ void batch_figures(struct side *side)
         figures_row(side, &chain, &data, (struct remote){words.addr, words.mr->rkey},
                     (struct remote){data.addr, data.mr->rkey}, writes, "own");
         chain.side = side;
-        figures_row(side, &chain, &data, at, there, writes, "the other's");
-        figures_row(side, &chain, &data, hidden, there, writes, "the other's private");
+        figures_row(side, &chain, &data, at, there, writes, "of the other");
+        figures_row(side, &chain, &data, hidden, there, writes, "of the other, private");
     }
     words_close(side, &by, &words);
     buf_free(&secret);
     buf_free(&data);
-    buf_free(&chain.results);
+    chain_close(&chain);
+}
+
+void apart_figures(struct side *side)
+{
+    struct chain chain;
+    struct apart apart;
+
+    if (!side->initiator || side_gpus() < 2)
+        return;
+    chain_open(side, &chain);
+    apart_open(side, &apart, VMM);
+    chain.side = &apart.by;
+    for (int writes = 0; writes < 2; writes++)
+        figures_row(side, &chain, &apart.data, apart.at, apart.to, writes, "own, between GPUs");
+    apart_close(&apart);
+    chain_close(&chain);
 }

@@ -15,10 +15,13 @@ void a_batch_ends_before_an_atomic_that_is_refused(struct side *side);
 
 /* On the driver of fake_cuda only: it counts calls, and fails them. */
 void atomics_behind_each_other_share_their_copies(struct side *side);
-void words_on_another_gpu_of_the_process_need_no_wait(struct side *side);
 void a_driver_error_in_a_batch_gives_its_locks_back(struct side *side);
 
 /* Print what bursts of atomics take. */
 void batch_figures(struct side *side);
+
+/* With two GPUs in one process, which use both from then on: for memory of others, too. Late, therefore. */
+void words_on_another_gpu_of_the_process_are_changed(struct side *side, enum memory memory);
+void apart_figures(struct side *side);
 
 #endif

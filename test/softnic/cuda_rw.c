@@ -418,7 +418,6 @@ static int run(struct side *side, double least)
         if (!side->copier) {
             a_burst_is_given_away_at_once(side);
             atomics_behind_each_other_share_their_copies(side);
-            words_on_another_gpu_of_the_process_need_no_wait(side);
             a_driver_error_in_a_batch_gives_its_locks_back(side);
         }
         an_error_in_a_burst_flushes_what_is_behind(side);
@@ -452,6 +451,9 @@ static int run(struct side *side, double least)
         an_immediate_comes_after_its_data(side);
         completions_come_in_order(side);
     }
+    words_on_another_gpu_of_the_process_are_changed(side, VMM);
+    words_on_another_gpu_of_the_process_are_changed(side, LEGACY);
+    apart_figures(side);
     if (side->copier)
         a_killed_copier_ends_in_errors_soon(side);
     mine = side->initiator && !side->fake && gbytes < least ? 'n' : 'y';

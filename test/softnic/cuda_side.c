@@ -160,6 +160,14 @@ void side_enter_thread(void)
     MUST(!cu.push(primary));
 }
 
+int side_gpus(void)
+{
+    int count = 0;
+
+    MUST(!cu.count(&count));
+    return count;
+}
+
 void side_other_gpu(bool other)
 {
     static void *context;
