@@ -11,9 +11,10 @@ enum {
     /* Then none is begun until all have landed: who deregisters memory waits for those who are there to have gone once.
      */
     FLOWN_MOST = 512,
-    SHORT_BYTES = 16384, /* longer ones fly from device memory only: a CPU would be busy with them */
-    ROW_MOST = 64,       /* how far is looked for atomics that can share a read */
-    ROW_BYTES = 65536,   /* their locks are not held while a longer write goes by */
+    SHORT_BYTES = 16384,   /* longer ones fly from device memory only: a CPU would be busy with them */
+    ROW_MOST = 64,         /* how far is looked for atomics that can share a read */
+    ROW_BYTES = 65536,     /* their locks are not held while a longer write goes by, */
+    AHEAD_BYTES = 1 << 20, /* nor while more than that, some 5 us between GPUs, is before them */
 };
 
 bool sn_flight_suits(const struct sn_wqe *w)
@@ -94,6 +95,7 @@ static bool start(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
     if (w->fly_error > 0)
         return false;
     qp->receives_due += tells;
+    qp->bytes_aloft += w->length;
     w->placing = true;
     return true;
 }
@@ -121,7 +123,7 @@ static unsigned start_atomics(struct sn_qp *qp, struct sn_qp_shm *target, uint32
     if (sn_batch_knows(qp, target, at))
         n = sn_batch_change(qp, target, at, row_end(qp, at, tail, false));
     else
-        n = sn_batch_read(qp, target, at, row_end(qp, at, tail, true));
+        n = qp->bytes_aloft <= AHEAD_BYTES && sn_batch_read(qp, target, at, row_end(qp, at, tail, true));
     for (unsigned i = 0; i < n; i++)
         sn_wqe_at(qp, at + i)->placing = true;
     qp->reads_open += n;
@@ -216,6 +218,8 @@ int sn_flight_land(struct sn_qp *qp, struct sn_wqe *w, bool ask)
         landed(qp, target, w, r);
     if (atomic)
         sn_batch_leave(qp, r == SN_FLIGHT_READ);
+    else
+        qp->bytes_aloft -= w->length;
     qp->receives_due -= sn_takes_receive(w->opcode);
     w->placing = false;
     if (--qp->flights == 0)

@@ -78,6 +78,7 @@ struct sn_qp {
     struct sn_atomic atomic; /* copy is the target of */
     uint32_t flights, flown; /* requests from exec on that are in flight (flight.h); begun since there were none */
     uint32_t receives_due;   /* that those in flight will take */
+    uint64_t bytes_aloft;    /* of the writes among them */
     uint64_t guest;          /* number of this guest at the target while any is in flight */
     struct sn_lane lane;
     struct sn_batch *batch; /* of atomics in flight; NULL: there was none yet */
