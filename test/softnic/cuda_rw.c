@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "test/softnic/cuda_batch.h"
 #include "test/softnic/cuda_busy.h"
 #include "test/softnic/cuda_copier.h"
 #include "test/softnic/cuda_flight.h"
@@ -387,6 +388,16 @@ static int run(struct side *side, double least)
     atomics(side, PRIVATE);
     atomics_of_many_queue_pairs_add_up(side, LEGACY);
     atomics_of_many_queue_pairs_add_up(side, PRIVATE);
+    atomics_of_two_queue_pairs_on_one_word_lose_nothing(side, LEGACY);
+    atomics_of_two_queue_pairs_on_one_word_lose_nothing(side, PRIVATE);
+    adds_to_one_word_each_return_the_value_before_them(side, LEGACY);
+    adds_to_one_word_each_return_the_value_before_them(side, PRIVATE);
+    words_far_apart_are_changed_like_neighbours(side);
+    words_in_between_are_left_alone(side);
+    an_atomic_behind_a_write_to_its_word_finds_it(side);
+    an_atomic_finds_what_the_word_was_when_it_was_posted(side);
+    atomics_and_writes_are_seen_in_their_order(side);
+    a_batch_ends_before_an_atomic_that_is_refused(side);
     a_new_allocation_is_mapped_anew(side);
     small_neighbours_are_told_apart(side);
     a_part_of_a_segment_is_found(side);
@@ -404,8 +415,11 @@ static int run(struct side *side, double least)
     if (side->fake) {
         no_transfer_waits_for_a_running_kernel(side, LEGACY);
         no_transfer_waits_for_a_running_kernel(side, VMM);
-        if (!side->copier)
+        if (!side->copier) {
             a_burst_is_given_away_at_once(side);
+            atomics_behind_each_other_share_their_copies(side);
+            a_driver_error_in_a_batch_gives_its_locks_back(side);
+        }
         an_error_in_a_burst_flushes_what_is_behind(side);
     }
     if (side->copier)
@@ -421,6 +435,7 @@ static int run(struct side *side, double least)
     flush_latency(side);
     owner_figures(side);
     flight_figures(side);
+    batch_figures(side);
     bandwidth(side, LEGACY, LEGACY, 65536);
     double gbytes = bandwidth(side, LEGACY, LEGACY, 1 << 20);
     bandwidth(side, VMM, VMM, 1 << 20);
@@ -436,6 +451,9 @@ static int run(struct side *side, double least)
         an_immediate_comes_after_its_data(side);
         completions_come_in_order(side);
     }
+    words_on_another_gpu_of_the_process_are_changed(side, VMM);
+    words_on_another_gpu_of_the_process_are_changed(side, LEGACY);
+    apart_figures(side);
     if (side->copier)
         a_killed_copier_ends_in_errors_soon(side);
     mine = side->initiator && !side->fake && gbytes < least ? 'n' : 'y';

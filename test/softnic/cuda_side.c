@@ -25,7 +25,8 @@ struct vmm_prop {
 };
 
 static struct {
-    int (*init)(unsigned), (*count)(int *), (*get)(int *, int), (*retain)(void **, int), (*push)(void *);
+    int (*init)(unsigned), (*count)(int *), (*get)(int *, int), (*retain)(void **, int), (*push)(void *),
+        (*pop)(void **);
     int (*alloc)(uint64_t *, size_t), (*free)(uint64_t), (*host_alloc)(void **, size_t, unsigned);
     int (*h2d)(uint64_t, const void *, size_t), (*d2h)(void *, uint64_t, size_t);
     int (*create)(unsigned long long *, size_t, const struct vmm_prop *, unsigned long long),
@@ -59,6 +60,7 @@ static const struct {
     {"cuDeviceGet", &cu.get},
     {"cuDevicePrimaryCtxRetain", &cu.retain},
     {"cuCtxPushCurrent_v2", &cu.push},
+    {"cuCtxPopCurrent_v2", &cu.pop},
     {"cuMemAlloc_v2", &cu.alloc},
     {"cuMemFree_v2", &cu.free},
     {"cuMemHostAlloc", &cu.host_alloc},
@@ -156,6 +158,24 @@ static bool cuda_open(struct side *side)
 void side_enter_thread(void)
 {
     MUST(!cu.push(primary));
+}
+
+int side_gpus(void)
+{
+    int count = 0;
+
+    MUST(!cu.count(&count));
+    return count;
+}
+
+void side_other_gpu(bool other)
+{
+    static void *context;
+    void *popped;
+
+    MUST(context || !cu.retain(&context, !device));
+    device = !device;
+    MUST(other ? !cu.push(context) : !cu.pop(&popped));
 }
 
 struct address {

@@ -107,6 +107,10 @@ void spin_watch_end(void);
 /** Wait for the kernel with cuCtxSynchronize. */
 void spin_wait(void);
 
+int side_gpus(void);
+/** Memory is made, and looked at, on the other of the first two GPUs from here on, in this thread; and back. */
+void side_other_gpu(bool other);
+
 /** Use the side's GPU in one more thread. */
 void side_enter_thread(void);
 

@@ -269,7 +269,8 @@ def counters_are_json():
     done = run("--quiet", "--nics", "2", "--", CTL, "counters", "--json")
     devices = json.loads(done.stdout)["devices"]
     assert [d["name"] for d in devices] == ["softnic0", "softnic1"]
-    for field in ("send_wrs", "recv_wrs", "doorbells", "cqes_send", "cqes_recv", "bytes_tx", "bytes_rx", "fences", "errors"):
+    for field in ("send_wrs", "recv_wrs", "doorbells", "cqes_send", "cqes_recv", "bytes_tx", "bytes_rx", "fences", "errors",
+                  "flushed"):
         assert devices[0][field] == 0, (field, devices)
 
 

@@ -143,6 +143,74 @@ Test(run, after_a_fault_the_rest_is_flushed_in_order)
     cr_assert_eq(wait_wc(a.cq, "send in error").status, IBV_WC_WR_FLUSH_ERR);
 }
 
+/* Whoever polls rarely learns from the first of them why: also when what was posted before it is still on its way, with
+ * receives posted meanwhile; and on a queue pair that is connected to itself. */
+Test(run, the_request_that_failed_completes_before_what_is_flushed)
+{
+    struct sn_config config = model();
+    struct address wrong;
+
+    config.latency_ns = 20000000;
+    start(&config);
+    wrong = bt;
+    wrong.rkey ^= 1;
+    for (uint64_t i = 0; i < 3; i++)
+        cr_assert_eq(post_recv(&a, 0, 64, 100 + i), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &wrong, 0, IBV_SEND_SIGNALED, 2), 0);
+    usleep(30000); /* the second has failed, the first is not complete yet */
+    cr_assert_eq(post_recv(&a, 0, 64, 103), 0);
+    cr_assert_eq(wait_wc(a.cq, "the first").wr_id, 1);
+    cr_assert_eq(wait_wc(a.cq, "the failed one").wr_id, 2);
+    for (uint64_t i = 0; i < 4; i++) {
+        struct ibv_wc wc = wait_wc(a.cq, "flushed receive");
+        cr_assert(wc.wr_id == 100 + i && wc.status == IBV_WC_WR_FLUSH_ERR);
+    }
+}
+
+Test(run, a_request_to_itself_that_failed_completes_before_what_is_flushed)
+{
+    struct address wrong;
+
+    test_world(NULL);
+    end_open(&a, &(struct end_options){0});
+    at = end_address(&a);
+    end_connect(&a, &at, &link_default);
+    wrong = at;
+    wrong.rkey ^= 1;
+    cr_assert_eq(post_recv(&a, 0, 64, 100), 0);
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &wrong, 0, IBV_SEND_SIGNALED, 2), 0);
+    cr_assert_eq(wait_wc(a.cq, "the failed one").wr_id, 2);
+    cr_assert_eq(wait_wc(a.cq, "flushed receive").wr_id, 100);
+}
+
+/* A program that ends with receives posted has seen no error. */
+Test(run, what_is_flushed_counts_apart_from_errors)
+{
+    struct sn_world *world = start(NULL);
+    const struct sn_counters *count = &world->devs[0].counters;
+    struct ibv_qp_attr err = {.qp_state = IBV_QPS_ERR};
+    struct address wrong = bt;
+
+    for (uint64_t i = 0; i < 3; i++)
+        cr_assert_eq(post_recv(&a, 0, 64, 100 + i), 0);
+    cr_assert_eq(ibv_modify_qp(a.qp, &err, IBV_QP_STATE), 0);
+    for (int i = 0; i < 3; i++)
+        wait_wc(a.cq, "flushed receive");
+    cr_assert(count->flushed == 3 && count->errors == 0, "%lu flushed, %lu errors", count->flushed, count->errors);
+    end_close(&a);
+    end_close(&b);
+    pair_open(&a, &b);
+    bt = end_address(&b);
+    wrong = bt;
+    wrong.rkey ^= 1;
+    for (uint64_t i = 0; i < 3; i++)
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 60000, &wrong, 0, IBV_SEND_SIGNALED, i), 0);
+    for (int i = 0; i < 3; i++)
+        wait_wc(a.cq, "failed or flushed");
+    cr_assert(count->flushed == 5 && count->errors == 1, "%lu flushed, %lu errors", count->flushed, count->errors);
+}
+
 Test(run, moving_to_error_flushes_what_waits)
 {
     struct ibv_qp_attr err = {.qp_state = IBV_QPS_ERR};

@@ -30,7 +30,7 @@ static const struct {
     {"cqes_recv", offsetof(struct sn_counters, cqes_recv)}, {"bytes_tx", offsetof(struct sn_counters, bytes_tx)},
     {"bytes_rx", offsetof(struct sn_counters, bytes_rx)},   {"fences", offsetof(struct sn_counters, fences)},
     {"errors", offsetof(struct sn_counters, errors)},       {"rnr_naks", offsetof(struct sn_counters, rnr_naks)},
-    {"retries", offsetof(struct sn_counters, retries)},
+    {"retries", offsetof(struct sn_counters, retries)},     {"flushed", offsetof(struct sn_counters, flushed)},
 };
 enum { NUM_COUNTERS = sizeof(counters) / sizeof(counters[0]) };
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/softnic/flight.h"
 
+#include "tools/softnic/batch.h"
 #include "tools/softnic/exec.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
@@ -10,17 +11,21 @@ enum {
     /* Then none is begun until all have landed: who deregisters memory waits for those who are there to have gone once.
      */
     FLOWN_MOST = 512,
-    SHORT_BYTES = 16384, /* longer ones fly from device memory only: a CPU would be busy with them */
+    SHORT_BYTES = 16384,   /* longer ones fly from device memory only: a CPU would be busy with them */
+    ROW_MOST = 64,         /* how far is looked for atomics that can share a read */
+    ROW_BYTES = 65536,     /* their locks are not held while a longer write goes by, */
+    AHEAD_BYTES = 1 << 20, /* nor while more than that, some 5 us between GPUs, is before them */
 };
 
 bool sn_flight_suits(const struct sn_wqe *w)
 {
     const struct sn_mr_shm *to, *from = NULL;
 
-    if ((w->opcode != IBV_WR_RDMA_WRITE && w->opcode != IBV_WR_RDMA_WRITE_WITH_IMM) || !w->length || !sn_device_mem)
+    if ((w->opcode != IBV_WR_RDMA_WRITE && w->opcode != IBV_WR_RDMA_WRITE_WITH_IMM && !sn_is_atomic(w->opcode)) ||
+        !w->length || !sn_device_mem)
         return false;
     to = sn_mr_find(sn_self->world, w->rkey);
-    if (!to || to->kind == SN_MEM_HOST || sn_device_mem->owner_only(to))
+    if (!to || to->kind == SN_MEM_HOST || (to->owner != sn_self->proc + 1 && sn_device_mem->owner_only(to)))
         return false;
     if (w->length > SHORT_BYTES)
         from = sn_mr_find(sn_self->world, w->sge[0].key);
@@ -84,12 +89,45 @@ static bool start(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
     /* One that finds no receive is not placed: it is tried again when it is the first. */
     if (tells && !receive_is_left(qp, target))
         return false;
+    if (sn_batch_covers(qp, c.dst_proc, c.dst))
+        return false;
     w->fly_error = sn_device_mem->fly(&c, &qp->lane, &w->flight);
     if (w->fly_error > 0)
         return false;
     qp->receives_due += tells;
+    qp->bytes_aloft += w->length;
     w->placing = true;
     return true;
+}
+
+/* Requests from `at` on that may start one behind the other: atomics, or writes, too. */
+static uint32_t row_end(struct sn_qp *qp, uint32_t at, uint32_t tail, bool writes)
+{
+    uint32_t end = at + 1;
+
+    for (; end != tail && end - at < ROW_MOST; end++) {
+        const struct sn_wqe *w = sn_wqe_at(qp, end);
+
+        if ((!writes && !sn_is_atomic(w->opcode)) || w->length > ROW_BYTES || (w->flags & IBV_SEND_FENCE) ||
+            !may_start(qp, w))
+            break;
+    }
+    return end;
+}
+
+/* Return how many are in flight now. */
+static unsigned start_atomics(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, uint32_t tail)
+{
+    unsigned n;
+
+    if (sn_batch_knows(qp, target, at))
+        n = sn_batch_change(qp, target, at, row_end(qp, at, tail, false));
+    else
+        n = qp->bytes_aloft <= AHEAD_BYTES && sn_batch_read(qp, target, at, row_end(qp, at, tail, true));
+    for (unsigned i = 0; i < n; i++)
+        sn_wqe_at(qp, at + i)->placing = true;
+    qp->reads_open += n;
+    return n;
 }
 
 /* G1 for both sides' buffers, from the first in flight to the last: see exec.c's callers in run.c and responder.c. */
@@ -110,8 +148,9 @@ bool sn_flight_start(struct sn_qp *qp, uint32_t tail)
 {
     uint32_t before = qp->flights, at = qp->exec + before;
     struct sn_qp_shm *target;
+    unsigned n = 1;
 
-    if (at == tail || !may_start(qp, sn_wqe_at(qp, at)) || (before && qp->flown >= FLOWN_MOST))
+    if (at == tail || sn_batch_waits(qp) || !may_start(qp, sn_wqe_at(qp, at)) || (before && qp->flown >= FLOWN_MOST))
         return false;
     target = sn_qp_find(sn_self->world, qp->shm->dest_qpn);
     if (!target)
@@ -119,11 +158,12 @@ bool sn_flight_start(struct sn_qp *qp, uint32_t tail)
     if (!before)
         come(qp, target);
     if (sn_responder_answers(qp, target))
-        while (at != tail && qp->flown < FLOWN_MOST && may_start(qp, sn_wqe_at(qp, at)) &&
-               start(qp, target, sn_wqe_at(qp, at))) {
-            qp->flights++;
-            qp->flown++;
-            at++;
+        while (n && at != tail && qp->flown < FLOWN_MOST && !sn_batch_waits(qp) && may_start(qp, sn_wqe_at(qp, at))) {
+            n = sn_is_atomic(sn_wqe_at(qp, at)->opcode) ? start_atomics(qp, target, at, tail)
+                                                        : start(qp, target, sn_wqe_at(qp, at));
+            qp->flights += n;
+            qp->flown += n;
+            at += n;
         }
     if (!qp->flights)
         go(qp, target);
@@ -163,14 +203,26 @@ int sn_flight_land(struct sn_qp *qp, struct sn_wqe *w, bool ask)
 {
     /* A guest there, so that the place in the table is still the target's. */
     struct sn_qp_shm *target = &sn_self->world->qps[qp->shm->dest_qpn % SN_MAX_QPS];
-    int r = w->fly_error ? w->fly_error : sn_device_mem->fly_landed(&qp->lane, &w->flight, ask);
+    bool atomic = sn_is_atomic(w->opcode);
+    int r;
 
+    if (atomic)
+        r = sn_batch_landed(qp, w, ask);
+    else
+        r = w->fly_error ? w->fly_error : sn_device_mem->fly_landed(&qp->lane, &w->flight, ask);
     if (r == SN_PLACE_BUSY)
         return SN_EXEC_BUSY;
-    landed(qp, target, w, r);
+    if (r == SN_FLIGHT_READ)
+        qp->reads_open--;
+    else
+        landed(qp, target, w, r);
+    if (atomic)
+        sn_batch_leave(qp, r == SN_FLIGHT_READ);
+    else
+        qp->bytes_aloft -= w->length;
     qp->receives_due -= sn_takes_receive(w->opcode);
     w->placing = false;
     if (--qp->flights == 0)
         go(qp, target);
-    return 0;
+    return r == SN_FLIGHT_READ ? r : 0;
 }

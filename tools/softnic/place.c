@@ -271,9 +271,14 @@ static int move_word(struct sn_atomic *a, uint64_t *value)
     return r;
 }
 
+unsigned sn_atomic_lock_of(uint32_t proc, uint64_t addr)
+{
+    return (addr >> 3 ^ proc * 0x9e37u) % SN_ATOMIC_LOCKS;
+}
+
 static struct sn_lock *lock_of(const struct sn_copy *c)
 {
-    return &c->world->atomic_locks[(c->dst[0].addr >> 3 ^ c->dst_proc * 0x9e37u) % 64];
+    return &c->world->atomic_locks[sn_atomic_lock_of(c->dst_proc, c->dst[0].addr)];
 }
 
 static void atomic_in_place(struct sn_atomic *a)
@@ -302,9 +307,11 @@ int sn_atomic_step(struct sn_atomic *a)
     }
     if (!a->writing) {
         r = move_word(a, a->found);
-        if (r || (a->cas && *a->found != a->compare_add))
+        if (r)
             goto unlock;
-        a->value = a->cas ? a->swap : *a->found + a->compare_add;
+        a->value = !a->cas ? *a->found + a->compare_add : *a->found == a->compare_add ? a->swap : *a->found;
+        if (a->value == *a->found)
+            goto unlock;
         a->writing = true;
     }
     r = move_word(a, &a->value);

@@ -66,6 +66,10 @@ struct sn_atomic {
  * stay until then. */
 int sn_place_atomic(struct sn_copy *copy, struct sn_atomic *atomic);
 
+/** Which of the world's atomic_locks guards a word of that process. Whoever has one waits for no other: they are tried.
+ */
+unsigned sn_atomic_lock_of(uint32_t proc, uint64_t addr);
+
 /** The same for an owner, whom nobody else can help. sn_atomic_step until it is not SN_PLACE_BUSY. */
 void sn_atomic_begin(struct sn_atomic *atomic, struct sn_copy *target);
 int sn_atomic_step(struct sn_atomic *atomic);
@@ -84,6 +88,8 @@ struct sn_lane {
 struct sn_flight {
     uint64_t mark;
     void *map, *from_map, *slot; /* held until it has landed */
+    void *to;                    /* where its bytes go from the slot then, NULL: it is no read */
+    uint64_t bytes;
 };
 
 enum { SN_BOUNCE_BYTES = 256 << 10 };
@@ -112,8 +118,9 @@ struct sn_device_mem {
     int (*copy_start)(struct sn_copy *copy);
     int (*copy_poll)(struct sn_copy *copy);
     /** Give the transfer to a copy engine, behind all that is aloft in the lane: into device memory, from device memory
-     * or a short one from memory of this process, whose bytes are taken now. Return 0 (aloft), SN_PLACE_BUSY (not now,
-     * or not such a one: nothing is done), or -errno, logged. */
+     * or a short one from memory of this process, whose bytes are taken now; or a short one from one piece of device
+     * memory to one of this process that is not registered, whose bytes are there when it has landed. Return 0 (aloft),
+     * SN_PLACE_BUSY (not now, or not such a one: nothing is done), or -errno, logged. */
     int (*fly)(struct sn_copy *copy, struct sn_lane *lane, struct sn_flight *flight);
     /** After some: let none of them wait for more to come. */
     void (*fly_flush)(struct sn_lane *lane);

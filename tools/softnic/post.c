@@ -184,7 +184,9 @@ int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr 
     pthread_mutex_unlock(&qp->mutex);
     sn_count(&count->recv_wrs, posted);
     sn_count(&count->doorbells, posted != 0);
-    if (sn_qp_state(qp) == IBV_QPS_ERR) /* posting stays allowed; it comes back flushed */
+    /* Posting stays allowed; it comes back flushed. F2: the state first, then whether that is somebody else's to do;
+     * pairs with F1 and F3 in run.c. */
+    if (sn_qp_state(qp) == IBV_QPS_ERR && !__atomic_load_n(&qp->flush_due, __ATOMIC_SEQ_CST))
         sn_qp_shm_flush_recv(sn_self->world, qp->shm);
     return r;
 }

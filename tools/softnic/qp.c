@@ -270,6 +270,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
         free(sn_wqe_at(qp, i)->bounce);
     sn_qp_shm_give(sn_self->world, qp->index);
     pthread_mutex_destroy(&qp->mutex);
+    free(qp->batch);
     free(qp->sq);
     free(qp);
     return 0;

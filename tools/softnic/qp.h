@@ -36,6 +36,7 @@ struct sn_wqe {
     bool lost;       /* by the model, more often than it may be retried */
     int fly_error;   /* it was not to be: told when its turn has come */
     struct sn_flight flight;
+    uint32_t stores; /* an atomic that flies: of its batch, which must have landed before it has (batch.h) */
     struct sn_sge sge[];
 };
 
@@ -56,13 +57,14 @@ struct sn_qp {
     uint32_t exec, done,
         tail;            /* positions: next to execute, next to complete, next to post; exec and done: the runner's */
     uint32_t freed;      /* positions below are free again: their completions were polled */
-    uint32_t reads_open; /* executed, not completed */
+    uint32_t reads_open; /* reads and atomics that have begun and are not completed */
     uint32_t recv_posted, recv_polled;
     bool queued;  /* in the engine's heap */
     bool running; /* someone executes; only that thread touches exec, done, copy and the requests between done and tail
                    */
     bool closing;
-    uint32_t runs; /* odd while a request is being executed: dereg_mr waits for that */
+    bool flush_due; /* a request has failed, and completes before the receives are flushed */
+    uint32_t runs;  /* odd while a request is being executed: dereg_mr waits for that */
     uint32_t heap_at;
     bool light; /* what it waits for is short: a thread that polls may do it */
     uint64_t wake_at;
@@ -76,8 +78,10 @@ struct sn_qp {
     struct sn_atomic atomic; /* copy is the target of */
     uint32_t flights, flown; /* requests from exec on that are in flight (flight.h); begun since there were none */
     uint32_t receives_due;   /* that those in flight will take */
+    uint64_t bytes_aloft;    /* of the writes among them */
     uint64_t guest;          /* number of this guest at the target while any is in flight */
     struct sn_lane lane;
+    struct sn_batch *batch; /* of atomics in flight; NULL: there was none yet */
 
     /* the extended posting interface, between wr_start and wr_complete (the mutex is held all the while) */
     uint32_t wr_at;
@@ -129,6 +133,10 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);
 void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
 
 /* run.c */
+/** A request of it has failed: to the error state; its receives are flushed when the request is completed. event: as
+ * for sn_qp_shm_stop. The caller is the runner. */
+void sn_qp_fail(struct sn_qp *qp, int event);
+
 /** Execute and complete what can be. The caller is the runner. Return when to be called again (UINT64_MAX: nothing
  * left). */
 uint64_t sn_qp_run(struct sn_qp *qp);

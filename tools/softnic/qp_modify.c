@@ -120,7 +120,7 @@ static int qp_reset(struct sn_qp *qp)
     qp->last_exec_due = qp->last_done_due = qp->last_read_due = 0;
     qp->shm->dest_qpn = 0;
     qp->shm->access = 0;
-    qp->closing = false;
+    qp->closing = qp->flush_due = false;
     pthread_mutex_unlock(&qp->mutex);
     return 0;
 }

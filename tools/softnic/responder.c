@@ -62,7 +62,10 @@ static int fault(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, u
     sn_log("queue pair %u to %u: opcode %u, %llu bytes at 0x%llx, rkey 0x%x: %s", qp->qpn, qp->shm->dest_qpn, w->opcode,
            (unsigned long long)w->length, (unsigned long long)w->raddr, w->rkey, what);
     w->status = status;
-    sn_qp_shm_fail(sn_self->world, target, event);
+    if (target == qp->shm)
+        sn_qp_fail(qp, event);
+    else
+        sn_qp_shm_fail(sn_self->world, target, event);
     return 0;
 }
 
@@ -116,29 +119,43 @@ static uint32_t remote_rights(uint32_t opcode)
     return sn_is_atomic(opcode) ? IBV_ACCESS_REMOTE_ATOMIC : IBV_ACCESS_REMOTE_WRITE;
 }
 
-/* The memory that a write, read or atomic names. Return 0, or 1 after both sides got their error. */
-int sn_responder_request_span(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, struct sn_span *span)
+struct refusal {
+    uint32_t status;
+    int event;
+    const char *what; /* NULL: granted */
+};
+
+/* The memory that a write, read or atomic names, if it may have it. */
+static struct refusal request_check(const struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_span *span)
 {
     uint32_t rights = remote_rights(w->opcode);
 
     if (sn_is_atomic(w->opcode) && (w->raddr & 7))
-        return fault(qp, target, w, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR, "atomic at an unaligned address"), 1;
+        return (struct refusal){IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR, "atomic at an unaligned address"};
     if ((w->opcode == IBV_WR_RDMA_READ || sn_is_atomic(w->opcode)) && target->max_dest_rd_atomic == 0)
-        return fault(qp, target, w, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR,
-                     "the target's max_dest_rd_atomic is 0"),
-               1;
+        return (struct refusal){IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR, "the target's max_dest_rd_atomic is 0"};
     if ((target->access & rights) != rights)
-        return fault(qp, target, w, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
-                     "the target queue pair does not allow it"),
-               1;
-    if (w->length == 0) {
-        *span = (struct sn_span){0};
+        return (struct refusal){IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
+                                "the target queue pair does not allow it"};
+    *span = (struct sn_span){0};
+    if (w->length && !sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, rights, span))
+        return (struct refusal){IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
+                                "remote access error: no such key, out of its bounds, or without the right"};
+    return (struct refusal){0};
+}
+
+bool sn_responder_grants(const struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_span *span)
+{
+    return !request_check(target, w, span).what;
+}
+
+int sn_responder_request_span(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, struct sn_span *span)
+{
+    struct refusal why = request_check(target, w, span);
+
+    if (!why.what)
         return 0;
-    }
-    if (sn_responder_span(w->rkey, target->owner - 1, target->pd, w->raddr, w->length, rights, span))
-        return 0;
-    fault(qp, target, w, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
-          "remote access error: no such key, out of its bounds, or without the right");
+    fault(qp, target, w, why.status, why.event, why.what);
     return 1;
 }
 

@@ -34,6 +34,9 @@ bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target);
 bool sn_responder_span(uint32_t key, uint32_t proc, uint32_t pd, uint64_t addr, uint64_t length, uint32_t rights,
                        struct sn_span *span);
 
+/** Would the next one grant it? Then *span is filled in. Nobody is told. */
+bool sn_responder_grants(const struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_span *span);
+
 /** The memory that a write, read or atomic names. Return 0, or 1 after both sides got their error. */
 int sn_responder_request_span(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, struct sn_span *span);
 

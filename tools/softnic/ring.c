@@ -128,7 +128,7 @@ static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qp
                              .src_qp = qp->dest_qpn,
                              .is_recv = 1};
 
-        sn_count(&world->devs[qp->dev].counters.errors, 1);
+        sn_count(&world->devs[qp->dev].counters.flushed, 1);
         sn_count(&world->devs[qp->dev].counters.cqes_recv, 1);
         if (sn_cq_push(world, qp->rcq, &cqe, 1, true) < 0)
             return; /* overrun: the rest is lost as well */
@@ -149,7 +149,7 @@ void sn_qp_shm_flush_recv(struct sn_world *world, struct sn_qp_shm *qp)
         flush_recv(world, qp, qpn);
 }
 
-void sn_qp_shm_fail(struct sn_world *world, struct sn_qp_shm *qp, int event)
+bool sn_qp_shm_stop(struct sn_world *world, struct sn_qp_shm *qp, int event)
 {
     uint32_t was, qpn;
 
@@ -160,12 +160,18 @@ void sn_qp_shm_fail(struct sn_world *world, struct sn_qp_shm *qp, int event)
         __atomic_store_n(&qp->state, IBV_QPS_ERR, __ATOMIC_SEQ_CST);
     sn_lock_drop(&qp->lock);
     if (was == IBV_QPS_RESET || was == IBV_QPS_ERR || qpn == 0)
-        return;
-    flush_recv(world, qp, qpn);
+        return false;
     if (event >= 0)
         sn_async_raise(world, qp->ctx, (uint32_t)event, qpn);
     if (qp->srq != SN_NONE)
         sn_async_raise(world, qp->ctx, IBV_EVENT_QP_LAST_WQE_REACHED, qpn);
+    return true;
+}
+
+void sn_qp_shm_fail(struct sn_world *world, struct sn_qp_shm *qp, int event)
+{
+    if (sn_qp_shm_stop(world, qp, event))
+        sn_qp_shm_flush_recv(world, qp);
 }
 
 int sn_qp_error(struct sn_world *world, uint32_t qpn)

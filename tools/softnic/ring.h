@@ -30,8 +30,11 @@ int sn_rq_pop(struct sn_world *world, struct sn_rq_shm *rq, struct sn_recv *recv
  * nothing for their buffers. Return how many. */
 uint32_t sn_rq_pop_ids(struct sn_world *world, struct sn_rq_shm *rq, uint64_t *wr_ids, uint32_t most);
 
-/** Move to the error state, flush the receives, raise the event (enum ibv_event_type, or -1 for none). Any process may.
- */
+/** Move to the error state and raise the event (enum ibv_event_type, or -1 for none). Return whether it was in another.
+ * Any process may. */
+bool sn_qp_shm_stop(struct sn_world *world, struct sn_qp_shm *qp, int event);
+
+/** The same, and then flush the receives. */
 void sn_qp_shm_fail(struct sn_world *world, struct sn_qp_shm *qp, int event);
 
 /** Flush what is in the receive ring of a queue pair in the error state. */

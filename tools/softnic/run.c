@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Running a send queue: execute in order, complete in order, fail in order. */
+#include "tools/softnic/batch.h"
 #include "tools/softnic/exec.h"
 #include "tools/softnic/flight.h"
 #include "tools/softnic/qp.h"
@@ -55,9 +56,26 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
     cqe.time_ns = sn_now_ns();
     sn_count(&count->cqes_send, 1);
     if (w->status != IBV_WC_SUCCESS)
-        sn_count(&count->errors, 1);
+        sn_count(w->status == IBV_WC_WR_FLUSH_ERR ? &count->flushed : &count->errors, 1);
     if (sn_cq_push(sn_self->world, qp->shm->scq, &cqe, 1, false) < 0)
         sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
+}
+
+void sn_qp_fail(struct sn_qp *qp, int event)
+{
+    /* F1: first; pairs with F2 in sn_post_recv (post.c), which finds the error state and then looks here. */
+    __atomic_store_n(&qp->flush_due, true, __ATOMIC_SEQ_CST);
+    sn_qp_shm_stop(sn_self->world, qp->shm, event);
+}
+
+/* F3: first, then the ring is emptied; pairs with F2, where a receive is in the ring first. One of the two flushes it.
+ */
+static void flush_if_due(struct sn_qp *qp)
+{
+    if (!qp->flush_due)
+        return;
+    __atomic_store_n(&qp->flush_due, false, __ATOMIC_SEQ_CST);
+    sn_qp_shm_flush_recv(sn_self->world, qp->shm);
 }
 
 /* A fence waits for the completion of earlier reads and atomics, or of everything earlier. */
@@ -168,7 +186,7 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     qp->retry_until = 0;
     qp->rnr_left = UINT32_MAX;
     if (w->status != IBV_WC_SUCCESS)
-        sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+        sn_qp_fail(qp, -1);
     return 0;
 }
 
@@ -184,10 +202,12 @@ static uint64_t run_complete(struct sn_qp *qp)
             return w->due_done;
         if (sn_exec_finish(qp, w) == SN_EXEC_BUSY)
             return sn_now_ns() + BUSY_POLL_NS;
-        if (w->status != IBV_WC_SUCCESS)
-            sn_qp_shm_fail(sn_self->world, qp->shm, -1);
+        if (w->status != IBV_WC_SUCCESS && w->status != IBV_WC_WR_FLUSH_ERR)
+            sn_qp_fail(qp, -1);
         qp->reads_open -= is_read(w);
         complete(qp, w, qp->done);
+        if (w->status != IBV_WC_SUCCESS)
+            flush_if_due(qp);
         __atomic_store_n(&qp->done, qp->done + 1, __ATOMIC_RELEASE);
     }
     return UINT64_MAX;
@@ -206,22 +226,28 @@ bool sn_qp_copying(struct sn_qp *qp)
 /* More into flight, and what has landed is executed. Return when to look again, or 0: none is in flight. */
 static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
 {
-    bool started = sn_flight_start(qp, tail);
+    for (;;) {
+        bool started = sn_flight_start(qp, tail);
 
-    while (qp->flights) {
-        struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
+        if (!qp->flights)
+            return 0;
+        while (qp->flights) {
+            struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
+            int r = sn_flight_land(qp, w, !started);
 
-        if (sn_flight_land(qp, w, !started) == SN_EXEC_BUSY)
-            return sn_now_ns() + FLIGHT_POLL_NS;
-        qp->retry_until = 0;
-        qp->rnr_left = UINT32_MAX;
-        if (w->status != IBV_WC_SUCCESS) {
-            sn_qp_shm_fail(sn_self->world, qp->shm, -1);
-            w->due_done = 0;
+            if (r == SN_EXEC_BUSY)
+                return sn_now_ns() + FLIGHT_POLL_NS;
+            if (r == SN_FLIGHT_READ)
+                break; /* now it can begin, and more behind it */
+            qp->retry_until = 0;
+            qp->rnr_left = UINT32_MAX;
+            if (w->status != IBV_WC_SUCCESS) {
+                sn_qp_fail(qp, -1);
+                w->due_done = 0;
+            }
+            qp->exec++;
         }
-        qp->exec++;
     }
-    return 0;
 }
 
 /* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
@@ -295,7 +321,7 @@ static bool work_left_locked(const struct sn_qp *qp)
 static bool next_is_light(const struct sn_qp *qp)
 {
     if (qp->flights) /* only to be looked at; what waits for them to land must not wait for a poller, too */
-        return qp->exec + qp->flights == qp->tail;
+        return qp->exec + qp->flights == qp->tail && !sn_batch_waits(qp);
     const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);
 
     return w->length <= LIGHT_BYTES && !w->placing;

@@ -32,6 +32,7 @@ enum {
     SN_MAX_SGE = 32,
     SN_AGENT_SLOTS = 32, /* requests that one agent carries out for others at a time */
     SN_AGENT_ORDER = 64,
+    SN_ATOMIC_LOCKS = 64,
 };
 #define SN_ARENA_BYTES (4ull << 30)
 #define SN_NONE        UINT32_MAX
@@ -77,9 +78,9 @@ struct sn_counters {
     uint64_t cqes_send, cqes_recv;
     uint64_t bytes_tx, bytes_rx;
     uint64_t fences;
-    uint64_t errors; /* completions with a status other than success */
+    uint64_t errors; /* completions with a status other than success, but those that were flushed */
     uint64_t rnr_naks, retries;
-    uint64_t pad;
+    uint64_t flushed; /* requests and receives that a queue pair gave back undone */
 };
 static_assert(sizeof(struct sn_counters) == 96, "shared layout");
 
@@ -331,7 +332,7 @@ struct sn_world {
     uint64_t arena_off; /* first byte of ring space */
     uint64_t arena_next;
     uint64_t arena_free[SN_ARENA_CLASSES];
-    struct sn_lock atomic_locks[64]; /* remote atomics, by address */
+    struct sn_lock atomic_locks[SN_ATOMIC_LOCKS]; /* remote atomics, by address (place.h) */
     struct sn_proc procs[SN_MAX_PROCS];
     struct sn_dev devs[SN_MAX_DEVS];
     uint32_t ctx_free[SN_MAX_CTXS], cq_free[SN_MAX_CQS], qp_free[SN_MAX_QPS], srq_free[SN_MAX_SRQS],

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests posted with one call, atomics above all, and the words that they are for. */
+#ifndef TEST_SOFTNIC_CUDA_CHAIN_H
+#define TEST_SOFTNIC_CUDA_CHAIN_H
+
+#include "test/softnic/cuda_side.h"
+
+enum { MOST = 40, WORDS_BYTES = 256 << 10, PIECE = 4096 };
+
+/* A chain of requests, and where their results come. */
+struct chain {
+    struct side *side;
+    struct buf results; /* a word for each request, in host memory */
+    int count;
+    struct ibv_sge sge[MOST];
+    struct ibv_send_wr wr[MOST];
+};
+
+void chain_open(struct side *side, struct chain *chain);
+void chain_close(struct chain *chain);
+
+/** One more: an atomic on a word by its number, or a write to the same offset there. */
+void add(struct chain *chain, struct remote words, size_t word, uint64_t value);
+void swap(struct chain *chain, struct remote words, size_t word, uint64_t compare, uint64_t value);
+void write_piece(struct chain *chain, const struct buf *from, size_t offset, uint32_t bytes, struct remote to);
+
+void chain_post(struct chain *chain);
+/** All succeed, in order; then the chain is empty again. */
+void chain_expect(struct chain *chain);
+/** Both. */
+void chain_run(struct chain *chain);
+/** What the i-th found. */
+uint64_t result(const struct chain *chain, int i);
+
+uint64_t word_read(const struct buf *words, size_t word);
+
+/** Words of 0 on each side, and a queue pair that reaches them: the initiator's to the other side, or (own) each side's
+ * to itself. */
+struct remote words_open(struct side *side, struct side *by, struct buf *words, enum memory memory, bool own);
+void words_close(struct side *side, struct side *by, struct buf *words);
+
+#endif
