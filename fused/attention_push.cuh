@@ -98,46 +98,58 @@ PRS_DEVICE void await_far_slab(const struct prs_attention_args &args, const stru
     fence_async_global(); /* the signal was read by an ordinary load, the rows are read by the copy engine */
 }
 
-/* Rows from `row` on into a push slot: own ones, or a counterpart's, which lie in staging memory as they travel. */
+template <class E> PRS_DEVICE uint32_t piece_bytes_of(const struct prs_attention_message &x, uint32_t row)
+{
+    return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * E::head_dim * 2;
+}
+
+/* The piece that begins at the message's row `row` into its push slot: own rows, or a counterpart's, which lie in
+ * staging memory as they travel. number: of the piece, over all of the launch. */
 template <class E>
-PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t slot,
-                            const struct prs_attention_message &x, uint32_t row, uint32_t bytes)
+PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t number,
+                            const struct prs_attention_message &x, uint32_t row)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint8_t *to = m.base + slot * PRS_ATTENTION_PUSH_BYTES;
+    uint64_t *full = &m.pushed[number % PRS_ATTENTION_PUSH_SLOTS];
+    uint8_t *to = m.base + number % PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
     if (E::far && x.way != 0) {
         uint32_t stage = prs_attention_stage(s, x.way * s->locals, x.pair, x.kind, x.segment);
-        mbarrier_expect(&m.pushed[slot], bytes);
-        bulk_load(to, args.staging[0] + staging_place(args, stage, row), bytes, &m.pushed[slot]);
+        uint32_t bytes = piece_bytes_of<E>(x, row);
+        mbarrier_expect(full, bytes);
+        bulk_load(to, args.staging[0] + staging_place(args, stage, x.row + row), bytes, full);
         return;
     }
     struct attention_place at =
         attention_place_of(args, x.pair / s->heads_kv, x.pair % s->heads_kv, s->heads_kv, x.segment);
-    mbarrier_expect(&m.pushed[slot], PRS_ATTENTION_PUSH_BYTES);
-    tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, &m.pushed[slot], 0, (int32_t)row, 0, at.u, at.v);
+    mbarrier_expect(full, PRS_ATTENTION_PUSH_BYTES);
+    tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, full, 0, (int32_t)(x.row + row), 0, at.u, at.v);
 }
 
-/* A message's pieces, one after the other; what was sent before is counted while the last one is fetched. Rows of one
- * head lie without gaps in staging memory, so each piece is one contiguous store. */
+/* A message's pieces, one after the other, each fetched while the one before it is sent; and what was sent before is
+ * counted meanwhile. Rows of one head lie without gaps in staging memory, so each piece is one contiguous store. */
 template <class E>
 PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t epoch,
                              const struct prs_attention_message &x, struct push_state *p)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t order = prs_attention_order(s, x.way, x.distance), peer = x.distance == 0 ? 0 : s->locals - x.distance;
-    uint32_t stage = prs_attention_stage(s, order, x.pair, x.kind, x.segment), piece = E::piece_rows, sent = 0;
+    uint32_t stage = prs_attention_stage(s, order, x.pair, x.kind, x.segment), sent = 0;
     uint8_t *to = args.staging[peer] + staging_place(args, stage, x.row);
-    for (uint32_t row = 0; row < x.rows; row += piece, sent++, p->pieces++) {
-        uint32_t bytes = (x.rows - row < piece ? x.rows - row : piece) * E::head_dim * 2;
+    bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 1>();
+    fetch_piece<E>(args, m, p->pieces, x, 0);
+    for (uint32_t row = 0; row < x.rows; row += E::piece_rows, sent++, p->pieces++) {
         uint32_t slot = p->pieces % PRS_ATTENTION_PUSH_SLOTS, phase = p->pieces / PRS_ATTENTION_PUSH_SLOTS & 1;
-        bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 1>();
-        fetch_piece<E>(args, m, slot, x, x.row + row, bytes);
-        if (x.rows - row <= piece || sent == 2)
+        bool last = x.rows - row <= E::piece_rows;
+        if (!last) {
+            bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 2>();
+            fetch_piece<E>(args, m, p->pieces + 1, x, row + E::piece_rows);
+        }
+        if (last || sent == 2)
             count_behind<E>(args, epoch, p, sent);
         mbarrier_wait(&m.pushed[slot], phase);
         sleep_until(p->next);
         p->next = clock64() + args.push_gap;
-        bulk_store(to + row * (E::head_dim * 2), m.base + slot * PRS_ATTENTION_PUSH_BYTES, bytes);
+        bulk_store(to + row * (E::head_dim * 2), m.base + slot * PRS_ATTENTION_PUSH_BYTES, piece_bytes_of<E>(x, row));
         bulk_commit();
     }
     p->peer = peer;

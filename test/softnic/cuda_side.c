@@ -303,6 +303,8 @@ static void vmm_make(struct buf *buf)
         MUST(!cu.map(buf->addr + chunk * (size_t)i, chunk, 0, buf->handles[i], 0));
     }
     MUST(!cu.access(buf->addr, chunk * (size_t)buf->num_handles, access, 1));
+    for (access[1] = 0; access[1] < side_gpus(); access[1]++) /* as NCCL does, where the GPUs reach each other */
+        (void)(access[1] == device || cu.access(buf->addr, chunk * (size_t)buf->num_handles, access, 1));
     buf->bytes = chunk * (size_t)buf->num_handles;
 }
 
