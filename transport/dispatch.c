@@ -160,6 +160,8 @@ static int post_command(struct prs_dispatch *d, struct prs_peer *peer, struct pr
     const struct prs_window *to = &d->windows->window[cmd->dst_window];
     const struct prs_window *from = &d->windows->window[cmd->src_window];
 
+    if (__builtin_expect(!to->remotes || (cmd->op == PRS_CMD_PUT && !from->remotes), 0))
+        return prs_windows_check(d->windows, cmd); /* given back while the command waited: this says so */
     if (cmd->op == PRS_CMD_PUT) {
         struct prs_put put = {
             .src = cmd->bytes ? from->region : NULL,

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "transport/cuda.h"
 #include "transport/dispatch.h"
@@ -22,6 +23,8 @@ enum {
     DEFAULT_TIMEOUT_MS = 10000,
     CLOSE_MS = 1000,   /* for what is in flight at close: far more than a round trip, and who closes does wait */
     IDLE_SPINS = 2000, /* rounds without work before the thread lets others run */
+    DROP_MS = 5000,    /* for a round of the thread, which never blocks but may be kept off its core */
+    DROP_NAP_NS = 20000,
 };
 
 struct prs_proxy {
@@ -35,8 +38,10 @@ struct prs_proxy {
     uint64_t *device_map; /* the device's copy; same as map without CUDA */
     pthread_t thread;
     bool running;
-    int stop;  /* atomic: asks the thread to end */
-    int error; /* atomic: sticky; text is written before it */
+    int ended;         /* atomic: the thread looks at nothing any more */
+    uint32_t dropping; /* atomic: the window that the thread is to give up, plus one; 0: none */
+    int stop;          /* atomic: asks the thread to end */
+    int error;         /* atomic: sticky; text is written before it */
     char text[512];
 };
 
@@ -97,6 +102,17 @@ int prs_proxy_step(struct prs_proxy *proxy)
     return r;
 }
 
+/* Between two rounds nothing is held of a window, but commands that name it may wait: they are refused then. */
+static void drop_asked(struct prs_proxy *proxy)
+{
+    uint32_t asked = __atomic_load_n(&proxy->dropping, __ATOMIC_ACQUIRE); /* P5: pairs with P6: the window is whole */
+
+    if (__builtin_expect(asked != 0, 0)) {
+        prs_windows_drop(&proxy->windows, asked - 1);
+        __atomic_store_n(&proxy->dropping, 0, __ATOMIC_RELEASE); /* P2: pairs with P3 in drop_beside_thread() */
+    }
+}
+
 static void *run(void *argument)
 {
     struct prs_proxy *proxy = argument;
@@ -104,14 +120,17 @@ static void *run(void *argument)
 
     prs_near_node(proxy->options.numa_node);
     while (!__atomic_load_n(&proxy->stop, __ATOMIC_RELAXED)) {
-        int r = prs_proxy_step(proxy);
+        int r;
 
+        drop_asked(proxy);
+        r = prs_proxy_step(proxy);
         if (r < 0)
             break;
         idle = r > 0 ? 0 : idle + 1;
         if (idle > IDLE_SPINS)
             sched_yield();
     }
+    __atomic_store_n(&proxy->ended, 1, __ATOMIC_RELEASE); /* P4: pairs with P3 */
     return NULL;
 }
 
@@ -217,11 +236,40 @@ int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *o
     return r < 0 ? r : index;
 }
 
+/* The thread looks at windows: it gives this one up, within a round or two. */
+static int drop_beside_thread(struct prs_proxy *proxy, uint32_t index)
+{
+    uint64_t give_up_ns = prs_now_ns() + 1000000ull * DROP_MS;
+    struct timespec nap = {0, DROP_NAP_NS};
+
+    __atomic_store_n(&proxy->dropping, index + 1, __ATOMIC_RELEASE); /* P6 */
+    /* P3: pairs with P2 and P4. */
+    while (__atomic_load_n(&proxy->dropping, __ATOMIC_ACQUIRE) != 0) {
+        if (__atomic_load_n(&proxy->ended, __ATOMIC_ACQUIRE)) {
+            drop_asked(proxy);
+            break;
+        }
+        if (prs_now_ns() > give_up_ns)
+            return prs_fail(-ETIMEDOUT,
+                            "proxy of rank %u did not give up window %u within %d ms: is its thread stopped?",
+                            proxy->device.rank, index, DROP_MS);
+        nanosleep(&nap, NULL);
+    }
+    return 0;
+}
+
 int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index)
 {
+    int r = 0;
+
     if (index >= proxy->windows.count || !proxy->windows.window[index].remotes)
         return prs_fail(-EINVAL, "proxy of rank %u has no window %u to drop", proxy->device.rank, index);
-    prs_windows_drop(&proxy->windows, index);
+    if (proxy->running)
+        r = drop_beside_thread(proxy, index);
+    else
+        prs_windows_drop(&proxy->windows, index);
+    if (r < 0)
+        return r;
     return proxy->map ? publish_window(proxy, index) : 0;
 }
 

@@ -28,7 +28,7 @@ void prs_windows_fini(struct prs_windows *windows);
 /* Return the index (>= 0), the lowest that is free, or -errno. May run beside prs_windows_check(): a command that names
  * the window is written after this returned, and the ring's release and acquire order the two. */
 int prs_windows_add(struct prs_windows *windows, const struct prs_window_options *options);
-/* No command that names the window may be under way. */
+/* Not beside prs_windows_check(), or anything else that looks at windows. */
 void prs_windows_drop(struct prs_windows *windows, uint32_t index);
 /*
  * Whether a command may be executed. Return 0, -EBADMSG (malformed), -ESTALE (another epoch), -EINVAL (no such peer or

@@ -59,8 +59,9 @@ enum { PRS_PROXY_WINDOWS = 64 };
 /** Collective by contract: the same windows in the same order on every rank, before or after prs_proxy_start(). The
  * lowest free index is taken. Return it (>= 0) or -errno. */
 PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options);
-/** Collective by contract. No command that names the window may be under way; its index may come again. Return 0 or
- * -errno. */
+/** Collective by contract, one call at a time. A command that names the window and still waits, of a kernel that gave
+ * up, ends in the sticky error and touches nothing; the window's index may come again. Return 0, -EINVAL or -ETIMEDOUT
+ * (the thread does not run: the window stays). */
 PRS_API int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index);
 /** *out is what kernels (or threads) need, valid until close, also for windows that come later; the thread runs. */
 PRS_API int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out);

@@ -376,6 +376,54 @@ Test(device_replay, a_window_that_comes_later_is_reached_and_one_that_went_is_no
     close_fixture();
 }
 
+/* What a kernel left behind that gave up: the command was taken, its peer was not there yet. */
+Test(device_replay, a_command_that_waits_while_its_window_goes_is_refused_by_name)
+{
+    static uint64_t late[WORLD][8];
+    struct prs_window_remote remotes[WORLD] = {0};
+    struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
+    struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
+    int window, r;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000, .stepped = true});
+    for (uint32_t rank = 0; rank < WORLD; rank++)
+        remotes[rank].base = (uint64_t)(uintptr_t)late[rank];
+    window = prs_proxy_window(f.proxy, &options);
+    put.src_window = put.dst_window = (uint32_t)window;
+    late[0][0] = 11;
+    cr_assert_eq(prs_put(&f.device, &put, NULL), 0);
+    cr_assert_geq(prs_proxy_step(f.proxy), 0, "taken; the peer connects");
+    cr_assert_eq(late[2][4], 0);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), 0);
+    for (int i = 0; (r = prs_proxy_step(f.proxy)) >= 0; i++)
+        cr_assert_lt(i, 1000, "the command is still waiting");
+    cr_assert_eq(r, -EINVAL);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "window 2, which was given back"), "%s", prs_proxy_error(f.proxy));
+    cr_assert_eq(late[2][4], 0);
+    close_fixture();
+}
+
+Test(device_replay, windows_go_while_the_thread_carries_commands_of_others)
+{
+    static uint64_t late[WORLD][8];
+    struct prs_window_remote remotes[WORLD] = {0};
+    struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
+    uint64_t ticket = 0;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000});
+    for (int i = 0; i < 200; i++) {
+        struct prs_device_put put = put_of(1, 0, 0);
+        int window = prs_proxy_window(f.proxy, &options);
+
+        cr_assert_eq(window, 2, "its index comes again");
+        for (int k = 0; k < 4; k++)
+            cr_assert_eq(prs_put(&f.device, &put, &ticket), 0);
+        cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), 0);
+    }
+    cr_assert_eq(prs_flush(&f.device, ticket), 0, "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}
+
 Test(device_replay, a_command_out_of_bounds_touches_nothing_and_stops_the_device)
 {
     struct prs_cmd_fields bad;
