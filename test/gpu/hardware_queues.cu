@@ -105,10 +105,9 @@ static void open_bench(struct bench *b)
     CHECK(cudaDeviceSynchronize());
 }
 
-/* How many of ours were done while the kernel ran; usec: until the last of them was. */
-static int count_done(const struct bench *b, double *usec)
+/* How many of ours were done while the kernel ran; usec: from their first call until the last of them was. */
+static int count_done(const struct bench *b, std::chrono::steady_clock::time_point from, double *usec)
 {
-    auto from = std::chrono::steady_clock::now();
     bool done[OURS] = {};
     int count = 0;
     double now = 0;
@@ -137,11 +136,12 @@ static int measure(const struct bench *b, int streams, enum operation theirs, en
         CHECK(cudaStreamWaitEvent(b->waiting[i], b->ran, 0));
         enqueue(b, theirs, b->waiting[i], (uint32_t)i);
     }
+    auto from = std::chrono::steady_clock::now();
     for (int i = 0; i < OURS; i++) {
         enqueue(b, mine, b->ours[i], (uint32_t)(MOST_WAITING + i));
         CHECK(cudaEventRecord(b->done[i], b->ours[i]));
     }
-    count = count_done(b, usec);
+    count = count_done(b, from, usec);
     __atomic_store_n(&b->shared->go, 1, __ATOMIC_SEQ_CST); /* read by spin() */
     CHECK(cudaDeviceSynchronize());
     if (b->shared->gave_up != 0) {
