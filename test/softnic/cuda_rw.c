@@ -376,14 +376,9 @@ static void flush_latency(struct side *side)
     buf_free(&host);
 }
 
-static int run(struct side *side, double least)
+/* Atomics, alone and in batches. */
+static void change_words(struct side *side)
 {
-    char mine, theirs;
-    bool opened = side_open(side);
-    if (!opened)
-        return SKIP;
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-        transfer_row(side, &rows[i], (uint32_t)i + 1);
     atomics(side, LEGACY);
     atomics(side, PRIVATE);
     atomics_of_many_queue_pairs_add_up(side, LEGACY);
@@ -398,6 +393,11 @@ static int run(struct side *side, double least)
     an_atomic_finds_what_the_word_was_when_it_was_posted(side);
     atomics_and_writes_are_seen_in_their_order(side);
     a_batch_ends_before_an_atomic_that_is_refused(side);
+}
+
+/* Where memory is, who reaches it, and what a receiver may see. */
+static void move_data(struct side *side)
+{
     a_new_allocation_is_mapped_anew(side);
     small_neighbours_are_told_apart(side);
     a_part_of_a_segment_is_found(side);
@@ -412,6 +412,11 @@ static int run(struct side *side, double least)
     a_signal_comes_after_its_data(side);
     an_immediate_comes_after_its_data(side);
     completions_come_in_order(side);
+}
+
+/* What takes a driver that fails and stands still when asked to, or a process that copies. */
+static void disturb(struct side *side)
+{
     if (side->fake) {
         no_transfer_waits_for_a_running_kernel(side, LEGACY);
         no_transfer_waits_for_a_running_kernel(side, VMM);
@@ -428,6 +433,13 @@ static int run(struct side *side, double least)
         copies_go_on_while_the_application_holds_the_drivers_lock(side);
         deregistered_memory_is_closed_soon(side);
     }
+}
+
+/* Return what device to device comes to, GB/s. */
+static double figures(struct side *side)
+{
+    double gbytes;
+
     latency(side, PAGEABLE, LEGACY, 8);
     latency(side, LEGACY, LEGACY, 8);
     latency(side, PAGEABLE, LEGACY, 4096);
@@ -437,7 +449,7 @@ static int run(struct side *side, double least)
     flight_figures(side);
     batch_figures(side);
     bandwidth(side, LEGACY, LEGACY, 65536);
-    double gbytes = bandwidth(side, LEGACY, LEGACY, 1 << 20);
+    gbytes = bandwidth(side, LEGACY, LEGACY, 1 << 20);
     bandwidth(side, VMM, VMM, 1 << 20);
     bandwidth(side, PINNED, LEGACY, 1 << 20);
     bandwidth(side, PAGEABLE, LEGACY, 1 << 20);
@@ -445,6 +457,12 @@ static int run(struct side *side, double least)
     bandwidth(side, LEGACY, PRIVATE, 1 << 20);
     bandwidth(side, PAGEABLE, PRIVATE, 1 << 20);
     bandwidth(side, PRIVATE, PRIVATE, 1 << 20);
+    return gbytes;
+}
+
+/* What leaves the process other than it was: broken marks, two GPUs in use, no copier. */
+static void finish(struct side *side)
+{
     if (side->fake) {
         a_driver_error_is_a_completion_error(side);
         a_signal_comes_after_its_data(side); /* now by events */
@@ -456,6 +474,22 @@ static int run(struct side *side, double least)
     apart_figures(side);
     if (side->copier)
         a_killed_copier_ends_in_errors_soon(side);
+}
+
+static int run(struct side *side, double least)
+{
+    char mine, theirs;
+    double gbytes;
+
+    if (!side_open(side))
+        return SKIP;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        transfer_row(side, &rows[i], (uint32_t)i + 1);
+    change_words(side);
+    move_data(side);
+    disturb(side);
+    gbytes = figures(side);
+    finish(side);
     mine = side->initiator && !side->fake && gbytes < least ? 'n' : 'y';
     side_exchange(side, &mine, &theirs, 1);
     if (mine == 'n')
