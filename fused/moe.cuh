@@ -193,7 +193,7 @@ PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta
             store_blocks<E>(args, m, at);
         break;
     case 2:
-        if (first && args.dispatches != 0)
+        if (args.dispatches != 0)
             place_rows(args, m, at.epoch);
         break;
     default:

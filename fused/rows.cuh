@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows on their way: warp 3 pushes this rank's tokens to the others, once each; warp 2 puts what is here in place,
- * expert by expert. One thread each, one buffer each; neither waits for the product, and pushing waits for nothing, so
+ * expert by expert. One buffer each; neither waits for the product, and pushing waits for nothing, so
  * that no rank can wait in a circle: push -> put in place -> load -> multiply -> store.
  *
  * Other nodes. Rows for a node are first copied, in the order in which its ranks compute, to where puts may read them;
@@ -90,35 +90,57 @@ PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *fla
 
 /* ---- warp 3: own rows for this node --------------------------------------------------------------------------------
  */
-/* Row after row of all destinations in turn, each in the order in which its receiver computes. */
+/* A row that is to be pushed: to the neighbour at distance p, where it is the row'th from here. */
+struct pushed_row {
+    uint32_t at, p, row, token; /* at: among the positions of all CTAs */
+};
+
+/* The first from position `at` on that exists; beyond `end` if none does. */
+PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, uint32_t at, uint32_t end)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t others = r->seats - 1;
+    for (; at < end; at += gridDim.x) {
+        uint32_t p = prs_route_seat_distance(r, (r->seat + 1 + at % others) % r->seats), row = at / others;
+        if (row < args.head->sent[p])
+            return {at, p, row, args.sent[(uint64_t)p * r->tokens + row]};
+    }
+    return {at, 0, 0, 0};
+}
+
+/* Row after row of all destinations in turn, each in the order in which its receiver computes. The next is looked up
+ * while one is on its way. */
 PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
-    uint32_t others = r->seats - 1, most = 0, last_p = 0, last_row = 0;
+    uint32_t most = 0;
+    struct pushed_row now, last = {0, 0, 0, 0};
     int64_t next = 0;
     auto tell = [&]() {
-        if (last_p == 0)
+        if (last.p == 0)
             return;
-        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_token(). */
-        flag_row(args, epoch, last_p, prs_route_mirror(r, last_p), last_row);
+        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
+        flag_row(args, epoch, last.p, prs_route_mirror(r, last.p), last.row);
     };
     for (uint32_t q = 1; q < r->seats; q++) {
         uint32_t p = prs_route_seat_distance(r, (r->seat + q) % r->seats);
         most = args.head->sent[p] > most ? args.head->sent[p] : most;
     }
-    for (uint32_t i = blockIdx.x; i < most * others; i += gridDim.x) {
-        uint32_t p = prs_route_seat_distance(r, (r->seat + 1 + i % others) % r->seats), row = i / others;
-        if (row >= args.head->sent[p])
-            continue;
+    uint32_t end = most * (r->seats - 1);
+    for (now = find_row(args, blockIdx.x, end); now.at < end;) {
+        struct pushed_row after;
         sleep_until(next);
         next = clock64() + args.push_gap;
         copy_row_of(
-            b, args.tokens + (uint64_t)args.sent[(uint64_t)p * r->tokens + row] * r->row_bytes, r->row_bytes,
+            b, args.tokens + (uint64_t)now.token * r->row_bytes, r->row_bytes,
             [&](uint32_t offset, uint32_t bytes) {
-                bulk_store(staged_at(args, p, prs_route_mirror(r, p), row) + offset, b->at, bytes);
+                bulk_store(staged_at(args, now.p, prs_route_mirror(r, now.p), now.row) + offset, b->at, bytes);
             },
-            tell);
-        last_p = p, last_row = row;
+            [&]() {
+                after = find_row(args, now.at + gridDim.x, end);
+                tell();
+            });
+        last = now, now = after;
     }
     tell();
 }
@@ -199,7 +221,7 @@ static __device__ __noinline__ void relay_in(const struct prs_moe_args &args, st
     auto tell = [&]() {
         if (last == NULL)
             return;
-        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_token(). */
+        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
         each(last, last_n, [&](uint32_t p, uint32_t sender, uint32_t row) { flag_row(args, epoch, p, sender, row); });
     };
     for (uint32_t n = 1; n < r->nodes; n++) {
@@ -235,47 +257,114 @@ PRS_DEVICE void send_rows(const struct prs_moe_args &args, const struct cta_memo
 }
 
 /* ---- warp 2 --------------------------------------------------------------------------------------------------------
+ * All lanes: each looks up, and waits for, one of the next 32 items, and each copies to, and counts, one of an item's
+ * rows. One lane would spend most of its time waiting for answers of a few words.
  */
-PRS_DEVICE void await_row(const struct prs_moe_args &args, uint32_t epoch, uint32_t p, uint32_t row)
+struct placed_item {
+    uint32_t peer, at, uses, place; /* place: among the items */
+};
+
+PRS_DEVICE const struct prs_route_item *item_at(const struct prs_moe_args &args, uint32_t place)
 {
-    uint32_t index = prs_route_row_flag(&args.route, p, row);
-    await_token(args, args.staging_flags[0] + index, epoch, prs_route_peer(&args.route, p), index);
+    return (const struct prs_route_item *)(args.items + (uint64_t)place * prs_route_item_bytes(&args.route));
+}
+
+/* Which of the lanes' items are here, the one of lane `wanted` among them, or waiting was given up. */
+PRS_DEVICE uint32_t await_items(const struct prs_moe_args &args, uint32_t epoch, const struct placed_item &mine,
+                                uint32_t wanted)
+{
+    struct wait_clock clock = {0, 0};
+    uint32_t index = prs_route_row_flag(&args.route, mine.peer, mine.at);
+    for (;;) {
+        /* Exactly this epoch: see await_token(). */
+        uint32_t seen = mine.peer == 0 ? epoch : load_acquire_sys(args.staging_flags[0] + index);
+        uint32_t here = __ballot_sync(~0u, seen == epoch);
+        if ((here >> wanted & 1) != 0)
+            return here;
+        bool go =
+            threadIdx.x % 32 != wanted || keep_waiting(&args.sync, &clock, PRS_AWAIT_TOKEN,
+                                                       prs_route_peer(&args.route, mine.peer), index, epoch, seen);
+        if (!__shfl_sync(~0u, go, wanted))
+            return ~0u;
+    }
+}
+
+/* Lane u's rows of an item: u, u + 32 and so on. */
+template <class Act>
+PRS_DEVICE void each_use(const struct prs_moe_args &args, const struct placed_item &item, uint32_t row, Act act)
+{
+    uint32_t lane = threadIdx.x % 32;
+    if (lane < item.uses)
+        act(row);
+    for (uint32_t u = lane + 32; u < item.uses; u += 32)
+        act(item_at(args, item.place)->row[u]);
+}
+
+/* The rows of an item are in place. */
+PRS_DEVICE void tell_item(const struct prs_moe_args &args, const struct placed_item &item, uint32_t row)
+{
+    if (threadIdx.x % 32 >= item.uses)
+        return;
+    bulk_wait_done<0>();
+    fence_release_gpu(); /* R6: one fence for a lane's rows. Pairs with A1 in await_block(). */
+    each_use(args, item, row, [&](uint32_t r) { add_relaxed_gpu(args.ready + r / PRS_TILE_M, 1); });
+}
+
+/* One item: to all its rows, piece by piece; the one before is told of while the first piece is fetched. */
+PRS_DEVICE void place_item(const struct prs_moe_args &args, struct row_buffer *b, const struct placed_item &item,
+                           uint32_t row, const struct placed_item &last, uint32_t last_row)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t piece = piece_bytes(r->row_bytes);
+    const uint8_t *from = item.peer != 0 ? args.staging[0] + prs_route_staging_at(r, item.peer, item.at)
+                                         : args.tokens + (uint64_t)item.at * r->row_bytes;
+    for (uint32_t offset = 0; offset < r->row_bytes; offset += piece) {
+        uint32_t bytes = r->row_bytes - offset < piece ? r->row_bytes - offset : piece;
+        bulk_wait_read<0>();
+        __syncwarp(); /* all lanes' stores have read the buffer */
+        if (threadIdx.x % 32 == 0) {
+            mbarrier_expect(b->full, bytes);
+            bulk_load(b->at, from + offset, bytes, b->full);
+        }
+        if (offset == 0)
+            tell_item(args, last, last_row);
+        await_piece(b);
+        __syncwarp(); /* a lane that looks only when the buffer was filled anew would take that phase for an older one
+                       */
+        each_use(args, item, row,
+                 [&](uint32_t to) { bulk_store(args.row_bytes + (uint64_t)to * r->row_bytes + offset, b->at, bytes); });
+        bulk_commit();
+    }
 }
 
 /* What is here was sorted by the expert that needs it first, and all CTAs take turns: the first blocks are complete
  * first. */
 PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_memory &m, uint32_t epoch)
 {
-    const struct prs_route *r = &args.route;
     struct row_buffer b = {m.base + PRS_SMEM_PUSH + PRS_PUSH_BYTES, &m.pushed[1], 0};
-    uint32_t items = args.head->items;
-    const struct prs_route_item *last = NULL;
-    auto tell = [&]() {
-        if (last == NULL)
-            return;
-        bulk_wait_done<0>();
-        fence_release_gpu(); /* R6: one fence for all its rows. Pairs with A1 in await_block(). */
-        for (uint32_t u = 0; u < last->uses; u++)
-            add_relaxed_gpu(args.ready + last->row[u] / PRS_TILE_M, 1);
-    };
-    for (uint32_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const struct prs_route_item *item =
-            (const struct prs_route_item *)(args.items + (uint64_t)i * prs_route_item_bytes(r));
-        const uint8_t *from = args.tokens + (uint64_t)item->at * r->row_bytes;
-        if (item->peer != 0) {
-            from = args.staging[0] + prs_route_staging_at(r, item->peer, item->at);
-            await_row(args, epoch, item->peer, item->at);
+    uint32_t items = args.head->items, lane = threadIdx.x % 32, last_row = 0;
+    struct placed_item last = {0, 0, 0, 0};
+    for (uint32_t first = blockIdx.x; first < items; first += 32 * gridDim.x) {
+        struct placed_item mine = {0, 0, 0, first + lane * gridDim.x};
+        uint32_t here = 0;
+        if (mine.place < items) {
+            const struct prs_route_item *item = item_at(args, mine.place);
+            mine.peer = item->peer, mine.at = item->at, mine.uses = item->uses;
         }
-        copy_row_of(
-            &b, from, r->row_bytes,
-            [&](uint32_t offset, uint32_t bytes) {
-                for (uint32_t u = 0; u < item->uses; u++)
-                    bulk_store(args.row_bytes + (uint64_t)item->row[u] * r->row_bytes + offset, b.at, bytes);
-            },
-            tell);
-        last = item;
+        for (uint32_t k = 0; k < 32 && first + k * gridDim.x < items; k++) {
+            struct placed_item item = {__shfl_sync(~0u, mine.peer, k), __shfl_sync(~0u, mine.at, k),
+                                       __shfl_sync(~0u, mine.uses, k), first + k * gridDim.x};
+            uint32_t row = lane < item.uses ? item_at(args, item.place)->row[lane] : 0;
+            if ((here >> k & 1) == 0) {
+                here = await_items(args, epoch, mine, k);
+                __syncwarp();
+                fence_async_global(); /* flags were read by ordinary loads, rows are read by the copy engine */
+            }
+            place_item(args, &b, item, row, last, last_row);
+            last = item, last_row = row;
+        }
     }
-    tell();
+    tell_item(args, last, last_row);
 }
 
 #endif
