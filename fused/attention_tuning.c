@@ -15,7 +15,7 @@ static const double START_US = 8;
 enum {
     DEFAULT_SLAB_ROWS = 512,
     FAR_SLAB_ROWS = 2048,
-    DEFAULT_SPREAD = 60,
+    DEFAULT_SPREAD = 90,
     RING_BUFFERS = 2,
     LARGE_CAUSAL_ROWS = 4096,
     TOP_KEPT_KEYS_128 = 16384,
@@ -142,8 +142,8 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         t->push_ctas = t->ctas;
     if (t->slab_rows == 0) /* between nodes a slab is a put and a signal: 0.69 of the time of 512 (H200, 8192 keys) */
         t->slab_rows = place->nodes > 1 ? FAR_SLAB_ROWS : DEFAULT_SLAB_ROWS;
-    if (t->spread == 0)
-        t->spread = DEFAULT_SPREAD;
+    if (t->spread == 0) /* between nodes that is far from what limits: what crosses is to be on its way soon */
+        t->spread = place->nodes > 1 ? 1 : DEFAULT_SPREAD;
     s->chunk_rows = prs_attention_piece_rows(a->head_dim);
     if (t->slab_rows % s->chunk_rows != 0)
         return prs_fail(-EINVAL, "attention: a slab of %u rows is not a multiple of %u, what is sent at a time",
