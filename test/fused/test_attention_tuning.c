@@ -138,6 +138,18 @@ Test(attention_tuning, a_gap_spreads_the_messages_over_the_time)
     cr_assert_eq(prs_attention_tuning_gap(&c.info), 0);
 }
 
+Test(attention_tuning, the_busier_the_links_the_more_evenly_is_pushed)
+{
+    struct prs_attention_shape causal = PLAIN, longer = PLAIN;
+    uint32_t first, last;
+    causal.seq = 16384, causal.causal = 1;
+    longer.seq = 32768;
+    first = choose(&causal, 4, NULL).info.tuning.spread;
+    last = choose(&longer, 4, NULL).info.tuning.spread;
+    cr_assert(first == 90 && last == 60, "%u and %u", first, last);
+    cr_assert_eq(choose_over(2, &longer, 4, NULL).info.tuning.spread, 1, "what crosses between nodes does not wait");
+}
+
 struct row {
     struct prs_attention_shape shape;
     uint32_t world;
