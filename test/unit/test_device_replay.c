@@ -350,20 +350,28 @@ static void push_raw(const struct prs_cmd_fields *fields)
     prs_ring_write(&f.device, at, fields);
 }
 
+/* A window that is made when the proxy runs: this much memory of each rank. Return its index. */
+static uint64_t late[WORLD][8];
+
+static int late_window(void)
+{
+    struct prs_window_remote remotes[WORLD] = {0};
+    struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
+
+    for (uint32_t rank = 0; rank < WORLD; rank++)
+        remotes[rank].base = (uint64_t)(uintptr_t)late[rank];
+    return prs_proxy_window(f.proxy, &options);
+}
+
 /* Plans open and close while kernels of others run: the device's description stays as it is. */
 Test(device_replay, a_window_that_comes_later_is_reached_and_one_that_went_is_not)
 {
-    static uint64_t late[WORLD][8];
-    struct prs_window_remote remotes[WORLD] = {0};
-    struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
     struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
     uint64_t ticket;
     int window;
 
     open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000});
-    for (uint32_t rank = 0; rank < WORLD; rank++)
-        remotes[rank].base = (uint64_t)(uintptr_t)late[rank];
-    window = prs_proxy_window(f.proxy, &options);
+    window = late_window();
     cr_assert_eq(window, 2);
     put.src_window = put.dst_window = (uint32_t)window;
     late[0][0] = 11, late[0][1] = 12;
@@ -379,16 +387,11 @@ Test(device_replay, a_window_that_comes_later_is_reached_and_one_that_went_is_no
 /* What a kernel left behind that gave up: the command was taken, its peer was not there yet. */
 Test(device_replay, a_command_that_waits_while_its_window_goes_is_refused_by_name)
 {
-    static uint64_t late[WORLD][8];
-    struct prs_window_remote remotes[WORLD] = {0};
-    struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
     struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
     int window, r;
 
     open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000, .stepped = true});
-    for (uint32_t rank = 0; rank < WORLD; rank++)
-        remotes[rank].base = (uint64_t)(uintptr_t)late[rank];
-    window = prs_proxy_window(f.proxy, &options);
+    window = late_window();
     put.src_window = put.dst_window = (uint32_t)window;
     late[0][0] = 11;
     cr_assert_eq(prs_put(&f.device, &put, NULL), 0);
@@ -405,15 +408,12 @@ Test(device_replay, a_command_that_waits_while_its_window_goes_is_refused_by_nam
 
 Test(device_replay, windows_go_while_the_thread_carries_commands_of_others)
 {
-    static uint64_t late[WORLD][8];
-    struct prs_window_remote remotes[WORLD] = {0};
-    struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
     uint64_t ticket = 0;
 
     open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 5000});
     for (int i = 0; i < 200; i++) {
         struct prs_device_put put = put_of(1, 0, 0);
-        int window = prs_proxy_window(f.proxy, &options);
+        int window = late_window();
 
         cr_assert_eq(window, 2, "its index comes again");
         for (int k = 0; k < 4; k++)
