@@ -61,7 +61,7 @@ enum { PRS_PROXY_WINDOWS = 64 };
 PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options);
 /** Collective by contract, one call at a time. A command that names the window and still waits, of a kernel that gave
  * up, ends in the sticky error and touches nothing; the window's index may come again. Return 0, -EINVAL or -ETIMEDOUT
- * (the thread does not run: the window stays). */
+ * (the proxy's thread did not run for 5 s: the window goes when it does, and its region must stay until then). */
 PRS_API int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index);
 /** *out is what kernels (or threads) need, valid until close, also for windows that come later; the thread runs. */
 PRS_API int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out);
