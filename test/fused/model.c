@@ -2,7 +2,6 @@
 #include "test/fused/model.h"
 
 #include <criterion/criterion.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +61,7 @@ static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const str
         uint32_t local = (s->local + p) % s->locals;
         struct rank *peer = &m->ranks[s->node * s->locals + local];
         peer->result[x->unit.block * pieces + piece] = x->value;
-        __atomic_fetch_add(&peer->done[prs_schedule_after(s->local, local, s->locals)], 1, __ATOMIC_RELEASE);
+        watch_add(&peer->done[prs_schedule_after(s->local, local, s->locals)]);
     }
     if (s->nodes > 1)
         far_put_rows(m, rank, epoch, x->unit.pair * 2 + x->cta);
@@ -92,7 +91,7 @@ static bool hand_over(struct cluster *c, const struct slab *x)
     while (watch_load(&to->full) != 0) {
         if (watch_load(&c->model->watch.failed) != 0)
             return false;
-        sched_yield();
+        watch_pause(&to->full, 1);
     }
     to->unit = x->unit, to->cta = x->cta, to->half = x->half, to->value = x->value;
     watch_raise(&to->full, 1);
@@ -212,8 +211,7 @@ static void push_epoch(struct cluster *c, uint32_t epoch)
             uint32_t slot = prs_schedule_slot(s, c->rank, owner);
             struct rank *to = &c->model->ranks[owner];
             to->staging[epoch & 1][(slot * chunk_rows + k.row / PRS_PUSH_ROWS) * s->k_steps + k.step] = value;
-            __atomic_fetch_add(&to->flags[prs_schedule_arrival(s, slot, k.row / PRS_TILE_M, k.step / PRS_STRIP_STEPS)],
-                               1, __ATOMIC_RELEASE);
+            watch_add(&to->flags[prs_schedule_arrival(s, slot, k.row / PRS_TILE_M, k.step / PRS_STRIP_STEPS)]);
         }
         if (s->nodes == 1)
             continue;
@@ -291,7 +289,7 @@ static void check_epoch(struct model *m, uint32_t rank, uint32_t epoch)
 static void leave(struct cluster *c, uint32_t epoch)
 {
     struct rank *r = &c->model->ranks[c->rank];
-    if (__atomic_add_fetch(&r->exits, 1, __ATOMIC_ACQ_REL) != (epoch - FIRST_EPOCH) * CLUSTERS * ROLES)
+    if (watch_count(&r->exits) != (epoch - FIRST_EPOCH) * CLUSTERS * ROLES)
         return;
     if (r->s.nodes > 1 && !nic_quiet(&r->nic))
         return;
@@ -311,7 +309,7 @@ static bool enter(struct cluster *c, uint32_t epoch)
 {
     struct model *m = c->model;
     struct rank *me = &m->ranks[c->rank];
-    if (m->lost_after != 0 && me->s.node == m->lost_node && epoch - FIRST_EPOCH > m->lost_after)
+    if (me->s.node == me->s.nodes - 1 && watch_leaves(&m->watch, epoch - FIRST_EPOCH))
         return false;
     return watch_wait(&m->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank);
 }
@@ -463,8 +461,8 @@ struct model *model_run(const struct model_run *run)
     shape.segments = run->segments;
     shape.in_turn = run->in_turn;
     shape.group = run->group != 0 ? run->group : 1;
-    m->epochs = run->epochs, m->watch.wait_seconds = run->wait_seconds;
-    m->lost_node = run->nodes - 1, m->lost_after = run->lost_after;
+    m->epochs = run->epochs, m->watch.lost_after = run->lost_after;
+    m->watch.leaving = WORLD / run->nodes * CLUSTERS * ROLES;
     printf("seed %u\n", seed);
     for (uint32_t r = 0; r < WORLD; r++)
         init_rank(&m->ranks[r], r, &shape);

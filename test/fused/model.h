@@ -44,12 +44,11 @@ struct model {
     struct cluster clusters[WORLD][CLUSTERS];
     struct watch watch;
     uint32_t epochs;
-    uint32_t lost_node, lost_after; /* ranks of this node stop after so many epochs; lost_after 0: never */
 };
 
 struct model_run {
     uint32_t kind, nodes, m, n, k, band, lag, segments, in_turn, group;
-    uint32_t epochs, wait_seconds, lost_after; /* the last node is the lost one */
+    uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
 };
 
 /* Runs it; gives the model for what the test wants to look at, to be freed by model_close(). */

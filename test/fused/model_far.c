@@ -91,7 +91,7 @@ void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struc
     uint32_t row_tile = c->row / PRS_TILE_M, strip = c->step / PRS_STRIP_STEPS;
     uint32_t slot = prs_schedule_slot(s, rank, rank);
     struct prs_piece_group g = prs_schedule_group(s, row_tile, strip);
-    if (__atomic_add_fetch(&me->flags[prs_schedule_arrival(s, slot, row_tile, strip)], 1, __ATOMIC_ACQ_REL) !=
+    if (watch_count(&me->flags[prs_schedule_arrival(s, slot, row_tile, strip)]) !=
             epoch * prs_schedule_arrivals(s, row_tile, strip) ||
         !is_last(me, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
         return;
@@ -121,9 +121,9 @@ bool far_forward_chunks(struct cluster *c, uint32_t epoch)
             struct rank *to = &c->model->ranks[peer];
             to->staging[epoch & 1][(slot * s->pairs * 4 + row) * s->k_steps + k.step] =
                 me->staging[epoch & 1][(here * s->pairs * 4 + row) * s->k_steps + k.step];
-            __atomic_fetch_add(&to->flags[prs_schedule_arrival(s, slot, tile, strip)], 1, __ATOMIC_RELEASE);
+            watch_add(&to->flags[prs_schedule_arrival(s, slot, tile, strip)]);
         }
-        __atomic_fetch_add(&me->flags[prs_schedule_arrival(s, here, tile, strip)], 1, __ATOMIC_RELEASE);
+        watch_add(&me->flags[prs_schedule_arrival(s, here, tile, strip)]);
         watch_dawdle(&c->random[2]);
     }
     return true;
@@ -146,8 +146,7 @@ bool far_forward_rows(struct cluster *c, uint32_t epoch)
             struct rank *to = &c->model->ranks[peer];
             if (row % PRS_TILE_M == 0)
                 memcpy(&to->result[where], &me->result[where], words * sizeof(uint32_t));
-            __atomic_fetch_add(&to->done[prs_schedule_after(s->local, peer % s->locals, s->locals)], 1,
-                               __ATOMIC_RELEASE);
+            watch_add(&to->done[prs_schedule_after(s->local, peer % s->locals, s->locals)]);
         }
     }
     return true;

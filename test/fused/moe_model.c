@@ -36,10 +36,10 @@ static void *run_thread(void *arg)
     static bool (*const roles[THREADS])(struct cta *, uint32_t) = {model_multiply, model_place, model_send_rows};
     struct cta *c = arg;
     struct rank *me = &c->model->ranks[c->rank];
-    bool lost = c->model->lost_after != 0 && me->r.node == me->r.nodes - 1;
-    for (uint32_t i = 1; i <= (lost ? c->model->lost_after : c->model->epochs); i++) {
+    for (uint32_t i = 1; i <= c->model->epochs; i++) {
         uint32_t epoch = FIRST_EPOCH + i;
-        if (!watch_wait(&c->model->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
+        if ((me->r.node == me->r.nodes - 1 && watch_leaves(&c->model->watch, i)) ||
+            !watch_wait(&c->model->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
             (c->role == 0 && !model_route(c, epoch)) || !end_routing(c, epoch) || !roles[c->role](c, epoch))
             return NULL;
         end_launch(c, epoch);
@@ -74,7 +74,8 @@ struct model *model_run(const struct model_run *run)
     pthread_t threads[WORLD][CTAS * THREADS];
     uint32_t seed = (uint32_t)time(NULL);
     printf("seed %u\n", seed);
-    m->epochs = run->epochs, m->lost_after = run->lost_after, m->watch.wait_seconds = run->wait_seconds;
+    m->epochs = run->epochs, m->watch.lost_after = run->lost_after;
+    m->watch.leaving = WORLD / run->nodes * CTAS * THREADS;
     for (uint32_t r = 0; r < WORLD; r++) {
         init_rank(&m->ranks[r], r, run);
         if (run->nodes > 1)

@@ -50,14 +50,13 @@ struct model {
     struct rank ranks[WORLD];
     struct cta ctas[WORLD][CTAS][THREADS];
     struct watch watch;
-    uint32_t epochs, lost_after;
+    uint32_t epochs;
 };
 
 struct model_run {
     uint32_t nodes, group;
-    uint32_t blocks_of_last; /* capacity of the last rank */
-    uint32_t epochs, wait_seconds;
-    uint32_t lost_after; /* ranks of the last node stop after so many epochs; 0: never */
+    uint32_t blocks_of_last;     /* capacity of the last rank */
+    uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
 };
 
 /* Runs it; gives the model for what the test wants to look at, to be freed by model_close(). */

@@ -2,7 +2,6 @@
 #include "test/fused/nic.h"
 
 #include <criterion/criterion.h>
-#include <sched.h>
 #include <string.h>
 
 void nic_post(struct nic *nic, const struct nic_command *command)
@@ -10,6 +9,7 @@ void nic_post(struct nic *nic, const struct nic_command *command)
     pthread_mutex_lock(&nic->lock);
     cr_assert_lt(nic->count, NIC_COMMANDS, "more commands than the model has room for");
     nic->commands[nic->count++] = *command;
+    pthread_cond_broadcast(&nic->changed);
     nic->puts += command->words != 0, nic->signals += command->words == 0, nic->words += command->words;
     pthread_mutex_unlock(&nic->lock);
 }
@@ -29,14 +29,10 @@ static void run_one(struct nic *nic)
 {
     struct nic_command c;
     uint32_t i;
-    pthread_mutex_lock(&nic->lock);
-    nic->random = nic->random * 1664525u + 1013904223u;
-    i = nic->count == 0 ? 0 : (nic->random >> 8) % nic->count;
-    if (nic->count == 0 || !may_run(nic, i)) {
-        pthread_mutex_unlock(&nic->lock);
-        sched_yield();
-        return;
-    }
+    do {
+        nic->random = nic->random * 1664525u + 1013904223u;
+        i = (nic->random >> 8) % nic->count;
+    } while (!may_run(nic, i)); /* the oldest may */
     c = nic->commands[i];
     pthread_mutex_unlock(&nic->lock); /* others only add behind */
     if (c.words != 0)
@@ -46,14 +42,20 @@ static void run_one(struct nic *nic)
     watch_dawdle(&nic->random);
     pthread_mutex_lock(&nic->lock);
     memmove(&nic->commands[i], &nic->commands[i + 1], (--nic->count - i) * sizeof(c));
-    pthread_mutex_unlock(&nic->lock);
+    if (nic->count == 0)
+        pthread_cond_broadcast(&nic->changed);
 }
 
 static void *run(void *arg)
 {
     struct nic *nic = arg;
-    while (watch_load(&nic->stop) == 0)
-        run_one(nic);
+    pthread_mutex_lock(&nic->lock);
+    while (!nic->stop)
+        if (nic->count != 0)
+            run_one(nic);
+        else
+            pthread_cond_wait(&nic->changed, &nic->lock);
+    pthread_mutex_unlock(&nic->lock);
     return NULL;
 }
 
@@ -62,25 +64,27 @@ void nic_open(struct nic *nic, struct watch *watch, uint32_t seed)
     nic->watch = watch;
     nic->random = seed;
     pthread_mutex_init(&nic->lock, NULL);
+    pthread_cond_init(&nic->changed, NULL);
     cr_assert_eq(pthread_create(&nic->thread, NULL, run, nic), 0);
 }
 
 void nic_close(struct nic *nic)
 {
-    watch_raise(&nic->stop, 1);
+    pthread_mutex_lock(&nic->lock);
+    nic->stop = true;
+    pthread_cond_broadcast(&nic->changed);
+    pthread_mutex_unlock(&nic->lock);
     pthread_join(nic->thread, NULL);
+    pthread_cond_destroy(&nic->changed);
     pthread_mutex_destroy(&nic->lock);
 }
 
+/* The NIC runs until it is closed, so this ends. */
 bool nic_quiet(struct nic *nic)
 {
-    for (;;) {
-        bool idle;
-        pthread_mutex_lock(&nic->lock);
-        idle = nic->count == 0;
-        pthread_mutex_unlock(&nic->lock);
-        if (idle || watch_load(&nic->watch->failed) != 0)
-            return idle;
-        sched_yield();
-    }
+    pthread_mutex_lock(&nic->lock);
+    while (nic->count != 0)
+        pthread_cond_wait(&nic->changed, &nic->lock);
+    pthread_mutex_unlock(&nic->lock);
+    return watch_load(&nic->watch->failed) == 0;
 }

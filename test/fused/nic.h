@@ -20,10 +20,11 @@ struct nic_command {
 struct nic {
     struct watch *watch;
     pthread_t thread;
-    pthread_mutex_t lock; /* protects the commands and what was counted */
+    pthread_mutex_t lock;   /* protects the commands, what was counted, and stop */
+    pthread_cond_t changed; /* the first command came, or the last one is done, or stop */
     struct nic_command commands[NIC_COMMANDS];
     uint32_t count, random;
-    uint32_t stop; /* atomic */
+    bool stop;
     uint64_t puts, signals, words;
 };
 

@@ -15,7 +15,7 @@
 
 #include "test/fused/nic.h"
 
-enum { MAX_WORLD = 4, CTAS = 2, IN_FLIGHT = 2, WAIT_SECONDS = 60 };
+enum { MAX_WORLD = 4, CTAS = 2, IN_FLIGHT = 2 };
 
 #ifdef __SANITIZE_THREAD__
 enum { EPOCHS = 2000 };
@@ -39,7 +39,6 @@ struct model {
     struct rank ranks[MAX_WORLD];
     struct watch watch;
     uint32_t push_ctas;
-    uint32_t lost_after; /* ranks of the last node stop after so many epochs; 0: never */
 };
 
 struct cta {
@@ -367,10 +366,10 @@ static void leave(struct cta *c, uint32_t epoch)
 static void run_epochs(struct cta *c, bool (*role)(struct cta *c, uint32_t epoch))
 {
     const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
-    bool lost = c->model->lost_after != 0 && s->node == s->nodes - 1;
-    for (uint32_t i = 1; i <= (lost ? c->model->lost_after : EPOCHS); i++) {
+    for (uint32_t i = 1; i <= EPOCHS; i++) {
         uint32_t epoch = FIRST_EPOCH + i;
-        if (!watch_wait(&c->model->watch, &c->model->ranks[c->rank].epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
+        if ((s->node == s->nodes - 1 && watch_leaves(&c->model->watch, i)) ||
+            !watch_wait(&c->model->watch, &c->model->ranks[c->rank].epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
             !role(c, epoch))
             return;
         leave(c, epoch);
@@ -454,6 +453,7 @@ static void run_model(struct model *model, const struct prs_attention_schedule *
     pthread_t threads[MAX_WORLD][CTAS * 2 + 1];
     uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * 2 + (shares->nodes > 1 ? 1 : 0);
     printf("seed %u\n", seed);
+    model->watch.leaving = world / shares->nodes * roles_of_rank;
     for (uint32_t r = 0; r < world; r++) {
         model->ranks[r].s = *sizes;
         prs_attention_schedule_init(&model->ranks[r].s, r, world, shares);
@@ -486,7 +486,7 @@ static void run(const struct prs_attention_schedule *sizes, uint32_t world, uint
                 const struct prs_attention_shares *shares)
 {
     struct model *model = calloc(1, sizeof(*model));
-    model->watch.wait_seconds = WAIT_SECONDS, model->push_ctas = push_ctas;
+    model->push_ctas = push_ctas;
     run_model(model, sizes, world, shares);
     cr_assert_eq(watch_load(&model->watch.failed), 0, "%s", model->watch.text);
     for (uint32_t r = 0; r < world; r++)
@@ -578,7 +578,7 @@ Test(attention_protocol, nodes_name_the_lost_one, .timeout = 60)
     struct prs_attention_shares shares = {1, 4, 4, 0, 100, 2};
     struct model *model = calloc(1, sizeof(*model));
     unsigned waits, awaited;
-    model->watch.wait_seconds = 3, model->push_ctas = CTAS, model->lost_after = 20;
+    model->push_ctas = CTAS, model->watch.lost_after = 20;
     run_model(model, &SMALL, 4, &shares);
     cr_assert_eq(watch_load(&model->watch.failed), 2);
     cr_assert_eq(sscanf(model->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s",

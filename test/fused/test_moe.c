@@ -5,8 +5,6 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 
-enum { WAIT_SECONDS = 60 };
-
 #ifdef __SANITIZE_THREAD__
 enum { EPOCHS = 1500 };
 #else
@@ -15,7 +13,7 @@ enum { EPOCHS = 2500 };
 
 static struct model *run_soundly(uint32_t nodes, uint32_t group, uint32_t blocks_of_last)
 {
-    struct model *m = model_run(&(struct model_run){nodes, group, blocks_of_last, EPOCHS, WAIT_SECONDS, 0});
+    struct model *m = model_run(&(struct model_run){nodes, group, blocks_of_last, EPOCHS, 0});
     cr_assert_eq(watch_load(&m->watch.failed), 0, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
         cr_assert_eq(m->ranks[r].epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", r, m->ranks[r].epoch);
@@ -73,7 +71,7 @@ Test(moe, nodes_of_one_gpu_get_their_rows, .timeout = 600)
 /* The ranks of one node stop between two launches: the others name one of them, and end. */
 Test(moe, nodes_name_the_lost_one, .timeout = 60)
 {
-    struct model *m = model_run(&(struct model_run){2, 8, BLOCKS, 100, 3, 20});
+    struct model *m = model_run(&(struct model_run){2, 8, BLOCKS, 100, 20});
     unsigned waits, awaited;
     cr_assert_eq(watch_load(&m->watch.failed), 2);
     cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s", m->watch.text);

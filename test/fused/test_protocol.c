@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WAIT_SECONDS = 60 };
-
 #ifdef __SANITIZE_THREAD__
 enum { EPOCHS = 2000 };
 #else
@@ -18,7 +16,7 @@ static void run_soundly(const struct model_run *shape)
 {
     struct model_run run = *shape;
     struct model *m;
-    run.epochs = EPOCHS, run.wait_seconds = WAIT_SECONDS;
+    run.epochs = EPOCHS;
     m = model_run(&run);
     cr_assert_eq(watch_load(&m->watch.failed), 0, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
@@ -143,7 +141,6 @@ static void lose_a_node(uint32_t kind)
                                                     .band = 1,
                                                     .lag = 1,
                                                     .epochs = 100,
-                                                    .wait_seconds = 1,
                                                     .lost_after = 20});
     cr_assert_eq(watch_load(&m->watch.failed), 2);
     cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s", m->watch.text);

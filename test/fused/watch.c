@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/fused/watch.h"
 
-#include <sched.h>
+#include <linux/futex.h>
+#include <limits.h>
 #include <stdio.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,19 +15,34 @@ uint32_t watch_load(const uint32_t *p)
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
+static void wake(uint32_t *p)
+{
+    syscall(SYS_futex, p, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+void watch_pause(const uint32_t *p, uint32_t seen)
+{
+    /* Also because nothing wakes it when somebody failed. */
+    syscall(SYS_futex, p, FUTEX_WAIT_PRIVATE, seen, &(struct timespec){.tv_nsec = 10000000}, NULL, 0);
+}
+
 void watch_raise(uint32_t *p, uint32_t v)
 {
     __atomic_store_n(p, v, __ATOMIC_RELEASE);
+    wake(p);
 }
 
 void watch_add(uint32_t *p)
 {
     __atomic_fetch_add(p, 1, __ATOMIC_RELEASE);
+    wake(p);
 }
 
 uint32_t watch_count(uint32_t *p)
 {
-    return __atomic_add_fetch(p, 1, __ATOMIC_ACQ_REL);
+    uint32_t sum = __atomic_add_fetch(p, 1, __ATOMIC_ACQ_REL);
+    wake(p);
+    return sum;
 }
 
 void watch_fail(struct watch *w, const char *what, uint32_t rank, uint32_t index, uint32_t from, uint32_t want,
@@ -39,21 +56,46 @@ void watch_fail(struct watch *w, const char *what, uint32_t rank, uint32_t index
     watch_raise(&w->failed, 2);
 }
 
+static uint64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+bool watch_leaves(struct watch *w, uint32_t launch)
+{
+    if (w->lost_after == 0 || launch <= w->lost_after)
+        return false;
+    if (__atomic_sub_fetch(&w->leaving, 1, __ATOMIC_ACQ_REL) == 0)
+        __atomic_store_n(&w->lost_when, now(), __ATOMIC_RELEASE);
+    return true;
+}
+
+/* A word within a rank waits for threads that wait for other ranks: those shall name the lost one. */
+static bool too_late(const struct watch *w, uint64_t began, bool within)
+{
+    uint64_t lost = __atomic_load_n(&w->lost_when, __ATOMIC_ACQUIRE);
+    if (lost == 0 || within)
+        return now() > began + WAIT_SECONDS * 1000000000ull;
+    return now() > (lost > began ? lost : began) + LOST_SECONDS * 1000000000ull;
+}
+
 static bool wait_for(struct watch *w, const uint32_t *flag, uint32_t want, bool exactly, const char *what,
                      uint32_t rank, uint32_t index, uint32_t from)
 {
-    time_t give_up = time(NULL) + (from == rank ? 4 : 1) * w->wait_seconds; /* within a GPU nobody looks at the clock */
-    for (uint32_t spins = 1;; spins++) {
+    uint64_t began = now();
+    for (;;) {
         uint32_t seen = watch_load(flag);
         if (exactly ? seen == want : prs_flag_reached(seen, want))
             return true;
         if (watch_load(&w->failed) != 0)
             return false;
-        if (spins % 1024 == 0 && time(NULL) > give_up) {
+        if (too_late(w, began, from == rank)) {
             watch_fail(w, what, rank, index, from, want, seen);
             return false;
         }
-        sched_yield();
+        watch_pause(flag, seen);
     }
 }
 

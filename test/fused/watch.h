@@ -9,10 +9,14 @@
 
 /* Shortly before the epoch wraps. */
 #define FIRST_EPOCH 0xfffffff0u
+/* How long to wait for a word; and for another rank's once a node is lost. */
+enum { WAIT_SECONDS = 60, LOST_SECONDS = 2 };
 
 struct watch {
-    uint32_t wait_seconds;
-    uint32_t failed; /* atomic: 1 somebody gave up or found a wrong value, 2 and the text is whole */
+    uint32_t lost_after; /* launches after which the last node's threads stop for good; 0: they do not */
+    uint32_t leaving;    /* atomic: how many of them are still there */
+    uint64_t lost_when;  /* atomic, ns: the last of them stopped; 0: not yet */
+    uint32_t failed;     /* atomic: 1 somebody gave up or found a wrong value, 2 and the text is whole */
     char text[200];
 };
 
@@ -22,6 +26,13 @@ void watch_raise(uint32_t *p, uint32_t v); /* release */
 void watch_add(uint32_t *p);
 /* One more; acquire and release. Gives what it is then. */
 uint32_t watch_count(uint32_t *p);
+
+/* Between two looks at a word that held `seen`: until one of the above changes it, but not for long. Sleeps, since
+ * threads that only yield keep the one that all of them wait for from its core, for seconds at times. */
+void watch_pause(const uint32_t *p, uint32_t seen);
+/* Before each launch (from 1) on each thread of the last node: true: it stops here. Once all have stopped waits for
+ * other ranks are short. */
+bool watch_leaves(struct watch *w, uint32_t launch);
 
 /* from: the rank that should have raised the flag, or sent the value. */
 void watch_fail(struct watch *w, const char *what, uint32_t rank, uint32_t index, uint32_t from, uint32_t want,
