@@ -128,7 +128,7 @@ static int open_workspace(struct prs_attention_plan *p)
         return 0;
     arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
     credits = prs_attention_credit(s, s->locals, 0);
-    words = (size_t)arrivals + credits + 2 * s->groups;
+    words = (size_t)arrivals + credits + 2 * s->groups + 1;
     r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_DATA, &p->staging);
     if (r == 0)
         r = prs_symmetric_open(p->ctx, words * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
@@ -141,7 +141,8 @@ static int open_workspace(struct prs_attention_plan *p)
         a->credits[peer] = a->arrivals[peer] + arrivals;
     }
     a->finished = a->credits[0] + credits;
-    if (s->nodes > 1) {
+    r = prs_sync_share(p->ctx, p->flags, &a->sync);
+    if (r == 0 && s->nodes > 1) {
         r = prs_symmetric_open_signals(p->ctx, p->staging, prs_attention_far_words(s), &a->far, &p->signals);
         p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
     }

@@ -13,7 +13,6 @@
 #include "fused/sync.h"
 
 enum {
-    PRS_MAX_WORLD = 8,   /* ranks of one node: GPUs that map each other's memory */
     PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
     PRS_STAGE_A = 16384, /* bytes: 128 rows x 64 columns */
     PRS_STAGE_B = 32768, /* bytes: 64 x 256 */

@@ -216,7 +216,7 @@ static int open_shared(struct prs_moe_plan *p)
     uint64_t rows = r->world > 1 ? prs_route_row_flag(r, r->world, 0) : 0;
     int e = prs_symmetric_open(p->ctx, prs_route_mail_bytes(r), PRS_SYMMETRIC_DATA, &p->mail);
     if (e == 0)
-        e = prs_symmetric_open(p->ctx, (r->world + rows) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
+        e = prs_symmetric_open(p->ctx, (r->world + rows + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
     if (e == 0 && r->world > 1)
         e = prs_symmetric_open(p->ctx, prs_route_staging_at(r, r->world, 0), PRS_SYMMETRIC_NODE, &p->staging);
     if (e != 0)
@@ -228,7 +228,8 @@ static int open_shared(struct prs_moe_plan *p)
         a->staging[q] = p->staging == NULL ? NULL : p->staging->at[q];
     }
     p->info.workspace_bytes += p->mail->bytes + p->flags->bytes + (p->staging == NULL ? 0 : p->staging->bytes);
-    return r->nodes > 1 ? open_far(p) : 0;
+    e = prs_sync_share(p->ctx, p->flags, &a->sync);
+    return e == 0 && r->nodes > 1 ? open_far(p) : e;
 }
 
 /* ---- plans ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+enum { PRS_MAX_WORLD = 8 }; /* ranks of one node: GPUs that map each other's memory */
+
 struct prs_place {
     uint32_t rank, world;
     uint32_t node, nodes;   /* nodes are numbered by their first rank */

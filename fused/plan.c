@@ -87,7 +87,7 @@ static int open_workspace(struct prs_fused_plan *p)
      */
     r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, PRS_SYMMETRIC_DATA, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, (flags + s->locals + counters) * sizeof(uint32_t), PRS_SYMMETRIC_NODE,
+        r = prs_symmetric_open(p->ctx, (flags + s->locals + counters + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE,
                                &p->flags);
     if (r != 0)
         return r;
@@ -97,6 +97,9 @@ static int open_workspace(struct prs_fused_plan *p)
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
         a->done[peer] = a->flags[peer] + flags;
     }
+    r = prs_sync_share(p->ctx, p->flags, &a->sync);
+    if (r != 0)
+        return r;
     if (s->nodes > 1)
         return open_far(p, flags + s->locals);
     return s->segments != 0 ? open_copies(p) : 0;

@@ -8,6 +8,7 @@
 
 #include "fused/network.h"
 #include "fused/context.h"
+#include "fused/symmetric.h"
 #include "util/error.h"
 
 int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
@@ -20,6 +21,20 @@ int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
     sync->fault = ctx->fault_device;
     sync->limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
     return r;
+}
+
+int prs_sync_share(const struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync)
+{
+    struct prs_plan_words words = {.rank = ctx->config.rank, .neighbours = ctx->place.locals - 1};
+    size_t last = flags->bytes / sizeof(uint32_t) - 1;
+    int r;
+    for (uint32_t i = 0; i < words.neighbours; i++)
+        words.alarm[i] = (uint32_t *)flags->at[i + 1] + last;
+    words.network = ctx->network == NULL ? NULL : &ctx->network->device.local->failed;
+    sync->alarm = (uint32_t *)flags->at[0] + last;
+    r = prs_cuda_check(cudaMemcpy(sync->words, &words, sizeof(words), cudaMemcpyHostToDevice),
+                       "cudaMemcpy of plan words");
+    return r != 0 ? r : prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 void prs_sync_close(struct prs_sync *sync)
@@ -77,6 +92,13 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
         (void)snprintf(text, bytes, "rank %u: the router chose expert %u for token %u; there are only %u", f->from,
                        f->seen, f->index, f->want);
         return -EINVAL;
+    case PRS_FAULT_NEIGHBOUR:
+        (void)snprintf(
+            text, bytes,
+            "rank %u gave up in a launch that rank %u took part in: what it sent may be wrong; its own error "
+            "says what it waited for",
+            f->from, ctx->config.rank);
+        return -ECANCELED;
     default:
         (void)snprintf(text, bytes, "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u",
                        ctx->config.rank, f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want,

@@ -3,6 +3,9 @@
 #ifndef PERSEUS_FUSED_SYNC_CUH
 #define PERSEUS_FUSED_SYNC_CUH
 
+#include <perseus/ring.h>
+#include <perseus/sync.h>
+
 #include "fused/ptx.cuh"
 #include "fused/schedule.h"
 #include "fused/sync.h"
@@ -14,7 +17,7 @@ struct wait_clock {
     uint32_t spins;
 };
 
-/* The first fault of a rank stays. Kept out of line: it costs the roles no registers. */
+/* The first fault of a rank stays. Kept out of line, as is the next: they cost the roles no registers. */
 static __device__ __noinline__ void record_fault(const struct prs_sync *sync, uint32_t what, uint32_t from,
                                                  uint32_t index, uint32_t want, uint32_t seen, uint64_t waited)
 {
@@ -32,11 +35,20 @@ static __device__ __noinline__ void record_fault(const struct prs_sync *sync, ui
 }
 
 /* The first wait to run out of time writes the fault record; it, and every later wait on this rank, stops waiting. */
-PRS_DEVICE void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index, uint32_t want,
-                        uint32_t seen, uint64_t waited)
+static __device__ __noinline__ void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
+                                            uint32_t want, uint32_t seen, uint64_t waited)
 {
-    atomicExch(&sync->words->aborted, 1u);
+    struct prs_plan_words *words = sync->words;
     record_fault(sync, what, from, index, want, seen, waited);
+#pragma unroll 1 /* the callers' registers pay for what this takes */
+    for (uint32_t i = 0; i < words->neighbours; i++)
+        *(volatile uint32_t *)words->alarm[i] = words->rank + 1;
+    if (words->network != NULL)
+        *(volatile uint64_t *)words->network = PRS_DEVICE_ABORTED;
+    /* G1: both before any thread of this rank goes on without what it waited for. Whatever it, or one that it raised a
+     * flag for, then releases comes after: pairs with the acquire of who waits for that, and so with alarmed(). */
+    __threadfence_system();
+    atomicExch(&words->aborted, 1u);
 }
 
 /* True: keep spinning. */
@@ -80,12 +92,26 @@ PRS_DEVICE uint32_t launch_epoch(const struct prs_sync *sync)
     return *(volatile uint32_t *)&sync->words->epoch + 1;
 }
 
-/* One thread per CTA, last thing. The counter is never reset: the last CTA of launch e is arrival number grid * e. True
- * for that one: the launch is over on this rank. */
+PRS_DEVICE bool alarmed(const struct prs_sync *sync)
+{
+    return sync->alarm != NULL && *(volatile uint32_t *)sync->alarm != 0;
+}
+
+/* This rank has waited in vain for nothing, but what it took from a neighbour that gave up may be wrong. */
+PRS_DEVICE void record_alarm(const struct prs_sync *sync)
+{
+    record_fault(sync, PRS_FAULT_NEIGHBOUR, *(volatile uint32_t *)sync->alarm - 1, 0, 0, 0, 0);
+}
+
+/* One thread per CTA, after all waits of its CTA, last thing. The counter is never reset: the last CTA of launch e is
+ * arrival number grid * e. True for that one: the launch is over on this rank. */
 PRS_DEVICE bool leave_epoch(const struct prs_sync *sync, uint32_t epoch, uint32_t ctas)
 {
-    if (add_acq_rel_gpu(&sync->words->exits, 1) + 1 != ctas * epoch)
+    uint64_t saw = alarmed(sync) ? 1 : 0, left = prs_add_acq_rel_gpu(&sync->words->left, 1ull << 32 | saw);
+    if ((uint32_t)(left >> 32) + 1 != ctas * epoch)
         return false;
+    if (((uint32_t)left | saw) != 0)
+        record_alarm(sync);
     *(volatile uint32_t *)&sync->words->epoch = epoch;
     return true;
 }

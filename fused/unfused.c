@@ -38,7 +38,7 @@ int prs_unfused_open(struct prs_fused_plan *p)
         return r != 0 ? r : -ENOTSUP;
     r = prs_symmetric_open(p->ctx, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, PRS_MAX_WORLD * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
+        r = prs_symmetric_open(p->ctx, (PRS_MAX_WORLD + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
@@ -46,8 +46,9 @@ int prs_unfused_open(struct prs_fused_plan *p)
         a->staging[peer] = p->staging->at[peer];
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
     }
-    if (!far)
-        return 0;
+    r = prs_sync_share(p->ctx, p->flags, &a->sync);
+    if (r != 0 || !far)
+        return r;
     r = prs_symmetric_open_signals(p->ctx, p->staging, prs_exchange_word(&a->schedule, PRS_EXCHANGE_WORDS, 0), &a->far,
                                    &p->signals);
     p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;

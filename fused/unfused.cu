@@ -7,12 +7,13 @@
 
 static const struct launch_shape one_warp = {1, 32, 0}, sum_shape = {1, 256, 0};
 
-/* All ranks of this node have come here, and what they wrote before is visible. words->exits counts meetings. One warp.
+/* All ranks of this node have come here, and what they wrote before is visible. words->meetings counts meetings. One
+ * warp.
  */
 PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t slot = threadIdx.x, count = *(volatile uint32_t *)&args.sync.words->exits + 1;
+    uint32_t slot = threadIdx.x, count = *(volatile uint32_t *)&args.sync.words->meetings + 1;
     if (slot + 1 < s->locals) {
         uint32_t from = (s->local + 1 + slot) % s->locals, p = slot + 1;
         /* R4: earlier kernels of this stream are complete. Pairs with A1 in the other rank's wait_flag(). */
@@ -21,7 +22,7 @@ PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
     }
     __syncwarp();
     if (slot == 0)
-        *(volatile uint32_t *)&args.sync.words->exits = count;
+        *(volatile uint32_t *)&args.sync.words->meetings = count;
 }
 
 static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
@@ -61,12 +62,6 @@ struct exchange_args {
     struct prs_exchange x;
 };
 
-/* A rank that gave up has nothing right to send: its counterparts' waits end by themselves, and name it. */
-PRS_DEVICE bool gave_up(const struct prs_sync *sync)
-{
-    return *(volatile uint32_t *)&sync->words->aborted != 0;
-}
-
 /* One warp; a lane a counterpart. Earlier kernels of this stream, which wrote what is put, are complete. */
 static __global__ void cross(const __grid_constant__ struct exchange_args a)
 {
@@ -77,8 +72,6 @@ static __global__ void cross(const __grid_constant__ struct exchange_args a)
         struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
         if (a.x.credit)
             wait_flag(sync, far_flag(a.args, p.credit), epoch - 1, PRS_AWAIT_PEERS, p.peer, p.credit);
-        if (gave_up(sync))
-            return;
         if (p.bytes != 0)
             put_far(a.args, p.peer, a.x.window, p.from, p.to, p.bytes, a.x.word);
         signal_far(a.args, p.peer, p.signal, epoch, a.x.word);
@@ -100,13 +93,15 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
     uint32_t epoch = launch_epoch(&a.args.sync);
     struct prs_exchange nothing = {};
     nothing.word = PRS_EXCHANGE_BACK;
-    for (uint32_t i = threadIdx.x; a.credit && i + 1 < s->nodes && !gave_up(&a.args.sync); i += 32) {
+    for (uint32_t i = threadIdx.x; a.credit && i + 1 < s->nodes; i += 32) {
         struct prs_exchange_part p = prs_exchange_with(s, &nothing, i);
         signal_far(a.args, p.peer, p.signal, epoch, PRS_EXCHANGE_BACK);
     }
     meet_neighbours(a.args);
     __syncwarp(); /* all lanes' commands are in the ring */
     if (threadIdx.x == 0) {
+        if (alarmed(&a.args.sync))
+            record_alarm(&a.args.sync);
         network_quiet(&a.args.sync, &a.args.far.device);
         *(volatile uint32_t *)&a.args.sync.words->epoch = epoch;
     }

@@ -227,8 +227,9 @@ PRS_API int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *
 
 /** What a kernel of this rank gave up waiting for or found wrong, or what the network between nodes failed with. */
 struct prs_fused_error {
-    int code;           /* 0, -ETIMEDOUT; MoE: -ENOSPC (capacity), -EINVAL (an expert that does not exist); or the
-                           network's -errno, which leaves the four numbers below 0 */
+    int code;           /* 0, -ETIMEDOUT; -ECANCELED: another rank of this node gave up in a launch that this one took
+                           part in, so that what came from it may be wrong; MoE: -ENOSPC (capacity), -EINVAL (an expert
+                           that does not exist); or the network's -errno, which leaves the four numbers below 0 */
     uint32_t from_rank; /* who should have raised the flag, or whose input or capacity is wrong */
     uint32_t flag, want, seen;
     uint64_t waited_ns;

@@ -177,6 +177,50 @@ struct lost {
     char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
 
+/* Rank 1 launches when rank 0 has given up. That went on without its sums, so that all its CTAs end, and spread what
+ * came of it. */
+static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct lost *lost = user;
+    struct prs_fused_config config = {rank, 2, (int)rank, 300, ranks_allgather, seat};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    struct prs_fused_error error;
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    uint32_t ranks[2];
+    void *a, *b, *c;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    a = ranks_upload(1, 512 * 64);
+    b = ranks_upload(2, 256 * 64);
+    cr_assert_eq(prs_fused_alloc(ctx, 512 * 256 * 2, &c), 0);
+    if (rank == 1)
+        (void)ranks_allgather(seat, &rank, ranks, sizeof(rank));
+    cr_assert_eq(prs_gemm_allreduce(plan, a, b, c, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    lost->result[rank] = prs_fused_poll_error(ctx, &error);
+    memcpy(lost->text[rank], error.text, sizeof(error.text));
+    if (rank == 0)
+        (void)ranks_allgather(seat, &rank, ranks, sizeof(rank));
+    cr_assert_eq(prs_gemm_allreduce(plan, a, b, c, NULL), lost->result[rank], "the error is sticky");
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    (void)prs_fused_free(ctx, c);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 60)
+{
+    struct lost lost;
+    hopper_setup(2, 4, 0);
+    ranks_run(2, launch_late, &lost);
+    cr_assert_eq(lost.result[0], -ETIMEDOUT, "%d", lost.result[0]);
+    cr_assert_eq(lost.result[1], -ECANCELED, "%d", lost.result[1]);
+    cr_assert_not_null(strstr(lost.text[1], "rank 0 gave up"), "%s", lost.text[1]);
+}
+
 /* Rank 3 opens everything and launches nothing. */
 static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
 {

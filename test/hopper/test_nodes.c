@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <perseus/perseus.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,7 +141,8 @@ Test(nodes, unfused_epochs_run_into_each_other, .timeout = 200)
 /* ---- a node that does not come ----------------------------------------------------------------------------------- */
 struct lost {
     struct prs_fused_shape shape;
-    uint32_t first; /* rank that does not come, and all behind it */
+    uint32_t first;  /* rank that does not come, and all behind it */
+    bool zero_later; /* rank 0 launches when the others' launches have ended */
     int result[4];
     char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
@@ -153,6 +155,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     struct prs_fused_error error;
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
+    uint32_t ranks[4];
     void *a, *b, *c;
     (void)cudaSetDevice((int)rank);
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
@@ -160,9 +163,13 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     a = ranks_upload(1, (uint64_t)lost->shape.m * lost->shape.k);
     b = ranks_upload(2, (uint64_t)lost->shape.n * lost->shape.k);
     cr_assert_eq(cudaMalloc(&c, lost->shape.m / 4 * lost->shape.n * 2), cudaSuccess);
+    if (rank == 0 && lost->zero_later)
+        (void)ranks_allgather(seat, &rank, ranks, sizeof(rank));
     if (rank < lost->first)
         cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    if (rank != 0 && lost->zero_later)
+        (void)ranks_allgather(seat, &rank, ranks, sizeof(rank));
     lost->result[rank] = prs_fused_poll_error(ctx, &error);
     memcpy(lost->text[rank], error.text, sizeof(error.text));
     prs_fused_plan_close(plan);
@@ -190,17 +197,23 @@ Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 100)
 
 /* Its neighbour gives up first. What that would have sent is not right, so it sends nothing, and its counterpart fails
  * too instead of taking it for a result. */
-Test(nodes, unfused_sums_without_a_lost_rank_are_not_sent, .timeout = 100)
+Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 100)
 {
-    struct lost lost = {.shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}, .first = 3};
+    static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
+                                                    {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     need_a_device();
     hopper_setup(4, 4, 0);
-    ranks_run(4, launch_unless_lost, &lost);
-    for (int rank = 0; rank < 3; rank++)
-        cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
-    cr_assert_not_null(strstr(lost.text[0], "for partial sums of rank 2: flag "), "%s", lost.text[0]);
-    cr_assert_not_null(strstr(lost.text[1], "for partial sums of rank 3: flag "), "%s", lost.text[1]);
-    cr_assert_not_null(strstr(lost.text[2], "for its arrival of rank 3: flag "), "%s", lost.text[2]);
+    for (size_t i = 0; i < 2; i++) {
+        struct lost lost = {.shape = shapes[i], .first = 3, .zero_later = true};
+        ranks_run(4, launch_unless_lost, &lost);
+        for (int rank = 0; rank < 3; rank++)
+            cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
+        cr_assert_not_null(strstr(lost.text[0], "for partial sums of rank 2: flag "), "%s", lost.text[0]);
+        cr_assert_not_null(strstr(lost.text[1], "rank 1 waited"), "%s", lost.text[1]);
+        cr_assert_not_null(
+            strstr(lost.text[2], i == 0 ? "for partial sums of rank 3: flag " : "for its arrival of rank 3: flag "),
+            "%s", lost.text[2]);
+    }
 }
 
 /* A rank that says it is alone on its node, where no NIC can be used. */
