@@ -142,7 +142,8 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
     if (wr->opcode > IBV_WR_ATOMIC_FETCH_AND_ADD)
         return EOPNOTSUPP;
     if (sn_qp_is_srd(qp) && wr->opcode != IBV_WR_SEND && wr->opcode != IBV_WR_SEND_WITH_IMM) {
-        sn_log("queue pair %u: SRD: ibv_post_send is for sends only; opcode %u goes through ibv_wr_*", qp->qpn, wr->opcode);
+        sn_log("queue pair %u: SRD: ibv_post_send is for sends only; opcode %u goes through ibv_wr_*", qp->qpn,
+               wr->opcode);
         return EINVAL;
     }
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge)

@@ -156,7 +156,10 @@ static void put_virtual_device(int *failed, const char *path, bool efa)
 {
     const struct {
         const char *name, *value;
-    } attributes[] = {{"vendor", efa ? "0x1d0f" : "0x1af4"}, {"device", efa ? "0xefa3" : "0x0000"}, {"class", "0x020700"}, {"numa_node", "-1"}};
+    } attributes[] = {{"vendor", efa ? "0x1d0f" : "0x1af4"},
+                      {"device", efa ? "0xefa3" : "0x0000"},
+                      {"class", "0x020700"},
+                      {"numa_node", "-1"}};
     char file[PATH_MAX];
     for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
         snprintf(file, sizeof(file), "%s/%s", path, attributes[i].name);
@@ -172,8 +175,12 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
              (unsigned)(nic->guid >> 32) & 0xffff, (unsigned)(nic->guid >> 16) & 0xffff, (unsigned)nic->guid & 0xffff);
     const struct {
         const char *name, *value;
-    } attributes[] = {{"node_type", nic->efa ? "7: unspecified" : "1: CA"},  {"node_guid", guid},     {"sys_image_guid", guid},
-                      {"fw_ver", PRS_VERSION}, {"hca_type", "softnic"}, {"node_desc", nic->name}};
+    } attributes[] = {{"node_type", nic->efa ? "7: unspecified" : "1: CA"},
+                      {"node_guid", guid},
+                      {"sys_image_guid", guid},
+                      {"fw_ver", PRS_VERSION},
+                      {"hca_type", "softnic"},
+                      {"node_desc", nic->name}};
     for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", dir, attributes[i].name);
         put(failed, path, "%s", attributes[i].value);
