@@ -124,13 +124,11 @@ static void begin(struct ibv_qp_ex *qp, const struct srd_request *q)
     }
 }
 
-int srd_post(struct end *e, const struct srd_request *q)
+static void add(struct end *e, struct ibv_qp_ex *qp, const struct srd_request *q)
 {
-    struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e->qp);
     uint32_t pieces = q->pieces ? q->pieces : 1;
     struct ibv_sge sge[4];
 
-    ibv_wr_start(qp);
     qp->wr_id = q->wr_id;
     qp->wr_flags = (q->flags & ~(unsigned int)IBV_SEND_INLINE) | (q->unsignaled ? 0 : IBV_SEND_SIGNALED);
     begin(qp, q);
@@ -143,21 +141,49 @@ int srd_post(struct end *e, const struct srd_request *q)
         ibv_wr_set_inline_data(qp, e->buf + q->offset, q->length);
     else
         ibv_wr_set_sge_list(qp, pieces, sge);
+}
+
+int srd_post(struct end *e, const struct srd_request *q)
+{
+    struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e->qp);
+
+    ibv_wr_start(qp);
+    add(e, qp, q);
     return ibv_wr_complete(qp);
+}
+
+static struct srd_request put_of(enum ibv_wr_opcode opcode, struct ibv_ah *ah, const struct address *to,
+                                 uint64_t offset, uint32_t length, uint64_t wr_id)
+{
+    return (struct srd_request){.opcode = opcode,
+                                .ah = ah,
+                                .qpn = to->qpn,
+                                .qkey = SRD_QKEY,
+                                .rkey = to->rkey,
+                                .raddr = to->addr + offset,
+                                .offset = offset,
+                                .length = length,
+                                .wr_id = wr_id};
 }
 
 int srd_put(struct end *e, enum ibv_wr_opcode opcode, struct ibv_ah *ah, const struct address *to, uint64_t offset,
             uint32_t length, uint64_t wr_id)
 {
-    struct srd_request q = {.opcode = opcode,
-                            .ah = ah,
-                            .qpn = to->qpn,
-                            .qkey = SRD_QKEY,
-                            .rkey = to->rkey,
-                            .raddr = to->addr + offset,
-                            .offset = offset,
-                            .length = length,
-                            .wr_id = wr_id};
+    struct srd_request q = put_of(opcode, ah, to, offset, length, wr_id);
 
     return srd_post(e, &q);
+}
+
+int srd_put_all(struct end *e, enum ibv_wr_opcode opcode, struct ibv_ah *ah, const struct address *to, uint32_t length,
+                uint32_t count)
+{
+    struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e->qp);
+
+    ibv_wr_start(qp);
+    for (uint32_t i = 0; i < count; i++) {
+        struct srd_request q = put_of(opcode, ah, to, (uint64_t)i * length, length, i);
+
+        add(e, qp, &q);
+    }
+    return ibv_wr_complete(qp);
 }

@@ -37,5 +37,8 @@ int srd_post(struct end *end, const struct srd_request *request);
 /** A write or send of bytes of end's buffer to the same place of to's. */
 int srd_put(struct end *end, enum ibv_wr_opcode opcode, struct ibv_ah *ah, const struct address *to, uint64_t offset,
             uint32_t length, uint64_t wr_id);
+/** count of them, side by side and numbered from 0, with one doorbell: nobody is too slow for them to overtake. */
+int srd_put_all(struct end *end, enum ibv_wr_opcode opcode, struct ibv_ah *ah, const struct address *to,
+                uint32_t length, uint32_t count);
 
 #endif

@@ -10,7 +10,7 @@
 
 enum {
     VENDOR = 0x1d0f, /* Amazon */
-    PART = 0xefa1,   /* EFA of the second generation: perftest of Debian 12 knows no later one, and then tries no reads */
+    PART = 0xefa1, /* EFA of the second generation: perftest of Debian 12 knows no later one, and then tries no reads */
     /* Newer than the header of Debian 12. Not offered: receives of writes that consume no receive (bit 4). */
     CAPS_RDMA_WRITE = 1 << 3,
 };

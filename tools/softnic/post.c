@@ -45,7 +45,7 @@ void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t f
     w->status = IBV_WC_SUCCESS;
     w->retry_until = 0;
     w->rnr_left = UINT32_MAX;
-    w->placing = false;
+    w->placing = w->landed = false;
     w->bounce = NULL;
 }
 
