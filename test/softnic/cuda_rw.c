@@ -482,6 +482,7 @@ static int run_srd(struct side *side)
     for (enum memory memory = 0; memory < MEMORY_KINDS; memory++) {
         immediates_come_after_their_own_bytes(side, memory);
         a_refused_write_spares_its_neighbours(side, memory);
+        initiators_share_the_receives_of_one_target(side, memory);
     }
     MUST(!ibv_destroy_qp(side->qp) && !ibv_destroy_ah(side->ah));
     return 0;

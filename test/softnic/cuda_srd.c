@@ -146,3 +146,37 @@ void a_refused_write_spares_its_neighbours(struct side *side, enum memory memory
     side_barrier(side);
     buf_free(&buf);
 }
+
+void initiators_share_the_receives_of_one_target(struct side *side, enum memory memory)
+{
+    struct ibv_recv_wr *bad, receive = {.num_sge = 0};
+    struct remote remote;
+    struct side second;
+    struct buf buf;
+
+    side_add(side, &second);
+    second.peer_qpn = side->peer_qpn;
+    buf_make(side, &buf, side->initiator ? PAGEABLE : memory, BURST * PIECE);
+    remote = swap_remote(side, &buf);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        bool seen[2 * BURST] = {0};
+
+        for (uint32_t i = 0; !side->initiator && i < BURST / 2; i++)
+            MUST(!ibv_post_recv(side->qp, &receive, &bad));
+        side_barrier(side);
+        for (uint32_t i = 0; side->initiator && i < 2 * BURST; i++)
+            post_at(i % 2 ? &second : side, IBV_WR_RDMA_WRITE_WITH_IMM, &buf, i / 2 * PIECE, PIECE, remote, i);
+        for (uint32_t n = 0; n < 2 * BURST; n++) {
+            struct ibv_wc wc = side_poll(side);
+            uint32_t i = side->initiator ? (uint32_t)wc.wr_id : ntohl(wc.imm_data);
+
+            MUST(wc.status == IBV_WC_SUCCESS && i < 2 * BURST && !seen[i]);
+            seen[i] = true;
+            if (!side->initiator && n < 2 * BURST - BURST / 2)
+                MUST(!ibv_post_recv(side->qp, &receive, &bad));
+        }
+        side_barrier(side);
+    }
+    buf_free(&buf);
+    MUST(!ibv_destroy_qp(second.qp) && !ibv_destroy_ah(second.ah));
+}

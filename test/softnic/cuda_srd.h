@@ -19,5 +19,7 @@ void srd_post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *bu
 void immediates_come_after_their_own_bytes(struct side *side, enum memory memory);
 /** Bursts of plain writes, with one in them that is refused: the others land. */
 void a_refused_write_spares_its_neighbours(struct side *side, enum memory memory);
+/** Two queue pairs write, with immediates, to one that has fewer receives than are under way: some wait for theirs. */
+void initiators_share_the_receives_of_one_target(struct side *side, enum memory memory);
 
 #endif
