@@ -240,7 +240,7 @@ def an_efa_looks_like_one():
     done = run("--efa", "--nics", "2", "--", "sh", "-c", script)
     assert "(EFA)" in done.stderr, done
     status = json.loads(run("--quiet", "--efa", "--", CTL, "status", "--json").stdout)
-    assert status["devices"][0]["name"] == "efa_0", status
+    assert status["devices"][0]["name"] == "efa_0" and status["efa"] == 1, status
     if "refused" in done.stderr or "failed" in done.stderr:
         raise Skip(done.stderr.strip().splitlines()[-1])
     assert done.stdout.split() == ["efa_0", "efa_1", "7:", "unspecified", "Unspecified", "0", "6"], done

@@ -461,6 +461,47 @@ Test(srd, the_error_state_flushes_receives_and_takes_no_sends)
     cr_assert_eq(wait_wc(a.cq, "a later one").status, IBV_WC_WR_FLUSH_ERR);
 }
 
+Test(srd, the_error_state_flushes_what_waits_for_a_receive)
+{
+    struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
+
+    start(srd_config());
+    for (uint64_t i = 0; i < 3; i++)
+        cr_assert_eq(srd_put(&a, IBV_WR_SEND, to_b, &bt, 0, 8, i), 0);
+    cr_assert(quiet(a.cq, 2000));
+    cr_assert_eq(ibv_modify_qp(a.qp, &error, IBV_QP_STATE), 0);
+    for (uint64_t i = 0; i < 3; i++)
+        sent(IBV_WC_WR_FLUSH_ERR, "a waiting send");
+}
+
+/* Attributes as EFA's kernel driver takes them. */
+struct step_row {
+    int to, mask, result;
+};
+static struct step_row step_rows[] = {
+    {IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, EINVAL},
+    {IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY | IBV_QP_ACCESS_FLAGS, EINVAL},
+    {IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0},
+    {IBV_QPS_RTS, IBV_QP_SQ_PSN, EINVAL},
+    {IBV_QPS_RTR, IBV_QP_AV | IBV_QP_DEST_QPN, EINVAL},
+    {IBV_QPS_RTR, 0, 0},
+    {IBV_QPS_RTS, 0, EINVAL},
+    {IBV_QPS_RTS, IBV_QP_SQ_PSN | IBV_QP_TIMEOUT, EINVAL},
+    {IBV_QPS_RTS, IBV_QP_SQ_PSN | IBV_QP_RNR_RETRY, 0},
+};
+
+Test(srd, a_queue_pair_has_the_states_and_attributes_of_an_efas)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET, .port_num = 1};
+
+    start(srd_config());
+    cr_assert_eq(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE), 0);
+    for (unsigned i = 0; i < sizeof(step_rows) / sizeof(step_rows[0]); i++) {
+        attr.qp_state = (enum ibv_qp_state)step_rows[i].to;
+        cr_assert_eq(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | step_rows[i].mask), step_rows[i].result, "row %u", i);
+    }
+}
+
 Test(srd, a_full_queue_refuses_a_post_until_completions_are_polled)
 {
     start(srd_config());

@@ -163,3 +163,14 @@ int sn_efadv_query_mr(struct ibv_mr *mr, void *attr, uint32_t bytes)
     memset(attr, 0, bytes);
     return 0;
 }
+
+/* Whatever the buffers: the limit is one for all. */
+int sn_efadv_get_max_sq_depth(struct ibv_context *context, void *attr, uint32_t bytes)
+{
+    return is_efa(context) ? SN_SRD_MAX_SQ_WR : -EOPNOTSUPP;
+}
+
+int sn_efadv_get_max_rq_depth(struct ibv_context *context, void *attr, uint32_t bytes)
+{
+    return is_efa(context) ? SN_SRD_MAX_RQ_WR : -EOPNOTSUPP;
+}
