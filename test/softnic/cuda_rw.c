@@ -484,7 +484,8 @@ static int run_srd(struct side *side)
         a_refused_write_spares_its_neighbours(side, memory);
         initiators_share_the_receives_of_one_target(side, memory);
     }
-    MUST(!ibv_destroy_qp(side->qp) && !ibv_destroy_ah(side->ah));
+    MUST(!ibv_destroy_qp(side->qp) && !ibv_destroy_ah(side->ah) && !ibv_destroy_cq(side->cq));
+    MUST(!ibv_dealloc_pd(side->pd) && !ibv_close_device(side->context));
     return 0;
 }
 
