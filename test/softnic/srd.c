@@ -193,6 +193,39 @@ Test(srd, a_send_tells_who_sent_it)
     cr_assert_eq(wc.opcode, IBV_WC_SEND);
 }
 
+Test(srd, the_receiver_learns_whose_address_it_was)
+{
+    struct ibv_cq_init_attr_ex init = {.cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS};
+    struct efadv_cq_init_attr efa = {.wc_flags = EFADV_WC_EX_WITH_SGID};
+    struct ibv_poll_cq_attr poll = {0};
+    uint64_t give_up;
+    struct efadv_ah_attr ah;
+    struct ibv_cq *plain;
+    struct ibv_cq_ex *cq;
+    union ibv_gid gid;
+
+    start(srd_config());
+    cq = efadv_create_cq(b.ctx, &init, &efa, sizeof(efa));
+    cr_assert_not_null(cq);
+    cr_assert_eq(efadv_query_ah(srd_ah(&b, &at), &ah, sizeof(ah)), 0);
+    plain = b.cq; /* another end on the same device, with this queue for its completions */
+    b.cq = ibv_cq_ex_to_cq(cq);
+    srd_queue_make(&b, END_WRS);
+    srd_ready(&b, -1);
+    bt = srd_address(&b);
+    cr_assert_eq(post_recv(&b, 0, 64, 5), 0);
+    cr_assert_eq(srd_put(&a, IBV_WR_SEND, to_b, &bt, 0, 8, 1), 0);
+    sent(IBV_WC_SUCCESS, "a send");
+    for (give_up = now_ns() + 5000000000ull; ibv_start_poll(cq, &poll);)
+        cr_assert_lt(now_ns(), give_up, "no completion for 5 s");
+    cr_assert_eq(cq->wr_id, 5);
+    cr_assert_eq(ibv_wc_read_slid(cq), ah.ahn, "the number of b's handle for a");
+    cr_assert_eq(efadv_wc_read_sgid(efadv_cq_from_ibv_cq_ex(cq), &gid), 0);
+    cr_assert_eq(memcmp(gid.raw, at.gid.raw, sizeof(gid.raw)), 0);
+    ibv_end_poll(cq);
+    b.cq = plain;
+}
+
 Test(srd, one_queue_pair_reaches_many_and_itself)
 {
     struct end more[5];

@@ -22,7 +22,7 @@ struct sn_world *srd_world(void)
     return test_world(&config);
 }
 
-static void qp_make(struct end *e, uint32_t wrs)
+void srd_queue_make(struct end *e, uint32_t wrs)
 {
     struct efadv_qp_init_attr efa = {.driver_qp_type = EFADV_QP_DRIVER_TYPE_SRD};
     struct ibv_qp_init_attr_ex attr = {.send_cq = e->cq,
@@ -77,7 +77,7 @@ void srd_open(struct end *e, const struct end_options *o)
     require(e->pd != NULL, "alloc_pd: %s", strerror(errno));
     e->cq = ibv_create_cq(e->ctx, (int)(4 * wrs), NULL, o->channel, 0);
     require(e->cq != NULL, "create_cq: %s", strerror(errno));
-    qp_make(e, wrs);
+    srd_queue_make(e, wrs);
     e->buf = aligned_alloc(4096, (e->bytes + 4095) & ~4095ul);
     require(e->buf != NULL, "no memory");
     memset(e->buf, 0, e->bytes);

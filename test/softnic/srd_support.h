@@ -15,11 +15,13 @@ struct sn_world *srd_world(void);
 
 /** As end_open, but SRD, and ready to send and to receive. Close it with end_close. */
 void srd_open(struct end *end, const struct end_options *options);
+/** Its queue pair; then bring it where it can send and receive. */
+void srd_queue_make(struct end *end, uint32_t wrs);
 void srd_ready(struct end *end, int rnr_retry /* -1: not given */);
 struct address srd_address(const struct end *end);
 struct ibv_ah *srd_ah(struct end *end, const struct address *to);
 
-/** A request by ibv_wr_*, as the last but one of them all. What post() takes, and what ibv_wr_complete returns. */
+/** One request, and to post it with ibv_wr_*: what ibv_wr_complete says. */
 struct srd_request {
     enum ibv_wr_opcode opcode;
     struct ibv_ah *ah; /* NULL: none is set */
