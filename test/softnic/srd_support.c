@@ -187,3 +187,15 @@ int srd_put_all(struct end *e, enum ibv_wr_opcode opcode, struct ibv_ah *ah, con
     }
     return ibv_wr_complete(qp);
 }
+
+struct ibv_ah *srd_pair_open(const struct sn_config *config, struct end *a, struct end *b)
+{
+    struct end_options other = {.dev = 1};
+    struct address to;
+
+    test_world(config);
+    srd_open(a, NULL);
+    srd_open(b, &other);
+    to = srd_address(b);
+    return srd_ah(a, &to);
+}

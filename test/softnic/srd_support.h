@@ -18,6 +18,8 @@ void srd_open(struct end *end, const struct end_options *options);
 /** Its queue pair; then bring it where it can send and receive. */
 void srd_queue_make(struct end *end, uint32_t wrs);
 void srd_ready(struct end *end, int rnr_retry /* -1: not given */);
+/** Both in a new world, on devices 0 and 1. Return a's handle for b. */
+struct ibv_ah *srd_pair_open(const struct sn_config *config, struct end *a, struct end *b);
 struct address srd_address(const struct end *end);
 struct ibv_ah *srd_ah(struct end *end, const struct address *to);
 
