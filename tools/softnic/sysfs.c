@@ -126,10 +126,10 @@ static const char *gid_text(const uint8_t *gid, char *text)
 
 static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *nic)
 {
-    static const struct {
+    const struct {
         const char *name, *value;
     } attributes[] = {
-        {"state", "4: ACTIVE"}, {"phys_state", "5: LinkUp"}, {"link_layer", "Ethernet"},
+        {"state", "4: ACTIVE"}, {"phys_state", "5: LinkUp"}, {"link_layer", nic->efa ? "Unspecified" : "Ethernet"},
         {"lid", "0x0"},         {"lid_mask_count", "0"},     {"sm_lid", "0x0"},
         {"sm_sl", "0"},         {"cap_mask", "0x00010000"},  {"pkeys/0", "0xffff"},
     };
@@ -140,7 +140,7 @@ static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *ni
     }
     snprintf(path, sizeof(path), "%s/ports/1/rate", dir);
     put(failed, path, "%g Gb/sec (4X)", nic->rate_bps ? (double)nic->rate_bps / 1e9 : 400.0);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < (nic->efa ? 1 : 2); i++) {
         snprintf(path, sizeof(path), "%s/ports/1/gids/%d", dir, i);
         put(failed, path, "%s", gid_text(nic->gid[i], text));
         snprintf(path, sizeof(path), "%s/ports/1/gid_attrs/types/%d", dir, i);
@@ -152,16 +152,27 @@ static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *ni
 
 /* Without a "subsystem" link NCCL sees that this is no PCI device and attaches the NIC to the first CPU. The name is an
  * address all the same, because NVSHMEM and others parse it. */
-static void put_virtual_device(int *failed, const char *path)
+static void put_virtual_device(int *failed, const char *path, bool efa)
 {
-    static const struct {
+    const struct {
         const char *name, *value;
-    } attributes[] = {{"vendor", "0x1af4"}, {"device", "0x0000"}, {"class", "0x020700"}, {"numa_node", "-1"}};
+    } attributes[] = {{"vendor", efa ? "0x1d0f" : "0x1af4"},
+                      {"device", efa ? "0xefa1" : "0x0000"},
+                      {"class", "0x020700"},
+                      {"numa_node", "-1"}};
     char file[PATH_MAX];
     for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
         snprintf(file, sizeof(file), "%s/%s", path, attributes[i].name);
         put(failed, file, "%s", attributes[i].value);
     }
+    if (!efa)
+        return;
+    /* libfabric asks for its name. */
+    snprintf(file, sizeof(file), "%s/.virtual/drivers/efa/name", ib_dir);
+    put(failed, file, "%s", "efa");
+    snprintf(file, sizeof(file), "%s/driver", path);
+    if (symlink("../drivers/efa", file))
+        *failed = -errno;
 }
 
 static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
@@ -172,8 +183,12 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
              (unsigned)(nic->guid >> 32) & 0xffff, (unsigned)(nic->guid >> 16) & 0xffff, (unsigned)nic->guid & 0xffff);
     const struct {
         const char *name, *value;
-    } attributes[] = {{"node_type", "1: CA"},  {"node_guid", guid},     {"sys_image_guid", guid},
-                      {"fw_ver", PRS_VERSION}, {"hca_type", "softnic"}, {"node_desc", nic->name}};
+    } attributes[] = {{"node_type", nic->efa ? "7: unspecified" : "1: CA"},
+                      {"node_guid", guid},
+                      {"sys_image_guid", guid},
+                      {"fw_ver", PRS_VERSION},
+                      {"hca_type", "softnic"},
+                      {"node_desc", nic->name}};
     for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", dir, attributes[i].name);
         put(failed, path, "%s", attributes[i].value);
@@ -183,11 +198,18 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
     if (!device[0]) {
         /* Buses e0 and up: seldom used, and a clash does no harm, since nothing looks the address up. */
         snprintf(device, sizeof(device), "%s/.virtual/%04x:%02x:00.0", ib_dir, index / 32, 0xe0 + index % 32);
-        put_virtual_device(failed, device);
+        put_virtual_device(failed, device, nic->efa);
     }
     snprintf(path, sizeof(path), "%s/device", dir);
     if (symlink(device, path))
         *failed = -errno;
+}
+
+/* libfabric wants the version of the verbs interface, and it is there on every machine with RDMA. */
+static void put_abi_version(int *failed)
+{
+    if (access("/sys/class/infiniband_verbs", F_OK))
+        put(failed, "/sys/class/infiniband_verbs/abi_version", "6");
 }
 
 static int populate(const struct sn_sysfs_nic *nics, uint32_t count)
@@ -199,6 +221,8 @@ static int populate(const struct sn_sysfs_nic *nics, uint32_t count)
         return r;
     for (uint32_t i = 0; i < count; i++)
         put_nic(&r, i, &nics[i]);
+    if (!had_class) /* else /sys/class is the kernel's */
+        put_abi_version(&r);
     if (r)
         umount2(had_class ? ib_dir : class_dir, MNT_DETACH);
     return r;
