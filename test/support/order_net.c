@@ -19,6 +19,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
     struct prs_order_options options = {.policy = policy,
                                         .window_ops = NET_WINDOW,
                                         .in_order = network == NET_IN_ORDER,
+                                        .fence = network != NET_FREE,
                                         .path_count = paths,
                                         .queues_per_path = queues,
                                         .depth = NET_DEPTH,
