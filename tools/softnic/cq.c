@@ -50,6 +50,7 @@ static void wc_fill(struct ibv_wc *wc, const struct sn_cqe *cqe)
                           .imm_data = cqe->imm,
                           .qp_num = cqe->qp_num,
                           .src_qp = cqe->src_qp,
+                          .slid = (uint16_t)(cqe->is_recv ? cqe->src_dev : 0),
                           .wc_flags = cqe->wc_flags};
 }
 

@@ -3,6 +3,8 @@
 #ifndef SOFTNIC_CQ_H
 #define SOFTNIC_CQ_H
 
+#include <infiniband/efadv.h>
+
 #include "tools/softnic/device.h"
 
 struct sn_channel {
@@ -23,6 +25,7 @@ struct sn_cq {
     uint32_t refs;         /* queue pairs */
     pthread_mutex_t mutex; /* consumers */
     struct sn_cqe current; /* between start_poll and end_poll */
+    struct efadv_cq efa;   /* of one made by efadv_create_cq (efa.c) */
     uint32_t async_events;
     uint32_t comp_events;
     struct sn_cq *next; /* channel list */

@@ -80,7 +80,7 @@ static unsigned int read_wc_flags(struct ibv_cq_ex *ex)
 
 static uint32_t read_slid(struct ibv_cq_ex *ex)
 {
-    return 0;
+    return of(ex)->current.is_recv ? of(ex)->current.src_dev : 0;
 }
 
 static uint8_t read_zero(struct ibv_cq_ex *ex)

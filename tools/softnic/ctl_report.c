@@ -161,10 +161,10 @@ static void qps_report(const struct sn_world *world, bool json)
         uint32_t owner = qp->owner;
         if (!owner || owner > SN_MAX_PROCS || !qp->qpn || qp->dev >= world->dev_count)
             continue;
-        printf(json ? "%s{\"qpn\": %u, \"state\": \"%s\", \"device\": \"%s\", \"pid\": %u, \"dest_qpn\": %u}"
-                    : "%s%u  %-5s  %s  pid %u  to %u\n",
+        printf(json ? "%s{\"qpn\": %u, \"state\": \"%s\", \"device\": \"%s\", \"pid\": %u, \"dest_qpn\": %u, \"transport\": \"%s\"}"
+                    : "%s%u  %-5s  %s  pid %u  to %u  %s\n",
                json ? (first ? "" : ", ") : "  ", qp->qpn, qp_state(qp->state), world->devs[qp->dev].name,
-               world->procs[owner - 1].pid, qp->dest_qpn);
+               world->procs[owner - 1].pid, qp->dest_qpn, qp->transport == SN_TRANSPORT_SRD ? "srd" : "rc");
         first = false;
     }
     fputs(json ? "]" : "", stdout);

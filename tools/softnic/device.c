@@ -8,9 +8,11 @@
 
 #include "tools/softnic/agent.h"
 #include "tools/softnic/cq.h"
+#include "tools/softnic/efa.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
 #include "tools/softnic/qp.h"
+#include "tools/softnic/srd.h"
 #include "tools/softnic/srq.h"
 #include "tools/softnic/wake.h"
 
@@ -24,8 +26,8 @@ static struct sn_device *device_new(uint32_t index)
     if (!d)
         return NULL;
     d->index = index;
-    d->ibv.node_type = IBV_NODE_CA;
-    d->ibv.transport_type = IBV_TRANSPORT_IB;
+    d->ibv.node_type = dev->efa ? IBV_NODE_UNSPECIFIED : IBV_NODE_CA;
+    d->ibv.transport_type = dev->efa ? IBV_TRANSPORT_UNSPECIFIED : IBV_TRANSPORT_IB;
     snprintf(d->ibv.name, sizeof(d->ibv.name), "%s", dev->name);
     snprintf(d->ibv.dev_name, sizeof(d->ibv.dev_name), "uverbs%u", index);
     snprintf(d->ibv.dev_path, sizeof(d->ibv.dev_path), "/sys/class/infiniband_verbs/uverbs%u", index);
@@ -178,6 +180,8 @@ int sn_device_query(struct ibv_context *context, struct ibv_device_attr *attr)
                                      .max_pkeys = 1,
                                      .local_ca_ack_delay = 15,
                                      .phys_port_cnt = 1};
+    if (dev->efa)
+        sn_efa_limits(attr);
     snprintf(attr->fw_ver, sizeof(attr->fw_ver), "softnic-%s", PRS_VERSION);
     return 0;
 }
@@ -241,6 +245,13 @@ int sn_port_query(struct ibv_context *context, uint8_t port, struct ibv_port_att
 
     if (port != 1)
         return EINVAL;
+    if (dev->efa) {
+        mine.link_layer = IBV_LINK_LAYER_UNSPECIFIED;
+        mine.gid_tbl_len = (int)sn_gid_count(dev);
+        mine.max_msg_sz = SN_SRD_MAX_SEND;
+        mine.lid = 0;
+        mine.port_cap_flags = 0;
+    }
     speed_code(__atomic_load_n(&dev->rate_bps, __ATOMIC_RELAXED), &mine);
     memset(attr, 0,
            attr_len); /* the caller's structure may be longer (newer headers) or shorter (the old symbol) than ours */

@@ -39,6 +39,15 @@ static inline struct sn_dev *sn_ctx_dev(struct sn_ctx *ctx)
     return &sn_self->world->devs[ctx->dev];
 }
 
+static inline uint32_t sn_gid_count(const struct sn_dev *dev)
+{
+    return dev->efa ? 1 : SN_MAX_GIDS;
+}
+
+/** The device an address names: by GID, or by LID for programs that know no GIDs. SN_NONE: nobody's; requests will time
+ * out. */
+uint32_t sn_dev_find(const struct ibv_ah_attr *ah);
+
 /** Fill in the function tables of a new context (ops.c). */
 void sn_ops_fill(struct verbs_context *verbs);
 

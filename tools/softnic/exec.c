@@ -6,6 +6,7 @@
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/responder.h"
+#include "tools/softnic/srd.h"
 
 enum {
     SPIN_BYTES = 16 << 10,
@@ -139,6 +140,8 @@ static int exec_move(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
             c->dst[0] = (struct sn_span){.addr = (uintptr_t)w->bounce, .length = w->length, .mr = SN_NONE};
         }
     }
+    if (sn_qp_is_srd(qp))
+        sn_srd_scatter(qp, c);
     r = start_and_wait(c);
     w->placing = r == SN_PLACE_BUSY;
     if (w->placing)
@@ -157,7 +160,7 @@ static int exec_resume(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
     if (r == SN_PLACE_BUSY)
         return SN_EXEC_BUSY;
     w->placing = false;
-    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != qp->shm->dest_qpn)
+    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != w->dest_qpn)
         return SN_EXEC_UNREACHABLE;
     r = sn_responder_result(qp, target, w, r);
     if (r == 0 && w->status == IBV_WC_SUCCESS)
@@ -187,7 +190,7 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
 /* Receives that this queue pair may count on: nobody else takes them. */
 static uint32_t receives_left(const struct sn_qp_shm *target)
 {
-    if (target->srq != SN_NONE)
+    if (target->srq != SN_NONE || target->transport == SN_TRANSPORT_SRD)
         return 0;
     return __atomic_load_n(&target->rq.tail, __ATOMIC_RELAXED) - __atomic_load_n(&target->rq.head, __ATOMIC_RELAXED);
 }
@@ -197,13 +200,14 @@ static unsigned gather_writes(struct sn_qp *qp, struct sn_qp_shm *target, uint32
                               struct sn_span *dst, struct sn_span *src)
 {
     uint64_t now = sn_wqe_at(qp, first)->due_exec ? sn_now_ns() : 0;
+    uint32_t dest_qpn = sn_wqe_at(qp, first)->dest_qpn;
     uint32_t receives = receives_left(target);
     unsigned count = 0;
 
     for (; count < SN_WRITE_BATCH && first + count != end; count++) {
         const struct sn_wqe *w = sn_wqe_at(qp, first + count);
 
-        if (!write_spans(qp, target, w, now, &dst[count], &src[count]) ||
+        if (w->dest_qpn != dest_qpn || !write_spans(qp, target, w, now, &dst[count], &src[count]) ||
             (sn_takes_receive(w->opcode) && receives-- == 0))
             break;
     }
@@ -244,15 +248,17 @@ static unsigned writes_arrived(struct sn_qp *qp, struct sn_qp_shm *target, uint3
 
 unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
 {
-    struct sn_qp_shm *target = sn_qp_find(sn_self->world, qp->shm->dest_qpn);
+    struct sn_qp_shm *target = sn_qp_find(sn_self->world, sn_wqe_at(qp, first)->dest_qpn);
     struct sn_span dst[SN_WRITE_BATCH], src[SN_WRITE_BATCH];
     unsigned count = 0;
     uint64_t guest;
 
     if (!target)
         return 0;
-    guest = sn_responder_enter(target, false);
-    if (sn_responder_answers(qp, target) && target->owner - 1 != sn_self->proc)
+    guest = sn_responder_enter(target);
+    if (!guest)
+        return 0;
+    if (sn_responder_answers(qp, target, sn_wqe_at(qp, first)) && target->owner - 1 != sn_self->proc)
         count = gather_writes(qp, target, first, end, dst, src);
     if (count < 2 || sn_place_writes(sn_self->world, target->owner - 1, dst, src, count) < 0)
         count = 0;
@@ -262,24 +268,13 @@ unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
     return count;
 }
 
-int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
+/* As a guest there. */
+static int exec_there(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
-    struct sn_qp_shm *target = sn_qp_find(sn_self->world, qp->shm->dest_qpn);
     struct sn_copy *c = &qp->copy;
-    int r = SN_EXEC_UNREACHABLE;
-    uint64_t guest;
 
-    if (w->placing) /* a guest there, so that the place in the table is still the target's */
-        target = &sn_self->world->qps[qp->shm->dest_qpn % SN_MAX_QPS];
-    if (!target)
+    if (!sn_responder_answers(qp, target, w))
         return SN_EXEC_UNREACHABLE;
-    guest = sn_responder_enter(target, w->placing);
-    if (w->placing) {
-        r = exec_resume(qp, target, w);
-        goto leave;
-    }
-    if (!sn_responder_answers(qp, target))
-        goto leave;
     c->world = sn_self->world;
     c->self = sn_self->proc;
     c->length = w->length;
@@ -287,11 +282,28 @@ int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
     c->src_proc = w->opcode == IBV_WR_RDMA_READ ? target->owner - 1 : sn_self->proc;
     /* Without data nothing would notice that the target is dead. */
     if (w->length == 0 && !sn_place_reachable(c->world, target->owner - 1))
-        goto leave;
-    r = sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_move(qp, target, w);
-leave:
+        return SN_EXEC_UNREACHABLE;
+    return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_move(qp, target, w);
+}
+
+int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
+{
+    struct sn_qp_shm *target = sn_qp_find(sn_self->world, w->dest_qpn);
+    int r;
+
+    if (w->placing) { /* a guest there, so that the place in the table is still the target's */
+        target = &sn_self->world->qps[w->dest_qpn % SN_MAX_QPS];
+        r = exec_resume(qp, target, w);
+    } else if (target) {
+        qp->guest = sn_responder_enter(target);
+        if (!qp->guest)
+            return SN_EXEC_CROWDED;
+        r = exec_there(qp, target, w);
+    } else {
+        return sn_qp_is_srd(qp) && sn_srd_link_up(qp, w) ? SN_EXEC_UNKNOWN : SN_EXEC_UNREACHABLE;
+    }
     if (r != SN_EXEC_BUSY)
-        sn_responder_leave(target, guest);
+        sn_responder_leave(target, qp->guest);
     return r;
 }
 

@@ -9,6 +9,8 @@ enum {
     SN_EXEC_BUSY = 1,        /* an asynchronous copy is under way: call again */
     SN_EXEC_UNREACHABLE = 2, /* nobody answered: retry until the timeout */
     SN_EXEC_RNR = 3,         /* the target has no receive posted: retry after its timer */
+    SN_EXEC_CROWDED = 5,     /* others are at the target, as many as may be: call again soon */
+    SN_EXEC_UNKNOWN = 6,     /* SRD: the target's NIC knows no such queue pair; beside SN_FLIGHT_READ, flight.h */
 };
 
 /** Execute w at the target. Return 0 (w->status says how it went) or one of the above. The caller is the runner. */

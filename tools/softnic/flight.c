@@ -6,6 +6,7 @@
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/responder.h"
+#include "tools/softnic/srd.h"
 
 enum {
     /* Then none is begun until all have landed: who deregisters memory waits for those who are there to have gone once.
@@ -73,7 +74,7 @@ static bool spans_find(struct sn_qp *qp, struct sn_qp_shm *target, const struct 
 /* Receives that this queue pair may count on, since nobody else takes them. */
 static bool receive_is_left(const struct sn_qp *qp, const struct sn_qp_shm *target)
 {
-    return target->srq == SN_NONE &&
+    return target->srq == SN_NONE && target->transport == SN_TRANSPORT_RC &&
            __atomic_load_n(&target->rq.tail, __ATOMIC_RELAXED) - __atomic_load_n(&target->rq.head, __ATOMIC_RELAXED) >
                qp->receives_due;
 }
@@ -131,11 +132,14 @@ static unsigned start_atomics(struct sn_qp *qp, struct sn_qp_shm *target, uint32
 }
 
 /* G1 for both sides' buffers, from the first in flight to the last: see exec.c's callers in run.c and responder.c. */
-static void come(struct sn_qp *qp, struct sn_qp_shm *target)
+static bool come(struct sn_qp *qp, struct sn_qp_shm *target)
 {
     __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_SEQ_CST);
-    qp->guest = sn_responder_enter(target, false);
+    qp->guest = sn_responder_enter(target);
     qp->flown = 0;
+    if (!qp->guest)
+        __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
+    return qp->guest != 0;
 }
 
 static void go(struct sn_qp *qp, struct sn_qp_shm *target)
@@ -144,23 +148,34 @@ static void go(struct sn_qp *qp, struct sn_qp_shm *target)
     __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
 }
 
+/* The next one, if it may follow those in flight: to the same target, too. */
+static struct sn_wqe *next(struct sn_qp *qp, uint32_t at, uint32_t tail)
+{
+    struct sn_wqe *w;
+
+    if (at == tail || sn_batch_waits(qp))
+        return NULL;
+    if (sn_qp_is_srd(qp))
+        sn_srd_next_exec(qp, at, tail);
+    w = sn_wqe_at(qp, at);
+    return may_start(qp, w) && w->dest_qpn == sn_wqe_at(qp, qp->exec)->dest_qpn ? w : NULL;
+}
+
 bool sn_flight_start(struct sn_qp *qp, uint32_t tail)
 {
     uint32_t before = qp->flights, at = qp->exec + before;
     struct sn_qp_shm *target;
+    struct sn_wqe *w = next(qp, at, tail);
     unsigned n = 1;
 
-    if (at == tail || sn_batch_waits(qp) || !may_start(qp, sn_wqe_at(qp, at)) || (before && qp->flown >= FLOWN_MOST))
+    if (!w || (before && qp->flown >= FLOWN_MOST))
         return false;
-    target = sn_qp_find(sn_self->world, qp->shm->dest_qpn);
-    if (!target)
+    target = sn_qp_find(sn_self->world, w->dest_qpn);
+    if (!target || (!before && !come(qp, target)))
         return false;
-    if (!before)
-        come(qp, target);
-    if (sn_responder_answers(qp, target))
-        while (n && at != tail && qp->flown < FLOWN_MOST && !sn_batch_waits(qp) && may_start(qp, sn_wqe_at(qp, at))) {
-            n = sn_is_atomic(sn_wqe_at(qp, at)->opcode) ? start_atomics(qp, target, at, tail)
-                                                        : start(qp, target, sn_wqe_at(qp, at));
+    if (sn_responder_answers(qp, target, w))
+        while (n && qp->flown < FLOWN_MOST && (w = next(qp, at, tail))) {
+            n = sn_is_atomic(w->opcode) ? start_atomics(qp, target, at, tail) : start(qp, target, w);
             qp->flights += n;
             qp->flown += n;
             at += n;
@@ -182,18 +197,18 @@ static void landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w,
         w->status = IBV_WC_WR_FLUSH_ERR;
         return;
     }
-    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != qp->shm->dest_qpn ||
+    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != w->dest_qpn ||
         (!r && sn_takes_receive(w->opcode) && sn_responder_receive(target, &recv))) {
-        sn_log("queue pair %u: queue pair %u went away while a write to it was under way", qp->qpn, qp->shm->dest_qpn);
-        w->status = IBV_WC_RETRY_EXC_ERR;
+        sn_log("queue pair %u: queue pair %u went away while a write to it was under way", qp->qpn, w->dest_qpn);
+        w->status = sn_qp_unanswered(qp);
         return;
     }
     if (sn_takes_receive(w->opcode))
         w->recv_wr_id = recv.wr_id;
     if (sn_responder_result(qp, target, w, r)) {
         sn_log("queue pair %u: the process of queue pair %u went away while a write to it was under way", qp->qpn,
-               qp->shm->dest_qpn);
-        w->status = IBV_WC_RETRY_EXC_ERR;
+               w->dest_qpn);
+        w->status = sn_qp_unanswered(qp);
     }
     if (w->status == IBV_WC_SUCCESS)
         sn_responder_arrived(qp, target, w);
@@ -202,7 +217,7 @@ static void landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w,
 int sn_flight_land(struct sn_qp *qp, struct sn_wqe *w, bool ask)
 {
     /* A guest there, so that the place in the table is still the target's. */
-    struct sn_qp_shm *target = &sn_self->world->qps[qp->shm->dest_qpn % SN_MAX_QPS];
+    struct sn_qp_shm *target = &sn_self->world->qps[w->dest_qpn % SN_MAX_QPS];
     bool atomic = sn_is_atomic(w->opcode);
     int r;
 

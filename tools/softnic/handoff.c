@@ -62,27 +62,6 @@ static int request_poll(struct handoff *h, struct lane *lane)
     return lane->request.found ? -ETIMEDOUT : r; /* an atomic that may still be made is not tried again */
 }
 
-/* The part [offset, offset + bytes) of a list. Return the number of spans. */
-static uint32_t slice(struct sn_span *to, const struct sn_span *from, uint32_t count, uint64_t offset, uint64_t bytes)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < count && bytes; i++) {
-        if (offset >= from[i].length) {
-            offset -= from[i].length;
-            continue;
-        }
-        to[n] = from[i];
-        to[n].addr += offset;
-        to[n].length -= offset;
-        if (to[n].length > bytes)
-            to[n].length = bytes;
-        bytes -= to[n++].length;
-        offset = 0;
-    }
-    return n;
-}
-
 /* One of a piece's two ways: between the bounce buffer and this process's memory, or the owner's. */
 static int leg_start(struct handoff *h, const struct sn_copy *c, struct lane *lane, bool here)
 {
@@ -96,8 +75,8 @@ static int leg_start(struct handoff *h, const struct sn_copy *c, struct lane *la
     leg->dst_proc = here ? c->self : c->dst_proc;
     leg->src_proc = here ? c->self : c->src_proc;
     leg->length = lane->bytes;
-    leg->dst_count = into_bounce ? 1 : slice(leg->dst, c->dst, c->dst_count, lane->offset, lane->bytes);
-    leg->src_count = into_bounce ? slice(leg->src, c->src, c->src_count, lane->offset, lane->bytes) : 1;
+    leg->dst_count = into_bounce ? 1 : sn_spans_slice(leg->dst, c->dst, c->dst_count, lane->offset, lane->bytes);
+    leg->src_count = into_bounce ? sn_spans_slice(leg->src, c->src, c->src_count, lane->offset, lane->bytes) : 1;
     *(into_bounce ? leg->dst : leg->src) = bounce;
     lane->ask = leg;
     lane->request = h->ask;

@@ -68,6 +68,7 @@ static void config_from_options(struct sn_config *config, const struct sn_launch
     config->fence_meaning = o->fence_strict ? SN_FENCE_STRICT : SN_FENCE_SPEC;
     config->stream_stores = o->stream_stores;
     config->copier = o->copier;
+    config->efa = o->efa;
     config->nics = (uint32_t)o->nics;
     config->nodes = (uint32_t)o->nodes;
 }
@@ -143,6 +144,7 @@ static void enter_sysfs(struct run *run)
             nics[i].guid = be64toh(dev->guid);
             memcpy(nics[i].gid, dev->gid, sizeof(nics[i].gid));
             nics[i].rate_bps = dev->rate_bps;
+            nics[i].efa = dev->efa;
             nics[i].place = places[i];
             if (!run->joined)
                 snprintf(dev->sysfs_device, sizeof(dev->sysfs_device), "%s", places[i].path);
@@ -297,8 +299,8 @@ static void tell_world(const struct run *run)
     const struct sn_config *c = &run->world->config;
     char model[1024];
     describe_model(run->world, model, sizeof(model));
-    fprintf(stderr, "softnic-run: world %s%s: nodes %u, NICs of each %u, %s\n", run->path,
-            run->joined ? " (joined)" : "", c->nodes, c->nics, model);
+    fprintf(stderr, "softnic-run: world %s%s: nodes %u, NICs of each %u%s, %s\n", run->path,
+            run->joined ? " (joined)" : "", c->nodes, c->nics, c->efa ? " (EFA)" : "", model);
 }
 
 int main(int argc, char **argv)

@@ -17,7 +17,7 @@ enum {
     NODES_MOST = 64,
 };
 
-enum kind { COUNT, RATE, LATENCY, LOSS, DURATION, FENCE, NAME, QUIET, STORES, COPIER, NO_SYSFS, HELP, VERSION };
+enum kind { COUNT, RATE, LATENCY, LOSS, DURATION, FENCE, NAME, QUIET, STORES, COPIER, EFA, NO_SYSFS, HELP, VERSION };
 
 static const struct flag {
     const char *name;
@@ -45,6 +45,7 @@ static const struct flag {
     {"stream-stores", STORES, 0, 0, 0,
      "      short writes to GPU memory as stores in CUDA streams: faster, but see doc/softnic.md (off)"},
     {"copier", COPIER, 0, 0, 0, "             a process of the NIC's own copies GPU memory, see doc/softnic.md (off)"},
+    {"efa", EFA, 0, 0, 0, "             the NICs are EFA devices of AWS: SRD queue pairs, no order; see doc/softnic.md (off)"},
     {"jitter", DURATION, offsetof(struct sn_launcher_options, jitter_ns), 0, 0,
      "1us     at most this much is added to each delivery (off)"},
     {"seed", COUNT, offsetof(struct sn_launcher_options, seed), 0, UINT64_MAX, "S         of jitter and losses (1)"},
@@ -155,6 +156,10 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
         break;
     case COPIER:
         o->copier = true;
+        o->model_given = true;
+        break;
+    case EFA:
+        o->efa = true;
         o->model_given = true;
         break;
     case NAME:

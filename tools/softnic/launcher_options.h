@@ -20,6 +20,7 @@ struct sn_launcher_options {
     bool fence_strict;
     bool stream_stores;
     bool copier;
+    bool efa;
     bool model_given; /* some option above other than the default was named */
     bool quiet, no_sysfs;
     const char *name; /* of the world; NULL: by process id */

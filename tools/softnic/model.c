@@ -6,7 +6,9 @@
 
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
+#include "tools/softnic/srd.h"
 
+enum { PURPOSE_ORDER = 1 << 10 /* of a draw: beyond those of losses */ };
 #define NS_PER_S 1000000000ull
 #define BILLION  1000000000ull
 
@@ -113,16 +115,20 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
 {
     struct sn_world *world = sn_self->world;
     const struct sn_config *cfg = &world->config;
-    struct sn_dev *mine = &world->devs[qp->ctx->dev], *theirs = &world->devs[qp->shm->dest_dev];
+    struct sn_dev *mine = &world->devs[qp->ctx->dev], *theirs;
     struct losses lost;
     uint64_t now = sn_now_ns(), at = now, latency;
-    bool read = w->opcode == IBV_WR_RDMA_READ;
+    bool read = w->opcode == IBV_WR_RDMA_READ, srd = sn_qp_is_srd(qp);
     bool round_trip = read || w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || w->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 
     w->due_exec = w->due_done = 0;
     w->lost = false;
-    if (!sn_model_on(cfg) || qp->shm->dest_qpn == qp->qpn) /* connected to itself: never on the link */
+    if (srd)
+        w->due_exec = now + draw(cfg, qp->qpn, position, PURPOSE_ORDER, SN_SRD_SCATTER_NS);
+    /* To itself: never on the link. To an address that nobody has: not either. */
+    if (!sn_model_on(cfg) || w->dest_qpn == qp->qpn || w->dest_dev >= world->dev_count)
         return;
+    theirs = &world->devs[w->dest_dev];
     latency = later(__atomic_load_n(&mine->latency_ns, __ATOMIC_RELAXED),
                     __atomic_load_n(&theirs->latency_ns, __ATOMIC_RELAXED));
     at = nic_start(mine, now, at, cfg->wr_cost_ns + (first ? cfg->doorbell_cost_ns : 0));
@@ -130,15 +136,17 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
         at = later(at, cfg->fence_meaning == SN_FENCE_STRICT ? qp->last_done_due : qp->last_read_due);
         at = nic_start(mine, now, at, cfg->fence_cost_ns);
     }
-    w->due_exec = read ? at + latency : link_cross(mine, theirs, now, at, w->length, latency);
+    w->due_exec = (srd ? w->due_exec - now : 0) + (read ? at + latency : link_cross(mine, theirs, now, at, w->length, latency));
     w->due_exec += draw(cfg, qp->qpn, position, 0, cfg->jitter_ns);
     lost = draw_losses(qp, position, mine, theirs);
     w->due_exec += lost.request_ns;
     w->lost = lost.exceeded;
-    w->due_exec = later(w->due_exec, qp->last_exec_due); /* one queue pair's requests do not overtake */
+    if (!srd) /* one queue pair's requests do not overtake */
+        w->due_exec = later(w->due_exec, qp->last_exec_due);
     w->due_done = read ? link_cross(theirs, mine, w->due_exec, w->due_exec, w->length, latency) : w->due_exec + latency;
     w->due_done += lost.ack_ns;
-    w->due_done = later(w->due_done, qp->last_done_due);
+    if (!srd)
+        w->due_done = later(w->due_done, qp->last_done_due);
     qp->last_exec_due = w->due_exec;
     qp->last_done_due = w->due_done;
     if (round_trip)

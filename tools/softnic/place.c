@@ -246,6 +246,26 @@ int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_s
     return vm_call(true, world->procs[dst_proc].pid, local, locals, remote, remotes) == (long)bytes ? 0 : -EAGAIN;
 }
 
+uint32_t sn_spans_slice(struct sn_span *to, const struct sn_span *from, uint32_t count, uint64_t offset, uint64_t bytes)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < count && bytes; i++) {
+        if (offset >= from[i].length) {
+            offset -= from[i].length;
+            continue;
+        }
+        to[n] = from[i];
+        to[n].addr += offset;
+        to[n].length -= offset;
+        if (to[n].length > bytes)
+            to[n].length = bytes;
+        bytes -= to[n++].length;
+        offset = 0;
+    }
+    return n;
+}
+
 /* Move 8 bytes between *value here and the target. */
 static int move_word(struct sn_atomic *a, uint64_t *value)
 {

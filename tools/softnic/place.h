@@ -15,6 +15,9 @@ struct sn_span {
     uint32_t kind; /* enum sn_mem_kind */
 };
 
+/** The part [offset, offset + bytes) of a list. Return the number of spans. */
+uint32_t sn_spans_slice(struct sn_span *to, const struct sn_span *from, uint32_t count, uint64_t offset, uint64_t bytes);
+
 /* Who is at a transfer that takes its time: the device copier, the owner of the memory (handoff.h), or the steps of an
  * atomic operation. */
 enum sn_copy_by { SN_BY_DEVICE, SN_BY_OWNER, SN_BY_STEPS };

@@ -6,6 +6,7 @@
 #include "tools/softnic/flight.h"
 #include "tools/softnic/model.h"
 #include "tools/softnic/qp.h"
+#include "tools/softnic/srd.h"
 #include "tools/softnic/srq.h"
 
 /* Up to here the posting thread moves the bytes itself (some 2 us); above, the engine does, and posting returns at
@@ -21,6 +22,33 @@ struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position)
     return sn_wqe_at(qp, position);
 }
 
+int sn_post_state_check(const struct sn_qp *qp)
+{
+    switch (sn_qp_state(qp)) {
+    case IBV_QPS_RTS:
+    case IBV_QPS_SQD:
+        return 0;
+    case IBV_QPS_SQE:
+    case IBV_QPS_ERR: /* comes back flushed; not of EFA's driver, which says no at once */
+        return sn_qp_is_srd(qp) ? EINVAL : 0;
+    default:
+        return EINVAL;
+    }
+}
+
+void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t flags)
+{
+    w->opcode = opcode;
+    w->flags = flags | (qp->sig_all ? IBV_SEND_SIGNALED : 0);
+    w->dest_qpn = qp->shm->dest_qpn;
+    w->dest_dev = qp->shm->dest_dev;
+    w->status = IBV_WC_SUCCESS;
+    w->retry_until = 0;
+    w->rnr_left = UINT32_MAX;
+    w->placing = false;
+    w->bounce = NULL;
+}
+
 /* A copy engine moves them: the poster only has to say so. */
 static bool suit_flight(struct sn_qp *qp, uint32_t first)
 {
@@ -30,12 +58,22 @@ static bool suit_flight(struct sn_qp *qp, uint32_t first)
     return true;
 }
 
+/* When a runner is wanted for what was posted, and for what it was wanted already. SRD does not wait for the first. */
+static uint64_t srd_due(struct sn_qp *qp, uint32_t first, uint64_t at)
+{
+    for (uint32_t i = first; i != qp->tail; i++)
+        if (sn_wqe_at(qp, i)->due_exec < at)
+            at = sn_wqe_at(qp, i)->due_exec;
+    qp->seen = qp->tail;
+    return at;
+}
+
 void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
 {
     struct sn_counters *count = &sn_ctx_dev(qp->ctx)->counters;
     uint32_t first = qp->tail, fences = 0;
     uint64_t bytes = 0;
-    uint64_t due;
+    uint64_t due, wake_at = UINT64_MAX;
 
     if (position == first)
         return;
@@ -52,12 +90,18 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
         sn_count(&count->fences, fences);
     /* Q2: release; pairs with Q1 in sn_qp_run (run.c). */
     __atomic_store_n(&qp->tail, position, __ATOMIC_RELEASE);
-    /* What only waits for a copy engine is taken back: this may follow it. */
-    if (!qp->running && qp->queued && qp->flights && sn_engine_remove(&qp->ctx->engine, qp))
+    /* What only waits for a copy engine is taken back: this may follow it. And so is what this may overtake. */
+    if (!qp->running && qp->queued && (qp->flights || sn_qp_is_srd(qp)) && sn_engine_remove(&qp->ctx->engine, qp)) {
         qp->queued = false;
+        wake_at = qp->wake_at;
+    }
     if (qp->running || qp->queued || qp->closing)
         return; /* that runner looks again before it stops */
     qp->running = true;
+    if (sn_qp_is_srd(qp)) {
+        sn_qp_hand_over_locked(qp, srd_due(qp, first, wake_at));
+        return;
+    }
     due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: not of the model's */
     /* Before it is due there is nothing to do, and no need to wake the engine. */
     sn_qp_hand_over_locked(qp, due == 0 && (bytes <= INLINE_RUN_BYTES || suit_flight(qp, first)) ? sn_qp_run(qp) : due);
@@ -97,18 +141,21 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
 
     if (wr->opcode > IBV_WR_ATOMIC_FETCH_AND_ADD)
         return EOPNOTSUPP;
+    if (sn_qp_is_srd(qp) && wr->opcode != IBV_WR_SEND && wr->opcode != IBV_WR_SEND_WITH_IMM) {
+        sn_log("queue pair %u: SRD: ibv_post_send is for sends only; opcode %u goes through ibv_wr_*", qp->qpn, wr->opcode);
+        return EINVAL;
+    }
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge)
         return EINVAL;
     if ((wr->send_flags & IBV_SEND_INLINE) && (atomic || wr->opcode == IBV_WR_RDMA_READ))
         return EINVAL;
+    sn_wqe_init(qp, w, wr->opcode, wr->send_flags);
     w->wr_id = wr->wr_id;
-    w->opcode = wr->opcode;
-    w->flags = wr->send_flags | (qp->sig_all ? IBV_SEND_SIGNALED : 0);
     w->imm = wr->imm_data;
-    w->status = IBV_WC_SUCCESS;
-    w->placing = false;
-    w->bounce = NULL;
-    if (atomic) {
+    if (sn_qp_is_srd(qp)) {
+        if (wr->wr.ud.ah)
+            sn_srd_to(w, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
+    } else if (atomic) {
         w->raddr = wr->wr.atomic.remote_addr;
         w->rkey = wr->wr.atomic.rkey;
         w->compare_add = wr->wr.atomic.compare_add;
@@ -118,20 +165,20 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
         w->rkey = wr->wr.rdma.rkey;
     }
     r = wqe_buffers(qp, w, wr->sg_list, wr->num_sge);
+    if (r == 0 && sn_qp_is_srd(qp))
+        r = sn_srd_check(qp, w);
     return r ? r : atomic && w->length != 8 ? EINVAL : 0;
 }
 
 int sn_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     struct sn_qp *qp = sn_qp_of(ibv);
-    uint32_t state, position;
-    int r = 0;
+    uint32_t position;
+    int r;
 
     pthread_mutex_lock(&qp->mutex);
-    state = sn_qp_state(qp);
+    r = sn_post_state_check(qp);
     position = qp->tail;
-    if (state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR)
-        r = EINVAL;
     for (; wr && r == 0; wr = wr->next) {
         struct sn_wqe *w = sn_sq_slot_locked(qp, position);
 

@@ -10,19 +10,28 @@
 #include "tools/softnic/object.h"
 #include "tools/softnic/proc.h"
 #include "tools/softnic/qp_state.h"
+#include "tools/softnic/srd.h"
 #include "tools/softnic/srq.h"
 
 enum { WAIT_NAP_US = 20, WAIT_DEATH_CHECK_NAPS = 500 };
 #define QUIESCE_PATIENCE_NS 10000000000ull
 
+/* EFA has UD as well, and never had RC. */
+static int type_check(const struct sn_ctx *ctx, enum ibv_qp_type type)
+{
+    bool efa = sn_self->world->devs[ctx->dev].efa;
+
+    if (type == (efa ? IBV_QPT_DRIVER : IBV_QPT_RC))
+        return 0;
+    sn_log("create_qp on %s: type %d: only %s is there", sn_self->world->devs[ctx->dev].name, type,
+           efa ? "SRD, by efadv_create_qp_ex or efadv_create_driver_qp," : "RC");
+    return EOPNOTSUPP;
+}
+
 static int caps_check(const struct ibv_qp_init_attr_ex *attr)
 {
     const struct ibv_qp_cap *cap = &attr->cap;
 
-    if (attr->qp_type != IBV_QPT_RC) {
-        sn_log("create_qp: type %d: only RC is there", attr->qp_type);
-        return EOPNOTSUPP;
-    }
     if (!attr->send_cq || !attr->recv_cq || !attr->pd)
         return EINVAL;
     if (cap->max_send_wr > SN_MAX_QP_WR || cap->max_recv_wr > SN_MAX_QP_WR || cap->max_send_sge > SN_MAX_SGE ||
@@ -37,7 +46,7 @@ static int caps_check(const struct ibv_qp_init_attr_ex *attr)
 
 /* The send queue, in this process. One entry more than asked for, so that a posted one never shares its place with the
  * one that is just being completed. */
-static int sq_init(struct sn_qp *qp)
+static int sq_init(struct sn_qp *qp, bool srd)
 {
     if (qp->cap.max_send_sge == 0)
         qp->cap.max_send_sge = 1;
@@ -48,7 +57,18 @@ static int sq_init(struct sn_qp *qp)
                                qp->cap.max_inline_data + 63) &
                     ~63u;
     qp->sq = aligned_alloc(64, (size_t)qp->sq_size * qp->sq_stride);
-    return qp->sq ? 0 : -ENOMEM;
+    if (!qp->sq)
+        return -ENOMEM;
+    if (!srd)
+        return 0;
+    qp->turn = malloc(qp->sq_size * sizeof(*qp->turn));
+    if (!qp->turn) {
+        free(qp->sq);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < qp->sq_size; i++)
+        qp->turn[i] = (uint16_t)i;
+    return 0;
 }
 
 static void shm_fill(struct sn_qp *qp, const struct ibv_qp_init_attr_ex *attr)
@@ -58,7 +78,9 @@ static void shm_fill(struct sn_qp *qp, const struct ibv_qp_init_attr_ex *attr)
     shm->ctx = qp->ctx->index;
     shm->dev = qp->ctx->dev;
     shm->pd = attr->pd->handle;
-    shm->transport = SN_TRANSPORT_RC;
+    shm->transport = sn_qp_is_srd(qp) ? SN_TRANSPORT_SRD : SN_TRANSPORT_RC;
+    if (sn_qp_is_srd(qp))
+        sn_srd_defaults(qp);
     shm->state = IBV_QPS_RESET;
     shm->scq = sn_cq_of(attr->send_cq)->index;
     shm->rcq = sn_cq_of(attr->recv_cq)->index;
@@ -113,7 +135,7 @@ static void list_remove(struct sn_qp *qp)
     pthread_mutex_unlock(&qp->ctx->qp_mutex);
 }
 
-static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr)
+static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr, bool srd)
 {
     struct sn_world *world = sn_self->world;
     struct sn_qp *qp = calloc(1, sizeof(*qp));
@@ -129,10 +151,9 @@ static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr)
     else if (qp->cap.max_recv_sge == 0)
         qp->cap.max_recv_sge = 1;
     qp->sig_all = attr->sq_sig_all;
-    qp->rnr_left = UINT32_MAX;
     qp->heap_at = UINT32_MAX;
     pthread_mutex_init(&qp->mutex, NULL);
-    r = sq_init(qp);
+    r = sq_init(qp, srd);
     if (r < 0)
         goto free_qp;
     r = sn_qp_shm_take(world, sn_self->proc, &qp->index);
@@ -146,6 +167,7 @@ static struct sn_qp *qp_open(const struct ibv_qp_init_attr_ex *attr)
 give_shm:
     sn_qp_shm_give(world, qp->index);
 free_sq:
+    free(qp->turn);
     free(qp->sq);
 free_qp:
     free(qp);
@@ -155,24 +177,25 @@ fail:
     return NULL;
 }
 
-struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
+static struct ibv_qp *qp_create(struct ibv_qp_init_attr_ex *attr, bool srd)
 {
+    uint64_t ops = srd ? SN_WR_OPS_SRD : SN_WR_OPS;
     bool extended = attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     struct sn_qp *qp;
 
     if (attr->comp_mask &
             ~(uint32_t)(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS) ||
         ((attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr->create_flags) ||
-        (extended && (attr->send_ops_flags & ~(uint64_t)SN_WR_OPS))) {
+        (extended && (attr->send_ops_flags & ~ops))) {
         sn_log("create_qp_ex: comp_mask 0x%x, send_ops_flags 0x%llx: not supported", attr->comp_mask,
                (unsigned long long)(extended ? attr->send_ops_flags : 0));
         errno = EOPNOTSUPP;
         return NULL;
     }
-    errno = caps_check(attr);
+    errno = srd ? sn_srd_caps_check(attr) : caps_check(attr);
     if (errno)
         return NULL;
-    qp = qp_open(attr);
+    qp = qp_open(attr, srd);
     if (!qp)
         return NULL;
     shm_fill(qp, attr);
@@ -183,6 +206,22 @@ struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_a
     list_add(qp);
     attr->cap = qp->cap;
     return &qp->ex.qp_base;
+}
+
+struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
+{
+    errno = type_check(sn_ctx_of(context), attr->qp_type);
+    if (!errno && attr->qp_type == IBV_QPT_DRIVER) {
+        sn_log("create_qp on %s: SRD comes from efadv_create_qp_ex or efadv_create_driver_qp", context->device->name);
+        errno = EOPNOTSUPP;
+    }
+    return errno ? NULL : qp_create(attr, false);
+}
+
+struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
+{
+    errno = type_check(sn_ctx_of(context), attr->qp_type);
+    return errno ? NULL : qp_create(attr, true);
 }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
@@ -202,22 +241,31 @@ struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
     return sn_qp_of(qp)->extended ? &sn_qp_of(qp)->ex : NULL;
 }
 
+static bool guest_gone(const uint64_t *word, uint64_t first, bool ask)
+{
+    uint64_t guest = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+
+    return (uint32_t)guest == 0 || guest != first || (ask && !sn_pid_runs((uint32_t)guest));
+}
+
 /* Waits for whoever is at work now, not for those who come later: they find what the caller invalidated. */
 int sn_qp_guest_wait(struct sn_qp *qp, uint64_t give_up)
 {
-    uint64_t guest = __atomic_load_n(&qp->shm->guest, __ATOMIC_SEQ_CST), first_guest = guest;
-    uint32_t runs = __atomic_load_n(&qp->runs, __ATOMIC_SEQ_CST), first_runs = runs;
+    uint32_t first_runs = __atomic_load_n(&qp->runs, __ATOMIC_SEQ_CST);
+    uint64_t first[SN_GUESTS];
 
+    for (uint32_t i = 0; i < SN_GUESTS; i++)
+        first[i] = __atomic_load_n(&qp->shm->guests[i], __ATOMIC_SEQ_CST);
     for (uint32_t naps = 1;; naps++) {
-        if (((uint32_t)guest == 0 || guest != first_guest) && (!(runs & 1) || runs != first_runs))
-            return 0;
-        if (naps % WAIT_DEATH_CHECK_NAPS == 0 && (uint32_t)guest && !sn_pid_runs((uint32_t)guest))
+        bool gone = !(first_runs & 1) || __atomic_load_n(&qp->runs, __ATOMIC_SEQ_CST) != first_runs;
+
+        for (uint32_t i = 0; i < SN_GUESTS && gone; i++)
+            gone = guest_gone(&qp->shm->guests[i], first[i], naps % WAIT_DEATH_CHECK_NAPS == 0);
+        if (gone)
             return 0;
         if (sn_now_ns() > give_up)
             return -ETIMEDOUT;
         usleep(WAIT_NAP_US);
-        guest = __atomic_load_n(&qp->shm->guest, __ATOMIC_SEQ_CST);
-        runs = __atomic_load_n(&qp->runs, __ATOMIC_SEQ_CST);
     }
 }
 
@@ -271,6 +319,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
     sn_qp_shm_give(sn_self->world, qp->index);
     pthread_mutex_destroy(&qp->mutex);
     free(qp->batch);
+    free(qp->turn);
     free(qp->sq);
     free(qp);
     return 0;

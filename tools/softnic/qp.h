@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A queue pair in its own process: the send queue, and who may run it.
- * Requests are written into the ring under mutex; whoever sets running (under mutex) executes them, alone, in order. */
+ * Requests are written into the ring under mutex; whoever sets running (under mutex) executes them, alone, in order.
+ * The order is that of positions; of SRD the positions themselves change places (srd.h). */
 #ifndef SOFTNIC_QP_H
 #define SOFTNIC_QP_H
 
@@ -26,6 +27,10 @@ struct sn_wqe {
     uint64_t result;             /* what an atomic found */
     uint64_t recv_wr_id;         /* of the receive it took */
     uint8_t *bounce;             /* a read that was sampled but is not due yet */
+    uint64_t retry_until;        /* unreachable since some time: give up then; 0: not retrying */
+    uint32_t rnr_left;           /* of rnr_retry; UINT32_MAX: not counting yet */
+    uint32_t dest_qpn, dest_dev; /* RC: the queue pair's; SRD: its own */
+    uint32_t qkey;
     uint32_t rkey;
     uint32_t imm;
     uint32_t opcode; /* enum ibv_wr_opcode */
@@ -54,6 +59,8 @@ struct sn_qp {
     pthread_mutex_t mutex;
     uint8_t *sq;
     uint32_t sq_size, sq_stride; /* entries: a power of two, at least cap.max_send_wr */
+    uint16_t *turn;              /* SRD: which entry a position has; NULL: its own */
+    uint32_t seen;               /* SRD: positions below were looked at when it was decided when to run again */
     uint32_t exec, done,
         tail;            /* positions: next to execute, next to complete, next to post; exec and done: the runner's */
     uint32_t freed;      /* positions below are free again: their completions were polled */
@@ -70,8 +77,6 @@ struct sn_qp {
     uint64_t wake_at;
 
     /* the runner's */
-    uint64_t retry_until; /* unreachable since some time: give up then; 0: not retrying */
-    uint32_t rnr_left;    /* of rnr_retry; UINT32_MAX: not counting yet */
     uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under mutex */
     struct sn_copy copy;                                  /* of the request at exec */
     struct sn_copy result;   /* of the one at done, whose result is placed while copy may be under way */
@@ -79,7 +84,7 @@ struct sn_qp {
     uint32_t flights, flown; /* requests from exec on that are in flight (flight.h); begun since there were none */
     uint32_t receives_due;   /* that those in flight will take */
     uint64_t bytes_aloft;    /* of the writes among them */
-    uint64_t guest;          /* number of this guest at the target while any is in flight */
+    uint64_t guest;          /* what sn_responder_enter said, while any is in flight, or the one at exec is placing */
     struct sn_lane lane;
     struct sn_batch *batch; /* of atomics in flight; NULL: there was none yet */
 
@@ -96,9 +101,22 @@ static inline struct sn_qp *sn_qp_of(struct ibv_qp *qp)
     return (struct sn_qp *)qp;
 }
 
+/** As what a request to nobody completes. */
+static inline uint32_t sn_qp_unanswered(const struct sn_qp *qp)
+{
+    return qp->turn ? IBV_WC_RESP_TIMEOUT_ERR : IBV_WC_RETRY_EXC_ERR;
+}
+
+static inline bool sn_qp_is_srd(const struct sn_qp *qp)
+{
+    return qp->turn != NULL;
+}
+
 static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
 {
-    return (struct sn_wqe *)(qp->sq + (size_t)(position & (qp->sq_size - 1)) * qp->sq_stride);
+    uint32_t at = position & (qp->sq_size - 1);
+
+    return (struct sn_wqe *)(qp->sq + (size_t)(qp->turn ? qp->turn[at] : at) * qp->sq_stride);
 }
 
 static inline uint32_t sn_qp_state(const struct sn_qp *qp)
@@ -108,7 +126,10 @@ static inline uint32_t sn_qp_state(const struct sn_qp *qp)
 
 struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
 
-/** Wait until neither an initiator nor the runner is at work. Return 0 or -ETIMEDOUT. */
+/** The same for SRD, which is to be had on EFA devices only. */
+struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
+
+/** Wait until neither those initiators nor the runner who are at work now are. Return 0 or -ETIMEDOUT. */
 int sn_qp_guest_wait(struct sn_qp *qp, uint64_t give_up);
 
 /** Wait, bounded, until nobody executes this queue pair and it is in no heap. The caller holds no lock. */
@@ -122,6 +143,12 @@ int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_rec
 /** A free request at position, or NULL when the send queue is full. The caller holds the mutex. */
 struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position);
 
+/** What every request begins with. */
+void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t flags);
+
+/** Is this a state in which requests can be posted? Return 0 or EINVAL. */
+int sn_post_state_check(const struct sn_qp *qp);
+
 /** Publish the requests up to position and run them, here or in the engine. The caller holds the mutex. */
 void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);
 
@@ -130,6 +157,7 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);
     (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |                            \
      IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |                     \
      IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
+#define SN_WR_OPS_SRD (SN_WR_OPS & ~(uint64_t)(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD))
 void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
 
 /* run.c */

@@ -8,23 +8,8 @@
 #include "tools/softnic/object.h"
 #include "tools/softnic/qp.h"
 #include "tools/softnic/qp_state.h"
+#include "tools/softnic/srd.h"
 #include "tools/softnic/wake.h"
-
-/* The device an address names: by GID, or by LID for programs that know no GIDs. SN_NONE: nobody's; requests will time
- * out. */
-static uint32_t device_find(const struct ibv_ah_attr *ah)
-{
-    const struct sn_world *world = sn_self->world;
-
-    for (uint32_t i = 0; i < world->dev_count; i++) {
-        if (!ah->is_global && world->devs[i].lid == ah->dlid)
-            return i;
-        for (uint32_t g = 0; ah->is_global && g < SN_MAX_GIDS; g++)
-            if (!memcmp(world->devs[i].gid[g], ah->grh.dgid.raw, 16))
-                return i;
-    }
-    return SN_NONE;
-}
 
 static int values_check(const struct sn_qp *qp, const struct ibv_qp_attr *attr, int mask)
 {
@@ -68,11 +53,13 @@ static void values_take(struct sn_qp *qp, const struct ibv_qp_attr *attr, int ma
         to->port_num = attr->port_num;
     if (mask & IBV_QP_AV) {
         to->ah_attr = attr->ah_attr;
-        shm->dest_dev = device_find(&attr->ah_attr);
+        shm->dest_dev = sn_dev_find(&attr->ah_attr);
         if (shm->dest_dev == SN_NONE)
             sn_log("modify_qp %u: no device of this world has that %s; requests will time out", qp->qpn,
                    attr->ah_attr.is_global ? "GID" : "LID");
     }
+    if (mask & IBV_QP_QKEY)
+        shm->qkey = to->qkey = attr->qkey;
     if (mask & IBV_QP_DEST_QPN)
         shm->dest_qpn = to->dest_qp_num = attr->dest_qp_num;
     if (mask & IBV_QP_PATH_MTU)
@@ -115,11 +102,11 @@ static int qp_reset(struct sn_qp *qp)
     qp->exec = qp->done = qp->freed = qp->tail;
     qp->reads_open = 0;
     qp->recv_posted = qp->recv_polled = 0;
-    qp->retry_until = 0;
-    qp->rnr_left = UINT32_MAX;
     qp->last_exec_due = qp->last_done_due = qp->last_read_due = 0;
     qp->shm->dest_qpn = 0;
     qp->shm->access = 0;
+    if (sn_qp_is_srd(qp))
+        sn_srd_defaults(qp);
     qp->closing = qp->flush_due = false;
     pthread_mutex_unlock(&qp->mutex);
     return 0;
@@ -163,7 +150,7 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
         sn_log("modify_qp %u: cur_qp_state %d, but it is in %d", qp->qpn, attr->cur_qp_state, from);
         return EINVAL;
     }
-    r = sn_qp_state_check(qp->qpn, from, to, mask);
+    r = sn_qp_state_check(qp->qpn, qp->shm->transport, from, to, mask);
     if (r == 0)
         r = values_check(qp, attr, mask);
     if (r)

@@ -33,10 +33,29 @@ static const struct transition transitions[] = {
     {IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
 };
 
-int sn_qp_state_check(uint32_t qpn, enum ibv_qp_state from, enum ibv_qp_state to, int mask)
+/* As EFA's kernel driver has them. */
+static const struct transition srd_transitions[] = {
+    {ANY, IBV_QPS_RESET, 0, 0},
+    {ANY, IBV_QPS_ERR, 0, 0},
+    {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0},
+    {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY},
+    {IBV_QPS_INIT, IBV_QPS_RTR, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
+    {IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_SQ_PSN, IBV_QP_QKEY | IBV_QP_RNR_RETRY},
+    {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_QKEY},
+    {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
+    {IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_QKEY},
+    {IBV_QPS_SQD, IBV_QPS_SQD, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
+    {IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_QKEY},
+};
+
+int sn_qp_state_check(uint32_t qpn, uint32_t transport, enum ibv_qp_state from, enum ibv_qp_state to, int mask)
 {
-    for (unsigned i = 0; i < sizeof(transitions) / sizeof(transitions[0]); i++) {
-        const struct transition *t = &transitions[i];
+    bool srd = transport == SN_TRANSPORT_SRD;
+    const struct transition *table = srd ? srd_transitions : transitions;
+    size_t count = srd ? sizeof(srd_transitions) : sizeof(transitions);
+
+    for (unsigned i = 0; i < count / sizeof(*table); i++) {
+        const struct transition *t = &table[i];
 
         if (t->to != to || (t->from != from && t->from != ANY))
             continue;

@@ -6,6 +6,6 @@
 #include <infiniband/verbs.h>
 
 /** 0, or EINVAL after logging what is wrong: the transition, or the attributes that are missing or not allowed. */
-int sn_qp_state_check(uint32_t qpn, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
+int sn_qp_state_check(uint32_t qpn, uint32_t transport, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
 
 #endif

@@ -4,6 +4,7 @@
 #include "tools/softnic/exec.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
+#include "tools/softnic/proc.h"
 #include "tools/softnic/wake.h"
 
 /* A span of one process's registered memory, or false: no such key, other owner or domain, out of bounds, right
@@ -33,6 +34,7 @@ struct sn_cqe sn_responder_cqe(const struct sn_qp *qp, const struct sn_qp_shm *t
                            .imm = w->imm,
                            .qp_num = target->qpn,
                            .src_qp = qp->qpn,
+                           .src_dev = qp->ctx->dev,
                            .wc_flags = imm ? IBV_WC_WITH_IMM : 0,
                            .is_recv = 1,
                            .time_ns = sn_now_ns()};
@@ -55,13 +57,15 @@ static void complete(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     sn_responder_push(target, &cqe, 1, w->flags & IBV_SEND_SOLICITED);
 }
 
-/* A fault the responder finds: it answers with a NAK and goes to the error state itself. */
+/* A fault the responder finds: it answers with a NAK and, of RC, goes to the error state itself. */
 static int fault(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, uint32_t status, int event,
                  const char *what)
 {
-    sn_log("queue pair %u to %u: opcode %u, %llu bytes at 0x%llx, rkey 0x%x: %s", qp->qpn, qp->shm->dest_qpn, w->opcode,
+    sn_log("queue pair %u to %u: opcode %u, %llu bytes at 0x%llx, rkey 0x%x: %s", qp->qpn, w->dest_qpn, w->opcode,
            (unsigned long long)w->length, (unsigned long long)w->raddr, w->rkey, what);
     w->status = status;
+    if (sn_qp_is_srd(qp)) /* nobody's connection ends with it */
+        return 0;
     if (target == qp->shm)
         sn_qp_fail(qp, event);
     else
@@ -132,7 +136,8 @@ static struct refusal request_check(const struct sn_qp_shm *target, const struct
 
     if (sn_is_atomic(w->opcode) && (w->raddr & 7))
         return (struct refusal){IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR, "atomic at an unaligned address"};
-    if ((w->opcode == IBV_WR_RDMA_READ || sn_is_atomic(w->opcode)) && target->max_dest_rd_atomic == 0)
+    if ((w->opcode == IBV_WR_RDMA_READ || sn_is_atomic(w->opcode)) && target->max_dest_rd_atomic == 0 &&
+        target->transport == SN_TRANSPORT_RC)
         return (struct refusal){IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR, "the target's max_dest_rd_atomic is 0"};
     if ((target->access & rights) != rights)
         return (struct refusal){IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR,
@@ -194,34 +199,47 @@ void sn_responder_arrived(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_
     w->status = IBV_WC_SUCCESS;
 }
 
-/* The other end, if it is one: connected back to this queue pair, able to receive, with both links up. */
-bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target)
+bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w)
 {
     struct sn_world *world = sn_self->world;
     uint32_t state = __atomic_load_n(&target->state, __ATOMIC_SEQ_CST);
 
-    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != qp->shm->dest_qpn || target->dest_qpn != qp->qpn)
+    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != w->dest_qpn)
+        return false;
+    if (sn_qp_is_srd(qp) ? target->qkey != w->qkey : target->dest_qpn != qp->qpn)
         return false;
     if (state != IBV_QPS_RTR && state != IBV_QPS_RTS && state != IBV_QPS_SQD && state != IBV_QPS_SQE)
         return false;
-    if (target->dev != qp->shm->dest_dev || target->transport != qp->shm->transport)
+    if (target->dev != w->dest_dev || target->transport != qp->shm->transport)
         return false;
     return __atomic_load_n(&world->devs[qp->ctx->dev].port_up, __ATOMIC_RELAXED) &&
            __atomic_load_n(&world->devs[target->dev].port_up, __ATOMIC_RELAXED);
 }
 
-/* G1: announce first, look second; pairs with G2 in sn_qp_guest_wait, whose callers invalidate first and look for
- * guests second. One of the two sees the other, so memory is never written after its owner was told that it is free. A
- * resumed copy keeps its number. */
-uint64_t sn_responder_enter(struct sn_qp_shm *target, bool resumed)
+static uint64_t guest_take(struct sn_qp_shm *target, bool relieve)
 {
-    uint64_t number = (__atomic_load_n(&target->guest, __ATOMIC_RELAXED) >> 32) + !resumed;
+    for (uint32_t i = 0; i < SN_GUESTS; i++) {
+        uint64_t old = __atomic_load_n(&target->guests[i], __ATOMIC_RELAXED), number = ((old >> 32) + 1) & UINT32_MAX;
 
-    __atomic_store_n(&target->guest, number << 32 | sn_pid, __ATOMIC_SEQ_CST);
-    return number;
+        if ((uint32_t)old && (!relieve || sn_pid_runs((uint32_t)old)))
+            continue;
+        if (__atomic_compare_exchange_n(&target->guests[i], &old, number << 32 | sn_pid, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED))
+            return number << 8 | (i + 1);
+    }
+    return 0;
 }
 
-void sn_responder_leave(struct sn_qp_shm *target, uint64_t number)
+/* G1: announce first, look second; pairs with G2 in sn_qp_guest_wait, whose callers invalidate first and look for
+ * guests second. One of the two sees the other, so memory is never written after its owner was told that it is free. */
+uint64_t sn_responder_enter(struct sn_qp_shm *target)
 {
-    __atomic_store_n(&target->guest, number << 32, __ATOMIC_RELEASE);
+    uint64_t guest = guest_take(target, false);
+
+    return guest ? guest : guest_take(target, true); /* some may have died in there */
+}
+
+void sn_responder_leave(struct sn_qp_shm *target, uint64_t guest)
+{
+    __atomic_store_n(&target->guests[(guest & 0xff) - 1], guest >> 8 << 32, __ATOMIC_RELEASE);
 }

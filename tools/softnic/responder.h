@@ -22,12 +22,13 @@ static inline bool sn_is_atomic(uint32_t opcode)
     return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
-/** Come as a guest, and leave. resumed: with the number of the guest that was there before. Return the number. */
-uint64_t sn_responder_enter(struct sn_qp_shm *target, bool resumed);
-void sn_responder_leave(struct sn_qp_shm *target, uint64_t number);
+/** Come as a guest, and leave. Return what to leave with, or 0: too many are there. */
+uint64_t sn_responder_enter(struct sn_qp_shm *target);
+void sn_responder_leave(struct sn_qp_shm *target, uint64_t guest);
 
-/** Is it the other end: connected back to this queue pair, able to receive, with both links up? */
-bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target);
+/** Is it whom w is for: connected back to this queue pair (SRD: with the right key), able to receive, with both links
+ * up? */
+bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w);
 
 /** A span of one process's registered memory, or false: no such key, other owner or domain, out of bounds, right
  * missing. */

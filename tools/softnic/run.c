@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running a send queue: execute in order, complete in order, fail in order. */
+/* Running a send queue: execute in order, complete in order, fail in order. For SRD another request comes to the front
+ * first (srd.h), and one that cannot be executed now lets others pass. */
 #include "tools/softnic/batch.h"
 #include "tools/softnic/exec.h"
 #include "tools/softnic/flight.h"
 #include "tools/softnic/qp.h"
+#include "tools/softnic/srd.h"
 
 enum {
     RUN_BATCH_BYTES = 4 << 20, /* then let other queue pairs of the engine have a turn */
@@ -47,18 +49,27 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
                          .opcode = wc_opcode(w->opcode),
                          .byte_len = (uint32_t)w->length,
                          .qp_num = qp->qpn,
-                         .src_qp = qp->shm->dest_qpn,
+                         .src_qp = w->dest_qpn,
                          .vendor_err = w->status ? w->opcode : 0,
                          .queue_upto = position + 1};
 
     if (w->status == IBV_WC_SUCCESS && !(w->flags & IBV_SEND_SIGNALED))
         return;
+    if (sn_qp_is_srd(qp))
+        sn_srd_cqe(w, &cqe);
     cqe.time_ns = sn_now_ns();
     sn_count(&count->cqes_send, 1);
     if (w->status != IBV_WC_SUCCESS)
         sn_count(w->status == IBV_WC_WR_FLUSH_ERR ? &count->flushed : &count->errors, 1);
     if (sn_cq_push(sn_self->world, qp->shm->scq, &cqe, 1, false) < 0)
         sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
+}
+
+/* A request has failed: of RC, and so has the connection. SRD has none, and goes on. */
+static void fail_with(struct sn_qp *qp, const struct sn_wqe *w)
+{
+    if (w->status != IBV_WC_SUCCESS && !sn_qp_is_srd(qp))
+        sn_qp_fail(qp, -1);
 }
 
 void sn_qp_fail(struct sn_qp *qp, int event)
@@ -87,33 +98,33 @@ static bool fence_holds(const struct sn_qp *qp, const struct sn_wqe *w)
 }
 
 /* Nobody answers: try again, more and more rarely, until the transport timeout. Return when, or 0 when it is over. */
-static uint64_t retry_at(struct sn_qp *qp, uint64_t now)
+static uint64_t retry_at(struct sn_qp *qp, struct sn_wqe *w, uint64_t now)
 {
     uint64_t cap = sn_self->world->config.retry_cap_ns, step;
     uint64_t patience = (4096ull << (qp->attr.timeout & 31)) * (qp->attr.retry_cnt + 1u);
 
-    if (qp->attr.timeout == 0 || patience > cap)
+    if (qp->attr.timeout == 0 || sn_qp_is_srd(qp) || patience > cap)
         patience = cap;
-    if (qp->retry_until == 0) {
-        qp->retry_until = now + patience;
+    if (w->retry_until == 0) {
+        w->retry_until = now + patience;
         sn_count(&sn_ctx_dev(qp->ctx)->counters.retries, 1);
     }
-    if (now >= qp->retry_until)
+    if (now >= w->retry_until)
         return 0;
-    step = RETRY_FIRST_NS + (patience - (qp->retry_until - now)) / 8;
+    step = RETRY_FIRST_NS + (patience - (w->retry_until - now)) / 8;
     if (step > RETRY_MAX_NS)
         step = RETRY_MAX_NS;
-    return now + step < qp->retry_until ? now + step : qp->retry_until;
+    return now + step < w->retry_until ? now + step : w->retry_until;
 }
 
-static uint64_t rnr_at(struct sn_qp *qp, uint64_t now)
+static uint64_t rnr_at(struct sn_qp *qp, struct sn_wqe *w, uint64_t now)
 {
-    const struct sn_qp_shm *target = &sn_self->world->qps[qp->shm->dest_qpn % SN_MAX_QPS];
+    const struct sn_qp_shm *target = &sn_self->world->qps[w->dest_qpn % SN_MAX_QPS];
 
     sn_count(&sn_ctx_dev(qp->ctx)->counters.rnr_naks, 1);
-    if (qp->rnr_left == UINT32_MAX)
-        qp->rnr_left = qp->attr.rnr_retry;
-    if (qp->attr.rnr_retry != RNR_FOREVER && qp->rnr_left-- == 0)
+    if (w->rnr_left == UINT32_MAX)
+        w->rnr_left = qp->attr.rnr_retry;
+    if (qp->attr.rnr_retry != RNR_FOREVER && w->rnr_left-- == 0)
         return 0;
     return now + sn_rnr_ns(target->min_rnr_timer);
 }
@@ -150,6 +161,31 @@ static uint32_t writes_counted(struct sn_qp *qp, uint32_t tail)
     return n;
 }
 
+/* Nobody took it. Return when to try again, or 0: it has failed for good. */
+static uint64_t retry(struct sn_qp *qp, struct sn_wqe *w, int r)
+{
+    uint64_t at = r == SN_EXEC_UNKNOWN ? 0 : (r == SN_EXEC_RNR ? rnr_at : retry_at)(qp, w, sn_now_ns());
+    const char *name = sn_ctx_dev(qp->ctx)->name;
+
+    if (at)
+        return at;
+    if (r == SN_EXEC_UNKNOWN) {
+        sn_log("queue pair %u on %s: there is no queue pair %u at the other end (destroyed, or its process died)",
+               qp->qpn, name, w->dest_qpn);
+        w->status = IBV_WC_REM_INV_RD_REQ_ERR;
+    } else if (r == SN_EXEC_UNREACHABLE) {
+        sn_log("queue pair %u on %s: retry exceeded: queue pair %u does not answer (process dead, link down, or not "
+               "%s)",
+               qp->qpn, name, w->dest_qpn, sn_qp_is_srd(qp) ? "ready to receive, or another qkey" : "connected back");
+        w->status = sn_qp_unanswered(qp);
+    } else {
+        sn_log("queue pair %u: receiver not ready: queue pair %u has no receive posted after %u retries", qp->qpn,
+               w->dest_qpn, qp->attr.rnr_retry);
+        w->status = IBV_WC_RNR_RETRY_EXC_ERR;
+    }
+    return 0;
+}
+
 /* Execute the request at qp->exec. Return 0 when that is over (whatever its status), else when to try again. */
 static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
 {
@@ -159,34 +195,18 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     if (w->lost && w->status == IBV_WC_SUCCESS) {
         sn_log("queue pair %u on %s: retry exceeded: lost %u times in a row (the loss that was asked for)", qp->qpn,
                sn_ctx_dev(qp->ctx)->name, qp->attr.retry_cnt + 1u);
-        w->status = IBV_WC_RETRY_EXC_ERR;
+        w->status = sn_qp_unanswered(qp);
     }
     if (w->status != IBV_WC_SUCCESS) /* lost, or refused while it was built (wr.c) */
         r = 0;
     else
         r = exec_counted(qp, w);
-    if (r == SN_EXEC_BUSY)
+    if (r == SN_EXEC_BUSY || r == SN_EXEC_CROWDED)
         return sn_now_ns() + BUSY_POLL_NS;
-    if (r == SN_EXEC_UNREACHABLE) {
-        at = retry_at(qp, sn_now_ns());
-        if (at)
-            return at;
-        sn_log("queue pair %u on %s: retry exceeded: queue pair %u does not answer (process dead, link down, or not "
-               "connected back)",
-               qp->qpn, sn_ctx_dev(qp->ctx)->name, qp->shm->dest_qpn);
-        w->status = IBV_WC_RETRY_EXC_ERR;
-    } else if (r == SN_EXEC_RNR) {
-        at = rnr_at(qp, sn_now_ns());
-        if (at)
-            return at;
-        sn_log("queue pair %u: receiver not ready: queue pair %u has no receive posted after %u retries", qp->qpn,
-               qp->shm->dest_qpn, qp->attr.rnr_retry);
-        w->status = IBV_WC_RNR_RETRY_EXC_ERR;
-    }
-    qp->retry_until = 0;
-    qp->rnr_left = UINT32_MAX;
-    if (w->status != IBV_WC_SUCCESS)
-        sn_qp_fail(qp, -1);
+    at = r ? retry(qp, w, r) : 0;
+    if (at)
+        return at;
+    fail_with(qp, w);
     return 0;
 }
 
@@ -196,14 +216,17 @@ static uint64_t run_complete(struct sn_qp *qp)
     uint64_t now = 0;
 
     while (qp->done != qp->exec) {
-        struct sn_wqe *w = sn_wqe_at(qp, qp->done);
+        struct sn_wqe *w;
 
+        if (sn_qp_is_srd(qp))
+            sn_srd_next_done(qp);
+        w = sn_wqe_at(qp, qp->done);
         if (early(w->due_done, &now))
             return w->due_done;
         if (sn_exec_finish(qp, w) == SN_EXEC_BUSY)
             return sn_now_ns() + BUSY_POLL_NS;
-        if (w->status != IBV_WC_SUCCESS && w->status != IBV_WC_WR_FLUSH_ERR)
-            sn_qp_fail(qp, -1);
+        if (w->status != IBV_WC_WR_FLUSH_ERR)
+            fail_with(qp, w);
         qp->reads_open -= is_read(w);
         complete(qp, w, qp->done);
         if (w->status != IBV_WC_SUCCESS)
@@ -239,12 +262,9 @@ static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
                 return sn_now_ns() + FLIGHT_POLL_NS;
             if (r == SN_FLIGHT_READ)
                 break; /* now it can begin, and more behind it */
-            qp->retry_until = 0;
-            qp->rnr_left = UINT32_MAX;
-            if (w->status != IBV_WC_SUCCESS) {
-                sn_qp_fail(qp, -1);
+            fail_with(qp, w);
+            if (w->status != IBV_WC_SUCCESS)
                 w->due_done = 0;
-            }
             qp->exec++;
         }
     }
@@ -263,6 +283,8 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
         at = run_flights(qp, tail);
         if (at || qp->exec == tail)
             return at ? at : UINT64_MAX;
+        if (sn_qp_is_srd(qp))
+            sn_srd_next_exec(qp, qp->exec, tail);
         w = sn_wqe_at(qp, qp->exec);
         state = sn_qp_state(qp);
         /* Stage two waits for a copy; or this queue pair goes away, and what is begun is all that ends. */
@@ -288,6 +310,10 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
                 continue;
             }
             at = execute(qp, w);
+            if (at && sn_qp_is_srd(qp) && !w->placing) {
+                w->due_exec = at; /* others need not wait for it */
+                continue;
+            }
             if (at)
                 return at;
             if (w->status != IBV_WC_SUCCESS)
@@ -305,8 +331,11 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
 uint64_t sn_qp_run(struct sn_qp *qp)
 {
     /* Q1: acquire; pairs with Q2 in sn_sq_commit_locked (post.c): the requests are whole. */
-    uint64_t exec_at = run_execute(qp, __atomic_load_n(&qp->tail, __ATOMIC_ACQUIRE));
+    uint32_t tail = __atomic_load_n(&qp->tail, __ATOMIC_ACQUIRE);
+    uint64_t exec_at = run_execute(qp, tail);
     uint64_t done_at = run_complete(qp);
+
+    qp->seen = tail;
 
     return exec_at < done_at ? exec_at : done_at;
 }
@@ -330,7 +359,7 @@ static bool next_is_light(const struct sn_qp *qp)
 void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at)
 {
     qp->running = false;
-    if (at == UINT64_MAX && work_left_locked(qp))
+    if ((at == UINT64_MAX || (sn_qp_is_srd(qp) && qp->seen != qp->tail)) && work_left_locked(qp))
         at = 0;
     if (at == UINT64_MAX || (qp->closing && !sn_qp_copying(qp)))
         return; /* closing waits for a copy, which uses memory that is free afterwards */

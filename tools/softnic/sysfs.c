@@ -126,10 +126,10 @@ static const char *gid_text(const uint8_t *gid, char *text)
 
 static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *nic)
 {
-    static const struct {
+    const struct {
         const char *name, *value;
     } attributes[] = {
-        {"state", "4: ACTIVE"}, {"phys_state", "5: LinkUp"}, {"link_layer", "Ethernet"},
+        {"state", "4: ACTIVE"}, {"phys_state", "5: LinkUp"}, {"link_layer", nic->efa ? "Unspecified" : "Ethernet"},
         {"lid", "0x0"},         {"lid_mask_count", "0"},     {"sm_lid", "0x0"},
         {"sm_sl", "0"},         {"cap_mask", "0x00010000"},  {"pkeys/0", "0xffff"},
     };
@@ -140,7 +140,7 @@ static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *ni
     }
     snprintf(path, sizeof(path), "%s/ports/1/rate", dir);
     put(failed, path, "%g Gb/sec (4X)", nic->rate_bps ? (double)nic->rate_bps / 1e9 : 400.0);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < (nic->efa ? 1 : 2); i++) {
         snprintf(path, sizeof(path), "%s/ports/1/gids/%d", dir, i);
         put(failed, path, "%s", gid_text(nic->gid[i], text));
         snprintf(path, sizeof(path), "%s/ports/1/gid_attrs/types/%d", dir, i);
@@ -152,11 +152,11 @@ static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *ni
 
 /* Without a "subsystem" link NCCL sees that this is no PCI device and attaches the NIC to the first CPU. The name is an
  * address all the same, because NVSHMEM and others parse it. */
-static void put_virtual_device(int *failed, const char *path)
+static void put_virtual_device(int *failed, const char *path, bool efa)
 {
-    static const struct {
+    const struct {
         const char *name, *value;
-    } attributes[] = {{"vendor", "0x1af4"}, {"device", "0x0000"}, {"class", "0x020700"}, {"numa_node", "-1"}};
+    } attributes[] = {{"vendor", efa ? "0x1d0f" : "0x1af4"}, {"device", efa ? "0xefa3" : "0x0000"}, {"class", "0x020700"}, {"numa_node", "-1"}};
     char file[PATH_MAX];
     for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
         snprintf(file, sizeof(file), "%s/%s", path, attributes[i].name);
@@ -172,7 +172,7 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
              (unsigned)(nic->guid >> 32) & 0xffff, (unsigned)(nic->guid >> 16) & 0xffff, (unsigned)nic->guid & 0xffff);
     const struct {
         const char *name, *value;
-    } attributes[] = {{"node_type", "1: CA"},  {"node_guid", guid},     {"sys_image_guid", guid},
+    } attributes[] = {{"node_type", nic->efa ? "7: unspecified" : "1: CA"},  {"node_guid", guid},     {"sys_image_guid", guid},
                       {"fw_ver", PRS_VERSION}, {"hca_type", "softnic"}, {"node_desc", nic->name}};
     for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", dir, attributes[i].name);
@@ -183,7 +183,7 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
     if (!device[0]) {
         /* Buses e0 and up: seldom used, and a clash does no harm, since nothing looks the address up. */
         snprintf(device, sizeof(device), "%s/.virtual/%04x:%02x:00.0", ib_dir, index / 32, 0xe0 + index % 32);
-        put_virtual_device(failed, device);
+        put_virtual_device(failed, device, nic->efa);
     }
     snprintf(path, sizeof(path), "%s/device", dir);
     if (symlink(device, path))

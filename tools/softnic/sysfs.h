@@ -14,6 +14,7 @@ struct sn_sysfs_nic {
     uint64_t guid; /* host order */
     uint8_t gid[2][16];
     uint64_t rate_bps; /* 0: not modelled */
+    bool efa;
     struct sn_pci_place place;
 };
 

@@ -66,7 +66,8 @@ static void device_init(struct sn_world *world, uint32_t index)
     struct sn_dev *dev = &world->devs[index];
     uint8_t guid[8] = {0x02, 0x50, 0x52, 0xff, 0xfe, 0x53, 0x00, (uint8_t)(index + 1)};
 
-    snprintf(dev->name, sizeof(dev->name), "softnic%u", index);
+    snprintf(dev->name, sizeof(dev->name), world->config.efa ? "efa_%u" : "softnic%u", index);
+    dev->efa = world->config.efa;
     memcpy(&dev->guid, guid, sizeof(guid));
     dev->lid = index + 1;
     dev->node = index / world->config.nics;

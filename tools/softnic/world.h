@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 3,
+    SN_WORLD_VERSION = 4,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -24,7 +24,7 @@ enum {
     SN_MAX_CQS = 16384,
     SN_MAX_SRQS = 2048,
     SN_MAX_MRS = 65536, /* 16 bits of a key; the other 16 are the generation */
-    SN_MAX_GIDS = 2,    /* 0: fe80::/64 of the GUID, 1: IPv4-mapped, RoCEv2 */
+    SN_MAX_GIDS = 2,    /* 0: fe80::/64 of the GUID, 1: IPv4-mapped, RoCEv2; EFA has the first only */
     SN_MAX_CQE = 65536, /* NVSHMEM creates a completion queue of exactly max_cqe */
     SN_ASYNC_EVENTS = 64,
     SN_ARENA_CLASSES = 20, /* 4 KiB << class */
@@ -33,6 +33,7 @@ enum {
     SN_AGENT_SLOTS = 32, /* requests that one agent carries out for others at a time */
     SN_AGENT_ORDER = 64,
     SN_ATOMIC_LOCKS = 64,
+    SN_GUESTS = 7, /* initiators that act on one queue pair at a time; others wait */
 };
 #define SN_ARENA_BYTES (4ull << 30)
 #define SN_NONE        UINT32_MAX
@@ -69,8 +70,10 @@ struct sn_config {
     uint32_t links;         /* some link has, or has had, a rate, a latency or losses of its own */
     uint32_t stream_stores; /* short writes to device memory, and marks, are stores in CUDA streams */
     uint32_t copier;        /* a process of the NIC's own copies device memory */
+    uint32_t efa;           /* the devices are of AWS's kind: SRD queue pairs, and no RC */
+    uint32_t pad;
 };
-static_assert(sizeof(struct sn_config) == 88, "shared layout");
+static_assert(sizeof(struct sn_config) == 96, "shared layout");
 
 struct sn_counters {
     uint64_t send_wrs, recv_wrs; /* work requests posted */
@@ -97,7 +100,8 @@ struct sn_dev {
     uint64_t nic_free_at, tx_free_at, rx_free_at;
     uint64_t rate_bps, latency_ns; /* as in sn_config; set at run time */
     struct sn_counters counters;
-    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 96];
+    uint32_t efa; /* as in sn_config */
+    uint8_t spare[512 - 32 - 192 - 8 - 32 - 16 - 8 - 24 - 16 - 96 - 4];
 };
 static_assert(sizeof(struct sn_dev) == 512, "shared layout");
 
@@ -146,7 +150,8 @@ struct sn_cqe {
     uint32_t queue_upto; /* send queue position that this completion frees up to */
     uint32_t is_recv;
     uint64_t time_ns;
-    uint64_t pad;
+    uint32_t src_dev; /* of a receive: whose it was */
+    uint32_t pad;
 };
 static_assert(sizeof(struct sn_cqe) == 64, "one cache line each");
 
@@ -219,10 +224,12 @@ struct sn_qp_shm {
     uint32_t min_rnr_timer;
     uint32_t max_dest_rd_atomic;
     struct sn_lock lock; /* state changes */
-    uint64_t guest; /* count << 32 | pid of the initiator now acting on this queue pair and its memory, pid 0: none */
-    uint8_t pad[48];
+    /* Each count << 32 | pid of an initiator now acting on this queue pair and its memory, pid 0: none. RC has one at a
+     * time, SRD any number. */
+    uint64_t guests[SN_GUESTS];
     struct sn_rq_shm rq;
-    uint8_t spare[64];
+    uint32_t qkey; /* SRD: what a request must bring */
+    uint8_t spare[60];
 };
 static_assert(sizeof(struct sn_qp_shm) == 256, "shared layout");
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tools/softnic/qp.h"
+#include "tools/softnic/srd.h"
 
 static struct sn_qp *of(struct ibv_qp_ex *ex)
 {
@@ -20,12 +21,10 @@ static void fail(struct sn_qp *qp, int error)
 static void wr_start(struct ibv_qp_ex *ex)
 {
     struct sn_qp *qp = of(ex);
-    uint32_t state;
 
     pthread_mutex_lock(&qp->mutex);
-    state = sn_qp_state(qp);
     qp->wr_at = qp->tail;
-    qp->wr_error = state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR ? EINVAL : 0;
+    qp->wr_error = sn_post_state_check(qp);
 }
 
 static int wr_complete(struct ibv_qp_ex *ex)
@@ -34,9 +33,11 @@ static int wr_complete(struct ibv_qp_ex *ex)
     int r = qp->wr_error;
 
     for (uint32_t i = qp->tail; i != qp->wr_at && r == 0; i++) {
-        const struct sn_wqe *w = sn_wqe_at(qp, i);
+        struct sn_wqe *w = sn_wqe_at(qp, i);
 
-        if ((w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || w->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) && w->length != 8)
+        if (sn_qp_is_srd(qp))
+            r = sn_srd_check(qp, w);
+        else if ((w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || w->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) && w->length != 8)
             r = EINVAL;
     }
     if (r == 0)
@@ -61,15 +62,11 @@ static struct sn_wqe *wr_open(struct ibv_qp_ex *ex, uint32_t opcode, uint32_t rk
         return NULL;
     }
     qp->wr_at++;
+    sn_wqe_init(qp, w, opcode, ex->wr_flags & ~(unsigned int)IBV_SEND_INLINE);
     w->wr_id = ex->wr_id;
-    w->opcode = opcode;
-    w->flags = (ex->wr_flags & ~(unsigned int)IBV_SEND_INLINE) | (qp->sig_all ? IBV_SEND_SIGNALED : 0);
     w->rkey = rkey;
     w->raddr = raddr;
     w->imm = 0;
-    w->status = IBV_WC_SUCCESS;
-    w->placing = false;
-    w->bounce = NULL;
     w->length = 0;
     w->num_sge = 0;
     return w;
@@ -191,6 +188,14 @@ static void wr_set_inline_data(struct ibv_qp_ex *ex, void *addr, size_t length)
     wr_set_inline_data_list(ex, 1, &buf);
 }
 
+static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t remote_qpn, uint32_t remote_qkey)
+{
+    struct sn_wqe *w = wr_current(of(ex));
+
+    if (w)
+        sn_srd_to(w, ah, remote_qpn, remote_qkey);
+}
+
 void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops)
 {
     struct ibv_qp_ex *ex = &qp->ex;
@@ -202,6 +207,8 @@ void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops)
     ex->wr_set_sge_list = wr_set_sge_list;
     ex->wr_set_inline_data = wr_set_inline_data;
     ex->wr_set_inline_data_list = wr_set_inline_data_list;
+    if (sn_qp_is_srd(qp))
+        ex->wr_set_ud_addr = wr_set_ud_addr;
     if (send_ops & IBV_QP_EX_WITH_RDMA_WRITE)
         ex->wr_rdma_write = wr_rdma_write;
     if (send_ops & IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM)
