@@ -113,6 +113,12 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
     return PRS_AGAIN;
 }
 
+void prs_raise_finish(struct prs_raise *raise)
+{
+    if (raise->stage == PRS_RAISE_WRITING && raise->op.status != PRS_OP_PENDING)
+        prs_raise_drop(raise);
+}
+
 int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_raise *raise = &peer->records->raise;
@@ -120,6 +126,7 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
 
     if (raise->stage != PRS_RAISE_IDLE && raise->op.status == PRS_OP_PENDING)
         return PRS_AGAIN;
+    prs_raise_finish(raise);
     if (raise->stage == PRS_RAISE_READING) { /* nobody else has added since: the word is claimed */
         if (post(peer, raise, PRS_WR_WRITE, *raise->landing + record->value, record->addr, record->key))
             return PRS_AGAIN;
@@ -127,7 +134,6 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
         raise->record = NULL;
         return 0;
     }
-    prs_raise_drop(raise); /* what was written before is there */
     if (!prs_mr_cache_use(&peer->link[0]->rail->domain->mrs, record->addr, sizeof record->value, record->key,
                           raise_on_host, &word))
         return prs_peer_fail(

@@ -32,6 +32,9 @@ struct prs_raise {
  * failed). */
 int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record);
 
+/* Let others have the word, if what was written there has landed. At each progress: they may be waiting. */
+void prs_raise_finish(struct prs_raise *raise);
+
 /* The peer has failed or is being closed: nothing of its own will take effect any more. */
 void prs_raise_drop(struct prs_raise *raise);
 

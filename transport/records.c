@@ -152,6 +152,7 @@ int prs_records_raise(struct prs_peer *peer)
     struct prs_counts *counts = &records->counts;
     const struct prs_record *record;
 
+    prs_raise_finish(&records->raise);
     while (counts->waiting) {
         int r = 0;
 
