@@ -327,9 +327,9 @@ struct prs_signal {
 };
 /**
  * Set or add to a 64-bit word of the peer, which sees it only after the bytes of every put of the group that was
- * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`
- * the receiver raises it within its prs_peer_progress(), and op is done when the signal has been handed over. Returns
- * as prs_peer_put().
+ * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`,
+ * and on rails without atomics (EFA), the receiver raises it within its prs_peer_progress(), and op is done when the
+ * signal has been handed over. Returns as prs_peer_put().
  */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 
