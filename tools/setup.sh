@@ -10,7 +10,7 @@ setup_needed='meson:meson ninja:ninja-build pkg-config:pkg-config gcc:gcc g++:g+
 /usr/include/infiniband/verbs.h:libibverbs-dev'
 setup_wanted='clang-format:clang-format /usr/include/criterion/criterion.h:libcriterion-dev
 /usr/include/rdma/rdma_cma.h:librdmacm-dev /usr/include/numa.h:libnuma-dev valgrind:valgrind
-ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest rdma:rdma-core /etc/libibverbs.d/rxe.driver:ibverbs-providers
+ibv_rc_pingpong:ibverbs-utils ib_write_bw:perftest fi_pingpong:libfabric-bin rdma:rdma-core /etc/libibverbs.d/rxe.driver:ibverbs-providers
 qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod ip:iproute2 strip:binutils zstd:zstd setpriv:util-linux'
 setup_cuda_version=13.0 # the toolkit of the GPU host: its driver need not know what a newer one emits
 

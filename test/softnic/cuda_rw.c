@@ -19,6 +19,7 @@
 #include "test/softnic/cuda_copier.h"
 #include "test/softnic/cuda_flight.h"
 #include "test/softnic/cuda_owner.h"
+#include "test/softnic/cuda_srd.h"
 
 enum { SKIP = 77 };
 
@@ -476,6 +477,18 @@ static void finish(struct side *side)
         a_killed_copier_ends_in_errors_soon(side);
 }
 
+static int run_srd(struct side *side)
+{
+    for (enum memory memory = 0; memory < MEMORY_KINDS; memory++) {
+        immediates_come_after_their_own_bytes(side, memory);
+        a_refused_write_spares_its_neighbours(side, memory);
+        initiators_share_the_receives_of_one_target(side, memory);
+    }
+    MUST(!ibv_destroy_qp(side->qp) && !ibv_destroy_ah(side->ah) && !ibv_destroy_cq(side->cq));
+    MUST(!ibv_dealloc_pd(side->pd) && !ibv_close_device(side->context));
+    return 0;
+}
+
 static int run(struct side *side, double least)
 {
     char mine, theirs;
@@ -484,7 +497,10 @@ static int run(struct side *side, double least)
     if (!side_open(side))
         return SKIP;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-        transfer_row(side, &rows[i], (uint32_t)i + 1);
+        if (!side->srd || rows[i].opcode != IBV_WR_SEND || rows[i].bytes <= 8928)
+            transfer_row(side, &rows[i], (uint32_t)i + 1);
+    if (side->srd)
+        return run_srd(side);
     change_words(side);
     move_data(side);
     disturb(side);
@@ -520,7 +536,7 @@ int main(int argc, char **argv)
     struct side side, victim_side;
     int status;
     pid_t child = other_start(&side);
-    pid_t victim = child ? other_start(&victim_side) : -1;
+    pid_t victim = child && !srd_wanted() ? other_start(&victim_side) : -1;
 
     if (!victim) {
         if (!side_open(&victim_side))
@@ -532,6 +548,10 @@ int main(int argc, char **argv)
     int r = run(&side, least);
     if (!child)
         return r;
+    if (victim < 0) { /* of SRD nobody dies */
+        MUST(waitpid(child, &status, 0) == child && WIFEXITED(status));
+        return r ? r : WEXITSTATUS(status);
+    }
     if (!r && side_open(&victim_side)) {
         a_stopped_owner_ends_in_retry_exceeded(&victim_side, victim);
         a_killed_owner_ends_in_retry_exceeded(&victim_side);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/softnic/cuda_side.h"
+#include "test/softnic/cuda_srd.h"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -186,11 +187,11 @@ struct address {
 static struct address address_of(const struct side *side)
 {
     struct address mine = {.qpn = side->qp->qp_num};
-    MUST(!ibv_query_gid(side->context, PORT, 1, &mine.gid));
+    MUST(!ibv_query_gid(side->context, PORT, side->srd ? 0 : 1, &mine.gid));
     return mine;
 }
 
-static void connect_to(struct side *side, const struct address *theirs)
+static void connect_rc(struct side *side, const struct address *theirs)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
                                .port_num = PORT,
@@ -214,6 +215,14 @@ static void connect_to(struct side *side, const struct address *theirs)
                             IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
+static void connect_to(struct side *side, const struct address *theirs)
+{
+    if (side->srd)
+        srd_connect(side, &theirs->gid, theirs->qpn);
+    else
+        connect_rc(side, theirs);
+}
+
 void side_connect(struct side *side)
 {
     struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
@@ -233,7 +242,7 @@ static void qp_make(const struct side *side, struct side *more)
         .qp_type = IBV_QPT_RC,
         .cap = {.max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64}};
     *more = *side;
-    more->qp = ibv_create_qp(side->pd, &init);
+    more->qp = side->srd ? srd_make(side) : ibv_create_qp(side->pd, &init);
     MUST(more->qp);
 }
 
@@ -270,6 +279,7 @@ bool side_open(struct side *side)
     if (!cuda_open(side))
         return false;
     side->copier = copier_pid();
+    side->srd = srd_wanted();
     struct ibv_device **list = ibv_get_device_list(&count);
     MUST(list && count > 0);
     side->context = ibv_open_device(list[0]);
@@ -440,6 +450,10 @@ struct ibv_wc side_poll(struct side *side)
 void post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *buf, size_t offset, size_t bytes,
           struct remote remote)
 {
+    if (side->srd) {
+        srd_post(side, opcode, buf, offset, bytes, remote);
+        return;
+    }
     struct ibv_sge sge = {buf->addr + offset, (uint32_t)bytes, buf->mr->lkey};
     struct ibv_send_wr *bad,
         wr = {.sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = htonl(IMM)};

@@ -21,6 +21,9 @@ struct side {
     struct ibv_pd *pd;
     struct ibv_cq *cq;
     struct ibv_qp *qp;
+    bool srd; /* by SRD (cuda_srd.h), then these two: */
+    struct ibv_ah *ah;
+    uint32_t peer_qpn;
 };
 
 /* Memory, registered. */

@@ -234,6 +234,18 @@ def sysfs_is_private_and_complete():
     assert sorted(os.listdir("/sys/class")) == before, "and outside nothing has changed"
 
 
+def an_efa_looks_like_one():
+    script = ("cd /sys/class/infiniband/ && ls && cat efa_0/node_type efa_0/ports/1/link_layer && ls efa_0/ports/1/gids && "
+              "cat /sys/class/infiniband_verbs/abi_version")
+    done = run("--efa", "--nics", "2", "--", "sh", "-c", script)
+    assert "(EFA)" in done.stderr, done
+    status = json.loads(run("--quiet", "--efa", "--", CTL, "status", "--json").stdout)
+    assert status["devices"][0]["name"] == "efa_0" and status["efa"] == 1, status
+    if "refused" in done.stderr or "failed" in done.stderr:
+        raise Skip(done.stderr.strip().splitlines()[-1])
+    assert done.stdout.split() == ["efa_0", "efa_1", "7:", "unspecified", "Unspecified", "0", "6"], done
+
+
 def a_process_sees_the_nics_of_its_node():
     def devices(**environment):
         clean = {k: v for k, v in os.environ.items() if not re.match(r"(OMPI_COMM|PMI_|SLURM_|RANK$|WORLD_SIZE$|SOFTNIC_)", k)}
@@ -278,7 +290,7 @@ CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_worl
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
           the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
           sweep_spares_worlds_in_use, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
-          the_link_goes_down_and_up, sysfs_is_private_and_complete, a_process_sees_the_nics_of_its_node,
+          the_link_goes_down_and_up, sysfs_is_private_and_complete, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 
 

@@ -32,7 +32,7 @@ def need(*programs):
         raise Skip("the software NIC is built with a sanitizer, and plain programs cannot load it")
     for program in programs:
         if not shutil.which(program):
-            raise Skip(f"{program} is not installed (apt-get install perftest ibverbs-utils)")
+            raise Skip(f"{program} is not installed (apt-get install perftest ibverbs-utils libfabric-bin)")
 
 
 def free_port():
@@ -57,12 +57,16 @@ def wait_listening(port, process):
 
 
 def pair(server, client=None, env=None):
-    """Run server and client (default: the same command), each with `-p PORT`; return the client's output."""
+    """Run server and client (default: the same command), each with a port of its own; return the client's output."""
     port = free_port()
-    first = subprocess.Popen(server + ["-p", str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if server[0] == "fi_pingpong":  # -p is its provider
+        first_port, second_port = ["-B", str(port)], ["-P", str(port)]
+    else:
+        first_port = second_port = ["-p", str(port)]
+    first = subprocess.Popen(server + first_port, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         wait_listening(port, first)
-        second = subprocess.run((client or server) + ["-p", str(port), "127.0.0.1"], capture_output=True, text=True,
+        second = subprocess.run((client or server) + second_port + ["127.0.0.1"], capture_output=True, text=True,
                                 timeout=LIMIT_S, env={**os.environ, **(env or {})})
         out, _ = first.communicate(timeout=LIMIT_S)
     finally:
@@ -166,6 +170,25 @@ def perftest_variants_run(run):
         assert row[3] > 0, (words, row)
 
 
+def perftest_runs_over_srd(run):
+    """Without RDMA writes, which this perftest does not know of EFA."""
+    need("ib_send_bw", "ib_send_lat", "ib_read_bw", "ib_read_lat")
+    for words in (["ib_send_lat", "-s", "8"], ["ib_send_bw", "-s", "8"], ["ib_send_bw", "-s", "8928", "-b"], ["ib_read_lat", "-s", "8"],
+                  ["ib_read_bw", "-s", "8"], ["ib_read_bw", "-s", "1048576", "-n", "100"], ["ib_send_bw", "-s", "64", "-q", "3"]):
+        row = table_row(inside(run, ["--efa"], "pair", words[0], "-c", "SRD", "-x", "0", "-F", "-n", "500", *words[1:]))
+        assert row[2] > 0, (words, row)
+
+
+def libfabric_runs_over_srd_and_finds_its_data_whole(run):
+    need("fi_pingpong")
+    os.environ["FI_EFA_ENABLE_SHM_TRANSFER"] = "0"  # else peers of one host share memory
+    for size in ("8", "1048576"):
+        text = inside(run, ["--efa"], "pair", "fi_pingpong", "-p", "efa", "-e", "rdm", "-c", "-I", "50", "-S", size)
+        assert re.search(r"^\S+\s+50\s+=50", text, re.M), text
+        world = json.loads(text[text.rindex("counters: ") + len("counters: "):])
+        assert sum(device["bytes_tx"] for device in world["devices"]) >= 50 * int(size), text
+
+
 def a_short_write_takes_three_microseconds(run):
     need("ib_write_lat")
     best_of(3, lambda: table_row(inside(run, [], "pair", "ib_write_lat", "-F", "-s", "8", "-n", "20000"))[4], lambda us: us <= 3.0)
@@ -252,6 +275,7 @@ def a_queue_pair_error_flushes_what_is_posted(run):
 CLAIMS = [a_pulled_link_ends_in_retry_exceeded, a_killed_peer_ends_in_retry_exceeded_and_leaves_nothing,
           a_queue_pair_error_flushes_what_is_posted, devinfo_shows_every_nic_active, pingpong_checks_its_data,
           threads_that_share_a_copy_keep_its_data_right, perftest_programs_run, perftest_variants_run,
+          perftest_runs_over_srd, libfabric_runs_over_srd_and_finds_its_data_whole,
           a_short_write_takes_three_microseconds, large_writes_reach_eight_gigabytes_per_second,
           modelled_latency_is_what_was_asked, modelled_rate_is_what_was_asked]
 
@@ -260,6 +284,7 @@ def main():
     if sys.argv[1] == "--inside":
         if sys.argv[2] == "pair":
             print(pair(sys.argv[3:]))
+            print("counters: " + control("counters", "--json"))
         else:
             broken(sys.argv[3])
         return 0

@@ -91,6 +91,7 @@ static void model_report(const struct sn_config *c, bool json)
         {"seed", c->seed},
         {"stream_stores", c->stream_stores},
         {"copier", c->copier},
+        {"efa", c->efa},
     };
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++)
         printf(json ? "\"%s\": %" PRIu64 ", " : "  %s %" PRIu64, fields[i].name, fields[i].value);
@@ -108,10 +109,13 @@ static void devices_report(const struct sn_world *world, bool json)
     fputs(json ? "\"devices\": [" : "devices\n", stdout);
     for (uint32_t d = 0; d < world->dev_count; d++) {
         const struct sn_dev *dev = &world->devs[d];
-        printf(json ? "%s{\"name\": \"%s\", \"node\": %u, \"link\": \"%s\", \"guid\": \"%016" PRIx64 "\", \"gid\": \""
-                    : "%s%-12s node %u  link %-4s  guid %016" PRIx64 "  gid[1] ",
-               json ? (d ? ", " : "") : "  ", dev->name, dev->node, dev->port_up ? "up" : "down", be64toh(dev->guid));
-        gid_print(dev->gid[1]);
+        uint32_t named = dev->efa ? 0 : 1; /* by the other end; of an EFA the only one */
+        printf(json ? "%s{\"name\": \"%s\", \"node\": %u, \"link\": \"%s\", \"guid\": \"%016" PRIx64
+                      "\", \"gid_index\": %u, \"gid\": \""
+                    : "%s%-12s node %u  link %-4s  guid %016" PRIx64 "  gid[%u] ",
+               json ? (d ? ", " : "") : "  ", dev->name, dev->node, dev->port_up ? "up" : "down", be64toh(dev->guid),
+               named);
+        gid_print(dev->gid[named]);
         printf(json ? "\", \"rate_bps\": %" PRIu64 ", \"latency_ns\": %" PRIu64 ", \"loss_ppb\": %u"
                     : "  rate_bps %" PRIu64 "  latency_ns %" PRIu64 "  loss_ppb %u",
                dev->rate_bps, dev->latency_ns, dev->loss_ppb);
@@ -161,7 +165,8 @@ static void qps_report(const struct sn_world *world, bool json)
         uint32_t owner = qp->owner;
         if (!owner || owner > SN_MAX_PROCS || !qp->qpn || qp->dev >= world->dev_count)
             continue;
-        printf(json ? "%s{\"qpn\": %u, \"state\": \"%s\", \"device\": \"%s\", \"pid\": %u, \"dest_qpn\": %u, \"transport\": \"%s\"}"
+        printf(json ? "%s{\"qpn\": %u, \"state\": \"%s\", \"device\": \"%s\", \"pid\": %u, \"dest_qpn\": %u, "
+                      "\"transport\": \"%s\"}"
                     : "%s%u  %-5s  %s  pid %u  to %u  %s\n",
                json ? (first ? "" : ", ") : "  ", qp->qpn, qp_state(qp->state), world->devs[qp->dev].name,
                world->procs[owner - 1].pid, qp->dest_qpn, qp->transport == SN_TRANSPORT_SRD ? "srd" : "rc");

@@ -17,6 +17,8 @@ int sn_efadv_query_ah(struct ibv_ah *ah, struct efadv_ah_attr *attr, uint32_t by
 struct ibv_cq_ex *sn_efadv_create_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr,
                                      struct efadv_cq_init_attr *efa, uint32_t bytes);
 struct efadv_cq *sn_efadv_cq_from_ibv_cq_ex(struct ibv_cq_ex *cq);
+int sn_efadv_get_max_sq_depth(struct ibv_context *context, void *attr, uint32_t bytes);
+int sn_efadv_get_max_rq_depth(struct ibv_context *context, void *attr, uint32_t bytes);
 int sn_efadv_query_mr(struct ibv_mr *mr, void *attr, uint32_t bytes);
 
 #endif

@@ -71,10 +71,10 @@ static bool spans_find(struct sn_qp *qp, struct sn_qp_shm *target, const struct 
            sn_responder_span(w->rkey, c->dst_proc, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE, c->dst);
 }
 
-/* Receives that this queue pair may count on, since nobody else takes them. */
+/* Receives that this queue pair may count on, since nobody else takes them. Of SRD others may, and it waits then. */
 static bool receive_is_left(const struct sn_qp *qp, const struct sn_qp_shm *target)
 {
-    return target->srq == SN_NONE && target->transport == SN_TRANSPORT_RC &&
+    return target->srq == SN_NONE &&
            __atomic_load_n(&target->rq.tail, __ATOMIC_RELAXED) - __atomic_load_n(&target->rq.head, __ATOMIC_RELAXED) >
                qp->receives_due;
 }
@@ -188,20 +188,27 @@ bool sn_flight_start(struct sn_qp *qp, uint32_t tail)
 }
 
 /* What became of it. Whatever the copy did, behind one that failed all are flushed; and a queue pair that is gone is
- * told nothing. */
-static void landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, int r)
+ * told nothing. Return 0, or SN_EXEC_RNR: another initiator has taken the receive that was there. */
+static int landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, int r)
 {
+    bool there = __atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) == w->dest_qpn, none;
     struct sn_recv recv;
 
+    if (w->status != IBV_WC_SUCCESS) /* told meanwhile, see run_flights in run.c */
+        return 0;
     if (sn_qp_state(qp) == IBV_QPS_ERR) {
         w->status = IBV_WC_WR_FLUSH_ERR;
-        return;
+        return 0;
     }
-    if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != w->dest_qpn ||
-        (!r && sn_takes_receive(w->opcode) && sn_responder_receive(target, &recv))) {
+    none = there && !r && sn_takes_receive(w->opcode) && sn_responder_receive(target, &recv);
+    if (none && sn_qp_is_srd(qp)) {
+        w->landed = true;
+        return SN_EXEC_RNR;
+    }
+    if (!there || none) {
         sn_log("queue pair %u: queue pair %u went away while a write to it was under way", qp->qpn, w->dest_qpn);
         w->status = sn_qp_unanswered(qp);
-        return;
+        return 0;
     }
     if (sn_takes_receive(w->opcode))
         w->recv_wr_id = recv.wr_id;
@@ -212,6 +219,7 @@ static void landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w,
     }
     if (w->status == IBV_WC_SUCCESS)
         sn_responder_arrived(qp, target, w);
+    return 0;
 }
 
 int sn_flight_land(struct sn_qp *qp, struct sn_wqe *w, bool ask)
@@ -223,14 +231,16 @@ int sn_flight_land(struct sn_qp *qp, struct sn_wqe *w, bool ask)
 
     if (atomic)
         r = sn_batch_landed(qp, w, ask);
+    else if (w->landed)
+        r = 0;
     else
         r = w->fly_error ? w->fly_error : sn_device_mem->fly_landed(&qp->lane, &w->flight, ask);
     if (r == SN_PLACE_BUSY)
         return SN_EXEC_BUSY;
     if (r == SN_FLIGHT_READ)
         qp->reads_open--;
-    else
-        landed(qp, target, w, r);
+    else if (landed(qp, target, w, r))
+        return SN_EXEC_RNR;
     if (atomic)
         sn_batch_leave(qp, r == SN_FLIGHT_READ);
     else

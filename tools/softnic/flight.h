@@ -16,8 +16,10 @@ bool sn_flight_suits(const struct sn_wqe *w);
 bool sn_flight_start(struct sn_qp *qp, uint32_t tail);
 
 /** Has w, the oldest in flight, landed? Then w->status says how it went, its target knows, and it is in flight no more.
- * ask: as place.h's fly_landed. Return 0 or SN_EXEC_BUSY; or SN_FLIGHT_READ: an atomic is not in flight any more, but
- * the word that it waited for is known, and it can start at once. The caller is the runner. */
+ * ask: as place.h's fly_landed. Return 0 or SN_EXEC_BUSY; or SN_EXEC_RNR: it has landed, but for its
+ * receive, and is in flight until there is one or w->status says that it has failed; or SN_FLIGHT_READ: an atomic is
+ * not in flight any more, but the word that it waited for is known, and it can start at once. The caller is the runner.
+ */
 int sn_flight_land(struct sn_qp *qp, struct sn_wqe *w, bool ask);
 
 #endif

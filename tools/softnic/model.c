@@ -136,7 +136,8 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
         at = later(at, cfg->fence_meaning == SN_FENCE_STRICT ? qp->last_done_due : qp->last_read_due);
         at = nic_start(mine, now, at, cfg->fence_cost_ns);
     }
-    w->due_exec = (srd ? w->due_exec - now : 0) + (read ? at + latency : link_cross(mine, theirs, now, at, w->length, latency));
+    w->due_exec =
+        (srd ? w->due_exec - now : 0) + (read ? at + latency : link_cross(mine, theirs, now, at, w->length, latency));
     w->due_exec += draw(cfg, qp->qpn, position, 0, cfg->jitter_ns);
     lost = draw_losses(qp, position, mine, theirs);
     w->due_exec += lost.request_ns;

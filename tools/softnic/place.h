@@ -16,7 +16,8 @@ struct sn_span {
 };
 
 /** The part [offset, offset + bytes) of a list. Return the number of spans. */
-uint32_t sn_spans_slice(struct sn_span *to, const struct sn_span *from, uint32_t count, uint64_t offset, uint64_t bytes);
+uint32_t sn_spans_slice(struct sn_span *to, const struct sn_span *from, uint32_t count, uint64_t offset,
+                        uint64_t bytes);
 
 /* Who is at a transfer that takes its time: the device copier, the owner of the memory (handoff.h), or the steps of an
  * atomic operation. */

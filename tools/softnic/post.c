@@ -45,7 +45,7 @@ void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t f
     w->status = IBV_WC_SUCCESS;
     w->retry_until = 0;
     w->rnr_left = UINT32_MAX;
-    w->placing = false;
+    w->placing = w->landed = false;
     w->bounce = NULL;
 }
 
@@ -142,7 +142,8 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
     if (wr->opcode > IBV_WR_ATOMIC_FETCH_AND_ADD)
         return EOPNOTSUPP;
     if (sn_qp_is_srd(qp) && wr->opcode != IBV_WR_SEND && wr->opcode != IBV_WR_SEND_WITH_IMM) {
-        sn_log("queue pair %u: SRD: ibv_post_send is for sends only; opcode %u goes through ibv_wr_*", qp->qpn, wr->opcode);
+        sn_log("queue pair %u: SRD: ibv_post_send is for sends only; opcode %u goes through ibv_wr_*", qp->qpn,
+               wr->opcode);
         return EINVAL;
     }
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge)

@@ -38,6 +38,7 @@ struct sn_wqe {
     uint32_t num_sge;
     uint32_t status; /* enum ibv_wc_status */
     bool placing;    /* an asynchronous copy is under way */
+    bool landed;     /* it flew, and only waits for a receive to take */
     bool lost;       /* by the model, more often than it may be retried */
     int fly_error;   /* it was not to be: told when its turn has come */
     struct sn_flight flight;

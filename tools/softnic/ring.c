@@ -53,6 +53,12 @@ int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqes
     return r;
 }
 
+/* Under the lock, but initiators look at how many are left without it (exec.c, flight.c). */
+static void step(uint32_t *position)
+{
+    __atomic_store_n(position, *position + 1, __ATOMIC_RELAXED);
+}
+
 static struct sn_rqe *rqe_at(struct sn_world *world, struct sn_rq_shm *rq, uint32_t position)
 {
     return sn_at(world, rq->ring_off + (uint64_t)(position & (rq->capacity - 1)) * rq->stride);
@@ -69,7 +75,7 @@ int sn_rq_push(struct sn_world *world, struct sn_rq_shm *rq, uint64_t wr_id, con
         rqe->wr_id = wr_id;
         rqe->num_sge = num_sge;
         memcpy(rqe + 1, sge, num_sge * sizeof(*sge));
-        rq->tail++;
+        step(&rq->tail);
         r = 0;
     }
     sn_lock_drop(&rq->lock);
@@ -96,7 +102,7 @@ int sn_rq_pop(struct sn_world *world, struct sn_rq_shm *rq, struct sn_recv *recv
         recv->wr_id = rqe->wr_id;
         recv->num_sge = rqe->num_sge <= SN_MAX_SGE ? rqe->num_sge : SN_MAX_SGE;
         memcpy(recv->sge, rqe + 1, recv->num_sge * sizeof(recv->sge[0]));
-        rq->head++;
+        step(&rq->head);
         r = limit_reached(rq) ? SN_RQ_LIMIT : 0;
     }
     sn_lock_drop(&rq->lock);
@@ -108,7 +114,7 @@ uint32_t sn_rq_pop_ids(struct sn_world *world, struct sn_rq_shm *rq, uint64_t *w
     uint32_t count = 0;
 
     sn_lock_take(&rq->lock);
-    for (; count < most && rq->tail != rq->head; rq->head++)
+    for (; count < most && rq->tail != rq->head; step(&rq->head))
         wr_ids[count++] = rqe_at(world, rq, rq->head)->wr_id;
     sn_lock_drop(&rq->lock);
     return count;

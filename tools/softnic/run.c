@@ -249,6 +249,8 @@ bool sn_qp_copying(struct sn_qp *qp)
 /* More into flight, and what has landed is executed. Return when to look again, or 0: none is in flight. */
 static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
 {
+    uint64_t now = 0;
+
     for (;;) {
         bool started = sn_flight_start(qp, tail);
 
@@ -256,8 +258,17 @@ static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
             return 0;
         while (qp->flights) {
             struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
-            int r = sn_flight_land(qp, w, !started);
+            int r;
 
+            if (w->landed && early(w->due_exec, &now))
+                return w->due_exec;
+            r = sn_flight_land(qp, w, !started);
+            if (r == SN_EXEC_RNR) {
+                w->due_exec = retry(qp, w, r);
+                if (w->due_exec)
+                    continue;
+                r = sn_flight_land(qp, w, !started); /* now it has failed, and that ends it */
+            }
             if (r == SN_EXEC_BUSY)
                 return sn_now_ns() + FLIGHT_POLL_NS;
             if (r == SN_FLIGHT_READ)

@@ -10,12 +10,12 @@ enum {
      * many to a target that does not answer hold up the others. */
     WINDOW = 64,
     PIECES = 4,
-    PIECE_STEP = 8,          /* pieces begin at multiples of this, so that words stay whole */
-    SCATTER_LEAST = 16,      /* bytes; shorter ones land as one */
-    PIECES_FROM = 64 << 10,  /* bytes; shorter ones are cut in two */
-    RNR_FOREVER = 7,         /* unless ibv_modify_qp says otherwise */
-    RNR_TIMER = 12,          /* 0.64 ms; EFA has no such attribute */
-    ACK_TIMEOUT = 12,        /* 17 ms for what is lost; nor these */
+    PIECE_STEP = 8,         /* pieces begin at multiples of this, so that words stay whole */
+    SCATTER_LEAST = 16,     /* bytes; shorter ones land as one */
+    PIECES_FROM = 64 << 10, /* bytes; shorter ones are cut in two */
+    RNR_FOREVER = 7,        /* unless ibv_modify_qp says otherwise */
+    RNR_TIMER = 12,         /* 0.64 ms; EFA has no such attribute */
+    ACK_TIMEOUT = 12,       /* 17 ms for what is lost; nor these */
     ACK_RETRIES = 7,
 };
 
@@ -141,7 +141,8 @@ bool sn_srd_link_up(const struct sn_qp *qp, const struct sn_wqe *w)
 /* Reproducible, as the model's draws are: by the seed, the queue pair and how far it is. */
 static uint64_t draw(const struct sn_qp *qp, uint32_t purpose, uint64_t n)
 {
-    uint64_t x = (sn_self->world->config.seed * 64 + purpose) * 0x9e3779b97f4a7c15ull + ((uint64_t)qp->index << 32) + qp->exec;
+    uint64_t x =
+        (sn_self->world->config.seed * 64 + purpose) * 0x9e3779b97f4a7c15ull + ((uint64_t)qp->index << 32) + qp->exec;
 
     x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ x >> 32) * 0x94d049bb133111ebull;
@@ -157,7 +158,8 @@ static bool all_host(const struct sn_span *span, uint32_t count)
 }
 
 /* Both sides' lists, cut at the same places and put together in another order. */
-static uint32_t shuffle(struct sn_span *span, uint32_t count, const uint64_t *cut, const uint32_t *order, uint32_t pieces)
+static uint32_t shuffle(struct sn_span *span, uint32_t count, const uint64_t *cut, const uint32_t *order,
+                        uint32_t pieces)
 {
     struct sn_span from[SN_MAX_SGE];
     uint32_t n = 0;
@@ -192,12 +194,11 @@ void sn_srd_scatter(const struct sn_qp *qp, struct sn_copy *c)
 /* The device's own numbers (rdma-core, enum efa_io_comp_status), which programs print. */
 static uint32_t vendor_error(uint32_t status)
 {
-    static const uint8_t codes[] = {[IBV_WC_SUCCESS] = 0,          [IBV_WC_WR_FLUSH_ERR] = 1,
-                                    [IBV_WC_LOC_QP_OP_ERR] = 2,    [IBV_WC_LOC_PROT_ERR] = 5,
-                                    [IBV_WC_LOC_LEN_ERR] = 6,      [IBV_WC_REM_ACCESS_ERR] = 7,
-                                    [IBV_WC_REM_OP_ERR] = 8,       [IBV_WC_REM_INV_RD_REQ_ERR] = 9,
-                                    [IBV_WC_RNR_RETRY_EXC_ERR] = 10, [IBV_WC_REM_INV_REQ_ERR] = 11,
-                                    [IBV_WC_RESP_TIMEOUT_ERR] = 13};
+    static const uint8_t codes[] = {
+        [IBV_WC_SUCCESS] = 0,          [IBV_WC_WR_FLUSH_ERR] = 1,       [IBV_WC_LOC_QP_OP_ERR] = 2,
+        [IBV_WC_LOC_PROT_ERR] = 5,     [IBV_WC_LOC_LEN_ERR] = 6,        [IBV_WC_REM_ACCESS_ERR] = 7,
+        [IBV_WC_REM_OP_ERR] = 8,       [IBV_WC_REM_INV_RD_REQ_ERR] = 9, [IBV_WC_RNR_RETRY_EXC_ERR] = 10,
+        [IBV_WC_REM_INV_REQ_ERR] = 11, [IBV_WC_RESP_TIMEOUT_ERR] = 13};
 
     return status < sizeof(codes) ? codes[status] : 2;
 }

@@ -9,7 +9,7 @@
 
 enum {
     SN_SRD_SCATTER_NS = 8000, /* each request starts late by up to this; about half of an EFA's latency */
-    /* What an EFA of the third generation reports, as efadv_query_device and ibv_query_port have it. */
+    /* What an EFA reports, as efadv_query_device and ibv_query_port have it. */
     SN_SRD_MAX_SQ_WR = 4096,
     SN_SRD_MAX_RQ_WR = 32768,
     SN_SRD_MAX_SQ_SGE = 2,

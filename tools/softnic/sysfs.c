@@ -156,12 +156,23 @@ static void put_virtual_device(int *failed, const char *path, bool efa)
 {
     const struct {
         const char *name, *value;
-    } attributes[] = {{"vendor", efa ? "0x1d0f" : "0x1af4"}, {"device", efa ? "0xefa3" : "0x0000"}, {"class", "0x020700"}, {"numa_node", "-1"}};
+    } attributes[] = {{"vendor", efa ? "0x1d0f" : "0x1af4"},
+                      {"device", efa ? "0xefa1" : "0x0000"},
+                      {"class", "0x020700"},
+                      {"numa_node", "-1"}};
     char file[PATH_MAX];
     for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
         snprintf(file, sizeof(file), "%s/%s", path, attributes[i].name);
         put(failed, file, "%s", attributes[i].value);
     }
+    if (!efa)
+        return;
+    /* libfabric asks for its name. */
+    snprintf(file, sizeof(file), "%s/.virtual/drivers/efa/name", ib_dir);
+    put(failed, file, "%s", "efa");
+    snprintf(file, sizeof(file), "%s/driver", path);
+    if (symlink("../drivers/efa", file))
+        *failed = -errno;
 }
 
 static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
@@ -172,8 +183,12 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
              (unsigned)(nic->guid >> 32) & 0xffff, (unsigned)(nic->guid >> 16) & 0xffff, (unsigned)nic->guid & 0xffff);
     const struct {
         const char *name, *value;
-    } attributes[] = {{"node_type", nic->efa ? "7: unspecified" : "1: CA"},  {"node_guid", guid},     {"sys_image_guid", guid},
-                      {"fw_ver", PRS_VERSION}, {"hca_type", "softnic"}, {"node_desc", nic->name}};
+    } attributes[] = {{"node_type", nic->efa ? "7: unspecified" : "1: CA"},
+                      {"node_guid", guid},
+                      {"sys_image_guid", guid},
+                      {"fw_ver", PRS_VERSION},
+                      {"hca_type", "softnic"},
+                      {"node_desc", nic->name}};
     for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", dir, attributes[i].name);
         put(failed, path, "%s", attributes[i].value);
@@ -190,6 +205,13 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
         *failed = -errno;
 }
 
+/* libfabric wants the version of the verbs interface, and it is there on every machine with RDMA. */
+static void put_abi_version(int *failed)
+{
+    if (access("/sys/class/infiniband_verbs", F_OK))
+        put(failed, "/sys/class/infiniband_verbs/abi_version", "6");
+}
+
 static int populate(const struct sn_sysfs_nic *nics, uint32_t count)
 {
     int r = 0;
@@ -199,6 +221,8 @@ static int populate(const struct sn_sysfs_nic *nics, uint32_t count)
         return r;
     for (uint32_t i = 0; i < count; i++)
         put_nic(&r, i, &nics[i]);
+    if (!had_class) /* else /sys/class is the kernel's */
+        put_abi_version(&r);
     if (r)
         umount2(had_class ? ib_dir : class_dir, MNT_DETACH);
     return r;

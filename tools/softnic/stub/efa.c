@@ -3,6 +3,8 @@
  * (tools/softnic/efa.c). Untyped, as in stub.h; each passes on what it is given. */
 #include <stdint.h>
 
+#include "tools/softnic/stub/stub.h"
+
 #define FORWARD(result, name, parameters, arguments)                                                                   \
     result sn_##name parameters;                                                                                       \
     result name parameters;                                                                                            \
@@ -18,3 +20,12 @@ FORWARD(int, efadv_query_ah, (void *ah, void *attr, uint32_t bytes), (ah, attr, 
 FORWARD(void *, efadv_create_cq, (void *context, void *attr, void *efa, uint32_t bytes), (context, attr, efa, bytes))
 FORWARD(void *, efadv_cq_from_ibv_cq_ex, (void *cq), (cq))
 FORWARD(int, efadv_query_mr, (void *mr, void *attr, uint32_t bytes), (mr, attr, bytes))
+
+FORWARD(int, efadv_get_max_sq_depth, (void *context, void *attr, uint32_t bytes), (context, attr, bytes))
+FORWARD(int, efadv_get_max_rq_depth, (void *context, void *attr, uint32_t bytes), (context, attr, bytes))
+
+/* Queues in the program's hands, hints and counters of the device: there is no hardware behind them. */
+STUB_ERRNO(efadv_query_qp_wqs)
+STUB_ERRNO(efadv_query_cq)
+STUB_PTR(efadv_qp_from_ibv_qp_ex)
+STUB_PTR(efadv_create_comp_cntr)
