@@ -47,7 +47,7 @@ struct srd_link {
     int traffic_class;
     struct ibv_cq *cq;
     struct ibv_ah *ah, *own_ah; /* of the peer's rail, made with the first queue that is connected; of our own */
-    struct ibv_sge nothing;     /* where a receive would put data; writes with immediate have none for it */
+    struct ibv_sge nowhere;     /* where a receive would put data; writes with immediate have none for it */
     uint64_t untold;            /* queues with completions that have not been looked through */
     struct ibv_wc wc[PRS_POLL_MOST];
     uint32_t queue_count;
@@ -83,7 +83,7 @@ static void prepare_receives(struct srd_link *link, struct srd_queue *queue)
 {
     for (uint32_t i = 0; i < link->receive_batch; i++) {
         queue->receive[i] =
-            (struct ibv_recv_wr){.wr_id = ARRIVAL_BIT | queue->base.id, .sg_list = &link->nothing, .num_sge = 1};
+            (struct ibv_recv_wr){.wr_id = ARRIVAL_BIT | queue->base.id, .sg_list = &link->nowhere, .num_sge = 1};
         queue->receive[i].next = i + 1 < link->receive_batch ? &queue->receive[i + 1] : NULL;
     }
 }
@@ -218,7 +218,8 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     link->pkey_index = (uint16_t)options->config->pkey_index;
     link->traffic_class = options->traffic_class;
     link->receive_batch = batch ? batch : 1;
-    link->nothing = (struct ibv_sge){(uintptr_t)rail->domain->scratch, 0, rail->domain->scratch_mr->lkey};
+    link->nowhere =
+        (struct ibv_sge){(uintptr_t)rail->domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, rail->domain->scratch_mr->lkey};
     receive_depth = options->receive_depth / link->receive_batch * link->receive_batch;
     link->queue = calloc(options->queues, sizeof(*link->queue));
     if (!link->queue) {
@@ -330,7 +331,7 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
 static int put_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_t position)
 {
     struct ibv_qp_ex *ex = queue->ex;
-    const struct ibv_sge *nothing = &to_srd_link(queue->base.link)->nothing;
+    const struct ibv_sge *nowhere = &to_srd_link(queue->base.link)->nowhere;
 
     ex->wr_id = queue->wr_id_high | position;
     ex->wr_flags = IBV_SEND_SIGNALED;
@@ -353,7 +354,7 @@ static int put_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_
     if (wr->len_bytes)
         ibv_wr_set_sge(ex, wr->local_key, wr->local_addr, wr->len_bytes);
     else
-        ibv_wr_set_sge(ex, nothing->lkey, nothing->addr, 0);
+        ibv_wr_set_sge(ex, nowhere->lkey, nowhere->addr, 0);
     ibv_wr_set_ud_addr(ex, queue->ah, queue->remote_number, queue->remote_key);
     return 0;
 }

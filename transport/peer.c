@@ -363,7 +363,7 @@ static int raise_again(struct prs_peer *peer)
 
 static __attribute__((cold)) int idle_long(struct prs_peer *peer)
 {
-    return peer->records && peer->records->raise.refused ? raise_again(peer) : look_at_stream(peer);
+    return peer->records && peer->records->raise.refused_ns ? raise_again(peer) : look_at_stream(peer);
 }
 
 static inline int idle(struct prs_peer *peer)

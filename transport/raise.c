@@ -2,9 +2,11 @@
 #include "transport/raise.h"
 
 #include "transport/peer.h"
+#include "util/clock.h"
 #include "util/fork.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 static pthread_mutex_t claim_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list */
 static struct prs_raise *claims;
@@ -17,8 +19,9 @@ static bool claim(struct prs_raise *raise, uint64_t word)
 {
     struct prs_raise *other;
 
+    raise->owner = getpid();
     pthread_mutex_lock(&claim_lock);
-    for (other = claims; other && other->word != word; other = other->next)
+    for (other = claims; other && (other->word != word || other->owner != raise->owner); other = other->next)
         ;
     if (!other) {
         raise->word = word;
@@ -86,6 +89,23 @@ static int post(struct prs_peer *peer, struct prs_raise *raise, uint8_t opcode, 
     return prs_order_self(&peer->order, &raise->op, &wr) ? PRS_AGAIN : 0;
 }
 
+/* Another peer of this process is at that word, and ends with its next progress. */
+static int await_claim(struct prs_peer *peer, struct prs_raise *raise, const struct prs_record *record)
+{
+    uint32_t limit_ms = peer->fabric->config.timeout_ms;
+    uint64_t now_ns = prs_now_ns();
+
+    if (!raise->refused_ns)
+        raise->refused_ns = now_ns;
+    if (now_ns - raise->refused_ns > limit_ms * 1000000ull)
+        return prs_peer_fail(peer, -ETIMEDOUT,
+                             "a signal waited %u ms for another peer of this process that is writing the same word of "
+                             "device memory, at %#llx: is nobody driving that peer?",
+                             limit_ms, (unsigned long long)record->addr);
+    peer->idle_polls = PRS_PEER_IDLE_POLLS; /* look again at the next call, whether anything has come or not */
+    return PRS_AGAIN;
+}
+
 static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const struct prs_record *record)
 {
     bool add = record->kind == PRS_RECORD_ADD;
@@ -97,11 +117,9 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
             "atomics, so that one of them could be lost; set such signals, or have the word in host "
             "memory",
             (unsigned long long)record->addr, peer->link[0]->rail->info.name);
-    raise->refused = !claim(raise, record->addr);
-    if (raise->refused) {
-        peer->idle_polls = PRS_PEER_IDLE_POLLS; /* look again at the next call, whether anything has come or not */
-        return PRS_AGAIN;
-    }
+    if (!claim(raise, record->addr))
+        return await_claim(peer, raise, record);
+    raise->refused_ns = 0;
     raise->stage = add ? PRS_RAISE_READING : PRS_RAISE_WRITING;
     if (post(peer, raise, add ? PRS_WR_READ : PRS_WR_WRITE, record->value, record->addr, record->key)) {
         prs_raise_drop(raise);

@@ -12,6 +12,7 @@
 #include "transport/tally.h"
 
 #include <perseus/perseus.h>
+#include <sys/types.h>
 
 struct prs_peer;
 
@@ -23,7 +24,9 @@ struct prs_raise {
     const struct prs_record *record; /* READING: to go on with, whatever else may be raised by now */
     uint64_t word;                   /* claimed, unless IDLE */
     struct prs_raise *next;          /* list of the claimed, under its lock */
-    bool refused;                    /* a claim was: the next progress tries again, whether anything has come or not */
+    pid_t owner;                     /* what a forked child finds on the list is its parent's */
+    uint64_t refused_ns;             /* since when a claim is: each progress tries again, whether anything has come or
+                                        not; 0: it is not */
     volatile uint64_t *landing;      /* what the read brings; registered on the first path */
     uint32_t landing_key;
 };

@@ -175,6 +175,48 @@ Test(raise, sets_of_one_word_in_host_memory_keep_their_order)
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
+/* Nobody drives the peer that holds the word: whoever waits for it learns that in time. */
+static void add_beside_one_that_stands_still(struct pair *pair)
+{
+    static struct prs_op op[2];
+    struct prs_peer *peer[2] = {connect_second(pair), pair->peer};
+
+    for (int i = 0; i < 2; i++) {
+        struct prs_signal signal = {
+            .dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = 1, .kind = PRS_SIGNAL_ADD};
+
+        must(prs_peer_signal(peer[i], &op[i], &signal) == 0, "%s", prs_error_text());
+        while (op[i].status == PRS_OP_PENDING)
+            must(prs_peer_progress(peer[i]) >= 0, "%s", prs_error_text());
+        pair_swap(pair, 0);
+    }
+    prs_peer_close(peer[0]);
+}
+
+static void wait_beside_one_that_stands_still(struct pair *pair)
+{
+    struct prs_peer *holder = accept_second(pair);
+    int r;
+
+    pair_swap(pair, 0); /* its record is here */
+    while (holder->records->raise.stage == PRS_RAISE_IDLE)
+        must(prs_peer_progress(holder) >= 0, "%s", prs_error_text());
+    pair->fabric->config.timeout_ms = 300;
+    pair_swap(pair, 0); /* drives the other, which waits */
+    r = pair_wait_error(pair);
+    must(r == -ETIMEDOUT && strstr(prs_peer_error(pair->peer), "nobody driving"), "%d %s", r,
+         prs_peer_error(pair->peer));
+    prs_peer_close(holder);
+}
+
+Test(raise, who_waits_for_a_word_that_nobody_gives_back_learns_that_in_time)
+{
+    if (pair_rails_in_order())
+        cr_skip_test("these rails have atomics");
+    pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true, .adds_alone = true, .b_dies = true},
+             add_beside_one_that_stands_still, wait_beside_one_that_stands_still);
+}
+
 static void add_once(struct pair *pair)
 {
     struct prs_signal signal = {
