@@ -108,6 +108,8 @@ static int open_team(struct gin_comm *comm, struct gin_listener *listener, void 
         .size = comm->ranks,
         .window_ops = GIN_WINDOW_OPS,
         .traffic_class = -1,
+        .adds_alone =
+            true, /* NCCL's signals: only GIN adds to them, and a kernel resets none while adds are under way */
         .timeout_ms = GIN_TIMEOUT_MS,
         .card = &card,
         .card_bytes = sizeof(card),

@@ -83,7 +83,7 @@ static int say_hello(struct prs_connector *connector)
                                            : "is NCCL_SOCKET_IFNAME an interface that the peer reaches?");
     if (r)
         return r;
-    prs_wire_rails(connector->fabric, &connector->rails, &prs_nic_rc, hello.rail);
+    prs_wire_rails(connector->fabric, &connector->rails, hello.rail);
     prs_stream_put(&connector->stream, PRS_FRAME_HELLO, &hello, sizeof hello);
     connector->stage = STAGE_REPLY;
     return 0;

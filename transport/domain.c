@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/domain.h"
 
+#include "transport/efa.h"
+#include "transport/nic.h"
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/fork.h"
@@ -142,6 +144,14 @@ static int open_scratch(struct prs_domain *domain)
     return 0;
 }
 
+/* By what the device is, not by its name. */
+static void choose_nic(struct prs_domain *domain)
+{
+    domain->nic = &prs_nic_rc;
+    domain->max_send_wr = domain->max_receive_wr = (uint32_t)(domain->attr.max_qp_wr > 0 ? domain->attr.max_qp_wr : 0);
+    prs_efa_claim(domain);
+}
+
 static int open_new(struct ibv_device *device, struct prs_domain **out)
 {
     struct prs_domain *domain = calloc(1, sizeof *domain);
@@ -164,6 +174,7 @@ static int open_new(struct ibv_device *device, struct prs_domain **out)
         r = prs_fail(-r, "%s: query_device: %s", name, strerror(r));
         goto close_device;
     }
+    choose_nic(domain);
     domain->pd = prs_verbs.alloc_pd(domain->context);
     if (!domain->pd) {
         r = prs_fail(errno ? -errno : -ENOMEM, "%s: alloc_pd: %s; the device allows %d", name, strerror(errno),

@@ -11,6 +11,8 @@
 
 enum { PRS_DOMAIN_SCRATCH_BYTES = 4096, PRS_DOMAIN_PORTS = 8 };
 
+struct prs_nic_ops;
+
 struct prs_domain {
     struct prs_domain *next; /* list of the process, under the list's lock */
     uint32_t refs;           /* the same */
@@ -19,6 +21,11 @@ struct prs_domain {
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct ibv_device_attr attr;
+    const struct prs_nic_ops *nic;        /* what drives its queues; NULL: nothing here does */
+    char why_not[192];                    /* then */
+    uint32_t max_send_wr, max_receive_wr; /* requests that a queue may hold; 0: unknown */
+    uint64_t max_message_bytes;           /* 0: as its ports say */
+    bool rnr_retry;                       /* SRD: how often to try again at a slow receiver can be set */
     struct prs_mr_cache mrs;
     /* Bytes nobody reads: where atomics return old values and flushes read to. Never given to peers. */
     void *scratch;

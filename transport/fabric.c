@@ -42,8 +42,8 @@ static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struc
         rail->info.rail_id = (int16_t)(item < 0 || config->hca.exclude ? -1 : config->hca.item[item].rail);
         rail->info.plane_id = (int16_t)(item < 0 || config->hca.exclude ? -1 : config->hca.item[item].plane);
         PRS_INFO("%s:%d usable: %s, %u Mb/s, GID %d %s, NUMA node %d, memory:%s%s%s%s%s%s%s", domain->name, port,
-                 rail->info.is_roce ? "RoCE" : "InfiniBand", rail->info.speed_mbps, rail->info.gid_index,
-                 rail->info.gid, rail->info.numa_node, " host", rail->info.mem_kinds & PRS_MEM_CUDA ? " CUDA" : "",
+                 prs_rail_link_name(&rail->info), rail->info.speed_mbps, rail->info.gid_index, rail->info.gid,
+                 rail->info.numa_node, " host", rail->info.mem_kinds & PRS_MEM_CUDA ? " CUDA" : "",
                  rail->info.mem_kinds & PRS_MEM_DMABUF ? " DMA-BUF" : "",
                  rail->info.relaxed_ordering ? ", relaxed ordering" : "", rail->info.mem_note[0] ? " (" : "",
                  rail->info.mem_note, rail->info.mem_note[0] ? ")" : "");
@@ -172,6 +172,7 @@ int prs_rail_query(const struct prs_fabric *fabric, int rail, struct prs_rail_in
 
 int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *who)
 {
+    const struct prs_nic_ops *nic = NULL;
     uint64_t seen = 0;
 
     if (rails->count < 1 || rails->count > PRS_MAX_RAILS)
@@ -183,6 +184,11 @@ int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_
             return prs_fail(-EINVAL, "%s: rail %d is named twice or does not exist (the fabric has %d)", who, rail,
                             fabric->rail_count);
         seen |= 1ull << rail;
+        if (nic && fabric->rail[rail].domain->nic != nic)
+            return prs_fail(-EINVAL, "%s: %s has %s queues, %s has %s: one peer cannot use both; NCCL_IB_HCA chooses",
+                            who, fabric->rail[rails->rail[0]].info.name, fabric->rail[rails->rail[0]].info.queue_kind,
+                            fabric->rail[rail].info.name, fabric->rail[rail].info.queue_kind);
+        nic = fabric->rail[rail].domain->nic;
     }
     return 0;
 }

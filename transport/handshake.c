@@ -205,8 +205,7 @@ int prs_handle_parse(const struct prs_handle *bytes, uint8_t cookie[16], union p
 
 /* -------------------------------------------------------------------------------------------------- rails */
 
-void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_nic_ops *nic,
-                    struct prs_wire_rail *out)
+void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_wire_rail *out)
 {
     for (int i = 0; i < rails->count; i++) {
         const struct prs_rail *rail = &fabric->rail[rails->rail[i]];
@@ -217,8 +216,9 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
                                         .plane_id = rail->info.plane_id,
                                         .port = rail->port,
                                         .mtu = rail->mtu,
-                                        .reads = nic->reads(rail),
-                                        .is_roce = rail->info.is_roce};
+                                        .reads = rail->domain->nic->reads(rail),
+                                        .is_roce = rail->info.is_roce,
+                                        .nic = rail->domain->nic == &prs_nic_rc ? PRS_WIRE_RC : PRS_WIRE_SRD};
         memcpy(out[i].name, rail->info.name, sizeof out[i].name);
         memcpy(out[i].gid, rail->gid, sizeof out[i].gid);
     }
@@ -226,7 +226,8 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
 
 static bool can_pair(const struct prs_wire_rail *a, const struct prs_wire_rail *b)
 {
-    return a->is_roce == b->is_roce && (a->plane_id < 0 || b->plane_id < 0 || a->plane_id == b->plane_id);
+    return a->nic == b->nic && a->is_roce == b->is_roce &&
+           (a->plane_id < 0 || b->plane_id < 0 || a->plane_id == b->plane_id);
 }
 
 static void list_rails(const struct prs_wire_rail *rail, uint32_t count, char *text, size_t bytes)
@@ -260,8 +261,8 @@ int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connecto
     list_rails(listener, listener_count, theirs, sizeof theirs);
     if (!pairs)
         return prs_fail(-ENETUNREACH,
-                        "no rail of the connector (%s) can reach one of the listener (%s): planes or link "
-                        "layers differ",
+                        "no rail of the connector (%s) can reach one of the listener (%s): planes, link "
+                        "layers or kinds of queues (RC, EFA's SRD) differ",
                         ours, theirs);
     if (pairs != connector_count || pairs != listener_count)
         PRS_INFO("rails are unequal: %u pairs of the connector's %s and the listener's %s", pairs, ours, theirs);
@@ -274,9 +275,9 @@ static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const c
         return prs_fail(-EPROTO, "%s: %u rails: expected 1 to %d", remote, count, PRS_MAX_RAILS);
     for (uint32_t i = 0; i < count; i++)
         if (memchr(rail[i].name, 0, sizeof rail[i].name) == NULL || rail[i].mtu < 1 || rail[i].mtu > 5 ||
-            rail[i].reads < 1)
-            return prs_fail(-EPROTO, "%s: rail %u: impossible name, MTU code %u or reads %u", remote, i, rail[i].mtu,
-                            rail[i].reads);
+            rail[i].reads < 1 || (rail[i].nic != PRS_WIRE_RC && rail[i].nic != PRS_WIRE_SRD))
+            return prs_fail(-EPROTO, "%s: rail %u: impossible name, MTU code %u, reads %u or kind of queues %u", remote,
+                            i, rail[i].mtu, rail[i].reads, rail[i].nic);
     return 0;
 }
 

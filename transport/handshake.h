@@ -54,6 +54,8 @@ static_assert(sizeof(struct prs_frame_head) == 32, "part of the wire format");
 
 enum prs_frame_type { PRS_FRAME_HELLO = 1, PRS_FRAME_REPLY, PRS_FRAME_QUEUES, PRS_FRAME_READY, PRS_FRAME_REFUSE };
 
+enum prs_wire_nic { PRS_WIRE_RC = 1, PRS_WIRE_SRD };
+
 struct prs_wire_rail {
     char name[64];
     uint8_t gid[16];
@@ -65,7 +67,8 @@ struct prs_wire_rail {
     uint8_t mtu;
     uint8_t reads;
     uint8_t is_roce;
-    uint8_t reserved[2];
+    uint8_t nic; /* enum prs_wire_nic */
+    uint8_t reserved;
 };
 static_assert(sizeof(struct prs_wire_rail) == 96, "part of the wire format");
 
@@ -156,10 +159,10 @@ void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address,
 int prs_handle_parse(const struct prs_handle *handle, uint8_t cookie[16], union prs_address *out);
 
 /* Own rails, as others shall see them. */
-void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_nic_ops *nic,
-                    struct prs_wire_rail *out);
-/* Which rail speaks with which: by rail id where both sides know it, else by position; never over different planes or
- * link layers; as many pairs as fit. Return their number, or -ENETUNREACH (the text names both lists). */
+void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_wire_rail *out);
+/* Which rail speaks with which: by rail id where both sides know it, else by position; never over different planes,
+ * link layers or kinds of queues; as many pairs as fit. Return their number, or -ENETUNREACH (the text names both
+ * lists). */
 int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connector_count,
                         const struct prs_wire_rail *listener, uint32_t listener_count,
                         struct prs_wire_pair pair[PRS_MAX_RAILS]);

@@ -168,7 +168,7 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)
         return r;
-    prs_wire_rails(listener->fabric, &listener->rails, &prs_nic_rc, reply.rail);
+    prs_wire_rails(listener->fabric, &listener->rails, reply.rail);
     pairs = prs_wire_pair_rails(hello->rail, hello->rail_count, reply.rail, reply.rail_count, reply.pair);
     if (pairs < 0)
         return pairs;

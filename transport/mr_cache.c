@@ -122,6 +122,23 @@ bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t
     return found;
 }
 
+bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t rkey, prs_mr_use_fn *fn,
+                      void *arg)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&cache->lock);
+    for (uint32_t at = 0; !found && at < cache->count && cache->entry[at]->key.start <= addr; at++) {
+        const struct prs_mr *mr = cache->entry[at];
+
+        found = mr->mr->rkey == rkey && addr < mr->key.end && len_bytes <= mr->key.end - addr;
+        if (found)
+            fn(arg, &mr->key);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return found;
+}
+
 static void remove_locked(struct prs_mr_cache *cache, struct prs_mr *mr)
 {
     uint32_t at = 0;

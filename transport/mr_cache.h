@@ -44,6 +44,10 @@ int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, p
                      struct prs_mr **out);
 /* The remote key of a registration of device memory that covers the range; false: there is none. */
 bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t *rkey);
+/* Call fn while the registration with that remote key stays, which covers the range. Return false: there is none. */
+typedef void prs_mr_use_fn(void *arg, const struct prs_mr_key *key);
+bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t rkey, prs_mr_use_fn *fn,
+                      void *arg);
 void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a kind of NIC queue must do for the layers above, which never ask for its name, only for its properties.
+/* What a kind of NIC queue must do for the layers above, which never ask for its name, only for its properties. Which
+ * kind a device has is its domain's nic.
  *
  * in_order promises: requests of one queue take effect at the remote side in the order of posting, and a completion
  * with immediate is seen there only after the bytes of that request and of all earlier ones of the queue.
@@ -37,7 +38,7 @@ struct prs_link_options {
 /* Where a queue is found by the other side. */
 struct prs_queue_address {
     uint32_t number;
-    uint32_t start; /* first sequence number */
+    uint32_t start; /* first sequence number (RC), or the key that a request must show (SRD) */
 };
 
 struct prs_link_remote {
@@ -67,6 +68,7 @@ struct prs_nic_ops {
     const char *name;
     bool in_order;
     bool fence; /* a request can be held until earlier ones of its queue are complete */
+    bool adds;  /* PRS_WR_ADD; without it a signal is raised by its receiver's CPU (raise.h) */
 
     /* Create the completion queue and the queues, ready to be connected. Return 0 or -errno. */
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
@@ -90,6 +92,10 @@ struct prs_nic_ops {
     void (*kill)(struct prs_link *link);
 };
 
-extern const struct prs_nic_ops prs_nic_rc;
+extern const struct prs_nic_ops prs_nic_rc;  /* nic_rc.c: reliable connected queues */
+extern const struct prs_nic_ops prs_nic_srd; /* nic_srd.c: AWS EFA's scalable reliable datagrams; not in all builds */
+
+/* Fail with the rail's name: error is an errno, 0 when the library gave none. */
+int prs_nic_fail(const struct prs_rail *rail, int error, const char *what);
 
 #endif

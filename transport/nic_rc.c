@@ -62,12 +62,6 @@ static struct rc_queue *to_rc_queue(struct prs_queue *queue)
 
 /* ------------------------------------------------------------------------------------------------- queues */
 
-static int rail_fail(const struct prs_rail *rail, int error, const char *what)
-{
-    return prs_fail(error ? -error : -EIO, "%s:%d: %s: %s", rail->info.name, rail->port, what,
-                    error ? strerror(error) : "no reason given");
-}
-
 static int post_receives(struct rc_queue *queue)
 {
     struct ibv_recv_wr *bad;
@@ -114,8 +108,9 @@ static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t rece
         queue->qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
     }
     queue->base.takes_inline = attr.cap.max_inline_data >= PRS_INLINE_BYTES;
-    return queue->qp ? 0
-                     : rail_fail(link->base.rail, errno, "cannot create a queue pair; out of queues or locked memory?");
+    return queue->qp
+               ? 0
+               : prs_nic_fail(link->base.rail, errno, "cannot create a queue pair; out of queues or locked memory?");
 }
 
 static int to_init(struct rc_link *link, struct rc_queue *queue)
@@ -128,7 +123,7 @@ static int to_init(struct rc_link *link, struct rc_queue *queue)
     };
     int r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 
-    return r ? rail_fail(link->base.rail, r, "queue pair to INIT; is NCCL_IB_PKEY right?") : 0;
+    return r ? prs_nic_fail(link->base.rail, r, "queue pair to INIT; is NCCL_IB_PKEY right?") : 0;
 }
 
 static void queue_close(struct rc_queue *queue)
@@ -148,25 +143,25 @@ static int queue_open(struct rc_link *link, uint32_t id, uint32_t receive_depth,
     int r;
 
     if (!queue)
-        return rail_fail(link->base.rail, ENOMEM, "queue");
+        return prs_nic_fail(link->base.rail, ENOMEM, "queue");
     queue->base.link = &link->base;
     queue->base.id = id;
     queue->wr = calloc(link->depth, sizeof *queue->wr);
     queue->sge = calloc(link->depth, sizeof *queue->sge);
-    r = queue->wr && queue->sge ? 0 : rail_fail(link->base.rail, ENOMEM, "queue");
+    r = queue->wr && queue->sge ? 0 : prs_nic_fail(link->base.rail, ENOMEM, "queue");
     if (!r)
         r = create_qp(link, queue, receive_depth);
     if (!r)
         r = to_init(link, queue);
     if (!r && getrandom(&queue->start, sizeof queue->start, 0) != sizeof queue->start)
-        r = rail_fail(link->base.rail, errno, "getrandom");
+        r = prs_nic_fail(link->base.rail, errno, "getrandom");
     queue->start &= 0xffffff;
     if (!r)
         prepare_requests(queue, link->depth, link->receive_batch);
     for (uint32_t posted = 0; !r && posted < receive_depth; posted += link->receive_batch) {
         r = post_receives(queue);
         if (r)
-            r = rail_fail(link->base.rail, -r, "cannot post receives");
+            r = prs_nic_fail(link->base.rail, -r, "cannot post receives");
     }
     if (r) {
         queue_close(queue);
@@ -200,7 +195,7 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
     int entries, r;
 
     if (!link)
-        return rail_fail(rail, ENOMEM, "link");
+        return prs_nic_fail(rail, ENOMEM, "link");
     link->base = (struct prs_link){.ops = &prs_nic_rc, .rail = rail};
     link->config = options->config;
     link->traffic_class = options->traffic_class;
@@ -210,14 +205,14 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
     link->id_room = PRS_ORDER_MAX_QUEUES;
     link->queue = calloc(options->queues, sizeof(*link->queue));
     link->by_id = calloc(link->id_room, sizeof(*link->by_id));
-    r = link->queue && link->by_id ? 0 : rail_fail(rail, ENOMEM, "link");
+    r = link->queue && link->by_id ? 0 : prs_nic_fail(rail, ENOMEM, "link");
     if (r)
         goto close_link;
     entries = (int)(options->queues * (options->depth + receive_depth) + options->depth); /* and the loopback queue */
     errno = 0;
     link->cq = prs_verbs.create_cq(rail->domain->context, entries, NULL, NULL, 0);
     if (!link->cq) {
-        r = rail_fail(rail, errno, "cannot create a completion queue");
+        r = prs_nic_fail(rail, errno, "cannot create a completion queue");
         goto close_link;
     }
     for (; link->queue_count < options->queues; link->queue_count++) {
@@ -319,10 +314,10 @@ static int rc_connect(struct prs_queue *base, const struct prs_queue_address *ad
         return PRS_AGAIN;
     }
     if (r)
-        return rail_fail(link->base.rail, r, "queue pair to RTR; is the remote GID in the same network?");
+        return prs_nic_fail(link->base.rail, r, "queue pair to RTR; is the remote GID in the same network?");
     r = to_ready_to_send(link, queue, remote);
     if (r)
-        return rail_fail(link->base.rail, r, "queue pair to RTS");
+        return prs_nic_fail(link->base.rail, r, "queue pair to RTS");
     queue->connected = true;
     return 0;
 }
@@ -343,7 +338,7 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
     rc_address(&link->loopback->base, &address);
     r = rc_connect(&link->loopback->base, &address, &self, &error);
     if (r > 0)
-        r = rail_fail(base->rail, error, "cannot connect a queue to itself");
+        r = prs_nic_fail(base->rail, error, "cannot connect a queue to itself");
     *out = &link->loopback->base;
     return r;
 }
@@ -504,6 +499,7 @@ const struct prs_nic_ops prs_nic_rc = {
     .name = "rc",
     .in_order = true,
     .fence = true,
+    .adds = true,
     .open = rc_open,
     .close = rc_close,
     .queue = rc_queue_at,

@@ -32,6 +32,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->plain = options->policy == PRS_POLICY_IN_ORDER && data == 1;
     order->in_order = options->in_order;
+    order->fence = options->fence;
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
     order->path_count = paths;
     order->data_queues = data;
@@ -102,7 +103,7 @@ static inline int count_put(struct prs_order *order, const struct prs_put *put, 
 {
     uint16_t tag;
 
-    if (!order->tally || put->group == PRS_GROUP_NONE)
+    if (order->policy != PRS_POLICY_COUNTED || put->group == PRS_GROUP_NONE)
         return 0;
     tag = prs_tally_count(order->tally, put->group % PRS_ORDER_GROUPS, parts);
     return tag ? tag : -1;
@@ -420,14 +421,24 @@ int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs
     return 0;
 }
 
-int prs_order_self(struct prs_order *order, const struct prs_wr *request)
+/* Who stands behind a request of our own: perhaps nobody. */
+static struct prs_op *owner_of(struct prs_order *order, struct prs_op *op)
+{
+    if (!op)
+        return &order->closers;
+    prs_op_start(op, 1);
+    order->ops++;
+    return op;
+}
+
+int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request)
 {
     struct prs_order_queue *queue = &order->queue[order->data_queues];
     struct prs_wr *wr;
 
     if (queue_full(queue))
         return PRS_BUSY;
-    wr = admit_request(order, order->data_queues, &order->closers);
+    wr = admit_request(order, order->data_queues, owner_of(order, op));
     *wr = *request;
     if (request->opcode == PRS_WR_WRITE)
         copy_inline(queue, wr, &request->value, sizeof request->value);
@@ -439,9 +450,10 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remot
     struct prs_order_queue *queue = &order->queue[0];
     struct prs_wr *wr;
 
-    if (queue_full(queue))
+    if (queue_full(queue) || (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1)))
         return PRS_BUSY;
     wr = admit_request(order, 0, &order->closers);
+    order->last_word = queue->head;
     *wr = (struct prs_wr){
         .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof value, .opcode = PRS_WR_WRITE};
     copy_inline(queue, wr, &value, sizeof value);

@@ -16,7 +16,8 @@
  *   - Otherwise it is held here until all but one of those queues have finished the group. Puts are not held meanwhile
  *     (except under drain, the baseline: there a signal waits for all puts and gets, once for signals in a row).
  * Signals leave in the order in which they came.
- *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
+ *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h). Where the NIC
+ * has no adds, drain's signals are records as well, which wait for no arrivals.
  *   - in_order therefore keeps puts without notification on the home queue of their group, so that nothing is ever
  * held; notified puts may stripe, since their parts are counted by the receiver anyway.
  */
@@ -119,6 +120,7 @@ struct prs_order {
     uint32_t path_count;
     uint32_t max_run;
     bool in_order;           /* the queues keep order */
+    bool fence;              /* a request can be held until earlier ones of its queue are complete */
     bool tracked;            /* signals depend on where the puts of their group went */
     bool plain;              /* in_order on a single queue: a put has no choice, and nobody asks where it went */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
@@ -130,9 +132,10 @@ struct prs_order {
     uint32_t held_first, held_count;
     uint64_t signal_used; /* queues on which signal_last is meant */
     uint32_t signal_last[PRS_ORDER_MAX_QUEUES];
-    struct prs_tally *tally;            /* counted only */
-    uint64_t record_addr;               /* counted: the peer's ring of records */
+    struct prs_tally *tally;            /* signals travel as records: counted, and where the NIC has no adds */
+    uint64_t record_addr;               /* then: the peer's ring of records */
     uint32_t record_key[PRS_MAX_RAILS]; /* by path */
+    uint32_t last_word;                 /* position + 1 on queue 0 of the last prs_order_word(); 0: none */
     struct prs_op closers;              /* owner of records that only close an interval: never done */
     struct prs_order_stats stats;
     struct prs_order_path path[PRS_MAX_RAILS];
@@ -144,6 +147,7 @@ struct prs_order {
 struct prs_order_options {
     enum prs_policy policy; /* not auto */
     bool in_order;          /* as nic.h promises it; without it, messages share no immediate */
+    bool fence;             /* the same */
     uint32_t window_ops;
     uint32_t path_count;
     uint32_t queues_per_path;
@@ -156,7 +160,7 @@ struct prs_order_options {
 /* Queue q runs on path q % path_count; probe queues follow, one a path. Return 0, -EINVAL or -ENOMEM. */
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
 void prs_order_fini(struct prs_order *order);
-/* counted: where the peer's records are, and the word in which it returns credits. Before the first op. */
+/* Signals travel as records: where the peer's are, and the word in which it returns credits. Before the first op. */
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
                           const uint64_t *credit_word);
 
@@ -164,9 +168,11 @@ int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const u
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys);
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal);
-/* A request for the probe queue of path 0 that no op stands behind. Return 0 or PRS_BUSY. */
-int prs_order_self(struct prs_order *order, const struct prs_wr *request);
-/* An aligned word for the peer, on the first queue, that no op stands behind. Return 0 or PRS_BUSY. */
+/* A request for the probe queue of path 0; op may be NULL. Beyond the window: what is in flight may wait for it. Return
+ * 0 or PRS_BUSY. */
+int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
+/* An aligned word for the peer, on the first queue, that no op stands behind. Where nothing keeps order, one at a time:
+ * an older one could land on a newer one, and stay. Return 0 or PRS_BUSY. */
 int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value);
 /* One read on the probe queue of each path; requests[i] is complete but for the opcode. */
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests);

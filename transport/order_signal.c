@@ -43,6 +43,71 @@ static void fence(struct prs_order *order, struct prs_wr *wr)
     wr->flags |= PRS_WR_FENCE;
 }
 
+/* ------------------------------------------------------------------------------------------------- records */
+
+static void admit_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_record *record)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+    uint32_t slot = record->number % PRS_RECORDS;
+    struct prs_wr *wr = admit_request(order, index, op);
+
+    static_assert(sizeof *record <= PRS_INLINE_BYTES, "a record travels inside its request");
+    *wr = (struct prs_wr){.remote_addr = order->record_addr + slot * sizeof *record,
+                          .remote_key = order->record_key[queue->path],
+                          .len_bytes = sizeof *record,
+                          .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
+                          .opcode = PRS_WR_WRITE_IMM};
+    copy_inline(queue, wr, record, sizeof *record);
+    end_run(queue);
+    account(order, index, sizeof *record);
+}
+
+/* An add that nothing came before since the last one to its word: join that one's record. */
+static bool join_record(struct prs_order *order, struct prs_order_queue *queue, struct prs_op *op,
+                        const struct prs_signal *signal, const struct prs_keys *keys)
+{
+    uint32_t slot = signal->group % PRS_ORDER_GROUPS;
+    struct prs_wr *wr = joinable(queue, signal);
+    struct prs_record record;
+    void *copy;
+
+    if (!wr || wr->opcode != PRS_WR_WRITE_IMM || wr->len_bytes != sizeof record ||
+        (wr->imm & 0x801fffff) != prs_imm_make_bare(PRS_BARE_RECORD, 0) || order->tally->interval[slot].tag)
+        return false;
+    copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
+    memcpy(&record, copy, sizeof record);
+    if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
+        record.key != keys->rkey[order->path[0].remote_rail])
+        return false;
+    record.value += signal->value;
+    memcpy(copy, &record, sizeof record);
+    join(order, queue, op);
+    return true;
+}
+
+/* Where the NIC has no adds, drain's signal is a record too, when all that it is behind has come. So the receiver
+ * raises every signal, one after the other. There is room: none is admitted without. */
+static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
+                           const struct prs_keys *keys)
+{
+    struct prs_order_queue *queue = &order->queue[index];
+    struct prs_record record = {.addr = signal->dst_addr,
+                                .value = signal->value,
+                                .key = keys->rkey[order->path[0].remote_rail],
+                                .kind = signal->kind == PRS_SIGNAL_ADD ? PRS_RECORD_ADD : PRS_RECORD_SET,
+                                .barrier = (signal->flags & PRS_SIGNAL_STRONG) != 0};
+
+    if (join_record(order, queue, op, signal, keys))
+        return 0;
+    if (queue_full(queue))
+        return PRS_BUSY;
+    prs_tally_close(order->tally, signal->group % PRS_ORDER_GROUPS, &record);
+    admit_record(order, index, op, &record);
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------------------- words */
+
 /* Put the signal on its queue, whose earlier requests it may rely on. Return 0 or PRS_BUSY. */
 static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
                         const struct prs_keys *keys)
@@ -57,6 +122,8 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
                   (strong && queue->last_read && queue_has(queue, queue->last_read - 1));
     struct prs_wr *wr = joinable(queue, signal);
 
+    if (order->tally)
+        return admit_as_record(order, index, op, signal, keys);
     if (wr && wr->opcode == PRS_WR_ADD && wr->remote_addr == signal->dst_addr && wr->remote_key == remote_key) {
         wr->value += signal->value;
         if (fenced)
@@ -110,23 +177,6 @@ static inline bool at_most_one(uint64_t mask)
 
 /* ------------------------------------------------------------------------------------------------- counted */
 
-static void admit_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_record *record)
-{
-    struct prs_order_queue *queue = &order->queue[index];
-    uint32_t slot = record->number % PRS_RECORDS;
-    struct prs_wr *wr = admit_request(order, index, op);
-
-    static_assert(sizeof *record <= PRS_INLINE_BYTES, "a record travels inside its request");
-    *wr = (struct prs_wr){.remote_addr = order->record_addr + slot * sizeof *record,
-                          .remote_key = order->record_key[queue->path],
-                          .len_bytes = sizeof *record,
-                          .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
-                          .opcode = PRS_WR_WRITE_IMM};
-    copy_inline(queue, wr, record, sizeof *record);
-    end_run(queue);
-    account(order, index, sizeof *record);
-}
-
 /* Queues with reads that the peer must not be told about before they are done. */
 static uint64_t unfinished_reads(const struct prs_order *order)
 {
@@ -148,29 +198,6 @@ static uint32_t open_intervals(const struct prs_tally *tally, uint32_t except)
     return open;
 }
 
-/* An add that nothing came before since the last one to its word: join that one's record. */
-static bool join_record(struct prs_order *order, struct prs_order_queue *queue, struct prs_op *op,
-                        const struct prs_signal *signal)
-{
-    uint32_t slot = signal->group % PRS_ORDER_GROUPS;
-    struct prs_wr *wr = joinable(queue, signal);
-    struct prs_record record;
-    void *copy;
-
-    if (!wr || wr->opcode != PRS_WR_WRITE_IMM || wr->len_bytes != sizeof record ||
-        (wr->imm & 0x801fffff) != prs_imm_make_bare(PRS_BARE_RECORD, 0) || order->tally->interval[slot].tag)
-        return false;
-    copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
-    memcpy(&record, copy, sizeof record);
-    if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
-        record.key != signal->dst->rkey[order->path[0].remote_rail])
-        return false;
-    record.value += signal->value;
-    memcpy(copy, &record, sizeof record);
-    join(order, queue, op);
-    return true;
-}
-
 /* The signal becomes a record; a strong one closes the intervals of all other groups first. */
 static int signal_counted(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
 {
@@ -182,11 +209,11 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
     struct prs_record record;
 
     records += (uint32_t)__builtin_popcount(others);
-    if (!at_most_one(reads) || !prs_tally_room(order->tally, records))
+    if (!(order->fence ? at_most_one(reads) : reads == 0) || !prs_tally_room(order->tally, records))
         return PRS_BUSY;
     index = reads ? lowest(reads) : order->small_queue;
     queue = &order->queue[index];
-    if (!strong && join_record(order, queue, op, signal))
+    if (!strong && join_record(order, queue, op, signal, signal->dst))
         return 0;
     if (queue->head - queue->tail + records > queue->mask + 1)
         return PRS_BUSY;
@@ -217,7 +244,7 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
 
     if (order->ops >= order->window_ops || order->stalled || order->held_count == PRS_ORDER_HELD)
         return PRS_BUSY;
-    if (order->tally) {
+    if (order->policy == PRS_POLICY_COUNTED) {
         if (signal_counted(order, op, signal))
             return PRS_BUSY;
         prs_op_start(op, 1);
@@ -225,6 +252,9 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
         order->stats.signals++;
         return 0;
     }
+    /* Before it is held: nothing but the peer's progress makes room, and no completion tells of that. */
+    if (order->tally && !prs_tally_room(order->tally, 1))
+        return PRS_BUSY;
     need = unfinished(order, signal, position);
     if (order->held_count || (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {
         hold_signal(order, op, signal, need, position);

@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 
 enum {
-    IDLE_POLLS = 1 << 14,                               /* empty polls between two looks at the stream: a system call */
+    IDLE_POLLS = PRS_PEER_IDLE_POLLS,
     FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST, /* more than all flushed receives of some queues */
 };
 
@@ -38,6 +38,8 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     /* Before the ops are given back: their memory may be reused at once, so that no NIC may still read or write it. */
     for (uint32_t i = 0; i < peer->path_count; i++)
         peer->nic->kill(peer->link[i]);
+    if (peer->records)
+        prs_raise_drop(&peer->records->raise);
     prs_order_fail(&peer->order, code);
     return code;
 }
@@ -351,9 +353,22 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
                          peer->remote);
 }
 
+/* Nothing has come, but what was to be raised waits for another peer of this process. */
+static int raise_again(struct prs_peer *peer)
+{
+    int r = prs_records_raise(peer);
+
+    return r || !peer->order.dirty ? r : post_waiting(peer);
+}
+
+static __attribute__((cold)) int idle_long(struct prs_peer *peer)
+{
+    return peer->records && peer->records->raise.refused_ns ? raise_again(peer) : look_at_stream(peer);
+}
+
 static inline int idle(struct prs_peer *peer)
 {
-    return unlikely(++peer->idle_polls >= IDLE_POLLS) ? look_at_stream(peer) : 0;
+    return unlikely(++peer->idle_polls >= IDLE_POLLS) ? idle_long(peer) : 0;
 }
 
 /* Path 0 has brought so many events; take them, and those of the other paths. Return how many, or -errno. */

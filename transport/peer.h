@@ -10,6 +10,8 @@
 #include "transport/records.h"
 #include "transport/region.h"
 
+enum { PRS_PEER_IDLE_POLLS = 1 << 14 }; /* empty polls between two looks at the stream: a system call */
+
 struct prs_path {              /* a pair of rails */
     int local_rail;            /* of the fabric */
     struct prs_wire_rail peer; /* what the other side said */
@@ -20,7 +22,8 @@ struct prs_peer {
     int error; /* 0 or the sticky -errno */
     uint32_t unposted;
     uint32_t path_count;
-    bool measured; /* several paths: completions are timed */
+    bool measured;   /* several paths: completions are timed */
+    bool adds_alone; /* only peers of this process add to its words in device memory */
     uint32_t idle_polls;
     const struct prs_nic_ops *nic;
     prs_notify_fn *on_notify;

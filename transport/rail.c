@@ -2,6 +2,7 @@
 #include "transport/rail.h"
 
 #include "transport/gid.h"
+#include "transport/nic.h"
 
 #include <ctype.h>
 #include <endian.h>
@@ -116,6 +117,10 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     int r = prs_verbs_query_port(domain->context, port, &attr);
 
     *out = (struct prs_rail){.domain = domain, .port = port};
+    if (!domain->nic) {
+        snprintf(why, why_bytes, "%s", domain->why_not);
+        return 1;
+    }
     if (r) {
         snprintf(why, why_bytes, "query_port: %s", strerror(-r));
         return 1;
@@ -124,7 +129,9 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
         snprintf(why, why_bytes, "port state %d is not active (4): cable, switch or subnet manager?", attr.state);
         return 1;
     }
-    if (attr.link_layer != IBV_LINK_LAYER_INFINIBAND && attr.link_layer != IBV_LINK_LAYER_ETHERNET) {
+    /* EFA's has no name. */
+    if (domain->nic == &prs_nic_rc && attr.link_layer != IBV_LINK_LAYER_INFINIBAND &&
+        attr.link_layer != IBV_LINK_LAYER_ETHERNET) {
         snprintf(why, why_bytes, "link layer %d is neither InfiniBand nor Ethernet", attr.link_layer);
         return 1;
     }
@@ -137,15 +144,23 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     out->info.gid_index = (int16_t)gid.index;
     out->lid = attr.lid;
     out->mtu = (uint8_t)attr.active_mtu;
-    out->max_message_bytes = attr.max_msg_sz ? attr.max_msg_sz : 1u << 30;
+    out->max_message_bytes = domain->max_message_bytes ? domain->max_message_bytes
+                             : attr.max_msg_sz         ? attr.max_msg_sz
+                                                       : 1u << 30;
     out->info.guid = be64toh(domain->attr.sys_image_guid ? domain->attr.sys_image_guid : domain->attr.node_guid);
     out->info.speed_mbps = speed_mbps(&attr);
     out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* a probe queue each */
     out->info.latency_us = 1;
     out->info.port = port;
-    out->info.in_order = true;
+    snprintf(out->info.queue_kind, sizeof out->info.queue_kind, "%s", domain->nic->name);
+    out->info.in_order = domain->nic->in_order;
     out->info.adaptive_routing = config->adaptive_routing < 0 ? !out->info.is_roce : config->adaptive_routing;
     fill_place(&out->info);
     fill_memory(domain, config, &out->info);
     return 0;
+}
+
+const char *prs_rail_link_name(const struct prs_rail_info *info)
+{
+    return strcmp(info->queue_kind, "rc") ? "EFA" : info->is_roce ? "RoCE" : "InfiniBand";
 }

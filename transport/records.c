@@ -12,6 +12,7 @@
 enum {
     RING_BYTES = PRS_RECORDS * (int)sizeof(struct prs_record),
     MEMORY_BYTES = RING_BYTES + 4096,
+    LANDING_AT = RING_BYTES + 64, /* apart from the credits, which are the peer's to write */
 };
 
 int prs_records_open(struct prs_peer *peer)
@@ -39,6 +40,8 @@ int prs_records_open(struct prs_peer *peer)
             return prs_fail(errno ? -errno : -ENOMEM, "%s: cannot register %d bytes for signal records: %s",
                             rail->info.name, MEMORY_BYTES, strerror(errno));
     }
+    records->raise.landing = (volatile uint64_t *)(records->memory + LANDING_AT);
+    records->raise.landing_key = records->mr[0]->lkey;
     return 0;
 }
 
@@ -48,6 +51,7 @@ void prs_records_close(struct prs_peer *peer)
 
     if (!records)
         return;
+    prs_raise_drop(&records->raise);
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (records->mr[i])
             prs_verbs.dereg_mr(records->mr[i]);
@@ -74,7 +78,7 @@ int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_
 
     if (!records || !records->credit.addr)
         return -EPROTO; /* the peer never said that it counts */
-    if (path != 0)
+    if (path != 0 || !peer->nic->in_order)
         records->others++;
     if (!imm->bare || imm->kind == PRS_BARE_COUNT)
         return prs_counts_arrive(&records->counts, imm->tag, imm->bare ? 1 : imm->run);
@@ -106,9 +110,10 @@ static int start_flush(struct prs_peer *peer, uint64_t addr, uint32_t first_key)
 }
 
 /* May the record be raised as far as device memory goes? A completion in host memory says nothing about bytes on their
- * way to a device, and only those of the rail that writes the signal are sure to stay before it. So when data has come
- * over other rails, each reads from the device first: a read does not pass the writes before it. Host memory needs
- * none of that: its writes and completions go the same way. Return 0, PRS_AGAIN or -errno (the peer has failed). */
+ * way to a device, and only those of the rail that writes the signal are sure to stay before it, if it keeps order. So
+ * when data has come over other rails, each reads from the device first: a read does not pass the writes before it.
+ * Host memory needs none of that: its writes and completions go the same way. Return 0, PRS_AGAIN or -errno (the peer
+ * has failed). */
 static int settle(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_records *records = peer->records;
@@ -127,6 +132,7 @@ static int settle(struct prs_peer *peer, const struct prs_record *record)
     return records->flushing ? PRS_AGAIN : start_flush(peer, record->addr, key);
 }
 
+/* Return 0, PRS_BUSY or PRS_AGAIN (later), or -errno (the peer has failed). */
 static int raise_one(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_wr wr = {.remote_addr = record->addr,
@@ -135,7 +141,9 @@ static int raise_one(struct prs_peer *peer, const struct prs_record *record)
                         .len_bytes = sizeof record->value,
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
 
-    return record->kind == PRS_RECORD_CLOSE ? 0 : prs_order_self(&peer->order, &wr);
+    if (record->kind == PRS_RECORD_CLOSE)
+        return 0;
+    return peer->nic->adds ? prs_order_self(&peer->order, NULL, &wr) : prs_raise_signal(peer, record);
 }
 
 int prs_records_raise(struct prs_peer *peer)
@@ -144,15 +152,22 @@ int prs_records_raise(struct prs_peer *peer)
     struct prs_counts *counts = &records->counts;
     const struct prs_record *record;
 
+    prs_raise_finish(&records->raise);
     while (counts->waiting) {
-        int r = prs_counts_next(counts, &record);
+        int r = 0;
 
-        if (r)
-            return prs_peer_fail(peer, r, "more puts of a group have come than its signal announced");
-        r = record ? settle(peer, record) : PRS_AGAIN;
+        record = records->raise.record;
+        if (!record) {
+            r = prs_counts_next(counts, &record);
+            if (r)
+                return prs_peer_fail(peer, r, "more puts of a group have come than its signal announced");
+            r = record ? settle(peer, record) : PRS_AGAIN;
+        }
+        if (!r)
+            r = raise_one(peer, record);
         if (r < 0)
             return r;
-        if (r || raise_one(peer, record))
+        if (r)
             break; /* nothing may leave yet, or no room: the next progress comes by here again */
         records->ready_at[record->number % PRS_RECORDS] = 0;
         prs_counts_raised(counts, record);

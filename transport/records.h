@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The counted policy at one peer: memory that records and credits are written to, and the raising of signals by our own
- * NIC, which checks keys and bounds and reaches CUDA memory as well. */
+/* Signals that come as records (the counted policy; any policy where the NIC has no atomics): memory that records and
+ * credits are written to, and the raising of the signals by our own NIC, which checks keys and bounds and reaches CUDA
+ * memory as well, or as raise.h has it. */
 #ifndef TRANSPORT_RECORDS_H
 #define TRANSPORT_RECORDS_H
 
 #include "transport/handshake.h"
+#include "transport/raise.h"
 #include "transport/tally.h"
 
 struct prs_peer;
@@ -15,8 +17,9 @@ struct prs_records {
     struct ibv_mr *mr[PRS_MAX_RAILS]; /* by path */
     struct prs_wire_window credit;    /* the peer's */
     uint32_t credits_sent;
-    /* Reads behind data that came over other paths than the first, over which signals are raised (records.c). */
-    uint64_t others;                /* counted arrivals over those paths */
+    struct prs_raise raise;
+    /* Reads behind data that the NIC that raises signals does not keep in front of them (records.c). */
+    uint64_t others;                /* arrivals of such data */
     uint64_t flushed, flush_covers; /* so many of them are visible in device memory; will be when flush is done */
     uint64_t ready_at[PRS_RECORDS]; /* others when the record was first found complete, plus 1; 0: it was not */
     uint64_t flushes;

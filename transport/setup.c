@@ -38,6 +38,7 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
         .traffic_class = from->traffic_class >= 0 ? from->traffic_class : fabric->config.traffic_class,
         .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
         .private_data.bytes = from->private_bytes,
+        .adds_alone = from->adds_alone,
     };
     if (from->private_bytes)
         memcpy(out->private_data.data, from->private_data, from->private_bytes);
@@ -82,10 +83,14 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t window_ops)
     uint32_t wanted = power_of_two_up_to(2 * window_ops - 1);
 
     for (uint32_t i = 0; i < peer->path_count; i++) {
-        int most = peer->fabric->rail[peer->path[i].local_rail].domain->attr.max_qp_wr;
+        const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
+        uint32_t most = rail->domain->max_send_wr;
 
-        if (most > 0 && wanted > (uint32_t)most)
-            wanted = power_of_two_up_to((uint32_t)most);
+        if (most && wanted > most) {
+            PRS_INFO("%s:%d holds %u requests a queue: %u of a window of %u ops", rail->info.name, rail->port, most,
+                     power_of_two_up_to(most), window_ops);
+            wanted = power_of_two_up_to(most);
+        }
     }
     return wanted;
 }
@@ -95,6 +100,7 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
 {
     struct prs_order_options order = {.window_ops = options->window_ops,
                                       .in_order = peer->nic->in_order,
+                                      .fence = peer->nic->fence,
                                       .path_count = peer->path_count,
                                       .queues_per_path = peer->queues_per_path,
                                       .depth = depth,
@@ -124,7 +130,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
 {
     for (uint32_t i = 0; i < peer->path_count; i++) {
         const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
-        int most = rail->domain->attr.max_qp_wr;
+        uint32_t most = rail->domain->max_receive_wr;
         uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
         struct prs_link_options options = {.rail = rail,
                                            .config = &peer->fabric->config,
@@ -132,8 +138,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
                                            .queues = peer->queues_per_path,
                                            .ids = ids,
                                            .depth = depth,
-                                           .receive_depth =
-                                               most > 0 && most < RECEIVE_DEPTH ? (uint32_t)most : RECEIVE_DEPTH};
+                                           .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH};
         int r;
 
         for (uint32_t k = 0; k < peer->queues_per_path; k++)
@@ -177,6 +182,12 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
     return 0;
 }
 
+/* The receiver raises them: to keep them behind what it counts, or because no NIC can add. */
+static bool signals_are_records(const struct prs_peer *peer)
+{
+    return peer->order.policy == PRS_POLICY_COUNTED || !peer->nic->adds;
+}
+
 int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,
                    const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
                    uint32_t queues_per_path, struct prs_peer **out)
@@ -189,11 +200,12 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     if (!peer)
         return prs_fail(-ENOMEM, "no memory for a peer");
     peer->fabric = fabric;
-    peer->nic = &prs_nic_rc;
+    peer->nic = fabric->rail[path[0].local_rail].domain->nic; /* of all paths: prs_fabric_check_set() */
     peer->stream_fd = -1;
     peer->on_notify = options->on_notify;
     peer->user = options->user;
     peer->traffic_class = options->traffic_class;
+    peer->adds_alone = options->adds_alone;
     peer->path_count = path_count;
     peer->measured = path_count > 1;
     peer->queues_per_path = queues_per_path;
@@ -209,7 +221,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     r = open_links(peer, depth);
     if (!r)
         r = open_inline(peer, depth);
-    if (!r && peer->order.policy == PRS_POLICY_COUNTED)
+    if (!r && signals_are_records(peer))
         r = prs_records_open(peer);
     if (r) {
         prs_peer_close(peer);
@@ -226,7 +238,7 @@ free_peer:
 
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out)
 {
-    *out = (struct prs_wire_queues){.count = peer->queues, .counted = peer->order.policy == PRS_POLICY_COUNTED};
+    *out = (struct prs_wire_queues){.count = peer->queues, .counted = signals_are_records(peer)};
     for (uint32_t q = 0; q < peer->queues; q++)
         peer->nic->address(peer->queue[q], &out->queue[q]);
     if (peer->records)
@@ -251,7 +263,7 @@ int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *recor
 {
     struct prs_wire_window own_ring, own_credit;
 
-    if (peer->order.policy != PRS_POLICY_COUNTED)
+    if (!signals_are_records(peer))
         return 0;
     if (!records->addr)
         return prs_fail(-EPROTO, "the other side has no memory for signal records");

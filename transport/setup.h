@@ -13,6 +13,7 @@ struct prs_setup_options {
     int traffic_class;
     uint32_t queues_per_rail;
     enum prs_policy policy; /* may be auto */
+    bool adds_alone;
     struct prs_wire_private private_data;
 };
 

@@ -212,6 +212,7 @@ static void peer_options(const struct prs_team *team, uint32_t context, struct h
     out->queues_per_rail = team->options.queues_per_rail;
     out->traffic_class = team->options.traffic_class;
     out->policy = team->options.policy;
+    out->adds_alone = team->options.adds_alone;
 }
 
 /* A peer came in: whose is it? It is from the wire, so check it. */

@@ -47,6 +47,9 @@ static const struct symbol symbols[] = {
     {"_ibv_query_gid_ex", "IBVERBS_1.11", SLOT(query_gid_ex), 1},
     {"ibv_reg_mr_iova2", "IBVERBS_1.8", SLOT(reg_mr_iova2), 1},
     {"ibv_reg_dmabuf_mr", "IBVERBS_1.12", SLOT(reg_dmabuf_mr), 1},
+    {"ibv_create_ah", "IBVERBS_1.1", SLOT(create_ah), 1},
+    {"ibv_destroy_ah", "IBVERBS_1.1", SLOT(destroy_ah), 1},
+    {"ibv_qp_to_qp_ex", "IBVERBS_1.6", SLOT(qp_to_qp_ex), 1},
 };
 
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER; /* protects loaded and the filling of prs_verbs */

@@ -36,6 +36,9 @@ struct prs_verbs {
     struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
     struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
                                     int access);
+    struct ibv_ah *(*create_ah)(struct ibv_pd *pd, struct ibv_ah_attr *attr);
+    int (*destroy_ah)(struct ibv_ah *ah);
+    struct ibv_qp_ex *(*qp_to_qp_ex)(struct ibv_qp *qp);
 };
 
 /* Valid after prs_verbs_load() returned 0. */

@@ -81,6 +81,7 @@ struct prs_rail_info {
     char pci_path[256]; /* real path below /sys/devices; PCI function digit zeroed so that ports of one card coincide */
     char gid[64];       /* the GID in use, as text */
     char mem_note[128]; /* why CUDA or DMA-BUF memory cannot be registered; "" where it can */
+    char queue_kind[8]; /* "rc", or "srd" (AWS EFA) */
     uint64_t guid;      /* of the chip: equal for ports of one card */
     uint32_t speed_mbps;   /* width times lane speed */
     uint32_t mem_kinds;    /* mask of enum prs_mem_kind */
@@ -94,7 +95,7 @@ struct prs_rail_info {
     bool in_order;         /* one queue delivers in the order of posting (RC; not SRD) */
     bool relaxed_ordering; /* data regions are registered with relaxed PCI ordering */
     bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
-    bool is_roce;          /* Ethernet link layer */
+    bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
 };
 
 /** What to use; NULL and zeros mean the environment's values (README, "Variables"), which use NCCL's names and syntax.
@@ -206,6 +207,8 @@ struct prs_peer_options {
     int traffic_class;        /* -1: the fabric's */
     int queues_per_rail;      /* 0: NCCL_IB_QPS_PER_CONNECTION, else 1 */
     const char *policy;       /* ordering policy by name; NULL: PERSEUS_ORDER, else "auto" */
+    bool adds_alone;          /* only peers of this process, each with this set, write to those words of its device
+                                 memory that are added to: what such adds need on rails without atomics (EFA) */
 };
 
 /**
@@ -324,9 +327,9 @@ struct prs_signal {
 };
 /**
  * Set or add to a 64-bit word of the peer, which sees it only after the bytes of every put of the group that was
- * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`
- * the receiver raises it within its prs_peer_progress(), and op is done when the signal has been handed over. Returns
- * as prs_peer_put().
+ * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`,
+ * and on rails without atomics (EFA), the receiver raises it within its prs_peer_progress(), and op is done when the
+ * signal has been handed over. Returns as prs_peer_put().
  */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""test_info.py SOFTNIC-RUN PERSEUS-INFO: what perseus-info says of a machine with rails, without, and with a wrong setting."""
+"""test_info.py SOFTNIC-RUN PERSEUS-INFO [efa]: what perseus-info says of a machine with rails, without, and with a wrong setting."""
 import json
 import os
 import subprocess
@@ -35,6 +35,17 @@ def main():
     report(json.loads(text)["policy"].startswith("drain"), "a forced policy is the policy", text)
     status, text, _ = run(world)
     report(status == 0 and all(rail["name"] in text for rail in told["rails"]), "the text names the rails too", text)
+    efa = [softnic, "--quiet", "--efa", "--", info]
+    if sys.argv[3:] == ["efa"]:
+        status, text, _ = run([*efa, "--json"])
+        told = json.loads(text)
+        report(status == 0 and told["rails"][0]["queues"] == "srd" and told["rails"][0]["link"] == "EFA", "an EFA has SRD queues", text)
+        report(told["policy"].startswith("counted (the queues do not keep order"), "its signals are counted, and why", told["policy"])
+        status, text, _ = run([*efa, "--json"], PERSEUS_ORDER="nic_fence")
+        report("counted or drain" in json.loads(text)["policy"], "what it cannot keep is refused", text)
+    else:
+        status, text, _ = run(efa)
+        report(status == 1 and "passed over: an EFA" in text and "-Defa" in text, "an EFA is passed over, and why", text)
     status, text, _ = run([*world, "--json"], NCCL_IB_HCA="nosuch")
     told = json.loads(text)
     report(status == 1 and not told["rails"] and any("mend" in p and p["mend"] for p in told["problems"]),

@@ -9,6 +9,7 @@ import sys
 OPS = ("sendrecv", "allreduce", "allgather", "reducescatter", "alltoall")
 APIS = range(6, 13)
 SMALL = ("--sizes", "0:32K:x32", "--odd", "--iters", "4", "--warmup", "1")
+NIC = []  # options of softnic-run: which kind
 failed = 0
 
 
@@ -19,7 +20,7 @@ def report(good, claim, detail):
 
 
 def run(run_softnic, netbench, plugin, *options, nodes=1, env=None):
-    command = [run_softnic, "--quiet", "--nics", "2", "--nodes", str(nodes), "--", netbench, "--plugin", plugin, "--check",
+    command = [run_softnic, "--quiet", *NIC, "--nics", "2", "--nodes", str(nodes), "--", netbench, "--plugin", plugin, "--check",
                "--json", "--timeout", "60", "--nodes", str(nodes), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, **(env or {})})
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], done.stderr
@@ -71,6 +72,26 @@ def main():
                 expect_data(tools, f"v{api} {op} over {ranks} ranks, groups with tags", "--api", f"v{api}", "--op", op,
                             "--ranks", str(ranks), "--group", str(1 + (a + o) % 8), "--chunk", "1001", "--sizes", "0:32K:x32",
                             "--odd", "--iters", "2", "--warmup", "1")
+    elif size == "efa":  # queues that keep no order; another disorder each time
+        NIC.append("--efa")
+        for o, op in enumerate(OPS):
+            for api in (8, 12):
+                for ranks in (2, 4):
+                    NIC[1:] = ["--seed", str(100 * o + api + ranks)]
+                    expect_data(tools, f"v{api} {op} over {ranks} ranks", "--api", f"v{api}", "--op", op, "--ranks", str(ranks),
+                                "--sizes", "0:4M:x8", "--odd", "--iters", "4", "--warmup", "1")
+            expect_data(tools, f"{op} over 3 ranks, 2 comms, groups", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
+                        "--chunk", "777", "--flush", *SMALL)
+        expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:4M:x32", "--odd",
+                    "--iters", "4", "--group", "2", "--chunk", "200001")
+        expect_data(tools, "registrations come and go while data moves", "--op", "alltoall", "--ranks", "3", "--churn",
+                    "--sizes", "1:1M:x32", "--iters", "20")
+        expect_data(tools, "several queues a rail", "--op", "sendrecv", "--sizes", "1:1M:x32", "--iters", "4",
+                    env={"NCCL_IB_QPS_PER_CONNECTION": "3", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"})
+        expect_data(tools, "8 ranks on 2 nodes", "--op", "alltoall", "--ranks", "8", "--sizes", "8:64K:x64", "--odd", "--iters", "3",
+                    nodes=2)
+        expect_refusal(tools, "a policy that needs order is refused by name", ["in_order", "counted or drain"],
+                       {"PERSEUS_ORDER": "in_order"})
     else:
         for a, api in enumerate(APIS):
             op = OPS[a % len(OPS)]

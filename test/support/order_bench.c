@@ -14,6 +14,7 @@ struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queue
     struct prs_order_options options = {.policy = policy,
                                         .window_ops = BENCH_WINDOW,
                                         .in_order = true,
+                                        .fence = true,
                                         .path_count = paths,
                                         .queues_per_path = queues,
                                         .depth = BENCH_DEPTH,

@@ -19,6 +19,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
     struct prs_order_options options = {.policy = policy,
                                         .window_ops = NET_WINDOW,
                                         .in_order = network == NET_IN_ORDER,
+                                        .fence = network < NET_FREE,
                                         .path_count = paths,
                                         .queues_per_path = queues,
                                         .depth = NET_DEPTH,
@@ -32,7 +33,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
     cr_assert_eq(prs_order_init(&net->order, &options), 0);
     for (uint32_t q = 0; q < paths * queues + 1; q++)
         net->order.queue[q].inline_bytes = net->copies[q];
-    if (policy == PRS_POLICY_COUNTED)
+    if (policy == PRS_POLICY_COUNTED || network == NET_SRD)
         cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, record_key, &net->credit), 0);
 }
 
@@ -136,7 +137,7 @@ bool net_may_deliver(const struct net *net, uint32_t q, uint32_t position)
 
         if (!there && (net->network == NET_IN_ORDER || net->posted[q][p % NET_DEPTH].flags & PRS_WR_FENCE ||
                        net->posted[q][position % NET_DEPTH].flags & PRS_WR_FENCE))
-            return net->network == NET_FREE;
+            return net->network >= NET_FREE;
     }
     return true;
 }

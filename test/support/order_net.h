@@ -13,7 +13,8 @@ enum { NET_PUTS = 400, NET_SIGNALS = 120, NET_DEPTH = 32, NET_WINDOW = 48 };
 enum network {
     NET_IN_ORDER, /* RC: not at all */
     NET_FENCED,   /* freely, but nothing passes a fence: what nic_fence relies on */
-    NET_FREE,     /* freely: SRD */
+    NET_FREE,     /* freely */
+    NET_SRD,      /* the same, and without adds: signals are records under any policy */
 };
 
 struct net_put {

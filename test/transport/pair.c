@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORDS = 512 };
+enum { WORDS = 512, UNORDERED = 128 /* beside the number of rails, in an exit status */ };
 
 struct pair_shared {
     struct prs_handle handle;
@@ -52,16 +52,19 @@ void pair_die(const char *file, int line, const char *what, const char *format, 
 int pair_rails_here(void)
 {
     struct prs_fabric *fabric;
+    struct prs_rail_info info;
     int count;
 
     if (prs_fabric_open(NULL, &fabric))
         return 0;
     count = prs_fabric_rails(fabric);
+    if (count && prs_rail_query(fabric, 0, &info) == 0 && !info.in_order)
+        count |= UNORDERED;
     prs_fabric_close(fabric);
     return count;
 }
 
-int pair_rails(void)
+static int ask_rails(void)
 {
     char *argv[] = {"pair", "--rails", NULL};
     int status = 0;
@@ -74,6 +77,24 @@ int pair_rails(void)
     }
     cr_assert(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
     return WEXITSTATUS(status);
+}
+
+int pair_rails(void)
+{
+    return ask_rails() & ~UNORDERED;
+}
+
+bool pair_rails_in_order(void)
+{
+    return !(ask_rails() & UNORDERED);
+}
+
+bool pair_in_order(const struct pair *pair)
+{
+    struct prs_rail_info info;
+
+    must(prs_rail_query(pair->fabric, 0, &info) == 0, "%s", prs_error_text());
+    return info.in_order;
 }
 
 static void on_notify(void *user, uint32_t id, uint64_t bytes)
@@ -155,7 +176,8 @@ static void run_side(struct pair *pair, pair_fn *fn)
                                        .window_ops = pair->spec->window_ops,
                                        .traffic_class = -1,
                                        .queues_per_rail = pair->spec->queues_per_rail,
-                                       .policy = pair->spec->policy};
+                                       .policy = pair->spec->policy,
+                                       .adds_alone = pair->spec->adds_alone};
     uint32_t bytes;
 
     open_side(pair);
@@ -183,8 +205,8 @@ static void run_side(struct pair *pair, pair_fn *fn)
  * job starts with another one's memory. Functions of the same program keep their distance to each other. */
 static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, pair_fn *fn)
 {
-    char text[11][32], *argv[] = {"pair",  "--side", text[0], text[1], text[2], text[3],  text[4],
-                                  text[5], text[6],  text[7], text[8], text[9], text[10], NULL};
+    char text[12][32], *argv[] = {"pair",  "--side", text[0], text[1], text[2],  text[3],  text[4], text[5],
+                                  text[6], text[7],  text[8], text[9], text[10], text[11], NULL};
     pid_t child;
 
     snprintf(text[0], sizeof text[0], "%d", side);
@@ -198,6 +220,7 @@ static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, p
     snprintf(text[8], sizeof text[8], "%u", spec->window_ops);
     snprintf(text[9], sizeof text[9], "%d", spec->b_dies);
     snprintf(text[10], sizeof text[10], "%d", spec->words_on_device);
+    snprintf(text[11], sizeof text[11], "%d", spec->adds_alone);
     fflush(NULL);
     child = fork();
     if (child)
@@ -220,7 +243,8 @@ int pair_side_main(char **argv)
                               .buffer_bytes = (size_t)atol(argv[9]),
                               .window_ops = (uint32_t)atol(argv[10]),
                               .b_dies = atoi(argv[11]),
-                              .words_on_device = atoi(argv[12])};
+                              .words_on_device = atoi(argv[12]),
+                              .adds_alone = atoi(argv[13])};
     pair.spec = &spec;
     pair.side = atoi(argv[2]);
     pair.shared = mmap(NULL, sizeof *pair.shared, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);
@@ -239,6 +263,9 @@ void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b)
 
     if (pair_rails() < (most ? most : 1))
         cr_skip_test("needs %d rails, there are %d", most ? most : 1, pair_rails());
+    if (spec->policy && (!strcmp(spec->policy, "in_order") || !strcmp(spec->policy, "nic_fence")) &&
+        !pair_rails_in_order())
+        cr_skip_test("%s needs rails that keep order", spec->policy);
     cr_assert(shared_fd >= 0 && ftruncate(shared_fd, sizeof(struct pair_shared)) == 0);
     side[0] = start_side(spec, shared_fd, 0, a);
     side[1] = start_side(spec, shared_fd, 1, b);

@@ -19,6 +19,7 @@ struct pair_spec {
     uint32_t window_ops;
     bool words_on_device; /* host memory stands in: the transport takes the words for device memory */
     bool b_dies;          /* B ends without farewell, by pair_vanish() */
+    bool adds_alone;      /* as in struct prs_peer_options */
 };
 
 /* One side. */
@@ -49,11 +50,14 @@ typedef void pair_fn(struct pair *pair);
 
 /* How many rails there are; 0 also when there is no libibverbs. Asked in a process of its own. */
 int pair_rails(void);
+/* Whether their queues keep order (RC; not SRD): the same. */
+bool pair_rails_in_order(void);
 /* For main(): "--rails" and "--side ...". */
 int pair_rails_here(void);
 int pair_side_main(char **argv);
 
-/* Run a and b in two processes, connected; fails the test unless both return. */
+/* Run a and b in two processes, connected; fails the test unless both return. Skips the test where there are too few
+ * rails, or the policy is one that they cannot keep. */
 void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b);
 
 /* In a side's process: print and exit. */
@@ -64,6 +68,9 @@ void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b);
     } while (0)
 void pair_die(const char *file, int line, const char *what, const char *format, ...)
     __attribute__((noreturn, format(printf, 4, 5)));
+
+/* Whether this side's rails keep order. */
+bool pair_in_order(const struct pair *pair);
 
 /* Both sides meet; progress is made meanwhile. */
 void pair_barrier(struct pair *pair);

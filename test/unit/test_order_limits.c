@@ -255,6 +255,83 @@ Test(order_limits, a_strong_counted_signal_waits_while_two_queues_read)
     cr_assert(bench->order.queue[1].wr[1].flags & PRS_WR_FENCE);
 }
 
+/* ------------------------------------------------------------------------------- neither order, fence nor adds */
+
+static struct bench *bench_srd(enum prs_policy policy)
+{
+    static const uint32_t record_key[PRS_MAX_RAILS];
+    struct bench *bench = bench_fresh(policy, 1, 1);
+
+    bench->order.in_order = bench->order.fence = false;
+    if (policy != PRS_POLICY_COUNTED)
+        cr_assert_eq(prs_order_set_records(&bench->order, 4096, record_key, &bench->credit), 0);
+    return bench;
+}
+
+Test(order_limits, without_a_fence_a_strong_counted_signal_waits_for_the_read)
+{
+    struct bench *bench = bench_srd(PRS_POLICY_COUNTED);
+    struct prs_op op[2];
+
+    cr_assert_eq(get_one(bench, &op[0], 8), 0);
+    cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), PRS_BUSY);
+    cr_assert_eq(signal_one(bench, &op[1], 1, 0), 0, "a weak one may pass");
+    post_and_complete_all(bench);
+    cr_assert_eq(signal_one(bench, &op[1], 1, PRS_SIGNAL_STRONG), 0);
+    cr_assert_eq(bench->order.stats.fences, 0);
+}
+
+Test(order_limits, without_adds_a_drained_signal_is_a_record_that_waits_for_nothing)
+{
+    struct bench *bench = bench_srd(PRS_POLICY_DRAIN);
+    const struct prs_order_queue *queue = &bench->order.queue[0];
+    struct prs_keys keys = {{7}};
+    struct prs_signal signal = {.dst = &keys, .dst_addr = 64, .value = 5, .kind = PRS_SIGNAL_ADD, .group = 1};
+    struct prs_record record;
+    struct prs_op op;
+
+    bench_put(bench, 8, 0, 1, 0);
+    cr_assert_eq(prs_order_signal(&bench->order, &op, &signal), 0);
+    cr_assert_eq(queue->head, 1, "it is held");
+    memset(&keys, 0, sizeof keys); /* the caller's, read during the call only */
+    post_and_complete_all(bench);
+    cr_assert_eq(op.status, 0);
+    cr_assert_eq(queue->wr[0].opcode, PRS_WR_WRITE, "a put is not counted");
+    cr_assert_eq(queue->wr[1].opcode, PRS_WR_WRITE_IMM);
+    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof record);
+    cr_assert(record.kind == PRS_RECORD_ADD && record.addr == 64 && record.value == 5 && record.key == 7 &&
+              record.tag == 0 && record.expected == 0);
+}
+
+Test(order_limits, without_adds_a_drained_signal_is_not_held_without_room_for_its_record)
+{
+    struct bench *bench = bench_srd(PRS_POLICY_DRAIN);
+    struct prs_op op;
+
+    for (int i = 0; i < PRS_RECORDS; i++) {
+        cr_assert_eq(signal_one(bench, &op, 1, 0), 0);
+        post_and_complete_all(bench);
+    }
+    bench_put(bench, 8, 0, 1, 0);
+    cr_assert_eq(signal_one(bench, &op, 1, 0), PRS_BUSY, "nothing would ever release it");
+    cr_assert_eq(bench->order.held_count, 0);
+    bench->credit = 1;
+    cr_assert_eq(signal_one(bench, &op, 1, 0), 0);
+}
+
+Test(order_limits, where_nothing_keeps_order_a_word_waits_for_the_one_before)
+{
+    struct bench *bench = bench_srd(PRS_POLICY_COUNTED);
+
+    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 256), 0);
+    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), PRS_BUSY, "256 could land on it, and stay");
+    post_and_complete_all(bench);
+    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0);
+    bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
+    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 256), 0);
+    cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0, "RC keeps them apart");
+}
+
 /* What lies at each place of a message is moved once, to the same place. */
 static void check_parts(const struct bench *bench, uint64_t remote_addr, uint64_t bytes)
 {

@@ -10,7 +10,8 @@
 static const char usage[] =
     "perseus-perf OP [options]: microbenchmarks of the transport, by the path that GPU commands take\n"
     "  OP                 putsignal  put  latency  msgrate  alltoall\n"
-    "  --policy LIST      drain,nic_fence,in_order,counted,auto (putsignal: the first four; else auto)\n"
+    "  --policy LIST      drain,nic_fence,in_order,counted,auto (putsignal: the first four that rails keep; else "
+    "auto)\n"
     "  --group LIST       coupled (put, signal, put, signal, ...), peer (all puts, then the signals, one group a\n"
     "                     destination) or a number of puts per group (coupled,peer)\n"
     "  --concurrency LIST transfers in flight together, 1-128 (96)\n"
@@ -275,7 +276,8 @@ int options_parse(int argc, char **argv, struct options *o)
         fprintf(stderr, "perseus-perf: --gpu is for putsignal, latency and msgrate\n");
         return 1;
     }
-    if (o->policy_count == 0)
+    o->every_policy = o->policy_count == 0;
+    if (o->every_policy)
         parse_policies(o->op == PERF_PUTSIGNAL ? "drain,nic_fence,in_order,counted" : "auto", o);
     return 0;
 }

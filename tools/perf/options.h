@@ -22,6 +22,7 @@ struct options {
     enum perf_op op;
     char policies[OPTIONS_POLICIES][OPTIONS_POLICY_CHARS];
     uint32_t policy_count;
+    bool every_policy; /* none was asked for: those that the rails can keep */
     struct values groups, bytes, concurrency, peers;
     uint32_t iterations, warmup, nodes, timeout_s;
     int queues_per_rail;

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two peers of one process that add to one word, each driven by a thread of its own: on rails with atomics and without.
+ */
+#include "test/transport/pair.h"
+#include "transport/peer.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+
+enum { ADDS = 600 };
+
+static struct prs_peer_options options_of(const struct pair *pair)
+{
+    return (struct prs_peer_options){
+        .traffic_class = -1, .policy = pair->spec->policy, .adds_alone = pair->spec->adds_alone};
+}
+
+/* The listening side. */
+static struct prs_peer *accept_second(struct pair *pair)
+{
+    struct prs_peer_options options = options_of(pair);
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+    uint64_t words[PRS_HANDLE_BYTES / 8];
+    int r;
+
+    must(prs_listen(pair->fabric, &pair->rails, &handle, &listener) == 0, "%s", prs_error_text());
+    memcpy(words, &handle, sizeof words);
+    for (size_t i = 0; i < PRS_HANDLE_BYTES / 8; i++)
+        pair_swap(pair, words[i]);
+    while ((r = prs_accept(listener, &options, &peer)) == PRS_AGAIN) /* bounded by alarm() */
+        sched_yield();
+    must(r == 0, "%s", prs_error_text());
+    prs_listener_close(listener);
+    return peer;
+}
+
+static struct prs_peer *connect_second(struct pair *pair)
+{
+    struct prs_peer_options options = options_of(pair);
+    struct prs_connector *connector;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+    uint64_t words[PRS_HANDLE_BYTES / 8];
+    int r;
+
+    for (size_t i = 0; i < PRS_HANDLE_BYTES / 8; i++)
+        words[i] = pair_swap(pair, 0);
+    memcpy(&handle, words, sizeof words);
+    must(prs_connect(pair->fabric, &pair->rails, &handle, &options, &connector) == 0, "%s", prs_error_text());
+    while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN)
+        sched_yield();
+    must(r == 0, "%s", prs_error_text());
+    return peer;
+}
+
+static void add_over_both(struct pair *pair)
+{
+    static struct prs_op op[2][ADDS];
+    struct prs_peer *peer[2] = {pair->peer, connect_second(pair)};
+
+    for (int i = 0; i < 2 * ADDS; i++) {
+        struct prs_signal signal = {.dst_addr = pair->remote_words,
+                                    .dst = &pair->remote_words_keys,
+                                    .value = (uint64_t)i,
+                                    .kind = PRS_SIGNAL_ADD,
+                                    .group = (uint32_t)i % 4};
+        int r;
+
+        while ((r = prs_peer_signal(peer[i % 2], &op[i % 2][i / 2], &signal)) == PRS_BUSY)
+            must(prs_peer_progress(peer[i % 2]) >= 0, "%s", prs_error_text());
+        must(r == 0, "signal: %s", prs_error_text());
+        must(prs_peer_progress(peer[i % 2]) >= 0, "%s", prs_error_text()); /* each by itself: few are merged */
+    }
+    for (int i = 0; i < 2 * ADDS; i++)
+        while (op[i % 2][i / 2].status == PRS_OP_PENDING)
+            must(prs_peer_progress(peer[0]) >= 0 && prs_peer_progress(peer[1]) >= 0, "%s", prs_error_text());
+    pair_barrier(pair); /* the sum has been seen */
+    prs_peer_close(peer[1]);
+}
+
+struct driver {
+    struct prs_peer *peer;
+    const uint64_t *word;
+    uint64_t value;
+};
+
+static void *drive(void *arg)
+{
+    struct driver *driver = arg;
+
+    /* Pairs with the release that raises; bounded by alarm(). */
+    while (__atomic_load_n(driver->word, __ATOMIC_ACQUIRE) != driver->value) {
+        must(prs_peer_progress(driver->peer) >= 0, "%s", prs_error_text());
+        sched_yield();
+    }
+    return NULL;
+}
+
+static void sum_up_over_both(struct pair *pair)
+{
+    uint64_t sum = (uint64_t)(2 * ADDS) * (2 * ADDS - 1) / 2;
+    struct prs_peer *second = accept_second(pair);
+    struct driver drivers[2] = {{pair->peer, pair->words, sum}, {second, pair->words, sum}};
+    pthread_t thread;
+
+    must(pthread_create(&thread, NULL, drive, &drivers[1]) == 0, "pthread_create");
+    drive(&drivers[0]);
+    pthread_join(thread, NULL);
+    pair_barrier(pair);
+    must(pair->words[0] == sum, "%llu behind the last add", (unsigned long long)pair->words[0]);
+    prs_peer_close(second);
+}
+
+#define RUN(name, ...)                                                                                                 \
+    Test(raise, name)                                                                                                  \
+    {                                                                                                                  \
+        pair_run(&(struct pair_spec){__VA_ARGS__}, add_over_both, sum_up_over_both);                                   \
+    }
+
+RUN(two_peers_lose_no_add_to_a_word_in_host_memory, .policy = "counted")
+RUN(two_peers_lose_no_add_to_a_word_in_device_memory, .policy = "counted", .words_on_device = true, .adds_alone = true)
+RUN(two_peers_that_drain_lose_no_add, .policy = "drain", .words_on_device = true, .adds_alone = true)
+
+/* Sets of one word come out in the order in which they were made, though two writes of a NIC might not. */
+static void set_often(struct pair *pair)
+{
+    static struct prs_op op[ADDS];
+
+    for (uint32_t i = 0; i < ADDS; i++) {
+        struct prs_signal signal = {
+            .dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = i + 1, .group = 1};
+        int r;
+
+        while ((r = prs_peer_signal(pair->peer, &op[i], &signal)) == PRS_BUSY)
+            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+        must(r == 0, "signal: %s", prs_error_text());
+    }
+    for (uint32_t i = 0; i < ADDS; i++)
+        pair_wait_op(pair, &op[i]);
+}
+
+static void see_them_grow(struct pair *pair)
+{
+    uint64_t last = 0, now;
+
+    while ((now = __atomic_load_n(pair->words, __ATOMIC_ACQUIRE)) != ADDS) {
+        must(now >= last, "%llu after %llu", (unsigned long long)now, (unsigned long long)last);
+        last = now;
+        must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+    }
+    pair_barrier(pair);
+    must(pair->words[0] == ADDS, "the last one stays: %llu", (unsigned long long)pair->words[0]);
+}
+
+static void set_often_and_meet(struct pair *pair)
+{
+    set_often(pair);
+    pair_barrier(pair);
+}
+
+Test(raise, sets_of_one_word_in_device_memory_keep_their_order)
+{
+    pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true}, set_often_and_meet, see_them_grow);
+}
+
+Test(raise, sets_of_one_word_in_host_memory_keep_their_order)
+{
+    pair_run(&(struct pair_spec){.policy = "counted"}, set_often_and_meet, see_them_grow);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+/* Nobody drives the peer that holds the word: whoever waits for it learns that in time. */
+static void add_beside_one_that_stands_still(struct pair *pair)
+{
+    static struct prs_op op[2];
+    struct prs_peer *peer[2] = {connect_second(pair), pair->peer};
+
+    for (int i = 0; i < 2; i++) {
+        struct prs_signal signal = {
+            .dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = 1, .kind = PRS_SIGNAL_ADD};
+
+        must(prs_peer_signal(peer[i], &op[i], &signal) == 0, "%s", prs_error_text());
+        while (op[i].status == PRS_OP_PENDING)
+            must(prs_peer_progress(peer[i]) >= 0, "%s", prs_error_text());
+        pair_swap(pair, 0);
+    }
+    prs_peer_close(peer[0]);
+}
+
+static void wait_beside_one_that_stands_still(struct pair *pair)
+{
+    struct prs_peer *holder = accept_second(pair);
+    int r;
+
+    pair_swap(pair, 0); /* its record is here */
+    while (holder->records->raise.stage == PRS_RAISE_IDLE)
+        must(prs_peer_progress(holder) >= 0, "%s", prs_error_text());
+    pair->fabric->config.timeout_ms = 300;
+    pair_swap(pair, 0); /* drives the other, which waits */
+    r = pair_wait_error(pair);
+    must(r == -ETIMEDOUT && strstr(prs_peer_error(pair->peer), "nobody driving"), "%d %s", r,
+         prs_peer_error(pair->peer));
+    prs_peer_close(holder);
+}
+
+Test(raise, who_waits_for_a_word_that_nobody_gives_back_learns_that_in_time)
+{
+    if (pair_rails_in_order())
+        cr_skip_test("these rails have atomics");
+    pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true, .adds_alone = true, .b_dies = true},
+             add_beside_one_that_stands_still, wait_beside_one_that_stands_still);
+}
+
+static void add_once(struct pair *pair)
+{
+    struct prs_signal signal = {
+        .dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = 1, .kind = PRS_SIGNAL_ADD};
+    struct prs_op op;
+
+    must(prs_peer_signal(pair->peer, &op, &signal) == 0, "%s", prs_error_text());
+    while (op.status == PRS_OP_PENDING && prs_peer_progress(pair->peer) >= 0)
+        ; /* it is done when it has been handed over, or the other side gives up before */
+}
+
+static void refuse_to_add(struct pair *pair)
+{
+    int r = pair_wait_error(pair);
+
+    must(r == -EOPNOTSUPP && strstr(prs_peer_error(pair->peer), "no atomics"), "%d %s", r, prs_peer_error(pair->peer));
+    must(pair->words[0] == 0, "nothing was written");
+}
+
+Test(raise, an_add_to_device_memory_that_others_may_add_to_is_refused_without_atomics)
+{
+    if (pair_rails_in_order())
+        cr_skip_test("these rails have atomics");
+    pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true, .b_dies = true}, add_once,
+             refuse_to_add);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which rails may speak with which. */
+#include "transport/handshake.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+
+static struct prs_wire_rail rail_of(enum prs_wire_nic nic)
+{
+    return (struct prs_wire_rail){
+        .name = "some", .rail_id = -1, .plane_id = -1, .port = 1, .mtu = 5, .reads = 1, .nic = (uint8_t)nic};
+}
+
+Test(handshake, rails_of_different_kinds_of_queues_are_not_paired)
+{
+    struct prs_wire_rail rc = rail_of(PRS_WIRE_RC), srd = rail_of(PRS_WIRE_SRD);
+    struct prs_wire_pair pair[PRS_MAX_RAILS];
+
+    cr_assert_eq(prs_wire_pair_rails(&rc, 1, &srd, 1, pair), -ENETUNREACH);
+    cr_assert_eq(prs_wire_pair_rails(&srd, 1, &rc, 1, pair), -ENETUNREACH);
+    cr_assert_eq(prs_wire_pair_rails(&srd, 1, &srd, 1, pair), 1);
+}
+
+Test(handshake, a_rail_of_no_known_kind_is_refused)
+{
+    struct prs_wire_hello hello = {.rail_count = 1, .queues_per_rail = 1, .rail = {rail_of(PRS_WIRE_SRD)}};
+
+    cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), 0);
+    hello.rail[0].nic = 0; /* as a release without SRD has it */
+    cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO);
+    hello.rail[0].nic = PRS_WIRE_SRD + 1;
+    cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO);
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What all back ends share. */
+#include "transport/nic.h"
+
+#include "util/error.h"
+
+#include <errno.h>
+#include <string.h>
+
+int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
+{
+    return prs_fail(error ? -error : -EIO, "%s:%d: %s: %s", rail->info.name, rail->port, what,
+                    error ? strerror(error) : "no reason given");
+}

@@ -1,0 +1,528 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* AWS EFA's scalable reliable datagrams. Every byte arrives once, but nothing keeps order: neither two requests of one
+ * queue, nor their completions. A queue here still speaks with one other queue only, so that its arrivals need no
+ * source. What EFA lacks, the layers above learn from the properties: no order, no fence, no atomics, and no payload
+ * inside a write's request. */
+#include "transport/nic.h"
+
+#include "transport/efa.h"
+#include "transport/prefix.h"
+#include "util/error.h"
+#include "util/log.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum {
+    RECEIVE_BATCH = 64, /* receives posted behind one doorbell, at most */
+    RNR_FOREVER = 7,    /* a slow receiver is not an error */
+    LOOPBACK = 63,      /* its bit in srd_link.untold; the data queues of a link are fewer */
+};
+static_assert((int)PRS_ORDER_MAX_QUEUES_PER_RAIL <= (int)LOOPBACK, "each queue of a link has its bit");
+
+#define ARRIVAL_BIT (1ull << 63)
+
+struct srd_queue {
+    struct prs_queue base;
+    struct ibv_qp *qp;
+    struct ibv_qp_ex *ex; /* the same, for posting */
+    struct ibv_ah *ah;    /* where it sends to; the link's */
+    uint32_t remote_number, remote_key;
+    uint32_t key; /* that the other side must show */
+    uint32_t bit; /* in srd_link.untold */
+    uint64_t wr_id_high;
+    struct prs_prefix prefix;
+    uint32_t consumed; /* receives taken since the last batch */
+    struct ibv_recv_wr receive[RECEIVE_BATCH];
+};
+
+struct srd_link {
+    struct prs_link base;
+    uint32_t depth;
+    uint32_t receive_batch; /* half of what a small device takes, so that some are left while a batch is used up */
+    uint16_t pkey_index;
+    int traffic_class;
+    struct ibv_cq *cq;
+    struct ibv_ah *ah, *own_ah; /* of the peer's rail, made with the first queue that is connected; of our own */
+    struct ibv_sge nowhere;     /* where a receive would put data; writes with immediate have none for it */
+    uint64_t untold;            /* queues with completions that have not been looked through */
+    struct ibv_wc wc[PRS_POLL_MOST];
+    uint32_t queue_count;
+    struct srd_queue **queue;
+    struct srd_queue *loopback; /* NULL until asked for */
+    struct srd_queue *by_id[PRS_ORDER_MAX_QUEUES];
+};
+
+static struct srd_link *to_srd_link(struct prs_link *link)
+{
+    return (struct srd_link *)link; /* base is its first member */
+}
+
+static struct srd_queue *to_srd_queue(struct prs_queue *queue)
+{
+    return (struct srd_queue *)queue;
+}
+
+/* ------------------------------------------------------------------------------------------------- queues */
+
+static int post_receives(struct srd_queue *queue)
+{
+    struct ibv_recv_wr *bad;
+    int r = ibv_post_recv(queue->qp, queue->receive, &bad);
+
+    queue->base.link->receives += to_srd_link(queue->base.link)->receive_batch;
+    return r > 0 ? -r : r;
+}
+
+/* Each with one piece of memory, though no data comes: EFA's driver makes a descriptor for each piece, and so would
+ * post nothing for a receive without any. */
+static void prepare_receives(struct srd_link *link, struct srd_queue *queue)
+{
+    for (uint32_t i = 0; i < link->receive_batch; i++) {
+        queue->receive[i] =
+            (struct ibv_recv_wr){.wr_id = ARRIVAL_BIT | queue->base.id, .sg_list = &link->nowhere, .num_sge = 1};
+        queue->receive[i].next = i + 1 < link->receive_batch ? &queue->receive[i + 1] : NULL;
+    }
+}
+
+static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t receive_depth)
+{
+    const struct prs_domain *domain = link->base.rail->domain;
+    struct ibv_qp_init_attr_ex attr = {
+        .send_cq = link->cq,
+        .recv_cq = link->cq,
+        .cap = {.max_send_wr = link->depth,
+                .max_recv_wr = receive_depth ? receive_depth : 1,
+                .max_send_sge = 1,
+                .max_recv_sge = 1},
+        .sq_sig_all = 1, /* EFA completes each request, whatever it is asked */
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .pd = domain->pd,
+        .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ,
+    };
+
+    errno = 0;
+    queue->qp = prs_efa_create_srd(domain->context, &attr);
+    if (!queue->qp)
+        return prs_nic_fail(link->base.rail, errno, "cannot create an SRD queue; out of queues or locked memory?");
+    queue->ex = prs_verbs.qp_to_qp_ex(queue->qp);
+    return queue->ex ? 0 : prs_nic_fail(link->base.rail, ENOSYS, "an SRD queue that cannot be posted to by ibv_wr");
+}
+
+/* All the way at once: a datagram queue needs to know nobody. */
+static int start_qp(struct srd_link *link, struct srd_queue *queue)
+{
+    const struct prs_rail *rail = link->base.rail;
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
+                               .pkey_index = link->pkey_index,
+                               .port_num = rail->port,
+                               .qkey = queue->key,
+                               .rnr_retry = RNR_FOREVER};
+    int rnr = rail->domain->rnr_retry ? IBV_QP_RNR_RETRY : 0, r;
+
+    r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+    if (r)
+        return prs_nic_fail(rail, r, "SRD queue to INIT; is NCCL_IB_PKEY right?");
+    attr.qp_state = IBV_QPS_RTR;
+    r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE);
+    if (r)
+        return prs_nic_fail(rail, r, "SRD queue to RTR");
+    attr.qp_state = IBV_QPS_RTS;
+    r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr);
+    return r ? prs_nic_fail(rail, r, "SRD queue to RTS") : 0;
+}
+
+static void queue_close(struct srd_queue *queue)
+{
+    if (!queue)
+        return;
+    if (queue->qp && prs_verbs.destroy_qp(queue->qp))
+        PRS_WARN("%s: cannot destroy SRD queue %u", queue->base.link->rail->info.name, queue->qp->qp_num);
+    prs_prefix_fini(&queue->prefix);
+    free(queue);
+}
+
+static int queue_open(struct srd_link *link, uint32_t id, uint32_t bit, uint32_t receive_depth, struct srd_queue **out)
+{
+    const struct prs_rail *rail = link->base.rail;
+    struct srd_queue *queue = calloc(1, sizeof *queue);
+    int r;
+
+    if (!queue)
+        return prs_nic_fail(rail, ENOMEM, "queue");
+    queue->base = (struct prs_queue){.link = &link->base, .id = id};
+    queue->bit = bit;
+    queue->wr_id_high = (uint64_t)id << 32;
+    r = prs_prefix_init(&queue->prefix, link->depth) ? prs_nic_fail(rail, ENOMEM, "queue") : 0;
+    /* Random: what was meant for an earlier queue of this number is not taken for ours. */
+    if (!r && getrandom(&queue->key, sizeof queue->key, 0) != sizeof queue->key)
+        r = prs_nic_fail(rail, errno, "getrandom");
+    queue->key &= 0x7fffffff; /* the upper half belongs to privileged users */
+    if (!r)
+        r = create_qp(link, queue, receive_depth);
+    if (!r)
+        r = start_qp(link, queue);
+    prepare_receives(link, queue);
+    for (uint32_t posted = 0; !r && posted < receive_depth; posted += link->receive_batch) {
+        r = post_receives(queue);
+        if (r)
+            r = prs_nic_fail(rail, -r, "cannot post receives");
+    }
+    if (r) {
+        queue_close(queue);
+        return r;
+    }
+    link->by_id[id] = queue;
+    *out = queue;
+    return 0;
+}
+
+static void destroy_ah(struct srd_link *link, struct ibv_ah *ah)
+{
+    if (ah && prs_verbs.destroy_ah(ah))
+        PRS_WARN("%s: cannot destroy an address handle", link->base.rail->info.name);
+}
+
+static void srd_close(struct prs_link *base)
+{
+    struct srd_link *link = to_srd_link(base);
+
+    /* Destroying a queue returns only when the NIC has let go of the memory of its requests; then nobody sends by the
+     * address handles any more. */
+    for (uint32_t i = 0; link->queue && i < link->queue_count; i++)
+        queue_close(link->queue[i]);
+    queue_close(link->loopback);
+    destroy_ah(link, link->ah);
+    destroy_ah(link, link->own_ah);
+    if (link->cq && prs_verbs.destroy_cq(link->cq))
+        PRS_WARN("%s: cannot destroy a completion queue", base->rail->info.name);
+    free(link->queue);
+    free(link);
+}
+
+static int srd_open(const struct prs_link_options *options, struct prs_link **out)
+{
+    const struct prs_rail *rail = options->rail;
+    struct srd_link *link = calloc(1, sizeof *link);
+    uint32_t batch = options->receive_depth / 2 < RECEIVE_BATCH ? options->receive_depth / 2 : RECEIVE_BATCH,
+             receive_depth;
+    int entries, r = 0;
+
+    if (!link)
+        return prs_nic_fail(rail, ENOMEM, "link");
+    link->base = (struct prs_link){.ops = &prs_nic_srd, .rail = rail};
+    link->depth = options->depth;
+    link->pkey_index = (uint16_t)options->config->pkey_index;
+    link->traffic_class = options->traffic_class;
+    link->receive_batch = batch ? batch : 1;
+    link->nowhere =
+        (struct ibv_sge){(uintptr_t)rail->domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, rail->domain->scratch_mr->lkey};
+    receive_depth = options->receive_depth / link->receive_batch * link->receive_batch;
+    link->queue = calloc(options->queues, sizeof(*link->queue));
+    if (!link->queue) {
+        r = prs_nic_fail(rail, ENOMEM, "link");
+        goto close_link;
+    }
+    entries = (int)(options->queues * (options->depth + receive_depth) + options->depth); /* and the loopback queue */
+    errno = 0;
+    link->cq = prs_verbs.create_cq(rail->domain->context, entries, NULL, NULL, 0);
+    if (!link->cq) {
+        r = prs_nic_fail(rail, errno, "cannot create a completion queue");
+        goto close_link;
+    }
+    for (; link->queue_count < options->queues; link->queue_count++) {
+        r = queue_open(link, options->ids[link->queue_count], link->queue_count, receive_depth,
+                       &link->queue[link->queue_count]);
+        if (r)
+            goto close_link;
+    }
+    *out = &link->base;
+    return 0;
+
+close_link:
+    srd_close(&link->base);
+    return r;
+}
+
+static struct prs_queue *srd_queue_at(struct prs_link *link, uint32_t index)
+{
+    return &to_srd_link(link)->queue[index]->base;
+}
+
+static void srd_address(const struct prs_queue *base, struct prs_queue_address *out)
+{
+    const struct srd_queue *queue = (const struct srd_queue *)base;
+
+    *out = (struct prs_queue_address){queue->qp->qp_num, queue->key};
+}
+
+static uint8_t srd_reads(const struct prs_rail *rail)
+{
+    (void)rail;
+    return 1; /* EFA knows no such limit */
+}
+
+/* ------------------------------------------------------------------------------------------------ connect */
+
+/* The way to a rail. Both sides need one to each other before either writes: EFA refuses a write from whom it holds no
+ * address handle of. So they are made before the handshake ends. */
+static int make_ah(struct srd_link *link, const uint8_t gid[16], struct ibv_ah **out)
+{
+    const struct prs_rail *rail = link->base.rail;
+    struct ibv_ah_attr attr = {.port_num = rail->port,
+                               .is_global = 1,
+                               .grh = {.sgid_index = (uint8_t)rail->info.gid_index,
+                                       .hop_limit = 255,
+                                       .traffic_class = (uint8_t)link->traffic_class}};
+
+    if (*out)
+        return 0;
+    memcpy(attr.grh.dgid.raw, gid, sizeof attr.grh.dgid.raw);
+    errno = 0;
+    *out = prs_verbs.create_ah(rail->domain->pd, &attr);
+    return *out ? 0 : errno ? -errno : -EIO;
+}
+
+static int srd_connect(struct prs_queue *base, const struct prs_queue_address *address,
+                       const struct prs_link_remote *remote, int *error)
+{
+    struct srd_link *link = to_srd_link(base->link);
+    struct srd_queue *queue = to_srd_queue(base);
+    int r = make_ah(link, remote->gid, &link->ah);
+
+    if (r == -ETIMEDOUT || r == -EHOSTUNREACH || r == -ENETUNREACH || r == -EAGAIN) {
+        *error = -r;
+        return PRS_AGAIN;
+    }
+    if (r)
+        return prs_nic_fail(link->base.rail, -r,
+                            "no address handle for the peer's GID; is it in the same subnet and security group?");
+    queue->ah = link->ah;
+    queue->remote_number = address->number;
+    queue->remote_key = address->start;
+    return 0;
+}
+
+static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
+{
+    struct srd_link *link = to_srd_link(base);
+    int r = make_ah(link, base->rail->gid, &link->own_ah);
+
+    if (r)
+        return prs_nic_fail(base->rail, -r, "no address handle for our own GID");
+    if (!link->loopback) {
+        r = queue_open(link, id, LOOPBACK, 0, &link->loopback);
+        if (r)
+            return r;
+    }
+    link->loopback->ah = link->own_ah;
+    link->loopback->remote_number = link->loopback->qp->qp_num;
+    link->loopback->remote_key = link->loopback->key;
+    *out = &link->loopback->base;
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------------------- data path */
+
+/* Return 0 or -EOPNOTSUPP: the layers above asked for what the properties deny. */
+static int put_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_t position)
+{
+    struct ibv_qp_ex *ex = queue->ex;
+    const struct ibv_sge *nowhere = &to_srd_link(queue->base.link)->nowhere;
+
+    ex->wr_id = queue->wr_id_high | position;
+    ex->wr_flags = IBV_SEND_SIGNALED;
+    if (wr->flags & PRS_WR_FENCE)
+        return -EOPNOTSUPP;
+    switch (wr->opcode) {
+    case PRS_WR_WRITE:
+        ibv_wr_rdma_write(ex, wr->remote_key, wr->remote_addr);
+        break;
+    case PRS_WR_WRITE_IMM:
+        ibv_wr_rdma_write_imm(ex, wr->remote_key, wr->remote_addr, htonl(wr->imm));
+        break;
+    case PRS_WR_READ:
+        ibv_wr_rdma_read(ex, wr->remote_key, wr->remote_addr);
+        break;
+    default:
+        return -EOPNOTSUPP;
+    }
+    /* Zero bytes come from memory that is registered all the same: EFA looks at the key. */
+    if (wr->len_bytes)
+        ibv_wr_set_sge(ex, wr->local_key, wr->local_addr, wr->len_bytes);
+    else
+        ibv_wr_set_sge(ex, nowhere->lkey, nowhere->addr, 0);
+    ibv_wr_set_ud_addr(ex, queue->ah, queue->remote_number, queue->remote_key);
+    return 0;
+}
+
+static int srd_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
+{
+    struct srd_queue *queue = to_srd_queue(base);
+    int r = 0;
+
+    ibv_wr_start(queue->ex);
+    for (uint32_t i = 0; !r && i < count; i++)
+        r = put_request(queue, &ring[(first + i) & mask], first + i);
+    if (r) {
+        ibv_wr_abort(queue->ex);
+        return r;
+    }
+    r = ibv_wr_complete(queue->ex);
+    if (r)
+        return r > 0 ? -r : r;
+    for (uint32_t i = 0; i < count; i++)
+        prs_prefix_post(&queue->prefix, ring[(first + i) & mask].flags & PRS_WR_SIGNALED);
+    return 0;
+}
+
+/* What EFA's codes become in its driver, and what they usually mean. */
+static int status_error(enum ibv_wc_status status, const char **cause)
+{
+    switch (status) {
+    case IBV_WC_RESP_TIMEOUT_ERR:
+        *cause = "the remote NIC is unresponsive or unreachable: the peer has died or closed, its link is down, or its "
+                 "security group lets nothing through";
+        return -ETIMEDOUT;
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+        *cause = "the peer does not poll for arrivals";
+        return -ETIMEDOUT;
+    case IBV_WC_REM_INV_RD_REQ_ERR:
+        *cause = "the remote queue does not exist: the peer has died or closed";
+        return -ECONNRESET;
+    case IBV_WC_REM_OP_ERR:
+        *cause = "the remote NIC does not know us: the peer holds no address handle of ours, or has closed";
+        return -ECONNRESET;
+    case IBV_WC_REM_ACCESS_ERR:
+        *cause = "the remote key is wrong or was deregistered, or the address is outside its region";
+        return -EREMOTEIO;
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_ABORT_ERR:
+    case IBV_WC_BAD_RESP_ERR:
+        *cause = "the remote NIC could not perform the request";
+        return -EREMOTEIO;
+    case IBV_WC_LOC_PROT_ERR:
+        *cause = "the local memory is not registered, or was deregistered while in use";
+        return -EIO;
+    case IBV_WC_LOC_QP_OP_ERR:
+        *cause = "the NIC refuses the operation or the address handle";
+        return -EIO;
+    case IBV_WC_LOC_LEN_ERR:
+        *cause = "longer than the NIC's largest transfer";
+        return -EIO;
+    case IBV_WC_WR_FLUSH_ERR:
+        *cause = "the queue was closed by an earlier error";
+        return -ECONNRESET;
+    default:
+        *cause = "see the kernel's log";
+        return -EIO;
+    }
+}
+
+static void fill_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out)
+{
+    out->kind = PRS_EVENT_ERROR;
+    out->queue = queue;
+    out->status = (int)wc->status;
+    out->vendor = wc->vendor_err;
+    out->text = prs_verbs.wc_status_str(wc->status);
+    out->error = status_error(wc->status, &out->cause);
+}
+
+static int fill_arrival(struct srd_link *link, struct srd_queue *queue, const struct ibv_wc *wc, struct prs_event *out)
+{
+    *out = (struct prs_event){
+        .kind = PRS_EVENT_ARRIVAL, .queue = queue->base.id, .value = ntohl(wc->imm_data), .bytes = wc->byte_len};
+    if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
+        return -EPROTO;
+    if (++queue->consumed < link->receive_batch)
+        return 0;
+    queue->consumed = 0;
+    return post_receives(queue);
+}
+
+/* Tell of requests that are complete with all before them, as far as there is room. Return how many events there are.
+ */
+static int tell_done(struct srd_link *link, struct prs_event *events, int count)
+{
+    while (link->untold) {
+        uint32_t bit = (uint32_t)__builtin_ctzll(link->untold);
+        struct srd_queue *queue = bit == LOOPBACK ? link->loopback : link->queue[bit];
+        uint32_t position;
+
+        while (count < PRS_POLL_MOST && prs_prefix_next(&queue->prefix, &position))
+            events[count++] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = queue->base.id, .value = position};
+        if (count == PRS_POLL_MOST)
+            break; /* the rest next time */
+        link->untold &= link->untold - 1;
+    }
+    return count;
+}
+
+static __attribute__((noinline)) int take_completions(struct srd_link *link, int taken, struct prs_event *events,
+                                                      int count)
+{
+    for (int i = 0; i < taken; i++) {
+        const struct ibv_wc *wc = &link->wc[i];
+        bool arrival = wc->wr_id & ARRIVAL_BIT;
+        struct srd_queue *queue = link->by_id[(arrival ? wc->wr_id : wc->wr_id >> 32) % PRS_ORDER_MAX_QUEUES];
+        int r = 0;
+
+        if (__builtin_expect(wc->status != IBV_WC_SUCCESS, 0)) {
+            fill_error(wc, queue->base.id, &events[count++]);
+        } else if (arrival) {
+            r = fill_arrival(link, queue, wc, &events[count++]);
+        } else {
+            r = prs_prefix_done(&queue->prefix, (uint32_t)wc->wr_id);
+            link->untold |= 1ull << queue->bit;
+        }
+        if (r)
+            return r;
+    }
+    return count;
+}
+
+static int srd_poll(struct prs_link *base, struct prs_event *events)
+{
+    struct srd_link *link = to_srd_link(base);
+    int count = link->untold ? tell_done(link, events, 0) : 0;
+    int taken = count < PRS_POLL_MOST ? ibv_poll_cq(link->cq, PRS_POLL_MOST - count, link->wc) : 0;
+
+    if (taken < 0)
+        return -EIO;
+    if (!taken)
+        return count;
+    count = take_completions(link, taken, events, count);
+    return count < 0 ? count : tell_done(link, events, count);
+}
+
+static void srd_kill(struct prs_link *base)
+{
+    struct srd_link *link = to_srd_link(base);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+
+    for (uint32_t i = 0; i < link->queue_count; i++)
+        prs_verbs.modify_qp(link->queue[i]->qp, &attr, IBV_QP_STATE); /* a failure means it is in that state already */
+    if (link->loopback)
+        prs_verbs.modify_qp(link->loopback->qp, &attr, IBV_QP_STATE);
+}
+
+const struct prs_nic_ops prs_nic_srd = {
+    .name = "srd",
+    .in_order = false,
+    .fence = false,
+    .adds = false,
+    .open = srd_open,
+    .close = srd_close,
+    .queue = srd_queue_at,
+    .address = srd_address,
+    .reads = srd_reads,
+    .connect = srd_connect,
+    .loopback = srd_loopback,
+    .post = srd_post,
+    .poll = srd_poll,
+    .kill = srd_kill,
+};

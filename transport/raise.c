@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/raise.h"
+
+#include "transport/peer.h"
+#include "util/clock.h"
+#include "util/fork.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+static pthread_mutex_t claim_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list */
+static struct prs_raise *claims;
+PRS_RENEW_IN_CHILD(claim, claim_lock)
+
+/* --------------------------------------------------------------------------------------------------- claims */
+
+/* Return whether the word is ours now. */
+static bool claim(struct prs_raise *raise, uint64_t word)
+{
+    struct prs_raise *other;
+
+    raise->owner = getpid();
+    pthread_mutex_lock(&claim_lock);
+    for (other = claims; other && (other->word != word || other->owner != raise->owner); other = other->next)
+        ;
+    if (!other) {
+        raise->word = word;
+        raise->next = claims;
+        claims = raise;
+    }
+    pthread_mutex_unlock(&claim_lock);
+    return !other;
+}
+
+void prs_raise_drop(struct prs_raise *raise)
+{
+    struct prs_raise **at = &claims;
+
+    if (raise->stage == PRS_RAISE_IDLE)
+        return;
+    pthread_mutex_lock(&claim_lock);
+    while (*at && *at != raise)
+        at = &(*at)->next;
+    if (*at)
+        *at = raise->next;
+    pthread_mutex_unlock(&claim_lock);
+    raise->stage = PRS_RAISE_IDLE;
+    raise->record = NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------- host memory */
+
+struct word {
+    const struct prs_record *record;
+    bool on_device;
+};
+
+/* prs_mr_use_fn: the registration, and with it the memory, stays until this returns. */
+static void raise_on_host(void *arg, const struct prs_mr_key *key)
+{
+    struct word *word = arg;
+    const struct prs_record *record = word->record;
+    uint64_t *at = (uint64_t *)(uintptr_t)record->addr;
+
+    word->on_device = key->kind != PRS_MEM_HOST;
+    if (word->on_device)
+        return;
+    /* The bytes that the signal stands for were there when their completions were polled, on this thread: whoever
+     * acquires the word (any reader of signals) sees them. */
+    if (record->kind == PRS_RECORD_ADD)
+        __atomic_fetch_add(at, record->value, __ATOMIC_RELEASE);
+    else
+        __atomic_store_n(at, record->value, __ATOMIC_RELEASE);
+}
+
+/* --------------------------------------------------------------------------------------------- device memory */
+
+static int post(struct prs_peer *peer, struct prs_raise *raise, uint8_t opcode, uint64_t value, uint64_t addr,
+                uint32_t key)
+{
+    struct prs_wr wr = {.local_addr = (uintptr_t)raise->landing,
+                        .local_key = raise->landing_key,
+                        .remote_addr = addr,
+                        .remote_key = key,
+                        .value = value,
+                        .len_bytes = sizeof value,
+                        .opcode = opcode};
+
+    return prs_order_self(&peer->order, &raise->op, &wr) ? PRS_AGAIN : 0;
+}
+
+/* Another peer of this process is at that word, and ends with its next progress. */
+static int await_claim(struct prs_peer *peer, struct prs_raise *raise, const struct prs_record *record)
+{
+    uint32_t limit_ms = peer->fabric->config.timeout_ms;
+    uint64_t now_ns = prs_now_ns();
+
+    if (!raise->refused_ns)
+        raise->refused_ns = now_ns;
+    if (now_ns - raise->refused_ns > limit_ms * 1000000ull)
+        return prs_peer_fail(peer, -ETIMEDOUT,
+                             "a signal waited %u ms for another peer of this process that is writing the same word of "
+                             "device memory, at %#llx: is nobody driving that peer?",
+                             limit_ms, (unsigned long long)record->addr);
+    peer->idle_polls = PRS_PEER_IDLE_POLLS; /* look again at the next call, whether anything has come or not */
+    return PRS_AGAIN;
+}
+
+static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const struct prs_record *record)
+{
+    bool add = record->kind == PRS_RECORD_ADD;
+
+    if (add && !peer->adds_alone)
+        return prs_peer_fail(
+            peer, -EOPNOTSUPP,
+            "the peer adds to a word in device memory at %#llx, where others may add as well: %s has no "
+            "atomics, so that one of them could be lost; set such signals, or have the word in host "
+            "memory",
+            (unsigned long long)record->addr, peer->link[0]->rail->info.name);
+    if (!claim(raise, record->addr))
+        return await_claim(peer, raise, record);
+    raise->refused_ns = 0;
+    raise->stage = add ? PRS_RAISE_READING : PRS_RAISE_WRITING;
+    if (post(peer, raise, add ? PRS_WR_READ : PRS_WR_WRITE, record->value, record->addr, record->key)) {
+        prs_raise_drop(raise);
+        return PRS_AGAIN; /* no room: completions make some, and come by here */
+    }
+    if (!add)
+        return 0;
+    raise->record = record;
+    return PRS_AGAIN;
+}
+
+void prs_raise_finish(struct prs_raise *raise)
+{
+    if (raise->stage == PRS_RAISE_WRITING && raise->op.status != PRS_OP_PENDING)
+        prs_raise_drop(raise);
+}
+
+int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
+{
+    struct prs_raise *raise = &peer->records->raise;
+    struct word word = {.record = record};
+
+    if (raise->stage != PRS_RAISE_IDLE && raise->op.status == PRS_OP_PENDING)
+        return PRS_AGAIN;
+    prs_raise_finish(raise);
+    if (raise->stage == PRS_RAISE_READING) { /* nobody else has added since: the word is claimed */
+        if (post(peer, raise, PRS_WR_WRITE, *raise->landing + record->value, record->addr, record->key))
+            return PRS_AGAIN;
+        raise->stage = PRS_RAISE_WRITING;
+        raise->record = NULL;
+        return 0;
+    }
+    if (!prs_mr_cache_use(&peer->link[0]->rail->domain->mrs, record->addr, sizeof record->value, record->key,
+                          raise_on_host, &word))
+        return prs_peer_fail(
+            peer, -EREMOTEIO,
+            "the peer signals at %#llx with key %#x, which no region here has: the key is wrong or was "
+            "deregistered, or the address is outside its region",
+            (unsigned long long)record->addr, record->key);
+    return word.on_device ? start_on_device(peer, raise, record) : 0;
+}
