@@ -98,4 +98,11 @@ extern const struct prs_nic_ops prs_nic_srd; /* nic_srd.c: AWS EFA's scalable re
 /* Fail with the rail's name: error is an errno, 0 when the library gave none. */
 int prs_nic_fail(const struct prs_rail *rail, int error, const char *what);
 
+/* Room for all that may complete on the link at once, the loopback queue's requests too. Return 0 or -errno, logged. */
+int prs_nic_create_cq(const struct prs_link_options *options, uint32_t receive_depth, struct ibv_cq **out);
+
+/* Of a failed completion only wr_id, status, vendor_err and qp_num mean anything. Error and cause are the back end's to
+ * fill in. */
+void prs_nic_error_event(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out);
+
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reliable connected queues: the NIC keeps the order. */
 #include "transport/nic.h"
+#include "transport/receives.h"
 
 #include "util/error.h"
 #include "util/log.h"
@@ -13,14 +14,11 @@
 #include <sys/random.h>
 
 enum {
-    RECEIVE_BATCH = 64, /* receives posted behind one doorbell, at most */
-    MIN_RNR_TIMER = 6,  /* 0.08 ms, in which a receiver that is awake replenishes its queue: with 0.64 ms a sender of
-                         * counted puts that is faster than its receiver is at work a quarter of the time */
-    RNR_FOREVER = 7,    /* a slow receiver is not an error */
-    MAX_READS = 16,     /* reads and atomics in flight on a queue */
+    MIN_RNR_TIMER = 6, /* 0.08 ms, in which a receiver that is awake replenishes its queue: with 0.64 ms a sender of
+                        * counted puts that is faster than its receiver is at work a quarter of the time */
+    RNR_FOREVER = 7,   /* a slow receiver is not an error */
+    MAX_READS = 16,    /* reads and atomics in flight on a queue */
 };
-
-#define ARRIVAL_BIT (1ull << 63)
 
 struct rc_queue {
     struct prs_queue base;
@@ -31,8 +29,7 @@ struct rc_queue {
     uint64_t wr_id_high;    /* id << 32 */
     uint32_t start;
     bool connected;
-    uint32_t consumed; /* receives taken since the last batch */
-    struct ibv_recv_wr receive[RECEIVE_BATCH];
+    struct prs_receives receives;
 };
 
 struct rc_link {
@@ -40,7 +37,7 @@ struct rc_link {
     const struct prs_config *config;
     int traffic_class;
     uint32_t depth;
-    uint32_t receive_batch; /* half of what a small device takes, so that some are left while a batch is used up */
+    struct prs_receive_sizes receives;
     struct ibv_cq *cq;
     struct ibv_wc wc[PRS_POLL_MOST];
     uint32_t queue_count;
@@ -62,16 +59,7 @@ static struct rc_queue *to_rc_queue(struct prs_queue *queue)
 
 /* ------------------------------------------------------------------------------------------------- queues */
 
-static int post_receives(struct rc_queue *queue)
-{
-    struct ibv_recv_wr *bad;
-    int r = ibv_post_recv(queue->qp, queue->receive, &bad);
-
-    queue->base.link->receives += to_rc_link(queue->base.link)->receive_batch;
-    return r ? -r : 0;
-}
-
-static void prepare_requests(struct rc_queue *queue, uint32_t depth, uint32_t receive_batch)
+static void prepare_requests(struct rc_queue *queue, uint32_t depth)
 {
     queue->wr_id_high = (uint64_t)queue->base.id << 32;
     for (uint32_t i = 0; i < depth; i++) {
@@ -82,10 +70,6 @@ static void prepare_requests(struct rc_queue *queue, uint32_t depth, uint32_t re
         queue->ibv_flags[i] = (i & PRS_WR_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
                               (i & PRS_WR_FENCE ? IBV_SEND_FENCE : 0u) |
                               (i & PRS_WR_INLINE && queue->base.takes_inline ? IBV_SEND_INLINE : 0u);
-    for (uint32_t i = 0; i < receive_batch; i++) {
-        queue->receive[i].wr_id = ARRIVAL_BIT | queue->base.id;
-        queue->receive[i].next = i + 1 < receive_batch ? &queue->receive[i + 1] : NULL;
-    }
 }
 
 static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t receive_depth)
@@ -137,7 +121,7 @@ static void queue_close(struct rc_queue *queue)
     free(queue);
 }
 
-static int queue_open(struct rc_link *link, uint32_t id, uint32_t receive_depth, struct rc_queue **out)
+static int queue_open(struct rc_link *link, uint32_t id, const struct prs_receive_sizes *sizes, struct rc_queue **out)
 {
     struct rc_queue *queue = calloc(1, sizeof *queue);
     int r;
@@ -150,19 +134,16 @@ static int queue_open(struct rc_link *link, uint32_t id, uint32_t receive_depth,
     queue->sge = calloc(link->depth, sizeof *queue->sge);
     r = queue->wr && queue->sge ? 0 : prs_nic_fail(link->base.rail, ENOMEM, "queue");
     if (!r)
-        r = create_qp(link, queue, receive_depth);
+        r = create_qp(link, queue, sizes->depth);
     if (!r)
         r = to_init(link, queue);
     if (!r && getrandom(&queue->start, sizeof queue->start, 0) != sizeof queue->start)
         r = prs_nic_fail(link->base.rail, errno, "getrandom");
     queue->start &= 0xffffff;
     if (!r)
-        prepare_requests(queue, link->depth, link->receive_batch);
-    for (uint32_t posted = 0; !r && posted < receive_depth; posted += link->receive_batch) {
-        r = post_receives(queue);
-        if (r)
-            r = prs_nic_fail(link->base.rail, -r, "cannot post receives");
-    }
+        prepare_requests(queue, link->depth);
+    if (!r)
+        r = prs_receives_open(&queue->receives, &queue->base, queue->qp, sizes, NULL);
     if (r) {
         queue_close(queue);
         return r;
@@ -190,9 +171,7 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
 {
     const struct prs_rail *rail = options->rail;
     struct rc_link *link = calloc(1, sizeof *link);
-    uint32_t batch = options->receive_depth / 2 < RECEIVE_BATCH ? options->receive_depth / 2 : RECEIVE_BATCH,
-             receive_depth;
-    int entries, r;
+    int r;
 
     if (!link)
         return prs_nic_fail(rail, ENOMEM, "link");
@@ -200,25 +179,20 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
     link->config = options->config;
     link->traffic_class = options->traffic_class;
     link->depth = options->depth;
-    link->receive_batch = batch ? batch : 1;
-    receive_depth = options->receive_depth / link->receive_batch * link->receive_batch;
+    link->receives = prs_receives_sizes(options->receive_depth);
     link->id_room = PRS_ORDER_MAX_QUEUES;
     link->queue = calloc(options->queues, sizeof(*link->queue));
     link->by_id = calloc(link->id_room, sizeof(*link->by_id));
     r = link->queue && link->by_id ? 0 : prs_nic_fail(rail, ENOMEM, "link");
     if (r)
         goto close_link;
-    entries = (int)(options->queues * (options->depth + receive_depth) + options->depth); /* and the loopback queue */
-    errno = 0;
-    link->cq = prs_verbs.create_cq(rail->domain->context, entries, NULL, NULL, 0);
-    if (!link->cq) {
-        r = prs_nic_fail(rail, errno, "cannot create a completion queue");
+    r = prs_nic_create_cq(options, link->receives.depth, &link->cq);
+    if (r)
         goto close_link;
-    }
     for (; link->queue_count < options->queues; link->queue_count++) {
         uint32_t id = options->ids[link->queue_count];
 
-        r = queue_open(link, id, receive_depth, &link->queue[link->queue_count]);
+        r = queue_open(link, id, &link->receives, &link->queue[link->queue_count]);
         if (r)
             goto close_link;
         link->by_id[id] = link->queue[link->queue_count];
@@ -326,12 +300,13 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
 {
     struct rc_link *link = to_rc_link(base);
     struct prs_link_remote self = {.lid = base->rail->lid, .mtu = base->rail->mtu, .reads = rc_reads(base->rail)};
+    const struct prs_receive_sizes none = prs_receives_sizes(0);
     struct prs_queue_address address;
     int error, r;
 
     memcpy(self.gid, base->rail->gid, sizeof self.gid);
     if (!link->loopback) {
-        r = queue_open(link, id, 0, &link->loopback);
+        r = queue_open(link, id, &none, &link->loopback);
         if (r)
             return r;
     }
@@ -422,13 +397,9 @@ static int status_error(enum ibv_wc_status status, const char **cause)
     }
 }
 
-/* Of a failed completion only wr_id, status, vendor_err and qp_num mean anything. */
 static void fill_error(const struct ibv_wc *wc, struct prs_event *out)
 {
-    out->kind = PRS_EVENT_ERROR;
-    out->status = (int)wc->status;
-    out->vendor = wc->vendor_err;
-    out->text = prs_verbs.wc_status_str(wc->status);
+    prs_nic_error_event(wc, out->queue, out);
     out->error = status_error(wc->status, &out->cause);
 }
 
@@ -441,10 +412,7 @@ static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct pr
     out->bytes = wc->byte_len;
     if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
         return -EPROTO;
-    if (++queue->consumed < link->receive_batch)
-        return 0;
-    queue->consumed = 0;
-    return post_receives(queue);
+    return prs_receives_took(&queue->receives);
 }
 
 static __attribute__((noinline)) int fill_events(struct rc_link *link, int count, struct prs_event *events)
@@ -453,7 +421,7 @@ static __attribute__((noinline)) int fill_events(struct rc_link *link, int count
         const struct ibv_wc *wc = &link->wc[i];
         struct prs_event *event = &events[i];
 
-        if (wc->wr_id & ARRIVAL_BIT) {
+        if (wc->wr_id & PRS_ARRIVAL_BIT) {
             event->queue = (uint32_t)wc->wr_id;
             if (__builtin_expect(wc->status != IBV_WC_SUCCESS, 0)) {
                 fill_error(wc, event);

@@ -7,6 +7,7 @@
 
 #include "transport/efa.h"
 #include "transport/prefix.h"
+#include "transport/receives.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -17,13 +18,10 @@
 #include <sys/random.h>
 
 enum {
-    RECEIVE_BATCH = 64, /* receives posted behind one doorbell, at most */
-    RNR_FOREVER = 7,    /* a slow receiver is not an error */
-    LOOPBACK = 63,      /* its bit in srd_link.untold; the data queues of a link are fewer */
+    RNR_FOREVER = 7, /* a slow receiver is not an error */
+    LOOPBACK = 63,   /* its bit in srd_link.untold; the data queues of a link are fewer */
 };
 static_assert((int)PRS_ORDER_MAX_QUEUES_PER_RAIL <= (int)LOOPBACK, "each queue of a link has its bit");
-
-#define ARRIVAL_BIT (1ull << 63)
 
 struct srd_queue {
     struct prs_queue base;
@@ -35,20 +33,20 @@ struct srd_queue {
     uint32_t bit; /* in srd_link.untold */
     uint64_t wr_id_high;
     struct prs_prefix prefix;
-    uint32_t consumed; /* receives taken since the last batch */
-    struct ibv_recv_wr receive[RECEIVE_BATCH];
+    struct prs_receives receives;
 };
 
 struct srd_link {
     struct prs_link base;
     uint32_t depth;
-    uint32_t receive_batch; /* half of what a small device takes, so that some are left while a batch is used up */
+    struct prs_receive_sizes receives;
     uint16_t pkey_index;
     int traffic_class;
     struct ibv_cq *cq;
     struct ibv_ah *ah, *own_ah; /* of the peer's rail, made with the first queue that is connected; of our own */
-    struct ibv_sge nowhere;     /* where a receive would put data; writes with immediate have none for it */
-    uint64_t untold;            /* queues with completions that have not been looked through */
+    struct ibv_sge nowhere; /* Where a receive would put data; writes with immediate have none for it. But EFA's driver
+                               makes a descriptor for each piece, and so would post nothing for a receive without. */
+    uint64_t untold;        /* queues with completions that have not been looked through */
     struct ibv_wc wc[PRS_POLL_MOST];
     uint32_t queue_count;
     struct srd_queue **queue;
@@ -67,26 +65,6 @@ static struct srd_queue *to_srd_queue(struct prs_queue *queue)
 }
 
 /* ------------------------------------------------------------------------------------------------- queues */
-
-static int post_receives(struct srd_queue *queue)
-{
-    struct ibv_recv_wr *bad;
-    int r = ibv_post_recv(queue->qp, queue->receive, &bad);
-
-    queue->base.link->receives += to_srd_link(queue->base.link)->receive_batch;
-    return r > 0 ? -r : r;
-}
-
-/* Each with one piece of memory, though no data comes: EFA's driver makes a descriptor for each piece, and so would
- * post nothing for a receive without any. */
-static void prepare_receives(struct srd_link *link, struct srd_queue *queue)
-{
-    for (uint32_t i = 0; i < link->receive_batch; i++) {
-        queue->receive[i] =
-            (struct ibv_recv_wr){.wr_id = ARRIVAL_BIT | queue->base.id, .sg_list = &link->nowhere, .num_sge = 1};
-        queue->receive[i].next = i + 1 < link->receive_batch ? &queue->receive[i + 1] : NULL;
-    }
-}
 
 static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t receive_depth)
 {
@@ -145,7 +123,8 @@ static void queue_close(struct srd_queue *queue)
     free(queue);
 }
 
-static int queue_open(struct srd_link *link, uint32_t id, uint32_t bit, uint32_t receive_depth, struct srd_queue **out)
+static int queue_open(struct srd_link *link, uint32_t id, uint32_t bit, const struct prs_receive_sizes *sizes,
+                      struct srd_queue **out)
 {
     const struct prs_rail *rail = link->base.rail;
     struct srd_queue *queue = calloc(1, sizeof *queue);
@@ -162,15 +141,11 @@ static int queue_open(struct srd_link *link, uint32_t id, uint32_t bit, uint32_t
         r = prs_nic_fail(rail, errno, "getrandom");
     queue->key &= 0x7fffffff; /* the upper half belongs to privileged users */
     if (!r)
-        r = create_qp(link, queue, receive_depth);
+        r = create_qp(link, queue, sizes->depth);
     if (!r)
         r = start_qp(link, queue);
-    prepare_receives(link, queue);
-    for (uint32_t posted = 0; !r && posted < receive_depth; posted += link->receive_batch) {
-        r = post_receives(queue);
-        if (r)
-            r = prs_nic_fail(rail, -r, "cannot post receives");
-    }
+    if (!r)
+        r = prs_receives_open(&queue->receives, &queue->base, queue->qp, sizes, &link->nowhere);
     if (r) {
         queue_close(queue);
         return r;
@@ -207,9 +182,7 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
 {
     const struct prs_rail *rail = options->rail;
     struct srd_link *link = calloc(1, sizeof *link);
-    uint32_t batch = options->receive_depth / 2 < RECEIVE_BATCH ? options->receive_depth / 2 : RECEIVE_BATCH,
-             receive_depth;
-    int entries, r = 0;
+    int r;
 
     if (!link)
         return prs_nic_fail(rail, ENOMEM, "link");
@@ -217,24 +190,19 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     link->depth = options->depth;
     link->pkey_index = (uint16_t)options->config->pkey_index;
     link->traffic_class = options->traffic_class;
-    link->receive_batch = batch ? batch : 1;
+    link->receives = prs_receives_sizes(options->receive_depth);
     link->nowhere =
         (struct ibv_sge){(uintptr_t)rail->domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, rail->domain->scratch_mr->lkey};
-    receive_depth = options->receive_depth / link->receive_batch * link->receive_batch;
     link->queue = calloc(options->queues, sizeof(*link->queue));
     if (!link->queue) {
         r = prs_nic_fail(rail, ENOMEM, "link");
         goto close_link;
     }
-    entries = (int)(options->queues * (options->depth + receive_depth) + options->depth); /* and the loopback queue */
-    errno = 0;
-    link->cq = prs_verbs.create_cq(rail->domain->context, entries, NULL, NULL, 0);
-    if (!link->cq) {
-        r = prs_nic_fail(rail, errno, "cannot create a completion queue");
+    r = prs_nic_create_cq(options, link->receives.depth, &link->cq);
+    if (r)
         goto close_link;
-    }
     for (; link->queue_count < options->queues; link->queue_count++) {
-        r = queue_open(link, options->ids[link->queue_count], link->queue_count, receive_depth,
+        r = queue_open(link, options->ids[link->queue_count], link->queue_count, &link->receives,
                        &link->queue[link->queue_count]);
         if (r)
             goto close_link;
@@ -309,12 +277,13 @@ static int srd_connect(struct prs_queue *base, const struct prs_queue_address *a
 static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
 {
     struct srd_link *link = to_srd_link(base);
+    const struct prs_receive_sizes none = prs_receives_sizes(0);
     int r = make_ah(link, base->rail->gid, &link->own_ah);
 
     if (r)
         return prs_nic_fail(base->rail, -r, "no address handle for our own GID");
     if (!link->loopback) {
-        r = queue_open(link, id, LOOPBACK, 0, &link->loopback);
+        r = queue_open(link, id, LOOPBACK, &none, &link->loopback);
         if (r)
             return r;
     }
@@ -424,11 +393,7 @@ static int status_error(enum ibv_wc_status status, const char **cause)
 
 static void fill_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out)
 {
-    out->kind = PRS_EVENT_ERROR;
-    out->queue = queue;
-    out->status = (int)wc->status;
-    out->vendor = wc->vendor_err;
-    out->text = prs_verbs.wc_status_str(wc->status);
+    prs_nic_error_event(wc, queue, out);
     out->error = status_error(wc->status, &out->cause);
 }
 
@@ -438,10 +403,7 @@ static int fill_arrival(struct srd_link *link, struct srd_queue *queue, const st
         .kind = PRS_EVENT_ARRIVAL, .queue = queue->base.id, .value = ntohl(wc->imm_data), .bytes = wc->byte_len};
     if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
         return -EPROTO;
-    if (++queue->consumed < link->receive_batch)
-        return 0;
-    queue->consumed = 0;
-    return post_receives(queue);
+    return prs_receives_took(&queue->receives);
 }
 
 /* Tell of requests that are complete with all before them, as far as there is room. Return how many events there are.
@@ -467,7 +429,7 @@ static __attribute__((noinline)) int take_completions(struct srd_link *link, int
 {
     for (int i = 0; i < taken; i++) {
         const struct ibv_wc *wc = &link->wc[i];
-        bool arrival = wc->wr_id & ARRIVAL_BIT;
+        bool arrival = wc->wr_id & PRS_ARRIVAL_BIT;
         struct srd_queue *queue = link->by_id[(arrival ? wc->wr_id : wc->wr_id >> 32) % PRS_ORDER_MAX_QUEUES];
         int r = 0;
 

@@ -33,7 +33,7 @@ std::string kernel_name(const void *kernel);
 /* The engine's half: says it, and ends the process unless the test asked to see it. */
 void violation_report(void);
 
-extern bool violation_tolerated;
+extern bool violation_tolerated, late_writes_forgiven;
 /* "" until something went wrong. */
 const char *violation_text(void);
 void violation_set(const std::string &text);

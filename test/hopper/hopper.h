@@ -20,6 +20,8 @@ uint32_t hopper_sms(void);
 
 /* A violation no longer ends the process; launches then fail with cudaErrorLaunchFailure. */
 void hopper_tolerate(void);
+/* A rank that gave up goes on with memory that others may be writing: reading that is no violation any more. */
+void hopper_forgive_late_writes(void);
 /* The text of the first violation; "" if there was none. */
 const char *hopper_violation(void);
 /* How often peer access was asked for that was there already: an error to CUDA, which compute-sanitizer reports. */

@@ -11,7 +11,10 @@
 extern "C" {
 #endif
 
-enum { RANKS_MAX = 8 };
+enum {
+    RANKS_MAX = 8,
+    RANKS_PATIENCE_MS = 3000, /* limit of waits where a rank does not come: others may be slow, on a full machine */
+};
 
 /* What the ranks meet at. Give ranks_allgather and a struct ranks_seat to prs_fused_config. */
 struct ranks_team {

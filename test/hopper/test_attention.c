@@ -422,8 +422,12 @@ struct lost {
 static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_config config = {
-        .rank = rank, .world = 3, .device = (int)rank, .timeout_ms = 1000, .allgather = ranks_allgather, .user = seat};
+    struct prs_fused_config config = {.rank = rank,
+                                      .world = 3,
+                                      .device = (int)rank,
+                                      .timeout_ms = RANKS_PATIENCE_MS,
+                                      .allgather = ranks_allgather,
+                                      .user = seat};
     struct prs_attention_shape shape = {1, 2, 2, 128, 300, 0, 0, 0};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
@@ -447,6 +451,7 @@ Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 60)
 {
     struct lost lost;
     hopper_setup(3, SMS, 0);
+    hopper_forgive_late_writes();
     ranks_run(3, launch_unless_lost, &lost);
     for (int rank = 0; rank < 2; rank++) {
         const struct prs_fused_error *e = &lost.error[rank];

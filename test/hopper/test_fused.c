@@ -152,7 +152,7 @@ Test(hopper, unfused_shapes_are_right, .timeout = 120)
 /* Rank 1 demands what cannot be. */
 static void open_what_one_cannot(uint32_t rank, struct ranks_seat *seat, void *user)
 {
-    struct prs_fused_config config = {rank, 2, (int)rank, 300, ranks_allgather, seat};
+    struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat};
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 64, 63, 64, 1};
     struct prs_fused_tuning tuning = {.path = rank == 1 ? PRS_PATH_FUSED : PRS_PATH_AUTO};
     struct prs_fused *ctx;
@@ -182,7 +182,7 @@ struct lost {
 static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_config config = {rank, 2, (int)rank, 300, ranks_allgather, seat};
+    struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat};
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
     struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
     struct prs_fused_error error;
@@ -215,6 +215,7 @@ Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout =
 {
     struct lost lost;
     hopper_setup(2, 4, 0);
+    hopper_forgive_late_writes();
     ranks_run(2, launch_late, &lost);
     cr_assert_eq(lost.result[0], -ETIMEDOUT, "%d", lost.result[0]);
     cr_assert_eq(lost.result[1], -ECANCELED, "%d", lost.result[1]);
@@ -225,7 +226,7 @@ Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout =
 static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_config config = {rank, 4, (int)rank, 300, ranks_allgather, seat};
+    struct prs_fused_config config = {rank, 4, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat};
     struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1};
     struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
     struct prs_fused_error error;
@@ -251,6 +252,7 @@ Test(hopper, a_lost_rank_is_named_by_the_others, .timeout = 60)
 {
     struct lost lost;
     hopper_setup(4, 4, 0);
+    hopper_forgive_late_writes();
     ranks_run(4, launch_unless_lost, &lost);
     for (int rank = 0; rank < 3; rank++) {
         cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);

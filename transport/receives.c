@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/receives.h"
+
+struct prs_receive_sizes prs_receives_sizes(uint32_t most)
+{
+    uint32_t batch = most / 2 < PRS_RECEIVES_BATCH ? most / 2 : PRS_RECEIVES_BATCH;
+
+    if (!batch)
+        batch = 1;
+    return (struct prs_receive_sizes){batch, most / batch * batch};
+}
+
+int prs_receives_post(struct prs_receives *receives)
+{
+    struct ibv_recv_wr *bad;
+    int r = ibv_post_recv(receives->qp, receives->wr, &bad);
+
+    *receives->posted += receives->batch;
+    return r > 0 ? -r : r;
+}
+
+int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, struct ibv_qp *qp,
+                      const struct prs_receive_sizes *sizes, struct ibv_sge *sge)
+{
+    receives->qp = qp;
+    receives->posted = &queue->link->receives;
+    receives->consumed = 0;
+    receives->batch = sizes->batch;
+    for (uint32_t i = 0; i < sizes->batch; i++)
+        receives->wr[i] = (struct ibv_recv_wr){.wr_id = PRS_ARRIVAL_BIT | queue->id,
+                                               .next = i + 1 < sizes->batch ? &receives->wr[i + 1] : NULL,
+                                               .sg_list = sge,
+                                               .num_sge = sge ? 1 : 0};
+    for (uint32_t posted = 0; posted < sizes->depth; posted += sizes->batch) {
+        int r = prs_receives_post(receives);
+
+        if (r)
+            return prs_nic_fail(queue->link->rail, -r, "cannot post receives");
+    }
+    return 0;
+}
