@@ -3,7 +3,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "util/log.h"
 
@@ -49,11 +48,7 @@ void banner_log(const struct prs_fabric *fabric)
             first = info;
         if (all.count < PRS_MAX_RAILS)
             all.rail[all.count++] = i;
-        append(&text, "%s %s:%d/%s %.0f Gb/s", i ? "," : "", info.name, info.port,
-               strcmp(info.queue_kind, "rc") ? "EFA"
-               : info.is_roce                ? "RoCE"
-                                             : "IB",
-               info.speed_mbps / 1000.0);
+        append(&text, "%s %s:%d/%s %.0f Gb/s", i ? "," : "", info.name, info.port, info.link, info.speed_mbps / 1000.0);
     }
     append(&text, "; GPU memory: %s%s%s%s", memory_mode(&first), first.mem_note[0] ? " (" : "", first.mem_note,
            first.mem_note[0] ? ")" : "");

@@ -42,8 +42,8 @@ static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struc
         rail->info.rail_id = (int16_t)(item < 0 || config->hca.exclude ? -1 : config->hca.item[item].rail);
         rail->info.plane_id = (int16_t)(item < 0 || config->hca.exclude ? -1 : config->hca.item[item].plane);
         PRS_INFO("%s:%d usable: %s, %u Mb/s, GID %d %s, NUMA node %d, memory:%s%s%s%s%s%s%s", domain->name, port,
-                 prs_rail_link_name(&rail->info), rail->info.speed_mbps, rail->info.gid_index, rail->info.gid,
-                 rail->info.numa_node, " host", rail->info.mem_kinds & PRS_MEM_CUDA ? " CUDA" : "",
+                 rail->info.link, rail->info.speed_mbps, rail->info.gid_index, rail->info.gid, rail->info.numa_node,
+                 " host", rail->info.mem_kinds & PRS_MEM_CUDA ? " CUDA" : "",
                  rail->info.mem_kinds & PRS_MEM_DMABUF ? " DMA-BUF" : "",
                  rail->info.relaxed_ordering ? ", relaxed ordering" : "", rail->info.mem_note[0] ? " (" : "",
                  rail->info.mem_note, rail->info.mem_note[0] ? ")" : "");

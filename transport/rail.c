@@ -153,14 +153,13 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     out->info.latency_us = 1;
     out->info.port = port;
     snprintf(out->info.queue_kind, sizeof out->info.queue_kind, "%s", domain->nic->name);
+    snprintf(out->info.link, sizeof out->info.link, "%s",
+             domain->nic != &prs_nic_rc ? "EFA"
+             : out->info.is_roce        ? "RoCE"
+                                        : "InfiniBand");
     out->info.in_order = domain->nic->in_order;
     out->info.adaptive_routing = config->adaptive_routing < 0 ? !out->info.is_roce : config->adaptive_routing;
     fill_place(&out->info);
     fill_memory(domain, config, &out->info);
     return 0;
-}
-
-const char *prs_rail_link_name(const struct prs_rail_info *info)
-{
-    return strcmp(info->queue_kind, "rc") ? "EFA" : info->is_roce ? "RoCE" : "InfiniBand";
 }

@@ -22,7 +22,4 @@ struct prs_rail {
 int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_config *config, struct prs_rail *out,
                    char *why, size_t why_bytes);
 
-/* "InfiniBand", "RoCE" or "EFA". */
-const char *prs_rail_link_name(const struct prs_rail_info *info);
-
 #endif

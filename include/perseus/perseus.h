@@ -82,6 +82,7 @@ struct prs_rail_info {
     char gid[64];       /* the GID in use, as text */
     char mem_note[128]; /* why CUDA or DMA-BUF memory cannot be registered; "" where it can */
     char queue_kind[8]; /* "rc", or "srd" (AWS EFA) */
+    char link[16];      /* "InfiniBand", "RoCE" or "EFA" */
     uint64_t guid;      /* of the chip: equal for ports of one card */
     uint32_t speed_mbps;   /* width times lane speed */
     uint32_t mem_kinds;    /* mask of enum prs_mem_kind */

@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
-#include <string.h>
 
 #include "tools/info/machine.h"
-
-static const char *link_text(const struct prs_rail_info *rail)
-{
-    return strcmp(rail->queue_kind, "srd") == 0 ? "EFA" : rail->is_roce ? "RoCE" : "InfiniBand";
-}
 
 static const char *memory_text(const struct prs_rail_info *rail)
 {
@@ -23,7 +17,7 @@ static void print_rails(const struct machine *machine)
     for (int i = 0; i < machine->rail_count; i++) {
         const struct prs_rail_info *rail = &machine->rail[i];
 
-        printf("  %d  %s:%d  %s %.0f Gb/s  GID %s  NUMA %d  %s%s\n", i, rail->name, rail->port, link_text(rail),
+        printf("  %d  %s:%d  %s %.0f Gb/s  GID %s  NUMA %d  %s%s\n", i, rail->name, rail->port, rail->link,
                rail->speed_mbps / 1000.0, rail->gid, rail->numa_node, rail->pci_path[0] ? rail->pci_path : "virtual",
                rail->in_order ? "" : "  srd: unordered, without atomics");
         printf("       memory: %s%s%s%s%s%s\n", memory_text(rail), rail->mem_note[0] ? " (" : "", rail->mem_note,
@@ -100,7 +94,7 @@ static void json_rail(const struct prs_rail_info *rail)
            "[\"host\"%s%s]}",
            rail->port, rail->gid_index, rail->speed_mbps, (unsigned long long)rail->guid, rail->numa_node,
            (double)rail->latency_us, rail->max_peers, rail->rail_id, rail->plane_id, rail->in_order ? "true" : "false",
-           rail->relaxed_ordering ? "true" : "false", rail->adaptive_routing ? "true" : "false", link_text(rail),
+           rail->relaxed_ordering ? "true" : "false", rail->adaptive_routing ? "true" : "false", rail->link,
            rail->queue_kind, rail->mem_kinds & PRS_MEM_CUDA ? ", \"peermem\"" : "",
            rail->mem_kinds & PRS_MEM_DMABUF ? ", \"dmabuf\"" : "");
 }
