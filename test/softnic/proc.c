@@ -318,6 +318,81 @@ Test(proc, what_the_dead_left_is_swept)
     end_close(&end);
 }
 
+/* The table's place of a process's only queue pair; its owner goes to *owner. */
+static struct sn_qp_shm *queue_pair_of(struct sn_world *world, pid_t pid, uint32_t *owner)
+{
+    for (uint32_t i = 0; i < SN_MAX_QPS; i++) {
+        *owner = world->qps[i].owner;
+        if (*owner && world->procs[*owner - 1].pid == (uint32_t)pid)
+            return &world->qps[i];
+    }
+    cr_assert_fail("process %d has no queue pair", (int)pid);
+    return NULL;
+}
+
+/* An initiator that has copied to a process that died then tells its completion queue: until then that ring is nobody
+ * else's. Who is at work is written down as sn_responder_enter does, since a copy that is long enough would take too
+ * long. */
+Test(proc, the_rings_of_the_dead_wait_for_who_is_at_work_on_them)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
+    struct sn_world *world = test_world(NULL);
+    struct sn_qp_shm *qp;
+    struct address peer;
+    struct end end;
+    uint32_t owner, cq;
+    pid_t pid;
+    int fd;
+
+    pid = child_open(&role, &end, &peer, &fd);
+    qp = queue_pair_of(world, pid, &owner);
+    cq = qp->rcq;
+    __atomic_store_n(&qp->guests[0], 1ull << 32 | (uint32_t)getpid(), __ATOMIC_SEQ_CST);
+    kill_and_reap(pid);
+    cr_assert_eq(sn_proc_sweep(world), 0);
+    cr_assert_eq(world->cqs[cq].owner, owner);
+    cr_assert_eq(qp->qpn, 0, "who comes now does not find it");
+    __atomic_store_n(&qp->guests[0], 1ull << 32, __ATOMIC_SEQ_CST);
+    cr_assert_eq(sn_proc_sweep(world), 1);
+    cr_assert_eq(world->cqs[cq].owner, 0);
+    cr_assert_eq(world->procs[owner - 1].state, SN_PROC_FREE);
+    end_close(&end);
+}
+
+static void end_at_once(struct end *end, const struct address *peer, int fd)
+{
+    char c;
+
+    hear(fd, &c, 1);
+    _exit(0);
+}
+
+/* Other threads of a program run on while it exits, the NIC's too: they may complete requests that are under way. */
+Test(proc, the_rings_of_a_program_that_exits_are_its_own_until_its_end)
+{
+    struct role role = {.dev = 1, .link = link_default, .act = end_at_once};
+    struct sn_world *world = test_world(NULL);
+    struct sn_qp_shm *qp;
+    struct address peer;
+    struct end end;
+    uint32_t owner, cq;
+    pid_t pid;
+    int fd;
+
+    pid = child_open(&role, &end, &peer, &fd);
+    qp = queue_pair_of(world, pid, &owner);
+    cq = qp->scq;
+    sn_proc_leave(world, owner - 1); /* as its destructors do */
+    cr_assert_eq(sn_proc_sweep(world), 0);
+    cr_assert_eq(world->cqs[cq].owner, owner);
+    cr_assert_eq(qp->qpn, 0, "nobody reaches a program that exits");
+    tell(fd, "q", 1);
+    reap(pid);
+    cr_assert_eq(sn_proc_sweep(world), 1);
+    cr_assert_eq(world->cqs[cq].owner, 0);
+    end_close(&end);
+}
+
 static int count_fds(void)
 {
     DIR *dir = opendir("/proc/self/fd");

@@ -160,7 +160,19 @@ void sn_mr_shm_give(struct sn_world *world, uint32_t index)
     sn_slot_give(&world->mr_slots, world->mr_free, SN_MAX_MRS, index);
 }
 
-/* Queue pairs first: they name the others, and nobody acts on a queue pair whose number is gone. */
+void sn_objects_hide(struct sn_world *world, uint32_t proc)
+{
+    uint32_t owner = proc + 1;
+
+    for (uint32_t i = 0; i < world->qp_slots.fresh; i++)
+        if (__atomic_load_n(&world->qps[i].owner, __ATOMIC_ACQUIRE) == owner)
+            __atomic_store_n(&world->qps[i].qpn, 0, __ATOMIC_SEQ_CST);
+    for (uint32_t i = 0; i < world->mr_slots.fresh; i++)
+        if (__atomic_load_n(&world->mrs[i].owner, __ATOMIC_ACQUIRE) == owner)
+            __atomic_store_n(&world->mrs[i].key, 0, __ATOMIC_SEQ_CST);
+}
+
+/* Queue pairs first: they name the others. */
 void sn_objects_free(struct sn_world *world, uint32_t proc)
 {
     uint32_t owner = proc + 1;

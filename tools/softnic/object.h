@@ -20,7 +20,10 @@ void sn_qp_shm_give(struct sn_world *world, uint32_t index);
 void sn_srq_shm_give(struct sn_world *world, uint32_t index);
 void sn_mr_shm_give(struct sn_world *world, uint32_t index);
 
-/** Free everything that process proc owns. */
+/** Take the numbers and keys of process proc back: nobody who comes from now on finds its queue pairs or its memory. */
+void sn_objects_hide(struct sn_world *world, uint32_t proc);
+
+/** Free everything that process proc owns, which is hidden, and which nobody uses. */
 void sn_objects_free(struct sn_world *world, uint32_t proc);
 
 /** Give a receive ring its space. entries is rounded up to a power of two. */

@@ -60,7 +60,32 @@ bool sn_proc_alive(const struct sn_proc *proc)
     return stat_read(proc->pid, &state, &start) && state != 'Z' && state != 'X' && start == proc->start_ticks;
 }
 
-/* The caller holds proc_lock. */
+/* Is somebody who found its queue pairs before they were hidden still at work on what they name, rings included? One of
+ * its own threads, which run on while the program exits, or an initiator: a copy that is under way outlives the process
+ * it goes to, and tells its completion queue. The caller holds proc_lock. */
+static bool in_use_locked(const struct sn_world *world, uint32_t index)
+{
+    bool runs = sn_proc_alive(&world->procs[index]);
+
+    for (uint32_t i = 0; i < world->qp_slots.fresh; i++) {
+        const struct sn_qp_shm *qp = &world->qps[i];
+
+        if (__atomic_load_n(&qp->owner, __ATOMIC_ACQUIRE) != index + 1)
+            continue;
+        if (runs)
+            return true;
+        for (uint32_t g = 0; g < SN_GUESTS; g++) {
+            /* G3: after the numbers were taken back; pairs with G1 in sn_responder_enter. */
+            uint32_t guest = (uint32_t)__atomic_load_n(&qp->guests[g], __ATOMIC_SEQ_CST);
+
+            if (guest && sn_pid_runs(guest))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* The caller holds proc_lock. What is in use is left to the next sweep. */
 static unsigned sweep_locked(struct sn_world *world)
 {
     unsigned swept = 0;
@@ -71,6 +96,9 @@ static unsigned sweep_locked(struct sn_world *world)
         if (proc->state == SN_PROC_FREE || (proc->state == SN_PROC_LIVE && sn_proc_alive(proc)))
             continue;
         proc->state = SN_PROC_SWEEP; /* so that a sweeper killed half-way is followed up */
+        sn_objects_hide(world, i);
+        if (in_use_locked(world, i))
+            continue;
         sn_objects_free(world, i);
         __atomic_store_n(&proc->state, SN_PROC_FREE, __ATOMIC_RELEASE);
         swept++;
@@ -129,7 +157,7 @@ bool sn_proc_leave(struct sn_world *world, uint32_t index)
     world->procs[index].state = SN_PROC_SWEEP;
     sweep_locked(world);
     for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
-        last = last && world->procs[i].state == SN_PROC_FREE;
+        last = last && world->procs[i].state != SN_PROC_LIVE;
     if (last)
         world->dead = 1; /* whoever opened the file just now finds this in sn_proc_enter */
     sn_lock_drop(&world->proc_lock);
