@@ -234,6 +234,14 @@ def sysfs_is_private_and_complete():
     assert sorted(os.listdir("/sys/class")) == before, "and outside nothing has changed"
 
 
+def sysfs_holds_as_many_nics_as_there_can_be():
+    done = run("--nodes", "16", "--nics", "4", "--", "sh", "-c", "cat /sys/class/infiniband/*/ports/1/state")
+    assert "No space" not in done.stderr, done
+    if "refused" in done.stderr or "failed" in done.stderr:
+        raise Skip(done.stderr.strip().splitlines()[-1])
+    assert done.stdout.splitlines() == ["4: ACTIVE"] * 64, done
+
+
 def an_efa_looks_like_one():
     script = ("cd /sys/class/infiniband/ && ls && cat efa_0/node_type efa_0/ports/1/link_layer && ls efa_0/ports/1/gids && "
               "cat /sys/class/infiniband_verbs/abi_version")
@@ -290,7 +298,7 @@ CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_worl
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
           the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
           sweep_spares_worlds_in_use, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
-          the_link_goes_down_and_up, sysfs_is_private_and_complete, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
+          the_link_goes_down_and_up, sysfs_is_private_and_complete, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 
 
