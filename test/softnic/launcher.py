@@ -180,6 +180,23 @@ def sweep_spares_worlds_in_use():
         process.wait()
 
 
+def worlds_of_another_process_namespace_are_left_alone():
+    elsewhere = ["unshare", "-Urpf", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*elsewhere, "true"], capture_output=True).returncode:
+        raise Skip("no process namespace can be made here (unshare -Urpf)")
+    process, world = start("--name", f"container{os.getpid()}", "--", "sh", "-c", SAY_WORLD + "exec sleep 1000")
+    try:
+        name = world.name.removeprefix("softnic.")
+        subprocess.run([*elsewhere, RUN, "--quiet", "--no-sysfs", "--", "true"], check=True, timeout=LIMIT_S)
+        assert world.exists(), "its processes cannot be seen from there, and live"
+        for words in [RUN, "--name", name, "--", "true"], [CTL, "--world", name, "status"]:
+            done = subprocess.run([*elsewhere, *words], capture_output=True, text=True, timeout=LIMIT_S)
+            assert done.returncode and "another process namespace" in done.stderr, done
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def a_foreign_file_is_no_world_and_is_left_alone():
     path = SHM / f"softnic.foreign{os.getpid()}"
     try:
@@ -297,7 +314,7 @@ def counters_are_json():
 CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_world, links_may_differ_and_change, the_status_is_the_commands,
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
           the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
-          sweep_spares_worlds_in_use, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
+          sweep_spares_worlds_in_use, worlds_of_another_process_namespace_are_left_alone, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
           the_link_goes_down_and_up, sysfs_is_private_and_complete, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 

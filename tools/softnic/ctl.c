@@ -78,8 +78,7 @@ static int open_world(const struct request *q, char *path, size_t bytes, struct 
         return r;
     r = sn_world_open(path, world);
     if (r)
-        fprintf(stderr, "softnicctl: world %s: %s\n", path,
-                r == -EPROTO ? "not a world of this version" : strerror(-r));
+        fprintf(stderr, "softnicctl: world %s: %s\n", path, sn_world_error(r));
     return r;
 }
 

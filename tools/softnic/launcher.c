@@ -77,8 +77,10 @@ static void config_from_options(struct sn_config *config, const struct sn_launch
 static int join_world(struct run *run)
 {
     int r = sn_world_open(run->path, &run->world);
-    if (r)
+    if (r) {
+        fprintf(stderr, "softnic-run: cannot join the world %s: %s\n", run->path, sn_world_error(r));
         return r;
+    }
     run->joined = true;
     if (run->options.model_given) {
         fprintf(stderr, "softnic-run: world %s exists already, so its NICs and model cannot be chosen here\n",

@@ -96,7 +96,7 @@ struct sn_self *sn_self_get(void)
         self->nonce = sn_now_ns();
     r = self_join(self);
     if (r < 0) {
-        sn_log("cannot join the world %s: %s", self->path, strerror(-r));
+        sn_log("cannot join the world %s: %s", self->path, sn_world_error(r));
         free(self);
         errno = -r;
         goto unlock;

@@ -45,7 +45,7 @@ void sn_sweep_each(void (*visit)(const char *path, struct sn_world *world, void 
         if (strncmp(e->d_name, prefix, sizeof(prefix) - 1))
             continue;
         snprintf(path, sizeof(path), "%s/%s", SN_WORLD_DIR, e->d_name);
-        if (sn_world_open(path, &world)) /* not ours to judge: another version, another user's, half made */
+        if (sn_world_open(path, &world)) /* not ours to judge: another version, another user's, another container's */
             continue;
         visit(path, world, arg);
         sn_world_close(world);

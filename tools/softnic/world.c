@@ -60,6 +60,33 @@ void sn_world_path(char *path, size_t bytes)
         snprintf(path, bytes, "/dev/shm/softnic.%u", (unsigned)getuid());
 }
 
+/* Two containers may share /dev/shm and see each other's processes under other numbers, or not at all. */
+static uint64_t pid_namespace(void)
+{
+    struct stat st;
+
+    return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
+}
+
+static bool pids_are_ours(const struct sn_world *world)
+{
+    uint64_t mine = pid_namespace();
+
+    return !mine || !world->pid_ns || mine == world->pid_ns;
+}
+
+const char *sn_world_error(int r)
+{
+    switch (r) {
+    case -EPROTO:
+        return "not a world of this version";
+    case -EXDEV:
+        return "it is of another process namespace (a container that shares /dev/shm, but not its processes?)";
+    default:
+        return strerror(-r);
+    }
+}
+
 /* A locally administered GUID and a 10.x address per device: distinct, stable, and recognisable in a dump. */
 static void device_init(struct sn_world *world, uint32_t index)
 {
@@ -98,6 +125,7 @@ static void world_init(struct sn_world *world, const struct sn_config *config, b
     world->creator_start = sn_pid_start(world->creator_pid);
     clock_gettime(CLOCK_REALTIME, &t);
     world->created_ns = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+    world->pid_ns = pid_namespace();
     world->config = *config;
     world->dev_count = config->nics * config->nodes;
     for (uint32_t i = 0; i < world->dev_count; i++)
@@ -194,6 +222,9 @@ int sn_world_open(const char *path, struct sn_world **out)
         version = (*out)->magic == SN_WORLD_MAGIC ? (*out)->version : 0;
         sn_world_close(*out);
         r = -EPROTO;
+    } else if (!pids_are_ours(*out)) {
+        sn_world_close(*out);
+        r = -EXDEV;
     }
 close_fd:
     close(fd);

@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 4,
+    SN_WORLD_VERSION = 5,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -329,6 +329,7 @@ struct sn_world {
     uint32_t dead; /* removed: whoever still opens it must start over */
     uint64_t creator_start;
     uint64_t created_ns; /* CLOCK_REALTIME */
+    uint64_t pid_ns;     /* the process namespace that all numbers of processes here are of; 0: unknown */
     struct sn_config config;
     uint32_t dev_count;
     uint32_t wake_next; /* numbers sockets */
@@ -372,8 +373,12 @@ void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb);
  *  Return 0, -EEXIST (someone was faster: open it), -ENOSPC, or another -errno. */
 int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out);
 
-/** Map an existing world. Return 0, -ENOENT, -EPROTO (not a world, or of another version), or another -errno. */
+/** Map an existing world. Return 0, -ENOENT, -EPROTO (not a world, or of another version), -EXDEV (of another process
+ * namespace: who lives there cannot be told from here, nor reached), or another -errno. */
 int sn_world_open(const char *path, struct sn_world **out);
+
+/** In words why it could not be opened. */
+const char *sn_world_error(int r);
 
 /** Unmap; the file stays. NULL does nothing. */
 void sn_world_close(struct sn_world *world);
