@@ -204,9 +204,11 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
         if (*link) {
             *link = cq->next;
             ch->ibv.refcnt--;
+            sn_channel_settle_locked(ch);
         }
         pthread_mutex_unlock(&ch->mutex);
     }
+    sn_async_forget(ibv->context, SN_EVENT_OF_CQ, cq->index);
     if (sn_ack_wait(&ibv->mutex, &ibv->cond, &ibv->comp_events_completed, &cq->comp_events,
                     "destroy_cq: completion events") ||
         sn_ack_wait(&ibv->mutex, &ibv->cond, &ibv->async_events_completed, &cq->async_events,

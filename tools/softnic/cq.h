@@ -50,6 +50,16 @@ void sn_cq_purge(struct sn_cq *cq, uint32_t qpn);
 /** Fill in the ibv_start_poll family (cq_ex.c). */
 void sn_cq_ex_fill(struct sn_cq *cq);
 
+/* channel.c */
+/** After queues came or went, or an event was taken: see sn_wake_settle. The caller holds ch->mutex. */
+void sn_channel_settle_locked(struct sn_channel *ch);
+
+/** What an asynchronous event is about. */
+enum sn_event_of { SN_EVENT_OF_PORT, SN_EVENT_OF_QP, SN_EVENT_OF_CQ, SN_EVENT_OF_SRQ };
+
+/** Drop the unread events of an object that goes away; those that were read count as delivered when this returns. */
+void sn_async_forget(struct ibv_context *context, enum sn_event_of of, uint32_t element);
+
 /** Wait, bounded, until *acknowledged reaches delivered; 0 or EBUSY. */
 int sn_ack_wait(pthread_mutex_t *mutex, pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *delivered,
                 const char *what);

@@ -302,6 +302,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
     __atomic_store_n(&qp->shm->qpn, 0, __ATOMIC_SEQ_CST);
     if (sn_qp_quiesce(qp) < 0)
         return EBUSY;
+    sn_async_forget(ibv->context, SN_EVENT_OF_QP, qp->qpn);
     if (sn_ack_wait(&ibv->mutex, &ibv->cond, &ibv->events_completed, &qp->async_events,
                     "destroy_qp: asynchronous events"))
         return EBUSY;

@@ -90,6 +90,7 @@ int ibv_destroy_srq(struct ibv_srq *ibv)
 
     if (__atomic_load_n(&srq->refs, __ATOMIC_ACQUIRE))
         return EBUSY;
+    sn_async_forget(ibv->context, SN_EVENT_OF_SRQ, srq->index);
     if (sn_ack_wait(&ibv->mutex, &ibv->cond, &ibv->events_completed, &srq->async_events,
                     "destroy_srq: asynchronous events"))
         return EBUSY;

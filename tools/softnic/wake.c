@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -75,6 +76,20 @@ int sn_wake_take(int fd)
         if (errno != EINTR)
             return -errno;
     return 0;
+}
+
+/* A program that polls the descriptor and then reads must not be kept: a token without an event would. One that is sent
+ * between taking the others and looking again stays, since its event is seen. */
+void sn_wake_settle(struct sn_world *world, int fd, uint32_t wake_id, bool (*is_left)(const void *of), const void *of)
+{
+    struct pollfd readable = {fd, POLLIN, 0};
+    char token;
+
+    if (!is_left(of))
+        while (recv(fd, &token, 1, MSG_DONTWAIT) > 0)
+            ;
+    if (is_left(of) && poll(&readable, 1, 0) == 0)
+        sn_wake_send(world, wake_id);
 }
 
 void sn_wake_forget(void)

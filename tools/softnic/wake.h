@@ -13,8 +13,13 @@ int sn_wake_open(struct sn_world *world, uint32_t *wake_id);
 /** Make the socket readable. Never blocks; a socket that is gone is not an error. */
 void sn_wake_send(struct sn_world *world, uint32_t wake_id);
 
-/** Take a token: 0, or -EAGAIN when the descriptor is non-blocking and there is none, or -errno. */
+/** Take a token: 0, or -EAGAIN when the descriptor is non-blocking and there is none, -EINTR after a signal whose
+ * handler does not restart calls, or another -errno. */
 int sn_wake_take(int fd);
+
+/** Bring the socket in line with what is left to read: readable if anything is, else not, whatever tokens were dropped
+ * or are left over. Readers of one socket take turns with it. */
+void sn_wake_settle(struct sn_world *world, int fd, uint32_t wake_id, bool (*is_left)(const void *of), const void *of);
 
 /** Put an asynchronous event into an opened device's ring and wake it. */
 void sn_async_raise(struct sn_world *world, uint32_t ctx, uint32_t type, uint32_t element);

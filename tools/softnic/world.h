@@ -23,11 +23,11 @@ enum {
     SN_MAX_QPS = 16384, /* 14 bits of the queue pair number; the other 10 are the generation */
     SN_MAX_CQS = 16384,
     SN_MAX_SRQS = 2048,
-    SN_MAX_MRS = 65536, /* 16 bits of a key; the other 16 are the generation */
-    SN_MAX_GIDS = 2,    /* 0: fe80::/64 of the GUID, 1: IPv4-mapped, RoCEv2; EFA has the first only */
-    SN_MAX_CQE = 65536, /* NVSHMEM creates a completion queue of exactly max_cqe */
+    SN_MAX_MRS = 65536,     /* 16 bits of a key; the other 16 are the generation */
+    SN_MAX_GIDS = 2,        /* 0: fe80::/64 of the GUID, 1: IPv4-mapped, RoCEv2; EFA has the first only */
+    SN_MAX_CQE = 65536,     /* NVSHMEM creates a completion queue of exactly max_cqe */
     SN_ASYNC_EVENTS = 64,
-    SN_ARENA_CLASSES = 20, /* 4 KiB << class */
+    SN_ARENA_CLASSES = 20,  /* 4 KiB << class */
     SN_IPC_BLOB = 128,
     SN_MAX_SGE = 32,
     SN_AGENT_SLOTS = 32, /* requests that one agent carries out for others at a time */
