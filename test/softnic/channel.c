@@ -107,3 +107,34 @@ Test(channel, events_of_a_destroyed_object_go_with_it)
     cr_assert_eq(event.event_type, IBV_EVENT_PORT_ERR);
     cr_assert_not(readable(b.ctx->async_fd));
 }
+
+/* Whoever shuts down an SRQ waits for this event of each queue pair. */
+Test(channel, every_queue_pair_of_many_that_fail_says_so)
+{
+    enum { PAIRS = 200 };
+    struct ibv_qp_attr err = {.qp_state = IBV_QPS_ERR};
+    struct end_options shared = {.with_srq = true};
+    struct ibv_async_event event;
+    struct ibv_qp *qps[PAIRS];
+    struct address self;
+
+    test_world(NULL);
+    end_open(&a, &shared);
+    for (int i = 0; i < PAIRS; i++) {
+        struct ibv_qp_init_attr init = {
+            .send_cq = a.cq, .recv_cq = a.cq, .srq = a.srq, .cap = {2, 0, 1, 0, 0}, .qp_type = IBV_QPT_RC};
+
+        a.qp = qps[i] = ibv_create_qp(a.pd, &init);
+        cr_assert_not_null(qps[i]);
+        self = end_address(&a);
+        end_connect(&a, &self, &link_default);
+    }
+    for (int i = 0; i < PAIRS; i++)
+        cr_assert_eq(ibv_modify_qp(qps[i], &err, IBV_QP_STATE), 0);
+    for (int i = 0; i < PAIRS; i++) {
+        cr_assert(readable(a.ctx->async_fd), "event %d of %d", i, PAIRS);
+        cr_assert_eq(ibv_get_async_event(a.ctx, &event), 0);
+        cr_assert(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == qps[i]);
+        ibv_ack_async_event(&event);
+    }
+}

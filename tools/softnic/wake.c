@@ -103,6 +103,7 @@ void sn_wake_forget(void)
 void sn_async_raise(struct sn_world *world, uint32_t ctx, uint32_t type, uint32_t element)
 {
     struct sn_ctx_shm *c = &world->ctxs[ctx];
+    bool first_lost = false;
     uint32_t wake_id;
 
     sn_lock_take(&c->lock);
@@ -110,10 +111,13 @@ void sn_async_raise(struct sn_world *world, uint32_t ctx, uint32_t type, uint32_
     if (wake_id && c->tail - c->head < SN_ASYNC_EVENTS) {
         c->events[c->tail % SN_ASYNC_EVENTS] = (struct sn_async){type, element};
         c->tail++;
-    } else {
-        c->lost++;
+    } else if (wake_id) {
+        first_lost = c->lost++ == 0;
     }
     sn_lock_drop(&c->lock);
+    if (first_lost)
+        sn_log("opened device %u: %d asynchronous events are unread; event %u and those that follow are lost", ctx,
+               (int)SN_ASYNC_EVENTS, type);
     if (wake_id)
         sn_wake_send(world, wake_id);
 }
