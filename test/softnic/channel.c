@@ -2,6 +2,9 @@
 /* What a program that polls a descriptor before it blocks on an event may count on. */
 #include <criterion/criterion.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include "test/softnic/support.h"
 #include "tools/softnic/wake.h"
@@ -137,4 +140,49 @@ Test(channel, every_queue_pair_of_many_that_fail_says_so)
         cr_assert(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == qps[i]);
         ibv_ack_async_event(&event);
     }
+}
+
+static void on_signal(int number)
+{
+}
+
+struct reader {
+    struct ibv_comp_channel *channel;
+    bool done;
+    int result, error;
+};
+
+static void *read_event(void *arg)
+{
+    struct reader *reader = arg;
+    struct ibv_cq *cq;
+    void *context;
+
+    reader->result = ibv_get_cq_event(reader->channel, &cq, &context);
+    reader->error = errno;
+    __atomic_store_n(&reader->done, true, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* As read(2) does in rdma-core: that is how programs leave it when they are to end. */
+Test(channel, a_signal_ends_the_wait_for_an_event)
+{
+    struct sigaction action = {.sa_handler = on_signal}; /* without SA_RESTART */
+    struct reader reader = {0};
+    uint64_t give_up;
+    pthread_t thread;
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    reader.channel = ibv_create_comp_channel(a.ctx);
+    cr_assert_eq(sigaction(SIGUSR1, &action, NULL), 0);
+    cr_assert_eq(pthread_create(&thread, NULL, read_event, &reader), 0);
+    give_up = now_ns() + 5000000000ull;
+    while (!__atomic_load_n(&reader.done, __ATOMIC_ACQUIRE) && now_ns() < give_up) {
+        pthread_kill(thread, SIGUSR1); /* again and again, since it may not be waiting yet */
+        usleep(1000);
+    }
+    cr_assert(__atomic_load_n(&reader.done, __ATOMIC_ACQUIRE), "5 s of signals");
+    pthread_join(thread, NULL);
+    cr_assert(reader.result == -1 && reader.error == EINTR, "%d, errno %d", reader.result, reader.error);
 }

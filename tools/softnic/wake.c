@@ -72,10 +72,7 @@ int sn_wake_take(int fd)
 {
     char token;
 
-    while (recv(fd, &token, 1, 0) < 0)
-        if (errno != EINTR)
-            return -errno;
-    return 0;
+    return recv(fd, &token, 1, 0) < 0 ? -errno : 0;
 }
 
 /* A program that polls the descriptor and then reads must not be kept: a token without an event would. One that is sent
