@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+#include <poll.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "test/softnic/support.h"
 #include "tools/softnic/object.h"
@@ -204,4 +206,41 @@ Test(qp_state, what_cannot_be_is_refused_at_creation)
     init.cap.max_inline_data = 1 << 20;
     cr_assert_null(ibv_create_qp(e.pd, &init));
     cr_assert_eq(errno, EINVAL);
+}
+
+/* Written is not yet acknowledged: the event comes after the completion. */
+Test(qp_state, a_send_queue_that_drains_later_says_so)
+{
+    struct ibv_qp_attr sqd = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
+    volatile uint8_t *arrived;
+    struct ibv_async_event event;
+    struct sn_config config;
+    struct pollfd readable;
+    struct address bt;
+    uint64_t give_up;
+    struct ibv_wc wc;
+    struct end a, b;
+
+    sn_config_default(&config);
+    config.nics = 2;
+    config.latency_ns = 100000000;
+    test_world(&config);
+    pair_open(&a, &b);
+    bt = end_address(&b);
+    a.buf[0] = 1;
+    arrived = b.buf;
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+    for (give_up = now_ns() + 5000000000ull; !*arrived && now_ns() < give_up;)
+        usleep(1000);
+    cr_assert(*arrived);
+    cr_assert_eq(ibv_modify_qp(a.qp, &sqd, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY), 0);
+    readable = (struct pollfd){a.ctx->async_fd, POLLIN, 0};
+    cr_assert_eq(poll(&readable, 1, 5000), 1, "no event within 5 s");
+    cr_assert_eq(ibv_get_async_event(a.ctx, &event), 0);
+    cr_assert(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == a.qp);
+    ibv_ack_async_event(&event);
+    cr_assert_eq(ibv_poll_cq(a.cq, 1, &wc), 1, "the completion came first");
+    cr_assert_eq(poll(&readable, 1, 0), 0, "told once");
+    end_close(&a);
+    end_close(&b);
 }

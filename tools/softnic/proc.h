@@ -15,16 +15,16 @@ uint64_t sn_pid_start(uint32_t pid);
  * are swept on the way. Return 0, -ENOMEM (table full), or -ESTALE (the world was removed meanwhile: open it anew). */
 int sn_proc_enter(struct sn_world *world, uint64_t nonce, const uint64_t *nonce_addr, uint32_t node, uint32_t *index);
 
-/** Leave. Objects that are left are hidden, and freed: at once if none is a queue pair, on which threads of this process
- * may be at work, else by a sweep after its end. Return true when the caller was the last and must unlink an ephemeral
- * world. */
+/** Leave. Objects that are left are hidden, and freed: at once if none is a queue pair, on which threads of this
+ * process may be at work, else by a sweep after its end. Return true when the caller was the last and must unlink an
+ * ephemeral world. */
 bool sn_proc_leave(struct sn_world *world, uint32_t index);
 
 /** True when that process still runs (reads /proc: some 10 us). */
 bool sn_proc_alive(const struct sn_proc *proc);
 
-/** Free the objects of every dead process, but of those that an initiator is still at work on: the next one will. Return
- * how many processes were swept. */
+/** Free the objects of every dead process, but of those that an initiator is still at work on: the next one will.
+ * Return how many processes were swept. */
 unsigned sn_proc_sweep(struct sn_world *world);
 
 #endif

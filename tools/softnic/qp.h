@@ -71,6 +71,7 @@ struct sn_qp {
     bool running; /* someone executes; only that thread touches exec, done, copy and the requests between done and tail
                    */
     bool closing;
+    bool drain_due; /* to be told when the send queue has drained, under mutex */
     bool flush_due; /* a request has failed, and completes before the receives are flushed */
     uint32_t runs;  /* odd while a request is being executed: dereg_mr waits for that */
     uint32_t heap_at;
@@ -172,6 +173,9 @@ uint64_t sn_qp_run(struct sn_qp *qp);
 
 /** An asynchronous copy is under way. The caller is the runner, or holds the mutex while there is none. */
 bool sn_qp_copying(struct sn_qp *qp);
+
+/** Nothing that was begun is left to end. As above. */
+bool sn_qp_drained(struct sn_qp *qp);
 
 /** The runner stops, at is what sn_qp_run said: queue for the engine if anything is left. The caller holds the mutex.
  */

@@ -9,7 +9,6 @@
 #include "tools/softnic/qp.h"
 #include "tools/softnic/qp_state.h"
 #include "tools/softnic/srd.h"
-#include "tools/softnic/wake.h"
 
 static int values_check(const struct sn_qp *qp, const struct ibv_qp_attr *attr, int mask)
 {
@@ -117,7 +116,7 @@ static bool drained(struct sn_qp *qp)
     bool idle;
 
     pthread_mutex_lock(&qp->mutex);
-    idle = !qp->running && qp->exec == qp->done && !sn_qp_copying(qp);
+    idle = !qp->running && sn_qp_drained(qp);
     pthread_mutex_unlock(&qp->mutex);
     return idle;
 }
@@ -134,9 +133,12 @@ static int state_enter(struct sn_qp *qp, enum ibv_qp_state to, const struct ibv_
             __atomic_store_n(&qp->shm->state, to, __ATOMIC_SEQ_CST);
         sn_lock_drop(&qp->shm->lock);
     }
-    sn_qp_kick(qp); /* flush, or go on after SQD */
-    if (to == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr->en_sqd_async_notify && drained(qp))
-        sn_async_raise(sn_self->world, qp->ctx->index, IBV_EVENT_SQ_DRAINED, qp->qpn);
+    if (to == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY)) {
+        pthread_mutex_lock(&qp->mutex);
+        qp->drain_due = attr->en_sqd_async_notify;
+        pthread_mutex_unlock(&qp->mutex);
+    }
+    sn_qp_kick(qp); /* flush, or go on after SQD, or say that there is nothing to drain */
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #include "tools/softnic/flight.h"
 #include "tools/softnic/qp.h"
 #include "tools/softnic/srd.h"
+#include "tools/softnic/wake.h"
 
 enum {
     RUN_BATCH_BYTES = 4 << 20, /* then let other queue pairs of the engine have a turn */
@@ -246,6 +247,11 @@ bool sn_qp_copying(struct sn_qp *qp)
     return qp->flights || finishing(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->placing);
 }
 
+bool sn_qp_drained(struct sn_qp *qp)
+{
+    return qp->exec == qp->done && !sn_qp_copying(qp);
+}
+
 /* More into flight, and what has landed is executed. Return when to look again, or 0: none is in flight. */
 static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
 {
@@ -367,9 +373,21 @@ static bool next_is_light(const struct sn_qp *qp)
     return w->length <= LIGHT_BYTES && !w->placing;
 }
 
+/* Once. A queue pair that has left the state meanwhile drains no more. */
+static void tell_drained_locked(struct sn_qp *qp)
+{
+    if (!sn_qp_drained(qp))
+        return;
+    qp->drain_due = false;
+    if (sn_qp_state(qp) == IBV_QPS_SQD)
+        sn_async_raise(sn_self->world, qp->ctx->index, IBV_EVENT_SQ_DRAINED, qp->qpn);
+}
+
 void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at)
 {
     qp->running = false;
+    if (qp->drain_due)
+        tell_drained_locked(qp);
     if ((at == UINT64_MAX || (sn_qp_is_srd(qp) && qp->seen != qp->tail)) && work_left_locked(qp))
         at = 0;
     if (at == UINT64_MAX || (qp->closing && !sn_qp_copying(qp)))
