@@ -100,3 +100,22 @@ Test(wr, more_than_the_queue_holds_is_refused_whole)
     cr_assert_eq(ibv_wr_complete(ex), ENOMEM);
     cr_assert_eq(b.buf[0], 0);
 }
+
+/* As ibv_post_send does. */
+Test(wr, what_cannot_be_is_refused)
+{
+    start();
+    ibv_wr_start(ex);
+    ibv_wr_rdma_read(ex, bt.rkey, bt.addr);
+    ibv_wr_set_inline_data(ex, a.buf, 8);
+    cr_assert_eq(ibv_wr_complete(ex), EINVAL, "the data of a read has to go somewhere");
+    ibv_wr_start(ex);
+    ibv_wr_atomic_fetch_add(ex, bt.rkey, bt.addr, 1);
+    ibv_wr_set_inline_data(ex, a.buf, 8);
+    cr_assert_eq(ibv_wr_complete(ex), EINVAL, "and so has what an atomic finds");
+    ibv_wr_start(ex);
+    ibv_wr_rdma_write(ex, bt.rkey, bt.addr);
+    ibv_wr_set_sge(ex, a.mr->lkey, (uintptr_t)a.buf, (1u << 31) + 1);
+    cr_assert_eq(ibv_wr_complete(ex), EINVAL, "longer than max_msg_sz");
+    cr_assert(quiet(a.cq, 1000));
+}

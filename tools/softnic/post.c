@@ -118,8 +118,6 @@ static int wqe_buffers(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_sge 
         w->length += sge[i].length;
     }
     w->num_sge = (uint32_t)num_sge;
-    if (w->length > MAX_MESSAGE)
-        return EINVAL;
     if (!(w->flags & IBV_SEND_INLINE))
         return 0;
     if (w->length > qp->cap.max_inline_data)
@@ -131,6 +129,17 @@ static int wqe_buffers(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_sge 
     w->sge[0] = (struct sn_sge){(uintptr_t)(at - w->length), (uint32_t)w->length, 0};
     w->num_sge = 1;
     return 0;
+}
+
+int sn_wqe_check(const struct sn_qp *qp, struct sn_wqe *w)
+{
+    bool atomic = w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || w->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+
+    if (sn_qp_is_srd(qp))
+        return sn_srd_check(qp, w);
+    if ((w->flags & IBV_SEND_INLINE) && (atomic || w->opcode == IBV_WR_RDMA_READ))
+        return EINVAL;
+    return w->length > MAX_MESSAGE || (atomic && w->length != 8) ? EINVAL : 0;
 }
 
 /* An ibv_send_wr into a send queue entry. Return 0, EINVAL or EOPNOTSUPP. */
@@ -148,8 +157,6 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
     }
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge)
         return EINVAL;
-    if ((wr->send_flags & IBV_SEND_INLINE) && (atomic || wr->opcode == IBV_WR_RDMA_READ))
-        return EINVAL;
     sn_wqe_init(qp, w, wr->opcode, wr->send_flags);
     w->wr_id = wr->wr_id;
     w->imm = wr->imm_data;
@@ -166,9 +173,7 @@ static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr
         w->rkey = wr->wr.rdma.rkey;
     }
     r = wqe_buffers(qp, w, wr->sg_list, wr->num_sge);
-    if (r == 0 && sn_qp_is_srd(qp))
-        r = sn_srd_check(qp, w);
-    return r ? r : atomic && w->length != 8 ? EINVAL : 0;
+    return r ? r : sn_wqe_check(qp, w);
 }
 
 int sn_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)

@@ -148,6 +148,9 @@ struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position);
 /** What every request begins with. */
 void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t flags);
 
+/** Is it one that can be, now that its buffers are there? Return 0 or EINVAL. */
+int sn_wqe_check(const struct sn_qp *qp, struct sn_wqe *w);
+
 /** Is this a state in which requests can be posted? Return 0 or EINVAL. */
 int sn_post_state_check(const struct sn_qp *qp);
 

@@ -32,14 +32,8 @@ static int wr_complete(struct ibv_qp_ex *ex)
     struct sn_qp *qp = of(ex);
     int r = qp->wr_error;
 
-    for (uint32_t i = qp->tail; i != qp->wr_at && r == 0; i++) {
-        struct sn_wqe *w = sn_wqe_at(qp, i);
-
-        if (sn_qp_is_srd(qp))
-            r = sn_srd_check(qp, w);
-        else if ((w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || w->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) && w->length != 8)
-            r = EINVAL;
-    }
+    for (uint32_t i = qp->tail; i != qp->wr_at && r == 0; i++)
+        r = sn_wqe_check(qp, sn_wqe_at(qp, i));
     if (r == 0)
         sn_sq_commit_locked(qp, qp->wr_at);
     pthread_mutex_unlock(&qp->mutex);
