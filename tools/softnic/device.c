@@ -154,7 +154,7 @@ int sn_device_query(struct ibv_context *context, struct ibv_device_attr *attr)
 
     *attr = (struct ibv_device_attr){.node_guid = dev->guid,
                                      .sys_image_guid = dev->guid,
-                                     .max_mr_size = 1ull << 46,
+                                     .max_mr_size = SN_MAX_MR_BYTES,
                                      .page_size_cap = 0xfffffffffffff000ull,
                                      .vendor_id = 0x5052,
                                      .vendor_part_id = 1,

@@ -9,6 +9,8 @@
 #include "tools/softnic/engine.h"
 #include "tools/softnic/self.h"
 
+#define SN_MAX_MR_BYTES (1ull << 46)
+
 struct sn_device {
     struct ibv_device ibv;
     uint8_t tail_room[1024]; /* mlx5dv and efadv look behind struct ibv_device for their own: they must find zeroes */

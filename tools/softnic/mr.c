@@ -47,6 +47,9 @@ static bool pd_in_use(const struct ibv_pd *pd)
     for (uint32_t i = 0; i < world->qp_slots.fresh; i++)
         if (world->qps[i].owner == sn_self->proc + 1 && world->qps[i].pd == pd->handle && world->qps[i].qpn)
             return true;
+    for (uint32_t i = 0; i < world->srq_slots.fresh; i++)
+        if (world->srqs[i].owner == sn_self->proc + 1 && world->srqs[i].pd == pd->handle)
+            return true;
     return false;
 }
 
@@ -63,8 +66,9 @@ static bool mapped(uint64_t addr, uint64_t length)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = addr & ~(page - 1),
              to = (addr + length + page - 1) & ~(page - 1);
 
-    /* MADV_NORMAL changes nothing and fails with ENOMEM where a page of the range is not mapped. */
-    return madvise((void *)(uintptr_t)from, to - from, MADV_NORMAL) == 0 || errno != ENOMEM;
+    /* MADV_NORMAL changes nothing and fails with ENOMEM where a page of the range is not mapped. Of a range that ends
+     * in the last page of all it says EINVAL. */
+    return to > from && (madvise((void *)(uintptr_t)from, to - from, MADV_NORMAL) == 0 || errno != ENOMEM);
 }
 
 static bool page_is_read_only(uint64_t addr)
@@ -83,6 +87,18 @@ static bool writable(uint64_t addr, uint64_t length)
     return !page_is_read_only(addr) && !page_is_read_only(addr + length - 1);
 }
 
+/* A NIC translates whole pages, so a kernel insists on it. */
+static bool same_place_in_page(uint64_t addr, uint64_t iova)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+    if (!((addr ^ iova) & (page - 1)))
+        return true;
+    sn_log("registration of 0x%llx with iova 0x%llx: they are at different places in their pages",
+           (unsigned long long)addr, (unsigned long long)iova);
+    return false;
+}
+
 /* One road for every kind of registration. fd >= 0: a DMA-BUF, addr is the offset in it. */
 static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t length, uint64_t iova, unsigned int access,
                                   int fd)
@@ -96,7 +112,8 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
 
     access &= ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
     if ((access & ~(unsigned int)MR_ACCESS_KNOWN) ||
-        ((access & MR_ACCESS_NEEDS_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)) || addr + length < addr)
+        ((access & MR_ACCESS_NEEDS_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)) || addr + length < addr ||
+        length > SN_MAX_MR_BYTES || !(fd >= 0 || (access & IBV_ACCESS_ZERO_BASED) || same_place_in_page(addr, iova)))
         goto fail;
     device = fd >= 0 || (sn_device_mem && sn_device_mem->is_device(addr, length));
     r = -EFAULT;

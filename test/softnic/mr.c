@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What registration refuses, as a kernel does. */
+#include <criterion/criterion.h>
+
+#include "test/softnic/support.h"
+
+static struct end a;
+
+Test(mr, the_whole_address_space_is_not_memory)
+{
+    test_world(NULL);
+    end_open(&a, NULL);
+    cr_assert_null(ibv_reg_mr(a.pd, NULL, SIZE_MAX, ALL_ACCESS));
+    cr_assert_null(ibv_reg_mr(a.pd, (void *)(UINTPTR_MAX - 8191), 8191, 0), "up to the last byte");
+    cr_assert_null(ibv_reg_mr(a.pd, a.buf, SIZE_MAX - (uintptr_t)a.buf, 0));
+    end_close(&a);
+}
+
+Test(mr, an_iova_is_at_the_same_place_in_its_page)
+{
+    struct ibv_mr *mr;
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    cr_assert_null(ibv_reg_mr_iova(a.pd, a.buf + 8, 64, 0x10000, ALL_ACCESS));
+    cr_assert_eq(errno, EINVAL);
+    mr = ibv_reg_mr_iova(a.pd, a.buf + 8, 64, 0x10008, ALL_ACCESS);
+    cr_assert_not_null(mr);
+    cr_assert_eq(ibv_dereg_mr(mr), 0);
+    end_close(&a);
+}
+
+Test(mr, a_domain_with_a_shared_receive_queue_is_in_use)
+{
+    struct ibv_srq_init_attr init = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_srq *srq;
+    struct ibv_pd *pd;
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    pd = ibv_alloc_pd(a.ctx);
+    srq = ibv_create_srq(pd, &init);
+    cr_assert_not_null(srq);
+    cr_assert_eq(ibv_dealloc_pd(pd), EBUSY);
+    cr_assert_eq(ibv_destroy_srq(srq), 0);
+    cr_assert_eq(ibv_dealloc_pd(pd), 0);
+    end_close(&a);
+}
