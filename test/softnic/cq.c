@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <string.h>
+#include <time.h>
 
 #include "test/softnic/support.h"
 #include "tools/softnic/wake.h"
@@ -195,6 +196,53 @@ Test(cq, the_extended_interface_reads_every_field)
     cr_assert_eq(ibv_destroy_qp(a.qp), 0);
     cr_assert_eq(ibv_destroy_cq(a.cq), 0);
     cr_assert_eq(ibv_destroy_cq(plain), 0);
+}
+
+/* An extended queue of so many entries, and a's queue pair on it, connected to itself. */
+static struct ibv_cq_ex *start_extended(uint32_t entries)
+{
+    struct ibv_cq_init_attr_ex init = {
+        .cqe = entries, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK};
+    struct ibv_cq_ex *ex;
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    ex = ibv_create_cq_ex(a.ctx, &init);
+    cr_assert_not_null(ex);
+    a.cq = ibv_cq_ex_to_cq(ex);
+    a.qp = ibv_create_qp(a.pd, &(struct ibv_qp_init_attr){
+                                   .send_cq = a.cq, .recv_cq = a.cq, .cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_RC});
+    cr_assert_not_null(a.qp);
+    bt = end_address(&a);
+    end_connect(&a, &bt, &link_default);
+    return ex;
+}
+
+Test(cq, the_extended_interface_tells_of_an_overrun_too)
+{
+    struct ibv_poll_cq_attr poll_attr = {0};
+    struct ibv_cq_ex *ex = start_extended(2);
+
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 64, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(ibv_start_poll(ex, &poll_attr), 0);
+    cr_assert_eq(ibv_next_poll(ex), 0);
+    cr_assert_eq(ibv_next_poll(ex), ENOENT);
+    ibv_end_poll(ex);
+    cr_assert_eq(ibv_start_poll(ex, &poll_attr), EIO, "what is lost may not look like silence");
+}
+
+Test(cq, the_wall_clock_is_that_of_the_wall)
+{
+    struct ibv_poll_cq_attr poll_attr = {0};
+    struct ibv_cq_ex *ex = start_extended(8);
+    uint64_t before = (uint64_t)time(NULL), at;
+
+    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 64, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(ibv_start_poll(ex, &poll_attr), 0);
+    at = ibv_wc_read_completion_wallclock_ns(ex) / 1000000000ull;
+    ibv_end_poll(ex);
+    cr_assert(at + 1 >= before && at <= (uint64_t)time(NULL) + 1, "%lu, now %lu", at, before);
 }
 
 Test(cq, the_link_tells_everyone_who_has_it_open)

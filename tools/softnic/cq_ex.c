@@ -2,6 +2,7 @@
 /* The iterator interface of extended completion queues: start_poll ... next_poll ... end_poll, with the mutex held in
  * between. */
 #include <errno.h>
+#include <time.h>
 
 #include "tools/softnic/cq.h"
 #include "tools/softnic/ring.h"
@@ -33,6 +34,8 @@ static int cq_start(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
         sn_engine_help(&cq->ctx->engine);
     pthread_mutex_lock(&cq->mutex);
     r = cq_next(ex);
+    if (r && __atomic_load_n(&cq->shm->overrun, __ATOMIC_RELAXED))
+        r = EIO; /* as sn_cq_poll */
     if (r)
         pthread_mutex_unlock(&cq->mutex);
     return r;
@@ -93,6 +96,15 @@ static uint64_t read_time(struct ibv_cq_ex *ex)
     return of(ex)->current.time_ns;
 }
 
+/* Since the epoch: what the clock said then, if nobody has set it since. */
+static uint64_t read_wallclock(struct ibv_cq_ex *ex)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec - (sn_now_ns() - of(ex)->current.time_ns);
+}
+
 void sn_cq_ex_fill(struct sn_cq *cq)
 {
     struct ibv_cq_ex *ex = &cq->ibv.ex;
@@ -111,5 +123,5 @@ void sn_cq_ex_fill(struct sn_cq *cq)
     ex->read_sl = read_zero;
     ex->read_dlid_path_bits = read_zero;
     ex->read_completion_ts = read_time;
-    ex->read_completion_wallclock_ns = read_time;
+    ex->read_completion_wallclock_ns = read_wallclock;
 }
