@@ -460,3 +460,47 @@ Test(srd, another_process_is_reached_and_when_it_dies_missed)
     cr_assert(status == IBV_WC_RESP_TIMEOUT_ERR || status == IBV_WC_REM_INV_RD_REQ_ERR, "%s",
               ibv_wc_status_str(status));
 }
+
+static void wait_main(int fd, void *arg)
+{
+    struct end_options options = {.dev = 1};
+    struct address mine;
+    struct end end;
+    char c;
+
+    srd_open(&end, &options);
+    mine = srd_address(&end);
+    tell(fd, &mine, sizeof(mine));
+    hear(fd, &c, 1);
+    end_close(&end);
+}
+
+/* Short writes to another process share a system call, but not the right to be there. */
+Test(srd, a_write_with_another_key_does_not_slip_in_with_others)
+{
+    enum { WRITES = 40 };
+    struct srd_request q = {.opcode = IBV_WR_RDMA_WRITE, .length = 8};
+    pid_t pid;
+    int fd;
+
+    srd_world();
+    pid = spawn(wait_main, NULL, &fd);
+    srd_open(&a, NULL);
+    hear(fd, &bt, sizeof(bt));
+    q.ah = srd_ah(&a, &bt);
+    q.qpn = bt.qpn;
+    q.rkey = bt.rkey;
+    q.raddr = bt.addr;
+    for (q.wr_id = 0; q.wr_id < WRITES; q.wr_id++) {
+        q.qkey = SRD_QKEY + q.wr_id % 2;
+        cr_assert_eq(srd_post(&a, &q), 0);
+    }
+    for (int i = 0; i < WRITES; i++) {
+        struct ibv_wc wc = wait_wc(a.cq, "a write");
+
+        cr_assert_eq(wc.status, wc.wr_id % 2 ? IBV_WC_RESP_TIMEOUT_ERR : IBV_WC_SUCCESS, "write %d: %s", (int)wc.wr_id,
+                     ibv_wc_status_str(wc.status));
+    }
+    tell(fd, "q", 1);
+    reap(pid);
+}

@@ -200,14 +200,14 @@ static unsigned gather_writes(struct sn_qp *qp, struct sn_qp_shm *target, uint32
                               struct sn_span *dst, struct sn_span *src)
 {
     uint64_t now = sn_wqe_at(qp, first)->due_exec ? sn_now_ns() : 0;
-    uint32_t dest_qpn = sn_wqe_at(qp, first)->dest_qpn;
     uint32_t receives = receives_left(target);
     unsigned count = 0;
 
     for (; count < SN_WRITE_BATCH && first + count != end; count++) {
         const struct sn_wqe *w = sn_wqe_at(qp, first + count);
 
-        if (w->dest_qpn != dest_qpn || !write_spans(qp, target, w, now, &dst[count], &src[count]) ||
+        if (!sn_wqe_same_target(qp, w, sn_wqe_at(qp, first)) ||
+            !write_spans(qp, target, w, now, &dst[count], &src[count]) ||
             (sn_takes_receive(w->opcode) && receives-- == 0))
             break;
     }

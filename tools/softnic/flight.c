@@ -158,7 +158,7 @@ static struct sn_wqe *next(struct sn_qp *qp, uint32_t at, uint32_t tail)
     if (sn_qp_is_srd(qp))
         sn_srd_next_exec(qp, at, tail);
     w = sn_wqe_at(qp, at);
-    return may_start(qp, w) && w->dest_qpn == sn_wqe_at(qp, qp->exec)->dest_qpn ? w : NULL;
+    return may_start(qp, w) && sn_wqe_same_target(qp, w, sn_wqe_at(qp, qp->exec)) ? w : NULL;
 }
 
 bool sn_flight_start(struct sn_qp *qp, uint32_t tail)

@@ -121,6 +121,12 @@ static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
     return (struct sn_wqe *)(qp->sq + (size_t)(qp->turn ? qp->turn[at] : at) * qp->sq_stride);
 }
 
+/** Who answers one answers the other. */
+static inline bool sn_wqe_same_target(const struct sn_qp *qp, const struct sn_wqe *a, const struct sn_wqe *b)
+{
+    return a->dest_qpn == b->dest_qpn && a->dest_dev == b->dest_dev && (!sn_qp_is_srd(qp) || a->qkey == b->qkey);
+}
+
 static inline uint32_t sn_qp_state(const struct sn_qp *qp)
 {
     return __atomic_load_n(&qp->shm->state, __ATOMIC_ACQUIRE);
