@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -360,17 +359,6 @@ static int agent_run(struct sn_agent *a, struct sn_agent_shm *shm)
     return r;
 }
 
-/* As for rings: a full /dev/shm is an error here, not SIGBUS later. The table is page aligned, its entries are not. */
-static int shm_populate(struct sn_agent_shm *shm)
-{
-    uintptr_t page = (uintptr_t)shm & ~(uintptr_t)4095;
-
-    if (madvise((void *)page, (uintptr_t)(shm + 1) - page, MADV_POPULATE_WRITE) < 0 &&
-        (errno == EFAULT || errno == ENOMEM))
-        return -ENOMEM;
-    return 0;
-}
-
 int sn_agent_start(struct sn_ctx *ctx)
 {
     struct sn_agent_shm *shm = &sn_self->world->agents[ctx->index];
@@ -380,7 +368,7 @@ int sn_agent_start(struct sn_ctx *ctx)
     pthread_mutex_lock(&mutex);
     if (ctx->agent)
         goto unlock;
-    r = shm_populate(shm);
+    r = sn_world_populate(shm, sizeof(*shm), "agent");
     if (r)
         goto unlock;
     r = -ENOMEM;
@@ -404,7 +392,7 @@ unlock:
 int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
 {
     struct sn_agent *a;
-    int r = shm_populate(shm);
+    int r = sn_world_populate(shm, sizeof(*shm), "agent");
 
     if (r)
         goto fail;

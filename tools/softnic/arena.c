@@ -18,6 +18,18 @@ static int arena_class(uint64_t bytes)
     return order;
 }
 
+int sn_world_populate(void *at, uint64_t bytes, const char *what)
+{
+    uintptr_t from = (uintptr_t)at & ~(uintptr_t)(ARENA_UNIT - 1);
+
+    if (!madvise((void *)from, (uintptr_t)at + bytes - from, MADV_POPULATE_WRITE) ||
+        (errno != EFAULT && errno != ENOMEM))
+        return 0;
+    sn_log("%s, %llu bytes: /dev/shm is full (mount it larger, e.g. docker --shm-size)", what,
+           (unsigned long long)bytes);
+    return -ENOSPC;
+}
+
 int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
 {
     int order = arena_class(bytes);
@@ -29,17 +41,15 @@ int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
     *off = world->arena_free[order];
     if (*off) {
         world->arena_free[order] = *(uint64_t *)sn_at(world, *off);
-    } else if (world->arena_next + size <= world->bytes) {
+    } else if (world->arena_next + size <= world->bytes &&
+               !sn_world_populate(sn_at(world, world->arena_next), ARENA_UNIT, "ring")) { /* for sn_arena_free's link */
         *off = world->arena_next;
         world->arena_next += size;
     }
     sn_lock_drop(&world->arena_lock);
     if (!*off)
         return -ENOMEM;
-    /* Take the pages now: a full /dev/shm must be an error here, not SIGBUS when a peer writes a completion. */
-    if (madvise(sn_at(world, *off), size, MADV_POPULATE_WRITE) < 0 && (errno == EFAULT || errno == ENOMEM)) {
-        sn_log("ring of %llu bytes: /dev/shm is full (mount it larger, e.g. docker --shm-size)",
-               (unsigned long long)size);
+    if (sn_world_populate(sn_at(world, *off), size, "ring")) {
         sn_arena_free(world, *off, bytes);
         return -ENOMEM;
     }
@@ -62,7 +72,17 @@ void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes)
     sn_lock_drop(&world->arena_lock);
 }
 
-int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t capacity, uint32_t *index)
+/* Entries below fresh are looked at by everybody, so one is there before it is counted. */
+static int fresh_take_locked(struct sn_slots *slots, void *table, size_t entry_bytes, uint32_t *index)
+{
+    if (sn_world_populate((uint8_t *)table + slots->fresh * entry_bytes, entry_bytes, "entry of a table"))
+        return -ENOMEM;
+    *index = slots->fresh++;
+    return 0;
+}
+
+int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t capacity, void *table, size_t entry_bytes,
+                 uint32_t *index)
 {
     int r = 0;
 
@@ -71,7 +91,7 @@ int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t cap
         (slots->fresh == capacity && slots->free_tail != slots->free_head))
         *index = free_ring[slots->free_head++ % capacity];
     else if (slots->fresh < capacity)
-        *index = slots->fresh++;
+        r = fresh_take_locked(slots, table, entry_bytes, index);
     else
         r = -ENOMEM;
     sn_lock_drop(&slots->lock);

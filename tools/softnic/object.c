@@ -21,10 +21,14 @@ static void owner_set(uint32_t *owner, uint32_t proc)
     __atomic_store_n(owner, proc + 1, __ATOMIC_RELEASE);
 }
 
+#define SLOT_TAKE(world, object, most, index)                                                                          \
+    sn_slot_take(&(world)->object##_slots, (world)->object##_free, most, (world)->object##s,                           \
+                 sizeof(*(world)->object##s), index)
+
 int sn_ctx_shm_take(struct sn_world *world, uint32_t proc, uint32_t dev, uint32_t *index)
 {
     struct sn_ctx_shm *ctx;
-    int r = sn_slot_take(&world->ctx_slots, world->ctx_free, SN_MAX_CTXS, index);
+    int r = SLOT_TAKE(world, ctx, SN_MAX_CTXS, index);
 
     if (r < 0)
         return r;
@@ -45,7 +49,7 @@ int sn_cq_shm_take(struct sn_world *world, uint32_t proc, uint32_t ctx, uint32_t
 {
     struct sn_cq_shm *cq;
     uint64_t off;
-    int r = sn_slot_take(&world->cq_slots, world->cq_free, SN_MAX_CQS, index);
+    int r = SLOT_TAKE(world, cq, SN_MAX_CQS, index);
 
     if (r < 0)
         return r;
@@ -93,7 +97,7 @@ int sn_qp_shm_take(struct sn_world *world, uint32_t proc, uint32_t *index)
 {
     struct sn_qp_shm *qp;
     uint32_t generation;
-    int r = sn_slot_take(&world->qp_slots, world->qp_free, SN_MAX_QPS, index);
+    int r = SLOT_TAKE(world, qp, SN_MAX_QPS, index);
 
     if (r < 0)
         return r;
@@ -119,7 +123,7 @@ void sn_qp_shm_give(struct sn_world *world, uint32_t index)
 
 int sn_srq_shm_take(struct sn_world *world, uint32_t proc, uint32_t *index)
 {
-    int r = sn_slot_take(&world->srq_slots, world->srq_free, SN_MAX_SRQS, index);
+    int r = SLOT_TAKE(world, srq, SN_MAX_SRQS, index);
 
     if (r < 0)
         return r;
@@ -139,7 +143,7 @@ int sn_mr_shm_take(struct sn_world *world, uint32_t proc, uint32_t *index)
 {
     struct sn_mr_shm *mr;
     uint32_t generation;
-    int r = sn_slot_take(&world->mr_slots, world->mr_free, SN_MAX_MRS, index);
+    int r = SLOT_TAKE(world, mr, SN_MAX_MRS, index);
 
     if (r < 0)
         return r;

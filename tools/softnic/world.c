@@ -188,6 +188,11 @@ int sn_world_create(const char *path, const struct sn_config *config, bool ephem
     r = world_map(fd, out);
     if (r < 0)
         goto remove_temp;
+    r = sn_world_populate(*out, offsetof(struct sn_world, ctxs), "world");
+    if (r < 0) {
+        sn_world_close(*out);
+        goto remove_temp;
+    }
     world_init(*out, config, ephemeral);
     if (link(temp, path) < 0) {
         r = -errno;

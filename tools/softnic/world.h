@@ -386,6 +386,10 @@ void sn_world_close(struct sn_world *world);
 /** Path of the world this process should use: SOFTNIC_WORLD or /dev/shm/softnic.<uid>. */
 void sn_world_path(char *path, size_t bytes);
 
+/** Take the pages of a part of the world now: a full /dev/shm must be an error here, not SIGBUS wherever somebody
+ * writes there. Return 0 or -ENOSPC, which is told as "what: /dev/shm is full". Kernels before 5.14 cannot. */
+int sn_world_populate(void *at, uint64_t bytes, const char *what);
+
 /** Ring space: zeroed, page aligned, at least bytes long. The offset goes to *off. Return 0 or -ENOMEM. */
 int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off);
 void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes);
@@ -395,8 +399,9 @@ static inline void *sn_at(struct sn_world *world, uint64_t off)
     return (uint8_t *)world + off;
 }
 
-/** Index from a table. Return 0 or -ENOMEM. */
-int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t capacity, uint32_t *index);
+/** Index into table, whose entries have so many bytes. Return 0 or -ENOMEM. */
+int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t capacity, void *table, size_t entry_bytes,
+                 uint32_t *index);
 void sn_slot_give(struct sn_slots *slots, uint32_t *free_ring, uint32_t capacity, uint32_t index);
 
 /** Diagnostics to stderr, one line, prefixed "softnic: "; silent with SOFTNIC_LOG=none. */
