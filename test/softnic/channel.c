@@ -185,4 +185,5 @@ Test(channel, a_signal_ends_the_wait_for_an_event)
     cr_assert(__atomic_load_n(&reader.done, __ATOMIC_ACQUIRE), "5 s of signals");
     pthread_join(thread, NULL);
     cr_assert(reader.result == -1 && reader.error == EINTR, "%d, errno %d", reader.result, reader.error);
+    cr_assert_eq(ibv_destroy_comp_channel(reader.channel), 0);
 }

@@ -487,7 +487,7 @@ Test(srd, a_write_with_another_key_does_not_slip_in_with_others)
     pid = spawn(wait_main, NULL, &fd);
     srd_open(&a, NULL);
     hear(fd, &bt, sizeof(bt));
-    q.ah = srd_ah(&a, &bt);
+    q.ah = to_b = srd_ah(&a, &bt);
     q.qpn = bt.qpn;
     q.rkey = bt.rkey;
     q.raddr = bt.addr;
