@@ -46,3 +46,17 @@ Test(mr, a_domain_with_a_shared_receive_queue_is_in_use)
     cr_assert_eq(ibv_dealloc_pd(pd), 0);
     end_close(&a);
 }
+
+/* The device says that it cannot, in odp_caps. */
+Test(mr, there_is_no_paging_on_demand)
+{
+    struct ibv_device_attr_ex attr;
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    cr_assert_eq(ibv_query_device_ex(a.ctx, NULL, &attr), 0);
+    cr_assert_eq(attr.odp_caps.general_caps, 0);
+    cr_assert_null(ibv_reg_mr(a.pd, a.buf, 4096, ALL_ACCESS | IBV_ACCESS_ON_DEMAND));
+    cr_assert_eq(errno, EINVAL);
+    end_close(&a);
+}
