@@ -218,6 +218,14 @@ static int run_signals_first(struct prs_peer *peer)
     return did;
 }
 
+int prs_team_settle(struct prs_team *team, uint32_t context)
+{
+    int error = __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
+
+    (void)context;
+    return error ? error : fake_team_in_flight(team) ? PRS_AGAIN : 0; /* its signals are placed when they are done */
+}
+
 int prs_team_progress(struct prs_team *team, uint32_t context)
 {
     int error = __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
