@@ -7,6 +7,7 @@
 #include "util/error.h"
 #include "util/fork.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -91,12 +92,11 @@ static int start_events(struct prs_domain *domain)
     domain->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (domain->stop_fd < 0)
         return prs_fail(-errno, "%s: eventfd: %s", domain->name, strerror(errno));
-    r = pthread_create(&domain->event_thread, NULL, watch_events, domain);
+    r = prs_thread_start(&domain->event_thread, "prs-events", watch_events, domain);
     if (r) {
         close(domain->stop_fd);
         return prs_fail(-r, "%s: cannot start the event thread: %s", domain->name, strerror(r));
     }
-    pthread_setname_np(domain->event_thread, "prs-events");
     return 0;
 }
 

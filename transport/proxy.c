@@ -17,6 +17,7 @@
 #include "transport/window.h"
 #include "util/error.h"
 #include "util/log.h"
+#include "util/thread.h"
 
 enum {
     DEFAULT_SLOTS = 1024,
@@ -314,7 +315,7 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
     *out = *device;
     if (proxy->options.stepped)
         return 0;
-    r = pthread_create(&proxy->thread, NULL, run, proxy);
+    r = prs_thread_start(&proxy->thread, "prs-proxy", run, proxy);
     if (r != 0)
         return prs_fail(-r, "proxy of rank %u: cannot start its thread: %s", device->rank, strerror(r));
     proxy->running = true;

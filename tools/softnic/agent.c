@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,6 +17,7 @@
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
+#include "util/thread.h"
 
 enum {
     POLL_NS = 50000,         /* after work: the next request of a ping-pong comes sooner than a sleeper would wake up */
@@ -323,7 +323,6 @@ static void *agent_main(void *arg)
     struct sn_agent_shm *shm = a->shm;
     uint64_t last = 0, drain_until = UINT64_MAX;
 
-    prctl(PR_SET_NAME, "softnic-agent", 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     for (;;) {
         uint32_t bell = __atomic_load_n(&shm->bell, __ATOMIC_ACQUIRE);
@@ -348,18 +347,6 @@ static void *agent_main(void *arg)
     }
 }
 
-static int thread_start(struct sn_agent *a)
-{
-    sigset_t all, old;
-    int r;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* the program's handlers run on the program's threads */
-    r = pthread_create(&a->thread, NULL, agent_main, a);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return -r;
-}
-
 /* Return 0 or -errno. Words are left as they are: an initiator may still be about to give one back, by its number. */
 static int agent_run(struct sn_agent *a, struct sn_agent_shm *shm)
 {
@@ -367,7 +354,7 @@ static int agent_run(struct sn_agent *a, struct sn_agent_shm *shm)
 
     a->shm = shm;
     __atomic_store_n(&shm->epoch, (shm->epoch + 2) | 1, __ATOMIC_SEQ_CST);
-    r = thread_start(a);
+    r = -prs_thread_start(&a->thread, "softnic-agent", agent_main, a);
     if (r)
         __atomic_store_n(&shm->epoch, shm->epoch + 1, __ATOMIC_SEQ_CST);
     return r;

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -13,6 +12,7 @@
 #include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/qp.h"
+#include "util/thread.h"
 
 enum {
     /* The last stretch before a due time is spun. It is as long as this machine's timers were late lately, within these
@@ -236,7 +236,6 @@ static void thread_prepare(struct sn_engine *e)
 {
     struct sched_param param = {.sched_priority = 1};
 
-    prctl(PR_SET_NAME, "softnic-engine", 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     if (e->realtime && pthread_setschedparam(pthread_self(), SCHED_FIFO, &param) != 0)
         setpriority(PRIO_PROCESS, 0, NICE_BUSY); /* may fail as well: then the model is late on a busy machine */
@@ -267,13 +266,8 @@ static void *engine_main(void *arg)
 /* The thread is made when first needed: many programs open devices only to look at them. */
 static int start_locked(struct sn_engine *e)
 {
-    sigset_t all, old;
-    int r;
+    int r = prs_thread_start(&e->thread, "softnic-engine", engine_main, e);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &old); /* the program's handlers run on the program's threads */
-    r = pthread_create(&e->thread, NULL, engine_main, e);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     e->started = r == 0;
     return -r;
 }

@@ -3,11 +3,11 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 
 #include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
+#include "util/thread.h"
 
 enum {
     /* Four cores copy about as fast as PCIe takes; a quarter of the cores leaves the application the rest. */
@@ -161,22 +161,17 @@ static bool stay_loaded(void)
 
 static void start_threads_locked(void)
 {
-    sigset_t all, old;
     int want = (int)sn_cores() / CORES_PER_THREAD;
 
     want = want < 1 ? 1 : want > THREADS_MOST ? THREADS_MOST : want;
     started = true;
     if (!stay_loaded())
         return;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* the application's signals are for its own threads */
     for (pthread_t thread; threads < want; threads++) {
-        if (pthread_create(&thread, NULL, work, NULL))
+        if (prs_thread_start(&thread, "softnic-move", work, NULL))
             break;
-        pthread_setname_np(thread, "softnic-move");
         pthread_detach(thread);
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
 /* A forked child has none of the threads; what was queued was its parent's. */
