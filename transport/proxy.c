@@ -22,9 +22,10 @@
 enum {
     DEFAULT_SLOTS = 1024,
     DEFAULT_TIMEOUT_MS = 10000,
-    CLOSE_MS = 1000,   /* for what is in flight at close: far more than a round trip, and who closes does wait */
-    IDLE_SPINS = 2000, /* rounds without work before the thread lets others run */
-    THREAD_MS = 5000,  /* for a round of the thread, which never blocks but may be kept off its core */
+    CLOSE_MS = 1000,    /* for what is in flight at close: far more than a round trip, and who closes does wait */
+    CLOSE_LOOK_MS = 10, /* that a look costs at most: a thread that was kept off its core has not waited */
+    IDLE_SPINS = 2000,  /* rounds without work before the thread lets others run */
+    THREAD_MS = 5000,   /* for a round of the thread, which never blocks but may be kept off its core */
     THREAD_NAP_NS = 20000,
 };
 
@@ -374,16 +375,22 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
     return 0;
 }
 
-/* Let what was taken come to its end, within CLOSE_MS and while nothing has failed; cancel the rest. */
+/* Let what was taken come to its end, within CLOSE_MS of looking and while nothing has failed; cancel the rest. */
 static void end_commands(struct prs_proxy *proxy)
 {
-    uint64_t give_up_ns = prs_now_ns() + 1000000ull * CLOSE_MS;
+    uint64_t last_ns = prs_now_ns(), waited_ns = 0;
     int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
 
-    while (r >= 0 && !prs_dispatch_idle(&proxy->dispatch) && prs_now_ns() < give_up_ns) {
+    while (r >= 0 && !prs_dispatch_idle(&proxy->dispatch) && waited_ns < 1000000ull * CLOSE_MS) {
+        uint64_t now_ns, look_ns;
+
         r = prs_dispatch_finish(&proxy->dispatch);
         if (r == 0)
             sched_yield();
+        now_ns = prs_now_ns();
+        look_ns = now_ns - last_ns;
+        waited_ns += look_ns < 1000000ull * CLOSE_LOOK_MS ? look_ns : 1000000ull * CLOSE_LOOK_MS;
+        last_ns = now_ns;
     }
     prs_dispatch_cancel(&proxy->dispatch);
 }

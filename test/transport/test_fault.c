@@ -120,7 +120,7 @@ static void wait_for_one_that_died(struct pair *pair)
     r = pair_wait_error(pair);
     must(r == -ECONNRESET, "%d %s", r, prs_error_text());
     must(strstr(prs_peer_error(pair->peer), "died"), "%s", prs_peer_error(pair->peer));
-    must(seconds() - start < 20, "took %.1f s", seconds() - start);
+    must(seconds() - start < 60, "took %.1f s", seconds() - start);
 }
 
 Test(fault, a_receiver_learns_that_its_peer_has_died)
@@ -140,7 +140,7 @@ static void send_to_one_that_died(struct pair *pair)
     for (; started < 64 && prs_peer_put(pair->peer, &op[started], &put) == 0; started++)
         ;
     while ((r = prs_peer_progress(pair->peer)) >= 0) {
-        must(seconds() - start < 45, "no error came");
+        must(seconds() - start < 100, "no error came");
         for (int i = 0; i < started; i++) /* keep sending: what completed before it died is fine */
             if (op[i].status == 0)
                 prs_peer_put(pair->peer, &op[i], &put);
@@ -213,7 +213,7 @@ static void write_to_one_that_closed(struct pair *pair)
         if (r == 0)
             sched_yield();
     }
-    must(seconds() - start < 30, "took %.1f s", seconds() - start);
+    must(seconds() - start < 100, "took %.1f s", seconds() - start);
     must(r == -ETIMEDOUT || r == -ECONNRESET, "%d %s", r, prs_error_text());
     must(strstr(prs_peer_error(pair->peer), "closed"), "%s", prs_peer_error(pair->peer));
 }
