@@ -43,10 +43,9 @@ struct prs_proxy {
     int ended;         /* atomic: the thread looks at nothing any more */
     uint32_t dropping; /* atomic: the window that the thread is to give up, plus one; 0: none */
     uint32_t asked;    /* atomic: number of the last prs_proxy_settle() */
-    uint32_t answered; /* atomic: of the last that the thread answered; its result is written before */
-    int result;
-    int stop;  /* atomic: asks the thread to end */
-    int error; /* atomic: sticky; text is written before it */
+    uint32_t answered; /* atomic: of the last that the thread answered */
+    int stop;          /* atomic: asks the thread to end */
+    int error;         /* atomic: sticky; text is written before it */
     char text[512];
 };
 
@@ -127,10 +126,10 @@ static void settle_asked(struct prs_proxy *proxy)
     if (__builtin_expect(asked == proxy->answered, 1))
         return;
     r = prs_team_settle(proxy->options.team, proxy->options.context);
-    if (r == PRS_AGAIN)
-        return;
-    proxy->result = r;
-    __atomic_store_n(&proxy->answered, asked, __ATOMIC_RELEASE); /* P7: pairs with P8 */
+    if (r < 0)
+        set_error(proxy, r, prs_error_text());
+    if (r != PRS_AGAIN)
+        __atomic_store_n(&proxy->answered, asked, __ATOMIC_RELEASE); /* P7: pairs with P8 */
 }
 
 static void *run(void *argument)
@@ -307,7 +306,7 @@ static int settled(struct prs_proxy *proxy)
         settle_asked(proxy);
     }
     /* P8: pairs with P7 */
-    return __atomic_load_n(&proxy->answered, __ATOMIC_ACQUIRE) == proxy->asked ? proxy->result : PRS_AGAIN;
+    return __atomic_load_n(&proxy->answered, __ATOMIC_ACQUIRE) == proxy->asked ? prs_proxy_check(proxy) : PRS_AGAIN;
 }
 
 int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms)

@@ -245,7 +245,9 @@ int prs_team_settle(struct prs_team *team, uint32_t context)
     int error = __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
 
     (void)context;
-    return error ? error : fake_team_in_flight(team) ? PRS_AGAIN : 0; /* its signals are placed when they are done */
+    if (error != 0)
+        return prs_fail(error, "rank 0 to rank 1: the peer is dead");
+    return fake_team_in_flight(team) ? PRS_AGAIN : 0; /* its signals are placed when they are done */
 }
 
 int prs_team_progress(struct prs_team *team, uint32_t context)
