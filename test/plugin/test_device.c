@@ -12,7 +12,7 @@
 
 #include "test/plugin/pair.h"
 
-TestSuite(device, .timeout = 60);
+TestSuite(device, .timeout = 300);
 
 static void transfer(const struct plugin *plugin, int device)
 {
@@ -227,7 +227,7 @@ Test(device, a_child_forked_while_a_thread_is_inside_does_not_hang)
         if (child == 0) {
             struct plugin own;
 
-            alarm(20);
+            alarm(100);
             own = plugin_open();
             plugin_close(&own);
             _exit(0);

@@ -8,7 +8,7 @@
 
 #define POISON ((void *)0xdeadbeef)
 
-TestSuite(request, .timeout = 60);
+TestSuite(request, .timeout = 300);
 
 Test(request, a_send_before_its_receive_is_told_to_come_again)
 {
