@@ -6,6 +6,11 @@
 #include "plugin/result.h"
 #include "util/error.h"
 
+enum {
+    ANNOUNCE_LAZILY = CTS_RING / 4, /* records in writes that nobody waits for: were they the whole mirror, no irecv
+                                       would have room, and nothing would complete that makes some */
+};
+
 /* ------------------------------------------------------------------------------------------------------------------
  * common */
 
@@ -96,6 +101,7 @@ static int announce(struct recv_comm *comm)
         struct announcement *one = &comm->announcement[comm->announce_head % COMM_ANNOUNCEMENTS];
         uint32_t slot = comm->announced % CTS_RING;
         uint64_t records = comm->next - comm->announced;
+        bool is_lazy;
         struct prs_put put = {
             .src = comm->mirror_region,
             .src_addr = &comm->mirror[slot],
@@ -108,11 +114,16 @@ static int announce(struct recv_comm *comm)
         if (records > CTS_RING - slot)
             records = CTS_RING - slot;
         put.len_bytes = records * sizeof(struct cts_record);
-        put.flags = records == 1 ? PRS_PUT_INLINE | PRS_PUT_LAZY : PRS_PUT_LAZY;
+        put.flags = records == 1 ? PRS_PUT_INLINE : 0;
+        is_lazy = comm->announced + records - comm->awaited <= ANNOUNCE_LAZILY;
+        if (is_lazy)
+            put.flags |= PRS_PUT_LAZY;
         r = prs_peer_put(comm->base.peer, &one->op, &put);
         if (r)
             return r == PRS_BUSY ? 0 : r;
         comm->announced += records;
+        if (!is_lazy)
+            comm->awaited = comm->announced;
         comm->is_prompt &= comm->announced != comm->next;
         one->end = comm->announced;
         comm->announce_head++;
