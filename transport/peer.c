@@ -324,6 +324,15 @@ static __attribute__((cold)) int take_failure(struct prs_peer *peer, struct prs_
     return fail_completion(peer, first);
 }
 
+/* Is something in flight to the other side that somebody waits for? Lazy puts and requests to ourselves are not. */
+static bool awaits_answers(const struct prs_order *order)
+{
+    for (uint32_t i = 0; i < order->data_queues; i++)
+        if (order->queue[i].signaled != order->queue[i].tail || order->queue[i].posted != order->queue[i].head)
+            return true;
+    return order->held_count != 0;
+}
+
 /* Nothing has come for long: does the other process still live? */
 static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
 {
@@ -336,15 +345,15 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
     if (peer->remote_closed) {
         /* Its queues are gone since the last look, and what they had answered has come since: the rest never will. The
          * NIC would say so too, but only after all its retries. */
-        return peer->order.ops ? prs_peer_fail(peer, -ECONNRESET,
-                                               "the peer at %s has closed while %u transfers to it "
-                                               "were in flight",
-                                               peer->remote, peer->order.ops)
-                               : 0;
+        peer->remote_gone = true;
+        return awaits_answers(&peer->order)
+                   ? prs_peer_fail(peer, -ECONNRESET, "the peer at %s has closed while %u transfers were in flight",
+                                   peer->remote, peer->order.ops)
+                   : 0;
     }
     n = recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT);
     if (n == 1) {
-        peer->remote_closed = true; /* deliberately: an error only for who still sends, at the next look */
+        peer->remote_closed = true; /* deliberately: an error only for who still sends or waits, at the next look */
         return 0;
     }
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
@@ -424,6 +433,17 @@ int prs_peer_progress(struct prs_peer *peer)
     /* Most calls find nothing: they must cost little. */
     count = peer->nic->poll(peer->link[0], peer->events);
     return count || peer->path_count > 1 ? take_all(peer, count) : idle(peer);
+}
+
+int prs_peer_awaited(struct prs_peer *peer)
+{
+    if (peer->error)
+        return repeat_error(peer);
+    return peer->remote_gone ? prs_peer_fail(peer, -ECONNRESET,
+                                             "the peer at %s has closed, so that what is waited for never comes; had "
+                                             "it an error (its log tells), or was it aborted?",
+                                             peer->remote)
+                             : 0;
 }
 
 /* -------------------------------------------------------------------------------------------------- queries */

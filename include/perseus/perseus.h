@@ -341,6 +341,13 @@ PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const stru
  */
 PRS_API int prs_peer_progress(struct prs_peer *peer);
 
+/**
+ * For who waits for the other side to write: can anything still come? Return 0, or the sticky error: -ECONNRESET when
+ * the other side has closed this peer, which by itself is no error. Only after many a prs_peer_progress() that found
+ * nothing, so that what was written before is told of before. Cheap: no system call.
+ */
+PRS_API int prs_peer_awaited(struct prs_peer *peer);
+
 /** Counters since the peer was made; those of several peers may be added. */
 struct prs_stats {
     uint64_t puts, gets, signals, notifications; /* asked by the caller; arrivals for notifications */

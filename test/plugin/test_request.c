@@ -273,6 +273,39 @@ Test(request, receives_posted_far_ahead_never_stall_two_rails)
     plugin_close(&plugin);
 }
 
+/** As when one side's job is aborted: it closes its end in good order, without an error of its own. */
+Test(request, a_send_that_waits_for_a_receiver_that_closed_ends)
+{
+    struct plugin plugin = plugin_open();
+    struct pair pair = pair_open(&plugin, 0);
+    net_result result = NET_SUCCESS;
+    void *request = NULL;
+
+    cr_assert_eq(plugin.net->close_recv(pair.recv), NET_SUCCESS);
+    for (double give_up = now_ms() + PAIR_LIMIT_MS; result == NET_SUCCESS && now_ms() < give_up;)
+        result = plugin.net->isend(pair.send, pair.source, 8, 1, pair.source_mhandle, NULL, &request);
+    cr_assert_eq(result, NET_REMOTE_ERROR, "%d", result);
+    cr_assert(strstr(last_warning, "closed"), "%s", last_warning);
+}
+
+Test(request, a_receive_of_a_sender_that_closed_ends)
+{
+    struct plugin plugin = plugin_open();
+    struct pair pair = pair_open(&plugin, 0);
+    void *recv[40];
+
+    /* Some writes of records have completed, some are lazy ones: either way. */
+    for (int i = 0; i < 40; i++)
+        recv[i] = recv_bytes(&plugin, &pair, 0, 8, 1);
+    for (int i = 0; i < 39; i++)
+        cr_assert_eq(finish(&plugin, send_bytes(&plugin, &pair, 0, 8, 1), NULL), NET_SUCCESS);
+    for (int i = 0; i < 39; i++)
+        cr_assert_eq(finish(&plugin, recv[i], NULL), NET_SUCCESS);
+    cr_assert_eq(plugin.net->close_send(pair.send), NET_SUCCESS);
+    cr_assert_eq(finish(&plugin, recv[39], NULL), NET_REMOTE_ERROR);
+    cr_assert(strstr(last_warning, "closed"), "%s", last_warning);
+}
+
 Test(request, registrations_and_memory_may_vanish_before_the_queues_with_sends_in_flight)
 {
     struct plugin plugin = plugin_open();

@@ -222,3 +222,28 @@ Test(fault, a_sender_learns_that_its_peer_has_closed)
 {
     pair_run(&(struct pair_spec){.b_dies = true}, write_to_one_that_closed, close_early);
 }
+
+/* Nobody waits for a lazy put; but who waits for the other side to write waits in vain. */
+static void outlive_one_that_closed(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 8, 0, PRS_PUT_LAZY);
+    struct prs_op lazy;
+    double start;
+    int r = 0;
+
+    pair_put(pair, &lazy, &put);
+    pair_barrier(pair); /* it has been posted */
+    start = seconds();
+    while ((r = prs_peer_awaited(pair->peer)) == 0) {
+        r = prs_peer_progress(pair->peer);
+        must(r >= 0, "a lazy put to one that closed: %s", prs_error_text());
+        must(seconds() - start < 30, "who waits was not told");
+    }
+    must(r == -ECONNRESET && strstr(prs_error_text(), "closed"), "%d %s", r, prs_error_text());
+    must(prs_peer_progress(pair->peer) == -ECONNRESET, "the error stays");
+}
+
+Test(fault, who_waits_for_one_that_has_closed_is_told)
+{
+    pair_run(&(struct pair_spec){.b_dies = true}, outlive_one_that_closed, pair_barrier);
+}
