@@ -370,9 +370,24 @@ static int raise_again(struct prs_peer *peer)
     return r || !peer->order.dirty ? r : post_waiting(peer);
 }
 
+/* A device that is lost completes nothing any more: what is in flight would be waited for without an end. */
+static int look_at_rails(struct prs_peer *peer)
+{
+    int r = 0;
+
+    for (uint32_t i = 0; i < peer->path_count && r == 0; i++)
+        r = prs_fabric_check_rail(peer->fabric, peer->path[i].local_rail, awaits_answers(&peer->order));
+    return r < 0 ? prs_peer_fail(peer, r, "%s", prs_error_text()) : 0;
+}
+
 static __attribute__((cold)) int idle_long(struct prs_peer *peer)
 {
-    return peer->records && peer->records->raise.refused_ns ? raise_again(peer) : look_at_stream(peer);
+    int r;
+
+    if (peer->records && peer->records->raise.refused_ns)
+        return raise_again(peer);
+    r = look_at_rails(peer);
+    return r < 0 ? r : look_at_stream(peer);
 }
 
 static inline int idle(struct prs_peer *peer)

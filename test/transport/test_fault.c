@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What goes wrong on a connected pair comes out as a bounded, named error. */
 #include "test/transport/pair.h"
+#include "transport/peer.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -246,4 +247,21 @@ static void outlive_one_that_closed(struct pair *pair)
 Test(fault, who_waits_for_one_that_has_closed_is_told)
 {
     pair_run(&(struct pair_spec){.b_dies = true}, outlive_one_that_closed, pair_barrier);
+}
+
+/* Its queues are silent for ever, so that only the event tells. */
+static void lose_the_device(struct pair *pair)
+{
+    struct prs_domain *domain = pair->peer->fabric->rail[pair->rails.rail[0]].domain;
+    int r;
+
+    __atomic_store_n(&domain->fatal_event, IBV_EVENT_DEVICE_FATAL + 1, __ATOMIC_RELAXED); /* as the event thread does */
+    r = pair_wait_error(pair);
+    must(r == -EIO, "%d %s", r, prs_error_text());
+    must(strstr(prs_peer_error(pair->peer), domain->name), "%s", prs_peer_error(pair->peer));
+}
+
+Test(fault, who_only_waits_learns_that_the_device_is_lost)
+{
+    pair_run(&plain, lose_the_device, do_nothing);
 }
