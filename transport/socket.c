@@ -51,6 +51,9 @@ static int interface_score(const struct prs_config *config, const struct ifaddrs
         return 0;
     if (!prs_hca_filter_admits(&config->ifname, at->ifa_name, -1))
         return 0;
+    /* Without a cable, or a bridge that nothing is plugged into: it has an address, but others do not reach it. */
+    if (at->ifa_flags & IFF_RUNNING)
+        score += 16;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr))
         score -= 1; /* needs a scope that only this host can name */
     else if (family == AF_INET)
