@@ -259,6 +259,33 @@ Test(connect, to_nobody_is_refused_by_name, .init = open_default, .fini = close_
     cr_assert(strstr(prs_error_text(), "ended"), "%s", prs_error_text());
 }
 
+/* A peer that holds the handle, and a listener that lacks what a peer takes: here, a policy that exists. */
+Test(connect, both_sides_learn_what_the_listener_cannot_do, .init = open_default, .fini = close_default)
+{
+    const struct prs_peer_options wrong = {.policy = "by_luck", .traffic_class = -1};
+    int accepted = PRS_AGAIN, connected = PRS_AGAIN;
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    double give_up = seconds() + 20;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
+    while (connected == PRS_AGAIN || accepted == PRS_AGAIN) {
+        if (connected == PRS_AGAIN)
+            connected = prs_connector_step(connector, &peer);
+        if (accepted == PRS_AGAIN)
+            accepted = prs_accept(listener, &wrong, &peer);
+        cr_assert(connected == PRS_AGAIN || strstr(prs_error_text(), "by_luck"), "%s", prs_error_text());
+        cr_assert_lt(seconds(), give_up, "connect said %d, accept %d", connected, accepted);
+    }
+    cr_assert_eq(connected, -EINVAL);
+    cr_assert_eq(accepted, -EINVAL);
+    connect_once(listener, &handle);
+    prs_listener_close(listener);
+}
+
 /* A listener that accepts TCP but never answers. */
 Test(connect, ends_at_the_time_limit, .fini = close_default)
 {
