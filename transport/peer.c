@@ -324,12 +324,20 @@ static __attribute__((cold)) int take_failure(struct prs_peer *peer, struct prs_
     return fail_completion(peer, first);
 }
 
-/* Is something in flight to the other side that somebody waits for? Lazy puts and requests to ourselves are not. */
+/* Is something under way to the other side that somebody waits for? Not so requests to ourselves, credits, and lazy
+ * puts that no completion is asked for yet. */
 static bool awaits_answers(const struct prs_order *order)
 {
-    for (uint32_t i = 0; i < order->data_queues; i++)
-        if (order->queue[i].signaled != order->queue[i].tail || order->queue[i].posted != order->queue[i].head)
-            return true;
+    for (uint32_t i = 0; i < order->data_queues; i++) {
+        const struct prs_order_queue *queue = &order->queue[i];
+
+        for (uint32_t at = queue->tail; at != queue->head; at++) {
+            bool is_lazy = at - queue->signaled < queue->posted - queue->signaled;
+
+            if (!is_lazy && queue->owner[at & queue->mask] != &order->closers)
+                return true;
+        }
+    }
     return order->held_count != 0;
 }
 
