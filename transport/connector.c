@@ -7,6 +7,7 @@
 #include "util/log.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -157,6 +158,17 @@ static const char *stage_text(enum stage stage)
                                   : "the network between the rails";
 }
 
+/* The listener has answered and waits for our queues: tell it why they do not come. The text stays. */
+static void tell_failure(struct prs_connector *connector, int error)
+{
+    struct prs_wire_refusal refusal = {.error = error};
+
+    snprintf(refusal.text, sizeof refusal.text, "%s", prs_error_text());
+    prs_stream_put(&connector->stream, PRS_FRAME_REFUSE, &refusal, sizeof refusal);
+    if (prs_stream_flush(&connector->stream))
+        prs_error_repeat(error, refusal.text);
+}
+
 int prs_connector_step(struct prs_connector *connector, struct prs_peer **out)
 {
     int r = step(connector);
@@ -170,6 +182,8 @@ int prs_connector_step(struct prs_connector *connector, struct prs_peer **out)
         prs_setup_finish(connector->peer, &connector->stream, &connector->reply.private_data);
         *out = connector->peer;
         connector->peer = NULL;
+    } else if (connector->stage == STAGE_CONNECT) {
+        tell_failure(connector, r);
     }
     prs_connector_close(connector);
     return r;

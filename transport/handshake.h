@@ -9,6 +9,8 @@
  *                                           connects its queues
  *                                        <- READY
  *
+ * REFUSE in place of what is due, from either side, tells why the connection is given up.
+ *
  * Each frame has a head with magic, version, type, length and the cookie of the handle. Whatever does not fit is
  * refused. Integers are in the sender's order; both ends must be little-endian, which the magic tells.
  */

@@ -23,7 +23,7 @@ enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY }
 
 struct half_open {
     enum stage stage;
-    bool failed_here; /* for want of something on this side: our caller's error too, who waits for this peer */
+    bool tell_caller; /* who waits for this peer: something is wanting on this side, or the peer says so of its own */
     uint64_t since_ns, deadline_ns;
     struct prs_stream *stream;
     struct prs_peer *peer;
@@ -90,7 +90,7 @@ static void drop(struct half_open *half)
  * Return the error when it is our caller's as well, else 0. */
 static int refuse(struct half_open *half, int error)
 {
-    bool failed_here = half->failed_here;
+    bool tell_caller = half->tell_caller;
     struct prs_wire_refusal refusal = {.error = error};
 
     snprintf(refusal.text, sizeof refusal.text, "%s", prs_error_text());
@@ -100,7 +100,7 @@ static int refuse(struct half_open *half, int error)
             PRS_DEBUG("%s: the refusal did not get through", half->stream->remote);
     }
     drop(half);
-    return failed_here ? prs_error_repeat(error, refusal.text) : 0;
+    return tell_caller ? prs_error_repeat(error, refusal.text) : 0;
 }
 
 /* Where the next caller goes: a free place, else that of the stranger who has been silent longest; NULL: there is none.
@@ -169,7 +169,7 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     if (r)
         return r;
     half->stage = STAGE_QUEUES; /* no stranger: it holds the cookie */
-    half->failed_here = true;   /* until the reply is made */
+    half->tell_caller = true;   /* until the reply is made */
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)
         return r;
@@ -194,18 +194,21 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     reply.private_data = setup.private_data;
     prs_setup_addresses(half->peer, &reply.queues);
     prs_stream_put(half->stream, PRS_FRAME_REPLY, &reply, sizeof reply);
-    half->failed_here = false;
+    half->tell_caller = false;
     return 0;
 }
 
-/* QUEUES is here. Return 0 or -errno. */
+/* Return 0, PRS_AGAIN or -errno. */
 static int take_queues(struct half_open *half)
 {
-    int r;
+    int r = prs_stream_get(half->stream, PRS_FRAME_QUEUES);
 
+    half->tell_caller = r < 0 && half->stream->in.head.type == PRS_FRAME_REFUSE;
+    if (r)
+        return r;
     half->queues = half->stream->in.body.queues;
     r = prs_setup_counting(half->peer, &half->queues);
-    half->failed_here = r < 0;
+    half->tell_caller = r < 0;
     return r ? r : prs_setup_counted(half->peer, &half->queues.records);
 }
 
@@ -214,7 +217,7 @@ static int connect_queues(struct half_open *half)
 {
     int r = prs_setup_connect(half->peer, &half->queues, &half->progress);
 
-    half->failed_here = r < 0;
+    half->tell_caller = r < 0;
     return r;
 }
 
@@ -236,9 +239,6 @@ static int step(struct prs_listener *listener, struct half_open *half, const str
     if (r)
         return r;
     if (half->stage == STAGE_QUEUES) {
-        r = prs_stream_get(half->stream, PRS_FRAME_QUEUES);
-        if (r)
-            return r;
         r = take_queues(half);
         if (r)
             return r;

@@ -222,7 +222,7 @@ PRS_API int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rai
  * One step of accepting the next peer; never blocks. options are read when the peer is made. Strangers (garbage, wrong
  * version, wrong cookie, silent for the time limit) are refused, logged once, and do not disturb the others. Return 0
  * (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno: also when a peer was refused for what fails on
- * this side (no memory, no queues, no common rail). The listener stays sound.
+ * this side (no memory, no queues, no common rail), or says that it failed. The listener stays sound.
  */
 PRS_API int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out);
 /** Half-open connections are dropped. NULL is allowed. */

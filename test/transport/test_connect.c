@@ -286,6 +286,49 @@ Test(connect, both_sides_learn_what_the_listener_cannot_do, .init = open_default
     prs_listener_close(listener);
 }
 
+static struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *user,
+                                   struct ibv_comp_channel *channel, int vector);
+static int cqs_left;
+
+static struct ibv_cq *create_few_cqs(struct ibv_context *context, int entries, void *user,
+                                     struct ibv_comp_channel *channel, int vector)
+{
+    if (cqs_left-- > 0)
+        return create_cq(context, entries, user, channel, vector);
+    errno = ENOMEM;
+    return NULL;
+}
+
+/* The listener has made its queues, and waits for those of the connector. */
+Test(connect, both_sides_learn_what_the_connector_cannot_do, .init = open_default, .fini = close_default)
+{
+    int accepted = PRS_AGAIN, connected = PRS_AGAIN;
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    double give_up = seconds() + 20;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+
+    create_cq = prs_verbs.create_cq;
+    prs_verbs.create_cq = create_few_cqs;
+    cqs_left = 1;
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
+    while (connected == PRS_AGAIN || accepted == PRS_AGAIN) {
+        if (connected == PRS_AGAIN)
+            connected = prs_connector_step(connector, &peer);
+        if (accepted == PRS_AGAIN)
+            accepted = prs_accept(listener, NULL, &peer);
+        cr_assert(connected == PRS_AGAIN || strstr(prs_error_text(), "completion queue"), "%s", prs_error_text());
+        cr_assert_lt(seconds(), give_up, "connect said %d, accept %d", connected, accepted);
+    }
+    cr_assert_eq(connected, -ENOMEM);
+    cr_assert_eq(accepted, -ENOMEM);
+    prs_verbs.create_cq = create_cq;
+    connect_once(listener, &handle);
+    prs_listener_close(listener);
+}
+
 /* A listener that accepts TCP but never answers. */
 Test(connect, ends_at_the_time_limit, .fini = close_default)
 {
