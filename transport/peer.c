@@ -366,6 +366,11 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
     }
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return 0;
+    if (n < 0 && errno != ECONNRESET) /* which a killed process leaves as well */
+        return prs_peer_fail(peer, -ECONNRESET,
+                             "the TCP connection to %s was lost: %s; is that host down, or the network of "
+                             "NCCL_SOCKET_IFNAME?",
+                             peer->remote, strerror(errno));
     return prs_peer_fail(peer, -ECONNRESET, "the process at %s has died: its connection ended without a farewell",
                          peer->remote);
 }

@@ -6,8 +6,10 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
+#include <netinet/in.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static const struct pair_spec plain = {.buffer_bytes = 1 << 20};
 
@@ -264,4 +266,23 @@ static void lose_the_device(struct pair *pair)
 Test(fault, who_only_waits_learns_that_the_device_is_lost)
 {
     pair_run(&plain, lose_the_device, do_nothing);
+}
+
+/* As when keepalive finds nobody: the process over there may be well, and the network of the rails too. */
+static void lose_the_connection(struct pair *pair)
+{
+    struct sockaddr_in nobody = {.sin_family = AF_INET, .sin_port = htons(1), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int broken = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), r;
+
+    must(broken >= 0 && connect(broken, (struct sockaddr *)&nobody, sizeof nobody) < 0, "somebody listens on port 1");
+    must(dup2(broken, pair->peer->stream_fd) >= 0, "dup2");
+    r = pair_wait_error(pair);
+    must(r == -ECONNRESET, "%d %s", r, prs_error_text());
+    must(!strstr(prs_peer_error(pair->peer), "died") && strstr(prs_peer_error(pair->peer), "NCCL_SOCKET_IFNAME"), "%s",
+         prs_peer_error(pair->peer));
+}
+
+Test(fault, a_connection_that_breaks_is_not_told_as_a_death)
+{
+    pair_run(&plain, lose_the_connection, do_nothing);
 }
