@@ -39,6 +39,7 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
         .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
         .private_data.bytes = from->private_bytes,
         .adds_alone = from->adds_alone,
+        .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
     };
     if (from->private_bytes)
         memcpy(out->private_data.data, from->private_data, from->private_bytes);

@@ -210,6 +210,7 @@ struct prs_peer_options {
     const char *policy;       /* ordering policy by name; NULL: PERSEUS_ORDER, else "auto" */
     bool adds_alone;          /* only peers of this process, each with this set, write to those words of its device
                                  memory that are added to: what such adds need on rails without atomics (EFA) */
+    uint32_t timeout_ms;      /* limit of connecting; 0: the fabric's */
 };
 
 /**

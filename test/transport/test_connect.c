@@ -329,6 +329,27 @@ Test(connect, both_sides_learn_what_the_connector_cannot_do, .init = open_defaul
     prs_listener_close(listener);
 }
 
+Test(connect, a_limit_of_its_own_counts, .fini = close_default)
+{
+    const struct prs_peer_options options = {.traffic_class = -1, .timeout_ms = 300};
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *peer;
+    double start = seconds();
+    int r = PRS_AGAIN;
+
+    open_with(30000);
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), 0);
+    while (r == PRS_AGAIN)
+        r = prs_connector_step(connector, &peer); /* nobody accepts */
+    cr_assert_eq(r, -ETIMEDOUT);
+    cr_assert(strstr(prs_error_text(), "300 ms"), "%s", prs_error_text());
+    cr_assert_lt(seconds() - start, 20);
+    prs_listener_close(listener);
+}
+
 /* A listener that accepts TCP but never answers. */
 Test(connect, ends_at_the_time_limit, .fini = close_default)
 {
