@@ -204,7 +204,7 @@ struct prs_peer_options {
     uint32_t private_bytes;   /* at most PRS_PRIVATE_DATA_BYTES */
     prs_notify_fn *on_notify; /* NULL: notifications are an error */
     void *user;               /* first argument of on_notify */
-    uint32_t window_ops;      /* ops that may be in flight; 0: 256. Beyond it puts return PRS_BUSY */
+    uint32_t window_ops;      /* ops that may be in flight; 0: 256, at most 2^20. Beyond it puts return PRS_BUSY */
     int traffic_class;        /* -1: the fabric's */
     int queues_per_rail;      /* 0: NCCL_IB_QPS_PER_CONNECTION, else 1 */
     const char *policy;       /* ordering policy by name; NULL: PERSEUS_ORDER, else "auto" */

@@ -350,6 +350,27 @@ Test(connect, a_limit_of_its_own_counts, .fini = close_default)
     prs_listener_close(listener);
 }
 
+Test(connect, an_impossible_window_is_refused, .init = open_default, .fini = close_default, .timeout = 20)
+{
+    static const uint32_t windows[] = {(1u << 20) + 1, 1u << 31, UINT32_MAX};
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    struct prs_handle handle;
+
+    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+        const struct prs_peer_options options = {.traffic_class = -1, .window_ops = windows[i]};
+        struct prs_peer *a, *b;
+        int r = prs_connect(fabric, &one_rail, &handle, &options, &connector);
+
+        if (r == 0)
+            r = meet(listener, connector, &a, &b);
+        cr_assert_eq(r, -EINVAL, "window %u: %d", windows[i], r);
+        cr_assert(strstr(prs_error_text(), "window"), "%s", prs_error_text());
+    }
+    prs_listener_close(listener);
+}
+
 /* A listener that accepts TCP but never answers. */
 Test(connect, ends_at_the_time_limit, .fini = close_default)
 {
