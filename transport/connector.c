@@ -37,6 +37,8 @@ int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, con
     if (r)
         return r;
     r = prs_handle_parse(handle, cookie, &address);
+    if (!r)
+        r = prs_socket_scope(&fabric->config, &address);
     if (r)
         return r;
     connector = calloc(1, sizeof *connector);

@@ -100,6 +100,22 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
                     seen);
 }
 
+int prs_socket_scope(const struct prs_config *config, union prs_address *address)
+{
+    struct prs_config v6 = *config;
+    union prs_address own;
+    char name[64];
+    int r;
+
+    if (address->any.sa_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&address->v6.sin6_addr))
+        return 0;
+    v6.socket_family = AF_INET6;
+    r = prs_socket_interface(&v6, &own, name, sizeof name);
+    if (r == 0)
+        address->v6.sin6_scope_id = if_nametoindex(name);
+    return r;
+}
+
 static void set_options(int fd)
 {
     static const int one = 1, idle = KEEPALIVE_IDLE_S, every = KEEPALIVE_EVERY_S, probes = KEEPALIVE_PROBES;

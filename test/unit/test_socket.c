@@ -85,3 +85,19 @@ Test(socket, the_interface_is_one_that_others_reach)
             cr_assert_str_eq(name, rows[i].chosen, "row %zu", i);
     }
 }
+
+/* The number that the listening host has for its interface means nothing here. */
+Test(socket, a_link_local_address_is_reached_by_an_interface_of_our_own)
+{
+    static const struct card only_loopback[] = {{"lo", "fe80::1", RUNNING}, {NULL, NULL, 0}};
+    struct prs_config config = {.socket_family = AF_UNSPEC};
+    union prs_address far = {.v6 = {.sin6_family = AF_INET6, .sin6_scope_id = 77}};
+
+    cards = only_loopback;
+    cr_assert_eq(inet_pton(AF_INET6, "fd00::2", &far.v6.sin6_addr), 1);
+    cr_assert_eq(prs_socket_scope(&config, &far), 0);
+    cr_assert_eq(far.v6.sin6_scope_id, 77, "a global one needs none");
+    cr_assert_eq(inet_pton(AF_INET6, "fe80::2", &far.v6.sin6_addr), 1);
+    cr_assert_eq(prs_socket_scope(&config, &far), 0);
+    cr_assert_eq(far.v6.sin6_scope_id, if_nametoindex("lo"));
+}
