@@ -173,6 +173,20 @@ int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_s
     return r ? r : admitted(peer, alone);
 }
 
+int prs_peer_settle(struct prs_peer *peer)
+{
+    int r, posted;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    r = prs_order_settle(&peer->order);
+    posted = peer->order.dirty ? post_waiting(peer) : 0;
+    if (r == PRS_AGAIN && peer->remote_closed)
+        return prs_peer_fail(peer, -ECONNRESET,
+                             "the peer at %s has closed without saying that it had raised all signals", peer->remote);
+    return posted < 0 ? posted : r;
+}
+
 int prs_peer_open_probes(struct prs_peer *peer)
 {
     for (uint32_t i = 0; i < peer->path_count; i++) {

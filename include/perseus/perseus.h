@@ -332,9 +332,15 @@ struct prs_signal {
  * Set or add to a 64-bit word of the peer, which sees it only after the bytes of every put of the group that was
  * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`,
  * and on rails without atomics (EFA), the receiver raises it within its prs_peer_progress(), and op is done when the
- * signal has been handed over. Returns as prs_peer_put().
+ * signal has been handed over; prs_peer_settle() tells when it is raised. Returns as prs_peer_put().
  */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
+/**
+ * Whether everything that was started has taken effect at the peer, signals that its process raises among it: what the
+ * peer may be told before it gives memory up that signals go to. Return 0, PRS_AGAIN (progress, and ask again) or
+ * -errno. A signal that waits for a put which never comes is never settled: bound the wait.
+ */
+PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
  * Post what waits, take completions and arrivals, raise notifications. Call it until the ops are done: nothing else

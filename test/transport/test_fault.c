@@ -123,7 +123,7 @@ static void wait_for_one_that_died(struct pair *pair)
     r = pair_wait_error(pair);
     must(r == -ECONNRESET, "%d %s", r, prs_error_text());
     must(strstr(prs_peer_error(pair->peer), "died"), "%s", prs_peer_error(pair->peer));
-    must(seconds() - start < 20, "took %.1f s", seconds() - start);
+    must(seconds() - start < 60, "took %.1f s", seconds() - start);
 }
 
 Test(fault, a_receiver_learns_that_its_peer_has_died)
@@ -143,7 +143,7 @@ static void send_to_one_that_died(struct pair *pair)
     for (; started < 64 && prs_peer_put(pair->peer, &op[started], &put) == 0; started++)
         ;
     while ((r = prs_peer_progress(pair->peer)) >= 0) {
-        must(seconds() - start < 45, "no error came");
+        must(seconds() - start < 100, "no error came");
         for (int i = 0; i < started; i++) /* keep sending: what completed before it died is fine */
             if (op[i].status == 0)
                 prs_peer_put(pair->peer, &op[i], &put);
@@ -216,7 +216,7 @@ static void write_to_one_that_closed(struct pair *pair)
         if (r == 0)
             sched_yield();
     }
-    must(seconds() - start < 30, "took %.1f s", seconds() - start);
+    must(seconds() - start < 100, "took %.1f s", seconds() - start);
     must(r == -ETIMEDOUT || r == -ECONNRESET, "%d %s", r, prs_error_text());
     must(strstr(prs_peer_error(pair->peer), "closed"), "%s", prs_peer_error(pair->peer));
 }
@@ -229,13 +229,13 @@ Test(fault, a_sender_learns_that_its_peer_has_closed)
 /* Nobody waits for a lazy put; but who waits for the other side to write waits in vain. */
 static void outlive_one_that_closed(struct pair *pair)
 {
-    struct prs_put put = pair_put_of(pair, 0, 0, 8, 0, PRS_PUT_LAZY);
+    struct prs_put put = pair_put_of(pair, 0, 0, 8, 1, PRS_PUT_LAZY | PRS_PUT_NOTIFY);
     struct prs_op lazy;
     double start;
     int r = 0;
 
     pair_put(pair, &lazy, &put);
-    pair_barrier(pair); /* it has been posted */
+    pair_barrier(pair);
     start = seconds();
     while ((r = prs_peer_awaited(pair->peer)) == 0) {
         r = prs_peer_progress(pair->peer);
@@ -246,9 +246,15 @@ static void outlive_one_that_closed(struct pair *pair)
     must(prs_peer_progress(pair->peer) == -ECONNRESET, "the error stays");
 }
 
+static void close_when_it_is_here(struct pair *pair)
+{
+    pair_wait_notified(pair, 1);
+    pair_barrier(pair);
+}
+
 Test(fault, who_waits_for_one_that_has_closed_is_told)
 {
-    pair_run(&(struct pair_spec){.b_dies = true}, outlive_one_that_closed, pair_barrier);
+    pair_run(&(struct pair_spec){.b_dies = true}, outlive_one_that_closed, close_when_it_is_here);
 }
 
 /* Its queues are silent for ever, so that only the event tells. */
