@@ -213,6 +213,7 @@ static void peer_options(const struct prs_team *team, uint32_t context, struct h
     out->traffic_class = team->options.traffic_class;
     out->policy = team->options.policy;
     out->adds_alone = team->options.adds_alone;
+    out->timeout_ms = team->options.timeout_ms > team->options.fabric->config.timeout_ms ? team->options.timeout_ms : 0;
 }
 
 /* A peer came in: whose is it? It is from the wire, so check it. */

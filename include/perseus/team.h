@@ -34,7 +34,7 @@ struct prs_team_options {
     int traffic_class;   /* -1: the fabric's */
     const char *policy;  /* as in struct prs_peer_options; copied */
     bool adds_alone;     /* as in struct prs_peer_options */
-    uint32_t timeout_ms; /* limit of each connection and of prs_team_connect(); 0: 30000 */
+    uint32_t timeout_ms; /* limit of prs_team_connect(), and of each connection if the fabric's is shorter; 0: 30000 */
     const void *card;    /* copied; every rank that connects gets it */
     uint32_t card_bytes; /* at most PRS_TEAM_CARD_BYTES */
 };

@@ -321,3 +321,26 @@ Test(device, required_without_a_device_refuses_to_listen)
     cr_assert(strstr(last_warning, "PERSEUS_REQUIRED"), "%s", last_warning);
     plugin_close(&plugin);
 }
+
+/* Run over EFA as well. */
+Test(device, protocols_with_flags_in_the_data_are_left_to_rails_that_keep_order)
+{
+    struct plugin plugin;
+    struct net_properties_v12 properties;
+    bool in_order;
+
+    unsetenv("NCCL_PROTO");
+    plugin = plugin_open();
+    cr_assert_eq(plugin.net->properties(0, &properties), NET_SUCCESS);
+    in_order = !properties.force_flush;
+    cr_assert_eq(getenv("NCCL_PROTO") == NULL, in_order);
+    cr_assert(in_order || strcmp(getenv("NCCL_PROTO"), "Simple") == 0);
+    plugin_close(&plugin);
+
+    setenv("NCCL_PROTO", "LL,Simple", 1);
+    last_warning[0] = 0;
+    plugin = plugin_open();
+    cr_assert_str_eq(getenv("NCCL_PROTO"), "LL,Simple", "what the user asks for stays");
+    cr_assert_eq(strstr(last_warning, "NCCL_PROTO") == NULL, in_order, "%s", last_warning);
+    plugin_close(&plugin);
+}

@@ -41,6 +41,7 @@ RULES = [  # name, file, text (must be there once), what stands there instead
     ("a small put names its tag", ORDER, "        if (tag) {\n            wr->opcode", "        if (tag && order->ops) {\n            wr->opcode"),
     ("a put without a free tag waits", ORDER, "    return tag ? tag : -1;", "    return tag;"),
     ("a cut put needs room on each queue", ORDER, "        if (here > queue->mask + 1 - (queue->head - queue->tail))\n            return 0;", ""),
+    ("a queue is left behind a signaled request", ORDER, "    if (ends_lazily(&order->queue[now])) {", "    if (0 && ends_lazily(&order->queue[now])) {"),
     # Runs of notifications.
     ("only the last of a run has the immediate", ORDER, "        queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;\n", ""),
     ("a run is as long as the format allows at most", ORDER, "run < max_run && bytes", "bytes"),
