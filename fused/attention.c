@@ -249,12 +249,9 @@ void prs_attention_plan_close(struct prs_attention_plan *p)
     int before;
     if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
         return;
-    if (p->signals != NULL)
-        prs_symmetric_close(p->ctx, p->signals);
-    if (p->flags != NULL)
-        prs_symmetric_close(p->ctx, p->flags);
-    if (p->staging != NULL)
-        prs_symmetric_close(p->ctx, p->staging);
+    prs_symmetric_close(p->ctx, p->signals);
+    prs_symmetric_close(p->ctx, p->flags);
+    prs_symmetric_close(p->ctx, p->staging);
     (void)cudaFree(p->deal);
     prs_sync_close(&p->args.sync);
     free(p);

@@ -182,12 +182,9 @@ void prs_fused_plan_close(struct prs_fused_plan *p)
         return;
     prs_copies_close(p->copies);
     prs_lt_close(p->lt);
-    if (p->signals != NULL)
-        prs_symmetric_close(p->ctx, p->signals);
-    if (p->flags != NULL)
-        prs_symmetric_close(p->ctx, p->flags);
-    if (p->staging != NULL)
-        prs_symmetric_close(p->ctx, p->staging);
+    prs_symmetric_close(p->ctx, p->signals);
+    prs_symmetric_close(p->ctx, p->flags);
+    prs_symmetric_close(p->ctx, p->staging);
     prs_sync_close(&p->args.sync);
     free(p);
     prs_context_leave(before);

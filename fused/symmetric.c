@@ -14,6 +14,7 @@
 #include "util/error.h"
 
 enum {
+    SETTLE_MS = 5000, /* a round trip, if the peers' processes run */
     CUDA_BLOCK_BYTES = 2 << 20,
     DEVICES_MAX = 64, /* a bit each; beyond, pairs are asked for each time */
 };
@@ -226,8 +227,10 @@ void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s)
         link = &(*link)->next;
     *link = s->next;
     unmap(ctx, s);
-    if (s->region != NULL)
+    if (s->region != NULL) { /* ours elsewhere first: what nobody awaited may still be on its way to be raised */
+        (void)prs_proxy_settle(ctx->network->proxy, SETTLE_MS);
         (void)prs_proxy_window_drop(ctx->network->proxy, s->window);
+    }
     (void)prs_context_barrier(ctx); /* nobody frees what another still maps, or puts to */
     release(s);
 }

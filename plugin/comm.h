@@ -98,6 +98,7 @@ struct recv_comm {
     uint64_t announced; /* first that was not written to the sender */
     uint64_t tail;      /* all before it have arrived */
     uint64_t written;   /* all before it have left the mirror */
+    uint64_t awaited;   /* behind the last record whose write is not lazy */
     uint64_t arrived;   /* how many have, in any order */
     bool is_prompt;     /* an entry that waits is for a long message */
     uint32_t misses;

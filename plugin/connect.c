@@ -245,7 +245,7 @@ static int make_receiver(const struct listen_comm *listen, struct recv_comm **ou
     comm->base.kind = COMM_RECV;
     comm->base.fabric = listen->base.fabric;
     comm->base.rails = listen->base.rails;
-    comm->next = comm->announced = comm->tail = comm->written = comm->arrived = FIRST_SEQUENCE;
+    comm->next = comm->announced = comm->tail = comm->written = comm->awaited = comm->arrived = FIRST_SEQUENCE;
     comm->free = request_pool(comm->request, &comm->base);
     r = cts_ring_open(comm->base.fabric, &comm->base.rails, &comm->mirror, &comm->mirror_region);
     if (r < 0) {

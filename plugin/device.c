@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "plugin/banner.h"
@@ -141,6 +142,26 @@ static void describe_placeholder(void)
     net.physical = net.count = 1;
 }
 
+/**
+ * NCCL's protocols LL and LL128 poll flags that lie among the data, and so need 8 and 128 bytes to be seen at once or
+ * in order. A rail that does not keep order (EFA's SRD) promises no such thing, and NCCL does not ask: it reads this
+ * variable after init.
+ */
+static void avoid_flags_in_data(const struct prs_rail_info *info)
+{
+    const char *protocols = prs_env_text("NCCL_PROTO");
+
+    if (info->in_order || (protocols && strcasecmp(protocols, "Simple") == 0))
+        return;
+    if (protocols) {
+        PRS_WARN("NCCL_PROTO=%s: %s does not keep the order that LL and LL128 rely on; their data may be wrong",
+                 protocols, info->name);
+        return;
+    }
+    setenv("NCCL_PROTO", "Simple", 1);
+    PRS_INFO("NCCL_PROTO is set to Simple: %s does not keep the order that LL and LL128 rely on", info->name);
+}
+
 /** Return 0 or -errno, logged. */
 static int fill_table(void)
 {
@@ -157,6 +178,7 @@ static int fill_table(void)
         if (r < 0)
             return r;
         describe_rail(&net.device[i], &info, i);
+        avoid_flags_in_data(&info);
     }
     net.physical = net.count = rails;
     banner_log(net.fabric);

@@ -6,6 +6,11 @@
 #include "plugin/result.h"
 #include "util/error.h"
 
+enum {
+    ANNOUNCE_LAZILY = CTS_RING / 4, /* records in writes that nobody waits for: were they the whole mirror, no irecv
+                                       would have room, and nothing would complete that makes some */
+};
+
 /* ------------------------------------------------------------------------------------------------------------------
  * common */
 
@@ -26,7 +31,9 @@ static int look_around(struct comm *comm)
 {
     int r = prs_fabric_check(comm->fabric, &comm->rails);
 
-    return r < 0 ? r : prs_peer_progress(comm->peer);
+    if (r == 0)
+        r = prs_peer_progress(comm->peer);
+    return r == 0 ? prs_peer_awaited(comm->peer) : r;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -96,6 +103,7 @@ static int announce(struct recv_comm *comm)
         struct announcement *one = &comm->announcement[comm->announce_head % COMM_ANNOUNCEMENTS];
         uint32_t slot = comm->announced % CTS_RING;
         uint64_t records = comm->next - comm->announced;
+        bool is_lazy;
         struct prs_put put = {
             .src = comm->mirror_region,
             .src_addr = &comm->mirror[slot],
@@ -108,11 +116,16 @@ static int announce(struct recv_comm *comm)
         if (records > CTS_RING - slot)
             records = CTS_RING - slot;
         put.len_bytes = records * sizeof(struct cts_record);
-        put.flags = records == 1 ? PRS_PUT_INLINE | PRS_PUT_LAZY : PRS_PUT_LAZY;
+        put.flags = records == 1 ? PRS_PUT_INLINE : 0;
+        is_lazy = comm->announced + records - comm->awaited <= ANNOUNCE_LAZILY;
+        if (is_lazy)
+            put.flags |= PRS_PUT_LAZY;
         r = prs_peer_put(comm->base.peer, &one->op, &put);
         if (r)
             return r == PRS_BUSY ? 0 : r;
         comm->announced += records;
+        if (!is_lazy)
+            comm->awaited = comm->announced;
         comm->is_prompt &= comm->announced != comm->next;
         one->end = comm->announced;
         comm->announce_head++;
@@ -121,21 +134,27 @@ static int announce(struct recv_comm *comm)
 }
 
 /** Nothing has come for long, or something wrong has. Return 0 or -errno. */
-static __attribute__((noinline)) int look_around_recv(struct recv_comm *comm)
+static __attribute__((noinline)) int look_around_recv(struct recv_comm *comm, bool for_sender)
 {
+    int r;
+
     if (comm->error)
         return comm->error;
     comm->misses = 0;
-    return prs_fabric_check(comm->base.fabric, &comm->base.rails);
+    r = prs_fabric_check(comm->base.fabric, &comm->base.rails);
+    return r == 0 && for_sender ? prs_peer_awaited(comm->base.peer) : r;
 }
 
-/** Return 1 (events were taken), 0 (there was nothing: whatever was not done is not done) or -errno. */
-static inline int progress_recv(struct recv_comm *comm)
+/**
+ * Whether the caller waits for_sender: it may have closed when all is here but not flushed. Return 1 (events were
+ * taken), 0 (there was nothing: whatever was not done is not done) or -errno.
+ */
+static inline int progress_recv(struct recv_comm *comm, bool for_sender)
 {
     int r = prs_peer_progress(comm->base.peer);
 
     if (r == 0)
-        return ++comm->misses >= COMM_CHECK_EVERY ? look_around_recv(comm) : 0;
+        return ++comm->misses >= COMM_CHECK_EVERY ? look_around_recv(comm, for_sender) : 0;
     if (r < 0)
         return r;
     if (comm->error)
@@ -180,7 +199,7 @@ static __attribute__((cold)) net_result refuse_receive(int n)
 /** No request or no room in the sender's ring: NCCL calls again. */
 static net_result nothing_posted(struct recv_comm *comm)
 {
-    int r = progress_recv(comm);
+    int r = progress_recv(comm, true);
 
     return r < 0 ? result_from_errno(r) : NET_SUCCESS;
 }
@@ -474,7 +493,7 @@ static inline net_result retire_send(struct request *request, int *done, int *si
 /** What is not done yet: drive it, and look again. Apart, so that a request that is done takes the short way. */
 static __attribute__((noinline)) net_result drive_recv(struct request *request, int *done, int *sizes)
 {
-    int r = progress_recv((struct recv_comm *)request->comm);
+    int r = progress_recv((struct recv_comm *)request->comm, true);
 
     *done = 0;
     if (r <= 0)
@@ -504,7 +523,7 @@ static __attribute__((noinline)) net_result drive_flush(struct request *request,
 
     *done = 0;
     if (request->op.status == PRS_OP_PENDING || request->waiting)
-        r = progress_recv(comm);
+        r = progress_recv(comm, false);
     if (r >= 0 && request->waiting)
         r = start_flush(request);
     if (r < 0)

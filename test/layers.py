@@ -16,7 +16,7 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "transport": ({"transport", "util"}, ("nccl", "cuda_runtime")),
     "plugin": ({"plugin", "util"}, ("infiniband/", "nccl", "cuda")),
     "fused": ({"fused", "util"}, ("infiniband/", "nccl")),
-    "tools/softnic": ({"tools/softnic"}, ("nccl", "cuda_runtime", "perseus/")),
+    "tools/softnic": ({"tools/softnic", "util/thread"}, ("nccl", "cuda_runtime", "perseus/")),
     "tools": ({"tools", "util", "plugin/abi"}, ()),
     "test": (None, ()),
 }

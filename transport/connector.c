@@ -7,6 +7,7 @@
 #include "util/log.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +37,8 @@ int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, con
     if (r)
         return r;
     r = prs_handle_parse(handle, cookie, &address);
+    if (!r)
+        r = prs_socket_scope(&fabric->config, &address);
     if (r)
         return r;
     connector = calloc(1, sizeof *connector);
@@ -51,7 +54,7 @@ int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, con
     }
     connector->fabric = fabric;
     connector->rails = *rails;
-    connector->deadline_ns = prs_now_ns() + (uint64_t)fabric->config.timeout_ms * 1000000;
+    connector->deadline_ns = prs_now_ns() + (uint64_t)connector->setup.timeout_ms * 1000000;
     prs_stream_init(&connector->stream, fd, &address, cookie);
     *out = connector;
     return 0;
@@ -157,19 +160,32 @@ static const char *stage_text(enum stage stage)
                                   : "the network between the rails";
 }
 
+/* The listener has answered and waits for our queues: tell it why they do not come. The text stays. */
+static void tell_failure(struct prs_connector *connector, int error)
+{
+    struct prs_wire_refusal refusal = {.error = error};
+
+    snprintf(refusal.text, sizeof refusal.text, "%s", prs_error_text());
+    prs_stream_put(&connector->stream, PRS_FRAME_REFUSE, &refusal, sizeof refusal);
+    if (prs_stream_flush(&connector->stream))
+        prs_error_repeat(error, refusal.text);
+}
+
 int prs_connector_step(struct prs_connector *connector, struct prs_peer **out)
 {
     int r = step(connector);
 
     if (r == PRS_AGAIN && prs_now_ns() > connector->deadline_ns)
         r = prs_fail(-ETIMEDOUT, "%s: not connected within %u ms; waited for %s", connector->stream.remote,
-                     connector->fabric->config.timeout_ms, stage_text(connector->stage));
+                     connector->setup.timeout_ms, stage_text(connector->stage));
     if (r == PRS_AGAIN)
         return r;
     if (r == 0) {
         prs_setup_finish(connector->peer, &connector->stream, &connector->reply.private_data);
         *out = connector->peer;
         connector->peer = NULL;
+    } else if (connector->stage == STAGE_CONNECT) {
+        tell_failure(connector, r);
     }
     prs_connector_close(connector);
     return r;

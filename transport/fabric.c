@@ -201,22 +201,26 @@ static uint64_t patience_ns(const struct prs_config *config)
     return (4096ull << config->timeout) * (uint64_t)(config->retry_count + 1);
 }
 
+int prs_fabric_check_rail(const struct prs_fabric *fabric, int index, bool waiting)
+{
+    const struct prs_rail *rail = &fabric->rail[index];
+    const char *event;
+    char text[160];
+
+    if (!fabric->config.return_async_events ||
+        !prs_domain_check(rail->domain, rail->port, waiting ? patience_ns(&fabric->config) : UINT64_MAX, &event))
+        return 0;
+    snprintf(text, sizeof text, "%s:%d: %s", rail->info.name, rail->port, event);
+    return prs_error_repeat(-EIO, text); /* the event thread has logged it */
+}
+
 int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
 {
-    if (!fabric->config.return_async_events)
-        return 0;
-    for (int i = 0; i < rails->count; i++) {
-        const struct prs_rail *rail = &fabric->rail[rails->rail[i]];
-        const char *event;
+    int r = 0;
 
-        if (prs_domain_check(rail->domain, rail->port, patience_ns(&fabric->config), &event)) {
-            char text[160];
-
-            snprintf(text, sizeof text, "%s:%d: %s", rail->info.name, rail->port, event);
-            return prs_error_repeat(-EIO, text); /* the event thread has logged it */
-        }
-    }
-    return 0;
+    for (int i = 0; i < rails->count && r == 0; i++)
+        r = prs_fabric_check_rail(fabric, rails->rail[i], true);
+    return r;
 }
 
 int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text, size_t bytes)

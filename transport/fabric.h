@@ -19,4 +19,7 @@ struct prs_fabric {
 /* Are all indices of the set rails of this fabric, each once? Return 0 or -EINVAL; who is for the text. */
 int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *who);
 
+/* prs_fabric_check() of one rail; a port that is down is an error only for who is waiting for it. */
+int prs_fabric_check_rail(const struct prs_fabric *fabric, int rail, bool waiting);
+
 #endif

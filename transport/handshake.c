@@ -242,14 +242,15 @@ int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connecto
                         struct prs_wire_pair pair[PRS_MAX_RAILS])
 {
     char ours[512], theirs[512];
-    uint32_t taken = 0, pairs = 0;
+    uint32_t taken = 0, pairs = 0, alike = 0;
 
-    for (int by_id = 1; by_id >= 0; by_id--) {
+    for (int by_id = 1; by_id >= 0; by_id--, alike = pairs) {
         for (uint32_t c = 0; c < connector_count; c++) {
             for (uint32_t l = 0; l < listener_count; l++) {
-                bool same_id = connector[c].rail_id >= 0 && connector[c].rail_id == listener[l].rail_id;
+                bool known = connector[c].rail_id >= 0 && listener[l].rail_id >= 0;
+                bool same_id = known && connector[c].rail_id == listener[l].rail_id;
 
-                if ((taken >> (16 + c) & 1) || (taken >> l & 1) || same_id != by_id ||
+                if ((taken >> (16 + c) & 1) || (taken >> l & 1) || same_id != by_id || (alike && known && !by_id) ||
                     !can_pair(&connector[c], &listener[l]))
                     continue;
                 taken |= 1u << (16 + c) | 1u << l;

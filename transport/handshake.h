@@ -9,6 +9,8 @@
  *                                           connects its queues
  *                                        <- READY
  *
+ * REFUSE in place of what is due, from either side, tells why the connection is given up.
+ *
  * Each frame has a head with magic, version, type, length and the cookie of the handle. Whatever does not fit is
  * refused. Integers are in the sender's order; both ends must be little-endian, which the magic tells.
  */
@@ -160,9 +162,9 @@ int prs_handle_parse(const struct prs_handle *handle, uint8_t cookie[16], union 
 
 /* Own rails, as others shall see them. */
 void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_wire_rail *out);
-/* Which rail speaks with which: by rail id where both sides know it, else by position; never over different planes,
- * link layers or kinds of queues; as many pairs as fit. Return their number, or -ENETUNREACH (the text names both
- * lists). */
+/* Which rail speaks with which: by rail id where both sides know it, else by position, unlike ids only when none are
+ * alike; never over different planes, link layers or kinds of queues; as many pairs as fit. Return their number, or
+ * -ENETUNREACH (the text names both lists). */
 int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connector_count,
                         const struct prs_wire_rail *listener, uint32_t listener_count,
                         struct prs_wire_pair pair[PRS_MAX_RAILS]);

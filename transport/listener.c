@@ -23,6 +23,7 @@ enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY }
 
 struct half_open {
     enum stage stage;
+    bool tell_caller; /* who waits for this peer: something is wanting on this side, or the peer says so of its own */
     uint64_t since_ns, deadline_ns;
     struct prs_stream *stream;
     struct prs_peer *peer;
@@ -85,9 +86,11 @@ static void drop(struct half_open *half)
     *half = (struct half_open){.stage = STAGE_FREE};
 }
 
-/* Tell the other side why, as far as it listens; then forget it. The text is that of the last failure. */
-static void refuse(struct half_open *half, int error)
+/* Tell the other side why, as far as it listens; then forget it. The text is that of the last failure, and stays.
+ * Return the error when it is our caller's as well, else 0. */
+static int refuse(struct half_open *half, int error)
 {
+    bool tell_caller = half->tell_caller;
     struct prs_wire_refusal refusal = {.error = error};
 
     snprintf(refusal.text, sizeof refusal.text, "%s", prs_error_text());
@@ -97,6 +100,7 @@ static void refuse(struct half_open *half, int error)
             PRS_DEBUG("%s: the refusal did not get through", half->stream->remote);
     }
     drop(half);
+    return tell_caller ? prs_error_repeat(error, refusal.text) : 0;
 }
 
 /* Where the next caller goes: a free place, else that of the stranger who has been silent longest; NULL: there is none.
@@ -165,6 +169,7 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     if (r)
         return r;
     half->stage = STAGE_QUEUES; /* no stranger: it holds the cookie */
+    half->tell_caller = true;   /* until the reply is made */
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)
         return r;
@@ -189,7 +194,31 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     reply.private_data = setup.private_data;
     prs_setup_addresses(half->peer, &reply.queues);
     prs_stream_put(half->stream, PRS_FRAME_REPLY, &reply, sizeof reply);
+    half->tell_caller = false;
     return 0;
+}
+
+/* Return 0, PRS_AGAIN or -errno. */
+static int take_queues(struct half_open *half)
+{
+    int r = prs_stream_get(half->stream, PRS_FRAME_QUEUES);
+
+    half->tell_caller = r < 0 && half->stream->in.head.type == PRS_FRAME_REFUSE;
+    if (r)
+        return r;
+    half->queues = half->stream->in.body.queues;
+    r = prs_setup_counting(half->peer, &half->queues);
+    half->tell_caller = r < 0;
+    return r ? r : prs_setup_counted(half->peer, &half->queues.records);
+}
+
+/* Return 0, PRS_AGAIN or -errno. */
+static int connect_queues(struct half_open *half)
+{
+    int r = prs_setup_connect(half->peer, &half->queues, &half->progress);
+
+    half->tell_caller = r < 0;
+    return r;
 }
 
 /* Return 0 (connected), PRS_AGAIN or -errno. */
@@ -210,19 +239,13 @@ static int step(struct prs_listener *listener, struct half_open *half, const str
     if (r)
         return r;
     if (half->stage == STAGE_QUEUES) {
-        r = prs_stream_get(half->stream, PRS_FRAME_QUEUES);
-        if (r)
-            return r;
-        half->queues = half->stream->in.body.queues;
-        r = prs_setup_counting(half->peer, &half->queues);
-        if (!r)
-            r = prs_setup_counted(half->peer, &half->queues.records);
+        r = take_queues(half);
         if (r)
             return r;
         half->stage = STAGE_CONNECT;
     }
     if (half->stage == STAGE_CONNECT) {
-        r = prs_setup_connect(half->peer, &half->queues, &half->progress);
+        r = connect_queues(half);
         if (r)
             return r;
         prs_setup_addresses(half->peer, &own);
@@ -267,7 +290,9 @@ int prs_accept(struct prs_listener *listener, const struct prs_peer_options *opt
             r = prs_fail(-ETIMEDOUT, "%s: dropped, since it did not connect within %u ms (waited for %s)",
                          half->stream->remote, listener->fabric->config.timeout_ms, stage_text(half->stage));
         if (r < 0)
-            refuse(half, r);
+            r = refuse(half, r);
+        if (r < 0)
+            return r;
     }
     return PRS_AGAIN;
 }

@@ -119,6 +119,14 @@ static void fill_lanes(const struct prs_order *order, struct prs_lane *lanes)
     }
 }
 
+/* Does a queue end in lazy requests, which hold their ops until a later one there has a completion? */
+static inline bool ends_lazily(const struct prs_order_queue *queue)
+{
+    bool will_be_signaled = queue->eager && queue->head != queue->posted;
+
+    return queue->head != queue->signaled && !will_be_signaled;
+}
+
 /* The queue that would be first to finish, but no change for a small gain. */
 static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
 {
@@ -129,9 +137,14 @@ static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
     fill_lanes(order, lanes);
     best = prs_stripe_first(lanes, order->data_queues, len_bytes);
     slack = (float)(lanes[best].backlog_bytes + len_bytes + SMALL_SLACK_BYTES) / lanes[best].rate;
-    if ((float)(lanes[now].backlog_bytes + len_bytes) / lanes[now].rate > slack)
-        order->small_queue = best;
-    return order->small_queue;
+    if ((float)(lanes[now].backlog_bytes + len_bytes) / lanes[now].rate <= slack)
+        return now;
+    if (ends_lazily(&order->queue[now])) { /* perhaps nothing follows there for ever: one more, which is signaled */
+        order->queue[now].eager = true;
+        return now;
+    }
+    order->small_queue = best;
+    return best;
 }
 
 static inline uint32_t choose_queue(struct prs_order *order, const struct prs_put *put)

@@ -174,6 +174,9 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
 /* An aligned word for the peer, on the first queue, that no op stands behind. Where nothing keeps order, one at a time:
  * an older one could land on a newer one, and stay. Return 0 or PRS_BUSY. */
 int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value);
+/* Has everything that was admitted taken effect at the peer, its signals too? Return 0 or PRS_AGAIN: complete what is
+ * in flight and ask again. May make a record leave: look at dirty. */
+int prs_order_settle(struct prs_order *order);
 /* One read on the probe queue of each path; requests[i] is complete but for the opcode. */
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests);
 
@@ -184,6 +187,14 @@ struct prs_chain {
 };
 /* Close what waits on one queue into a chain that is to be posted now. Return false when nothing waits. */
 bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out);
+
+/* The NIC has done all that prs_order_self() asked of it. */
+static inline bool prs_order_self_idle(const struct prs_order *order)
+{
+    const struct prs_order_queue *queue = &order->queue[order->data_queues];
+
+    return queue->head == queue->tail;
+}
 
 /* Nothing is in flight that somebody waits for, and nothing waits to be posted. */
 static inline bool prs_order_idle(const struct prs_order *order)

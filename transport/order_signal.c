@@ -271,6 +271,22 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
     return 0;
 }
 
+int prs_order_settle(struct prs_order *order)
+{
+    uint32_t index = order->small_queue;
+    struct prs_record record = {.kind = PRS_RECORD_ASK, .barrier = true};
+
+    if (order->ops)
+        return PRS_AGAIN;
+    if (!order->tally || prs_tally_answered(order->tally))
+        return 0;
+    if (!prs_tally_asked(order->tally) && prs_tally_room(order->tally, 1) && !queue_full(&order->queue[index])) {
+        prs_tally_close(order->tally, 0, &record);
+        admit_record(order, index, &order->closers, &record);
+    }
+    return PRS_AGAIN;
+}
+
 /* Queues with a signal in flight. One that was held knows nothing of those that left meanwhile, and must not overtake
  * them. */
 static uint64_t unfinished_signals(struct prs_order *order)

@@ -173,6 +173,20 @@ int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_s
     return r ? r : admitted(peer, alone);
 }
 
+int prs_peer_settle(struct prs_peer *peer)
+{
+    int r, posted;
+
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    r = prs_order_settle(&peer->order);
+    posted = peer->order.dirty ? post_waiting(peer) : 0;
+    if (r == PRS_AGAIN && peer->remote_closed)
+        return prs_peer_fail(peer, -ECONNRESET,
+                             "the peer at %s has closed without saying that it had raised all signals", peer->remote);
+    return posted < 0 ? posted : r;
+}
+
 int prs_peer_open_probes(struct prs_peer *peer)
 {
     for (uint32_t i = 0; i < peer->path_count; i++) {
@@ -324,6 +338,23 @@ static __attribute__((cold)) int take_failure(struct prs_peer *peer, struct prs_
     return fail_completion(peer, first);
 }
 
+/* Is something under way to the other side that somebody waits for? Not so requests to ourselves, credits, and lazy
+ * puts that no completion is asked for yet. */
+static bool awaits_answers(const struct prs_order *order)
+{
+    for (uint32_t i = 0; i < order->data_queues; i++) {
+        const struct prs_order_queue *queue = &order->queue[i];
+
+        for (uint32_t at = queue->tail; at != queue->head; at++) {
+            bool is_lazy = at - queue->signaled < queue->posted - queue->signaled;
+
+            if (!is_lazy && queue->owner[at & queue->mask] != &order->closers)
+                return true;
+        }
+    }
+    return order->held_count != 0;
+}
+
 /* Nothing has come for long: does the other process still live? */
 static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
 {
@@ -336,19 +367,24 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
     if (peer->remote_closed) {
         /* Its queues are gone since the last look, and what they had answered has come since: the rest never will. The
          * NIC would say so too, but only after all its retries. */
-        return peer->order.ops ? prs_peer_fail(peer, -ECONNRESET,
-                                               "the peer at %s has closed while %u transfers to it "
-                                               "were in flight",
-                                               peer->remote, peer->order.ops)
-                               : 0;
+        peer->remote_gone = true;
+        return awaits_answers(&peer->order)
+                   ? prs_peer_fail(peer, -ECONNRESET, "the peer at %s has closed while %u transfers were in flight",
+                                   peer->remote, peer->order.ops)
+                   : 0;
     }
     n = recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT);
     if (n == 1) {
-        peer->remote_closed = true; /* deliberately: an error only for who still sends, at the next look */
+        peer->remote_closed = true; /* deliberately: an error only for who still sends or waits, at the next look */
         return 0;
     }
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return 0;
+    if (n < 0 && errno != ECONNRESET) /* which a killed process leaves as well */
+        return prs_peer_fail(peer, -ECONNRESET,
+                             "the TCP connection to %s was lost: %s; is that host down, or the network of "
+                             "NCCL_SOCKET_IFNAME?",
+                             peer->remote, strerror(errno));
     return prs_peer_fail(peer, -ECONNRESET, "the process at %s has died: its connection ended without a farewell",
                          peer->remote);
 }
@@ -361,9 +397,24 @@ static int raise_again(struct prs_peer *peer)
     return r || !peer->order.dirty ? r : post_waiting(peer);
 }
 
+/* A device that is lost completes nothing any more: what is in flight would be waited for without an end. */
+static int look_at_rails(struct prs_peer *peer)
+{
+    int r = 0;
+
+    for (uint32_t i = 0; i < peer->path_count && r == 0; i++)
+        r = prs_fabric_check_rail(peer->fabric, peer->path[i].local_rail, awaits_answers(&peer->order));
+    return r < 0 ? prs_peer_fail(peer, r, "%s", prs_error_text()) : 0;
+}
+
 static __attribute__((cold)) int idle_long(struct prs_peer *peer)
 {
-    return peer->records && peer->records->raise.refused_ns ? raise_again(peer) : look_at_stream(peer);
+    int r;
+
+    if (peer->records && peer->records->raise.refused_ns)
+        return raise_again(peer);
+    r = look_at_rails(peer);
+    return r < 0 ? r : look_at_stream(peer);
 }
 
 static inline int idle(struct prs_peer *peer)
@@ -424,6 +475,17 @@ int prs_peer_progress(struct prs_peer *peer)
     /* Most calls find nothing: they must cost little. */
     count = peer->nic->poll(peer->link[0], peer->events);
     return count || peer->path_count > 1 ? take_all(peer, count) : idle(peer);
+}
+
+int prs_peer_awaited(struct prs_peer *peer)
+{
+    if (peer->error)
+        return repeat_error(peer);
+    return peer->remote_gone ? prs_peer_fail(peer, -ECONNRESET,
+                                             "the peer at %s has closed, so that what is waited for never comes; had "
+                                             "it an error (its log tells), or was it aborted?",
+                                             peer->remote)
+                             : 0;
 }
 
 /* -------------------------------------------------------------------------------------------------- queries */

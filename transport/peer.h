@@ -45,8 +45,9 @@ struct prs_peer {
     uint8_t *inline_bytes; /* of all data queues and of the first probe queue */
     size_t inline_room;
     struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC cannot take them from the request */
-    int stream_fd; /* open as long as the peer: its end tells that the other process has died */
-    bool remote_closed;
+    int stream_fd;      /* open as long as the peer: its end tells that the other process has died */
+    bool remote_closed; /* its farewell has come */
+    bool remote_gone;   /* and long after it nothing more */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];

@@ -22,10 +22,11 @@
 enum {
     DEFAULT_SLOTS = 1024,
     DEFAULT_TIMEOUT_MS = 10000,
-    CLOSE_MS = 1000,   /* for what is in flight at close: far more than a round trip, and who closes does wait */
-    IDLE_SPINS = 2000, /* rounds without work before the thread lets others run */
-    DROP_MS = 5000,    /* for a round of the thread, which never blocks but may be kept off its core */
-    DROP_NAP_NS = 20000,
+    CLOSE_MS = 1000,    /* for what is in flight at close: far more than a round trip, and who closes does wait */
+    CLOSE_LOOK_MS = 10, /* that a look costs at most: a thread that was kept off its core has not waited */
+    IDLE_SPINS = 2000,  /* rounds without work before the thread lets others run */
+    THREAD_MS = 5000,   /* for a round of the thread, which never blocks but may be kept off its core */
+    THREAD_NAP_NS = 20000,
 };
 
 struct prs_proxy {
@@ -41,6 +42,8 @@ struct prs_proxy {
     bool running;
     int ended;         /* atomic: the thread looks at nothing any more */
     uint32_t dropping; /* atomic: the window that the thread is to give up, plus one; 0: none */
+    uint32_t asked;    /* atomic: number of the last prs_proxy_settle() */
+    uint32_t answered; /* atomic: of the last that the thread answered */
     int stop;          /* atomic: asks the thread to end */
     int error;         /* atomic: sticky; text is written before it */
     char text[512];
@@ -114,6 +117,21 @@ static void drop_asked(struct prs_proxy *proxy)
     }
 }
 
+/* What settles is asked between two rounds as well: peers are the thread's. */
+static void settle_asked(struct prs_proxy *proxy)
+{
+    uint32_t asked = __atomic_load_n(&proxy->asked, __ATOMIC_RELAXED);
+    int r;
+
+    if (__builtin_expect(asked == proxy->answered, 1))
+        return;
+    r = prs_team_settle(proxy->options.team, proxy->options.context);
+    if (r < 0)
+        set_error(proxy, r, prs_error_text());
+    if (r != PRS_AGAIN)
+        __atomic_store_n(&proxy->answered, asked, __ATOMIC_RELEASE); /* P7: pairs with P8 */
+}
+
 static void *run(void *argument)
 {
     struct prs_proxy *proxy = argument;
@@ -124,6 +142,7 @@ static void *run(void *argument)
         int r;
 
         drop_asked(proxy);
+        settle_asked(proxy);
         r = prs_proxy_step(proxy);
         if (r < 0)
             break;
@@ -240,8 +259,8 @@ int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *o
 /* The thread looks at windows: it gives this one up, within a round or two. */
 static int drop_beside_thread(struct prs_proxy *proxy, uint32_t index)
 {
-    uint64_t give_up_ns = prs_now_ns() + 1000000ull * DROP_MS;
-    struct timespec nap = {0, DROP_NAP_NS};
+    uint64_t give_up_ns = prs_now_ns() + 1000000ull * THREAD_MS;
+    struct timespec nap = {0, THREAD_NAP_NS};
 
     __atomic_store_n(&proxy->dropping, index + 1, __ATOMIC_RELEASE); /* P6 */
     /* P3: pairs with P2 and P4. */
@@ -253,7 +272,7 @@ static int drop_beside_thread(struct prs_proxy *proxy, uint32_t index)
         if (prs_now_ns() > give_up_ns)
             return prs_fail(-ETIMEDOUT,
                             "proxy of rank %u did not give up window %u within %d ms: is its thread stopped?",
-                            proxy->device.rank, index, DROP_MS);
+                            proxy->device.rank, index, THREAD_MS);
         nanosleep(&nap, NULL);
     }
     return 0;
@@ -272,6 +291,40 @@ int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index)
     if (r < 0)
         return r;
     return proxy->map ? publish_window(proxy, index) : 0;
+}
+
+/* Return 0, PRS_AGAIN or -errno. */
+static int settled(struct prs_proxy *proxy)
+{
+    bool ended = __atomic_load_n(&proxy->ended, __ATOMIC_ACQUIRE); /* P3: pairs with P4 */
+
+    if (!proxy->running || ended) { /* nobody else asks */
+        int r = prs_proxy_step(proxy);
+
+        if (r < 0)
+            return r;
+        settle_asked(proxy);
+    }
+    /* P8: pairs with P7 */
+    return __atomic_load_n(&proxy->answered, __ATOMIC_ACQUIRE) == proxy->asked ? prs_proxy_check(proxy) : PRS_AGAIN;
+}
+
+int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms)
+{
+    uint64_t give_up_ns = prs_now_ns() + 1000000ull * timeout_ms;
+    struct timespec nap = {0, THREAD_NAP_NS};
+    int r;
+
+    __atomic_store_n(&proxy->asked, proxy->asked + 1, __ATOMIC_RELAXED);
+    while ((r = settled(proxy)) == PRS_AGAIN) {
+        if (prs_now_ns() > give_up_ns)
+            return prs_fail(-ETIMEDOUT,
+                            "proxy of rank %u: its peers did not take all that it has sent within %u ms: has one of "
+                            "them stopped?",
+                            proxy->device.rank, timeout_ms);
+        nanosleep(&nap, NULL);
+    }
+    return r;
 }
 
 /* The tables that the device reads: where windows are mapped, and their sizes; room for those that come later. */
@@ -321,16 +374,22 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
     return 0;
 }
 
-/* Let what was taken come to its end, within CLOSE_MS and while nothing has failed; cancel the rest. */
+/* Let what was taken come to its end, within CLOSE_MS of looking and while nothing has failed; cancel the rest. */
 static void end_commands(struct prs_proxy *proxy)
 {
-    uint64_t give_up_ns = prs_now_ns() + 1000000ull * CLOSE_MS;
+    uint64_t last_ns = prs_now_ns(), waited_ns = 0;
     int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
 
-    while (r >= 0 && !prs_dispatch_idle(&proxy->dispatch) && prs_now_ns() < give_up_ns) {
+    while (r >= 0 && !prs_dispatch_idle(&proxy->dispatch) && waited_ns < 1000000ull * CLOSE_MS) {
+        uint64_t now_ns, look_ns;
+
         r = prs_dispatch_finish(&proxy->dispatch);
         if (r == 0)
             sched_yield();
+        now_ns = prs_now_ns();
+        look_ns = now_ns - last_ns;
+        waited_ns += look_ns < 1000000ull * CLOSE_LOOK_MS ? look_ns : 1000000ull * CLOSE_LOOK_MS;
+        last_ns = now_ns;
     }
     prs_dispatch_cancel(&proxy->dispatch);
 }

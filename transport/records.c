@@ -86,6 +86,11 @@ int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_
     return prs_counts_record(&records->counts, imm->tag, &record);
 }
 
+static bool raises(const struct prs_record *record)
+{
+    return record->kind == PRS_RECORD_SET || record->kind == PRS_RECORD_ADD;
+}
+
 static int start_flush(struct prs_peer *peer, uint64_t addr, uint32_t first_key)
 {
     struct prs_records *records = peer->records;
@@ -126,10 +131,20 @@ static int settle(struct prs_peer *peer, const struct prs_record *record)
     }
     if (!*ready_at)
         *ready_at = records->others + 1;
-    if (records->flushed + 1 >= *ready_at || record->kind == PRS_RECORD_CLOSE ||
+    if (records->flushed + 1 >= *ready_at || !raises(record) ||
         !prs_mr_cache_device_key(&peer->link[0]->rail->domain->mrs, record->addr, sizeof(uint64_t), &key))
         return 0;
     return records->flushing ? PRS_AGAIN : start_flush(peer, record->addr, key);
+}
+
+/* An ask is answered when our NIC has done what the signals before it made us ask of it. Return 0 or PRS_AGAIN: its
+ * completion comes by here. */
+static int take_ask(struct prs_peer *peer)
+{
+    if (!prs_order_self_idle(&peer->order))
+        return PRS_AGAIN;
+    peer->records->asked = true;
+    return 0;
 }
 
 /* Return 0, PRS_BUSY or PRS_AGAIN (later), or -errno (the peer has failed). */
@@ -141,8 +156,8 @@ static int raise_one(struct prs_peer *peer, const struct prs_record *record)
                         .len_bytes = sizeof record->value,
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
 
-    if (record->kind == PRS_RECORD_CLOSE)
-        return 0;
+    if (!raises(record))
+        return record->kind == PRS_RECORD_ASK ? take_ask(peer) : 0;
     return peer->nic->adds ? prs_order_self(&peer->order, NULL, &wr) : prs_raise_signal(peer, record);
 }
 
@@ -172,8 +187,10 @@ int prs_records_raise(struct prs_peer *peer)
         records->ready_at[record->number % PRS_RECORDS] = 0;
         prs_counts_raised(counts, record);
     }
-    if (counts->raised - records->credits_sent >= PRS_RECORD_CREDIT &&
-        prs_order_word(&peer->order, records->credit.addr, records->credit.key[0], counts->raised) == 0)
+    if ((records->asked || counts->raised - records->credits_sent >= PRS_RECORD_CREDIT) &&
+        prs_order_word(&peer->order, records->credit.addr, records->credit.key[0], counts->raised) == 0) {
         records->credits_sent = counts->raised;
+        records->asked = false;
+    }
     return 0;
 }

@@ -17,6 +17,7 @@ struct prs_records {
     struct ibv_mr *mr[PRS_MAX_RAILS]; /* by path */
     struct prs_wire_window credit;    /* the peer's */
     uint32_t credits_sent;
+    bool asked; /* the peer waits for credits, however few */
     struct prs_raise raise;
     /* Reads behind data that the NIC that raises signals does not keep in front of them (records.c). */
     uint64_t others;                /* arrivals of such data */

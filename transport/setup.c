@@ -16,6 +16,7 @@
 
 enum {
     DEFAULT_WINDOW = 256,
+    MOST_OPS = 1 << 20,                 /* far more than a queue of any device holds */
     RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* as many notifications may be out */
     MAX_PART_BYTES = 1 << 30,
 };
@@ -28,6 +29,8 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
 
     if (from->private_bytes > PRS_PRIVATE_DATA_BYTES)
         return prs_fail(-EINVAL, "%u bytes of private data: at most %d", from->private_bytes, PRS_PRIVATE_DATA_BYTES);
+    if (from->window_ops > MOST_OPS)
+        return prs_fail(-EINVAL, "a window of %u ops: at most %d", from->window_ops, MOST_OPS);
     if (from->queues_per_rail < 0 || from->queues_per_rail > PRS_ORDER_MAX_QUEUES_PER_RAIL)
         return prs_fail(-EINVAL, "%d queues per rail: at most %d", from->queues_per_rail,
                         PRS_ORDER_MAX_QUEUES_PER_RAIL);
@@ -39,6 +42,7 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
         .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
         .private_data.bytes = from->private_bytes,
         .adds_alone = from->adds_alone,
+        .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
     };
     if (from->private_bytes)
         memcpy(out->private_data.data, from->private_data, from->private_bytes);

@@ -51,6 +51,9 @@ static int interface_score(const struct prs_config *config, const struct ifaddrs
         return 0;
     if (!prs_hca_filter_admits(&config->ifname, at->ifa_name, -1))
         return 0;
+    /* Without a cable, or a bridge that nothing is plugged into: it has an address, but others do not reach it. */
+    if (at->ifa_flags & IFF_RUNNING)
+        score += 16;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr))
         score -= 1; /* needs a scope that only this host can name */
     else if (family == AF_INET)
@@ -95,6 +98,22 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
     return prs_fail(-ENODEV,
                     "no network interface to connect over: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of:%s",
                     seen);
+}
+
+int prs_socket_scope(const struct prs_config *config, union prs_address *address)
+{
+    struct prs_config v6 = *config;
+    union prs_address own;
+    char name[64];
+    int r;
+
+    if (address->any.sa_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&address->v6.sin6_addr))
+        return 0;
+    v6.socket_family = AF_INET6;
+    r = prs_socket_interface(&v6, &own, name, sizeof name);
+    if (r == 0)
+        address->v6.sin6_scope_id = if_nametoindex(name);
+    return r;
 }
 
 static void set_options(int fd)

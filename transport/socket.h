@@ -23,6 +23,10 @@ void prs_address_text(const union prs_address *address, char text[PRS_ADDRESS_TE
  * docker first. name gets the interface's. Return 0 or -ENODEV (the text lists what there is). */
 int prs_socket_interface(const struct prs_config *config, union prs_address *out, char *name, size_t name_bytes);
 
+/* A link-local address of another host: reach it by the interface that we would listen on, whose number is not the one
+ * that the other host has for its own. Return 0 or -ENODEV. */
+int prs_socket_scope(const struct prs_config *config, union prs_address *address);
+
 /* Listen on a port that the kernel chooses; *address is completed with it. Return the descriptor or -errno. */
 int prs_socket_listen(union prs_address *address);
 /* Return 0, PRS_AGAIN (nobody waits) or -errno. */

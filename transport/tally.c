@@ -64,6 +64,19 @@ void prs_tally_close(struct prs_tally *tally, uint32_t slot, struct prs_record *
     tally->closed_by[record->number % PRS_RECORDS] = interval->tag;
     interval->tag = 0;
     interval->count = 0;
+    if (record->kind == PRS_RECORD_ASK)
+        tally->asked = tally->next_number;
+}
+
+bool prs_tally_asked(const struct prs_tally *tally)
+{
+    return tally->asked == tally->next_number;
+}
+
+bool prs_tally_answered(struct prs_tally *tally)
+{
+    take_credits(tally);
+    return prs_tally_asked(tally) && tally->credited == tally->asked;
 }
 
 /* ----------------------------------------------------------------------------------------------- receiver */
@@ -80,7 +93,7 @@ int prs_counts_record(struct prs_counts *counts, uint32_t slot, const struct prs
 {
     if (slot >= PRS_RECORDS || record->number % PRS_RECORDS != slot || record->number - counts->raised >= PRS_RECORDS ||
         counts->here[slot] || record->tag >= PRS_TAGS || record->slot >= PRS_TALLY_SLOTS ||
-        record->kind > PRS_RECORD_ADD || record->addr % sizeof(uint64_t))
+        record->kind > PRS_RECORD_ASK || record->addr % sizeof(uint64_t))
         return -EPROTO;
     counts->record[slot] = *record;
     counts->here[slot] = true;

@@ -23,7 +23,12 @@ enum {
     PRS_TALLY_SLOTS = 32,    /* group slots: as many as the order engine has */
 };
 
-enum prs_record_kind { PRS_RECORD_CLOSE, PRS_RECORD_SET, PRS_RECORD_ADD };
+enum prs_record_kind {
+    PRS_RECORD_CLOSE,
+    PRS_RECORD_SET,
+    PRS_RECORD_ADD,
+    PRS_RECORD_ASK, /* a barrier that raises nothing: the receiver tells at once when all before it is raised */
+};
 
 /* As written into the receiver's ring, slot number % PRS_RECORDS. */
 struct prs_record {
@@ -48,6 +53,7 @@ struct prs_tally {
     struct prs_interval interval[PRS_TALLY_SLOTS];
     uint32_t next_number;
     uint32_t credited;               /* numbers below it are raised at the receiver */
+    uint32_t asked;                  /* number of the last ask, plus 1 */
     const uint64_t *credit_word;     /* the receiver writes the number of raised records there */
     uint16_t closed_by[PRS_RECORDS]; /* tag that the record closed; free again with its credit */
     uint16_t free_tag[PRS_TAGS];
@@ -61,6 +67,9 @@ uint16_t prs_tally_count(struct prs_tally *tally, uint32_t slot, uint32_t arriva
 bool prs_tally_room(struct prs_tally *tally, uint32_t records);
 /* Number the record and close the slot's interval with it; there must be room. */
 void prs_tally_close(struct prs_tally *tally, uint32_t slot, struct prs_record *record);
+/* The receiver has been asked, since the last record, how far it is; and has it answered? */
+bool prs_tally_asked(const struct prs_tally *tally);
+bool prs_tally_answered(struct prs_tally *tally);
 
 struct prs_counts {
     uint32_t arrived[PRS_TAGS];

@@ -213,6 +213,7 @@ static void peer_options(const struct prs_team *team, uint32_t context, struct h
     out->traffic_class = team->options.traffic_class;
     out->policy = team->options.policy;
     out->adds_alone = team->options.adds_alone;
+    out->timeout_ms = team->options.timeout_ms > team->options.fabric->config.timeout_ms ? team->options.timeout_ms : 0;
 }
 
 /* A peer came in: whose is it? It is from the wire, so check it. */
@@ -431,6 +432,28 @@ int prs_team_progress(struct prs_team *team, uint32_t index)
         did += r;
     }
     return did;
+}
+
+int prs_team_settle(struct prs_team *team, uint32_t index)
+{
+    struct context *context =
+        index < PRS_TEAM_CONTEXTS ? __atomic_load_n(&team->contexts[index], __ATOMIC_ACQUIRE) : NULL;
+    uint32_t active = context ? __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE) : 0;
+    int all = 0;
+
+    for (uint32_t i = 0; i < active; i++) {
+        struct link *link = &context->links[context->active[i]];
+        struct prs_peer *peers[2] = {link->made, __atomic_load_n(&link->accepted, __ATOMIC_ACQUIRE)};
+
+        for (int side = 0; side < 2; side++) {
+            int r = peers[side] ? prs_peer_settle(peers[side]) : 0;
+
+            if (r < 0)
+                return fail_rank(team, index, context->active[i], r);
+            all = r ? r : all; /* ask them all: they answer side by side */
+        }
+    }
+    return all;
 }
 
 /* Is rank the one of the pair that connects? The lower one; oneself too. */

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* From the text of PERSEUS_NODE, else from the machine's boot id; never 0. */
+/* From the text of PERSEUS_NODE, else from the machine's boot id and the container's network; never 0. */
 uint64_t prs_node_id(void);
 
 #endif

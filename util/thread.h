@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's own threads in a program. */
+/* A library's own threads in a program: the transport's, and the software NIC's. */
 #ifndef UTIL_THREAD_H
 #define UTIL_THREAD_H
 

@@ -53,7 +53,7 @@ struct prs_fused_config {
     uint32_t timeout_ms;               /* how long a kernel waits for another rank; 0: 10000 */
     prs_fused_allgather_fn *allgather; /* may be NULL when world is 1 */
     void *user;
-    uint64_t node; /* ranks with equal numbers share a node; 0: PERSEUS_NODE, else the machine's boot id */
+    uint64_t node; /* ranks with equal numbers share a node; 0: PERSEUS_NODE, else the machine's boot id and network */
 };
 
 /** *Collective.* -ENODEV without a Hopper GPU, or without an RDMA device where there are several nodes; -EXDEV when a

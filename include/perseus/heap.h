@@ -23,9 +23,9 @@ struct prs_heap_options {
     const struct prs_rail_set *rails;
     uint64_t data_bytes; /* the same on every rank; rounded up */
     uint64_t signal_bytes;
-    bool cuda;           /* memory of the current CUDA context's device */
-    bool map_local;      /* map the memory of ranks on this node: puts to them need no NIC */
-    uint64_t node;       /* ranks with equal numbers share a node; 0: PERSEUS_NODE, else the machine's boot id */
+    bool cuda;      /* memory of the current CUDA context's device */
+    bool map_local; /* map the memory of ranks on this node: puts to them need no NIC */
+    uint64_t node;  /* ranks with equal numbers share a node; 0: PERSEUS_NODE, else the machine's boot id and network */
     uint32_t timeout_ms; /* 0: 30000 */
 };
 

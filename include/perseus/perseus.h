@@ -204,12 +204,13 @@ struct prs_peer_options {
     uint32_t private_bytes;   /* at most PRS_PRIVATE_DATA_BYTES */
     prs_notify_fn *on_notify; /* NULL: notifications are an error */
     void *user;               /* first argument of on_notify */
-    uint32_t window_ops;      /* ops that may be in flight; 0: 256. Beyond it puts return PRS_BUSY */
+    uint32_t window_ops;      /* ops that may be in flight; 0: 256, at most 2^20. Beyond it puts return PRS_BUSY */
     int traffic_class;        /* -1: the fabric's */
     int queues_per_rail;      /* 0: NCCL_IB_QPS_PER_CONNECTION, else 1 */
     const char *policy;       /* ordering policy by name; NULL: PERSEUS_ORDER, else "auto" */
     bool adds_alone;          /* only peers of this process, each with this set, write to those words of its device
                                  memory that are added to: what such adds need on rails without atomics (EFA) */
+    uint32_t timeout_ms;      /* limit of connecting; 0: the fabric's */
 };
 
 /**
@@ -221,7 +222,8 @@ PRS_API int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rai
 /**
  * One step of accepting the next peer; never blocks. options are read when the peer is made. Strangers (garbage, wrong
  * version, wrong cookie, silent for the time limit) are refused, logged once, and do not disturb the others. Return 0
- * (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno.
+ * (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno: also when a peer was refused for what fails on
+ * this side (no memory, no queues, no common rail), or says that it failed. The listener stays sound.
  */
 PRS_API int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out);
 /** Half-open connections are dropped. NULL is allowed. */
@@ -330,9 +332,15 @@ struct prs_signal {
  * Set or add to a 64-bit word of the peer, which sees it only after the bytes of every put of the group that was
  * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`,
  * and on rails without atomics (EFA), the receiver raises it within its prs_peer_progress(), and op is done when the
- * signal has been handed over. Returns as prs_peer_put().
+ * signal has been handed over; prs_peer_settle() tells when it is raised. Returns as prs_peer_put().
  */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
+/**
+ * Whether everything that was started has taken effect at the peer, signals that its process raises among it: what the
+ * peer may be told before it gives memory up that signals go to. Return 0, PRS_AGAIN (progress, and ask again) or
+ * -errno. A signal that waits for a put which never comes is never settled: bound the wait.
+ */
+PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
  * Post what waits, take completions and arrivals, raise notifications. Call it until the ops are done: nothing else
@@ -340,6 +348,13 @@ PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const stru
  * remote access refused), -EIO; all ops of the peer have that status then.
  */
 PRS_API int prs_peer_progress(struct prs_peer *peer);
+
+/**
+ * For who waits for the other side to write: can anything still come? Return 0, or the sticky error: -ECONNRESET when
+ * the other side has closed this peer, which by itself is no error. Only after many a prs_peer_progress() that found
+ * nothing, so that what was written before is told of before. Cheap: no system call.
+ */
+PRS_API int prs_peer_awaited(struct prs_peer *peer);
 
 /** Counters since the peer was made; those of several peers may be added. */
 struct prs_stats {

@@ -59,6 +59,11 @@ enum { PRS_PROXY_WINDOWS = 64 };
 /** Collective by contract: the same windows in the same order on every rank, before or after prs_proxy_start(). The
  * lowest free index is taken. Return it (>= 0) or -errno. */
 PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options);
+/** Wait until what commands that are done have sent has taken effect at its peers, signals that their processes raise
+ * (policy `counted`, rails without atomics) among it; one call at a time. prs_quiet() does not: a receiver could give
+ * up the memory of a signal that nobody awaited before its own proxy raises it. So, before memory goes: settle, then
+ * meet the other ranks, then drop and release. Return 0, -ETIMEDOUT or the sticky error. */
+PRS_API int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms);
 /** Collective by contract, one call at a time. A command that names the window and still waits, of a kernel that gave
  * up, ends in the sticky error and touches nothing; the window's index may come again. Return 0, -EINVAL or -ETIMEDOUT
  * (the proxy's thread did not run for 5 s: the window goes when it does, and its region must stay until then). */

@@ -34,7 +34,7 @@ struct prs_team_options {
     int traffic_class;   /* -1: the fabric's */
     const char *policy;  /* as in struct prs_peer_options; copied */
     bool adds_alone;     /* as in struct prs_peer_options */
-    uint32_t timeout_ms; /* limit of each connection and of prs_team_connect(); 0: 30000 */
+    uint32_t timeout_ms; /* limit of prs_team_connect(), and of each connection if the fabric's is shorter; 0: 30000 */
     const void *card;    /* copied; every rank that connects gets it */
     uint32_t card_bytes; /* at most PRS_TEAM_CARD_BYTES */
 };
@@ -65,6 +65,9 @@ PRS_API int prs_team_progress(struct prs_team *team, uint32_t context);
 PRS_API int prs_team_connect(struct prs_team *team, uint32_t context);
 /** The same for one's two neighbours on the ring of ranks only. */
 PRS_API int prs_team_connect_ring(struct prs_team *team, uint32_t context);
+/** prs_peer_settle() of every peer of a context: 0 when all have settled, PRS_AGAIN (progress, and ask again), -errno.
+ */
+PRS_API int prs_team_settle(struct prs_team *team, uint32_t context);
 /** Add up the counters of a context's peers. */
 PRS_API void prs_team_stats(struct prs_team *team, uint32_t context, struct prs_stats *out);
 /** First error of the team, naming the rank; "" while it is sound. */

@@ -461,8 +461,8 @@ struct model *model_run(const struct model_run *run)
     shape.segments = run->segments;
     shape.in_turn = run->in_turn;
     shape.group = run->group != 0 ? run->group : 1;
-    m->epochs = run->epochs, m->watch.lost_after = run->lost_after;
-    m->watch.leaving = WORLD / run->nodes * CLUSTERS * ROLES;
+    m->epochs = run->epochs;
+    watch_init(&m->watch, WORLD * CLUSTERS * ROLES, WORLD / run->nodes * CLUSTERS * ROLES, run->lost_after);
     printf("seed %u\n", seed);
     for (uint32_t r = 0; r < WORLD; r++)
         init_rank(&m->ranks[r], r, &shape);

@@ -74,8 +74,8 @@ struct model *model_run(const struct model_run *run)
     pthread_t threads[WORLD][CTAS * THREADS];
     uint32_t seed = (uint32_t)time(NULL);
     printf("seed %u\n", seed);
-    m->epochs = run->epochs, m->watch.lost_after = run->lost_after;
-    m->watch.leaving = WORLD / run->nodes * CTAS * THREADS;
+    m->epochs = run->epochs;
+    watch_init(&m->watch, WORLD * CTAS * THREADS, WORLD / run->nodes * CTAS * THREADS, run->lost_after);
     for (uint32_t r = 0; r < WORLD; r++) {
         init_rank(&m->ranks[r], r, run);
         if (run->nodes > 1)

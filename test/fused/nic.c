@@ -9,6 +9,7 @@ void nic_post(struct nic *nic, const struct nic_command *command)
     pthread_mutex_lock(&nic->lock);
     cr_assert_lt(nic->count, NIC_COMMANDS, "more commands than the model has room for");
     nic->commands[nic->count++] = *command;
+    __atomic_fetch_add(&nic->watch->under_way, 1, __ATOMIC_RELAXED);
     pthread_cond_broadcast(&nic->changed);
     nic->puts += command->words != 0, nic->signals += command->words == 0, nic->words += command->words;
     pthread_mutex_unlock(&nic->lock);
@@ -42,6 +43,8 @@ static void run_one(struct nic *nic)
     watch_dawdle(&nic->random);
     pthread_mutex_lock(&nic->lock);
     memmove(&nic->commands[i], &nic->commands[i + 1], (--nic->count - i) * sizeof(c));
+    /* Release: pairs with the acquire of who looks whether anything is under way (watch.c). */
+    __atomic_fetch_sub(&nic->watch->under_way, 1, __ATOMIC_RELEASE);
     if (nic->count == 0)
         pthread_cond_broadcast(&nic->changed);
 }

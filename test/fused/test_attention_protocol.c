@@ -446,14 +446,14 @@ static void check_rank(const struct model *model, uint32_t rank)
 }
 
 static void run_model(struct model *model, const struct prs_attention_schedule *sizes, uint32_t world,
-                      const struct prs_attention_shares *shares)
+                      const struct prs_attention_shares *shares, uint32_t lost_after)
 {
     static void *(*const roles[])(void *) = {compute_thread, push_thread, credit_thread};
     struct cta ctas[MAX_WORLD][CTAS];
     pthread_t threads[MAX_WORLD][CTAS * 2 + 1];
     uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * 2 + (shares->nodes > 1 ? 1 : 0);
     printf("seed %u\n", seed);
-    model->watch.leaving = world / shares->nodes * roles_of_rank;
+    watch_init(&model->watch, world * roles_of_rank, world / shares->nodes * roles_of_rank, lost_after);
     for (uint32_t r = 0; r < world; r++) {
         model->ranks[r].s = *sizes;
         prs_attention_schedule_init(&model->ranks[r].s, r, world, shares);
@@ -487,7 +487,7 @@ static void run(const struct prs_attention_schedule *sizes, uint32_t world, uint
 {
     struct model *model = calloc(1, sizeof(*model));
     model->push_ctas = push_ctas;
-    run_model(model, sizes, world, shares);
+    run_model(model, sizes, world, shares, 0);
     cr_assert_eq(watch_load(&model->watch.failed), 0, "%s", model->watch.text);
     for (uint32_t r = 0; r < world; r++)
         check_rank(model, r);
@@ -573,13 +573,13 @@ Test(attention_protocol, nodes_of_one_gpu_with_one_buffer_come_to_an_end, .timeo
 }
 
 /* The ranks of one node stop between two launches: whoever waits says for which word of which rank, and all end. */
-Test(attention_protocol, nodes_name_the_lost_one, .timeout = 60)
+Test(attention_protocol, nodes_name_the_lost_one, .timeout = 300)
 {
     struct prs_attention_shares shares = {1, 4, 4, 0, 100, 2};
     struct model *model = calloc(1, sizeof(*model));
     unsigned waits, awaited;
-    model->push_ctas = CTAS, model->watch.lost_after = 20;
-    run_model(model, &SMALL, 4, &shares);
+    model->push_ctas = CTAS;
+    run_model(model, &SMALL, 4, &shares, 20);
     cr_assert_eq(watch_load(&model->watch.failed), 2);
     cr_assert_eq(sscanf(model->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s",
                  model->watch.text);

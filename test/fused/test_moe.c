@@ -69,7 +69,7 @@ Test(moe, nodes_of_one_gpu_get_their_rows, .timeout = 600)
 }
 
 /* The ranks of one node stop between two launches: the others name one of them, and end. */
-Test(moe, nodes_name_the_lost_one, .timeout = 60)
+Test(moe, nodes_name_the_lost_one, .timeout = 300)
 {
     struct model *m = model_run(&(struct model_run){2, 8, BLOCKS, 100, 20});
     unsigned waits, awaited;

@@ -152,12 +152,12 @@ static void lose_a_node(uint32_t kind)
     model_close(m);
 }
 
-Test(protocol, a_lost_node_is_named_by_whoever_waits_for_its_sums, .timeout = 60)
+Test(protocol, a_lost_node_is_named_by_whoever_waits_for_its_sums, .timeout = 300)
 {
     lose_a_node(PRS_KIND_REDUCE_SCATTER);
 }
 
-Test(protocol, a_lost_node_is_named_by_whoever_waits_for_its_rows, .timeout = 60)
+Test(protocol, a_lost_node_is_named_by_whoever_waits_for_its_rows, .timeout = 300)
 {
     lose_a_node(PRS_KIND_ALLGATHER);
 }

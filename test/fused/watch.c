@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/fused/watch.h"
 
+#include <criterion/criterion.h>
 #include <linux/futex.h>
 #include <limits.h>
 #include <stdio.h>
@@ -63,52 +64,96 @@ static uint64_t now(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+void watch_init(struct watch *w, uint32_t threads, uint32_t of_last_node, uint32_t lost_after)
+{
+    cr_assert_leq(threads, WATCH_THREADS);
+    w->lost_after = lost_after;
+    w->leaving = of_last_node;
+    w->staying = threads - of_last_node;
+    pthread_mutex_init(&w->lock, NULL);
+}
+
 bool watch_leaves(struct watch *w, uint32_t launch)
 {
     if (w->lost_after == 0 || launch <= w->lost_after)
         return false;
-    if (__atomic_sub_fetch(&w->leaving, 1, __ATOMIC_ACQ_REL) == 0)
-        __atomic_store_n(&w->lost_when, now(), __ATOMIC_RELEASE);
+    (void)__atomic_sub_fetch(&w->leaving, 1, __ATOMIC_ACQ_REL);
     return true;
 }
 
-/* A word within a rank waits for threads that wait for other ranks: those shall name the lost one. */
-static bool too_late(const struct watch *w, uint64_t began, bool within)
+static bool has_come(const struct watch_word *wait, uint32_t *seen)
 {
-    uint64_t lost = __atomic_load_n(&w->lost_when, __ATOMIC_ACQUIRE);
-    if (lost == 0 || within)
-        return now() > began + WAIT_SECONDS * 1000000000ull;
-    return now() > (lost > began ? lost : began) + LOST_SECONDS * 1000000000ull;
+    *seen = watch_load(wait->flag);
+    return wait->exactly ? *seen == wait->want : prs_flag_reached(*seen, wait->want);
 }
 
-static bool wait_for(struct watch *w, const uint32_t *flag, uint32_t want, bool exactly, const char *what,
-                     uint32_t rank, uint32_t index, uint32_t from)
+/* Only once the node is lost: before, a lock that all threads take would order what ThreadSanitizer is to see. */
+static void write_down(struct watch *w, const struct watch_word *wait)
+{
+    pthread_mutex_lock(&w->lock);
+    w->waiting[w->waiting_count++] = wait;
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void strike_out(struct watch *w, const struct watch_word *wait)
+{
+    uint32_t i = 0;
+    pthread_mutex_lock(&w->lock);
+    while (w->waiting[i] != wait)
+        i++;
+    w->waiting[i] = w->waiting[--w->waiting_count];
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Nothing will ever move: all that stay wait, the NICs have nothing to do, and nothing that is waited for has come.
+ * Who is written down raises no flag and posts nothing, so what is seen under the lock stays so. */
+static bool all_wait_in_vain(struct watch *w)
+{
+    bool vain;
+    pthread_mutex_lock(&w->lock);
+    /* Acquire: pairs with the release of nic.c, so that the flags that a NIC raised are seen. */
+    vain = w->waiting_count == w->staying && __atomic_load_n(&w->under_way, __ATOMIC_ACQUIRE) == 0;
+    for (uint32_t i = 0; i < w->waiting_count && vain; i++) {
+        uint32_t seen;
+        vain = !has_come(w->waiting[i], &seen);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return vain;
+}
+
+static bool wait_for(struct watch *w, const struct watch_word *wait, const char *what, uint32_t rank, uint32_t index,
+                     uint32_t from)
 {
     uint64_t began = now();
-    for (;;) {
-        uint32_t seen = watch_load(flag);
-        if (exactly ? seen == want : prs_flag_reached(seen, want))
-            return true;
-        if (watch_load(&w->failed) != 0)
-            return false;
-        if (too_late(w, began, from == rank)) {
-            watch_fail(w, what, rank, index, from, want, seen);
-            return false;
+    bool is_written = false, in_time = false;
+    uint32_t seen;
+    while (!(in_time = has_come(wait, &seen)) && watch_load(&w->failed) == 0) {
+        bool is_lost = w->lost_after != 0 && watch_load(&w->leaving) == 0;
+        if (is_lost && !is_written) {
+            write_down(w, wait);
+            is_written = true;
         }
-        watch_pause(flag, seen);
+        /* A word within a rank waits for threads that wait for other ranks: those shall name the lost one. */
+        if ((is_lost && from != rank && all_wait_in_vain(w)) || now() > began + WAIT_SECONDS * 1000000000ull)
+            watch_fail(w, what, rank, index, from, wait->want, seen);
+        else
+            watch_pause(wait->flag, seen);
     }
+    if (is_written)
+        strike_out(w, wait);
+    return in_time;
 }
 
 bool watch_wait(struct watch *w, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank, uint32_t index,
                 uint32_t from)
 {
-    return wait_for(w, flag, want, false, what, rank, index, from);
+    return wait_for(w, &(struct watch_word){flag, want, false}, what, rank, index, from);
 }
 
 bool watch_wait_exactly(struct watch *w, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank,
                         uint32_t index, uint32_t from)
 {
-    return wait_for(w, flag, want, true, what, rank, index, from);
+    return wait_for(w, &(struct watch_word){flag, want, true}, what, rank, index, from);
 }
 
 void watch_dawdle(uint32_t *random)

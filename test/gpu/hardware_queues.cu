@@ -15,8 +15,9 @@
 #include <cuda_runtime.h>
 
 enum { OURS = 8, MOST_WAITING = 40, BYTES = 2048, SLOT_BYTES = 4096, CHILD_LIMIT_S = 60 };
-static const double LOOK_US = 20e3;                  /* what is not done by then waits for the kernel */
-static const uint64_t KERNEL_LIMIT_NS = 2000000000u; /* it ends by itself if this process goes wrong */
+static const double LOOK_US =
+    20e3; /* what is not done so long after the last of them was enqueued waits for the kernel */
+static const uint64_t KERNEL_LIMIT_NS = 20000000000u; /* it ends by itself if this process goes wrong */
 
 enum operation { TO_HOST, TO_DEVICE, STORE, KERNEL };
 static const char *const NAMES[] = {"copy to host", "copy to device", "store", "kernel"};
@@ -110,9 +111,10 @@ static int count_done(const struct bench *b, std::chrono::steady_clock::time_poi
 {
     bool done[OURS] = {};
     int count = 0;
-    double now = 0;
+    double now = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - from).count();
+    double until = now + LOOK_US;
     *usec = 0;
-    while (count < OURS && now < LOOK_US) {
+    while (count < OURS && now < until) {
         now = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - from).count();
         for (int i = 0; i < OURS; i++) {
             if (done[i] || cudaEventQuery(b->done[i]) != cudaSuccess)
@@ -145,7 +147,7 @@ static int measure(const struct bench *b, int streams, enum operation theirs, en
     __atomic_store_n(&b->shared->go, 1, __ATOMIC_SEQ_CST); /* read by spin() */
     CHECK(cudaDeviceSynchronize());
     if (b->shared->gave_up != 0) {
-        fprintf(stderr, "hardware_queues: the kernel waited 2 s for its word: this process was too slow\n");
+        fprintf(stderr, "hardware_queues: the kernel waited 20 s for its word: this process was too slow\n");
         exit(1);
     }
     return count;

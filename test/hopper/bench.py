@@ -19,7 +19,7 @@ KERNELS = {  # what to run, its rows, and how many kernels of ours are timed in 
 def rows_of(program, what, *more):
     """Its rows, and what it ended with."""
     done = subprocess.run([program, "--gpus", "2", "--no-baselines", "--json", "--samples", "64", "--timeout-ms", "60000", *KERNELS[what][0], *more],
-                          stdout=subprocess.PIPE, text=True, timeout=280)
+                          stdout=subprocess.PIPE, text=True, timeout=600)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == KERNELS[what][1], f"{what}: {len(rows)} rows: {done.stdout}"
     return rows, done.returncode

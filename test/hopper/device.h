@@ -7,6 +7,7 @@
 
 #include <cuda.h>
 #include <stdint.h>
+#include <time.h>
 #include <vector_types.h>
 
 namespace hopper
@@ -26,7 +27,9 @@ void thread_yield(void);
 void thread_sleep(uint32_t ns);
 /* Grows with every step of the emulator: the same in every run with this seed. */
 int64_t thread_clock(void);
+/* The time of this thread of the host; the second is clock_gettime() for whoever calls it. */
 uint64_t thread_timer_ns(void);
+int thread_gettime(int clock, struct timespec *now);
 [[noreturn]] void thread_trap(void);
 
 /* ---- memory.cpp ---- */

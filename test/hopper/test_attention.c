@@ -271,35 +271,35 @@ static void assert_right(const struct row *rows, size_t count)
     } while (0)
 
 /* world, {batch, heads_q, heads_kv, head_dim, seq, causal, heads_first, scale}, epochs, tuning */
-Test(attention, one_rank_alone_is_right, .timeout = 120)
+Test(attention, one_rank_alone_is_right, .timeout = 600)
 {
     ASSERT_RIGHT({1, {1, 1, 1, 128, 256, 0, 0, 0}, 1}, {1, {1, 2, 2, 64, 256, 0, 1, 0}, 1},
                  {1, {2, 3, 3, 128, 333, 0, 0, 0.4f}, 2}, /* tails, steep softmax */
                  {1, {1, 2, 2, 64, 521, 0, 0, 0.5f}, 1}, {1, {1, 2, 1, 128, 1, 0, 1, 0}, 1});
 }
 
-Test(attention, causal_alone_is_right, .timeout = 120)
+Test(attention, causal_alone_is_right, .timeout = 600)
 {
     ASSERT_RIGHT({1, {1, 2, 2, 128, 512, 1, 0, 0}, 1}, {1, {1, 2, 2, 64, 400, 1, 1, 0.5f}, 2},
                  {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 1}, {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1});
 }
 
 /* Four CTAs and a group a task: some begin with a group for which there is credit only when they pass those before. */
-Test(attention, a_cta_that_begins_with_a_later_group_gives_credit_for_those_before, .timeout = 300)
+Test(attention, a_cta_that_begins_with_a_later_group_gives_credit_for_those_before, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1}});
 }
 
 /* 4 CTAs, and a number of tasks that they cannot share out whole: which was so, is asserted in test_attention_deal.c.
  */
-Test(attention, tasks_that_are_cut_are_put_together, .timeout = 300)
+Test(attention, tasks_that_are_cut_are_put_together, .timeout = 900)
 {
     ASSERT_RIGHT({1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 3}, {2, {1, 1, 1, 128, 1000, 1, 0, 0.3f}, 3},
                  {2, {1, 3, 3, 128, 900, 1, 1, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1, .block_rows = 176}},
                  {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3}, {1, {1, 3, 3, 64, 1000, 0, 0, 0.3f}, 2});
 }
 
-Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 240)
+Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 900)
 {
     ASSERT_RIGHT({1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 1}},
                  {1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 2}},
@@ -314,21 +314,21 @@ Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 240)
                  {1, {1, 2, 2, 64, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 2}});
 }
 
-Test(attention, several_ranks_look_at_all_keys, .timeout = 240)
+Test(attention, several_ranks_look_at_all_keys, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 0, 0, 0}, 3}, {4, {1, 4, 2, 128, 800, 0, 1, 0.3f}, 2},
                  {2, {2, 2, 1, 64, 402, 0, 0, 0.4f}, 4}, {4, {1, 3, 1, 64, 1028, 0, 1, 0}, 2},
                  {3, {1, 2, 2, 128, 99, 0, 0, 0}, 3});
 }
 
-Test(attention, several_causal_ranks_look_at_what_came_before, .timeout = 240)
+Test(attention, several_causal_ranks_look_at_what_came_before, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 1, 0, 0}, 3}, {4, {1, 4, 2, 128, 1048, 1, 1, 0.3f}, 2},
                  {2, {2, 2, 1, 64, 404, 1, 0, 0.4f}, 4}, {4, {1, 3, 3, 64, 1032, 1, 0, 0}, 2},
                  {3, {1, 2, 2, 128, 102, 1, 1, 0}, 3});
 }
 
-Test(attention, a_ring_of_two_buffers_is_right, .timeout = 240)
+Test(attention, a_ring_of_two_buffers_is_right, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .group = 1}},
                  {4, {2, 6, 3, 64, 528, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1, .slab_rows = 64}},
@@ -343,7 +343,7 @@ static void need_software_nic(void)
         cr_skip_test("not under softnic-run");
 }
 
-Test(attention_nodes, ranks_of_two_nodes_look_at_all_keys, .timeout = 300)
+Test(attention_nodes, ranks_of_two_nodes_look_at_all_keys, .timeout = 900)
 {
     need_software_nic();
     ASSERT_RIGHT({4, {1, 2, 2, 128, 800, 0, 0, 0.3f}, 3, {.slab_rows = 64}, 2},
@@ -351,7 +351,7 @@ Test(attention_nodes, ranks_of_two_nodes_look_at_all_keys, .timeout = 300)
                  {3, {1, 2, 2, 64, 333, 0, 0, 0}, 2, {0}, 3});
 }
 
-Test(attention_nodes, causal_ranks_of_two_nodes_look_at_what_came_before, .timeout = 300)
+Test(attention_nodes, causal_ranks_of_two_nodes_look_at_what_came_before, .timeout = 900)
 {
     need_software_nic();
     ASSERT_RIGHT({4, {1, 2, 2, 128, 1048, 1, 0, 0.3f}, 2, {.slab_rows = 64}, 2},
@@ -359,7 +359,7 @@ Test(attention_nodes, causal_ranks_of_two_nodes_look_at_what_came_before, .timeo
                  {3, {1, 1, 1, 128, 360, 1, 0, 0}, 2, {0}, 3});
 }
 
-Test(attention_nodes, two_buffers_are_enough_between_nodes, .timeout = 300)
+Test(attention_nodes, two_buffers_are_enough_between_nodes, .timeout = 900)
 {
     need_software_nic();
     ASSERT_RIGHT({4, {1, 5, 5, 64, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .group = 1}, 2},
@@ -375,7 +375,7 @@ static void open_alone(struct prs_fused **ctx)
     cr_assert_eq(prs_fused_open(&config, ctx), 0);
 }
 
-Test(attention, a_plan_says_what_it_chose, .timeout = 60)
+Test(attention, a_plan_says_what_it_chose, .timeout = 900)
 {
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
     struct prs_attention_plan *plan;
@@ -397,7 +397,7 @@ Test(attention, a_plan_says_what_it_chose, .timeout = 60)
     prs_fused_close(ctx);
 }
 
-Test(attention, what_cannot_be_launched_is_refused, .timeout = 60)
+Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
 {
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
     struct prs_attention_tuning unknown = {.block_rows = 100};
@@ -447,7 +447,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     prs_fused_close(ctx);
 }
 
-Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 60)
+Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 900)
 {
     struct lost lost;
     hopper_setup(3, SMS, 0);

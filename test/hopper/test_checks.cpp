@@ -47,7 +47,7 @@ static void assert_says(void (*kernel)(const struct args), uint32_t threads, uin
 
 #define WRONG(name, threads, cluster, text)                                                                            \
     static __global__ void kernel_##name(const struct args a);                                                         \
-    Test(checks, name, .timeout = 30)                                                                                  \
+    Test(checks, name, .timeout = 200)                                                                                  \
     {                                                                                                                  \
         assert_says(kernel_##name, threads, cluster, text);                                                            \
     }                                                                                                                  \
@@ -335,7 +335,7 @@ static __global__ void kernel_right(const struct args a)
         bulk_wait_done<0>();
 }
 
-Test(checks, what_is_right_is_not_complained_of, .timeout = 30)
+Test(checks, what_is_right_is_not_complained_of, .timeout = 900)
 {
     std::string found = verdict(kernel_right, 128, 1);
     cr_assert(found.empty(), "%s", found.c_str());

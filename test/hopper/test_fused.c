@@ -35,7 +35,7 @@ static void assert_rows_right(const struct row *rows, size_t count)
                                              .epochs = rows[i].epochs});
 }
 
-Test(hopper, a_product_alone_is_right, .timeout = 60)
+Test(hopper, a_product_alone_is_right, .timeout = 900)
 {
     static const struct row rows[] = {
         {PRS_FUSED_GEMM, 1, 512, 1024, 512, 1}, {PRS_FUSED_GEMM, 1, 512, 1024, 512, 0},
@@ -46,7 +46,7 @@ Test(hopper, a_product_alone_is_right, .timeout = 60)
 }
 
 /* Each operand maps the memory of every peer. */
-Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 60)
+Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 900)
 {
     static const struct row rows[] = {{PRS_FUSED_ALLGATHER, 3, 768, 256, 128, 1},
                                       {PRS_FUSED_REDUCE_SCATTER, 3, 768, 256, 128, 1}};
@@ -54,7 +54,7 @@ Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 60)
     cr_assert_eq(hopper_repeated_access(), 0, "%u times it was there already", hopper_repeated_access());
 }
 
-Test(hopper, reduce_scatter_is_right, .timeout = 120)
+Test(hopper, reduce_scatter_is_right, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_REDUCE_SCATTER, 1, 256, 256, 128, 1},
@@ -66,7 +66,7 @@ Test(hopper, reduce_scatter_is_right, .timeout = 120)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-Test(hopper, allgather_is_right, .timeout = 120)
+Test(hopper, allgather_is_right, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_ALLGATHER, 1, 256, 256, 128, 1},
@@ -78,7 +78,7 @@ Test(hopper, allgather_is_right, .timeout = 120)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-Test(hopper, allgather_by_copy_engine_is_right, .timeout = 120)
+Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.copy_engine = 1, .band = 1}},
@@ -87,7 +87,7 @@ Test(hopper, allgather_by_copy_engine_is_right, .timeout = 120)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-Test(hopper, allreduce_is_right, .timeout = 120)
+Test(hopper, allreduce_is_right, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_ALLREDUCE, 1, 256, 256, 128, 1},
@@ -100,7 +100,7 @@ Test(hopper, allreduce_is_right, .timeout = 120)
 }
 
 /* More K steps than stages: a rank that kept back what another waits for would be waited for in a circle. */
-Test(hopper, reduce_scatter_is_right_with_long_k, .timeout = 120)
+Test(hopper, reduce_scatter_is_right_with_long_k, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_REDUCE_SCATTER, 2, 1024, 512, 320, 1, 2, {.band = 1, .clusters = 1}},
@@ -110,7 +110,7 @@ Test(hopper, reduce_scatter_is_right_with_long_k, .timeout = 120)
 }
 
 /* Small and many: a fast rank is an epoch ahead of a slow one. */
-Test(hopper, epochs_run_into_each_other, .timeout = 120)
+Test(hopper, epochs_run_into_each_other, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 256, 64, 1, 10},
@@ -121,7 +121,7 @@ Test(hopper, epochs_run_into_each_other, .timeout = 120)
 }
 
 /* The all-gather by copy engine forks to other streams inside the graph. */
-Test(hopper, a_captured_graph_may_be_replayed, .timeout = 120)
+Test(hopper, a_captured_graph_may_be_replayed, .timeout = 600)
 {
     static const struct ranks_product products[] = {
         {.shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1}, .world = 2, .epochs = 2, .replays = 3},
@@ -136,7 +136,7 @@ Test(hopper, a_captured_graph_may_be_replayed, .timeout = 120)
 }
 
 /* ---- the way without fusion -------------------------------------------------------------------------------------- */
-Test(hopper, unfused_shapes_are_right, .timeout = 120)
+Test(hopper, unfused_shapes_are_right, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_GEMM, 1, 100, 37, 51, 1, 1, {.path = PRS_PATH_UNFUSED}},
@@ -163,7 +163,7 @@ static void open_what_one_cannot(uint32_t rank, struct ranks_seat *seat, void *u
     prs_fused_close(ctx);
 }
 
-Test(hopper, a_plan_that_one_rank_refuses_is_refused_by_all, .timeout = 30)
+Test(hopper, a_plan_that_one_rank_refuses_is_refused_by_all, .timeout = 900)
 {
     int result[2] = {0};
     hopper_setup(2, 4, 0);
@@ -211,7 +211,7 @@ static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
     prs_fused_close(ctx);
 }
 
-Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 60)
+Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 900)
 {
     struct lost lost;
     hopper_setup(2, 4, 0);
@@ -248,7 +248,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     prs_fused_close(ctx);
 }
 
-Test(hopper, a_lost_rank_is_named_by_the_others, .timeout = 60)
+Test(hopper, a_lost_rank_is_named_by_the_others, .timeout = 900)
 {
     struct lost lost;
     hopper_setup(4, 4, 0);

@@ -293,7 +293,7 @@ static void assert_right(const struct row *rows, size_t count)
     }
 }
 
-Test(moe, rows_of_one_rank_are_sorted_and_multiplied, .timeout = 120)
+Test(moe, rows_of_one_rank_are_sorted_and_multiplied, .timeout = 600)
 {
     static const struct row rows[] = {
         {1, 150, 128, 512, 4, 2, 1, 2, EVEN, 0, {0}},
@@ -303,7 +303,7 @@ Test(moe, rows_of_one_rank_are_sorted_and_multiplied, .timeout = 120)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 240)
+Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 900)
 {
     static const struct row rows[] = {
         {2, 90, 128, 256, 8, 3, 1, 3, EVEN, 0, {0}},
@@ -315,7 +315,7 @@ Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 240)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-Test(moe, skewed_choices_are_right, .timeout = 240)
+Test(moe, skewed_choices_are_right, .timeout = 900)
 {
     static const struct row rows[] = {
         {4, 120, 72, 264, 8, 2, 1, 3, ONE_EXPERT, 0, {0}},
@@ -326,7 +326,7 @@ Test(moe, skewed_choices_are_right, .timeout = 240)
 
 /* More steps along K than there are stages, and after each full block one whose second half has no rows: that half's
  * warpgroup may not hold up the stages while the other one waits for a store. */
-Test(moe, blocks_of_few_rows_follow_full_ones, .timeout = 240)
+Test(moe, blocks_of_few_rows_follow_full_ones, .timeout = 900)
 {
     static const struct row rows[] = {
         {1, 330, 1024, 512, 2, 1, 1, 2, EVEN, 0, {.ctas = 1, .share = 1}},
@@ -336,14 +336,14 @@ Test(moe, blocks_of_few_rows_follow_full_ones, .timeout = 240)
 }
 
 /* 8 KB is what a row's buffer holds. */
-Test(moe, rows_longer_than_a_buffer_travel_in_pieces, .timeout = 240)
+Test(moe, rows_longer_than_a_buffer_travel_in_pieces, .timeout = 900)
 {
     static const struct row rows[] = {{2, 20, 7168, 64, 4, 2, 1, 2, EVEN, 0, {0}},
                                       {2, 12, 4104, 64, 4, 2, 0, 2, EVEN, 0, {0}}};
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-Test(moe, more_rows_than_capacity_are_refused_by_name_and_nobody_waits, .timeout = 120)
+Test(moe, more_rows_than_capacity_are_refused_by_name_and_nobody_waits, .timeout = 600)
 {
     static const struct row row = {2, 100, 72, 64, 4, 2, 1, 1, EVEN, 128, {0}};
     struct run run;
@@ -356,7 +356,7 @@ Test(moe, more_rows_than_capacity_are_refused_by_name_and_nobody_waits, .timeout
     cr_assert_eq(run.wrong, 0, "%s", run.first);
 }
 
-Test(moe, an_expert_that_does_not_exist_is_named, .timeout = 120)
+Test(moe, an_expert_that_does_not_exist_is_named, .timeout = 600)
 {
     static const struct row row = {2, 40, 72, 64, 4, 2, 1, 1, NO_EXPERT, 0, {0}};
     struct run run;
@@ -366,7 +366,7 @@ Test(moe, an_expert_that_does_not_exist_is_named, .timeout = 120)
     cr_assert_eq(run.error[1].code, 0, "%s", run.error[1].text);
 }
 
-Test(moe, a_rank_that_does_not_come_is_named, .timeout = 120)
+Test(moe, a_rank_that_does_not_come_is_named, .timeout = 600)
 {
     static const struct row row = {3, 40, 72, 64, 6, 2, 1, 2, EVEN, 0, {0}, 1};
     struct run run;
@@ -389,7 +389,7 @@ static void need_a_device(void)
     prs_fabric_close(fabric);
 }
 
-Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 240)
+Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 900)
 {
     static const struct row rows[] = {
         {4, 60, 128, 264, 8, 3, 1, 3, EVEN, 0, {.group = 8}, 0, 2},
@@ -402,7 +402,7 @@ Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 240)
+Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
 {
     static const struct row rows[] = {
         {4, 100, 72, 64, 8, 2, 1, 3, ONE_EXPERT, 0, {0}, 0, 2},
@@ -413,7 +413,7 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 240)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-Test(moe_nodes, a_rank_of_another_node_that_does_not_come_is_named, .timeout = 120)
+Test(moe_nodes, a_rank_of_another_node_that_does_not_come_is_named, .timeout = 600)
 {
     static const struct row row = {2, 40, 72, 64, 4, 2, 1, 2, EVEN, 0, {0}, 1, 2};
     struct run run;

@@ -56,7 +56,7 @@ static const struct row rows[] = {
     {3, 3, 816, 520, 72, 1, 2},
 };
 
-Test(nodes, reduce_scatter_is_right, .timeout = 200)
+Test(nodes, reduce_scatter_is_right, .timeout = 900)
 {
     need_a_device();
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
@@ -64,21 +64,21 @@ Test(nodes, reduce_scatter_is_right, .timeout = 200)
 }
 
 /* As in test_fused.c: a rank that kept back what another waits for would be waited for in a circle. */
-Test(nodes, reduce_scatter_is_right_with_long_k, .timeout = 200)
+Test(nodes, reduce_scatter_is_right_with_long_k, .timeout = 900)
 {
     static const struct row row = {4, 2, 2048, 512, 320, 1, 2, {.band = 1, .clusters = 1}};
     need_a_device();
     assert_right(PRS_FUSED_REDUCE_SCATTER, &row);
 }
 
-Test(nodes, allgather_is_right, .timeout = 200)
+Test(nodes, allgather_is_right, .timeout = 900)
 {
     need_a_device();
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
         assert_right(PRS_FUSED_ALLGATHER, &rows[i]);
 }
 
-Test(nodes, allreduce_is_right, .timeout = 200)
+Test(nodes, allreduce_is_right, .timeout = 900)
 {
     need_a_device();
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
@@ -93,14 +93,14 @@ static const struct row odd_rows[] = {
     {4, 2, 60, 35, 24, 1, 2, {.path = PRS_PATH_UNFUSED}, 4},
 };
 
-Test(nodes, unfused_reduce_scatter_is_right, .timeout = 200)
+Test(nodes, unfused_reduce_scatter_is_right, .timeout = 900)
 {
     need_a_device();
     for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
         assert_right(PRS_FUSED_REDUCE_SCATTER, &odd_rows[i]);
 }
 
-Test(nodes, unfused_allgather_is_right, .timeout = 200)
+Test(nodes, unfused_allgather_is_right, .timeout = 900)
 {
     need_a_device();
     for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
@@ -108,7 +108,7 @@ Test(nodes, unfused_allgather_is_right, .timeout = 200)
 }
 
 /* Besides: ranks that do not divide m, and ranks with nothing to add up. */
-Test(nodes, unfused_allreduce_is_right, .timeout = 200)
+Test(nodes, unfused_allreduce_is_right, .timeout = 900)
 {
     static const struct row more[] = {
         {4, 2, 1003, 96, 24, 1, 3, {.path = PRS_PATH_UNFUSED}},
@@ -124,7 +124,7 @@ Test(nodes, unfused_allreduce_is_right, .timeout = 200)
 
 /* A product that costs nothing and sums that take long: a fast rank would put the next launch's sums over the last's.
  */
-Test(nodes, unfused_epochs_run_into_each_other, .timeout = 200)
+Test(nodes, unfused_epochs_run_into_each_other, .timeout = 900)
 {
     static const struct row many[] = {
         {4, 2, 400, 103, 1, 1, 12, {.path = PRS_PATH_UNFUSED}},
@@ -176,7 +176,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     prs_fused_close(ctx);
 }
 
-Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 100)
+Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 600)
 {
     static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
                                                     {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
@@ -198,7 +198,7 @@ Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 100)
 
 /* Its neighbour gives up first. What that would have sent is not right, so it sends nothing, and its counterpart fails
  * too instead of taking it for a result. */
-Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 100)
+Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
 {
     static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
                                                     {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
@@ -226,7 +226,7 @@ static void open_without_a_device(uint32_t rank, struct ranks_seat *seat, void *
     ((int *)user)[rank] = prs_fused_open(&config, &ctx);
 }
 
-Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 100)
+Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 600)
 {
     int result[2] = {0};
     setenv("NCCL_IB_HCA", "=no_such_device", 1);
@@ -271,7 +271,7 @@ static void count_traffic(uint32_t rank, struct ranks_seat *seat, void *user)
     prs_fused_close(ctx);
 }
 
-Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 100)
+Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 600)
 {
     struct counted counted = {.shape = {PRS_FUSED_REDUCE_SCATTER, 4096, 512, 64, 1}};
     need_a_device();
@@ -286,7 +286,7 @@ Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 
 }
 
 /* One put a counterpart for sums, one for rows; and a signal each, or a credit in place of rows. */
-Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .timeout = 100)
+Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .timeout = 600)
 {
     static const struct {
         struct prs_fused_shape shape;

@@ -26,7 +26,7 @@ static uint32_t value_of(const uint32_t *p)
     return v;
 }
 
-Test(streams, the_null_stream_waits_for_blocking_streams, .timeout = 60)
+Test(streams, the_null_stream_waits_for_blocking_streams, .timeout = 900)
 {
     uint32_t *p = words();
     cudaStream_t s;
@@ -37,7 +37,7 @@ Test(streams, the_null_stream_waits_for_blocking_streams, .timeout = 60)
     }
 }
 
-Test(streams, a_stream_that_waits_for_an_event_comes_after_it, .timeout = 60)
+Test(streams, a_stream_that_waits_for_an_event_comes_after_it, .timeout = 900)
 {
     uint32_t *p = words();
     cudaStream_t s[2];
@@ -95,12 +95,12 @@ static bool sees_the_other(uint32_t ctas)
     return value_of(p + 1) != 0;
 }
 
-Test(streams, launches_run_together_where_there_is_room, .timeout = 60)
+Test(streams, launches_run_together_where_there_is_room, .timeout = 900)
 {
     cr_assert(sees_the_other(1));
 }
 
-Test(streams, a_launch_that_does_not_fit_waits, .timeout = 60)
+Test(streams, a_launch_that_does_not_fit_waits, .timeout = 900)
 {
     cr_assert_not(sees_the_other(4));
 }

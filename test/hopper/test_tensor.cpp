@@ -164,7 +164,7 @@ template <int N> static void check_products(void)
         }
 }
 
-Test(tensor, products_of_any_width_and_layout_are_right, .timeout = 60)
+Test(tensor, products_of_any_width_and_layout_are_right, .timeout = 900)
 {
     check_products<8>();
     check_products<40>();
@@ -254,7 +254,7 @@ static void check_box(uint32_t dims, const int32_t *at, const int32_t *store_at)
     cr_assert(from_device(to, count) == want, "%u dimensions: the stored box", dims);
 }
 
-Test(tensor, boxes_beyond_the_edge_are_filled_and_clipped, .timeout = 60)
+Test(tensor, boxes_beyond_the_edge_are_filled_and_clipped, .timeout = 900)
 {
     static const int32_t inside[5] = {0, 1, 1, 0, 0}, low[5] = {-8, -1, -2, -1, -1}, high[5] = {16, 5, 3, 2, 1};
     static const int32_t outside[5] = {24, 0, 0, 0, 0};
@@ -298,7 +298,7 @@ static __global__ void share(const __grid_constant__ struct bytes p)
     cluster_wait();
 }
 
-Test(tensor, what_is_multicast_reaches_every_cta, .timeout = 30)
+Test(tensor, what_is_multicast_reaches_every_cta, .timeout = 900)
 {
     std::vector<uint8_t> in(4096);
     struct bytes p = {};
@@ -328,7 +328,7 @@ static __global__ void accumulate(const __grid_constant__ struct bytes p)
     bulk_wait_done<0>();
 }
 
-Test(tensor, bulk_sums_add_to_what_is_there, .timeout = 30)
+Test(tensor, bulk_sums_add_to_what_is_there, .timeout = 900)
 {
     struct bytes p = {};
     hopper_setup(1, 2, 0);
@@ -362,7 +362,7 @@ static __global__ void store_matrices(const __grid_constant__ struct bytes p)
                         __shfl_sync(~0u, lane, 2, 8) == lane / 8 * 8 + 2;
 }
 
-Test(tensor, matrices_lie_as_documented, .timeout = 30)
+Test(tensor, matrices_lie_as_documented, .timeout = 900)
 {
     struct bytes p = {};
     hopper_setup(1, 2, 0);

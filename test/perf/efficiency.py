@@ -3,12 +3,16 @@
 """perseus-perf putsignal over the modelled software NIC must show the disease and its cure (the paper's figures).
 
 usage: efficiency.py SOFTNIC_RUN PERSEUS_PERF. A machine that is busy with other things makes the model late, so a cell may take
-several tries; the fence counts must be right in each.
+several tries; the fence counts must be right in each. Where no try was undisturbed the efficiency says nothing, and is skipped (77).
 """
 import json
+import os
 import subprocess
 import sys
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from quiet import cores_are_free  # noqa: E402
 
 MODEL = ["--quiet", "--latency", "50us", "--rate", "10G", "--fence", "strict"]
 # A group per destination: an idle machine gives 0.96 to 1.0 (results/putsignal-softnic.json), but for seconds on end a virtual one can
@@ -31,12 +35,13 @@ CELLS = [
     ("drain", "peer", 112, 4, 0.0, 1.2, 4),
 ]
 TRIES = 12
+TRIES_S = 400  # for all cells; a cell has one in any case
 
 
 def run(softnic_run, perf, cell):
     policy, group, concurrency, peers = cell[:4]
     done = subprocess.run([softnic_run, *MODEL, "--", perf, "putsignal", "--json", "--policy", policy, "--group", group,
-                           "--concurrency", str(concurrency), "--peers", str(peers), "--iterations", "20", "--timeout", "60"],
+                           "--concurrency", str(concurrency), "--peers", str(peers), "--iterations", "20", "--timeout", "250"],
                           capture_output=True, text=True)
     if done.returncode == 77:
         print(done.stderr, end="")
@@ -47,20 +52,28 @@ def run(softnic_run, perf, cell):
 
 
 def main():
-    failed = 0
+    failed = skipped = 0
+    give_up = time.monotonic() + TRIES_S
     for cell in CELLS:
         policy, group, concurrency, peers, least, most, fences = cell
+        quiet = False
         for attempt in range(TRIES):
+            free_before = cores_are_free()
             got = run(sys.argv[1], sys.argv[2], cell)
             if got["errors"] or got["fences"] != fences or got["signals"] != concurrency:
                 raise SystemExit(f"want {fences} fences, {concurrency} signals, 0 errors: {got}")
             good = least <= got["efficiency"] <= most
-            if good:
+            quiet |= not good and free_before and cores_are_free()
+            if good or time.monotonic() > give_up:
                 break
             time.sleep(0.25 * attempt)  # what disturbs may last for seconds
-        failed += not good
-        print(f"{'ok' if good else 'FAILED':6} {policy:10} {group:8} {concurrency} x {peers}: {100 * got['efficiency']:.1f} % "
+        failed += quiet and not good
+        skipped += not quiet and not good
+        print(f"{'ok' if good else 'FAILED' if quiet else 'noise':6} {policy:10} {group:8} {concurrency} x {peers}: {100 * got['efficiency']:.1f} % "
               f"(want {100 * least:.0f} to {100 * most:.0f}), {fences} fences, tries {attempt + 1}")
+    if skipped and not failed:
+        print(f"skipped: {skipped} of {len(CELLS)} efficiencies, since other work has the cores of this machine")
+        return 77
     return 1 if failed else 0
 
 

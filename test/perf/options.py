@@ -24,10 +24,10 @@ BAD = [  # arguments, what the message must name
 
 def main():
     for arguments, names in BAD:
-        done = subprocess.run([sys.argv[1], *arguments], capture_output=True, text=True, timeout=20)
+        done = subprocess.run([sys.argv[1], *arguments], capture_output=True, text=True, timeout=100)
         if done.returncode != 2 or names not in done.stderr:
             raise SystemExit(f"{arguments}: status {done.returncode}, want 2 and '{names}' in: {done.stderr}")
-    done = subprocess.run([sys.argv[1], "--help"], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.argv[1], "--help"], capture_output=True, text=True, timeout=100)
     if done.returncode != 0 or "putsignal" not in done.stdout:
         raise SystemExit(f"--help: status {done.returncode}: {done.stdout}{done.stderr}")
 

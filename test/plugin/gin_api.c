@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WAIT_SECONDS = 30 };
+enum { WAIT_SECONDS = 120 };
 
 static void log_line(int level, unsigned long subsystems, const char *file, int line, const char *format, ...)
 {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 char last_warning[1024];
 int warnings;
@@ -44,6 +45,16 @@ int open_files(void)
         count++;
     closedir(folder);
     return count;
+}
+
+void assert_files_closed(int files)
+{
+    double give_up = now_ms() + PAIR_LIMIT_MS;
+    int now;
+
+    while ((now = open_files()) > files && now_ms() < give_up)
+        usleep(1000);
+    cr_assert_leq(now, files, "%d files more", now - files);
 }
 
 struct plugin plugin_open(void)

@@ -12,7 +12,7 @@
 
 #include "test/plugin/pair.h"
 
-TestSuite(device, .timeout = 60);
+TestSuite(device, .timeout = 300);
 
 static void transfer(const struct plugin *plugin, int device)
 {
@@ -227,7 +227,7 @@ Test(device, a_child_forked_while_a_thread_is_inside_does_not_hang)
         if (child == 0) {
             struct plugin own;
 
-            alarm(20);
+            alarm(100);
             own = plugin_open();
             plugin_close(&own);
             _exit(0);
@@ -319,5 +319,28 @@ Test(device, required_without_a_device_refuses_to_listen)
     cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &comm), NET_SYSTEM_ERROR);
     cr_assert_null(comm);
     cr_assert(strstr(last_warning, "PERSEUS_REQUIRED"), "%s", last_warning);
+    plugin_close(&plugin);
+}
+
+/* Run over EFA as well. */
+Test(device, protocols_with_flags_in_the_data_are_left_to_rails_that_keep_order)
+{
+    struct plugin plugin;
+    struct net_properties_v12 properties;
+    bool in_order;
+
+    unsetenv("NCCL_PROTO");
+    plugin = plugin_open();
+    cr_assert_eq(plugin.net->properties(0, &properties), NET_SUCCESS);
+    in_order = !properties.force_flush;
+    cr_assert_eq(getenv("NCCL_PROTO") == NULL, in_order);
+    cr_assert(in_order || strcmp(getenv("NCCL_PROTO"), "Simple") == 0);
+    plugin_close(&plugin);
+
+    setenv("NCCL_PROTO", "LL,Simple", 1);
+    last_warning[0] = 0;
+    plugin = plugin_open();
+    cr_assert_str_eq(getenv("NCCL_PROTO"), "LL,Simple", "what the user asks for stays");
+    cr_assert_eq(strstr(last_warning, "NCCL_PROTO") == NULL, in_order, "%s", last_warning);
     plugin_close(&plugin);
 }

@@ -17,7 +17,7 @@ enum {
     CONTEXTS = 2,
     MESSAGES = 64,
     WORDS = 128, /* of a message */
-    TIMEOUT_S = 60,
+    TIMEOUT_S = 240,
     DATA_BYTES = RANKS * CONTEXTS * MESSAGES * WORDS * 8,
     SIGNAL_WORDS = 512,
 };
@@ -193,7 +193,7 @@ ParameterizedTestParameters(gin, every_table_carries_puts_and_signals_among_all_
     return cr_make_param_array(struct plan, plans, 4);
 }
 
-ParameterizedTest(struct plan *plan, gin, every_table_carries_puts_and_signals_among_all_ranks, .timeout = 120)
+ParameterizedTest(struct plan *plan, gin, every_table_carries_puts_and_signals_among_all_ranks, .timeout = 300)
 {
     cr_assert_eq(run(exchange, *plan), 0, "v%d", plan->version);
 }
@@ -240,7 +240,7 @@ static int flood(struct ranks *ranks, void *user)
     return world_close(&w);
 }
 
-Test(gin, more_puts_than_queues_hold_wait_inside, .timeout = 120)
+Test(gin, more_puts_than_queues_hold_wait_inside, .timeout = 300)
 {
     cr_assert_eq(run(flood, (struct plan){14, 1}), 0);
 }
@@ -281,7 +281,7 @@ static int get_and_flush(struct ranks *ranks, void *user)
     return world_close(&w);
 }
 
-Test(gin, a_get_reads_and_a_flush_of_host_memory_is_nothing, .timeout = 120)
+Test(gin, a_get_reads_and_a_flush_of_host_memory_is_nothing, .timeout = 300)
 {
     cr_assert_eq(run(get_and_flush, (struct plan){13, 1}), 0);
 }
@@ -332,7 +332,7 @@ static int misuse_self(struct ranks *ranks, void *user)
     return r != 0 ? r : world_close(&w);
 }
 
-Test(gin, a_transfer_that_cannot_be_right_is_refused, .timeout = 120)
+Test(gin, a_transfer_that_cannot_be_right_is_refused, .timeout = 300)
 {
     cr_assert_eq(run(misuse_self, (struct plan){14, 1}), 0);
 }
@@ -357,7 +357,7 @@ static int bad_window(struct ranks *ranks, void *user)
     return 0;
 }
 
-Test(gin, when_one_rank_cannot_register_all_are_told, .timeout = 120)
+Test(gin, when_one_rank_cannot_register_all_are_told, .timeout = 300)
 {
     cr_assert_eq(run(bad_window, (struct plan){14, 1}), 0);
 }
@@ -404,7 +404,7 @@ static int kill_one(struct ranks *ranks, void *user)
     _exit(0);
 }
 
-Test(gin, a_dead_peer_is_a_remote_error_and_stays_one, .timeout = 120)
+Test(gin, a_dead_peer_is_a_remote_error_and_stays_one, .timeout = 300)
 {
     cr_assert_eq(run(kill_one, (struct plan){14, 1}), 0);
 }

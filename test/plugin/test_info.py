@@ -16,7 +16,7 @@ def report(good, claim, detail):
 
 
 def run(command, **env):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, **env})
     return done.returncode, done.stdout, done.stderr
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-LIMIT_S = 30
+LIMIT_S = 100
 ROW = "{bytes} {count} float sum -1 {usec} 1.5 2.5 {wrong} 7.0 1.0 2.0 0"
 
 

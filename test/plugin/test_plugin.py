@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from world import World
+
 OPS = ("sendrecv", "allreduce", "allgather", "reducescatter", "alltoall")
 APIS = range(6, 13)
 SMALL = ("--sizes", "0:32K:x32", "--odd", "--iters", "4", "--warmup", "1")
@@ -38,13 +40,18 @@ def expect_refusal(tools, claim, words, env):
 
 def expect_link_down(tools, ctl):
     """Pull the port while data moves: each rank must say which, soon, and not hang."""
-    world = f"linkdown{os.getpid()}"
-    bench = f"{tools[1]} --plugin {tools[2]} --op allreduce --sizes 256K --iters 200000 --timeout 20"
-    script = f"{bench} & sleep 1; {ctl} --world {world} link softnic0 down; wait $!"
-    done = subprocess.run([tools[0], "--quiet", "--nics", "1", "--name", world, "--", "sh", "-c", script],
-                          capture_output=True, text=True, timeout=60, env={**os.environ, "NCCL_IB_TIMEOUT": "10"})
-    good = done.returncode != 0 and "softnic0" in done.stderr and "returned" in done.stderr
-    report(good, "a port that goes down comes out of the calls, by name", f"status {done.returncode}: {done.stderr[-2000:]}")
+    world = World(ctl, f"linkdown{os.getpid()}")
+    bench = [tools[1], "--plugin", tools[2], "--op", "allreduce", "--sizes", "256K", "--iters", "200000", "--timeout", "60"]
+    with subprocess.Popen([tools[0], "--quiet", "--nics", "1", "--name", world.name, "--", *bench], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, text=True, env={**os.environ, "NCCL_IB_TIMEOUT": "10"}) as process:
+        try:
+            world.wait_for_traffic(process, 4 << 20)
+            world.control("link", "softnic0", "down")
+            said = process.communicate(timeout=200)[1]
+        finally:
+            process.terminate()
+    good = process.returncode != 0 and "softnic0" in said and "returned" in said
+    report(good, "a port that goes down comes out of the calls, by name", f"status {process.returncode}: {said[-2000:]}")
 
 
 def main():

@@ -8,7 +8,7 @@
 
 #define POISON ((void *)0xdeadbeef)
 
-TestSuite(request, .timeout = 60);
+TestSuite(request, .timeout = 300);
 
 Test(request, a_send_before_its_receive_is_told_to_come_again)
 {
@@ -220,6 +220,90 @@ Test(request, two_hundred_fifty_six_receives_may_be_out_and_all_are_filled)
     cr_assert_eq(memcmp(pair.target, pair.source, MOST * EACH), 0);
     pair_close(&plugin, &pair);
     plugin_close(&plugin);
+}
+
+/** Send many times what may be out, in order, with so many receives posted ahead. */
+static void run_laps(const struct plugin *plugin, int device, int ahead)
+{
+    enum { MESSAGES = 3000, EACH = 512 };
+    struct pair pair = pair_open(plugin, device);
+    void *recv[NET_MAX_REQUESTS * 8], *send[NET_MAX_REQUESTS * 8];
+    int posted = 0, sent = 0, acknowledged = 0, finished = 0;
+
+    for (double give_up = now_ms() + PAIR_LIMIT_MS; acknowledged < MESSAGES || finished < MESSAGES;) {
+        void *request;
+        int done;
+
+        while (posted < MESSAGES && posted - finished < ahead &&
+               (request = recv_bytes(plugin, &pair, (size_t)(posted % ahead) * EACH, EACH, 3)))
+            recv[posted++ % ahead] = request;
+        request = NULL;
+        if (sent < MESSAGES && sent - acknowledged < ahead)
+            cr_assert_eq(plugin->net->isend(pair.send, pair.source, EACH, 3, pair.source_mhandle, NULL, &request),
+                         NET_SUCCESS);
+        if (request)
+            send[sent++ % ahead] = request;
+        for (done = 1; done && finished < posted; finished += done)
+            cr_assert_eq(plugin->net->test(recv[finished % ahead], &done, NULL), NET_SUCCESS, "%s", last_warning);
+        for (done = 1; done && acknowledged < sent; acknowledged += done)
+            cr_assert_eq(plugin->net->test(send[acknowledged % ahead], &done, NULL), NET_SUCCESS, "%s", last_warning);
+        cr_assert_lt(now_ms(), give_up, "%d receives ahead: %d posted, %d sent, %d here", ahead, posted, sent,
+                     finished);
+    }
+    pair_close(plugin, &pair);
+}
+
+Test(request, however_many_receives_are_out_there_is_room_for_more_when_they_are_done)
+{
+    struct plugin plugin = plugin_open();
+
+    for (int ahead = 64; ahead <= NET_MAX_REQUESTS * 8; ahead += 64)
+        run_laps(&plugin, 0, ahead);
+    plugin_close(&plugin);
+}
+
+Test(request, receives_posted_far_ahead_never_stall_two_rails)
+{
+    struct plugin plugin = plugin_open();
+    struct net_vdevice_v12 both = {.count = 2, .device = {0, 1}};
+    int device;
+
+    cr_assert_eq(plugin.net->make_vdevice(&device, &both), NET_SUCCESS, "%s", last_warning);
+    run_laps(&plugin, device, 64);
+    plugin_close(&plugin);
+}
+
+/** As when one side's job is aborted: it closes its end in good order, without an error of its own. */
+Test(request, a_send_that_waits_for_a_receiver_that_closed_ends)
+{
+    struct plugin plugin = plugin_open();
+    struct pair pair = pair_open(&plugin, 0);
+    net_result result = NET_SUCCESS;
+    void *request = NULL;
+
+    cr_assert_eq(plugin.net->close_recv(pair.recv), NET_SUCCESS);
+    for (double give_up = now_ms() + PAIR_LIMIT_MS; result == NET_SUCCESS && now_ms() < give_up;)
+        result = plugin.net->isend(pair.send, pair.source, 8, 1, pair.source_mhandle, NULL, &request);
+    cr_assert_eq(result, NET_REMOTE_ERROR, "%d", result);
+    cr_assert(strstr(last_warning, "closed"), "%s", last_warning);
+}
+
+Test(request, a_receive_of_a_sender_that_closed_ends)
+{
+    struct plugin plugin = plugin_open();
+    struct pair pair = pair_open(&plugin, 0);
+    void *recv[40];
+
+    /* Some writes of records have completed, some are lazy ones: either way. */
+    for (int i = 0; i < 40; i++)
+        recv[i] = recv_bytes(&plugin, &pair, 0, 8, 1);
+    for (int i = 0; i < 39; i++)
+        cr_assert_eq(finish(&plugin, send_bytes(&plugin, &pair, 0, 8, 1), NULL), NET_SUCCESS);
+    for (int i = 0; i < 39; i++)
+        cr_assert_eq(finish(&plugin, recv[i], NULL), NET_SUCCESS);
+    cr_assert_eq(plugin.net->close_send(pair.send), NET_SUCCESS);
+    cr_assert_eq(finish(&plugin, recv[39], NULL), NET_REMOTE_ERROR);
+    cr_assert(strstr(last_warning, "closed"), "%s", last_warning);
 }
 
 Test(request, registrations_and_memory_may_vanish_before_the_queues_with_sends_in_flight)

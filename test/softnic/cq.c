@@ -78,7 +78,7 @@ Test(cq, a_channel_wakes_once_per_request_for_notification)
     cr_assert_eq(ibv_req_notify_cq(b.cq, 0), 0);
     send_one(0);
     send_one(0);
-    cr_assert(readable(ch->fd, 1000));
+    cr_assert(readable(ch->fd, WAIT_S * 1000));
     cr_assert_eq(ibv_get_cq_event(ch, &cq, &context), 0);
     cr_assert_eq(cq, b.cq);
     cr_assert_not(readable(ch->fd, 20), "one event for one arming");
@@ -98,7 +98,7 @@ Test(cq, solicited_notification_ignores_other_completions)
     send_one(0);
     cr_assert_not(readable(ch->fd, 20));
     send_one(IBV_SEND_SOLICITED);
-    cr_assert(readable(ch->fd, 1000));
+    cr_assert(readable(ch->fd, WAIT_S * 1000));
 }
 
 Test(cq, a_non_blocking_channel_says_again)
@@ -134,7 +134,7 @@ Test(cq, no_event_is_lost_when_the_socket_is_full)
         cr_assert_eq(ibv_req_notify_cq(cqs[i], 0), 0);
         cr_assert_eq(post(&b, IBV_WR_RDMA_WRITE, 0, 8, &self, 64, IBV_SEND_SIGNALED, 1), 0);
     }
-    while (readable(ch->fd, 200)) {
+    while (readable(ch->fd, WAIT_S * 1000)) {
         cr_assert_eq(ibv_get_cq_event(ch, &cq, &context), 0);
         ibv_ack_cq_events(cq, 1);
         events++;

@@ -191,7 +191,7 @@ void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side)
 /* Until word i has changed nothing of the write behind it is there; then all of the write before it is. */
 static void watch_pair(const struct buf *words, const struct buf *data, size_t i, size_t pairs, uint8_t round)
 {
-    double give_up = now_s() + 20;
+    double give_up = now_s() + PATIENCE_S;
     uint8_t piece[PIECE], next = 0;
 
     for (uint64_t word = 0; word != round;) {
@@ -250,7 +250,7 @@ void an_atomic_finds_what_the_word_was_when_it_was_posted(struct side *side)
     word = words;
     word.bytes = 8;
     for (int round = 0; round < ROUNDS; round++) {
-        double give_up = now_s() + 20;
+        double give_up = now_s() + PATIENCE_S;
         side_barrier(side);
         if (side->initiator) {
             add(&chain, at, 0, 1);

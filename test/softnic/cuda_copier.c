@@ -92,7 +92,7 @@ void kernels_are_reached_while_a_copy_waits_for_them(struct side *side)
 /* Else what the application frees would stay in use. */
 void deregistered_memory_is_closed_soon(struct side *side)
 {
-    double give_up = now_s() + 5;
+    double give_up = now_s() + PATIENCE_S;
     struct buf buf;
 
     buf_make(side, &buf, LEGACY, BYTES);
@@ -116,7 +116,7 @@ static void write_fails(struct side *side, const struct buf *buf, struct remote 
 
     post(side, IBV_WR_RDMA_WRITE, buf, 0, BYTES, remote);
     MUST(side_poll(side).status == IBV_WC_REM_OP_ERR);
-    MUST(now_s() - start < 3);
+    MUST(now_s() - start < LONG_S);
 }
 
 void a_killed_copier_ends_in_errors_soon(struct side *side)
@@ -140,7 +140,7 @@ void a_killed_copier_ends_in_errors_soon(struct side *side)
         else
             MUST(wc.status == (failed++ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_REM_OP_ERR));
     }
-    MUST(!side->initiator || (failed && now_s() - start < 5));
+    MUST(!side->initiator || (failed && now_s() - start < LONG_S));
     side_barrier(side);
     side_connect(side);
     if (side->initiator)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { BURST = 16, PIECE = 40000, SIGNALS = 4096 /* offset of words in their buffer */ };
 
@@ -169,24 +170,26 @@ static bool signal_is_given_at_once(struct side *side, struct remote there)
     return at_once;
 }
 
-/* The thread that completed what was before may not have let go of the queue pair yet. Then it takes what is posted: of
- * some tries one must be the poster's. */
+/* The thread that completed what was before may not have let go of the queue pair yet. Then it takes what is posted,
+ * and one try after the other, each with a pause before it, until one was the poster's. */
 void a_burst_is_given_away_at_once(struct side *side)
 {
-    enum { TRIES = 20 };
+    double give_up = now_s() + PATIENCE_S;
     struct buf data;
-    int bursts = 0, signals = 0;
 
     buf_make(side, &data, LEGACY, BURST * PIECE);
     struct remote there = swap_remote(side, &data);
     if (side->initiator) {
         burst_post(side, &data, there, 1, 1, IBV_WR_RDMA_WRITE); /* maps what must be mapped */
         expect_success(side, "first of a burst");
-        while (bursts < TRIES && !burst_is_given_at_once(side, &data, there))
-            bursts++;
-        while (signals < TRIES && !signal_is_given_at_once(side, there))
-            signals++;
-        MUST(bursts < TRIES && signals < TRIES);
+        while (!burst_is_given_at_once(side, &data, there)) {
+            MUST(now_s() < give_up);
+            usleep(1000);
+        }
+        while (!signal_is_given_at_once(side, there)) {
+            MUST(now_s() < give_up);
+            usleep(1000);
+        }
     }
     side_barrier(side);
     buf_free(&data);

@@ -437,13 +437,13 @@ struct ibv_wc side_poll(struct side *side)
     struct ibv_wc wc;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    for (time_t give_up = now.tv_sec + 20;;) {
+    for (time_t give_up = now.tv_sec + PATIENCE_S;;) {
         int n = ibv_poll_cq(side->cq, 1, &wc);
         MUST(n >= 0);
         if (n)
             return wc;
         clock_gettime(CLOCK_MONOTONIC, &now);
-        MUST(now.tv_sec < give_up); /* no completion for 20 s */
+        MUST(now.tv_sec < give_up); /* no completion for PATIENCE_S */
     }
 }
 

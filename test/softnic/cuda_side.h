@@ -50,6 +50,11 @@ double now_s(void);
 
 /** Until complete: the median of n times, which are sorted, and how far they lie apart. */
 enum { TIMES_MOST = 2000 };
+enum {
+    PATIENCE_S = 60, /* for what must come: only a failure waits so long, and a machine may keep a thread off its cores
+                        for seconds */
+    LONG_S = 15,     /* for what ends soon; less than the NIC's patience with its copier, 20 s */
+};
 void times_print(const char *what, double *us, size_t n);
 
 /** CUDA (GPU: rank modulo count) and a connected queue pair. False: cannot run here; the reason was printed. */

@@ -15,7 +15,7 @@ import sys
 import time
 
 SKIP = 77
-LIMIT_S = 30
+LIMIT_S = 100  # what waits so long has failed; a busy machine may take seconds for anything
 SHM = pathlib.Path("/dev/shm")
 RUN, CTL = None, None
 
@@ -69,11 +69,11 @@ def bad_options_are_refused_by_name_and_value():
 
 def good_options_reach_the_world():
     done = run("--quiet", "--nics", "2", "--nodes", "3", "--rate", "12.5G", "--latency", "1.5us", "--wr-cost", "50ns",
-               "--doorbell-cost", "200ns", "--stream-stores", "--fence-cost", "1us", "--jitter", "1ms", "--seed", "7", "--fence", "strict",
+               "--doorbell-cost", "200ns", "--stream-stores", "--fence-cost", "1us", "--jitter", "1ms", "--retry-cap", "3s", "--seed", "7", "--fence", "strict",
                "--", CTL, "status", "--json")
     world = json.loads(done.stdout)
     want = {"nics": 2, "nodes": 3, "rate_bps": 12500000000, "latency_ns": 1500, "wr_cost_ns": 50, "doorbell_cost_ns": 200,
-            "stream_stores": 1, "copier": 0, "fence_cost_ns": 1000, "jitter_ns": 1000000, "seed": 7, "fence": "strict"}
+            "stream_stores": 1, "copier": 0, "fence_cost_ns": 1000, "jitter_ns": 1000000, "retry_cap_ns": 3000000000, "seed": 7, "fence": "strict"}
     assert {k: world[k] for k in want} == want, world
     assert [d["node"] for d in world["devices"]] == [0, 0, 1, 1, 2, 2], world["devices"]
     assert len({d["gid"] for d in world["devices"]}) == 6, world["devices"]
@@ -165,7 +165,9 @@ def the_copier_goes_with_the_launcher():
 
 
 def a_copier_that_ends_early_is_told_of():
-    kill = f"""kill -9 $("{CTL}" status --json | sed 's/.*"pid": \\([0-9]*\\)[^}}]*"copier": true.*/\\1/'); sleep 0.3; exit 5"""
+    # Until the launcher has collected it: then it has seen that, and tells before it looks after the command.
+    kill = f"""pid=$("{CTL}" status --json | sed 's/.*"pid": \\([0-9]*\\)[^}}]*"copier": true.*/\\1/'); kill -9 $pid
+while [ -e /proc/$pid ]; do sleep 0.02; done; exit 5"""
     done = run("--quiet", "--copier", "--", "sh", "-c", kill)
     assert done.returncode == 5 and "the copier, pid" in done.stderr and "signal 9" in done.stderr, done
 

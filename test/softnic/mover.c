@@ -12,7 +12,7 @@
 
 #include "tools/softnic/cores.h"
 
-enum { DONE = 7, LIMIT_MS = 5000, WHOLE = (1 << 20) + 4711, TAIL = 4096, REFUSED = -14 };
+enum { DONE = 7, LIMIT_MS = 60000, WHOLE = (1 << 20) + 4711, TAIL = 4096, REFUSED = -14 };
 
 static pid_t mover;
 static bool shared;             /* of the next four: a copy that threads share is under way */
@@ -46,8 +46,9 @@ static int part_copy(const struct sn_copy *c)
 
     if (gettid() != owner)
         __atomic_store_n(&helper, gettid(), __ATOMIC_RELAXED);
-    else /* the others get their turn, on a machine of any number of cores */
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    else if (bytes != TAIL) /* until another has taken a part, however late it gets a core; the tail is the owner's */
+        for (int ms = 0; ms < LIMIT_MS && !__atomic_load_n(&helper, __ATOMIC_RELAXED); ms++)
+            nanosleep(&(struct timespec){0, 1000000}, NULL);
     if (c->src[0].addr == __atomic_load_n(&refused, __ATOMIC_RELAXED))
         return REFUSED;
     memcpy((void *)c->dst[0].addr, (const void *)c->src[0].addr, bytes);

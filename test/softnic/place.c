@@ -40,7 +40,7 @@ static void watch_last_words(struct end *end, const struct address *peer, int fd
 {
     (void)peer;
     for (uint64_t round = 1; round <= ROUNDS; round++) {
-        uint64_t give_up = now_ns() + 5000000000;
+        uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;
 
         for (uint32_t piece = 0; piece < PIECES; piece++) {
             while (word_at(end, (piece + 1) * PIECE_WORDS - 1) != round)

@@ -172,7 +172,7 @@ Test(proc, an_aligned_word_is_never_torn)
 {
     enum { CHANGES = 100000 };
     struct role role = {.dev = 1, .link = link_default, .act = write_words};
-    uint64_t give_up, seen = 0, last = 0;
+    uint64_t began, seen = 0, last = 0;
     struct address peer;
     struct end end;
     pid_t pid;
@@ -180,7 +180,8 @@ Test(proc, an_aligned_word_is_never_torn)
 
     test_world(NULL);
     pid = child_open(&role, &end, &peer, &fd);
-    for (give_up = now_ns() + 3000000000ull; now_ns() < give_up && seen < CHANGES;) {
+    /* For 3 s; on, until the writer was seen at work, if others had its core. */
+    for (began = now_ns(); seen < CHANGES && now_ns() < began + (seen > 10 ? 3 : WAIT_S) * 1000000000ull;) {
         uint64_t v = __atomic_load_n((volatile uint64_t *)(end.buf + 64), __ATOMIC_RELAXED);
 
         require(v == (v & 0xff) * 0x0101010101010101ull, "torn: 0x%016lx", v);
@@ -188,10 +189,12 @@ Test(proc, an_aligned_word_is_never_torn)
         last = v;
     }
     tell(fd, "s", 1);
-    cr_assert_gt(seen, 10, "the writer ran");
+    cr_assert_gt(seen, 10, "the writer did not run in %d s", WAIT_S);
     reap(pid);
     end_close(&end);
 }
+
+enum { MESSAGES_LEAST = 20 };
 
 /* Writes messages whose last word is a count that all bytes before it carry too. */
 static void write_messages(struct end *end, const struct address *peer, int fd)
@@ -199,7 +202,7 @@ static void write_messages(struct end *end, const struct address *peer, int fd)
     uint64_t until = now_ns() + 400000000;
     char c;
 
-    for (uint64_t i = 1; now_ns() < until; i++) {
+    for (uint64_t i = 1; i <= MESSAGES_LEAST || now_ns() < until; i++) {
         memset(end->buf, (int)(i & 0xff), 2040);
         *(uint64_t *)(end->buf + 2040) = i;
         require(post(end, IBV_WR_RDMA_WRITE, 0, 2048, peer, 0, IBV_SEND_SIGNALED, 1) == 0, "post");
@@ -223,7 +226,7 @@ Test(proc, the_last_bytes_come_last)
     test_world(NULL);
     pid = child_open(&role, &end, &peer, &fd);
     for (;;) {
-        uint64_t give_up = now_ns() + 5000000000ull;
+        uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;
 
         do
             v = __atomic_load_n((volatile uint64_t *)(end.buf + 2040), __ATOMIC_ACQUIRE);
@@ -236,7 +239,7 @@ Test(proc, the_last_bytes_come_last)
         expect++;
         tell(fd, "n", 1);
     }
-    cr_assert_gt(expect, 10);
+    cr_assert_gt(expect, MESSAGES_LEAST);
     reap(pid);
 }
 
@@ -272,7 +275,8 @@ Test(proc, a_killed_peer_exceeds_the_retries_in_bounded_time)
     before = now_ns();
     cr_assert_eq(post(&end, IBV_WR_RDMA_WRITE, 0, 8, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
     cr_assert_eq(wait_wc(end.cq, "write to a killed peer").status, IBV_WC_RETRY_EXC_ERR);
-    cr_assert_lt(now_ns() - before, 2000000000);
+    /* 8 ms were asked for; the rest is for a machine that does something else meanwhile. */
+    cr_assert_lt(now_ns() - before, 20000000000);
     end_close(&end); /* also when it died in the middle of a write to us */
 }
 
@@ -404,7 +408,7 @@ static int count_fds(void)
     return n;
 }
 
-Test(proc, a_thousand_cycles_leave_nothing, .timeout = 60)
+Test(proc, a_thousand_cycles_leave_nothing, .timeout = 500)
 {
     struct sn_world *world = test_world(NULL);
     uint64_t arena = 0;
@@ -501,7 +505,7 @@ Test(proc, two_threads_may_share_a_queue_pair)
         cr_assert_null(failed);
     }
     polled = (uint32_t *)(a.buf + 60000);
-    for (uint64_t give_up = now_ns() + 5000000000ull; *polled < 2 * EACH && now_ns() < give_up;)
+    for (uint64_t give_up = now_ns() + WAIT_S * 1000000000ull; *polled < 2 * EACH && now_ns() < give_up;)
         *polled += ibv_poll_cq(a.cq, 1, &wc) == 1;
     cr_assert_eq(*polled, 2 * EACH, "every request completes once");
     end_close(&a);

@@ -225,12 +225,15 @@ Test(run, moving_to_error_flushes_what_waits)
 
 Test(run, a_link_that_comes_back_in_time_is_no_error)
 {
-    struct sn_world *world = start(NULL);
+    struct sn_config config = model();
+    struct sn_world *world;
     struct link_options patient = link_default;
 
+    config.retry_cap_ns = 2 * WAIT_S * 1000000000ull; /* nor does the world end it before */
+    world = start(&config);
     end_close(&a);
     end_close(&b);
-    patient.timeout = 16; /* 268 ms */
+    patient.timeout = 24; /* 69 s: this thread may be kept off its core while the link is down */
     pair_open_with(&a, &b, NULL, &(struct end_options){.dev = 1}, &patient);
     bt = end_address(&b);
     cr_assert_eq(sn_link_set(world, 1, false), 0);
@@ -249,24 +252,45 @@ Test(run, a_link_that_stays_down_exceeds_the_retries)
     cr_assert_eq(wait_wc(a.cq, "write on a dead link").status, IBV_WC_RETRY_EXC_ERR);
 }
 
-/* Too late is the machine's fault (others use it); never late in TRIES tries is ours. */
-enum { TRIES = 150 };
+/* Too late is the machine's fault (others use it), for as long as they do; never in time within WAIT_S is ours. */
+struct tries {
+    uint64_t began;
+};
+
+/* And never much too late, of what was asked for: a sanitizer on a busy machine costs as much in each try. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { LATE_PERCENT = 60 };
+#else
+enum { LATE_PERCENT = 15 };
+#endif
+
+static uint64_t late(uint64_t asked_ns)
+{
+    return asked_ns + asked_ns * LATE_PERCENT / 100;
+}
+
+static bool tries_left(struct tries *tries)
+{
+    tries->began = tries->began ? tries->began : now_ns();
+    return now_ns() - tries->began < WAIT_S * 1000000000ull;
+}
 
 Test(run, nothing_is_visible_before_it_is_due)
 {
     struct sn_config config = model();
     uint64_t posted, seen, done, first_seen = UINT64_MAX, first_done = UINT64_MAX;
+    struct tries tries = {0};
     volatile uint8_t *flag;
 
     config.latency_ns = 3000000;
     start(&config);
     flag = b.buf;
     a.buf[0] = 1;
-    for (int i = 0; i < TRIES && (i < 3 || first_done > 6600000 || first_seen > 3300000); i++) {
+    for (int i = 0; i < 3 || ((first_done > late(6000000) || first_seen > late(3000000)) && tries_left(&tries)); i++) {
         *flag = 0;
         posted = now_ns();
         cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
-        while (!*flag && now_ns() < posted + 1000000000)
+        while (!*flag && now_ns() < posted + WAIT_S * 1000000000ull)
             ;
         seen = now_ns() - posted;
         wait_wc(a.cq, "modelled write");
@@ -276,8 +300,8 @@ Test(run, nothing_is_visible_before_it_is_due)
         first_seen = seen < first_seen ? seen : first_seen;
         first_done = done < first_done ? done : first_done;
     }
-    cr_assert_lt(first_seen, 3300000, "data never before %lu ns", first_seen);
-    cr_assert_lt(first_done, 6600000, "completion never before %lu ns", first_done);
+    cr_assert_leq(first_seen, late(3000000), "data never before %lu ns", first_seen);
+    cr_assert_leq(first_done, late(6000000), "completion never before %lu ns", first_done);
     end_close(&a);
     end_close(&b);
 }
@@ -303,7 +327,8 @@ Test(run, due_work_is_done_though_nobody_polls)
         posted = now_ns();
         cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, i % 32 ? 0 : IBV_SEND_SIGNALED, i), 0);
         while (*flag != i)
-            cr_assert_lt(now_ns() - posted, 1000000000, "write %u: nothing came for 1 s, and nobody polled", i);
+            cr_assert_lt(now_ns() - posted, WAIT_S * 1000000000ull,
+                         "write %u: nothing came for %d s, and nobody polled", i, WAIT_S);
     }
     end_close(&a);
     end_close(&b);
@@ -318,58 +343,69 @@ static void end_drop(struct end *end)
 }
 
 /* A new engine leaves short work that is due to threads that poll, for 0.4 ms. */
-static uint64_t long_write_behind_a_short_one(void)
+static uint64_t long_write(bool behind_a_short_one)
 {
-    struct end_options with = {.ctx = a.ctx}, to = {.ctx = b.ctx};
+    struct end_options with = {0}, to = {0};
     struct end more, there;
-    enum { BYTES = 32768, MOST_NS = 1000000000 };
-    uint64_t posted = now_ns();
+    enum { BYTES = 32768 };
+    uint64_t posted;
 
+    pair_open(&a, &b);
+    bt = end_address(&b);
+    with.ctx = a.ctx;
+    to.ctx = b.ctx;
     pair_open_with(&more, &there, &with, &to, &link_default);
     struct address target = end_address(&there);
     volatile uint8_t *last = there.buf + BYTES - 1;
     *last = 0;
     more.buf[BYTES - 1] = 1;
     posted = now_ns();
-    cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
+    if (behind_a_short_one)
+        cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
     cr_assert_eq(post(&more, IBV_WR_RDMA_WRITE, 0, BYTES, &target, 0, IBV_SEND_SIGNALED, 2), 0);
-    while (!*last && now_ns() < posted + MOST_NS)
+    while (!*last && now_ns() < posted + WAIT_S * 1000000000ull)
         ;
     posted = now_ns() - posted;
-    wait_wc(a.cq, "short write");
+    if (behind_a_short_one)
+        wait_wc(a.cq, "short write");
     wait_wc(more.cq, "long write");
     end_drop(&there);
     end_drop(&more);
+    end_close(&a);
+    end_close(&b);
     return posted;
 }
 
 Test(run, long_work_does_not_wait_for_who_may_do_short_work)
 {
     struct sn_config config = model();
-    uint64_t seen = UINT64_MAX, give_up = now_ns() + 30000000000;
+    enum { ASKED_NS = 1000000, LESS_NS = 300000 /* than those 0.4 ms */, ENOUGH = 32 };
+    struct tries tries = {0};
+    uint64_t seen = UINT64_MAX, alone = UINT64_MAX, want = ASKED_NS + LESS_NS;
 
-    config.latency_ns = 1000000;
+    config.latency_ns = ASKED_NS;
     test_world(&config);
-    while (seen > 1300000 && now_ns() < give_up) { /* late now and then is the machine's fault */
-        pair_open(&a, &b);
-        at = end_address(&a);
-        bt = end_address(&b);
-        uint64_t took = long_write_behind_a_short_one();
+    for (int n = 1; seen > want && tries_left(&tries); n++) {
+        uint64_t took = long_write(true);
+
         seen = took < seen ? took : seen;
-        end_close(&a);
-        end_close(&b);
+        took = long_write(false); /* what it takes alone, at best: on a slow machine longer than was asked for */
+        alone = took < alone ? took : alone;
+        if (n >= ENOUGH)
+            want = alone + LESS_NS;
     }
-    cr_assert_lt(seen, 1300000, "long write never before %lu ns, asked 1 ms", seen);
+    cr_assert_leq(seen, want, "long write never before %lu ns; alone after %lu, asked 1 ms", seen, alone);
 }
 
 Test(run, the_rate_bounds_a_stream)
 {
     struct sn_config config = model();
     uint64_t took, fastest = UINT64_MAX;
+    struct tries tries = {0};
 
     config.rate_bps = 1000000000;
     start(&config);
-    for (int i = 0; i < TRIES && fastest > 21000000; i++) {
+    while (fastest > late(20000000) && tries_left(&tries)) {
         took = now_ns();
         for (int k = 0; k < 40; k++) /* 40 x 500 us */
             cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 62500, &bt, 0, k == 39 ? IBV_SEND_SIGNALED : 0, 1), 0);
@@ -378,7 +414,7 @@ Test(run, the_rate_bounds_a_stream)
         cr_assert_geq(took, 20000000, "2.5 MB at 1 Gbit/s took %lu us, want 20000", took / 1000);
         fastest = took < fastest ? took : fastest;
     }
-    cr_assert_lt(fastest, 21000000, "2.5 MB at 1 Gbit/s never took less than %lu us", fastest / 1000);
+    cr_assert_leq(fastest, late(20000000), "2.5 MB at 1 Gbit/s never took less than %lu us", fastest / 1000);
     end_close(&a);
     end_close(&b);
 }
@@ -393,10 +429,11 @@ Test(run, a_link_has_its_own_rate_that_may_change)
 
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         uint64_t want = rows[row].want_ns, took, fastest = UINT64_MAX;
+        struct tries tries = {0};
 
         sn_world_set_rate(world, 0, rows[row].mine_bps);
         sn_world_set_rate(world, 1, rows[row].theirs_bps);
-        for (int i = 0; i < TRIES / 3 && fastest > want + want / 10; i++) {
+        while (fastest > late(want) && tries_left(&tries)) {
             took = now_ns();
             for (int k = 0; k < 40; k++)
                 cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 62500, &bt, 0, k == 39 ? IBV_SEND_SIGNALED : 0, 1), 0);
@@ -405,7 +442,7 @@ Test(run, a_link_has_its_own_rate_that_may_change)
             cr_assert_geq(took, want, "row %zu: 2.5 MB took %lu us", row, took / 1000);
             fastest = took < fastest ? took : fastest;
         }
-        cr_assert_lt(fastest, want + want / 10, "row %zu: never less than %lu us", row, fastest / 1000);
+        cr_assert_leq(fastest, late(want), "row %zu: never less than %lu us", row, fastest / 1000);
     }
 }
 
@@ -486,7 +523,7 @@ static uint64_t flag_delay(enum ibv_wr_opcode first, unsigned int flags)
     a.buf[50000] = 1;
     cr_assert_eq(post(&a, first, 0, 8, &bt, 0, 0, 1), 0);
     cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 50000, 1, &bt, 50000, IBV_SEND_SIGNALED | flags, 2), 0);
-    while (!*flag && now_ns() < posted + 1000000000)
+    while (!*flag && now_ns() < posted + WAIT_S * 1000000000ull)
         ;
     seen = now_ns() - posted;
     wait_wc(a.cq, "flag write");
@@ -496,8 +533,9 @@ static uint64_t flag_delay(enum ibv_wr_opcode first, unsigned int flags)
 static uint64_t least_flag_delay(enum ibv_wr_opcode first, unsigned int flags)
 {
     uint64_t least = UINT64_MAX, delay;
+    struct tries tries = {0};
 
-    for (int i = 0; i < TRIES && least > 6000000; i++) {
+    while (least >= 9000000 && tries_left(&tries)) {
         delay = flag_delay(first, flags);
         least = delay < least ? delay : least;
     }

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define WAIT_NS 5000000000ull
+#define WAIT_NS (WAIT_S * 1000000000ull)
 
 static char world_path[64];
 static pid_t world_maker;
@@ -236,7 +236,7 @@ struct ibv_wc wait_wc(struct ibv_cq *cq, const char *what)
 
     while (n == 0 && now_ns() < give_up)
         n = ibv_poll_cq(cq, 1, &wc);
-    require(n == 1, "no completion within 5 s: %s (poll_cq said %d)", what, n);
+    require(n == 1, "no completion within %d s: %s (poll_cq said %d)", WAIT_S, what, n);
     return wc;
 }
 
@@ -285,7 +285,7 @@ void hear(int fd, void *data, size_t bytes)
     for (size_t got = 0; got < bytes;) {
         ssize_t n;
 
-        require(poll(&p, 1, 10000) == 1, "the other process said nothing for 10 s");
+        require(poll(&p, 1, WAIT_S * 1000) == 1, "the other process said nothing for %d s", WAIT_S);
         n = read(fd, (uint8_t *)data + got, bytes - got);
         require(n > 0, "the other process went away");
         got += (size_t)n;
@@ -294,7 +294,7 @@ void hear(int fd, void *data, size_t bytes)
 
 void reap(pid_t pid)
 {
-    uint64_t give_up = now_ns() + 2 * WAIT_NS;
+    uint64_t give_up = now_ns() + WAIT_NS;
     int status = -1;
     pid_t r;
 

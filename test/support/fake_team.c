@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "transport/op.h"
 #include "util/error.h"
@@ -32,6 +33,7 @@ struct prs_team {
     struct prs_peer *peers;
     uint64_t random;
     uint32_t asks, most;
+    uint32_t hold_looks, hold_ms;
     int error; /* atomic */
     int hold;  /* atomic */
 };
@@ -80,6 +82,26 @@ void fake_team_kill(struct prs_team *team, int error)
 void fake_team_hold(struct prs_team *team, bool hold)
 {
     __atomic_store_n(&team->hold, hold, __ATOMIC_RELEASE);
+}
+
+void fake_team_hold_for(struct prs_team *team, uint32_t looks, uint32_t ms)
+{
+    team->hold_looks = looks;
+    team->hold_ms = ms;
+}
+
+/* Whether this look is one of those that find nothing. */
+static bool held(struct prs_team *team)
+{
+    if (!__atomic_load_n(&team->hold, __ATOMIC_ACQUIRE))
+        return false;
+    if (!team->hold_looks)
+        return true;
+    if (team->hold_ms)
+        nanosleep(&(struct timespec){team->hold_ms / 1000, team->hold_ms % 1000 * 1000000l}, NULL);
+    if (--team->hold_looks == 0)
+        __atomic_store_n(&team->hold, 0, __ATOMIC_RELAXED);
+    return true;
 }
 
 uint32_t fake_team_most_in_flight(const struct prs_team *team)
@@ -218,6 +240,16 @@ static int run_signals_first(struct prs_peer *peer)
     return did;
 }
 
+int prs_team_settle(struct prs_team *team, uint32_t context)
+{
+    int error = __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
+
+    (void)context;
+    if (error != 0)
+        return prs_fail(error, "rank 0 to rank 1: the peer is dead");
+    return fake_team_in_flight(team) ? PRS_AGAIN : 0; /* its signals are placed when they are done */
+}
+
 int prs_team_progress(struct prs_team *team, uint32_t context)
 {
     int error = __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
@@ -225,7 +257,7 @@ int prs_team_progress(struct prs_team *team, uint32_t context)
 
     if (error != 0)
         return prs_fail(error, "rank 0 to rank 1: the peer is dead");
-    if (__atomic_load_n(&team->hold, __ATOMIC_ACQUIRE))
+    if (held(team))
         return 0;
     for (uint32_t p = 0; p < team->options.size; p++) {
         struct prs_peer *peer = &team->peers[p];

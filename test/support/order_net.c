@@ -84,7 +84,7 @@ static void notice(struct net *net, const struct prs_imm *imm, uint32_t bytes)
     }
 }
 
-static void raise_records(struct net *net)
+void net_raise(struct net *net)
 {
     const struct prs_record *record;
 
@@ -92,9 +92,11 @@ static void raise_records(struct net *net)
         cr_assert_eq(prs_counts_next(&net->counts, &record), 0);
         if (!record)
             break;
-        if (record->kind != PRS_RECORD_CLOSE)
+        if (record->kind == PRS_RECORD_SET || record->kind == PRS_RECORD_ADD)
             raise_word(net, record->addr, record->value);
         prs_counts_raised(&net->counts, record);
+        if (record->kind == PRS_RECORD_ASK)
+            net->credit = net->counts.raised;
     }
 }
 
@@ -125,7 +127,8 @@ static void take_effect(struct net *net, uint32_t q, uint32_t position)
         cr_assert_eq(prs_counts_arrive(&net->counts, imm.tag, imm.bare ? 1 : imm.run), 0);
     if (!imm.bare)
         notice(net, &imm, wr->len_bytes);
-    raise_records(net);
+    if (!net->raises_later)
+        net_raise(net);
 }
 
 bool net_may_deliver(const struct net *net, uint32_t q, uint32_t position)
@@ -230,6 +233,22 @@ bool net_signal(struct net *net, struct prs_signal wanted)
     if (prs_order_signal(&net->order, &signal->op, &signal->signal) == PRS_BUSY)
         return false;
     net->signals++;
+    return true;
+}
+
+bool net_settle(struct net *net)
+{
+    uint32_t records = net->order.tally ? net->order.tally->next_number : 0;
+    bool asked = net->order.tally && prs_tally_asked(net->order.tally);
+
+    if (prs_order_settle(&net->order)) {
+        cr_assert(!asked || net->order.tally->next_number == records, "asked twice without news");
+        return false;
+    }
+    for (int i = 0; i < net->puts; i++)
+        cr_assert_eq(net->put[i].missing, 0, "settled without put %d (seed %u)", i, net->seed);
+    for (int i = 0; i < net->signals; i++)
+        cr_assert(net->signal[i].raised, "settled without signal %d (seed %u)", i, net->seed);
     return true;
 }
 

@@ -35,7 +35,8 @@ struct net_signal {
 struct net {
     struct prs_order order;
     enum network network;
-    unsigned seed; /* for messages */
+    unsigned seed;     /* for messages */
+    bool raises_later; /* what came as a record is raised by net_raise() only: the receiver does something else */
     uint8_t copies[PRS_ORDER_MAX_QUEUES][NET_DEPTH * PRS_INLINE_BYTES];
     bool delivered[PRS_ORDER_MAX_QUEUES][NET_DEPTH];
     struct prs_wr posted[PRS_ORDER_MAX_QUEUES][NET_DEPTH]; /* as it was when posted */
@@ -64,8 +65,14 @@ bool net_post(struct net *net);
 bool net_may_deliver(const struct net *net, uint32_t queue, uint32_t position);
 void net_deliver(struct net *net, uint32_t queue, uint32_t position);
 
+/** The receiver raises what it may. */
+void net_raise(struct net *net);
+
 /** The oldest completion of that queue is polled, if there is one. */
 bool net_complete(struct net *net, uint32_t queue);
+
+/** Ask whether all has settled; if it is said to have, it has. */
+bool net_settle(struct net *net);
 
 /** Every op is done, every signal was seen. */
 void net_finish(struct net *net);

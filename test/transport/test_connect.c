@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connecting: both ends in one process and thread, strangers in between. */
 #include "test/transport/pair.h"
+#include "transport/fabric.h"
 #include "transport/handshake.h"
 
 #include <arpa/inet.h>
@@ -27,9 +28,11 @@ static void open_with(uint32_t timeout_ms)
     cr_assert_gt(prs_fabric_rails(fabric), 0);
 }
 
+enum { HEALTHY_MS = 60000 }; /* what must go well may take long on a busy machine */
+
 static void open_default(void)
 {
-    open_with(10000);
+    open_with(HEALTHY_MS);
 }
 
 static void close_default(void)
@@ -50,7 +53,7 @@ static int meet(struct prs_listener *listener, struct prs_connector *connector, 
                 struct prs_peer **b)
 {
     int ra = PRS_AGAIN, rb = PRS_AGAIN;
-    double give_up = seconds() + 30;
+    double give_up = seconds() + 2 * HEALTHY_MS / 1e3;
 
     while (ra == PRS_AGAIN || rb == PRS_AGAIN) {
         if (ra == PRS_AGAIN)
@@ -97,7 +100,7 @@ static long resident_pages(void)
     return resident;
 }
 
-Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fini = close_default, .timeout = 250)
+Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fini = close_default, .timeout = 800)
 {
     const char *wanted = getenv("PERSEUS_TEST_CYCLES"); /* slow machines: soft-RoCE in QEMU */
     int cycles = wanted ? atoi(wanted) : 1000, files = 0;
@@ -165,7 +168,7 @@ Test(connect, one_listener_serves_many, .init = open_default, .fini = close_defa
         cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector[i]), 0);
         state[i] = PRS_AGAIN;
     }
-    for (double give_up = seconds() + 30; left;) {
+    for (double give_up = seconds() + HEALTHY_MS / 1e3; left;) {
         cr_assert_lt(seconds(), give_up);
         for (int i = 0; i < 8; i++) {
             if (state[i] == PRS_AGAIN) {
@@ -220,7 +223,7 @@ Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fin
 }
 
 /* A handle with the address of one listener and the cookie of another: two jobs mixed up. */
-Test(connect, a_wrong_cookie_is_refused_and_the_next_one_served, .fini = close_default)
+Test(connect, a_wrong_cookie_is_refused_and_the_next_one_served, .init = open_default, .fini = close_default)
 {
     struct prs_listener *listener, *other;
     struct prs_connector *connector;
@@ -229,7 +232,6 @@ Test(connect, a_wrong_cookie_is_refused_and_the_next_one_served, .fini = close_d
     struct prs_peer *a, *b;
     uint8_t cookie[16];
 
-    open_with(2000);
     cr_assert_eq(prs_listen(fabric, &one_rail, &good, &listener), 0);
     cr_assert_eq(prs_listen(fabric, &one_rail, &foreign, &other), 0);
     cr_assert_eq(prs_handle_parse(&foreign, cookie, &address), 0);
@@ -274,7 +276,7 @@ Test(connect, ends_at_the_time_limit, .fini = close_default)
     cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
     start = seconds();
     while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN)
-        cr_assert_lt(seconds(), start + 20);
+        cr_assert_lt(seconds(), start + HEALTHY_MS / 1e3);
     cr_assert_eq(r, -ETIMEDOUT);
     cr_assert(strstr(prs_error_text(), "300 ms") && strstr(prs_error_text(), "accept"), "%s", prs_error_text());
     prs_listener_close(listener);
@@ -300,7 +302,9 @@ static void say(int fd, const void *bytes, size_t count)
     cr_assert_eq(send(fd, bytes, count, MSG_NOSIGNAL), (ssize_t)count);
 }
 
-Test(connect, strangers_do_not_disturb_it, .fini = close_default)
+enum { STRANGER_MS = 1500 };
+
+Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_default)
 {
     struct prs_frame_head head = {.magic = PRS_FRAME_MAGIC, .version = PRS_WIRE_VERSION, .type = PRS_FRAME_HELLO};
     struct prs_wire_hello hello = {.rail_count = 77, .queues_per_rail = 1};
@@ -308,10 +312,11 @@ Test(connect, strangers_do_not_disturb_it, .fini = close_default)
     struct prs_peer *peer;
     struct prs_handle handle;
     union prs_address address;
+    double began = seconds();
     char garbage[4096];
+    ssize_t got;
     int fd[8];
 
-    open_with(1500);
     cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
     for (int i = 0; i < 8; i++)
         fd[i] = call(&handle);
@@ -330,8 +335,10 @@ Test(connect, strangers_do_not_disturb_it, .fini = close_default)
     say(fd[5], &hello, sizeof hello);
     close(fd[6]);
     /* fd[7] says nothing */
+    fabric->config.timeout_ms = STRANGER_MS; /* of those who call now */
     for (int i = 0; i < 50; i++)
         cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
+    fabric->config.timeout_ms = HEALTHY_MS;
     connect_once(listener, &handle);
     for (int i = 0; i < 6; i++) {
         char byte;
@@ -340,32 +347,39 @@ Test(connect, strangers_do_not_disturb_it, .fini = close_default)
             continue;
         cr_assert_leq(recv(fd[i], &byte, 1, MSG_DONTWAIT), 0, "stranger %d got an answer", i);
     }
-    for (double until = seconds() + 2; seconds() < until;) { /* the silent ones are dropped */
-        cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
-        usleep(1000);
+    for (int i = 1; i < 8; i += 6) { /* the silent ones are dropped */
+        double give_up = seconds() + HEALTHY_MS / 1e3;
+
+        while ((got = recv(fd[i], garbage, 1, MSG_DONTWAIT)) < 0 && errno == EAGAIN) {
+            cr_assert_lt(seconds(), give_up, "stranger %d is still waited for", i);
+            cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
+            usleep(1000);
+        }
+        cr_assert_leq(got, 0, "stranger %d got an answer", i); /* 0, or a reset: what it had sent was not read */
     }
-    cr_assert_eq(recv(fd[7], garbage, 1, MSG_DONTWAIT), 0);
+    cr_assert_geq(seconds() - began, STRANGER_MS / 1e3, "they had their time");
     connect_once(listener, &handle);
     prs_listener_close(listener);
 }
 
 /* More of them than handshakes at a time: who knows the cookie must not wait until their limit. */
-Test(connect, silent_strangers_make_room_for_who_speaks, .init = open_default, .fini = close_default)
+Test(connect, silent_strangers_make_room_for_who_speaks, .fini = close_default)
 {
-    enum { STRANGERS = 150 };
+    enum { STRANGERS = 150, LIMIT_S = 2 * HEALTHY_MS / 1000 };
     struct prs_listener *listener;
     struct prs_peer *peer;
     struct prs_handle handle;
     double began = seconds();
     int fd[STRANGERS];
 
+    open_with(LIMIT_S * 1000);
     cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
     for (int i = 0; i < STRANGERS; i++) {
         fd[i] = call(&handle);
         cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
     }
     connect_once(listener, &handle);
-    cr_assert_lt(seconds() - began, 5.0, "the strangers' limit is 10 s");
+    cr_assert_lt(seconds() - began, LIMIT_S / 2, "the strangers' limit is %d s", LIMIT_S);
     for (int i = 0; i < STRANGERS; i++)
         close(fd[i]);
     prs_listener_close(listener);

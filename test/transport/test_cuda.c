@@ -237,7 +237,7 @@ static struct prs_heap_options heap_options(const struct pair *pair, bool same_n
                                      .cuda = true,
                                      .map_local = true,
                                      .node = same_node ? 1 : 1 + (uint64_t)pair->side,
-                                     .timeout_ms = 10000};
+                                     .timeout_ms = 60000};
 }
 
 /* What the kernel would use, with its tables and counters where a CPU may touch them. */
@@ -264,7 +264,7 @@ static void world_open(struct world *w, struct pair *pair)
 {
     struct prs_team_options team = {
         .fabric = pair->fabric, .rails = &pair->rails, .traffic_class = -1, .policy = pair->spec->policy};
-    struct prs_proxy_options proxy = {.ring_slots = 64, .numa_node = -1, .timeout_ms = 20000, .cuda = true};
+    struct prs_proxy_options proxy = {.ring_slots = 64, .numa_node = -1, .timeout_ms = 60000, .cuda = true};
     struct prs_heap_options heap = heap_options(pair, false);
 
     memset(w, 0, sizeof(*w));

@@ -13,7 +13,7 @@
 
 #include "tools/perf/ranks.h"
 
-enum { RANKS = 8, PEERS = RANKS - 1, BYTES = 4096, TRANSFERS = 56, ITERATIONS = 6, HALF = 1 << 20, TIMEOUT_S = 60 };
+enum { RANKS = 8, PEERS = RANKS - 1, BYTES = 4096, TRANSFERS = 56, ITERATIONS = 6, HALF = 1 << 20, TIMEOUT_S = 200 };
 
 struct setting {
     const char *policy;
@@ -176,12 +176,12 @@ static void run(uint32_t gpus)
     }
 }
 
-Test(cuda_ranks, eight_share_two_gpus, .timeout = 200)
+Test(cuda_ranks, eight_share_two_gpus, .timeout = 800)
 {
     run(2);
 }
 
-Test(cuda_ranks, eight_share_one_gpu, .timeout = 200)
+Test(cuda_ranks, eight_share_one_gpu, .timeout = 800)
 {
     run(1);
 }

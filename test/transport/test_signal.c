@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { ROUNDS = 300, PUTS = 6, SLICE = 3000, BIG = 200000 };
 
@@ -147,6 +148,103 @@ Test(signal, adds_counted_are_never_lost) /* passes the ring of records: credits
 Test(signal, adds_drained_are_never_lost) /* records too, where the rails have no adds */
 {
     pair_run(&(struct pair_spec){.policy = "drain"}, add_often, sum_up);
+}
+
+enum { SENT = 40, WORDS = 4, LOOKS = 200, GO_ON = 1, SETTLED = 2 };
+
+/* A byte that B sees without progress. */
+static void tell(struct pair *pair, uint8_t what)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 1, 0, 0);
+    struct prs_op op;
+
+    pair->buffer[0] = what;
+    pair_put(pair, &op, &put);
+    pair_wait_op(pair, &op);
+}
+
+static void settle_what_was_sent(struct pair *pair)
+{
+    static struct prs_op op[SENT];
+    int r = 0;
+
+    for (uint32_t i = 0; i < SENT; i++) {
+        struct prs_signal signal = {.dst_addr = pair->remote_words + 8 * (i % WORDS),
+                                    .dst = &pair->remote_words_keys,
+                                    .value = i,
+                                    .kind = PRS_SIGNAL_ADD,
+                                    .group = i % 3};
+
+        while ((r = prs_peer_signal(pair->peer, &op[i], &signal)) == PRS_BUSY)
+            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+        must(r == 0 && prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+    }
+    for (uint32_t i = 0; i < SENT; i++)
+        pair_wait_op(pair, &op[i]);
+    for (int i = 0; i < LOOKS && pair->peer->order.tally; i++) { /* handed over, but B does nothing yet */
+        must(prs_peer_settle(pair->peer) == PRS_AGAIN, "settled before anything was raised");
+        must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+    }
+    tell(pair, GO_ON);
+    while ((r = prs_peer_settle(pair->peer)) == PRS_AGAIN) /* bounded by alarm() */
+        must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+    must(r == 0, "settle: %d %s", r, prs_error_text());
+    tell(pair, SETTLED);
+    must(prs_peer_settle(pair->peer) == 0, "nothing was sent since that signals stand behind");
+}
+
+static void find_it_raised(struct pair *pair)
+{
+    volatile uint8_t *told = pair->buffer;
+    uint64_t sum[WORDS] = {0};
+
+    for (uint32_t i = 0; i < SENT; i++)
+        sum[i % WORDS] += i;
+    while (*told < GO_ON) /* bounded by alarm() */
+        usleep(100);
+    while (*told < SETTLED)
+        must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+    for (int i = 0; i < WORDS; i++)
+        must(pair->words[i] == sum[i], "word %d: %llu of %llu", i, (unsigned long long)pair->words[i],
+             (unsigned long long)sum[i]);
+}
+
+#define SETTLE(name, ...)                                                                                              \
+    Test(signal, name)                                                                                                 \
+    {                                                                                                                  \
+        pair_run(&(struct pair_spec){__VA_ARGS__}, settle_what_was_sent, find_it_raised);                              \
+    }
+
+SETTLE(is_raised_once_settled_counted, .policy = "counted")
+SETTLE(is_raised_once_settled_counted_over_two_rails, .policy = "counted", .rails = {2, 2}, .queues_per_rail = 2)
+SETTLE(is_raised_once_settled_in_order, .policy = "in_order")
+SETTLE(is_raised_once_settled_drained, .policy = "drain")
+
+static void learn_that_it_never_will(struct pair *pair)
+{
+    struct prs_signal signal = {.dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = 1};
+    struct prs_op op;
+    int r;
+
+    must(prs_peer_signal(pair->peer, &op, &signal) == 0, "%s", prs_error_text());
+    pair_wait_op(pair, &op);
+    tell(pair, GO_ON);
+    while ((r = prs_peer_settle(pair->peer)) == PRS_AGAIN && (r = prs_peer_progress(pair->peer)) >= 0)
+        ; /* bounded by alarm() */
+    must(r == -ECONNRESET && strstr(prs_peer_error(pair->peer), "closed"), "%d %s", r, prs_peer_error(pair->peer));
+}
+
+static void close_without_raising(struct pair *pair)
+{
+    volatile uint8_t *told = pair->buffer;
+
+    while (*told < GO_ON) /* bounded by alarm() */
+        usleep(100);
+}
+
+Test(signal, is_never_settled_by_one_that_closed)
+{
+    pair_run(&(struct pair_spec){.policy = "counted", .b_dies = true}, learn_that_it_never_will, close_without_raising);
 }
 
 Test(signal, policies_that_rails_cannot_keep_are_refused)

@@ -41,6 +41,7 @@ RULES = [  # name, file, text (must be there once), what stands there instead
     ("a small put names its tag", ORDER, "        if (tag) {\n            wr->opcode", "        if (tag && order->ops) {\n            wr->opcode"),
     ("a put without a free tag waits", ORDER, "    return tag ? tag : -1;", "    return tag;"),
     ("a cut put needs room on each queue", ORDER, "        if (here > queue->mask + 1 - (queue->head - queue->tail))\n            return 0;", ""),
+    ("a queue is left behind a signaled request", ORDER, "    if (ends_lazily(&order->queue[now])) {", "    if (0 && ends_lazily(&order->queue[now])) {"),
     # Runs of notifications.
     ("only the last of a run has the immediate", ORDER, "        queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;\n", ""),
     ("a run is as long as the format allows at most", ORDER, "run < max_run && bytes", "bytes"),
@@ -121,7 +122,12 @@ RULES = [  # name, file, text (must be there once), what stands there instead
     ("records need room at the receiver", TALLY, "    return tally->next_number - tally->credited + records <= PRS_RECORDS;", "    return true;"),
     ("credits free tags", TALLY, "        if (tag)\n            tally->free_tag[tally->free_count++] = tag;\n", ""),
     ("credits for what was never sent are ignored", TALLY, "    if (raised - tally->credited > tally->next_number - tally->credited)\n        return;", ""),
-    ("a signal closes its interval", TALLY, "    interval->tag = 0;\n    interval->count = 0;\n}", "    interval->count = 0;\n}"),
+    ("a signal closes its interval", TALLY, "    interval->tag = 0;\n    interval->count = 0;\n    if", "    interval->count = 0;\n    if"),
+    # Settling.
+    ("settling waits for what is in flight", SIGNAL, "    if (order->ops)\n        return PRS_AGAIN;\n    if (!order->tally", "    if (!order->tally"),
+    ("an ask is behind all that was sent", SIGNAL, "{.kind = PRS_RECORD_ASK, .barrier = true}", "{.kind = PRS_RECORD_ASK}"),
+    ("an answer is of what was sent before the ask", TALLY, "    return prs_tally_asked(tally) && tally->credited == tally->asked;", "    return tally->credited - tally->asked < PRS_RECORDS;"),
+    ("one ask is enough", SIGNAL, "    if (!prs_tally_asked(order->tally) && prs_tally_room", "    if (prs_tally_room"),
     ("a record waits for its arrivals", TALLY, "(!record->tag || arrived == record->expected) &&", "(!record->tag || arrived || true) &&"),
     ("a record waits for earlier ones of its group", TALLY, "            !(record->barrier ? blocked : blocked >> record->slot & 1)) {", "            !(record->barrier ? blocked : 0)) {"),
     ("a barrier waits for all earlier records", TALLY, "            !(record->barrier ? blocked : blocked >> record->slot & 1)) {", "            !(blocked >> record->slot & 1)) {"),

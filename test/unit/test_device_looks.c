@@ -60,7 +60,8 @@ enum {
     THREADS = 16,
     SLOTS = 4,
     WAIT_MS = 40,
-    FEW = 4, /* looks by who began just before or ends just after */
+    HEALTHY_MS = 60000, /* for what comes: a machine may keep a thread off its cores for seconds */
+    FEW = 4,            /* looks by who began just before or ends just after */
 };
 
 static struct prs_ring ring;
@@ -156,7 +157,7 @@ Test(device_looks, what_one_thread_has_seen_the_others_know_without_a_read)
 {
     uint64_t before, at;
 
-    open_ring(5000);
+    open_ring(HEALTHY_MS);
     for (int i = 0; i < SLOTS; i++)
         cr_assert_eq(prs_ring_claim(&device, 1, &at), 0);
     cr_assert_eq(control_reads, 0, "the first lap needs no credit");
@@ -176,7 +177,7 @@ Test(device_looks, while_one_looks_the_others_only_learn_from_it)
 {
     pthread_t threads[THREADS];
 
-    open_ring(5000);
+    open_ring(HEALTHY_MS);
     local.looked_ns = PRS_LOOKING; /* a thread is about it, and takes its time */
     start(threads, THREADS, wait_for_completion, 7);
     usleep(5000);
@@ -190,7 +191,7 @@ Test(device_looks, who_leaves_leaves_the_looking_to_the_others)
 {
     pthread_t first, threads[THREADS];
 
-    open_ring(5000);
+    open_ring(HEALTHY_MS);
     for (uint64_t done = 1; done <= 200; done++) { /* each round the looker may be another */
         start(&first, 1, wait_for_completion, done);
         start(threads, THREADS / 4, wait_for_completion, done);
@@ -206,7 +207,7 @@ Test(device_looks, an_abort_reaches_all_who_wait)
     pthread_t threads[3][THREADS];
     uint64_t start_ns;
 
-    open_ring(60000);
+    open_ring(2 * HEALTHY_MS);
     start(threads[0], THREADS, wait_for_completion, 1);
     start(threads[1], THREADS, wait_for_a_slot, 0);
     start(threads[2], THREADS, wait_for_a_signal, 0);
@@ -215,6 +216,6 @@ Test(device_looks, an_abort_reaches_all_who_wait)
     prs_ring_abort(&ring, -EPIPE);
     for (int i = 0; i < 3; i++)
         join(threads[i], THREADS, -PRS_DEVICE_ABORTED);
-    cr_assert_lt(prs_now_ns() - start_ns, 2000000000u, "it took %" PRIu64 " ns", prs_now_ns() - start_ns);
+    cr_assert_lt(prs_now_ns() - start_ns, HEALTHY_MS * 1000000ull, "it took %" PRIu64 " ns", prs_now_ns() - start_ns);
     prs_ring_fini(&ring);
 }

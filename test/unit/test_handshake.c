@@ -21,6 +21,30 @@ Test(handshake, rails_of_different_kinds_of_queues_are_not_paired)
     cr_assert_eq(prs_wire_pair_rails(&srd, 1, &srd, 1, pair), 1);
 }
 
+/* In a rail-optimised network a rail reaches its own kind only. */
+Test(handshake, rails_that_are_known_to_differ_are_not_paired_beside_equal_ones)
+{
+    static const struct {
+        int16_t ours[2], theirs[2];
+        int pairs;
+    } rows[] = {
+        {{0, 1}, {1, 0}, 2},  {{0, 1}, {1, 2}, 1}, {{-1, -1}, {1, 2}, 2},
+        {{0, -1}, {0, 3}, 2}, {{0, 1}, {2, 3}, 2}, /* nothing fits: then it is tried */
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct prs_wire_rail ours[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
+        struct prs_wire_rail theirs[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
+        struct prs_wire_pair pair[PRS_MAX_RAILS];
+
+        for (int k = 0; k < 2; k++) {
+            ours[k].rail_id = rows[i].ours[k];
+            theirs[k].rail_id = rows[i].theirs[k];
+        }
+        cr_assert_eq(prs_wire_pair_rails(ours, 2, theirs, 2, pair), rows[i].pairs, "row %zu", i);
+    }
+}
+
 Test(handshake, a_rail_of_no_known_kind_is_refused)
 {
     struct prs_wire_hello hello = {.rail_count = 1, .queues_per_rail = 1, .rail = {rail_of(PRS_WIRE_SRD)}};

@@ -83,6 +83,30 @@ Test(order, lazy_puts_share_completions_and_never_run_out_of_them)
     cr_assert_eq(signaled, 4 * BENCH_DEPTH / PRS_ORDER_LAZY);
 }
 
+/* The backlog of lazy puts makes the next ones go elsewhere: what would complete those that stay behind? */
+Test(order, no_queue_is_left_with_lazy_puts_at_its_end)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 2);
+    int changes = 0;
+
+    for (int i = 0; i < 20 * PRS_ORDER_LAZY; i++) {
+        uint32_t before = bench->order.small_queue;
+        struct prs_order_queue *left = &bench->order.queue[before];
+        struct prs_chain chain;
+
+        bench_put(bench, PRS_ORDER_PROMPT_BYTES - 1, 0, PRS_GROUP_NONE, PRS_PUT_LAZY);
+        while (prs_order_take(&bench->order, 0, &chain))
+            ;
+        if (bench->order.small_queue == before)
+            continue;
+        changes++;
+        cr_assert_eq(left->signaled, left->head, "put %d went elsewhere", i);
+        if (left->tail != left->head)
+            cr_assert_gt(prs_order_complete(&bench->order, before, left->head - 1, 0), 0);
+    }
+    cr_assert_gt(changes, 3, "a test of two queues");
+}
+
 Test(order, a_put_that_is_waited_for_is_signaled_among_lazy_ones)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);

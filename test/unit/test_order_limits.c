@@ -319,6 +319,27 @@ Test(order_limits, without_adds_a_drained_signal_is_not_held_without_room_for_it
     cr_assert_eq(signal_one(bench, &op, 1, 0), 0);
 }
 
+/* The receiver may find it before what came over another rail. */
+Test(order_limits, settling_asks_behind_all_that_was_sent)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
+    const struct prs_order_queue *queue = &bench->order.queue[0];
+    struct prs_record record;
+    struct prs_op op;
+
+    cr_assert_eq(prs_order_settle(&bench->order), 0, "nothing was sent");
+    cr_assert_eq(signal_one(bench, &op, 3, 0), 0);
+    post_and_complete_all(bench);
+    cr_assert_eq(prs_order_settle(&bench->order), PRS_AGAIN);
+    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof record);
+    cr_assert(record.kind == PRS_RECORD_ASK && record.barrier && record.number == 1);
+    post_and_complete_all(bench);
+    cr_assert_eq(prs_order_settle(&bench->order), PRS_AGAIN);
+    cr_assert_eq(queue->head, 2, "one ask is enough");
+    bench->credit = 2;
+    cr_assert_eq(prs_order_settle(&bench->order), 0);
+}
+
 Test(order_limits, where_nothing_keeps_order_a_word_waits_for_the_one_before)
 {
     struct bench *bench = bench_srd(PRS_POLICY_COUNTED);

@@ -54,22 +54,26 @@ static void deliver_some(struct net *net)
         }
     }
     if (any(net, 4) == 0)
+        net_raise(net);
+    if (any(net, 4) == 0 && net->signals < NET_SIGNALS) /* at the end only who is asked says how far it is */
         net->credit = net->counts.raised;
 }
 
 static void run(enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues, unsigned seed)
 {
     static struct net net;
+    bool pause = false; /* nothing new until all has settled */
     int idle = 0;
 
     net_init(&net, policy, network, paths, queues, seed & 1);
     net.seed = seed;
-    while (net.puts < NET_PUTS || net.signals < NET_SIGNALS || net.order.ops) {
+    net.raises_later = true;
+    while (net.puts < NET_PUTS || net.signals < NET_SIGNALS || net.order.ops || !net_settle(&net)) {
         unsigned what = any(&net, 16);
 
-        if (what < 3)
+        if (what < 3 && !pause)
             try_put(&net);
-        else if (what < 4)
+        else if (what < 4 && !pause)
             try_signal(&net);
         else if (what < 7)
             while (net_post(&net))
@@ -78,6 +82,8 @@ static void run(enum prs_policy policy, enum network network, uint32_t paths, ui
             deliver_some(&net);
         else
             net_complete(&net, any(&net, net.order.data_queues));
+        if (any(&net, pause ? 4 : 500) == 0)
+            pause = !net_settle(&net);
         cr_assert_lt(++idle, 1000000, "stuck: policy %s, %u paths of %u queues, seed %u", prs_policy_names[policy],
                      paths, queues, seed);
     }

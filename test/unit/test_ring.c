@@ -188,7 +188,7 @@ static void *produce(void *argument)
     return NULL;
 }
 
-Test(ring, no_command_is_lost_or_repeated_over_many_wraps, .timeout = 120)
+Test(ring, no_command_is_lost_or_repeated_over_many_wraps, .timeout = 600)
 {
     struct producer producers[PRODUCERS];
     pthread_t threads[PRODUCERS];

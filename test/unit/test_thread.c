@@ -1,23 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads that the library and the software NIC start in a program. */
-#include "tools/softnic/thread.h"
 #include "util/thread.h"
 
 #include <criterion/criterion.h>
-#include <criterion/parameterized.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-typedef int starter(pthread_t *thread, const char *name, void *(*run)(void *), void *arg);
-
-ParameterizedTestParameters(thread, faults_alone_reach_the_programs_handlers)
-{
-    static starter *starters[] = {prs_thread_start, sn_thread_start};
-
-    return cr_make_param_array(starter *, starters, sizeof starters / sizeof *starters);
-}
 
 static char *shut; /* a page that the program watches, as collectors of garbage do */
 
@@ -38,7 +26,7 @@ static void *look(void *arg)
     return NULL;
 }
 
-ParameterizedTest(starter **start, thread, faults_alone_reach_the_programs_handlers)
+Test(thread, faults_alone_reach_the_programs_handlers)
 {
     static const int of_the_program[] = {SIGTERM, SIGINT, SIGALRM, SIGUSR1, SIGCHLD, SIGPROF};
     static const int of_the_thread[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
@@ -50,7 +38,7 @@ ParameterizedTest(starter **start, thread, faults_alone_reach_the_programs_handl
     cr_assert_neq((void *)shut, MAP_FAILED);
     cr_assert_eq(sigaction(SIGSEGV, &action, NULL), 0);
     pthread_sigmask(SIG_BLOCK, NULL, &before);
-    cr_assert_eq((*start)(&thread, "a-test", look, &blocked), 0);
+    cr_assert_eq(prs_thread_start(&thread, "a-test", look, &blocked), 0);
     pthread_sigmask(SIG_BLOCK, NULL, &after);
     pthread_join(thread, NULL);
     cr_assert_eq(*shut, 1);

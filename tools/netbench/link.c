@@ -82,7 +82,7 @@ static void report_unconnected(const struct lane *lanes, int count)
 int link_open(struct world *world, struct lane *lanes, int count)
 {
     struct rank_state *state = &world->rank[lanes[0].share.rank];
-    double give_up = world_now() + lanes[0].options->timeout_s * 1e6;
+    double give_up = world_now() + lanes[0].options->setup_timeout_s * 1e6;
     int left = 2 * count, r;
 
     r = listen_all(world, lanes, count);

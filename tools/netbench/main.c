@@ -91,7 +91,8 @@ static int watch(const struct options *options, struct world *world, pid_t *pids
     if (is_bad)
         world_stop(world);
     while (running > 0) {
-        int limit_s = world_stopped(world) ? GRACE_S : options->timeout_s + GRACE_S;
+        int longest_s = options->setup_timeout_s > options->timeout_s ? options->setup_timeout_s : options->timeout_s;
+        int limit_s = world_stopped(world) ? GRACE_S : longest_s + GRACE_S;
         int before = running, status;
 
         for (int rank = 0; rank < count; rank++) {

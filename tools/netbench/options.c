@@ -30,6 +30,7 @@ static const char usage[] =
     "  --churn              register and deregister memory while data is moving, as user buffers are\n"
     "  --mem host           kind of memory (only host)\n"
     "  --timeout S          no progress for so long is a hang, reported (default 60)\n"
+    "  --setup-timeout S    the same for connecting and for ranks that wait for each other (default: as --timeout)\n"
     "  --json               one object a line\n";
 
 static const char *const op_names[OP_COUNT] = {
@@ -180,6 +181,7 @@ enum {
     O_CHURN,
     O_MEM,
     O_TIMEOUT,
+    O_SETUP_TIMEOUT,
     O_JSON,
     O_HELP,
 };
@@ -205,6 +207,7 @@ static const struct option long_options[] = {
     {"churn", no_argument, NULL, O_CHURN},
     {"mem", required_argument, NULL, O_MEM},
     {"timeout", required_argument, NULL, O_TIMEOUT},
+    {"setup-timeout", required_argument, NULL, O_SETUP_TIMEOUT},
     {"json", no_argument, NULL, O_JSON},
     {"help", no_argument, NULL, O_HELP},
     {NULL, 0, NULL, 0},
@@ -261,6 +264,8 @@ static int take_option(struct options *options, int option, const char **sizes, 
         return strcmp(optarg, "host") == 0 ? 0 : mistake("mem", optarg, "only host is possible");
     case O_TIMEOUT:
         return parse_int("timeout", optarg, 1, 3600, &options->timeout_s);
+    case O_SETUP_TIMEOUT:
+        return parse_int("setup-timeout", optarg, 1, 3600, &options->setup_timeout_s);
     case O_JSON:
         options->json = true;
         return 0;
@@ -296,6 +301,8 @@ int options_parse(struct options *options, int argc, char **argv)
             return 3;
         }
     }
+    if (options->setup_timeout_s == 0)
+        options->setup_timeout_s = options->timeout_s;
     if (optind < argc || !options->plugin) {
         fputs(usage, stderr);
         return 3;

@@ -17,6 +17,7 @@ struct options {
     int ranks, nodes, comms, outstanding, group, iters, warmup;
     int yield; /* idle passes of the progress thread between two calls of sched_yield() */
     int timeout_s;
+    int setup_timeout_s; /* of connecting, and of waiting for all ranks; 0 while parsing: as timeout_s */
     size_t chunk_bytes;
     bool check, json, fuse, flush, churn;
     int size_count;

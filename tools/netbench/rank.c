@@ -419,7 +419,7 @@ static int run_batch(struct rank *rank, size_t bytes, int slots, int done, uint6
     for (int i = 0; i < batch; i++)
         if (options->check || done == 0)
             prepare(rank, bytes, i, first + i);
-    r = world_barrier(rank->world, options->timeout_s);
+    r = world_barrier(rank->world, options->setup_timeout_s);
     for (int i = 0; i < batch && r == 0; i++) {
         double now;
 
@@ -456,10 +456,10 @@ static int run_size(struct rank *rank, size_t bytes)
     for (int i = 0; i < rank->lane_count; i++)
         errors += rank->lanes[i].errors;
     state->errors = errors;
-    r = world_barrier(rank->world, options->timeout_s);
+    r = world_barrier(rank->world, options->setup_timeout_s);
     if (r == 0 && rank->id == 0)
         report_size(options, &rank->net, rank->world, bytes);
-    return r < 0 ? r : world_barrier(rank->world, options->timeout_s);
+    return r < 0 ? r : world_barrier(rank->world, options->setup_timeout_s);
 }
 
 /** Return 0 or -errno. */
@@ -474,7 +474,8 @@ static int run_sizes(struct rank *rank)
     }
     if (r < 0) {
         if (r == -ETIMEDOUT)
-            fprintf(stderr, "perseus-netbench: rank %d: no progress for %d s\n", rank->id, rank->options->timeout_s);
+            fprintf(stderr, "perseus-netbench: rank %d: no progress for %d s (%d s while all ranks meet)\n", rank->id,
+                    rank->options->timeout_s, rank->options->setup_timeout_s);
         world_stop(rank->world);
     }
     return r < 0 ? r : is_wrong ? -EBADMSG : 0;

@@ -39,8 +39,12 @@ void report_head(const struct options *options)
     fflush(stdout);
 }
 
-/** An iteration takes as long as it does for the last rank; *p50 and *p99 over iterations. */
-static void summarise(const struct options *options, struct world *world, double *p50, double *p99)
+struct times {
+    double least, p50, p99;
+};
+
+/** An iteration takes as long as it does for the last rank; over iterations. */
+static struct times summarise(const struct options *options, struct world *world)
 {
     double *slowest = world_usec(world, 0);
 
@@ -51,30 +55,29 @@ static void summarise(const struct options *options, struct world *world, double
             slowest[i] = other[i] > slowest[i] ? other[i] : slowest[i];
     }
     qsort(slowest, options->iters, sizeof(*slowest), by_value);
-    *p50 = slowest[options->iters / 2];
-    *p99 = slowest[(options->iters * 99 - 1) / 100];
+    return (struct times){slowest[0], slowest[options->iters / 2], slowest[(options->iters * 99 - 1) / 100]};
 }
 
 void report_size(const struct options *options, const struct net *net, struct world *world, size_t bytes)
 {
-    double p50, p99, alg, bus;
+    struct times usec = summarise(options, world);
+    double alg = usec.p50 > 0 ? bytes / usec.p50 / 1e3 : 0, bus;
     uint64_t errors = 0;
 
-    summarise(options, world, &p50, &p99);
-    alg = p50 > 0 ? bytes / p50 / 1e3 : 0;
     bus = alg * bus_factor(options);
     for (int rank = 0; rank < options->ranks; rank++)
         errors += world->rank[rank].errors;
     if (options->json)
-        printf("{\"plugin\": \"%s\", \"name\": \"%s\", \"api\": %d, \"op\": \"%s\", \"ranks\": %d, \"nodes\": %d, "
-               "\"comms\": %d, \"outstanding\": %d, \"group\": %d, \"chunk\": %zu, \"bytes\": %zu, \"iterations\": %d, "
-               "\"usec_p50\": %.2f, \"usec_p99\": %.2f, \"algbw_GBps\": %.4f, \"busbw_GBps\": %.4f, "
-               "\"checked\": %s, \"errors\": %llu}\n",
-               options->plugin, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
-               options->comms, options->outstanding, options->group, options->chunk_bytes, bytes, options->iters, p50,
-               p99, alg, bus, options->check ? "true" : "false", (unsigned long long)errors);
+        printf(
+            "{\"plugin\": \"%s\", \"name\": \"%s\", \"api\": %d, \"op\": \"%s\", \"ranks\": %d, \"nodes\": %d, "
+            "\"comms\": %d, \"outstanding\": %d, \"group\": %d, \"chunk\": %zu, \"bytes\": %zu, \"iterations\": %d, "
+            "\"usec_min\": %.2f, \"usec_p50\": %.2f, \"usec_p99\": %.2f, \"algbw_GBps\": %.4f, \"busbw_GBps\": %.4f, "
+            "\"checked\": %s, \"errors\": %llu}\n",
+            options->plugin, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
+            options->comms, options->outstanding, options->group, options->chunk_bytes, bytes, options->iters,
+            usec.least, usec.p50, usec.p99, alg, bus, options->check ? "true" : "false", (unsigned long long)errors);
     else
-        printf("%13zu %4s%d %9.2f %10.2f %10.3f %10.3f %8llu\n", bytes, "v", net->version, p50, p99, alg, bus,
+        printf("%13zu %4s%d %9.2f %10.2f %10.3f %10.3f %8llu\n", bytes, "v", net->version, usec.p50, usec.p99, alg, bus,
                (unsigned long long)errors);
     fflush(stdout);
 }

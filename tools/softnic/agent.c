@@ -16,7 +16,7 @@
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
-#include "tools/softnic/thread.h"
+#include "util/thread.h"
 
 enum {
     POLL_NS = 50000,         /* after work: the next request of a ping-pong comes sooner than a sleeper would wake up */
@@ -353,7 +353,7 @@ static int agent_run(struct sn_agent *a, struct sn_agent_shm *shm)
 
     a->shm = shm;
     __atomic_store_n(&shm->epoch, (shm->epoch + 2) | 1, __ATOMIC_SEQ_CST);
-    r = -sn_thread_start(&a->thread, "softnic-agent", agent_main, a);
+    r = -prs_thread_start(&a->thread, "softnic-agent", agent_main, a);
     if (r)
         __atomic_store_n(&shm->epoch, shm->epoch + 1, __ATOMIC_SEQ_CST);
     return r;

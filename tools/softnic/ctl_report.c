@@ -88,6 +88,7 @@ static void model_report(const struct sn_config *c, bool json)
         {"doorbell_cost_ns", c->doorbell_cost_ns},
         {"fence_cost_ns", c->fence_cost_ns},
         {"jitter_ns", c->jitter_ns},
+        {"retry_cap_ns", c->retry_cap_ns},
         {"seed", c->seed},
         {"stream_stores", c->stream_stores},
         {"copier", c->copier},

@@ -12,7 +12,7 @@
 #include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/qp.h"
-#include "tools/softnic/thread.h"
+#include "util/thread.h"
 
 enum {
     /* The last stretch before a due time is spun. It is as long as this machine's timers were late lately, within these
@@ -266,7 +266,7 @@ static void *engine_main(void *arg)
 /* The thread is made when first needed: many programs open devices only to look at them. */
 static int start_locked(struct sn_engine *e)
 {
-    int r = sn_thread_start(&e->thread, "softnic-engine", engine_main, e);
+    int r = prs_thread_start(&e->thread, "softnic-engine", engine_main, e);
 
     e->started = r == 0;
     return -r;

@@ -64,6 +64,8 @@ static void config_from_options(struct sn_config *config, const struct sn_launch
     config->doorbell_cost_ns = o->doorbell_cost_ns;
     config->fence_cost_ns = o->fence_cost_ns;
     config->jitter_ns = o->jitter_ns;
+    if (o->retry_cap_ns)
+        config->retry_cap_ns = o->retry_cap_ns;
     config->seed = o->seed;
     config->fence_meaning = o->fence_strict ? SN_FENCE_STRICT : SN_FENCE_SPEC;
     config->stream_stores = o->stream_stores;

@@ -49,6 +49,8 @@ static const struct flag {
      "             the NICs are EFA devices of AWS: SRD queue pairs, no order; see doc/softnic.md (off)"},
     {"jitter", DURATION, offsetof(struct sn_launcher_options, jitter_ns), 0, 0,
      "1us     at most this much is added to each delivery (off)"},
+    {"retry-cap", DURATION, offsetof(struct sn_launcher_options, retry_cap_ns), 0, 0,
+     "1s   longest wait for who does not answer, whatever the queue pair asks for (1s)"},
     {"seed", COUNT, offsetof(struct sn_launcher_options, seed), 0, UINT64_MAX, "S         of jitter and losses (1)"},
     {"name", NAME, 0, 0, 0, "W         name the world, or join the one that has this name"},
     {"no-sysfs", NO_SYSFS, 0, 0, 0, "        leave /sys/class/infiniband as it is"},

@@ -17,6 +17,7 @@ struct sn_launcher_options {
     uint64_t nics, nodes;                                   /* per node; emulated nodes */
     struct sn_launcher_list rate_bps, latency_ns, loss_ppb; /* 0: not modelled; so are all times below */
     uint64_t wr_cost_ns, doorbell_cost_ns, fence_cost_ns, jitter_ns, seed;
+    uint64_t retry_cap_ns; /* 0: as the world has it */
     bool fence_strict;
     bool stream_stores;
     bool copier;

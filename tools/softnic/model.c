@@ -111,13 +111,13 @@ static struct losses draw_losses(const struct sn_qp *qp, uint32_t position, cons
     return out;
 }
 
-void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool first)
+void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool first, uint64_t now)
 {
     struct sn_world *world = sn_self->world;
     const struct sn_config *cfg = &world->config;
     struct sn_dev *mine = &world->devs[qp->ctx->dev], *theirs;
     struct losses lost;
-    uint64_t now = sn_now_ns(), at = now, latency;
+    uint64_t at = now, latency;
     bool read = w->opcode == IBV_WR_RDMA_READ, srd = sn_qp_is_srd(qp);
     bool round_trip = read || w->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || w->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 

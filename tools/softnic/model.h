@@ -6,7 +6,9 @@
 #include "tools/softnic/qp.h"
 
 /** Stamp w, the request at position, at posting, with due_exec and due_done from the virtual clocks of both ports.
- * first: it rang the doorbell. The caller holds the mutex. Does nothing when the model is off. */
-void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool first);
+ * first: it rang the doorbell, at now, the same for all of its requests: how long the poster takes from one to the next
+ * (it may be kept off its core in between) changes nothing. The caller holds the mutex. Does nothing when the model is
+ * off. */
+void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool first, uint64_t now);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
-#include "tools/softnic/thread.h"
+#include "util/thread.h"
 
 enum {
     /* Four cores copy about as fast as PCIe takes; a quarter of the cores leaves the application the rest. */
@@ -168,7 +168,7 @@ static void start_threads_locked(void)
     if (!stay_loaded())
         return;
     for (pthread_t thread; threads < want; threads++) {
-        if (sn_thread_start(&thread, "softnic-move", work, NULL))
+        if (prs_thread_start(&thread, "softnic-move", work, NULL))
             break;
         pthread_detach(thread);
     }

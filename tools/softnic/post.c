@@ -73,16 +73,17 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
     struct sn_counters *count = &sn_ctx_dev(qp->ctx)->counters;
     uint32_t first = qp->tail, fences = 0;
     uint64_t bytes = 0;
-    uint64_t due, wake_at = UINT64_MAX;
+    uint64_t due, now, wake_at = UINT64_MAX;
 
     if (position == first)
         return;
+    now = sn_now_ns();
     for (uint32_t i = first; i != position; i++) {
         struct sn_wqe *w = sn_wqe_at(qp, i);
 
         bytes += w->length;
         fences += !!(w->flags & IBV_SEND_FENCE);
-        sn_model_stamp(qp, w, i, i == first);
+        sn_model_stamp(qp, w, i, i == first, now);
     }
     sn_count(&count->doorbells, 1);
     sn_count(&count->send_wrs, position - first);

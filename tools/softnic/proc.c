@@ -44,6 +44,14 @@ bool sn_pid_runs(uint32_t pid)
     return stat_read(pid, &state, &start) && state != 'Z' && state != 'X';
 }
 
+bool sn_pid_stopped(uint32_t pid)
+{
+    uint64_t start;
+    char state;
+
+    return !stat_read(pid, &state, &start) || state == 'T' || state == 't';
+}
+
 uint64_t sn_pid_start(uint32_t pid)
 {
     uint64_t start;

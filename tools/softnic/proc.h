@@ -8,6 +8,9 @@
 /** True when pid exists and is neither a zombie nor dead. */
 bool sn_pid_runs(uint32_t pid);
 
+/** True when it is stopped or traced, or not there: it will not go on by itself. */
+bool sn_pid_stopped(uint32_t pid);
+
 /** Start time of a process in clock ticks since boot; 0 when it does not run. */
 uint64_t sn_pid_start(uint32_t pid);
 

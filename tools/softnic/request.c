@@ -12,7 +12,8 @@
 enum {
     LOOK_NS = 1000000, /* is the agent still there? a system call, so not at every poll */
 };
-#define PATIENCE_NS        4000000000ull  /* with an agent that runs but stands still */
+#define PATIENCE_NS        4000000000ull  /* with an agent that stands still in a process that is stopped */
+#define CROWDED_NS         16000000000ull /* beside these: with one that may only be kept off its core */
 #define COPIER_PATIENCE_NS 20000000000ull /* on a crowded machine it is one process among many: 4 s were seen */
 
 static pthread_mutex_t order_mutex = PTHREAD_MUTEX_INITIALIZER; /* protects the tail of this process's order */
@@ -130,8 +131,8 @@ static void tell_standstill(const struct sn_request_to *to, const struct sn_worl
                "is the process stopped?",
                pid);
     else
-        sn_log("device memory that only pid %u can reach: its agent has not moved for 4 s (is the process stopped?)",
-               pid);
+        sn_log("device memory that only pid %u can reach: its agent has not moved for %d s (is the process stopped?)",
+               pid, sn_pid_stopped(pid) ? 4 : 20);
 }
 
 /* Is it worth waiting on? A look at the agent from time to time: it must be there, and it must move. */
@@ -157,6 +158,8 @@ static int agent_watch(const struct sn_request_to *to, struct sn_request *q, str
     if (!q->word)
         sweep_slots(to->shm);
     if (now < q->give_up)
+        return 0;
+    if (!to->copier && !q->patience_ns && now < q->give_up + CROWDED_NS && !sn_pid_stopped(world->procs[to->proc].pid))
         return 0;
     tell_standstill(to, world);
     return -ETIMEDOUT;

@@ -19,7 +19,7 @@ struct sn_request {
     uint32_t peer;              /* as in struct sn_agent_slot */
     uint64_t compare_add, swap; /* of atomics */
     uint64_t *found;
-    uint64_t patience_ns; /* with an agent that does not move; 0: 4 s, the copier 20 s */
+    uint64_t patience_ns; /* with an agent that does not move; 0: 20 s, 4 s in a stopped process */
     uint16_t lane;        /* of flights */
     bool lane_is_empty;
     /* request.c's own */

@@ -43,6 +43,13 @@ static inline int hopper_sched_yield(void)
 }
 #define sched_yield hopper_sched_yield
 
+/* Of which prs_now_ns() makes the limits of a kernel's waits for its proxy. */
+static inline int hopper_clock_gettime(clockid_t clock, struct timespec *now)
+{
+    return hopper::thread_gettime(clock, now);
+}
+#define clock_gettime hopper_clock_gettime
+
 #define HOPPER_DEVICE static inline __attribute__((always_inline, unused))
 
 /* ---- time -------------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A real proxy and its command ring over a team without a NIC (fake_team.h): rank 0's, with two windows of plain memory
+ * on each rank. Each Criterion test has a process, and so a fixture, of its own. */
+#ifndef TEST_SUPPORT_DEVICE_FIXTURE_H
+#define TEST_SUPPORT_DEVICE_FIXTURE_H
+
+#include <perseus/proxy.h>
+
+#include "test/support/fake_team.h"
+
+enum {
+    WORLD = 3,   /* rank 0 sends; 1 and 2 receive */
+    BLOCKS = 4,  /* threads that play blocks; each puts to each receiver in each round */
+    WORDS = 8,   /* of 8 bytes a put */
+    DATA = 0,    /* window of data */
+    SIGNALS = 1, /* window of signal words */
+    BANKS = 2,   /* receive banks by round parity */
+    BANK_WORDS = BLOCKS * WORDS,
+    HEALTHY_MS = 60000, /* for what comes: a machine may keep a thread off its cores for seconds */
+};
+
+struct fixture {
+    struct prs_team *team;
+    struct prs_proxy *proxy;
+    struct prs_device device;
+    uint64_t data[WORLD][BANKS * BANK_WORDS];
+    uint64_t signals[WORLD][BANKS * BLOCKS];
+    struct prs_group groups[WORLD];
+    struct prs_device_signal deposits[WORLD][BLOCKS];
+    uint64_t credits[WORLD]; /* rounds that a receiver has read: rank 0 waits for it */
+    uint64_t map_peers;      /* bit per rank whose windows are mapped */
+};
+
+extern struct fixture f;
+extern const struct fake_team_options busy_team; /* late, and in any order */
+
+/* options.team and numa_node are filled in. */
+void open_fixture(const struct fake_team_options *team, struct prs_proxy_options options);
+void close_fixture(void);
+
+/* What a block puts and signals to a rank in a round: a bank by turns, a place of its own there, the rank's group. */
+struct prs_device_put put_of(uint32_t rank, uint32_t block, uint64_t round);
+struct prs_device_signal signal_of(uint32_t rank, uint32_t block, uint64_t round);
+/* Those of block 0 and round 0, in a group. */
+void put_and_signal(uint32_t rank, uint32_t group, bool put, bool signal);
+
+/* Of a stepped proxy. */
+void step_until_idle(void);
+
+#endif

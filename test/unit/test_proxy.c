@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The proxy: windows that come and go, commands and peers that are not as they should be, settling, and its end. */
+#include "test/support/device_fixture.h"
+
+#include "util/error.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <string.h>
+
+static struct prs_cmd_fields good_put(void)
+{
+    struct prs_device_put put = put_of(1, 0, 0);
+
+    return prs_cmd_of_put(&f.device, &put);
+}
+
+static void push_raw(const struct prs_cmd_fields *fields)
+{
+    uint64_t at = 0;
+
+    cr_assert_eq(prs_ring_claim(&f.device, 1, &at), 0);
+    prs_ring_write(&f.device, at, fields);
+}
+
+/* A window that is made when the proxy runs: this much memory of each rank. Return its index. */
+static uint64_t late[WORLD][8];
+
+static int late_window(void)
+{
+    struct prs_window_remote remotes[WORLD] = {0};
+    struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
+
+    for (uint32_t rank = 0; rank < WORLD; rank++)
+        remotes[rank].base = (uint64_t)(uintptr_t)late[rank];
+    return prs_proxy_window(f.proxy, &options);
+}
+
+/* Plans open and close while kernels of others run: the device's description stays as it is. */
+Test(proxy, a_window_that_comes_later_is_reached_and_one_that_went_is_not)
+{
+    struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
+    uint64_t ticket;
+    int window;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    window = late_window();
+    cr_assert_eq(window, 2);
+    put.src_window = put.dst_window = (uint32_t)window;
+    late[0][0] = 11, late[0][1] = 12;
+    cr_assert_eq(prs_put(&f.device, &put, &ticket), 0);
+    cr_assert_eq(prs_flush(&f.device, ticket), 0, "%s", prs_proxy_error(f.proxy));
+    cr_assert(late[2][4] == 11 && late[2][5] == 12);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), 0);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), -EINVAL, "it went already");
+    cr_assert_eq(prs_put(&f.device, &put, NULL), -PRS_DEVICE_MISUSE, "the device knows that it went");
+    close_fixture();
+}
+
+/* What a kernel left behind that gave up: the command was taken, its peer was not there yet. */
+Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
+{
+    struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
+    int window, r;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
+    window = late_window();
+    put.src_window = put.dst_window = (uint32_t)window;
+    late[0][0] = 11;
+    cr_assert_eq(prs_put(&f.device, &put, NULL), 0);
+    cr_assert_geq(prs_proxy_step(f.proxy), 0, "taken; the peer connects");
+    cr_assert_eq(late[2][4], 0);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), 0);
+    for (int i = 0; (r = prs_proxy_step(f.proxy)) >= 0; i++)
+        cr_assert_lt(i, 1000, "the command is still waiting");
+    cr_assert_eq(r, -EINVAL);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "window 2, which was given back"), "%s", prs_proxy_error(f.proxy));
+    cr_assert_eq(late[2][4], 0);
+    close_fixture();
+}
+
+Test(proxy, windows_go_while_the_thread_carries_commands_of_others)
+{
+    uint64_t ticket = 0;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    for (int i = 0; i < 200; i++) {
+        struct prs_device_put put = put_of(1, 0, 0);
+        int window = late_window();
+
+        cr_assert_eq(window, 2, "its index comes again");
+        for (int k = 0; k < 4; k++)
+            cr_assert_eq(prs_put(&f.device, &put, &ticket), 0);
+        cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), 0);
+    }
+    cr_assert_eq(prs_flush(&f.device, ticket), 0, "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}
+
+Test(proxy, a_command_out_of_bounds_touches_nothing_and_stops_the_device)
+{
+    struct prs_cmd_fields bad;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    bad = good_put();
+    bad.dst_offset = sizeof(f.data[0]) - 8;
+    memset(f.data[0], 0x5a, sizeof(f.data[0]));
+    push_raw(&bad);
+    cr_assert_eq(prs_quiet(&f.device), -PRS_DEVICE_ABORTED);
+    cr_assert_eq(prs_proxy_check(f.proxy), -ERANGE);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "destination window 0"), "%s", prs_proxy_error(f.proxy));
+    for (int rank = 1; rank < WORLD; rank++)
+        for (int i = 0; i < BANKS * BANK_WORDS; i++)
+            cr_assert_eq(f.data[rank][i], 0);
+    close_fixture();
+}
+
+Test(proxy, the_device_refuses_misuse_before_it_reaches_the_ring)
+{
+    struct prs_device_put put;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    put = put_of(WORLD, 0, 0);
+    cr_assert_eq(prs_put(&f.device, &put, NULL), -PRS_DEVICE_MISUSE);
+    while (prs_proxy_check(f.proxy) == 0)
+        sched_yield();
+    cr_assert_eq(prs_proxy_check(f.proxy), -EINVAL);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "refused a command for peer 0x3"), "%s", prs_proxy_error(f.proxy));
+    cr_assert_eq(f.device.local->claim, 0);
+    close_fixture();
+}
+
+Test(proxy, a_kernel_of_a_closed_proxy_is_found_out_by_its_epoch)
+{
+    struct prs_cmd_fields stale;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    stale = good_put();
+    close_fixture();
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    cr_assert_neq(stale.epoch, f.device.epoch);
+    push_raw(&stale);
+    cr_assert_eq(prs_quiet(&f.device), -PRS_DEVICE_ABORTED);
+    cr_assert_eq(prs_proxy_check(f.proxy), -ESTALE);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "epoch"), "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}
+
+Test(proxy, a_dead_peer_ends_every_wait_with_its_error)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    fake_team_hold(f.team, true);
+    put_and_signal(1, 1, true, true);
+    fake_team_kill(f.team, -ECONNRESET);
+    cr_assert_eq(prs_quiet(&f.device), -PRS_DEVICE_ABORTED);
+    cr_assert_eq(prs_proxy_check(f.proxy), -ECONNRESET);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "the peer is dead"), "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}
+
+/* A stepped proxy that nobody steps is a proxy that was killed. */
+Test(proxy, without_a_proxy_a_wait_ends_and_says_for_what)
+{
+    struct prs_ring_control *control;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 50, .stepped = true});
+    put_and_signal(1, 1, true, true);
+    cr_assert_eq(prs_quiet(&f.device), -PRS_DEVICE_TIMEOUT);
+    control = f.device.control;
+    cr_assert_eq(control->report.kind, (uint64_t)PRS_WAIT_DONE);
+    cr_assert_eq(control->report.want, 2u);
+    cr_assert_eq(control->report.have, 0u);
+    close_fixture();
+}
+
+Test(proxy, a_signal_that_never_comes_is_named)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = 50});
+    cr_assert_eq(prs_wait_signal(&f.device, &f.signals[0][3], PRS_COMPARE_GE, 9), -PRS_DEVICE_TIMEOUT);
+    while (prs_proxy_check(f.proxy) == 0)
+        sched_yield();
+    cr_assert_eq(prs_proxy_check(f.proxy), -ETIMEDOUT);
+    cr_assert(strstr(prs_proxy_error(f.proxy), "signal word") && strstr(prs_proxy_error(f.proxy), "want 9, have 0"),
+              "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * settling */
+
+Test(proxy, has_settled_when_its_signals_are_raised)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.stepped = true, .timeout_ms = HEALTHY_MS});
+    cr_assert_eq(prs_proxy_settle(f.proxy, HEALTHY_MS), 0, "nothing was sent: %s", prs_proxy_error(f.proxy));
+    step_until_idle(); /* connect */
+    fake_team_hold(f.team, true);
+    put_and_signal(1, 1, true, true);
+    step_until_idle();
+    cr_assert_eq(prs_proxy_settle(f.proxy, 50), -ETIMEDOUT);
+    cr_assert(strstr(prs_error_text(), "rank 0") && strstr(prs_error_text(), "50 ms"), "%s", prs_error_text());
+    cr_assert_eq(prs_proxy_check(f.proxy), 0, "who waited in vain may wait again");
+    fake_team_hold(f.team, false);
+    cr_assert_eq(prs_proxy_settle(f.proxy, HEALTHY_MS), 0, "%s", prs_proxy_error(f.proxy));
+    cr_assert_eq(f.signals[1][0], 1);
+    close_fixture();
+}
+
+Test(proxy, settles_by_its_thread)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    for (uint64_t i = 1; i <= 100; i++) {
+        put_and_signal(1, 1, true, true);
+        cr_assert_eq(prs_quiet(&f.device), 0);
+        cr_assert_eq(prs_proxy_settle(f.proxy, HEALTHY_MS), 0, "%s", prs_proxy_error(f.proxy));
+        cr_assert_eq(f.signals[1][0], i);
+    }
+    close_fixture();
+}
+
+Test(proxy, that_failed_settles_with_its_error)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    fake_team_hold(f.team, true);
+    put_and_signal(1, 1, true, true);
+    fake_team_kill(f.team, -ECONNRESET);
+    cr_assert_eq(prs_proxy_settle(f.proxy, HEALTHY_MS), -ECONNRESET);
+    cr_assert(strstr(prs_error_text(), "the peer is dead"), "%s", prs_error_text());
+    close_fixture();
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * closing with commands in flight */
+
+/* Posted to rank 1 and not completed, as from a kernel that nobody waited for. */
+static void open_with_commands_in_flight(bool drain)
+{
+    struct fake_team_options team = busy_team;
+
+    team.drain = drain;
+    open_fixture(&team, (struct prs_proxy_options){.stepped = true, .timeout_ms = HEALTHY_MS});
+    step_until_idle(); /* connect */
+    fake_team_hold(f.team, true);
+    for (int i = 0; i < 3; i++)
+        put_and_signal(1, 1, true, true);
+    step_until_idle();
+    cr_assert_gt(fake_team_in_flight(f.team), 0, "nothing is in flight: the test tests nothing");
+}
+
+static void close_lets_commands_end(bool drain, uint64_t signals)
+{
+    open_with_commands_in_flight(drain);
+    fake_team_hold_for(f.team, 1000, 0);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(f.signals[1][0], signals, "%" PRIu64 " of %" PRIu64 " signals came", f.signals[1][0], signals);
+    cr_assert_eq(fake_team_peer_error(f.team, 1), 0, "the peer was failed, though all was complete in time");
+    fake_team_close(f.team);
+}
+
+Test(proxy, a_close_lets_commands_in_flight_end)
+{
+    close_lets_commands_end(false, 3);
+}
+
+Test(proxy, a_close_lets_commands_behind_a_fence_end)
+{
+    close_lets_commands_end(true, 1); /* what follows the fence is not taken */
+}
+
+/* The close waits as long as it looks, and not as long as something else has its core. */
+Test(proxy, a_close_that_is_kept_off_its_core_lets_commands_end)
+{
+    open_with_commands_in_flight(false);
+    fake_team_hold_for(f.team, 3, 500); /* three looks, and the whole time is over */
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(f.signals[1][0], 3, "%" PRIu64 " of 3 signals came", f.signals[1][0]);
+    cr_assert_eq(fake_team_peer_error(f.team, 1), 0, "the peer was failed, though it was hardly looked at");
+    fake_team_close(f.team);
+}
+
+/* It once freed ops that the team still had, and whose status the team wrote when it was closed. */
+Test(proxy, a_closed_proxy_leaves_no_op_in_its_team, .timeout = 120)
+{
+    open_with_commands_in_flight(false);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_in_flight(f.team), 0, "%u ops are freed and still in flight", fake_team_in_flight(f.team));
+    cr_assert_eq(fake_team_peer_error(f.team, 1), -ECANCELED);
+    cr_assert_eq(fake_team_peer_error(f.team, 2), 0, "nothing was in flight to rank 2");
+    fake_team_close(f.team);
+}
+
+Test(proxy, a_proxy_that_failed_leaves_no_op_in_its_team, .timeout = 120)
+{
+    open_with_commands_in_flight(false);
+    fake_team_kill(f.team, -ECONNRESET);
+    cr_assert_eq(prs_proxy_step(f.proxy), -ECONNRESET);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_in_flight(f.team), 0, "%u ops are freed and still in flight", fake_team_in_flight(f.team));
+    fake_team_close(f.team);
+}
+
+/* What the ring holds and nobody took stays there; what waits for a peer that never connects holds the close up for its
+ * limit and no longer. */
+Test(proxy, a_close_takes_no_new_commands_and_ends_without_a_peer, .timeout = 120)
+{
+    struct fake_team_options team = busy_team;
+
+    team.connect_asks = UINT32_MAX;
+    open_fixture(&team, (struct prs_proxy_options){.stepped = true, .timeout_ms = HEALTHY_MS});
+    put_and_signal(1, 1, true, true);
+    cr_assert_geq(prs_proxy_step(f.proxy), 0);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(fake_team_in_flight(f.team), 0);
+    fake_team_close(f.team);
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.stepped = true, .timeout_ms = HEALTHY_MS});
+    put_and_signal(1, 1, true, true);
+    prs_proxy_close(f.proxy);
+    cr_assert_eq(f.signals[1][0], 0, "a command was taken by a close");
+    fake_team_close(f.team);
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which interface is listened on: on a machine made up here. */
+#include "transport/socket.h"
+
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct card {
+    const char *name, *address;
+    unsigned flags;
+};
+
+enum { RUNNING = IFF_UP | IFF_RUNNING, UNPLUGGED = IFF_UP };
+
+static const struct card *cards;
+
+/* In place of libc's, for prs_socket_interface(). */
+int getifaddrs(struct ifaddrs **out)
+{
+    static struct ifaddrs list[8];
+    static union prs_address address[8];
+    int count = 0;
+
+    memset(list, 0, sizeof list);
+    memset(address, 0, sizeof address);
+    for (const struct card *card = cards; card->name; card++, count++) {
+        bool v6 = strchr(card->address, ':');
+
+        address[count].any.sa_family = v6 ? AF_INET6 : AF_INET;
+        cr_assert_eq(inet_pton(v6 ? AF_INET6 : AF_INET, card->address,
+                               v6 ? (void *)&address[count].v6.sin6_addr : (void *)&address[count].v4.sin_addr),
+                     1);
+        list[count] = (struct ifaddrs){.ifa_name = (char *)(uintptr_t)card->name,
+                                       .ifa_flags = card->flags,
+                                       .ifa_addr = &address[count].any,
+                                       .ifa_next = card[1].name ? &list[count + 1] : NULL};
+    }
+    *out = list;
+    return 0;
+}
+
+void freeifaddrs(struct ifaddrs *list)
+{
+    (void)list;
+}
+
+struct row {
+    const char *asked;
+    struct card card[6];
+    const char *chosen; /* NULL: none */
+};
+
+Test(socket, the_interface_is_one_that_others_reach)
+{
+    static const struct row rows[] = {
+        {"", {{"lo", "127.0.0.1", RUNNING | IFF_LOOPBACK}, {"eth0", "10.0.0.1", RUNNING}}, "eth0"},
+        {"", {{"lo", "127.0.0.1", RUNNING | IFF_LOOPBACK}}, "lo"},
+        {"", {{"docker0", "172.17.0.1", RUNNING}, {"eth0", "10.0.0.1", RUNNING}}, "eth0"},
+        {"", {{"eth0", "fe80::1", RUNNING}, {"eth1", "fd00::1", RUNNING}}, "eth1"},
+        {"", {{"eth0", "10.0.0.1", 0}, {"eth1", "10.0.1.1", RUNNING}}, "eth1"},
+        /* A port with an address but no cable, or a bridge that nothing is plugged into. */
+        {"", {{"eno1", "192.168.1.1", UNPLUGGED}, {"eno2", "10.0.0.1", RUNNING}}, "eno2"},
+        {"", {{"eno1", "192.168.1.1", UNPLUGGED}, {"eno2", "fd00::1", RUNNING}}, "eno2"},
+        {"", {{"lo", "127.0.0.1", RUNNING | IFF_LOOPBACK}, {"eno1", "192.168.1.1", UNPLUGGED}}, "lo"},
+        {"eno", {{"eno1", "192.168.1.1", UNPLUGGED}, {"eno2", "10.0.0.1", RUNNING}}, "eno2"},
+        {"eno1", {{"eno1", "192.168.1.1", UNPLUGGED}, {"eno2", "10.0.0.1", RUNNING}}, "eno1"},
+        {"eth7", {{"eth0", "10.0.0.1", RUNNING}}, NULL},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct prs_config config = {.socket_family = AF_UNSPEC};
+        union prs_address address;
+        char name[64] = "";
+
+        cr_assert_eq(prs_hca_filter_parse("NCCL_SOCKET_IFNAME", rows[i].asked, &config.ifname), 0);
+        cards = rows[i].card;
+        cr_assert_eq(prs_socket_interface(&config, &address, name, sizeof name) == 0, rows[i].chosen != NULL, "row %zu",
+                     i);
+        if (rows[i].chosen)
+            cr_assert_str_eq(name, rows[i].chosen, "row %zu", i);
+    }
+}
+
+/* The number that the listening host has for its interface means nothing here. */
+Test(socket, a_link_local_address_is_reached_by_an_interface_of_our_own)
+{
+    static const struct card only_loopback[] = {{"lo", "fe80::1", RUNNING}, {NULL, NULL, 0}};
+    struct prs_config config = {.socket_family = AF_UNSPEC};
+    union prs_address far = {.v6 = {.sin6_family = AF_INET6, .sin6_scope_id = 77}};
+
+    cards = only_loopback;
+    cr_assert_eq(inet_pton(AF_INET6, "fd00::2", &far.v6.sin6_addr), 1);
+    cr_assert_eq(prs_socket_scope(&config, &far), 0);
+    cr_assert_eq(far.v6.sin6_scope_id, 77, "a global one needs none");
+    cr_assert_eq(inet_pton(AF_INET6, "fe80::2", &far.v6.sin6_addr), 1);
+    cr_assert_eq(prs_socket_scope(&config, &far), 0);
+    cr_assert_eq(far.v6.sin6_scope_id, if_nametoindex("lo"));
+}
