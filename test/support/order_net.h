@@ -37,7 +37,7 @@ struct net {
     enum network network;
     unsigned seed;     /* for messages */
     bool raises_later; /* what came as a record is raised by net_raise() only: the receiver does something else */
-    uint8_t copies[PRS_ORDER_MAX_QUEUES][NET_DEPTH * PRS_INLINE_BYTES];
+    _Alignas(8) uint8_t copies[PRS_ORDER_MAX_QUEUES][NET_DEPTH * PRS_INLINE_BYTES];
     bool delivered[PRS_ORDER_MAX_QUEUES][NET_DEPTH];
     struct prs_wr posted[PRS_ORDER_MAX_QUEUES][NET_DEPTH]; /* as it was when posted */
     uint32_t to_deliver[PRS_ORDER_MAX_QUEUES];             /* positions below it were delivered */
