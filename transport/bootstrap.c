@@ -33,6 +33,7 @@ int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_t
     struct prs_team_options full = *options;
     struct prs_handle mine;
     struct prs_handle *handles = calloc(bootstrap->size, sizeof(*handles));
+    struct prs_team *team = NULL;
     int result, r;
 
     if (!handles)
@@ -40,19 +41,24 @@ int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_t
     memset(&mine, 0, sizeof(mine));
     full.listener = NULL;
     result = prs_listen(options->fabric, options->rails, &mine, &full.listener);
+    full.handles = handles;
+    full.rank = bootstrap->rank;
+    full.size = bootstrap->size;
     r = prs_bootstrap_agree(bootstrap, result, "team: listening");
     if (r == 0) {
         r = bootstrap->allgather(bootstrap->user, &mine, handles, sizeof(mine));
         if (r < 0)
             r = prs_fail(r, "team: the caller's allgather failed: %s", strerror(-r));
+        else
+            r = prs_team_open(&full, &team);
+        r = prs_bootstrap_agree(bootstrap, r, "team: opening");
     }
-    full.handles = handles;
-    full.rank = bootstrap->rank;
-    full.size = bootstrap->size;
-    if (r == 0)
-        r = prs_team_open(&full, out);
-    if (r < 0)
+    if (r < 0 && team)
+        prs_team_close(team); /* its listener with it */
+    else if (r < 0)
         prs_listener_close(full.listener);
+    else
+        *out = team;
     free(handles);
     return r;
 }

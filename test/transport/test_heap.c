@@ -206,6 +206,32 @@ Test(heap, when_one_rank_fails_all_fail_and_name_it, .timeout = 400)
     cr_assert_eq(run(unequal), 0);
 }
 
+static int wrong_card(struct ranks *ranks, void *user)
+{
+    struct prs_team_options options = {.traffic_class = -1, .card = "card"};
+    struct world w;
+    int r = world_rails(&w, ranks);
+
+    if (r != 0)
+        return r;
+    options.fabric = w.fabric;
+    options.rails = &w.rails;
+    options.card_bytes = w.rank == 1 ? PRS_TEAM_CARD_BYTES + 1 : 4;
+    CHECK(prs_bootstrap_team(&w.bootstrap, &options, &w.team) == -EINVAL, "opened though rank 1 could not");
+    CHECK(w.rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
+    options.card_bytes = 4;
+    CHECK(prs_bootstrap_team(&w.bootstrap, &options, &w.team) == 0, "the second time all is well");
+    CHECK(ranks_barrier(w.ranks) == 0, "meeting before the end");
+    prs_team_close(w.team);
+    prs_fabric_close(w.fabric);
+    return 0;
+}
+
+Test(heap, when_one_rank_cannot_open_its_team_none_has_one, .timeout = 400)
+{
+    cr_assert_eq(run(wrong_card), 0);
+}
+
 static int die(struct ranks *ranks, void *user)
 {
     struct prs_device_put put = {0, 4096, 4096, 2, 0, 0, 1};
