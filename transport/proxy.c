@@ -187,6 +187,11 @@ int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **o
 
     if (!proxy)
         return prs_fail(-ENOMEM, "proxy: no memory");
+    if (prs_team_size(options->team) > PRS_CMD_PEERS) {
+        r = prs_fail(-EINVAL, "proxy: a team of %u ranks, and a command can name %u", prs_team_size(options->team),
+                     PRS_CMD_PEERS);
+        goto free_proxy;
+    }
     proxy->options = *options;
     proxy->device.epoch = next_epoch();
     proxy->device.rank = prs_team_rank(options->team);

@@ -19,7 +19,7 @@ extern "C" {
 struct prs_proxy;
 
 struct prs_proxy_options {
-    struct prs_team *team; /* must outlive the proxy */
+    struct prs_team *team; /* must outlive the proxy; at most 65536 ranks */
     uint32_t context;      /* the proxy's alone while it is open */
     uint32_t ring_slots;   /* power of two; 0: 1024 */
     uint32_t timeout_ms;   /* limit of each wait on the device; 0: 10000 */

@@ -81,6 +81,23 @@ Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
     close_fixture();
 }
 
+/* A command has 16 bits for the rank: the next would be taken for rank 0, in another window. */
+Test(proxy, a_team_of_more_ranks_than_a_command_can_name_is_refused)
+{
+    struct fake_team_options many = {.size = PRS_CMD_PEERS + 1, .window = 1};
+    struct prs_proxy_options options = {.numa_node = -1, .stepped = true};
+    struct prs_proxy *proxy = NULL;
+
+    options.team = fake_team_open(&many);
+    cr_assert_eq(prs_proxy_open(&options, &proxy), -EINVAL);
+    fake_team_close(options.team);
+    many.size--;
+    options.team = fake_team_open(&many);
+    cr_assert_eq(prs_proxy_open(&options, &proxy), 0);
+    prs_proxy_close(proxy);
+    fake_team_close(options.team);
+}
+
 Test(proxy, windows_go_while_the_thread_carries_commands_of_others)
 {
     uint64_t ticket = 0;
