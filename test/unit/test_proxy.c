@@ -33,8 +33,10 @@ static int late_window(void)
     struct prs_window_remote remotes[WORLD] = {0};
     struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
 
-    for (uint32_t rank = 0; rank < WORLD; rank++)
+    for (uint32_t rank = 0; rank < WORLD; rank++) {
         remotes[rank].base = (uint64_t)(uintptr_t)late[rank];
+        remotes[rank].mapped = f.map_peers & 1u << rank ? remotes[rank].base : 0;
+    }
     return prs_proxy_window(f.proxy, &options);
 }
 
@@ -78,6 +80,18 @@ Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
     cr_assert_eq(r, -EINVAL);
     cr_assert(strstr(prs_proxy_error(f.proxy), "window 2, which was given back"), "%s", prs_proxy_error(f.proxy));
     cr_assert_eq(late[2][4], 0);
+    close_fixture();
+}
+
+/* Else the store to the signal word overtakes the put, which waits for the proxy. */
+Test(proxy, a_window_that_is_mapped_is_refused_where_others_of_that_rank_are_not)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
+    f.map_peers = 1u << 2;
+    cr_assert_eq(late_window(), -EINVAL);
+    cr_assert(strstr(prs_error_last(), "of rank 2 window 0"), "%s", prs_error_last());
+    f.map_peers = 0;
+    cr_assert_eq(late_window(), 2);
     close_fixture();
 }
 
