@@ -83,6 +83,28 @@ Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
     close_fixture();
 }
 
+/* Nobody steps the proxy: what went by the ring would not be there. */
+Test(proxy, a_put_and_its_signal_to_a_mapped_peer_are_stores_also_when_window_0_went)
+{
+    struct prs_device_put put = {.bytes = 8, .dst_offset = 16, .peer = 2};
+    struct prs_device_signal signal = {.offset = 8, .value = 5, .peer = 2, .window = SIGNALS};
+    int window;
+
+    f.map_peers = 1u << 1 | 1u << 2;
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
+    window = late_window();
+    cr_assert_eq(window, 2);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, DATA), 0);
+    put.src_window = put.dst_window = (uint32_t)window;
+    late[0][0] = 11;
+    cr_assert_eq(prs_put_signal(&f.device, &put, &signal, NULL), 0);
+    cr_assert_eq(f.signals[2][1], 5);
+    cr_assert_eq(late[2][2], 11);
+    put.dst_window = 1u << 20;
+    cr_assert_eq(prs_put_signal(&f.device, &put, &signal, NULL), -PRS_DEVICE_MISUSE);
+    close_fixture();
+}
+
 /* Else the store to the signal word overtakes the put, which waits for the proxy. */
 Test(proxy, a_window_that_is_mapped_is_refused_where_others_of_that_rank_are_not)
 {
