@@ -130,14 +130,27 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
         .value = g->round,
         .kind = PRS_SIGNAL_SET,
     };
+    uint64_t give_up = now_ms() + g->timeout_ms;
+    bool posted = false;
     int r;
 
     g->data.status = g->flag.status = 0;
-    /* At most one of each is in flight, so the window is never full. */
-    r = prs_peer_put(peer, &g->data, &put);
-    if (r == 0)
-        r = prs_peer_signal(peer, &g->flag, &signal);
-    return r > 0 ? prs_fail(-EBUSY, "exchange: the window to rank %u is full", (g->rank + 1) % g->ranks) : r;
+    for (;;) {
+        r = posted ? 0 : prs_peer_put(peer, &g->data, &put);
+        posted = r == 0;
+        if (posted)
+            r = prs_peer_signal(peer, &g->flag, &signal);
+        if (r <= 0)
+            return r;
+        /* No room: under `counted` a neighbour that is late leaves the steps of many ranks uncredited. */
+        r = prs_team_progress(g->team, GATHER_CONTEXT);
+        if (r < 0)
+            return r;
+        if (now_ms() > give_up)
+            return prs_fail(-ETIMEDOUT, "exchange %llu: rank %u waited %u ms for room on the way to rank %u",
+                            (unsigned long long)g->round, g->rank, g->timeout_ms, (g->rank + 1) % g->ranks);
+        sched_yield();
+    }
 }
 
 static int run_locked(struct gather *g, const void *mine, uint32_t bytes, uint8_t *all)

@@ -9,7 +9,7 @@
 #include "test/support/fake_team.h"
 #include "util/error.h"
 
-enum { RANKS = 2, SHORT_MS = 20 };
+enum { RANKS = 2, SHORT_MS = 20, HEALTHY_MS = 60000 };
 
 static const struct fake_team_options two_ranks = {.size = RANKS, .window = 16, .seed = 3};
 static struct gather gather;
@@ -102,6 +102,22 @@ Test(gather, after_one_that_failed_the_next_fails_at_once_and_posts_nothing, .ti
     cr_assert_eq(run_gather(), -ETIMEDOUT);
     cr_assert(strstr(prs_error_last(), "one before it failed"), "%s", prs_error_last());
     cr_assert_eq(fake_team_in_flight(team), 2, "those of the first");
+    fake_team_close(team);
+    gather_fini(&gather);
+}
+
+/* As under `counted`, where it takes the other's credit to make room. */
+Test(gather, no_room_for_a_flag_behind_its_data_is_waited_for, .timeout = 60)
+{
+    static const struct fake_team_options narrow = {.size = RANKS, .window = 1, .seed = 3};
+    struct prs_team *team = fake_team_open(&narrow);
+    uint64_t came = 1;
+
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &card), 0);
+    cr_assert_eq(gather_connect(&gather, team), 0);
+    /* What the left neighbour would write: its flag of round 1. */
+    memcpy(gather.memory + GATHER_BANKS * RANKS * GATHER_BYTES + (1 * RANKS + 1) * sizeof(came), &came, sizeof(came));
+    cr_assert_eq(run_gather(), 0, "%s", prs_error_last());
     fake_team_close(team);
     gather_fini(&gather);
 }
