@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -88,18 +89,22 @@ static int wait_readable(struct pollfd *sockets, uint32_t count, uint64_t give_u
     }
 }
 
-/* Connect and show the cookie: both fit the kernel's buffers, so the other side need not have accepted yet. */
-static int ask(const struct prs_share_address *address, int *out)
+/* Connect and show the cookie: both fit the kernel's buffers, so the other side need not have accepted yet, as long as
+ * its backlog has room. */
+static int ask(const struct prs_share_address *address, uint64_t give_up_ms, int *out)
 {
     struct sockaddr_un name;
     socklen_t length = socket_name(address, &name);
     int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    uint64_t now = now_ms(), left_ms = give_up_ms > now ? give_up_ms - now : 1; /* 0 would be no limit */
+    struct timeval left = {.tv_sec = (time_t)(left_ms / 1000), .tv_usec = (suseconds_t)(left_ms % 1000 * 1000)};
 
     if (s < 0)
         return prs_fail(-errno, "sharing memory: UNIX socket: %s", strerror(errno));
-    if (connect(s, (struct sockaddr *)&name, length) < 0 ||
+    if (setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof(left)) < 0 ||
+        connect(s, (struct sockaddr *)&name, length) < 0 ||
         send(s, address->cookie, sizeof(address->cookie), MSG_NOSIGNAL) != (ssize_t)sizeof(address->cookie)) {
-        int error = errno;
+        int error = errno == EAGAIN ? ETIMEDOUT : errno;
 
         close(s);
         return prs_fail(-error, "sharing memory: cannot reach @%s: %s (did that rank die?)", name.sun_path + 1,
@@ -239,7 +244,7 @@ int prs_share_exchange(struct prs_share *share, const int files[PRS_SHARE_FILES]
     if (!sockets)
         return prs_fail(-ENOMEM, "sharing memory: no memory for %u sockets", count);
     while (asked < count && r == 0) {
-        r = ask(&addresses[asked], &sockets[asked]);
+        r = ask(&addresses[asked], give_up, &sockets[asked]);
         if (r == 0)
             asked++;
     }

@@ -149,6 +149,22 @@ Test(share, who_connects_and_says_nothing_holds_up_nobody, .timeout = 120)
         close(s[i]);
 }
 
+/* Connecting itself waits then. */
+Test(share, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeout = 60)
+{
+    struct side sides[SIDES];
+    int others;
+
+    open_sides(sides);
+    cr_assert_eq(listen(sides[1].share.listener, 0), 0);
+    others = call(&sides[1].share);
+    sides[0].timeout_ms = 50;
+    exchange(&sides[0]);
+    cr_assert_eq(sides[0].result, -ETIMEDOUT, "%d: %s", sides[0].result, sides[0].text);
+    cr_assert(strstr(sides[0].text, "cannot reach"), "%s", sides[0].text);
+    close(others);
+}
+
 /* Leave this process so many descriptors. Return the first of them. */
 static int leave_files(int count)
 {
