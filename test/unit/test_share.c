@@ -166,7 +166,7 @@ Test(share, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeout
 }
 
 /* Leave this process so many descriptors. Return the first of them. */
-static int leave_files(int count)
+static int leave_files(int count, struct rlimit *before)
 {
     struct rlimit limit;
     int last = 0, first;
@@ -176,7 +176,8 @@ static int leave_files(int count)
     while ((first = dup(0)) < last)
         cr_assert_geq(first, 0); /* no holes below */
     close(first);
-    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, before), 0);
+    limit = *before;
     limit.rlim_cur = (rlim_t)(first + count);
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
     return first;
@@ -185,6 +186,7 @@ static int leave_files(int count)
 /* Two sides, the second a process of its own; the first has `count` descriptors left. Return the first of them. */
 static int exchange_with_few_files(struct side *sides, int count)
 {
+    struct rlimit before;
     int first, status;
     pid_t other;
 
@@ -198,9 +200,10 @@ static int exchange_with_few_files(struct side *sides, int count)
         exchange(&sides[1]);
         _exit(0);
     }
-    first = leave_files(count);
+    first = leave_files(count, &before);
     exchange(&sides[0]);
-    prs_share_close(&sides[0].share); /* the other need not wait */
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0); /* sanitizers want some at the end */
+    prs_share_close(&sides[0].share);                   /* the other need not wait */
     cr_assert_eq(waitpid(other, &status, 0), other);
     return first;
 }
