@@ -92,14 +92,14 @@ int gather_connect(struct gather *g, struct prs_team *team)
     return 0;
 }
 
-/** Progress until *done; what the wait is for is told when it does not end. */
-static int wait_for(struct gather *g, const uint64_t *flag, uint64_t value, const int32_t *first, const int32_t *second,
-                    uint32_t rank)
+/** Progress until our ops are done and a rank's flag is up; what the wait is for is told when it does not end. */
+static int wait_for(struct gather *g, uint32_t rank)
 {
+    const uint64_t *flag = (const uint64_t *)(const void *)(g->memory + flag_offset(g, g->round, rank));
     uint64_t give_up = now_ms() + g->timeout_ms;
 
-    while ((flag && __atomic_load_n(flag, __ATOMIC_ACQUIRE) != value) || *first == PRS_OP_PENDING ||
-           *second == PRS_OP_PENDING) {
+    while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) != g->round || g->data.status == PRS_OP_PENDING ||
+           g->flag.status == PRS_OP_PENDING) {
         int r = prs_team_progress(g->team, GATHER_CONTEXT);
 
         if (r < 0)
@@ -111,11 +111,11 @@ static int wait_for(struct gather *g, const uint64_t *flag, uint64_t value, cons
                             (unsigned long long)g->round, g->rank, g->timeout_ms, rank);
         sched_yield();
     }
-    return *first < 0 ? *first : *second;
+    return g->data.status < 0 ? g->data.status : g->flag.status;
 }
 
 /** Hand one rank's slot on to the right. Return 0 or -errno. */
-static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank, struct prs_op *data, struct prs_op *flag)
+static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
 {
     struct prs_put put = {
         .src = g->region,
@@ -130,19 +130,31 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank, struc
         .value = g->round,
         .kind = PRS_SIGNAL_SET,
     };
+    uint64_t give_up = now_ms() + g->timeout_ms;
+    bool posted = false;
     int r;
 
-    data->status = flag->status = 0;
-    /* At most one of each is in flight, so the window is never full. */
-    r = prs_peer_put(peer, data, &put);
-    if (r == 0)
-        r = prs_peer_signal(peer, flag, &signal);
-    return r > 0 ? prs_fail(-EBUSY, "exchange: the window to rank %u is full", (g->rank + 1) % g->ranks) : r;
+    g->data.status = g->flag.status = 0;
+    for (;;) {
+        r = posted ? 0 : prs_peer_put(peer, &g->data, &put);
+        posted = r == 0;
+        if (posted)
+            r = prs_peer_signal(peer, &g->flag, &signal);
+        if (r <= 0)
+            return r;
+        /* No room: under `counted` a neighbour that is late leaves the steps of many ranks uncredited. */
+        r = prs_team_progress(g->team, GATHER_CONTEXT);
+        if (r < 0)
+            return r;
+        if (now_ms() > give_up)
+            return prs_fail(-ETIMEDOUT, "exchange %llu: rank %u waited %u ms for room on the way to rank %u",
+                            (unsigned long long)g->round, g->rank, g->timeout_ms, (g->rank + 1) % g->ranks);
+        sched_yield();
+    }
 }
 
 static int run_locked(struct gather *g, const void *mine, uint32_t bytes, uint8_t *all)
 {
-    struct prs_op data, flag;
     struct prs_peer *peer;
     int r;
 
@@ -152,10 +164,9 @@ static int run_locked(struct gather *g, const void *mine, uint32_t bytes, uint8_
     for (uint32_t step = 0; step + 1 < g->ranks && r == 0; step++) {
         uint32_t give = (g->rank + g->ranks - step) % g->ranks, take = (give + g->ranks - 1) % g->ranks;
 
-        r = pass_on(g, peer, give, &data, &flag);
+        r = pass_on(g, peer, give);
         if (r == 0)
-            r = wait_for(g, (const uint64_t *)(const void *)(g->memory + flag_offset(g, g->round, take)), g->round,
-                         &data.status, &flag.status, take);
+            r = wait_for(g, take);
     }
     if (r == 0)
         memcpy(all, g->memory + slot_offset(g, g->round, 0), (size_t)g->ranks * GATHER_BYTES);
@@ -169,7 +180,10 @@ int gather_run(struct gather *g, const void *mine, uint32_t bytes, uint8_t *all)
     if (bytes > GATHER_BYTES)
         return prs_fail(-EINVAL, "exchange of %u bytes a rank, at most %d are possible", bytes, GATHER_BYTES);
     pthread_mutex_lock(&g->lock);
-    r = run_locked(g, mine, bytes, all);
+    if (g->error)
+        r = prs_error_repeat(g->error, "exchange: one before it failed, and the ranks are no longer in step");
+    else
+        r = g->error = run_locked(g, mine, bytes, all);
     pthread_mutex_unlock(&g->lock);
     return r;
 }

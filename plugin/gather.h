@@ -31,6 +31,9 @@ struct gather {
     uint64_t round;
     uint64_t right_base;
     struct prs_keys right_keys;
+    struct prs_op data,
+        flag;  /* of the step under way: after one that failed a peer writes to them until it is closed */
+    int error; /* sticky: after a round that failed the ranks are no longer in step */
     uint32_t timeout_ms;
     pthread_mutex_t lock; /* regMrSym comes from any thread */
 };
@@ -40,7 +43,8 @@ int gather_init(struct gather *gather, struct prs_fabric *fabric, const struct p
                 uint32_t ranks, uint32_t timeout_ms, struct gather_card *card);
 /** Collective: connect the ring. Blocks, bounded. */
 int gather_connect(struct gather *gather, struct prs_team *team);
-/** Collective, in the same order on every rank: all[] gets ranks times GATHER_BYTES. Blocks, bounded. */
+/** Collective, in the same order on every rank: all[] gets ranks times GATHER_BYTES. Blocks, bounded. After one that
+ * failed all fail. */
 int gather_run(struct gather *gather, const void *mine, uint32_t bytes, uint8_t *all);
 /** After the team was closed. */
 void gather_fini(struct gather *gather);

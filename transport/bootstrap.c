@@ -1,11 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <perseus/bootstrap.h>
+#include "transport/bootstrap.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "util/error.h"
+
+int prs_bootstrap_gather(const struct prs_bootstrap *bootstrap, const void *mine, void *all, size_t bytes,
+                         const char *what)
+{
+    int r = bootstrap->allgather(bootstrap->user, mine, all, bytes);
+
+    if (r > 0) /* as MPI and others have it: no errno, but it failed */
+        return prs_fail(-EIO, "%s: the caller's allgather failed: it returned %d, want 0 or a negative errno", what, r);
+    return r < 0 ? prs_fail(r, "%s: the caller's allgather failed: %s", what, strerror(-r)) : 0;
+}
 
 int prs_bootstrap_agree(const struct prs_bootstrap *bootstrap, int result, const char *what)
 {
@@ -15,9 +25,7 @@ int prs_bootstrap_agree(const struct prs_bootstrap *bootstrap, int result, const
 
     if (!all)
         return prs_fail(-ENOMEM, "%s: no memory for %u ranks", what, bootstrap->size);
-    r = bootstrap->allgather(bootstrap->user, &mine, all, sizeof(mine));
-    if (r < 0)
-        r = prs_fail(r, "%s: the caller's allgather failed: %s", what, strerror(-r));
+    r = prs_bootstrap_gather(bootstrap, &mine, all, sizeof(mine), what);
     for (uint32_t rank = 0; r == 0 && rank < bootstrap->size; rank++)
         if (all[rank] < 0)
             r = rank == bootstrap->rank
@@ -33,6 +41,7 @@ int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_t
     struct prs_team_options full = *options;
     struct prs_handle mine;
     struct prs_handle *handles = calloc(bootstrap->size, sizeof(*handles));
+    struct prs_team *team = NULL;
     int result, r;
 
     if (!handles)
@@ -40,19 +49,22 @@ int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_t
     memset(&mine, 0, sizeof(mine));
     full.listener = NULL;
     result = prs_listen(options->fabric, options->rails, &mine, &full.listener);
-    r = prs_bootstrap_agree(bootstrap, result, "team: listening");
-    if (r == 0) {
-        r = bootstrap->allgather(bootstrap->user, &mine, handles, sizeof(mine));
-        if (r < 0)
-            r = prs_fail(r, "team: the caller's allgather failed: %s", strerror(-r));
-    }
     full.handles = handles;
     full.rank = bootstrap->rank;
     full.size = bootstrap->size;
-    if (r == 0)
-        r = prs_team_open(&full, out);
-    if (r < 0)
+    r = prs_bootstrap_agree(bootstrap, result, "team: listening");
+    if (r == 0) {
+        r = prs_bootstrap_gather(bootstrap, &mine, handles, sizeof(mine), "team");
+        if (r == 0)
+            r = prs_team_open(&full, &team);
+        r = prs_bootstrap_agree(bootstrap, r, "team: opening");
+    }
+    if (r < 0 && team)
+        prs_team_close(team); /* its listener with it */
+    else if (r < 0)
         prs_listener_close(full.listener);
+    else
+        *out = team;
     free(handles);
     return r;
 }

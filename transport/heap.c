@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "transport/bootstrap.h"
 #include "transport/cuda.h"
 #include "transport/share.h"
 #include "util/error.h"
@@ -240,10 +241,8 @@ static int exchange(struct prs_heap *heap, int result)
     if (!cards)
         return prs_fail(-ENOMEM, "heap: no memory for %u ranks", heap->bootstrap.size);
     fill_card(heap, result, &mine);
-    r = heap->bootstrap.allgather(heap->bootstrap.user, &mine, cards, sizeof(mine));
-    if (r < 0)
-        r = prs_fail(r, "heap: the caller's allgather failed: %s", strerror(-r));
-    else
+    r = prs_bootstrap_gather(&heap->bootstrap, &mine, cards, sizeof(mine), "heap");
+    if (r == 0)
         r = check_cards(heap, cards);
     if (r == 0) {
         for (uint32_t rank = 0; rank < heap->bootstrap.size; rank++)

@@ -187,6 +187,11 @@ int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **o
 
     if (!proxy)
         return prs_fail(-ENOMEM, "proxy: no memory");
+    if (prs_team_size(options->team) > PRS_CMD_PEERS) {
+        r = prs_fail(-EINVAL, "proxy: a team of %u ranks, and a command can name %u", prs_team_size(options->team),
+                     PRS_CMD_PEERS);
+        goto free_proxy;
+    }
     proxy->options = *options;
     proxy->device.epoch = next_epoch();
     proxy->device.rank = prs_team_rank(options->team);
@@ -244,10 +249,29 @@ static int publish_window(struct prs_proxy *proxy, uint32_t w)
     return r < 0 ? r : prs_cuda_copy(proxy->device_map + size, proxy->map + size, sizeof(uint64_t));
 }
 
+/* A store to a mapped signal word would overtake puts to a window that only the NIC reaches: nothing orders the two. */
+static int check_mapping(const struct prs_proxy *proxy, const struct prs_window_options *options)
+{
+    for (uint32_t w = 0; w < proxy->windows.count; w++) {
+        const struct prs_window_remote *other = proxy->windows.window[w].remotes;
+
+        for (uint32_t rank = 0; other && rank < proxy->device.world; rank++)
+            if (rank != proxy->device.rank && !other[rank].mapped != !options->remotes[rank].mapped)
+                return prs_fail(-EINVAL,
+                                "proxy of rank %u: of rank %u window %u is %s and the new one is not: a signal in one "
+                                "would overtake puts to the other",
+                                proxy->device.rank, rank, w, other[rank].mapped ? "mapped" : "the NIC's alone");
+    }
+    return 0;
+}
+
 int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options)
 {
-    int r, index = prs_windows_add(&proxy->windows, options);
+    int index, r = check_mapping(proxy, options);
 
+    if (r < 0)
+        return r;
+    index = prs_windows_add(&proxy->windows, options);
     if (index < 0 || !proxy->map)
         return index;
     r = publish_window(proxy, (uint32_t)index);

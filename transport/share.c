@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -67,17 +68,20 @@ void prs_share_close(struct prs_share *share)
     share->listener = -1;
 }
 
-/* Wait until a socket can be read. */
-static int wait_readable(int socket, uint64_t give_up_ms)
+enum {
+    ASKERS = 64, /* that have come and not shown a cookie yet */
+};
+
+/* Wait until one of these sockets can be read: revents says which. */
+static int wait_readable(struct pollfd *sockets, uint32_t count, uint64_t give_up_ms)
 {
     for (;;) {
-        struct pollfd poller = {.fd = socket, .events = POLLIN};
         uint64_t now = now_ms();
         int r;
 
         if (now >= give_up_ms)
             return -ETIMEDOUT;
-        r = poll(&poller, 1, (int)(give_up_ms - now));
+        r = poll(sockets, count, (int)(give_up_ms - now));
         if (r > 0)
             return 0;
         if (r < 0 && errno != EINTR)
@@ -85,18 +89,22 @@ static int wait_readable(int socket, uint64_t give_up_ms)
     }
 }
 
-/* Connect and show the cookie: both fit the kernel's buffers, so the other side need not have accepted yet. */
-static int ask(const struct prs_share_address *address, int *out)
+/* Connect and show the cookie: both fit the kernel's buffers, so the other side need not have accepted yet, as long as
+ * its backlog has room. */
+static int ask(const struct prs_share_address *address, uint64_t give_up_ms, int *out)
 {
     struct sockaddr_un name;
     socklen_t length = socket_name(address, &name);
     int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    uint64_t now = now_ms(), left_ms = give_up_ms > now ? give_up_ms - now : 1; /* 0 would be no limit */
+    struct timeval left = {.tv_sec = (time_t)(left_ms / 1000), .tv_usec = (suseconds_t)(left_ms % 1000 * 1000)};
 
     if (s < 0)
         return prs_fail(-errno, "sharing memory: UNIX socket: %s", strerror(errno));
-    if (connect(s, (struct sockaddr *)&name, length) < 0 ||
+    if (setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof(left)) < 0 ||
+        connect(s, (struct sockaddr *)&name, length) < 0 ||
         send(s, address->cookie, sizeof(address->cookie), MSG_NOSIGNAL) != (ssize_t)sizeof(address->cookie)) {
-        int error = errno;
+        int error = errno == EAGAIN ? ETIMEDOUT : errno;
 
         close(s);
         return prs_fail(-error, "sharing memory: cannot reach @%s: %s (did that rank die?)", name.sun_path + 1,
@@ -129,58 +137,99 @@ static int receive_files(int s, int files[PRS_SHARE_FILES], uint64_t give_up_ms)
     struct iovec data = {&byte, 1};
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+    struct pollfd poller = {.fd = s, .events = POLLIN};
     struct cmsghdr *header;
-    int r = wait_readable(s, give_up_ms);
+    size_t count = 0;
+    int r = wait_readable(&poller, 1, give_up_ms);
 
     if (r < 0)
         return r;
     if (recvmsg(s, &message, MSG_CMSG_CLOEXEC) != 1)
         return -ECONNRESET;
     header = CMSG_FIRSTHDR(&message);
-    if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int) * PRS_SHARE_FILES))
-        return -EPROTO;
-    memcpy(files, CMSG_DATA(header), sizeof(int) * PRS_SHARE_FILES);
-    return 0;
+    if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
+        count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    if (count > 0)
+        memcpy(files, CMSG_DATA(header), sizeof(int) * count);
+    if (count == PRS_SHARE_FILES)
+        return 0;
+    while (count > 0) /* the kernel hands over as many as there are descriptors for */
+        close(files[--count]);
+    return message.msg_flags & MSG_CTRUNC ? -EMFILE : -EPROTO;
 }
 
-/* One that asks: the same user, with our cookie? */
-static int check_asker(const struct prs_share *share, int s, uint64_t give_up_ms)
+/* Take one that asks, if it is of the same user: *out is -1 for others. */
+static int take_asker(struct prs_share *share, int *out)
 {
-    uint8_t cookie[sizeof(share->address.cookie)];
     struct ucred who;
     socklen_t length = sizeof(who);
 
-    if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &length) < 0 || who.uid != geteuid())
-        return -EPERM;
-    if (wait_readable(s, give_up_ms) < 0 ||
-        recv(s, cookie, sizeof(cookie), MSG_WAITALL | MSG_DONTWAIT) != (ssize_t)sizeof(cookie))
-        return -EPROTO;
-    return memcmp(cookie, share->address.cookie, sizeof(cookie)) == 0 ? 0 : -EPERM;
-}
-
-/* Serve `count` askers; strangers are turned away and do not count. */
-static int serve(struct prs_share *share, const int files[PRS_SHARE_FILES], uint32_t count, uint64_t give_up_ms)
-{
-    for (uint32_t served = 0; served < count;) {
-        int r = wait_readable(share->listener, give_up_ms);
-        int s;
-
-        if (r < 0)
-            return prs_fail(r, "sharing memory: %u of %u processes of this node did not ask for ours in time",
-                            count - served, count);
-        s = accept4(share->listener, NULL, NULL, SOCK_CLOEXEC);
-        if (s < 0)
-            continue;
-        r = check_asker(share, s, give_up_ms);
-        if (r == 0)
-            r = send_files(s, files);
-        if (r == 0)
-            served++;
-        else
-            PRS_WARN("sharing memory: turned a process away: %s", strerror(-r));
-        close(s);
+    *out = accept4(share->listener, NULL, NULL, SOCK_CLOEXEC);
+    if (*out < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+        return prs_fail(-errno, "sharing memory: cannot take the connection of a process that asks: %s",
+                        strerror(errno));
+    if (*out >= 0 && (getsockopt(*out, SOL_SOCKET, SO_PEERCRED, &who, &length) < 0 || who.uid != geteuid())) {
+        PRS_WARN("sharing memory: turned a process of another user away");
+        close(*out);
+        *out = -1;
     }
     return 0;
+}
+
+/* One that has said something: our cookie? Return how many were served. */
+static uint32_t answer(const struct prs_share *share, int s, const int files[PRS_SHARE_FILES])
+{
+    uint8_t cookie[sizeof(share->address.cookie)];
+    int r = -EPROTO;
+
+    if (recv(s, cookie, sizeof(cookie), MSG_WAITALL | MSG_DONTWAIT) == (ssize_t)sizeof(cookie))
+        r = memcmp(cookie, share->address.cookie, sizeof(cookie)) == 0 ? send_files(s, files) : -EPERM;
+    if (r < 0)
+        PRS_WARN("sharing memory: turned a process away: %s", strerror(-r));
+    close(s);
+    return r == 0;
+}
+
+static void forget(struct pollfd *askers, uint32_t index, uint32_t *count)
+{
+    memmove(&askers[index], &askers[index + 1], (--*count - index) * sizeof(*askers));
+}
+
+/* Serve `count` askers, in the order in which they speak: one that says nothing holds up nobody. Strangers are turned
+ * away and do not count. */
+static int serve(struct prs_share *share, const int files[PRS_SHARE_FILES], uint32_t count, uint64_t give_up_ms)
+{
+    struct pollfd poller[1 + ASKERS] = {{.fd = share->listener, .events = POLLIN}}, *askers = &poller[1];
+    uint32_t silent = 0, served = 0;
+    int r = 0;
+
+    while (served < count && r == 0) {
+        int s = -1;
+
+        r = wait_readable(poller, 1 + silent, give_up_ms);
+        if (r < 0) {
+            prs_fail(r, "sharing memory: %u of %u processes of this node did not ask for ours in time", count - served,
+                     count);
+            break;
+        }
+        for (uint32_t i = silent; i-- > 0;)
+            if (askers[i].revents) {
+                served += answer(share, askers[i].fd, files);
+                forget(askers, i, &silent);
+            }
+        if (poller[0].revents)
+            r = take_asker(share, &s);
+        if (s >= 0 && silent == ASKERS) {
+            PRS_WARN("sharing memory: turned a process away, since it said nothing and %d others wait too", ASKERS);
+            close(askers[0].fd);
+            forget(askers, 0, &silent);
+        }
+        if (s >= 0)
+            askers[silent++] = (struct pollfd){.fd = s, .events = POLLIN};
+    }
+    while (silent > 0)
+        close(askers[--silent].fd);
+    return r;
 }
 
 int prs_share_exchange(struct prs_share *share, const int files[PRS_SHARE_FILES],
@@ -195,7 +244,7 @@ int prs_share_exchange(struct prs_share *share, const int files[PRS_SHARE_FILES]
     if (!sockets)
         return prs_fail(-ENOMEM, "sharing memory: no memory for %u sockets", count);
     while (asked < count && r == 0) {
-        r = ask(&addresses[asked], &sockets[asked]);
+        r = ask(&addresses[asked], give_up, &sockets[asked]);
         if (r == 0)
             asked++;
     }

@@ -70,15 +70,24 @@ const char *prs_team_error(const struct prs_team *team)
     return team->text;
 }
 
-/* Keep what failed and with whom; the peer or connector has logged why. */
-static int fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int error)
+/* The team's error is its first one's text. */
+static void keep_text(struct prs_team *team, const char *text)
 {
     pthread_mutex_lock(&team->text_lock);
     if (!team->text[0])
-        snprintf(team->text, sizeof(team->text), "rank %u to rank %u, context %u: %s", team->options.rank, rank,
-                 context, prs_error_text());
+        snprintf(team->text, sizeof(team->text), "%s", text);
     pthread_mutex_unlock(&team->text_lock);
-    return prs_error_repeat(error, team->text);
+}
+
+/* Say with whom it failed; the peer or connector has logged why. */
+static int fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int error)
+{
+    char text[sizeof(team->text)];
+
+    snprintf(text, sizeof(text), "rank %u to rank %u, context %u: %s", team->options.rank, rank, context,
+             prs_error_text());
+    keep_text(team, text);
+    return prs_error_repeat(error, text);
 }
 
 static uint64_t now_ms(void)
@@ -493,10 +502,11 @@ static int connect_ranks(struct prs_team *team, uint32_t index, const uint32_t *
                 missing = ranks[i];
         }
         if (have < count && now_ms() > give_up) {
-            snprintf(team->text, sizeof(team->text),
-                     "rank %u: %u of %u peers of context %u did not connect within %u ms, rank %u among them",
-                     team->options.rank, count - have, count, index, team->options.timeout_ms, missing);
-            return prs_fail(-ETIMEDOUT, "%s", team->text);
+            r = prs_fail(-ETIMEDOUT,
+                         "rank %u: %u of %u peers of context %u did not connect within %u ms, rank %u among them",
+                         team->options.rank, count - have, count, index, team->options.timeout_ms, missing);
+            keep_text(team, prs_error_text());
+            return r;
         }
         if (have < count)
             nanosleep(&(struct timespec){0, 200000}, NULL);

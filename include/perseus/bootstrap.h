@@ -14,7 +14,8 @@ extern "C" {
 #endif
 
 /**
- * Collective: everyone gives `bytes` bytes, everyone gets those of every rank, in order of rank. Return 0 or -errno.
+ * Collective: everyone gives `bytes` bytes, everyone gets those of every rank, in order of rank. Return 0 or -errno;
+ * anything above 0 is taken for a failure.
  * Must not block for ever: a rank that died should make it fail.
  */
 typedef int prs_allgather_fn(void *user, const void *mine, void *all, size_t bytes);

@@ -373,7 +373,9 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
     uint64_t at = 0;
     int r;
 
-    if (put->peer >= dev->world || prs_device_map(dev, 0, put->peer) != 0) {
+    /* Out of range goes to the calls that refuse it with a report. */
+    if (put->peer >= dev->world || put->dst_window >= dev->windows ||
+        prs_device_map(dev, put->dst_window, put->peer) != 0) {
         r = prs_put(dev, put, ticket);
         return r != 0 ? r : prs_signal(dev, signal, ticket);
     }

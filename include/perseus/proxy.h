@@ -19,7 +19,7 @@ extern "C" {
 struct prs_proxy;
 
 struct prs_proxy_options {
-    struct prs_team *team; /* must outlive the proxy */
+    struct prs_team *team; /* must outlive the proxy; at most 65536 ranks */
     uint32_t context;      /* the proxy's alone while it is open */
     uint32_t ring_slots;   /* power of two; 0: 1024 */
     uint32_t timeout_ms;   /* limit of each wait on the device; 0: 10000 */
@@ -42,7 +42,7 @@ enum prs_window_flags {
 /** The same window at another rank. */
 struct prs_window_remote {
     uint64_t base;        /* there */
-    uint64_t mapped;      /* where it is mapped here; 0: only the NIC reaches it */
+    uint64_t mapped;      /* where it is mapped here; 0: only the NIC reaches it. The same for all windows of a rank */
     struct prs_keys keys; /* of the region there */
 };
 
@@ -57,7 +57,8 @@ struct prs_window_options {
 enum { PRS_PROXY_WINDOWS = 64 };
 
 /** Collective by contract: the same windows in the same order on every rank, before or after prs_proxy_start(). The
- * lowest free index is taken. Return it (>= 0) or -errno. */
+ * lowest free index is taken. Return it (>= 0) or -errno: -EINVAL also for a window that is mapped of a rank whose
+ * others are not, or the other way round, since signals would not stay behind puts then. */
 PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options);
 /** Wait until what commands that are done have sent has taken effect at its peers, signals that their processes raise
  * (policy `counted`, rails without atomics) among it; one call at a time. prs_quiet() does not: a receiver could give

@@ -206,6 +206,61 @@ Test(heap, when_one_rank_fails_all_fail_and_name_it, .timeout = 400)
     cr_assert_eq(run(unequal), 0);
 }
 
+static int wrong_card(struct ranks *ranks, void *user)
+{
+    struct prs_team_options options = {.traffic_class = -1, .card = "card"};
+    struct world w;
+    int r = world_rails(&w, ranks);
+
+    if (r != 0)
+        return r;
+    options.fabric = w.fabric;
+    options.rails = &w.rails;
+    options.card_bytes = w.rank == 1 ? PRS_TEAM_CARD_BYTES + 1 : 4;
+    CHECK(prs_bootstrap_team(&w.bootstrap, &options, &w.team) == -EINVAL, "opened though rank 1 could not");
+    CHECK(w.rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
+    options.card_bytes = 4;
+    CHECK(prs_bootstrap_team(&w.bootstrap, &options, &w.team) == 0, "the second time all is well");
+    CHECK(ranks_barrier(w.ranks) == 0, "meeting before the end");
+    prs_team_close(w.team);
+    prs_fabric_close(w.fabric);
+    return 0;
+}
+
+Test(heap, when_one_rank_cannot_open_its_team_none_has_one, .timeout = 400)
+{
+    cr_assert_eq(run(wrong_card), 0);
+}
+
+/* Handles that are none: a connection fails at once. */
+static int two_failures(struct ranks *ranks, void *user)
+{
+    struct prs_handle handles[RANKS] = {0};
+    struct prs_team_options options = {.handles = handles, .size = RANKS, .traffic_class = -1};
+    struct prs_peer *peer;
+    struct world w;
+    int r = world_rails(&w, ranks);
+
+    if (r != 0)
+        return r;
+    options.fabric = w.fabric;
+    options.rails = &w.rails;
+    CHECK(prs_listen(w.fabric, &w.rails, &handles[0], &options.listener) == 0, "listen");
+    CHECK(prs_team_open(&options, &w.team) == 0, "team");
+    CHECK(prs_team_peer(w.team, 3, 1, &peer) < 0 && strstr(prs_error_text(), "to rank 1, context 3"), "the first");
+    CHECK(prs_team_peer(w.team, 4, 2, &peer) < 0 && strstr(prs_error_text(), "to rank 2, context 4"), "the second");
+    CHECK(strstr(prs_team_error(w.team), "to rank 1, context 3"), "the team keeps the first: %s",
+          prs_team_error(w.team));
+    prs_team_close(w.team);
+    prs_fabric_close(w.fabric);
+    return 0;
+}
+
+Test(heap, each_failure_of_a_team_names_its_own_rank_and_context, .timeout = 400)
+{
+    cr_assert_eq(run(two_failures), 0);
+}
+
 static int die(struct ranks *ranks, void *user)
 {
     struct prs_device_put put = {0, 4096, 4096, 2, 0, 0, 1};

@@ -33,8 +33,10 @@ static int late_window(void)
     struct prs_window_remote remotes[WORLD] = {0};
     struct prs_window_options options = {.base = late[0], .bytes = sizeof(late[0]), .remotes = remotes};
 
-    for (uint32_t rank = 0; rank < WORLD; rank++)
+    for (uint32_t rank = 0; rank < WORLD; rank++) {
         remotes[rank].base = (uint64_t)(uintptr_t)late[rank];
+        remotes[rank].mapped = f.map_peers & 1u << rank ? remotes[rank].base : 0;
+    }
     return prs_proxy_window(f.proxy, &options);
 }
 
@@ -79,6 +81,57 @@ Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
     cr_assert(strstr(prs_proxy_error(f.proxy), "window 2, which was given back"), "%s", prs_proxy_error(f.proxy));
     cr_assert_eq(late[2][4], 0);
     close_fixture();
+}
+
+/* Nobody steps the proxy: what went by the ring would not be there. */
+Test(proxy, a_put_and_its_signal_to_a_mapped_peer_are_stores_also_when_window_0_went)
+{
+    struct prs_device_put put = {.bytes = 8, .dst_offset = 16, .peer = 2};
+    struct prs_device_signal signal = {.offset = 8, .value = 5, .peer = 2, .window = SIGNALS};
+    int window;
+
+    f.map_peers = 1u << 1 | 1u << 2;
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
+    window = late_window();
+    cr_assert_eq(window, 2);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, DATA), 0);
+    put.src_window = put.dst_window = (uint32_t)window;
+    late[0][0] = 11;
+    cr_assert_eq(prs_put_signal(&f.device, &put, &signal, NULL), 0);
+    cr_assert_eq(f.signals[2][1], 5);
+    cr_assert_eq(late[2][2], 11);
+    put.dst_window = 1u << 20;
+    cr_assert_eq(prs_put_signal(&f.device, &put, &signal, NULL), -PRS_DEVICE_MISUSE);
+    close_fixture();
+}
+
+/* Else the store to the signal word overtakes the put, which waits for the proxy. */
+Test(proxy, a_window_that_is_mapped_is_refused_where_others_of_that_rank_are_not)
+{
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
+    f.map_peers = 1u << 2;
+    cr_assert_eq(late_window(), -EINVAL);
+    cr_assert(strstr(prs_error_last(), "of rank 2 window 0"), "%s", prs_error_last());
+    f.map_peers = 0;
+    cr_assert_eq(late_window(), 2);
+    close_fixture();
+}
+
+/* A command has 16 bits for the rank: the next would be taken for rank 0, in another window. */
+Test(proxy, a_team_of_more_ranks_than_a_command_can_name_is_refused)
+{
+    struct fake_team_options many = {.size = PRS_CMD_PEERS + 1, .window = 1};
+    struct prs_proxy_options options = {.numa_node = -1, .stepped = true};
+    struct prs_proxy *proxy = NULL;
+
+    options.team = fake_team_open(&many);
+    cr_assert_eq(prs_proxy_open(&options, &proxy), -EINVAL);
+    fake_team_close(options.team);
+    many.size--;
+    options.team = fake_team_open(&many);
+    cr_assert_eq(prs_proxy_open(&options, &proxy), 0);
+    prs_proxy_close(proxy);
+    fake_team_close(options.team);
 }
 
 Test(proxy, windows_go_while_the_thread_carries_commands_of_others)

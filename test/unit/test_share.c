@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "transport/share.h"
@@ -61,8 +64,8 @@ static void open_sides(struct side *sides)
                 sides[i].others[sides[i].count++] = sides[k].share.address;
 }
 
-/* Somebody who knows the socket's name but not the cookie. */
-static int stranger(const struct prs_share *share)
+/* Somebody who knows the socket's name. */
+static int call(const struct prs_share *share)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     socklen_t length = sizeof(name);
@@ -70,6 +73,14 @@ static int stranger(const struct prs_share *share)
 
     cr_assert_eq(getsockname(share->listener, (struct sockaddr *)&name, &length), 0);
     cr_assert_eq(connect(s, (struct sockaddr *)&name, length), 0);
+    return s;
+}
+
+/* One who does not know the cookie. */
+static int stranger(const struct prs_share *share)
+{
+    int s = call(share);
+
     cr_assert_eq(send(s, "0123456789abcdef", 16, 0), 16);
     return s;
 }
@@ -116,4 +127,102 @@ Test(share, who_does_not_come_is_waited_for_with_a_limit, .timeout = 120)
     exchange(&sides[0]);
     cr_assert_eq(sides[0].result, -ECONNREFUSED, "%d", sides[0].result);
     cr_assert(strstr(sides[0].text, "did that rank die"), "%s", sides[0].text);
+}
+
+/* More of them than are remembered; the first came before everybody. */
+Test(share, who_connects_and_says_nothing_holds_up_nobody, .timeout = 120)
+{
+    enum { SILENT = 70 };
+    struct side sides[SIDES];
+    int s[SILENT];
+
+    open_sides(sides);
+    for (int i = 0; i < SILENT; i++)
+        s[i] = call(&sides[0].share);
+    for (int i = 0; i < SIDES; i++)
+        cr_assert_eq(pthread_create(&sides[i].thread, NULL, exchange, &sides[i]), 0);
+    for (int i = 0; i < SIDES; i++) {
+        pthread_join(sides[i].thread, NULL);
+        cr_assert_eq(sides[i].result, 0, "side %d: %s", i, sides[i].text);
+    }
+    for (int i = 0; i < SILENT; i++)
+        close(s[i]);
+}
+
+/* Connecting itself waits then. */
+Test(share, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeout = 60)
+{
+    struct side sides[SIDES];
+    int others;
+
+    open_sides(sides);
+    cr_assert_eq(listen(sides[1].share.listener, 0), 0);
+    others = call(&sides[1].share);
+    sides[0].timeout_ms = 50;
+    exchange(&sides[0]);
+    cr_assert_eq(sides[0].result, -ETIMEDOUT, "%d: %s", sides[0].result, sides[0].text);
+    cr_assert(strstr(sides[0].text, "cannot reach"), "%s", sides[0].text);
+    close(others);
+}
+
+/* Leave this process so many descriptors. Return the first of them. */
+static int leave_files(int count, struct rlimit *before)
+{
+    struct rlimit limit;
+    int last = 0, first;
+
+    for (int fd = 0; fd < 1024; fd++)
+        last = fcntl(fd, F_GETFD) >= 0 ? fd : last;
+    while ((first = dup(0)) < last)
+        cr_assert_geq(first, 0); /* no holes below */
+    close(first);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, before), 0);
+    limit = *before;
+    limit.rlim_cur = (rlim_t)(first + count);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    return first;
+}
+
+/* Two sides, the second a process of its own; the first has `count` descriptors left. Return the first of them. */
+static int exchange_with_few_files(struct side *sides, int count)
+{
+    struct rlimit before;
+    int first, status;
+    pid_t other;
+
+    open_sides(sides);
+    sides[0].others[0] = sides[1].share.address;
+    sides[1].others[0] = sides[0].share.address;
+    sides[0].count = sides[1].count = 1;
+    other = fork();
+    if (other == 0) {
+        prs_share_close(&sides[0].share);
+        exchange(&sides[1]);
+        _exit(0);
+    }
+    first = leave_files(count, &before);
+    exchange(&sides[0]);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0); /* sanitizers want some at the end */
+    prs_share_close(&sides[0].share);                   /* the other need not wait */
+    cr_assert_eq(waitpid(other, &status, 0), other);
+    return first;
+}
+
+Test(share, without_a_descriptor_for_who_asks_it_ends_at_once_and_says_so, .timeout = 120)
+{
+    struct side sides[SIDES];
+
+    exchange_with_few_files(sides, 1); /* for asking */
+    cr_assert_eq(sides[0].result, -EMFILE, "%d: %s", sides[0].result, sides[0].text);
+    cr_assert(strstr(sides[0].text, "Too many open files"), "%s", sides[0].text);
+}
+
+Test(share, without_descriptors_for_what_comes_none_of_it_is_left_open, .timeout = 120)
+{
+    struct side sides[SIDES];
+    int first = exchange_with_few_files(sides, 2); /* for asking, and for who asks: one for the two files */
+
+    cr_assert_eq(sides[0].result, -EMFILE, "%d: %s", sides[0].result, sides[0].text);
+    for (int fd = first; fd < first + 2; fd++)
+        cr_assert_eq(fcntl(fd, F_GETFD), -1, "descriptor %d is still open", fd);
 }

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The exchange of GIN's windows over a team without a NIC (fake_team.h) whose other rank never comes. */
+#include "plugin/gather.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#include "test/support/fake_team.h"
+#include "util/error.h"
+
+enum { RANKS = 2, SHORT_MS = 20, HEALTHY_MS = 60000 };
+
+static const struct fake_team_options two_ranks = {.size = RANKS, .window = 16, .seed = 3};
+static struct gather gather;
+static struct gather_card card;
+
+/* What the fake team lacks: a ring that is there, and the right neighbour's card, which is our own. */
+int prs_team_connect_ring(struct prs_team *team, uint32_t context)
+{
+    (void)team;
+    (void)context;
+    return 0;
+}
+
+const void *prs_team_card(struct prs_team *team, uint32_t context, uint32_t rank)
+{
+    (void)team;
+    (void)context;
+    (void)rank;
+    return &card;
+}
+
+int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_mem *mem,
+                        struct prs_region **out)
+{
+    (void)fabric;
+    (void)rails;
+    (void)mem;
+    *out = NULL;
+    return 0;
+}
+
+void prs_region_release(struct prs_region *region)
+{
+    (void)region;
+}
+
+void prs_region_keys(const struct prs_region *region, struct prs_keys *out)
+{
+    (void)region;
+    memset(out, 0, sizeof(*out));
+}
+
+static struct prs_team *open_gather(void)
+{
+    struct prs_team *team = fake_team_open(&two_ranks);
+
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, SHORT_MS, &card), 0);
+    cr_assert_eq(gather_connect(&gather, team), 0);
+    fake_team_hold(team, true); /* what is posted stays in flight */
+    return team;
+}
+
+static int run_gather(void)
+{
+    static uint8_t all[RANKS * GATHER_BYTES];
+    uint64_t mine = 1;
+
+    return gather_run(&gather, &mine, sizeof(mine), all);
+}
+
+/* On the stack where the exchange ran. Return how many bytes the end of the team has changed. */
+static __attribute__((noinline)) int close_team(struct prs_team *team)
+{
+    volatile uint8_t stack[8192];
+    int changed = 0;
+
+    for (size_t i = 0; i < sizeof(stack); i++)
+        stack[i] = 0x5a;
+    fake_team_close(team);
+    for (size_t i = 0; i < sizeof(stack); i++)
+        changed += stack[i] != 0x5a;
+    return changed;
+}
+
+Test(gather, what_is_in_flight_when_a_rank_does_not_come_ends_in_memory_that_is_still_there, .timeout = 60)
+{
+    struct prs_team *team = open_gather();
+
+    cr_assert_eq(run_gather(), -ETIMEDOUT);
+    cr_assert_eq(fake_team_in_flight(team), 2, "a put and its flag");
+    cr_assert_eq(close_team(team), 0, "the team wrote to a function's stack that had returned");
+    gather_fini(&gather);
+}
+
+Test(gather, after_one_that_failed_the_next_fails_at_once_and_posts_nothing, .timeout = 60)
+{
+    struct prs_team *team = open_gather();
+
+    cr_assert_eq(run_gather(), -ETIMEDOUT);
+    cr_assert_eq(run_gather(), -ETIMEDOUT);
+    cr_assert(strstr(prs_error_last(), "one before it failed"), "%s", prs_error_last());
+    cr_assert_eq(fake_team_in_flight(team), 2, "those of the first");
+    fake_team_close(team);
+    gather_fini(&gather);
+}
+
+/* As under `counted`, where it takes the other's credit to make room. */
+Test(gather, no_room_for_a_flag_behind_its_data_is_waited_for, .timeout = 60)
+{
+    static const struct fake_team_options narrow = {.size = RANKS, .window = 1, .seed = 3};
+    struct prs_team *team = fake_team_open(&narrow);
+    uint64_t came = 1;
+
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &card), 0);
+    cr_assert_eq(gather_connect(&gather, team), 0);
+    /* What the left neighbour would write: its flag of round 1. */
+    memcpy(gather.memory + GATHER_BANKS * RANKS * GATHER_BYTES + (1 * RANKS + 1) * sizeof(came), &came, sizeof(came));
+    cr_assert_eq(run_gather(), 0, "%s", prs_error_last());
+    fake_team_close(team);
+    gather_fini(&gather);
+}
