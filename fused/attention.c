@@ -235,7 +235,7 @@ int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_sh
         p->info.tuning = *tuning;
     r = prs_context_agree(ctx, open_plan(p)); /* others wait in open_workspace() */
     if (r == 0)
-        r = open_workspace(p);
+        r = prs_context_agree(ctx, open_workspace(p));
     if (r == 0)
         *out = p;
     else

@@ -267,7 +267,7 @@ static int open_plan(struct prs_moe_plan *p, const struct prs_moe_tuning *tuning
         r = open_own(p);
     /* Only now do ranks wait for each other: one that failed must say so. */
     r = prs_context_agree(p->ctx, r);
-    return r != 0 ? r : open_shared(p);
+    return r != 0 ? r : prs_context_agree(p->ctx, open_shared(p));
 }
 
 int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, const struct prs_moe_tuning *tuning,

@@ -165,8 +165,11 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     r = open_plan(p, tuning);
     if (shape->op != PRS_FUSED_GEMM)
         r = prs_context_agree(ctx, r); /* others wait in open_path() */
-    if (r == 0)
+    if (r == 0) {
         r = open_path(p, tuning != NULL && tuning->path == PRS_PATH_UNFUSED);
+        if (shape->op != PRS_FUSED_GEMM)
+            r = prs_context_agree(ctx, r); /* what was not met about may have failed too */
+    }
     if (r == 0)
         *out = p;
     else

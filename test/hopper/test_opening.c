@@ -80,3 +80,25 @@ Test(opening, an_error_of_another_rank_ends_it_here_wherever_it_is_told, .timeou
     }
     prs_fused_close(ctx);
 }
+
+Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
+{
+    struct echo e = {0};
+    struct prs_fused *ctx = open_with_echo(&e);
+    for (uint32_t way = 0; way < WAYS; way++) {
+        for (uint32_t at = 1; at < MEETINGS; at++) {
+            struct prs_fused_plan *plan = NULL;
+            int r;
+            e = (struct echo){.lost_at = at};
+            r = prs_fused_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
+            if (r == 0) {
+                cr_assert_gt(at, 1);
+                prs_fused_plan_close(plan);
+                break;
+            }
+            cr_assert_eq(r, -EXDEV, "way %u, offer %u: %d", way, at, r);
+            cr_assert_eq(e.gave, -EXDEV, "way %u, offer %u: told the others %d", way, at, e.gave);
+        }
+    }
+    prs_fused_close(ctx);
+}
