@@ -102,3 +102,52 @@ Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
     }
     prs_fused_close(ctx);
 }
+
+/* ---- two ranks --------------------------------------------------------------------------------------------------- */
+struct both {
+    int result[2];
+    char text[2][256];
+    struct prs_fused_plan_info info[2];
+    atomic_uint met[2]; /* how often each has begun to meet the other */
+    const char *file;
+};
+
+static struct prs_fused *open_rank(uint32_t rank, prs_fused_allgather_fn *allgather, void *user)
+{
+    struct prs_fused_config config = {rank, 2, (int)rank, 300, allgather, user};
+    struct prs_fused *ctx = NULL;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    return ctx;
+}
+
+static void keep_result(struct both *both, uint32_t rank, int r)
+{
+    both->result[rank] = r;
+    (void)snprintf(both->text[rank], sizeof(both->text[rank]), "%s", prs_fused_error_text());
+}
+
+/* The result of an all-reduce must lie in symmetric memory. */
+static void tune_into_wrong_memory(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, seat);
+    struct prs_fused_tuning best;
+    void *a = ranks_upload(1, 512 * 64), *b = ranks_upload(2, 256 * 64), *c, *other;
+    cr_assert_eq(prs_fused_alloc(ctx, 512 * 256 * 2, &c), 0);
+    cr_assert_eq(cudaMalloc(&other, 512 * 256 * 2), cudaSuccess);
+    keep_result(user, rank, prs_autotune(ctx, &shape, a, b, rank == 1 ? other : c, 1, NULL, &best));
+    (void)prs_fused_free(ctx, c);
+    prs_fused_close(ctx);
+}
+
+Test(opening, tuning_that_fails_on_one_rank_fails_on_all, .timeout = 60)
+{
+    struct both both = {0};
+    hopper_setup(2, 4, 0);
+    hopper_forgive_late_writes();
+    ranks_run(2, tune_into_wrong_memory, &both);
+    cr_assert_eq(both.result[1], -EINVAL, "%d", both.result[1]);
+    cr_assert_eq(both.result[0], -EINVAL, "%d", both.result[0]);
+    cr_assert_not_null(strstr(both.text[0], "rank 1"), "%s", both.text[0]);
+}
