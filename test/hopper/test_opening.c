@@ -151,3 +151,24 @@ Test(opening, tuning_that_fails_on_one_rank_fails_on_all, .timeout = 60)
     cr_assert_eq(both.result[0], -EINVAL, "%d", both.result[0]);
     cr_assert_not_null(strstr(both.text[0], "rank 1"), "%s", both.text[0]);
 }
+
+/* Rank 1 demands a kernel that nobody has built. */
+static void open_unknown_attention(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
+    struct prs_attention_tuning tuning = {.block_rows = rank == 1 ? 100 : 0};
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, seat);
+    struct prs_attention_plan *plan;
+    keep_result(user, rank, prs_attention_plan_open(ctx, &shape, &tuning, &plan));
+    prs_fused_close(ctx);
+}
+
+Test(opening, attention_that_one_rank_refuses_is_refused_by_all, .timeout = 60)
+{
+    struct both both = {0};
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_unknown_attention, &both);
+    cr_assert_eq(both.result[1], -EINVAL, "%d", both.result[1]);
+    cr_assert_eq(both.result[0], -EINVAL, "%d", both.result[0]);
+    cr_assert_not_null(strstr(both.text[0], "rank 1"), "%s", both.text[0]);
+}
