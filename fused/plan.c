@@ -132,16 +132,47 @@ static int open_path(struct prs_fused_plan *p, bool demanded)
     return open_workspace(p);
 }
 
+/* What a rank finds in its tuning file. */
+struct finding {
+    struct prs_fused_tuning tuning;
+    uint32_t found;
+};
+
+/* Rank 0's finding, for all: it alone writes to the file, may just have done so, and others may not see that file. */
+static int share_finding(struct prs_fused_plan *p, struct finding *out)
+{
+    struct finding mine = {.found = 0}, *all;
+    int r = 0;
+    mine.found = prs_tuning_read(p->ctx, &p->shape, &mine.tuning);
+    *out = mine;
+    if (p->shape.op == PRS_FUSED_GEMM)
+        return 0;
+    all = calloc(p->ctx->config.world, sizeof(*all));
+    if (all == NULL)
+        return prs_fail(-ENOMEM, "fused: no memory for the tunings of %u ranks", p->ctx->config.world);
+    r = prs_context_allgather(p->ctx, &mine, all, sizeof(mine));
+    *out = all[0];
+    free(all);
+    return r;
+}
+
 static int open_plan(struct prs_fused_plan *p, const struct prs_fused_tuning *tuning)
 {
+    struct finding file;
     const struct prs_fused_shape *shape = &p->shape;
     struct prs_fused *ctx = p->ctx;
     bool alone = shape->op == PRS_FUSED_GEMM;
     uint32_t clusters, world = alone ? 1 : ctx->config.world, nodes = alone ? 1 : ctx->place.nodes;
-    int r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
+    int r = share_finding(p, &file);
+    if (r != 0)
+        return r;
+    r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
     if (r != 0)
         return prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
-    r = prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
+    if (tuning == NULL && file.found != 0)
+        r = prs_tuning_choose(ctx, shape, &file.tuning, true, clusters, &p->info);
+    else
+        r = prs_tuning_choose(ctx, shape, tuning, false, clusters, &p->info);
     if (r != 0)
         return r;
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,

@@ -117,6 +117,18 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, c
     return found;
 }
 
+static const struct prs_place *place_of(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
+{
+    static const struct prs_place alone = {.world = 1, .nodes = 1, .locals = 1};
+    return shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
+}
+
+bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
+{
+    const char *path = getenv("PERSEUS_FUSED_TUNING");
+    return path != NULL && read_tuning(path, shape, place_of(ctx, shape), t);
+}
+
 int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_place *at, const struct prs_fused_tuning *t)
 {
     const char *path = getenv("PERSEUS_FUSED_TUNING");
@@ -186,19 +198,16 @@ static int choose_path(const struct prs_fused_shape *shape, const struct prs_pla
 }
 
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                      const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info)
+                      const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
+                      struct prs_fused_plan_info *info)
 {
-    static const struct prs_place alone = {.world = 1, .nodes = 1, .locals = 1};
-    const struct prs_place *at = shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
+    const struct prs_place *at = place_of(ctx, shape);
     struct prs_fused_tuning *t = &info->tuning;
-    const char *path = getenv("PERSEUS_FUSED_TUNING");
     int r;
     info->reason = "analytic default";
     if (wanted != NULL) {
         *t = *wanted;
-        info->reason = "given by the caller, the rest by default";
-    } else if (path != NULL && read_tuning(path, shape, at, t)) {
-        info->reason = "tuning file";
+        info->reason = from_file ? "tuning file" : "given by the caller, the rest by default";
     }
     r = choose_path(shape, at, info);
     if (r != 0)

@@ -18,8 +18,10 @@ static struct prs_fused_plan_info choose(enum prs_fused_op op, uint32_t m, uint3
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = nodes, .locals = 4 / nodes}};
     struct prs_fused_shape shape = {op, m, n, k, 0};
     struct prs_fused_plan_info info;
+    struct prs_fused_tuning read;
+    bool found = wanted == NULL && prs_tuning_read(&ctx, &shape, &read);
     memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, wanted, CLUSTERS, &info), 0);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, found ? &read : wanted, found, CLUSTERS, &info), 0);
     return info;
 }
 
@@ -66,9 +68,9 @@ Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
     struct prs_fused_shape shape = {PRS_FUSED_GEMM, 128, 256, 63, 0}, odd = {PRS_FUSED_ALLREDUCE, 1024, 1028, 64, 0};
     struct prs_fused_tuning wanted = {.path = PRS_PATH_FUSED};
     struct prs_fused_plan_info info;
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, false, CLUSTERS, &info), -EINVAL);
     ctx.place.nodes = 2, ctx.place.locals = 2;
-    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, false, CLUSTERS, &info), -EINVAL);
 }
 
 Test(tuning, the_last_line_of_the_file_that_fits_wins)

@@ -172,3 +172,57 @@ Test(opening, attention_that_one_rank_refuses_is_refused_by_all, .timeout = 60)
     cr_assert_eq(both.result[0], -EINVAL, "%d", both.result[0]);
     cr_assert_not_null(strstr(both.text[0], "rank 1"), "%s", both.text[0]);
 }
+
+struct counted_seat {
+    struct ranks_seat *seat;
+    atomic_uint *met;
+};
+
+static int counted_allgather(void *user, const void *mine, void *all, size_t bytes)
+{
+    struct counted_seat *c = user;
+    atomic_fetch_add(c->met, 1);
+    return ranks_allgather(c->seat, mine, all, bytes);
+}
+
+/* Rank 0 writes the file when rank 1 has read it, as it may after tuning. */
+static void open_while_file_changes(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    struct both *both = user;
+    struct counted_seat counted = {seat, &both->met[rank]};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 2048, 256, 64, 1};
+    struct prs_fused *ctx = open_rank(rank, counted_allgather, &counted);
+    struct prs_fused_plan *plan = NULL;
+    unsigned met = atomic_load(&both->met[0]);
+    FILE *f;
+    while (rank == 0 && atomic_load(&both->met[1]) <= met)
+        usleep(1000);
+    if (rank == 0) {
+        f = fopen(both->file, "w");
+        cr_assert(f != NULL && fprintf(f, "3 2048 256 64 1 2 1 : 0 1 2 0 0 0 0 0 0\n") > 0);
+        (void)fclose(f);
+    }
+    keep_result(both, rank, prs_fused_plan_open(ctx, &shape, NULL, &plan));
+    if (both->result[rank] == 0)
+        prs_fused_plan_query(plan, &both->info[rank]);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 60)
+{
+    char path[] = "/tmp/perseus-tuning-XXXXXX";
+    struct both both = {.file = path};
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0);
+    (void)close(fd);
+    setenv("PERSEUS_FUSED_TUNING", path, 1);
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_while_file_changes, &both);
+    (void)unlink(path);
+    cr_assert(both.result[0] == 0 && both.result[1] == 0, "%d and %d", both.result[0], both.result[1]);
+    cr_assert_str_eq(both.info[0].reason, "tuning file");
+    cr_assert_eq(both.info[0].tuning.band, 1);
+    cr_assert_eq(both.info[1].tuning.band, 1, "rank 1 took %u", both.info[1].tuning.band);
+    cr_assert_eq(both.info[1].tuning.lag, 2, "rank 1 took %u", both.info[1].tuning.lag);
+}
