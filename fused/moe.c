@@ -92,6 +92,7 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
     }
     if (t->group == 0) /* small: all at once; large: the first experts need not wait for the last */
         t->group = p->shape.tokens <= WHOLE_GROUP_TOKENS ? p->shape.tokens : p->shape.tokens / 16;
+    t->group = at_most(t->group, p->shape.tokens);
     t->group = prs_ceil_div(t->group, PRS_ROUTE_PUT_ROWS) * PRS_ROUTE_PUT_ROWS;
     if (t->order == 0)
         t->order = PRS_MOE_AS_THEY_COME;

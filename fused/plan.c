@@ -12,6 +12,8 @@
 #include "fused/unfused.h"
 #include "util/error.h"
 
+enum { MOST_DIMENSION = INT32_MAX - PRS_PAIR_M + 1 }; /* a tile's place in a tensor is a signed number */
+
 /* All-gather: a slot for each other rank's block, and one from where the own is put to other nodes. */
 static uint32_t gathered_slots(const struct prs_schedule *s)
 {
@@ -109,6 +111,9 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
 {
     if (shape->m == 0 || shape->n == 0 || shape->k == 0)
         return prs_fail(-EINVAL, "fused: empty product %u x %u x %u", shape->m, shape->n, shape->k);
+    if (shape->m > MOST_DIMENSION || shape->n > MOST_DIMENSION || shape->k > MOST_DIMENSION)
+        return prs_fail(-EINVAL, "fused: product %u x %u x %u: no dimension may exceed %u", shape->m, shape->n,
+                        shape->k, MOST_DIMENSION);
     if (shape->op > PRS_FUSED_ALLREDUCE)
         return prs_fail(-EINVAL, "fused: operation %d is not known", (int)shape->op);
     if ((shape->op == PRS_FUSED_REDUCE_SCATTER || shape->op == PRS_FUSED_ALLGATHER) &&

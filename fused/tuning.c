@@ -16,6 +16,11 @@ static const double CLOCKS_PER_US = 1600;              /* under full load; idle 
 static const double FAR_BYTES_PER_US = 45e3;           /* a 400 Gb/s port, less headers; not measured */
 static const double START_US = 8;                      /* launch, first stages, last tile's store */
 
+enum {
+    MOST_SPREAD = 1000, /* percent */
+    MOST_GROUP = 1 << 16
+};
+
 /* What one rank sends to the other ranks of its node, in bytes. Reduced inside a node first, a matrix is sent
  * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
 static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
@@ -197,6 +202,15 @@ static int choose_path(const struct prs_fused_shape *shape, const struct prs_pla
     return 0;
 }
 
+/* What a caller, or a damaged file, may say beyond all use would overflow what is made of it. */
+static void bound(const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
+{
+    uint32_t steps = prs_ceil_div(shape->k, PRS_TILE_K);
+    t->segments = t->segments > steps ? steps : t->segments;
+    t->spread = t->spread > MOST_SPREAD ? MOST_SPREAD : t->spread;
+    t->group = t->group > MOST_GROUP ? MOST_GROUP : t->group;
+}
+
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                       const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
                       struct prs_fused_plan_info *info)
@@ -209,6 +223,8 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         *t = *wanted;
         info->reason = from_file ? "tuning file" : "given by the caller, the rest by default";
     }
+    if (t->path > PRS_PATH_UNFUSED)
+        return prs_fail(-EINVAL, "fused: path %u of the tuning does not exist", t->path);
     r = choose_path(shape, at, info);
     if (r != 0)
         return r;
@@ -229,6 +245,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         t->copy_engine = 0;
     if (t->copy_engine != 0)
         t->push_ctas = 0;
+    bound(shape, t);
     predict(shape, at, info);
     return 0;
 }

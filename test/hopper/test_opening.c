@@ -226,3 +226,18 @@ Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 60
     cr_assert_eq(both.info[1].tuning.band, 1, "rank 1 took %u", both.info[1].tuning.band);
     cr_assert_eq(both.info[1].tuning.lag, 2, "rank 1 took %u", both.info[1].tuning.lag);
 }
+
+/* ---- what cannot be ---------------------------------------------------------------------------------------------- */
+Test(opening, dimensions_beyond_what_a_tile_s_place_can_say_are_refused, .timeout = 60)
+{
+    struct prs_fused_config config = {.world = 1};
+    struct prs_fused_shape shape = {PRS_FUSED_GEMM, 8, UINT32_MAX - 7, 8, 1};
+    struct prs_fused_plan *plan;
+    struct prs_fused *ctx;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), -EINVAL);
+    shape.n = 8, shape.m = 1u << 31;
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), -EINVAL);
+    prs_fused_close(ctx);
+}
