@@ -296,6 +296,8 @@ int prs_ring_attention(struct prs_attention_plan *p, const void *q, const void *
                        struct CUstream_st *stream)
 {
     int before, r;
+    if (q == NULL || k == NULL || v == NULL || out == NULL)
+        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must not be NULL", q, k, v, out);
     if (((uintptr_t)q | (uintptr_t)k | (uintptr_t)v | (uintptr_t)out) % 16 != 0 || (uintptr_t)lse % 4 != 0)
         return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must be 16-byte aligned, lse %p 4-byte", q, k, v,
                         out, (void *)lse);

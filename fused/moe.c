@@ -341,6 +341,9 @@ static int check_batch(const struct prs_moe_plan *p, const struct prs_moe_batch 
     if (all % 16 != 0 || b->weights == NULL || b->out == NULL || (dispatches && (b->rows == NULL || b->groups == NULL)))
         return prs_fail(-EINVAL, "fused: MoE batch: weights %p, out %p, rows %p, groups %p: 16-byte aligned, not NULL",
                         b->weights, b->out, (void *)b->rows, (void *)b->groups);
+    if (dispatches && b->count != 0 && (b->tokens == NULL || b->chosen == NULL || b->router_weights == NULL))
+        return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
+                        b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
     if (dispatches && b->count > p->shape.tokens)
         return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
     return prs_sync_check(p->ctx);

@@ -309,8 +309,8 @@ static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a,
     int before, r;
     if (p->shape.op != op)
         return prs_fail(-EINVAL, "fused: a plan for operation %d was launched as %d", (int)p->shape.op, (int)op);
-    if (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 != 0)
-        return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned", a, b, c);
+    if (a == NULL || b == NULL || c == NULL || ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 != 0)
+        return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL", a, b, c);
     r = prs_sync_check(p->ctx);
     if (r != 0)
         return r;

@@ -241,3 +241,22 @@ Test(opening, dimensions_beyond_what_a_tile_s_place_can_say_are_refused, .timeou
     cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), -EINVAL);
     prs_fused_close(ctx);
 }
+
+Test(opening, no_pointer_of_a_product_may_be_null, .timeout = 60)
+{
+    struct prs_fused_config config = {.world = 1};
+    struct prs_fused_shape shape = {PRS_FUSED_GEMM, 8, 8, 8, 1};
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_UNFUSED};
+    struct prs_fused_plan *plan;
+    struct prs_fused *ctx;
+    void *x;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
+    cr_assert_eq(cudaMalloc(&x, 128), cudaSuccess);
+    cr_assert_eq(prs_gemm(plan, NULL, x, x, NULL), -EINVAL);
+    cr_assert_eq(prs_gemm(plan, x, NULL, x, NULL), -EINVAL);
+    cr_assert_eq(prs_gemm(plan, x, x, NULL, NULL), -EINVAL);
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
