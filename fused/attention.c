@@ -149,12 +149,13 @@ static int open_workspace(struct prs_attention_plan *p)
     return r == 0 ? encode_received(p) : r;
 }
 
-/* Half of what is free on the fullest GPU, the same on all ranks. */
-static int default_limit(struct prs_fused *ctx, uint64_t *limit)
+/* Half of what is free on the fullest GPU, the same on all ranks. Collective, also for one that failed with r. */
+static int default_limit(struct prs_fused *ctx, int r, uint64_t *limit)
 {
     size_t free_bytes = 0, total;
     uint64_t mine, *all = calloc(ctx->config.world, sizeof(*all));
-    int r = all == NULL ? prs_fail(-ENOMEM, "attention: no memory")
+    if (r == 0)
+        r = all == NULL ? prs_fail(-ENOMEM, "attention: no memory")
                         : prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
     mine = r == 0 ? free_bytes / 2 : 0;
     r = prs_context_agree(ctx, r);
@@ -167,11 +168,10 @@ static int default_limit(struct prs_fused *ctx, uint64_t *limit)
     return r;
 }
 
-static int choose(struct prs_attention_plan *p)
+static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
 {
     struct prs_attention_tuning *t = &p->info.tuning;
     struct prs_attention_schedule *s = &p->args.schedule;
-    uint32_t ctas;
     int r;
     if (t->block_rows == 0 && t->overlap == 0)
         t->overlap = prs_attention_tuning_overlap(&p->shape, &p->ctx->place);
@@ -182,18 +182,27 @@ static int choose(struct prs_attention_plan *p)
     if (r != 0)
         return prs_fail(-EINVAL, "attention: no kernel for head_dim %u with %u keys a step and overlap %u",
                         p->shape.head_dim, t->block_rows, t->overlap);
-    r = prs_attention_kernel_prepare(&p->kernel, &ctas);
+    r = prs_attention_kernel_prepare(&p->kernel, ctas);
     if (r != 0)
         return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
                         p->ctx->config.device);
     t->block_rows = s->block_rows = p->kernel.block_rows;
     t->overlap = p->kernel.overlap;
     s->tile_rows = p->kernel.tile_rows;
+    return 0;
+}
+
+static int choose(struct prs_attention_plan *p)
+{
+    struct prs_attention_tuning *t = &p->info.tuning;
+    uint64_t limit;
+    uint32_t ctas;
+    int r = default_limit(p->ctx, choose_kernel(p, &ctas), &limit);
+    if (r != 0)
+        return r;
     if (t->workspace_limit == 0)
-        r = default_limit(p->ctx, &t->workspace_limit);
-    if (r == 0)
-        r = prs_attention_tuning_choose(&p->shape, &p->ctx->place, ctas, &p->info, s);
-    return r;
+        t->workspace_limit = limit;
+    return prs_attention_tuning_choose(&p->shape, &p->ctx->place, ctas, &p->info, &p->args.schedule);
 }
 
 static void fill_args(struct prs_attention_plan *p)
@@ -235,7 +244,7 @@ int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_sh
         p->info.tuning = *tuning;
     r = prs_context_agree(ctx, open_plan(p)); /* others wait in open_workspace() */
     if (r == 0)
-        r = open_workspace(p);
+        r = prs_context_agree(ctx, open_workspace(p));
     if (r == 0)
         *out = p;
     else
@@ -287,6 +296,8 @@ int prs_ring_attention(struct prs_attention_plan *p, const void *q, const void *
                        struct CUstream_st *stream)
 {
     int before, r;
+    if (q == NULL || k == NULL || v == NULL || out == NULL)
+        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must not be NULL", q, k, v, out);
     if (((uintptr_t)q | (uintptr_t)k | (uintptr_t)v | (uintptr_t)out) % 16 != 0 || (uintptr_t)lse % 4 != 0)
         return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must be 16-byte aligned, lse %p 4-byte", q, k, v,
                         out, (void *)lse);

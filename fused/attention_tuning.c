@@ -31,6 +31,9 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
     if (a->batch == 0 || a->heads_q == 0 || a->heads_kv == 0 || a->seq == 0)
         return prs_fail(-EINVAL, "attention: empty shape: batch %u, heads %u and %u, sequence %u", a->batch, a->heads_q,
                         a->heads_kv, a->seq);
+    if ((uint64_t)a->batch * a->heads_q >= MAX_TASKS)
+        return prs_fail(-EINVAL, "attention: a batch of %u with %u heads is too much for one launch: split the batch",
+                        a->batch, a->heads_q);
     if (a->head_dim != 64 && a->head_dim != 128)
         return prs_fail(-EINVAL, "attention: head_dim %u: only 64 and 128 are built", a->head_dim);
     if (a->heads_q % a->heads_kv != 0)

@@ -81,6 +81,7 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
         r = prs_cuda_check(cudaEventSynchronize(events[1]), "autotune launches");
     if (r == 0)
         r = prs_cuda_check(cudaEventElapsedTime(&mine, events[0], events[1]), "cudaEventElapsedTime");
+    r = prs_context_agree(ctx, r); /* a rank that failed has no time to tell */
     if (r == 0)
         r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
     *slowest = 0;

@@ -70,7 +70,8 @@ int prs_context_agree(struct prs_fused *ctx, int mine)
         return prs_fail(-ENOMEM, "fused: no memory for the words of %u ranks", ctx->config.world);
     r = prs_context_allgather(ctx, &given, all, sizeof(given));
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
-        r = all[i];
+        if (all[i] != 0)
+            r = mine != 0 ? all[i] : prs_fail(all[i], "fused: rank %u failed (%d): its own error says why", i, all[i]);
     free(all);
     return r;
 }

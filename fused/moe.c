@@ -92,6 +92,7 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
     }
     if (t->group == 0) /* small: all at once; large: the first experts need not wait for the last */
         t->group = p->shape.tokens <= WHOLE_GROUP_TOKENS ? p->shape.tokens : p->shape.tokens / 16;
+    t->group = at_most(t->group, p->shape.tokens);
     t->group = prs_ceil_div(t->group, PRS_ROUTE_PUT_ROWS) * PRS_ROUTE_PUT_ROWS;
     if (t->order == 0)
         t->order = PRS_MOE_AS_THEY_COME;
@@ -267,7 +268,7 @@ static int open_plan(struct prs_moe_plan *p, const struct prs_moe_tuning *tuning
         r = open_own(p);
     /* Only now do ranks wait for each other: one that failed must say so. */
     r = prs_context_agree(p->ctx, r);
-    return r != 0 ? r : open_shared(p);
+    return r != 0 ? r : prs_context_agree(p->ctx, open_shared(p));
 }
 
 int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, const struct prs_moe_tuning *tuning,
@@ -340,6 +341,9 @@ static int check_batch(const struct prs_moe_plan *p, const struct prs_moe_batch 
     if (all % 16 != 0 || b->weights == NULL || b->out == NULL || (dispatches && (b->rows == NULL || b->groups == NULL)))
         return prs_fail(-EINVAL, "fused: MoE batch: weights %p, out %p, rows %p, groups %p: 16-byte aligned, not NULL",
                         b->weights, b->out, (void *)b->rows, (void *)b->groups);
+    if (dispatches && b->count != 0 && (b->tokens == NULL || b->chosen == NULL || b->router_weights == NULL))
+        return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
+                        b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
     if (dispatches && b->count > p->shape.tokens)
         return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
     return prs_sync_check(p->ctx);

@@ -12,6 +12,8 @@
 #include "fused/unfused.h"
 #include "util/error.h"
 
+enum { MOST_DIMENSION = INT32_MAX - PRS_PAIR_M + 1 }; /* a tile's place in a tensor is a signed number */
+
 /* All-gather: a slot for each other rank's block, and one from where the own is put to other nodes. */
 static uint32_t gathered_slots(const struct prs_schedule *s)
 {
@@ -109,6 +111,9 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
 {
     if (shape->m == 0 || shape->n == 0 || shape->k == 0)
         return prs_fail(-EINVAL, "fused: empty product %u x %u x %u", shape->m, shape->n, shape->k);
+    if (shape->m > MOST_DIMENSION || shape->n > MOST_DIMENSION || shape->k > MOST_DIMENSION)
+        return prs_fail(-EINVAL, "fused: product %u x %u x %u: no dimension may exceed %u", shape->m, shape->n,
+                        shape->k, MOST_DIMENSION);
     if (shape->op > PRS_FUSED_ALLREDUCE)
         return prs_fail(-EINVAL, "fused: operation %d is not known", (int)shape->op);
     if ((shape->op == PRS_FUSED_REDUCE_SCATTER || shape->op == PRS_FUSED_ALLGATHER) &&
@@ -132,16 +137,47 @@ static int open_path(struct prs_fused_plan *p, bool demanded)
     return open_workspace(p);
 }
 
+/* What a rank finds in its tuning file. */
+struct finding {
+    struct prs_fused_tuning tuning;
+    uint32_t found;
+};
+
+/* Rank 0's finding, for all: it alone writes to the file, may just have done so, and others may not see that file. */
+static int share_finding(struct prs_fused_plan *p, struct finding *out)
+{
+    struct finding mine = {.found = 0}, *all;
+    int r = 0;
+    mine.found = prs_tuning_read(p->ctx, &p->shape, &mine.tuning);
+    *out = mine;
+    if (p->shape.op == PRS_FUSED_GEMM)
+        return 0;
+    all = calloc(p->ctx->config.world, sizeof(*all));
+    if (all == NULL)
+        return prs_fail(-ENOMEM, "fused: no memory for the tunings of %u ranks", p->ctx->config.world);
+    r = prs_context_allgather(p->ctx, &mine, all, sizeof(mine));
+    *out = all[0];
+    free(all);
+    return r;
+}
+
 static int open_plan(struct prs_fused_plan *p, const struct prs_fused_tuning *tuning)
 {
+    struct finding file;
     const struct prs_fused_shape *shape = &p->shape;
     struct prs_fused *ctx = p->ctx;
     bool alone = shape->op == PRS_FUSED_GEMM;
     uint32_t clusters, world = alone ? 1 : ctx->config.world, nodes = alone ? 1 : ctx->place.nodes;
-    int r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
+    int r = share_finding(p, &file);
+    if (r != 0)
+        return r;
+    r = prs_kernels_prepare(shape->op, !shape->b_is_n_k, nodes > 1, &clusters);
     if (r != 0)
         return prs_fail(r, "fused: the kernel does not fit device %d: built for another GPU?", ctx->config.device);
-    r = prs_tuning_choose(ctx, shape, tuning, clusters, &p->info);
+    if (tuning == NULL && file.found != 0)
+        r = prs_tuning_choose(ctx, shape, &file.tuning, true, clusters, &p->info);
+    else
+        r = prs_tuning_choose(ctx, shape, tuning, false, clusters, &p->info);
     if (r != 0)
         return r;
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
@@ -165,8 +201,11 @@ int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *sha
     r = open_plan(p, tuning);
     if (shape->op != PRS_FUSED_GEMM)
         r = prs_context_agree(ctx, r); /* others wait in open_path() */
-    if (r == 0)
+    if (r == 0) {
         r = open_path(p, tuning != NULL && tuning->path == PRS_PATH_UNFUSED);
+        if (shape->op != PRS_FUSED_GEMM)
+            r = prs_context_agree(ctx, r); /* what was not met about may have failed too */
+    }
     if (r == 0)
         *out = p;
     else
@@ -270,8 +309,8 @@ static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a,
     int before, r;
     if (p->shape.op != op)
         return prs_fail(-EINVAL, "fused: a plan for operation %d was launched as %d", (int)p->shape.op, (int)op);
-    if (((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 != 0)
-        return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned", a, b, c);
+    if (a == NULL || b == NULL || c == NULL || ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 != 0)
+        return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL", a, b, c);
     r = prs_sync_check(p->ctx);
     if (r != 0)
         return r;

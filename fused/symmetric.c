@@ -133,6 +133,7 @@ static int open_window(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_
     options.flags = use == PRS_SYMMETRIC_SIGNALS ? PRS_WINDOW_SIGNALS : 0;
     r = prs_proxy_window(ctx->network->proxy, &options);
     free(remotes);
+    s->has_window = r >= 0;
     s->window = r < 0 ? 0 : (uint32_t)r;
     return r < 0 ? r : 0;
 }
@@ -157,29 +158,26 @@ static int meet_peers(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_s
         uint32_t peer = prs_place_rank(at, at->node, (at->local + p) % at->locals);
         r = map_peer(ctx, s, p, &all[peer], peer);
     }
-    if (r == 0 && s->region != NULL) {
+    if (r == 0 && s->region != NULL)
         r = open_window(ctx, s, use, all);
-        if (r != 0) {
-            prs_region_release(s->region);
-            s->region = NULL;
-        }
-    }
     free(all);
-    return r;
+    return prs_context_agree(ctx, r); /* what one cannot map the others must not use, or wait for */
 }
 
-static void release(struct prs_symmetric *s)
-{
-    prs_region_release(s->region);
-    (void)cudaFree(s->at[0]);
-    free(s);
-}
-
-static void unmap(struct prs_fused *ctx, struct prs_symmetric *s)
+/* Collective: nobody frees what another still maps, or puts to. */
+static void release(struct prs_fused *ctx, struct prs_symmetric *s)
 {
     for (uint32_t p = 1; p < ctx->place.locals; p++)
         if (s->opened[p])
             (void)cudaIpcCloseMemHandle(s->at[p]);
+    if (s->has_window) { /* ours elsewhere first: what nobody awaited may still be on its way to be raised */
+        (void)prs_proxy_settle(ctx->network->proxy, SETTLE_MS);
+        (void)prs_proxy_window_drop(ctx->network->proxy, s->window);
+    }
+    (void)prs_context_barrier(ctx);
+    prs_region_release(s->region);
+    (void)cudaFree(s->at[0]);
+    free(s);
 }
 
 int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, enum prs_symmetric_use use, struct prs_symmetric **out)
@@ -195,8 +193,7 @@ int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, enum prs_symmetric_u
         mine.error = register_memory(ctx, s, use, &mine);
     r = meet_peers(ctx, s, use, &mine);
     if (r != 0) {
-        unmap(ctx, s);
-        release(s);
+        release(ctx, s);
         return r;
     }
     s->next = ctx->symmetric;
@@ -226,13 +223,7 @@ void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s)
     while (*link != s)
         link = &(*link)->next;
     *link = s->next;
-    unmap(ctx, s);
-    if (s->region != NULL) { /* ours elsewhere first: what nobody awaited may still be on its way to be raised */
-        (void)prs_proxy_settle(ctx->network->proxy, SETTLE_MS);
-        (void)prs_proxy_window_drop(ctx->network->proxy, s->window);
-    }
-    (void)prs_context_barrier(ctx); /* nobody frees what another still maps, or puts to */
-    release(s);
+    release(ctx, s);
 }
 
 const struct prs_symmetric *prs_symmetric_find(const struct prs_fused *ctx, const void *ptr, size_t bytes)

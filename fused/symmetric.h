@@ -19,7 +19,8 @@ struct prs_symmetric {
     uint8_t *at[PRS_MAX_WORLD]; /* [p]: the allocation of rank (local + p) % locals of this node; [0] own */
     bool opened[PRS_MAX_WORLD]; /* [p]: mapped from another process */
     struct prs_region *region;  /* between nodes; NULL otherwise */
-    uint32_t window;            /* of ctx->network->device, when there is a region; the same on all ranks */
+    uint32_t window;            /* of ctx->network->device, when has_window; the same on all ranks */
+    bool has_window;
 };
 
 /* Collective. Zeroed on every rank before any of them gets it. */

@@ -16,6 +16,11 @@ static const double CLOCKS_PER_US = 1600;              /* under full load; idle 
 static const double FAR_BYTES_PER_US = 45e3;           /* a 400 Gb/s port, less headers; not measured */
 static const double START_US = 8;                      /* launch, first stages, last tile's store */
 
+enum {
+    MOST_SPREAD = 1000, /* percent */
+    MOST_GROUP = 1 << 16
+};
+
 /* What one rank sends to the other ranks of its node, in bytes. Reduced inside a node first, a matrix is sent
  * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
 static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
@@ -117,6 +122,18 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, c
     return found;
 }
 
+static const struct prs_place *place_of(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
+{
+    static const struct prs_place alone = {.world = 1, .nodes = 1, .locals = 1};
+    return shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
+}
+
+bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
+{
+    const char *path = getenv("PERSEUS_FUSED_TUNING");
+    return path != NULL && read_tuning(path, shape, place_of(ctx, shape), t);
+}
+
 int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_place *at, const struct prs_fused_tuning *t)
 {
     const char *path = getenv("PERSEUS_FUSED_TUNING");
@@ -185,21 +202,29 @@ static int choose_path(const struct prs_fused_shape *shape, const struct prs_pla
     return 0;
 }
 
-int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                      const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info)
+/* What a caller, or a damaged file, may say beyond all use would overflow what is made of it. */
+static void bound(const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
 {
-    static const struct prs_place alone = {.world = 1, .nodes = 1, .locals = 1};
-    const struct prs_place *at = shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
+    uint32_t steps = prs_ceil_div(shape->k, PRS_TILE_K);
+    t->segments = t->segments > steps ? steps : t->segments;
+    t->spread = t->spread > MOST_SPREAD ? MOST_SPREAD : t->spread;
+    t->group = t->group > MOST_GROUP ? MOST_GROUP : t->group;
+}
+
+int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                      const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
+                      struct prs_fused_plan_info *info)
+{
+    const struct prs_place *at = place_of(ctx, shape);
     struct prs_fused_tuning *t = &info->tuning;
-    const char *path = getenv("PERSEUS_FUSED_TUNING");
     int r;
     info->reason = "analytic default";
     if (wanted != NULL) {
         *t = *wanted;
-        info->reason = "given by the caller, the rest by default";
-    } else if (path != NULL && read_tuning(path, shape, at, t)) {
-        info->reason = "tuning file";
+        info->reason = from_file ? "tuning file" : "given by the caller, the rest by default";
     }
+    if (t->path > PRS_PATH_UNFUSED)
+        return prs_fail(-EINVAL, "fused: path %u of the tuning does not exist", t->path);
     r = choose_path(shape, at, info);
     if (r != 0)
         return r;
@@ -220,6 +245,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         t->copy_engine = 0;
     if (t->copy_engine != 0)
         t->push_ctas = 0;
+    bound(shape, t);
     predict(shape, at, info);
     return 0;
 }

@@ -6,10 +6,14 @@
 
 #include "fused/context.h"
 
-/* Decides every field of info->tuning, and predicts. clusters: how many can run at once. 0, or -EINVAL when the fused
- * path is demanded and cannot run the shape. */
+/* The entry of the file that PERSEUS_FUSED_TUNING names. False: none. */
+bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t);
+
+/* Decides every field of info->tuning, and predicts. wanted: of the caller, or of the file (from_file), or NULL.
+ * clusters: how many can run at once. 0, or -EINVAL when the fused path is demanded and cannot run the shape. */
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                      const struct prs_fused_tuning *wanted, uint32_t clusters, struct prs_fused_plan_info *info);
+                      const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
+                      struct prs_fused_plan_info *info);
 
 /* The fused kernels can run the shape, whether or not they win. */
 bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world);

@@ -34,8 +34,9 @@ int prs_unfused_open(struct prs_fused_plan *p)
     if (r == 0 && prs_unfused_prepare() != 0)
         r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
                      p->ctx->config.device);
-    if (prs_context_agree(p->ctx, r) != 0) /* no rank may be left waiting in what follows */
-        return r != 0 ? r : -ENOTSUP;
+    r = prs_context_agree(p->ctx, r); /* no rank may be left waiting in what follows, or go another way */
+    if (r != 0)
+        return r;
     r = prs_symmetric_open(p->ctx, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
     if (r == 0)
         r = prs_symmetric_open(p->ctx, (PRS_MAX_WORLD + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);

@@ -28,6 +28,11 @@ PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
 static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
 {
     meet_neighbours(args);
+    __syncwarp();
+    /* A neighbour gave up at an earlier meeting, and came to this one: G1. Between nodes finish() looks, when this rank
+     * has waited for its counterparts, which it then names. */
+    if (threadIdx.x == 0 && args.schedule.nodes == 1 && alarmed(&args.sync))
+        record_alarm(&args.sync);
 }
 
 /* fp32 sums in a fixed order, one rounding; WIDE: eight elements at a time. */

@@ -112,9 +112,10 @@ struct prs_fused_plan_info {
     const char *reason;  /* why the path was chosen; static text */
 };
 
-/** *Collective.* tuning NULL: the tuning file's entry (PERSEUS_FUSED_TUNING) or the analytic default. A shape that the
- * fused kernel cannot run (rows not a multiple of 16 bytes: n or k not a multiple of 8) or cannot win takes the unfused
- * path, and prs_fused_plan_query() says so; -EINVAL when no path can, or when it is forced by the tuning and cannot. */
+/** *Collective.* tuning NULL: the entry that rank 0 finds in its tuning file (PERSEUS_FUSED_TUNING), or the analytic
+ * default. A shape that the fused kernel cannot run (rows not a multiple of 16 bytes: n or k not a multiple of 8) or
+ * cannot win takes the unfused path, and prs_fused_plan_query() says so; -EINVAL when no path can, or when it is forced
+ * by the tuning and cannot. */
 PRS_API int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_shape *shape,
                                 const struct prs_fused_tuning *tuning, struct prs_fused_plan **out);
 /** *Collective.* No launch of it may be in flight. NULL does nothing. */
@@ -125,9 +126,11 @@ PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_
  * Enqueues one launch on `stream` and returns; every rank must do the same number of launches of a plan, in any
  * relative timing, without host synchronisation between them. May be captured into a CUDA graph and replayed. A and B
  * must not change, and C must not be read, until the launch is done in stream order. Launches of one plan must not
- * overlap on one rank. Pointers are 16-byte aligned. -EINVAL for a wrong pointer or a plan of another operation, -EIO
- * when CUDA refuses the launch, -ETIMEDOUT when an earlier launch gave up waiting (then C is not valid, see
- * prs_fused_poll_error()).
+ * overlap on one rank. Launches of several plans may: but one that waits for other ranks keeps its SMs, so that two in
+ * different streams, which ranks may begin in different order, wait for each other's until the limit (-ETIMEDOUT)
+ * unless both fit on the GPU (tuning: clusters, ctas). One stream, or events between them, is the way round. Pointers
+ * are 16-byte aligned, and not NULL. -EINVAL for a wrong pointer or a plan of another operation, -EIO when CUDA refuses
+ * the launch, -ETIMEDOUT when an earlier launch gave up waiting (then C is not valid, see prs_fused_poll_error()).
  */
 PRS_API int prs_gemm(struct prs_fused_plan *plan, const void *a, const void *b, void *c, struct CUstream_st *stream);
 PRS_API int prs_gemm_reduce_scatter(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
@@ -240,7 +243,8 @@ struct prs_fused_error {
  * Valid until the thread's next failure; empty before the first. */
 PRS_API const char *prs_fused_error_text(void);
 
-/** Does not block and may be called while kernels run. Sticky: the first error stays. Returns error->code. */
+/** Does not block and may be called while kernels run. Sticky: the first error stays, and nothing more is launched on
+ * this context: plans and context are to be closed, on all ranks, and opened anew. Returns error->code. */
 PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error);
 
 /** What this rank has sent to other nodes since the context was opened; zeros on a single node. */

@@ -18,8 +18,10 @@ static struct prs_fused_plan_info choose(enum prs_fused_op op, uint32_t m, uint3
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = nodes, .locals = 4 / nodes}};
     struct prs_fused_shape shape = {op, m, n, k, 0};
     struct prs_fused_plan_info info;
+    struct prs_fused_tuning read;
+    bool found = wanted == NULL && prs_tuning_read(&ctx, &shape, &read);
     memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, wanted, CLUSTERS, &info), 0);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, found ? &read : wanted, found, CLUSTERS, &info), 0);
     return info;
 }
 
@@ -52,6 +54,36 @@ Test(tuning, more_clusters_than_fit_are_not_used)
     cr_assert_eq(choose(PRS_FUSED_GEMM, 4096, 4096, 4096, &wanted).tuning.clusters, CLUSTERS);
 }
 
+/* As in a file that was damaged. */
+Test(tuning, numbers_out_of_range_are_brought_down)
+{
+    struct prs_fused_tuning wanted = {.band = UINT32_MAX,
+                                      .lag = UINT32_MAX,
+                                      .push_ctas = UINT32_MAX,
+                                      .segments = UINT32_MAX,
+                                      .spread = UINT32_MAX,
+                                      .group = UINT32_MAX,
+                                      .copy_engine = 1};
+    struct prs_fused_tuning t = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning;
+    struct prs_schedule s;
+    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band, t.lag);
+    s.segments = t.segments;
+    s.group = t.group;
+    cr_assert(t.segments <= 8192 / PRS_TILE_K, "%u segments", t.segments);
+    cr_assert(t.spread <= 1000, "spread %u", t.spread);
+    cr_assert_gt(prs_schedule_segment_steps(&s), 0);
+    cr_assert_gt(prs_schedule_band_groups(&s), 0);
+}
+
+Test(tuning, a_path_that_does_not_exist_is_refused)
+{
+    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, 0};
+    struct prs_fused_tuning wanted = {.path = PRS_PATH_UNFUSED + 1};
+    struct prs_fused_plan_info info;
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, false, CLUSTERS, &info), -EINVAL);
+}
+
 Test(tuning, shapes_that_cannot_run_fused_say_why)
 {
     cr_assert_eq(choose(PRS_FUSED_GEMM, 100, 30, 64, NULL).tuning.path, PRS_PATH_UNFUSED);
@@ -66,9 +98,9 @@ Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
     struct prs_fused_shape shape = {PRS_FUSED_GEMM, 128, 256, 63, 0}, odd = {PRS_FUSED_ALLREDUCE, 1024, 1028, 64, 0};
     struct prs_fused_tuning wanted = {.path = PRS_PATH_FUSED};
     struct prs_fused_plan_info info;
-    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, false, CLUSTERS, &info), -EINVAL);
     ctx.place.nodes = 2, ctx.place.locals = 2;
-    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, false, CLUSTERS, &info), -EINVAL);
 }
 
 Test(tuning, the_last_line_of_the_file_that_fits_wins)

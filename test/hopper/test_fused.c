@@ -173,6 +173,8 @@ Test(hopper, a_plan_that_one_rank_refuses_is_refused_by_all, .timeout = 900)
 
 /* ---- a rank that does not come ----------------------------------------------------------------------------------- */
 struct lost {
+    enum prs_fused_path path;
+    uint32_t patience_ms;
     int result[4];
     char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
@@ -182,9 +184,9 @@ struct lost {
 static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat};
+    struct prs_fused_config config = {rank, 2, (int)rank, lost->patience_ms, ranks_allgather, seat};
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
-    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
+    struct prs_fused_tuning tuning = {.path = lost->path};
     struct prs_fused_error error;
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
@@ -211,15 +213,26 @@ static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
     prs_fused_close(ctx);
 }
 
-Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 900)
+static void assert_late_rank_knows(enum prs_fused_path path, uint32_t patience_ms)
 {
-    struct lost lost;
+    struct lost lost = {.path = path, .patience_ms = patience_ms};
     hopper_setup(2, 4, 0);
     hopper_forgive_late_writes();
     ranks_run(2, launch_late, &lost);
     cr_assert_eq(lost.result[0], -ETIMEDOUT, "%d", lost.result[0]);
     cr_assert_eq(lost.result[1], -ECANCELED, "%d", lost.result[1]);
     cr_assert_not_null(strstr(lost.text[1], "rank 0 gave up"), "%s", lost.text[1]);
+}
+
+Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 900)
+{
+    assert_late_rank_knows(PRS_PATH_FUSED, RANKS_PATIENCE_MS);
+}
+
+/* Here the late rank waits for nothing: all flags of the one that gave up are there. */
+Test(hopper, unfused_what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 900)
+{
+    assert_late_rank_knows(PRS_PATH_UNFUSED, 300);
 }
 
 /* Rank 3 opens everything and launches nothing. */
@@ -250,7 +263,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
 
 Test(hopper, a_lost_rank_is_named_by_the_others, .timeout = 900)
 {
-    struct lost lost;
+    struct lost lost = {.path = PRS_PATH_FUSED};
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
     ranks_run(4, launch_unless_lost, &lost);
