@@ -334,33 +334,45 @@ static struct sn_qp_shm *queue_pair_of(struct sn_world *world, pid_t pid, uint32
     return NULL;
 }
 
+/* A process with a queue pair that is connected to ours. */
+struct target {
+    pid_t pid;
+    int fd;
+    uint32_t owner, cq;
+    struct sn_qp_shm *qp;
+    struct address peer;
+    struct end end;
+};
+
+static struct target target_open(struct sn_world *world, void (*act)(struct end *, const struct address *, int))
+{
+    struct role role = {.dev = 1, .link = link_default, .act = act};
+    struct target t;
+
+    t.pid = child_open(&role, &t.end, &t.peer, &t.fd);
+    t.qp = queue_pair_of(world, t.pid, &t.owner);
+    t.cq = t.qp->rcq;
+    return t;
+}
+
 /* An initiator that has copied to a process that died then tells its completion queue: until then that ring is nobody
  * else's. Who is at work is written down as sn_responder_enter does, since a copy that is long enough would take too
  * long. */
 Test(proc, the_rings_of_the_dead_wait_for_who_is_at_work_on_them)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
     struct sn_world *world = test_world(NULL);
-    struct sn_qp_shm *qp;
-    struct address peer;
-    struct end end;
-    uint32_t owner, cq;
-    pid_t pid;
-    int fd;
+    struct target t = target_open(world, wait_for_word);
 
-    pid = child_open(&role, &end, &peer, &fd);
-    qp = queue_pair_of(world, pid, &owner);
-    cq = qp->rcq;
-    __atomic_store_n(&qp->guests[0], 1ull << 32 | (uint32_t)getpid(), __ATOMIC_SEQ_CST);
-    kill_and_reap(pid);
+    __atomic_store_n(&t.qp->guests[0], 1ull << 32 | (uint32_t)getpid(), __ATOMIC_SEQ_CST);
+    kill_and_reap(t.pid);
     cr_assert_eq(sn_proc_sweep(world), 0);
-    cr_assert_eq(world->cqs[cq].owner, owner);
-    cr_assert_eq(qp->qpn, 0, "who comes now does not find it");
-    __atomic_store_n(&qp->guests[0], 1ull << 32, __ATOMIC_SEQ_CST);
+    cr_assert_eq(world->cqs[t.cq].owner, t.owner);
+    cr_assert_eq(t.qp->qpn, 0, "who comes now does not find it");
+    __atomic_store_n(&t.qp->guests[0], 1ull << 32, __ATOMIC_SEQ_CST);
     cr_assert_eq(sn_proc_sweep(world), 1);
-    cr_assert_eq(world->cqs[cq].owner, 0);
-    cr_assert_eq(world->procs[owner - 1].state, SN_PROC_FREE);
-    end_close(&end);
+    cr_assert_eq(world->cqs[t.cq].owner, 0);
+    cr_assert_eq(world->procs[t.owner - 1].state, SN_PROC_FREE);
+    end_close(&t.end);
 }
 
 static void end_at_once(struct end *end, const struct address *peer, int fd)
@@ -374,27 +386,18 @@ static void end_at_once(struct end *end, const struct address *peer, int fd)
 /* Other threads of a program run on while it exits, the NIC's too: they may complete requests that are under way. */
 Test(proc, the_rings_of_a_program_that_exits_are_its_own_until_its_end)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = end_at_once};
     struct sn_world *world = test_world(NULL);
-    struct sn_qp_shm *qp;
-    struct address peer;
-    struct end end;
-    uint32_t owner, cq;
-    pid_t pid;
-    int fd;
+    struct target t = target_open(world, end_at_once);
 
-    pid = child_open(&role, &end, &peer, &fd);
-    qp = queue_pair_of(world, pid, &owner);
-    cq = qp->scq;
-    sn_proc_leave(world, owner - 1); /* as its destructors do */
+    sn_proc_leave(world, t.owner - 1); /* as its destructors do */
     cr_assert_eq(sn_proc_sweep(world), 0);
-    cr_assert_eq(world->cqs[cq].owner, owner);
-    cr_assert_eq(qp->qpn, 0, "nobody reaches a program that exits");
-    tell(fd, "q", 1);
-    reap(pid);
+    cr_assert_eq(world->cqs[t.cq].owner, t.owner);
+    cr_assert_eq(t.qp->qpn, 0, "nobody reaches a program that exits");
+    tell(t.fd, "q", 1);
+    reap(t.pid);
     cr_assert_eq(sn_proc_sweep(world), 1);
-    cr_assert_eq(world->cqs[cq].owner, 0);
-    end_close(&end);
+    cr_assert_eq(world->cqs[t.cq].owner, 0);
+    end_close(&t.end);
 }
 
 static int count_fds(void)
