@@ -3,6 +3,7 @@
 
 #include "transport/gid.h"
 #include "transport/nic.h"
+#include "util/log.h"
 
 #include <ctype.h>
 #include <endian.h>
@@ -109,6 +110,21 @@ static void fill_memory(struct prs_domain *domain, const struct prs_config *conf
     info->relaxed_ordering = config->relaxed_ordering && prs_verbs.reg_mr_iova2;
 }
 
+/* An EFA has one GID and needs no choice: what chooses among RoCE's may stand in a job's environment all the same. */
+static int choose_gid(struct prs_domain *domain, uint8_t port, const struct ibv_port_attr *attr, bool is_roce,
+                      const struct prs_config *config, struct prs_gid *gid, char *why, size_t why_bytes)
+{
+    struct prs_config only_one = *config;
+
+    if (domain->nic == &prs_nic_rc)
+        return prs_gid_query(domain->context, port, attr->gid_tbl_len, is_roce, config, gid, why, why_bytes);
+    if (config->gid_index > 0 || config->gid_range_set)
+        PRS_INFO("%s: an EFA has one GID, so that NCCL_IB_GID_INDEX and NCCL_IB_ADDR_RANGE are ignored", domain->name);
+    only_one.gid_index = -1;
+    only_one.gid_range_set = false;
+    return prs_gid_query(domain->context, port, attr->gid_tbl_len, is_roce, &only_one, gid, why, why_bytes);
+}
+
 int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_config *config, struct prs_rail *out,
                    char *why, size_t why_bytes)
 {
@@ -137,7 +153,7 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     }
     snprintf(out->info.name, sizeof out->info.name, "%s", domain->name);
     out->info.is_roce = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-    if (prs_gid_query(domain->context, port, attr.gid_tbl_len, out->info.is_roce, config, &gid, why, why_bytes))
+    if (choose_gid(domain, port, &attr, out->info.is_roce, config, &gid, why, why_bytes))
         return 1;
     memcpy(out->gid, gid.raw, sizeof out->gid);
     prs_gid_text(gid.raw, out->info.gid, sizeof out->info.gid);

@@ -43,9 +43,13 @@ def main():
         report(told["policy"].startswith("counted (the queues do not keep order"), "its signals are counted, and why", told["policy"])
         status, text, _ = run([*efa, "--json"], PERSEUS_ORDER="nic_fence")
         report("counted or drain" in json.loads(text)["policy"], "what it cannot keep is refused", text)
+        status, text, _ = run([*efa, "--json"], NCCL_IB_GID_INDEX="3", NCCL_IB_ADDR_RANGE="10.0.0.0/8")
+        report(status == 0 and json.loads(text)["rails"][0]["gid_index"] == 0, "its one GID needs no choice, whatever RoCE's were to be", text)
     else:
         status, text, _ = run(efa)
         report(status == 1 and "passed over: an EFA" in text and "-Defa" in text, "an EFA is passed over, and why", text)
+    status, text, _ = run(world, NCCL_IB_GID_INDEX="77")
+    report(status == 1 and "GID 77" in text, "a GID that is not there is named", text)
     status, text, _ = run([*world, "--json"], NCCL_IB_HCA="nosuch")
     told = json.loads(text)
     report(status == 1 and not told["rails"] and any("mend" in p and p["mend"] for p in told["problems"]),
