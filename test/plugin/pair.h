@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "plugin/abi.h"
+#include "util/clock.h"
 
 enum { PAIR_LIMIT_MS = 60000, PAIR_BYTES = 1 << 20 };
 
@@ -40,7 +41,6 @@ net_result finish(const struct plugin *plugin, void *request, int *sizes);
 void *send_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag);
 void *recv_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag);
 
-double now_ms(void);
 int open_files(void);
 /** Fails the test when there are more open files than so many for longer than the limit: threads of the software NIC
  * have one open for a moment at times. */
