@@ -2,7 +2,6 @@
 #include "test/plugin/pair.h"
 
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -25,17 +24,6 @@ void keep_warning(int level, unsigned long subsystems, const char *file, int lin
     vsnprintf(last_warning, sizeof(last_warning), format, args);
     va_end(args);
     warnings++;
-}
-
-int open_files(void)
-{
-    DIR *folder = opendir("/proc/self/fd");
-    int count = 0;
-
-    while (readdir(folder))
-        count++;
-    closedir(folder);
-    return count;
 }
 
 void assert_files_closed(int files)
@@ -70,23 +58,29 @@ void plugin_close(struct plugin *plugin)
     dlclose(plugin->library);
 }
 
+void pair_connect(const struct plugin *plugin, int device, uint8_t *handle, struct pair *pair)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
+
+    while (!pair->send || !pair->recv) {
+        if (!pair->send)
+            cr_assert_eq(plugin->net->connect(plugin->context, device, handle, &pair->send, NULL), NET_SUCCESS, "%s",
+                         last_warning);
+        if (!pair->recv)
+            cr_assert_eq(plugin->net->accept(pair->listen, &pair->recv, NULL), NET_SUCCESS, "%s", last_warning);
+        cr_assert_lt(prs_clock_ms(), give_up, "connecting takes longer than %d ms", PAIR_LIMIT_MS);
+    }
+    cr_assert_eq(plugin->net->close_listen(pair->listen), NET_SUCCESS);
+    pair->listen = NULL;
+}
+
 struct pair pair_open(const struct plugin *plugin, int device)
 {
     struct pair pair = {.listen = NULL};
     uint8_t handle[NET_HANDLE_BYTES];
-    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
 
     cr_assert_eq(plugin->net->listen(plugin->context, device, handle, &pair.listen), NET_SUCCESS, "%s", last_warning);
-    while (!pair.send || !pair.recv) {
-        if (!pair.send)
-            cr_assert_eq(plugin->net->connect(plugin->context, device, handle, &pair.send, NULL), NET_SUCCESS, "%s",
-                         last_warning);
-        if (!pair.recv)
-            cr_assert_eq(plugin->net->accept(pair.listen, &pair.recv, NULL), NET_SUCCESS, "%s", last_warning);
-        cr_assert_lt(prs_clock_ms(), give_up, "connecting takes longer than %d ms", PAIR_LIMIT_MS);
-    }
-    cr_assert_eq(plugin->net->close_listen(pair.listen), NET_SUCCESS);
-    pair.listen = NULL;
+    pair_connect(plugin, device, handle, &pair);
     pair.source = aligned_alloc(4096, PAIR_BYTES);
     pair.target = aligned_alloc(4096, PAIR_BYTES);
     for (int i = 0; i < PAIR_BYTES; i++)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several processes: atomics between them, a killed peer, what is left behind. */
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "test/softnic/support.h"
+#include "test/support/open_files.h"
 #include "tools/softnic/proc.h"
 #include "tools/softnic/wake.h"
 
@@ -400,17 +400,6 @@ Test(proc, the_rings_of_a_program_that_exits_are_its_own_until_its_end)
     end_close(&t.end);
 }
 
-static int count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    int n = 0;
-
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
-}
-
 Test(proc, a_thousand_cycles_leave_nothing, .timeout = 500)
 {
     struct sn_world *world = test_world(NULL);
@@ -428,11 +417,11 @@ Test(proc, a_thousand_cycles_leave_nothing, .timeout = 500)
         end_close(&a);
         end_close(&b);
         if (i == 10) {
-            fds = count_fds();
+            fds = open_files();
             arena = world->arena_next;
         }
     }
-    cr_assert_eq(count_fds(), fds);
+    cr_assert_eq(open_files(), fds);
     /* Queue pair indices rest before they are reused, their rings do not. */
     cr_assert_eq(world->arena_next, arena);
     for (uint32_t i = 0; i < SN_MAX_CTXS; i++)

@@ -320,20 +320,6 @@ struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len
                             .flags = flags};
 }
 
-void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put)
-{
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
-    int r;
-
-    while ((r = prs_peer_put(pair->peer, op, put)) == PRS_BUSY && prs_clock_ms() < give_up) {
-        r = prs_peer_progress(pair->peer);
-        must(r >= 0, "progress: %d %s", r, prs_error_text());
-        if (r == 0)
-            sched_yield();
-    }
-    must(r == 0, "put: %d %s", r, prs_error_text());
-}
-
 static void progress(struct pair *pair, uint64_t give_up, const char *what)
 {
     int r = prs_peer_progress(pair->peer);
@@ -342,6 +328,26 @@ static void progress(struct pair *pair, uint64_t give_up, const char *what)
     must(prs_clock_ms() < give_up, "waited too long for %s", what);
     if (r == 0)
         sched_yield(); /* soft-RoCE needs the processor as well */
+}
+
+void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    int r;
+
+    while ((r = prs_peer_put(pair->peer, op, put)) == PRS_BUSY)
+        progress(pair, give_up, "room for a put");
+    must(r == 0, "put: %d %s", r, prs_error_text());
+}
+
+void pair_signal(struct pair *pair, struct prs_op *op, const struct prs_signal *signal)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    int r;
+
+    while ((r = prs_peer_signal(pair->peer, op, signal)) == PRS_BUSY)
+        progress(pair, give_up, "room for a signal");
+    must(r == 0, "signal: %d %s", r, prs_error_text());
 }
 
 void pair_wait_op(struct pair *pair, struct prs_op *op)
