@@ -16,6 +16,8 @@
 enum {
     GIN_WINDOW_OPS = 512, /* transfers in flight to one rank in one context; more wait in the lane */
     GIN_TIMEOUT_MS = 60000,
+    GIN_HOLD_NS = 500, /* a GPU's CTAs signal one after the other, each by a write over PCIe */
+    GIN_HOLD_MOST = 16,
 };
 
 /** First member of what NCCL hands to functions that take either of the two. */
@@ -40,8 +42,9 @@ struct gin_comm {
     struct gin_set *own;   /* v11, v12: the contexts that come with the comm */
     uint32_t next_context; /* of the team */
     uint32_t rank, ranks;
-    bool relaxed; /* a rail registers data with relaxed ordering */
-    int error;    /* atomic; sticky */
+    uint32_t hold_ns; /* see gin_request_progress() */
+    bool relaxed;     /* a rail registers data with relaxed ordering */
+    int error;        /* atomic; sticky */
 };
 
 struct gin_remote {
@@ -90,9 +93,12 @@ struct gin_set {
     struct gin_lane *lanes; /* [contexts][ranks] */
     struct gin_lane *waiting;
     struct gin_request *free;
-    const void *tested;       /* the request last tested in vain: only compared */
-    uint32_t fruitless;       /* tests in vain since the queues were last looked at */
-    struct gin_block *blocks; /* of requests */
+    const void *tested;         /* the request last tested in vain: only compared */
+    uint32_t fruitless;         /* tests in vain since the queues were last looked at */
+    uint32_t fresh;             /* requests since progress was last called */
+    uint32_t held;              /* requests whose doorbell waits for more to come, */
+    uint64_t held_at, fresh_at; /* since then; the last of them came then */
+    struct gin_block *blocks;   /* of requests */
 };
 
 /** Of a comm or of a set; NULL when it is neither. */
