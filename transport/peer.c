@@ -37,7 +37,7 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     prs_fail(code, "%s", peer->error_text);
     /* Before the ops are given back: their memory may be reused at once, so that no NIC may still read or write it. */
     for (uint32_t i = 0; i < peer->path_count; i++)
-        peer->nic->kill(peer->link[i]);
+        prs_nic_kill_link(peer->link[i]);
     if (peer->records)
         prs_raise_drop(&peer->records->raise);
     prs_order_fail(&peer->order, code);

@@ -151,7 +151,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
         if (r)
             return r;
         for (uint32_t k = 0; k < peer->queues_per_path; k++)
-            peer->queue[ids[k]] = peer->nic->queue(peer->link[i], k);
+            peer->queue[ids[k]] = peer->link[i]->queue[k];
     }
     return 0;
 }
@@ -351,7 +351,7 @@ void prs_peer_close(struct prs_peer *peer)
     }
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])
-            peer->nic->kill(peer->link[i]);
+            prs_nic_kill_link(peer->link[i]);
     prs_order_fail(&peer->order, -ECANCELED);
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])

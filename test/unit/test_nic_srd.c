@@ -102,7 +102,7 @@ static struct prs_link *open_link(void)
                                        .wr_set_sge = set_sge,
                                        .wr_set_ud_addr = set_addr};
     cr_assert_eq(prs_nic_srd.open(&options, &link), 0);
-    cr_assert_eq(prs_nic_srd.connect(prs_nic_srd.queue(link, 0), &address, &remote, &error), 0);
+    cr_assert_eq(prs_nic_srd.connect(link->queue[0], &address, &remote, &error), 0);
     return link;
 }
 
@@ -112,7 +112,7 @@ static void post(struct prs_link *link, uint32_t count)
 
     for (uint32_t i = 0; i < count; i++)
         ring[i] = (struct prs_wr){.len_bytes = 8, .opcode = PRS_WR_WRITE, .flags = PRS_WR_SIGNALED};
-    cr_assert_eq(prs_nic_srd.post(prs_nic_srd.queue(link, 0), ring, DEPTH - 1, 0, count), 0);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], ring, DEPTH - 1, 0, count), 0);
     cr_assert(sent[0].number == 9 && sent[0].key == 1234, "to the peer's queue, with its key");
 }
 
@@ -170,7 +170,7 @@ Test(nic_srd, zero_bytes_come_from_registered_memory)
     struct prs_link *link = open_link();
     struct prs_wr wr = {.opcode = PRS_WR_WRITE_IMM};
 
-    cr_assert_eq(prs_nic_srd.post(prs_nic_srd.queue(link, 0), &wr, 0, 0, 1), 0);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], &wr, 0, 0, 1), 0);
     cr_assert(sent[0].sge.lkey == 77 && sent[0].sge.length == 0);
     prs_nic_srd.close(link);
 }
@@ -181,9 +181,9 @@ Test(nic_srd, what_the_properties_deny_is_refused)
     struct prs_wr add = {.opcode = PRS_WR_ADD, .len_bytes = 8};
     struct prs_wr fenced = {.opcode = PRS_WR_WRITE, .len_bytes = 8, .flags = PRS_WR_FENCE};
 
-    cr_assert_eq(prs_nic_srd.post(prs_nic_srd.queue(link, 0), &add, 0, 0, 1), -EOPNOTSUPP);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], &add, 0, 0, 1), -EOPNOTSUPP);
     cr_assert(aborted);
-    cr_assert_eq(prs_nic_srd.post(prs_nic_srd.queue(link, 0), &fenced, 0, 0, 1), -EOPNOTSUPP);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], &fenced, 0, 0, 1), -EOPNOTSUPP);
     cr_assert(aborted && sent_count == 0);
     cr_assert_not(prs_nic_srd.in_order || prs_nic_srd.fence || prs_nic_srd.adds);
     prs_nic_srd.close(link);
