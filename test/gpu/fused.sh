@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # The fused kernels on a GPU host: what is not measured there yet, and what only a GPU can check.
 #
-#   GPUS=4 test/gpu/fused.sh [BUILD]         OUT (default .) gets one file of JSON lines a step; COMMIT goes into the rows
-# STEPS picks steps (default: all, the most valuable first); the limits add up to about 16 minutes, the steps need half of that.
+#   GPUS=4 test/gpu/fused.sh [BUILD] [STEP ...]   OUT (default .) gets one file of JSON lines a step; COMMIT goes into the rows
+# STEP picks steps (default: all, the most valuable first); the limits add up to about 16 minutes, the steps need half of that.
 # Each step is bounded; one that fails is told and the next one runs. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-build=$(realpath -m "${1:-build}")
 prefix=fused-
 . test/gpu/steps.sh
 gpus=${GPUS:-4}

@@ -7,9 +7,6 @@
 # failed. GPUS (default 4). What each step answers is in doc/open.md.
 set -u
 cd "$(dirname "$0")/../.."
-build=$(realpath -m "${1:-build}")
-shift || true
-[ $# = 0 ] || STEPS="$*"
 prefix=moe_
 . test/gpu/steps.sh
 gpus=${GPUS:-4}

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by the scripts of this folder: steps that are bounded, told when they fail, and followed by the next one.
-# OUT (default .) gets one file of JSON lines a step; STEPS names the steps to run (default: all).
+# Sourced by the scripts of this folder, in the root of the repository, with their arguments [BUILD] [STEP ...]: steps that are bounded,
+# told when they fail, and followed by the next one.
+# OUT (default .) gets one file of JSON lines a step; STEPS, or the arguments, name the steps to run (default: all).
+build=$(realpath -m "${1:-build}")
+[ $# -lt 2 ] || STEPS="${*:2}"
 out=${OUT:-.}
 commit=${COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)}
 failed=0
