@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process without CUDA is told about DMA-BUFs, and what it costs it. How device memory moves: cuda_rw.c. */
+/* What a process without CUDA is told about DMA-BUFs, and what it costs it; device memory under the model. How device
+ * memory moves: cuda_rw.c. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "test/softnic/fake_cuda/busy.h"
 #include "test/softnic/fake_cuda/driver.h"
 #include "test/softnic/support.h"
 
@@ -68,4 +71,83 @@ Test(cuda_mem, without_a_driver_there_are_no_dmabufs)
     open_probe(&end);
     cr_assert_eq(probe(&end), EOPNOTSUPP, "%s", strerror(errno));
     end_close(&end);
+}
+
+/* A function of the driver's, which is opened when first asked for. */
+#define DRIVER(function, name)                                                                                         \
+    __typeof__(&(name)) function;                                                                                      \
+    do {                                                                                                               \
+        void *library_ = dlopen("libcuda.so.1", RTLD_NOW), *at_;                                                       \
+        cr_assert(library_, "%s", dlerror());                                                                          \
+        at_ = symbol(library_, #name);                                                                                 \
+        memcpy(&(function), &at_, sizeof(at_));                                                                        \
+    } while (0)
+
+/* Device memory with a current context. */
+static uint64_t device_memory(size_t bytes)
+{
+    uint64_t at = 0;
+    void *context;
+
+    DRIVER(init, cuInit);
+    DRIVER(retain, cuDevicePrimaryCtxRetain);
+    DRIVER(push, cuCtxPushCurrent_v2);
+    DRIVER(allocate, cuMemAlloc_v2);
+    cr_assert(!init(0) && !retain(&context, 0) && !push(context) && !allocate(&at, bytes));
+    return at;
+}
+
+static void post_write(struct end *from, uint32_t key, uint64_t at, uint32_t bytes, struct address to, uint64_t wr_id)
+{
+    struct ibv_sge sge = {.addr = at, .length = bytes, .lkey = key};
+    struct ibv_send_wr *bad, wr = {.wr_id = wr_id,
+                                   .sg_list = &sge,
+                                   .num_sge = 1,
+                                   .opcode = IBV_WR_RDMA_WRITE,
+                                   .send_flags = IBV_SEND_SIGNALED,
+                                   .wr.rdma = {to.addr, to.rkey}};
+
+    cr_assert_eq(ibv_post_send(from->qp, &wr, &bad), 0);
+}
+
+enum { SHORT = 4096, LONG = 8 << 20, LATER = 30 };
+
+/* 41 ms and 84 s at the rate below: more than any wait here. */
+Test(cuda_mem, what_is_posted_for_later_delays_no_copy_under_way, .timeout = 150)
+{
+    struct sn_config config;
+    uint64_t device = 0, give_up;
+    struct ibv_mr *from, *to;
+    struct end a, b;
+    int before;
+
+    DRIVER(calls, fakeCudaCalls);
+    DRIVER(stand_still, fakeCudaPause);
+    sn_config_default(&config);
+    config.nics = 2;
+    config.rate_bps = 800000;
+    test_world(&config);
+    pair_open(&a, &b);
+    device = device_memory(2 * LONG);
+    from = ibv_reg_mr(a.pd, (void *)(uintptr_t)device, LONG, IBV_ACCESS_LOCAL_WRITE);
+    to = ibv_reg_mr(b.pd, (void *)(uintptr_t)(device + LONG), LONG, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    cr_assert(from && to);
+    struct address at = {.addr = device + LONG, .rkey = to->rkey};
+
+    stand_still(1);
+    before = calls("cuMemcpyAsync");
+    post_write(&a, from->lkey, device, SHORT, at, 1);
+    for (give_up = now_ns() + WAIT_S * 1000000000ull; calls("cuMemcpyAsync") == before && now_ns() < give_up;)
+        usleep(1000);
+    cr_assert_gt(calls("cuMemcpyAsync"), before, "the short write is under way");
+    for (int i = 0; i < LATER; i++) { /* one of them finds the queue pair where it waits for its next look */
+        post_write(&a, from->lkey, device, LONG, at, 2);
+        usleep(100);
+    }
+    stand_still(0);
+    struct ibv_wc wc = wait_wc(a.cq, "the short write, though a long one is not due");
+    cr_assert(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS, "%s", ibv_wc_status_str(wc.status));
+    cr_assert(!ibv_dereg_mr(from) && !ibv_dereg_mr(to));
+    end_close(&a);
+    end_close(&b);
 }
