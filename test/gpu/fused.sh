@@ -26,7 +26,7 @@ softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G
 step autotune_gather 100 $bench --kernel allgather --autotune $(shapes 4096x$((4096 / gpus))x4096 8192x$((8192 / gpus))x8192 16384x$((16384 / gpus))x16384)
 
 # One element of what a timed launch wrote is changed: the check must fail, for an earlier launch and for the last.
-step corrupt 60 bash -c "! $bench --kernel all --iterations 5 --corrupt 5 --shape 1024x1024x512 && ! $bench --kernel all --iterations 5 --corrupt 2 --shape 1024x1024x512"
+step corrupt 60 bash -c "finds $bench --kernel all --iterations 5 --corrupt 5 --shape 1024x1024x512 && finds $bench --kernel all --iterations 5 --corrupt 2 --shape 1024x1024x512"
 
 # A process dies while the others wait for it.
 step lost_rank 40 $bench --kernel reduce_scatter --kill-rank-after 500 --timeout-ms 2000 --shape 8192x8192x$((8192 / gpus))
