@@ -5,19 +5,11 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "util/clock.h"
 #include "util/error.h"
 
 enum { CARD_MAGIC = 0x47524550 /* "PERG" */, CARD_VERSION = 1, PAGE = 4096 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static uint64_t slot_offset(const struct gather *g, uint64_t round, uint32_t rank)
 {
@@ -96,7 +88,7 @@ int gather_connect(struct gather *g, struct prs_team *team)
 static int wait_for(struct gather *g, uint32_t rank)
 {
     const uint64_t *flag = (const uint64_t *)(const void *)(g->memory + flag_offset(g, g->round, rank));
-    uint64_t give_up = now_ms() + g->timeout_ms;
+    uint64_t give_up = prs_clock_ms() + g->timeout_ms;
 
     while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) != g->round || g->data.status == PRS_OP_PENDING ||
            g->flag.status == PRS_OP_PENDING) {
@@ -106,7 +98,7 @@ static int wait_for(struct gather *g, uint32_t rank)
             return r;
         if (r > 0)
             continue;
-        if (now_ms() > give_up)
+        if (prs_clock_ms() > give_up)
             return prs_fail(-ETIMEDOUT, "exchange %llu: rank %u waited %u ms for the data of rank %u",
                             (unsigned long long)g->round, g->rank, g->timeout_ms, rank);
         sched_yield();
@@ -130,7 +122,7 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
         .value = g->round,
         .kind = PRS_SIGNAL_SET,
     };
-    uint64_t give_up = now_ms() + g->timeout_ms;
+    uint64_t give_up = prs_clock_ms() + g->timeout_ms;
     bool posted = false;
     int r;
 
@@ -146,7 +138,7 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
         r = prs_team_progress(g->team, GATHER_CONTEXT);
         if (r < 0)
             return r;
-        if (now_ms() > give_up)
+        if (prs_clock_ms() > give_up)
             return prs_fail(-ETIMEDOUT, "exchange %llu: rank %u waited %u ms for room on the way to rank %u",
                             (unsigned long long)g->round, g->rank, g->timeout_ms, (g->rank + 1) % g->ranks);
         sched_yield();

@@ -223,7 +223,7 @@ static bool hold_back(struct gin_set *set)
 
     if ((set->fresh == 0 && set->held == 0) || hold_ns == 0)
         return false;
-    now = prs_now_ns();
+    now = prs_clock_ns();
     if (set->fresh > 0) {
         set->held_at = set->held > 0 ? set->held_at : now;
         set->fresh_at = now;
