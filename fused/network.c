@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "fused/context.h"
+#include "util/env.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -39,10 +40,16 @@ static void gpu_path(int device, char *path)
         path[0] = '\0';
 }
 
-/* One rail a rank: the nearest to its GPU; where several are, the ranks of the node take turns. */
-static int choose_rail(struct prs_fused *ctx, struct prs_network *n)
+static int nearness(const struct prs_network *n, int rail, const char *path)
 {
-    int count = prs_fabric_rails(n->fabric), best = -1, ties = 0, wanted;
+    struct prs_rail_info info;
+    return prs_rail_query(n->fabric, rail, &info) == 0 ? common_path(path, info.pci_path) : -1;
+}
+
+/* The rails nearest to its GPU, which the ranks of the node share: each has some of its own, or several have one. */
+static int choose_rails(struct prs_fused *ctx, struct prs_network *n)
+{
+    int count = prs_fabric_rails(n->fabric), best = -1, ties = 0, turn = 0, sharers;
     char path[PATH_MAX];
     struct prs_rail_info info;
     if (count == 0)
@@ -53,20 +60,31 @@ static int choose_rail(struct prs_fused *ctx, struct prs_network *n)
             ctx->config.rank, ctx->config.world, ctx->place.nodes);
     gpu_path(ctx->config.device, path);
     for (int i = 0; i < count; i++) {
-        int near = prs_rail_query(n->fabric, i, &info) == 0 ? common_path(path, info.pci_path) : -1;
+        int near = nearness(n, i, path);
         ties = near > best ? 1 : ties + (near == best);
         best = near > best ? near : best;
     }
-    wanted = (int)ctx->place.local % ties;
-    for (int i = 0; i < count; i++) {
-        if (prs_rail_query(n->fabric, i, &info) != 0 || common_path(path, info.pci_path) != best || wanted-- != 0)
+    sharers = ties < (int)ctx->place.locals ? ties : (int)ctx->place.locals;
+    for (int i = 0; i < count && n->rails.count < PRS_MAX_RAILS; i++) {
+        if (nearness(n, i, path) != best || turn++ % sharers != (int)ctx->place.local % sharers ||
+            prs_rail_query(n->fabric, i, &info) != 0)
             continue;
-        n->rails.count = 1;
-        n->rails.rail[0] = i;
+        n->rails.rail[n->rails.count++] = i;
         PRS_INFO("fused: rank %u (node %u of %u) reaches other nodes by %s port %d", ctx->config.rank, ctx->place.node,
                  ctx->place.nodes, info.name, info.port);
     }
     return 0;
+}
+
+/* Over several queues `auto` counts, which costs the receiver a thread's work for each signal. Here every put is in a
+ * group with its signal, and a group has one queue, so that queues which keep order do. NULL: as configured. */
+static const char *choose_policy(const struct prs_network *n)
+{
+    struct prs_rail_info info;
+    for (int i = 0; i < n->rails.count; i++)
+        if (prs_rail_query(n->fabric, n->rails.rail[i], &info) != 0 || !info.in_order || info.adaptive_routing)
+            return NULL;
+    return prs_env_text("PERSEUS_ORDER") != NULL ? NULL : "in_order";
 }
 
 /* Memory that the runtime hands out as device memory is ordinary memory where the GPU is emulated. */
@@ -110,12 +128,13 @@ static int open_parts(struct prs_fused *ctx, struct prs_network *n)
     struct prs_team_options team = {.traffic_class = -1};
     int r = prs_fabric_open(NULL, &n->fabric);
     if (r == 0)
-        r = choose_rail(ctx, n);
+        r = choose_rails(ctx, n);
     r = prs_bootstrap_agree(&bootstrap, r, "opening the network between nodes");
     if (r != 0)
         return r;
     team.fabric = n->fabric;
     team.rails = &n->rails;
+    team.policy = choose_policy(n);
     r = prs_bootstrap_team(&bootstrap, &team, &n->team);
     if (r != 0)
         return r;
@@ -169,6 +188,7 @@ void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_traffic *tr
         return;
     prs_proxy_stats(ctx->network->proxy, &proxy);
     prs_team_stats(ctx->network->team, CONTEXT, &team);
+    traffic->rails = (uint32_t)ctx->network->rails.count;
     traffic->puts = proxy.puts;
     traffic->signals = proxy.signals;
     traffic->fences = team.fences + team.drains + proxy.fences;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/network.h"
 #include "util/error.h"
 
 /* Measured on 4 x H200, doc/fused-notes.md. */
@@ -81,14 +82,16 @@ static void default_pace(const struct prs_fused_shape *shape, const struct prs_p
         t->spread = ratio < 1 ? 85 : 1;
 }
 
-static void predict(const struct prs_fused_shape *shape, const struct prs_place *at, struct prs_fused_plan_info *info)
+static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
+                    struct prs_fused_plan_info *info)
 {
+    int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
     double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, at), far = far_bytes(shape, at);
     double travel = sent / (info->tuning.copy_engine ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
     double longest = compute > travel ? compute : travel;
     info->sent_bytes = (uint64_t)sent;
     info->far_bytes = (uint64_t)far;
-    far /= FAR_BYTES_PER_US;
+    far /= FAR_BYTES_PER_US * rails;
     if (info->tuning.path == PRS_PATH_UNFUSED) /* one after the other */
         info->predicted_us = START_US + compute + travel + far;
     else
@@ -246,6 +249,6 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
     if (t->copy_engine != 0)
         t->push_ctas = 0;
     bound(shape, t);
-    predict(shape, at, info);
+    predict(ctx, shape, at, info);
     return 0;
 }

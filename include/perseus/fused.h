@@ -250,7 +250,7 @@ PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *
 /** What this rank has sent to other nodes since the context was opened; zeros on a single node. */
 struct prs_fused_traffic {
     uint32_t nodes;
-    uint32_t pad;
+    uint32_t rails; /* by which this rank reaches them: those nearest to its GPU, shared out among the node's ranks */
     uint64_t puts, signals;
     uint64_t fences; /* of the NIC, or waits for all completions, by the ordering policy (PERSEUS_ORDER) */
     uint64_t bytes;

@@ -253,6 +253,27 @@ Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 
     }
 }
 
+/* Of two nodes, each of which has all rails of the world. */
+static void assert_rails(uint32_t ranks, uint32_t each)
+{
+    struct counted counted = {.shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 512, 64, 1}};
+    ranks_need_a_device();
+    hopper_setup(ranks, 4, 0);
+    ranks_run(ranks, count_traffic, &counted);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        cr_assert_eq(counted.traffic[rank].rails, each, "rank %u: %u", rank, counted.traffic[rank].rails);
+}
+
+Test(nodes, a_rank_alone_on_its_node_has_all_its_rails, .timeout = 600)
+{
+    assert_rails(2, 2);
+}
+
+Test(nodes, ranks_of_a_node_share_its_rails, .timeout = 600)
+{
+    assert_rails(4, 1);
+}
+
 /* One put a counterpart for sums, one for rows; and a signal each, or a credit in place of rows. */
 Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .timeout = 600)
 {

@@ -167,8 +167,8 @@ static bool report(struct run *r)
     row.own_us = usec[OWN], row.compute_us = usec[COMPUTE];
     row.comm_us = usec[COMMUNICATE], row.unfused_us = usec[UNFUSED];
     row.traffic = r->traffic;
-    row.floor_us =
-        fmax((double)row.info.sent_bytes / LINK_BYTES_PER_US, (double)row.info.far_bytes / PORT_BYTES_PER_US);
+    row.floor_us = fmax((double)row.info.sent_bytes / LINK_BYTES_PER_US,
+                        row.traffic.rails ? (double)row.info.far_bytes / (PORT_BYTES_PER_US * row.traffic.rails) : 0);
     if (row.compute_us > row.floor_us)
         row.floor_us = row.compute_us; /* not measured: NaN is never larger */
     row.speedup = (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;

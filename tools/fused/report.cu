@@ -26,9 +26,9 @@ static void print_json(const struct bench_row *r)
     const struct prs_fused_tuning *t = &r->info.tuning;
     printf("{\"kernel\":\"%s\",\"layout\":\"%s\",\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"nodes\":%u,",
            BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", s->m, s->n, s->k, r->gpus, r->traffic.nodes);
-    printf("\"puts\":%llu,\"signals\":%llu,\"fences\":%llu,\"far_bytes\":%llu,", (unsigned long long)r->traffic.puts,
-           (unsigned long long)r->traffic.signals, (unsigned long long)r->traffic.fences,
-           (unsigned long long)r->traffic.bytes);
+    printf("\"rails\":%u,\"puts\":%llu,\"signals\":%llu,\"fences\":%llu,\"far_bytes\":%llu,", r->traffic.rails,
+           (unsigned long long)r->traffic.puts, (unsigned long long)r->traffic.signals,
+           (unsigned long long)r->traffic.fences, (unsigned long long)r->traffic.bytes);
     printf("\"usec\":%s,\"compute_usec\":%s,\"comm_usec\":%s,\"unfused_usec\":%s,", number(r->own_us, 1).t,
            number(r->compute_us, 1).t, number(r->comm_us, 1).t, number(r->unfused_us, 1).t);
     printf("\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,", number(r->own_us / r->floor_us, 3).t,
