@@ -31,6 +31,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->window_ops = options->window_ops;
     order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->plain = options->policy == PRS_POLICY_IN_ORDER && data == 1;
+    order->holds = options->policy == PRS_POLICY_DRAIN || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->in_order = options->in_order;
     order->fence = options->fence;
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
@@ -88,13 +89,16 @@ int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const u
 /* Remember where a put went, for the signals behind it. */
 static inline void note_put(struct prs_order *order, const struct prs_put *put, uint32_t index)
 {
+    struct prs_order_queue *queue = &order->queue[index];
     struct prs_order_group *group;
 
-    order->queue[index].last_work = order->queue[index].head;
-    if (!order->tracked || put->group == PRS_GROUP_NONE)
+    if (put->group == PRS_GROUP_NONE)
+        return;
+    queue->last_work = queue->last_kept = queue->head;
+    if (!order->tracked)
         return;
     group = group_of(order, put->group);
-    group_note(group, index, order->queue[index].head - 1);
+    group_note(group, index, queue->head - 1);
     group->unfenced = true;
 }
 
@@ -346,8 +350,8 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
     fill_write(queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
     if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES)
         signal_request(order, queue, queue->head - 1);
-    else if (!(flags & PRS_PUT_LAZY))
-        queue->eager = true;
+    else if (!(flags & PRS_PUT_LAZY) || (!plain && order->holds && put->group != PRS_GROUP_NONE))
+        queue->eager = true; /* a signal that is held must see this one's completion, however lazy its owner is */
     if (flags & PRS_PUT_NOTIFY) {
         extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
@@ -406,7 +410,7 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
                                                                 .len_bytes = part.bytes,
                                                                 .opcode = PRS_WR_READ};
         end_run(queue);
-        queue->last_read = queue->last_work = queue->head;
+        queue->last_read = queue->last_work = queue->last_kept = queue->head;
         account(order, part.queue, part.bytes);
     }
     order->ops++;

@@ -87,7 +87,8 @@ struct prs_order_queue {
     uint32_t run;       /* length of the run that the request before head ends */
     uint64_t run_next;  /* run_key() of the message that would make it longer; 0: none may */
     uint32_t last_read; /* position + 1 of the last read; 0: none */
-    uint32_t last_work; /* drain: the same of the last put or get */
+    uint32_t last_work; /* the same of the last put or get that signals stay behind: not of PRS_GROUP_NONE */
+    uint32_t last_kept; /* the same, with signals */
     uint64_t backlog_bytes;
 };
 
@@ -123,6 +124,7 @@ struct prs_order {
     bool fence;              /* a request can be held until earlier ones of its queue are complete */
     bool tracked;            /* signals depend on where the puts of their group went */
     bool plain;              /* in_order on a single queue: a put has no choice, and nobody asks where it went */
+    bool holds;              /* a signal may wait for completions */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut */
     bool split_queues;       /* over all queues; else over one queue of each path, by turns */
