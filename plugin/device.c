@@ -87,6 +87,8 @@ static void name_device(struct device *device, const struct prs_rail_info *info,
 
 static void describe_rail(struct device *device, const struct prs_rail_info *info, int index)
 {
+    size_t most = info->max_put_bytes < DEVICE_MAX_P2P ? info->max_put_bytes : DEVICE_MAX_P2P;
+
     memset(device, 0, sizeof(*device));
     name_device(device, info, index);
     snprintf(device->pci_path, sizeof(device->pci_path), "%s", info->pci_path);
@@ -110,8 +112,8 @@ static void describe_rail(struct device *device, const struct prs_rail_info *inf
         .device_type = NET_DEVICE_HOST,
         .device_version = NET_DEVICE_VERSION,
         .vdevice = {.count = 1, .device = {index}},
-        .max_p2p_bytes = DEVICE_MAX_P2P,
-        .max_coll_bytes = DEVICE_MAX_P2P,
+        .max_p2p_bytes = most,
+        .max_coll_bytes = most,
         .max_multi_request = 1,
         .rail_id = info->rail_id,
         .plane_id = info->plane_id,
@@ -369,6 +371,8 @@ static void describe_virtual(struct device *device, const struct net_vdevice_v12
         all->ptr_support &= one->ptr_support;
         all->force_flush |= one->force_flush;
         all->max_comms = one->max_comms < all->max_comms ? one->max_comms : all->max_comms;
+        all->max_p2p_bytes = one->max_p2p_bytes < all->max_p2p_bytes ? one->max_p2p_bytes : all->max_p2p_bytes;
+        all->max_coll_bytes = all->max_p2p_bytes;
         all->latency = one->latency > all->latency ? one->latency : all->latency;
         all->rail_id = one->rail_id == all->rail_id ? all->rail_id : NET_UNDEFINED;
         all->plane_id = one->plane_id == all->plane_id ? all->plane_id : NET_UNDEFINED;

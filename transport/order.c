@@ -273,10 +273,22 @@ static bool next_part(const struct prs_order *order, const struct prs_lane *lane
     return true;
 }
 
-static bool part_limit_exceeded(const struct prs_order *order, uint64_t len_bytes)
+static_assert(PRS_ORDER_SURE_PARTS + PRS_ORDER_MAX_DATA_QUEUES <= PRS_IMM_MAX_PARTS, "as check_parts() has it");
+
+/* What could never leave is refused: a notification tells of so many parts at most, and a queue has so many slots. */
+static int check_parts(const struct prs_order *order, const char *what, uint64_t len_bytes, bool notified,
+                       bool one_queue)
 {
-    /* Worst case: every queue adds one partly filled request. */
-    return len_bytes / order->max_part_bytes + order->data_queues > PRS_IMM_MAX_PARTS;
+    uint64_t parts = len_bytes / order->max_part_bytes, most = UINT64_MAX;
+
+    if (notified)
+        most = PRS_IMM_MAX_PARTS - order->data_queues; /* worst case: every queue adds one partly filled request */
+    if ((one_queue || order->data_queues == 1) && most > order->queue[0].mask)
+        most = order->queue[0].mask;
+    return parts <= most ? 0
+                         : prs_fail(-EINVAL, "%s of %llu bytes: more than %llu parts of %llu bytes", what,
+                                    (unsigned long long)len_bytes, (unsigned long long)most,
+                                    (unsigned long long)order->max_part_bytes);
 }
 
 static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
@@ -287,11 +299,11 @@ static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struc
         (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE);
     struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
     uint32_t parts;
-    int tag;
+    int tag, r;
 
-    if (part_limit_exceeded(order, put->len_bytes))
-        return prs_fail(-EINVAL, "put of %zu bytes: more than %d parts of %llu bytes", put->len_bytes,
-                        PRS_IMM_MAX_PARTS, (unsigned long long)order->max_part_bytes);
+    r = check_parts(order, "put", put->len_bytes, put->flags & PRS_PUT_NOTIFY, pinned);
+    if (r)
+        return r;
     parts = cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, lanes);
     if (!parts)
         return PRS_BUSY;
@@ -390,12 +402,15 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
 {
     struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
     uint32_t parts;
-    int only = -1;
+    int only = -1, r;
 
     if (order->ops >= order->window_ops || order->stalled)
         return PRS_BUSY;
     if (get->len_bytes <= order->split_bytes || order->policy == PRS_POLICY_NIC_FENCE)
         only = order->policy == PRS_POLICY_NIC_FENCE ? 0 : (int)choose_small_queue(order, get->len_bytes);
+    r = check_parts(order, "get", get->len_bytes, false, only >= 0);
+    if (r)
+        return r;
     parts = cut(order, get->len_bytes, only, lanes);
     if (!parts)
         return PRS_BUSY;

@@ -40,6 +40,7 @@ enum {
     PRS_ORDER_LAZY = 16,                /* lazy requests on one queue behind which one is signaled all the same */
     PRS_ORDER_PROMPT_BYTES = 8192, /* a request this long gains nothing from company: it is posted at once, signaled,
                                       and has its own notification, so that neither side waits for another's bytes */
+    PRS_ORDER_SURE_PARTS = 8,      /* requests that a notified put may always have, over however many queues */
     PRS_ORDER_BATCH = 16,          /* requests on one queue that make the caller post without waiting for more */
 };
 

@@ -450,6 +450,42 @@ Test(order_limits, where_nothing_keeps_order_a_word_waits_for_the_one_before)
     cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0, "RC keeps them apart");
 }
 
+/* A device with short messages promised more than a notification can tell of. */
+Test(order_limits, a_notified_put_of_as_many_parts_as_rails_promise_always_leaves)
+{
+    static const uint32_t shapes[][2] = {{1, 1}, {1, 16}, {2, 2}, {8, 1}, {8, 7}};
+
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, shapes[i][0], shapes[i][1]);
+        struct prs_put put = {.dst = &bench_keys,
+                              .len_bytes = PRS_ORDER_SURE_PARTS * bench->order.max_part_bytes,
+                              .flags = PRS_PUT_NOTIFY};
+        struct prs_op op[2];
+
+        cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, bench_local_keys), 0, "%u paths, %u queues",
+                     shapes[i][0], shapes[i][1]);
+        put.len_bytes = (PRS_IMM_MAX_PARTS + 1) * bench->order.max_part_bytes;
+        cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), -EINVAL);
+    }
+}
+
+/* They would be PRS_BUSY for ever. Without a notification the wire sets no limit. */
+Test(order_limits, a_transfer_of_more_parts_than_slots_is_refused)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 4, 1);
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 70 * bench->order.max_part_bytes};
+    struct prs_op op;
+
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0, "70 parts over four queues");
+    bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    put.len_bytes = (BENCH_DEPTH - 1) * bench->order.max_part_bytes;
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0);
+    post_and_complete_all(bench);
+    put.len_bytes = (BENCH_DEPTH + 1) * bench->order.max_part_bytes;
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), -EINVAL);
+    cr_assert_eq(get_one(bench, &op, put.len_bytes), -EINVAL);
+}
+
 /* What lies at each place of a message is moved once, to the same place. */
 static void check_parts(const struct bench *bench, uint64_t remote_addr, uint64_t bytes)
 {
