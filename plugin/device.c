@@ -34,7 +34,8 @@ struct device {
 static struct {
     pthread_mutex_t lock;
     int contexts;
-    pid_t owner; /* a fork inherits the table, but none of what the NICs know */
+    struct context *newest; /* of the contexts: its NCCL's log is the one in use */
+    pid_t owner;            /* a fork inherits the table, but none of what the NICs know */
     struct prs_fabric *fabric;
     bool is_placeholder; /* PERSEUS_REQUIRED and no rail: one device that refuses to listen and to connect */
     char why_none[256];
@@ -63,6 +64,19 @@ static void log_to_nccl(void *user, enum prs_log_level level, const char *file, 
     net_log_fn *log = (net_log_fn *)(uintptr_t)user;
 
     log(levels[level], NET_LOG_INIT | NET_LOG_NET, file, line, "NET/Perseus: %s", text);
+}
+
+/** Called when one NCCL has come or gone: no log of one that may be unloaded stays in use. */
+static void choose_log_locked(void)
+{
+    const struct context *context = net.newest;
+
+    while (context && !context->log)
+        context = context->next;
+    if (context)
+        prs_log_set(log_to_nccl, (void *)(uintptr_t)context->log);
+    else
+        prs_log_set(NULL, NULL);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -259,17 +273,24 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
     context = calloc(1, sizeof(*context));
     if (!context)
         return NET_SYSTEM_ERROR;
+    context->log = log;
     device_lock();
-    if (log)
-        prs_log_set(log_to_nccl, (void *)(uintptr_t)log);
-    if (net.contexts > 0 && net.owner != getpid())
+    if (net.contexts > 0 && net.owner != getpid()) {
         net.contexts = 0; /* what the parent holds is neither usable here nor ours to free */
+        net.newest = NULL;
+    }
+    context->next = net.newest;
+    net.newest = context;
+    choose_log_locked();
     if (net.contexts == 0)
         r = open_devices();
     if (r == 0) {
         net.owner = getpid();
         net.contexts++;
         context->fabric = net.fabric;
+    } else {
+        net.newest = context->next;
+        choose_log_locked();
     }
     device_unlock();
     if (r < 0) {
@@ -283,21 +304,41 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
 
 net_result device_finalize(void *handle)
 {
-    struct context *context = handle;
+    struct context *context = handle, **link;
 
     if (!context) /* NCCL 2.28 and 2.29 finalize what failed to initialise */
         return NET_SUCCESS;
     connect_abandon(context);
     device_lock();
-    if (net.owner == getpid() && --net.contexts == 0) {
-        prs_fabric_close(net.fabric);
-        net.fabric = NULL;
-        net.count = net.physical = 0;
-        prs_log_set(NULL, NULL);
+    if (net.owner == getpid()) {
+        for (link = &net.newest; *link && *link != context; link = &(*link)->next)
+            ;
+        if (*link)
+            *link = context->next;
+        if (--net.contexts == 0) {
+            prs_fabric_close(net.fabric);
+            net.fabric = NULL;
+            net.count = net.physical = 0;
+        }
+        choose_log_locked();
     }
     device_unlock();
     free(context);
     return NET_SUCCESS;
+}
+
+bool device_share(struct context *context, net_log_fn *log)
+{
+    bool ours;
+
+    device_lock();
+    ours = net.owner == getpid();
+    if (ours && log) {
+        context->log = log;
+        choose_log_locked();
+    }
+    device_unlock();
+    return ours;
 }
 
 net_result device_count(int *count)
