@@ -14,8 +14,9 @@
 #include "plugin/gather.h"
 
 enum {
-    GIN_WINDOW_OPS = 512, /* transfers in flight to one rank in one context; more wait in the lane */
-    GIN_TIMEOUT_MS = 60000,
+    GIN_WINDOW_OPS = 512,      /* transfers in flight to one rank in one context; more wait in the lane */
+    GIN_CONNECT_MS = 60000,    /* ranks come to connect one right after the other */
+    GIN_EXCHANGE_MS = 1800000, /* but to a registration when their program does, which may compile or load before */
 };
 
 /** First member of what NCCL hands to functions that take either of the two. */

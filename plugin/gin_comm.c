@@ -6,6 +6,7 @@
 #include "plugin/device.h"
 #include "plugin/gin.h"
 #include "plugin/result.h"
+#include "util/env.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -110,17 +111,21 @@ static int open_team(struct gin_comm *comm, struct gin_listener *listener, void 
         .traffic_class = -1,
         .adds_alone =
             true, /* NCCL's signals: only GIN adds to them, and a kernel resets none while adds are under way */
-        .timeout_ms = GIN_TIMEOUT_MS,
+        .timeout_ms = GIN_CONNECT_MS,
         .card = &card,
         .card_bytes = sizeof(card),
     };
+    long exchange_ms;
     int r;
 
     if (!copy)
         return prs_fail(-ENOMEM, "GIN: connect: no memory for %u handles", comm->ranks);
     for (uint32_t rank = 0; rank < comm->ranks; rank++)
         memcpy(&copy[rank], handles[rank], sizeof(*copy));
-    r = gather_init(&comm->gather, comm->fabric, &comm->rails, comm->rank, comm->ranks, GIN_TIMEOUT_MS, &card);
+    r = prs_env_int("PERSEUS_GIN_TIMEOUT_MS", GIN_EXCHANGE_MS, 10, 86400000, &exchange_ms);
+    if (r == 0)
+        r = gather_init(&comm->gather, comm->fabric, &comm->rails, comm->rank, comm->ranks, (uint32_t)exchange_ms,
+                        &card);
     if (r == 0)
         r = prs_team_open(&options, &comm->team);
     if (r == 0)

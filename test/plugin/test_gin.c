@@ -408,3 +408,27 @@ Test(gin, a_dead_peer_is_a_remote_error_and_stays_one, .timeout = 300)
 {
     cr_assert_eq(run(kill_one, (struct plan){14, 1}), 0);
 }
+
+/* Rank 1 ends its comm where the others register. */
+static int leave_early(struct ranks *ranks, void *user)
+{
+    time_t began = time(NULL);
+    const struct plan *plan = user;
+    struct gin_api api;
+    void *handle = NULL, *memory = aligned_alloc(4096, 4096);
+    int r = gin_api_open(&api, ranks, RANKS, plan->version, 1);
+
+    if (r != 0)
+        return r;
+    if (api.rank != 1)
+        CHECK(gin_api_reg(&api, memory, 4096, 0, &handle) != NET_SUCCESS && !handle, "rank %u", api.rank);
+    CHECK(time(NULL) - began < 40, "rank %u waited for one that had left", api.rank);
+    gin_api_close(&api);
+    free(memory);
+    return 0;
+}
+
+Test(gin, a_rank_that_has_left_ends_the_registration_of_the_others, .timeout = 300)
+{
+    cr_assert_eq(run(leave_early, (struct plan){14, 1}), 0);
+}
