@@ -95,6 +95,18 @@ static bool any_rail_relaxed(const struct gin_comm *comm)
     return false;
 }
 
+/** Whether signals come as records, which this process raises: as transport/setup.c has it. */
+static bool raises_signals(const struct gin_comm *comm)
+{
+    struct prs_rail_info info;
+    char policy[256];
+
+    if (prs_rail_query(comm->fabric, comm->rails.rail[0], &info) == 0 && !info.in_order)
+        return true;
+    return prs_fabric_policy(comm->fabric, &comm->rails, policy, sizeof(policy)) == 0 &&
+           strncmp(policy, "counted", strlen("counted")) == 0;
+}
+
 /** The team takes the listener; it stays the listen comm's when this fails. Return 0 or -errno. */
 static int open_team(struct gin_comm *comm, struct gin_listener *listener, void *handles[])
 {
@@ -154,6 +166,8 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     comm->rank = (uint32_t)rank;
     comm->ranks = (uint32_t)ranks;
     comm->relaxed = any_rail_relaxed(comm);
+    comm->raises = raises_signals(comm);
+    pthread_mutex_init(&comm->lock, NULL);
     r = open_team(comm, listener, handles);
     if (r == 0)
         r = gather_connect(&comm->gather, comm->team);
@@ -178,6 +192,7 @@ net_result gin_comm_close(void *coll_comm)
     gin_set_destroy(comm->own);
     prs_team_close(comm->team);
     gather_fini(&comm->gather);
+    pthread_mutex_destroy(&comm->lock);
     free(comm);
     return NET_SUCCESS;
 }
@@ -214,8 +229,24 @@ net_result gin_set_create(void *coll_comm, int contexts, void **out)
             lane->context = set->first_context + c;
             lane->rank = rank;
         }
+    pthread_mutex_lock(&comm->lock);
+    set->next = comm->sets;
+    comm->sets = set;
+    pthread_mutex_unlock(&comm->lock);
     *out = set;
     return NET_SUCCESS;
+}
+
+static void forget(struct gin_set *set)
+{
+    struct gin_comm *comm = set->base.comm;
+    struct gin_set **link;
+
+    pthread_mutex_lock(&comm->lock);
+    for (link = &comm->sets; *link != set; link = &(*link)->next)
+        ;
+    *link = set->next;
+    pthread_mutex_unlock(&comm->lock);
 }
 
 net_result gin_set_destroy(void *handle)
@@ -224,7 +255,8 @@ net_result gin_set_destroy(void *handle)
 
     if (!set)
         return NET_SUCCESS;
-    /* First the peers: nothing completes into a request after that. */
+    forget(set);
+    /* Then the peers: nothing completes into a request after that. */
     for (uint32_t c = 0; c < set->contexts; c++)
         prs_team_drop(set->base.comm->team, set->first_context + c);
     gin_request_free_all(set);

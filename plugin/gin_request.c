@@ -345,18 +345,24 @@ net_result gin_request_progress(void *handle)
 {
     struct gin_comm *comm = gin_comm_of(handle);
     struct gin_set *set = gin_set_of(handle);
+    uint32_t asked;
+    int handled = 0;
 
     if (!set)
         return NET_SUCCESS;
+    asked = gin_settle_asked(set);
     set->fruitless = 0;
     for (uint32_t c = 0; c < set->contexts; c++) {
         int r = prs_team_progress(comm->team, set->first_context + c);
 
         if (r < 0)
             return gin_fail(comm, r);
+        handled += r;
     }
     if (set->waiting)
         post_waiting(set);
+    if (comm->raises)
+        gin_settle_answer(set, asked, handled);
     return NET_SUCCESS;
 }
 

@@ -10,6 +10,7 @@
 
 #include "transport/fabric.h"
 #include "transport/policy.h"
+#include "transport/records.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -463,6 +464,22 @@ int prs_team_settle(struct prs_team *team, uint32_t index)
         }
     }
     return all;
+}
+
+bool prs_team_raises(struct prs_team *team, uint32_t index)
+{
+    struct context *context =
+        index < PRS_TEAM_CONTEXTS ? __atomic_load_n(&team->contexts[index], __ATOMIC_ACQUIRE) : NULL;
+    uint32_t active = context ? __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE) : 0;
+
+    for (uint32_t i = 0; i < active; i++) {
+        const struct link *link = &context->links[context->active[i]];
+        const struct prs_peer *accepted = __atomic_load_n(&link->accepted, __ATOMIC_ACQUIRE);
+
+        if ((link->made && prs_records_busy(link->made)) || (accepted && prs_records_busy(accepted)))
+            return true;
+    }
+    return false;
 }
 
 /* Is rank the one of the pair that connects? The lower one; oneself too. */

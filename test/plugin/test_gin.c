@@ -2,6 +2,7 @@
 /* The GIN and RMA tables driven as NCCL's proxies drive them, by several processes over whatever device is there. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -431,4 +432,93 @@ static int leave_early(struct ranks *ranks, void *user)
 Test(gin, a_rank_that_has_left_ends_the_registration_of_the_others, .timeout = 300)
 {
     cr_assert_eq(run(leave_early, (struct plan){14, 1}), 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+static bool driver_stops;
+
+static void *drive(void *arg)
+{
+    struct world *w = arg;
+
+    while (!__atomic_load_n(&driver_stops, __ATOMIC_RELAXED)) {
+        if (gin_api_progress(&w->api) != NET_SUCCESS)
+            return w;
+        sched_yield();
+    }
+    return NULL;
+}
+
+static int send_signals(struct world *w, uint32_t count)
+{
+    struct gin_call call = {.rank = 1, .signal = w->signal_handle, .operation = GIN_SIGNAL_ADD, .value = 1};
+    void *request;
+
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK(gin_api_put(&w->api, &call, &request) == NET_SUCCESS, "signal %u", i);
+        CHECK(gin_api_wait(&w->api, request) == 0, "signal %u", i);
+    }
+    return 0;
+}
+
+/* Rank 0 knows that its signals are done; rank 1, which nobody drives or a thread of its own does, gives up the memory
+ * that they are for. */
+static int give_up_signals(struct ranks *ranks, void *user)
+{
+    enum { SIGNALS = 100 };
+    const struct plan *plan = user;
+    bool threaded = plan->contexts == 2;
+    uint64_t *words;
+    pthread_t thread;
+    void *failed = NULL;
+    struct world w;
+    int r = world_open(&w, ranks, user);
+
+    if (r != 0)
+        return r;
+    words = ranks_words(ranks);
+    if (w.api.rank == 0) {
+        if (send_signals(&w, 1))
+            return 1;
+        while (!__atomic_load_n(&words[1], __ATOMIC_ACQUIRE))
+            gin_api_progress(&w.api);
+        if (send_signals(&w, SIGNALS - 1))
+            return 1;
+        __atomic_store_n(&words[0], 1, __ATOMIC_RELEASE);
+        while (!__atomic_load_n(&words[2], __ATOMIC_ACQUIRE))
+            gin_api_progress(&w.api);
+        CHECK(!gin_api_has_error(&w.api), "rank 0 has an error");
+    } else if (w.api.rank == 1) {
+        if (wait_signal(&w, 0, 1)) /* connected */
+            return 1;
+        if (threaded)
+            CHECK(pthread_create(&thread, NULL, drive, &w) == 0, "thread");
+        __atomic_store_n(&words[1], 1, __ATOMIC_RELEASE);
+        while (!__atomic_load_n(&words[0], __ATOMIC_ACQUIRE))
+            usleep(100);
+        CHECK(gin_api_dereg(&w.api, w.signal_handle) == NET_SUCCESS, "signals");
+        w.signal_handle = NULL;
+        CHECK(__atomic_load_n(&w.signals[0], __ATOMIC_ACQUIRE) == SIGNALS, "%lu were raised",
+              (unsigned long)w.signals[0]);
+        __atomic_store_n(&driver_stops, true, __ATOMIC_RELAXED);
+        if (threaded)
+            pthread_join(thread, &failed);
+        CHECK(!failed, "progress failed");
+        for (int i = 0; i < 20000; i++)
+            CHECK(gin_api_progress(&w.api) == NET_SUCCESS, "a signal found its words gone");
+        __atomic_store_n(&words[2], 1, __ATOMIC_RELEASE);
+    }
+    return world_close(&w);
+}
+
+/* Run with `counted` as well, and over EFA: there the receiver raises them. */
+Test(gin, memory_goes_when_the_signals_that_came_for_it_are_raised, .timeout = 300)
+{
+    cr_assert_eq(run(give_up_signals, (struct plan){14, 1}), 0);
+}
+
+Test(gin, memory_goes_beside_a_thread_that_raises_its_signals, .timeout = 300)
+{
+    cr_assert_eq(run(give_up_signals, (struct plan){14, 2}), 0);
 }
