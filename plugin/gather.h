@@ -10,8 +10,9 @@
 
 #include <perseus/team.h>
 
+#define GATHER_CONTEXT UINT32_MAX /* far above those of sets, which are counted up */
+
 enum {
-    GATHER_CONTEXT = PRS_TEAM_CONTEXTS - 1,
     GATHER_BYTES = 128, /* a rank gives at most this much */
     GATHER_BANKS = 2,   /* a rank may be one round ahead of its neighbour */
 };

@@ -43,9 +43,10 @@ struct gin_comm {
     uint32_t rank, ranks;
     bool relaxed;         /* a rail registers data with relaxed ordering */
     bool raises;          /* signals that come are raised by this process */
-    pthread_mutex_t lock; /* protects the list of sets: contexts come and go beside registrations */
+    pthread_mutex_t lock; /* protects sets and contexts: they come and go beside registrations */
     struct gin_set *sets;
-    int error; /* atomic; sticky */
+    uint32_t contexts; /* of all sets that there are */
+    int error;         /* atomic; sticky */
 };
 
 struct gin_remote {

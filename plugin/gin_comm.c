@@ -10,6 +10,8 @@
 #include "util/error.h"
 #include "util/log.h"
 
+enum { CONTEXTS_MOST = PRS_TEAM_CONTEXTS - 1 }; /* the exchange has one */
+
 struct gin_comm *gin_comm_of(void *handle)
 {
     struct gin_base *base = handle;
@@ -200,15 +202,25 @@ net_result gin_comm_close(void *coll_comm)
 /* ------------------------------------------------------------------------------------------------------------------
  * sets of contexts */
 
+static uint32_t contexts_left(struct gin_comm *comm)
+{
+    uint32_t left, numbers = GATHER_CONTEXT - comm->next_context;
+
+    pthread_mutex_lock(&comm->lock);
+    left = CONTEXTS_MOST - comm->contexts;
+    pthread_mutex_unlock(&comm->lock);
+    return left < numbers ? left : numbers;
+}
+
 net_result gin_set_create(void *coll_comm, int contexts, void **out)
 {
     struct gin_comm *comm = gin_comm_of(coll_comm);
     struct gin_set *set;
 
     *out = NULL;
-    if (!comm || contexts < 1 || (uint32_t)contexts > GATHER_CONTEXT - comm->next_context)
-        return result_from_errno(prs_fail(-EINVAL, "GIN: %d contexts asked for, %u are left", contexts,
-                                          comm ? GATHER_CONTEXT - comm->next_context : 0));
+    if (!comm || contexts < 1 || (uint32_t)contexts > contexts_left(comm))
+        return result_from_errno(
+            prs_fail(-EINVAL, "GIN: %d contexts asked for, %u are left", contexts, comm ? contexts_left(comm) : 0));
     set = calloc(1, sizeof(*set));
     if (!set)
         return result_from_errno(prs_fail(-ENOMEM, "GIN: contexts: no memory"));
@@ -219,7 +231,7 @@ net_result gin_set_create(void *coll_comm, int contexts, void **out)
         free(set);
         return result_from_errno(prs_fail(-ENOMEM, "GIN: %d contexts of %u ranks: no memory", contexts, comm->ranks));
     }
-    /* Collective: every rank numbers its sets alike. */
+    /* Collective: every rank numbers its sets alike. A number does not come again: others may still use the old one. */
     set->first_context = comm->next_context;
     comm->next_context += set->contexts;
     for (uint32_t c = 0; c < set->contexts; c++)
@@ -232,6 +244,7 @@ net_result gin_set_create(void *coll_comm, int contexts, void **out)
     pthread_mutex_lock(&comm->lock);
     set->next = comm->sets;
     comm->sets = set;
+    comm->contexts += set->contexts;
     pthread_mutex_unlock(&comm->lock);
     *out = set;
     return NET_SUCCESS;
@@ -246,6 +259,7 @@ static void forget(struct gin_set *set)
     for (link = &comm->sets; *link != set; link = &(*link)->next)
         ;
     *link = set->next;
+    comm->contexts -= set->contexts;
     pthread_mutex_unlock(&comm->lock);
 }
 

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 enum {
-    PRS_TEAM_CONTEXTS = 4096,
+    PRS_TEAM_CONTEXTS = 4096,  /* at a time; their numbers are any, and those of dropped ones need not come again */
     PRS_TEAM_CARD_BYTES = 192, /* caller's bytes that ranks exchange while connecting */
 };
 

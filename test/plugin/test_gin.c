@@ -522,3 +522,70 @@ Test(gin, memory_goes_beside_a_thread_that_raises_its_signals, .timeout = 300)
 {
     cr_assert_eq(run(give_up_signals, (struct plan){14, 2}), 0);
 }
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+enum { CONTEXTS_MOST = 4096 }; /* that a team has at a time, with the exchange's */
+
+/* A word from each rank to the next, in the set that transfers take now. */
+static int pass_word(struct world *w, uint64_t value)
+{
+    uint32_t next = (w->api.rank + 1) % RANKS;
+    struct gin_call call = {.src = w->source_handle,
+                            .size = 8,
+                            .dst = w->target_handle,
+                            .rank = next,
+                            .signal = w->signal_handle,
+                            .operation = GIN_SIGNAL_INC};
+    void *request;
+
+    w->source[0] = value;
+    CHECK(gin_api_put(&w->api, &call, &request) == NET_SUCCESS && request, "put");
+    if (wait_signal(w, 0, value))
+        return 1;
+    CHECK(w->target[0] == value, "rank %u has %lu, want %lu", w->api.rank, (unsigned long)w->target[0],
+          (unsigned long)value);
+    CHECK(gin_api_wait(&w->api, request) == 0, "put");
+    /* Until the next has it: nobody accepts for a rank that does not progress. */
+    __atomic_fetch_add(&ranks_words(w->api.ranks)[0], 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&ranks_words(w->api.ranks)[0], __ATOMIC_ACQUIRE) < RANKS * value) {
+        CHECK(gin_api_progress(&w->api) == NET_SUCCESS, "progress");
+        sched_yield();
+    }
+    return 0;
+}
+
+/* The first set stays; its number and that of the last have the same place in a team's table. */
+static int make_many_sets(struct ranks *ranks, void *user)
+{
+    struct rma_config_v14 config = {.contexts = 1, .traffic_class = -1, .rank_stride = 1}, many = config;
+    struct world w;
+    void *first, *last, *set;
+    int r = world_open(&w, ranks, user);
+
+    if (r != 0)
+        return r;
+    first = w.api.set;
+    if (pass_word(&w, 1))
+        return 1;
+    for (int i = 1; i < CONTEXTS_MOST; i++) {
+        CHECK(w.api.v14->create_context(w.api.coll, &config, &set) == NET_SUCCESS, "set %d", i);
+        w.api.v14->destroy_context(set);
+    }
+    CHECK(w.api.v14->create_context(w.api.coll, &config, &last) == NET_SUCCESS, "set %d", CONTEXTS_MOST);
+    w.api.set = last;
+    if (pass_word(&w, 2))
+        return 1;
+    w.api.set = first;
+    if (pass_word(&w, 3))
+        return 1;
+    many.contexts = CONTEXTS_MOST - 2; /* one more than are left beside those two */
+    CHECK(w.api.v14->create_context(w.api.coll, &many, &set) == NET_INVALID_ARGUMENT, "too many at a time");
+    w.api.v14->destroy_context(last);
+    return world_close(&w);
+}
+
+Test(gin, contexts_are_given_back, .timeout = 300)
+{
+    cr_assert_eq(run(make_many_sets, (struct plan){14, 1}), 0);
+}
