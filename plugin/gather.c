@@ -5,8 +5,8 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -18,14 +18,6 @@ enum {
     SPIN_MS = 1000, /* who is later than that does not mind another NAP_NS, and others may want the core */
     NAP_NS = 100000,
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static uint64_t slot_offset(const struct gather *g, uint64_t round, uint32_t rank)
 {
@@ -111,7 +103,7 @@ struct wait {
 /** After a look that found nothing. Return 0 to look again, or -ETIMEDOUT. */
 static int wait_more(const struct gather *g, struct wait *wait)
 {
-    uint64_t now = now_ms();
+    uint64_t now = prs_clock_ms();
 
     if (now - wait->began_ms > g->timeout_ms)
         return prs_fail(-ETIMEDOUT,
@@ -141,7 +133,7 @@ static bool has_flag(const struct gather *g, uint32_t rank)
 /** Progress until our ops are done and a rank's flag is up, which the left neighbour hands on. */
 static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
 {
-    struct wait wait = {"the data of", rank, now_ms(), now_ms()};
+    struct wait wait = {"the data of", rank, prs_clock_ms(), prs_clock_ms()};
 
     while (!has_flag(g, rank) || g->data.status == PRS_OP_PENDING || g->flag.status == PRS_OP_PENDING) {
         int r = prs_team_progress(g->team, GATHER_CONTEXT);
@@ -174,7 +166,7 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
         .value = g->round,
         .kind = PRS_SIGNAL_SET,
     };
-    struct wait wait = {"room on the way to", (g->rank + 1) % g->ranks, now_ms(), now_ms()};
+    struct wait wait = {"room on the way to", (g->rank + 1) % g->ranks, prs_clock_ms(), prs_clock_ms()};
     bool posted = false;
     int r;
 

@@ -17,6 +17,8 @@ enum {
     GIN_WINDOW_OPS = 512,      /* transfers in flight to one rank in one context; more wait in the lane */
     GIN_CONNECT_MS = 60000,    /* ranks come to connect one right after the other */
     GIN_EXCHANGE_MS = 1800000, /* but to a registration when their program does, which may compile or load before */
+    GIN_HOLD_NS = 500,         /* a GPU's CTAs signal one after the other, each by a write over PCIe */
+    GIN_HOLD_MOST = 16,
 };
 
 /** First member of what NCCL hands to functions that take either of the two. */
@@ -41,6 +43,7 @@ struct gin_comm {
     struct gin_set *own;   /* v11, v12: the contexts that come with the comm */
     uint32_t next_context; /* of the team */
     uint32_t rank, ranks;
+    uint32_t hold_ns;     /* see gin_request_progress() */
     bool relaxed;         /* a rail registers data with relaxed ordering */
     bool raises;          /* signals that come are raised by this process */
     pthread_mutex_t lock; /* protects sets and contexts: they come and go beside registrations */
@@ -102,9 +105,12 @@ struct gin_set {
     struct gin_lane *lanes; /* [contexts][ranks] */
     struct gin_lane *waiting;
     struct gin_request *free;
-    const void *tested;       /* the request last tested in vain: only compared */
-    uint32_t fruitless;       /* tests in vain since the queues were last looked at */
-    struct gin_block *blocks; /* of requests */
+    const void *tested;         /* the request last tested in vain: only compared */
+    uint32_t fruitless;         /* tests in vain since the queues were last looked at */
+    uint32_t fresh;             /* requests since progress was last called */
+    uint32_t held;              /* requests whose doorbell waits for more to come, */
+    uint64_t held_at, fresh_at; /* since then; the last of them came then */
+    struct gin_block *blocks;   /* of requests */
 };
 
 /** Of a comm or of a set; NULL when it is neither. */

@@ -153,12 +153,16 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     struct gin_listener *listener = listen_comm;
     struct gin_comm *comm;
     void *own = NULL;
+    long hold_ns = 0;
     int r;
 
     *coll_comm = NULL;
     if (!listener || !listener->listener || ranks < 1 || rank < 0 || rank >= ranks)
         return result_from_errno(
             prs_fail(-EINVAL, "GIN: connect of rank %d of %d: no such rank, or not listening", rank, ranks));
+    r = prs_env_int("PERSEUS_GIN_HOLD_NS", GIN_HOLD_NS, 0, 1000000000, &hold_ns);
+    if (r < 0)
+        return result_from_errno(r);
     comm = calloc(1, sizeof(*comm));
     if (!comm)
         return result_from_errno(prs_fail(-ENOMEM, "GIN: connect: no memory"));
@@ -170,6 +174,7 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     comm->relaxed = any_rail_relaxed(comm);
     comm->raises = raises_signals(comm);
     pthread_mutex_init(&comm->lock, NULL);
+    comm->hold_ns = (uint32_t)hold_ns;
     r = open_team(comm, listener, handles);
     if (r == 0)
         r = gather_connect(&comm->gather, comm->team);

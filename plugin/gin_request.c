@@ -7,6 +7,7 @@
 
 #include "plugin/gin.h"
 #include "plugin/result.h"
+#include "util/clock.h"
 #include "util/error.h"
 
 enum {
@@ -206,8 +207,34 @@ static net_result start(struct gin_lane *lane, struct gin_request *request, void
     }
     if (r > 0)
         wait_in_lane(lane, request);
+    request->set->fresh++;
     *out = request;
     return NET_SUCCESS;
+}
+
+/** Shall those that came wait a moment for more? NCCL brings one request of a rank at a time and calls progress behind
+ * it; a doorbell each would have the NIC, or what plays one, begin with the first signal of a burst and do the others
+ * by and by. A request to a rank with nothing in flight went when it came (prs_peer_put(), prs_peer_signal()), so that
+ * one alone never waits; those behind it wait for GIN_HOLD_MOST moments at most. */
+static bool hold_back(struct gin_set *set)
+{
+    uint32_t hold_ns = set->base.comm->hold_ns;
+    uint64_t now;
+
+    if ((set->fresh == 0 && set->held == 0) || hold_ns == 0)
+        return false;
+    now = prs_clock_ns();
+    if (set->fresh > 0) {
+        set->held_at = set->held > 0 ? set->held_at : now;
+        set->fresh_at = now;
+        set->held += set->fresh;
+        set->fresh = 0;
+    }
+    if (set->held < GIN_HOLD_MOST && now - set->fresh_at < hold_ns &&
+        now - set->held_at < (uint64_t)GIN_HOLD_MOST * hold_ns)
+        return true;
+    set->held = 0;
+    return false;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -352,6 +379,8 @@ net_result gin_request_progress(void *handle)
         return NET_SUCCESS;
     asked = gin_settle_asked(set);
     set->fruitless = 0;
+    if (hold_back(set))
+        return NET_SUCCESS;
     for (uint32_t c = 0; c < set->contexts; c++) {
         int r = prs_team_progress(comm->team, set->first_context + c);
 

@@ -7,9 +7,9 @@
  * is asked.
  */
 #include <sched.h>
-#include <time.h>
 
 #include "plugin/gin.h"
+#include "util/clock.h"
 #include "util/log.h"
 
 enum {
@@ -17,14 +17,6 @@ enum {
     WAIT_MS = 100,      /* for all of that */
     IDLE_MS = 20,       /* for a first round: nobody drives the set, so that nothing is raised either */
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 uint32_t gin_settle_asked(const struct gin_set *set)
 {
@@ -49,14 +41,14 @@ static void settle_set(struct gin_set *set)
     uint32_t first = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED);
     uint32_t asked = __atomic_add_fetch(&set->asked, 1, __ATOMIC_RELEASE); /* pairs with S2 */
     bool ours = first > 0 && pthread_equal(__atomic_load_n(&set->driver, __ATOMIC_RELAXED), pthread_self());
-    uint64_t began = now_ms();
+    uint64_t began = prs_clock_ms();
 
     if (first == set->left_at) /* 0: never driven */
         return;
     /* S1: pairs with S0. */
     while (__atomic_load_n(&set->answered, __ATOMIC_ACQUIRE) != asked) {
         uint32_t rounds = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED) - first;
-        uint64_t waited = now_ms() - began;
+        uint64_t waited = prs_clock_ms() - began;
 
         if (rounds > ROUNDS_MOST || waited > (rounds ? WAIT_MS : IDLE_MS)) {
             set->left_at = first + rounds;

@@ -54,7 +54,7 @@ int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, con
     }
     connector->fabric = fabric;
     connector->rails = *rails;
-    connector->deadline_ns = prs_now_ns() + (uint64_t)connector->setup.timeout_ms * 1000000;
+    connector->deadline_ns = prs_clock_ns() + (uint64_t)connector->setup.timeout_ms * 1000000;
     prs_stream_init(&connector->stream, fd, &address, cookie);
     *out = connector;
     return 0;
@@ -175,7 +175,7 @@ int prs_connector_step(struct prs_connector *connector, struct prs_peer **out)
 {
     int r = step(connector);
 
-    if (r == PRS_AGAIN && prs_now_ns() > connector->deadline_ns)
+    if (r == PRS_AGAIN && prs_clock_ns() > connector->deadline_ns)
         r = prs_fail(-ETIMEDOUT, "%s: not connected within %u ms; waited for %s", connector->stream.remote,
                      connector->setup.timeout_ms, stage_text(connector->stage));
     if (r == PRS_AGAIN)

@@ -42,7 +42,7 @@ static void take_event(struct prs_domain *domain, const struct ibv_async_event *
         break;
     case IBV_EVENT_PORT_ERR:
         PRS_WARN("%s port %d: %s: link down? retries go on for a while", domain->name, event->element.port_num, name);
-        __atomic_store_n(down_since, prs_now_ns(), __ATOMIC_RELAXED);
+        __atomic_store_n(down_since, prs_clock_ns(), __ATOMIC_RELAXED);
         break;
     case IBV_EVENT_PORT_ACTIVE:
         PRS_INFO("%s port %d: %s", domain->name, event->element.port_num, name);
@@ -117,7 +117,7 @@ int prs_domain_check(const struct prs_domain *domain, int port, uint64_t patienc
 
     if (fatal)
         *event = prs_verbs.event_type_str((enum ibv_event_type)(fatal - 1));
-    else if (down_since && prs_now_ns() - down_since > patience_ns)
+    else if (down_since && prs_clock_ns() - down_since > patience_ns)
         *event = prs_verbs.event_type_str(IBV_EVENT_PORT_ERR);
     else
         return 0;

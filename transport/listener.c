@@ -124,7 +124,7 @@ static struct half_open *find_place(struct prs_listener *listener, uint64_t now_
 /* Return 0, also when nobody calls, or -errno: no descriptors or no memory for one who does. */
 static int take_callers(struct prs_listener *listener)
 {
-    uint64_t now_ns = prs_now_ns();
+    uint64_t now_ns = prs_clock_ns();
 
     for (int i = 0; i < HALF_OPEN; i++) {
         struct half_open *half = find_place(listener, now_ns);
@@ -271,7 +271,7 @@ int prs_accept(struct prs_listener *listener, const struct prs_peer_options *opt
 
     if (failed)
         return failed;
-    now_ns = prs_now_ns();
+    now_ns = prs_clock_ns();
     for (int i = 0; i < HALF_OPEN; i++) {
         struct half_open *half = &listener->half[i];
         int r;

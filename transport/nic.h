@@ -12,17 +12,29 @@
 #include "transport/order.h"
 #include "transport/rail.h"
 
-/* Queues of one peer over one rail, with one completion queue. Made by a back end, which embeds it. */
+struct ibv_cq;
+struct ibv_qp;
+struct ibv_wc;
+struct prs_receive_sizes;
+
+/* Made by a back end, which embeds it; so is the link. */
+struct prs_queue {
+    struct prs_link *link;
+    struct ibv_qp *qp;
+    uint32_t id;       /* the caller's name for it; comes back in events */
+    bool takes_inline; /* the NIC takes PRS_INLINE_BYTES out of the request itself */
+};
+
+/* Queues of one peer over one rail, with one completion queue. */
 struct prs_link {
     const struct prs_nic_ops *ops;
     const struct prs_rail *rail;
+    struct ibv_cq *cq;
     uint64_t receives; /* posted; for the counters */
-};
-
-struct prs_queue {
-    struct prs_link *link;
-    uint32_t id;       /* the caller's name for it; comes back in events */
-    bool takes_inline; /* the NIC takes PRS_INLINE_BYTES out of the request itself */
+    struct prs_queue **queue;
+    uint32_t queue_count;
+    struct prs_queue *loopback;                    /* NULL until asked for */
+    struct prs_queue *by_id[PRS_ORDER_MAX_QUEUES]; /* as completions name them; for RC without the loopback queue */
 };
 
 struct prs_link_options {
@@ -74,7 +86,6 @@ struct prs_nic_ops {
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
     /* Flush, let the NIC let go of all memory, free. Bounded by the driver. */
     void (*close)(struct prs_link *link);
-    struct prs_queue *(*queue)(struct prs_link *link, uint32_t index);
     void (*address)(const struct prs_queue *queue, struct prs_queue_address *out);
     /* How many reads and atomics of the other side this rail answers at a time. */
     uint8_t (*reads)(const struct prs_rail *rail);
@@ -88,8 +99,6 @@ struct prs_nic_ops {
     int (*post)(struct prs_queue *queue, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count);
     /* Take at most PRS_POLL_MOST events. Return how many, or -errno. */
     int (*poll)(struct prs_link *link, struct prs_event *events);
-    /* All queues to the error state: nothing that is not complete will take effect. */
-    void (*kill)(struct prs_link *link);
 };
 
 extern const struct prs_nic_ops prs_nic_rc;  /* nic_rc.c: reliable connected queues */
@@ -98,8 +107,20 @@ extern const struct prs_nic_ops prs_nic_srd; /* nic_srd.c: AWS EFA's scalable re
 /* Fail with the rail's name: error is an errno, 0 when the library gave none. */
 int prs_nic_fail(const struct prs_rail *rail, int error, const char *what);
 
-/* Room for all that may complete on the link at once, the loopback queue's requests too. Return 0 or -errno, logged. */
-int prs_nic_create_cq(const struct prs_link_options *options, uint32_t receive_depth, struct ibv_cq **out);
+/* For back ends: make a link's completion queue, with room for all that may complete at once, the loopback queue's
+ * requests too, and its queues by open(). Return 0 or -errno, logged; what was made is left to prs_nic_close_link(). */
+typedef int prs_queue_open_fn(struct prs_link *link, uint32_t id, const struct prs_receive_sizes *receives,
+                              struct prs_queue **out);
+int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *options,
+                      const struct prs_receive_sizes *receives, prs_queue_open_fn *open);
+
+/* Close its queues, and with them the NIC's hold on the memory of their requests, and the completion queue. close()
+ * takes NULL for a loopback queue that nobody has asked for. */
+typedef void prs_queue_close_fn(struct prs_queue *queue);
+void prs_nic_close_link(struct prs_link *link, prs_queue_close_fn *close);
+
+/* All queues to the error state: nothing that is not complete will take effect. */
+void prs_nic_kill_link(struct prs_link *link);
 
 /* Of a failed completion only wr_id, status, vendor_err and qp_num mean anything. Error and cause are the back end's to
  * fill in. */

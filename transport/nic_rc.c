@@ -22,7 +22,6 @@ enum {
 
 struct rc_queue {
     struct prs_queue base;
-    struct ibv_qp *qp;
     struct ibv_send_wr *wr; /* by position, linked into a ring */
     struct ibv_sge *sge;    /* by position */
     unsigned ibv_flags[8];  /* enum prs_wr_flags -> ibv_send_flags */
@@ -38,13 +37,7 @@ struct rc_link {
     int traffic_class;
     uint32_t depth;
     struct prs_receive_sizes receives;
-    struct ibv_cq *cq;
     struct ibv_wc wc[PRS_POLL_MOST];
-    uint32_t queue_count;
-    struct rc_queue **queue;
-    struct rc_queue *loopback; /* NULL until asked for */
-    struct rc_queue **by_id;   /* for replenishing: id -> queue */
-    uint32_t id_room;
 };
 
 static struct rc_link *to_rc_link(struct prs_link *link)
@@ -75,8 +68,8 @@ static void prepare_requests(struct rc_queue *queue, uint32_t depth)
 static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t receive_depth)
 {
     struct ibv_qp_init_attr attr = {
-        .send_cq = link->cq,
-        .recv_cq = link->cq,
+        .send_cq = link->base.cq,
+        .recv_cq = link->base.cq,
         .cap = {.max_send_wr = link->depth,
                 .max_recv_wr = receive_depth,
                 .max_send_sge = 1,
@@ -85,14 +78,14 @@ static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t rece
         .qp_type = IBV_QPT_RC,
     };
 
-    queue->qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
-    if (!queue->qp) { /* some devices have no inline data at all */
+    queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
+    if (!queue->base.qp) { /* some devices have no inline data at all */
         attr.cap.max_inline_data = 0;
         errno = 0;
-        queue->qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
+        queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
     }
     queue->base.takes_inline = attr.cap.max_inline_data >= PRS_INLINE_BYTES;
-    return queue->qp
+    return queue->base.qp
                ? 0
                : prs_nic_fail(link->base.rail, errno, "cannot create a queue pair; out of queues or locked memory?");
 }
@@ -105,116 +98,86 @@ static int to_init(struct rc_link *link, struct rc_queue *queue)
         .port_num = link->base.rail->port,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
     };
-    int r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int r = prs_verbs.modify_qp(queue->base.qp, &attr,
+                                IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 
     return r ? prs_nic_fail(link->base.rail, r, "queue pair to INIT; is NCCL_IB_PKEY right?") : 0;
 }
 
-static void queue_close(struct rc_queue *queue)
+static void queue_close(struct prs_queue *base)
 {
+    struct rc_queue *queue = to_rc_queue(base);
+
     if (!queue)
         return;
-    if (queue->qp && prs_verbs.destroy_qp(queue->qp))
-        PRS_WARN("%s: cannot destroy queue pair %u", queue->base.link->rail->info.name, queue->qp->qp_num);
+    if (base->qp && prs_verbs.destroy_qp(base->qp))
+        PRS_WARN("%s: cannot destroy queue pair %u", base->link->rail->info.name, base->qp->qp_num);
     free(queue->wr);
     free(queue->sge);
     free(queue);
 }
 
-static int queue_open(struct rc_link *link, uint32_t id, const struct prs_receive_sizes *sizes, struct rc_queue **out)
+static int queue_open(struct prs_link *base, uint32_t id, const struct prs_receive_sizes *sizes, struct prs_queue **out)
 {
+    struct rc_link *link = to_rc_link(base);
     struct rc_queue *queue = calloc(1, sizeof *queue);
     int r;
 
     if (!queue)
-        return prs_nic_fail(link->base.rail, ENOMEM, "queue");
-    queue->base.link = &link->base;
-    queue->base.id = id;
+        return prs_nic_fail(base->rail, ENOMEM, "queue");
+    queue->base = (struct prs_queue){.link = base, .id = id};
     queue->wr = calloc(link->depth, sizeof *queue->wr);
     queue->sge = calloc(link->depth, sizeof *queue->sge);
-    r = queue->wr && queue->sge ? 0 : prs_nic_fail(link->base.rail, ENOMEM, "queue");
+    r = queue->wr && queue->sge ? 0 : prs_nic_fail(base->rail, ENOMEM, "queue");
     if (!r)
         r = create_qp(link, queue, sizes->depth);
     if (!r)
         r = to_init(link, queue);
     if (!r && getrandom(&queue->start, sizeof queue->start, 0) != sizeof queue->start)
-        r = prs_nic_fail(link->base.rail, errno, "getrandom");
+        r = prs_nic_fail(base->rail, errno, "getrandom");
     queue->start &= 0xffffff;
     if (!r)
         prepare_requests(queue, link->depth);
     if (!r)
-        r = prs_receives_open(&queue->receives, &queue->base, queue->qp, sizes, NULL);
+        r = prs_receives_open(&queue->receives, &queue->base, sizes, NULL);
     if (r) {
-        queue_close(queue);
+        queue_close(&queue->base);
         return r;
     }
-    *out = queue;
+    *out = &queue->base;
     return 0;
 }
 
 static void rc_close(struct prs_link *base)
 {
-    struct rc_link *link = to_rc_link(base);
-
-    /* Destroying a queue pair returns only when the NIC has let go of the memory of its requests. */
-    for (uint32_t i = 0; link->queue && i < link->queue_count; i++)
-        queue_close(link->queue[i]);
-    queue_close(link->loopback);
-    if (link->cq && prs_verbs.destroy_cq(link->cq))
-        PRS_WARN("%s: cannot destroy a completion queue", base->rail->info.name);
-    free(link->queue);
-    free(link->by_id);
-    free(link);
+    prs_nic_close_link(base, queue_close);
+    free(to_rc_link(base));
 }
 
 static int rc_open(const struct prs_link_options *options, struct prs_link **out)
 {
-    const struct prs_rail *rail = options->rail;
     struct rc_link *link = calloc(1, sizeof *link);
     int r;
 
     if (!link)
-        return prs_nic_fail(rail, ENOMEM, "link");
-    link->base = (struct prs_link){.ops = &prs_nic_rc, .rail = rail};
+        return prs_nic_fail(options->rail, ENOMEM, "link");
+    link->base = (struct prs_link){.ops = &prs_nic_rc, .rail = options->rail};
     link->config = options->config;
     link->traffic_class = options->traffic_class;
     link->depth = options->depth;
     link->receives = prs_receives_sizes(options->receive_depth);
-    link->id_room = PRS_ORDER_MAX_QUEUES;
-    link->queue = calloc(options->queues, sizeof(*link->queue));
-    link->by_id = calloc(link->id_room, sizeof(*link->by_id));
-    r = link->queue && link->by_id ? 0 : prs_nic_fail(rail, ENOMEM, "link");
-    if (r)
-        goto close_link;
-    r = prs_nic_create_cq(options, link->receives.depth, &link->cq);
-    if (r)
-        goto close_link;
-    for (; link->queue_count < options->queues; link->queue_count++) {
-        uint32_t id = options->ids[link->queue_count];
-
-        r = queue_open(link, id, &link->receives, &link->queue[link->queue_count]);
-        if (r)
-            goto close_link;
-        link->by_id[id] = link->queue[link->queue_count];
+    r = prs_nic_open_link(&link->base, options, &link->receives, queue_open);
+    if (r) {
+        rc_close(&link->base);
+        return r;
     }
     *out = &link->base;
     return 0;
-
-close_link:
-    rc_close(&link->base);
-    return r;
-}
-
-static struct prs_queue *rc_queue_at(struct prs_link *link, uint32_t index)
-{
-    return &to_rc_link(link)->queue[index]->base;
 }
 
 static void rc_address(const struct prs_queue *base, struct prs_queue_address *out)
 {
-    const struct rc_queue *queue = (const struct rc_queue *)base;
-
-    *out = (struct prs_queue_address){queue->qp->qp_num, queue->start};
+    *out = (struct prs_queue_address){base->qp->qp_num, ((const struct rc_queue *)base)->start};
 }
 
 static uint8_t rc_reads(const struct prs_rail *rail)
@@ -250,7 +213,7 @@ static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, con
         attr.ah_attr.grh.hop_limit = 255;
         attr.ah_attr.grh.traffic_class = (uint8_t)link->traffic_class;
     }
-    return prs_verbs.modify_qp(queue->qp, &attr,
+    return prs_verbs.modify_qp(queue->base.qp, &attr,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
@@ -268,7 +231,7 @@ static int to_ready_to_send(struct rc_link *link, struct rc_queue *queue, const 
         .max_rd_atomic = own < remote->reads ? own : remote->reads,
     };
 
-    return prs_verbs.modify_qp(queue->qp, &attr,
+    return prs_verbs.modify_qp(queue->base.qp, &attr,
                                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                                    IBV_QP_MAX_QP_RD_ATOMIC);
 }
@@ -298,23 +261,22 @@ static int rc_connect(struct prs_queue *base, const struct prs_queue_address *ad
 
 static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
 {
-    struct rc_link *link = to_rc_link(base);
     struct prs_link_remote self = {.lid = base->rail->lid, .mtu = base->rail->mtu, .reads = rc_reads(base->rail)};
     const struct prs_receive_sizes none = prs_receives_sizes(0);
     struct prs_queue_address address;
     int error, r;
 
     memcpy(self.gid, base->rail->gid, sizeof self.gid);
-    if (!link->loopback) {
-        r = queue_open(link, id, &none, &link->loopback);
+    if (!base->loopback) {
+        r = queue_open(base, id, &none, &base->loopback);
         if (r)
             return r;
     }
-    rc_address(&link->loopback->base, &address);
-    r = rc_connect(&link->loopback->base, &address, &self, &error);
+    rc_address(base->loopback, &address);
+    r = rc_connect(base->loopback, &address, &self, &error);
     if (r > 0)
         r = prs_nic_fail(base->rail, error, "cannot connect a queue to itself");
-    *out = &link->loopback->base;
+    *out = base->loopback;
     return r;
 }
 
@@ -363,7 +325,7 @@ static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t m
         behind = last->next;
     } while (++position != first + count);
     last->next = NULL;
-    r = ibv_post_send(queue->qp, head, &bad);
+    r = ibv_post_send(queue->base.qp, head, &bad);
     last->next = behind;
     return r > 0 ? -r : r;
 }
@@ -405,7 +367,7 @@ static void fill_error(const struct ibv_wc *wc, struct prs_event *out)
 
 static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct prs_event *out)
 {
-    struct rc_queue *queue = link->by_id[out->queue];
+    struct rc_queue *queue = to_rc_queue(link->base.by_id[out->queue]);
 
     out->kind = PRS_EVENT_ARRIVAL;
     out->value = ntohl(wc->imm_data);
@@ -445,22 +407,11 @@ static __attribute__((noinline)) int fill_events(struct rc_link *link, int count
 static int rc_poll(struct prs_link *base, struct prs_event *events)
 {
     struct rc_link *link = to_rc_link(base);
-    int count = ibv_poll_cq(link->cq, PRS_POLL_MOST, link->wc);
+    int count = ibv_poll_cq(base->cq, PRS_POLL_MOST, link->wc);
 
     if (__builtin_expect(count <= 0, 1))
         return count < 0 ? -EIO : 0;
     return fill_events(link, count, events);
-}
-
-static void rc_kill(struct prs_link *base)
-{
-    struct rc_link *link = to_rc_link(base);
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-
-    for (uint32_t i = 0; i < link->queue_count; i++)
-        prs_verbs.modify_qp(link->queue[i]->qp, &attr, IBV_QP_STATE); /* a failure means it is in that state already */
-    if (link->loopback)
-        prs_verbs.modify_qp(link->loopback->qp, &attr, IBV_QP_STATE);
 }
 
 const struct prs_nic_ops prs_nic_rc = {
@@ -470,12 +421,10 @@ const struct prs_nic_ops prs_nic_rc = {
     .adds = true,
     .open = rc_open,
     .close = rc_close,
-    .queue = rc_queue_at,
     .address = rc_address,
     .reads = rc_reads,
     .connect = rc_connect,
     .loopback = rc_loopback,
     .post = rc_post,
     .poll = rc_poll,
-    .kill = rc_kill,
 };

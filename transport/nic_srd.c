@@ -25,8 +25,7 @@ static_assert((int)PRS_ORDER_MAX_QUEUES_PER_RAIL <= (int)LOOPBACK, "each queue o
 
 struct srd_queue {
     struct prs_queue base;
-    struct ibv_qp *qp;
-    struct ibv_qp_ex *ex; /* the same, for posting */
+    struct ibv_qp_ex *ex; /* base.qp, for posting */
     struct ibv_ah *ah;    /* where it sends to; the link's */
     uint32_t remote_number, remote_key;
     uint32_t key; /* that the other side must show */
@@ -42,16 +41,11 @@ struct srd_link {
     struct prs_receive_sizes receives;
     uint16_t pkey_index;
     int traffic_class;
-    struct ibv_cq *cq;
     struct ibv_ah *ah, *own_ah; /* of the peer's rail, made with the first queue that is connected; of our own */
     struct ibv_sge nowhere; /* Where a receive would put data; writes with immediate have none for it. But EFA's driver
                                makes a descriptor for each piece, and so would post nothing for a receive without. */
     uint64_t untold;        /* queues with completions that have not been looked through */
     struct ibv_wc wc[PRS_POLL_MOST];
-    uint32_t queue_count;
-    struct srd_queue **queue;
-    struct srd_queue *loopback; /* NULL until asked for */
-    struct srd_queue *by_id[PRS_ORDER_MAX_QUEUES];
 };
 
 static struct srd_link *to_srd_link(struct prs_link *link)
@@ -70,8 +64,8 @@ static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t re
 {
     const struct prs_domain *domain = link->base.rail->domain;
     struct ibv_qp_init_attr_ex attr = {
-        .send_cq = link->cq,
-        .recv_cq = link->cq,
+        .send_cq = link->base.cq,
+        .recv_cq = link->base.cq,
         .cap = {.max_send_wr = link->depth,
                 .max_recv_wr = receive_depth ? receive_depth : 1,
                 .max_send_sge = 1,
@@ -83,10 +77,10 @@ static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t re
     };
 
     errno = 0;
-    queue->qp = prs_efa_create_srd(domain->context, &attr);
-    if (!queue->qp)
+    queue->base.qp = prs_efa_create_srd(domain->context, &attr);
+    if (!queue->base.qp)
         return prs_nic_fail(link->base.rail, errno, "cannot create an SRD queue; out of queues or locked memory?");
-    queue->ex = prs_verbs.qp_to_qp_ex(queue->qp);
+    queue->ex = prs_verbs.qp_to_qp_ex(queue->base.qp);
     return queue->ex ? 0 : prs_nic_fail(link->base.rail, ENOSYS, "an SRD queue that cannot be posted to by ibv_wr");
 }
 
@@ -101,57 +95,57 @@ static int start_qp(struct srd_link *link, struct srd_queue *queue)
                                .rnr_retry = RNR_FOREVER};
     int rnr = rail->domain->rnr_retry ? IBV_QP_RNR_RETRY : 0, r;
 
-    r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+    r = prs_verbs.modify_qp(queue->base.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
     if (r)
         return prs_nic_fail(rail, r, "SRD queue to INIT; is NCCL_IB_PKEY right?");
     attr.qp_state = IBV_QPS_RTR;
-    r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE);
+    r = prs_verbs.modify_qp(queue->base.qp, &attr, IBV_QP_STATE);
     if (r)
         return prs_nic_fail(rail, r, "SRD queue to RTR");
     attr.qp_state = IBV_QPS_RTS;
-    r = prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr);
+    r = prs_verbs.modify_qp(queue->base.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr);
     return r ? prs_nic_fail(rail, r, "SRD queue to RTS") : 0;
 }
 
-static void queue_close(struct srd_queue *queue)
+static void queue_close(struct prs_queue *base)
 {
+    struct srd_queue *queue = to_srd_queue(base);
+
     if (!queue)
         return;
-    if (queue->qp && prs_verbs.destroy_qp(queue->qp))
-        PRS_WARN("%s: cannot destroy SRD queue %u", queue->base.link->rail->info.name, queue->qp->qp_num);
+    if (base->qp && prs_verbs.destroy_qp(base->qp))
+        PRS_WARN("%s: cannot destroy SRD queue %u", base->link->rail->info.name, base->qp->qp_num);
     prs_prefix_fini(&queue->prefix);
     free(queue);
 }
 
-static int queue_open(struct srd_link *link, uint32_t id, uint32_t bit, const struct prs_receive_sizes *sizes,
-                      struct srd_queue **out)
+static int queue_open(struct prs_link *base, uint32_t id, const struct prs_receive_sizes *sizes, struct prs_queue **out)
 {
-    const struct prs_rail *rail = link->base.rail;
+    struct srd_link *link = to_srd_link(base);
     struct srd_queue *queue = calloc(1, sizeof *queue);
     int r;
 
     if (!queue)
-        return prs_nic_fail(rail, ENOMEM, "queue");
-    queue->base = (struct prs_queue){.link = &link->base, .id = id};
-    queue->bit = bit;
+        return prs_nic_fail(base->rail, ENOMEM, "queue");
+    queue->base = (struct prs_queue){.link = base, .id = id};
+    queue->bit = base->queue_count; /* its place among the data queues; srd_loopback() gives its own another */
     queue->wr_id_high = (uint64_t)id << 32;
-    r = prs_prefix_init(&queue->prefix, link->depth) ? prs_nic_fail(rail, ENOMEM, "queue") : 0;
+    r = prs_prefix_init(&queue->prefix, link->depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
     /* Random: what was meant for an earlier queue of this number is not taken for ours. */
     if (!r && getrandom(&queue->key, sizeof queue->key, 0) != sizeof queue->key)
-        r = prs_nic_fail(rail, errno, "getrandom");
+        r = prs_nic_fail(base->rail, errno, "getrandom");
     queue->key &= 0x7fffffff; /* the upper half belongs to privileged users */
     if (!r)
         r = create_qp(link, queue, sizes->depth);
     if (!r)
         r = start_qp(link, queue);
     if (!r)
-        r = prs_receives_open(&queue->receives, &queue->base, queue->qp, sizes, &link->nowhere);
+        r = prs_receives_open(&queue->receives, &queue->base, sizes, &link->nowhere);
     if (r) {
-        queue_close(queue);
+        queue_close(&queue->base);
         return r;
     }
-    link->by_id[id] = queue;
-    *out = queue;
+    *out = &queue->base;
     return 0;
 }
 
@@ -165,16 +159,9 @@ static void srd_close(struct prs_link *base)
 {
     struct srd_link *link = to_srd_link(base);
 
-    /* Destroying a queue returns only when the NIC has let go of the memory of its requests; then nobody sends by the
-     * address handles any more. */
-    for (uint32_t i = 0; link->queue && i < link->queue_count; i++)
-        queue_close(link->queue[i]);
-    queue_close(link->loopback);
-    destroy_ah(link, link->ah);
+    prs_nic_close_link(base, queue_close);
+    destroy_ah(link, link->ah); /* now nobody sends by them any more */
     destroy_ah(link, link->own_ah);
-    if (link->cq && prs_verbs.destroy_cq(link->cq))
-        PRS_WARN("%s: cannot destroy a completion queue", base->rail->info.name);
-    free(link->queue);
     free(link);
 }
 
@@ -193,38 +180,18 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     link->receives = prs_receives_sizes(options->receive_depth);
     link->nowhere =
         (struct ibv_sge){(uintptr_t)rail->domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, rail->domain->scratch_mr->lkey};
-    link->queue = calloc(options->queues, sizeof(*link->queue));
-    if (!link->queue) {
-        r = prs_nic_fail(rail, ENOMEM, "link");
-        goto close_link;
-    }
-    r = prs_nic_create_cq(options, link->receives.depth, &link->cq);
-    if (r)
-        goto close_link;
-    for (; link->queue_count < options->queues; link->queue_count++) {
-        r = queue_open(link, options->ids[link->queue_count], link->queue_count, &link->receives,
-                       &link->queue[link->queue_count]);
-        if (r)
-            goto close_link;
+    r = prs_nic_open_link(&link->base, options, &link->receives, queue_open);
+    if (r) {
+        srd_close(&link->base);
+        return r;
     }
     *out = &link->base;
     return 0;
-
-close_link:
-    srd_close(&link->base);
-    return r;
-}
-
-static struct prs_queue *srd_queue_at(struct prs_link *link, uint32_t index)
-{
-    return &to_srd_link(link)->queue[index]->base;
 }
 
 static void srd_address(const struct prs_queue *base, struct prs_queue_address *out)
 {
-    const struct srd_queue *queue = (const struct srd_queue *)base;
-
-    *out = (struct prs_queue_address){queue->qp->qp_num, queue->key};
+    *out = (struct prs_queue_address){base->qp->qp_num, ((const struct srd_queue *)base)->key};
 }
 
 static uint8_t srd_reads(const struct prs_rail *rail)
@@ -278,19 +245,23 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
 {
     struct srd_link *link = to_srd_link(base);
     const struct prs_receive_sizes none = prs_receives_sizes(0);
+    struct srd_queue *own;
     int r = make_ah(link, base->rail->gid, &link->own_ah);
 
     if (r)
         return prs_nic_fail(base->rail, -r, "no address handle for our own GID");
-    if (!link->loopback) {
-        r = queue_open(link, id, LOOPBACK, &none, &link->loopback);
+    if (!base->loopback) {
+        r = queue_open(base, id, &none, &base->loopback);
         if (r)
             return r;
+        base->by_id[id] = base->loopback;
     }
-    link->loopback->ah = link->own_ah;
-    link->loopback->remote_number = link->loopback->qp->qp_num;
-    link->loopback->remote_key = link->loopback->key;
-    *out = &link->loopback->base;
+    own = to_srd_queue(base->loopback);
+    own->bit = LOOPBACK;
+    own->ah = link->own_ah;
+    own->remote_number = base->loopback->qp->qp_num;
+    own->remote_key = own->key;
+    *out = base->loopback;
     return 0;
 }
 
@@ -412,7 +383,7 @@ static int tell_done(struct srd_link *link, struct prs_event *events, int count)
 {
     while (link->untold) {
         uint32_t bit = (uint32_t)__builtin_ctzll(link->untold);
-        struct srd_queue *queue = bit == LOOPBACK ? link->loopback : link->queue[bit];
+        struct srd_queue *queue = to_srd_queue(bit == LOOPBACK ? link->base.loopback : link->base.queue[bit]);
         uint32_t position;
 
         while (count < PRS_POLL_MOST && prs_prefix_next(&queue->prefix, &position))
@@ -430,7 +401,8 @@ static __attribute__((noinline)) int take_completions(struct srd_link *link, int
     for (int i = 0; i < taken; i++) {
         const struct ibv_wc *wc = &link->wc[i];
         bool arrival = wc->wr_id & PRS_ARRIVAL_BIT;
-        struct srd_queue *queue = link->by_id[(arrival ? wc->wr_id : wc->wr_id >> 32) % PRS_ORDER_MAX_QUEUES];
+        uint64_t id = arrival ? wc->wr_id : wc->wr_id >> 32;
+        struct srd_queue *queue = to_srd_queue(link->base.by_id[id % PRS_ORDER_MAX_QUEUES]);
         int r = 0;
 
         if (__builtin_expect(wc->status != IBV_WC_SUCCESS, 0)) {
@@ -451,7 +423,7 @@ static int srd_poll(struct prs_link *base, struct prs_event *events)
 {
     struct srd_link *link = to_srd_link(base);
     int count = link->untold ? tell_done(link, events, 0) : 0;
-    int taken = count < PRS_POLL_MOST ? ibv_poll_cq(link->cq, PRS_POLL_MOST - count, link->wc) : 0;
+    int taken = count < PRS_POLL_MOST ? ibv_poll_cq(base->cq, PRS_POLL_MOST - count, link->wc) : 0;
 
     if (taken < 0)
         return -EIO;
@@ -461,17 +433,6 @@ static int srd_poll(struct prs_link *base, struct prs_event *events)
     return count < 0 ? count : tell_done(link, events, count);
 }
 
-static void srd_kill(struct prs_link *base)
-{
-    struct srd_link *link = to_srd_link(base);
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-
-    for (uint32_t i = 0; i < link->queue_count; i++)
-        prs_verbs.modify_qp(link->queue[i]->qp, &attr, IBV_QP_STATE); /* a failure means it is in that state already */
-    if (link->loopback)
-        prs_verbs.modify_qp(link->loopback->qp, &attr, IBV_QP_STATE);
-}
-
 const struct prs_nic_ops prs_nic_srd = {
     .name = "srd",
     .in_order = false,
@@ -479,12 +440,10 @@ const struct prs_nic_ops prs_nic_srd = {
     .adds = false,
     .open = srd_open,
     .close = srd_close,
-    .queue = srd_queue_at,
     .address = srd_address,
     .reads = srd_reads,
     .connect = srd_connect,
     .loopback = srd_loopback,
     .post = srd_post,
     .poll = srd_poll,
-    .kill = srd_kill,
 };

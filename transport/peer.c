@@ -40,7 +40,7 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     prs_fail(code, "%s", peer->error_text);
     /* Before the ops are given back: their memory may be reused at once, so that no NIC may still read or write it. */
     for (uint32_t i = 0; i < peer->path_count; i++)
-        peer->nic->kill(peer->link[i]);
+        prs_nic_kill_link(peer->link[i]);
     if (peer->records)
         prs_raise_drop(&peer->records->raise);
     prs_order_fail(&peer->order, code);
@@ -71,7 +71,7 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
 
 static int post_waiting(struct prs_peer *peer)
 {
-    uint64_t now_ns = peer->measured ? prs_now_ns() : 0;
+    uint64_t now_ns = peer->measured ? prs_clock_ns() : 0;
     struct prs_chain chain;
 
     peer->unposted = 0;
@@ -301,7 +301,7 @@ static inline int take_arrival(struct prs_peer *peer, const struct prs_event *ev
  * NIC reports. first->kind stays as it was when nothing has failed. Return 0 or -errno (the peer has failed). */
 static int take_events(struct prs_peer *peer, const struct prs_event *events, int count, struct prs_event *first)
 {
-    uint64_t now_ns = peer->measured ? prs_now_ns() : 0;
+    uint64_t now_ns = peer->measured ? prs_clock_ns() : 0;
 
     for (int i = 0; i < count; i++) {
         const struct prs_event *event = &events[i];

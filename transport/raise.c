@@ -93,7 +93,7 @@ static int post(struct prs_peer *peer, struct prs_raise *raise, uint8_t opcode, 
 static int await_claim(struct prs_peer *peer, struct prs_raise *raise, const struct prs_record *record)
 {
     uint32_t limit_ms = peer->fabric->config.timeout_ms;
-    uint64_t now_ns = prs_now_ns();
+    uint64_t now_ns = prs_clock_ns();
 
     if (!raise->refused_ns)
         raise->refused_ns = now_ns;

@@ -19,10 +19,10 @@ int prs_receives_post(struct prs_receives *receives)
     return r > 0 ? -r : r;
 }
 
-int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, struct ibv_qp *qp,
-                      const struct prs_receive_sizes *sizes, struct ibv_sge *sge)
+int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, const struct prs_receive_sizes *sizes,
+                      struct ibv_sge *sge)
 {
-    receives->qp = qp;
+    receives->qp = queue->qp;
     receives->posted = &queue->link->receives;
     receives->consumed = 0;
     receives->batch = sizes->batch;

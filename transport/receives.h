@@ -30,8 +30,8 @@ struct prs_receive_sizes prs_receives_sizes(uint32_t most);
 
 /* Post the first ones, none when depth is 0. sge: memory that each of them names, which must live as long; NULL: none.
  * Return 0 or -errno, logged. */
-int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, struct ibv_qp *qp,
-                      const struct prs_receive_sizes *sizes, struct ibv_sge *sge);
+int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, const struct prs_receive_sizes *sizes,
+                      struct ibv_sge *sge);
 
 /* One more batch. Return 0 or -errno. */
 int prs_receives_post(struct prs_receives *receives);

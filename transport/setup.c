@@ -151,7 +151,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
         if (r)
             return r;
         for (uint32_t k = 0; k < peer->queues_per_path; k++)
-            peer->queue[ids[k]] = peer->nic->queue(peer->link[i], k);
+            peer->queue[ids[k]] = peer->link[i]->queue[k];
     }
     return 0;
 }
@@ -294,7 +294,7 @@ static int try_later(const struct prs_peer *peer, struct prs_setup_progress *pro
                         progress->tries);
     PRS_INFO("%s:%d to %s:%u (GID %s): %s; trying again in %d ms", own->name, own->port, other->name, other->port, gid,
              strerror(error), config->mqp_retry_ms);
-    progress->again_ns = prs_now_ns() + (uint64_t)config->mqp_retry_ms * 1000000;
+    progress->again_ns = prs_clock_ns() + (uint64_t)config->mqp_retry_ms * 1000000;
     return PRS_AGAIN;
 }
 
@@ -302,7 +302,7 @@ int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remot
 {
     if (remote->count != peer->queues)
         return prs_fail(-EPROTO, "the other side has %u queues, expected %u", remote->count, peer->queues);
-    if (progress->again_ns && prs_now_ns() < progress->again_ns)
+    if (progress->again_ns && prs_clock_ns() < progress->again_ns)
         return PRS_AGAIN;
     for (; progress->next_queue < peer->queues; progress->next_queue++) {
         uint32_t q = progress->next_queue, path = peer->order.queue[q].path;
@@ -351,7 +351,7 @@ void prs_peer_close(struct prs_peer *peer)
     }
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])
-            peer->nic->kill(peer->link[i]);
+            prs_nic_kill_link(peer->link[i]);
     prs_order_fail(&peer->order, -ECANCELED);
     for (uint32_t i = 0; i < peer->path_count; i++)
         if (peer->link[i])

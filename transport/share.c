@@ -11,19 +11,11 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static socklen_t socket_name(const struct prs_share_address *address, struct sockaddr_un *out)
 {
@@ -76,7 +68,7 @@ enum {
 static int wait_readable(struct pollfd *sockets, uint32_t count, uint64_t give_up_ms)
 {
     for (;;) {
-        uint64_t now = now_ms();
+        uint64_t now = prs_clock_ms();
         int r;
 
         if (now >= give_up_ms)
@@ -96,7 +88,7 @@ static int ask(const struct prs_share_address *address, uint64_t give_up_ms, int
     struct sockaddr_un name;
     socklen_t length = socket_name(address, &name);
     int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    uint64_t now = now_ms(), left_ms = give_up_ms > now ? give_up_ms - now : 1; /* 0 would be no limit */
+    uint64_t now = prs_clock_ms(), left_ms = give_up_ms > now ? give_up_ms - now : 1; /* 0 would be no limit */
     struct timeval left = {.tv_sec = (time_t)(left_ms / 1000), .tv_usec = (suseconds_t)(left_ms % 1000 * 1000)};
 
     if (s < 0)
@@ -236,7 +228,7 @@ int prs_share_exchange(struct prs_share *share, const int files[PRS_SHARE_FILES]
                        const struct prs_share_address *addresses, uint32_t count, int (*got)[PRS_SHARE_FILES],
                        uint32_t timeout_ms)
 {
-    uint64_t give_up = now_ms() + timeout_ms;
+    uint64_t give_up = prs_clock_ms() + timeout_ms;
     int *sockets = calloc(count ? count : 1, sizeof(*sockets));
     uint32_t asked = 0, received = 0;
     int r = 0;

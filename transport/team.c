@@ -11,6 +11,7 @@
 #include "transport/fabric.h"
 #include "transport/policy.h"
 #include "transport/records.h"
+#include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
 
@@ -90,14 +91,6 @@ static int fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int
              prs_error_text());
     keep_text(team, text);
     return prs_error_repeat(error, text);
-}
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -507,7 +500,7 @@ static bool we_connect(const struct prs_team *team, uint32_t rank)
 /* Have a peer to each of the ranks; wait for those who connect to us. */
 static int connect_ranks(struct prs_team *team, uint32_t index, const uint32_t *ranks, uint32_t count)
 {
-    uint64_t give_up = now_ms() + team->options.timeout_ms;
+    uint64_t give_up = prs_clock_ms() + team->options.timeout_ms;
     uint32_t have = 0, missing = 0;
     struct prs_peer *peer;
     int r;
@@ -535,7 +528,7 @@ static int connect_ranks(struct prs_team *team, uint32_t index, const uint32_t *
             else
                 missing = ranks[i];
         }
-        if (have < count && now_ms() > give_up) {
+        if (have < count && prs_clock_ms() > give_up) {
             r = prs_fail(-ETIMEDOUT,
                          "rank %u: %u of %u peers of context %u did not connect within %u ms, rank %u among them",
                          team->options.rank, count - have, count, index, team->options.timeout_ms, missing);

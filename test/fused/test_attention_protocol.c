@@ -482,104 +482,96 @@ static void close_model(struct model *model, uint32_t world)
     free(model);
 }
 
-static void run(const struct prs_attention_schedule *sizes, uint32_t world, uint32_t push_ctas,
+static void run(struct prs_attention_schedule sizes, uint32_t world, uint32_t push_ctas,
                 const struct prs_attention_shares *shares)
 {
     struct model *model = calloc(1, sizeof(*model));
     model->push_ctas = push_ctas;
-    run_model(model, sizes, world, shares, 0);
+    run_model(model, &sizes, world, shares, 0);
     cr_assert_eq(watch_load(&model->watch.failed), 0, "%s", model->watch.text);
     for (uint32_t r = 0; r < world; r++)
         check_rank(model, r);
     close_model(model, world);
 }
 
-static const struct prs_attention_schedule SMALL = {
-    .tile_rows = 128, .block_rows = 176, .group = 1, .depth = 64, .chunk_rows = 32, .slab_chunks = 2};
+enum { RESIDENT = 64 }; /* buffers: more than any of these shapes needs */
+
+static struct prs_attention_schedule small(uint32_t depth, uint32_t group)
+{
+    return (struct prs_attention_schedule){
+        .tile_rows = 128, .block_rows = 176, .group = group, .depth = depth, .chunk_rows = 32, .slab_chunks = 2};
+}
 
 Test(attention_protocol, resident_keys_are_read_in_their_own_epoch, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 2, 2, 0, 200, 1};
-    run(&SMALL, 4, CTAS, &shares);
+    run(small(RESIDENT, 1), 4, CTAS, &shares);
 }
 
 Test(attention_protocol, causal_ranks_get_only_what_they_look_at, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 2, 2, 1, 260, 1};
-    run(&SMALL, 4, CTAS, &shares);
+    run(small(RESIDENT, 1), 4, CTAS, &shares);
 }
 
 Test(attention_protocol, a_ring_of_two_buffers_is_not_overwritten_before_all_have_read_it, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 10, 5, 0, 100, 1};
-    struct prs_attention_schedule sizes = SMALL;
-    sizes.depth = 2;
-    run(&sizes, 3, CTAS, &shares);
+    run(small(2, 1), 3, CTAS, &shares);
 }
 
 Test(attention_protocol, a_causal_ring_with_a_short_last_group_comes_to_an_end, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 5, 5, 1, 130, 1};
-    struct prs_attention_schedule sizes = SMALL;
-    sizes.depth = 2;
-    sizes.group = 2;
-    run(&sizes, 3, CTAS, &shares);
+    run(small(2, 2), 3, CTAS, &shares);
 }
 
 Test(attention_protocol, one_buffer_is_enough, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 3, 3, 0, 70, 1};
-    struct prs_attention_schedule sizes = SMALL;
-    sizes.depth = 1;
-    run(&sizes, 2, CTAS, &shares);
+    run(small(1, 1), 2, CTAS, &shares);
 }
 
 Test(attention_protocol, nodes_read_each_others_keys_in_their_own_epoch, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 2, 2, 0, 200, 2};
-    run(&SMALL, 4, CTAS, &shares);
+    run(small(RESIDENT, 1), 4, CTAS, &shares);
 }
 
 Test(attention_protocol, nodes_causal_ranks_get_only_what_they_look_at, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 2, 2, 1, 260, 2};
-    run(&SMALL, 4, CTAS, &shares);
+    run(small(RESIDENT, 1), 4, CTAS, &shares);
 }
 
 Test(attention_protocol, nodes_relay_slots_are_written_again_only_with_the_credit_of_all_nodes, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 10, 5, 0, 100, 2};
-    struct prs_attention_schedule sizes = SMALL;
-    sizes.depth = 2;
-    run(&sizes, 4, CTAS, &shares);
+    run(small(2, 1), 4, CTAS, &shares);
 }
 
 Test(attention_protocol, nodes_causal_ring_with_a_short_last_group_comes_to_an_end, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 5, 5, 1, 130, 2};
-    struct prs_attention_schedule sizes = SMALL;
-    sizes.depth = 2;
-    sizes.group = 2;
-    run(&sizes, 4, CTAS, &shares);
+    run(small(2, 2), 4, CTAS, &shares);
 }
 
 /* Not every CTA sends. */
 Test(attention_protocol, nodes_of_one_gpu_with_one_buffer_come_to_an_end, .timeout = 600)
 {
     struct prs_attention_shares shares = {1, 3, 3, 1, 140, 3};
-    struct prs_attention_schedule sizes = SMALL;
-    sizes.depth = 1;
-    run(&sizes, 3, 1, &shares);
+    run(small(1, 1), 3, 1, &shares);
 }
 
 /* The ranks of one node stop between two launches: whoever waits says for which word of which rank, and all end. */
 Test(attention_protocol, nodes_name_the_lost_one, .timeout = 300)
 {
     struct prs_attention_shares shares = {1, 4, 4, 0, 100, 2};
+    struct prs_attention_schedule sizes = small(RESIDENT, 1);
     struct model *model = calloc(1, sizeof(*model));
     unsigned waits, awaited;
     model->push_ctas = CTAS;
-    run_model(model, &SMALL, 4, &shares, 20);
+    run_model(model, &sizes, 4, &shares, 20);
     cr_assert_eq(watch_load(&model->watch.failed), 2);
     cr_assert_eq(sscanf(model->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s",
                  model->watch.text);

@@ -7,9 +7,6 @@
 # failed. GPUS (default 4). What each step answers is in doc/open.md. All but `memcheck` and `soak` together take about three minutes.
 set -u
 cd "$(dirname "$0")/../.."
-build=$(realpath -m "${1:-build}")
-shift || true
-[ $# = 0 ] || STEPS="$*"
 prefix=attention_
 . test/gpu/steps.sh
 gpus=${GPUS:-4}
@@ -27,7 +24,7 @@ step one_gpu 60 bash -c "$bench --gpus 1 $small && $bench --gpus 1 $small --caus
 step one_device 60 bash -c "$bench --gpus $gpus --one-device --attention-ctas 32 $small && $bench --gpus $gpus --one-device --attention-ctas 32 $small --causal"
 step right 60 bash -c "$bench --gpus $gpus $small && $bench --gpus $gpus $small --causal --heads-first && $bench --gpus $gpus $small --mode 3 --group 1 --causal"
 # One element of what a timed launch wrote is changed: the check must fail.
-step corrupt 60 bash -c "! $bench --gpus $gpus --shape 2x6x2x2048x128 --iterations 5 --corrupt 5 && ! $bench --gpus $gpus --shape 2x6x2x2048x128 --iterations 5 --corrupt 2"
+step corrupt 60 bash -c "finds $bench --gpus $gpus --shape 2x6x2x2048x128 --iterations 5 --corrupt 5 && finds $bench --gpus $gpus --shape 2x6x2x2048x128 --iterations 5 --corrupt 2"
 # The core against cuDNN and FA2, one GPU: 95 % of cuDNN is wanted, 1.2 times its error is allowed.
 step core 150 python3 $peers --alone --rounds 8 $variants --shape 4x16x16x2048x128 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128 --shape 1x16x16x32768x128 \
     --shape 1x8x8x65536x128

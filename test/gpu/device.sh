@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # The device path on a GPU host: command ring, put+signal from a persistent kernel over the software NIC, GIN.
 #
-#   test/gpu/device.sh [BUILD]     BUILD: a build folder (default build); it is configured and built when it is not there.
+#   test/gpu/device.sh [BUILD] [STEP ...]     BUILD: a build folder (default build); it is configured and built when it is not there.
 # OUT (default .) gets one JSON file a step. NCCL_TESTS=DIR: nccl-tests binaries with the device API; NCCL_LIB=DIR: libnccl.so.2.
 # Steps are bounded; a step that fails is told and the next one runs. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.."
-build=$(realpath -m "${1:-build}")
 . test/gpu/steps.sh
 
 if [ ! -x "$build/tools/perseus-perf" ]; then

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # The fused kernels on a GPU host: what is not measured there yet, and what only a GPU can check.
 #
-#   GPUS=4 test/gpu/fused.sh [BUILD]         OUT (default .) gets one file of JSON lines a step; COMMIT goes into the rows
-# STEPS picks steps (default: all, the most valuable first); the limits add up to about 16 minutes, the steps need half of that.
+#   GPUS=4 test/gpu/fused.sh [BUILD] [STEP ...]   OUT (default .) gets one file of JSON lines a step; COMMIT goes into the rows
+# STEP picks steps (default: all, the most valuable first); the limits add up to about 16 minutes, the steps need half of that.
 # Each step is bounded; one that fails is told and the next one runs. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-build=$(realpath -m "${1:-build}")
 prefix=fused-
 . test/gpu/steps.sh
 gpus=${GPUS:-4}
@@ -27,7 +26,7 @@ softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G
 step autotune_gather 100 $bench --kernel allgather --autotune $(shapes 4096x$((4096 / gpus))x4096 8192x$((8192 / gpus))x8192 16384x$((16384 / gpus))x16384)
 
 # One element of what a timed launch wrote is changed: the check must fail, for an earlier launch and for the last.
-step corrupt 60 bash -c "! $bench --kernel all --iterations 5 --corrupt 5 --shape 1024x1024x512 && ! $bench --kernel all --iterations 5 --corrupt 2 --shape 1024x1024x512"
+step corrupt 60 bash -c "finds $bench --kernel all --iterations 5 --corrupt 5 --shape 1024x1024x512 && finds $bench --kernel all --iterations 5 --corrupt 2 --shape 1024x1024x512"
 
 # A process dies while the others wait for it.
 step lost_rank 40 $bench --kernel reduce_scatter --kill-rank-after 500 --timeout-ms 2000 --shape 8192x8192x$((8192 / gpus))

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by the scripts of this folder: steps that are bounded, told when they fail, and followed by the next one.
-# OUT (default .) gets one file of JSON lines a step; STEPS names the steps to run (default: all).
+# Sourced by the scripts of this folder, in the root of the repository, with their arguments [BUILD] [STEP ...]: steps that are bounded,
+# told when they fail, and followed by the next one.
+# OUT (default .) gets one file of JSON lines a step; STEPS, or the arguments, name the steps to run (default: all).
+build=$(realpath -m "${1:-build}")
+[ $# -lt 2 ] || STEPS="${*:2}"
 out=${OUT:-.}
 commit=${COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)}
 failed=0
@@ -26,6 +29,17 @@ step() { # name, seconds, command...; files are $OUT/$prefix$name$suffix.{json,e
         failed=$((failed + 1))
     fi
 }
+
+# A bench told to change one element of what it wrote must find it: it ends with 1 and rows, each of which says that something differs. A
+# bench that cannot run ends with 1 too. For bash -c.
+finds() {
+    local rows status
+    rows=$("$@")
+    status=$?
+    printf '%s\n' "$rows"
+    [ $status = 1 ] && [ -n "$rows" ] && ! grep -qv '"differing_[a-z]*":[1-9]' <<<"$rows"
+}
+export -f finds
 
 steps_end() { # exit status: how many failed
     echo "$(basename "$0"): $failed failed"

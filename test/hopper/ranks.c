@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/hopper/ranks.h"
 
+#include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <math.h>
+#include <perseus/perseus.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "test/hopper/hopper.h"
 
 enum { SAMPLES = 3000 };
 
@@ -49,6 +53,28 @@ void ranks_run(uint32_t world, ranks_body *body, void *user)
     for (uint32_t r = 0; r < world; r++)
         pthread_join(threads[r], NULL);
     pthread_barrier_destroy(&team.barrier);
+}
+
+int ranks_open(struct ranks_seat *seat, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out)
+{
+    uint32_t world = seat->team->world;
+    struct prs_fused_config config = {.rank = seat->rank,
+                                      .world = world,
+                                      .device = (int)seat->rank,
+                                      .timeout_ms = timeout_ms,
+                                      .allgather = ranks_allgather,
+                                      .user = seat,
+                                      .node = nodes == 0 ? 0 : seat->rank / (world / nodes) + 1};
+    (void)cudaSetDevice((int)seat->rank);
+    return prs_fused_open(&config, out);
+}
+
+void ranks_need_a_device(void)
+{
+    struct prs_fabric *fabric;
+    if (prs_fabric_open(NULL, &fabric) != 0 || prs_fabric_rails(fabric) == 0)
+        cr_skip_test("no verbs device: run it under softnic-run");
+    prs_fabric_close(fabric);
 }
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
@@ -270,18 +296,9 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
 static void multiply_rank(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct multiply *m = user;
-    struct prs_fused_config config = {.rank = rank,
-                                      .world = m->p->world,
-                                      .device = (int)rank,
-                                      .timeout_ms = m->p->timeout_ms,
-                                      .node = rank / (m->p->world / m->p->nodes) + 1,
-                                      .allgather = ranks_allgather,
-                                      .user = seat};
     struct prs_fused *ctx = NULL;
     struct prs_fused_plan *plan = NULL;
-    int r;
-    (void)cudaSetDevice((int)rank);
-    r = prs_fused_open(&config, &ctx);
+    int r = ranks_open(seat, m->p->nodes, m->p->timeout_ms, &ctx);
     if (r == 0)
         r = prs_fused_plan_open(ctx, &m->p->shape, &m->p->tuning, &plan);
     if (r == 0)
@@ -306,4 +323,20 @@ void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
     if (filled.tuning.path == PRS_PATH_AUTO)
         filled.tuning.path = PRS_PATH_FUSED;
     ranks_run(p->world, multiply_rank, &m);
+}
+
+void ranks_assert_right(const struct ranks_product *p)
+{
+    const struct prs_fused_shape *s = &p->shape;
+    unsigned long long seed;
+    struct ranks_verdict v;
+    hopper_setup(8, 4, 0);
+    seed = hopper_seed();
+    ranks_multiply(p, &v);
+    cr_assert_eq(v.result, 0, "%u x %u x %u on %u nodes: the calls returned %d (HOPPER_SEED=%llu)", s->m, s->n, s->k,
+                 p->nodes, v.result, seed);
+    cr_assert_eq(v.beyond, 0, "%u x %u x %u on %u nodes: %llu of %llu elements are wrong, first %s (HOPPER_SEED=%llu)",
+                 s->m, s->n, s->k, p->nodes, (unsigned long long)v.beyond, (unsigned long long)v.checked, v.first,
+                 seed);
+    cr_assert_gt(v.checked, 0);
 }

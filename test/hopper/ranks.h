@@ -32,6 +32,11 @@ int ranks_allgather(void *user, const void *mine, void *all, size_t bytes);
 typedef void ranks_body(uint32_t rank, struct ranks_seat *seat, void *user);
 void ranks_run(uint32_t world, ranks_body *body, void *user);
 
+/* The context of one rank, on the GPU of its number. The ranks are split over so many nodes; 0: no word of nodes. */
+int ranks_open(struct ranks_seat *seat, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out);
+/* Skips a test of several nodes where there is no verbs device. Each has a process of its own, and looks there. */
+void ranks_need_a_device(void);
+
 /* Uniform in [-1, 1), rounded to bf16; the same for the same key. */
 float ranks_element(uint32_t key, uint64_t at);
 uint16_t ranks_bf16(float v);
@@ -53,6 +58,8 @@ struct ranks_verdict {
     int result;               /* what the calls returned */
 };
 void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v);
+/* The same on eight new GPUs; the test fails unless all that was checked is right. */
+void ranks_assert_right(const struct ranks_product *p);
 
 #ifdef __cplusplus
 }

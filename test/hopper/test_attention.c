@@ -223,19 +223,10 @@ static void check_traffic(struct run *u, uint32_t rank, const struct prs_fused *
 static void run_rank(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct run *u = user;
-    struct prs_fused_config config = {.rank = rank,
-                                      .world = u->row->world,
-                                      .device = (int)rank,
-                                      .timeout_ms = 60000,
-                                      .allgather = ranks_allgather,
-                                      .user = seat,
-                                      .node = u->row->nodes == 0 ? 0 : rank / (u->row->world / u->row->nodes) + 1};
     struct prs_fused *ctx = NULL;
     struct prs_attention_plan *plan = NULL;
     struct prs_fused_error error;
-    int r;
-    (void)cudaSetDevice((int)rank);
-    r = prs_fused_open(&config, &ctx);
+    int r = ranks_open(seat, u->row->nodes, 60000, &ctx);
     if (r == 0)
         r = prs_attention_plan_open(ctx, &u->row->shape, &u->row->tuning, &plan);
     if (r == 0)
@@ -422,18 +413,11 @@ struct lost {
 static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_config config = {.rank = rank,
-                                      .world = 3,
-                                      .device = (int)rank,
-                                      .timeout_ms = RANKS_PATIENCE_MS,
-                                      .allgather = ranks_allgather,
-                                      .user = seat};
     struct prs_attention_shape shape = {1, 2, 2, 128, 300, 0, 0, 0};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
     void *x = NULL, *out;
-    (void)cudaSetDevice((int)rank);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
     x = ranks_upload(1, 100 * 256);
     cr_assert_eq(cudaMalloc(&out, 100 * 256 * 2), cudaSuccess);

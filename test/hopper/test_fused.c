@@ -8,18 +8,6 @@
 #include "test/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
-static void assert_right(const struct ranks_product *p)
-{
-    struct ranks_verdict v;
-    hopper_setup(8, 4, 0);
-    ranks_multiply(p, &v);
-    cr_assert_eq(v.result, 0, "the calls returned %d (HOPPER_SEED=%llu)", v.result, (unsigned long long)hopper_seed());
-    cr_assert_eq(v.beyond, 0, "%llu of %llu elements are wrong, first %s (HOPPER_SEED=%llu)",
-                 (unsigned long long)v.beyond, (unsigned long long)v.checked, v.first,
-                 (unsigned long long)hopper_seed());
-    cr_assert_gt(v.checked, 0);
-}
-
 struct row {
     enum prs_fused_op op;
     uint32_t world, m, n, k, nk, epochs;
@@ -29,10 +17,10 @@ struct row {
 static void assert_rows_right(const struct row *rows, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        assert_right(&(struct ranks_product){.shape = {rows[i].op, rows[i].m, rows[i].n, rows[i].k, rows[i].nk},
-                                             .tuning = rows[i].tuning,
-                                             .world = rows[i].world,
-                                             .epochs = rows[i].epochs});
+        ranks_assert_right(&(struct ranks_product){.shape = {rows[i].op, rows[i].m, rows[i].n, rows[i].k, rows[i].nk},
+                                                   .tuning = rows[i].tuning,
+                                                   .world = rows[i].world,
+                                                   .epochs = rows[i].epochs});
 }
 
 Test(hopper, a_product_alone_is_right, .timeout = 900)
@@ -54,28 +42,30 @@ Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 900)
     cr_assert_eq(hopper_repeated_access(), 0, "%u times it was there already", hopper_repeated_access());
 }
 
-Test(hopper, reduce_scatter_is_right, .timeout = 600)
+/* Alone, full tiles, tails in all three, more epochs than buffers, both layouts of B. */
+static void assert_collective_right(enum prs_fused_op op)
 {
-    static const struct row rows[] = {
-        {PRS_FUSED_REDUCE_SCATTER, 1, 256, 256, 128, 1},
-        {PRS_FUSED_REDUCE_SCATTER, 2, 512, 512, 128, 1, 3},
-        {PRS_FUSED_REDUCE_SCATTER, 2, 1040, 264, 72, 0, 2},
-        {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
-        {PRS_FUSED_REDUCE_SCATTER, 4, 1632, 328, 136, 0, 2},
+    const struct row rows[] = {
+        {op, 1, 256, 256, 128, 1},     {op, 2, 512, 512, 128, 1, 3},
+        {op, 2, 1040, 264, 72, 0, 2},  {op, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
+        {op, 4, 1632, 328, 136, 0, 2},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+Test(hopper, reduce_scatter_is_right, .timeout = 600)
+{
+    assert_collective_right(PRS_FUSED_REDUCE_SCATTER);
+}
+
 Test(hopper, allgather_is_right, .timeout = 600)
 {
-    static const struct row rows[] = {
-        {PRS_FUSED_ALLGATHER, 1, 256, 256, 128, 1},
-        {PRS_FUSED_ALLGATHER, 2, 512, 512, 128, 1, 3},
-        {PRS_FUSED_ALLGATHER, 2, 1040, 264, 72, 0, 2},
-        {PRS_FUSED_ALLGATHER, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
-        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 136, 0, 2},
-    };
-    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+    assert_collective_right(PRS_FUSED_ALLGATHER);
+}
+
+Test(hopper, allreduce_is_right, .timeout = 600)
+{
+    assert_collective_right(PRS_FUSED_ALLREDUCE);
 }
 
 Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
@@ -83,18 +73,6 @@ Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
     static const struct row rows[] = {
         {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.copy_engine = 1, .band = 1}},
         {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.copy_engine = 1, .segments = 2}},
-    };
-    assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
-}
-
-Test(hopper, allreduce_is_right, .timeout = 600)
-{
-    static const struct row rows[] = {
-        {PRS_FUSED_ALLREDUCE, 1, 256, 256, 128, 1},
-        {PRS_FUSED_ALLREDUCE, 2, 512, 512, 128, 1, 3},
-        {PRS_FUSED_ALLREDUCE, 2, 1040, 264, 72, 0, 2},
-        {PRS_FUSED_ALLREDUCE, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
-        {PRS_FUSED_ALLREDUCE, 4, 1632, 328, 136, 0, 2},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
@@ -131,8 +109,8 @@ Test(hopper, a_captured_graph_may_be_replayed, .timeout = 600)
          .epochs = 2,
          .replays = 3},
     };
-    assert_right(&products[0]);
-    assert_right(&products[1]);
+    ranks_assert_right(&products[0]);
+    ranks_assert_right(&products[1]);
 }
 
 /* ---- the way without fusion -------------------------------------------------------------------------------------- */
@@ -152,13 +130,11 @@ Test(hopper, unfused_shapes_are_right, .timeout = 600)
 /* Rank 1 demands what cannot be. */
 static void open_what_one_cannot(uint32_t rank, struct ranks_seat *seat, void *user)
 {
-    struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat};
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 64, 63, 64, 1};
     struct prs_fused_tuning tuning = {.path = rank == 1 ? PRS_PATH_FUSED : PRS_PATH_AUTO};
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
-    (void)cudaSetDevice((int)rank);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
     ((int *)user)[rank] = prs_fused_plan_open(ctx, &shape, &tuning, &plan);
     prs_fused_close(ctx);
 }
@@ -184,7 +160,6 @@ struct lost {
 static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_config config = {rank, 2, (int)rank, lost->patience_ms, ranks_allgather, seat};
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
     struct prs_fused_tuning tuning = {.path = lost->path};
     struct prs_fused_error error;
@@ -192,8 +167,7 @@ static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
     struct prs_fused_plan *plan;
     uint32_t ranks[2];
     void *a, *b, *c;
-    (void)cudaSetDevice((int)rank);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(ranks_open(seat, 0, lost->patience_ms, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
     a = ranks_upload(1, 512 * 64);
     b = ranks_upload(2, 256 * 64);
@@ -239,15 +213,13 @@ Test(hopper, unfused_what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .t
 static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_config config = {rank, 4, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat};
     struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1};
     struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED};
     struct prs_fused_error error;
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     void *a, *b, *c;
-    (void)cudaSetDevice((int)rank);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
     a = ranks_upload(1, 1024 * 64);
     b = ranks_upload(2, 256 * 64);

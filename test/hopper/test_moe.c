@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <math.h>
-#include <perseus/perseus.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -244,21 +243,14 @@ static void rank_body(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct run *run = user;
     const struct row *w = run->row;
-    struct prs_fused_config config = {.rank = rank,
-                                      .world = w->world,
-                                      .device = (int)rank,
-                                      .timeout_ms = w->lost ? RANKS_PATIENCE_MS : 60000, /* a full machine is slow */
-                                      .allgather = ranks_allgather,
-                                      .user = seat,
-                                      .node = w->nodes == 0 ? 1 : rank / (w->world / w->nodes) + 1};
     struct prs_moe_shape shape = {w->tokens, w->hidden, w->columns, w->experts, w->top_k, 0, w->n_h};
     struct prs_fused *ctx = NULL;
     struct prs_moe_plan *plan = NULL;
     int r;
     if (rank == w->world - 1)
         shape.capacity = w->capacity_of_last;
-    (void)cudaSetDevice((int)rank);
-    r = prs_fused_open(&config, &ctx);
+    /* A full machine is slow. */
+    r = ranks_open(seat, w->nodes == 0 ? 1 : w->nodes, w->lost ? RANKS_PATIENCE_MS : 60000, &ctx);
     if (r == 0)
         r = prs_moe_plan_open(ctx, &shape, &w->tuning, &plan);
     if (r == 0)
@@ -381,14 +373,6 @@ Test(moe, a_rank_that_does_not_come_is_named, .timeout = 600)
 
 /* ---- several nodes: the real transport, over whatever verbs device there is (softnic) ------------------------------
  */
-static void need_a_device(void)
-{
-    struct prs_fabric *fabric;
-    if (prs_fabric_open(NULL, &fabric) != 0 || prs_fabric_rails(fabric) == 0)
-        cr_skip_test("no verbs device: run it under softnic-run");
-    prs_fabric_close(fabric);
-}
-
 Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 900)
 {
     static const struct row rows[] = {
@@ -398,7 +382,7 @@ Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .
         {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.group = 16}, 0, 3},
         {3, 40, 72, 64, 6, 2, 1, 2, SOME_NONE, 0, {0}, 0, 3},
     };
-    need_a_device();
+    ranks_need_a_device();
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
@@ -409,7 +393,7 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
         {4, 60, 72, 64, 8, 4, 0, 3, HALF_EMPTY, 0, {.group = 8}, 0, 2},
         {4, 12, 7168, 64, 4, 2, 1, 2, EVEN, 0, {0}, 0, 2},
     };
-    need_a_device();
+    ranks_need_a_device();
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
@@ -417,7 +401,7 @@ Test(moe_nodes, a_rank_of_another_node_that_does_not_come_is_named, .timeout = 6
 {
     static const struct row row = {2, 40, 72, 64, 4, 2, 1, 2, EVEN, 0, {0}, 1, 2};
     struct run run;
-    need_a_device();
+    ranks_need_a_device();
     run_row(&row, &run);
     cr_assert_eq(run.error[0].code, -ETIMEDOUT, "%s", run.error[0].text);
     cr_assert_not_null(strstr(run.error[0].text, "counts and routes of rank 1"), "%s", run.error[0].text);

@@ -4,7 +4,6 @@
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
-#include <perseus/perseus.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,32 +18,15 @@ struct row {
     uint32_t replays;
 };
 
-/* Criterion runs each test in a process of its own: look for a device in each. */
-static void need_a_device(void)
+static void assert_rows_right(enum prs_fused_op op, const struct row *rows, size_t count)
 {
-    struct prs_fabric *fabric;
-    if (prs_fabric_open(NULL, &fabric) != 0 || prs_fabric_rails(fabric) == 0)
-        cr_skip_test("no verbs device: run it under softnic-run");
-    prs_fabric_close(fabric);
-}
-
-static void assert_right(enum prs_fused_op op, const struct row *r)
-{
-    struct ranks_product p = {.shape = {op, r->m, r->n, r->k, r->nk},
-                              .tuning = r->tuning,
-                              .world = r->world,
-                              .nodes = r->nodes,
-                              .epochs = r->epochs,
-                              .replays = r->replays};
-    struct ranks_verdict v;
-    hopper_setup(8, 4, 0);
-    ranks_multiply(&p, &v);
-    cr_assert_eq(v.result, 0, "%u x %u x %u on %u nodes: the calls returned %d (HOPPER_SEED=%llu)", r->m, r->n, r->k,
-                 r->nodes, v.result, (unsigned long long)hopper_seed());
-    cr_assert_eq(v.beyond, 0, "%u x %u x %u on %u nodes: %llu of %llu elements are wrong, first %s (HOPPER_SEED=%llu)",
-                 r->m, r->n, r->k, r->nodes, (unsigned long long)v.beyond, (unsigned long long)v.checked, v.first,
-                 (unsigned long long)hopper_seed());
-    cr_assert_gt(v.checked, 0);
+    for (size_t i = 0; i < count; i++)
+        ranks_assert_right(&(struct ranks_product){.shape = {op, rows[i].m, rows[i].n, rows[i].k, rows[i].nk},
+                                                   .tuning = rows[i].tuning,
+                                                   .world = rows[i].world,
+                                                   .nodes = rows[i].nodes,
+                                                   .epochs = rows[i].epochs,
+                                                   .replays = rows[i].replays});
 }
 
 /* 2 x 2 with tails, a GPU a node, three nodes, every piece signalled alone and all of a band together. */
@@ -58,31 +40,28 @@ static const struct row rows[] = {
 
 Test(nodes, reduce_scatter_is_right, .timeout = 900)
 {
-    need_a_device();
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-        assert_right(PRS_FUSED_REDUCE_SCATTER, &rows[i]);
+    ranks_need_a_device();
+    assert_rows_right(PRS_FUSED_REDUCE_SCATTER, rows, sizeof(rows) / sizeof(*rows));
 }
 
 /* As in test_fused.c: a rank that kept back what another waits for would be waited for in a circle. */
 Test(nodes, reduce_scatter_is_right_with_long_k, .timeout = 900)
 {
     static const struct row row = {4, 2, 2048, 512, 320, 1, 2, {.band = 1, .clusters = 1}};
-    need_a_device();
-    assert_right(PRS_FUSED_REDUCE_SCATTER, &row);
+    ranks_need_a_device();
+    assert_rows_right(PRS_FUSED_REDUCE_SCATTER, &row, 1);
 }
 
 Test(nodes, allgather_is_right, .timeout = 900)
 {
-    need_a_device();
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-        assert_right(PRS_FUSED_ALLGATHER, &rows[i]);
+    ranks_need_a_device();
+    assert_rows_right(PRS_FUSED_ALLGATHER, rows, sizeof(rows) / sizeof(*rows));
 }
 
 Test(nodes, allreduce_is_right, .timeout = 900)
 {
-    need_a_device();
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-        assert_right(PRS_FUSED_ALLREDUCE, &rows[i]);
+    ranks_need_a_device();
+    assert_rows_right(PRS_FUSED_ALLREDUCE, rows, sizeof(rows) / sizeof(*rows));
 }
 
 /* ---- the way without fusion -------------------------------------------------------------------------------------- */
@@ -95,16 +74,14 @@ static const struct row odd_rows[] = {
 
 Test(nodes, unfused_reduce_scatter_is_right, .timeout = 900)
 {
-    need_a_device();
-    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
-        assert_right(PRS_FUSED_REDUCE_SCATTER, &odd_rows[i]);
+    ranks_need_a_device();
+    assert_rows_right(PRS_FUSED_REDUCE_SCATTER, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
 }
 
 Test(nodes, unfused_allgather_is_right, .timeout = 900)
 {
-    need_a_device();
-    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
-        assert_right(PRS_FUSED_ALLGATHER, &odd_rows[i]);
+    ranks_need_a_device();
+    assert_rows_right(PRS_FUSED_ALLGATHER, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
 }
 
 /* Besides: ranks that do not divide m, and ranks with nothing to add up. */
@@ -115,11 +92,9 @@ Test(nodes, unfused_allreduce_is_right, .timeout = 900)
         {4, 2, 1, 9, 8, 1, 3, {.path = PRS_PATH_UNFUSED}},
         {6, 3, 65, 41, 24, 0, 3, {.path = PRS_PATH_UNFUSED}},
     };
-    need_a_device();
-    for (size_t i = 0; i < sizeof(more) / sizeof(*more); i++)
-        assert_right(PRS_FUSED_ALLREDUCE, &more[i]);
-    for (size_t i = 0; i < sizeof(odd_rows) / sizeof(*odd_rows); i++)
-        assert_right(PRS_FUSED_ALLREDUCE, &odd_rows[i]);
+    ranks_need_a_device();
+    assert_rows_right(PRS_FUSED_ALLREDUCE, more, sizeof(more) / sizeof(*more));
+    assert_rows_right(PRS_FUSED_ALLREDUCE, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
 }
 
 /* A product that costs nothing and sums that take long: a fast rank would put the next launch's sums over the last's.
@@ -130,12 +105,10 @@ Test(nodes, unfused_epochs_run_into_each_other, .timeout = 900)
         {4, 2, 400, 103, 1, 1, 12, {.path = PRS_PATH_UNFUSED}},
         {2, 2, 400, 103, 1, 1, 12, {.path = PRS_PATH_UNFUSED}},
     };
-    need_a_device();
-    for (size_t i = 0; i < sizeof(many) / sizeof(*many); i++) {
-        assert_right(PRS_FUSED_REDUCE_SCATTER, &many[i]);
-        assert_right(PRS_FUSED_ALLGATHER, &many[i]);
-        assert_right(PRS_FUSED_ALLREDUCE, &many[i]);
-    }
+    ranks_need_a_device();
+    assert_rows_right(PRS_FUSED_REDUCE_SCATTER, many, sizeof(many) / sizeof(*many));
+    assert_rows_right(PRS_FUSED_ALLGATHER, many, sizeof(many) / sizeof(*many));
+    assert_rows_right(PRS_FUSED_ALLREDUCE, many, sizeof(many) / sizeof(*many));
 }
 
 /* ---- a node that does not come ----------------------------------------------------------------------------------- */
@@ -151,14 +124,12 @@ struct lost {
 static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct lost *lost = user;
-    struct prs_fused_config config = {rank, 4, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat, rank / 2 + 1};
     struct prs_fused_error error;
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     uint32_t ranks[4];
     void *a, *b, *c;
-    (void)cudaSetDevice((int)rank);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(ranks_open(seat, 2, RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &lost->shape, NULL, &plan), 0);
     a = ranks_upload(1, (uint64_t)lost->shape.m * lost->shape.k);
     b = ranks_upload(2, (uint64_t)lost->shape.n * lost->shape.k);
@@ -181,7 +152,7 @@ Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 600)
     static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
                                                     {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
     char want[64];
-    need_a_device();
+    ranks_need_a_device();
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
     for (size_t i = 0; i < 2; i++) {
@@ -202,7 +173,7 @@ Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
 {
     static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
                                                     {PRS_FUSED_REDUCE_SCATTER, 1024, 255, 64, 1}}; /* unfused */
-    need_a_device();
+    ranks_need_a_device();
     hopper_setup(4, 4, 0);
     hopper_forgive_late_writes();
     for (size_t i = 0; i < 2; i++) {
@@ -221,9 +192,8 @@ Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
 /* A rank that says it is alone on its node, where no NIC can be used. */
 static void open_without_a_device(uint32_t rank, struct ranks_seat *seat, void *user)
 {
-    struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat, rank + 1};
     struct prs_fused *ctx;
-    ((int *)user)[rank] = prs_fused_open(&config, &ctx);
+    ((int *)user)[rank] = ranks_open(seat, 2, RANKS_PATIENCE_MS, &ctx);
 }
 
 Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 600)
@@ -272,7 +242,7 @@ static void open_with_a_failing_copy(uint32_t rank, struct ranks_seat *seat, voi
 Test(nodes, a_rank_that_cannot_tell_its_neighbours_of_its_alarm_tells_all, .timeout = 600)
 {
     int result[2] = {0};
-    need_a_device();
+    ranks_need_a_device();
     hopper_setup(2, 4, 0);
     ranks_run(2, open_with_a_failing_copy, result);
     cr_assert(result[0] == -EIO && result[1] == -EIO, "%d and %d", result[0], result[1]);
@@ -288,14 +258,12 @@ struct counted {
 static void count_traffic(uint32_t rank, struct ranks_seat *seat, void *user)
 {
     struct counted *counted = user;
-    struct prs_fused_config config = {rank, 4, (int)rank, 60000, ranks_allgather, seat, rank / 2 + 1};
     const struct prs_fused_shape *shape = &counted->shape;
     struct prs_fused_tuning tuning = {.group = 4, .band = 2};
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     void *a, *b, *c;
-    (void)cudaSetDevice((int)rank);
-    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    cr_assert_eq(ranks_open(seat, 2, 60000, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, shape, &tuning, &plan), 0);
     prs_fused_plan_query(plan, &counted->info[rank]);
     a = ranks_upload(1, (uint64_t)shape->m * shape->k);
@@ -317,7 +285,7 @@ static void count_traffic(uint32_t rank, struct ranks_seat *seat, void *user)
 Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 600)
 {
     struct counted counted = {.shape = {PRS_FUSED_REDUCE_SCATTER, 4096, 512, 64, 1}};
-    need_a_device();
+    ranks_need_a_device();
     hopper_setup(4, 4, 0);
     ranks_run(4, count_traffic, &counted);
     for (int rank = 0; rank < 4; rank++) { /* 1024 x 512: 8 x 2 tiles, in bands of 4 x 2 */
@@ -339,7 +307,7 @@ Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .time
         {{PRS_FUSED_ALLGATHER, 400, 33, 24, 1}, 1, 100 * 24 * 2},
         {{PRS_FUSED_ALLREDUCE, 402, 32, 24, 1}, 2, 2 * 402 * 32 * 2 / 4},
     };
-    need_a_device();
+    ranks_need_a_device();
     hopper_setup(4, 4, 0);
     for (size_t i = 0; i < sizeof(odd) / sizeof(*odd); i++) {
         struct counted counted = {.shape = odd[i].shape};

@@ -2,12 +2,10 @@
 #include "test/plugin/pair.h"
 
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 char last_warning[1024];
@@ -28,31 +26,12 @@ void keep_warning(int level, unsigned long subsystems, const char *file, int lin
     warnings++;
 }
 
-double now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
-}
-
-int open_files(void)
-{
-    DIR *folder = opendir("/proc/self/fd");
-    int count = 0;
-
-    while (readdir(folder))
-        count++;
-    closedir(folder);
-    return count;
-}
-
 void assert_files_closed(int files)
 {
-    double give_up = now_ms() + PAIR_LIMIT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
     int now;
 
-    while ((now = open_files()) > files && now_ms() < give_up)
+    while ((now = open_files()) > files && prs_clock_ms() < give_up)
         usleep(1000);
     cr_assert_leq(now, files, "%d files more", now - files);
 }
@@ -79,23 +58,29 @@ void plugin_close(struct plugin *plugin)
     dlclose(plugin->library);
 }
 
+void pair_connect(const struct plugin *plugin, int device, uint8_t *handle, struct pair *pair)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
+
+    while (!pair->send || !pair->recv) {
+        if (!pair->send)
+            cr_assert_eq(plugin->net->connect(plugin->context, device, handle, &pair->send, NULL), NET_SUCCESS, "%s",
+                         last_warning);
+        if (!pair->recv)
+            cr_assert_eq(plugin->net->accept(pair->listen, &pair->recv, NULL), NET_SUCCESS, "%s", last_warning);
+        cr_assert_lt(prs_clock_ms(), give_up, "connecting takes longer than %d ms", PAIR_LIMIT_MS);
+    }
+    cr_assert_eq(plugin->net->close_listen(pair->listen), NET_SUCCESS);
+    pair->listen = NULL;
+}
+
 struct pair pair_open(const struct plugin *plugin, int device)
 {
     struct pair pair = {.listen = NULL};
     uint8_t handle[NET_HANDLE_BYTES];
-    double give_up = now_ms() + PAIR_LIMIT_MS;
 
     cr_assert_eq(plugin->net->listen(plugin->context, device, handle, &pair.listen), NET_SUCCESS, "%s", last_warning);
-    while (!pair.send || !pair.recv) {
-        if (!pair.send)
-            cr_assert_eq(plugin->net->connect(plugin->context, device, handle, &pair.send, NULL), NET_SUCCESS, "%s",
-                         last_warning);
-        if (!pair.recv)
-            cr_assert_eq(plugin->net->accept(pair.listen, &pair.recv, NULL), NET_SUCCESS, "%s", last_warning);
-        cr_assert_lt(now_ms(), give_up, "connecting takes longer than %d ms", PAIR_LIMIT_MS);
-    }
-    cr_assert_eq(plugin->net->close_listen(pair.listen), NET_SUCCESS);
-    pair.listen = NULL;
+    pair_connect(plugin, device, handle, &pair);
     pair.source = aligned_alloc(4096, PAIR_BYTES);
     pair.target = aligned_alloc(4096, PAIR_BYTES);
     for (int i = 0; i < PAIR_BYTES; i++)
@@ -118,7 +103,7 @@ void pair_close(const struct plugin *plugin, struct pair *pair)
 
 net_result finish(const struct plugin *plugin, void *request, int *sizes)
 {
-    double give_up = now_ms() + PAIR_LIMIT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
     net_result result;
     int done = 0;
 
@@ -126,20 +111,20 @@ net_result finish(const struct plugin *plugin, void *request, int *sizes)
         result = plugin->net->test(request, &done, sizes);
         if (result != NET_SUCCESS || done)
             return result;
-        cr_assert_lt(now_ms(), give_up, "a request is not done after %d ms", PAIR_LIMIT_MS);
+        cr_assert_lt(prs_clock_ms(), give_up, "a request is not done after %d ms", PAIR_LIMIT_MS);
     }
 }
 
 void *send_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag)
 {
-    double give_up = now_ms() + PAIR_LIMIT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
     void *request = NULL;
 
     while (!request) {
         cr_assert_eq(
             plugin->net->isend(pair->send, pair->source + offset, size, tag, pair->source_mhandle, NULL, &request),
             NET_SUCCESS, "%s", last_warning);
-        cr_assert_lt(now_ms(), give_up, "isend got no clear to send in %d ms", PAIR_LIMIT_MS);
+        cr_assert_lt(prs_clock_ms(), give_up, "isend got no clear to send in %d ms", PAIR_LIMIT_MS);
     }
     return request;
 }

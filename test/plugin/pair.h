@@ -6,6 +6,8 @@
 #include <stdbool.h>
 
 #include "plugin/abi.h"
+#include "test/support/open_files.h"
+#include "util/clock.h"
 
 enum { PAIR_LIMIT_MS = 60000, PAIR_BYTES = 1 << 20 };
 
@@ -30,7 +32,9 @@ net_log_fn keep_warning;
 struct plugin plugin_open(void);
 void plugin_close(struct plugin *plugin);
 
-/** Connect and accept in turns; fails the test when it takes too long. */
+/** Connect from device to the pair's listen comm, and accept there, in turns, until both have their comms; then close
+ * that. Fails the test when it takes too long. */
+void pair_connect(const struct plugin *plugin, int device, uint8_t *handle, struct pair *pair);
 struct pair pair_open(const struct plugin *plugin, int device);
 void pair_close(const struct plugin *plugin, struct pair *pair);
 
@@ -40,8 +44,6 @@ net_result finish(const struct plugin *plugin, void *request, int *sizes);
 void *send_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag);
 void *recv_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag);
 
-double now_ms(void);
-int open_files(void);
 /** Fails the test when there are more open files than so many for longer than the limit: threads of the software NIC
  * have one open for a moment at times. */
 void assert_files_closed(int files);

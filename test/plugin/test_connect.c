@@ -17,11 +17,11 @@ TestSuite(connect, .timeout = 400);
 /** Call connect until it fails or the limit passes. */
 static net_result connect_until_refused(const struct plugin *plugin, uint8_t *handle)
 {
-    double give_up = now_ms() + PAIR_LIMIT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
     net_result result = NET_SUCCESS;
     void *comm = NULL;
 
-    while (result == NET_SUCCESS && !comm && now_ms() < give_up)
+    while (result == NET_SUCCESS && !comm && prs_clock_ms() < give_up)
         result = plugin->net->connect(plugin->context, 0, handle, &comm, NULL);
     cr_assert_null(comm);
     return result;
@@ -101,16 +101,15 @@ static struct sockaddr_in own_address(int port)
 Test(connect, garbage_on_the_listening_port_does_not_disturb_others)
 {
     struct plugin plugin = plugin_open();
-    double give_up = now_ms() + PAIR_LIMIT_MS;
+    struct pair pair = {.listen = NULL};
     uint8_t handle[NET_HANDLE_BYTES];
-    void *listen = NULL, *send = NULL, *recv = NULL;
     char garbage[300];
     int strangers[3];
 
     setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
     plugin_close(&plugin);
     plugin = plugin_open(); /* now listening on the loopback interface, where the strangers are */
-    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS, "%s", last_warning);
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &pair.listen), NET_SUCCESS, "%s", last_warning);
     memset(garbage, 'G', sizeof(garbage));
     for (int i = 0; i < 3; i++) { /* one says much, one says little, one says nothing */
         struct sockaddr_in address = own_address(listening_port());
@@ -121,18 +120,11 @@ Test(connect, garbage_on_the_listening_port_does_not_disturb_others)
                      listening_port());
         cr_assert_eq(write(strangers[i], garbage, says[i]), (ssize_t)says[i]);
     }
-    while (!send || !recv) {
-        if (!send)
-            cr_assert_eq(plugin.net->connect(plugin.context, 0, handle, &send, NULL), NET_SUCCESS, "%s", last_warning);
-        if (!recv)
-            cr_assert_eq(plugin.net->accept(listen, &recv, NULL), NET_SUCCESS, "%s", last_warning);
-        cr_assert_lt(now_ms(), give_up);
-    }
+    pair_connect(&plugin, 0, handle, &pair);
     for (int i = 0; i < 3; i++)
         close(strangers[i]);
-    plugin.net->close_listen(listen);
-    plugin.net->close_send(send);
-    plugin.net->close_recv(recv);
+    plugin.net->close_send(pair.send);
+    plugin.net->close_recv(pair.recv);
     plugin_close(&plugin);
 }
 
@@ -143,7 +135,7 @@ Test(connect, two_senders_at_once_do_not_mix_their_messages)
     uint8_t handle[2][NET_HANDLE_BYTES];
     struct pair pair[2] = {{NULL}, {NULL}};
     void *listen = NULL, *recv[2], *send[2];
-    double give_up = now_ms() + PAIR_LIMIT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
 
     cr_assert_eq(plugin.net->listen(plugin.context, 0, handle[0], &listen), NET_SUCCESS, "%s", last_warning);
     memcpy(handle[1], handle[0], sizeof(handle[1]));
@@ -153,7 +145,7 @@ Test(connect, two_senders_at_once_do_not_mix_their_messages)
                 cr_assert_eq(plugin.net->connect(plugin.context, 0, handle[i], &pair[i].send, NULL), NET_SUCCESS);
         if (!pair[1].recv)
             cr_assert_eq(plugin.net->accept(listen, pair[0].recv ? &pair[1].recv : &pair[0].recv, NULL), NET_SUCCESS);
-        cr_assert_lt(now_ms(), give_up);
+        cr_assert_lt(prs_clock_ms(), give_up);
     }
     for (int i = 0; i < 2; i++) {
         pair[i].source = aligned_alloc(4096, 4096);
@@ -268,7 +260,7 @@ Test(connect, a_peer_killed_while_sending_comes_out_of_test)
     struct child child;
     size_t size = 4096;
     int tag = 0, received = 0;
-    double killed = 0;
+    uint64_t killed = 0;
 
     SKIP_WHERE_A_CHILD_CANNOT_START_THREADS();
     child = fork_sender(false);
@@ -289,10 +281,10 @@ Test(connect, a_peer_killed_while_sending_comes_out_of_test)
         request = done ? NULL : request;
         if (received > 20 && killed == 0) {
             kill_child(&child);
-            killed = now_ms();
+            killed = prs_clock_ms();
         }
         if (killed > 0)
-            cr_assert_lt(now_ms(), killed + PAIR_LIMIT_MS, "nobody noticed that the peer is dead");
+            cr_assert_lt(prs_clock_ms(), killed + PAIR_LIMIT_MS, "nobody noticed that the peer is dead");
     }
     cr_assert_eq(result, NET_REMOTE_ERROR, "%d", result);
     cr_assert(strstr(last_warning, "softnic") || strstr(last_warning, "GID"), "names the rail: %s", last_warning);
@@ -309,7 +301,7 @@ Test(connect, a_peer_killed_while_connecting_does_not_block_the_next)
     uint8_t handle[NET_HANDLE_BYTES];
     void *listen = NULL, *recv = NULL, *send = NULL;
     struct child child;
-    double give_up;
+    uint64_t give_up;
 
     SKIP_WHERE_A_CHILD_CANNOT_START_THREADS();
     child = fork_sender(true);
@@ -317,13 +309,13 @@ Test(connect, a_peer_killed_while_connecting_does_not_block_the_next)
     cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS);
     cr_assert_eq(write(child.handle[1], handle, sizeof(handle)), sizeof(handle));
     kill_child(&child);
-    give_up = now_ms() + PAIR_LIMIT_MS;
+    give_up = prs_clock_ms() + PAIR_LIMIT_MS;
     while (!send || !recv) {
         if (!send)
             cr_assert_eq(plugin.net->connect(plugin.context, 0, handle, &send, NULL), NET_SUCCESS, "%s", last_warning);
         if (!recv)
             plugin.net->accept(listen, &recv, NULL);
-        cr_assert_lt(now_ms(), give_up);
+        cr_assert_lt(prs_clock_ms(), give_up);
     }
     plugin.net->close_listen(listen);
     plugin.net->close_send(send);

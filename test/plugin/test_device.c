@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "test/plugin/pair.h"
+#include "util/clock.h"
 
 TestSuite(device, .timeout = 300);
 
@@ -122,7 +123,7 @@ Test(device, a_second_nccl_of_an_old_version_leaves_the_first_its_comms)
 {
     struct plugin plugin = {.library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL)};
     const struct net_v8 *old = dlsym(plugin.library, "ncclNetPlugin_v8");
-    double give_up = now_ms() + PAIR_LIMIT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
     uint8_t handle[NET_HANDLE_BYTES];
     struct pair pair = {.listen = NULL};
     void *recv, *send;
@@ -138,7 +139,7 @@ Test(device, a_second_nccl_of_an_old_version_leaves_the_first_its_comms)
             cr_assert_eq(old->connect(0, handle, &pair.send, NULL), NET_SUCCESS);
         if (!pair.recv)
             cr_assert_eq(old->accept(pair.listen, &pair.recv, NULL), NET_SUCCESS);
-        cr_assert_lt(now_ms(), give_up);
+        cr_assert_lt(prs_clock_ms(), give_up);
     }
     pair.source = calloc(1, PAIR_BYTES);
     pair.target = malloc(PAIR_BYTES);
@@ -187,23 +188,15 @@ Test(device, a_wide_device_talks_to_a_narrow_one)
 {
     struct plugin plugin = plugin_open();
     struct net_vdevice_v12 members = {.count = 2, .device = {0, 1}};
-    double give_up = now_ms() + PAIR_LIMIT_MS;
+    struct pair pair = {.listen = NULL};
     uint8_t handle[NET_HANDLE_BYTES];
-    void *listen = NULL, *send = NULL, *recv = NULL;
     int device = -1;
 
     cr_assert_eq(plugin.net->make_vdevice(&device, &members), NET_SUCCESS, "%s", last_warning);
-    cr_assert_eq(plugin.net->listen(plugin.context, device, handle, &listen), NET_SUCCESS);
-    while (!send || !recv) {
-        if (!send)
-            cr_assert_eq(plugin.net->connect(plugin.context, 0, handle, &send, NULL), NET_SUCCESS, "%s", last_warning);
-        if (!recv)
-            cr_assert_eq(plugin.net->accept(listen, &recv, NULL), NET_SUCCESS, "%s", last_warning);
-        cr_assert_lt(now_ms(), give_up);
-    }
-    plugin.net->close_listen(listen);
-    plugin.net->close_send(send);
-    plugin.net->close_recv(recv);
+    cr_assert_eq(plugin.net->listen(plugin.context, device, handle, &pair.listen), NET_SUCCESS);
+    pair_connect(&plugin, 0, handle, &pair);
+    plugin.net->close_send(pair.send);
+    plugin.net->close_recv(pair.recv);
     plugin_close(&plugin);
 }
 

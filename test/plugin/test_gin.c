@@ -246,6 +246,93 @@ Test(gin, more_puts_than_queues_hold_wait_inside, .timeout = 300)
     cr_assert_eq(run(flood, (struct plan){14, 1}), 0);
 }
 
+/* Of all devices, as softnicctl tells them. */
+static long doorbells(void)
+{
+    const char *ctl = getenv("SOFTNICCTL");
+    char command[4200], text[4096] = {0};
+    long sum = 0;
+    FILE *out;
+
+    snprintf(command, sizeof(command), "%s --json counters", ctl ? ctl : "softnicctl");
+    out = popen(command, "r");
+    if (!out || !fread(text, 1, sizeof(text) - 1, out))
+        return -1;
+    pclose(out);
+    for (const char *at = text; (at = strstr(at, "\"doorbells\": "));)
+        sum += strtol(at += 13, NULL, 10);
+    return sum;
+}
+
+enum { BURST = 32, FEW = BURST / 2 };
+
+/* One at a time, as NCCL's proxy brings them, with a call of progress behind each. user: must they share doorbells? */
+static int burst(struct ranks *ranks, void *user)
+{
+    struct plan plan = {13, 1};
+    void *requests[BURST];
+    struct world w;
+    int r = world_open(&w, ranks, &plan);
+
+    if (r != 0)
+        return r;
+    for (uint32_t i = 0; i < 1 + BURST && w.api.rank == 0; i++) {
+        struct gin_call call = {
+            .rank = 1, .signal = w.signal_handle, .signal_offset = i * 8, .operation = GIN_SIGNAL_INC};
+        static long before, after;
+
+        if (i == 1) /* connected */
+            before = doorbells();
+        CHECK(gin_api_put(&w.api, &call, &requests[i ? i - 1 : 0]) == NET_SUCCESS, "signal %u", i);
+        CHECK(gin_api_progress(&w.api) == NET_SUCCESS, "progress");
+        if (i == 0)
+            CHECK(gin_api_wait(&w.api, requests[0]) == 0, "the first");
+        if (i < BURST)
+            continue;
+        after = doorbells();
+        CHECK(before >= 0 && after >= before, "softnicctl tells nothing");
+        CHECK((after - before <= FEW) == *(bool *)user, "%ld doorbells for %d signals", after - before, BURST);
+    }
+    for (uint32_t i = 0; i < BURST && w.api.rank == 0; i++)
+        CHECK(gin_api_wait(&w.api, requests[i]) == 0, "request %u", i);
+    for (uint32_t i = 0; i < 1 + BURST && w.api.rank == 1; i++)
+        if (wait_signal(&w, i, 1))
+            return 1;
+    return world_close(&w);
+}
+
+Test(gin, requests_of_a_burst_share_doorbells, .timeout = 300)
+{
+    bool shared = true;
+    int r;
+
+    setenv("PERSEUS_GIN_HOLD_NS", "1000000000", 1); /* a machine that stands still for a second must not end it */
+    r = ranks_run(RANKS, 1, TIMEOUT_S, burst, &shared);
+    if (r == 77)
+        cr_skip_test("no RDMA device here");
+    cr_assert_eq(r, 0);
+    if (getenv("PERSEUS_ORDER") && !strcmp(getenv("PERSEUS_ORDER"), "drain"))
+        return; /* there signals wait for one drain together, held or not */
+    setenv("PERSEUS_GIN_HOLD_NS", "0", 1);
+    shared = false;
+    cr_assert_eq(ranks_run(RANKS, 1, TIMEOUT_S, burst, &shared), 0, "not held, each has its own");
+}
+
+static int not_connected(struct ranks *ranks, void *user)
+{
+    struct gin_api api;
+
+    return gin_api_open(&api, ranks, RANKS, 13, *(int *)user) == 0; /* 77: no device */
+}
+
+Test(gin, a_hold_that_is_no_number_is_refused, .timeout = 300)
+{
+    int contexts = 1;
+
+    setenv("PERSEUS_GIN_HOLD_NS", "soon", 1);
+    cr_assert_eq(ranks_run(RANKS, 1, TIMEOUT_S, not_connected, &contexts), 0);
+}
+
 static int get_and_flush(struct ranks *ranks, void *user)
 {
     uint32_t peer;

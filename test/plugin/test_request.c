@@ -111,7 +111,7 @@ Test(request, a_message_larger_than_its_buffer_is_refused_by_name)
     net_result result = NET_SUCCESS;
 
     recv_bytes(&plugin, &pair, 0, 64, 1);
-    for (double give_up = now_ms() + PAIR_LIMIT_MS; result == NET_SUCCESS && now_ms() < give_up;)
+    for (uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS; result == NET_SUCCESS && prs_clock_ms() < give_up;)
         result = plugin.net->isend(pair.send, pair.source, 65, 1, pair.source_mhandle, NULL, &request);
     cr_assert_eq(result, NET_INVALID_ARGUMENT);
     cr_assert_null(request);
@@ -169,7 +169,7 @@ Test(request, a_tag_of_a_later_receive_has_to_wait)
     cr_assert_eq(finish(&plugin, send, NULL), NET_SUCCESS);
     cr_assert_eq(finish(&plugin, first, NULL), NET_SUCCESS);
     send = NULL;
-    for (double give_up = now_ms() + PAIR_LIMIT_MS; !send && now_ms() < give_up;) {
+    for (uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS; !send && prs_clock_ms() < give_up;) {
         int done = 0;
 
         cr_assert_eq(plugin.net->isend(pair.send, pair.source, 8, 2, pair.source_mhandle, NULL, &send), NET_SUCCESS);
@@ -198,7 +198,7 @@ Test(request, two_hundred_fifty_six_receives_may_be_out_and_all_are_filled)
     }
     more = recv_bytes(&plugin, &pair, 0, EACH, 3);
     cr_assert_null(more, "receive %d has no request", MOST);
-    for (double give_up = now_ms() + PAIR_LIMIT_MS; finished < MOST && now_ms() < give_up;) {
+    for (uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS; finished < MOST && prs_clock_ms() < give_up;) {
         int done = 0;
 
         if (sent < MOST) {
@@ -230,7 +230,7 @@ static void run_laps(const struct plugin *plugin, int device, int ahead)
     void *recv[NET_MAX_REQUESTS * 8], *send[NET_MAX_REQUESTS * 8];
     int posted = 0, sent = 0, acknowledged = 0, finished = 0;
 
-    for (double give_up = now_ms() + PAIR_LIMIT_MS; acknowledged < MESSAGES || finished < MESSAGES;) {
+    for (uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS; acknowledged < MESSAGES || finished < MESSAGES;) {
         void *request;
         int done;
 
@@ -247,7 +247,7 @@ static void run_laps(const struct plugin *plugin, int device, int ahead)
             cr_assert_eq(plugin->net->test(recv[finished % ahead], &done, NULL), NET_SUCCESS, "%s", last_warning);
         for (done = 1; done && acknowledged < sent; acknowledged += done)
             cr_assert_eq(plugin->net->test(send[acknowledged % ahead], &done, NULL), NET_SUCCESS, "%s", last_warning);
-        cr_assert_lt(now_ms(), give_up, "%d receives ahead: %d posted, %d sent, %d here", ahead, posted, sent,
+        cr_assert_lt(prs_clock_ms(), give_up, "%d receives ahead: %d posted, %d sent, %d here", ahead, posted, sent,
                      finished);
     }
     pair_close(plugin, &pair);
@@ -282,7 +282,7 @@ Test(request, a_send_that_waits_for_a_receiver_that_closed_ends)
     void *request = NULL;
 
     cr_assert_eq(plugin.net->close_recv(pair.recv), NET_SUCCESS);
-    for (double give_up = now_ms() + PAIR_LIMIT_MS; result == NET_SUCCESS && now_ms() < give_up;)
+    for (uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS; result == NET_SUCCESS && prs_clock_ms() < give_up;)
         result = plugin.net->isend(pair.send, pair.source, 8, 1, pair.source_mhandle, NULL, &request);
     cr_assert_eq(result, NET_REMOTE_ERROR, "%d", result);
     cr_assert(strstr(last_warning, "closed"), "%s", last_warning);

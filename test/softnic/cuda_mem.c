@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process without CUDA is told about DMA-BUFs, and what it costs it. How device memory moves: cuda_rw.c. */
+/* What a process without CUDA is told about DMA-BUFs, and what it costs it; device memory under the model. How device
+ * memory moves: cuda_rw.c. */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "test/softnic/fake_cuda/busy.h"
 #include "test/softnic/fake_cuda/driver.h"
 #include "test/softnic/support.h"
 
@@ -68,4 +74,159 @@ Test(cuda_mem, without_a_driver_there_are_no_dmabufs)
     open_probe(&end);
     cr_assert_eq(probe(&end), EOPNOTSUPP, "%s", strerror(errno));
     end_close(&end);
+}
+
+/* A function of the driver's, which is opened when first asked for. */
+#define DRIVER(function, name)                                                                                         \
+    __typeof__(&(name)) function;                                                                                      \
+    do {                                                                                                               \
+        void *library_ = dlopen("libcuda.so.1", RTLD_NOW), *at_;                                                       \
+        cr_assert(library_, "%s", dlerror());                                                                          \
+        at_ = symbol(library_, #name);                                                                                 \
+        memcpy(&(function), &at_, sizeof(at_));                                                                        \
+    } while (0)
+
+/* Device memory with a current context. */
+static uint64_t device_memory(size_t bytes)
+{
+    uint64_t at = 0;
+    void *context;
+
+    DRIVER(init, cuInit);
+    DRIVER(retain, cuDevicePrimaryCtxRetain);
+    DRIVER(push, cuCtxPushCurrent_v2);
+    DRIVER(allocate, cuMemAlloc_v2);
+    cr_assert(!init(0) && !retain(&context, 0) && !push(context) && !allocate(&at, bytes));
+    return at;
+}
+
+static void post_write(struct end *from, uint32_t key, uint64_t at, uint32_t bytes, struct address to, uint64_t wr_id)
+{
+    struct ibv_sge sge = {.addr = at, .length = bytes, .lkey = key};
+    struct ibv_send_wr *bad, wr = {.wr_id = wr_id,
+                                   .sg_list = &sge,
+                                   .num_sge = 1,
+                                   .opcode = IBV_WR_RDMA_WRITE,
+                                   .send_flags = IBV_SEND_SIGNALED,
+                                   .wr.rdma = {to.addr, to.rkey}};
+
+    cr_assert_eq(ibv_post_send(from->qp, &wr, &bad), 0);
+}
+
+enum { SHORT = 4096, LONG = 8 << 20, LATER = 30 };
+
+/* Two ends under a model of the rate, and device memory for both. */
+struct modelled {
+    struct end a, b;
+    uint64_t device;
+    struct ibv_mr *from, *to;
+    struct address at;
+};
+
+static void modelled_open(struct modelled *m, uint64_t rate_bps)
+{
+    struct sn_config config;
+
+    sn_config_default(&config);
+    config.nics = 2;
+    config.rate_bps = rate_bps;
+    test_world(&config);
+    pair_open(&m->a, &m->b);
+    m->device = device_memory(2 * LONG);
+    m->from = ibv_reg_mr(m->a.pd, (void *)(uintptr_t)m->device, LONG, IBV_ACCESS_LOCAL_WRITE);
+    m->to = ibv_reg_mr(m->b.pd, (void *)(uintptr_t)(m->device + LONG), LONG,
+                       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    cr_assert(m->from && m->to);
+    m->at = (struct address){.addr = m->device + LONG, .rkey = m->to->rkey};
+}
+
+static void modelled_close(struct modelled *m)
+{
+    cr_assert(!ibv_dereg_mr(m->from) && !ibv_dereg_mr(m->to));
+    end_close(&m->a);
+    end_close(&m->b);
+}
+
+/* A short write, while the copy engines stand still: returns when they have been given it. */
+static void copy_held(struct modelled *m)
+{
+    uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;
+    int before;
+
+    DRIVER(calls, fakeCudaCalls);
+    DRIVER(stand_still, fakeCudaPause);
+    stand_still(1);
+    before = calls("cuMemcpyAsync");
+    post_write(&m->a, m->from->lkey, m->device, SHORT, m->at, 1);
+    while (calls("cuMemcpyAsync") == before && now_ns() < give_up)
+        usleep(1000);
+    cr_assert_gt(calls("cuMemcpyAsync"), before, "the short write is under way");
+}
+
+static void copy_goes_on(struct modelled *m)
+{
+    DRIVER(stand_still, fakeCudaPause);
+    stand_still(0);
+    struct ibv_wc wc = wait_wc(m->a.cq, "the short write");
+    cr_assert(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS, "%s", ibv_wc_status_str(wc.status));
+}
+
+/* 41 ms and 84 s at this rate: more than any wait here. */
+Test(cuda_mem, what_is_posted_for_later_delays_no_copy_under_way, .timeout = 150)
+{
+    struct modelled m;
+
+    modelled_open(&m, 800000);
+    copy_held(&m);
+    for (int i = 0; i < LATER; i++) { /* one of them finds the queue pair where it waits for its next look */
+        post_write(&m.a, m.from->lkey, m.device, LONG, m.at, 2);
+        usleep(100);
+    }
+    copy_goes_on(&m);
+    modelled_close(&m);
+}
+
+/* How often threads of that name have gone to sleep by themselves. */
+static long sleeps_of(const char *name)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    long sum = 0, value;
+
+    cr_assert(tasks);
+    for (struct dirent *task; (task = readdir(tasks));) {
+        char file[300], line[200];
+        bool is_it = false;
+        FILE *status;
+
+        snprintf(file, sizeof(file), "/proc/self/task/%s/status", task->d_name);
+        status = task->d_name[0] == '.' ? NULL : fopen(file, "r");
+        while (status && fgets(line, sizeof(line), status)) {
+            if (!strncmp(line, "Name:\t", 6))
+                is_it = !strncmp(line + 6, name, strlen(name));
+            else if (is_it && sscanf(line, "voluntary_ctxt_switches: %ld", &value) == 1)
+                sum += value;
+        }
+        if (status)
+            fclose(status);
+    }
+    closedir(tasks);
+    return sum;
+}
+
+Test(cuda_mem, an_engine_that_waits_for_a_copy_leaves_others_its_core, .timeout = 150)
+{
+    enum { MANY = 50 };
+    uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;
+    struct modelled m;
+    long before;
+
+    setenv("SOFTNIC_CORES", "2", 1);
+    modelled_open(&m, 800000000); /* with a model it asks for real time */
+    copy_held(&m);
+    before = sleeps_of("softnic-engine");
+    while (sleeps_of("softnic-engine") < before + MANY && now_ns() < give_up)
+        usleep(1000);
+    cr_assert_geq(sleeps_of("softnic-engine"), before + MANY, "in %d s", WAIT_S);
+    copy_goes_on(&m);
+    modelled_close(&m);
 }

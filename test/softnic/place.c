@@ -55,24 +55,18 @@ static void watch_last_words(struct end *end, const struct address *peer, int fd
 
 Test(place, the_last_word_of_a_write_comes_after_all_before_it)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = watch_last_words};
-    struct address peer;
-    struct end end;
-    pid_t pid;
-    char c;
-    int fd;
+    struct couple c = couple_open(watch_last_words);
+    char byte;
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
     for (uint64_t round = 1; round <= ROUNDS; round++) {
         for (uint32_t i = 0; i < PIECES * PIECE_WORDS; i++)
-            ((uint64_t *)(void *)end.buf)[i] = round;
-        post_pieces(&end, &peer, IBV_WR_RDMA_WRITE);
-        cr_assert_eq(wait_wc(end.cq, "chain").status, IBV_WC_SUCCESS);
-        hear(fd, &c, 1);
+            ((uint64_t *)(void *)c.end.buf)[i] = round;
+        post_pieces(&c.end, &c.peer, IBV_WR_RDMA_WRITE);
+        cr_assert_eq(wait_wc(c.end.cq, "chain").status, IBV_WC_SUCCESS);
+        hear(c.fd, &byte, 1);
     }
-    reap(pid);
-    end_close(&end);
+    reap(c.pid);
+    end_close(&c.end);
 }
 
 static void take_with_few_receives(struct end *end, const struct address *peer, int fd)
@@ -96,21 +90,14 @@ static void take_with_few_receives(struct end *end, const struct address *peer, 
 
 Test(place, writes_with_immediate_take_receives_in_order_and_wait_for_more)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = take_with_few_receives};
-    struct address peer;
-    struct end end;
-    pid_t pid;
-    char c;
-    int fd;
+    struct couple c = couple_open(take_with_few_receives);
+    char byte;
 
-    role.link.rnr_retry = 7; /* as often as it takes */
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
-    hear(fd, &c, 1);
+    hear(c.fd, &byte, 1);
     for (uint32_t i = 0; i < PIECES * PIECE_WORDS; i++)
-        ((uint64_t *)(void *)end.buf)[i] = 7;
-    post_pieces(&end, &peer, IBV_WR_RDMA_WRITE_WITH_IMM);
-    cr_assert_eq(wait_wc(end.cq, "chain").status, IBV_WC_SUCCESS);
-    reap(pid);
-    end_close(&end);
+        ((uint64_t *)(void *)c.end.buf)[i] = 7;
+    post_pieces(&c.end, &c.peer, IBV_WR_RDMA_WRITE_WITH_IMM);
+    cr_assert_eq(wait_wc(c.end.cq, "chain").status, IBV_WC_SUCCESS);
+    reap(c.pid);
+    end_close(&c.end);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several processes: atomics between them, a killed peer, what is left behind. */
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -11,110 +10,90 @@
 #include <unistd.h>
 
 #include "test/softnic/support.h"
+#include "test/support/open_files.h"
 #include "tools/softnic/proc.h"
 #include "tools/softnic/wake.h"
 
 Test(proc, data_crosses_processes_and_the_target_need_not_run)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
-    struct address peer;
-    struct end end;
-    pid_t pid;
-    int fd;
+    struct couple c = couple_open(wait_for_word);
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
-    cr_assert_eq(kill(pid, SIGSTOP), 0); /* cannot take part */
+    cr_assert_eq(kill(c.pid, SIGSTOP), 0); /* cannot take part */
     for (uint32_t size = 1; size <= 60000; size = size * 3 + 1) {
-        memset(end.buf, (int)size, size);
-        memset(end.buf + size, 0, end.bytes - size);
-        cr_assert_eq(post(&end, IBV_WR_RDMA_WRITE, 0, size, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
-        cr_assert_eq(wait_wc(end.cq, "write to a stopped process").status, IBV_WC_SUCCESS);
-        memset(end.buf, 0, size);
-        cr_assert_eq(post(&end, IBV_WR_RDMA_READ, 0, size, &peer, 0, IBV_SEND_SIGNALED, 2), 0);
-        cr_assert_eq(wait_wc(end.cq, "read from a stopped process").status, IBV_WC_SUCCESS);
+        memset(c.end.buf, (int)size, size);
+        memset(c.end.buf + size, 0, c.end.bytes - size);
+        cr_assert_eq(post(&c.end, IBV_WR_RDMA_WRITE, 0, size, &c.peer, 0, IBV_SEND_SIGNALED, 1), 0);
+        cr_assert_eq(wait_wc(c.end.cq, "write to a stopped process").status, IBV_WC_SUCCESS);
+        memset(c.end.buf, 0, size);
+        cr_assert_eq(post(&c.end, IBV_WR_RDMA_READ, 0, size, &c.peer, 0, IBV_SEND_SIGNALED, 2), 0);
+        cr_assert_eq(wait_wc(c.end.cq, "read from a stopped process").status, IBV_WC_SUCCESS);
         for (uint32_t i = 0; i < size; i++)
-            require(end.buf[i] == (uint8_t)size, "byte %u of %u", i, size);
+            require(c.end.buf[i] == (uint8_t)size, "byte %u of %u", i, size);
     }
-    kill(pid, SIGCONT);
-    tell(fd, "q", 1);
-    reap(pid);
-    end_close(&end);
+    kill(c.pid, SIGCONT);
+    tell(c.fd, "q", 1);
+    reap(c.pid);
+    end_close(&c.end);
+}
+
+/* Writes of 1, 2, 3 ... bytes, 64 bytes apart, to the same places of the other end; the last one is signaled. */
+static void fill_chain(const struct couple *c, struct ibv_send_wr *wr, struct ibv_sge *sge, uint32_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        memset(c->end.buf + i * 64, (int)i + 1, 64);
+        sge[i] = (struct ibv_sge){(uintptr_t)c->end.buf + i * 64, (uint32_t)i + 1, c->end.mr->lkey};
+        wr[i] = (struct ibv_send_wr){.wr_id = i,
+                                     .next = i + 1 < count ? &wr[i + 1] : NULL,
+                                     .sg_list = &sge[i],
+                                     .num_sge = 1,
+                                     .opcode = IBV_WR_RDMA_WRITE,
+                                     .send_flags = i + 1 < count ? 0 : IBV_SEND_SIGNALED};
+        wr[i].wr.rdma.remote_addr = c->peer.addr + i * 64;
+        wr[i].wr.rdma.rkey = c->peer.rkey;
+    }
 }
 
 /* A chain of short writes shares system calls; a bad one in the middle must not show in those before it. */
 Test(proc, a_chain_across_processes_fails_at_its_bad_request)
 {
-    enum { CHAIN = 50, BAD = 37 };
-    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
-    struct ibv_send_wr wr[CHAIN], *bad;
-    struct ibv_sge sge[CHAIN];
-    struct address peer;
-    struct end end;
-    pid_t pid;
-    int fd;
+    enum { BAD = 37 };
+    struct couple c = couple_open(wait_for_word);
+    struct ibv_send_wr wr[BAD + 1], *bad;
+    struct ibv_sge sge[BAD + 1];
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
-    for (uint64_t i = 0; i < CHAIN; i++) {
-        memset(end.buf + i * 64, (int)i + 1, 64);
-        sge[i] = (struct ibv_sge){(uintptr_t)end.buf + i * 64, (uint32_t)i + 1, end.mr->lkey};
-        wr[i] = (struct ibv_send_wr){.wr_id = i,
-                                     .next = i + 1 < CHAIN ? &wr[i + 1] : NULL,
-                                     .sg_list = &sge[i],
-                                     .num_sge = 1,
-                                     .opcode = IBV_WR_RDMA_WRITE,
-                                     .send_flags = IBV_SEND_SIGNALED};
-        wr[i].wr.rdma.remote_addr = peer.addr + i * 64;
-        wr[i].wr.rdma.rkey = i == BAD ? peer.rkey ^ 1 : peer.rkey;
-    }
-    wr[BAD].next = NULL;
-    cr_assert_eq(ibv_post_send(end.qp, wr, &bad), 0);
+    fill_chain(&c, wr, sge, BAD + 1);
+    for (uint32_t i = 0; i < BAD; i++)
+        wr[i].send_flags = IBV_SEND_SIGNALED;
+    wr[BAD].wr.rdma.rkey ^= 1;
+    cr_assert_eq(ibv_post_send(c.end.qp, wr, &bad), 0);
     for (uint64_t i = 0; i < BAD; i++) {
-        struct ibv_wc wc = wait_wc(end.cq, "write of a chain");
+        struct ibv_wc wc = wait_wc(c.end.cq, "write of a chain");
 
         cr_assert(wc.wr_id == i && wc.status == IBV_WC_SUCCESS);
     }
-    cr_assert_eq(wait_wc(end.cq, "bad write").status, IBV_WC_REM_ACCESS_ERR);
-    tell(fd, "q", 1);
-    reap(pid);
-    end_close(&end);
+    cr_assert_eq(wait_wc(c.end.cq, "bad write").status, IBV_WC_REM_ACCESS_ERR);
+    tell(c.fd, "q", 1);
+    reap(c.pid);
+    end_close(&c.end);
 }
 
 Test(proc, a_chain_across_processes_arrives)
 {
     enum { CHAIN = 40 };
-    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
+    struct couple c = couple_open(wait_for_word);
     struct ibv_send_wr wr[CHAIN], *bad;
     struct ibv_sge sge[CHAIN];
-    struct address peer;
-    struct end end;
-    pid_t pid;
-    int fd;
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
-    for (uint64_t i = 0; i < CHAIN; i++) {
-        memset(end.buf + i * 64, (int)i + 1, i + 1);
-        sge[i] = (struct ibv_sge){(uintptr_t)end.buf + i * 64, (uint32_t)i + 1, end.mr->lkey};
-        wr[i] = (struct ibv_send_wr){.wr_id = i,
-                                     .next = i + 1 < CHAIN ? &wr[i + 1] : NULL,
-                                     .sg_list = &sge[i],
-                                     .num_sge = 1,
-                                     .opcode = IBV_WR_RDMA_WRITE,
-                                     .send_flags = i + 1 < CHAIN ? 0 : IBV_SEND_SIGNALED};
-        wr[i].wr.rdma.remote_addr = peer.addr + i * 64;
-        wr[i].wr.rdma.rkey = peer.rkey;
-    }
-    cr_assert_eq(ibv_post_send(end.qp, wr, &bad), 0);
-    cr_assert_eq(wait_wc(end.cq, "chain").wr_id, CHAIN - 1);
-    cr_assert_eq(post(&end, IBV_WR_RDMA_READ, 8192, CHAIN * 64, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
-    cr_assert_eq(wait_wc(end.cq, "read back").status, IBV_WC_SUCCESS);
+    fill_chain(&c, wr, sge, CHAIN);
+    cr_assert_eq(ibv_post_send(c.end.qp, wr, &bad), 0);
+    cr_assert_eq(wait_wc(c.end.cq, "chain").wr_id, CHAIN - 1);
+    cr_assert_eq(post(&c.end, IBV_WR_RDMA_READ, 8192, CHAIN * 64, &c.peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(c.end.cq, "read back").status, IBV_WC_SUCCESS);
     for (int i = 0; i < CHAIN * 64; i++)
-        require(end.buf[8192 + i] == (i % 64 <= i / 64 ? i / 64 + 1 : 0), "byte %d is %u", i, end.buf[8192 + i]);
-    tell(fd, "q", 1);
-    reap(pid);
-    end_close(&end);
+        require(c.end.buf[8192 + i] == (i % 64 <= i / 64 ? i / 64 + 1 : 0), "byte %d is %u", i, c.end.buf[8192 + i]);
+    tell(c.fd, "q", 1);
+    reap(c.pid);
+    end_close(&c.end);
 }
 
 enum { ADDS = 2000 };
@@ -130,30 +109,26 @@ static void add_to_peer(struct end *end, const struct address *peer, int fd)
 
 Test(proc, atomics_of_two_processes_add_up)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = add_to_peer};
-    struct address self, peer;
-    struct end end, own;
-    pid_t pid;
-    int fd;
-    char c;
+    struct couple c = couple_open(add_to_peer);
+    struct address self;
+    struct end own;
+    char byte;
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
     end_open(&own, NULL); /* adds to the same word over a queue pair connected to itself */
     self = end_address(&own);
     end_connect(&own, &self, &link_default);
     cr_assert_eq(ibv_dereg_mr(own.mr), 0);
     free(own.buf);
-    own.buf = end.buf;
+    own.buf = c.end.buf;
     own.mr = ibv_reg_mr(own.pd, own.buf, own.bytes, ALL_ACCESS);
     self = end_address(&own);
     for (int i = 0; i < ADDS; i++) {
         cr_assert_eq(post(&own, IBV_WR_ATOMIC_FETCH_AND_ADD, 4096, 8, &self, 0, IBV_SEND_SIGNALED, 1), 0);
         cr_assert_eq(wait_wc(own.cq, "fetch and add").status, IBV_WC_SUCCESS);
     }
-    hear(fd, &c, 1);
-    cr_assert_eq(*(uint64_t *)end.buf, 2 * ADDS);
-    reap(pid);
+    hear(c.fd, &byte, 1);
+    cr_assert_eq(*(uint64_t *)c.end.buf, 2 * ADDS);
+    reap(c.pid);
 }
 
 /* Writes words whose eight bytes are all the same, until told to stop. */
@@ -171,27 +146,21 @@ static void write_words(struct end *end, const struct address *peer, int fd)
 Test(proc, an_aligned_word_is_never_torn)
 {
     enum { CHANGES = 100000 };
-    struct role role = {.dev = 1, .link = link_default, .act = write_words};
+    struct couple c = couple_open(write_words);
     uint64_t began, seen = 0, last = 0;
-    struct address peer;
-    struct end end;
-    pid_t pid;
-    int fd;
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
     /* For 3 s; on, until the writer was seen at work, if others had its core. */
     for (began = now_ns(); seen < CHANGES && now_ns() < began + (seen > 10 ? 3 : WAIT_S) * 1000000000ull;) {
-        uint64_t v = __atomic_load_n((volatile uint64_t *)(end.buf + 64), __ATOMIC_RELAXED);
+        uint64_t v = __atomic_load_n((volatile uint64_t *)(c.end.buf + 64), __ATOMIC_RELAXED);
 
         require(v == (v & 0xff) * 0x0101010101010101ull, "torn: 0x%016lx", v);
         seen += v != last;
         last = v;
     }
-    tell(fd, "s", 1);
+    tell(c.fd, "s", 1);
     cr_assert_gt(seen, 10, "the writer did not run in %d s", WAIT_S);
-    reap(pid);
-    end_close(&end);
+    reap(c.pid);
+    end_close(&c.end);
 }
 
 enum { MESSAGES_LEAST = 20 };
@@ -216,31 +185,25 @@ static void write_messages(struct end *end, const struct address *peer, int fd)
 
 Test(proc, the_last_bytes_come_last)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = write_messages};
-    struct address peer;
-    struct end end;
+    struct couple c = couple_open(write_messages);
     uint64_t expect = 1, v;
-    pid_t pid;
-    int fd;
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
     for (;;) {
         uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;
 
         do
-            v = __atomic_load_n((volatile uint64_t *)(end.buf + 2040), __ATOMIC_ACQUIRE);
+            v = __atomic_load_n((volatile uint64_t *)(c.end.buf + 2040), __ATOMIC_ACQUIRE);
         while (v != expect && v != UINT64_MAX && now_ns() < give_up);
         if (v == UINT64_MAX)
             break;
         cr_assert_eq(v, expect);
         for (int i = 0; i < 2040; i++)
-            require(end.buf[i] == (uint8_t)expect, "message %lu: byte %d came after the last word", expect, i);
+            require(c.end.buf[i] == (uint8_t)expect, "message %lu: byte %d came after the last word", expect, i);
         expect++;
-        tell(fd, "n", 1);
+        tell(c.fd, "n", 1);
     }
     cr_assert_gt(expect, MESSAGES_LEAST);
-    reap(pid);
+    reap(c.pid);
 }
 
 static void write_for_ever(struct end *end, const struct address *peer, int fd)
@@ -261,56 +224,39 @@ static void kill_and_reap(pid_t pid)
 
 Test(proc, a_killed_peer_exceeds_the_retries_in_bounded_time)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = write_for_ever};
-    struct address peer;
-    struct end end;
+    struct couple c = couple_open(write_for_ever);
     uint64_t before;
-    pid_t pid;
-    int fd;
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
     usleep(20000);
-    kill_and_reap(pid);
+    kill_and_reap(c.pid);
     before = now_ns();
-    cr_assert_eq(post(&end, IBV_WR_RDMA_WRITE, 0, 8, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
-    cr_assert_eq(wait_wc(end.cq, "write to a killed peer").status, IBV_WC_RETRY_EXC_ERR);
+    cr_assert_eq(post(&c.end, IBV_WR_RDMA_WRITE, 0, 8, &c.peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(c.end.cq, "write to a killed peer").status, IBV_WC_RETRY_EXC_ERR);
     /* 8 ms were asked for; the rest is for a machine that does something else meanwhile. */
     cr_assert_lt(now_ns() - before, 20000000000);
-    end_close(&end); /* also when it died in the middle of a write to us */
+    end_close(&c.end); /* also when it died in the middle of a write to us */
 }
 
 Test(proc, an_empty_message_notices_a_killed_peer_too)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
-    struct address peer;
-    struct end end;
-    pid_t pid;
-    int fd;
+    struct couple c = couple_open(wait_for_word);
 
-    test_world(NULL);
-    pid = child_open(&role, &end, &peer, &fd);
-    kill_and_reap(pid);
-    cr_assert_eq(post(&end, IBV_WR_RDMA_WRITE, 0, 0, &peer, 0, IBV_SEND_SIGNALED, 1), 0);
-    cr_assert_eq(wait_wc(end.cq, "empty write").status, IBV_WC_RETRY_EXC_ERR);
+    kill_and_reap(c.pid);
+    cr_assert_eq(post(&c.end, IBV_WR_RDMA_WRITE, 0, 0, &c.peer, 0, IBV_SEND_SIGNALED, 1), 0);
+    cr_assert_eq(wait_wc(c.end.cq, "empty write").status, IBV_WC_RETRY_EXC_ERR);
 }
 
 Test(proc, what_the_dead_left_is_swept)
 {
-    struct role role = {.dev = 1, .link = link_default, .act = wait_for_word};
-    struct sn_world *world = test_world(NULL);
-    struct address peer;
-    struct end end;
+    struct couple c = couple_open(wait_for_word);
+    struct sn_world *world = c.world;
     uint32_t owner = 0;
-    pid_t pid;
-    int fd;
 
-    pid = child_open(&role, &end, &peer, &fd);
     for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
-        if (world->procs[i].state == SN_PROC_LIVE && world->procs[i].pid == (uint32_t)pid)
+        if (world->procs[i].state == SN_PROC_LIVE && world->procs[i].pid == (uint32_t)c.pid)
             owner = i + 1;
     cr_assert_gt(owner, 0);
-    kill_and_reap(pid);
+    kill_and_reap(c.pid);
     cr_assert_eq(sn_proc_sweep(world), 1);
     for (uint32_t i = 0; i < SN_MAX_QPS; i++)
         cr_assert_neq(world->qps[i].owner, owner);
@@ -319,40 +265,20 @@ Test(proc, what_the_dead_left_is_swept)
     for (uint32_t i = 0; i < SN_MAX_CQS; i++)
         cr_assert_neq(world->cqs[i].owner, owner);
     cr_assert_eq(world->procs[owner - 1].state, SN_PROC_FREE);
-    end_close(&end);
+    end_close(&c.end);
 }
 
-/* The table's place of a process's only queue pair; its owner goes to *owner. */
-static struct sn_qp_shm *queue_pair_of(struct sn_world *world, pid_t pid, uint32_t *owner)
+/* The only queue pair of the other process, where the world keeps it. */
+static struct sn_qp_shm *queue_pair_of(const struct couple *c)
 {
     for (uint32_t i = 0; i < SN_MAX_QPS; i++) {
-        *owner = world->qps[i].owner;
-        if (*owner && world->procs[*owner - 1].pid == (uint32_t)pid)
-            return &world->qps[i];
+        uint32_t owner = c->world->qps[i].owner;
+
+        if (owner && c->world->procs[owner - 1].pid == (uint32_t)c->pid)
+            return &c->world->qps[i];
     }
-    cr_assert_fail("process %d has no queue pair", (int)pid);
+    cr_assert_fail("process %d has no queue pair", (int)c->pid);
     return NULL;
-}
-
-/* A process with a queue pair that is connected to ours. */
-struct target {
-    pid_t pid;
-    int fd;
-    uint32_t owner, cq;
-    struct sn_qp_shm *qp;
-    struct address peer;
-    struct end end;
-};
-
-static struct target target_open(struct sn_world *world, void (*act)(struct end *, const struct address *, int))
-{
-    struct role role = {.dev = 1, .link = link_default, .act = act};
-    struct target t;
-
-    t.pid = child_open(&role, &t.end, &t.peer, &t.fd);
-    t.qp = queue_pair_of(world, t.pid, &t.owner);
-    t.cq = t.qp->rcq;
-    return t;
 }
 
 /* An initiator that has copied to a process that died then tells its completion queue: until then that ring is nobody
@@ -360,19 +286,21 @@ static struct target target_open(struct sn_world *world, void (*act)(struct end 
  * long. */
 Test(proc, the_rings_of_the_dead_wait_for_who_is_at_work_on_them)
 {
-    struct sn_world *world = test_world(NULL);
-    struct target t = target_open(world, wait_for_word);
+    struct couple c = couple_open(wait_for_word);
+    struct sn_qp_shm *qp = queue_pair_of(&c);
+    struct sn_world *world = c.world;
+    uint32_t owner = qp->owner, cq = qp->rcq;
 
-    __atomic_store_n(&t.qp->guests[0], 1ull << 32 | (uint32_t)getpid(), __ATOMIC_SEQ_CST);
-    kill_and_reap(t.pid);
+    __atomic_store_n(&qp->guests[0], 1ull << 32 | (uint32_t)getpid(), __ATOMIC_SEQ_CST);
+    kill_and_reap(c.pid);
     cr_assert_eq(sn_proc_sweep(world), 0);
-    cr_assert_eq(world->cqs[t.cq].owner, t.owner);
-    cr_assert_eq(t.qp->qpn, 0, "who comes now does not find it");
-    __atomic_store_n(&t.qp->guests[0], 1ull << 32, __ATOMIC_SEQ_CST);
+    cr_assert_eq(world->cqs[cq].owner, owner);
+    cr_assert_eq(qp->qpn, 0, "who comes now does not find it");
+    __atomic_store_n(&qp->guests[0], 1ull << 32, __ATOMIC_SEQ_CST);
     cr_assert_eq(sn_proc_sweep(world), 1);
-    cr_assert_eq(world->cqs[t.cq].owner, 0);
-    cr_assert_eq(world->procs[t.owner - 1].state, SN_PROC_FREE);
-    end_close(&t.end);
+    cr_assert_eq(world->cqs[cq].owner, 0);
+    cr_assert_eq(world->procs[owner - 1].state, SN_PROC_FREE);
+    end_close(&c.end);
 }
 
 static void end_at_once(struct end *end, const struct address *peer, int fd)
@@ -386,29 +314,20 @@ static void end_at_once(struct end *end, const struct address *peer, int fd)
 /* Other threads of a program run on while it exits, the NIC's too: they may complete requests that are under way. */
 Test(proc, the_rings_of_a_program_that_exits_are_its_own_until_its_end)
 {
-    struct sn_world *world = test_world(NULL);
-    struct target t = target_open(world, end_at_once);
+    struct couple c = couple_open(end_at_once);
+    struct sn_qp_shm *qp = queue_pair_of(&c);
+    struct sn_world *world = c.world;
+    uint32_t owner = qp->owner, cq = qp->rcq;
 
-    sn_proc_leave(world, t.owner - 1); /* as its destructors do */
+    sn_proc_leave(world, owner - 1); /* as its destructors do */
     cr_assert_eq(sn_proc_sweep(world), 0);
-    cr_assert_eq(world->cqs[t.cq].owner, t.owner);
-    cr_assert_eq(t.qp->qpn, 0, "nobody reaches a program that exits");
-    tell(t.fd, "q", 1);
-    reap(t.pid);
+    cr_assert_eq(world->cqs[cq].owner, owner);
+    cr_assert_eq(qp->qpn, 0, "nobody reaches a program that exits");
+    tell(c.fd, "q", 1);
+    reap(c.pid);
     cr_assert_eq(sn_proc_sweep(world), 1);
-    cr_assert_eq(world->cqs[t.cq].owner, 0);
-    end_close(&t.end);
-}
-
-static int count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    int n = 0;
-
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
+    cr_assert_eq(world->cqs[cq].owner, 0);
+    end_close(&c.end);
 }
 
 Test(proc, a_thousand_cycles_leave_nothing, .timeout = 500)
@@ -428,11 +347,11 @@ Test(proc, a_thousand_cycles_leave_nothing, .timeout = 500)
         end_close(&a);
         end_close(&b);
         if (i == 10) {
-            fds = count_fds();
+            fds = open_files();
             arena = world->arena_next;
         }
     }
-    cr_assert_eq(count_fds(), fds);
+    cr_assert_eq(open_files(), fds);
     /* Queue pair indices rest before they are reused, their rings do not. */
     cr_assert_eq(world->arena_next, arena);
     for (uint32_t i = 0; i < SN_MAX_CTXS; i++)

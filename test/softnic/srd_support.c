@@ -2,7 +2,6 @@
 #include "test/softnic/srd_support.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct sn_config srd_config(void)
@@ -50,40 +49,10 @@ void srd_ready(struct end *e, int rnr_retry)
     require(ibv_modify_qp(e->qp, &attr, mask) == 0, "to RTS");
 }
 
-static struct ibv_context *open_nth(uint32_t n)
-{
-    int count;
-    struct ibv_device **list = ibv_get_device_list(&count);
-    struct ibv_context *ctx;
-
-    require(list && (int)n < count, "want device %u of %d", n, count);
-    ctx = ibv_open_device(list[n]);
-    ibv_free_device_list(list);
-    require(ctx != NULL, "open_device: %s", strerror(errno));
-    return ctx;
-}
-
 void srd_open(struct end *e, const struct end_options *o)
 {
-    static const struct end_options none;
-    uint32_t wrs;
-
-    o = o ? o : &none;
-    wrs = o->wrs ? o->wrs : END_WRS;
-    memset(e, 0, sizeof(*e));
-    e->bytes = o->bytes ? o->bytes : END_BYTES;
-    e->ctx = o->ctx ? o->ctx : open_nth(o->dev);
-    e->pd = ibv_alloc_pd(e->ctx);
-    require(e->pd != NULL, "alloc_pd: %s", strerror(errno));
-    e->cq = ibv_create_cq(e->ctx, (int)(4 * wrs), NULL, o->channel, 0);
-    require(e->cq != NULL, "create_cq: %s", strerror(errno));
-    srd_queue_make(e, wrs);
-    e->buf = aligned_alloc(4096, (e->bytes + 4095) & ~4095ul);
-    require(e->buf != NULL, "no memory");
-    memset(e->buf, 0, e->bytes);
-    e->mr =
-        ibv_reg_mr(e->pd, e->buf, e->bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
-    require(e->mr != NULL, "reg_mr: %s", strerror(errno));
+    srd_queue_make(e, end_begin(e, o));
+    end_register(e, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     srd_ready(e, -1);
 }
 

@@ -17,6 +17,8 @@
 static char world_path[64];
 static pid_t world_maker;
 
+static const struct end_options no_options;
+
 const struct link_options link_default = {
     .rnr_retry = 7, .retry_cnt = 1, .timeout = 10, .min_rnr_timer = 1, .access = ALL_ACCESS, .rd_atomic = 16};
 
@@ -77,7 +79,7 @@ static struct ibv_context *open_nth(uint32_t n)
     require(list && (int)n < count, "want device %u of %d", n, count);
     ctx = ibv_open_device(list[n]);
     ibv_free_device_list(list);
-    require(ctx != NULL, "ctx failed: %s", strerror(errno));
+    require(ctx != NULL, "open_device: %s", strerror(errno));
     return ctx;
 }
 
@@ -98,35 +100,47 @@ static void qp_make(struct end *e, const struct end_options *o, uint32_t wrs)
                               IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
     }
     e->qp = ibv_create_qp_ex(e->ctx, &attr);
-    require(e->qp != NULL, "e->qp failed: %s", strerror(errno));
+    require(e->qp != NULL, "create_qp_ex: %s", strerror(errno));
 }
 
-void end_open(struct end *e, const struct end_options *o)
+uint32_t end_begin(struct end *e, const struct end_options *o)
 {
-    static const struct end_options none;
     uint32_t wrs;
 
-    o = o ? o : &none;
+    o = o ? o : &no_options;
     wrs = o->wrs ? o->wrs : END_WRS;
     memset(e, 0, sizeof(*e));
     e->bytes = o->bytes ? o->bytes : END_BYTES;
     e->ctx = o->ctx ? o->ctx : open_nth(o->dev);
     e->pd = ibv_alloc_pd(e->ctx);
-    require(e->pd != NULL, "e->pd failed: %s", strerror(errno));
+    require(e->pd != NULL, "alloc_pd: %s", strerror(errno));
     e->cq = ibv_create_cq(e->ctx, (int)(o->cqe ? o->cqe : 4 * wrs), NULL, o->channel, 0);
-    require(e->cq != NULL, "e->cq failed: %s", strerror(errno));
+    require(e->cq != NULL, "create_cq: %s", strerror(errno));
+    return wrs;
+}
+
+void end_register(struct end *e, unsigned int access)
+{
+    e->buf = aligned_alloc(4096, (e->bytes + 4095) & ~4095ul);
+    require(e->buf != NULL, "no memory");
+    memset(e->buf, 0, e->bytes);
+    e->mr = ibv_reg_mr(e->pd, e->buf, e->bytes, access);
+    require(e->mr != NULL, "reg_mr: %s", strerror(errno));
+}
+
+void end_open(struct end *e, const struct end_options *o)
+{
+    uint32_t wrs = end_begin(e, o);
+
+    o = o ? o : &no_options;
     if (o->with_srq) {
         struct ibv_srq_init_attr init = {.attr = {.max_wr = wrs, .max_sge = 2}};
 
         e->srq = ibv_create_srq(e->pd, &init);
-        require(e->srq != NULL, "e->srq failed: %s", strerror(errno));
+        require(e->srq != NULL, "create_srq: %s", strerror(errno));
     }
     qp_make(e, o, wrs);
-    e->buf = aligned_alloc(4096, (e->bytes + 4095) & ~4095ul);
-    require(e->buf != NULL, "e->buf failed: %s", strerror(errno));
-    memset(e->buf, 0, e->bytes);
-    e->mr = ibv_reg_mr(e->pd, e->buf, e->bytes, ALL_ACCESS);
-    require(e->mr != NULL, "e->mr failed: %s", strerror(errno));
+    end_register(e, ALL_ACCESS);
 }
 
 void end_close(struct end *e)
@@ -306,10 +320,9 @@ void reap(pid_t pid)
             status);
 }
 
-static void child_main(int fd, void *arg)
+static void child_main(int fd, void *act)
 {
-    const struct role *role = arg;
-    struct end_options options = {.dev = role->dev};
+    struct end_options options = {.dev = 1};
     struct address mine, peer;
     struct end end;
     char go;
@@ -318,28 +331,28 @@ static void child_main(int fd, void *arg)
     mine = end_address(&end);
     tell(fd, &mine, sizeof(mine));
     hear(fd, &peer, sizeof(peer));
-    end_connect(&end, &peer, &role->link);
+    end_connect(&end, &peer, &link_default);
     tell(fd, "c", 1);
     hear(fd, &go, 1); /* before the other side is connected too, writes would time out */
-    role->act(&end, &peer, fd);
+    (*(act_fn **)act)(&end, &peer, fd);
     end_close(&end);
 }
 
-pid_t child_open(struct role *role, struct end *mine, struct address *peer, int *fd)
+struct couple couple_open(act_fn *act)
 {
-    struct end_options options = {.dev = 0};
+    struct couple c = {.world = test_world(NULL)};
     struct address address;
-    pid_t pid = spawn(child_main, role, fd); /* before this process joins: the child joins by itself */
-    char c;
+    char ready;
 
-    end_open(mine, &options);
-    address = end_address(mine);
-    tell(*fd, &address, sizeof(address));
-    hear(*fd, peer, sizeof(*peer));
-    end_connect(mine, peer, &role->link);
-    hear(*fd, &c, 1);
-    tell(*fd, &c, 1);
-    return pid;
+    c.pid = spawn(child_main, &act, &c.fd); /* before this process joins: the child joins by itself */
+    end_open(&c.end, NULL);
+    address = end_address(&c.end);
+    tell(c.fd, &address, sizeof(address));
+    hear(c.fd, &c.peer, sizeof(c.peer));
+    end_connect(&c.end, &c.peer, &link_default);
+    hear(c.fd, &ready, 1);
+    tell(c.fd, &ready, 1);
+    return c;
 }
 
 void wait_for_word(struct end *end, const struct address *peer, int fd)

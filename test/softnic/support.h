@@ -59,6 +59,9 @@ struct sn_world *test_world(const struct sn_config *config);
 void test_world_drop(void);
 
 void end_open(struct end *end, const struct end_options *options);
+/** What any end is opened with, before and behind its queue pair: device and completion queue, and the buffer. */
+uint32_t end_begin(struct end *end, const struct end_options *options); /* the length of its queues */
+void end_register(struct end *end, unsigned int access);
 void end_close(struct end *end);
 struct address end_address(const struct end *end);
 extern const struct link_options link_default;
@@ -86,14 +89,17 @@ void hear(int fd, void *data, size_t bytes);
 /** The child must end with status 0. */
 void reap(pid_t pid);
 
-/** A second process with an end of its own, connected to this one's, that does what act says and ends. */
-struct role {
-    uint32_t dev;
-    struct link_options link;
-    void (*act)(struct end *end, const struct address *peer, int fd);
+/** What a second process does with its end, connected to ours; fd leads to us. */
+typedef void act_fn(struct end *end, const struct address *peer, int fd);
+/** A new world, and an end on its device 0, connected to one on device 1 of a second process that acts and ends. */
+struct couple {
+    struct sn_world *world;
+    struct end end;
+    struct address peer;
+    pid_t pid;
+    int fd;
 };
-/** Start it, open mine, connect both. The socket's other end is act's fd. */
-pid_t child_open(struct role *role, struct end *mine, struct address *peer, int *fd);
+struct couple couple_open(act_fn *act);
 /** An act: leave all to the NIC until told a byte. */
 void wait_for_word(struct end *end, const struct address *peer, int fd);
 

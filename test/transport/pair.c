@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/transport/pair.h"
 #include "transport/fabric.h"
+#include "util/clock.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>
@@ -11,7 +12,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { WORDS = 512, UNORDERED = 128 /* beside the number of rails, in an exit status */ };
@@ -27,14 +27,6 @@ struct hello { /* private data */
     uint64_t buffer, words;
     struct prs_keys keys, words_keys;
 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 void pair_die(const char *file, int line, const char *what, const char *format, ...)
 {
@@ -140,7 +132,7 @@ static void open_side(struct pair *pair)
 
 static struct prs_peer *connect_side(struct pair *pair, const struct prs_peer_options *options)
 {
-    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
     struct prs_listener *listener = NULL;
     struct prs_connector *connector;
     struct prs_peer *peer;
@@ -150,17 +142,17 @@ static struct prs_peer *connect_side(struct pair *pair, const struct prs_peer_op
         r = prs_listen(pair->fabric, &pair->rails, &pair->shared->handle, &listener);
         must(r == 0, "%s", prs_error_text());
         __atomic_store_n(&pair->shared->listening, 1, __ATOMIC_RELEASE); /* pairs with the acquire below: the handle */
-        while ((r = prs_accept(listener, options, &peer)) == PRS_AGAIN && now_ms() < give_up)
+        while ((r = prs_accept(listener, options, &peer)) == PRS_AGAIN && prs_clock_ms() < give_up)
             sched_yield();
         must(r == 0, "accept: %d %s", r, prs_error_text());
         prs_listener_close(listener);
         return peer;
     }
-    while (!__atomic_load_n(&pair->shared->listening, __ATOMIC_ACQUIRE) && now_ms() < give_up)
+    while (!__atomic_load_n(&pair->shared->listening, __ATOMIC_ACQUIRE) && prs_clock_ms() < give_up)
         usleep(100);
     must(prs_connect(pair->fabric, &pair->rails, &pair->shared->handle, options, &connector) == 0, "%s",
          prs_error_text());
-    while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN && now_ms() < give_up)
+    while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN && prs_clock_ms() < give_up)
         sched_yield();
     must(r == 0, "connect: %d %s", r, prs_error_text());
     return peer;
@@ -295,12 +287,12 @@ void pair_vanish(void)
 void pair_barrier(struct pair *pair)
 {
     uint32_t *own = &pair->shared->arrived[pair->side], *other = &pair->shared->arrived[!pair->side];
-    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
 
     pair->barriers++;
     __atomic_store_n(own, pair->barriers, __ATOMIC_RELEASE); /* pairs with the acquire below, in the other process */
     while (__atomic_load_n(other, __ATOMIC_ACQUIRE) < pair->barriers) {
-        must(now_ms() < give_up, "the other side did not come to barrier %u", pair->barriers);
+        must(prs_clock_ms() < give_up, "the other side did not come to barrier %u", pair->barriers);
         prs_peer_progress(pair->peer);
         sched_yield();
     }
@@ -328,33 +320,39 @@ struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len
                             .flags = flags};
 }
 
-void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put)
-{
-    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
-    int r;
-
-    while ((r = prs_peer_put(pair->peer, op, put)) == PRS_BUSY && now_ms() < give_up) {
-        r = prs_peer_progress(pair->peer);
-        must(r >= 0, "progress: %d %s", r, prs_error_text());
-        if (r == 0)
-            sched_yield();
-    }
-    must(r == 0, "put: %d %s", r, prs_error_text());
-}
-
 static void progress(struct pair *pair, uint64_t give_up, const char *what)
 {
     int r = prs_peer_progress(pair->peer);
 
     must(r >= 0, "progress: %d %s", r, prs_error_text());
-    must(now_ms() < give_up, "waited too long for %s", what);
+    must(prs_clock_ms() < give_up, "waited too long for %s", what);
     if (r == 0)
         sched_yield(); /* soft-RoCE needs the processor as well */
 }
 
+void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    int r;
+
+    while ((r = prs_peer_put(pair->peer, op, put)) == PRS_BUSY)
+        progress(pair, give_up, "room for a put");
+    must(r == 0, "put: %d %s", r, prs_error_text());
+}
+
+void pair_signal(struct pair *pair, struct prs_op *op, const struct prs_signal *signal)
+{
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    int r;
+
+    while ((r = prs_peer_signal(pair->peer, op, signal)) == PRS_BUSY)
+        progress(pair, give_up, "room for a signal");
+    must(r == 0, "signal: %d %s", r, prs_error_text());
+}
+
 void pair_wait_op(struct pair *pair, struct prs_op *op)
 {
-    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
 
     while (op->status == PRS_OP_PENDING)
         progress(pair, give_up, "an op");
@@ -363,7 +361,7 @@ void pair_wait_op(struct pair *pair, struct prs_op *op)
 
 void pair_wait_notified(struct pair *pair, uint32_t total)
 {
-    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
 
     while (pair->notified < total)
         progress(pair, give_up, "notifications");
@@ -371,11 +369,11 @@ void pair_wait_notified(struct pair *pair, uint32_t total)
 
 int pair_wait_error(struct pair *pair)
 {
-    uint64_t give_up = now_ms() + PAIR_TIMEOUT_MS;
+    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
     int r;
 
     while ((r = prs_peer_progress(pair->peer)) >= 0) {
-        must(now_ms() < give_up, "no error came");
+        must(prs_clock_ms() < give_up, "no error came");
         sched_yield();
     }
     return r;

@@ -80,8 +80,9 @@ void pair_barrier(struct pair *pair);
 uint64_t pair_swap(struct pair *pair, uint64_t value);
 
 struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len_bytes, uint32_t id, uint32_t flags);
-/* Starts it, progressing while the window is full. */
+/* Start it, progressing while the window is full. */
 void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put);
+void pair_signal(struct pair *pair, struct prs_op *op, const struct prs_signal *signal);
 void pair_wait_op(struct pair *pair, struct prs_op *op);
 void pair_wait_notified(struct pair *pair, uint32_t total);
 /* End this process at once, as a crash would. */

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connecting: both ends in one process and thread, strangers in between. */
-#include "test/transport/pair.h"
+#include "test/support/open_files.h"
+#include "test/transport/ends.h"
 #include "transport/fabric.h"
 #include "transport/handshake.h"
+#include "util/clock.h"
 
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -14,81 +15,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
-
-static struct prs_fabric *fabric;
-static const struct prs_rail_set one_rail = {1, {0}};
-
-static void open_with(uint32_t timeout_ms)
-{
-    struct prs_fabric_options options = {.timeout_ms = timeout_ms};
-
-    cr_assert_eq(prs_fabric_open(&options, &fabric), 0, "%s", prs_error_text());
-    cr_assert_gt(prs_fabric_rails(fabric), 0);
-}
-
-enum { HEALTHY_MS = 60000 }; /* what must go well may take long on a busy machine */
-
-static void open_default(void)
-{
-    open_with(HEALTHY_MS);
-}
-
-static void close_default(void)
-{
-    prs_fabric_close(fabric);
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
-/* Drive both ends until both are peers; PRS_AGAIN from an end that failed becomes its error. */
-static int meet(struct prs_listener *listener, struct prs_connector *connector, struct prs_peer **a,
-                struct prs_peer **b)
-{
-    int ra = PRS_AGAIN, rb = PRS_AGAIN;
-    double give_up = seconds() + 2 * HEALTHY_MS / 1e3;
-
-    while (ra == PRS_AGAIN || rb == PRS_AGAIN) {
-        if (ra == PRS_AGAIN)
-            ra = prs_connector_step(connector, a);
-        if (rb == PRS_AGAIN)
-            rb = prs_accept(listener, NULL, b);
-        if (ra < 0 || rb < 0)
-            return ra < 0 ? ra : rb;
-        cr_assert_lt(seconds(), give_up, "neither connected nor failed");
-    }
-    return 0;
-}
-
-static void connect_once(struct prs_listener *listener, const struct prs_handle *handle)
-{
-    struct prs_connector *connector;
-    struct prs_peer *a, *b;
-
-    cr_assert_eq(prs_connect(fabric, &one_rail, handle, NULL, &connector), 0, "%s", prs_error_text());
-    cr_assert_eq(meet(listener, connector, &a, &b), 0, "%s", prs_error_text());
-    cr_assert(strstr(prs_peer_describe(a), "GID") && strstr(prs_peer_describe(b), "queue"));
-    prs_peer_close(a);
-    prs_peer_close(b);
-}
-
-static int open_files(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    int count = 0;
-
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
-}
 
 static long resident_pages(void)
 {
@@ -110,7 +37,7 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
         struct prs_listener *listener;
         struct prs_handle handle;
 
-        cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0, "%s", prs_error_text());
+        listener = open_listener(&handle);
         connect_once(listener, &handle);
         prs_listener_close(listener);
         if (i == 20) { /* what is made once is there now */
@@ -136,8 +63,8 @@ Test(connect, a_peer_asks_now_and_then_whether_the_other_host_lives, .init = ope
     struct prs_peer *a, *b;
     int ends = 0;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0, "%s", prs_error_text());
-    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0, "%s", prs_error_text());
+    listener = open_listener(&handle);
+    connector = open_connector(&handle);
     cr_assert_eq(meet(listener, connector, &a, &b), 0, "%s", prs_error_text());
     for (int fd = 0; fd < 1024; fd++) {
         int alive = 0, idle_s = 0, every_s = 0, probes = 0;
@@ -163,13 +90,13 @@ Test(connect, one_listener_serves_many, .init = open_default, .fini = close_defa
     int left = 16, got = 0, state[8];
     struct prs_handle handle;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0, "%s", prs_error_text());
+    listener = open_listener(&handle);
     for (int i = 0; i < 8; i++) {
-        cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector[i]), 0);
+        connector[i] = open_connector(&handle);
         state[i] = PRS_AGAIN;
     }
-    for (double give_up = seconds() + HEALTHY_MS / 1e3; left;) {
-        cr_assert_lt(seconds(), give_up);
+    for (uint64_t give_up = prs_clock_ms() + HEALTHY_MS; left;) {
+        cr_assert_lt(prs_clock_ms(), give_up);
         for (int i = 0; i < 8; i++) {
             if (state[i] == PRS_AGAIN) {
                 state[i] = prs_connector_step(connector[i], &near[i]);
@@ -198,7 +125,7 @@ Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fin
     struct prs_handle good, bad;
     struct prs_handle_wire *wire = (struct prs_handle_wire *)bad.bytes;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &good, &listener), 0);
+    listener = open_listener(&good);
     memset(&bad, 0, sizeof bad);
     cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "all zero");
     cr_assert(strstr(prs_error_text(), "foreign"), "%s", prs_error_text());
@@ -232,12 +159,12 @@ Test(connect, a_wrong_cookie_is_refused_and_the_next_one_served, .init = open_de
     struct prs_peer *a, *b;
     uint8_t cookie[16];
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &good, &listener), 0);
-    cr_assert_eq(prs_listen(fabric, &one_rail, &foreign, &other), 0);
+    listener = open_listener(&good);
+    other = open_listener(&foreign);
     cr_assert_eq(prs_handle_parse(&foreign, cookie, &address), 0);
     cr_assert_eq(prs_handle_parse(&good, (uint8_t[16]){0}, &address), 0);
     prs_handle_fill(cookie, &address, &mixed);
-    cr_assert_eq(prs_connect(fabric, &one_rail, &mixed, NULL, &connector), 0);
+    connector = open_connector(&mixed);
     cr_assert_eq(meet(listener, connector, &a, &b), -ECONNRESET, "%s", prs_error_text());
     connect_once(listener, &good);
     prs_listener_close(listener);
@@ -252,7 +179,7 @@ Test(connect, to_nobody_is_refused_by_name, .init = open_default, .fini = close_
     struct prs_peer *peer;
     int r = PRS_AGAIN;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    listener = open_listener(&handle);
     prs_listener_close(listener);
     r = prs_connect(fabric, &one_rail, &handle, NULL, &connector);
     while (r == 0 || r == PRS_AGAIN)
@@ -268,15 +195,15 @@ Test(connect, ends_at_the_time_limit, .fini = close_default)
     struct prs_listener *listener;
     struct prs_handle handle;
     struct prs_peer *peer;
-    double start;
+    uint64_t start;
     int r;
 
     open_with(300);
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
-    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
-    start = seconds();
+    listener = open_listener(&handle);
+    connector = open_connector(&handle);
+    start = prs_clock_ms();
     while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN)
-        cr_assert_lt(seconds(), start + HEALTHY_MS / 1e3);
+        cr_assert_lt(prs_clock_ms(), start + HEALTHY_MS);
     cr_assert_eq(r, -ETIMEDOUT);
     cr_assert(strstr(prs_error_text(), "300 ms") && strstr(prs_error_text(), "accept"), "%s", prs_error_text());
     prs_listener_close(listener);
@@ -312,12 +239,12 @@ Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_d
     struct prs_peer *peer;
     struct prs_handle handle;
     union prs_address address;
-    double began = seconds();
+    uint64_t began = prs_clock_ms();
     char garbage[4096];
     ssize_t got;
     int fd[8];
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    listener = open_listener(&handle);
     for (int i = 0; i < 8; i++)
         fd[i] = call(&handle);
     memset(garbage, 'G', sizeof garbage);
@@ -348,16 +275,16 @@ Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_d
         cr_assert_leq(recv(fd[i], &byte, 1, MSG_DONTWAIT), 0, "stranger %d got an answer", i);
     }
     for (int i = 1; i < 8; i += 6) { /* the silent ones are dropped */
-        double give_up = seconds() + HEALTHY_MS / 1e3;
+        uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
 
         while ((got = recv(fd[i], garbage, 1, MSG_DONTWAIT)) < 0 && errno == EAGAIN) {
-            cr_assert_lt(seconds(), give_up, "stranger %d is still waited for", i);
+            cr_assert_lt(prs_clock_ms(), give_up, "stranger %d is still waited for", i);
             cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
             usleep(1000);
         }
         cr_assert_leq(got, 0, "stranger %d got an answer", i); /* 0, or a reset: what it had sent was not read */
     }
-    cr_assert_geq(seconds() - began, STRANGER_MS / 1e3, "they had their time");
+    cr_assert_geq(prs_clock_ms() - began, (uint64_t)STRANGER_MS, "they had their time");
     connect_once(listener, &handle);
     prs_listener_close(listener);
 }
@@ -365,21 +292,21 @@ Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_d
 /* More of them than handshakes at a time: who knows the cookie must not wait until their limit. */
 Test(connect, silent_strangers_make_room_for_who_speaks, .fini = close_default)
 {
-    enum { STRANGERS = 150, LIMIT_S = 2 * HEALTHY_MS / 1000 };
+    enum { STRANGERS = 150, LIMIT_MS = 2 * HEALTHY_MS };
     struct prs_listener *listener;
     struct prs_peer *peer;
     struct prs_handle handle;
-    double began = seconds();
+    uint64_t began = prs_clock_ms();
     int fd[STRANGERS];
 
-    open_with(LIMIT_S * 1000);
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    open_with(LIMIT_MS);
+    listener = open_listener(&handle);
     for (int i = 0; i < STRANGERS; i++) {
         fd[i] = call(&handle);
         cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
     }
     connect_once(listener, &handle);
-    cr_assert_lt(seconds() - began, LIMIT_S / 2, "the strangers' limit is %d s", LIMIT_S);
+    cr_assert_lt(prs_clock_ms() - began, LIMIT_MS / 2, "the strangers' limit is %d ms", LIMIT_MS);
     for (int i = 0; i < STRANGERS; i++)
         close(fd[i]);
     prs_listener_close(listener);
@@ -390,13 +317,13 @@ Test(connect, a_connector_that_gives_up_leaves_the_listener_sound, .init = open_
     struct prs_listener *listener;
     struct prs_handle handle;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    listener = open_listener(&handle);
     for (int steps = 0; steps < 6; steps++) {
         struct prs_connector *connector;
         struct prs_peer *a = NULL, *b = NULL;
         int ra = PRS_AGAIN;
 
-        cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
+        connector = open_connector(&handle);
         for (int i = 0; i < steps && ra == PRS_AGAIN; i++) {
             ra = prs_connector_step(connector, &a);
             if (!b && prs_accept(listener, NULL, &b) != 0)
@@ -420,7 +347,7 @@ Test(connect, a_listener_out_of_descriptors_says_so, .init = open_default, .fini
     struct prs_handle handle;
     int caller, next;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    listener = open_listener(&handle);
     caller = call(&handle);
     next = dup(caller); /* the lowest free descriptor */
     close(next);

@@ -38,28 +38,13 @@ struct world {
     uint32_t rank;
 };
 
-static int world_rails(struct world *w, struct ranks *ranks)
+static int world_open(struct world *w)
 {
-    memset(w, 0, sizeof(*w));
-    w->ranks = ranks;
-    w->rank = ranks_rank(ranks);
-    w->bootstrap = (struct prs_bootstrap){ranks_allgather, ranks, w->rank, RANKS};
-    if (prs_fabric_open(NULL, &w->fabric) < 0 || prs_fabric_rails(w->fabric) == 0)
-        return 77;
-    w->rails = (struct prs_rail_set){.count = 1, .rail = {0}};
-    return 0;
-}
+    struct prs_team_options team = {.fabric = w->fabric, .rails = &w->rails, .traffic_class = -1};
+    struct prs_heap_options heap = {
+        .fabric = w->fabric, .rails = &w->rails, .data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
+    struct prs_proxy_options proxy = {.ring_slots = 64, .numa_node = -1, .timeout_ms = HEALTHY_MS};
 
-static int world_open(struct world *w, struct ranks *ranks, uint32_t timeout_ms)
-{
-    struct prs_team_options team = {.rails = &w->rails, .traffic_class = -1};
-    struct prs_heap_options heap = {.rails = &w->rails, .data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
-    struct prs_proxy_options proxy = {.ring_slots = 64, .numa_node = -1, .timeout_ms = timeout_ms};
-    int r = world_rails(w, ranks);
-
-    if (r != 0)
-        return r;
-    team.fabric = heap.fabric = w->fabric;
     CHECK(prs_bootstrap_team(&w->bootstrap, &team, &w->team) == 0, "team");
     CHECK(prs_heap_open(&w->bootstrap, &heap, &w->heap) == 0, "heap");
     proxy.team = w->team;
@@ -79,15 +64,32 @@ static int world_close(struct world *w)
     return 0;
 }
 
-static int run(int (*body)(struct ranks *, void *))
+struct test {
+    int (*body)(struct world *w);
+};
+
+static int run_rank(struct ranks *ranks, void *user)
 {
+    const struct test *test = user;
+    struct world w = {.ranks = ranks, .rank = ranks_rank(ranks), .rails = {.count = 1, .rail = {0}}};
+
+    w.bootstrap = (struct prs_bootstrap){ranks_allgather, ranks, w.rank, RANKS};
+    if (prs_fabric_open(NULL, &w.fabric) < 0 || prs_fabric_rails(w.fabric) == 0)
+        return 77;
+    return test->body(&w);
+}
+
+/* In each rank, with its first rail open. */
+static int run(int (*body)(struct world *w))
+{
+    struct test test = {body};
     int r;
 
 #if defined(__SANITIZE_THREAD__)
     cr_skip_test(
         "ThreadSanitizer cannot follow a proxy's thread in a forked rank; device_replay runs it in one process");
 #endif
-    r = ranks_run(RANKS, NODES, TIMEOUT_S, body, NULL);
+    r = ranks_run(RANKS, NODES, TIMEOUT_S, run_rank, &test);
     if (r == 77)
         cr_skip_test("no RDMA device here");
     return r;
@@ -146,30 +148,28 @@ static int receive_round(struct world *w, uint64_t data, uint64_t round)
     return 0;
 }
 
-static int exchange(struct ranks *ranks, void *user)
+static int exchange(struct world *w)
 {
-    struct world w;
     uint64_t first, data;
-    int r = world_open(&w, ranks, HEALTHY_MS);
 
-    if (r != 0)
-        return r;
-    CHECK(prs_heap_alloc(w.heap, PRS_HEAP_DATA, 100, 1, &first) == 0, "alloc");
-    CHECK(prs_heap_alloc(w.heap, PRS_HEAP_DATA, 2ull * BANKS * RANKS * WORDS * 8, 4096, &data) == 0, "alloc");
+    if (world_open(w))
+        return 1;
+    CHECK(prs_heap_alloc(w->heap, PRS_HEAP_DATA, 100, 1, &first) == 0, "alloc");
+    CHECK(prs_heap_alloc(w->heap, PRS_HEAP_DATA, 2ull * BANKS * RANKS * WORDS * 8, 4096, &data) == 0, "alloc");
     CHECK(first == 0 && data == 4096, "offsets %lu, %lu", (unsigned long)first, (unsigned long)data);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
-        bool near = rank != w.rank && rank < 2 && w.rank < 2;
+        bool near = rank != w->rank && rank < 2 && w->rank < 2;
 
-        CHECK((prs_heap_remotes(w.heap, PRS_HEAP_DATA)[rank].mapped != 0) == near, "rank %u maps rank %u: want %d",
-              w.rank, rank, near);
+        CHECK((prs_heap_remotes(w->heap, PRS_HEAP_DATA)[rank].mapped != 0) == near, "rank %u maps rank %u: want %d",
+              w->rank, rank, near);
     }
     for (uint64_t round = 0; round < ROUNDS; round++) {
-        CHECK(send_round(&w, data, round) == 0, "%s", prs_proxy_error(w.proxy));
-        if (receive_round(&w, data, round))
+        CHECK(send_round(w, data, round) == 0, "%s", prs_proxy_error(w->proxy));
+        if (receive_round(w, data, round))
             return 1;
     }
-    CHECK(prs_quiet(&w.device) == 0, "%s", prs_proxy_error(w.proxy));
-    return world_close(&w);
+    CHECK(prs_quiet(&w->device) == 0, "%s", prs_proxy_error(w->proxy));
+    return world_close(w);
 }
 
 Test(heap, ranks_of_a_node_write_memory_and_others_the_nic, .timeout = 400)
@@ -193,22 +193,16 @@ static int count_files(void)
 }
 
 /* Programs that open many heaps run into the limit of open files else. */
-static int count_heap_files(struct ranks *ranks, void *user)
+static int count_heap_files(struct world *w)
 {
-    struct prs_heap_options options = {.data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
-    struct world w;
-    int before, r = world_rails(&w, ranks);
+    struct prs_heap_options options = {
+        .fabric = w->fabric, .rails = &w->rails, .data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
+    int before = count_files();
 
-    if (r != 0)
-        return r;
-    options.fabric = w.fabric;
-    options.rails = &w.rails;
-    before = count_files();
-    CHECK(prs_heap_open(&w.bootstrap, &options, &w.heap) == 0, "heap");
+    CHECK(prs_heap_open(&w->bootstrap, &options, &w->heap) == 0, "heap");
     CHECK(count_files() == before, "%d files are open, %d before", count_files(), before);
-    prs_heap_close(w.heap);
+    prs_heap_close(w->heap);
     CHECK(count_files() == before, "%d files are open, %d before", count_files(), before);
-    prs_fabric_close(w.fabric);
     return 0;
 }
 
@@ -217,26 +211,21 @@ Test(heap, keeps_no_file_open, .timeout = 400)
     cr_assert_eq(run(count_heap_files), 0);
 }
 
-static int unequal(struct ranks *ranks, void *user)
+static int unequal(struct world *w)
 {
-    struct prs_heap_options options = {.data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
-    struct world w;
-    int r = world_rails(&w, ranks);
+    struct prs_heap_options options = {
+        .fabric = w->fabric, .rails = &w->rails, .data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
 
-    if (r != 0)
-        return r;
-    options.fabric = w.fabric;
-    options.rails = &w.rails;
-    if (w.rank == 2)
+    if (w->rank == 2)
         options.data_bytes *= 2;
-    CHECK(prs_heap_open(&w.bootstrap, &options, &w.heap) == -EINVAL, "opened though rank 2 has another size");
-    CHECK(strstr(prs_error_text(), w.rank == 2 ? "on rank 0" : "on rank 2"), "who differs");
-    options.data_bytes = w.rank == 1 ? 1ull << 60 : 1 << 20;
-    CHECK(prs_heap_open(&w.bootstrap, &options, &w.heap) < 0, "opened though rank 1 has no memory");
-    CHECK(w.rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
+    CHECK(prs_heap_open(&w->bootstrap, &options, &w->heap) == -EINVAL, "opened though rank 2 has another size");
+    CHECK(strstr(prs_error_text(), w->rank == 2 ? "on rank 0" : "on rank 2"), "who differs");
+    options.data_bytes = w->rank == 1 ? 1ull << 60 : 1 << 20;
+    CHECK(prs_heap_open(&w->bootstrap, &options, &w->heap) < 0, "opened though rank 1 has no memory");
+    CHECK(w->rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
     options.data_bytes = 1 << 20;
-    CHECK(prs_heap_open(&w.bootstrap, &options, &w.heap) == 0, "the third time all is well");
-    prs_heap_close(w.heap);
+    CHECK(prs_heap_open(&w->bootstrap, &options, &w->heap) == 0, "the third time all is well");
+    prs_heap_close(w->heap);
     return 0;
 }
 
@@ -245,24 +234,18 @@ Test(heap, when_one_rank_fails_all_fail_and_name_it, .timeout = 400)
     cr_assert_eq(run(unequal), 0);
 }
 
-static int wrong_card(struct ranks *ranks, void *user)
+static int wrong_card(struct world *w)
 {
-    struct prs_team_options options = {.traffic_class = -1, .card = "card"};
-    struct world w;
-    int r = world_rails(&w, ranks);
+    struct prs_team_options options = {.fabric = w->fabric, .rails = &w->rails, .traffic_class = -1, .card = "card"};
 
-    if (r != 0)
-        return r;
-    options.fabric = w.fabric;
-    options.rails = &w.rails;
-    options.card_bytes = w.rank == 1 ? PRS_TEAM_CARD_BYTES + 1 : 4;
-    CHECK(prs_bootstrap_team(&w.bootstrap, &options, &w.team) == -EINVAL, "opened though rank 1 could not");
-    CHECK(w.rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
+    options.card_bytes = w->rank == 1 ? PRS_TEAM_CARD_BYTES + 1 : 4;
+    CHECK(prs_bootstrap_team(&w->bootstrap, &options, &w->team) == -EINVAL, "opened though rank 1 could not");
+    CHECK(w->rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
     options.card_bytes = 4;
-    CHECK(prs_bootstrap_team(&w.bootstrap, &options, &w.team) == 0, "the second time all is well");
-    CHECK(ranks_barrier(w.ranks) == 0, "meeting before the end");
-    prs_team_close(w.team);
-    prs_fabric_close(w.fabric);
+    CHECK(prs_bootstrap_team(&w->bootstrap, &options, &w->team) == 0, "the second time all is well");
+    CHECK(ranks_barrier(w->ranks) == 0, "meeting before the end");
+    prs_team_close(w->team);
+    prs_fabric_close(w->fabric);
     return 0;
 }
 
@@ -272,26 +255,21 @@ Test(heap, when_one_rank_cannot_open_its_team_none_has_one, .timeout = 400)
 }
 
 /* Handles that are none: a connection fails at once. */
-static int two_failures(struct ranks *ranks, void *user)
+static int two_failures(struct world *w)
 {
     struct prs_handle handles[RANKS] = {0};
-    struct prs_team_options options = {.handles = handles, .size = RANKS, .traffic_class = -1};
+    struct prs_team_options options = {
+        .fabric = w->fabric, .rails = &w->rails, .handles = handles, .size = RANKS, .traffic_class = -1};
     struct prs_peer *peer;
-    struct world w;
-    int r = world_rails(&w, ranks);
 
-    if (r != 0)
-        return r;
-    options.fabric = w.fabric;
-    options.rails = &w.rails;
-    CHECK(prs_listen(w.fabric, &w.rails, &handles[0], &options.listener) == 0, "listen");
-    CHECK(prs_team_open(&options, &w.team) == 0, "team");
-    CHECK(prs_team_peer(w.team, 3, 1, &peer) < 0 && strstr(prs_error_text(), "to rank 1, context 3"), "the first");
-    CHECK(prs_team_peer(w.team, 4, 2, &peer) < 0 && strstr(prs_error_text(), "to rank 2, context 4"), "the second");
-    CHECK(strstr(prs_team_error(w.team), "to rank 1, context 3"), "the team keeps the first: %s",
-          prs_team_error(w.team));
-    prs_team_close(w.team);
-    prs_fabric_close(w.fabric);
+    CHECK(prs_listen(w->fabric, &w->rails, &handles[0], &options.listener) == 0, "listen");
+    CHECK(prs_team_open(&options, &w->team) == 0, "team");
+    CHECK(prs_team_peer(w->team, 3, 1, &peer) < 0 && strstr(prs_error_text(), "to rank 1, context 3"), "the first");
+    CHECK(prs_team_peer(w->team, 4, 2, &peer) < 0 && strstr(prs_error_text(), "to rank 2, context 4"), "the second");
+    CHECK(strstr(prs_team_error(w->team), "to rank 1, context 3"), "the team keeps the first: %s",
+          prs_team_error(w->team));
+    prs_team_close(w->team);
+    prs_fabric_close(w->fabric);
     return 0;
 }
 
@@ -300,37 +278,36 @@ Test(heap, each_failure_of_a_team_names_its_own_rank_and_context, .timeout = 400
     cr_assert_eq(run(two_failures), 0);
 }
 
-static int die(struct ranks *ranks, void *user)
+static int die(struct world *w)
 {
     struct prs_device_put put = {0, 4096, 4096, 2, 0, 0, 1};
     uint64_t ticket = 0;
-    struct world w;
-    int r = world_open(&w, ranks, HEALTHY_MS);
+    int r = world_open(w);
 
     if (r != 0)
         return r;
-    if (w.rank == 2) {
-        while (!__atomic_load_n(&ranks_words(ranks)[0], __ATOMIC_ACQUIRE))
+    if (w->rank == 2) {
+        while (!__atomic_load_n(&ranks_words(w->ranks)[0], __ATOMIC_ACQUIRE))
             usleep(1000);
         _exit(0); /* says farewell to nobody */
     }
-    if (w.rank == 1) {
-        while (!__atomic_load_n(&ranks_words(ranks)[1], __ATOMIC_ACQUIRE))
+    if (w->rank == 1) {
+        while (!__atomic_load_n(&ranks_words(w->ranks)[1], __ATOMIC_ACQUIRE))
             usleep(1000);
         _exit(0);
     }
-    CHECK(prs_put(&w.device, &put, &ticket) == 0 && prs_flush(&w.device, ticket) == 0, "while all live");
-    __atomic_store_n(&ranks_words(ranks)[0], 1, __ATOMIC_RELEASE);
+    CHECK(prs_put(&w->device, &put, &ticket) == 0 && prs_flush(&w->device, ticket) == 0, "while all live");
+    __atomic_store_n(&ranks_words(w->ranks)[0], 1, __ATOMIC_RELEASE);
     for (int i = 0; i < 30000 && r == 0; i++) {
-        r = prs_put(&w.device, &put, &ticket);
+        r = prs_put(&w->device, &put, &ticket);
         if (r == 0)
-            r = prs_flush(&w.device, ticket);
+            r = prs_flush(&w->device, ticket);
         usleep(1000);
     }
     CHECK(r == -PRS_DEVICE_ABORTED, "the device was told %d", r);
-    CHECK(prs_proxy_check(w.proxy) < 0 && strstr(prs_proxy_error(w.proxy), "rank 0 to rank 2"),
-          "the error names whom: %s", prs_proxy_error(w.proxy));
-    __atomic_store_n(&ranks_words(ranks)[1], 1, __ATOMIC_RELEASE);
+    CHECK(prs_proxy_check(w->proxy) < 0 && strstr(prs_proxy_error(w->proxy), "rank 0 to rank 2"),
+          "the error names whom: %s", prs_proxy_error(w->proxy));
+    __atomic_store_n(&ranks_words(w->ranks)[1], 1, __ATOMIC_RELEASE);
     _exit(0);
 }
 

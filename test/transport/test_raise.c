@@ -134,11 +134,8 @@ static void set_often(struct pair *pair)
     for (uint32_t i = 0; i < ADDS; i++) {
         struct prs_signal signal = {
             .dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = i + 1, .group = 1};
-        int r;
 
-        while ((r = prs_peer_signal(pair->peer, &op[i], &signal)) == PRS_BUSY)
-            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
-        must(r == 0, "signal: %s", prs_error_text());
+        pair_signal(pair, &op[i], &signal);
     }
     for (uint32_t i = 0; i < ADDS; i++)
         pair_wait_op(pair, &op[i]);

@@ -1,43 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connections that cannot be: whoever lacks something, both ends learn of it, in time. Both in one process. */
-#include "test/transport/pair.h"
+#include "test/transport/ends.h"
 #include "transport/verbs.h"
+#include "util/clock.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static struct prs_fabric *fabric;
-static const struct prs_rail_set one_rail = {1, {0}};
-
-static void open_default(void)
-{
-    struct prs_fabric_options options = {.timeout_ms = 30000};
-
-    cr_assert_eq(prs_fabric_open(&options, &fabric), 0, "%s", prs_error_text());
-    cr_assert_gt(prs_fabric_rails(fabric), 0);
-}
-
-static void close_default(void)
-{
-    prs_fabric_close(fabric);
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
 
 /* Drive both ends, with these options at the listener, until each has connected or failed. */
 static void drive(struct prs_listener *listener, const struct prs_peer_options *options,
                   struct prs_connector *connector, int *connected, int *accepted)
 {
-    double give_up = seconds() + 20;
+    uint64_t give_up = prs_clock_ms() + 20000;
     struct prs_peer *a = NULL, *b = NULL;
 
     *connected = *accepted = PRS_AGAIN;
@@ -46,21 +22,10 @@ static void drive(struct prs_listener *listener, const struct prs_peer_options *
             *connected = prs_connector_step(connector, &a);
         if (*accepted == PRS_AGAIN)
             *accepted = prs_accept(listener, options, &b);
-        cr_assert_lt(seconds(), give_up, "connect said %d, accept %d", *connected, *accepted);
+        cr_assert_lt(prs_clock_ms(), give_up, "connect said %d, accept %d", *connected, *accepted);
     }
     prs_peer_close(a);
     prs_peer_close(b);
-}
-
-/* The listener is as good as new. */
-static void connect_once(struct prs_listener *listener, const struct prs_handle *handle)
-{
-    struct prs_connector *connector;
-    int connected, accepted;
-
-    cr_assert_eq(prs_connect(fabric, &one_rail, handle, NULL, &connector), 0, "%s", prs_error_text());
-    drive(listener, NULL, connector, &connected, &accepted);
-    cr_assert(connected == 0 && accepted == 0, "%d %d %s", connected, accepted, prs_error_text());
 }
 
 /* A peer that holds the handle, and a listener that lacks what a peer takes: here, a policy that exists. */
@@ -72,8 +37,8 @@ Test(refuse, both_sides_learn_what_the_listener_cannot_do, .init = open_default,
     struct prs_handle handle;
     int connected, accepted;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
-    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
+    listener = open_listener(&handle);
+    connector = open_connector(&handle);
     drive(listener, &wrong, connector, &connected, &accepted);
     cr_assert_eq(connected, -EINVAL);
     cr_assert_eq(accepted, -EINVAL);
@@ -106,8 +71,8 @@ Test(refuse, both_sides_learn_what_the_connector_cannot_do, .init = open_default
     create_cq = prs_verbs.create_cq;
     prs_verbs.create_cq = create_few_cqs;
     cqs_left = 1;
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
-    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, NULL, &connector), 0);
+    listener = open_listener(&handle);
+    connector = open_connector(&handle);
     drive(listener, NULL, connector, &connected, &accepted);
     cr_assert_eq(connected, -ENOMEM);
     cr_assert_eq(accepted, -ENOMEM);
@@ -124,16 +89,16 @@ Test(refuse, a_limit_of_its_own_counts, .init = open_default, .fini = close_defa
     struct prs_listener *listener;
     struct prs_handle handle;
     struct prs_peer *peer;
-    double start = seconds();
+    uint64_t start = prs_clock_ms();
     int r = PRS_AGAIN;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    listener = open_listener(&handle);
     cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), 0);
     while (r == PRS_AGAIN)
         r = prs_connector_step(connector, &peer); /* nobody accepts */
     cr_assert_eq(r, -ETIMEDOUT);
     cr_assert(strstr(prs_error_text(), "300 ms"), "%s", prs_error_text());
-    cr_assert_lt(seconds() - start, 20);
+    cr_assert_lt(prs_clock_ms() - start, 20000);
     prs_listener_close(listener);
 }
 
@@ -144,7 +109,7 @@ Test(refuse, an_impossible_window, .init = open_default, .fini = close_default, 
     struct prs_listener *listener;
     struct prs_handle handle;
 
-    cr_assert_eq(prs_listen(fabric, &one_rail, &handle, &listener), 0);
+    listener = open_listener(&handle);
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
         const struct prs_peer_options options = {.traffic_class = -1, .window_ops = windows[i]};
 

@@ -23,7 +23,6 @@ static void signal_rounds(struct pair *pair)
                                     .value = round,
                                     .group = round % 3,
                                     .flags = round % 5 == 0 ? PRS_SIGNAL_STRONG : 0};
-        int r;
 
         for (uint32_t i = 0; i < PUTS; i++) {
             size_t bytes = i == 2 && round % 16 == 0 ? BIG : SLICE, at = i * (size_t)BIG;
@@ -34,9 +33,7 @@ static void signal_rounds(struct pair *pair)
             pair_fill(pair->buffer + at, bytes, round + i);
             pair_put(pair, &put_op[i], &put);
         }
-        while ((r = prs_peer_signal(pair->peer, &signal_op, &signal)) == PRS_BUSY)
-            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
-        must(r == 0, "signal: %s", prs_error_text());
+        pair_signal(pair, &signal_op, &signal);
         for (uint32_t i = 0; i < PUTS; i++)
             pair_wait_op(pair, &put_op[i]);
         pair_wait_op(pair, &signal_op);
@@ -114,11 +111,8 @@ static void add_often(struct pair *pair)
                                     .value = i,
                                     .kind = PRS_SIGNAL_ADD,
                                     .group = i / 3};
-        int r;
 
-        while ((r = prs_peer_signal(pair->peer, &op[i], &signal)) == PRS_BUSY)
-            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
-        must(r == 0, "signal: %s", prs_error_text());
+        pair_signal(pair, &op[i], &signal);
     }
     for (uint32_t i = 0; i < ADDS; i++)
         pair_wait_op(pair, &op[i]);
@@ -166,7 +160,7 @@ static void tell(struct pair *pair, uint8_t what)
 static void settle_what_was_sent(struct pair *pair)
 {
     static struct prs_op op[SENT];
-    int r = 0;
+    int r;
 
     for (uint32_t i = 0; i < SENT; i++) {
         struct prs_signal signal = {.dst_addr = pair->remote_words + 8 * (i % WORDS),
@@ -175,9 +169,8 @@ static void settle_what_was_sent(struct pair *pair)
                                     .kind = PRS_SIGNAL_ADD,
                                     .group = i % 3};
 
-        while ((r = prs_peer_signal(pair->peer, &op[i], &signal)) == PRS_BUSY)
-            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
-        must(r == 0 && prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+        pair_signal(pair, &op[i], &signal);
+        must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
     }
     for (uint32_t i = 0; i < SENT; i++)
         pair_wait_op(pair, &op[i]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The SRD back end by itself: a device that completes what it is told to complete, in the order it is told. */
+/* The SRD back end by itself: its device completes what it is told to, in the order in which it is told. */
+#include "test/support/fake_verbs.h"
 #include "transport/efa.h"
 #include "transport/nic.h"
-#include "transport/verbs.h"
 
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
@@ -12,13 +12,8 @@
 
 enum { DEPTH = 64, RECEIVES = 8 };
 
-static struct ibv_context context;
-static struct ibv_cq cq;
-static struct ibv_qp_ex qp; /* its qp_base is the queue */
-static struct ibv_ah ah;
 static struct ibv_mr scratch_mr = {.lkey = 77};
 static char scratch[64];
-static uint32_t posted_receives, receive_pieces;
 static struct {
     uint64_t wr_id;
     struct ibv_sge sge;
@@ -26,16 +21,14 @@ static struct {
 } sent[DEPTH], now;
 static uint32_t sent_count, session_count;
 static bool aborted;
-static struct ibv_wc queued[2 * DEPTH];
-static int queued_count, queued_taken;
 
 /* --------------------------------------------------------------------------------------------- the device */
 
 struct ibv_qp *prs_efa_create_srd(struct ibv_context *on, struct ibv_qp_init_attr_ex *attr)
 {
-    qp.qp_base.context = on;
-    qp.qp_base.qp_num = 5;
-    return &qp.qp_base;
+    fake_verbs.qp.qp_base.context = on;
+    fake_verbs.qp.qp_base.qp_num = 5;
+    return &fake_verbs.qp.qp_base;
 }
 
 void prs_efa_claim(struct prs_domain *domain)
@@ -78,67 +71,10 @@ static void set_sge(struct ibv_qp_ex *ex, uint32_t lkey, uint64_t addr, uint32_t
 
 static void set_addr(struct ibv_qp_ex *ex, struct ibv_ah *to, uint32_t number, uint32_t key)
 {
-    cr_assert_eq(to, &ah);
+    cr_assert_eq(to, &fake_verbs.ah);
     now.number = number;
     now.key = key;
     sent[(sent_count + session_count++) % DEPTH] = now;
-}
-
-static struct ibv_qp_ex *to_ex(struct ibv_qp *which)
-{
-    return &qp;
-}
-
-static int count_receives(struct ibv_qp *to, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
-{
-    for (; wr; wr = wr->next, posted_receives++)
-        receive_pieces += (uint32_t)wr->num_sge;
-    return 0;
-}
-
-static int bring(struct ibv_cq *from, int most, struct ibv_wc *wc)
-{
-    int count = 0;
-
-    while (count < most && queued_taken < queued_count)
-        wc[count++] = queued[queued_taken++];
-    return count;
-}
-
-static struct ibv_cq *make_cq(struct ibv_context *on, int cqe, void *user, struct ibv_comp_channel *channel, int vector)
-{
-    cq.context = on;
-    return &cq;
-}
-
-static int drop_cq(struct ibv_cq *which)
-{
-    return 0;
-}
-
-static int change_qp(struct ibv_qp *which, struct ibv_qp_attr *attr, int mask)
-{
-    return 0;
-}
-
-static int drop_qp(struct ibv_qp *which)
-{
-    return 0;
-}
-
-static struct ibv_ah *make_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
-{
-    return &ah;
-}
-
-static int drop_ah(struct ibv_ah *which)
-{
-    return 0;
-}
-
-static const char *name_status(enum ibv_wc_status status)
-{
-    return "a status";
 }
 
 /* ---------------------------------------------------------------------------------------------- the queue */
@@ -146,7 +82,7 @@ static const char *name_status(enum ibv_wc_status status)
 static struct prs_link *open_link(void)
 {
     static const struct prs_config config;
-    static struct prs_domain domain = {.context = &context, .scratch = scratch, .scratch_mr = &scratch_mr};
+    static struct prs_domain domain = {.context = &fake_verbs.context, .scratch = scratch, .scratch_mr = &scratch_mr};
     static struct prs_rail rail = {.domain = &domain, .port = 1};
     static uint32_t id = 3;
     struct prs_link_options options = {
@@ -156,26 +92,17 @@ static struct prs_link *open_link(void)
     struct prs_link *link;
     int error;
 
-    qp = (struct ibv_qp_ex){.wr_start = start,
-                            .wr_complete = complete,
-                            .wr_abort = drop,
-                            .wr_rdma_write = operate,
-                            .wr_rdma_write_imm = operate_imm,
-                            .wr_rdma_read = operate,
-                            .wr_set_sge = set_sge,
-                            .wr_set_ud_addr = set_addr};
-    context.ops.post_recv = count_receives;
-    context.ops.poll_cq = bring;
-    prs_verbs.create_cq = make_cq;
-    prs_verbs.destroy_cq = drop_cq;
-    prs_verbs.modify_qp = change_qp;
-    prs_verbs.destroy_qp = drop_qp;
-    prs_verbs.create_ah = make_ah;
-    prs_verbs.destroy_ah = drop_ah;
-    prs_verbs.qp_to_qp_ex = to_ex;
-    prs_verbs.wc_status_str = name_status;
+    fake_verbs_install();
+    fake_verbs.qp = (struct ibv_qp_ex){.wr_start = start,
+                                       .wr_complete = complete,
+                                       .wr_abort = drop,
+                                       .wr_rdma_write = operate,
+                                       .wr_rdma_write_imm = operate_imm,
+                                       .wr_rdma_read = operate,
+                                       .wr_set_sge = set_sge,
+                                       .wr_set_ud_addr = set_addr};
     cr_assert_eq(prs_nic_srd.open(&options, &link), 0);
-    cr_assert_eq(prs_nic_srd.connect(prs_nic_srd.queue(link, 0), &address, &remote, &error), 0);
+    cr_assert_eq(prs_nic_srd.connect(link->queue[0], &address, &remote, &error), 0);
     return link;
 }
 
@@ -185,7 +112,7 @@ static void post(struct prs_link *link, uint32_t count)
 
     for (uint32_t i = 0; i < count; i++)
         ring[i] = (struct prs_wr){.len_bytes = 8, .opcode = PRS_WR_WRITE, .flags = PRS_WR_SIGNALED};
-    cr_assert_eq(prs_nic_srd.post(prs_nic_srd.queue(link, 0), ring, DEPTH - 1, 0, count), 0);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], ring, DEPTH - 1, 0, count), 0);
     cr_assert(sent[0].number == 9 && sent[0].key == 1234, "to the peer's queue, with its key");
 }
 
@@ -198,10 +125,10 @@ Test(nic_srd, completions_in_any_order_come_out_in_that_of_posting)
 
     post(link, 40);
     for (int i = 39; i > 0; i--)
-        queued[queued_count++] = (struct ibv_wc){.wr_id = sent[i].wr_id, .opcode = IBV_WC_RDMA_WRITE};
+        fake_verbs_complete((struct ibv_wc){.wr_id = sent[i].wr_id, .opcode = IBV_WC_RDMA_WRITE});
     for (int i = 0; i < 4; i++)
         cr_assert_eq(prs_nic_srd.poll(link, events), 0, "the first is missing");
-    queued[queued_count++] = (struct ibv_wc){.wr_id = sent[0].wr_id, .opcode = IBV_WC_RDMA_WRITE};
+    fake_verbs_complete((struct ibv_wc){.wr_id = sent[0].wr_id, .opcode = IBV_WC_RDMA_WRITE});
     while ((count = prs_nic_srd.poll(link, events)) > 0)
         for (int i = 0; i < count; i++)
             cr_assert(events[i].kind == PRS_EVENT_DONE && events[i].queue == 3 && events[i].value == next++,
@@ -216,7 +143,7 @@ Test(nic_srd, a_completion_of_what_is_not_in_flight_is_an_error)
     struct prs_event events[PRS_POLL_MOST];
 
     post(link, 2);
-    queued[queued_count++] = (struct ibv_wc){.wr_id = sent[1].wr_id + 1};
+    fake_verbs_complete((struct ibv_wc){.wr_id = sent[1].wr_id + 1});
     cr_assert_eq(prs_nic_srd.poll(link, events), -EPROTO);
     prs_nic_srd.close(link);
 }
@@ -226,15 +153,15 @@ Test(nic_srd, arrivals_are_replaced_by_receives_with_a_piece_of_memory)
     struct prs_link *link = open_link();
     struct prs_event events[PRS_POLL_MOST];
 
-    cr_assert_eq(posted_receives, RECEIVES);
+    cr_assert_eq(fake_verbs.posted_receives, RECEIVES);
     for (int i = 0; i < RECEIVES / 2; i++)
-        queued[queued_count++] = (struct ibv_wc){
-            .wr_id = 1ull << 63 | 3, .opcode = IBV_WC_RECV_RDMA_WITH_IMM, .imm_data = htonl(42), .byte_len = 100};
+        fake_verbs_complete((struct ibv_wc){
+            .wr_id = 1ull << 63 | 3, .opcode = IBV_WC_RECV_RDMA_WITH_IMM, .imm_data = htonl(42), .byte_len = 100});
     cr_assert_eq(prs_nic_srd.poll(link, events), RECEIVES / 2);
     cr_assert(events[0].kind == PRS_EVENT_ARRIVAL && events[0].value == 42 && events[0].bytes == 100 &&
               events[0].queue == 3);
-    cr_assert_eq(posted_receives, RECEIVES + RECEIVES / 2);
-    cr_assert_eq(receive_pieces, posted_receives, "EFA posts nothing for a receive without any");
+    cr_assert_eq(fake_verbs.posted_receives, RECEIVES + RECEIVES / 2);
+    cr_assert_eq(fake_verbs.receive_pieces, fake_verbs.posted_receives, "EFA posts nothing for a receive without any");
     prs_nic_srd.close(link);
 }
 
@@ -243,7 +170,7 @@ Test(nic_srd, zero_bytes_come_from_registered_memory)
     struct prs_link *link = open_link();
     struct prs_wr wr = {.opcode = PRS_WR_WRITE_IMM};
 
-    cr_assert_eq(prs_nic_srd.post(prs_nic_srd.queue(link, 0), &wr, 0, 0, 1), 0);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], &wr, 0, 0, 1), 0);
     cr_assert(sent[0].sge.lkey == 77 && sent[0].sge.length == 0);
     prs_nic_srd.close(link);
 }
@@ -254,9 +181,9 @@ Test(nic_srd, what_the_properties_deny_is_refused)
     struct prs_wr add = {.opcode = PRS_WR_ADD, .len_bytes = 8};
     struct prs_wr fenced = {.opcode = PRS_WR_WRITE, .len_bytes = 8, .flags = PRS_WR_FENCE};
 
-    cr_assert_eq(prs_nic_srd.post(prs_nic_srd.queue(link, 0), &add, 0, 0, 1), -EOPNOTSUPP);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], &add, 0, 0, 1), -EOPNOTSUPP);
     cr_assert(aborted);
-    cr_assert_eq(prs_nic_srd.post(prs_nic_srd.queue(link, 0), &fenced, 0, 0, 1), -EOPNOTSUPP);
+    cr_assert_eq(prs_nic_srd.post(link->queue[0], &fenced, 0, 0, 1), -EOPNOTSUPP);
     cr_assert(aborted && sent_count == 0);
     cr_assert_not(prs_nic_srd.in_order || prs_nic_srd.fence || prs_nic_srd.adds);
     prs_nic_srd.close(link);
@@ -292,7 +219,7 @@ ParameterizedTest(struct row *row, nic_srd, failures_are_named)
     struct prs_event events[PRS_POLL_MOST];
 
     post(link, 1);
-    queued[queued_count++] = (struct ibv_wc){.wr_id = sent[0].wr_id, .status = row->status, .vendor_err = 6};
+    fake_verbs_complete((struct ibv_wc){.wr_id = sent[0].wr_id, .status = row->status, .vendor_err = 6});
     cr_assert_eq(prs_nic_srd.poll(link, events), 1);
     cr_assert(events[0].kind == PRS_EVENT_ERROR && events[0].queue == 3 && events[0].error == row->error &&
                   events[0].vendor == 6 && events[0].status == (int)row->status && strstr(events[0].cause, row->cause),

@@ -207,16 +207,11 @@ static bool soak(struct run *r)
 {
     const struct bench_options *o = r->options;
     const struct prs_attention_shape *s = &r->problem.shape;
-    struct bench_soak soak;
     struct sets sets;
     double bad, differences;
     sets.run = r;
     bad = open_sets(r, &sets);
-    bench_soak_open(&soak, soak_turn, &sets, r->stream);
-    if (o->soak != 0)
-        bench_soak_run(&soak, o->soak, r->start->rank->rank + 1);
-    bench_meet(r->start->rank);
-    differences = bench_max(r->start->rank, (double)bench_soak_replay(&soak, o->replay));
+    differences = bench_soak(r->start->rank, o, soak_turn, &sets, r->stream);
     if (r->start->rank->rank == 0)
         printf("{\"kernel\":\"attention\",\"soak\":true,\"B\":%u,\"Hq\":%u,\"Hkv\":%u,\"S\":%u,\"D\":%u,\"causal\":%u,"
                "\"gpus\":%u,\"launches\":%u,\"graph_replays\":%u,\"beyond_bound\":%.0f,\"differing_vectors\":%.0f,"
@@ -224,7 +219,6 @@ static bool soak(struct run *r)
                s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal, r->problem.world, o->soak, o->replay,
                bad, differences, o->commit);
     fflush(stdout);
-    bench_soak_close(&soak);
     for (uint32_t i = 0; i < BENCH_SOAK_SETS; i++) {
         close_inputs(&sets.in[i]);
         BENCH_CUDA(cudaFree(sets.golden[i]));

@@ -3,6 +3,7 @@
 #include "tools/fused/attention.h"
 #include "tools/fused/element.cuh"
 #include "tools/fused/launch.cuh"
+#include "tools/fused/sums.cuh"
 
 #include <math.h>
 #include <stdio.h>
@@ -10,11 +11,6 @@
 
 enum { SAMPLES = 128, THREADS = 256, MAX_HEAD_DIM = 128 };
 enum tensor { QUERIES = 0, KEYS = 1, VALUES = 2 };
-
-struct sums {
-    unsigned long long beyond, poisoned;
-    double square, worst;
-};
 
 static __host__ __device__ uint64_t index_of(const struct bench_attention *p, uint32_t heads, uint32_t batch,
                                              uint32_t head, uint32_t row)
@@ -97,7 +93,7 @@ static __device__ double score_keys(const struct bench_attention *p, const struc
 
 /* One block per sampled row. The bound allows one bf16 rounding of each probability and one of the result. */
 static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 *out, const float *lse,
-                                  struct desk *desks, double *scores, struct sums *to)
+                                  struct desk *desks, double *scores, struct bench_sums *to)
 {
     uint32_t rows = p.shape.seq / p.world, d = p.shape.head_dim;
     double *score = scores + (uint64_t)blockIdx.x * p.shape.seq, top, sum = 0;
@@ -114,7 +110,7 @@ static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 
     sum = reduce(desks[blockIdx.x].all, sum, 0);
     if (threadIdx.x < d) {
         uint32_t head_kv = x.head / (p.shape.heads_q / p.shape.heads_kv);
-        double want = 0, size = 0, have, error;
+        double want = 0, size = 0, have;
         for (uint32_t i = 0; i < x.keys; i++) {
             uint32_t row, rank = holder_of(&p, i, &row);
             double v = input(&p, VALUES, rank, index_of(&p, p.shape.heads_kv, x.batch, head_kv, row) * d + threadIdx.x);
@@ -123,27 +119,13 @@ static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 
         }
         want /= sum, size /= sum;
         have = (double)__bfloat162float(out[index_of(&p, p.shape.heads_q, x.batch, x.head, x.row) * d + threadIdx.x]);
-        error = fabs(have - want);
-        if (!(error <= (fabs(want) + size) * 0x1.02p-8)) /* NaN is beyond any bound */
-            atomicAdd(&to->beyond, 1ull);
-        atomicAdd(&to->square, want * want);
-        atomicMax((unsigned long long *)&to->worst,
-                  (unsigned long long)__double_as_longlong(isnan(error) ? 1e300 : error));
+        bench_sums_add(to, have, want, (fabs(want) + size) * 0x1.02p-8);
     }
     if (threadIdx.x == 0) {
         double want = top + log(sum), have = lse[((uint64_t)x.batch * p.shape.heads_q + x.head) * rows + x.row];
         if (!(fabs(have - want) <= 1e-4 * (1 + fabs(want))))
             atomicAdd(&to->beyond, 1ull);
     }
-}
-
-static __global__ void count_poison(const uint16_t *c, uint64_t count, struct sums *out)
-{
-    unsigned long long mine = 0;
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x)
-        mine += c[i] == 0xffff;
-    if (mine != 0)
-        atomicAdd(&out->poisoned, mine);
 }
 
 uint64_t bench_attention_elements(const struct bench_attention *p, uint32_t heads)
@@ -170,25 +152,16 @@ uint64_t bench_attention_sampled(const struct bench_attention *p)
 struct bench_verdict bench_attention_check(const struct bench_attention *p, const void *out, const float *lse,
                                            cudaStream_t stream)
 {
-    struct sums host = {0, 0, 0, 0}, *device;
+    struct bench_sums *device = bench_sums_open(stream), sums;
     uint64_t elements = bench_attention_elements(p, p->shape.heads_q);
     double *scores;
     struct desk *desks;
-    struct bench_verdict v;
     BENCH_CUDA(cudaMalloc((void **)&desks, SAMPLES * sizeof(*desks)));
     BENCH_CUDA(cudaMalloc((void **)&scores, (size_t)SAMPLES * p->shape.seq * sizeof(*scores)));
-    BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
-    BENCH_CUDA(cudaMemcpyAsync(device, &host, sizeof(host), cudaMemcpyHostToDevice, stream));
     bench_launch(check_rows, SAMPLES, THREADS, stream, *p, (const __nv_bfloat16 *)out, lse, desks, scores, device);
-    bench_launch(count_poison, bench_blocks(elements), BENCH_THREADS, stream, (const uint16_t *)out, elements, device);
-    BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
-    BENCH_CUDA(cudaStreamSynchronize(stream));
-    BENCH_CUDA(cudaFree(device));
+    bench_sums_poisoned(device, out, elements, stream);
+    sums = bench_sums_close(device, stream);
     BENCH_CUDA(cudaFree(scores));
     BENCH_CUDA(cudaFree(desks));
-    v.sampled = (uint64_t)SAMPLES * p->shape.head_dim;
-    v.max_rel_error = host.worst / sqrt(host.square / (double)v.sampled);
-    v.beyond = host.beyond;
-    v.poisoned = host.poisoned;
-    return v;
+    return bench_sums_verdict(&sums, (uint64_t)SAMPLES * p->shape.head_dim);
 }

@@ -236,20 +236,14 @@ static bool soak(struct run *r)
     const struct bench_options *o = r->options;
     const struct prs_fused_shape *shape = &r->problem.shape;
     struct sets s;
-    struct bench_soak soak;
     double bad, differences;
     memset(&s, 0, sizeof(s));
     s.run = r;
     s.c_bytes = bench_rows_c(&r->problem) * (size_t)shape->n * 2;
     bad = bench_max(r->rank, (double)prepare_soak(r, &s, bench_rows_a(&r->problem) * (size_t)shape->k * 2));
-    bench_soak_open(&soak, soak_turn, &s, r->stream);
-    if (o->soak != 0)
-        bench_soak_run(&soak, o->soak, r->rank->rank + 1);
-    bench_meet(r->rank);
-    differences = bench_max(r->rank, (double)bench_soak_replay(&soak, o->replay));
+    differences = bench_soak(r->rank, o, soak_turn, &s, r->stream);
     if (r->rank->rank == 0)
         bench_report_soak(&r->problem, o, bad, differences);
-    bench_soak_close(&soak);
     for (uint32_t set = 0; set < BENCH_SOAK_SETS; set++) {
         BENCH_CUDA(cudaFree(s.a[set]));
         BENCH_CUDA(cudaFree(s.golden[set]));

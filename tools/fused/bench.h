@@ -147,23 +147,14 @@ enum { BENCH_SOAK_SETS = 3 };
 /* Enqueues: poison what launch `set` of BENCH_SOAK_SETS writes, launch, count what differs from its first result. */
 typedef void bench_soak_turn(void *user, uint32_t set, unsigned long long *differences);
 
-struct bench_soak {
-    bench_soak_turn *turn;
-    void *user;
-    unsigned long long *differences; /* device */
-    cudaStream_t stream;
-};
-
-void bench_soak_open(struct bench_soak *s, bench_soak_turn *turn, void *user, cudaStream_t stream);
-void bench_soak_close(struct bench_soak *s);
+/* o->soak launches, each unevenly late, then o->replay replays of a graph of one of each set. Collective. Return how
+ * many differences the worst rank found. */
+double bench_soak(struct bench_rank *rank, const struct bench_options *o, bench_soak_turn *turn, void *user,
+                  cudaStream_t stream);
 
 /* 16-byte vectors that are not the same; what is left behind the last is one more. */
 void bench_count_differences(const void *x, const void *y, size_t bytes, unsigned long long *differences,
                              cudaStream_t stream);
-
-/* Number of differences so far, after this many launches or replays of three launches. */
-unsigned long long bench_soak_run(const struct bench_soak *s, uint32_t launches, uint32_t seed);
-unsigned long long bench_soak_replay(const struct bench_soak *s, uint32_t replays);
 
 /* ---- MoE (moe.cu, moe_check.cu) ---- */
 int bench_moe_run(struct bench_rank *rank, void *options); /* a bench_rank_fn */

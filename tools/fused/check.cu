@@ -3,6 +3,7 @@
 #include "tools/fused/bench.h"
 #include "tools/fused/element.cuh"
 #include "tools/fused/launch.cuh"
+#include "tools/fused/sums.cuh"
 
 #include <cuda_bf16.h>
 #include <math.h>
@@ -15,11 +16,6 @@ static __global__ void fill(__nv_bfloat16 *to, uint64_t count, uint32_t seed, ui
         to[i] = __float2bfloat16(bench_element(seed, rank, which, i));
 }
 
-struct sums {
-    unsigned long long beyond, poisoned;
-    double square, worst;
-};
-
 /* The node of the rank that adds up this element: all others round their sum of it. Fused or not, an all-reduce's ranks
  * share the elements alike where both can run. */
 static __device__ uint32_t owner_node(const struct bench_problem &p, uint64_t element)
@@ -31,7 +27,8 @@ static __device__ uint32_t owner_node(const struct bench_problem &p, uint64_t el
 
 /* One warp per sample. reference = sum over `terms` ranks of the dot product; the bound allows one bf16 rounding of
  * each partial sum, one of each other node's sum, one of the result, and fp32 accumulation of |a b|. */
-static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16 *c, uint64_t rows, struct sums *out)
+static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16 *c, uint64_t rows,
+                                     struct bench_sums *out)
 {
     uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     uint64_t row = bench_scatter(sample) % rows, column = bench_scatter(sample + 7777777) % p.shape.n, k = p.shape.k;
@@ -66,23 +63,50 @@ static __global__ void check_samples(struct bench_problem p, const __nv_bfloat16
         magnitude += size;
     }
     if (lane == 0) {
-        double error = fabs((double)__bfloat162float(c[row * p.shape.n + column]) - total);
-        double bound = (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21;
-        if (!(error <= bound)) /* NaN is beyond any bound */
-            atomicAdd(&out->beyond, 1ull);
-        atomicAdd(&out->square, total * total);
-        atomicMax((unsigned long long *)&out->worst,
-                  (unsigned long long)__double_as_longlong(isnan(error) ? 1e300 : error));
+        double have = (double)__bfloat162float(c[row * p.shape.n + column]);
+        bench_sums_add(out, have, total, (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21);
     }
 }
 
-static __global__ void count_poison(const uint16_t *c, uint64_t count, struct sums *out)
+static __global__ void count_poison(const uint16_t *c, uint64_t count, struct bench_sums *out)
 {
     unsigned long long mine = 0;
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < count; i += (uint64_t)gridDim.x * blockDim.x)
         mine += c[i] == 0xffff;
     if (mine != 0)
         atomicAdd(&out->poisoned, mine);
+}
+
+struct bench_sums *bench_sums_open(cudaStream_t stream)
+{
+    struct bench_sums *device;
+    BENCH_CUDA(cudaMalloc((void **)&device, sizeof(*device)));
+    BENCH_CUDA(cudaMemsetAsync(device, 0, sizeof(*device), stream));
+    return device;
+}
+
+void bench_sums_poisoned(struct bench_sums *device, const void *c, uint64_t count, cudaStream_t stream)
+{
+    bench_launch(count_poison, bench_blocks(count), BENCH_THREADS, stream, (const uint16_t *)c, count, device);
+}
+
+struct bench_sums bench_sums_close(struct bench_sums *device, cudaStream_t stream)
+{
+    struct bench_sums host;
+    BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    BENCH_CUDA(cudaFree(device));
+    return host;
+}
+
+struct bench_verdict bench_sums_verdict(const struct bench_sums *sums, uint64_t sampled)
+{
+    struct bench_verdict v;
+    v.max_rel_error = sums->worst / sqrt(sums->square / (double)sampled);
+    v.beyond = sums->beyond;
+    v.poisoned = sums->poisoned;
+    v.sampled = sampled;
+    return v;
 }
 
 size_t bench_rows_a(const struct bench_problem *p)
@@ -118,20 +142,11 @@ uint64_t bench_sampled(const struct bench_problem *p)
 
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream)
 {
-    struct sums host = {0, 0, 0, 0}, *device;
     uint64_t rows = bench_rows_c(p), count = rows * p->shape.n, samples = count < p->samples ? count : p->samples;
-    struct bench_verdict v;
+    struct bench_sums *device = bench_sums_open(stream), sums;
     samples = (samples + 7) / 8 * 8;
-    BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
-    BENCH_CUDA(cudaMemcpyAsync(device, &host, sizeof(host), cudaMemcpyHostToDevice, stream));
     bench_launch(check_samples, (unsigned)(samples / 8), 256, stream, *p, (const __nv_bfloat16 *)c, rows, device);
-    bench_launch(count_poison, bench_blocks(count), BENCH_THREADS, stream, (const uint16_t *)c, count, device);
-    BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
-    BENCH_CUDA(cudaStreamSynchronize(stream));
-    BENCH_CUDA(cudaFree(device));
-    v.max_rel_error = host.worst / sqrt(host.square / (double)samples);
-    v.beyond = host.beyond;
-    v.poisoned = host.poisoned;
-    v.sampled = samples;
-    return v;
+    bench_sums_poisoned(device, c, count, stream);
+    sums = bench_sums_close(device, stream);
+    return bench_sums_verdict(&sums, samples);
 }

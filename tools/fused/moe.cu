@@ -254,16 +254,11 @@ static bool soak(struct run *r)
 {
     const struct bench_options *o = r->options;
     struct sets s;
-    struct bench_soak soak;
     double bad, differences;
     memset(&s, 0, sizeof(s));
     s.run = r;
     bad = open_sets(r, &s);
-    bench_soak_open(&soak, soak_turn, &s, r->stream);
-    if (o->soak != 0)
-        bench_soak_run(&soak, o->soak, r->rank->rank + 1);
-    bench_meet(r->rank);
-    differences = bench_max(r->rank, (double)bench_soak_replay(&soak, o->replay));
+    differences = bench_soak(r->rank, o, soak_turn, &s, r->stream);
     if (r->rank->rank == 0)
         printf(
             "{\"kernel\":\"moe\",\"soak\":true,\"preset\":\"%s\",\"tokens\":%u,\"zipf\":%g,\"gpus\":%u,\"launches\":%u,"
@@ -271,7 +266,6 @@ static bool soak(struct run *r)
             r->problem.shape.name, r->problem.tokens, r->problem.zipf, r->problem.world, o->soak, o->replay, bad,
             differences, o->commit);
     fflush(stdout);
-    bench_soak_close(&soak);
     for (uint32_t i = 0; i < BENCH_SOAK_SETS; i++) {
         bench_moe_want_close(&s.want[i]);
         close_inputs(&s.golden[i]);

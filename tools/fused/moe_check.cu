@@ -3,6 +3,7 @@
  */
 #include "tools/fused/element.cuh"
 #include "tools/fused/launch.cuh"
+#include "tools/fused/sums.cuh"
 #include "tools/fused/moe.h"
 
 #include <math.h>
@@ -121,14 +122,9 @@ void bench_moe_want_close(struct bench_moe_want *want)
 
 /* ---- checks --------------------------------------------------------------------------------------------------------
  */
-struct sums {
-    unsigned long long beyond, poisoned, maps;
-    double square, worst;
-};
-
 /* One warp per sample: one column of one row. */
 static __global__ void check_samples(struct bench_moe_problem p, const struct bench_moe_row *rows, uint32_t count,
-                                     const __nv_bfloat16 *out, struct sums *to)
+                                     const __nv_bfloat16 *out, struct bench_sums *to)
 {
     uint64_t sample = (blockIdx.x * (uint64_t)blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     uint64_t h = p.shape.hidden, n = p.shape.columns, column = bench_scatter(sample) % n;
@@ -145,19 +141,14 @@ static __global__ void check_samples(struct bench_moe_problem p, const struct be
         sum += __shfl_xor_sync(~0u, sum, o);
         size += __shfl_xor_sync(~0u, size, o);
     }
-    if (lane == 0) {
-        double error = fabs((double)__bfloat162float(out[r.row * n + column]) - sum);
-        if (!(error <= fabs(sum) * 0x1.02p-8 + size * 0x1p-21)) /* NaN is beyond any bound */
-            atomicAdd(&to->beyond, 1ull);
-        atomicAdd(&to->square, sum * sum);
-        atomicMax((unsigned long long *)&to->worst,
-                  (unsigned long long)__double_as_longlong(isnan(error) ? 1e300 : error));
-    }
+    if (lane == 0)
+        bench_sums_add(to, (double)__bfloat162float(out[r.row * n + column]), sum,
+                       fabs(sum) * 0x1.02p-8 + size * 0x1p-21);
 }
 
 /* One warp per row. */
 static __global__ void check_rows(const struct bench_moe_row *rows, uint32_t count, uint32_t n, const uint16_t *out,
-                                  const struct prs_moe_row *map, struct sums *to)
+                                  const struct prs_moe_row *map, struct bench_sums *to)
 {
     uint32_t warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     unsigned long long poisoned = 0;
@@ -193,25 +184,24 @@ static uint64_t check_groups(const struct bench_moe_problem *p, const struct ben
 struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, const struct bench_moe_want *want,
                                          const struct prs_moe_batch *batch, cudaStream_t stream)
 {
-    struct sums host = {0, 0, 0, 0, 0}, *device;
+    struct bench_sums *device, sums;
+    struct bench_verdict elements;
     struct bench_moe_verdict v = {0, 0, 0, 0, 0};
     uint64_t samples = ((want->count > p->samples ? want->count : p->samples) + 7) / 8 * 8;
     BENCH_CUDA(cudaStreamSynchronize(stream));
     v.map_errors = check_groups(p, want, batch->groups);
     if (want->count == 0)
         return v;
-    BENCH_CUDA(cudaMalloc((void **)&device, sizeof(host)));
-    BENCH_CUDA(cudaMemcpy(device, &host, sizeof(host), cudaMemcpyHostToDevice));
+    device = bench_sums_open(stream);
     bench_launch(check_samples, (unsigned)(samples / 8), 256, stream, *p, want->device, want->count,
                  (const __nv_bfloat16 *)batch->out, device);
     bench_launch(check_rows, (want->count + 7) / 8, 256, stream, want->device, want->count, p->shape.columns,
                  (const uint16_t *)batch->out, batch->rows, device);
-    BENCH_CUDA(cudaMemcpyAsync(&host, device, sizeof(host), cudaMemcpyDeviceToHost, stream));
-    BENCH_CUDA(cudaStreamSynchronize(stream));
-    BENCH_CUDA(cudaFree(device));
-    v.max_rel_error = host.worst / sqrt(host.square / (double)samples);
-    v.beyond = host.beyond, v.poisoned = host.poisoned, v.sampled = samples;
-    v.map_errors += host.maps;
+    sums = bench_sums_close(device, stream);
+    elements = bench_sums_verdict(&sums, samples);
+    v.max_rel_error = elements.max_rel_error;
+    v.beyond = elements.beyond, v.poisoned = elements.poisoned, v.sampled = samples;
+    v.map_errors += sums.maps;
     return v;
 }
 

@@ -48,20 +48,15 @@ void bench_count_differences(const void *x, const void *y, size_t bytes, unsigne
     bench_launch(count_differences, 64, 256, stream, (const uint4 *)x, (const uint4 *)y, bytes, differences);
 }
 
-void bench_soak_open(struct bench_soak *s, bench_soak_turn *turn, void *user, cudaStream_t stream)
-{
-    s->turn = turn, s->user = user, s->stream = stream;
-    BENCH_CUDA(cudaMalloc((void **)&s->differences, sizeof(*s->differences)));
-    BENCH_CUDA(cudaMemsetAsync(s->differences, 0, sizeof(*s->differences), stream));
-}
-
-void bench_soak_close(struct bench_soak *s)
-{
-    BENCH_CUDA(cudaFree(s->differences));
-}
+struct soak {
+    bench_soak_turn *turn;
+    void *user;
+    unsigned long long *differences; /* device */
+    cudaStream_t stream;
+};
 
 /* Half of the launches start at once, the others up to 60 us late, or twice that. */
-static void step(const struct bench_soak *s, uint32_t i, uint32_t *random)
+static void step(const struct soak *s, uint32_t i, uint32_t *random)
 {
     uint32_t late = next_random(random);
     if (late & 1)
@@ -69,26 +64,22 @@ static void step(const struct bench_soak *s, uint32_t i, uint32_t *random)
     s->turn(s->user, i % SETS, s->differences);
 }
 
-unsigned long long bench_soak_run(const struct bench_soak *s, uint32_t launches, uint32_t seed)
+static void run(const struct soak *s, uint32_t launches, uint32_t seed)
 {
-    unsigned long long found;
     uint32_t random = seed;
     for (uint32_t i = 0; i < launches; i++) {
         step(s, i, &random);
         if (i % 512 == 511) /* keep the queue of launches short of what CUDA buffers */
             BENCH_CUDA(cudaStreamSynchronize(s->stream));
     }
-    BENCH_CUDA(cudaMemcpyAsync(&found, s->differences, sizeof(found), cudaMemcpyDeviceToHost, s->stream));
     BENCH_CUDA(cudaStreamSynchronize(s->stream));
-    return found;
 }
 
 /* One launch of each set, captured once and replayed. */
-unsigned long long bench_soak_replay(const struct bench_soak *s, uint32_t replays)
+static void replay(const struct soak *s, uint32_t replays)
 {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
-    unsigned long long found;
     BENCH_CUDA(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal));
     for (uint32_t set = 0; set < SETS; set++)
         s->turn(s->user, set, s->differences);
@@ -96,9 +87,26 @@ unsigned long long bench_soak_replay(const struct bench_soak *s, uint32_t replay
     BENCH_CUDA(cudaGraphInstantiate(&executable, graph, 0));
     for (uint32_t i = 0; i < replays; i++)
         BENCH_CUDA(cudaGraphLaunch(executable, s->stream));
-    BENCH_CUDA(cudaMemcpyAsync(&found, s->differences, sizeof(found), cudaMemcpyDeviceToHost, s->stream));
     BENCH_CUDA(cudaStreamSynchronize(s->stream));
     BENCH_CUDA(cudaGraphExecDestroy(executable));
     BENCH_CUDA(cudaGraphDestroy(graph));
-    return found;
+}
+
+double bench_soak(struct bench_rank *rank, const struct bench_options *o, bench_soak_turn *turn, void *user,
+                  cudaStream_t stream)
+{
+    struct soak s = {turn, user, NULL, stream};
+    unsigned long long found;
+    double worst;
+    BENCH_CUDA(cudaMalloc((void **)&s.differences, sizeof(*s.differences)));
+    BENCH_CUDA(cudaMemsetAsync(s.differences, 0, sizeof(*s.differences), stream));
+    if (o->soak != 0)
+        run(&s, o->soak, rank->rank + 1);
+    bench_meet(rank);
+    replay(&s, o->replay);
+    BENCH_CUDA(cudaMemcpyAsync(&found, s.differences, sizeof(found), cudaMemcpyDeviceToHost, stream));
+    BENCH_CUDA(cudaStreamSynchronize(stream));
+    worst = bench_max(rank, (double)found); /* all have ended: freeing memory waits for a GPU, which ranks may share */
+    BENCH_CUDA(cudaFree(s.differences));
+    return worst;
 }

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "util/clock.h"
+
 enum { BARRIER_SPINS = 200 };
 
 static size_t meetings(const struct options *options)
@@ -72,10 +74,7 @@ bool world_stopped(const struct world *world)
 
 double world_now(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
+    return (double)prs_clock_ns() / 1e3;
 }
 
 int world_barrier(struct world *world, int timeout_s)

@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "util/clock.h"
 
 #define GPU_LIBRARY "libperseus-perf-gpu.so"
 
@@ -232,10 +233,7 @@ void bench_poison(uint64_t *words, uint64_t bytes)
 
 double bench_now_us(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
+    return (double)prs_clock_ns() / 1e3;
 }
 
 static int compare(const void *a, const void *b)

@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "util/clock.h"
+
 enum { RANKS_MAX = 256, WAIT_SLICE_US = 300 };
 
 struct board {
@@ -40,10 +42,7 @@ uint32_t ranks_rank(const struct ranks *ranks)
 
 static uint64_t now_us(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+    return prs_clock_ns() / 1000;
 }
 
 int ranks_wait_word(struct ranks *ranks, uint64_t *word, uint64_t value, int (*idle)(void *), void *user)

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "tools/softnic/cores.h"
+#include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/qp.h"
 #include "util/thread.h"
@@ -30,7 +31,8 @@ enum {
     TRUST_PROVED = 16,
     PROBE_LEAST = 64,
     PROBE_MOST = 4096,
-    LINGER_NS = 50000,  /* after a look at a device copy: the next one comes sooner than a sleeper would wake up */
+    LINGER_NS = 50000,   /* after a look at a device copy: the next one comes sooner than a sleeper would wake up */
+    REAL_NAP_NS = 20000, /* one of a microsecond is over before the thread is off its core */
     LOOKS_A_PIECE = 64, /* looking at what is in flight comes every microsecond: not each is a piece of work to judge */
 };
 
@@ -241,6 +243,16 @@ static void thread_prepare(struct sn_engine *e)
         setpriority(PRIO_PROCESS, 0, NICE_BUSY); /* may fail as well: then the model is late on a busy machine */
 }
 
+/* A real-time thread that looks at a copy over and over would keep who makes it off the core until the kernel stops
+ * it, after 0.95 of every second. */
+static void give_way_in_real_time(const struct sn_engine *e)
+{
+    struct timespec nap = {0, REAL_NAP_NS};
+
+    if (e->realtime && sn_cores_are_few() && copy_is_near(e, sn_now_ns()))
+        nanosleep(&nap, NULL);
+}
+
 static void *engine_main(void *arg)
 {
     struct sn_engine *e = arg;
@@ -257,6 +269,7 @@ static void *engine_main(void *arg)
         }
         pthread_mutex_unlock(&e->mutex);
         sn_qp_run_taken(qp);
+        give_way_in_real_time(e);
         pthread_mutex_lock(&e->mutex);
     }
     pthread_mutex_unlock(&e->mutex);

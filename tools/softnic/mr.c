@@ -98,6 +98,19 @@ static bool same_place_in_page(uint64_t addr, uint64_t iova)
     return false;
 }
 
+/* Whether a kernel would take it, and whether it is memory of a device. Return 0 or -errno. */
+static int look_at(uint64_t addr, size_t length, uint64_t iova, unsigned int access, int fd, bool *device)
+{
+    if ((access & ~(unsigned int)MR_ACCESS_KNOWN) ||
+        ((access & MR_ACCESS_NEEDS_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)) || addr + length < addr ||
+        length > SN_MAX_MR_BYTES || !(fd >= 0 || (access & IBV_ACCESS_ZERO_BASED) || same_place_in_page(addr, iova)))
+        return -EINVAL;
+    *device = fd >= 0 || (sn_device_mem && sn_device_mem->is_device(addr, length));
+    if (*device || !length)
+        return 0;
+    return mapped(addr, length) && (!(access & IBV_ACCESS_LOCAL_WRITE) || writable(addr, length)) ? 0 : -EFAULT;
+}
+
 /* One road for every kind of registration. fd >= 0: a DMA-BUF, addr is the offset in it. */
 static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t length, uint64_t iova, unsigned int access,
                                   int fd)
@@ -107,18 +120,11 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
     struct ibv_mr *mr;
     uint32_t index;
     bool device;
-    int r = -EINVAL;
+    int r;
 
     access &= ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
-    if ((access & ~(unsigned int)MR_ACCESS_KNOWN) ||
-        ((access & MR_ACCESS_NEEDS_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)) || addr + length < addr ||
-        length > SN_MAX_MR_BYTES || !(fd >= 0 || (access & IBV_ACCESS_ZERO_BASED) || same_place_in_page(addr, iova)))
-        goto fail;
-    device = fd >= 0 || (sn_device_mem && sn_device_mem->is_device(addr, length));
-    r = -EFAULT;
-    if (!device && length && !mapped(addr, length))
-        goto fail;
-    if (!device && length && (access & IBV_ACCESS_LOCAL_WRITE) && !writable(addr, length))
+    r = look_at(addr, length, iova, access, fd, &device);
+    if (r < 0)
         goto fail;
     r = -ENOMEM;
     mr = calloc(1, sizeof(*mr));

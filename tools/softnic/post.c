@@ -104,8 +104,13 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
         return;
     }
     due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: not of the model's */
-    /* Before it is due there is nothing to do, and no need to wake the engine. */
-    sn_qp_hand_over_locked(qp, due == 0 && (bytes <= INLINE_RUN_BYTES || suit_flight(qp, first)) ? sn_qp_run(qp) : due);
+    /* Before it is due there is nothing to do for it, and no need to wake the engine; but what is in flight is to be
+     * looked at before that. */
+    if (due == 0 && (bytes <= INLINE_RUN_BYTES || suit_flight(qp, first)))
+        due = sn_qp_run(qp);
+    else if (wake_at < due)
+        due = wake_at;
+    sn_qp_hand_over_locked(qp, due);
 }
 
 /* Buffers into the request; inline data is copied now. Return 0 or EINVAL. */

@@ -6,7 +6,7 @@
 
 enum { NAP_US = 1000, NAPS_MOST = 10000 };
 
-static int busy, waits, lock_held, lock_waits;
+static int busy, waits, lock_held, lock_waits, paused;
 
 void fakeCudaBusy(int begins)
 {
@@ -45,5 +45,16 @@ void fake_wait_idle(const char *call)
     fprintf(stderr, "fake CUDA: %s waits for a running kernel\n", call);
     __atomic_fetch_add(&waits, 1, __ATOMIC_ACQ_REL);
     for (int i = 0; i < NAPS_MOST && __atomic_load_n(&busy, __ATOMIC_ACQUIRE); i++)
+        usleep(NAP_US);
+}
+
+void fakeCudaPause(int pause)
+{
+    __atomic_store_n(&paused, pause, __ATOMIC_RELEASE);
+}
+
+void fake_wait_paused(void)
+{
+    while (__atomic_load_n(&paused, __ATOMIC_ACQUIRE))
         usleep(NAP_US);
 }

@@ -16,6 +16,9 @@ int fakeCudaWaits(void);
 void fakeCudaHoldLock(int holds);
 int fakeCudaLockWaits(void);
 
+/* The copy engines stand still (1), whatever they are given, or go on (0). */
+void fakeCudaPause(int pause);
+
 #pragma GCC visibility pop
 
 /* A call that waits for the GPU is made. */
@@ -23,5 +26,8 @@ void fake_wait_idle(const char *call);
 
 /* A copy is given to a stream. */
 void fake_wait_lock(const char *call);
+
+/* A copy is to be made. */
+void fake_wait_paused(void);
 
 #endif

@@ -59,6 +59,7 @@ static void *run_stream(void *arg)
         pthread_mutex_unlock(&s->mutex);
         if (copy.src || idle) /* a store right behind something else costs next to nothing: it is the mark of that */
             usleep(20);       /* long enough for who does not wait to be found out */
+        fake_wait_paused();
         if (copy.src)
             engine_copy(copy.dst, copy.src, copy.bytes);
         else if (copy.bytes == 8) /* pairs with the acquire of who polls the word */
