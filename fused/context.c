@@ -54,6 +54,9 @@ int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, si
         return 0;
     }
     r = ctx->config.allgather(ctx->config.user, mine, all, bytes);
+    if (r > 0) /* as MPI and others have it: no errno, but it failed */
+        return prs_fail(-EIO, "rank %u: the caller's allgather of %zu bytes failed: it returned %d", ctx->config.rank,
+                        bytes, r);
     return r == 0 ? 0 : prs_fail(r, "rank %u: the caller's allgather of %zu bytes failed", ctx->config.rank, bytes);
 }
 

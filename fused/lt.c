@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "fused/context.h"
@@ -35,6 +36,7 @@ static struct {
     __typeof__(&cublasLtMatmulPreferenceSetAttribute) preference_set;
     __typeof__(&cublasLtMatmulAlgoGetHeuristic) heuristic;
     bool tried, complete;
+    char why[256]; /* it could not be loaded: dlerror() tells each failure once */
 } api;
 static pthread_mutex_t api_lock =
     PTHREAD_MUTEX_INITIALIZER; /* protects api while it is filled; it is read only after that */
@@ -45,14 +47,22 @@ static bool find(void *library, const char *name, void **fn)
     return *fn != NULL;
 }
 
+static void keep_reason_locked(void)
+{
+    const char *why = dlerror();
+    (void)snprintf(api.why, sizeof(api.why), "%s", why != NULL ? why : "no reason was given");
+}
+
 static void load_api_locked(void)
 {
     void *so = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
     api.tried = true;
     if (so == NULL)
         so = dlopen("libcublasLt.so", RTLD_NOW | RTLD_LOCAL);
-    if (so == NULL)
+    if (so == NULL) {
+        keep_reason_locked();
         return;
+    }
     api.complete =
         find(so, "cublasLtCreate", (void **)&api.create) && find(so, "cublasLtDestroy", (void **)&api.destroy) &&
         find(so, "cublasLtMatmul", (void **)&api.matmul) && find(so, "cublasLtMatmulDescCreate", (void **)&api.desc) &&
@@ -64,6 +74,8 @@ static void load_api_locked(void)
         find(so, "cublasLtMatmulPreferenceDestroy", (void **)&api.preference_destroy) &&
         find(so, "cublasLtMatmulPreferenceSetAttribute", (void **)&api.preference_set) &&
         find(so, "cublasLtMatmulAlgoGetHeuristic", (void **)&api.heuristic);
+    if (!api.complete)
+        keep_reason_locked();
 }
 
 static int load_api(void)
@@ -76,7 +88,7 @@ static int load_api(void)
     pthread_mutex_unlock(&api_lock);
     return complete ? 0
                     : prs_fail(-ENOTSUP, "fused: this shape needs cuBLASLt, and libcublasLt.so.13 cannot be loaded: %s",
-                               dlerror());
+                               api.why);
 }
 
 /* cuBLASLt thinks in columns: it computes the transpose of C as transpose(B) transpose(A). */

@@ -23,7 +23,7 @@ int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
     return r;
 }
 
-int prs_sync_share(const struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync)
+int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync)
 {
     struct prs_plan_words words = {.rank = ctx->config.rank, .neighbours = ctx->place.locals - 1};
     size_t last = flags->bytes / sizeof(uint32_t) - 1;
@@ -34,7 +34,9 @@ int prs_sync_share(const struct prs_fused *ctx, const struct prs_symmetric *flag
     sync->alarm = (uint32_t *)flags->at[0] + last;
     r = prs_cuda_check(cudaMemcpy(sync->words, &words, sizeof(words), cudaMemcpyHostToDevice),
                        "cudaMemcpy of plan words");
-    return r != 0 ? r : prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    if (r == 0)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    return prs_context_agree(ctx, r); /* between nodes the next thing is a meeting: nobody may be missing there */
 }
 
 void prs_sync_close(struct prs_sync *sync)

@@ -69,9 +69,9 @@ extern "C" {
 
 /* Zeroed words on the context's device, which must be current. 0, -ENOMEM or -EIO. */
 int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync);
-/* Neighbours tell each other in the last word of these flags, which is theirs, that they gave up. Before any launch. 0
- * or -EIO. */
-int prs_sync_share(const struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync);
+/* Neighbours tell each other in the last word of these flags, which is theirs, that they gave up. Before any launch.
+ * Collective: where one rank fails, all do. 0 or -EIO. */
+int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync);
 void prs_sync_close(struct prs_sync *sync);
 
 /* 0 when a launch may be enqueued; the fault's error, logged, when an earlier one on this context went wrong. */

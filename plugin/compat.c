@@ -22,8 +22,11 @@ net_result compat_init_v6(net_log_fn *log)
     void *context;
     net_result result;
 
-    /* These versions have no finalize either. NCCL inits once a load, so a second init means that it unloaded the
-     * plugin in between: what the first left behind goes now. */
+    /* These versions have no finalize either. NCCL inits once a load, so this is another NCCL of the process, whose
+     * comms would lose their devices with the context; or one that unloaded the plugin in between, while something else
+     * kept it: what the first left behind goes now. */
+    if (shared && connect_in_use() && device_share(shared, log))
+        return NET_SUCCESS;
     device_finalize(shared);
     shared = NULL;
     result = device_init(&context, 0, NULL, log, NULL);

@@ -22,6 +22,18 @@ enum {
     RECV_WINDOW = COMM_REQUESTS + COMM_ANNOUNCEMENTS, /* flushes and writes of records */
 };
 
+static int comms; /* atomic: how many there are, unfinished ones too */
+
+static void count_comm(int change)
+{
+    __atomic_add_fetch(&comms, change, __ATOMIC_RELAXED);
+}
+
+bool connect_in_use(void)
+{
+    return __atomic_load_n(&comms, __ATOMIC_RELAXED) > 0;
+}
+
 /** Private data that the sender gives while connecting: where its clear-to-send ring is. */
 struct note {
     uint32_t magic;
@@ -100,6 +112,7 @@ static void free_send(struct send_comm *comm)
     prs_peer_close(comm->base.peer);
     cts_ring_close(comm->ring, comm->ring_region); /* after the queues: nobody can write there any more */
     free(comm);
+    count_comm(-1);
 }
 
 /** Return 0 or -errno, logged. */
@@ -115,6 +128,7 @@ static int start_connecting(struct context *context, int device, int traffic_cla
     comm = calloc(1, sizeof(*comm));
     if (!comm)
         return prs_fail(-ENOMEM, "connect: out of memory");
+    count_comm(1);
     comm->base.kind = COMM_SEND;
     comm->base.fabric = context->fabric;
     comm->head = FIRST_SEQUENCE;
@@ -205,6 +219,7 @@ static void free_recv(struct recv_comm *comm)
     prs_peer_close(comm->base.peer);
     cts_ring_close(comm->mirror, comm->mirror_region);
     free(comm);
+    count_comm(-1);
 }
 
 net_result connect_listen(void *handle_context, int device, void *handle, void **out)
@@ -230,6 +245,7 @@ net_result connect_listen(void *handle_context, int device, void *handle, void *
     }
     memset(mark_place(&made), 0, PRS_HANDLE_CALLER_BYTES);
     memcpy(handle, &made, sizeof(made));
+    count_comm(1);
     *out = comm;
     return NET_SUCCESS;
 }
@@ -252,6 +268,7 @@ static int make_receiver(const struct listen_comm *listen, struct recv_comm **ou
         free(comm);
         return r;
     }
+    count_comm(1);
     *out = comm;
     return 0;
 }
@@ -328,5 +345,6 @@ net_result connect_close_listen(void *listen_comm)
     if (comm->accepting)
         free_recv(comm->accepting);
     free(comm);
+    count_comm(-1);
     return NET_SUCCESS;
 }

@@ -3,6 +3,8 @@
 #ifndef PERSEUS_PLUGIN_CONNECT_H
 #define PERSEUS_PLUGIN_CONNECT_H
 
+#include <stdbool.h>
+
 #include "plugin/abi.h"
 
 struct context;
@@ -19,5 +21,7 @@ net_result connect_close_listen(void *listen_comm);
 net_result connect_with_class(struct context *context, int device, int traffic_class, void *handle, void **send_comm);
 /** Drop the connections of a context that NCCL began and never finished. */
 void connect_abandon(struct context *context);
+/** Whether this process has any comm. */
+bool connect_in_use(void);
 
 #endif

@@ -34,7 +34,8 @@ struct device {
 static struct {
     pthread_mutex_t lock;
     int contexts;
-    pid_t owner; /* a fork inherits the table, but none of what the NICs know */
+    struct context *newest; /* of the contexts: its NCCL's log is the one in use */
+    pid_t owner;            /* a fork inherits the table, but none of what the NICs know */
     struct prs_fabric *fabric;
     bool is_placeholder; /* PERSEUS_REQUIRED and no rail: one device that refuses to listen and to connect */
     char why_none[256];
@@ -65,6 +66,19 @@ static void log_to_nccl(void *user, enum prs_log_level level, const char *file, 
     log(levels[level], NET_LOG_INIT | NET_LOG_NET, file, line, "NET/Perseus: %s", text);
 }
 
+/** Called when one NCCL has come or gone: no log of one that may be unloaded stays in use. */
+static void choose_log_locked(void)
+{
+    const struct context *context = net.newest;
+
+    while (context && !context->log)
+        context = context->next;
+    if (context)
+        prs_log_set(log_to_nccl, (void *)(uintptr_t)context->log);
+    else
+        prs_log_set(NULL, NULL);
+}
+
 /* ------------------------------------------------------------------------------------------------------------------
  * the table */
 
@@ -87,6 +101,8 @@ static void name_device(struct device *device, const struct prs_rail_info *info,
 
 static void describe_rail(struct device *device, const struct prs_rail_info *info, int index)
 {
+    size_t most = info->max_put_bytes < DEVICE_MAX_P2P ? info->max_put_bytes : DEVICE_MAX_P2P;
+
     memset(device, 0, sizeof(*device));
     name_device(device, info, index);
     snprintf(device->pci_path, sizeof(device->pci_path), "%s", info->pci_path);
@@ -110,8 +126,8 @@ static void describe_rail(struct device *device, const struct prs_rail_info *inf
         .device_type = NET_DEVICE_HOST,
         .device_version = NET_DEVICE_VERSION,
         .vdevice = {.count = 1, .device = {index}},
-        .max_p2p_bytes = DEVICE_MAX_P2P,
-        .max_coll_bytes = DEVICE_MAX_P2P,
+        .max_p2p_bytes = most,
+        .max_coll_bytes = most,
         .max_multi_request = 1,
         .rail_id = info->rail_id,
         .plane_id = info->plane_id,
@@ -257,17 +273,24 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
     context = calloc(1, sizeof(*context));
     if (!context)
         return NET_SYSTEM_ERROR;
+    context->log = log;
     device_lock();
-    if (log)
-        prs_log_set(log_to_nccl, (void *)(uintptr_t)log);
-    if (net.contexts > 0 && net.owner != getpid())
+    if (net.contexts > 0 && net.owner != getpid()) {
         net.contexts = 0; /* what the parent holds is neither usable here nor ours to free */
+        net.newest = NULL;
+    }
+    context->next = net.newest;
+    net.newest = context;
+    choose_log_locked();
     if (net.contexts == 0)
         r = open_devices();
     if (r == 0) {
         net.owner = getpid();
         net.contexts++;
         context->fabric = net.fabric;
+    } else {
+        net.newest = context->next;
+        choose_log_locked();
     }
     device_unlock();
     if (r < 0) {
@@ -281,21 +304,41 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
 
 net_result device_finalize(void *handle)
 {
-    struct context *context = handle;
+    struct context *context = handle, **link;
 
     if (!context) /* NCCL 2.28 and 2.29 finalize what failed to initialise */
         return NET_SUCCESS;
     connect_abandon(context);
     device_lock();
-    if (net.owner == getpid() && --net.contexts == 0) {
-        prs_fabric_close(net.fabric);
-        net.fabric = NULL;
-        net.count = net.physical = 0;
-        prs_log_set(NULL, NULL);
+    if (net.owner == getpid()) {
+        for (link = &net.newest; *link && *link != context; link = &(*link)->next)
+            ;
+        if (*link)
+            *link = context->next;
+        if (--net.contexts == 0) {
+            prs_fabric_close(net.fabric);
+            net.fabric = NULL;
+            net.count = net.physical = 0;
+        }
+        choose_log_locked();
     }
     device_unlock();
     free(context);
     return NET_SUCCESS;
+}
+
+bool device_share(struct context *context, net_log_fn *log)
+{
+    bool ours;
+
+    device_lock();
+    ours = net.owner == getpid();
+    if (ours && log) {
+        context->log = log;
+        choose_log_locked();
+    }
+    device_unlock();
+    return ours;
 }
 
 net_result device_count(int *count)
@@ -369,6 +412,8 @@ static void describe_virtual(struct device *device, const struct net_vdevice_v12
         all->ptr_support &= one->ptr_support;
         all->force_flush |= one->force_flush;
         all->max_comms = one->max_comms < all->max_comms ? one->max_comms : all->max_comms;
+        all->max_p2p_bytes = one->max_p2p_bytes < all->max_p2p_bytes ? one->max_p2p_bytes : all->max_p2p_bytes;
+        all->max_coll_bytes = all->max_p2p_bytes;
         all->latency = one->latency > all->latency ? one->latency : all->latency;
         all->rail_id = one->rail_id == all->rail_id ? all->rail_id : NET_UNDEFINED;
         all->plane_id = one->plane_id == all->plane_id ? all->plane_id : NET_UNDEFINED;

@@ -4,6 +4,7 @@
 #define PERSEUS_PLUGIN_DEVICE_H
 
 #include <perseus/perseus.h>
+#include <stdbool.h>
 
 #include "plugin/abi.h"
 
@@ -14,6 +15,8 @@ struct context {
     struct prs_fabric *fabric;    /* NULL: PERSEUS_REQUIRED is set and there is nothing to use */
     int traffic_class;            /* -1: the fabric's */
     struct send_comm *connecting; /* unfinished; an aborting NCCL never calls connect again. device_lock() */
+    net_log_fn *log;              /* of the NCCL that made it; may be NULL */
+    struct context *next;         /* made before it. device_lock() */
 };
 
 /** Guards the device table, the count of contexts and each context's list. */
@@ -29,6 +32,9 @@ int device_traffic_class(const struct net_config *config);
 net_result device_init(void **context, uint64_t comm_id, struct net_config *config, net_log_fn *log,
                        net_profile_fn *profile);
 net_result device_finalize(void *context);
+/** Another NCCL of this process shares the context (before v11): its log takes over. Return false: it is of the parent
+ * of a fork, and of no use here. */
+bool device_share(struct context *context, net_log_fn *log);
 net_result device_count(int *count);
 net_result device_properties(int device, struct net_properties_v12 *properties);
 net_result device_make_virtual(int *device, struct net_vdevice_v12 *members);

@@ -8,8 +8,16 @@
 
 #include "util/clock.h"
 #include "util/error.h"
+#include "util/log.h"
 
-enum { CARD_MAGIC = 0x47524550 /* "PERG" */, CARD_VERSION = 1, PAGE = 4096 };
+enum {
+    CARD_MAGIC = 0x47524550, /* "PERG" */
+    CARD_VERSION = 1,
+    PAGE = 4096,
+    TELL_MS = 60000,
+    SPIN_MS = 1000, /* who is later than that does not mind another NAP_NS, and others may want the core */
+    NAP_NS = 100000,
+};
 
 static uint64_t slot_offset(const struct gather *g, uint64_t round, uint32_t rank)
 {
@@ -32,6 +40,7 @@ int gather_init(struct gather *g, struct prs_fabric *fabric, const struct prs_ra
     g->rank = rank;
     g->ranks = ranks;
     g->timeout_ms = timeout_ms;
+    g->tell_ms = TELL_MS;
     bytes = (bytes + PAGE - 1) / PAGE * PAGE;
     g->memory = aligned_alloc(PAGE, bytes);
     if (!g->memory)
@@ -84,24 +93,59 @@ int gather_connect(struct gather *g, struct prs_team *team)
     return 0;
 }
 
-/** Progress until our ops are done and a rank's flag is up; what the wait is for is told when it does not end. */
-static int wait_for(struct gather *g, uint32_t rank)
+/** A wait, told of while it goes on. */
+struct wait {
+    const char *what; /* of the rank */
+    uint32_t rank;
+    uint64_t began_ms, told_ms;
+};
+
+/** After a look that found nothing. Return 0 to look again, or -ETIMEDOUT. */
+static int wait_more(const struct gather *g, struct wait *wait)
+{
+    uint64_t now = prs_clock_ms();
+
+    if (now - wait->began_ms > g->timeout_ms)
+        return prs_fail(-ETIMEDOUT,
+                        "exchange %llu: rank %u waited %u ms for %s rank %u (PERSEUS_GIN_TIMEOUT_MS): registering a "
+                        "window is for all ranks, did that one not come to it?",
+                        (unsigned long long)g->round, g->rank, g->timeout_ms, wait->what, wait->rank);
+    if (now - wait->told_ms > g->tell_ms) {
+        PRS_WARN("exchange %llu: rank %u has waited %llu ms for %s rank %u, and goes on to wait, for %u ms at most",
+                 (unsigned long long)g->round, g->rank, (unsigned long long)(now - wait->began_ms), wait->what,
+                 wait->rank, g->timeout_ms);
+        wait->told_ms = now;
+    }
+    if (now - wait->began_ms > SPIN_MS)
+        nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+    else
+        sched_yield();
+    return 0;
+}
+
+static bool has_flag(const struct gather *g, uint32_t rank)
 {
     const uint64_t *flag = (const uint64_t *)(const void *)(g->memory + flag_offset(g, g->round, rank));
-    uint64_t give_up = prs_clock_ms() + g->timeout_ms;
 
-    while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) != g->round || g->data.status == PRS_OP_PENDING ||
-           g->flag.status == PRS_OP_PENDING) {
+    return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == g->round;
+}
+
+/** Progress until our ops are done and a rank's flag is up, which the left neighbour hands on. */
+static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
+{
+    struct wait wait = {"the data of", rank, prs_clock_ms(), prs_clock_ms()};
+
+    while (!has_flag(g, rank) || g->data.status == PRS_OP_PENDING || g->flag.status == PRS_OP_PENDING) {
         int r = prs_team_progress(g->team, GATHER_CONTEXT);
 
-        if (r < 0)
-            return r;
         if (r > 0)
             continue;
-        if (prs_clock_ms() > give_up)
-            return prs_fail(-ETIMEDOUT, "exchange %llu: rank %u waited %u ms for the data of rank %u",
-                            (unsigned long long)g->round, g->rank, g->timeout_ms, rank);
-        sched_yield();
+        if (r == 0 && !has_flag(g, rank))
+            r = prs_peer_awaited(left); /* it may have failed, and closed: then nothing comes */
+        if (r == 0)
+            r = wait_more(g, &wait);
+        if (r < 0)
+            return r;
     }
     return g->data.status < 0 ? g->data.status : g->flag.status;
 }
@@ -122,7 +166,7 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
         .value = g->round,
         .kind = PRS_SIGNAL_SET,
     };
-    uint64_t give_up = prs_clock_ms() + g->timeout_ms;
+    struct wait wait = {"room on the way to", (g->rank + 1) % g->ranks, prs_clock_ms(), prs_clock_ms()};
     bool posted = false;
     int r;
 
@@ -136,29 +180,30 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
             return r;
         /* No room: under `counted` a neighbour that is late leaves the steps of many ranks uncredited. */
         r = prs_team_progress(g->team, GATHER_CONTEXT);
+        if (r >= 0)
+            r = wait_more(g, &wait);
         if (r < 0)
             return r;
-        if (prs_clock_ms() > give_up)
-            return prs_fail(-ETIMEDOUT, "exchange %llu: rank %u waited %u ms for room on the way to rank %u",
-                            (unsigned long long)g->round, g->rank, g->timeout_ms, (g->rank + 1) % g->ranks);
-        sched_yield();
     }
 }
 
 static int run_locked(struct gather *g, const void *mine, uint32_t bytes, uint8_t *all)
 {
-    struct prs_peer *peer;
-    int r;
+    struct prs_peer *right, *left;
+    int r = 0;
 
     g->round++;
     memcpy(g->memory + slot_offset(g, g->round, g->rank), mine, bytes);
-    r = g->ranks > 1 ? prs_team_peer(g->team, GATHER_CONTEXT, (g->rank + 1) % g->ranks, &peer) : 0;
+    if (g->ranks > 1) /* both are there since gather_connect() */
+        r = prs_team_peer(g->team, GATHER_CONTEXT, (g->rank + 1) % g->ranks, &right);
+    if (g->ranks > 1 && r == 0)
+        r = prs_team_peer(g->team, GATHER_CONTEXT, (g->rank + g->ranks - 1) % g->ranks, &left);
     for (uint32_t step = 0; step + 1 < g->ranks && r == 0; step++) {
         uint32_t give = (g->rank + g->ranks - step) % g->ranks, take = (give + g->ranks - 1) % g->ranks;
 
-        r = pass_on(g, peer, give);
+        r = pass_on(g, right, give);
         if (r == 0)
-            r = wait_for(g, take);
+            r = wait_for(g, left, take);
     }
     if (r == 0)
         memcpy(all, g->memory + slot_offset(g, g->round, 0), (size_t)g->ranks * GATHER_BYTES);

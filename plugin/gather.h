@@ -10,8 +10,9 @@
 
 #include <perseus/team.h>
 
+#define GATHER_CONTEXT UINT32_MAX /* far above those of sets, which are counted up */
+
 enum {
-    GATHER_CONTEXT = PRS_TEAM_CONTEXTS - 1,
     GATHER_BYTES = 128, /* a rank gives at most this much */
     GATHER_BANKS = 2,   /* a rank may be one round ahead of its neighbour */
 };
@@ -35,6 +36,7 @@ struct gather {
         flag;  /* of the step under way: after one that failed a peer writes to them until it is closed */
     int error; /* sticky: after a round that failed the ranks are no longer in step */
     uint32_t timeout_ms;
+    uint32_t tell_ms;     /* how often a wait that goes on is told of */
     pthread_mutex_t lock; /* regMrSym comes from any thread */
 };
 
@@ -43,8 +45,8 @@ int gather_init(struct gather *gather, struct prs_fabric *fabric, const struct p
                 uint32_t ranks, uint32_t timeout_ms, struct gather_card *card);
 /** Collective: connect the ring. Blocks, bounded. */
 int gather_connect(struct gather *gather, struct prs_team *team);
-/** Collective, in the same order on every rank: all[] gets ranks times GATHER_BYTES. Blocks, bounded. After one that
- * failed all fail. */
+/** Collective, in the same order on every rank: all[] gets ranks times GATHER_BYTES. Blocks: a rank may be late by
+ * timeout_ms, but one whose neighbour has died or closed ends at once. After one that failed all fail. */
 int gather_run(struct gather *gather, const void *mine, uint32_t bytes, uint8_t *all);
 /** After the team was closed. */
 void gather_fini(struct gather *gather);

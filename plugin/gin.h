@@ -14,9 +14,10 @@
 #include "plugin/gather.h"
 
 enum {
-    GIN_WINDOW_OPS = 512, /* transfers in flight to one rank in one context; more wait in the lane */
-    GIN_TIMEOUT_MS = 60000,
-    GIN_HOLD_NS = 500, /* a GPU's CTAs signal one after the other, each by a write over PCIe */
+    GIN_WINDOW_OPS = 512,      /* transfers in flight to one rank in one context; more wait in the lane */
+    GIN_CONNECT_MS = 60000,    /* ranks come to connect one right after the other */
+    GIN_EXCHANGE_MS = 1800000, /* but to a registration when their program does, which may compile or load before */
+    GIN_HOLD_NS = 500,         /* a GPU's CTAs signal one after the other, each by a write over PCIe */
     GIN_HOLD_MOST = 16,
 };
 
@@ -42,9 +43,13 @@ struct gin_comm {
     struct gin_set *own;   /* v11, v12: the contexts that come with the comm */
     uint32_t next_context; /* of the team */
     uint32_t rank, ranks;
-    uint32_t hold_ns; /* see gin_request_progress() */
-    bool relaxed;     /* a rail registers data with relaxed ordering */
-    int error;        /* atomic; sticky */
+    uint32_t hold_ns;     /* see gin_request_progress() */
+    bool relaxed;         /* a rail registers data with relaxed ordering */
+    bool raises;          /* signals that come are raised by this process */
+    pthread_mutex_t lock; /* protects sets and contexts: they come and go beside registrations */
+    struct gin_set *sets;
+    uint32_t contexts; /* of all sets that there are */
+    int error;         /* atomic; sticky */
 };
 
 struct gin_remote {
@@ -89,7 +94,14 @@ struct gin_lane {
 
 struct gin_set {
     struct gin_base base;
+    struct gin_set *next; /* of the comm's */
     uint32_t first_context, contexts;
+    /* Whoever gives memory up asks whether all signals that have come are raised (gin_settle.c). */
+    uint32_t asked;         /* atomic: number of the last question */
+    uint32_t answered;      /* atomic: of the last that was answered with yes */
+    uint32_t rounds;        /* atomic: how often progress was called */
+    uint32_t left_at;       /* rounds when somebody asked in vain; comm's lock */
+    pthread_t driver;       /* atomic: the thread that did; 0: none yet */
     struct gin_lane *lanes; /* [contexts][ranks] */
     struct gin_lane *waiting;
     struct gin_request *free;
@@ -126,6 +138,15 @@ gin_reg_dmabuf_fn gin_memory_reg_dmabuf;
 rma_reg_fn rma_memory_reg;
 rma_reg_dmabuf_fn rma_memory_reg_dmabuf;
 net_result gin_memory_release(void *coll_comm, void *mhandle);
+
+/* gin_settle.c */
+/** Before memory of the comm goes: what was sent before this call, by a rank that knows that it is done, is raised.
+ * Waits for whoever drives the comm's sets, but not for long. */
+void gin_settle(struct gin_comm *comm);
+/** By the driver: the question that a round of progress, which begins after this, may answer; and the round's end, when
+ * it has handled so many events. */
+uint32_t gin_settle_asked(const struct gin_set *set);
+void gin_settle_answer(struct gin_set *set, uint32_t asked, int handled);
 
 /* gin_request.c */
 struct gin_transfer {

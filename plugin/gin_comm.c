@@ -10,6 +10,8 @@
 #include "util/error.h"
 #include "util/log.h"
 
+enum { CONTEXTS_MOST = PRS_TEAM_CONTEXTS - 1 }; /* the exchange has one */
+
 struct gin_comm *gin_comm_of(void *handle)
 {
     struct gin_base *base = handle;
@@ -95,6 +97,18 @@ static bool any_rail_relaxed(const struct gin_comm *comm)
     return false;
 }
 
+/** Whether signals come as records, which this process raises: as transport/setup.c has it. */
+static bool raises_signals(const struct gin_comm *comm)
+{
+    struct prs_rail_info info;
+    char policy[256];
+
+    if (prs_rail_query(comm->fabric, comm->rails.rail[0], &info) == 0 && !info.in_order)
+        return true;
+    return prs_fabric_policy(comm->fabric, &comm->rails, policy, sizeof(policy)) == 0 &&
+           strncmp(policy, "counted", strlen("counted")) == 0;
+}
+
 /** The team takes the listener; it stays the listen comm's when this fails. Return 0 or -errno. */
 static int open_team(struct gin_comm *comm, struct gin_listener *listener, void *handles[])
 {
@@ -111,17 +125,21 @@ static int open_team(struct gin_comm *comm, struct gin_listener *listener, void 
         .traffic_class = -1,
         .adds_alone =
             true, /* NCCL's signals: only GIN adds to them, and a kernel resets none while adds are under way */
-        .timeout_ms = GIN_TIMEOUT_MS,
+        .timeout_ms = GIN_CONNECT_MS,
         .card = &card,
         .card_bytes = sizeof(card),
     };
+    long exchange_ms;
     int r;
 
     if (!copy)
         return prs_fail(-ENOMEM, "GIN: connect: no memory for %u handles", comm->ranks);
     for (uint32_t rank = 0; rank < comm->ranks; rank++)
         memcpy(&copy[rank], handles[rank], sizeof(*copy));
-    r = gather_init(&comm->gather, comm->fabric, &comm->rails, comm->rank, comm->ranks, GIN_TIMEOUT_MS, &card);
+    r = prs_env_int("PERSEUS_GIN_TIMEOUT_MS", GIN_EXCHANGE_MS, 10, 86400000, &exchange_ms);
+    if (r == 0)
+        r = gather_init(&comm->gather, comm->fabric, &comm->rails, comm->rank, comm->ranks, (uint32_t)exchange_ms,
+                        &card);
     if (r == 0)
         r = prs_team_open(&options, &comm->team);
     if (r == 0)
@@ -154,6 +172,8 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     comm->rank = (uint32_t)rank;
     comm->ranks = (uint32_t)ranks;
     comm->relaxed = any_rail_relaxed(comm);
+    comm->raises = raises_signals(comm);
+    pthread_mutex_init(&comm->lock, NULL);
     comm->hold_ns = (uint32_t)hold_ns;
     r = open_team(comm, listener, handles);
     if (r == 0)
@@ -179,6 +199,7 @@ net_result gin_comm_close(void *coll_comm)
     gin_set_destroy(comm->own);
     prs_team_close(comm->team);
     gather_fini(&comm->gather);
+    pthread_mutex_destroy(&comm->lock);
     free(comm);
     return NET_SUCCESS;
 }
@@ -186,15 +207,25 @@ net_result gin_comm_close(void *coll_comm)
 /* ------------------------------------------------------------------------------------------------------------------
  * sets of contexts */
 
+static uint32_t contexts_left(struct gin_comm *comm)
+{
+    uint32_t left, numbers = GATHER_CONTEXT - comm->next_context;
+
+    pthread_mutex_lock(&comm->lock);
+    left = CONTEXTS_MOST - comm->contexts;
+    pthread_mutex_unlock(&comm->lock);
+    return left < numbers ? left : numbers;
+}
+
 net_result gin_set_create(void *coll_comm, int contexts, void **out)
 {
     struct gin_comm *comm = gin_comm_of(coll_comm);
     struct gin_set *set;
 
     *out = NULL;
-    if (!comm || contexts < 1 || (uint32_t)contexts > GATHER_CONTEXT - comm->next_context)
-        return result_from_errno(prs_fail(-EINVAL, "GIN: %d contexts asked for, %u are left", contexts,
-                                          comm ? GATHER_CONTEXT - comm->next_context : 0));
+    if (!comm || contexts < 1 || (uint32_t)contexts > contexts_left(comm))
+        return result_from_errno(
+            prs_fail(-EINVAL, "GIN: %d contexts asked for, %u are left", contexts, comm ? contexts_left(comm) : 0));
     set = calloc(1, sizeof(*set));
     if (!set)
         return result_from_errno(prs_fail(-ENOMEM, "GIN: contexts: no memory"));
@@ -205,7 +236,7 @@ net_result gin_set_create(void *coll_comm, int contexts, void **out)
         free(set);
         return result_from_errno(prs_fail(-ENOMEM, "GIN: %d contexts of %u ranks: no memory", contexts, comm->ranks));
     }
-    /* Collective: every rank numbers its sets alike. */
+    /* Collective: every rank numbers its sets alike. A number does not come again: others may still use the old one. */
     set->first_context = comm->next_context;
     comm->next_context += set->contexts;
     for (uint32_t c = 0; c < set->contexts; c++)
@@ -215,8 +246,26 @@ net_result gin_set_create(void *coll_comm, int contexts, void **out)
             lane->context = set->first_context + c;
             lane->rank = rank;
         }
+    pthread_mutex_lock(&comm->lock);
+    set->next = comm->sets;
+    comm->sets = set;
+    comm->contexts += set->contexts;
+    pthread_mutex_unlock(&comm->lock);
     *out = set;
     return NET_SUCCESS;
+}
+
+static void forget(struct gin_set *set)
+{
+    struct gin_comm *comm = set->base.comm;
+    struct gin_set **link;
+
+    pthread_mutex_lock(&comm->lock);
+    for (link = &comm->sets; *link != set; link = &(*link)->next)
+        ;
+    *link = set->next;
+    comm->contexts -= set->contexts;
+    pthread_mutex_unlock(&comm->lock);
 }
 
 net_result gin_set_destroy(void *handle)
@@ -225,7 +274,8 @@ net_result gin_set_destroy(void *handle)
 
     if (!set)
         return NET_SUCCESS;
-    /* First the peers: nothing completes into a request after that. */
+    forget(set);
+    /* Then the peers: nothing completes into a request after that. */
     for (uint32_t c = 0; c < set->contexts; c++)
         prs_team_drop(set->base.comm->team, set->first_context + c);
     gin_request_free_all(set);

@@ -145,7 +145,10 @@ net_result gin_memory_reg_dmabuf(void *coll_comm, void *data, size_t size, int t
 
 net_result gin_memory_release(void *coll_comm, void *mhandle)
 {
-    (void)coll_comm;
+    struct gin_comm *comm = gin_comm_of(coll_comm);
+
+    if (mhandle && comm)
+        gin_settle(comm);
     if (mhandle)
         drop(mhandle);
     return NET_SUCCESS;

@@ -372,9 +372,12 @@ net_result gin_request_progress(void *handle)
 {
     struct gin_comm *comm = gin_comm_of(handle);
     struct gin_set *set = gin_set_of(handle);
+    uint32_t asked;
+    int handled = 0;
 
     if (!set)
         return NET_SUCCESS;
+    asked = gin_settle_asked(set);
     set->fruitless = 0;
     if (hold_back(set))
         return NET_SUCCESS;
@@ -383,9 +386,12 @@ net_result gin_request_progress(void *handle)
 
         if (r < 0)
             return gin_fail(comm, r);
+        handled += r;
     }
     if (set->waiting)
         post_waiting(set);
+    if (comm->raises)
+        gin_settle_answer(set, asked, handled);
     return NET_SUCCESS;
 }
 

@@ -42,7 +42,7 @@ _Static_assert(sizeof(struct card) == 24 + 32 + 64 + 32 + 160, "no hidden paddin
 struct span {
     void *base; /* NULL: none */
     uint64_t bytes;
-    int fd; /* host: memfd; CUDA: exported handle, open until it was shared; -1: none */
+    int fd; /* host: memfd; CUDA: exported handle; open until it was shared; -1: none */
     struct prs_cuda_span cuda;
 };
 
@@ -89,6 +89,14 @@ static int span_make(struct span *span, uint64_t bytes, bool cuda)
     return span_map_host(span);
 }
 
+/* The mapping needs no file. */
+static void span_close(struct span *span)
+{
+    if (span->fd >= 0)
+        close(span->fd);
+    span->fd = -1;
+}
+
 /* Takes the file. */
 static int span_import(struct span *span, int fd, uint64_t bytes, bool cuda)
 {
@@ -99,21 +107,19 @@ static int span_import(struct span *span, int fd, uint64_t bytes, bool cuda)
     r = cuda ? prs_cuda_span_import(fd, bytes, &span->cuda) : span_map_host(span);
     if (r == 0 && cuda)
         span->base = (void *)(uintptr_t)span->cuda.address;
-    close(span->fd);
-    span->fd = -1;
+    span_close(span);
     return r;
 }
 
 static void span_drop(struct span *span)
 {
-    if (span->fd >= 0)
-        close(span->fd);
+    span_close(span);
     if (span->cuda.handle)
         prs_cuda_span_drop(&span->cuda);
     else if (span->base)
         munmap(span->base, span->bytes);
     memset(span, 0, sizeof(*span));
-    span->fd = -1;
+    span->fd = -1; /* 0 is a file */
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -285,6 +291,8 @@ int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_o
     }
     r = exchange(heap, make_own(heap));
     prs_share_close(&heap->share);
+    for (int part = 0; part < PRS_HEAP_PARTS; part++)
+        span_close(&heap->own[part]);
     if (r < 0) {
         prs_heap_close(heap);
         return r;

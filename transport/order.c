@@ -31,6 +31,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->window_ops = options->window_ops;
     order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->plain = options->policy == PRS_POLICY_IN_ORDER && data == 1;
+    order->holds = options->policy == PRS_POLICY_DRAIN || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->in_order = options->in_order;
     order->fence = options->fence;
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
@@ -88,13 +89,16 @@ int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const u
 /* Remember where a put went, for the signals behind it. */
 static inline void note_put(struct prs_order *order, const struct prs_put *put, uint32_t index)
 {
+    struct prs_order_queue *queue = &order->queue[index];
     struct prs_order_group *group;
 
-    order->queue[index].last_work = order->queue[index].head;
-    if (!order->tracked || put->group == PRS_GROUP_NONE)
+    if (put->group == PRS_GROUP_NONE)
+        return;
+    queue->last_work = queue->last_kept = queue->head;
+    if (!order->tracked)
         return;
     group = group_of(order, put->group);
-    group_note(group, index, order->queue[index].head - 1);
+    group_note(group, index, queue->head - 1);
     group->unfenced = true;
 }
 
@@ -269,10 +273,22 @@ static bool next_part(const struct prs_order *order, const struct prs_lane *lane
     return true;
 }
 
-static bool part_limit_exceeded(const struct prs_order *order, uint64_t len_bytes)
+static_assert(PRS_ORDER_SURE_PARTS + PRS_ORDER_MAX_DATA_QUEUES <= PRS_IMM_MAX_PARTS, "as check_parts() has it");
+
+/* What could never leave is refused: a notification tells of so many parts at most, and a queue has so many slots. */
+static int check_parts(const struct prs_order *order, const char *what, uint64_t len_bytes, bool notified,
+                       bool one_queue)
 {
-    /* Worst case: every queue adds one partly filled request. */
-    return len_bytes / order->max_part_bytes + order->data_queues > PRS_IMM_MAX_PARTS;
+    uint64_t parts = len_bytes / order->max_part_bytes, most = UINT64_MAX;
+
+    if (notified)
+        most = PRS_IMM_MAX_PARTS - order->data_queues; /* worst case: every queue adds one partly filled request */
+    if ((one_queue || order->data_queues == 1) && most > order->queue[0].mask)
+        most = order->queue[0].mask;
+    return parts <= most ? 0
+                         : prs_fail(-EINVAL, "%s of %llu bytes: more than %llu parts of %llu bytes", what,
+                                    (unsigned long long)len_bytes, (unsigned long long)most,
+                                    (unsigned long long)order->max_part_bytes);
 }
 
 static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
@@ -283,11 +299,11 @@ static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struc
         (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE);
     struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
     uint32_t parts;
-    int tag;
+    int tag, r;
 
-    if (part_limit_exceeded(order, put->len_bytes))
-        return prs_fail(-EINVAL, "put of %zu bytes: more than %d parts of %llu bytes", put->len_bytes,
-                        PRS_IMM_MAX_PARTS, (unsigned long long)order->max_part_bytes);
+    r = check_parts(order, "put", put->len_bytes, put->flags & PRS_PUT_NOTIFY, pinned);
+    if (r)
+        return r;
     parts = cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, lanes);
     if (!parts)
         return PRS_BUSY;
@@ -346,8 +362,8 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
     fill_write(queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
     if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES)
         signal_request(order, queue, queue->head - 1);
-    else if (!(flags & PRS_PUT_LAZY))
-        queue->eager = true;
+    else if (!(flags & PRS_PUT_LAZY) || (!plain && order->holds && put->group != PRS_GROUP_NONE))
+        queue->eager = true; /* a signal that is held must see this one's completion, however lazy its owner is */
     if (flags & PRS_PUT_NOTIFY) {
         extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
@@ -386,12 +402,15 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
 {
     struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
     uint32_t parts;
-    int only = -1;
+    int only = -1, r;
 
     if (order->ops >= order->window_ops || order->stalled)
         return PRS_BUSY;
     if (get->len_bytes <= order->split_bytes || order->policy == PRS_POLICY_NIC_FENCE)
         only = order->policy == PRS_POLICY_NIC_FENCE ? 0 : (int)choose_small_queue(order, get->len_bytes);
+    r = check_parts(order, "get", get->len_bytes, false, only >= 0);
+    if (r)
+        return r;
     parts = cut(order, get->len_bytes, only, lanes);
     if (!parts)
         return PRS_BUSY;
@@ -406,7 +425,7 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
                                                                 .len_bytes = part.bytes,
                                                                 .opcode = PRS_WR_READ};
         end_run(queue);
-        queue->last_read = queue->last_work = queue->head;
+        queue->last_read = queue->last_work = queue->last_kept = queue->head;
         account(order, part.queue, part.bytes);
     }
     order->ops++;

@@ -40,6 +40,7 @@ enum {
     PRS_ORDER_LAZY = 16,                /* lazy requests on one queue behind which one is signaled all the same */
     PRS_ORDER_PROMPT_BYTES = 8192, /* a request this long gains nothing from company: it is posted at once, signaled,
                                       and has its own notification, so that neither side waits for another's bytes */
+    PRS_ORDER_SURE_PARTS = 8,      /* requests that a notified put may always have, over however many queues */
     PRS_ORDER_BATCH = 16,          /* requests on one queue that make the caller post without waiting for more */
 };
 
@@ -87,7 +88,8 @@ struct prs_order_queue {
     uint32_t run;       /* length of the run that the request before head ends */
     uint64_t run_next;  /* run_key() of the message that would make it longer; 0: none may */
     uint32_t last_read; /* position + 1 of the last read; 0: none */
-    uint32_t last_work; /* drain: the same of the last put or get */
+    uint32_t last_work; /* the same of the last put or get that signals stay behind: not of PRS_GROUP_NONE */
+    uint32_t last_kept; /* the same, with signals */
     uint64_t backlog_bytes;
 };
 
@@ -123,6 +125,7 @@ struct prs_order {
     bool fence;              /* a request can be held until earlier ones of its queue are complete */
     bool tracked;            /* signals depend on where the puts of their group went */
     bool plain;              /* in_order on a single queue: a put has no choice, and nobody asks where it went */
+    bool holds;              /* a signal may wait for completions */
     uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut */
     bool split_queues;       /* over all queues; else over one queue of each path, by turns */

@@ -15,7 +15,7 @@ static uint64_t unfinished(const struct prs_order *order, const struct prs_signa
     for (uint32_t i = 0; i < order->data_queues; i++) {
         const struct prs_order_queue *queue = &order->queue[i];
 
-        position[i] = work ? queue->last_work - 1 : drain || strong ? queue->head - 1 : group->last[i];
+        position[i] = work ? queue->last_work - 1 : drain || strong ? queue->last_kept - 1 : group->last[i];
         if ((drain || strong || (group->used >> i & 1)) && queue_has(queue, position[i]))
             found |= 1ull << i;
     }
@@ -58,6 +58,7 @@ static void admit_record(struct prs_order *order, uint32_t index, struct prs_op 
                           .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
                           .opcode = PRS_WR_WRITE_IMM};
     copy_inline(queue, wr, record, sizeof *record);
+    queue->last_kept = queue->head;
     end_run(queue);
     account(order, index, sizeof *record);
 }
@@ -151,6 +152,7 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
     group_note(group, index, queue->head - 1);
     order->signal_used |= 1ull << index;
     order->signal_last[index] = queue->head - 1;
+    queue->last_kept = queue->head;
     return 0;
 }
 
@@ -198,6 +200,19 @@ static uint32_t open_intervals(const struct prs_tally *tally, uint32_t except)
     return open;
 }
 
+/* Close others' intervals, as many as there is room for, on one queue. Return those that are left. */
+static uint32_t close_intervals(struct prs_order *order, uint32_t index, uint32_t open)
+{
+    const struct prs_order_queue *queue = &order->queue[index];
+    struct prs_record record = {.kind = PRS_RECORD_CLOSE};
+
+    for (; open && !queue_full(queue) && prs_tally_room(order->tally, 1); open &= open - 1) {
+        prs_tally_close(order->tally, lowest(open), &record);
+        admit_record(order, index, &order->closers, &record);
+    }
+    return open;
+}
+
 /* The signal becomes a record; a strong one closes the intervals of all other groups first. */
 static int signal_counted(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
 {
@@ -215,13 +230,13 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
     queue = &order->queue[index];
     if (!strong && join_record(order, queue, op, signal, signal->dst))
         return 0;
+    if (records > queue->mask + 1) { /* never together: what is closed now is not open when the caller comes again */
+        (void)close_intervals(order, index, others);
+        return PRS_BUSY;
+    }
     if (queue->head - queue->tail + records > queue->mask + 1)
         return PRS_BUSY;
-    for (; others; others &= others - 1) {
-        record = (struct prs_record){.kind = PRS_RECORD_CLOSE};
-        prs_tally_close(order->tally, lowest(others), &record);
-        admit_record(order, index, &order->closers, &record);
-    }
+    (void)close_intervals(order, index, others);
     record = (struct prs_record){.addr = signal->dst_addr,
                                  .value = signal->value,
                                  .key = signal->dst->rkey[order->path[0].remote_rail],

@@ -8,6 +8,7 @@
 #include "util/log.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,6 +16,8 @@
 
 enum {
     IDLE_POLLS = PRS_PEER_IDLE_POLLS,
+    FAREWELL_MS =
+        500, /* from when the other side's queues are gone until it says so; what failed before is lost anyway */
     FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST, /* more than all flushed receives of some queues */
 };
 
@@ -321,23 +324,6 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
     return 0;
 }
 
-/* Something failed on this link: look through what else has come before saying what. */
-static __attribute__((cold)) int take_failure(struct prs_peer *peer, struct prs_link *link, struct prs_event *first)
-{
-    struct prs_event events[PRS_POLL_MOST];
-
-    for (int polls = 0; polls < FAILURE_POLLS && first->error == -ECONNRESET; polls++) {
-        int count = peer->nic->poll(link, events), r;
-
-        if (count <= 0)
-            break;
-        r = take_events(peer, events, count, first);
-        if (r)
-            return r;
-    }
-    return fail_completion(peer, first);
-}
-
 /* Is something under way to the other side that somebody waits for? Not so requests to ourselves, credits, and lazy
  * puts that no completion is asked for yet. */
 static bool awaits_answers(const struct prs_order *order)
@@ -353,6 +339,41 @@ static bool awaits_answers(const struct prs_order *order)
         }
     }
     return order->held_count != 0;
+}
+
+/* Has the other side closed? Its farewell follows the end of its queues. */
+static bool has_closed(struct prs_peer *peer)
+{
+    struct pollfd stream = {.fd = peer->stream_fd, .events = POLLIN};
+    char byte;
+
+    if (!peer->remote_closed && peer->stream_fd >= 0 && poll(&stream, 1, FAREWELL_MS) == 1 &&
+        recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT) == 1)
+        peer->remote_closed = true;
+    return peer->remote_closed;
+}
+
+/* Something failed on this link: look through what else has come before saying what. */
+static __attribute__((cold)) int take_failure(struct prs_peer *peer, struct prs_link *link, struct prs_event *first)
+{
+    struct prs_event events[PRS_POLL_MOST];
+
+    for (int polls = 0; polls < FAILURE_POLLS && first->error == -ECONNRESET; polls++) {
+        int count = peer->nic->poll(link, events), r;
+
+        if (count <= 0)
+            break;
+        r = take_events(peer, events, count, first);
+        if (r)
+            return r;
+    }
+    if ((first->error == -ETIMEDOUT || first->error == -ECONNRESET) && !awaits_answers(&peer->order) &&
+        has_closed(peer)) {
+        peer->remote_gone = true; /* it was a credit, or a put that nobody waits for: no harm is done */
+        first->kind = PRS_EVENT_DONE;
+        return 0;
+    }
+    return fail_completion(peer, first);
 }
 
 /* Nothing has come for long: does the other process still live? */

@@ -113,7 +113,7 @@ static void drop_asked(struct prs_proxy *proxy)
 
     if (__builtin_expect(asked != 0, 0)) {
         prs_windows_drop(&proxy->windows, asked - 1);
-        __atomic_store_n(&proxy->dropping, 0, __ATOMIC_RELEASE); /* P2: pairs with P3 in drop_beside_thread() */
+        __atomic_store_n(&proxy->dropping, 0, __ATOMIC_RELEASE); /* P2: pairs with P3 in await_drop() */
     }
 }
 
@@ -226,9 +226,8 @@ free_proxy:
 }
 
 /* A window's part of the tables that the device reads; it must not be in use there. */
-static void map_window(struct prs_proxy *proxy, uint32_t w)
+static void map_window(struct prs_proxy *proxy, uint32_t w, const struct prs_window *window)
 {
-    const struct prs_window *window = &proxy->windows.window[w];
     uint32_t world = proxy->device.world;
 
     for (uint32_t rank = 0; rank < world; rank++)
@@ -237,12 +236,12 @@ static void map_window(struct prs_proxy *proxy, uint32_t w)
     proxy->map[PRS_PROXY_WINDOWS * world + w] = window->bytes;
 }
 
-static int publish_window(struct prs_proxy *proxy, uint32_t w)
+static int publish_window(struct prs_proxy *proxy, uint32_t w, const struct prs_window *window)
 {
     size_t row = (size_t)w * proxy->device.world, size = (size_t)PRS_PROXY_WINDOWS * proxy->device.world + w;
     int r;
 
-    map_window(proxy, w);
+    map_window(proxy, w, window);
     if (proxy->device_map == proxy->map)
         return 0;
     r = prs_cuda_copy(proxy->device_map + row, proxy->map + row, proxy->device.world * sizeof(uint64_t));
@@ -265,30 +264,16 @@ static int check_mapping(const struct prs_proxy *proxy, const struct prs_window_
     return 0;
 }
 
-int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options)
-{
-    int index, r = check_mapping(proxy, options);
-
-    if (r < 0)
-        return r;
-    index = prs_windows_add(&proxy->windows, options);
-    if (index < 0 || !proxy->map)
-        return index;
-    r = publish_window(proxy, (uint32_t)index);
-    if (r < 0)
-        prs_windows_drop(&proxy->windows, (uint32_t)index);
-    return r < 0 ? r : index;
-}
-
-/* The thread looks at windows: it gives this one up, within a round or two. */
-static int drop_beside_thread(struct prs_proxy *proxy, uint32_t index)
+/* The thread looks at windows: it gives up the one that it was asked to within a round or two. One whose drop met
+ * -ETIMEDOUT is still asked for, and awaited first by whoever comes next. */
+static int await_drop(struct prs_proxy *proxy)
 {
     uint64_t give_up_ns = prs_now_ns() + 1000000ull * THREAD_MS;
     struct timespec nap = {0, THREAD_NAP_NS};
+    uint32_t asked;
 
-    __atomic_store_n(&proxy->dropping, index + 1, __ATOMIC_RELEASE); /* P6 */
     /* P3: pairs with P2 and P4. */
-    while (__atomic_load_n(&proxy->dropping, __ATOMIC_ACQUIRE) != 0) {
+    while ((asked = __atomic_load_n(&proxy->dropping, __ATOMIC_ACQUIRE)) != 0) {
         if (__atomic_load_n(&proxy->ended, __ATOMIC_ACQUIRE)) {
             drop_asked(proxy);
             break;
@@ -296,25 +281,49 @@ static int drop_beside_thread(struct prs_proxy *proxy, uint32_t index)
         if (prs_now_ns() > give_up_ns)
             return prs_fail(-ETIMEDOUT,
                             "proxy of rank %u did not give up window %u within %d ms: is its thread stopped?",
-                            proxy->device.rank, index, THREAD_MS);
+                            proxy->device.rank, asked - 1, THREAD_MS);
         nanosleep(&nap, NULL);
     }
     return 0;
 }
 
-int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index)
+int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options)
 {
-    int r = 0;
+    int index, r = await_drop(proxy);
 
-    if (index >= proxy->windows.count || !proxy->windows.window[index].remotes)
-        return prs_fail(-EINVAL, "proxy of rank %u has no window %u to drop", proxy->device.rank, index);
-    if (proxy->running)
-        r = drop_beside_thread(proxy, index);
-    else
-        prs_windows_drop(&proxy->windows, index);
+    if (r == 0)
+        r = check_mapping(proxy, options);
     if (r < 0)
         return r;
-    return proxy->map ? publish_window(proxy, index) : 0;
+    index = prs_windows_add(&proxy->windows, options);
+    if (index < 0 || !proxy->map)
+        return index;
+    r = publish_window(proxy, (uint32_t)index, &proxy->windows.window[index]);
+    if (r < 0)
+        prs_windows_drop(&proxy->windows, (uint32_t)index);
+    return r < 0 ? r : index;
+}
+
+int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index)
+{
+    static const struct prs_window none;
+    uint32_t late = __atomic_load_n(&proxy->dropping, __ATOMIC_RELAXED);
+    int r = await_drop(proxy);
+
+    if (r < 0 || late == index + 1)
+        return r;
+    if (index >= proxy->windows.count || !proxy->windows.window[index].remotes)
+        return prs_fail(-EINVAL, "proxy of rank %u has no window %u to drop", proxy->device.rank, index);
+    /* First for the device: also where the thread is late, no command of a later kernel names the window. */
+    r = proxy->map ? publish_window(proxy, index, &none) : 0;
+    if (r < 0)
+        return r;
+    if (!proxy->running) {
+        prs_windows_drop(&proxy->windows, index);
+        return 0;
+    }
+    __atomic_store_n(&proxy->dropping, index + 1, __ATOMIC_RELEASE); /* P6 */
+    return await_drop(proxy);
 }
 
 /* Return 0, PRS_AGAIN or -errno. */
@@ -362,7 +371,7 @@ static int make_map(struct prs_proxy *proxy)
     if (!proxy->map)
         return prs_fail(-ENOMEM, "proxy: no memory for %d windows of %u ranks", PRS_PROXY_WINDOWS, world);
     for (uint32_t w = 0; w < proxy->windows.count; w++)
-        map_window(proxy, w);
+        map_window(proxy, w, &proxy->windows.window[w]);
     proxy->device_map = proxy->map;
     if (proxy->options.cuda) {
         r = prs_cuda_alloc((void **)&proxy->device_map, words * sizeof(uint64_t));

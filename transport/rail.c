@@ -3,6 +3,7 @@
 
 #include "transport/gid.h"
 #include "transport/nic.h"
+#include "transport/order.h"
 #include "util/log.h"
 
 #include <ctype.h>
@@ -163,6 +164,7 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     out->max_message_bytes = domain->max_message_bytes ? domain->max_message_bytes
                              : attr.max_msg_sz         ? attr.max_msg_sz
                                                        : 1u << 30;
+    out->info.max_put_bytes = PRS_ORDER_SURE_PARTS * out->max_message_bytes;
     out->info.guid = be64toh(domain->attr.sys_image_guid ? domain->attr.sys_image_guid : domain->attr.node_guid);
     out->info.speed_mbps = speed_mbps(&attr);
     out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* a probe queue each */

@@ -194,3 +194,14 @@ int prs_records_raise(struct prs_peer *peer)
     }
     return 0;
 }
+
+bool prs_records_busy(const struct prs_peer *peer)
+{
+    const struct prs_records *records = peer->records;
+    const struct prs_record *record;
+
+    if (!records || peer->error)
+        return false;
+    return records->raise.stage != PRS_RAISE_IDLE || !prs_order_self_idle(&peer->order) ||
+           (prs_counts_next(&records->counts, &record) == 0 && record);
+}

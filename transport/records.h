@@ -38,5 +38,7 @@ void prs_records_window(const struct prs_peer *peer, struct prs_wire_window *rec
 int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_t path);
 /* Raise what may be raised. Return 0 or -errno (the peer has failed). */
 int prs_records_raise(struct prs_peer *peer);
+/* Is a signal being raised, or about to be: one that has come, with all that it stands for? */
+bool prs_records_busy(const struct prs_peer *peer);
 
 #endif

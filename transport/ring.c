@@ -105,6 +105,7 @@ void prs_ring_report_text(const struct prs_device_report *r, char *text, size_t 
         "the signal word at",
         "the flush of the round before, of group",
         "nothing; refused a command for peer",
+        "nothing; refused an arrival, where none is expected, at group",
     };
     static const char *const codes[] = {"no error", "timed out", "was stopped by the host", "was misused"};
     const char *code = r->code < sizeof(codes) / sizeof(codes[0]) ? codes[r->code] : "reports an unknown code";

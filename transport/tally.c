@@ -104,7 +104,7 @@ int prs_counts_record(struct prs_counts *counts, uint32_t slot, const struct prs
     return 0;
 }
 
-int prs_counts_next(struct prs_counts *counts, const struct prs_record **out)
+int prs_counts_next(const struct prs_counts *counts, const struct prs_record **out)
 {
     uint32_t blocked = 0; /* group slots with an earlier record that waits */
 

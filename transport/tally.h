@@ -85,7 +85,7 @@ struct prs_counts {
 int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals);
 int prs_counts_record(struct prs_counts *counts, uint32_t slot, const struct prs_record *record);
 /* The next record that may be raised; NULL: none. Return -EPROTO when a count has been exceeded. */
-int prs_counts_next(struct prs_counts *counts, const struct prs_record **out);
+int prs_counts_next(const struct prs_counts *counts, const struct prs_record **out);
 /* That record has been raised. */
 void prs_counts_raised(struct prs_counts *counts, const struct prs_record *record);
 

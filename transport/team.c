@@ -10,6 +10,7 @@
 
 #include "transport/fabric.h"
 #include "transport/policy.h"
+#include "transport/records.h"
 #include "util/clock.h"
 #include "util/error.h"
 #include "util/log.h"
@@ -36,6 +37,7 @@ struct link {
 };
 
 struct context {
+    uint64_t key;       /* atomic: its number plus 1, from when the rest is whole; 0: free */
     struct link *links; /* [size] */
     uint32_t *active;   /* ranks with a peer or a connector, in no order */
     uint32_t active_count;
@@ -48,10 +50,10 @@ struct prs_team {
     struct prs_handle *handles;
     char policy[24];
     uint8_t card[PRS_TEAM_CARD_BYTES];
-    /* Guards the listener, every link's making, and contexts[]. Transfers on chosen peers need no lock: one thread at a
-     * time per context. */
+    /* Guards the listener, every link's making, and which context is where. Transfers on chosen peers need no lock: one
+     * thread at a time per context. */
     pthread_mutex_t lock;
-    struct context *contexts[PRS_TEAM_CONTEXTS];
+    struct context contexts[PRS_TEAM_CONTEXTS]; /* a number's is at that modulo the size, or the next that was free */
     pthread_mutex_t text_lock; /* contexts of several threads may fail at once: the first one's text stays */
     char text[512];
 };
@@ -137,6 +139,24 @@ bool prs_team_drains(const struct prs_team *team)
            policy == PRS_POLICY_DRAIN;
 }
 
+/* Of that key, from where its number has its place. Without the lock as well: it is gone only when nobody uses it. */
+static struct context *find_key(struct prs_team *team, uint32_t number, uint64_t key)
+{
+    for (uint32_t i = 0; i < PRS_TEAM_CONTEXTS; i++) {
+        struct context *context = &team->contexts[(number + i) % PRS_TEAM_CONTEXTS];
+
+        /* Pairs with the release in make_context_locked(): it is seen whole. */
+        if (__atomic_load_n(&context->key, __ATOMIC_ACQUIRE) == key)
+            return context;
+    }
+    return NULL;
+}
+
+static struct context *find_context(struct prs_team *team, uint32_t number)
+{
+    return find_key(team, number, number + 1ull);
+}
+
 static void close_context(struct prs_team *team, struct context *context)
 {
     for (uint32_t rank = 0; rank < team->options.size; rank++) {
@@ -148,7 +168,6 @@ static void close_context(struct prs_team *team, struct context *context)
     }
     free(context->active);
     free(context->links);
-    free(context);
 }
 
 void prs_team_close(struct prs_team *team)
@@ -156,8 +175,8 @@ void prs_team_close(struct prs_team *team)
     if (!team)
         return;
     for (uint32_t i = 0; i < PRS_TEAM_CONTEXTS; i++)
-        if (team->contexts[i])
-            close_context(team, team->contexts[i]);
+        if (team->contexts[i].key)
+            close_context(team, &team->contexts[i]);
     prs_listener_close(team->options.listener);
     pthread_mutex_destroy(&team->lock);
     pthread_mutex_destroy(&team->text_lock);
@@ -165,27 +184,30 @@ void prs_team_close(struct prs_team *team)
     free(team);
 }
 
-static struct context *find_context_locked(struct prs_team *team, uint32_t index)
+/* Found, or made. NULL, told, when there are too many or there is no memory. */
+static struct context *make_context_locked(struct prs_team *team, uint32_t number)
 {
-    struct context *context;
+    struct context *context = find_context(team, number);
 
-    if (index >= PRS_TEAM_CONTEXTS)
+    if (context)
+        return context;
+    context = find_key(team, number, 0);
+    if (!context) {
+        prs_fail(-ENOSPC, "team: context %u would be one more than %d at a time", number, PRS_TEAM_CONTEXTS);
         return NULL;
-    if (team->contexts[index])
-        return team->contexts[index];
-    context = calloc(1, sizeof(*context));
-    if (!context)
-        return NULL;
+    }
     context->links = calloc(team->options.size, sizeof(*context->links));
     context->active = calloc(team->options.size, sizeof(*context->active));
     if (!context->links || !context->active) {
+        prs_fail(-ENOMEM, "team: no memory for context %u", number);
         free(context->links);
         free(context->active);
-        free(context);
         return NULL;
     }
-    /* Pairs with the acquire in prs_team_peer(): seen whole by a thread that finds it without the lock. */
-    __atomic_store_n(&team->contexts[index], context, __ATOMIC_RELEASE);
+    context->active_count = 0;
+    context->rounds = 0;
+    /* Pairs with the acquire in find_key(). */
+    __atomic_store_n(&context->key, number + 1ull, __ATOMIC_RELEASE);
     return context;
 }
 
@@ -232,16 +254,15 @@ static int file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
         goto close;
     }
     memcpy(&hello, data, sizeof(hello));
-    if (hello.magic != HELLO_MAGIC || hello.rank >= team->options.size || hello.size != team->options.size ||
-        hello.context >= PRS_TEAM_CONTEXTS) {
+    if (hello.magic != HELLO_MAGIC || hello.rank >= team->options.size || hello.size != team->options.size) {
         PRS_WARN("team rank %u of %u: a peer says magic %#x, rank %u of %u, context %u: not of this team, closed",
                  team->options.rank, team->options.size, hello.magic, hello.rank, hello.size, hello.context);
         goto close;
     }
-    context = find_context_locked(team, hello.context);
+    context = make_context_locked(team, hello.context);
     if (!context) {
         prs_peer_close(peer);
-        return prs_fail(-ENOMEM, "team: no memory for context %u", hello.context);
+        return -ENOMEM;
     }
     if (context->links[hello.rank].accepted) {
         PRS_WARN("team rank %u: rank %u connected a second time in context %u: closed", team->options.rank, hello.rank,
@@ -275,8 +296,9 @@ static int accept_locked(struct prs_team *team)
     }
 }
 
-static int start_connecting_locked(struct prs_team *team, uint32_t index, uint32_t rank, struct link *link)
+static int start_connecting_locked(struct prs_team *team, struct context *context, uint32_t index, uint32_t rank)
 {
+    struct link *link = &context->links[rank];
     struct prs_peer_options options;
     struct hello hello;
     int r;
@@ -285,7 +307,7 @@ static int start_connecting_locked(struct prs_team *team, uint32_t index, uint32
     r = prs_connect(team->options.fabric, &team->rails, &team->handles[rank], &options, &link->connecting);
     if (r < 0)
         return fail_rank(team, index, rank, r);
-    activate_locked(team->contexts[index], rank);
+    activate_locked(context, rank);
     return 0;
 }
 
@@ -309,17 +331,17 @@ int prs_team_peer(struct prs_team *team, uint32_t index, uint32_t rank, struct p
     struct link *link;
     int r = 0;
 
-    if (index >= PRS_TEAM_CONTEXTS || rank >= team->options.size)
-        return prs_fail(-EINVAL, "team of %u: no rank %u or context %u", team->options.size, rank, index);
-    context = __atomic_load_n(&team->contexts[index], __ATOMIC_ACQUIRE);
+    if (rank >= team->options.size)
+        return prs_fail(-EINVAL, "team of %u: no rank %u (context %u)", team->options.size, rank, index);
+    context = find_context(team, index);
     if (context && context->links[rank].chosen) {
         *out = context->links[rank].chosen;
         return 0;
     }
     pthread_mutex_lock(&team->lock);
-    context = find_context_locked(team, index);
+    context = make_context_locked(team, index);
     if (!context) {
-        r = prs_fail(-ENOMEM, "team: no memory for context %u", index);
+        r = -ENOMEM;
         goto unlock;
     }
     link = &context->links[rank];
@@ -327,7 +349,7 @@ int prs_team_peer(struct prs_team *team, uint32_t index, uint32_t rank, struct p
         if (link->accepted)
             link->chosen = link->accepted; /* one connection serves both ways */
         else
-            r = start_connecting_locked(team, index, rank, link);
+            r = start_connecting_locked(team, context, index, rank);
     }
     *out = link->chosen;
     if (r == 0 && !link->chosen)
@@ -339,12 +361,10 @@ unlock:
 
 const void *prs_team_card(struct prs_team *team, uint32_t index, uint32_t rank)
 {
-    struct context *context = NULL;
+    struct context *context = rank < team->options.size ? find_context(team, index) : NULL;
     const struct prs_peer *peer;
     uint32_t bytes;
 
-    if (index < PRS_TEAM_CONTEXTS && rank < team->options.size)
-        context = __atomic_load_n(&team->contexts[index], __ATOMIC_ACQUIRE);
     if (!context)
         return NULL;
     peer = context->links[rank].made;
@@ -359,16 +379,17 @@ const void *prs_team_card(struct prs_team *team, uint32_t index, uint32_t rank)
 
 void prs_team_drop(struct prs_team *team, uint32_t index)
 {
-    struct context *context;
+    struct context *context, gone;
 
-    if (index >= PRS_TEAM_CONTEXTS)
-        return;
     pthread_mutex_lock(&team->lock);
-    context = team->contexts[index];
-    __atomic_store_n(&team->contexts[index], NULL, __ATOMIC_RELEASE);
+    context = find_context(team, index);
+    if (context) {
+        gone = *context; /* its place may be taken as soon as the lock is free */
+        __atomic_store_n(&context->key, 0, __ATOMIC_RELAXED);
+    }
     pthread_mutex_unlock(&team->lock);
     if (context)
-        close_context(team, context);
+        close_context(team, &gone);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -405,19 +426,17 @@ static int progress_link(struct prs_team *team, uint32_t index, uint32_t rank, s
 
 int prs_team_progress(struct prs_team *team, uint32_t index)
 {
-    struct context *context = NULL;
+    struct context *context = find_context(team, index);
     uint32_t active = 0;
     int did = 0;
     int r = 0;
 
-    if (index < PRS_TEAM_CONTEXTS)
-        context = __atomic_load_n(&team->contexts[index], __ATOMIC_ACQUIRE);
     if (!context || context->rounds++ % ACCEPT_EVERY == 0) {
         /* Another thread that holds the lock accepts for us. */
         if (pthread_mutex_trylock(&team->lock) == 0) {
             r = accept_locked(team);
             if (!context)
-                context = find_context_locked(team, index);
+                context = make_context_locked(team, index);
             pthread_mutex_unlock(&team->lock);
         }
         if (r < 0)
@@ -438,8 +457,7 @@ int prs_team_progress(struct prs_team *team, uint32_t index)
 
 int prs_team_settle(struct prs_team *team, uint32_t index)
 {
-    struct context *context =
-        index < PRS_TEAM_CONTEXTS ? __atomic_load_n(&team->contexts[index], __ATOMIC_ACQUIRE) : NULL;
+    struct context *context = find_context(team, index);
     uint32_t active = context ? __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE) : 0;
     int all = 0;
 
@@ -458,6 +476,21 @@ int prs_team_settle(struct prs_team *team, uint32_t index)
     return all;
 }
 
+bool prs_team_raises(struct prs_team *team, uint32_t index)
+{
+    struct context *context = find_context(team, index);
+    uint32_t active = context ? __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE) : 0;
+
+    for (uint32_t i = 0; i < active; i++) {
+        const struct link *link = &context->links[context->active[i]];
+        const struct prs_peer *accepted = __atomic_load_n(&link->accepted, __ATOMIC_ACQUIRE);
+
+        if ((link->made && prs_records_busy(link->made)) || (accepted && prs_records_busy(accepted)))
+            return true;
+    }
+    return false;
+}
+
 /* Is rank the one of the pair that connects? The lower one; oneself too. */
 static bool we_connect(const struct prs_team *team, uint32_t rank)
 {
@@ -473,15 +506,16 @@ static int connect_ranks(struct prs_team *team, uint32_t index, const uint32_t *
     int r;
 
     while (have < count) {
-        if (team->contexts[index])
-            team->contexts[index]->rounds = 0; /* accept each time: here it is what we wait for */
+        struct context *context = find_context(team, index);
+
+        if (context)
+            context->rounds = 0; /* accept each time: here it is what we wait for */
         r = prs_team_progress(team, index);
         if (r < 0)
             return r;
         have = 0;
+        context = find_context(team, index);
         for (uint32_t i = 0; i < count; i++) {
-            struct context *context = __atomic_load_n(&team->contexts[index], __ATOMIC_ACQUIRE);
-
             if (!we_connect(team, ranks[i]) &&
                 (!context || !__atomic_load_n(&context->links[ranks[i]].accepted, __ATOMIC_ACQUIRE)))
                 r = PRS_AGAIN;
@@ -535,7 +569,7 @@ int prs_team_connect_ring(struct prs_team *team, uint32_t context)
 
 void prs_team_stats(struct prs_team *team, uint32_t index, struct prs_stats *out)
 {
-    struct context *context = index < PRS_TEAM_CONTEXTS ? team->contexts[index] : NULL;
+    struct context *context = find_context(team, index);
 
     memset(out, 0, sizeof(*out));
     for (uint32_t rank = 0; context && rank < team->options.size; rank++) {

@@ -64,11 +64,9 @@ static __device__ __forceinline__ int prs_put_warp(const struct prs_device *dev,
     int r = 0;
 
     __syncwarp();
-    if (prs_put_is_mappable(dev, put) && prs_put_mapped(dev, put, prs_warp_lane(), 32)) {
-        __syncwarp();
-        return prs_device_error(dev);
-    }
-    if (prs_warp_lane() == 0)
+    if (prs_put_is_mappable(dev, put) && prs_put_mapped(dev, put, prs_warp_lane(), 32))
+        r = prs_device_error(dev); /* of lane 0 below: the device may fail while the others look */
+    else if (prs_warp_lane() == 0)
         r = prs_put(dev, put, NULL);
     return prs_warp_tell(r);
 }
@@ -110,7 +108,7 @@ static __device__ __forceinline__ int prs_put_block(const struct prs_device *dev
 
     __syncthreads();
     if (prs_put_is_mappable(dev, put) && prs_put_mapped(dev, put, prs_block_thread(), prs_block_threads()))
-        r = 0;
+        r = prs_device_error(dev); /* thread 0's counts */
     else if (prs_block_thread() == 0)
         r = prs_put(dev, put, NULL);
     __syncthreads();

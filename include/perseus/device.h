@@ -484,10 +484,13 @@ PRS_HD int prs_group_arrive(const struct prs_device *dev, struct prs_group *grou
                             const struct prs_device_signal *signal)
 {
     struct prs_wait wait = {0, 0};
-    uint64_t place = prs_add_relaxed_gpu(&group->deposited, 1);
-    uint64_t round = place / group->expected;
+    uint64_t place, round;
     int r;
 
+    if (group->expected == 0) /* who arrives is one more than are expected */
+        return prs_device_fail(dev, PRS_DEVICE_MISUSE, PRS_WAIT_ARRIVAL, group->id, 0, 1);
+    place = prs_add_relaxed_gpu(&group->deposited, 1);
+    round = place / group->expected;
     for (;;) {
         uint64_t flushed = prs_load_acquire_gpu(&group->flushed); /* G1 */
         if (flushed >= round)

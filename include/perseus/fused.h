@@ -44,7 +44,8 @@ struct CUstream_st;
 
 enum { PRS_FUSED_MAX_WORLD = 8 }; /* ranks of one node; a world may have any number of nodes */
 
-/** Gives `bytes` bytes of each rank to all: all[r] = what rank r gave, in rank order. 0 or -errno. */
+/** Gives `bytes` bytes of each rank to all: all[r] = what rank r gave, in rank order. 0 or -errno; anything
+ * above 0 is taken for a failure (-EIO). */
 typedef int prs_fused_allgather_fn(void *user, const void *mine, void *all, size_t bytes);
 
 struct prs_fused_config {

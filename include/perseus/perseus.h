@@ -84,6 +84,8 @@ struct prs_rail_info {
     char queue_kind[8]; /* "rc", or "srd" (AWS EFA) */
     char link[16];      /* "InfiniBand", "RoCE" or "EFA" */
     uint64_t guid;      /* of the chip: equal for ports of one card */
+    /* Of a put with PRS_PUT_NOTIFY, over however many rails and queues; others may be longer. */
+    uint64_t max_put_bytes;
     uint32_t speed_mbps;   /* width times lane speed */
     uint32_t mem_kinds;    /* mask of enum prs_mem_kind */
     uint32_t max_peers;    /* how many peers the device has queues for */

@@ -67,7 +67,8 @@ PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_op
 PRS_API int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms);
 /** Collective by contract, one call at a time. A command that names the window and still waits, of a kernel that gave
  * up, ends in the sticky error and touches nothing; the window's index may come again. Return 0, -EINVAL or -ETIMEDOUT
- * (the proxy's thread did not run for 5 s: the window goes when it does, and its region must stay until then). */
+ * (the proxy's thread did not run for 5 s: the window goes when it does, and its region must stay until then; the next
+ * call, for this window or another, waits for it first). */
 PRS_API int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index);
 /** *out is what kernels (or threads) need, valid until close, also for windows that come later; the thread runs. */
 PRS_API int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out);

@@ -69,11 +69,12 @@ PRS_STATIC_ASSERT(sizeof(struct prs_cmd_fields) == 56, "no hidden padding");
 /** What a wait waited for, or what was misused. */
 enum prs_wait_kind {
     PRS_WAIT_NONE = 0,
-    PRS_WAIT_CREDIT = 1, /* a free slot: the proxy is dead, stopped or slower than the time limit */
-    PRS_WAIT_DONE = 2,   /* completion of a position */
-    PRS_WAIT_SIGNAL = 3, /* a signal word */
-    PRS_WAIT_GROUP = 4,  /* the flush of a group's earlier round */
-    PRS_WAIT_COMMAND = 5 /* nothing: the command itself was refused */
+    PRS_WAIT_CREDIT = 1,  /* a free slot: the proxy is dead, stopped or slower than the time limit */
+    PRS_WAIT_DONE = 2,    /* completion of a position */
+    PRS_WAIT_SIGNAL = 3,  /* a signal word */
+    PRS_WAIT_GROUP = 4,   /* the flush of a group's earlier round */
+    PRS_WAIT_COMMAND = 5, /* nothing: the command itself was refused */
+    PRS_WAIT_ARRIVAL = 6, /* nothing: an arrival at a group that expects none was refused */
 };
 
 enum prs_device_code {

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 enum {
-    PRS_TEAM_CONTEXTS = 4096,
+    PRS_TEAM_CONTEXTS = 4096,  /* at a time; their numbers are any, and those of dropped ones need not come again */
     PRS_TEAM_CARD_BYTES = 192, /* caller's bytes that ranks exchange while connecting */
 };
 
@@ -68,6 +68,12 @@ PRS_API int prs_team_connect_ring(struct prs_team *team, uint32_t context);
 /** prs_peer_settle() of every peer of a context: 0 when all have settled, PRS_AGAIN (progress, and ask again), -errno.
  */
 PRS_API int prs_team_settle(struct prs_team *team, uint32_t context);
+/**
+ * The receiving half: whether signals that have come to a context, with all that they stand for, are still being raised
+ * here. Where that is false after a prs_team_progress() that handled nothing, the memory of signals that no peer is
+ * still sending may go. For the thread that progresses the context.
+ */
+PRS_API bool prs_team_raises(struct prs_team *team, uint32_t context);
 /** Add up the counters of a context's peers. */
 PRS_API void prs_team_stats(struct prs_team *team, uint32_t context, struct prs_stats *out);
 /** First error of the team, naming the rank; "" while it is sound. */

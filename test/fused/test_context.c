@@ -41,6 +41,20 @@ static int give_all_mine(void *user, const void *mine, void *all, size_t bytes)
     return 0;
 }
 
+static int fail_as_mpi_does(void *user, const void *mine, void *all, size_t bytes)
+{
+    return 5;
+}
+
+/* It came out of every call as it was: a condition that no caller knows. */
+Test(context, an_allgather_that_fails_with_a_positive_number_is_an_error)
+{
+    struct prs_fused_config config = {.world = 2, .device = 4095, .allgather = fail_as_mpi_does};
+    struct prs_fused *ctx;
+    cr_assert_eq(prs_fused_open(&config, &ctx), -EIO);
+    cr_assert_not_null(strstr(prs_fused_error_text(), "it returned 5"), "%s", prs_fused_error_text());
+}
+
 /* Where one rank has no GPU the others must hear of it instead of waiting: it still comes to the first meeting. */
 Test(context, a_rank_that_cannot_open_tells_the_others)
 {

@@ -205,6 +205,49 @@ Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 600)
     cr_assert(result[0] == -ENODEV && result[1] == -ENODEV, "%d and %d", result[0], result[1]);
 }
 
+/* ---- a rank that fails while a plan is opened ---------------------------------------------------------------------
+ */
+static __thread int copies_until_failure; /* of this thread's; 0: none fails */
+
+cudaError_t __real_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
+cudaError_t __wrap_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
+
+/* The linker leads every call of cudaMemcpy() here. */
+cudaError_t __wrap_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    if (copies_until_failure > 0 && --copies_until_failure == 0)
+        return cudaErrorIllegalAddress;
+    return __real_cudaMemcpy(to, from, bytes, kind);
+}
+
+static void open_with_a_failing_copy(uint32_t rank, struct ranks_seat *seat, void *user)
+{
+    static const struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 1024, 256, 64, 1};
+    struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat, rank + 1};
+    struct prs_fused_plan *plan = NULL;
+    struct prs_fused *ctx;
+    int *result = user;
+    (void)cudaSetDevice((int)rank);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    copies_until_failure = rank == 1;
+    result[rank] = prs_fused_plan_open(ctx, &shape, NULL, &plan);
+    cr_assert_eq(copies_until_failure, 0, "nothing was copied: the test tests nothing");
+    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), 0, "rank %u, the second time: %s", rank,
+                 prs_fused_error_text());
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+/* Its peers were in the meeting about signals then, which it never came to. */
+Test(nodes, a_rank_that_cannot_tell_its_neighbours_of_its_alarm_tells_all, .timeout = 600)
+{
+    int result[2] = {0};
+    ranks_need_a_device();
+    hopper_setup(2, 4, 0);
+    ranks_run(2, open_with_a_failing_copy, result);
+    cr_assert(result[0] == -EIO && result[1] == -EIO, "%d and %d", result[0], result[1]);
+}
+
 /* What a launch puts is what the plan says, once. */
 struct counted {
     struct prs_fused_shape shape;

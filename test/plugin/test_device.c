@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "test/plugin/pair.h"
+#include "util/clock.h"
 
 TestSuite(device, .timeout = 300);
 
@@ -61,6 +62,7 @@ Test(device, properties_are_what_nccl_needs)
         cr_assert_eq(properties.max_recvs, 8);
         cr_assert_eq(properties.device_type, NET_DEVICE_HOST);
         cr_assert(properties.max_p2p_bytes > 0 && properties.max_p2p_bytes <= 1ull << 40);
+        cr_assert_eq(properties.max_coll_bytes, properties.max_p2p_bytes);
         cr_assert(properties.vdevice.count == 1 && properties.vdevice.device[0] == i);
     }
     cr_assert_neq(plugin.net->properties(count, &properties), NET_SUCCESS);
@@ -86,6 +88,72 @@ Test(device, the_plugin_may_be_unloaded_and_loaded_again)
         transfer(&plugin, 0);
         plugin_close(&plugin);
     }
+}
+
+static int other_lines;
+
+static void count_lines(int level, unsigned long subsystems, const char *file, int line, const char *format, ...)
+{
+    other_lines++;
+}
+
+/* Its code may be gone. */
+Test(device, the_log_of_who_has_left_is_not_called)
+{
+    struct plugin first = plugin_open();
+    struct net_properties_v12 properties;
+    void *second = NULL;
+    int lines, before;
+
+    cr_assert_eq(first.net->init(&second, 2, NULL, count_lines, NULL), NET_SUCCESS);
+    first.net->properties(-1, &properties);
+    cr_assert_gt(other_lines, 0, "the newest one's log is in use");
+    cr_assert_eq(first.net->finalize(second), NET_SUCCESS);
+    lines = other_lines;
+    before = warnings;
+    first.net->properties(-1, &properties);
+    cr_assert_eq(other_lines, lines);
+    cr_assert_gt(warnings, before, "that of the one who is left is");
+    plugin_close(&first);
+}
+
+/* Two NCCLs in one process, linked into libraries that know nothing of each other. The second one's init closed the
+ * devices under the first one's comms. */
+Test(device, a_second_nccl_of_an_old_version_leaves_the_first_its_comms)
+{
+    struct plugin plugin = {.library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL)};
+    const struct net_v8 *old = dlsym(plugin.library, "ncclNetPlugin_v8");
+    uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
+    uint8_t handle[NET_HANDLE_BYTES];
+    struct pair pair = {.listen = NULL};
+    void *recv, *send;
+
+    plugin.net = dlsym(plugin.library, "ncclNetPlugin_v12");
+    cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "%s", last_warning);
+    cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "it may come again while there is nothing");
+    cr_assert_eq(old->listen(0, handle, &pair.listen), NET_SUCCESS);
+    cr_assert_eq(old->connect(0, handle, &pair.send, NULL), NET_SUCCESS);
+    cr_assert_eq(old->init(count_lines), NET_SUCCESS);
+    while (!pair.send || !pair.recv) {
+        if (!pair.send)
+            cr_assert_eq(old->connect(0, handle, &pair.send, NULL), NET_SUCCESS);
+        if (!pair.recv)
+            cr_assert_eq(old->accept(pair.listen, &pair.recv, NULL), NET_SUCCESS);
+        cr_assert_lt(prs_clock_ms(), give_up);
+    }
+    pair.source = calloc(1, PAIR_BYTES);
+    pair.target = malloc(PAIR_BYTES);
+    cr_assert_eq(old->init(keep_warning), NET_SUCCESS);
+    cr_assert_eq(old->reg(pair.send, pair.source, PAIR_BYTES, NET_PTR_HOST, &pair.source_mhandle), NET_SUCCESS);
+    cr_assert_eq(old->reg(pair.recv, pair.target, PAIR_BYTES, NET_PTR_HOST, &pair.target_mhandle), NET_SUCCESS);
+    recv = recv_bytes(&plugin, &pair, 0, PAIR_BYTES, 1);
+    send = send_bytes(&plugin, &pair, 0, PAIR_BYTES, 1);
+    cr_assert_eq(finish(&plugin, send, NULL), NET_SUCCESS);
+    cr_assert_eq(finish(&plugin, recv, NULL), NET_SUCCESS);
+    cr_assert_eq(memcmp(pair.source, pair.target, PAIR_BYTES), 0);
+    old->close_listen(pair.listen);
+    pair_close(&plugin, &pair);
+    cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "nothing of the first is left");
 }
 
 Test(device, a_virtual_device_joins_its_members)
@@ -275,6 +343,7 @@ static void init_fails(const char *name, const char *value)
 {
     void *library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
     const struct net_v12 *net = dlsym(library, "ncclNetPlugin_v12");
+    struct net_properties_v12 properties;
     void *context = library;
 
     setenv(name, value, 1);
@@ -283,6 +352,9 @@ static void init_fails(const char *name, const char *value)
     cr_assert_eq(net->finalize(context), NET_SUCCESS, "NCCL 2.28 finalizes what failed");
     cr_assert(strstr(last_warning, name), "%s=%s: %s", name, value, last_warning);
     unsetenv(name);
+    warnings = 0;
+    net->properties(-1, &properties);
+    cr_assert_eq(warnings, 0, "the log of an init that failed is kept");
 }
 
 Test(device, impossible_values_of_variables_are_named)

@@ -34,8 +34,9 @@ struct prs_team {
     uint64_t random;
     uint32_t asks, most;
     uint32_t hold_looks, hold_ms;
-    int error; /* atomic */
-    int hold;  /* atomic */
+    int error;  /* atomic */
+    int hold;   /* atomic */
+    int asleep; /* atomic: in a look that takes long */
 };
 
 const char *prs_error_text(void)
@@ -90,6 +91,11 @@ void fake_team_hold_for(struct prs_team *team, uint32_t looks, uint32_t ms)
     team->hold_ms = ms;
 }
 
+bool fake_team_is_asleep(const struct prs_team *team)
+{
+    return __atomic_load_n(&team->asleep, __ATOMIC_RELAXED);
+}
+
 /* Whether this look is one of those that find nothing. */
 static bool held(struct prs_team *team)
 {
@@ -97,6 +103,7 @@ static bool held(struct prs_team *team)
         return false;
     if (!team->hold_looks)
         return true;
+    __atomic_store_n(&team->asleep, team->hold_ms != 0, __ATOMIC_RELAXED);
     if (team->hold_ms)
         nanosleep(&(struct timespec){team->hold_ms / 1000, team->hold_ms % 1000 * 1000000l}, NULL);
     if (--team->hold_looks == 0)

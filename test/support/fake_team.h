@@ -24,6 +24,8 @@ void fake_team_kill(struct prs_team *team, int error);
 void fake_team_hold(struct prs_team *team, bool hold);
 /* While it is stopped: so many more calls of progress, each of which takes so long, and it goes on. */
 void fake_team_hold_for(struct prs_team *team, uint32_t looks, uint32_t ms);
+/* One of these calls has begun. */
+bool fake_team_is_asleep(const struct prs_team *team);
 /* Ops that the team still has: their owners must not free them. */
 uint32_t fake_team_in_flight(const struct prs_team *team);
 /* Why the peer was failed; 0: it was not. */

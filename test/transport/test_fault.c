@@ -249,6 +249,47 @@ Test(fault, who_waits_for_one_that_has_closed_is_told)
     pair_run(&(struct pair_spec){.b_dies = true}, outlive_one_that_closed, close_when_it_is_here);
 }
 
+enum { SIGNALS_A_CREDIT = 256 }; /* PRS_RECORD_CREDIT */
+
+/* Whose signals this side raises, and tells so, when the other has closed: a credit that nobody takes any more. */
+static void owe_credit_to_one_that_closed(struct pair *pair)
+{
+    uint64_t start;
+
+    pair_barrier(pair);
+    sleep(1);
+    start = prs_clock_ms();
+    while (prs_clock_ms() - start < 4000) { /* the NIC tries for one */
+        must(prs_peer_progress(pair->peer) >= 0, "nobody here waits for the other: %s", prs_error_text());
+        sched_yield();
+    }
+    must(pair->words[SIGNALS_A_CREDIT - 1] == SIGNALS_A_CREDIT, "the last signal is not raised");
+    must(prs_peer_awaited(pair->peer) == -ECONNRESET, "who waits is told");
+}
+
+static void signal_and_close(struct pair *pair)
+{
+    static struct prs_op op[SIGNALS_A_CREDIT];
+
+    pair_barrier(pair);
+    for (uint32_t i = 0; i < SIGNALS_A_CREDIT; i++) {
+        struct prs_signal signal = {
+            .dst = &pair->remote_words_keys, .dst_addr = pair->remote_words + i * 8, .value = i + 1};
+        int r;
+
+        while ((r = prs_peer_signal(pair->peer, &op[i], &signal)) == PRS_BUSY)
+            must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
+        must(r == 0, "%s", prs_error_text());
+    }
+    for (uint32_t i = 0; i < SIGNALS_A_CREDIT; i++)
+        pair_wait_op(pair, &op[i]);
+}
+
+Test(fault, a_credit_to_one_that_has_closed_harms_nobody)
+{
+    pair_run(&(struct pair_spec){.policy = "counted", .b_dies = true}, owe_credit_to_one_that_closed, signal_and_close);
+}
+
 /* Its queues are silent for ever, so that only the event tells. */
 static void lose_the_device(struct pair *pair)
 {

@@ -2,6 +2,7 @@
 /* Symmetric memory, team and proxy among three processes on two nodes: ranks 0 and 1 share one and map each other's
  * memory, rank 2 is reached by the NIC. */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -177,6 +178,38 @@ Test(heap, ranks_of_a_node_write_memory_and_others_the_nic, .timeout = 400)
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
+
+static int count_files(void)
+{
+    struct dirent *entry;
+    DIR *dir = opendir("/proc/self/fd");
+    int count = -1; /* the folder's own */
+
+    while (dir && (entry = readdir(dir)))
+        count += entry->d_name[0] != '.';
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+/* Programs that open many heaps run into the limit of open files else. */
+static int count_heap_files(struct world *w)
+{
+    struct prs_heap_options options = {
+        .fabric = w->fabric, .rails = &w->rails, .data_bytes = 1 << 20, .signal_bytes = 4096, .map_local = true};
+    int before = count_files();
+
+    CHECK(prs_heap_open(&w->bootstrap, &options, &w->heap) == 0, "heap");
+    CHECK(count_files() == before, "%d files are open, %d before", count_files(), before);
+    prs_heap_close(w->heap);
+    CHECK(count_files() == before, "%d files are open, %d before", count_files(), before);
+    return 0;
+}
+
+Test(heap, keeps_no_file_open, .timeout = 400)
+{
+    cr_assert_eq(run(count_heap_files), 0);
+}
 
 static int unequal(struct world *w)
 {

@@ -6,6 +6,8 @@
 
 #include <criterion/criterion.h>
 #include <pthread.h>
+#include <sched.h>
+#include <string.h>
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { ROUNDS = 300 };
@@ -149,6 +151,20 @@ Test(device_replay, a_mapped_peer_needs_no_proxy, .timeout = 120)
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
+
+/* It divided by zero. */
+Test(device_replay, an_arrival_at_a_group_of_none_is_refused)
+{
+    struct prs_device_signal signal = signal_of(1, 0, 0);
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    prs_group_begin(&f.groups[1], 5, 0, f.deposits[1]);
+    cr_assert_eq(prs_group_arrive(&f.device, &f.groups[1], &signal), -PRS_DEVICE_MISUSE);
+    while (prs_proxy_check(f.proxy) == 0)
+        sched_yield();
+    cr_assert(strstr(prs_proxy_error(f.proxy), "at group 0x5"), "%s", prs_proxy_error(f.proxy));
+    close_fixture();
+}
 
 /* Step until the signal of a put is seen, a hundred times; how often was its data not there yet? */
 static int signals_before_data(bool ignore_groups)

@@ -8,6 +8,7 @@
 
 #include "test/support/fake_team.h"
 #include "util/error.h"
+#include "util/log.h"
 
 enum { RANKS = 2, SHORT_MS = 20, HEALTHY_MS = 60000 };
 
@@ -50,6 +51,14 @@ void prs_region_keys(const struct prs_region *region, struct prs_keys *out)
 {
     (void)region;
     memset(out, 0, sizeof(*out));
+}
+
+static int left_error;
+
+int prs_peer_awaited(struct prs_peer *peer)
+{
+    (void)peer;
+    return left_error;
 }
 
 static struct prs_team *open_gather(void)
@@ -106,18 +115,63 @@ Test(gather, after_one_that_failed_the_next_fails_at_once_and_posts_nothing, .ti
     gather_fini(&gather);
 }
 
+/* What the left neighbour writes: its flag of round 1. */
+static void raise_flag(void)
+{
+    uint64_t *flag = (uint64_t *)(void *)(gather.memory + GATHER_BANKS * RANKS * GATHER_BYTES + (1 * RANKS + 1) * 8);
+
+    __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+}
+
 /* As under `counted`, where it takes the other's credit to make room. */
 Test(gather, no_room_for_a_flag_behind_its_data_is_waited_for, .timeout = 60)
 {
     static const struct fake_team_options narrow = {.size = RANKS, .window = 1, .seed = 3};
     struct prs_team *team = fake_team_open(&narrow);
-    uint64_t came = 1;
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &card), 0);
+    cr_assert_eq(gather_connect(&gather, team), 0);
+    raise_flag();
+    cr_assert_eq(run_gather(), 0, "%s", prs_error_last());
+    fake_team_close(team);
+    gather_fini(&gather);
+}
+
+static int told;
+
+/* At the third time that it is told of, the other rank comes. */
+static void count_warnings(void *user, int level, const char *file, int line, const char *text)
+{
+    (void)user;
+    (void)file;
+    (void)line;
+    if (level == PRS_LEVEL_WARN && strstr(text, "rank 0 has waited") && strstr(text, "the data of rank 1") &&
+        ++told == 3)
+        raise_flag();
+}
+
+/* A minute was all it had, and the end of every registration after. */
+Test(gather, a_rank_that_is_late_is_told_of_and_waited_for, .timeout = 60)
+{
+    struct prs_team *team = fake_team_open(&two_ranks);
+
+    prs_log_sink(count_warnings, NULL);
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &card), 0);
+    cr_assert_eq(gather_connect(&gather, team), 0);
+    gather.tell_ms = 10;
+    cr_assert_eq(run_gather(), 0, "%s", prs_error_last());
+    cr_assert_eq(told, 3);
+    fake_team_close(team);
+    gather_fini(&gather);
+}
+
+Test(gather, a_neighbour_that_closed_is_not_waited_for, .timeout = 30)
+{
+    struct prs_team *team = fake_team_open(&two_ranks);
 
     cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &card), 0);
     cr_assert_eq(gather_connect(&gather, team), 0);
-    /* What the left neighbour would write: its flag of round 1. */
-    memcpy(gather.memory + GATHER_BANKS * RANKS * GATHER_BYTES + (1 * RANKS + 1) * sizeof(came), &came, sizeof(came));
-    cr_assert_eq(run_gather(), 0, "%s", prs_error_last());
+    left_error = -ECONNRESET;
+    cr_assert_eq(run_gather(), -ECONNRESET);
     fake_team_close(team);
     gather_fini(&gather);
 }

@@ -95,6 +95,60 @@ Test(order_limits, a_held_signal_leaves_with_the_keys_it_came_with)
     cr_assert_eq(bench->order.queue[1].wr[1].remote_key + bench->order.queue[0].wr[1].remote_key, 7);
 }
 
+/* It was held for ever: nothing asked for the completion that it waits for. */
+Test(order_limits, a_signal_is_held_behind_lazy_puts_no_longer_than_they_take)
+{
+    static const struct {
+        enum prs_policy policy;
+        uint32_t paths, flags;
+    } rows[] = {{PRS_POLICY_DRAIN, 1, 0},
+                {PRS_POLICY_DRAIN, 1, PRS_SIGNAL_STRONG},
+                {PRS_POLICY_DRAIN, 2, 0},
+                {PRS_POLICY_IN_ORDER, 2, PRS_SIGNAL_STRONG}};
+
+    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+        struct bench *bench = bench_fresh(rows[row].policy, rows[row].paths, 1);
+        struct prs_chain chain[4];
+        struct prs_op op;
+        int posted = 0;
+
+        for (uint32_t group = 0; group < 2; group++)
+            bench_put(bench, 8, 0, group, PRS_PUT_LAZY);
+        while (prs_order_take(&bench->order, 0, &chain[posted]))
+            posted++;
+        cr_assert_eq(signal_one(bench, &op, 1, rows[row].flags), 0);
+        cr_assert_eq(bench->order.held_count, 1, "row %zu", row);
+        for (int i = 0; i < posted; i++) { /* as the NIC does: only what is signaled */
+            uint32_t last = chain[i].first + chain[i].count - 1;
+
+            if (bench->order.queue[chain[i].queue].wr[last].flags & PRS_WR_SIGNALED)
+                cr_assert_geq(prs_order_complete(&bench->order, chain[i].queue, last, 0), 0);
+        }
+        cr_assert_eq(bench->order.held_count, 0, "row %zu: still held", row);
+    }
+}
+
+/* Nor does it ask them for completions: what costs least stays so. */
+Test(order_limits, no_signal_waits_for_puts_of_no_group)
+{
+    static const uint32_t flags[] = {0, PRS_SIGNAL_STRONG};
+
+    for (size_t row = 0; row < 2; row++) {
+        struct bench *bench = bench_fresh(PRS_POLICY_DRAIN, 1, 1);
+        const struct prs_wr *wr = bench->order.queue[0].wr;
+        struct prs_chain chain;
+        struct prs_op op;
+
+        bench_put(bench, 8, 0, PRS_GROUP_NONE, PRS_PUT_LAZY);
+        cr_assert(prs_order_take(&bench->order, 0, &chain));
+        cr_assert_not(wr[0].flags & PRS_WR_SIGNALED);
+        cr_assert_eq(signal_one(bench, &op, 1, flags[row]), 0);
+        cr_assert_eq(bench->order.held_count, 0, "flags %u", flags[row]);
+        cr_assert_eq(signal_one(bench, &op, 1, PRS_SIGNAL_STRONG), 0);
+        cr_assert_eq(bench->order.held_count, 1, "a strong one drains behind the signal");
+    }
+}
+
 Test(order_limits, a_set_joins_no_add)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
@@ -167,6 +221,32 @@ Test(order_limits, a_strong_signal_needs_slots_for_the_records_of_all_groups)
     cr_assert_eq(signal_one(bench, &op, 0, 0), 0);
 }
 
+/* It stayed PRS_BUSY for ever: the records have no room together, however long one waits. */
+Test(order_limits, a_strong_signal_behind_more_groups_than_slots_leaves_bit_by_bit)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
+    const struct prs_order_queue *queue = &bench->order.queue[0];
+    struct prs_record record;
+    struct prs_op op;
+    int tries = 0;
+
+    bench->order.queue[0].mask = 7; /* of a window of 8 ops */
+    for (uint32_t group = 0; group < 20; group++) {
+        bench_put(bench, 8, 0, group, 0);
+        post_and_complete_all(bench);
+    }
+    while (signal_one(bench, &op, 3, PRS_SIGNAL_STRONG) == PRS_BUSY) {
+        cr_assert_leq(queue->head - queue->tail, 8);
+        cr_assert_lt(++tries, 10, "still busy");
+        post_and_complete_all(bench);
+    }
+    memcpy(&record, queue->inline_bytes + ((queue->head - 1) & 7) * PRS_INLINE_BYTES, sizeof record);
+    cr_assert(record.barrier && record.slot == 3 && record.expected == 1 && record.number == 19,
+              "19 other groups, each closed once: number %u", record.number);
+    post_and_complete_all(bench);
+    cr_assert_eq(op.status, 0);
+}
+
 /* A record says how much of its own group has come: it cannot speak for another's add. */
 Test(order_limits, an_add_joins_no_record_of_another_group_or_of_an_open_interval)
 {
@@ -229,14 +309,18 @@ Test(order_limits, a_read_that_is_done_needs_no_fence)
 
 Test(order_limits, a_drained_signal_waits_for_a_read_too)
 {
-    struct bench *bench = bench_fresh(PRS_POLICY_DRAIN, 1, 1);
-    struct prs_op op[2];
+    static const uint32_t flags[] = {0, PRS_SIGNAL_STRONG};
 
-    cr_assert_eq(get_one(bench, &op[0], 8), 0);
-    cr_assert_eq(signal_one(bench, &op[1], 1, 0), 0);
-    cr_assert_eq(bench->order.held_count, 1);
-    post_and_complete_all(bench);
-    cr_assert_eq(op[1].status, 0);
+    for (size_t row = 0; row < 2; row++) {
+        struct bench *bench = bench_fresh(PRS_POLICY_DRAIN, 1, 1);
+        struct prs_op op[2];
+
+        cr_assert_eq(get_one(bench, &op[0], 8), 0);
+        cr_assert_eq(signal_one(bench, &op[1], 1, flags[row]), 0);
+        cr_assert_eq(bench->order.held_count, 1, "flags %u", flags[row]);
+        post_and_complete_all(bench);
+        cr_assert_eq(op[1].status, 0);
+    }
 }
 
 Test(order_limits, a_strong_counted_signal_waits_while_two_queues_read)
@@ -303,6 +387,19 @@ Test(order_limits, without_adds_a_drained_signal_is_a_record_that_waits_for_noth
               record.tag == 0 && record.expected == 0);
 }
 
+Test(order_limits, without_order_a_drained_signal_waits_for_the_record_before)
+{
+    struct bench *bench = bench_srd(PRS_POLICY_DRAIN);
+    struct prs_op op[2];
+
+    cr_assert_eq(signal_one(bench, &op[0], 1, 0), 0);
+    cr_assert_eq(signal_one(bench, &op[1], 2, 0), 0);
+    cr_assert_eq(bench->order.queue[0].head, 1);
+    cr_assert_eq(bench->order.held_count, 1);
+    post_and_complete_all(bench);
+    cr_assert_eq(op[1].status, 0);
+}
+
 Test(order_limits, without_adds_a_drained_signal_is_not_held_without_room_for_its_record)
 {
     struct bench *bench = bench_srd(PRS_POLICY_DRAIN);
@@ -351,6 +448,42 @@ Test(order_limits, where_nothing_keeps_order_a_word_waits_for_the_one_before)
     bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
     cr_assert_eq(prs_order_word(&bench->order, 64, 0, 256), 0);
     cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0, "RC keeps them apart");
+}
+
+/* A device with short messages promised more than a notification can tell of. */
+Test(order_limits, a_notified_put_of_as_many_parts_as_rails_promise_always_leaves)
+{
+    static const uint32_t shapes[][2] = {{1, 1}, {1, 16}, {2, 2}, {8, 1}, {8, 7}};
+
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, shapes[i][0], shapes[i][1]);
+        struct prs_put put = {.dst = &bench_keys,
+                              .len_bytes = PRS_ORDER_SURE_PARTS * bench->order.max_part_bytes,
+                              .flags = PRS_PUT_NOTIFY};
+        struct prs_op op[2];
+
+        cr_assert_eq(prs_order_put(&bench->order, &op[0], &put, bench_local_keys), 0, "%u paths, %u queues",
+                     shapes[i][0], shapes[i][1]);
+        put.len_bytes = (PRS_IMM_MAX_PARTS + 1) * bench->order.max_part_bytes;
+        cr_assert_eq(prs_order_put(&bench->order, &op[1], &put, bench_local_keys), -EINVAL);
+    }
+}
+
+/* They would be PRS_BUSY for ever. Without a notification the wire sets no limit. */
+Test(order_limits, a_transfer_of_more_parts_than_slots_is_refused)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 4, 1);
+    struct prs_put put = {.dst = &bench_keys, .len_bytes = 70 * bench->order.max_part_bytes};
+    struct prs_op op;
+
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0, "70 parts over four queues");
+    bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    put.len_bytes = (BENCH_DEPTH - 1) * bench->order.max_part_bytes;
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), 0);
+    post_and_complete_all(bench);
+    put.len_bytes = (BENCH_DEPTH + 1) * bench->order.max_part_bytes;
+    cr_assert_eq(prs_order_put(&bench->order, &op, &put, bench_local_keys), -EINVAL);
+    cr_assert_eq(get_one(bench, &op, put.len_bytes), -EINVAL);
 }
 
 /* What lies at each place of a message is moved once, to the same place. */

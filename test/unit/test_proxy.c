@@ -152,6 +152,49 @@ Test(proxy, windows_go_while_the_thread_carries_commands_of_others)
     close_fixture();
 }
 
+/* For longer than a drop waits for it. */
+static void stop_thread(void)
+{
+    fake_team_hold_for(f.team, 1, 7000);
+    fake_team_hold(f.team, true);
+    while (!fake_team_is_asleep(f.team))
+        sched_yield();
+}
+
+/* Its window was forgotten when the next drop asked for another. */
+Test(proxy, a_window_whose_drop_timed_out_goes_before_the_next, .timeout = 120)
+{
+    struct prs_device_put put = {.bytes = 16, .peer = 2};
+    int first, second;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    first = late_window();
+    second = late_window();
+    stop_thread();
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)first), -ETIMEDOUT);
+    cr_assert(strstr(prs_error_last(), "window 2 within"), "%s", prs_error_last());
+    cr_assert_eq(f.device.bytes[first], 0, "a later kernel must not name it");
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)second), 0, "the thread runs again");
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)first), -EINVAL, "it went");
+    cr_assert_eq(late_window(), first, "its index comes again");
+    put.src_window = put.dst_window = (uint32_t)second;
+    cr_assert_eq(prs_put(&f.device, &put, NULL), -PRS_DEVICE_MISUSE);
+    close_fixture();
+}
+
+Test(proxy, a_drop_that_timed_out_may_be_asked_for_again, .timeout = 120)
+{
+    int window;
+
+    open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
+    window = late_window();
+    stop_thread();
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), -ETIMEDOUT);
+    cr_assert_eq(prs_proxy_window_drop(f.proxy, (uint32_t)window), 0);
+    cr_assert_eq(late_window(), window);
+    close_fixture();
+}
+
 Test(proxy, a_command_out_of_bounds_touches_nothing_and_stops_the_device)
 {
     struct prs_cmd_fields bad;
