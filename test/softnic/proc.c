@@ -284,6 +284,55 @@ static struct sn_qp_shm *queue_pair_of(const struct couple *c)
 /* An initiator that has copied to a process that died then tells its completion queue: until then that ring is nobody
  * else's. Who is at work is written down as sn_responder_enter does, since a copy that is long enough would take too
  * long. */
+static void *end_when_told(void *arg)
+{
+    char word;
+
+    hear(*(int *)arg, &word, 1);
+    _exit(0);
+}
+
+static void leave_the_rest_to_another_thread(int fd, void *arg)
+{
+    static int told;
+    pthread_t thread;
+
+    told = fd;
+    require(!pthread_create(&thread, NULL, end_when_told, &told), "thread");
+    pthread_exit(NULL);
+}
+
+static char state_of(pid_t pid)
+{
+    char path[40], line[64], state = 0;
+    FILE *status;
+
+    snprintf(path, sizeof(path), "/proc/%d/status", pid);
+    status = fopen(path, "r");
+    while (status && !state && fgets(line, sizeof(line), status))
+        sscanf(line, "State: %c", &state);
+    if (status)
+        fclose(status);
+    return state;
+}
+
+Test(proc, a_process_lives_as_long_as_one_of_its_threads)
+{
+    uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;
+    int fd;
+    pid_t pid = spawn(leave_the_rest_to_another_thread, NULL, &fd);
+
+    while (state_of(pid) != 'Z' && now_ns() < give_up)
+        usleep(1000);
+    cr_assert_eq(state_of(pid), 'Z', "its first thread has ended");
+    cr_assert(sn_pid_runs((uint32_t)pid), "another runs");
+    tell(fd, "q", 1);
+    while (sn_pid_runs((uint32_t)pid) && now_ns() < give_up)
+        usleep(1000);
+    cr_assert_not(sn_pid_runs((uint32_t)pid), "all have ended, though nobody has reaped it");
+    reap(pid);
+}
+
 Test(proc, the_rings_of_the_dead_wait_for_who_is_at_work_on_them)
 {
     struct couple c = couple_open(wait_for_word);

@@ -11,8 +11,14 @@
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
 
-/* State letter and start time from /proc/pid/stat; false when there is no such process. */
-static bool stat_read(uint32_t pid, char *state, uint64_t *start)
+struct stat_line {
+    char state;
+    long threads;
+    uint64_t start; /* when, in ticks */
+};
+
+/* From /proc/pid/stat; false when there is no such process. */
+static bool stat_read(uint32_t pid, struct stat_line *out)
 {
     char path[40], text[512], *p;
     unsigned long long ticks;
@@ -29,43 +35,45 @@ static bool stat_read(uint32_t pid, char *state, uint64_t *start)
         return false;
     text[n] = 0;
     p = strrchr(text, ')'); /* the command name may hold anything, parentheses too */
-    if (!p || sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", state,
-                     &ticks) != 2)
+    if (!p || sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu",
+                     &out->state, &out->threads, &ticks) != 3)
         return false;
-    *start = ticks;
+    out->start = ticks;
     return true;
+}
+
+/* A process whose first thread has ended (pthread_exit() in main) is a zombie as well, with others that run. */
+static bool runs(const struct stat_line *stat)
+{
+    return stat->state != 'X' && (stat->state != 'Z' || stat->threads > 1);
 }
 
 bool sn_pid_runs(uint32_t pid)
 {
-    uint64_t start;
-    char state;
+    struct stat_line stat;
 
-    return stat_read(pid, &state, &start) && state != 'Z' && state != 'X';
+    return stat_read(pid, &stat) && runs(&stat);
 }
 
 bool sn_pid_stopped(uint32_t pid)
 {
-    uint64_t start;
-    char state;
+    struct stat_line stat;
 
-    return !stat_read(pid, &state, &start) || state == 'T' || state == 't';
+    return !stat_read(pid, &stat) || stat.state == 'T' || stat.state == 't';
 }
 
 uint64_t sn_pid_start(uint32_t pid)
 {
-    uint64_t start;
-    char state;
+    struct stat_line stat;
 
-    return stat_read(pid, &state, &start) ? start : 0;
+    return stat_read(pid, &stat) ? stat.start : 0;
 }
 
 bool sn_proc_alive(const struct sn_proc *proc)
 {
-    uint64_t start;
-    char state;
+    struct stat_line stat;
 
-    return stat_read(proc->pid, &state, &start) && state != 'Z' && state != 'X' && start == proc->start_ticks;
+    return stat_read(proc->pid, &stat) && runs(&stat) && stat.start == proc->start_ticks;
 }
 
 /* Is somebody who found its queue pairs before they were hidden still at work on what they name, rings included? One of
@@ -73,14 +81,14 @@ bool sn_proc_alive(const struct sn_proc *proc)
  * it goes to, and tells its completion queue. The caller holds proc_lock. */
 static bool in_use_locked(const struct sn_world *world, uint32_t index)
 {
-    bool runs = sn_proc_alive(&world->procs[index]);
+    bool alive = sn_proc_alive(&world->procs[index]);
 
     for (uint32_t i = 0; i < world->qp_slots.fresh; i++) {
         const struct sn_qp_shm *qp = &world->qps[i];
 
         if (__atomic_load_n(&qp->owner, __ATOMIC_ACQUIRE) != index + 1)
             continue;
-        if (runs)
+        if (alive)
             return true;
         for (uint32_t g = 0; g < SN_GUESTS; g++) {
             /* G3: after the numbers were taken back; pairs with G1 in sn_responder_enter. */
