@@ -109,18 +109,32 @@ static int describe(struct prs_lt *lt, const struct prs_fused_shape *s)
     return 0;
 }
 
+/* What every algorithm that is chosen has to do with. cuBLASLt takes pointers for aligned to 256 bytes unless told. */
+static int limit(cublasLtMatmulPreference_t preference)
+{
+    static const cublasLtMatmulPreferenceAttributes_t operands[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    size_t workspace = WORKSPACE_BYTES;
+    uint32_t alignment = 16; /* as prs_gemm() and its like ask for */
+    if (api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)) !=
+        CUBLAS_STATUS_SUCCESS)
+        return -1;
+    for (size_t i = 0; i < sizeof(operands) / sizeof(*operands); i++)
+        if (api.preference_set(preference, operands[i], &alignment, sizeof(alignment)) != CUBLAS_STATUS_SUCCESS)
+            return -1;
+    return 0;
+}
+
 static int choose(struct prs_lt *lt)
 {
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found;
-    size_t workspace = WORKSPACE_BYTES;
     int count = 0;
     if (api.preference(&preference) != CUBLAS_STATUS_SUCCESS)
         return -1;
-    if (api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)) !=
-            CUBLAS_STATUS_SUCCESS ||
-        api.heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, 1, &found, &count) !=
-            CUBLAS_STATUS_SUCCESS)
+    if (limit(preference) != 0 || api.heuristic(lt->handle, lt->desc, lt->b, lt->a, lt->c, lt->c, preference, 1, &found,
+                                                &count) != CUBLAS_STATUS_SUCCESS)
         count = 0;
     (void)api.preference_destroy(preference);
     lt->algo = found.algo;
