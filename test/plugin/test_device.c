@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "test/plugin/pair.h"
+#include "test/support/settled_threads.h"
 #include "util/clock.h"
 
 TestSuite(device, .timeout = 300);
@@ -214,8 +215,10 @@ Test(device, a_child_of_a_fork_disturbs_nobody)
     struct pair pair = pair_open(&plugin, 0);
     void *recv, *send;
     int status = -1;
-    pid_t child = fork();
+    pid_t child;
 
+    cr_assert(other_threads_settle(), "threads with nothing to do are at work for 60 s");
+    child = fork();
     if (child == 0) {
         is_child = true;
         memset(pair.target, 1, PAIR_BYTES); /* its own copy */
@@ -243,6 +246,7 @@ Test(device, a_child_of_a_fork_may_start_anew)
 #ifdef __SANITIZE_THREAD__
     cr_skip("a child of a process with threads cannot start threads under this sanitizer");
 #endif
+    cr_assert(other_threads_settle(), "threads with nothing to do are at work for 60 s");
     child = fork();
     if (child == 0) {
         struct plugin own = plugin_open();

@@ -3,15 +3,14 @@
 #include "tools/softnic/mover.h"
 
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "test/support/settled_threads.h"
 #include "tools/softnic/cores.h"
 
 enum { DONE = 7, LIMIT_MS = 60000, WHOLE = (1 << 20) + 4711, TAIL = 4096, REFUSED = -14 };
@@ -81,43 +80,13 @@ static bool moves(void)
     return false;
 }
 
-/* The state of each thread but this one is that of a sleeper. */
-static bool others_sleep(void)
-{
-    DIR *tasks = opendir("/proc/self/task");
-    bool asleep = tasks != NULL;
-
-    for (struct dirent *task; tasks && (task = readdir(tasks));) {
-        char file[300], line[64], state = 'S';
-        FILE *status;
-
-        if (task->d_name[0] == '.' || atoi(task->d_name) == gettid())
-            continue;
-        snprintf(file, sizeof(file), "/proc/self/task/%s/status", task->d_name);
-        status = fopen(file, "r");
-        while (status && fgets(line, sizeof(line), status))
-            sscanf(line, "State: %c", &state);
-        if (status)
-            fclose(status);
-        asleep &= state == 'S';
-    }
-    if (tasks)
-        closedir(tasks);
-    return asleep;
-}
-
 Test(mover, a_forked_child_has_threads_of_its_own)
 {
-    time_t give_up = time(NULL) + 60;
     int status;
     pid_t pid;
 
     cr_assert(moves());
-    /* Threads that are still starting hold locks of AddressSanitizer's allocator, which a child would inherit for ever:
-     * gcc 12's does not look after them at a fork. */
-    while (!others_sleep() && time(NULL) < give_up)
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-    cr_assert(others_sleep(), "threads with nothing to do are at work for 60 s");
+    cr_assert(other_threads_settle(), "threads with nothing to do are at work for 60 s");
     pid = fork();
     if (pid == 0)
         _exit(moves() ? 0 : 1);

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A fork while other threads start or allocate gives the child locks of AddressSanitizer's allocator that nobody will
+ * ever give back: gcc 12's does not look after them, as the C library does after its own. */
+#ifndef TEST_SUPPORT_SETTLED_THREADS_H
+#define TEST_SUPPORT_SETTLED_THREADS_H
+
+#include <dirent.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The state of each thread but this one is that of a sleeper. */
+static inline bool other_threads_sleep(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    bool asleep = tasks != NULL;
+
+    for (struct dirent *task; tasks && (task = readdir(tasks));) {
+        char file[300], line[64], state = 'S';
+        FILE *status;
+
+        if (task->d_name[0] == '.' || atoi(task->d_name) == gettid())
+            continue;
+        snprintf(file, sizeof(file), "/proc/self/task/%s/status", task->d_name);
+        status = fopen(file, "r");
+        while (status && fgets(line, sizeof(line), status))
+            sscanf(line, "State: %c", &state);
+        if (status)
+            fclose(status);
+        asleep &= state == 'S';
+    }
+    if (tasks)
+        closedir(tasks);
+    return asleep;
+}
+
+/* Wait for that, where threads have nothing to do. Return false when it is not so within a minute. */
+static inline bool other_threads_settle(void)
+{
+    time_t give_up = time(NULL) + 60;
+
+    while (!other_threads_sleep() && time(NULL) < give_up)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    return other_threads_sleep();
+}
+
+#endif
