@@ -312,10 +312,8 @@ Test(device, memory_that_cannot_be_written_is_refused_by_name)
 {
     struct plugin plugin = plugin_open();
     struct pair pair = pair_open(&plugin, 0);
-    void *unmapped = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *mhandle = &plugin,
-         *readable;
+    void *unmapped = (void *)0x10000, *mhandle = &plugin, *readable; /* where no thread's malloc() puts anything */
 
-    munmap(unmapped, 8192);
     warnings = 0;
     cr_assert_neq(plugin.net->reg(pair.recv, unmapped, 8192, NET_PTR_HOST, &mhandle), NET_SUCCESS, "not mapped");
     cr_assert_null(mhandle);
