@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "fused/context.h"
 #include "util/env.h"
@@ -80,11 +81,12 @@ static int choose_rails(struct prs_fused *ctx, struct prs_network *n)
  * group with its signal, and a group has one queue, so that queues which keep order do. NULL: as configured. */
 static const char *choose_policy(const struct prs_network *n)
 {
+    const char *asked = prs_env_text("PERSEUS_ORDER");
     struct prs_rail_info info;
     for (int i = 0; i < n->rails.count; i++)
         if (prs_rail_query(n->fabric, n->rails.rail[i], &info) != 0 || !info.in_order || info.adaptive_routing)
             return NULL;
-    return prs_env_text("PERSEUS_ORDER") != NULL ? NULL : "in_order";
+    return asked != NULL && strcasecmp(asked, "auto") != 0 ? NULL : "in_order";
 }
 
 /* Memory that the runtime hands out as device memory is ordinary memory where the GPU is emulated. */
