@@ -24,7 +24,7 @@ PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struc
             return __ffs(missing) - 1;
         bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_CHUNK, (s->rank + 1 + slot) % s->world, index, want, seen);
         if (!__shfl_sync(~0u, go, 0))
-            return ~0u >> 1;
+            return ~0u / PRS_STRIP_STEPS;
     }
 }
 
@@ -112,28 +112,25 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
     }
 }
 
-/* All-gather: step `step` of another rank's row tile may be loaded. *ready: strips known to be there. */
+/* All-gather: step `step` of another rank's row tile may be loaded. *ready: steps from this one on that are known to be
+ * there; most steps cost no more than that. */
 PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
                            uint32_t step, uint32_t *ready)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t slot = prs_schedule_slot(s, u.block, s->rank);
-    if (s->segments != 0) {
-        uint32_t steps = prs_schedule_segment_steps(s);
-        uint32_t index = prs_schedule_segment_flag(s, slot, u.pair / s->band, step / steps);
-        if (step % steps != 0)
-            return;
-        wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, u.block, index);
-    } else {
-        if (step % PRS_STRIP_STEPS != 0)
-            return;
-        if (*ready > 1) {
-            --*ready;
-            return;
+    if (*ready == 0) {
+        uint32_t slot = prs_schedule_slot(s, u.block, s->rank);
+        if (s->segments != 0) {
+            uint32_t steps = prs_schedule_segment_steps(s);
+            uint32_t index = prs_schedule_segment_flag(s, slot, u.pair / s->band, step / steps);
+            wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, u.block, index);
+            *ready = steps;
+        } else {
+            *ready = PRS_STRIP_STEPS * await_strips(args, at, slot, u.pair * 2 + at.rank, step / PRS_STRIP_STEPS);
         }
-        *ready = await_strips(args, at, slot, u.pair * 2 + at.rank, step / PRS_STRIP_STEPS);
+        fence_async_global(); /* arrivals were read by ordinary loads, A is read by the copy engine */
     }
-    fence_async_global(); /* arrivals were read by ordinary loads, A is read by the copy engine */
+    --*ready;
 }
 
 template <class E>

@@ -17,6 +17,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REDUCE, GATHER, ALL = "reduce_scatter_is_right", "allgather_is_right", "allreduce_is_right"
+COPY = "allgather_by_copy_engine_is_right"
 NODES = "nodes/"  # before a test's name: the one of test_nodes.c, over the software NIC
 MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("fence_async_shared before a slab is handed over", "multiply.cuh", "    fence_async_shared();\n", "", REDUCE),
@@ -35,7 +36,10 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("one bank for all epochs", None, "(at.epoch & 1)", "(at.epoch & 0)", "epochs_run_into_each_other"),
     ("bulk_wait_done before signal_chunk", "push.cuh", "bulk_wait_done<PRS_PUSH_SLOTS>", "bulk_wait_read<PRS_PUSH_SLOTS>", GATHER),
     ("wait before a push buffer is loaded again", "push.cuh", "bulk_wait_read<PRS_PUSH_SLOTS - 1>", "bulk_wait_read<PRS_PUSH_SLOTS>", GATHER),
-    ("wait for the pushed rows", "load.cuh", "*ready = await_strips(", "*ready = 1 ? 1 : await_strips(", GATHER),
+    ("wait for the pushed rows", "load.cuh", "PRS_STRIP_STEPS * await_strips(", "1 ? 1 : await_strips(", GATHER),
+    ("wait for the copied rows", "load.cuh", "at.epoch, PRS_AWAIT_CHUNK, u.block, index);\n            *ready", "at.epoch - 1, PRS_AWAIT_CHUNK, u.block, index);\n            *ready", COPY),
+    ("a wait for each piece that is copied", "load.cuh", "*ready = steps;", "*ready = steps + 1;", COPY),
+    ("credit before rows are copied over those of the last epoch", "kernels.cu", "        wait_flag(&args.sync, args.done[0] + slot, epoch - 1", "        if (0) wait_flag(&args.sync, args.done[0] + slot, epoch - 1", COPY),
     ("bulk_wait_done before the broadcast is signalled", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", ALL),
     ("wait for the others' results", "engine.cuh", "            await_broadcast(args, at);", "            ;", ALL),
     ("all lanes have read before one releases", "multiply.cuh", "            __syncwarp(); /* all lanes have read", "            /* all lanes have read", REDUCE),
