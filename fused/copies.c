@@ -9,24 +9,26 @@
 
 struct prs_copies {
     struct prs_fused_plan *plan;
-    uint32_t count;                      /* other ranks */
-    cudaStream_t streams[PRS_MAX_WORLD]; /* [p]: copies to rank + p; in turn, all go through [1] */
+    uint32_t others, count; /* ranks; streams that were opened: one for each rank, or, in turn, one */
+    cudaStream_t streams[PRS_MAX_WORLD];
     cudaEvent_t forked, done[PRS_MAX_WORLD];
 };
 
 int prs_copies_open(struct prs_fused_plan *plan, struct prs_copies **out)
 {
     struct prs_copies *c = calloc(1, sizeof(*c));
+    uint32_t streams;
     int r;
     if (c == NULL)
         return prs_fail(-ENOMEM, "fused: no memory for copy streams");
     c->plan = plan;
+    c->others = plan->args.schedule.world - 1;
+    streams = plan->args.schedule.in_turn ? 1 : c->others;
     r = prs_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "cudaEventCreate");
-    for (uint32_t p = 1; p < plan->args.schedule.world && r == 0; p++) {
-        r = prs_cuda_check(cudaStreamCreateWithFlags(&c->streams[p], cudaStreamNonBlocking), "cudaStreamCreate");
+    for (; c->count < streams && r == 0; c->count++) {
+        r = prs_cuda_check(cudaStreamCreateWithFlags(&c->streams[c->count], cudaStreamNonBlocking), "cudaStreamCreate");
         if (r == 0)
-            r = prs_cuda_check(cudaEventCreateWithFlags(&c->done[p], cudaEventDisableTiming), "cudaEventCreate");
-        c->count = p;
+            r = prs_cuda_check(cudaEventCreateWithFlags(&c->done[c->count], cudaEventDisableTiming), "cudaEventCreate");
     }
     if (r != 0)
         prs_copies_close(c);
@@ -39,7 +41,7 @@ void prs_copies_close(struct prs_copies *c)
 {
     if (c == NULL)
         return;
-    for (uint32_t p = 1; p <= c->count; p++) {
+    for (uint32_t p = 0; p < c->count; p++) {
         if (c->done[p] != NULL)
             (void)cudaEventDestroy(c->done[p]);
         if (c->streams[p] != NULL)
@@ -51,9 +53,9 @@ void prs_copies_close(struct prs_copies *c)
 }
 
 /* One piece of one band to the rank p after this one, then its flag: copies of one stream finish in order. */
-static int copy_piece(struct prs_copies *c, const uint8_t *a, uint32_t p, uint32_t band, uint32_t segment)
+static int copy_piece(struct prs_copies *c, const uint8_t *a, uint32_t p, uint32_t band, uint32_t segment,
+                      cudaStream_t stream)
 {
-    cudaStream_t stream = c->streams[c->plan->args.schedule.in_turn ? 1 : p];
     const struct prs_kernel_args *args = &c->plan->args;
     const struct prs_schedule *s = &args->schedule;
     uint64_t pitch = (uint64_t)c->plan->shape.k * 2, row = (uint64_t)band * s->band * PRS_PAIR_M;
@@ -78,30 +80,36 @@ static int copy_piece(struct prs_copies *c, const uint8_t *a, uint32_t p, uint32
     return prs_cuda_check(e, "copy of a block of A to another rank");
 }
 
-int prs_copies_fork(struct prs_copies *c, const void *a, cudaStream_t stream)
+int prs_copies_begin(struct prs_copies *c, cudaStream_t stream)
 {
-    const struct prs_schedule *s = &c->plan->args.schedule;
     int r = prs_kernels_begin_copies(&c->plan->args, stream);
     if (r != 0)
         return prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
-    r = prs_cuda_check(cudaEventRecord(c->forked, stream), "cudaEventRecord");
-    for (uint32_t p = 1; p <= c->count && r == 0; p++)
-        r = prs_cuda_check(cudaStreamWaitEvent(c->streams[p], c->forked, 0), "cudaStreamWaitEvent");
-    for (uint32_t i = 0; i < s->bands * s->segments * c->count && r == 0; i++) {
+    return prs_cuda_check(cudaEventRecord(c->forked, stream), "cudaEventRecord");
+}
+
+int prs_copies_enqueue(struct prs_copies *c, const void *a)
+{
+    const struct prs_schedule *s = &c->plan->args.schedule;
+    uint32_t pieces = s->bands * s->segments;
+    int r = 0;
+    for (uint32_t i = 0; i < c->count && r == 0; i++)
+        r = prs_cuda_check(cudaStreamWaitEvent(c->streams[i], c->forked, 0), "cudaStreamWaitEvent");
+    for (uint32_t i = 0; i < pieces * c->others && r == 0; i++) {
         /* In turn: all of one rank before the next; else all ranks' piece before the next piece. */
-        uint32_t piece = s->in_turn ? i % (s->bands * s->segments) : i / c->count;
-        uint32_t p = 1 + (s->in_turn ? i / (s->bands * s->segments) : i % c->count);
-        r = copy_piece(c, a, p, piece / s->segments, piece % s->segments);
+        uint32_t piece = s->in_turn ? i % pieces : i / c->others;
+        uint32_t p = 1 + (s->in_turn ? i / pieces : i % c->others);
+        r = copy_piece(c, a, p, piece / s->segments, piece % s->segments, c->streams[i % c->count]);
     }
-    for (uint32_t p = 1; p <= c->count && r == 0; p++)
-        r = prs_cuda_check(cudaEventRecord(c->done[p], c->streams[p]), "cudaEventRecord");
+    for (uint32_t i = 0; i < c->count && r == 0; i++)
+        r = prs_cuda_check(cudaEventRecord(c->done[i], c->streams[i]), "cudaEventRecord");
     return r;
 }
 
 int prs_copies_join(struct prs_copies *c, cudaStream_t stream)
 {
     int r = 0;
-    for (uint32_t p = 1; p <= c->count && r == 0; p++)
-        r = prs_cuda_check(cudaStreamWaitEvent(stream, c->done[p], 0), "cudaStreamWaitEvent");
+    for (uint32_t i = 0; i < c->count && r == 0; i++)
+        r = prs_cuda_check(cudaStreamWaitEvent(stream, c->done[i], 0), "cudaStreamWaitEvent");
     return r;
 }

@@ -11,10 +11,14 @@ struct prs_copies;
 int prs_copies_open(struct prs_fused_plan *plan, struct prs_copies **out);
 void prs_copies_close(struct prs_copies *copies);
 
-/* Before the fused kernel: forks from `stream` and enqueues all copies of block a. 0 or -EIO. */
-int prs_copies_fork(struct prs_copies *copies, const void *a, cudaStream_t stream);
+/* Before the fused kernel: what copies wait for. 0 or -EIO. */
+int prs_copies_begin(struct prs_copies *copies, cudaStream_t stream);
 
-/* After the fused kernel: `stream` goes on when the copies are done, so that A may change and the epoch may move. */
+/* After the fused kernel was launched, which works on the own block meanwhile: a call of the host takes some 5 us, and
+ * there are two a piece. 0 or -EIO; the kernels of all ranks then give up waiting. */
+int prs_copies_enqueue(struct prs_copies *copies, const void *a);
+
+/* Last: `stream` goes on when the copies are done, so that A may change and the epoch may move. */
 int prs_copies_join(struct prs_copies *copies, cudaStream_t stream);
 
 #endif
