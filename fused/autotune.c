@@ -18,26 +18,25 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
 {
     uint32_t count = 1, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
     uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
+    uint32_t ctas = shape->op == PRS_FUSED_ALLGATHER ? PRS_COPIES_BY_CTAS : 0;
     memset(list, 0, MAX_CANDIDATES * sizeof(*list));
     if (world == 1)
         return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
-        list[count++].band = band;
-        if (shape->op != PRS_FUSED_ALLGATHER || ctx->place.nodes > 1)
+        list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = ctas};
+        if (ctas == 0 || ctx->place.nodes > 1 || ctx->shared_device)
             continue;
         list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_IN_TURN};
-        if (band == 1)
-            continue;
-        for (uint32_t segments = 1; segments <= 4; segments *= 4, count++)
-            list[count] =
-                (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_TOGETHER, .segments = segments};
+        list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_TOGETHER};
+        if (band > 1)
+            list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_TOGETHER, .segments = 4};
     }
     for (uint32_t group = 1; ctx->place.nodes > 1 && group <= 64; group *= 8)
         list[count++].group = group;
-    list[count++].spread = 1;
-    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED};
-    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED};
-    list[count++] = (struct prs_fused_tuning){.spread = 1, .paced = PRS_UNPACED};
+    list[count++] = (struct prs_fused_tuning){.spread = 1, .copy_engine = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED, .copy_engine = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED, .copy_engine = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 1, .paced = PRS_UNPACED, .copy_engine = ctas};
     return count;
 }
 

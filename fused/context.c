@@ -118,16 +118,39 @@ static int open_fault(struct prs_fused *ctx)
 
 /* What ranks tell each other first. */
 struct hello {
-    uint64_t node;
-    int32_t error; /* this rank cannot go on: all give up together */
+    uint64_t node, device; /* device: its place on the PCI bus; numbers differ between processes */
+    int32_t error;         /* this rank cannot go on: all give up together */
     int32_t pad;
 };
+
+static uint64_t pci_place(int device)
+{
+    static const enum cudaDeviceAttr parts[] = {cudaDevAttrPciDomainId, cudaDevAttrPciBusId, cudaDevAttrPciDeviceId};
+    uint64_t place = 0;
+    for (int i = 0; i < 3; i++) {
+        int part = 0;
+        if (cudaDeviceGetAttribute(&part, parts[i], device) != cudaSuccess)
+            (void)cudaGetLastError(); /* no device: check_device() has said so */
+        place = place << 16 | ((uint64_t)part & 0xffff);
+    }
+    return place;
+}
+
+static bool share_device(const struct hello *all, uint32_t world)
+{
+    for (uint32_t i = 0; i < world; i++)
+        for (uint32_t j = 0; j < i; j++)
+            if (all[i].node == all[j].node && all[i].device == all[j].device)
+                return true;
+    return false;
+}
 
 /* Collective: who shares a node with whom. mine: how it went here so far. */
 static int find_place(struct prs_fused *ctx, int mine)
 {
     uint32_t world = ctx->config.world;
-    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), mine, 0};
+    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), pci_place(ctx->config.device), mine,
+                          0};
     struct hello *all = calloc(world, sizeof(*all));
     uint64_t *ids = calloc(world, sizeof(*ids));
     int r = all != NULL && ids != NULL ? 0 : prs_fail(-ENOMEM, "fused: no memory for the nodes of %u ranks", world);
@@ -140,6 +163,8 @@ static int find_place(struct prs_fused *ctx, int mine)
     }
     if (r == 0)
         r = prs_place_find(ids, ctx->config.rank, world, &ctx->place);
+    if (r == 0)
+        ctx->shared_device = share_device(all, world);
     free(ids);
     free(all);
     return r;

@@ -73,7 +73,7 @@ static int open_workspace(struct prs_fused_plan *p)
     struct prs_schedule *s = &a->schedule;
     uint64_t flags, counters;
     int r;
-    if (p->info.tuning.copy_engine != 0)
+    if (prs_tuning_copies(&p->info.tuning))
         s->segments = p->info.tuning.segments;
     s->in_turn = p->info.tuning.copy_engine == PRS_COPIES_IN_TURN;
     a->paced = p->info.tuning.paced == PRS_PACED;

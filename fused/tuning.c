@@ -69,6 +69,32 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
     return band > pairs ? pairs : band;
 }
 
+/* Who moves an all-gather's blocks. Copy engines were faster at every shape tried (2 x H200: 4 to 10 % where links are
+ * idle for most of the time, 20 to 30 % where they are not: a full link also holds up the loads of the SMs that store).
+ */
+static void default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
+                           struct prs_fused_tuning *t)
+{
+    bool cannot = at->nodes > 1 || (t->copy_engine == 0 && ctx->shared_device);
+    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
+        t->copy_engine = 0;
+    else if (cannot || (t->copy_engine == 0 && t->push_ctas != 0))
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+    else if (t->copy_engine == 0)
+        t->copy_engine = PRS_COPIES_TOGETHER;
+}
+
+/* A piece costs some 5 us of the host and 2 us of the link. Where all units are computed in a wave or two, what comes
+ * last is waited for by all of them: so it should be small. */
+static uint32_t default_segments(const struct prs_fused_shape *shape, const struct prs_place *at,
+                                 const struct prs_fused_tuning *t)
+{
+    uint32_t bands = prs_ceil_div(prs_ceil_div(shape->m / at->world, PRS_PAIR_M), t->band);
+    if (!prs_tuning_copies(t))
+        return 1;
+    return bands == 1 ? 4 : bands <= 3 ? 2 : 1;
+}
+
 /* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. An
  * all-gather whose link is busy most of the time was better off in bursts (8192: 422 us against 490), one with an idle
  * link without (16384: 2974 against 3347). */
@@ -87,7 +113,7 @@ static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *s
 {
     int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
     double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, at), far = far_bytes(shape, at);
-    double travel = sent / (info->tuning.copy_engine ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
+    double travel = sent / (prs_tuning_copies(&info->tuning) ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
     double longest = compute > travel ? compute : travel;
     info->sent_bytes = (uint64_t)sent;
     info->far_bytes = (uint64_t)far;
@@ -228,6 +254,8 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
     }
     if (t->path > PRS_PATH_UNFUSED)
         return prs_fail(-EINVAL, "fused: path %u of the tuning does not exist", t->path);
+    if (t->copy_engine > PRS_COPIES_BY_CTAS)
+        return prs_fail(-EINVAL, "fused: copy_engine %u of the tuning does not exist", t->copy_engine);
     r = choose_path(shape, at, info);
     if (r != 0)
         return r;
@@ -237,17 +265,16 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         t->band = default_band(shape, at, t->clusters);
     if (t->lag == 0)
         t->lag = 1;
+    default_copies(ctx, shape, at, t);
     if (t->push_ctas == 0 || t->push_ctas > 2 * t->clusters)
         t->push_ctas = 2 * t->clusters;
+    if (prs_tuning_copies(t))
+        t->push_ctas = 0;
     if (t->segments == 0)
-        t->segments = 1;
+        t->segments = default_segments(shape, at, t);
     default_pace(shape, at, t);
     if (t->group == 0)
         t->group = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
-    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1 || at->nodes > 1)
-        t->copy_engine = 0;
-    if (t->copy_engine != 0)
-        t->push_ctas = 0;
     bound(shape, t);
     predict(ctx, shape, at, info);
     return 0;

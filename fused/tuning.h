@@ -15,6 +15,12 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
                       const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
                       struct prs_fused_plan_info *info);
 
+/* An all-gather's blocks are moved by copy engines. */
+static inline bool prs_tuning_copies(const struct prs_fused_tuning *t)
+{
+    return t->copy_engine == PRS_COPIES_TOGETHER || t->copy_engine == PRS_COPIES_IN_TURN;
+}
+
 /* The fused kernels can run the shape, whether or not they win. */
 bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world);
 

@@ -84,8 +84,11 @@ struct prs_fused_shape {
 };
 
 enum prs_fused_pace { PRS_UNPACED = 1, PRS_PACED = 2 };
-/** To all ranks at once, or to the rank after this one first, then to the one after that, and so on. */
-enum prs_fused_copies { PRS_COPIES_TOGETHER = 1, PRS_COPIES_IN_TURN = 2 };
+/** How an all-gather moves the blocks. Copy engines: to all ranks at once, or to the rank after this one first, then to
+ * the one after that, and so on; some 2.5 us of host time for each piece and rank, twice, beside the kernel. Or the
+ * CTAs push them, which is the only way between nodes, and where two ranks share a GPU: its copies to itself are
+ * kernels. */
+enum prs_fused_copies { PRS_COPIES_TOGETHER = 1, PRS_COPIES_IN_TURN = 2, PRS_COPIES_BY_CTAS = 3 };
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
 
 /** 0 in a field: chosen by the plan. The same on all ranks. */
@@ -94,8 +97,8 @@ struct prs_fused_tuning {
     uint32_t clusters;    /* pairs of SMs that work, at most half the SMs */
     uint32_t band;        /* row pairs (256 rows) that are communicated together */
     uint32_t lag;         /* REDUCE_SCATTER, ALLREDUCE: bands between sending and adding partial sums */
-    uint32_t push_ctas;   /* ALLGATHER: CTAs that push the own block, besides multiplying */
-    uint32_t copy_engine; /* ALLGATHER, enum prs_fused_copies: copy engines move the blocks; push_ctas is then unused */
+    uint32_t push_ctas;   /* ALLGATHER by CTAs: how many push the own block, besides multiplying */
+    uint32_t copy_engine; /* ALLGATHER, enum prs_fused_copies; 0 in a plan of another operation */
     uint32_t segments;    /* ALLGATHER by copy engine: pieces along k in which a band travels */
     uint32_t spread;      /* percent of the compute time over which an SM spreads what it sends; 1: as fast as it can */
     uint32_t

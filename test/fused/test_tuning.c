@@ -164,7 +164,35 @@ Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
     cr_assert(strstr(info.reason, "256 rows") != NULL, "%s", info.reason);
     cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 256, 256, 64, NULL).tuning.path, PRS_PATH_FUSED, "faster all the same");
     wanted.path = PRS_PATH_AUTO;
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning.copy_engine, 0);
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning.copy_engine, PRS_COPIES_BY_CTAS);
+}
+
+Test(tuning, copy_engines_move_the_blocks_where_they_can)
+{
+    struct prs_fused ctx = {
+        .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}, .shared_device = true};
+    struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0};
+    struct prs_fused_tuning pushed = {.push_ctas = 40}, unknown = {.copy_engine = PRS_COPIES_BY_CTAS + 1};
+    struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL);
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_TOGETHER);
+    cr_assert_eq(info.tuning.push_ctas, 0);
+    info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &pushed);
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS, "as many CTAs as the caller says");
+    cr_assert_eq(info.tuning.push_ctas, 40);
+    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).tuning.copy_engine, 0);
+    memset(&info, 0, sizeof(info));
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS, "a GPU's copies to itself need an SM");
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &unknown, false, CLUSTERS, &info), -EINVAL);
+}
+
+/* What comes last is waited for by all units of the last wave. */
+Test(tuning, the_fewer_bands_the_more_pieces_each_travels_in)
+{
+    struct prs_fused_tuning bands = {.band = 1}, one = {.band = 8};
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &one).tuning.segments, 4);
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &bands).tuning.segments, 1);
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 64, &one).tuning.segments, 1, "no more than there are steps");
 }
 
 /* Each block crosses once: 2 nodes of 2, so a quarter of the matrix goes from each rank to the other node. */

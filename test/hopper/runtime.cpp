@@ -101,6 +101,13 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrClockRate:
         *value = 1980000;
         break;
+    case cudaDevAttrPciDomainId:
+    case cudaDevAttrPciDeviceId:
+        *value = 0;
+        break;
+    case cudaDevAttrPciBusId:
+        *value = device + 1;
+        break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
         *value = MOST_SHARED_BYTES;
         break;

@@ -43,38 +43,42 @@ Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 900)
 }
 
 /* Alone, full tiles, tails in all three, more epochs than buffers, both layouts of B. */
-static void assert_collective_right(enum prs_fused_op op)
+static void assert_collective_right(enum prs_fused_op op, struct prs_fused_tuning tuning)
 {
+    struct prs_fused_tuning bursts = tuning;
+    bursts.paced = PRS_UNPACED, bursts.spread = 1;
     const struct row rows[] = {
-        {op, 1, 256, 256, 128, 1},     {op, 2, 512, 512, 128, 1, 3},
-        {op, 2, 1040, 264, 72, 0, 2},  {op, 4, 1024, 512, 192, 1, 2, {.paced = PRS_UNPACED, .spread = 1}},
-        {op, 4, 1632, 328, 136, 0, 2},
+        {op, 1, 256, 256, 128, 1, 0, tuning},  {op, 2, 512, 512, 128, 1, 3, tuning},
+        {op, 2, 1040, 264, 72, 0, 2, tuning},  {op, 4, 1024, 512, 192, 1, 2, bursts},
+        {op, 4, 1632, 328, 136, 0, 2, tuning},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
 Test(hopper, reduce_scatter_is_right, .timeout = 600)
 {
-    assert_collective_right(PRS_FUSED_REDUCE_SCATTER);
+    assert_collective_right(PRS_FUSED_REDUCE_SCATTER, (struct prs_fused_tuning){0});
 }
 
 Test(hopper, allgather_is_right, .timeout = 600)
 {
-    assert_collective_right(PRS_FUSED_ALLGATHER);
+    assert_collective_right(PRS_FUSED_ALLGATHER, (struct prs_fused_tuning){.copy_engine = PRS_COPIES_BY_CTAS});
 }
 
 Test(hopper, allreduce_is_right, .timeout = 600)
 {
-    assert_collective_right(PRS_FUSED_ALLREDUCE);
+    assert_collective_right(PRS_FUSED_ALLREDUCE, (struct prs_fused_tuning){0});
 }
 
 Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
 {
     static const struct row rows[] = {
-        {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.copy_engine = 1, .band = 1}},
-        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.copy_engine = 1, .segments = 2}},
+        {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.copy_engine = PRS_COPIES_TOGETHER, .band = 1}},
+        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.copy_engine = PRS_COPIES_TOGETHER, .segments = 2}},
+        {PRS_FUSED_ALLGATHER, 3, 1536, 264, 328, 1, 3, {.copy_engine = PRS_COPIES_IN_TURN, .band = 1, .segments = 2}},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
+    assert_collective_right(PRS_FUSED_ALLGATHER, (struct prs_fused_tuning){0}); /* pieces as the plan has them */
 }
 
 /* More K steps than stages: a rank that kept back what another waits for would be waited for in a circle. */
@@ -92,7 +96,8 @@ Test(hopper, epochs_run_into_each_other, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 256, 64, 1, 10},
-        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.copy_engine = PRS_COPIES_BY_CTAS}},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.copy_engine = PRS_COPIES_TOGETHER}},
         {PRS_FUSED_ALLREDUCE, 4, 1024, 256, 64, 1, 10},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));

@@ -56,6 +56,7 @@ static const struct choice {
     {"--autotune", "time the candidates first and take the best", FIELD(autotune), 1},
     {"--copy-engine", "tuning", FIELD(tuning.copy_engine), PRS_COPIES_TOGETHER},
     {"--copies-in-turn", "tuning", FIELD(tuning.copy_engine), PRS_COPIES_IN_TURN},
+    {"--copies-by-ctas", "tuning", FIELD(tuning.copy_engine), PRS_COPIES_BY_CTAS},
     {"--paced", "tuning", FIELD(tuning.paced), PRS_PACED},
     {"--unpaced", "tuning", FIELD(tuning.paced), PRS_UNPACED},
     {"--fused", "refuse shapes that would take the unfused path", FIELD(tuning.path), PRS_PATH_FUSED},
