@@ -32,8 +32,7 @@ enum {
     PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
     PRS_ROUTE_RELAY = 0x4000,
     PRS_ROUTE_MAX_WORLD = 64,
-    PRS_ROUTE_PUT_ROWS = 8, /* between nodes one put moves so many rows */
-    PRS_ROUTE_NOWHERE = -1  /* place of a row at a seat that does not get it */
+    PRS_ROUTE_NOWHERE = -1 /* place of a row at a seat that does not get it */
 };
 
 struct prs_route {
@@ -46,7 +45,8 @@ struct prs_route {
     uint32_t row_bytes;      /* of a token */
     uint32_t ctas;           /* of the routing kernel */
     uint32_t node, nodes, seat, seats;
-    uint32_t group; /* between nodes: rows that one signal stands for, a multiple of PRS_ROUTE_PUT_ROWS */
+    uint32_t put;   /* between nodes: rows that one put moves */
+    uint32_t group; /* and that one signal stands for, a multiple of `put` */
 };
 
 /* What a sender tells about one row that it sends: a head, then one use for each row it becomes. */
@@ -222,7 +222,7 @@ PRS_SHARED uint32_t prs_route_relay_word(const struct prs_route *r, uint32_t b, 
 /* Counters of relayed rows: of each put, then of each group. */
 PRS_SHARED uint32_t prs_route_put_counter(const struct prs_route *r, uint32_t b, uint32_t row)
 {
-    return (b - 1) * prs_ceil_div(r->tokens, PRS_ROUTE_PUT_ROWS) + row / PRS_ROUTE_PUT_ROWS;
+    return (b - 1) * prs_ceil_div(r->tokens, r->put) + row / r->put;
 }
 
 PRS_SHARED uint32_t prs_route_group_counter(const struct prs_route *r, uint32_t b, uint32_t row)

@@ -153,9 +153,9 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
 {
     const struct prs_route *r = &args.route;
     const struct prs_moe_far *far = &args.far;
-    uint32_t all = args.head->relayed[n], first = row / PRS_ROUTE_PUT_ROWS * PRS_ROUTE_PUT_ROWS, group = row / r->group;
-    uint32_t rows = prs_route_piece_rows(row, PRS_ROUTE_PUT_ROWS, all);
-    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), PRS_ROUTE_PUT_ROWS);
+    uint32_t all = args.head->relayed[n], first = row / r->put * r->put, group = row / r->group;
+    uint32_t rows = prs_route_piece_rows(row, r->put, all);
+    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_route_counterpart(r, n), from = prs_route_node_mirror(r, n);
     struct prs_device_put put = {prs_route_relay_at(r, 1, n, first),
                                  prs_route_relay_at(r, 0, from, first),

@@ -174,7 +174,9 @@ struct prs_moe_tuning {
     uint32_t route_ctas; /* CTAs of the routing kernel */
     uint32_t spread; /* percent of the product's time over which an SM spreads what it sends; 1: as fast as it can */
     uint32_t order;  /* enum prs_moe_order: how SMs get their tiles, some of which take half as long as others */
-    uint32_t group;  /* several nodes: rows that one signal stands for; the same on all ranks */
+    /* Several nodes, the same on all ranks: */
+    uint32_t group; /* rows that one signal stands for, rounded up to whole puts */
+    uint32_t put;   /* rows that one put moves, at most a group's */
 };
 
 struct prs_moe_info {

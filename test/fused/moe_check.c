@@ -107,7 +107,7 @@ static void add_traffic(struct rank *me, uint32_t epoch)
         uint32_t tokens = tokens_for(epoch, r->rank, node * r->seats * LOCAL, r->seats * LOCAL);
         if (node == r->node)
             continue;
-        me->puts += 1 + prs_ceil_div(tokens, PRS_ROUTE_PUT_ROWS);
+        me->puts += 1 + prs_ceil_div(tokens, r->put);
         me->signals += prs_ceil_div(tokens, r->group);
         me->words += 4 + (tokens * r->seats + 3) / 4 * 4 + tokens;
     }

@@ -54,7 +54,7 @@ struct model {
 };
 
 struct model_run {
-    uint32_t nodes, group;
+    uint32_t nodes, put, group;
     uint32_t blocks_of_last;     /* capacity of the last rank */
     uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
 };

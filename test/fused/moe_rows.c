@@ -26,9 +26,9 @@ static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t ro
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route *r = &me->r;
-    uint32_t all = me->relayed_count[n], first = row / PRS_ROUTE_PUT_ROWS * PRS_ROUTE_PUT_ROWS, group = row / r->group;
-    uint32_t rows = prs_route_piece_rows(row, PRS_ROUTE_PUT_ROWS, all);
-    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), PRS_ROUTE_PUT_ROWS);
+    uint32_t all = me->relayed_count[n], first = row / r->put * r->put, group = row / r->group;
+    uint32_t rows = prs_route_piece_rows(row, r->put, all);
+    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_route_counterpart(r, n), from = prs_route_node_mirror(r, n);
     struct rank *to = &c->model->ranks[peer];
     if (watch_count(&me->counters[prs_route_put_counter(r, n, row)]) != rows)

@@ -9,7 +9,7 @@
 static struct prs_route route_of(uint32_t world, uint32_t experts, uint32_t choices, uint32_t tokens)
 {
     struct prs_route r = {.world = world, .experts = experts, .local = experts / world, .choices = choices};
-    r.nodes = 1, r.seats = world, r.group = 8;
+    r.nodes = 1, r.seats = world, r.put = 4, r.group = 8;
     r.tokens = tokens, r.blocks = 64, r.columns = 3, r.row_bytes = 32, r.ctas = 4;
     return r;
 }
@@ -229,7 +229,7 @@ Test(route, no_mail_note_word_or_counter_overlaps)
             claim(row, relay, prs_route_relay_at(&r, 0, b, i), r.row_bytes, "row in");
             claim(row, relay, prs_route_relay_at(&r, 1, b, i), r.row_bytes, "row out");
         }
-        for (uint32_t i = 0; i < r.tokens; i += PRS_ROUTE_PUT_ROWS)
+        for (uint32_t i = 0; i < r.tokens; i += r.put)
             claim(counter, counters, prs_route_put_counter(&r, b, i), 1, "counter of a put");
         for (uint32_t i = 0; i < r.tokens; i += r.group) {
             claim(counter, counters, prs_route_group_counter(&r, b, i), 1, "counter of a group");

@@ -371,15 +371,44 @@ Test(moe, a_rank_that_does_not_come_is_named, .timeout = 600)
     cr_assert_eq(run.error[2].code, 0, "%s", run.error[2].text);
 }
 
+/* Half a megabyte a put; rows that are nearly that long go one by one; a group has whole puts. */
+Test(moe, puts_are_as_long_as_a_link_needs, .timeout = 300)
+{
+    static const struct choice {
+        uint32_t tokens, hidden, group, put, want_group, want_put;
+    } rows[] = {
+        {8192, 7168, 0, 0, 256, 32},   {2048, 7168, 0, 0, 128, 32},  {100, 7168, 0, 0, 128, 32},
+        {20, 7168, 0, 0, 20, 20},      {2048, 16384, 0, 0, 128, 16}, {8192, 7168, 8, 0, 8, 8},
+        {512, 7168, 100, 48, 144, 48},
+    };
+    struct prs_fused_config config = {.world = 1};
+    struct prs_fused *ctx = NULL;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        const struct choice *c = &rows[i];
+        struct prs_moe_shape shape = {c->tokens, c->hidden, 64, 4, 1, 128, 1};
+        struct prs_moe_tuning tuning = {.group = c->group, .put = c->put};
+        struct prs_moe_plan *plan = NULL;
+        struct prs_moe_info info;
+        cr_assert_eq(prs_moe_plan_open(ctx, &shape, &tuning, &plan), 0);
+        prs_moe_plan_query(plan, &info);
+        cr_assert(info.tuning.group == c->want_group && info.tuning.put == c->want_put,
+                  "row %zu: groups of %u, puts of %u", i, info.tuning.group, info.tuning.put);
+        prs_moe_plan_close(plan);
+    }
+    prs_fused_close(ctx);
+}
+
 /* ---- several nodes: the real transport, over whatever verbs device there is (softnic) ------------------------------
  */
 Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 900)
 {
     static const struct row rows[] = {
         {4, 60, 128, 264, 8, 3, 1, 3, EVEN, 0, {.group = 8}, 0, 2},
-        {4, 60, 72, 512, 16, 4, 0, 3, SOME_NONE, 0, {.group = 24, .route_ctas = 3}, 0, 2},
+        {4, 60, 72, 512, 16, 4, 0, 3, SOME_NONE, 0, {.group = 24, .put = 8, .route_ctas = 3}, 0, 2},
         {2, 90, 72, 64, 4, 2, 1, 3, EVEN, 0, {0}, 0, 2},
-        {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.group = 16}, 0, 3},
+        {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.group = 16, .put = 4}, 0, 3},
         {3, 40, 72, 64, 6, 2, 1, 2, SOME_NONE, 0, {0}, 0, 3},
     };
     ranks_need_a_device();

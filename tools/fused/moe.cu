@@ -196,10 +196,10 @@ static bool report(struct run *r)
         print_number("product_usec", usec[PRODUCT]);
         print_number("tflops", tflops);
         printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,\"order\":%u,"
-               "\"group\":%u}"
+               "\"group\":%u,\"put\":%u}"
                ",\"predicted_"
                "usec\":%.1f,",
-               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, t->group, r->info.predicted_us);
+               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, t->group, t->put, r->info.predicted_us);
         printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,", error, bad, maps,
                (unsigned long long)v->sampled);
         printf("\"checked_launches\":%llu,\"differing_elements\":%.0f,\"commit\":\"%s\"}\n",
