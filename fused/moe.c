@@ -108,6 +108,7 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
         t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
     }
     choose_group(&p->shape, t);
+    t->passes = p->ctx->place.nodes == 1 || t->passes == 1 ? 1 : 2;
     if (t->order == 0)
         t->order = PRS_MOE_AS_THEY_COME;
     if (t->spread == 0) /* rows are wanted early, but all at once they are in the product's way */
@@ -149,6 +150,7 @@ static void init_route(struct prs_moe_plan *p)
     r->node = p->ctx->place.node, r->nodes = p->ctx->place.nodes;
     r->seat = p->ctx->place.local, r->seats = p->ctx->place.locals;
     r->put = p->info.tuning.put, r->group = p->info.tuning.group;
+    r->passes = p->info.tuning.passes;
     p->args.in_turn = p->info.tuning.order == PRS_MOE_IN_TURN;
     p->args.n = p->shape.columns;
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
@@ -178,6 +180,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
         a->far.tokens = take(base, &used, (uint64_t)r->nodes * r->tokens * sizeof(*a->far.tokens));
         a->far.counters =
             take(base, &used, (uint64_t)prs_route_group_counter(r, r->nodes, 0) * sizeof(*a->far.counters));
+        a->far.near = take(base, &used, (uint64_t)r->local * sizeof(*a->far.near));
     }
     a->items = take(base, &used, (uint64_t)r->world * r->tokens * prs_route_item_bytes(r));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));

@@ -173,7 +173,7 @@ bool model_multiply(struct cta *c, uint32_t epoch)
         uint32_t unit = __atomic_fetch_add(&me->next, 1, __ATOMIC_RELAXED);
         if (unit >= me->blocks * COLUMNS)
             return true;
-        prs_route_unit(&me->r, me->experts, &cursor, unit, &u);
+        prs_route_unit(&me->r, me->experts, me->r.nodes > 1 ? me->near : NULL, &cursor, unit, &u);
         if (!watch_wait(&c->model->watch, &me->ready[u.block], u.rows, "block", c->rank, u.block, c->rank))
             return false;
         for (uint32_t i = u.block * PRS_TILE_M; i < u.block * PRS_TILE_M + u.rows; i++)

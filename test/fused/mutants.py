@@ -20,6 +20,7 @@ ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c
 UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/exchange.h"
 PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
+            "route": (["test_route.c"], "route/*"),
             "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
 PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
 
@@ -68,6 +69,16 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("moe: rows in and rows out are apart", "moe", ROUTE, "((uint64_t)out * (r->nodes - 1) + b - 1)", "((uint64_t)0 * out + b - 1)"),
     ("moe: the sender is far from each seat as it says", "moe", MOE_ROWS, "(prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;", "(prs_route_counterpart(r, n) + r->world - r->rank) % r->world;"),
     ("moe: groups of all sizes have a word each", "moe", ROUTE, "(b - 1) * prs_route_groups(r) + group;", "(b - 1) * (prs_route_groups(r) - 1) + group;"),
+
+    ("moe: items of other nodes come last", "moe", MOE_ROUTE, "first_item[prs_route_node_of(&me->r, p) != 0][lead]", "first_item[0][lead]"),
+    ("moe: rows of the own node come first", "moe", ROUTE, "node = (r->node + i / r->seats) % r->nodes,", "node = (r->node + r->nodes - i / r->seats) % r->nodes,"),
+    ("moe: the own node's rows end with the first of another's", "moe", MOE_ROUTE, "prs_route_sender(&me->r, me->r.seats)][e];", "prs_route_sender(&me->r, me->r.seats - 1)][e];"),
+    ("moe: a block with a row of another node waits for it", "route", ROUTE, ": near / PRS_TILE_M;", ": prs_ceil_div(near, PRS_TILE_M);"),
+    ("moe: a last block without a row of another node does not wait", "route", ROUTE, "return near == e->rows ?", "return 0 ?"),
+    ("moe: what waits for no other node is multiplied first", "route", ROUTE, "    *first = c->far ? near[c->expert] : 0;\n    return c->far ?", "    *first = 0;\n    return c->far == 0 ?"),
+    ("moe: the second pass begins where the first ended", "route", ROUTE, "    *first = c->far ? near[c->expert] : 0;", "    *first = 0;"),
+    ("moe: the second pass has all experts", "route", ROUTE, "c->expert = 0, c->far = 1;", "c->expert = 1, c->far = 1;"),
+    ("moe: one pass tells no blocks apart", "route", ROUTE, "    if (r->passes == 1)\n        return 0;\n", ""),
 
     ("unfused: sums and rows wait for credit", "unfused", UNFUSED, "        if (x->credit &&\n", "        if (0 && x->credit &&\n"),
     ("unfused: the credit of the launch before", "unfused", UNFUSED, "&me->signals[p.credit], me->epoch, \"credit\"", "&me->signals[p.credit], me->epoch - 1, \"credit\""),

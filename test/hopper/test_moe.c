@@ -130,6 +130,13 @@ static void check_row(struct run *run, const struct result *res, uint32_t rank, 
     }
 }
 
+/* The i-th sender of an expert's rows: node by node from the own one on, each from the place of the own rank on. */
+static uint32_t sender(const struct row *w, uint32_t rank, uint32_t i)
+{
+    uint32_t nodes = w->nodes == 0 ? 1 : w->nodes, seats = w->world / nodes, node = (rank / seats + i / seats) % nodes;
+    return node * seats + (rank + i) % seats;
+}
+
 static void check(struct run *run, const struct result *res, uint32_t rank, uint32_t epoch)
 {
     const struct row *w = run->row;
@@ -138,7 +145,7 @@ static void check(struct run *run, const struct result *res, uint32_t rank, uint
     for (uint32_t e = 0; e < local; e++) {
         uint64_t first = row = (row + 127) / 128 * 128;
         for (uint32_t p = 0; p < w->world; p++) {
-            uint32_t from = (rank + p) % w->world;
+            uint32_t from = sender(w, rank, p);
             for (uint32_t t = 0; t < count_of(w, epoch, from); t++)
                 for (uint32_t j = 0; j < w->top_k; j++) {
                     struct prs_moe_row want = {from, t, j, weight_of(epoch, from, t, j)};

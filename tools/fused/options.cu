@@ -42,6 +42,8 @@ static const struct number {
     {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
     {"--row-spread", "MoE tuning: percent of the product's time", FIELD(moe.tuning.spread)},
     {"--put-rows", "MoE tuning, several nodes: rows that one put moves", FIELD(moe.tuning.put)},
+    {"--passes", "MoE tuning, several nodes: 2: what needs no other node first; 1: expert by expert",
+     FIELD(moe.tuning.passes)},
 };
 
 static const struct choice {
