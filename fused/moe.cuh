@@ -196,7 +196,7 @@ PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta
         break;
     case 2:
         if (args.dispatches != 0)
-            place_rows(args, m, at.epoch);
+            place_rows<E>(args, m, at.epoch);
         break;
     default:
         if (first && args.dispatches != 0)

@@ -38,6 +38,7 @@ struct rank {
     uint32_t mail_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
     uint32_t signal[NIC_WORDS], counters[2 * (WORLD - 1) * TOKENS];
     uint32_t met, routed, exits, epoch, next;
+    uint32_t early; /* rows of other nodes that were handed on before all own ones were on their way */
     struct nic nic;
 };
 

@@ -57,6 +57,14 @@ Test(moe, nodes_with_a_signal_for_several_puts, .timeout = 600)
     run_without_refusals(2, 8, 24);
 }
 
+Test(moe, nodes_hand_on_what_came_while_own_rows_are_still_going_out, .timeout = 600)
+{
+    struct model *m = run_soundly(2, 4, 4, BLOCKS);
+    for (uint32_t r = 0; r < WORLD; r++)
+        cr_assert_gt(m->ranks[r].early, EPOCHS, "rank %u: %u rows", r, m->ranks[r].early);
+    model_close(m);
+}
+
 /* It still gives other nodes' rows to the rank beside it. */
 Test(moe, nodes_with_a_rank_without_room_do_not_hold_up_the_others, .timeout = 600)
 {
