@@ -4,9 +4,9 @@
  * that no rank can wait in a circle: push -> put in place -> load -> multiply -> store.
  *
  * Other nodes. Rows for a node are first copied, in the order in which its ranks compute, to where puts may read them;
- * whoever completes a put's rows puts them to the counterpart there, whoever completes a group's signals it. When all
- * own rows are on their way, warp 3 gives those that other nodes' counterparts have put here to the ranks of this node,
- * as if their senders had. */
+ * whoever completes a put's rows puts them to the counterpart there, whoever completes a group's signals it. Then,
+ * between own rows for this node, warp 3 gives those that other nodes' counterparts have put here to the ranks of this
+ * node, as if their senders had; it waits for them only when all own rows are on their way. */
 #ifndef PERSEUS_FUSED_ROWS_CUH
 #define PERSEUS_FUSED_ROWS_CUH
 
