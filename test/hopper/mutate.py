@@ -60,7 +60,6 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("a put only behind all its rows", "rows.cuh", "prs_route_put_counter(r, n, row), 1) + 1 != rows)", "prs_route_put_counter(r, n, row), 1) + 1 != 1)", TOKENS),
     ("a signal only behind all puts of its group", "rows.cuh", "prs_route_group_counter(r, n, row), 1) + 1 == puts)", "prs_route_group_counter(r, n, row), 1) + 1 == 1)", TOKENS),
     ("wait for other nodes' rows that are handed on", "rows.cuh", "    await_token(args, flag, epoch, prs_route_counterpart(r, in->n), word);\n", "", TOKENS),
-    ("a row is handed on only when it has come", "rows.cuh", "    if (in->at >= in->end || load_acquire_sys(flag) != epoch) {", "    if (in->at >= in->end) {", TOKENS),
     ("bulk_wait_done before a row that was handed on is told of", "rows.cuh", "    bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */\n    each_seat", "    each_seat", TOKENS),
     ("the last row that was handed on is told of", "rows.cuh", "        tell_incoming(args, epoch, in);\n        if (!waits", "        if (!waits", TOKENS),
     ("the rows of all nodes are handed on", "rows.cuh", "    in.end *= args.route.nodes - 1;\n", "", TOKENS),
