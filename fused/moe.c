@@ -14,7 +14,12 @@ enum {
     CHOICES_PER_ROUTE_CTA = 512, /* two a thread; with more CTAs their counts take longer to add up */
     LEAST_ROUTE_CTAS = 16,       /* where there are few choices, reading them is what takes long */
     MAX_ROUTE_CTAS = 128,
-    WHOLE_GROUP_TOKENS = 512
+    FEW_TOKENS = 512,
+    /* Between nodes. A put takes the software NIC 4 us at least, in which 400G move 190 KB: 1024 puts of 115 KB come in
+     * 4.2 ms (moe-nodes-2xH200.json: 7244 us with one group of all, less the product's 2980). */
+    PUT_BYTES = 512 << 10,
+    MOST_GROUPS = 32,  /* the first experts need not wait for the last rows; */
+    LEAST_GROUP = 128, /* but a signal takes as long as a put */
 };
 
 /* For the prediction: what was measured on 4 x H200 (doc/fused-notes.md). */
@@ -78,6 +83,18 @@ static uint32_t at_most(uint32_t v, uint32_t most)
     return v < 1 ? 1 : v > most ? most : v;
 }
 
+/* Rows of a put, and of a group of puts with one signal. */
+static void choose_group(const struct prs_moe_shape *s, struct prs_moe_tuning *t)
+{
+    if (t->group == 0)
+        t->group = s->tokens / MOST_GROUPS < LEAST_GROUP ? LEAST_GROUP : s->tokens / MOST_GROUPS;
+    if (t->put == 0)
+        t->put = PUT_BYTES / (s->hidden * 2) / 8 * 8;
+    t->group = at_most(t->group, s->tokens);
+    t->put = at_most(t->put, t->group);
+    t->group = prs_ceil_div(t->group, t->put) * t->put;
+}
+
 static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
 {
     struct prs_moe_tuning *t = &p->info.tuning;
@@ -90,14 +107,12 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
         t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
     }
-    if (t->group == 0) /* small: all at once; large: the first experts need not wait for the last */
-        t->group = p->shape.tokens <= WHOLE_GROUP_TOKENS ? p->shape.tokens : p->shape.tokens / 16;
-    t->group = at_most(t->group, p->shape.tokens);
-    t->group = prs_ceil_div(t->group, PRS_ROUTE_PUT_ROWS) * PRS_ROUTE_PUT_ROWS;
+    choose_group(&p->shape, t);
+    t->passes = p->ctx->place.nodes == 1 || t->passes == 1 ? 1 : 2;
     if (t->order == 0)
         t->order = PRS_MOE_AS_THEY_COME;
     if (t->spread == 0) /* rows are wanted early, but all at once they are in the product's way */
-        t->spread = p->shape.tokens <= WHOLE_GROUP_TOKENS ? 1 : 20;
+        t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
     t->route_ctas = at_most(t->route_ctas, p->ctx->sms < MAX_ROUTE_CTAS ? p->ctx->sms : MAX_ROUTE_CTAS);
     p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->ctx, &p->shape);
 }
@@ -134,7 +149,8 @@ static void init_route(struct prs_moe_plan *p)
     r->ctas = p->info.tuning.route_ctas;
     r->node = p->ctx->place.node, r->nodes = p->ctx->place.nodes;
     r->seat = p->ctx->place.local, r->seats = p->ctx->place.locals;
-    r->group = p->info.tuning.group;
+    r->put = p->info.tuning.put, r->group = p->info.tuning.group;
+    r->passes = p->info.tuning.passes;
     p->args.in_turn = p->info.tuning.order == PRS_MOE_IN_TURN;
     p->args.n = p->shape.columns;
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
@@ -164,6 +180,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
         a->far.tokens = take(base, &used, (uint64_t)r->nodes * r->tokens * sizeof(*a->far.tokens));
         a->far.counters =
             take(base, &used, (uint64_t)prs_route_group_counter(r, r->nodes, 0) * sizeof(*a->far.counters));
+        a->far.near = take(base, &used, (uint64_t)r->local * sizeof(*a->far.near));
     }
     a->items = take(base, &used, (uint64_t)r->world * r->tokens * prs_route_item_bytes(r));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));

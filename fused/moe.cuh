@@ -31,7 +31,9 @@ template <class E>
 PRS_DEVICE void find_tile(const struct prs_moe_args &args, const struct cta_place &at, struct prs_route_cursor *cursor,
                           uint32_t unit, struct moe_tile *t)
 {
-    prs_route_unit(&args.route, args.table, cursor, unit, &t->unit);
+    /* Alone, the product waits for nothing: each weight is read once. */
+    const uint32_t *near = E::far && args.dispatches != 0 ? args.far.near : NULL;
+    prs_route_unit(&args.route, args.table, near, cursor, unit, &t->unit);
     t->column = t->unit.column * E::cluster + at.rank;
     t->empty = t->column * PRS_TILE_N >= args.n;
 }
@@ -194,7 +196,7 @@ PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta
         break;
     case 2:
         if (args.dispatches != 0)
-            place_rows(args, m, at.epoch);
+            place_rows<E>(args, m, at.epoch);
         break;
     default:
         if (first && args.dispatches != 0)

@@ -30,6 +30,7 @@ struct prs_moe_far {
     uint8_t *relay;     /* own: rows of and for other nodes, route.h */
     uint32_t *tokens;   /* own [b][tokens]: which token is row i of what the node at distance b gets */
     uint32_t *counters; /* own: rows and puts so far; the routing kernel sets them to 0 */
+    uint32_t *near;     /* own [local]: prs_route_near_blocks() of each expert */
     uint32_t mail_window, relay_window, signal_window;
 };
 

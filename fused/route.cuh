@@ -302,7 +302,7 @@ enum {
     LEAD_FIRST = 2, /* place of the expert's first lead in what the sender sent */
     ROWS = 3,       /* [local expert] */
     BLOCKS = 4,     /* [local expert]; then: first block */
-    ITEMS = 5       /* [local expert] leads of all senders; then: first item */
+    ITEMS = 5       /* [local expert] leads of this node's senders, then the same of the others'; then: first item */
 };
 enum { TOTAL_BLOCKS = 0, TOTAL_ITEMS = 1, TOTAL_SENT = 2 };
 static_assert(TOTAL_SENT + PRS_ROUTE_MAX_WORLD <= PRS_ROUTE_TOTALS, "one total a sender");
@@ -326,9 +326,14 @@ PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct rou
         return false;
     for (uint32_t e = threadIdx.x; e < r->local; e += PRS_ROUTE_THREADS) {
         uint32_t rows = 0, leads = 0;
-        for (p = 0; p < r->world; p++) {
+        for (uint32_t i = 0; i < r->world; i++) {
+            p = prs_route_sender(r, i);
             const uint2 *counts = (const uint2 *)(args.mail[0] + prs_route_counts_at(r, at.bank, p));
             uint2 both = counts[e];
+            if (i == r->seats) {
+                m.table[ITEMS][e] = leads;
+                leads = 0;
+            }
             m.table[ROW_BASE][p * r->local + e] = rows;
             m.table[LEAD_BASE][p * r->local + e] = leads;
             m.table[LEAD_FIRST][p * r->local + e] = both.y;
@@ -337,14 +342,14 @@ PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct rou
         }
         m.table[ROWS][e] = rows;
         m.table[BLOCKS][e] = prs_ceil_div(rows, PRS_TILE_M);
-        m.table[ITEMS][e] = leads;
+        m.table[ITEMS][(r->nodes > 1 ? r->local : 0) + e] = leads;
     }
     __syncthreads();
     for (uint32_t job = threadIdx.x / 32; job < 2 + r->world; job += PRS_ROUTE_THREADS / 32) {
         uint32_t *v = job == 0   ? m.table[BLOCKS]
                       : job == 1 ? m.table[ITEMS]
                                  : m.table[LEAD_FIRST] + (job - 2) * r->local;
-        uint32_t total = scan_exclusive(v, r->local);
+        uint32_t total = scan_exclusive(v, job == 1 && r->nodes > 1 ? 2 * r->local : r->local);
         if (threadIdx.x % 32 == 0)
             m.total[job == 0 ? TOTAL_BLOCKS : job == 1 ? TOTAL_ITEMS : TOTAL_SENT + job - 2] = total;
     }
@@ -387,21 +392,26 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
             struct prs_route_expert x = {first, rows};
             args.table[e] = x;
             args.expert_map[e] = x;
+            if (r->nodes > 1) /* its rows of this node: all before those of the first sender of another one */
+                args.far.near[e] =
+                    prs_route_near_blocks(r, &x, m.table[ROW_BASE][prs_route_sender(r, r->seats) * r->local + e]);
         }
         for (uint32_t i = rows + threadIdx.x % 32; i < end; i += 32)
             *(uint4 *)&args.row_map[first + i] = make_uint4(~0u, ~0u, ~0u, 0);
     }
 }
 
-/* Row `at` that the peer at distance p sends: an item for the product's kernel, and its rows for the caller. */
+/* Row i that the peer at distance p sends: an item for the product's kernel, and its rows for the caller. Items of what
+ * does not cross between nodes come first, for all experts: nothing that is here waits behind what is not. */
 PRS_DEVICE void receive_record(const struct prs_moe_args &args, const struct route_memory &m,
                                const struct route_place &at, uint32_t p, uint32_t i)
 {
     const struct prs_route *r = &args.route;
     const uint4 *from = (const uint4 *)(args.mail[0] + prs_route_record_at(r, at.bank, p, i));
     uint4 head = from[0], use = from[1];
-    uint32_t lead = use.x, of_p = p * r->local;
-    uint32_t item = m.table[ITEMS][lead] + m.table[LEAD_BASE][of_p + lead] + i - m.table[LEAD_FIRST][of_p + lead];
+    uint32_t lead = use.x, of_p = p * r->local, items = prs_route_node_of(r, p) == 0 ? 0 : r->local;
+    uint32_t item =
+        m.table[ITEMS][items + lead] + m.table[LEAD_BASE][of_p + lead] + i - m.table[LEAD_FIRST][of_p + lead];
     struct prs_route_item *to = (struct prs_route_item *)(args.items + (uint64_t)item * prs_route_item_bytes(r));
     *(uint4 *)to = make_uint4(p, p == 0 ? head.x : i, head.y, 0);
     for (uint32_t u = 0; u < head.y; u++) {

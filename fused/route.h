@@ -20,6 +20,7 @@
 #define PERSEUS_FUSED_ROUTE_H
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "fused/schedule.h"
@@ -32,8 +33,7 @@ enum {
     PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
     PRS_ROUTE_RELAY = 0x4000,
     PRS_ROUTE_MAX_WORLD = 64,
-    PRS_ROUTE_PUT_ROWS = 8, /* between nodes one put moves so many rows */
-    PRS_ROUTE_NOWHERE = -1  /* place of a row at a seat that does not get it */
+    PRS_ROUTE_NOWHERE = -1 /* place of a row at a seat that does not get it */
 };
 
 struct prs_route {
@@ -46,7 +46,9 @@ struct prs_route {
     uint32_t row_bytes;      /* of a token */
     uint32_t ctas;           /* of the routing kernel */
     uint32_t node, nodes, seat, seats;
-    uint32_t group; /* between nodes: rows that one signal stands for, a multiple of PRS_ROUTE_PUT_ROWS */
+    uint32_t put;    /* between nodes: rows that one put moves */
+    uint32_t group;  /* and that one signal stands for, a multiple of `put` */
+    uint32_t passes; /* several nodes: 2: first what waits for no other node; 1: expert by expert */
 };
 
 /* What a sender tells about one row that it sends: a head, then one use for each row it becomes. */
@@ -208,6 +210,17 @@ PRS_SHARED uint64_t prs_route_relay_at(const struct prs_route *r, uint32_t out, 
     return (((uint64_t)out * (r->nodes - 1) + b - 1) * r->tokens + row) * r->row_bytes;
 }
 
+/* Distance of the i-th sender in the order in which an expert's rows lie: the own rank, the others of its node, then
+ * node by node, each from the counterpart on. So what does not cross comes first. */
+PRS_SHARED uint32_t prs_route_sender(const struct prs_route *r, uint32_t i)
+{
+    uint32_t node, seat;
+    if (r->nodes == 1)
+        return i;
+    node = (r->node + i / r->seats) % r->nodes, seat = (r->seat + i % r->seats) % r->seats;
+    return (node * r->seats + seat + r->world - r->rank) % r->world;
+}
+
 PRS_SHARED uint32_t prs_route_groups(const struct prs_route *r)
 {
     return prs_ceil_div(r->tokens, r->group);
@@ -222,7 +235,7 @@ PRS_SHARED uint32_t prs_route_relay_word(const struct prs_route *r, uint32_t b, 
 /* Counters of relayed rows: of each put, then of each group. */
 PRS_SHARED uint32_t prs_route_put_counter(const struct prs_route *r, uint32_t b, uint32_t row)
 {
-    return (b - 1) * prs_ceil_div(r->tokens, PRS_ROUTE_PUT_ROWS) + row / PRS_ROUTE_PUT_ROWS;
+    return (b - 1) * prs_ceil_div(r->tokens, r->put) + row / r->put;
 }
 
 PRS_SHARED uint32_t prs_route_group_counter(const struct prs_route *r, uint32_t b, uint32_t row)
@@ -295,6 +308,7 @@ struct prs_route_unit {
 /* Position in the list of experts; units only grow. */
 struct prs_route_cursor {
     uint32_t expert;
+    uint32_t far, before; /* two passes: 1: the second; blocks that come before those of the expert in this pass */
 };
 
 PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_route_expert *e)
@@ -302,21 +316,49 @@ PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_route_expert *e)
     return prs_ceil_div(e->rows, PRS_TILE_M);
 }
 
+/* The first blocks of an expert that wait for nothing from another node: its first `near` rows are of this node. */
+PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, const struct prs_route_expert *e, uint32_t near)
+{
+    if (r->passes == 1)
+        return 0;
+    return near == e->rows ? prs_route_expert_blocks(e) : near / PRS_TILE_M;
+}
+
+/* Blocks of the cursor's expert in its pass; *first: which is the first. */
+PRS_SHARED uint32_t prs_route_pass(const struct prs_route_expert *experts, const uint32_t *near,
+                                   const struct prs_route_cursor *c, uint32_t *first)
+{
+    *first = c->far ? near[c->expert] : 0;
+    return c->far ? prs_route_expert_blocks(&experts[c->expert]) - *first : near[c->expert];
+}
+
 /* Unit `at`, which must exist and must not be smaller than in the cursor's last call. Expert by expert, so that an
- * expert's weights are read from memory once; within an expert in rasters of PRS_RASTER row blocks. */
-PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_route_expert *experts,
+ * expert's weights are read from memory once; within an expert in rasters of PRS_RASTER row blocks. near: of each
+ * expert, prs_route_near_blocks(): those of all experts come first, then, in a second pass, all others. NULL: one pass.
+ */
+PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_route_expert *experts, const uint32_t *near,
                                struct prs_route_cursor *c, uint32_t at, struct prs_route_unit *u)
 {
-    uint32_t block = at / r->columns, rows, first, left;
+    uint32_t block = at / r->columns, begin = 0, blocks, rows, first, left;
     const struct prs_route_expert *e;
-    while (experts[c->expert].first_row / PRS_TILE_M + prs_route_expert_blocks(&experts[c->expert]) <= block)
-        c->expert++;
+    if (near == NULL) {
+        while (experts[c->expert].first_row / PRS_TILE_M + prs_route_expert_blocks(&experts[c->expert]) <= block)
+            c->expert++;
+        blocks = prs_route_expert_blocks(&experts[c->expert]);
+        c->before = experts[c->expert].first_row / PRS_TILE_M;
+    } else {
+        while (blocks = prs_route_pass(experts, near, c, &begin), c->before + blocks <= block) {
+            c->before += blocks;
+            if (++c->expert == r->local)
+                c->expert = 0, c->far = 1;
+        }
+    }
     e = &experts[c->expert];
-    at -= e->first_row / PRS_TILE_M * r->columns;
+    at -= c->before * r->columns;
     first = at / (PRS_RASTER * r->columns) * PRS_RASTER;
-    rows = prs_route_expert_blocks(e) - first;
-    block =
-        first + prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % (PRS_RASTER * r->columns), &u->column);
+    rows = blocks - first;
+    block = begin + first +
+            prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % (PRS_RASTER * r->columns), &u->column);
     left = e->rows - block * PRS_TILE_M;
     u->expert = c->expert;
     u->block = e->first_row / PRS_TILE_M + block;

@@ -4,9 +4,9 @@
  * that no rank can wait in a circle: push -> put in place -> load -> multiply -> store.
  *
  * Other nodes. Rows for a node are first copied, in the order in which its ranks compute, to where puts may read them;
- * whoever completes a put's rows puts them to the counterpart there, whoever completes a group's signals it. When all
- * own rows are on their way, warp 3 gives those that other nodes' counterparts have put here to the ranks of this node,
- * as if their senders had. */
+ * whoever completes a put's rows puts them to the counterpart there, whoever completes a group's signals it. Then,
+ * between own rows for this node, warp 3 gives those that other nodes' counterparts have put here to the ranks of this
+ * node, as if their senders had; it waits for them only when all own rows are on their way. */
 #ifndef PERSEUS_FUSED_ROWS_CUH
 #define PERSEUS_FUSED_ROWS_CUH
 
@@ -109,8 +109,9 @@ PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, uint32_t 
 }
 
 /* Row after row of all destinations in turn, each in the order in which its receiver computes. The next is looked up
- * while one is on its way. */
-PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch)
+ * while one is on its way. pause(until): between two rows, until then. */
+template <class Pause>
+PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch, Pause pause)
 {
     const struct prs_route *r = &args.route;
     uint32_t most = 0;
@@ -129,7 +130,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
     uint32_t end = most * (r->seats - 1);
     for (now = find_row(args, blockIdx.x, end); now.at < end;) {
         struct pushed_row after;
-        sleep_until(next);
+        pause(next);
         next = clock64() + args.push_gap;
         copy_row_of(
             b, args.tokens + (uint64_t)now.token * r->row_bytes, r->row_bytes,
@@ -153,9 +154,9 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
 {
     const struct prs_route *r = &args.route;
     const struct prs_moe_far *far = &args.far;
-    uint32_t all = args.head->relayed[n], first = row / PRS_ROUTE_PUT_ROWS * PRS_ROUTE_PUT_ROWS, group = row / r->group;
-    uint32_t rows = prs_route_piece_rows(row, PRS_ROUTE_PUT_ROWS, all);
-    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), PRS_ROUTE_PUT_ROWS);
+    uint32_t all = args.head->relayed[n], first = row / r->put * r->put, group = row / r->group;
+    uint32_t rows = prs_route_piece_rows(row, r->put, all);
+    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_route_counterpart(r, n), from = prs_route_node_mirror(r, n);
     struct prs_device_put put = {prs_route_relay_at(r, 1, n, first),
                                  prs_route_relay_at(r, 0, from, first),
@@ -174,10 +175,9 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
         network_signal(&args.sync, &far->device, signal);
 }
 
-/* This and relay_in() are out of line and take the buffer by value: else the other roles pay in registers. Gives the
- * buffer as it is then. */
-static __device__ __noinline__ struct row_buffer relay_out(const struct prs_moe_args &args, struct row_buffer b,
-                                                           uint32_t epoch)
+/* Own rows for other nodes, all destinations in turn. Nothing that came is handed on meanwhile: memory takes rows ten
+ * times as fast as a link, and the ring has room for the commands. */
+PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
     uint32_t others = r->nodes - 1, most = 0, last_n = 0, last_row = 0;
@@ -192,57 +192,119 @@ static __device__ __noinline__ struct row_buffer relay_out(const struct prs_moe_
         if (row >= args.head->relayed[n])
             continue;
         copy_row_of(
-            &b, args.tokens + (uint64_t)args.far.tokens[n * r->tokens + row] * r->row_bytes, r->row_bytes,
+            b, args.tokens + (uint64_t)args.far.tokens[n * r->tokens + row] * r->row_bytes, r->row_bytes,
             [&](uint32_t offset, uint32_t bytes) {
-                bulk_store(args.far.relay + prs_route_relay_at(r, 1, n, row) + offset, b.at, bytes);
+                bulk_store(args.far.relay + prs_route_relay_at(r, 1, n, row) + offset, b->at, bytes);
             },
             tell);
         last_n = n, last_row = row;
     }
     tell();
-    return b;
 }
 
-/* Rows that the counterparts have put here, to all ranks of this node that want them, this one too. */
-static __device__ __noinline__ void relay_in(const struct prs_moe_args &args, struct row_buffer b, uint32_t epoch)
+/* Rows that counterparts put here: which one this CTA hands on next, all nodes in turn, and which was the last, as long
+ * as nobody has been told of it. */
+struct incoming {
+    uint32_t at, end; /* among the positions of all CTAs */
+    uint32_t n, row;  /* row `row` of what the node at distance n sends */
+    uint32_t last_n;
+    const int32_t *last; /* its note; NULL: all have been told of */
+};
+
+/* Of the node at distance n: how many rows it sends, padding, then [row][seat] places. */
+PRS_DEVICE const uint32_t *notes_of(const struct prs_moe_args &args, uint32_t epoch, uint32_t n)
+{
+    return (const uint32_t *)(args.mail[0] + prs_route_note_at(&args.route, epoch & 1, n));
+}
+
+/* The first from position `at` on that exists; beyond `end` if none does. */
+PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
+{
+    uint32_t others = args.route.nodes - 1;
+    for (; in->at < in->end; in->at += gridDim.x) {
+        in->n = 1 + in->at % others, in->row = in->at / others;
+        if (in->row < notes_of(args, epoch, in->n)[0])
+            return;
+    }
+}
+
+PRS_DEVICE struct incoming first_incoming(const struct prs_moe_args &args, uint32_t epoch)
+{
+    struct incoming in = {blockIdx.x, 0, 0, 0, 0, NULL};
+    for (uint32_t n = 1; n < args.route.nodes; n++) {
+        uint32_t rows = notes_of(args, epoch, n)[0];
+        in.end = rows > in.end ? rows : in.end;
+    }
+    in.end *= args.route.nodes - 1;
+    find_incoming(args, epoch, &in);
+    return in;
+}
+
+/* All seats that want a row of the node at distance n: act(their distance, the sender's as they see it, place). */
+template <class Act> PRS_DEVICE void each_seat(const struct prs_route *r, const int32_t *note, uint32_t n, Act act)
+{
+    for (uint32_t seat = 0; seat < r->seats; seat++) {
+        uint32_t p = prs_route_seat_distance(r, seat);
+        uint32_t sender = (prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;
+        if (note[seat] != PRS_ROUTE_NOWHERE)
+            act(p, sender, (uint32_t)note[seat]);
+    }
+}
+
+PRS_DEVICE void tell_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
+{
+    if (in->last == NULL)
+        return;
+    bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
+    each_seat(&args.route, in->last, in->last_n,
+              [&](uint32_t p, uint32_t sender, uint32_t row) { flag_row(args, epoch, p, sender, row); });
+    in->last = NULL;
+}
+
+/* The next row that came, to all ranks of this node that want it, this one too. False: it has not come, or, if this
+ * waits for it, there is none. While it has not, nobody is kept waiting for the one before. */
+PRS_DEVICE bool hand_on(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch, struct incoming *in,
+                        bool waits)
 {
     const struct prs_route *r = &args.route;
-    const int32_t *last = NULL;
-    uint32_t last_n = 0;
-    /* The peer's sender: its counterpart here, as far from rank x as x says. */
-    auto each = [&](const int32_t *note, uint32_t n, auto act) {
-        for (uint32_t seat = 0; seat < r->seats; seat++) {
-            uint32_t p = prs_route_seat_distance(r, seat);
-            uint32_t sender = (prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;
-            if (note[seat] != PRS_ROUTE_NOWHERE)
-                act(p, sender, (uint32_t)note[seat]);
-        }
-    };
-    auto tell = [&]() {
-        if (last == NULL)
-            return;
-        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
-        each(last, last_n, [&](uint32_t p, uint32_t sender, uint32_t row) { flag_row(args, epoch, p, sender, row); });
-    };
-    for (uint32_t n = 1; n < r->nodes; n++) {
-        const uint8_t *notes = args.mail[0] + prs_route_note_at(r, epoch & 1, n);
-        uint32_t rows = *(const uint32_t *)notes;
-        for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
-            const int32_t *note = (const int32_t *)(notes + 16) + row * r->seats;
-            uint32_t word = prs_route_relay_word(r, n, row / r->group);
-            await_token(args, (const uint32_t *)(args.far.signals + word), epoch, prs_route_counterpart(r, n), word);
-            copy_row_of(
-                &b, args.far.relay + prs_route_relay_at(r, 0, n, row), r->row_bytes,
-                [&](uint32_t offset, uint32_t bytes) {
-                    each(note, n, [&](uint32_t p, uint32_t sender, uint32_t place) {
-                        bulk_store(staged_at(args, p, sender, place) + offset, b.at, bytes);
-                    });
-                },
-                tell);
-            last = note, last_n = n;
-        }
+    uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
+    const uint32_t *flag = (const uint32_t *)(args.far.signals + word);
+    if (in->at >= in->end || load_acquire_sys(flag) != epoch) {
+        tell_incoming(args, epoch, in);
+        if (!waits || in->at >= in->end)
+            return false;
     }
-    tell();
+    await_token(args, flag, epoch, prs_route_counterpart(r, in->n), word);
+    const int32_t *note = (const int32_t *)notes_of(args, epoch, in->n) + 4 + in->row * r->seats;
+    copy_row_of(
+        b, args.far.relay + prs_route_relay_at(r, 0, in->n, in->row), r->row_bytes,
+        [&](uint32_t offset, uint32_t bytes) {
+            each_seat(r, note, in->n, [&](uint32_t p, uint32_t sender, uint32_t place) {
+                bulk_store(staged_at(args, p, sender, place) + offset, b->at, bytes);
+            });
+        },
+        [&]() { tell_incoming(args, epoch, in); });
+    in->last = note, in->last_n = in->n;
+    in->at += gridDim.x;
+    find_incoming(args, epoch, in);
+    return true;
+}
+
+/* Out of line: else the other roles pay in registers. Only the last loop waits for other ranks, when all own rows are
+ * on their way. */
+static __device__ __noinline__ void send_rows_far(const struct prs_moe_args &args, uint8_t *at, uint64_t *full,
+                                                  uint32_t epoch)
+{
+    struct row_buffer b = {at, full, 0};
+    relay_out(args, &b, epoch); /* first: the slower way */
+    struct incoming in = first_incoming(args, epoch);
+    push_rows(args, &b, epoch, [&](int64_t until) {
+        while (hand_on(args, &b, epoch, &in, false) && clock64() < until)
+            ;
+        sleep_until(until);
+    });
+    while (hand_on(args, &b, epoch, &in, true))
+        ;
 }
 
 template <class E>
@@ -250,10 +312,9 @@ PRS_DEVICE void send_rows(const struct prs_moe_args &args, const struct cta_memo
 {
     struct row_buffer b = {m.base + PRS_SMEM_PUSH, &m.pushed[0], 0};
     if (E::far)
-        b = relay_out(args, b, epoch); /* first: the slower way */
-    push_rows(args, &b, epoch);
-    if (E::far)
-        relay_in(args, b, epoch);
+        send_rows_far(args, b.at, b.full, epoch);
+    else
+        push_rows(args, &b, epoch, [](int64_t until) { sleep_until(until); });
 }
 
 /* ---- warp 2 --------------------------------------------------------------------------------------------------------
@@ -269,6 +330,13 @@ PRS_DEVICE const struct prs_route_item *item_at(const struct prs_moe_args &args,
     return (const struct prs_route_item *)(args.items + (uint64_t)place * prs_route_item_bytes(&args.route));
 }
 
+/* The word of this lane's item; exactly this epoch: see await_token(). */
+PRS_DEVICE uint32_t item_seen(const struct prs_moe_args &args, uint32_t epoch, const struct placed_item &mine,
+                              uint32_t index)
+{
+    return mine.peer == 0 ? epoch : load_acquire_sys(args.staging_flags[0] + index);
+}
+
 /* Which of the lanes' items are here, the one of lane `wanted` among them, or waiting was given up. */
 PRS_DEVICE uint32_t await_items(const struct prs_moe_args &args, uint32_t epoch, const struct placed_item &mine,
                                 uint32_t wanted)
@@ -276,8 +344,7 @@ PRS_DEVICE uint32_t await_items(const struct prs_moe_args &args, uint32_t epoch,
     struct wait_clock clock = {0, 0};
     uint32_t index = prs_route_row_flag(&args.route, mine.peer, mine.at);
     for (;;) {
-        /* Exactly this epoch: see await_token(). */
-        uint32_t seen = mine.peer == 0 ? epoch : load_acquire_sys(args.staging_flags[0] + index);
+        uint32_t seen = item_seen(args, epoch, mine, index);
         uint32_t here = __ballot_sync(~0u, seen == epoch);
         if ((here >> wanted & 1) != 0)
             return here;
@@ -287,6 +354,15 @@ PRS_DEVICE uint32_t await_items(const struct prs_moe_args &args, uint32_t epoch,
         if (!__shfl_sync(~0u, go, wanted))
             return ~0u;
     }
+}
+
+/* The item of lane `wanted`. */
+PRS_DEVICE bool item_is_here(const struct prs_moe_args &args, uint32_t epoch, const struct placed_item &mine,
+                             uint32_t wanted)
+{
+    uint32_t index = prs_route_row_flag(&args.route, mine.peer, mine.at);
+    bool here = threadIdx.x % 32 == wanted && item_seen(args, epoch, mine, index) == epoch;
+    return __shfl_sync(~0u, here, wanted);
 }
 
 /* Lane u's rows of an item: u, u + 32 and so on. */
@@ -339,6 +415,7 @@ PRS_DEVICE void place_item(const struct prs_moe_args &args, struct row_buffer *b
 
 /* What is here was sorted by the expert that needs it first, and all CTAs take turns: the first blocks are complete
  * first. */
+template <class E>
 PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_memory &m, uint32_t epoch)
 {
     struct row_buffer b = {m.base + PRS_SMEM_PUSH + PRS_PUSH_BYTES, &m.pushed[1], 0};
@@ -356,6 +433,10 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_mem
                                        __shfl_sync(~0u, mine.uses, k), first + k * gridDim.x};
             uint32_t row = lane < item.uses ? item_at(args, item.place)->row[lane] : 0;
             if ((here >> k & 1) == 0) {
+                if (E::far && !item_is_here(args, epoch, mine, k)) {
+                    tell_item(args, last, last_row); /* between nodes the next row may be long in coming */
+                    last.uses = 0;
+                }
                 here = await_items(args, epoch, mine, k);
                 __syncwarp();
                 fence_async_global(); /* flags were read by ordinary loads, rows are read by the copy engine */

@@ -152,10 +152,11 @@ PRS_API int prs_gemm_allreduce(struct prs_fused_plan *plan, const void *a, const
  *     out[capacity, columns] = token [hidden] times weights of the expert [hidden, columns]
  *
  * expert by expert: expert e's rows are groups[e].first_row ... + groups[e].rows - 1, sorted by sender, beginning with
- * the own rank and then in rank order, then by token. first_row is a multiple of 128; rows of `out` between two experts
- * are not defined. Two kernels in one stream: routing (counts, offsets and maps, made on the GPU), and the product,
- * which begins an expert's block of 128 rows when the rows are there. No step of the host. To another node a token
- * travels once, and is given to that node's ranks there.
+ * the own rank and then in rank order, then by token; on several nodes, this node's ranks come first, from the own one
+ * on, then those of the nodes behind it, each from the rank with the same place on its node on. first_row is a multiple
+ * of 128; rows of `out` between two experts are not defined. Two kernels in one stream: routing (counts, offsets and
+ * maps, made on the GPU), and the product, which begins an expert's block of 128 rows when the rows are there. No step
+ * of the host. To another node a token travels once, and is given to that node's ranks there.
  */
 struct prs_moe_shape {
     uint32_t tokens;   /* the most of any rank in one launch */
@@ -177,7 +178,11 @@ struct prs_moe_tuning {
     uint32_t route_ctas; /* CTAs of the routing kernel */
     uint32_t spread; /* percent of the product's time over which an SM spreads what it sends; 1: as fast as it can */
     uint32_t order;  /* enum prs_moe_order: how SMs get their tiles, some of which take half as long as others */
-    uint32_t group;  /* several nodes: rows that one signal stands for; the same on all ranks */
+    /* Several nodes, the same on all ranks: */
+    uint32_t group; /* rows that one signal stands for, rounded up to whole puts */
+    uint32_t put;   /* rows that one put moves, at most a group's */
+    uint32_t
+        passes; /* 2: blocks without rows of other nodes are computed first, for all experts; 1: expert by expert */
 };
 
 struct prs_moe_info {

@@ -107,9 +107,37 @@ static void add_traffic(struct rank *me, uint32_t epoch)
         uint32_t tokens = tokens_for(epoch, r->rank, node * r->seats * LOCAL, r->seats * LOCAL);
         if (node == r->node)
             continue;
-        me->puts += 1 + prs_ceil_div(tokens, PRS_ROUTE_PUT_ROWS);
+        me->puts += 1 + prs_ceil_div(tokens, r->put);
         me->signals += prs_ceil_div(tokens, r->group);
         me->words += 4 + (tokens * r->seats + 3) / 4 * 4 + tokens;
+    }
+}
+
+/* The i-th sender of an expert's rows: node by node from the own one on, each from the place of the own rank on. */
+static uint32_t sender(const struct prs_route *r, uint32_t i)
+{
+    return (r->node + i / r->seats) % r->nodes * r->seats + (r->rank + i) % r->seats;
+}
+
+/* Items, and blocks, of rows that do not cross come before all others. */
+static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
+{
+    struct rank *me = &m->ranks[rank];
+    bool far = false;
+    for (uint32_t i = 0; i < me->item_count; i++) {
+        bool crosses = prs_route_node_of(&me->r, me->items[i]->peer) != 0;
+        if (far && !crosses)
+            watch_fail(&m->watch, "item behind one of another node", rank, i, rank, epoch, me->items[i]->at);
+        far = crosses;
+    }
+    for (uint32_t e = 0; e < LOCAL && me->r.nodes > 1 && !me->refused; e++) {
+        const struct prs_route_expert *x = &me->experts[e];
+        uint32_t near = 0, want;
+        while (near < x->rows && me->map[x->first_row + near].rank / me->r.seats == me->r.node)
+            near++;
+        want = near == x->rows ? (near + PRS_TILE_M - 1) / PRS_TILE_M : near / PRS_TILE_M;
+        if (me->near[e] != want)
+            watch_fail(&m->watch, "blocks that wait for no other node", rank, e, rank, want, me->near[e]);
     }
 }
 
@@ -121,7 +149,7 @@ void model_check(struct model *m, uint32_t rank, uint32_t epoch)
         const struct prs_route_expert *x = &me->experts[e % LOCAL];
         uint32_t first = row = prs_ceil_div(row, PRS_TILE_M) * PRS_TILE_M;
         for (uint32_t p = 0; p < WORLD; p++) {
-            uint32_t from = (rank + p) % WORLD;
+            uint32_t from = sender(&me->r, p);
             for (uint32_t i = 0; i < count_of(epoch, from) * CHOICES; i++)
                 if (choice_of(epoch, from, i / CHOICES, i % CHOICES) == (int64_t)e)
                     check_row(m, rank, epoch, row++, &(struct prs_route_row){from, i / CHOICES, i % CHOICES, 0}, e);
@@ -129,6 +157,7 @@ void model_check(struct model *m, uint32_t rank, uint32_t epoch)
         if (x->rows != row - first || (row != first && x->first_row != first))
             watch_fail(&m->watch, "rows of expert", rank, e, rank, row - first, x->rows);
     }
+    check_order(m, rank, epoch);
     me->refusals += me->refused;
     add_traffic(me, epoch);
     if (me->nic.puts != me->puts || me->nic.signals != me->signals || me->nic.words != me->words)

@@ -52,9 +52,9 @@ static void *run_thread(void *arg)
 static void init_rank(struct rank *me, uint32_t rank, const struct model_run *run)
 {
     uint32_t seats = WORLD / run->nodes, blocks = rank == WORLD - 1 ? run->blocks_of_last : BLOCKS;
-    struct prs_route r = {rank,         WORLD,   EXPERTS,          LOCAL, CHOICES,      TOKENS,
-                          blocks,       COLUMNS, sizeof(uint32_t), CTAS,  rank / seats, run->nodes,
-                          rank % seats, seats,   run->group};
+    struct prs_route r = {
+        rank, WORLD,        EXPERTS,    LOCAL,        CHOICES, TOKENS,   blocks,     COLUMNS, sizeof(uint32_t),
+        CTAS, rank / seats, run->nodes, rank % seats, seats,   run->put, run->group, 2};
     me->r = r;
     cr_assert(prs_route_relay_word(&r, r.nodes, 0) <= NIC_WORDS);
     me->mail = calloc(1, prs_route_mail_bytes(&r));

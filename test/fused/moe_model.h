@@ -28,6 +28,7 @@ struct rank {
     uint32_t relay[2 * (WORLD - 1) * TOKENS];
     struct prs_route_item *items[WORLD * TOKENS]; /* each of prs_route_item_bytes() */
     struct prs_route_expert experts[LOCAL];
+    uint32_t near[LOCAL]; /* blocks */
     struct prs_route_row map[ROWS];
     uint32_t blocks, item_count, rows[ROWS], out[ROWS][COLUMNS];
     bool refused;
@@ -37,6 +38,7 @@ struct rank {
     uint32_t mail_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
     uint32_t signal[NIC_WORDS], counters[2 * (WORLD - 1) * TOKENS];
     uint32_t met, routed, exits, epoch, next;
+    uint32_t early; /* rows of other nodes that were handed on before all own ones were on their way */
     struct nic nic;
 };
 
@@ -54,7 +56,7 @@ struct model {
 };
 
 struct model_run {
-    uint32_t nodes, group;
+    uint32_t nodes, put, group;
     uint32_t blocks_of_last;     /* capacity of the last rank */
     uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
 };

@@ -187,25 +187,35 @@ static void put_mail(struct model *m, struct rank *me, uint32_t epoch)
  */
 struct tables {
     uint32_t row_base[WORLD][LOCAL], lead_base[WORLD][LOCAL], lead_first[WORLD][LOCAL], sent[WORLD];
-    uint32_t rows[LOCAL], first_block[LOCAL], first_item[LOCAL], blocks, items;
+    uint32_t rows[LOCAL], near[LOCAL], first_block[LOCAL], first_item[2][LOCAL], blocks,
+        items; /* [1]: of other nodes */
 };
 
 static void receive_counts(const struct rank *me, uint32_t bank, struct tables *t)
 {
     memset(t, 0, sizeof(*t));
     for (uint32_t e = 0; e < LOCAL; e++) {
-        t->first_block[e] = t->blocks, t->first_item[e] = t->items;
-        for (uint32_t p = 0; p < WORLD; p++) {
+        t->first_block[e] = t->blocks;
+        for (uint32_t i = 0; i < WORLD; i++) {
+            uint32_t p = prs_route_sender(&me->r, i);
             const uint32_t *counts = (const uint32_t *)(me->mail + prs_route_counts_at(&me->r, bank, p));
             t->row_base[p][e] = t->rows[e];
-            t->lead_base[p][e] = t->items - t->first_item[e];
             t->lead_first[p][e] = t->sent[p];
             t->rows[e] += counts[e * 2];
-            t->items += counts[e * 2 + 1];
             t->sent[p] += counts[e * 2 + 1];
         }
+        t->near[e] = me->r.nodes == 1 ? t->rows[e] : t->row_base[prs_route_sender(&me->r, me->r.seats)][e];
         t->blocks += prs_ceil_div(t->rows[e], PRS_TILE_M);
     }
+    for (uint32_t far = 0; far < 2; far++)
+        for (uint32_t e = 0; e < LOCAL; e++) {
+            t->first_item[far][e] = t->items;
+            for (uint32_t i = far ? me->r.seats : 0; i < (far ? WORLD : me->r.seats); i++) {
+                uint32_t p = prs_route_sender(&me->r, i);
+                t->lead_base[p][e] = t->items - t->first_item[far][e];
+                t->items += ((const uint32_t *)(me->mail + prs_route_counts_at(&me->r, bank, p)))[e * 2 + 1];
+            }
+        }
 }
 
 static void receive_record(struct rank *me, uint32_t bank, const struct tables *t, uint32_t p, uint32_t i)
@@ -214,7 +224,8 @@ static void receive_record(struct rank *me, uint32_t bank, const struct tables *
         (const struct prs_route_head *)(me->mail + prs_route_record_at(&me->r, bank, p, i));
     const struct prs_route_use *use = (const struct prs_route_use *)(head + 1);
     uint32_t lead = use[0].expert;
-    struct prs_route_item *item = me->items[t->first_item[lead] + t->lead_base[p][lead] + i - t->lead_first[p][lead]];
+    uint32_t first = t->first_item[prs_route_node_of(&me->r, p) != 0][lead];
+    struct prs_route_item *item = me->items[first + t->lead_base[p][lead] + i - t->lead_first[p][lead]];
     item->peer = p, item->at = p == 0 ? head->token : i, item->uses = head->uses;
     for (uint32_t u = 0; u < head->uses; u++) {
         uint32_t e = use[u].expert, row = t->first_block[e] * PRS_TILE_M + t->row_base[p][e] + use[u].index;
@@ -246,7 +257,8 @@ static void receive(struct cta *c, uint32_t bank)
         me->blocks = me->refused ? 0 : t.blocks;
         me->item_count = me->refused ? 0 : t.items;
         for (uint32_t e = 0; e < LOCAL; e++)
-            me->experts[e].first_row = t.first_block[e] * PRS_TILE_M, me->experts[e].rows = t.rows[e];
+            me->experts[e].first_row = t.first_block[e] * PRS_TILE_M, me->experts[e].rows = t.rows[e],
+            me->near[e] = prs_route_near_blocks(&me->r, &me->experts[e], t.near[e]);
         for (uint32_t b = 0; b < me->blocks; b++)
             __atomic_store_n(&me->ready[b], 0, __ATOMIC_RELAXED);
     }

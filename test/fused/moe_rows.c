@@ -4,31 +4,14 @@
 
 /* ---- warp 3 --------------------------------------------------------------------------------------------------------
  */
-static void push_rows(struct cta *c, uint32_t epoch)
-{
-    struct rank *me = &c->model->ranks[c->rank];
-    const struct prs_route *r = &me->r;
-    uint32_t others = r->seats - 1;
-    for (uint32_t i = c->index; i < TOKENS * others; i += CTAS) {
-        uint32_t p = prs_route_seat_distance(r, (r->seat + 1 + i % others) % r->seats), row = i / others;
-        uint32_t from = prs_route_mirror(r, p);
-        struct rank *to = &c->model->ranks[prs_route_peer(r, p)];
-        if (row >= me->sent_count[p])
-            continue;
-        watch_dawdle(&c->random);
-        to->staging[prs_route_staging_at(r, from, row) / 4] = me->tokens[me->sent[p][row]];
-        watch_raise(&to->staging_flags[prs_route_row_flag(r, from, row)], epoch);
-    }
-}
-
 /* A row for the node at distance n lies where it is put from. */
 static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route *r = &me->r;
-    uint32_t all = me->relayed_count[n], first = row / PRS_ROUTE_PUT_ROWS * PRS_ROUTE_PUT_ROWS, group = row / r->group;
-    uint32_t rows = prs_route_piece_rows(row, PRS_ROUTE_PUT_ROWS, all);
-    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), PRS_ROUTE_PUT_ROWS);
+    uint32_t all = me->relayed_count[n], first = row / r->put * r->put, group = row / r->group;
+    uint32_t rows = prs_route_piece_rows(row, r->put, all);
+    uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_route_counterpart(r, n), from = prs_route_node_mirror(r, n);
     struct rank *to = &c->model->ranks[peer];
     if (watch_count(&me->counters[prs_route_put_counter(r, n, row)]) != rows)
@@ -100,46 +83,117 @@ static void give_row(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row, bo
     }
 }
 
-/* Rows that the counterparts have put here; one is told of when the next has been fetched. */
-static bool relay_in(struct cta *c, uint32_t epoch)
+/* Rows that counterparts put here: the next one to hand on, all nodes in turn, and the last one, as long as nobody has
+ * been told of it. */
+struct incoming {
+    uint32_t at, end;
+    uint32_t n, row;
+    uint32_t last_n, last_row; /* last_n 0: all have been told of */
+};
+
+static uint32_t rows_from(const struct rank *me, uint32_t epoch, uint32_t n)
+{
+    return *(const uint32_t *)(me->mail + prs_route_note_at(&me->r, epoch & 1, n));
+}
+
+static void find_incoming(const struct rank *me, uint32_t epoch, struct incoming *in)
+{
+    for (; in->at < in->end; in->at += CTAS) {
+        in->n = 1 + in->at % (me->r.nodes - 1), in->row = in->at / (me->r.nodes - 1);
+        if (in->row < rows_from(me, epoch, in->n))
+            return;
+    }
+}
+
+static void tell_incoming(struct cta *c, uint32_t epoch, struct incoming *in)
+{
+    if (in->last_n != 0)
+        give_row(c, epoch, in->last_n, in->last_row, true);
+    in->last_n = 0;
+}
+
+/* One row, if it has come, or when it has. Gives whether one was handed on. */
+static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool waits)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route *r = &me->r;
-    uint32_t last_n = 0, last_row = 0;
-    for (uint32_t n = 1; n < r->nodes; n++) {
-        uint32_t rows = *(const uint32_t *)(me->mail + prs_route_note_at(r, epoch & 1, n));
-        for (uint32_t row = c->index; row < rows; row += CTAS) {
-            uint32_t word = prs_route_relay_word(r, n, row / r->group);
-            if (!watch_wait_exactly(&c->model->watch, &me->signal[word], epoch, "another node's rows", c->rank, word,
-                                    prs_route_counterpart(r, n)))
-                return false;
-            watch_dawdle(&c->random);
-            if (last_n != 0)
-                give_row(c, epoch, last_n, last_row, true);
-            give_row(c, epoch, n, row, false);
-            last_n = n, last_row = row;
-        }
+    uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
+    if (in->at >= in->end || watch_load(&me->signal[word]) != epoch) {
+        tell_incoming(c, epoch, in);
+        if (!waits || in->at >= in->end)
+            return false;
+        if (in->last_n != 0)
+            watch_fail(&c->model->watch, "row that is not told of while waiting", c->rank, in->last_row, c->rank, 0, 0);
     }
-    if (last_n != 0)
-        give_row(c, epoch, last_n, last_row, true);
+    if (!watch_wait_exactly(&c->model->watch, &me->signal[word], epoch, "another node's rows", c->rank, word,
+                            prs_route_counterpart(r, in->n)))
+        return false;
+    watch_dawdle(&c->random);
+    tell_incoming(c, epoch, in);
+    give_row(c, epoch, in->n, in->row, false);
+    in->last_n = in->n, in->last_row = in->row;
+    in->at += CTAS;
+    find_incoming(me, epoch, in);
     return true;
+}
+
+/* Own rows for this node; between two of them, rows that came. */
+static void push_rows(struct cta *c, uint32_t epoch, struct incoming *in)
+{
+    struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_route *r = &me->r;
+    uint32_t others = r->seats - 1;
+    for (uint32_t i = c->index; i < TOKENS * others; i += CTAS) {
+        uint32_t p = prs_route_seat_distance(r, (r->seat + 1 + i % others) % r->seats), row = i / others;
+        uint32_t from = prs_route_mirror(r, p);
+        struct rank *to = &c->model->ranks[prs_route_peer(r, p)];
+        if (row >= me->sent_count[p])
+            continue;
+        while (hand_on(c, epoch, in, false) && __atomic_fetch_add(&me->early, 1, __ATOMIC_RELAXED) % 2 != 0)
+            ;
+        watch_dawdle(&c->random);
+        to->staging[prs_route_staging_at(r, from, row) / 4] = me->tokens[me->sent[p][row]];
+        watch_raise(&to->staging_flags[prs_route_row_flag(r, from, row)], epoch);
+    }
 }
 
 bool model_send_rows(struct cta *c, uint32_t epoch)
 {
-    const struct prs_route *r = &c->model->ranks[c->rank].r;
-    if (r->nodes > 1)
+    struct rank *me = &c->model->ranks[c->rank];
+    struct incoming in = {.at = c->index};
+    if (me->r.nodes > 1)
         relay_out(c, epoch);
-    if (r->seats > 1)
-        push_rows(c, epoch);
-    return relay_in(c, epoch);
+    for (uint32_t n = 1; n < me->r.nodes; n++)
+        in.end = rows_from(me, epoch, n) > in.end ? rows_from(me, epoch, n) : in.end;
+    in.end *= me->r.nodes - 1;
+    find_incoming(me, epoch, &in);
+    if (me->r.seats > 1)
+        push_rows(c, epoch, &in);
+    while (hand_on(c, epoch, &in, true))
+        ;
+    return in.at >= in.end;
 }
 
 /* ---- warp 2 --------------------------------------------------------------------------------------------------------
  */
+static void put_in_place(struct rank *me, const struct prs_route_item *item, uint32_t value)
+{
+    for (uint32_t u = 0; u < item->uses; u++)
+        me->rows[item->row[u]] = value;
+}
+
+static void tell_item(struct rank *me, const struct prs_route_item **last)
+{
+    for (uint32_t u = 0; *last != NULL && u < (*last)->uses; u++)
+        watch_add(&me->ready[(*last)->row[u] / PRS_TILE_M]);
+    *last = NULL;
+}
+
+/* An item is told of when the next one has been fetched; between nodes also before that is waited for. */
 bool model_place(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
+    const struct prs_route_item *last = NULL;
     for (uint32_t i = c->index; i < me->item_count; i += CTAS) {
         const struct prs_route_item *item = me->items[i];
         uint32_t value;
@@ -147,17 +201,22 @@ bool model_place(struct cta *c, uint32_t epoch)
             value = me->tokens[item->at];
         } else {
             uint32_t at = prs_route_row_flag(&me->r, item->peer, item->at);
+            if (me->r.nodes > 1 && watch_load(&me->staging_flags[at]) != epoch) {
+                tell_item(me, &last);
+                if (last != NULL)
+                    watch_fail(&c->model->watch, "row that is not told of while waiting", c->rank, i, c->rank, 0, 0);
+            }
             if (!watch_wait_exactly(&c->model->watch, &me->staging_flags[at], epoch, "a token's row", c->rank, at,
                                     prs_route_peer(&me->r, item->peer)))
                 return false;
             value = me->staging[prs_route_staging_at(&me->r, item->peer, item->at) / 4];
         }
         watch_dawdle(&c->random);
-        for (uint32_t u = 0; u < item->uses; u++)
-            me->rows[item->row[u]] = value;
-        for (uint32_t u = 0; u < item->uses; u++)
-            watch_add(&me->ready[item->row[u] / PRS_TILE_M]);
+        tell_item(me, &last);
+        put_in_place(me, item, value);
+        last = item;
     }
+    tell_item(me, &last);
     return true;
 }
 
@@ -173,7 +232,7 @@ bool model_multiply(struct cta *c, uint32_t epoch)
         uint32_t unit = __atomic_fetch_add(&me->next, 1, __ATOMIC_RELAXED);
         if (unit >= me->blocks * COLUMNS)
             return true;
-        prs_route_unit(&me->r, me->experts, &cursor, unit, &u);
+        prs_route_unit(&me->r, me->experts, me->r.nodes > 1 ? me->near : NULL, &cursor, unit, &u);
         if (!watch_wait(&c->model->watch, &me->ready[u.block], u.rows, "block", c->rank, u.block, c->rank))
             return false;
         for (uint32_t i = u.block * PRS_TILE_M; i < u.block * PRS_TILE_M + u.rows; i++)

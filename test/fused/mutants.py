@@ -20,6 +20,7 @@ ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c
 UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/exchange.h"
 PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
+            "route": (["test_route.c"], "route/*"),
             "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
 PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
 
@@ -63,11 +64,29 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("moe: notes have two banks", "moe", ROUTE, "((uint64_t)bank * r->nodes + b) * prs_route_note_bytes(r)", "((uint64_t)(bank / 2 * 2) * r->nodes + b) * prs_route_note_bytes(r)"),
     ("moe: counters begin anew", "moe", MOE_ROUTE, "        __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);", "        (void)i;"),
     ("moe: notes name every seat", "moe", MOE_ROUTE, "seat < r->seats; seat++)\n        note[seat]", "seat < r->seats - 1; seat++)\n        note[seat]"),
-    ("moe: a refused rank still gives rows on", "moe", MOE_ROWS, "    return relay_in(c, epoch);", "    return c->model->ranks[c->rank].refused || relay_in(c, epoch);"),
-    ("moe: own rows go before others' are awaited", "moe", MOE_ROWS, "    if (r->nodes > 1)\n        relay_out(c, epoch);\n", "    if (!relay_in(c, epoch))\n        return false;\n    if (r->nodes > 1)\n        relay_out(c, epoch);\n"),
+    ("moe: a refused rank still gives rows on", "moe", MOE_ROWS, "    while (hand_on(c, epoch, &in, true))\n        ;\n    return in.at >= in.end;",
+     "    while (!me->refused && hand_on(c, epoch, &in, true))\n        ;\n    return true;"),
+    ("moe: own rows go before others' are awaited", "moe", MOE_ROWS, "    if (me->r.nodes > 1)\n        relay_out(c, epoch);\n    for (uint32_t n = 1; n < me->r.nodes; n++)\n        in.end = rows_from(me, epoch, n) > in.end ? rows_from(me, epoch, n) : in.end;\n    in.end *= me->r.nodes - 1;\n    find_incoming(me, epoch, &in);\n",
+     "    for (uint32_t n = 1; n < me->r.nodes; n++)\n        in.end = rows_from(me, epoch, n) > in.end ? rows_from(me, epoch, n) : in.end;\n    in.end *= me->r.nodes - 1;\n    find_incoming(me, epoch, &in);\n    while (hand_on(c, epoch, &in, true))\n        ;\n    if (me->r.nodes > 1)\n        relay_out(c, epoch);\n"),
+    ("moe: nobody waits for a row while the next one is awaited", "moe", MOE_ROWS, "        tell_incoming(c, epoch, in);\n        if (!waits", "        if (!waits"),
+    ("moe: no block waits for a row while the next one is awaited", "moe", MOE_ROWS, "                tell_item(me, &last);\n", ""),
+    ("moe: rows are handed on between own ones", "moe", MOE_ROWS, "        while (hand_on(c, epoch, in, false) &&", "        while (0 && hand_on(c, epoch, in, false) &&"),
+    ("moe: each row that is handed on is told of", "moe", MOE_ROWS, "    tell_incoming(c, epoch, in);\n    give_row(", "    give_row("),
+    ("moe: the rows of all nodes are handed on", "moe", MOE_ROWS, "    in.end *= me->r.nodes - 1;\n", ""),
+    ("moe: a row is told of when it has been handed on", "moe", MOE_ROWS, "    give_row(c, epoch, in->n, in->row, false);\n    in->last_n", "    in->last_n"),
     ("moe: rows in and rows out are apart", "moe", ROUTE, "((uint64_t)out * (r->nodes - 1) + b - 1)", "((uint64_t)0 * out + b - 1)"),
     ("moe: the sender is far from each seat as it says", "moe", MOE_ROWS, "(prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;", "(prs_route_counterpart(r, n) + r->world - r->rank) % r->world;"),
     ("moe: groups of all sizes have a word each", "moe", ROUTE, "(b - 1) * prs_route_groups(r) + group;", "(b - 1) * (prs_route_groups(r) - 1) + group;"),
+
+    ("moe: items of other nodes come last", "moe", MOE_ROUTE, "first_item[prs_route_node_of(&me->r, p) != 0][lead]", "first_item[0][lead]"),
+    ("moe: rows of the own node come first", "moe", ROUTE, "node = (r->node + i / r->seats) % r->nodes,", "node = (r->node + r->nodes - i / r->seats) % r->nodes,"),
+    ("moe: the own node's rows end with the first of another's", "moe", MOE_ROUTE, "prs_route_sender(&me->r, me->r.seats)][e];", "prs_route_sender(&me->r, me->r.seats - 1)][e];"),
+    ("moe: a block with a row of another node waits for it", "route", ROUTE, ": near / PRS_TILE_M;", ": prs_ceil_div(near, PRS_TILE_M);"),
+    ("moe: a last block without a row of another node does not wait", "route", ROUTE, "return near == e->rows ?", "return 0 ?"),
+    ("moe: what waits for no other node is multiplied first", "route", ROUTE, "    *first = c->far ? near[c->expert] : 0;\n    return c->far ?", "    *first = 0;\n    return c->far == 0 ?"),
+    ("moe: the second pass begins where the first ended", "route", ROUTE, "    *first = c->far ? near[c->expert] : 0;", "    *first = 0;"),
+    ("moe: the second pass has all experts", "route", ROUTE, "c->expert = 0, c->far = 1;", "c->expert = 1, c->far = 1;"),
+    ("moe: one pass tells no blocks apart", "route", ROUTE, "    if (r->passes == 1)\n        return 0;\n", ""),
 
     ("unfused: sums and rows wait for credit", "unfused", UNFUSED, "        if (x->credit &&\n", "        if (0 && x->credit &&\n"),
     ("unfused: the credit of the launch before", "unfused", UNFUSED, "&me->signals[p.credit], me->epoch, \"credit\"", "&me->signals[p.credit], me->epoch - 1, \"credit\""),

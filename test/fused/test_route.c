@@ -9,7 +9,7 @@
 static struct prs_route route_of(uint32_t world, uint32_t experts, uint32_t choices, uint32_t tokens)
 {
     struct prs_route r = {.world = world, .experts = experts, .local = experts / world, .choices = choices};
-    r.nodes = 1, r.seats = world, r.group = 8;
+    r.nodes = 1, r.seats = world, r.put = 4, r.group = 8, r.passes = 2;
     r.tokens = tokens, r.blocks = 64, r.columns = 3, r.row_bytes = 32, r.ctas = 4;
     return r;
 }
@@ -121,27 +121,80 @@ ParameterizedTestParameters(route, every_block_of_every_expert_is_multiplied_onc
     return cr_make_param_array(struct group, groups, sizeof(groups) / sizeof(groups[0]));
 }
 
+/* Units of all experts as three CTAs would take them; rows that each expert gets. Gives how many units came before the
+ * first whose block is not among the first `near` of its expert. */
+static uint32_t walk_units(const struct prs_route *r, const struct prs_route_expert *experts, const uint32_t *near,
+                           uint32_t units, uint32_t *rows)
+{
+    uint32_t first_far = units;
+    for (uint32_t start = 0; start < 3; start++) {
+        struct prs_route_cursor cursor = {0};
+        for (uint32_t unit = start; unit < units; unit += 3) {
+            const struct prs_route_expert *e;
+            struct prs_route_unit u;
+            prs_route_unit(r, experts, near, &cursor, unit, &u);
+            cr_assert(u.expert < 6 && u.column < r->columns, "unit %u is outside", unit);
+            cr_assert(u.rows >= 1 && u.rows <= PRS_TILE_M);
+            e = &experts[u.expert];
+            cr_assert(u.block * PRS_TILE_M >= e->first_row && u.block * PRS_TILE_M + u.rows <= e->first_row + e->rows,
+                      "unit %u: rows of another expert", unit);
+            rows[u.expert] += u.rows;
+            if (near != NULL && u.block - e->first_row / PRS_TILE_M >= near[u.expert] && unit < first_far)
+                first_far = unit;
+        }
+    }
+    return first_far;
+}
+
 ParameterizedTest(struct group *g, route, every_block_of_every_expert_is_multiplied_once)
 {
     struct prs_route r = route_of(1, 6, 1, 8192);
     struct prs_route_expert experts[6];
     uint32_t blocks = fill_groups(g, experts), rows[6] = {0};
     r.columns = g->columns;
-    for (uint32_t start = 0; start < 3; start++) { /* as three CTAs would */
-        struct prs_route_cursor cursor = {0};
-        for (uint32_t unit = start; unit < blocks * r.columns; unit += 3) {
-            struct prs_route_unit u;
-            prs_route_unit(&r, experts, &cursor, unit, &u);
-            cr_assert(u.expert < 6 && u.column < r.columns, "unit %u is outside", unit);
-            cr_assert(u.rows >= 1 && u.rows <= PRS_TILE_M);
-            cr_assert(u.block * PRS_TILE_M >= experts[u.expert].first_row &&
-                          u.block * PRS_TILE_M + u.rows <= experts[u.expert].first_row + g->rows[u.expert],
-                      "unit %u: rows of another expert", unit);
-            rows[u.expert] += u.rows;
-        }
-    }
+    walk_units(&r, experts, NULL, blocks * r.columns, rows);
     for (uint32_t e = 0; e < 6; e++)
         cr_assert_eq(rows[e], g->rows[e] * r.columns, "expert %u: %u rows multiplied", e, rows[e]);
+}
+
+ParameterizedTestParameters(route, blocks_that_wait_for_no_other_node_are_multiplied_first)
+{
+    return cr_make_param_array(struct group, groups, sizeof(groups) / sizeof(groups[0]));
+}
+
+ParameterizedTest(struct group *g, route, blocks_that_wait_for_no_other_node_are_multiplied_first)
+{
+    static const uint32_t shares[][6] = {
+        {0}, {100, 100, 100, 100, 100, 100}, {50, 100, 0, 99, 100, 51}, {1, 0, 40, 100, 7, 90}};
+    struct prs_route r = route_over(2, 1, 0, 6, 1);
+    struct prs_route_expert experts[6];
+    uint32_t blocks = fill_groups(g, experts);
+    r.columns = g->columns;
+    for (uint32_t i = 0; i < sizeof(shares) / sizeof(*shares); i++) {
+        uint32_t near[6], rows[6] = {0}, sum = 0;
+        for (uint32_t e = 0; e < 6; e++) {
+            near[e] = prs_route_near_blocks(&r, &experts[e], g->rows[e] * shares[i][e] / 100);
+            sum += near[e];
+        }
+        cr_assert_eq(walk_units(&r, experts, near, blocks * r.columns, rows), sum * r.columns);
+        for (uint32_t e = 0; e < 6; e++)
+            cr_assert_eq(rows[e], g->rows[e] * r.columns, "expert %u: %u rows multiplied", e, rows[e]);
+    }
+}
+
+Test(route, a_block_waits_for_another_node_when_it_has_a_row_of_one)
+{
+    static const uint32_t rows[][3] = {{0, 0, 0},     {1, 0, 0},     {1, 1, 1},     {128, 127, 0},
+                                       {128, 128, 1}, {129, 128, 1}, {129, 129, 2}, {400, 383, 2},
+                                       {400, 384, 3}, {400, 399, 3}, {400, 400, 4}};
+    struct prs_route r = route_over(2, 1, 0, 1, 1);
+    for (uint32_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct prs_route_expert e = {256, rows[i][0]};
+        r.passes = 2;
+        cr_assert_eq(prs_route_near_blocks(&r, &e, rows[i][1]), rows[i][2], "%u of %u rows", rows[i][1], rows[i][0]);
+        r.passes = 1;
+        cr_assert_eq(prs_route_near_blocks(&r, &e, rows[i][1]), 0);
+    }
 }
 
 /* ---- several nodes -------------------------------------------------------------------------------------------------
@@ -180,6 +233,24 @@ Test(route, a_nodes_order_takes_the_first_experts_of_all_its_ranks_first)
         cr_assert_eq(at / 12, e / 12, "an expert leaves its node");
         cr_assert_eq(at % 12 / 3, e % 4, "expert %u of its rank comes at %u", e % 4, at % 12);
         cr_assert_eq(seen[at]++, 0);
+    }
+}
+
+Test(route, senders_of_the_own_node_come_first_and_each_once)
+{
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        struct prs_route r = route_over(3, 2, rank, 1, 1), alone = route_of(6, 6, 1, 1);
+        uint32_t seen = 0;
+        alone.rank = rank, alone.seat = rank;
+        for (uint32_t i = 0; i < 6; i++) {
+            uint32_t p = prs_route_sender(&r, i);
+            cr_assert(p < 6 && (seen >> p & 1) == 0);
+            seen |= 1u << p;
+            cr_assert_eq(prs_route_node_of(&r, p), i / 2);
+            cr_assert(i % 2 != 0 || prs_route_peer(&r, p) == prs_route_counterpart(&r, i / 2));
+            cr_assert_eq(prs_route_sender(&alone, i), i);
+        }
+        cr_assert_eq(prs_route_sender(&r, 0), 0);
     }
 }
 
@@ -229,7 +300,7 @@ Test(route, no_mail_note_word_or_counter_overlaps)
             claim(row, relay, prs_route_relay_at(&r, 0, b, i), r.row_bytes, "row in");
             claim(row, relay, prs_route_relay_at(&r, 1, b, i), r.row_bytes, "row out");
         }
-        for (uint32_t i = 0; i < r.tokens; i += PRS_ROUTE_PUT_ROWS)
+        for (uint32_t i = 0; i < r.tokens; i += r.put)
             claim(counter, counters, prs_route_put_counter(&r, b, i), 1, "counter of a put");
         for (uint32_t i = 0; i < r.tokens; i += r.group) {
             claim(counter, counters, prs_route_group_counter(&r, b, i), 1, "counter of a group");

@@ -48,6 +48,12 @@ step nodes_right 60 $softnic $bench --gpus 4 --nodes 2 $small --zipf 0 --zipf 1.
 for g in 8 64 512 100000; do
     step nodes_group_$g 60 $softnic $bench --gpus 4 --nodes 2 --preset deepseek-v3 --tokens 512 --tokens 8192 --layout nk --iterations 8 --group $g
 done
+for n in 8 16 32 64 128; do
+    step nodes_put_$n 60 $softnic $bench --gpus 4 --nodes 2 --preset deepseek-v3 --tokens 512 --tokens 2048 --tokens 8192 --layout nk --iterations 8 --put-rows $n
+done
+for n in 1 2; do
+    step nodes_passes_$n 60 $softnic $bench --gpus 4 --nodes 2 --preset deepseek-v3 --tokens 512 --tokens 2048 --tokens 8192 --layout nk --iterations 8 --passes $n
+done
 for policy in drain nic_fence in_order counted; do
     PERSEUS_ORDER=$policy step nodes_$policy 60 $softnic $bench --gpus 4 --nodes 2 --preset deepseek-v3 --tokens 512 --tokens 2048 --layout nk \
         --iterations 8 --group 8

@@ -19,6 +19,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 REDUCE, GATHER, ALL = "reduce_scatter_is_right", "allgather_is_right", "allreduce_is_right"
 COPY = "allgather_by_copy_engine_is_right"
 NODES = "nodes/"  # before a test's name: the one of test_nodes.c, over the software NIC
+MOE = "moe/"      # of test_moe.c, also over the software NIC
+TOKENS = MOE + "tokens_cross_between_nodes_and_are_given_to_all_who_want_them"
+KERNELS = {"unfused.cu": "unfused", "rows.cuh": "moe_kernels", "route.cuh": "moe_kernels"}  # others: kernels
 MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("fence_async_shared before a slab is handed over", "multiply.cuh", "    fence_async_shared();\n", "", REDUCE),
     ("bulk_wait_done before signal_tile", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", REDUCE),
@@ -57,12 +60,21 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("what is put has been read before it is written again", "unfused.cu", "        network_quiet(", "        if (0) network_quiet(", NODES + "unfused_" + GATHER),
     ("a rank that gave up sends nothing", "unfused.cu", "    return *(volatile uint32_t *)&sync->words->aborted != 0;", "    return false;", NODES + "unfused_sums_without_a_lost_rank_are_not_sent"),
     ("the node's ranks meet", "unfused.cu", "        wait_flag(&args.sync, args.flags[0] + slot", "        if (0) wait_flag(&args.sync, args.flags[0] + slot", NODES + "unfused_" + ALL),
+    ("a row for another node is counted when it has landed", "rows.cuh", "    bulk_wait_done<0>();\n    if (add_acq_rel_gpu(far->counters", "    if (add_acq_rel_gpu(far->counters", TOKENS),
+    ("a put only behind all its rows", "rows.cuh", "prs_route_put_counter(r, n, row), 1) + 1 != rows)", "prs_route_put_counter(r, n, row), 1) + 1 != 1)", TOKENS),
+    ("a signal only behind all puts of its group", "rows.cuh", "prs_route_group_counter(r, n, row), 1) + 1 == puts)", "prs_route_group_counter(r, n, row), 1) + 1 == 1)", TOKENS),
+    ("wait for other nodes' rows that are handed on", "rows.cuh", "    await_token(args, flag, epoch, prs_route_counterpart(r, in->n), word);\n", "", TOKENS),
+    ("bulk_wait_done before a row that was handed on is told of", "rows.cuh", "    bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */\n    each_seat", "    each_seat", TOKENS),
+    ("the last row that was handed on is told of", "rows.cuh", "        tell_incoming(args, epoch, in);\n        if (!waits", "        if (!waits", TOKENS),
+    ("the rows of all nodes are handed on", "rows.cuh", "    in.end *= args.route.nodes - 1;\n", "", TOKENS),
+    ("items of other nodes have places of their own", "route.cuh", "prs_route_node_of(r, p) == 0 ? 0 : r->local;", "0;", TOKENS),
+    ("an item that was told of is not told of again", "rows.cuh", "                    last.uses = 0;\n", "", TOKENS),
     ("wait for other nodes' results", "far.cuh", "            wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word);\n", "            ;\n", NODES + ALL),
 ]
 
 
 def link_command(build, test, kernels):
-    program = "test/hopper/test_hopper_" + ("nodes" if test.startswith(NODES) else "fused")
+    program = "test/hopper/test_hopper_" + ("nodes" if test.startswith(NODES) else "moe" if test.startswith(MOE) else "fused")
     lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True, check=True).stdout.splitlines()
     compile_line = next(line for line in lines if f"-c test/hopper/{kernels}.cpp" in line)
     return compile_line, lines[-1]
@@ -70,7 +82,7 @@ def link_command(build, test, kernels):
 
 def make(build, folder, mutation):
     name, file, old, new, test = mutation
-    kernels = "unfused" if file == "unfused.cu" else "kernels"
+    kernels = KERNELS.get(file, "kernels")
     shutil.copytree(ROOT / "fused", folder / "fused")
     os.remove(folder / "fused/ptx.cuh")
     files = [folder / "fused" / file] if file else sorted((folder / "fused").glob("*.cuh"))
@@ -98,8 +110,8 @@ def make(build, folder, mutation):
 def runs(build, program, test, seeds):
     found, first, why = 0, None, ""
     under = []
-    if test.startswith(NODES):
-        test, under = test[len(NODES):], [build / "tools/softnic/softnic-run", "--quiet", "--jitter", "100us", "--"]
+    if test.startswith((NODES, MOE)):
+        test, under = test[test.index("/") + 1:], [build / "tools/softnic/softnic-run", "--quiet", "--jitter", "100us", "--"]
     for seed in range(1, seeds + 1):
         try:
             r = subprocess.run([*under, program, "--filter", f"*/{test}", "-j1"], env={**os.environ, "HOPPER_SEED": str(seed)}, capture_output=True,

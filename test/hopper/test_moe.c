@@ -130,6 +130,13 @@ static void check_row(struct run *run, const struct result *res, uint32_t rank, 
     }
 }
 
+/* The i-th sender of an expert's rows: node by node from the own one on, each from the place of the own rank on. */
+static uint32_t sender(const struct row *w, uint32_t rank, uint32_t i)
+{
+    uint32_t nodes = w->nodes == 0 ? 1 : w->nodes, seats = w->world / nodes, node = (rank / seats + i / seats) % nodes;
+    return node * seats + (rank + i) % seats;
+}
+
 static void check(struct run *run, const struct result *res, uint32_t rank, uint32_t epoch)
 {
     const struct row *w = run->row;
@@ -138,7 +145,7 @@ static void check(struct run *run, const struct result *res, uint32_t rank, uint
     for (uint32_t e = 0; e < local; e++) {
         uint64_t first = row = (row + 127) / 128 * 128;
         for (uint32_t p = 0; p < w->world; p++) {
-            uint32_t from = (rank + p) % w->world;
+            uint32_t from = sender(w, rank, p);
             for (uint32_t t = 0; t < count_of(w, epoch, from); t++)
                 for (uint32_t j = 0; j < w->top_k; j++) {
                     struct prs_moe_row want = {from, t, j, weight_of(epoch, from, t, j)};
@@ -371,15 +378,44 @@ Test(moe, a_rank_that_does_not_come_is_named, .timeout = 600)
     cr_assert_eq(run.error[2].code, 0, "%s", run.error[2].text);
 }
 
+/* Half a megabyte a put; rows that are nearly that long go one by one; a group has whole puts. */
+Test(moe, puts_are_as_long_as_a_link_needs, .timeout = 300)
+{
+    static const struct choice {
+        uint32_t tokens, hidden, group, put, want_group, want_put;
+    } rows[] = {
+        {8192, 7168, 0, 0, 256, 32},   {2048, 7168, 0, 0, 128, 32},  {100, 7168, 0, 0, 128, 32},
+        {20, 7168, 0, 0, 20, 20},      {2048, 16384, 0, 0, 128, 16}, {8192, 7168, 8, 0, 8, 8},
+        {512, 7168, 100, 48, 144, 48},
+    };
+    struct prs_fused_config config = {.world = 1};
+    struct prs_fused *ctx = NULL;
+    hopper_setup(1, 4, 0);
+    cr_assert_eq(prs_fused_open(&config, &ctx), 0);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        const struct choice *c = &rows[i];
+        struct prs_moe_shape shape = {c->tokens, c->hidden, 64, 4, 1, 128, 1};
+        struct prs_moe_tuning tuning = {.group = c->group, .put = c->put};
+        struct prs_moe_plan *plan = NULL;
+        struct prs_moe_info info;
+        cr_assert_eq(prs_moe_plan_open(ctx, &shape, &tuning, &plan), 0);
+        prs_moe_plan_query(plan, &info);
+        cr_assert(info.tuning.group == c->want_group && info.tuning.put == c->want_put,
+                  "row %zu: groups of %u, puts of %u", i, info.tuning.group, info.tuning.put);
+        prs_moe_plan_close(plan);
+    }
+    prs_fused_close(ctx);
+}
+
 /* ---- several nodes: the real transport, over whatever verbs device there is (softnic) ------------------------------
  */
 Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 900)
 {
     static const struct row rows[] = {
         {4, 60, 128, 264, 8, 3, 1, 3, EVEN, 0, {.group = 8}, 0, 2},
-        {4, 60, 72, 512, 16, 4, 0, 3, SOME_NONE, 0, {.group = 24, .route_ctas = 3}, 0, 2},
+        {4, 60, 72, 512, 16, 4, 0, 3, SOME_NONE, 0, {.group = 24, .put = 8, .route_ctas = 3}, 0, 2},
         {2, 90, 72, 64, 4, 2, 1, 3, EVEN, 0, {0}, 0, 2},
-        {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.group = 16}, 0, 3},
+        {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.group = 16, .put = 4}, 0, 3},
         {3, 40, 72, 64, 6, 2, 1, 2, SOME_NONE, 0, {0}, 0, 3},
     };
     ranks_need_a_device();
@@ -392,6 +428,19 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
         {4, 100, 72, 64, 8, 2, 1, 3, ONE_EXPERT, 0, {0}, 0, 2},
         {4, 60, 72, 64, 8, 4, 0, 3, HALF_EMPTY, 0, {.group = 8}, 0, 2},
         {4, 12, 7168, 64, 4, 2, 1, 2, EVEN, 0, {0}, 0, 2},
+    };
+    ranks_need_a_device();
+    assert_right(rows, sizeof(rows) / sizeof(*rows));
+}
+
+/* Whole blocks of this node's rows, mixed ones, and ones of other nodes' rows, for the two passes; and in one. */
+Test(moe_nodes, experts_with_many_rows_of_all_nodes_are_right, .timeout = 900)
+{
+    static const struct row rows[] = {
+        {2, 500, 72, 520, 4, 2, 1, 3, EVEN, 0, {.group = 64, .put = 16}, 0, 2},
+        {2, 400, 72, 64, 4, 2, 0, 2, SOME_NONE, 0, {.passes = 1}, 0, 2},
+        {4, 300, 72, 264, 8, 2, 1, 2, HALF_EMPTY, 0, {.share = 2, .order = PRS_MOE_IN_TURN}, 0, 2},
+        {3, 400, 72, 64, 3, 1, 0, 2, EVEN, 0, {0}, 0, 3},
     };
     ranks_need_a_device();
     assert_right(rows, sizeof(rows) / sizeof(*rows));

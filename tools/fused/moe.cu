@@ -196,10 +196,11 @@ static bool report(struct run *r)
         print_number("product_usec", usec[PRODUCT]);
         print_number("tflops", tflops);
         printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,\"order\":%u,"
-               "\"group\":%u}"
+               "\"group\":%u,\"put\":%u,\"passes\":%u}"
                ",\"predicted_"
                "usec\":%.1f,",
-               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, t->group, r->info.predicted_us);
+               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, t->group, t->put, t->passes,
+               r->info.predicted_us);
         printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,", error, bad, maps,
                (unsigned long long)v->sampled);
         printf("\"checked_launches\":%llu,\"differing_elements\":%.0f,\"commit\":\"%s\"}\n",
@@ -315,7 +316,7 @@ static int run_shape(struct run *r, const struct bench_moe_shape *shape, uint32_
     int bad = 0;
     for (uint32_t t = 0; t < o->token_count; t++)
         for (uint32_t z = 0; z < o->zipf_count; z++) {
-            r->problem = {*shape, o->tokens[t], r->rank->rank, r->rank->world, 1 + z + 8 * t,
+            r->problem = {*shape, o->tokens[t], r->rank->rank, r->rank->world, r->rank->nodes,     1 + z + 8 * t,
                           1,      o->ragged,    layout,        o->zipf[z],     r->options->samples};
             bad += !run_problem(r);
         }

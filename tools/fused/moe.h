@@ -7,7 +7,7 @@
 
 struct bench_moe_problem {
     struct bench_moe_shape shape;
-    uint32_t tokens, rank, world, seed, weights_seed, ragged, n_h;
+    uint32_t tokens, rank, world, nodes, seed, weights_seed, ragged, n_h;
     double zipf;
     uint32_t samples;
 };

@@ -78,7 +78,14 @@ void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t 
 
 /* ---- what must come out --------------------------------------------------------------------------------------------
  */
-/* By definition: expert by expert, sender by sender from the own rank on, token by token. */
+/* The i-th sender of an expert's rows: node by node from the own one on, each from the place of the own rank on. */
+static uint32_t sender(const struct bench_moe_problem *p, uint32_t i)
+{
+    uint32_t seats = p->world / p->nodes, node = (p->rank / seats + i / seats) % p->nodes;
+    return node * seats + (p->rank + i) % seats;
+}
+
+/* By definition: expert by expert, sender by sender, token by token. */
 void bench_moe_want_open(const struct bench_moe_problem *p, struct bench_moe_want *want)
 {
     uint32_t k = p->shape.top_k, local = p->shape.experts / p->world, row = 0;
@@ -100,7 +107,7 @@ void bench_moe_want_open(const struct bench_moe_problem *p, struct bench_moe_wan
         first += (want->groups[e].rows + 127) / 128 * 128;
         row = want->groups[e].first_row;
         for (uint32_t i = 0; want->groups[e].rows != 0 && i < p->world; i++) {
-            uint32_t r = (p->rank + i) % p->world, count = bench_moe_tokens_of(p, r);
+            uint32_t r = sender(p, i), count = bench_moe_tokens_of(p, r);
             for (size_t c = 0; c < (size_t)count * k; c++)
                 if (chosen[r * all + c] == (int64_t)(p->rank * local + e))
                     want->rows[want->count++] = {

@@ -33,7 +33,7 @@ PRESETS = {"deepseek-v3": (7168, 2048, 256, 8), "qwen3-30b": (2048, 768, 128, 8)
 SAMPLED_ROWS = 192
 # As in include/perseus/fused.h.
 Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32)
-Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32, group=u32)
+Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32, group=u32, put=u32, passes=u32)
 Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
 Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, groups=pointer)
 
@@ -50,7 +50,7 @@ class Ours:
         self.ctx = Context(args.library, torch.cuda.current_device(), hosts, args.timeout_ms, node_of(args) + 1)
         self.lib, self.plan, self.info = self.ctx.lib, pointer(), Info()
         self.lib.prs_moe_plan_close.restype = self.lib.prs_moe_plan_query.restype = None
-        tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread, args.order, args.group)
+        tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread, args.order, args.group, args.put, args.passes)
         self.ctx.check(self.lib.prs_moe_plan_open(self.ctx.handle, ctypes.byref(shape), ctypes.byref(tuning), ctypes.byref(self.plan)), "prs_moe_plan_open")
         self.lib.prs_moe_plan_query(self.plan, ctypes.byref(self.info))
 
@@ -131,11 +131,13 @@ def random_rows(tokens, hidden, rank):
 
 
 class Expected:
-    """The rows of this rank by definition: expert, sender from the own rank on, token, slot."""
+    """The rows of this rank by definition: expert, sender (node by node from the own one on, each from the place of the own rank on), token, slot."""
 
-    def __init__(self, every_chosen, every_weight, local):
+    def __init__(self, every_chosen, every_weight, local, nodes):
         world, rank, (count, k) = dist.get_world_size(), dist.get_rank(), every_chosen[0].shape
-        turn = torch.cat([torch.full((count * k,), (r - rank) % world, device="cuda") for r in range(world)])
+        seats = world // nodes
+        senders = [(rank // seats + i // seats) % nodes * seats + (rank + i) % seats for i in range(world)]
+        turn = torch.cat([torch.full((count * k,), senders.index(r), device="cuda") for r in range(world)])
         pair = torch.arange(count * k, device="cuda").repeat(world)
         expert, weight = torch.cat([c.view(-1) for c in every_chosen]) - rank * local, torch.cat([w.view(-1) for w in every_weight])
         mine = (expert >= 0) & (expert < local)
@@ -146,7 +148,7 @@ class Expected:
         whole = (rows + 127) // 128 * 128
         first, before = whole.cumsum(0) - whole, rows.cumsum(0) - rows
         self.place = first[self.expert] + torch.arange(self.expert.numel(), device="cuda") - before[self.expert]
-        self.source = torch.stack(((turn + rank) % world, pair // k, pair % k), 1).to(torch.int32)
+        self.source = torch.stack((torch.tensor(senders, device="cuda")[turn], pair // k, pair % k), 1).to(torch.int32)
         self.groups = torch.stack((first, rows), 1).to(torch.int32)
         self.pick = torch.randint(max(self.place.numel(), 1), (min(SAMPLED_ROWS, self.place.numel()),), generator=torch.Generator().manual_seed(5)).cuda()
 
@@ -207,7 +209,7 @@ def measure(args, preset, count, zipf, hosts):
     every_weight = [torch.empty_like(router_weights) for _ in range(world)]
     dist.all_gather(every_chosen, chosen)
     dist.all_gather(every_weight, router_weights)
-    expected = Expected(every_chosen, every_weight, local)
+    expected = Expected(every_chosen, every_weight, local, args.nodes)
 
     def way(run, poison):
         return Way(run, poison, lambda: expected.wrote(ours), lambda _: (expected.wrong_maps(ours), *wrong_values(ours, expected, hidden, count, weights)),
@@ -231,7 +233,8 @@ def measure(args, preset, count, zipf, hosts):
            "unfused_usec": round(usec["peer"], 1), "comm_usec": round(usec["dispatch"], 1), "compute_usec": round(usec["grouped_mm"], 1),
            "speedup": round(usec["peer"] / usec["own"], 3), "product_ratio": round(usec["grouped_mm"] / usec["product"], 3),
            "sm_split": {"share": ours.info.tuning.share, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread,
-                        "order": ours.info.tuning.order, "group": ours.info.tuning.group},
+                        "order": ours.info.tuning.order, "group": ours.info.tuning.group, "put": ours.info.tuning.put,
+                        "passes": ours.info.tuning.passes},
            "predicted_usec": round(ours.info.predicted_us, 1), "most_rows": int(slowest(theirs.numel())), "map_errors": int(slowest(maps)),
            "beyond_bound": int(slowest(values)) + differing, "checked_launches": sum(w.checked for w in own.values()), "differing_elements": differing,
            "max_rel_err": slowest(worst), "max_difference_from_peer": slowest(differs), "commit": args.commit}

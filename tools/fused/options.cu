@@ -41,6 +41,9 @@ static const struct number {
     {"--share", "MoE tuning: 2: two SMs share rows; 1: not", FIELD(moe.tuning.share)},
     {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
     {"--row-spread", "MoE tuning: percent of the product's time", FIELD(moe.tuning.spread)},
+    {"--put-rows", "MoE tuning, several nodes: rows that one put moves", FIELD(moe.tuning.put)},
+    {"--passes", "MoE tuning, several nodes: 2: what needs no other node first; 1: expert by expert",
+     FIELD(moe.tuning.passes)},
 };
 
 static const struct choice {
