@@ -16,7 +16,7 @@ enum {
     MAX_ROUTE_CTAS = 128,
     FEW_TOKENS = 512,
     /* Between nodes. A put takes the software NIC 4 us at least, in which 400G move 190 KB: 1024 puts of 115 KB come in
-     * 4.2 ms (moe-nodes-2xH200.json: 7244 us with one group of all, less the product's 2980). */
+     * 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with one group of all, less the product's 2980). */
     PUT_BYTES = 512 << 10,
     MOST_GROUPS = 32,  /* the first experts need not wait for the last rows; */
     LEAST_GROUP = 128, /* but a signal takes as long as a put */

@@ -186,6 +186,13 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &unknown, false, CLUSTERS, &info), -EINVAL);
 }
 
+/* 4 x 16 units of a band of 1 are less than two for each of 66 clusters, 4 x 32 are not. */
+Test(tuning, a_round_of_sums_has_work_for_all_clusters)
+{
+    cr_assert_eq(choose(PRS_FUSED_REDUCE_SCATTER, 8192, 4096, 1024, NULL).tuning.band, 2);
+    cr_assert_eq(choose(PRS_FUSED_REDUCE_SCATTER, 8192, 8192, 2048, NULL).tuning.band, 1);
+}
+
 /* What comes last is waited for by all units of the last wave. */
 Test(tuning, the_fewer_bands_the_more_pieces_each_travels_in)
 {
