@@ -2,6 +2,7 @@
 #include "transport/order.h"
 
 #include "transport/op.h"
+#include "transport/order_cut.h"
 #include "transport/order_queue.h"
 #include "transport/stripe.h"
 #include "transport/wire.h"
@@ -113,16 +114,6 @@ static inline int count_put(struct prs_order *order, const struct prs_put *put, 
     return tag ? tag : -1;
 }
 
-static void fill_lanes(const struct prs_order *order, struct prs_lane *lanes)
-{
-    float queues_per_path = (float)(order->data_queues / order->path_count);
-
-    for (uint32_t i = 0; i < order->data_queues; i++) {
-        lanes[i].rate = order->path[order->queue[i].path].rate / queues_per_path;
-        lanes[i].backlog_bytes = order->queue[i].backlog_bytes;
-    }
-}
-
 /* Does a queue end in lazy requests, which hold their ops until a later one there has a completion? */
 static inline bool ends_lazily(const struct prs_order_queue *queue)
 {
@@ -138,7 +129,7 @@ static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
     uint32_t now = order->small_queue, best;
     float slack;
 
-    fill_lanes(order, lanes);
+    prs_order_lanes(order, lanes);
     best = prs_stripe_first(lanes, order->data_queues, len_bytes);
     slack = (float)(lanes[best].backlog_bytes + len_bytes + SMALL_SLACK_BYTES) / lanes[best].rate;
     if ((float)(lanes[now].backlog_bytes + len_bytes) / lanes[now].rate <= slack)
@@ -194,103 +185,6 @@ static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, 
     wr->imm = prs_imm_make(id, run, 1, tag);
 }
 
-/* The queue of a path whose turn it is: the one with least to do, of several such the next one. */
-static uint32_t take_turn(struct prs_order *order, uint32_t path)
-{
-    uint32_t each = order->data_queues / order->path_count, last = order->path[path].turn, best = 0;
-
-    for (uint32_t k = 1; k <= each; k++) {
-        uint32_t turn = (last + k) % each;
-        uint64_t backlog = order->queue[turn * order->path_count + path].backlog_bytes;
-
-        if (k == 1 || backlog < order->queue[best * order->path_count + path].backlog_bytes)
-            best = turn;
-    }
-    order->path[path].turn = best;
-    return best * order->path_count + path;
-}
-
-/* One queue of each path carries all of the path's share: as few requests as there are paths. */
-static void cut_over_paths(struct prs_order *order, uint64_t len_bytes, struct prs_lane *lanes)
-{
-    struct prs_lane path[PRS_MAX_RAILS];
-
-    for (uint32_t i = 0; i < order->path_count; i++)
-        path[i] = (struct prs_lane){.rate = order->path[i].rate, .backlog_bytes = order->path[i].inflight_bytes};
-    prs_stripe_cut(path, order->path_count, len_bytes);
-    for (uint32_t i = 0; i < order->data_queues; i++)
-        lanes[i].share_bytes = 0;
-    for (uint32_t i = 0; i < order->path_count; i++)
-        if (path[i].share_bytes)
-            lanes[take_turn(order, i)].share_bytes = path[i].share_bytes;
-}
-
-/* Cut over lanes by speed and backlog; shares longer than max_part_bytes are cut again on their queue. */
-static uint32_t cut(struct prs_order *order, uint64_t len_bytes, int only_queue, struct prs_lane *lanes)
-{
-    uint32_t parts = 0;
-
-    if (only_queue >= 0) {
-        for (uint32_t i = 0; i < order->data_queues; i++)
-            lanes[i].share_bytes = i == (uint32_t)only_queue ? len_bytes : 0;
-    } else if (!order->split_queues) {
-        cut_over_paths(order, len_bytes, lanes);
-    } else {
-        fill_lanes(order, lanes);
-        prs_stripe_cut(lanes, order->data_queues, len_bytes);
-    }
-    for (uint32_t i = 0; i < order->data_queues; i++) {
-        const struct prs_order_queue *queue = &order->queue[i];
-        uint64_t here = (lanes[i].share_bytes + order->max_part_bytes - 1) / order->max_part_bytes;
-
-        if (here > queue->mask + 1 - (queue->head - queue->tail))
-            return 0; /* no room on that queue now */
-        parts += (uint32_t)here;
-    }
-    return parts;
-}
-
-/* One request of a message that cut() has shared out. */
-struct part {
-    uint32_t queue;
-    uint32_t bytes;
-    uint64_t offset;
-    uint64_t left; /* of the queue's share, with this part */
-};
-
-#define FIRST_PART ((struct part){.queue = UINT32_MAX}) /* before it */
-
-static bool next_part(const struct prs_order *order, const struct prs_lane *lanes, struct part *part)
-{
-    part->offset += part->bytes;
-    part->left -= part->bytes;
-    while (!part->left) {
-        if (++part->queue == order->data_queues)
-            return false;
-        part->left = lanes[part->queue].share_bytes;
-    }
-    part->bytes = (uint32_t)(part->left < order->max_part_bytes ? part->left : order->max_part_bytes);
-    return true;
-}
-
-static_assert(PRS_ORDER_SURE_PARTS + PRS_ORDER_MAX_DATA_QUEUES <= PRS_IMM_MAX_PARTS, "as check_parts() has it");
-
-/* What could never leave is refused: a notification tells of so many parts at most, and a queue has so many slots. */
-static int check_parts(const struct prs_order *order, const char *what, uint64_t len_bytes, bool notified,
-                       bool one_queue)
-{
-    uint64_t parts = len_bytes / order->max_part_bytes, most = UINT64_MAX;
-
-    if (notified)
-        most = PRS_IMM_MAX_PARTS - order->data_queues; /* worst case: every queue adds one partly filled request */
-    if ((one_queue || order->data_queues == 1) && most > order->queue[0].mask)
-        most = order->queue[0].mask;
-    return parts <= most ? 0
-                         : prs_fail(-EINVAL, "%s of %llu bytes: more than %llu parts of %llu bytes", what,
-                                    (unsigned long long)len_bytes, (unsigned long long)most,
-                                    (unsigned long long)order->max_part_bytes);
-}
-
 static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
                                                   const uint32_t *local_keys)
 {
@@ -301,17 +195,17 @@ static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struc
     uint32_t parts;
     int tag, r;
 
-    r = check_parts(order, "put", put->len_bytes, put->flags & PRS_PUT_NOTIFY, pinned);
+    r = prs_order_check_parts(order, "put", put->len_bytes, put->flags & PRS_PUT_NOTIFY, pinned);
     if (r)
         return r;
-    parts = cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, lanes);
+    parts = prs_order_cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, lanes);
     if (!parts)
         return PRS_BUSY;
     tag = count_put(order, put, parts);
     if (tag < 0)
         return PRS_BUSY;
     prs_op_start(op, parts);
-    for (struct part part = FIRST_PART; next_part(order, lanes, &part);) {
+    for (struct prs_order_part part = PRS_ORDER_FIRST_PART; prs_order_next_part(order, lanes, &part);) {
         struct prs_order_queue *queue = &order->queue[part.queue];
         struct prs_wr *wr = admit_request(order, part.queue, op);
 
@@ -408,14 +302,14 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
         return PRS_BUSY;
     if (get->len_bytes <= order->split_bytes || order->policy == PRS_POLICY_NIC_FENCE)
         only = order->policy == PRS_POLICY_NIC_FENCE ? 0 : (int)choose_small_queue(order, get->len_bytes);
-    r = check_parts(order, "get", get->len_bytes, false, only >= 0);
+    r = prs_order_check_parts(order, "get", get->len_bytes, false, only >= 0);
     if (r)
         return r;
-    parts = cut(order, get->len_bytes, only, lanes);
+    parts = prs_order_cut(order, get->len_bytes, only, lanes);
     if (!parts)
         return PRS_BUSY;
     prs_op_start(op, parts);
-    for (struct part part = FIRST_PART; next_part(order, lanes, &part);) {
+    for (struct prs_order_part part = PRS_ORDER_FIRST_PART; prs_order_next_part(order, lanes, &part);) {
         struct prs_order_queue *queue = &order->queue[part.queue];
 
         *admit_request(order, part.queue, op) = (struct prs_wr){.local_addr = (uintptr_t)get->dst_addr + part.offset,

@@ -15,10 +15,10 @@ from mutants_lib import compile_or_exit, mutated, run_bounded, try_all  # noqa: 
 # The quick tests first; a mutant meets the next only when it survives.
 TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
 ENVIRONMENT = {"PRS_TEST_STRIDE": "13"}  # of test_order_every: a mutant that one in 13 programs does not show is looked into
-SOURCES = ["transport/order.c", "transport/order_signal.c", "transport/tally.c", "transport/stripe.c", "transport/policy.c",
+SOURCES = ["transport/order.c", "transport/order_signal.c", "transport/tally.c", "transport/order_cut.c", "transport/stripe.c", "transport/policy.c",
            "util/error.c", "util/log.c", "util/env.c"]
 LIMIT_S = 120  # of one test: a mutant may hang
-ORDER, SIGNAL, TALLY = SOURCES[:3]
+ORDER, SIGNAL, TALLY, CUT = SOURCES[:4]
 
 RULES = [  # name, file, text (must be there once), what stands there instead
     # Admission of puts.
@@ -40,7 +40,7 @@ RULES = [  # name, file, text (must be there once), what stands there instead
     ("each part names its tag", ORDER, "        } else if (tag) {\n            wr->opcode", "        } else if (tag && !part.offset) {\n            wr->opcode"),
     ("a small put names its tag", ORDER, "        if (tag) {\n            wr->opcode", "        if (tag && order->ops) {\n            wr->opcode"),
     ("a put without a free tag waits", ORDER, "    return tag ? tag : -1;", "    return tag;"),
-    ("a cut put needs room on each queue", ORDER, "        if (here > queue->mask + 1 - (queue->head - queue->tail))\n            return 0;", ""),
+    ("a cut put needs room on each queue", CUT, "        if (here > queue->mask + 1 - (queue->head - queue->tail))\n            return 0;", ""),
     ("a queue is left behind a signaled request", ORDER, "    if (ends_lazily(&order->queue[now])) {", "    if (0 && ends_lazily(&order->queue[now])) {"),
     # Runs of notifications.
     ("only the last of a run has the immediate", ORDER, "        queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;\n", ""),
@@ -62,8 +62,8 @@ RULES = [  # name, file, text (must be there once), what stands there instead
     # Gets.
     ("a get is remembered for strong signals", ORDER, "queue->last_read = queue->last_work = queue->last_kept = queue->head;", "queue->last_work = queue->last_kept = queue->head;"),
     ("drain remembers where gets went", ORDER, "queue->last_read = queue->last_work = queue->last_kept = queue->head;", "queue->last_read = queue->last_kept = queue->head;"),
-    ("the parts of a message do not overlap", ORDER, "    part->offset += part->bytes;\n", ""),
-    ("no part is longer than the NIC takes", ORDER, "(part->left < order->max_part_bytes ? part->left : order->max_part_bytes);", "part->left;"),
+    ("the parts of a message do not overlap", CUT, "    part->offset += part->bytes;\n", ""),
+    ("no part is longer than the NIC takes", CUT, "(part->left < order->max_part_bytes ? part->left : order->max_part_bytes);", "part->left;"),
     ("a get is cut over the queues", ORDER, "    if (get->len_bytes <= order->split_bytes || order->policy", "    if (get->len_bytes || order->policy"),
     # Signals.
     ("a signal waits while two queues have its puts", SIGNAL, "order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {", "order->policy == PRS_POLICY_DRAIN && need != 0)) {"),
