@@ -97,18 +97,6 @@ static bool any_rail_relaxed(const struct gin_comm *comm)
     return false;
 }
 
-/** Whether signals come as records, which this process raises: as transport/setup.c has it. */
-static bool raises_signals(const struct gin_comm *comm)
-{
-    struct prs_rail_info info;
-    char policy[256];
-
-    if (prs_rail_query(comm->fabric, comm->rails.rail[0], &info) == 0 && !info.in_order)
-        return true;
-    return prs_fabric_policy(comm->fabric, &comm->rails, policy, sizeof(policy)) == 0 &&
-           strncmp(policy, "counted", strlen("counted")) == 0;
-}
-
 /** The team takes the listener; it stays the listen comm's when this fails. Return 0 or -errno. */
 static int open_team(struct gin_comm *comm, struct gin_listener *listener, void *handles[])
 {
@@ -172,7 +160,7 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     comm->rank = (uint32_t)rank;
     comm->ranks = (uint32_t)ranks;
     comm->relaxed = any_rail_relaxed(comm);
-    comm->raises = raises_signals(comm);
+    comm->raises = prs_fabric_raises(comm->fabric, &comm->rails) == 1; /* an error comes again when peers connect */
     pthread_mutex_init(&comm->lock, NULL);
     comm->hold_ns = (uint32_t)hold_ns;
     r = open_team(comm, listener, handles);

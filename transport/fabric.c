@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/fabric.h"
 
+#include "transport/nic.h"
 #include "transport/policy.h"
 #include "util/error.h"
 #include "util/fork.h"
@@ -223,11 +224,10 @@ int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set 
     return r;
 }
 
-int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text, size_t bytes)
+static int choose_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, enum prs_policy *policy,
+                         char *why, size_t bytes)
 {
     struct prs_policy_facts facts = {.in_order = true};
-    enum prs_policy policy;
-    char why[128];
     int r = prs_fabric_check_set(fabric, rails, "policy");
 
     if (r)
@@ -240,9 +240,29 @@ int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set
         facts.relaxed_ordering |= info->relaxed_ordering;
     }
     facts.queues = (uint32_t)(rails->count * fabric->config.queues_per_rail);
-    r = prs_policy_choose((enum prs_policy)fabric->config.policy, &facts, &policy, why, sizeof why);
+    return prs_policy_choose((enum prs_policy)fabric->config.policy, &facts, policy, why, bytes);
+}
+
+int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text, size_t bytes)
+{
+    enum prs_policy policy;
+    char why[128];
+    int r = choose_policy(fabric, rails, &policy, why, sizeof why);
+
+    if (r == 0)
+        snprintf(text, bytes, "%s (%s)", prs_policy_names[policy], why);
+    return r;
+}
+
+int prs_fabric_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
+{
+    const struct prs_nic_ops *nic;
+    enum prs_policy policy;
+    char why[128];
+    int r = choose_policy(fabric, rails, &policy, why, sizeof why);
+
     if (r)
         return r;
-    snprintf(text, bytes, "%s (%s)", prs_policy_names[policy], why);
-    return 0;
+    nic = fabric->rail[rails->rail[0]].domain->nic;
+    return prs_policy_signals_are_records(policy, nic && nic->adds);
 }

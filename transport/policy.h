@@ -32,6 +32,13 @@ struct prs_policy_facts {
 int prs_policy_choose(enum prs_policy wanted, const struct prs_policy_facts *facts, enum prs_policy *out, char *why,
                       size_t why_bytes);
 
+/* Signals travel as records, which the receiver raises: to keep them behind what it counts, or because no NIC can add.
+ */
+static inline bool prs_policy_signals_are_records(enum prs_policy policy, bool nic_adds)
+{
+    return policy == PRS_POLICY_COUNTED || !nic_adds;
+}
+
 /* By name; NULL: fallback. Return 0 or -EINVAL. */
 int prs_policy_parse(const char *name, enum prs_policy fallback, enum prs_policy *out);
 

@@ -186,10 +186,9 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
     return 0;
 }
 
-/* The receiver raises them: to keep them behind what it counts, or because no NIC can add. */
 static bool signals_are_records(const struct prs_peer *peer)
 {
-    return peer->order.policy == PRS_POLICY_COUNTED || !peer->nic->adds;
+    return prs_policy_signals_are_records(peer->order.policy, peer->nic->adds);
 }
 
 int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,

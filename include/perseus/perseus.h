@@ -144,6 +144,10 @@ PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_r
 PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text,
                               size_t bytes);
 
+/** Whether signals over these rails are raised by the CPU of who receives them, when it makes progress, and not by the
+ * NIC: 1 or 0, or an error as prs_fabric_policy() has. */
+PRS_API int prs_fabric_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
+
 /* ---------------------------------------------------------------------------------------------------------------
  * memory */
 
