@@ -95,9 +95,9 @@ static void choose_group(const struct prs_moe_shape *s, struct prs_moe_tuning *t
     t->group = prs_ceil_div(t->group, t->put) * t->put;
 }
 
-/* A second pass reads the weights a second time, and the first has work only where experts have whole blocks of this
- * node's rows. 8192 tokens of DeepSeek-V3 on 2 x 1 nodes: 4140 us for 4463 in one pass over one NIC of 400G, which is
- * busy for as long as the product; 4043 for 3951 over two. */
+/* A second pass reads weights a second time, and the first has work only where experts have whole blocks of this node's
+ * rows. 4096 and 8192 tokens of DeepSeek-V3 on 2 x 1 nodes: 2484 and 4041 us for 2620 and 4494 in one pass over one NIC
+ * of 400G, which is busy for as long as the product; 2420 and 3975 for 2357 and 4023 over two. */
 static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     const struct prs_place *at = &ctx->place;

@@ -394,7 +394,7 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
             args.expert_map[e] = x;
             if (r->nodes > 1) /* its rows of this node: all before those of the first sender of another one */
                 args.far.near[e] =
-                    prs_route_near_blocks(r, &x, m.table[ROW_BASE][prs_route_sender(r, r->seats) * r->local + e]);
+                    prs_route_near_blocks(r, e, &x, m.table[ROW_BASE][prs_route_sender(r, r->seats) * r->local + e]);
         }
         for (uint32_t i = rows + threadIdx.x % 32; i < end; i += 32)
             *(uint4 *)&args.row_map[first + i] = make_uint4(~0u, ~0u, ~0u, 0);

@@ -48,7 +48,7 @@ struct prs_route {
     uint32_t node, nodes, seat, seats;
     uint32_t put;    /* between nodes: rows that one put moves */
     uint32_t group;  /* and that one signal stands for, a multiple of `put` */
-    uint32_t passes; /* several nodes: 2: first what waits for no other node; 1: expert by expert */
+    uint32_t passes; /* several nodes: 2: first some of what waits for no other node; 1: expert by expert */
 };
 
 /* What a sender tells about one row that it sends: a head, then one use for each row it becomes. */
@@ -316,10 +316,14 @@ PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_route_expert *e)
     return prs_ceil_div(e->rows, PRS_TILE_M);
 }
 
-/* The first blocks of an expert that wait for nothing from another node: its first `near` rows are of this node. */
-PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, const struct prs_route_expert *e, uint32_t near)
+/* The first blocks of a rank's expert-th expert that come in the first pass, because they wait for nothing from another
+ * node: its first `near` rows are of this node. Of the second half of the experts only: those blocks are enough to do
+ * until rows come, which come for the first experts first, and each expert that is met twice has its weights read
+ * twice. 8192 tokens, 2 x 1 nodes, a NIC of 400G: 4041 us, with those of all experts 4262. */
+PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t expert, const struct prs_route_expert *e,
+                                          uint32_t near)
 {
-    if (r->passes == 1)
+    if (r->passes == 1 || expert < r->local / 2)
         return 0;
     return near == e->rows ? prs_route_expert_blocks(e) : near / PRS_TILE_M;
 }
@@ -334,7 +338,7 @@ PRS_SHARED uint32_t prs_route_pass(const struct prs_route_expert *experts, const
 
 /* Unit `at`, which must exist and must not be smaller than in the cursor's last call. Expert by expert, so that an
  * expert's weights are read from memory once; within an expert in rasters of PRS_RASTER row blocks. near: of each
- * expert, prs_route_near_blocks(): those of all experts come first, then, in a second pass, all others. NULL: one pass.
+ * expert, prs_route_near_blocks(): those come first, then, in a second pass, all others. NULL: one pass.
  */
 PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_route_expert *experts, const uint32_t *near,
                                struct prs_route_cursor *c, uint32_t at, struct prs_route_unit *u)

@@ -179,10 +179,10 @@ struct prs_moe_tuning {
     uint32_t spread; /* percent of the product's time over which an SM spreads what it sends; 1: as fast as it can */
     uint32_t order;  /* enum prs_moe_order: how SMs get their tiles, some of which take half as long as others */
     /* Several nodes, the same on all ranks: */
-    uint32_t group; /* rows that one signal stands for, rounded up to whole puts */
-    uint32_t put;   /* rows that one put moves, at most a group's */
-    uint32_t
-        passes; /* 2: blocks without rows of other nodes are computed first, for all experts; 1: expert by expert */
+    uint32_t group;  /* rows that one signal stands for, rounded up to whole puts */
+    uint32_t put;    /* rows that one put moves, at most a group's */
+    uint32_t passes; /* 2: blocks without rows of other nodes are computed first, for half of the experts; 1: expert by
+                        expert */
 };
 
 struct prs_moe_info {

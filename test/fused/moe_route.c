@@ -258,7 +258,7 @@ static void receive(struct cta *c, uint32_t bank)
         me->item_count = me->refused ? 0 : t.items;
         for (uint32_t e = 0; e < LOCAL; e++)
             me->experts[e].first_row = t.first_block[e] * PRS_TILE_M, me->experts[e].rows = t.rows[e],
-            me->near[e] = prs_route_near_blocks(&me->r, &me->experts[e], t.near[e]);
+            me->near[e] = prs_route_near_blocks(&me->r, e, &me->experts[e], t.near[e]);
         for (uint32_t b = 0; b < me->blocks; b++)
             __atomic_store_n(&me->ready[b], 0, __ATOMIC_RELAXED);
     }

@@ -82,11 +82,12 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("moe: rows of the own node come first", "moe", ROUTE, "node = (r->node + i / r->seats) % r->nodes,", "node = (r->node + r->nodes - i / r->seats) % r->nodes,"),
     ("moe: the own node's rows end with the first of another's", "moe", MOE_ROUTE, "prs_route_sender(&me->r, me->r.seats)][e];", "prs_route_sender(&me->r, me->r.seats - 1)][e];"),
     ("moe: a block with a row of another node waits for it", "route", ROUTE, ": near / PRS_TILE_M;", ": prs_ceil_div(near, PRS_TILE_M);"),
+    ("moe: the first half of the experts is met once", "route", ROUTE, " || expert < r->local / 2)", ")"),
     ("moe: a last block without a row of another node does not wait", "route", ROUTE, "return near == e->rows ?", "return 0 ?"),
     ("moe: what waits for no other node is multiplied first", "route", ROUTE, "    *first = c->far ? near[c->expert] : 0;\n    return c->far ?", "    *first = 0;\n    return c->far == 0 ?"),
     ("moe: the second pass begins where the first ended", "route", ROUTE, "    *first = c->far ? near[c->expert] : 0;", "    *first = 0;"),
     ("moe: the second pass has all experts", "route", ROUTE, "c->expert = 0, c->far = 1;", "c->expert = 1, c->far = 1;"),
-    ("moe: one pass tells no blocks apart", "route", ROUTE, "    if (r->passes == 1)\n        return 0;\n", ""),
+    ("moe: one pass tells no blocks apart", "route", ROUTE, "if (r->passes == 1 || expert", "if (expert"),
 
     ("unfused: sums and rows wait for credit", "unfused", UNFUSED, "        if (x->credit &&\n", "        if (0 && x->credit &&\n"),
     ("unfused: the credit of the launch before", "unfused", UNFUSED, "&me->signals[p.credit], me->epoch, \"credit\"", "&me->signals[p.credit], me->epoch - 1, \"credit\""),

@@ -78,7 +78,7 @@ static void receive(struct launch *l)
     }
     for (uint32_t e = 0; e < LOCAL; e++) {
         l->experts[e] = (struct prs_route_expert){l->blocks * PRS_TILE_M, rows[0][e] + rows[1][e]};
-        l->near[e] = prs_route_near_blocks(&l->r, &l->experts[e], rows[0][e]);
+        l->near[e] = prs_route_near_blocks(&l->r, e, &l->experts[e], rows[0][e]);
         l->blocks += prs_route_expert_blocks(&l->experts[e]);
     }
     l->ready = calloc(l->blocks, sizeof(*l->ready));

@@ -173,7 +173,7 @@ ParameterizedTest(struct group *g, route, blocks_that_wait_for_no_other_node_are
     for (uint32_t i = 0; i < sizeof(shares) / sizeof(*shares); i++) {
         uint32_t near[6], rows[6] = {0}, sum = 0;
         for (uint32_t e = 0; e < 6; e++) {
-            near[e] = prs_route_near_blocks(&r, &experts[e], g->rows[e] * shares[i][e] / 100);
+            near[e] = prs_route_near_blocks(&r, e, &experts[e], g->rows[e] * shares[i][e] / 100);
             sum += near[e];
         }
         cr_assert_eq(walk_units(&r, experts, near, blocks * r.columns, rows), sum * r.columns);
@@ -187,13 +187,14 @@ Test(route, a_block_waits_for_another_node_when_it_has_a_row_of_one)
     static const uint32_t rows[][3] = {{0, 0, 0},     {1, 0, 0},     {1, 1, 1},     {128, 127, 0},
                                        {128, 128, 1}, {129, 128, 1}, {129, 129, 2}, {400, 383, 2},
                                        {400, 384, 3}, {400, 399, 3}, {400, 400, 4}};
-    struct prs_route r = route_over(2, 1, 0, 1, 1);
+    struct prs_route r = route_over(2, 1, 0, 4, 1);
     for (uint32_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_route_expert e = {256, rows[i][0]};
         r.passes = 2;
-        cr_assert_eq(prs_route_near_blocks(&r, &e, rows[i][1]), rows[i][2], "%u of %u rows", rows[i][1], rows[i][0]);
+        cr_assert_eq(prs_route_near_blocks(&r, 2, &e, rows[i][1]), rows[i][2], "%u of %u rows", rows[i][1], rows[i][0]);
+        cr_assert_eq(prs_route_near_blocks(&r, 1, &e, rows[i][1]), 0, "of the first half of the experts");
         r.passes = 1;
-        cr_assert_eq(prs_route_near_blocks(&r, &e, rows[i][1]), 0);
+        cr_assert_eq(prs_route_near_blocks(&r, 2, &e, rows[i][1]), 0);
     }
 }
 

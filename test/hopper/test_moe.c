@@ -437,10 +437,10 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
 Test(moe_nodes, experts_with_many_rows_of_all_nodes_are_right, .timeout = 900)
 {
     static const struct row rows[] = {
-        {2, 500, 72, 520, 4, 2, 1, 3, EVEN, 0, {.group = 64, .put = 16}, 0, 2},
+        {2, 500, 72, 520, 4, 2, 1, 3, EVEN, 0, {.group = 64, .put = 16, .passes = 2}, 0, 2},
         {2, 400, 72, 64, 4, 2, 0, 2, SOME_NONE, 0, {.passes = 1}, 0, 2},
-        {4, 300, 72, 264, 8, 2, 1, 2, HALF_EMPTY, 0, {.share = 2, .order = PRS_MOE_IN_TURN}, 0, 2},
-        {3, 400, 72, 64, 3, 1, 0, 2, EVEN, 0, {0}, 0, 3},
+        {4, 300, 72, 264, 8, 2, 1, 2, HALF_EMPTY, 0, {.share = 2, .order = PRS_MOE_IN_TURN, .passes = 2}, 0, 2},
+        {3, 400, 72, 64, 6, 2, 0, 2, EVEN, 0, {.passes = 2}, 0, 3},
     };
     ranks_need_a_device();
     assert_right(rows, sizeof(rows) / sizeof(*rows));
