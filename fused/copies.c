@@ -10,12 +10,14 @@
 struct prs_copies {
     struct prs_fused_plan *plan;
     uint32_t others, count; /* ranks; streams that were opened: one for each rank, or, in turn, one */
+    bool go_first;
     cudaStream_t streams[PRS_MAX_WORLD];
     cudaEvent_t forked, done[PRS_MAX_WORLD];
 };
 
 int prs_copies_open(struct prs_fused_plan *plan, struct prs_copies **out)
 {
+    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
     struct prs_copies *c = calloc(1, sizeof(*c));
     uint32_t streams;
     int r;
@@ -23,6 +25,7 @@ int prs_copies_open(struct prs_fused_plan *plan, struct prs_copies **out)
         return prs_fail(-ENOMEM, "fused: no memory for copy streams");
     c->plan = plan;
     c->others = plan->args.schedule.world - 1;
+    c->go_first = blocking != NULL && strtol(blocking, NULL, 10) != 0;
     streams = plan->args.schedule.in_turn ? 1 : c->others;
     r = prs_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "cudaEventCreate");
     for (; c->count < streams && r == 0; c->count++) {
@@ -104,6 +107,11 @@ int prs_copies_enqueue(struct prs_copies *c, const void *a)
     for (uint32_t i = 0; i < c->count && r == 0; i++)
         r = prs_cuda_check(cudaEventRecord(c->done[i], c->streams[i]), "cudaEventRecord");
     return r;
+}
+
+bool prs_copies_go_first(const struct prs_copies *c)
+{
+    return c->go_first;
 }
 
 int prs_copies_join(struct prs_copies *c, cudaStream_t stream)

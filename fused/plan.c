@@ -293,12 +293,14 @@ static int launch_fused(struct prs_fused_plan *p, const void *a, const void *b, 
         r = encode_results(p, c);
     if (r == 0 && p->copies != NULL)
         r = prs_copies_begin(p->copies, stream);
+    if (r == 0 && p->copies != NULL && prs_copies_go_first(p->copies))
+        r = prs_copies_enqueue(p->copies, a);
     if (r == 0) {
         r = prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
         if (r != 0)
             r = prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
     }
-    if (r == 0 && p->copies != NULL)
+    if (r == 0 && p->copies != NULL && !prs_copies_go_first(p->copies))
         r = prs_copies_enqueue(p->copies, a);
     if (r == 0 && p->copies != NULL)
         r = prs_copies_join(p->copies, stream);

@@ -74,8 +74,8 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
     return band > pairs ? pairs : band;
 }
 
-/* Who moves an all-gather's blocks. Copy engines were faster at every shape tried (2 x H200: 4 to 10 % where links are
- * idle for most of the time, 20 to 30 % where they are not: a full link also holds up the loads of the SMs that store).
+/* Who moves an all-gather's blocks. Copy engines were faster at every shape tried (2 x H200: 1 to 3 % where links are
+ * idle for most of the time, 9 to 30 % where they are not: a full link also holds up the loads of the SMs that store).
  */
 static void default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
                            struct prs_fused_tuning *t)

@@ -444,6 +444,12 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *count, const void
     return cudaSuccess;
 }
 
+static bool launches_block(void)
+{
+    const char *asked = getenv("CUDA_LAUNCH_BLOCKING");
+    return asked != NULL && strtol(asked, NULL, 10) != 0;
+}
+
 cudaError_t hopper::launch_enqueue(const cudaLaunchConfig_t *config, const void *kernel, std::function<void()> body)
 {
     cudaLaunchConfig_t c = *config;
@@ -465,5 +471,7 @@ cudaError_t hopper::launch_enqueue(const cudaLaunchConfig_t *config, const void 
         l->clusters = c.gridDim.x * c.gridDim.y * c.gridDim.z / cluster;
         return l;
     };
-    return result(stream_enqueue(stream_here(config->stream), w));
+    struct stream_state *s = stream_here(config->stream);
+    cudaError_t e = stream_enqueue(s, w);
+    return result(e == cudaSuccess && launches_block() ? stream_wait(s) : e);
 }

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "test/hopper/hopper.h"
@@ -79,6 +80,17 @@ Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
     assert_collective_right(PRS_FUSED_ALLGATHER, (struct prs_fused_tuning){0}); /* pieces as the plan has them */
+}
+
+/* A launch then returns when the kernel has ended, for which it needs what the other ranks enqueue. */
+Test(hopper, launches_that_block_find_all_copies_enqueued, .timeout = 600)
+{
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 1024, 264, 128, 1},
+                                               .tuning = {.copy_engine = PRS_COPIES_TOGETHER},
+                                               .world = 2,
+                                               .epochs = 3,
+                                               .timeout_ms = RANKS_PATIENCE_MS});
 }
 
 /* More K steps than stages: a rank that kept back what another waits for would be waited for in a circle. */
