@@ -74,30 +74,49 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
     return band > pairs ? pairs : band;
 }
 
-/* Who moves an all-gather's blocks. Copy engines were faster at every shape tried (2 x H200: 1 to 3 % where links are
- * idle for most of the time, 9 to 30 % where they are not: a full link also holds up the loads of the SMs that store).
- */
+/* Pieces along k. Where all units are computed in a wave or two, what comes last is waited for by all of them: so it
+ * should be small. */
+static uint32_t best_segments(const struct prs_fused_shape *shape, uint32_t bands)
+{
+    uint32_t best = bands == 1 ? 4 : bands <= 3 ? 2 : 1, steps = prs_ceil_div(shape->k, PRS_TILE_K);
+    return best < steps ? best : steps;
+}
+
+/* Whether the host enqueues copies as fast as they are needed. A call takes 2.5 us, 3.7 where two ranks are threads of
+ * a process, 11 where four are. */
+static bool host_keeps_up(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
+                          const struct prs_fused_tuning *t, uint32_t copies)
+{
+    double ranks = ctx->process_ranks > 1 ? ctx->process_ranks : 1, call = 2.5 * (1 + ranks * (ranks - 1) / 4);
+    double compute = compute_us(shape, t->clusters), link = sent_bytes(shape, at) / COPY_BYTES_PER_US;
+    double needed = 0.75 * compute > link ? 0.75 * compute : link;
+    return 2 * copies * call <= needed; /* and a flag behind each */
+}
+
+/* Who moves an all-gather's blocks, and in which pieces. Copy engines were faster at every shape tried (2 x H200: 1 to
+ * 3 % where links are idle for most of the time, 9 to 30 % where they are not: a full link also holds up the loads of
+ * the SMs that store), unless the host is late. */
 static void default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
                            struct prs_fused_tuning *t)
 {
-    bool cannot = at->nodes > 1 || (t->copy_engine == 0 && ctx->shared_device);
-    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
-        t->copy_engine = 0;
-    else if (cannot || (t->copy_engine == 0 && t->push_ctas != 0))
+    uint32_t pairs = prs_ceil_div(shape->m / at->world, PRS_PAIR_M), others = at->world - 1;
+    uint32_t bands = prs_ceil_div(pairs, t->band < pairs ? t->band : pairs), best, segments;
+    if (at->nodes > 1 || (t->copy_engine == 0 && (ctx->shared_device || t->push_ctas != 0)))
         t->copy_engine = PRS_COPIES_BY_CTAS;
-    else if (t->copy_engine == 0)
-        t->copy_engine = PRS_COPIES_TOGETHER;
-}
-
-/* A piece costs some 5 us of the host and 2 us of the link. Where all units are computed in a wave or two, what comes
- * last is waited for by all of them: so it should be small. */
-static uint32_t default_segments(const struct prs_fused_shape *shape, const struct prs_place *at,
-                                 const struct prs_fused_tuning *t)
-{
-    uint32_t bands = prs_ceil_div(prs_ceil_div(shape->m / at->world, PRS_PAIR_M), t->band);
-    if (!prs_tuning_copies(t))
-        return 1;
-    return bands == 1 ? 4 : bands <= 3 ? 2 : 1;
+    if (t->copy_engine == PRS_COPIES_BY_CTAS)
+        return;
+    best = segments = t->segments != 0 ? t->segments : best_segments(shape, bands);
+    if (t->copy_engine == 0) {
+        bool late = !host_keeps_up(ctx, shape, at, t, bands * segments * others);
+        while (late && t->segments == 0 && segments > 1) {
+            segments /= 2;
+            late = !host_keeps_up(ctx, shape, at, t, bands * segments * others);
+        }
+        /* One piece, for which all units wait, is too coarse. */
+        t->copy_engine = late || (bands == 1 && segments == 1 && best > 1) ? PRS_COPIES_BY_CTAS : PRS_COPIES_TOGETHER;
+    }
+    if (prs_tuning_copies(t))
+        t->segments = segments;
 }
 
 /* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. An
@@ -270,13 +289,16 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         t->band = default_band(shape, at, t->clusters);
     if (t->lag == 0)
         t->lag = 1;
-    default_copies(ctx, shape, at, t);
+    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
+        t->copy_engine = 0;
+    else
+        default_copies(ctx, shape, at, t);
     if (t->push_ctas == 0 || t->push_ctas > 2 * t->clusters)
         t->push_ctas = 2 * t->clusters;
     if (prs_tuning_copies(t))
         t->push_ctas = 0;
     if (t->segments == 0)
-        t->segments = default_segments(shape, at, t);
+        t->segments = 1;
     default_pace(shape, at, t);
     if (t->group == 0)
         t->group = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
