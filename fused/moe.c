@@ -96,8 +96,9 @@ static void choose_group(const struct prs_moe_shape *s, struct prs_moe_tuning *t
 }
 
 /* A second pass reads weights a second time, and the first has work only where experts have whole blocks of this node's
- * rows. 4096 and 8192 tokens of DeepSeek-V3 on 2 x 1 nodes: 2484 and 4041 us for 2620 and 4494 in one pass over one NIC
- * of 400G, which is busy for as long as the product; 2420 and 3975 for 2357 and 4023 over two. */
+ * rows. 4096 and 8192 tokens of DeepSeek-V3 on 2 x 1 nodes: 2485 and 4042 us for 2604 and 4529 in one pass over one NIC
+ * of 400G, which is busy for as long as the product; 2399 and 3978 for 2366 and 4066 over two (moe-passes-2xH200.json).
+ */
 static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     const struct prs_place *at = &ctx->place;

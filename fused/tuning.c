@@ -67,7 +67,8 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
      * read. With few bands the rounds in which only one side works cost more than either. */
     band = pairs <= 4 ? pairs : ratio > 1.2 ? 1 : ratio <= 0.6 ? 4 : shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1;
     /* A round is what the clusters do while sums travel: with less than two units for each they wait. 2 x H200,
-     * reduce-scatter 12288 x 8192 x 1376: 540 us with bands of 1, 427 with 2; all-reduce 6144 x 4096 x 1376: 198, 184.
+     * reduce-scatter 12288 x 8192 x 1376: 540 us with bands of 1, 428 with 2; all-reduce 624, 631; 6144 x 4096 x 1376
+     * 174, 136; 200, 184.
      */
     if (band == 1 && 10 * world * columns < 19 * clusters)
         band = 2;
@@ -83,7 +84,7 @@ static uint32_t best_segments(const struct prs_fused_shape *shape, uint32_t band
 }
 
 /* Whether the host enqueues copies as fast as they are needed. A call takes 2.5 us, 3.7 where two ranks are threads of
- * a process, 11 where four are. */
+ * a process, some 11 where four are (reckoned: doc/fused-notes.md). */
 static bool host_keeps_up(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
                           const struct prs_fused_tuning *t, uint32_t copies)
 {
@@ -93,9 +94,9 @@ static bool host_keeps_up(const struct prs_fused *ctx, const struct prs_fused_sh
     return 2 * copies * call <= needed; /* and a flag behind each */
 }
 
-/* Who moves an all-gather's blocks, and in which pieces. Copy engines were faster at every shape tried (2 x H200: 1 to
- * 3 % where links are idle for most of the time, 9 to 30 % where they are not: a full link also holds up the loads of
- * the SMs that store), unless the host is late. */
+/* Who moves an all-gather's blocks, and in which pieces. On 2 x H200 copy engines are as fast as the CTAs or 2 %
+ * faster where links are idle for most of the time, and 5 to 29 % where they are not, since a full link also holds up
+ * the loads of the SMs that store (results/allgather-choice-2xH200.json); slower where the host is late. */
 static void default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
                            struct prs_fused_tuning *t)
 {
