@@ -3,7 +3,7 @@
 # The fused kernels on a GPU host: what is not measured there yet, and what only a GPU can check.
 #
 #   GPUS=4 test/gpu/fused.sh [BUILD] [STEP ...]   OUT (default .) gets one file of JSON lines a step; COMMIT goes into the rows
-# STEP picks steps (default: all, the most valuable first); the limits add up to about 33 minutes, the steps need a third of that.
+# STEP picks steps (default: all, the most valuable first); the limits add up to about 33 minutes.
 # Each step is bounded; one that fails is told and the next one runs. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
