@@ -19,18 +19,18 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
     uint32_t count = 1, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
     uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
     uint32_t ctas = shape->op == PRS_FUSED_ALLGATHER ? PRS_COPIES_BY_CTAS : 0;
+    bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device;
     memset(list, 0, MAX_CANDIDATES * sizeof(*list));
     if (world == 1)
         return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
         list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = ctas};
-        if (ctas == 0 || ctx->place.nodes > 1 || ctx->shared_device)
-            continue;
-        list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_IN_TURN};
-        list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_TOGETHER};
-        if (band > 1)
-            list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_TOGETHER, .segments = 4};
+        if (copies) /* the plan knows how many pieces along k each needs */
+            list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_BY_ENGINES};
     }
+    for (uint32_t segments = 1; copies && segments <= 4; segments++)
+        list[count++] =
+            (struct prs_fused_tuning){.band = pairs, .copy_engine = PRS_COPIES_BY_ENGINES, .segments = segments};
     for (uint32_t group = 1; ctx->place.nodes > 1 && group <= 64; group *= 8)
         list[count++].group = group;
     list[count++] = (struct prs_fused_tuning){.spread = 1, .copy_engine = ctas};

@@ -9,30 +9,25 @@
 
 struct prs_copies {
     struct prs_fused_plan *plan;
-    uint32_t others, count; /* ranks; streams that were opened: one for each rank, or, in turn, one */
     bool go_first;
-    cudaStream_t streams[PRS_MAX_WORLD];
-    cudaEvent_t forked, done[PRS_MAX_WORLD];
+    cudaStream_t stream;
+    cudaEvent_t forked, done;
 };
 
 int prs_copies_open(struct prs_fused_plan *plan, struct prs_copies **out)
 {
     const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
     struct prs_copies *c = calloc(1, sizeof(*c));
-    uint32_t streams;
     int r;
     if (c == NULL)
-        return prs_fail(-ENOMEM, "fused: no memory for copy streams");
+        return prs_fail(-ENOMEM, "fused: no memory for a copy stream");
     c->plan = plan;
-    c->others = plan->args.schedule.world - 1;
     c->go_first = blocking != NULL && strtol(blocking, NULL, 10) != 0;
-    streams = plan->args.schedule.in_turn ? 1 : c->others;
     r = prs_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "cudaEventCreate");
-    for (; c->count < streams && r == 0; c->count++) {
-        r = prs_cuda_check(cudaStreamCreateWithFlags(&c->streams[c->count], cudaStreamNonBlocking), "cudaStreamCreate");
-        if (r == 0)
-            r = prs_cuda_check(cudaEventCreateWithFlags(&c->done[c->count], cudaEventDisableTiming), "cudaEventCreate");
-    }
+    if (r == 0)
+        r = prs_cuda_check(cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), "cudaEventCreate");
+    if (r == 0)
+        r = prs_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     if (r != 0)
         prs_copies_close(c);
     else
@@ -44,42 +39,40 @@ void prs_copies_close(struct prs_copies *c)
 {
     if (c == NULL)
         return;
-    for (uint32_t p = 0; p < c->count; p++) {
-        if (c->done[p] != NULL)
-            (void)cudaEventDestroy(c->done[p]);
-        if (c->streams[p] != NULL)
-            (void)cudaStreamDestroy(c->streams[p]);
-    }
+    if (c->stream != NULL)
+        (void)cudaStreamDestroy(c->stream);
+    if (c->done != NULL)
+        (void)cudaEventDestroy(c->done);
     if (c->forked != NULL)
         (void)cudaEventDestroy(c->forked);
     free(c);
 }
 
-/* One piece of one band to the rank p after this one, then its flag: copies of one stream finish in order. */
-static int copy_piece(struct prs_copies *c, const uint8_t *a, uint32_t p, uint32_t band, uint32_t segment,
-                      cudaStream_t stream)
+/* A piece, then its flag: copies of one stream finish in order. */
+static int copy_piece(struct prs_copies *c, const uint8_t *a, const struct prs_copy *piece)
 {
     const struct prs_kernel_args *args = &c->plan->args;
     const struct prs_schedule *s = &args->schedule;
-    uint64_t pitch = (uint64_t)c->plan->shape.k * 2, row = (uint64_t)band * s->band * PRS_PAIR_M;
+    uint64_t pitch = (uint64_t)c->plan->shape.k * 2, row = (uint64_t)piece->band * s->band * PRS_PAIR_M;
     uint64_t rows = (uint64_t)s->band * PRS_PAIR_M, left = (uint64_t)prs_schedule_segment_steps(s) * PRS_TILE_K * 2;
-    uint32_t slot = prs_schedule_slot(s, s->rank, (s->rank + p) % s->world);
-    uint8_t *to = args->staging[p] + ((uint64_t)slot * s->pairs * PRS_PAIR_M + row) * pitch;
+    uint32_t slot = prs_schedule_slot(s, s->rank, (s->rank + piece->distance) % s->world);
+    uint8_t *to = args->staging[piece->distance] + ((uint64_t)slot * s->pairs * PRS_PAIR_M + row) * pitch;
     cudaError_t e;
     if (row + rows > s->block_rows)
         rows = s->block_rows - row;
     if (s->segments == 1) {
-        e = cudaMemcpyAsync(to, a + row * pitch, rows * pitch, cudaMemcpyDeviceToDevice, stream);
+        e = cudaMemcpyAsync(to, a + row * pitch, rows * pitch, cudaMemcpyDeviceToDevice, c->stream);
     } else {
-        uint64_t begin = segment * left, width = begin + left > pitch ? pitch - begin : left;
+        uint64_t begin = piece->segment * left, width = begin + left > pitch ? pitch - begin : left;
         if (begin >= pitch)
             return 0; /* nothing left: nobody waits for this piece either */
         e = cudaMemcpy2DAsync(to + begin, pitch, a + row * pitch + begin, pitch, width, rows, cudaMemcpyDeviceToDevice,
-                              stream);
+                              c->stream);
     }
     if (e == cudaSuccess)
-        e = cudaMemcpyAsync(args->flags[p] + prs_schedule_segment_flag(s, slot, band, segment),
-                            &args->sync.words->copying, sizeof(uint32_t), cudaMemcpyDeviceToDevice, stream);
+        e = cudaMemcpyAsync(args->flags[piece->distance] +
+                                prs_schedule_segment_flag(s, slot, piece->band, piece->segment),
+                            &args->sync.words->copying, sizeof(uint32_t), cudaMemcpyDeviceToDevice, c->stream);
     return prs_cuda_check(e, "copy of a block of A to another rank");
 }
 
@@ -94,19 +87,13 @@ int prs_copies_begin(struct prs_copies *c, cudaStream_t stream)
 int prs_copies_enqueue(struct prs_copies *c, const void *a)
 {
     const struct prs_schedule *s = &c->plan->args.schedule;
-    uint32_t pieces = s->bands * s->segments;
-    int r = 0;
-    for (uint32_t i = 0; i < c->count && r == 0; i++)
-        r = prs_cuda_check(cudaStreamWaitEvent(c->streams[i], c->forked, 0), "cudaStreamWaitEvent");
-    for (uint32_t i = 0; i < pieces * c->others && r == 0; i++) {
-        /* In turn: all of one rank before the next; else all ranks' piece before the next piece. */
-        uint32_t piece = s->in_turn ? i % pieces : i / c->others;
-        uint32_t p = 1 + (s->in_turn ? i / pieces : i % c->others);
-        r = copy_piece(c, a, p, piece / s->segments, piece % s->segments, c->streams[i % c->count]);
+    int r = prs_cuda_check(cudaStreamWaitEvent(c->stream, c->forked, 0), "cudaStreamWaitEvent");
+    for (uint32_t at = 0; at < prs_schedule_copies(s) && r == 0; at++) {
+        struct prs_copy piece;
+        prs_schedule_copy(s, at, &piece);
+        r = copy_piece(c, a, &piece);
     }
-    for (uint32_t i = 0; i < c->count && r == 0; i++)
-        r = prs_cuda_check(cudaEventRecord(c->done[i], c->streams[i]), "cudaEventRecord");
-    return r;
+    return r != 0 ? r : prs_cuda_check(cudaEventRecord(c->done, c->stream), "cudaEventRecord");
 }
 
 bool prs_copies_go_first(const struct prs_copies *c)
@@ -116,8 +103,5 @@ bool prs_copies_go_first(const struct prs_copies *c)
 
 int prs_copies_join(struct prs_copies *c, cudaStream_t stream)
 {
-    int r = 0;
-    for (uint32_t i = 0; i < c->count && r == 0; i++)
-        r = prs_cuda_check(cudaStreamWaitEvent(stream, c->done[i], 0), "cudaStreamWaitEvent");
-    return r;
+    return prs_cuda_check(cudaStreamWaitEvent(stream, c->done, 0), "cudaStreamWaitEvent");
 }

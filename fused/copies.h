@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All-gather by copy engine: the own block goes to the other ranks on side streams, piece by piece, each followed by
- * its flag. */
+/* All-gather by copy engine: the own block goes to one rank after the other on a side stream, piece by piece, each
+ * followed by its flag. */
 #ifndef PERSEUS_FUSED_COPIES_H
 #define PERSEUS_FUSED_COPIES_H
 

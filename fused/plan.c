@@ -75,7 +75,6 @@ static int open_workspace(struct prs_fused_plan *p)
     int r;
     if (prs_tuning_copies(&p->info.tuning))
         s->segments = p->info.tuning.segments;
-    s->in_turn = p->info.tuning.copy_engine == PRS_COPIES_IN_TURN;
     a->paced = p->info.tuning.paced == PRS_PACED;
     a->push_ctas = p->info.tuning.push_ctas;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);

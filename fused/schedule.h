@@ -46,9 +46,8 @@ struct prs_schedule {
     uint32_t bands;         /* ceil(pairs / band) */
     uint32_t lag;           /* rounds between sending partial sums of a band and adding them up, at least 1 */
     uint32_t segments;      /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
-    uint32_t in_turn; /* all-gather: 1: one block after the other; 0: the same band of all other blocks together */
-    uint32_t group;   /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
-    uint32_t units;   /* what this rank computes */
+    uint32_t group;         /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
+    uint32_t units;         /* what this rank computes */
 };
 
 struct prs_unit {
@@ -86,7 +85,6 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_
     s->bands = prs_ceil_div(s->pairs, s->band);
     s->lag = lag < 1 ? 1 : lag > s->bands ? s->bands : lag;
     s->segments = 0;
-    s->in_turn = 0;
     s->group = 1;
     s->units = world * s->pairs * s->columns;
 }
@@ -113,9 +111,9 @@ PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, stru
     u->pair = first + prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
 }
 
-/* All-gather on a single node, every rank sending to the rank after it first, then to the one after that: block by
- * block in the order of arrival, each band by band. */
-PRS_SHARED void prs_schedule_gather_in_turn(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
+/* All-gather by copy engine, on a single node: every rank sends all of its block to the rank after it first, then to
+ * the one after that. So block by block in the order of arrival, each band by band. */
+PRS_SHARED void prs_schedule_gather_copied(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t block = s->pairs * s->columns, size = s->band * s->columns, band;
     u->block = (s->rank + s->world - 1 - at / block) % s->world;
@@ -133,15 +131,15 @@ PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t b
     return row / tall;
 }
 
-/* All-gather: everything of the own block, then band by band the blocks of this node (or block by block), then those of
- * the others. */
+/* All-gather: everything of the own block. Then, of rows that are pushed, which come from all ranks at once, band by
+ * band the blocks of this node, then those of the others. */
 PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t own = s->pairs * s->columns, near = (s->locals - 1) * own, i;
     if (at < own) {
         prs_schedule_own(s, at, u);
-    } else if (s->in_turn) {
-        prs_schedule_gather_in_turn(s, at - own, u);
+    } else if (s->segments != 0) {
+        prs_schedule_gather_copied(s, at - own, u);
     } else if (at - own < near) {
         i = prs_schedule_banded(s, s->locals - 1, at - own, u);
         u->block = s->node * s->locals + (s->local + 1 + i) % s->locals;
@@ -360,6 +358,25 @@ PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint
                                               uint32_t segment)
 {
     return (slot * s->bands + band) * s->segments + segment;
+}
+
+struct prs_copy {
+    uint32_t distance;      /* to the rank so many after this one */
+    uint32_t band, segment; /* of the own block */
+};
+
+PRS_SHARED uint32_t prs_schedule_copies(const struct prs_schedule *s)
+{
+    return (s->world - 1) * s->bands * s->segments;
+}
+
+/* All of one rank before the next: units of one block come before those of the next too. */
+PRS_SHARED void prs_schedule_copy(const struct prs_schedule *s, uint32_t at, struct prs_copy *c)
+{
+    uint32_t band = at / s->segments;
+    c->distance = 1 + band / s->bands;
+    c->band = band % s->bands;
+    c->segment = at % s->segments;
 }
 
 /* Rows of a row tile that exist. */

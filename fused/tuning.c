@@ -114,7 +114,7 @@ static void default_copies(const struct prs_fused *ctx, const struct prs_fused_s
             late = !host_keeps_up(ctx, shape, at, t, bands * segments * others);
         }
         /* One piece, for which all units wait, is too coarse. */
-        t->copy_engine = late || (bands == 1 && segments == 1 && best > 1) ? PRS_COPIES_BY_CTAS : PRS_COPIES_TOGETHER;
+        t->copy_engine = late || (bands == 1 && segments == 1 && best > 1) ? PRS_COPIES_BY_CTAS : PRS_COPIES_BY_ENGINES;
     }
     if (prs_tuning_copies(t))
         t->segments = segments;

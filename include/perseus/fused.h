@@ -84,11 +84,10 @@ struct prs_fused_shape {
 };
 
 enum prs_fused_pace { PRS_UNPACED = 1, PRS_PACED = 2 };
-/** How an all-gather moves the blocks. Copy engines: to all ranks at once, or to the rank after this one first, then to
- * the one after that, and so on; some 2.5 us of host time for each piece and rank, twice, beside the kernel. Or the
- * CTAs push them, which is the only way between nodes, and where two ranks share a GPU: its copies to itself are
- * kernels. */
-enum prs_fused_copies { PRS_COPIES_TOGETHER = 1, PRS_COPIES_IN_TURN = 2, PRS_COPIES_BY_CTAS = 3 };
+/** How an all-gather moves the blocks. Copy engines: all of the own block to the rank after this one first, then to the
+ * one after that, and so on; some 2.5 us of host time for each piece and rank, twice, beside the kernel. Or the CTAs
+ * push them, which is the only way between nodes, and where two ranks share a GPU: its copies to itself are kernels. */
+enum prs_fused_copies { PRS_COPIES_BY_ENGINES = 1, PRS_COPIES_BY_CTAS = 2 };
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
 
 /** 0 in a field: chosen by the plan. The same on all ranks. */

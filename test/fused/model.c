@@ -229,22 +229,20 @@ static bool copy_epoch(struct cluster *c, uint32_t epoch)
         if (!watch_wait(&c->model->watch, &me->done[slot], epoch - 1, "credit of slot", c->rank, slot,
                         (c->rank + 1 + slot) % WORLD))
             return false;
-    /* In turn, all of one rank goes before the next; else one step of all ranks before the next step. */
-    for (uint32_t turn = 1; turn <= (s->in_turn ? WORLD - 1 : 1); turn++) {
-        for (uint32_t i = 0; i < s->bands * s->k_steps; i++) {
-            uint32_t band = i / s->k_steps, step = i % s->k_steps;
-            for (uint32_t p = turn; p <= (s->in_turn ? turn : WORLD - 1); p++) {
-                uint32_t owner = (c->rank + p) % WORLD, slot = prs_schedule_slot(s, c->rank, owner);
-                struct rank *to = &c->model->ranks[owner];
-                for (uint32_t row = band * s->band * 4;
-                     row < (band + 1) * s->band * 4 && row < prs_ceil_div(s->block_rows, 64); row++)
-                    to->staging[0][(slot * chunk_rows + row) * s->k_steps + step] =
-                        chunk_value(epoch, c->rank, row, step);
-                watch_dawdle(&c->random[2]);
-                if (step % steps == steps - 1 || step + 1 == s->k_steps)
-                    watch_raise(&to->flags[prs_schedule_segment_flag(s, slot, band, step / steps)], epoch);
-            }
-        }
+    for (uint32_t at = 0; at < prs_schedule_copies(s); at++) {
+        struct prs_copy piece;
+        uint32_t owner, slot, first, end;
+        prs_schedule_copy(s, at, &piece);
+        owner = (c->rank + piece.distance) % WORLD, slot = prs_schedule_slot(s, c->rank, owner);
+        first = piece.segment * steps, end = first + steps < s->k_steps ? first + steps : s->k_steps;
+        for (uint32_t row = piece.band * s->band * 4;
+             row < (piece.band + 1) * s->band * 4 && row < prs_ceil_div(s->block_rows, 64); row++)
+            for (uint32_t step = first; step < end; step++)
+                c->model->ranks[owner].staging[0][(slot * chunk_rows + row) * s->k_steps + step] =
+                    chunk_value(epoch, c->rank, row, step);
+        watch_dawdle(&c->random[2]);
+        watch_raise(&c->model->ranks[owner].flags[prs_schedule_segment_flag(s, slot, piece.band, piece.segment)],
+                    epoch);
     }
     return true;
 }
@@ -459,7 +457,6 @@ struct model *model_run(const struct model_run *run)
     uint32_t seed = (uint32_t)time(NULL);
     prs_schedule_init(&shape, run->kind, 0, WORLD, run->nodes, run->m, run->n, run->k, run->band, run->lag);
     shape.segments = run->segments;
-    shape.in_turn = run->in_turn;
     shape.group = run->group != 0 ? run->group : 1;
     m->epochs = run->epochs;
     watch_init(&m->watch, WORLD * CLUSTERS * ROLES, WORLD / run->nodes * CLUSTERS * ROLES, run->lost_after);

@@ -17,10 +17,12 @@ from mutants_lib import compile_or_exit, mutated, run_bounded, try_all  # noqa: 
 LIMIT_S = 150
 ATTENTION, SCHEDULE = "test/fused/test_attention_protocol.c", "fused/attention_schedule.h"
 ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c", "test/fused/moe_rows.c", "test/fused/moe_model.c"
+ROWS = "fused/schedule.h"
 UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/exchange.h"
 PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
             "route": (["test_route.c"], "route/*"),
+            "schedule": (["test_schedule.c"], "schedule/*"),
             "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
 PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
 
@@ -88,6 +90,12 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("moe: the second pass begins where the first ended", "route", ROUTE, "    *first = c->far ? near[c->expert] : 0;", "    *first = 0;"),
     ("moe: the second pass has all experts", "route", ROUTE, "c->expert = 0, c->far = 1;", "c->expert = 1, c->far = 1;"),
     ("moe: one pass tells no blocks apart", "route", ROUTE, "if (r->passes == 1 || expert", "if (expert"),
+
+    ("copies: all of one rank before the next", "schedule", ROWS, "    c->distance = 1 + band / s->bands;\n    c->band = band % s->bands;",
+     "    c->distance = 1 + band % (s->world - 1);\n    c->band = band / (s->world - 1);"),
+    ("copies: a band's pieces one after the other", "schedule", ROWS, "    uint32_t band = at / s->segments;", "    uint32_t band = at % (prs_schedule_copies(s) / s->segments);"),
+    ("copies: units come block by block", "schedule", ROWS, "    } else if (s->segments != 0) {\n        prs_schedule_gather_copied", "    } else if (s->segments > 100) {\n        prs_schedule_gather_copied"),
+    ("copies: the block of the rank before comes first", "schedule", ROWS, "(s->rank + s->world - 1 - at / block) % s->world", "(s->rank + 1 + at / block) % s->world"),
 
     ("unfused: sums and rows wait for credit", "unfused", UNFUSED, "        if (x->credit &&\n", "        if (0 && x->credit &&\n"),
     ("unfused: the credit of the launch before", "unfused", UNFUSED, "&me->signals[p.credit], me->epoch, \"credit\"", "&me->signals[p.credit], me->epoch - 1, \"credit\""),

@@ -52,12 +52,6 @@ Test(protocol, copied_rows_are_not_overwritten_before_all_have_read_them, .timeo
     run_soundly(&(struct model_run){PRS_KIND_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .lag = 1, .segments = 2});
 }
 
-Test(protocol, rows_copied_in_turn_are_awaited_block_by_block, .timeout = 600)
-{
-    run_soundly(&(struct model_run){PRS_KIND_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .lag = 1, .segments = 2,
-                                    .in_turn = 1});
-}
-
 Test(protocol, nodes_reduce_scatter_relays_sums_of_its_own_epoch, .timeout = 600)
 {
     run_soundly(&(struct model_run){PRS_KIND_REDUCE_SCATTER, 2, WORLD * 768, 256, 64, .band = 1, .lag = 1});

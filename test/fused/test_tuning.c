@@ -174,7 +174,7 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
     struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0};
     struct prs_fused_tuning pushed = {.push_ctas = 40}, unknown = {.copy_engine = PRS_COPIES_BY_CTAS + 1};
     struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_TOGETHER);
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES);
     cr_assert_eq(info.tuning.push_ctas, 0);
     info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &pushed);
     cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS, "as many CTAs as the caller says");
@@ -198,19 +198,19 @@ Test(tuning, copies_that_the_host_cannot_enqueue_in_time_are_fewer_or_none)
 {
     struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}, .process_ranks = 4};
     struct prs_fused_shape small = {PRS_FUSED_ALLGATHER, 4096, 1024, 4096, 0}, middle = {2, 8192, 2048, 8192, 0};
-    struct prs_fused_tuning asked = {.copy_engine = PRS_COPIES_TOGETHER};
+    struct prs_fused_tuning asked = {.copy_engine = PRS_COPIES_BY_ENGINES};
     struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 4096, 1024, 4096, NULL);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_TOGETHER);
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES);
     cr_assert_eq(info.tuning.segments, 4);
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &small, NULL, false, CLUSTERS, &info), 0);
     cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS);
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &small, &asked, false, CLUSTERS, &info), 0);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_TOGETHER, "as asked");
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES, "as asked");
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &middle, NULL, false, CLUSTERS, &info), 0);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_TOGETHER);
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES);
     cr_assert_eq(info.tuning.segments, 1, "and 2 where each rank has a process");
     cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL).tuning.segments, 2);
 }
@@ -221,7 +221,7 @@ Test(tuning, the_fewer_bands_the_more_pieces_each_travels_in)
     struct prs_fused_tuning bands = {.band = 1}, one = {.band = 8};
     cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &one).tuning.segments, 4);
     cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &bands).tuning.segments, 1);
-    one.copy_engine = PRS_COPIES_TOGETHER;
+    one.copy_engine = PRS_COPIES_BY_ENGINES;
     cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 64, &one).tuning.segments, 1, "no more than there are steps");
 }
 

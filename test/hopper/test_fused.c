@@ -74,13 +74,23 @@ Test(hopper, allreduce_is_right, .timeout = 600)
 Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
 {
     static const struct row rows[] = {
-        {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.copy_engine = PRS_COPIES_TOGETHER, .band = 1}},
-        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.copy_engine = PRS_COPIES_TOGETHER, .segments = 2}},
-        {PRS_FUSED_ALLGATHER, 3, 1536, 264, 328, 1, 3, {.copy_engine = PRS_COPIES_IN_TURN, .band = 1, .segments = 2}},
+        {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.copy_engine = PRS_COPIES_BY_ENGINES, .band = 1}},
+        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.copy_engine = PRS_COPIES_BY_ENGINES, .segments = 2}},
+        {PRS_FUSED_ALLGATHER,
+         3,
+         1536,
+         264,
+         328,
+         1,
+         3,
+         {.copy_engine = PRS_COPIES_BY_ENGINES, .band = 1, .segments = 2}},
+        /* pieces as the plan has them */
+        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 136, 0, 2, {.copy_engine = PRS_COPIES_BY_ENGINES}},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
-    /* pieces as the plan has them */
-    assert_collective_right(PRS_FUSED_ALLGATHER, (struct prs_fused_tuning){.copy_engine = PRS_COPIES_TOGETHER});
+    /* a piece for each K step */
+    assert_collective_right(PRS_FUSED_ALLGATHER,
+                            (struct prs_fused_tuning){.copy_engine = PRS_COPIES_BY_ENGINES, .segments = 4});
 }
 
 /* A launch then returns when the kernel has ended, for which it needs what the other ranks enqueue. */
@@ -88,7 +98,7 @@ Test(hopper, launches_that_block_find_all_copies_enqueued, .timeout = 600)
 {
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
     ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 1024, 264, 128, 1},
-                                               .tuning = {.copy_engine = PRS_COPIES_TOGETHER},
+                                               .tuning = {.copy_engine = PRS_COPIES_BY_ENGINES},
                                                .world = 2,
                                                .epochs = 3,
                                                .timeout_ms = RANKS_PATIENCE_MS});
@@ -110,7 +120,7 @@ Test(hopper, epochs_run_into_each_other, .timeout = 600)
     static const struct row rows[] = {
         {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 256, 64, 1, 10},
         {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.copy_engine = PRS_COPIES_BY_CTAS}},
-        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.copy_engine = PRS_COPIES_TOGETHER}},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.copy_engine = PRS_COPIES_BY_ENGINES}},
         {PRS_FUSED_ALLREDUCE, 4, 1024, 256, 64, 1, 10},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
@@ -186,7 +196,7 @@ Test(hopper, many_ranks_of_a_process_do_not_leave_small_copies_to_the_host, .tim
     hopper_setup(4, 132, 0);
     ranks_run(2, ask_who_copies, two);
     ranks_run(4, ask_who_copies, four);
-    cr_assert(two[0] == PRS_COPIES_TOGETHER && two[1] == PRS_COPIES_TOGETHER, "%u and %u", two[0], two[1]);
+    cr_assert(two[0] == PRS_COPIES_BY_ENGINES && two[1] == PRS_COPIES_BY_ENGINES, "%u and %u", two[0], two[1]);
     for (uint32_t rank = 0; rank < 4; rank++)
         cr_assert_eq(four[rank], PRS_COPIES_BY_CTAS, "rank %u: %u", rank, four[rank]);
 }

@@ -58,8 +58,8 @@ static void print_line(const struct bench_row *r)
            BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", shape, number(r->own_us, 1).t, number(r->compute_us, 1).t,
            number(r->comm_us, 1).t, number(r->unfused_us, 1).t, number(r->speedup, 2).t,
            t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->band, t->lag, t->paced, t->spread,
-           t->copy_engine == PRS_COPIES_TOGETHER || t->copy_engine == PRS_COPIES_IN_TURN ? " copy engine" : "",
-           r->beyond, (unsigned long long)r->sampled, (unsigned long long)r->checked);
+           t->copy_engine == PRS_COPIES_BY_ENGINES ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled,
+           (unsigned long long)r->checked);
 }
 
 void bench_report(const struct bench_row *r, bool json)
