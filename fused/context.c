@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "fused/network.h"
 #include "util/error.h"
@@ -121,7 +120,6 @@ static int open_fault(struct prs_fused *ctx)
 struct hello {
     uint64_t node, device; /* device: its place on the PCI bus; numbers differ between processes */
     int32_t error;         /* this rank cannot go on: all give up together */
-    int32_t pid;
 };
 
 static uint64_t pci_place(int device)
@@ -139,24 +137,17 @@ static uint64_t pci_place(int device)
 
 static void find_shared(struct prs_fused *ctx, const struct hello *all)
 {
-    for (uint32_t i = 0; i < ctx->config.world; i++) {
-        uint32_t ranks = 1;
-        for (uint32_t j = 0; j < i; j++) {
-            if (all[i].node != all[j].node)
-                continue;
-            ctx->shared_device |= all[i].device == all[j].device;
-            ranks += all[i].pid == all[j].pid;
-        }
-        ctx->process_ranks = ranks > ctx->process_ranks ? ranks : ctx->process_ranks;
-    }
+    for (uint32_t i = 0; i < ctx->config.world; i++)
+        for (uint32_t j = 0; j < i; j++)
+            ctx->shared_device |= all[i].node == all[j].node && all[i].device == all[j].device;
 }
 
 /* Collective: who shares a node with whom. mine: how it went here so far. */
 static int find_place(struct prs_fused *ctx, int mine)
 {
     uint32_t world = ctx->config.world;
-    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), pci_place(ctx->config.device), mine,
-                          (int32_t)getpid()};
+    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), pci_place(ctx->config.device),
+                          mine};
     struct hello *all = calloc(world, sizeof(*all));
     uint64_t *ids = calloc(world, sizeof(*ids));
     int r = all != NULL && ids != NULL ? 0 : prs_fail(-ENOMEM, "fused: no memory for the nodes of %u ranks", world);

@@ -21,8 +21,7 @@ struct prs_fused {
     struct prs_fault *fault;        /* host memory that the device writes */
     struct prs_fault *fault_device; /* the same, as the device sees it */
     uint32_t sms;
-    bool shared_device;     /* two ranks, of any node, use one GPU */
-    uint32_t process_ranks; /* the most ranks that are threads of one process, and share the driver's lock */
+    bool shared_device; /* two ranks, of any node, use one GPU */
 };
 
 int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes);

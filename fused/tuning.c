@@ -6,15 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/gather_time.h"
 #include "fused/network.h"
 #include "util/error.h"
 
 /* Measured on 4 x H200, doc/fused-notes.md. */
 static const double FLOPS_PER_US_PER_SM = 750e6 / 132; /* bf16, large shapes */
 static const double STORE_BYTES_PER_US = 357e3;        /* what SMs can store over NVLink, one direction */
-static const double COPY_BYTES_PER_US = 383e3;         /* what copy engines move */
 static const double CLOCKS_PER_US = 1600;              /* under full load; idle it is 1980 */
 static const double FAR_BYTES_PER_US = 45e3;           /* a 400 Gb/s port, less headers; not measured */
+static const double PUSH_GAINS = 1.01;                 /* CTAs push only where that gains as much */
 static const double START_US = 8;                      /* launch, first stages, last tile's store */
 
 enum {
@@ -75,49 +76,28 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
     return band > pairs ? pairs : band;
 }
 
-/* Pieces along k. Where all units are computed in a wave or two, what comes last is waited for by all of them: so it
- * should be small. */
-static uint32_t best_segments(const struct prs_fused_shape *shape, uint32_t bands)
+/* Who moves an all-gather's blocks on a single node, and in which pieces: what is faster, played for copies, estimated
+ * for CTAs. The time of what was chosen. */
+static double default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                             const struct prs_place *at, struct prs_fused_tuning *t)
 {
-    uint32_t best = bands == 1 ? 4 : bands <= 3 ? 2 : 1, steps = prs_ceil_div(shape->k, PRS_TILE_K);
-    return best < steps ? best : steps;
-}
-
-/* Whether the host enqueues copies as fast as they are needed. A call takes 2.5 us, 3.7 where two ranks are threads of
- * a process, some 11 where four are (reckoned: doc/fused-notes.md). */
-static bool host_keeps_up(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
-                          const struct prs_fused_tuning *t, uint32_t copies)
-{
-    double ranks = ctx->process_ranks > 1 ? ctx->process_ranks : 1, call = 2.5 * (1 + ranks * (ranks - 1) / 4);
-    double compute = compute_us(shape, t->clusters), link = sent_bytes(shape, at) / COPY_BYTES_PER_US;
-    double needed = 0.75 * compute > link ? 0.75 * compute : link;
-    return 2 * copies * call <= needed; /* and a flag behind each */
-}
-
-/* Who moves an all-gather's blocks, and in which pieces. On 2 x H200 copy engines are as fast as the CTAs or 2 %
- * faster where links are idle for most of the time, and 5 to 29 % where they are not, since a full link also holds up
- * the loads of the SMs that store (results/allgather-choice-2xH200.json); slower where the host is late. */
-static void default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
-                           struct prs_fused_tuning *t)
-{
-    uint32_t pairs = prs_ceil_div(shape->m / at->world, PRS_PAIR_M), others = at->world - 1;
-    uint32_t bands = prs_ceil_div(pairs, t->band < pairs ? t->band : pairs), best, segments;
-    if (at->nodes > 1 || (t->copy_engine == 0 && (ctx->shared_device || t->push_ctas != 0)))
+    uint32_t ctas = t->push_ctas != 0 ? t->push_ctas : 2 * t->clusters, band = t->band, segments = t->segments;
+    double spread = t->spread > 1 ? compute_us(shape, t->clusters) * t->spread / 100 : 0, copied, pushed;
+    struct prs_schedule s;
+    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1, 1);
+    pushed = prs_gather_pushed_us(&s, t->clusters, ctas, spread);
+    if (t->copy_engine == 0 && (ctx->shared_device || t->push_ctas != 0))
         t->copy_engine = PRS_COPIES_BY_CTAS;
     if (t->copy_engine == PRS_COPIES_BY_CTAS)
-        return;
-    best = segments = t->segments != 0 ? t->segments : best_segments(shape, bands);
-    if (t->copy_engine == 0) {
-        bool late = !host_keeps_up(ctx, shape, at, t, bands * segments * others);
-        while (late && t->segments == 0 && segments > 1) {
-            segments /= 2;
-            late = !host_keeps_up(ctx, shape, at, t, bands * segments * others);
-        }
-        /* One piece, for which all units wait, is too coarse. */
-        t->copy_engine = late || (bands == 1 && segments == 1 && best > 1) ? PRS_COPIES_BY_CTAS : PRS_COPIES_BY_ENGINES;
+        return pushed;
+    copied = prs_gather_best_pieces(&s, t->clusters, &band, &segments);
+    if (t->copy_engine == 0 && PUSH_GAINS * pushed < copied) {
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+        return pushed;
     }
-    if (prs_tuning_copies(t))
-        t->segments = segments;
+    t->copy_engine = PRS_COPIES_BY_ENGINES;
+    t->band = band, t->segments = segments;
+    return copied;
 }
 
 /* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. An
@@ -133,18 +113,20 @@ static void default_pace(const struct prs_fused_shape *shape, const struct prs_p
         t->spread = ratio < 1 ? 85 : 1;
 }
 
+/* gather_us: of an all-gather on a single node. */
 static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
-                    struct prs_fused_plan_info *info)
+                    double gather_us, struct prs_fused_plan_info *info)
 {
     int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
     double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, at), far = far_bytes(shape, at);
-    double travel = sent / (prs_tuning_copies(&info->tuning) ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
-    double longest = compute > travel ? compute : travel;
+    double travel = sent / STORE_BYTES_PER_US, longest = compute > travel ? compute : travel;
     info->sent_bytes = (uint64_t)sent;
     info->far_bytes = (uint64_t)far;
     far /= FAR_BYTES_PER_US * rails;
     if (info->tuning.path == PRS_PATH_UNFUSED) /* one after the other */
         info->predicted_us = START_US + compute + travel + far;
+    else if (gather_us > 0)
+        info->predicted_us = gather_us;
     else
         info->predicted_us = START_US + (longest > far ? longest : far);
 }
@@ -263,6 +245,7 @@ static void bound(const struct prs_fused_shape *shape, struct prs_fused_tuning *
     t->segments = t->segments > steps ? steps : t->segments;
     t->spread = t->spread > MOST_SPREAD ? MOST_SPREAD : t->spread;
     t->group = t->group > MOST_GROUP ? MOST_GROUP : t->group;
+    t->push_ctas = t->push_ctas > 2 * t->clusters ? 2 * t->clusters : t->push_ctas;
 }
 
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
@@ -271,6 +254,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
 {
     const struct prs_place *at = place_of(ctx, shape);
     struct prs_fused_tuning *t = &info->tuning;
+    double gather_us = 0;
     int r;
     info->reason = "analytic default";
     if (wanted != NULL) {
@@ -286,24 +270,26 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         return r;
     if (t->clusters == 0 || t->clusters > clusters)
         t->clusters = clusters;
+    bound(shape, t);
+    default_pace(shape, at, t);
+    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
+        t->copy_engine = 0;
+    else if (at->nodes > 1)
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+    else
+        gather_us = default_copies(ctx, shape, at, t);
     if (t->band == 0)
         t->band = default_band(shape, at, t->clusters);
     if (t->lag == 0)
         t->lag = 1;
-    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
-        t->copy_engine = 0;
-    else
-        default_copies(ctx, shape, at, t);
-    if (t->push_ctas == 0 || t->push_ctas > 2 * t->clusters)
+    if (t->push_ctas == 0)
         t->push_ctas = 2 * t->clusters;
     if (prs_tuning_copies(t))
         t->push_ctas = 0;
     if (t->segments == 0)
         t->segments = 1;
-    default_pace(shape, at, t);
     if (t->group == 0)
         t->group = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
-    bound(shape, t);
-    predict(ctx, shape, at, info);
+    predict(ctx, shape, at, gather_us, info);
     return 0;
 }

@@ -111,7 +111,8 @@ struct prs_fused_plan_info {
     uint64_t workspace_bytes;       /* device memory on this rank beside A, B and C */
     uint64_t sent_bytes;            /* per launch over NVLink, from this rank */
     uint64_t far_bytes;             /* per launch to other nodes, from this rank */
-    double predicted_us; /* model: the start of the pipeline, and max(compute, communication); unfused: their sum */
+    double predicted_us; /* model: the start of the pipeline, and max(compute, communication); unfused: their sum;
+                            ALLGATHER on one node: the schedule played, or pushing estimated */
     const char *reason;  /* why the path was chosen; static text */
 };
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Take one rule at a time out of the models of the kernels' protocols between nodes, or out of the schedules that they share with the kernels,
-and see that the model fails: by a wrong value or a wait that gave up, else by a race that ThreadSanitizer sees. Run by hand: it takes minutes.
+"""Take one rule at a time out of the models of the kernels' protocols between nodes, out of the schedules that they share with the kernels, or
+out of what an all-gather's plan is chosen by, and see that the model fails: by a wrong value or a wait that gave up, else by a race that ThreadSanitizer sees. Run by hand: it takes minutes.
 
 usage: mutants.py ROOT [WORD]. With a word, only the rules whose name has it.
 """
@@ -17,12 +17,13 @@ from mutants_lib import compile_or_exit, mutated, run_bounded, try_all  # noqa: 
 LIMIT_S = 150
 ATTENTION, SCHEDULE = "test/fused/test_attention_protocol.c", "fused/attention_schedule.h"
 ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c", "test/fused/moe_rows.c", "test/fused/moe_model.c"
-ROWS = "fused/schedule.h"
+ROWS, TIME = "fused/schedule.h", "fused/gather_time.c"
 UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/exchange.h"
 PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
             "route": (["test_route.c"], "route/*"),
             "schedule": (["test_schedule.c"], "schedule/*"),
+            "gather": (["test_gather_time.c", "../../fused/gather_time.c"], "gather_time/*"),
             "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
 PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
 
@@ -96,6 +97,23 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("copies: a band's pieces one after the other", "schedule", ROWS, "    uint32_t band = at / s->segments;", "    uint32_t band = at % (prs_schedule_copies(s) / s->segments);"),
     ("copies: units come block by block", "schedule", ROWS, "    } else if (s->segments != 0) {\n        prs_schedule_gather_copied", "    } else if (s->segments > 100) {\n        prs_schedule_gather_copied"),
     ("copies: the block of the rank before comes first", "schedule", ROWS, "(s->rank + s->world - 1 - at / block) % s->world", "(s->rank + 1 + at / block) % s->world"),
+    ("gather: a piece costs more than its bytes", "gather", TIME, " + PIECE_US * (piece - 1)", ""),
+    ("gather: the host may be what is late", "gather", TIME, "fmax(2 * CALL_US * piece, 2 * CALL_US + before + PIECE_US * (piece - 1))", "2 * CALL_US + before + PIECE_US * (piece - 1)"),
+    ("gather: blocks come one after the other", "gather", TIME, "turn = prs_schedule_after(s->rank, u->block, s->world);", "turn = 0;"),
+    ("gather: a unit waits for each piece", "gather", TIME, "piece_comes(s, u, i))", "piece_comes(s, u, 0))"),
+    ("gather: a unit begins with its first piece", "gather", TIME, "piece_comes(s, u, i))", "piece_comes(s, u, pieces - 1))"),
+    ("gather: the last band may be short", "gather", TIME, "    if (rows > s->block_rows - first)\n        rows = s->block_rows - first;\n", ""),
+    ("gather: long products are slower", "gather", TIME, "(cool > 1 ? pow(cool, HEAT) : 1)", "1"),
+    ("gather: tall bands read more", "gather", TIME, "READ = 0.002;", "READ = 0;"),
+    ("gather: the fewest of what is as fast", "gather", TIME, "if (NEARLY * us >= best)", "if (us >= best)"),
+    ("gather: a band that is given stays", "gather", TIME, "try_band = i == count ? given_band : 0;", "try_band = i == count ? band_of(&s, i) : 0;"),
+    ("gather: segments that are given stay", "gather", TIME, "try_band, given_segments != 0 ? given_segments : i);", "try_band, i);"),
+    ("gather: huge products wait for the links", "gather", TIME, "return fmax(begins, piece_comes(s, &last, pieces_of(s) - 1))", "return begins"),
+    ("gather: huge products take their time", "gather", TIME, "return fmax(begins, piece_comes(s, &last, pieces_of(s) - 1))", "return piece_comes(s, &last, pieces_of(s) - 1)"),
+    ("gather: what is pushed holds loads up", "gather", TIME, "PUSH_STALL = 0.4;", "PUSH_STALL = 0;"),
+    ("gather: a chunk takes its time with one peer", "gather", TIME, "CHUNK_US = 4.7;", "CHUNK_US = 0;"),
+    ("gather: what is spread takes longer", "gather", TIME, "fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk);", "ceil((double)prs_schedule_chunks(s) / ctas) * chunk;"),
+    ("gather: the last chunk is waited for", "gather", TIME, " + PUSH_WAVE * unit", ""),
 
     ("unfused: sums and rows wait for credit", "unfused", UNFUSED, "        if (x->credit &&\n", "        if (0 && x->credit &&\n"),
     ("unfused: the credit of the launch before", "unfused", UNFUSED, "&me->signals[p.credit], me->epoch, \"credit\"", "&me->signals[p.credit], me->epoch - 1, \"credit\""),
@@ -119,7 +137,7 @@ def build(tree, program, flags):
     sources = [os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]] + [os.path.join(tree, "util", s) for s in ("error.c", "log.c", "env.c")]
     sources += [os.path.join(tree, "test/support/criterion_arena.c")]
     compile_or_exit(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I", os.path.join(tree, "include"), *sources, "-o", out,
-                     "-lcriterion", "-lpthread"], program)
+                     "-lcriterion", "-lpthread", "-lm"], program)
     return out
 
 

@@ -193,36 +193,61 @@ Test(tuning, a_round_of_sums_has_work_for_all_clusters)
     cr_assert_eq(choose(PRS_FUSED_REDUCE_SCATTER, 8192, 8192, 2048, NULL).tuning.band, 1);
 }
 
-/* Four threads of a process share the driver's lock, and their calls take four times as long. */
-Test(tuning, copies_that_the_host_cannot_enqueue_in_time_are_fewer_or_none)
+struct gather {
+    uint32_t gpus, m, n, k, copy_engine, band, segments; /* 0: any */
+    double least_us, most_us;                            /* as measured, and what was measured otherwise */
+};
+
+/* results/allgather-turns-4xH200.json, allgather-choice-2xH200.json, allgather-pieces-2xH200.json. */
+Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
 {
-    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}, .process_ranks = 4};
-    struct prs_fused_shape small = {PRS_FUSED_ALLGATHER, 4096, 1024, 4096, 0}, middle = {2, 8192, 2048, 8192, 0};
-    struct prs_fused_tuning asked = {.copy_engine = PRS_COPIES_BY_ENGINES};
-    struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 4096, 1024, 4096, NULL);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES);
-    cr_assert_eq(info.tuning.segments, 4);
-    memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &small, NULL, false, CLUSTERS, &info), 0);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS);
-    memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &small, &asked, false, CLUSTERS, &info), 0);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES, "as asked");
-    memset(&info, 0, sizeof(info));
-    cr_assert_eq(prs_tuning_choose(&ctx, &middle, NULL, false, CLUSTERS, &info), 0);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES);
-    cr_assert_eq(info.tuning.segments, 1, "and 2 where each rank has a process");
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL).tuning.segments, 2);
+    static const struct gather rows[] = {
+        {4, 4096, 1024, 4096, PRS_COPIES_BY_CTAS, 4, 1, 102, 113}, /* 128 at best by copy engines */
+        {4, 8192, 2048, 8192, PRS_COPIES_BY_ENGINES, 8, 2, 360, 371},
+        {4, 16384, 4096, 16384, PRS_COPIES_BY_ENGINES, 16, 1, 2870, 2970},
+        {2, 512, 512, 512, PRS_COPIES_BY_CTAS, 0, 1, 20, 30},
+        {2, 1024, 1024, 1024, PRS_COPIES_BY_CTAS, 0, 1, 26, 37},
+        {2, 2048, 2048, 4096, PRS_COPIES_BY_ENGINES, 4, 4, 65, 74},
+        {2, 4096, 2048, 4096, PRS_COPIES_BY_ENGINES, 8, 2, 99, 107},
+        {2, 6144, 768, 4096, PRS_COPIES_BY_ENGINES, 12, 0, 107, 120},
+        {2, 8192, 1024, 8192, PRS_COPIES_BY_ENGINES, 16, 0, 237, 250},
+        {2, 8192, 4096, 8192, PRS_COPIES_BY_ENGINES, 16, 1, 700, 710},
+        {2, 12288, 1280, 8192, PRS_COPIES_BY_ENGINES, 0, 0, 349, 370},
+        {2, 24576, 2816, 16384, PRS_COPIES_BY_ENGINES, 0, 1, 2861, 2960},
+        {2, 16384, 8192, 16384, PRS_COPIES_BY_ENGINES, 0, 1, 5961, 6400},
+    };
+    for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const struct gather *r = &rows[i];
+        struct prs_fused ctx = {.config = {.world = r->gpus},
+                                .place = {.world = r->gpus, .nodes = 1, .locals = r->gpus}};
+        struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, r->m, r->n, r->k, 0};
+        struct prs_fused_plan_info info = {.predicted_us = 0};
+        const struct prs_fused_tuning *t = &info.tuning;
+        cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
+        cr_assert_eq(t->copy_engine, r->copy_engine, "row %u: %u", i, t->copy_engine);
+        cr_assert_eq(t->push_ctas, r->copy_engine == PRS_COPIES_BY_CTAS ? 2 * CLUSTERS : 0);
+        cr_assert((r->band == 0 || t->band == r->band) && (r->segments == 0 || t->segments == r->segments),
+                  "row %u: %u:%u", i, t->band, t->segments);
+        cr_assert(info.predicted_us >= r->least_us && info.predicted_us <= r->most_us, "row %u: %.1f us", i,
+                  info.predicted_us);
+    }
 }
 
-/* What comes last is waited for by all units of the last wave. */
-Test(tuning, the_fewer_bands_the_more_pieces_each_travels_in)
+Test(tuning, what_the_caller_says_of_copies_stays)
 {
-    struct prs_fused_tuning bands = {.band = 1}, one = {.band = 8};
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &one).tuning.segments, 4);
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &bands).tuning.segments, 1);
-    one.copy_engine = PRS_COPIES_BY_ENGINES;
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 64, &one).tuning.segments, 1, "no more than there are steps");
+    struct prs_fused_tuning band = {.band = 3, .copy_engine = PRS_COPIES_BY_ENGINES}, engines = {.copy_engine = 1},
+                            pieces = {.band = 1, .segments = 5, .copy_engine = PRS_COPIES_BY_ENGINES};
+    struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &band);
+    cr_assert_eq(info.tuning.band, 3);
+    cr_assert_float_eq(info.predicted_us, 412, 12, "%.1f", info.predicted_us);
+    info = choose(PRS_FUSED_ALLGATHER, 4096, 1024, 4096, &engines);
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES, "though CTAs are faster");
+    cr_assert_float_eq(info.predicted_us, 143, 10, "%.1f", info.predicted_us);
+    info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &pieces);
+    cr_assert(info.tuning.band == 1 && info.tuning.segments == 5, "%u:%u", info.tuning.band, info.tuning.segments);
+    engines.segments = 4;
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 64, &engines).tuning.segments, 1,
+                 "as many as there are steps");
 }
 
 /* Each block crosses once: 2 nodes of 2, so a quarter of the matrix goes from each rank to the other node. */

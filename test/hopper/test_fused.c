@@ -175,32 +175,6 @@ Test(hopper, a_plan_that_one_rank_refuses_is_refused_by_all, .timeout = 900)
     cr_assert(result[0] == -EINVAL && result[1] == -EINVAL, "%d and %d", result[0], result[1]);
 }
 
-static void ask_who_copies(uint32_t rank, struct ranks_seat *seat, void *user)
-{
-    struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 1024 * seat->team->world, 2048, 4096, 1};
-    struct prs_fused_plan_info info;
-    struct prs_fused *ctx;
-    struct prs_fused_plan *plan;
-    cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
-    cr_assert_eq(prs_fused_plan_open(ctx, &shape, NULL, &plan), 0);
-    prs_fused_plan_query(plan, &info);
-    ((uint32_t *)user)[rank] = info.tuning.copy_engine;
-    prs_fused_plan_close(plan);
-    prs_fused_close(ctx);
-}
-
-/* The same work for each rank, and as much that comes from each other one. */
-Test(hopper, many_ranks_of_a_process_do_not_leave_small_copies_to_the_host, .timeout = 900)
-{
-    uint32_t two[2], four[4];
-    hopper_setup(4, 132, 0);
-    ranks_run(2, ask_who_copies, two);
-    ranks_run(4, ask_who_copies, four);
-    cr_assert(two[0] == PRS_COPIES_BY_ENGINES && two[1] == PRS_COPIES_BY_ENGINES, "%u and %u", two[0], two[1]);
-    for (uint32_t rank = 0; rank < 4; rank++)
-        cr_assert_eq(four[rank], PRS_COPIES_BY_CTAS, "rank %u: %u", rank, four[rank]);
-}
-
 /* ---- a rank that does not come ----------------------------------------------------------------------------------- */
 struct lost {
     enum prs_fused_path path;
