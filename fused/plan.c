@@ -51,7 +51,7 @@ static int open_copies(struct prs_fused_plan *p)
                            .swizzled = true,
                            .rows = (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M};
     int r = prs_tensor_map_encode(&t, &p->args.gathered);
-    return r != 0 ? r : prs_copies_open(p, &p->copies);
+    return r != 0 ? r : prs_copy_stream_open(&p->copies);
 }
 
 /* Between nodes: signal words, and counters of who comes last, which are this rank's own but lie behind the flags. */
@@ -218,7 +218,7 @@ void prs_fused_plan_close(struct prs_fused_plan *p)
     int before;
     if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
         return;
-    prs_copies_close(p->copies);
+    prs_copy_stream_close(&p->copies);
     prs_lt_close(p->lt);
     prs_symmetric_close(p->ctx, p->signals);
     prs_symmetric_close(p->ctx, p->flags);
@@ -285,25 +285,40 @@ static int encode_results(struct prs_fused_plan *p, void *c)
     return r;
 }
 
+/* One launch of the fused kernel, and what copies need beside its arguments. */
+struct fused_launch {
+    const struct prs_fused_plan *plan;
+    const void *a;
+};
+
+static int launch_kernel(void *launch, cudaStream_t stream)
+{
+    const struct prs_fused_plan *p = ((struct fused_launch *)launch)->plan;
+    int r = prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
+    return r == 0 ? 0 : prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+}
+
+static int launch_copies(void *launch, struct prs_copy_stream *c)
+{
+    const struct fused_launch *l = launch;
+    return prs_copies_enqueue(l->plan, c, l->a);
+}
+
 static int launch_fused(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
 {
+    static const struct prs_copied_launch does = {launch_kernel, launch_copies};
+    struct fused_launch one = {p, a};
     int r = encode_inputs(p, a, b);
     if (r == 0)
         r = encode_results(p, c);
-    if (r == 0 && p->copies != NULL)
-        r = prs_copies_begin(p->copies, stream);
-    if (r == 0 && p->copies != NULL && prs_copies_go_first(p->copies))
-        r = prs_copies_enqueue(p->copies, a);
+    if (r == 0 && p->args.schedule.segments == 0)
+        return launch_kernel(&one, stream);
     if (r == 0) {
-        r = prs_kernels_launch(&p->args, !p->shape.b_is_n_k, p->info.tuning.clusters, stream);
+        r = prs_kernels_begin_copies(&p->args, stream);
         if (r != 0)
             r = prs_fail(r, "fused: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
     }
-    if (r == 0 && p->copies != NULL && !prs_copies_go_first(p->copies))
-        r = prs_copies_enqueue(p->copies, a);
-    if (r == 0 && p->copies != NULL)
-        r = prs_copies_join(p->copies, stream);
-    return r;
+    return r != 0 ? r : prs_copy_stream_launch(&p->copies, stream, &does, &one);
 }
 
 static int launch(struct prs_fused_plan *p, enum prs_fused_op op, const void *a, const void *b, void *c,

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies to other ranks by copy engines, on a stream of the library's own beside the kernel of the caller's stream.
+ * What they copy, and with which flags, is each plan's own. One stream: copies go one after the other, since several
+ * to one peer take turns anyway, and copies to several peers at a time let each of them wait for all. */
+#ifndef PERSEUS_FUSED_COPY_STREAM_H
+#define PERSEUS_FUSED_COPY_STREAM_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct prs_copy_stream {
+    cudaStream_t stream;
+    cudaEvent_t forked, done;
+    bool go_first; /* copies are enqueued before the kernel */
+};
+
+/* Zeroed before. 0, or -EIO; what was opened is closed by prs_copy_stream_close() in either case. */
+int prs_copy_stream_open(struct prs_copy_stream *c);
+void prs_copy_stream_close(struct prs_copy_stream *c);
+
+/* What a launch enqueues; `launch` is its own. 0 or an error, which ends the launch: the kernels of all ranks that wait
+ * for its copies then give up. */
+struct prs_copied_launch {
+    int (*kernel)(void *launch, cudaStream_t stream);
+    int (*copies)(void *launch, struct prs_copy_stream *c);
+};
+
+/* The kernel on `stream`, and beside it the copies, which wait for what `stream` had been given before; it goes on when
+ * both are done, so that what was copied may change. 0, -EIO or what the two return. */
+int prs_copy_stream_launch(struct prs_copy_stream *c, cudaStream_t stream, const struct prs_copied_launch *does,
+                           void *launch);
+
+/* `rows` rows of `bytes` bytes, `pitch` bytes from one to the next on either side. 0 or -EIO. */
+int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, const void *from, size_t pitch, size_t bytes,
+                         size_t rows);
+
+/* Then a word of this device, as the flag of them. 0 or -EIO. */
+int prs_copy_stream_word(struct prs_copy_stream *c, uint32_t *to, const uint32_t *from);
+
+#endif
