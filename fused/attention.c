@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "fused/attention_copies.h"
 #include "fused/attention_deal.h"
 #include "fused/attention_kernels.h"
 #include "fused/attention_tuning.h"
@@ -25,6 +26,7 @@ struct prs_attention_plan {
     struct prs_symmetric *staging;  /* keys and values of the other ranks; NULL with one rank */
     struct prs_symmetric *flags;    /* arrival counters, credits, finished groups */
     struct prs_symmetric *signals;  /* words that other nodes signal to; NULL on a single node */
+    struct prs_copy_stream copies;  /* where copy engines move keys and values */
 };
 
 /* Strides of a tensor with so many heads. */
@@ -39,30 +41,47 @@ static struct prs_attention_strides strides_of(const struct prs_attention_plan *
     return x;
 }
 
-/* A tensor of the caller, seen as attention_layout.h says, in boxes of box_rows rows. */
-static int encode_tensor(const struct prs_attention_plan *p, const void *base, uint32_t heads, uint32_t box_rows,
-                         bool swizzled, CUtensorMap *map)
+/* Size of a tensor in the last coordinate (attention_layout.h). */
+static uint32_t planes_of(const struct prs_attention_plan *p, uint32_t heads)
+{
+    return p->shape.batch * (p->shape.heads_first != 0 ? heads : p->args.schedule.segments);
+}
+
+/* A tensor of the caller, or several of a kind one behind the other, seen as attention_layout.h says, in boxes of
+ * box_rows rows. */
+static int encode_tensors(const struct prs_attention_plan *p, const void *base, uint32_t count, uint32_t heads,
+                          uint32_t box_rows, bool swizzled, CUtensorMap *map)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
     struct prs_attention_strides x = strides_of(p, heads);
     uint32_t columns = swizzled ? SWIZZLE_COLUMNS : p->shape.head_dim, parts = p->shape.head_dim / columns;
     struct prs_tensor_view v = {
         .base = base,
-        .size = {columns, s->segment_rows, parts, heads, (uint64_t)s->batch * s->segments},
+        .size = {columns, s->segment_rows, parts, heads, (uint64_t)count * planes_of(p, heads)},
         .stride = {x.row * BF16_BYTES, (uint64_t)columns * BF16_BYTES, x.head * BF16_BYTES, x.segment * BF16_BYTES},
         .box = {columns, box_rows, parts, 1, 1},
         .swizzled = swizzled};
     if (p->shape.heads_first != 0) {
-        v.size[3] = s->segments, v.size[4] = (uint64_t)s->batch * heads;
+        v.size[3] = s->segments;
         v.stride[2] = x.segment * BF16_BYTES, v.stride[3] = x.head * BF16_BYTES;
     }
     return prs_tensor_view_encode(&v, map);
 }
 
-/* Staging memory: segments of one head of one rank, one behind the other, each without gaps. */
+static int encode_tensor(const struct prs_attention_plan *p, const void *base, uint32_t heads, uint32_t box_rows,
+                         bool swizzled, CUtensorMap *map)
+{
+    return encode_tensors(p, base, 1, heads, box_rows, swizzled, map);
+}
+
+/* Staging memory: segments of one head of one rank, one behind the other, each without gaps. Copied: the tensors of
+ * all other ranks. */
 static int encode_received(struct prs_attention_plan *p)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
+    if (p->args.planes != 0)
+        return encode_tensors(p, p->staging->at[0], prs_attention_tensor(s->world, 0), p->shape.heads_kv, s->block_rows,
+                              true, &p->args.received);
     uint64_t row = (uint64_t)p->shape.head_dim * BF16_BYTES, stage = s->segment_rows * row;
     uint32_t parts = p->shape.head_dim / SWIZZLE_COLUMNS;
     struct prs_tensor_view v = {.base = p->staging->at[0],
@@ -146,6 +165,8 @@ static int open_workspace(struct prs_attention_plan *p)
         r = prs_symmetric_open_signals(p->ctx, p->staging, prs_attention_far_words(s), &a->far, &p->signals);
         p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
     }
+    if (r == 0 && a->planes != 0)
+        r = prs_copy_stream_open(&p->copies);
     return r == 0 ? encode_received(p) : r;
 }
 
@@ -202,6 +223,8 @@ static int choose(struct prs_attention_plan *p)
         return r;
     if (t->workspace_limit == 0)
         t->workspace_limit = limit;
+    if (t->copy_engine == 0 && p->ctx->shared_device) /* whose copies to itself are kernels */
+        t->copy_engine = PRS_COPIES_BY_CTAS;
     return prs_attention_tuning_choose(&p->shape, &p->ctx->place, ctas, &p->info, &p->args.schedule);
 }
 
@@ -214,6 +237,7 @@ static void fill_args(struct prs_attention_plan *p)
     a->heads_first = p->shape.heads_first != 0;
     a->out_strides = strides_of(p, p->shape.heads_q);
     a->row_bytes = p->shape.head_dim * BF16_BYTES;
+    a->planes = p->info.tuning.copy_engine == PRS_COPIES_BY_ENGINES ? planes_of(p, p->shape.heads_kv) : 0;
     a->push_ctas = p->info.tuning.push_ctas;
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
@@ -258,6 +282,7 @@ void prs_attention_plan_close(struct prs_attention_plan *p)
     int before;
     if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
         return;
+    prs_copy_stream_close(&p->copies);
     prs_symmetric_close(p->ctx, p->signals);
     prs_symmetric_close(p->ctx, p->flags);
     prs_symmetric_close(p->ctx, p->staging);
@@ -272,24 +297,56 @@ void prs_attention_plan_query(const struct prs_attention_plan *p, struct prs_att
     *info = p->info;
 }
 
-static int launch(struct prs_attention_plan *p, const void *q, const void *k, const void *v, cudaStream_t stream)
+static int encode_inputs(struct prs_attention_plan *p, const void *q, const void *k, const void *v)
 {
     struct prs_attention_args *a = &p->args;
     uint32_t heads_kv = p->shape.heads_kv, block = a->schedule.block_rows;
     uint32_t piece = prs_attention_piece_rows(p->shape.head_dim);
+    bool pushes = a->schedule.world > 1 && a->planes == 0;
     int r = encode_tensor(p, q, p->shape.heads_q, WARPGROUP_ROWS, true, &a->q);
     if (r == 0)
         r = encode_tensor(p, k, heads_kv, block, true, &a->k);
     if (r == 0)
         r = encode_tensor(p, v, heads_kv, block, true, &a->v);
-    if (r == 0 && a->schedule.world > 1)
+    if (r == 0 && pushes)
         r = encode_tensor(p, k, heads_kv, piece, false, &a->push_k);
-    if (r == 0 && a->schedule.world > 1)
+    if (r == 0 && pushes)
         r = encode_tensor(p, v, heads_kv, piece, false, &a->push_v);
-    if (r != 0)
-        return r;
-    r = prs_attention_kernel_launch(&p->kernel, a, p->info.tuning.ctas, stream);
+    return r;
+}
+
+/* One launch, and what copies need beside its arguments. */
+struct attention_launch {
+    const struct prs_attention_plan *plan;
+    const void *k, *v;
+};
+
+static int launch_kernel(void *launch, cudaStream_t stream)
+{
+    const struct prs_attention_plan *p = ((struct attention_launch *)launch)->plan;
+    int r = prs_attention_kernel_launch(&p->kernel, &p->args, p->info.tuning.ctas, stream);
     return r == 0 ? 0 : prs_fail(r, "attention: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+}
+
+static int launch_copies(void *launch, struct prs_copy_stream *c)
+{
+    const struct attention_launch *l = launch;
+    return prs_attention_copies_enqueue(c, &l->plan->args, l->k, l->v);
+}
+
+static int launch(struct prs_attention_plan *p, const void *q, const void *k, const void *v, cudaStream_t stream)
+{
+    static const struct prs_copied_launch does = {launch_kernel, launch_copies};
+    struct attention_launch one = {p, k, v};
+    int r = encode_inputs(p, q, k, v);
+    if (r == 0 && p->args.planes == 0)
+        return launch_kernel(&one, stream);
+    if (r == 0) {
+        r = prs_attention_kernel_begin_copies(&p->args, stream);
+        if (r != 0)
+            r = prs_fail(r, "attention: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+    }
+    return r != 0 ? r : prs_copy_stream_launch(&p->copies, stream, &does, &one);
 }
 
 int prs_ring_attention(struct prs_attention_plan *p, const void *q, const void *k, const void *v, void *out, float *lse,

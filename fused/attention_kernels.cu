@@ -73,3 +73,23 @@ extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *ke
     const struct instance *i = find(kernel);
     return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
 }
+
+/* Before the copy engines start: no other rank still reads what this one sent in the launch before; then the epoch that
+ * they copy as their flag. One warp, and on the same stream before the kernel, which leaves no room for it. */
+static __global__ void begin_copies(const __grid_constant__ struct prs_attention_args args)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t epoch = launch_epoch(&args.sync);
+    for (uint32_t i = threadIdx.x; i < prs_attention_credit(s, s->world, 0); i += 32)
+        wait_flag(&args.sync, args.credits[0] + i, epoch - 1, PRS_AWAIT_CREDIT,
+                  (s->rank + s->world - 1 - i / s->groups) % s->world, i);
+    __syncwarp();
+    if (threadIdx.x == 0)
+        args.sync.words->copying = epoch;
+}
+
+extern "C" int prs_attention_kernel_begin_copies(const struct prs_attention_args *args, cudaStream_t stream)
+{
+    static const struct launch_shape one_warp = {1, 32, 0};
+    return launch_kernel(begin_copies, &one_warp, 1, stream, *args);
+}

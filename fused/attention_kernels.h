@@ -28,6 +28,9 @@ int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint
 int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel, const struct prs_attention_args *args,
                                 uint32_t ctas, cudaStream_t stream);
 
+/* Before it, where copy engines move keys and values: what they wait for. 0 or -EIO. */
+int prs_attention_kernel_begin_copies(const struct prs_attention_args *args, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

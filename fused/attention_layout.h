@@ -30,8 +30,8 @@ struct prs_attention_strides {
 };
 
 struct prs_attention_args {
-    CUtensorMap q, k, v;        /* own, in boxes of 64 rows and of a block */
-    CUtensorMap received;       /* staging memory, in blocks */
+    CUtensorMap q, k, v;  /* own, in boxes of 64 rows and of a block */
+    CUtensorMap received; /* staging memory, in blocks: segments as they are pushed, or tensors as they are copied */
     CUtensorMap push_k, push_v; /* own, in pieces of messages */
     struct prs_attention_schedule schedule;
     struct prs_sync sync;
@@ -54,6 +54,7 @@ struct prs_attention_args {
     float scale, scale_log2; /* of the scores; times log2(e) */
     uint32_t heads_first;    /* layout of the tensors */
     uint32_t row_bytes;      /* of one position of one head */
+    uint32_t planes;         /* of a copied tensor: its size in the last coordinate. 0: pushed */
     uint32_t push_ctas, push_gap;
 };
 

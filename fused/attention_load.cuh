@@ -7,14 +7,19 @@
 
 /* How many slabs from `slab` on have arrived, at least 1. All lanes look at once, so that a span that is complete costs
  * one look per 32 slabs. A large number when waiting was given up. */
-PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t pair, uint32_t kind, uint32_t span,
-                                uint32_t slab)
+PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const struct prs_attention_task &t,
+                                uint32_t kind, uint32_t span, uint32_t slab)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32, order = span / s->segments, mine = slab + lane;
-    uint32_t index = prs_attention_arrival(s, order, pair, kind, span % s->segments, mine);
-    uint32_t epoch = launch_epoch(&args.sync); /* not kept from look to look: registers are few, and it comes along */
-    uint32_t want = mine < s->slabs ? epoch * prs_attention_arrivals(s, mine) : 0;
+    uint32_t index = prs_attention_arrival(s, order, t.pair, kind, span % s->segments, mine);
+    uint32_t want = prs_attention_arrivals(s, mine);
+    if (args.planes != 0) { /* copied: one flag stands for all slabs */
+        index = prs_attention_copied(s, order, t.group);
+        want = 1;
+    }
+    want *= mine < s->slabs ? launch_epoch(&args.sync) : 0; /* not kept from look to look: registers are few, and it
+                                                               comes along */
     struct wait_clock clock = {0, 0};
     for (;;) {
         uint32_t seen = mine < s->slabs ? load_acquire_sys(args.arrivals[0] + index) : 0;
@@ -30,7 +35,7 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, uint32_t 
 }
 
 /* The walk's block is here. *ready: slabs of the span that are known to be. */
-PRS_DEVICE void await_block(const struct prs_attention_args &args, uint32_t pair, uint32_t kind,
+PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t kind,
                             const struct prs_attention_walk &w, uint32_t *ready)
 {
     const struct prs_attention_schedule *s = &args.schedule;
@@ -42,7 +47,7 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, uint32_t pair
     if (*ready >= s->slabs || *ready * slab_rows >= end)
         return;
     while (*ready < s->slabs && *ready * slab_rows < end)
-        *ready += await_slabs(args, pair, kind, w.span, *ready);
+        *ready += await_slabs(args, t, kind, w.span, *ready);
     fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
 }
 
@@ -58,19 +63,23 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
     int32_t row = (int32_t)(w.block * s->block_rows);
     if (order != 0)
-        await_block(args, t.pair, KIND, w, ready);
+        await_block(args, t, KIND, w, ready);
     mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
     __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
     if (threadIdx.x != 0)
         return;
     mbarrier_expect(full, E::block_bytes);
-    if (order != 0) {
-        tma_load_5d(to, &args.received, full, 0, row, 0, (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment),
-                    0);
-    } else {
-        struct attention_place at = attention_place_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
-        tma_load_5d(to, KIND == PRS_KEYS ? &args.k : &args.v, full, 0, row, 0, at.u, at.v);
-    }
+    const CUtensorMap *map = &args.received;
+    struct attention_place at = {0, 0};
+    if (order == 0)
+        map = KIND == PRS_KEYS ? &args.k : &args.v;
+    if (order != 0 && args.planes == 0)
+        at.u = (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment);
+    else
+        at = attention_place_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
+    if (order != 0)
+        at.v += (int32_t)(prs_attention_tensor(order, KIND) * args.planes);
+    tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
 }
 
 template <class E>

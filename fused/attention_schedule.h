@@ -11,7 +11,8 @@
  * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks want them:
  * group by group, within a group first to the rank before this one, which wants this share first. They wait in
  * `depth` group buffers: as many as there are groups (everything resident), or two, and then a sender writes a buffer
- * again only when the receiver has given credit for the group that was in it.
+ * again only when the receiver has given credit for the group that was in it. Who moves them are the CTAs, in messages;
+ * or, on one node with everything resident, copy engines (see there).
  *
  * Between nodes a share crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to its
  * counterpart (the rank with the same number) on each other node, which hands it to the other ranks there as it does
@@ -357,6 +358,21 @@ PRS_SHARED uint32_t prs_attention_stage(const struct prs_attention_schedule *s, 
 PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
 {
     return s->depth * prs_attention_slots(s) * s->group * 2 * s->segments;
+}
+
+/* ---- by copy engines ----
+ * On one node, all resident: what other ranks send is not cut into messages, and lies as in the sender's tensors. A
+ * group goes to one rank after the other, each time keys, values and a flag. */
+/* The flag, at the receiver, of a group of the share at this place in its order. */
+PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s, uint32_t order, uint32_t group)
+{
+    return (order - 1) * s->groups + group;
+}
+
+/* Which of the tensors that lie in staging memory, one behind the other. */
+PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
+{
+    return (order - 1) * 2 + kind;
 }
 
 /* ---- parts of a task ---- */

@@ -9,6 +9,9 @@
 static const double FLOPS_PER_US_PER_SM = 650e6 / 132;
 static const double HALF_HEAD_SHARE = 0.75;     /* head_dim 64: the exponentials, not the tensor cores, are the limit */
 static const double STORE_BYTES_PER_US = 357e3; /* as in tuning.c */
+static const double COPY_BYTES_PER_US = 350e3;  /* what copy engines move beside a kernel, in one copy */
+static const double COPY_US = 5;                /* what a copy takes beside its bytes: 2.6, or until the host has
+                                                   enqueued it */
 static const double CLOCKS_PER_US = 1600;
 static const double START_US = 8;
 
@@ -17,6 +20,7 @@ enum {
     FAR_SLAB_ROWS = 2048,
     SPREAD = 60,      /* percent of the time to push in */
     SPREAD_BUSY = 90, /* where links are busy */
+    MOST_COPIED_GROUPS = 8,
     RING_BUFFERS = 2,
     LARGE_CAUSAL_ROWS = 4096,
     TOP_KEPT_KEYS_128 = 16384,
@@ -81,12 +85,19 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
 {
     uint32_t ctas = info->tuning.ctas, segments = 0;
     double compute = compute_us(a, s->world, ctas), travel;
+    bool copied = info->tuning.copy_engine == PRS_COPIES_BY_ENGINES;
     for (uint32_t way = 0; way < s->nodes; way++)
         for (uint32_t d = 1; d < s->locals; d++)
-            segments += prs_attention_wanted(s, way, d);
+            segments += copied ? s->segments : prs_attention_wanted(s, way, d);
     info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
-    travel = (double)info->sent_bytes / STORE_BYTES_PER_US;
+    travel = (double)info->sent_bytes / (copied ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
     info->predicted_us = START_US + (compute > travel ? compute : travel);
+}
+
+/* By the rank that sends most, in bytes: causal, the one whose segments all others look at. */
+static double most_sent(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
+{
+    return (double)(s->locals - 1) * s->segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
 }
 
 /* Where the fullest link is busy for more than half of the time, nearly all of it: causal 16384 on 4 H200 2007 us, with
@@ -95,10 +106,51 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
 static uint32_t default_spread(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
                                uint32_t ctas)
 {
-    double most = (double)(s->locals - 1) * s->segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
     if (s->nodes > 1)
         return 1;
-    return most / STORE_BYTES_PER_US > compute_us(a, s->world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
+    return most_sent(a, s) / STORE_BYTES_PER_US > compute_us(a, s->world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
+}
+
+/* How long a launch takes when copy engines move so many groups. Either the copies take longest, and behind the last
+ * group's comes what is left of it: all but a first wave of its tasks, which only waits for a last share. Or the
+ * products, whose first wave waits for all of the first group. */
+static double copied_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s, uint32_t ctas,
+                        uint32_t groups)
+{
+    double compute = compute_us(a, s->world, ctas), waves = (double)s->tasks / ctas, wave = compute / waves;
+    double copies = most_sent(a, s) / COPY_BYTES_PER_US + 3.0 * groups * (s->world - 1) * COPY_US;
+    double waits = copies / groups + wave / s->world - wave, rest = compute / groups - wave;
+    double busy = compute + (waits > 0 ? waits : 0), late = copies + (rest > 0 ? rest : 0) + wave / s->world;
+    return busy > late ? busy : late;
+}
+
+/* And when the CTAs push, whose loads a full link holds up; causal, the senders are in each other's way as well, and
+ * where heads share keys, they push more while they compute. */
+static double pushed_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s, uint32_t ctas)
+{
+    double compute = compute_us(a, s->world, ctas), link = most_sent(a, s) / STORE_BYTES_PER_US;
+    double alone = link * (s->segments == 2 ? 1.4 : 1.2), both = compute < link ? compute : link;
+    return (compute > alone ? compute : alone) + 0.3 * both + (s->share > 1 ? 0.1 * compute : 0);
+}
+
+/* Who moves keys and values, and copy engines in how many groups. Of 18 shapes on 4 H200 (results/attention-copies-),
+ * what this chooses took 0 to 2 % longer than the best of the pushed and three sizes of groups, which differ by up to 2
+ * times. */
+static void choose_copies(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
+                          struct prs_attention_tuning *t, uint32_t asked)
+{
+    uint32_t group = s->group;
+    double best = 0;
+    for (uint32_t groups = 2; groups <= MOST_COPIED_GROUPS; groups *= 2) {
+        uint32_t size = asked != 0 ? s->group : prs_ceil_div(s->pairs, groups);
+        double us = copied_us(a, s, t->ctas, prs_ceil_div(s->pairs, size));
+        if (best == 0 || us < best)
+            best = us, group = size;
+    }
+    if (t->copy_engine == 0)
+        t->copy_engine = best < pushed_us(a, s, t->ctas) ? PRS_COPIES_BY_ENGINES : PRS_COPIES_BY_CTAS;
+    if (t->copy_engine == PRS_COPIES_BY_ENGINES)
+        s->group = group;
 }
 
 static int check_counts(const struct prs_attention_schedule *s)
@@ -143,19 +195,10 @@ static int choose_depth(const struct prs_attention_shape *a, struct prs_attentio
     return 0;
 }
 
-int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struct prs_place *place, uint32_t ctas,
-                                struct prs_attention_info *info, struct prs_attention_schedule *s)
+/* What travels as one message, and what shares a counter; segment_rows: positions of a segment. */
+static int choose_slabs(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
+                        const struct prs_place *place, struct prs_attention_tuning *t, uint32_t segment_rows)
 {
-    struct prs_attention_tuning *t = &info->tuning;
-    uint32_t world = place->world;
-    struct prs_attention_shares shares = {a->batch,       a->heads_q,     a->heads_kv,
-                                          a->causal != 0, a->seq / world, place->nodes};
-    uint32_t pairs, per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
-    int r;
-    if (t->ctas == 0 || t->ctas > ctas)
-        t->ctas = ctas;
-    if (t->push_ctas == 0 || t->push_ctas > t->ctas)
-        t->push_ctas = t->ctas;
     if (t->slab_rows == 0) /* between nodes a slab is a put and a signal: 0.69 of the time of 512 (H200, 8192 keys) */
         t->slab_rows = place->nodes > 1 ? FAR_SLAB_ROWS : DEFAULT_SLAB_ROWS;
     s->chunk_rows = prs_attention_piece_rows(a->head_dim);
@@ -165,9 +208,32 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     for (uint32_t i = 2; i <= PRS_ATTENTION_PUSH_PIECES && t->slab_rows % (s->chunk_rows * 2) == 0; i *= 2)
         s->chunk_rows *= 2;
     s->slab_chunks = t->slab_rows / s->chunk_rows;
-    if (s->slab_chunks > prs_ceil_div(shares.rows / segments, s->chunk_rows))
-        s->slab_chunks = prs_ceil_div(shares.rows / segments, s->chunk_rows);
+    if (s->slab_chunks > prs_ceil_div(segment_rows, s->chunk_rows))
+        s->slab_chunks = prs_ceil_div(segment_rows, s->chunk_rows);
     t->slab_rows = s->slab_chunks * s->chunk_rows;
+    return 0;
+}
+
+int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struct prs_place *place, uint32_t ctas,
+                                struct prs_attention_info *info, struct prs_attention_schedule *s)
+{
+    struct prs_attention_tuning *t = &info->tuning;
+    uint32_t world = place->world;
+    struct prs_attention_shares shares = {a->batch,       a->heads_q,     a->heads_kv,
+                                          a->causal != 0, a->seq / world, place->nodes};
+    uint32_t asked = t->group, pairs, per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
+    int r;
+    if (t->ctas == 0 || t->ctas > ctas)
+        t->ctas = ctas;
+    if (t->copy_engine > PRS_COPIES_BY_CTAS)
+        return prs_fail(-EINVAL, "attention: copy_engine %u of the tuning does not exist", t->copy_engine);
+    if (t->copy_engine == 0 && t->push_ctas != 0)
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+    if (t->push_ctas == 0 || t->push_ctas > t->ctas)
+        t->push_ctas = t->ctas;
+    r = choose_slabs(a, s, place, t, shares.rows / segments);
+    if (r != 0)
+        return r;
     /* What the CTAs compute at one time should be what arrives at one time. No group is much smaller than the others.
      */
     per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
@@ -181,14 +247,26 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     r = check_counts(s);
     if (r == 0)
         r = choose_depth(a, s, info);
-    if (r == 0)
-        predict(a, s, info);
-    return r;
+    if (r != 0)
+        return r;
+    if (t->mode != PRS_ATTENTION_RESIDENT || s->nodes > 1)
+        t->copy_engine = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_COPIES_BY_CTAS;
+    else if (t->copy_engine != PRS_COPIES_BY_CTAS)
+        choose_copies(a, s, t, asked);
+    if (t->copy_engine == PRS_COPIES_BY_ENGINES) {
+        t->push_ctas = 0;
+        s->depth = UINT32_MAX;
+        prs_attention_schedule_init(s, place->rank, world, &shares);
+        t->group = s->group;
+    }
+    predict(a, s, info);
+    return 0;
 }
 
 uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info)
 {
-    double pieces = (double)info->sent_bytes / PRS_ATTENTION_PUSH_BYTES / info->tuning.push_ctas;
+    uint32_t ctas = info->tuning.push_ctas;
+    double pieces = ctas == 0 ? 0 : (double)info->sent_bytes / PRS_ATTENTION_PUSH_BYTES / ctas;
     double clocks = info->predicted_us * CLOCKS_PER_US * info->tuning.spread / 100;
     return info->tuning.spread <= 1 || pieces < 1 ? 0 : (uint32_t)(clocks / pieces);
 }

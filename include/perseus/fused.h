@@ -306,15 +306,16 @@ enum prs_attention_mode {
 
 /** 0 in a field: chosen by the plan. The same on all ranks. */
 struct prs_attention_tuning {
-    uint32_t mode;            /* enum prs_attention_mode */
-    uint32_t ctas;            /* SMs that work */
-    uint32_t group;           /* (batch, KV head) pairs that travel, and are worked on, together */
-    uint32_t slab_rows;       /* positions that share one arrival counter, a multiple of 64 */
-    uint32_t push_ctas;       /* SMs that send, besides computing */
-    uint32_t spread;          /* percent of the compute time over which an SM spreads what it sends; 1: at once */
-    uint32_t block_rows;      /* keys of one step: 176 or 128, as compiled */
-    uint32_t overlap;         /* bits: 1 softmax under products of the same warpgroup, 2 under the other's, 4 results
-                                 multiplied only when probabilities could exceed 2^8 */
+    uint32_t mode;        /* enum prs_attention_mode */
+    uint32_t ctas;        /* SMs that work */
+    uint32_t group;       /* (batch, KV head) pairs that travel, and are worked on, together */
+    uint32_t slab_rows;   /* pushed: positions that share one arrival counter, a multiple of 64 */
+    uint32_t push_ctas;   /* SMs that send, besides computing; 0: copy engines do */
+    uint32_t spread;      /* percent of the compute time over which an SM spreads what it sends; 1: at once */
+    uint32_t block_rows;  /* keys of one step: 176 or 128, as compiled */
+    uint32_t overlap;     /* bits: 1 softmax under products of the same warpgroup, 2 under the other's, 4 results
+                             multiplied only when probabilities could exceed 2^8 */
+    uint32_t copy_engine; /* enum prs_fused_copies: who moves keys and values. Copy engines: on one node, resident */
     uint64_t workspace_limit; /* bytes; default half of what is free on the fullest GPU */
 };
 

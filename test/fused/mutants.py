@@ -15,11 +15,12 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from mutants_lib import compile_or_exit, mutated, run_bounded, try_all  # noqa: E402
 
 LIMIT_S = 150
-ATTENTION, SCHEDULE = "test/fused/test_attention_protocol.c", "fused/attention_schedule.h"
+ATTENTION, SCHEDULE = "test/fused/attention_model.c", "fused/attention_schedule.h"
 ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c", "test/fused/moe_rows.c", "test/fused/moe_model.c"
 ROWS, TIME = "fused/schedule.h", "fused/gather_time.c"
 UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/exchange.h"
-PROGRAMS = {"attention": (["test_attention_protocol.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
+PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
+            "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/copied_*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
             "route": (["test_route.c"], "route/*"),
             "schedule": (["test_schedule.c"], "schedule/*"),
@@ -52,6 +53,13 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
     ("attention: a share goes only to who looks at it", "attention", SCHEDULE, "source < to ? 1 : s->segments", "source + s->locals < to ? 1 : s->segments"),
     ("attention: a neighbour's place needs its credit", "attention", ATTENTION, "(x->way == 0 || x->distance != 0) &&", "x->distance == 0 &&"),
     ("attention: groups are passed in order", "attention", ATTENTION, "pass_groups(c, epoch, &q, &passed, x.turn);", "pass_groups(c, epoch, &q, &passed, x.turn + 1);"),
+    ("copied: credit for all groups", "copied", ATTENTION, "i < prs_attention_credit(s, s->world, 0); i++)\n        if (!watch", "i < s->groups; i++)\n        if (!watch"),
+    ("copied: credit of the launch before", "copied", ATTENTION, "&me->credits[i], epoch - 1,", "&me->credits[i], epoch - 2,"),
+    ("copied: a flag stays behind its rows", "copied", ATTENTION, "            copy_group(c, epoch, group, distance);",
+     "            watch_raise(&c->model->ranks[neighbour(s, s->world - distance)].arrivals[prs_attention_copied(s, distance, group)], epoch), copy_group(c, epoch, group, distance);"),
+    ("copied: a share has flags of its own", "copied", SCHEDULE, "return (order - 1) * s->groups + group;", "return group;"),
+    ("copied: a group has a flag of its own", "copied", SCHEDULE, "return (order - 1) * s->groups + group;", "return order - 1;"),
+    ("copied: keys and values have places of their own", "copied", SCHEDULE, "return (order - 1) * 2 + kind;", "return order - 1 + kind;"),
 
     ("moe: a group's word holds the epoch", "moe", MOE_ROWS, "watch_wait_exactly(&c->model->watch, &me->signal[word]", "watch_wait(&c->model->watch, &me->signal[word]"),
     ("moe: another node's rows are awaited", "moe", MOE_ROWS, "if (!watch_wait_exactly(&c->model->watch, &me->signal[word]", "if (0 && !watch_wait_exactly(&c->model->watch, &me->signal[word]"),

@@ -21,7 +21,9 @@ COPY = "allgather_by_copy_engine_is_right"
 NODES = "nodes/"  # before a test's name: the one of test_nodes.c, over the software NIC
 MOE = "moe/"      # of test_moe.c, also over the software NIC
 TOKENS = MOE + "tokens_cross_between_nodes_and_are_given_to_all_who_want_them"
-KERNELS = {"unfused.cu": "unfused", "rows.cuh": "moe_kernels", "route.cuh": "moe_kernels"}  # others: kernels
+ATTENTION = "attention/"  # of test_attention.c
+KEYS = ATTENTION + "keys_that_are_copied_are_right"
+KERNELS = {"unfused.cu": "unfused", "attention_load.cuh": "attention_kernels", "attention_kernels.cu": "attention_kernels", "rows.cuh": "moe_kernels", "route.cuh": "moe_kernels"}  # others: kernels
 MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("fence_async_shared before a slab is handed over", "multiply.cuh", "    fence_async_shared();\n", "", REDUCE),
     ("bulk_wait_done before signal_tile", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", REDUCE),
@@ -69,12 +71,17 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("the rows of all nodes are handed on", "rows.cuh", "    in.end *= args.route.nodes - 1;\n", "", TOKENS),
     ("items of other nodes have places of their own", "route.cuh", "prs_route_node_of(r, p) == 0 ? 0 : r->local;", "0;", TOKENS),
     ("an item that was told of is not told of again", "rows.cuh", "                    last.uses = 0;\n", "", TOKENS),
+    ("wait for copied keys", "attention_load.cuh", "        want = 1;", "        want = 0;", KEYS),
+    ("a flag for each group of copied keys", "attention_load.cuh", "prs_attention_copied(s, order, t.group)", "prs_attention_copied(s, order, 0)", KEYS),
+    ("credit before copied keys of the last epoch are copied over", "attention_kernels.cu", "        wait_flag(&args.sync, args.credits[0] + i, epoch - 1,",
+     "        if (0) wait_flag(&args.sync, args.credits[0] + i, epoch - 1,", KEYS),
+    ("credit for all groups of copied keys", "attention_kernels.cu", "i < prs_attention_credit(s, s->world, 0)", "i < s->world - 1", KEYS),
     ("wait for other nodes' results", "far.cuh", "            wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word);\n", "            ;\n", NODES + ALL),
 ]
 
 
 def link_command(build, test, kernels):
-    program = "test/hopper/test_hopper_" + ("nodes" if test.startswith(NODES) else "moe" if test.startswith(MOE) else "fused")
+    program = "test/hopper/test_hopper_" + ("nodes" if test.startswith(NODES) else "moe" if test.startswith(MOE) else "attention" if test.startswith(ATTENTION) else "fused")
     lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True, check=True).stdout.splitlines()
     compile_line = next(line for line in lines if f"-c test/hopper/{kernels}.cpp" in line)
     return compile_line, lines[-1]
@@ -111,7 +118,8 @@ def runs(build, program, test, seeds):
     found, first, why = 0, None, ""
     under = []
     if test.startswith((NODES, MOE)):
-        test, under = test[test.index("/") + 1:], [build / "tools/softnic/softnic-run", "--quiet", "--jitter", "100us", "--"]
+        under = [build / "tools/softnic/softnic-run", "--quiet", "--jitter", "100us", "--"]
+    test = test.rpartition("/")[2]
     for seed in range(1, seeds + 1):
         try:
             r = subprocess.run([*under, program, "--filter", f"*/{test}", "-j1"], env={**os.environ, "HOPPER_SEED": str(seed)}, capture_output=True,

@@ -326,6 +326,23 @@ Test(attention, a_ring_of_two_buffers_is_right, .timeout = 900)
                  {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .group = 2, .push_ctas = 1}});
 }
 
+/* By copy engines: both layouts, with groups of whole batches, of some heads of one, and across batches. */
+Test(attention, keys_that_are_copied_are_right, .timeout = 900)
+{
+    ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES}},
+                 {4, {3, 4, 2, 64, 400, 0, 0, 0.3f}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 1}},
+                 {3, {2, 3, 3, 64, 390, 1, 0, 0.3f}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 2}},
+                 {4, {2, 2, 2, 128, 1048, 1, 1, 0.3f}, 2, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 1}},
+                 {2, {2, 4, 2, 128, 404, 0, 1, 0.4f}, 2, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 3}});
+}
+
+/* A launch then returns when the kernel has ended, for which it needs what the other ranks enqueue. */
+Test(attention, launches_that_block_find_all_copies_enqueued, .timeout = 900)
+{
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 1, 0, 0}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES}});
+}
+
 /* ---- several nodes: the real transport, over the software NIC -----------------------------------------------------
  */
 static void need_software_nic(void)
@@ -406,6 +423,7 @@ Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
 }
 
 struct lost {
+    uint32_t copy_engine;
     struct prs_fused_error error[3];
 };
 
@@ -414,11 +432,12 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
 {
     struct lost *lost = user;
     struct prs_attention_shape shape = {1, 2, 2, 128, 300, 0, 0, 0};
+    struct prs_attention_tuning tuning = {.copy_engine = lost->copy_engine};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
     void *x = NULL, *out;
     cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
-    cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &tuning, &plan), 0);
     x = ranks_upload(1, 100 * 256);
     cr_assert_eq(cudaMalloc(&out, 100 * 256 * 2), cudaSuccess);
     if (rank != 2)
@@ -431,9 +450,9 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     prs_fused_close(ctx);
 }
 
-Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 900)
+static void assert_lost_rank_is_named(uint32_t copy_engine)
 {
-    struct lost lost;
+    struct lost lost = {.copy_engine = copy_engine};
     hopper_setup(3, SMS, 0);
     hopper_forgive_late_writes();
     ranks_run(3, launch_unless_lost, &lost);
@@ -443,4 +462,14 @@ Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 900)
         cr_assert(strstr(e->text, "for keys or values of rank 2: flag ") != NULL, "%s", e->text);
     }
     cr_assert_eq(lost.error[2].code, 0);
+}
+
+Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 900)
+{
+    assert_lost_rank_is_named(PRS_COPIES_BY_CTAS);
+}
+
+Test(attention, a_lost_rank_that_was_to_copy_is_named_by_the_others, .timeout = 900)
+{
+    assert_lost_rank_is_named(PRS_COPIES_BY_ENGINES);
 }

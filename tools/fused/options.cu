@@ -34,7 +34,6 @@ static const struct number {
     {"--ctas", "MoE tuning: SMs that work", FIELD(moe.tuning.ctas)},
     {"--mode", "attention tuning: 2 resident, 3 ring of two buffers", FIELD(attention.tuning.mode)},
     {"--attention-ctas", "attention tuning", FIELD(attention.tuning.ctas)},
-    {"--group", "attention tuning", FIELD(attention.tuning.group)},
     {"--slab-rows", "attention tuning", FIELD(attention.tuning.slab_rows)},
     {"--block-rows", "attention tuning", FIELD(attention.tuning.block_rows)},
     {"--overlap", "attention tuning", FIELD(attention.tuning.overlap)},
@@ -224,7 +223,9 @@ static void check_kernels(struct bench_options *o)
         a->shapes[i].causal = a->causal;
         a->shapes[i].heads_first = a->heads_first;
     }
+    a->tuning.group = o->tuning.group;
     a->tuning.push_ctas = o->tuning.push_ctas;
+    a->tuning.copy_engine = o->tuning.copy_engine;
     a->tuning.spread = o->tuning.spread;
 }
 

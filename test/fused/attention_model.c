@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test/fused/attention_model.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct cta {
+    struct attention_model *model;
+    uint32_t rank, index;
+    uint32_t random[2];
+};
+
+/* The rank so far on in the own node. */
+static uint32_t neighbour(const struct prs_attention_schedule *s, uint32_t p)
+{
+    return s->node * s->locals + (s->local + p) % s->locals;
+}
+
+static uint32_t chunks_of(const struct prs_attention_schedule *s)
+{
+    return prs_ceil_div(s->segment_rows, s->chunk_rows);
+}
+
+static uint32_t value_of(uint32_t epoch, uint32_t source, uint32_t pair, uint32_t kind, uint32_t segment,
+                         uint32_t chunk)
+{
+    uint32_t x =
+        epoch * 2654435761u ^ source * 40503u ^ pair * 9973u ^ (kind * 2 + segment) * 69069u ^ chunk * 1812433253u;
+    return x ^ x >> 15;
+}
+
+/* ---- warp 1: send --------------------------------------------------------------------------------------------------
+ */
+/* Where to count a message: peer 0 is the own rank, whose relay slot it has landed in. */
+struct sent {
+    uint32_t peer, index;
+    uint32_t *to, value; /* to: NULL when it has landed */
+};
+
+struct queue {
+    uint32_t length;
+    struct sent sent[IN_FLIGHT];
+};
+
+static void land(struct sent *x)
+{
+    if (x->to != NULL)
+        *x->to = x->value;
+    x->to = NULL;
+}
+
+/* As relay_message() in attention_far.cuh. */
+static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    uint32_t slab = index % s->slabs, segment = index / s->slabs % s->segments;
+    uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->pairs;
+    uint32_t messages = prs_attention_arrivals(s, slab), first = slab * s->slab_chunks;
+    if (watch_count(&me->arrivals[index]) != epoch * messages)
+        return;
+    for (uint32_t back = 1; back < s->nodes; back++) {
+        uint32_t peer = prs_attention_counterpart(s, s->nodes - back);
+        uint32_t from = prs_attention_stage(s, s->world, pair, kind, segment);
+        uint32_t to = prs_attention_stage(s, back * s->locals, pair, kind, segment);
+        struct attention_rank *there = &c->model->ranks[peer];
+        if (segment >= prs_attention_interest(s, s->rank, peer))
+            continue;
+        nic_post(&me->nic, &(struct nic_command){.from = &me->staging[from * chunks_of(s) + first],
+                                                 .to = &there->staging[to * chunks_of(s) + first],
+                                                 .words = messages,
+                                                 .peer = peer,
+                                                 .group = index});
+        nic_post(&me->nic, &(struct nic_command){
+                               .to = &there->signals[prs_attention_far_slab(s, back, pair, kind, segment, slab)],
+                               .value = epoch,
+                               .peer = peer,
+                               .group = index});
+    }
+}
+
+static void count_oldest(struct cta *c, uint32_t epoch, struct queue *q)
+{
+    const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
+    struct sent *x = &q->sent[0];
+    land(x);
+    if (s->nodes > 1 && x->peer == 0)
+        relay_message(c, epoch, x->index);
+    else
+        watch_add(&c->model->ranks[neighbour(s, x->peer)].arrivals[x->index]);
+    q->sent[0] = q->sent[1];
+    q->length--;
+}
+
+static void count_all(struct cta *c, uint32_t epoch, struct queue *q)
+{
+    while (q->length != 0)
+        count_oldest(c, epoch, q);
+}
+
+/* Meanwhile nothing is held back. */
+static bool await_flag(struct cta *c, uint32_t epoch, struct queue *q, const uint32_t *flag, uint32_t want,
+                       const char *what, uint32_t index, uint32_t from)
+{
+    if (prs_flag_reached(watch_load(flag), want))
+        return true;
+    count_all(c, epoch, q);
+    return watch_wait(&c->model->watch, flag, want, what, c->rank, index, from);
+}
+
+static bool await_credit(struct cta *c, const struct prs_attention_message *x, uint32_t epoch, struct queue *q)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    bool earlier;
+    uint32_t evicted = prs_attention_evicted(s, x->group, &earlier), want = earlier ? epoch - 1 : epoch;
+    if (x->distance == 0) { /* the relay slot: all counterparts */
+        for (uint32_t back = 1; back < s->nodes; back++) {
+            uint32_t word = prs_attention_far_credit(s, back, evicted);
+            if (!await_flag(c, epoch, q, &me->signals[word], want, "far credit", word,
+                            prs_attention_counterpart(s, s->nodes - back)))
+                return false;
+        }
+        return true;
+    }
+    evicted = prs_attention_credit(s, x->distance, evicted);
+    return await_flag(c, epoch, q, &me->credits[evicted], want, "credit", evicted,
+                      neighbour(s, s->locals - x->distance));
+}
+
+static bool await_message(struct cta *c, const struct prs_attention_message *x, uint32_t epoch, struct queue *q,
+                          uint32_t *credited)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    uint32_t buffer = x->group * s->locals + x->distance;
+    if (x->way != 0) {
+        uint32_t word = prs_attention_far_slab(s, x->way, x->pair, x->kind, x->segment, x->slab);
+        if (!await_flag(c, epoch, q, &me->signals[word], epoch, "far slab", word, prs_attention_counterpart(s, x->way)))
+            return false;
+    }
+    if (*credited != buffer && (x->way == 0 || x->distance != 0) && !await_credit(c, x, epoch, q))
+        return false;
+    *credited = buffer;
+    return true;
+}
+
+/* A message lands at once, or only just before it is counted. */
+static void send_message(struct cta *c, const struct prs_attention_message *x, uint32_t epoch, struct queue *q)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    uint32_t order = prs_attention_order(s, x->way, x->distance), chunk = x->row / s->chunk_rows;
+    uint32_t peer = x->distance == 0 ? 0 : s->locals - x->distance;
+    uint32_t stage = prs_attention_stage(s, order, x->pair, x->kind, x->segment);
+    struct sent *to = &q->sent[q->length++];
+    to->peer = peer, to->index = prs_attention_arrival(s, order, x->pair, x->kind, x->segment, x->slab);
+    to->to = &c->model->ranks[neighbour(s, peer)].staging[stage * chunks_of(s) + chunk];
+    to->value = value_of(epoch, c->rank, x->pair, x->kind, x->segment, chunk);
+    if (x->way != 0) {
+        stage = prs_attention_stage(s, x->way * s->locals, x->pair, x->kind, x->segment);
+        to->value = me->staging[stage * chunks_of(s) + chunk];
+    }
+    if (c->random[1] >> 16 & 1)
+        land(to);
+}
+
+/* This CTA sends no more of the groups before `to`. */
+static void pass_groups(struct cta *c, uint32_t epoch, struct queue *q, uint32_t *passed, uint32_t to)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    if (*passed < to)
+        count_all(c, epoch, q);
+    for (; *passed < to; ++*passed)
+        watch_count(&me->finished[me->s.groups + *passed]);
+}
+
+static bool push_epoch(struct cta *c, uint32_t epoch)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    struct queue q = {.length = 0};
+    uint32_t credited = UINT32_MAX, passed = 0;
+    if (c->index >= c->model->push_ctas)
+        return true;
+    for (uint32_t i = c->index; i < prs_attention_messages(s); i += c->model->push_ctas) {
+        struct prs_attention_message x;
+        if (!prs_attention_message_at(s, i, &x))
+            continue;
+        if (s->nodes > 1)
+            pass_groups(c, epoch, &q, &passed, x.turn);
+        if (!await_message(c, &x, epoch, &q, &credited))
+            return false;
+        if (x.way != 0 && x.distance == 0) { /* it is here already */
+            watch_add(&me->arrivals[prs_attention_arrival(s, x.way * s->locals, x.pair, x.kind, x.segment, x.slab)]);
+            continue;
+        }
+        watch_dawdle(&c->random[1]);
+        if (q.length == IN_FLIGHT)
+            count_oldest(c, epoch, &q);
+        send_message(c, &x, epoch, &q);
+    }
+    if (s->nodes > 1)
+        pass_groups(c, epoch, &q, &passed, s->groups);
+    count_all(c, epoch, &q);
+    return true;
+}
+
+/* ---- copy engines: one behind the other, as one stream has them ----------------------------------------------------
+ */
+/* Where they put a word: as it lies in the sender's tensor. */
+static uint32_t copied_word(const struct prs_attention_schedule *s, uint32_t order, uint32_t kind, uint32_t pair,
+                            uint32_t segment, uint32_t chunk)
+{
+    return ((prs_attention_tensor(order, kind) * s->pairs + pair) * s->segments + segment) * chunks_of(s) + chunk;
+}
+
+static void copy_group(struct cta *c, uint32_t epoch, uint32_t group, uint32_t distance)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    struct attention_rank *there = &c->model->ranks[neighbour(s, s->world - distance)];
+    for (uint32_t i = 0; i < prs_attention_group_pairs(s, group) * 2 * s->segments; i++) {
+        uint32_t pair = group * s->group + i / s->segments / 2, kind = i / s->segments % 2, segment = i % s->segments;
+        for (uint32_t chunk = 0; chunk < chunks_of(s); chunk++)
+            there->staging[copied_word(s, distance, kind, pair, segment, chunk)] =
+                value_of(epoch, c->rank, pair, kind, segment, chunk);
+    }
+    watch_raise(&there->arrivals[prs_attention_copied(s, distance, group)], epoch);
+}
+
+static bool copy_epoch(struct cta *c, uint32_t epoch)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    if (c->index != 0)
+        return true;
+    for (uint32_t i = 0; i < prs_attention_credit(s, s->world, 0); i++)
+        if (!watch_wait(&c->model->watch, &me->credits[i], epoch - 1, "credit", c->rank, i,
+                        neighbour(s, s->world - 1 - i / s->groups)))
+            return false;
+    for (uint32_t group = 0; group < s->groups; group++)
+        for (uint32_t distance = 1; distance < s->world; distance++) {
+            watch_dawdle(&c->random[1]);
+            copy_group(c, epoch, group, distance);
+        }
+    return true;
+}
+
+/* ---- warp 2 of the first CTA: credit to other nodes ----------------------------------------------------------------
+ */
+static bool credit_epoch(struct cta *c, uint32_t epoch)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    for (uint32_t group = 0; group < s->groups; group++) {
+        if (!watch_wait(&c->model->watch, &me->finished[group], CTAS * epoch, "CTAs that have read group", c->rank,
+                        group, c->rank) ||
+            !watch_wait(&c->model->watch, &me->finished[s->groups + group], c->model->push_ctas * epoch,
+                        "CTAs that have sent group", c->rank, group, c->rank))
+            return false;
+        for (uint32_t way = 1; way < s->nodes; way++) {
+            uint32_t peer = prs_attention_counterpart(s, way);
+            nic_post(&me->nic, &(struct nic_command){
+                                   .to = &c->model->ranks[peer].signals[prs_attention_far_credit(s, way, group)],
+                                   .value = epoch,
+                                   .peer = peer,
+                                   .group = group});
+        }
+    }
+    return true;
+}
+
+/* ---- warp 0 and the consumers --------------------------------------------------------------------------------------
+ */
+static bool read_block(struct cta *c, uint32_t epoch, const struct prs_attention_task *t,
+                       const struct prs_attention_walk *w, uint32_t kind)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    uint32_t order = w->span / s->segments, segment = w->span % s->segments;
+    uint32_t stage = prs_attention_stage(s, order, t->pair, kind, segment), source = prs_attention_source(s, order);
+    bool copied = c->model->push_ctas == 0;
+    uint32_t row = w->block * s->block_rows / s->chunk_rows * s->chunk_rows, end = (w->block + 1) * s->block_rows;
+    for (; row < end && row < s->segment_rows; row += s->chunk_rows) {
+        uint32_t chunk = row / s->chunk_rows, slab = chunk / s->slab_chunks;
+        uint32_t index = copied ? prs_attention_copied(s, order, t->group)
+                                : prs_attention_arrival(s, order, t->pair, kind, segment, slab);
+        uint32_t word = copied ? copied_word(s, order, kind, t->pair, segment, chunk) : stage * chunks_of(s) + chunk;
+        uint32_t want = value_of(epoch, source, t->pair, kind, segment, chunk), have;
+        if (!watch_wait(&c->model->watch, &me->arrivals[index], epoch * (copied ? 1 : prs_attention_arrivals(s, slab)),
+                        "slab", c->rank, index, source))
+            return false;
+        have = me->staging[word];
+        if (have != want) {
+            watch_fail(&c->model->watch, "word of staging memory", c->rank, word, source, want, have);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void finish_groups(struct cta *c, uint32_t epoch, uint32_t from, uint32_t to)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    for (uint32_t group = from; group < to; group++) {
+        if (watch_count(&me->finished[group]) != epoch * CTAS)
+            continue;
+        for (uint32_t p = 1; p < s->locals; p++)
+            watch_raise(&c->model->ranks[neighbour(s, p)].credits[prs_attention_credit(s, p, group)], epoch);
+    }
+}
+
+/* Whoever is last sees what all parts have left. */
+static bool merge_parts(struct cta *c, uint32_t epoch, const struct prs_attention_piece *piece)
+{
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    struct prs_attention_part p;
+    uint32_t sum = 0, want = 0;
+    if (piece->part == 0)
+        return true;
+    p = me->deal.parts[piece->part - 1];
+    me->left[piece->part - 1] = epoch * 31 + piece->begin.span * 7 + piece->begin.block;
+    if (watch_count(&me->parts_done[p.first]) != p.parts)
+        return true;
+    me->parts_done[p.first] = 0;
+    for (uint32_t i = p.first; i < p.first + p.parts; i++)
+        sum += me->left[i];
+    for (uint32_t i = 0; i < me->deal.pieces_count; i++)
+        if (memcmp(&me->deal.pieces[i].task, &piece->task, sizeof(piece->task)) == 0)
+            want += epoch * 31 + me->deal.pieces[i].begin.span * 7 + me->deal.pieces[i].begin.block;
+    if (sum != want)
+        watch_fail(&c->model->watch, "sum of part", c->rank, piece->part, c->rank, want, sum);
+    return sum == want;
+}
+
+static bool compute_epoch(struct cta *c, uint32_t epoch)
+{
+    const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
+    const struct prs_attention_deal *deal = &c->model->ranks[c->rank].deal;
+    uint32_t finished = 0;
+    for (uint32_t i = deal->starts[c->index]; i < deal->starts[c->index + 1]; i++) {
+        const struct prs_attention_piece *piece = &deal->pieces[i];
+        struct prs_attention_walk w = piece->begin;
+        finish_groups(c, epoch, finished, piece->task.group);
+        finished = piece->task.group;
+        do {
+            watch_dawdle(&c->random[0]);
+            if (w.span >= s->segments && (!read_block(c, epoch, &piece->task, &w, PRS_KEYS) ||
+                                          !read_block(c, epoch, &piece->task, &w, PRS_VALUES)))
+                return false;
+        } while (prs_attention_next(s, &piece->task, &w));
+        if (!merge_parts(c, epoch, piece))
+            return false;
+    }
+    finish_groups(c, epoch, finished, s->groups);
+    return true;
+}
+
+/* ---- one launch after the other ------------------------------------------------------------------------------------
+ */
+/* Other than the kernel's, a launch ends here with puts and signals under way: what may be written again, and when, is
+ * for credits to say. */
+static void leave(struct cta *c, uint32_t epoch)
+{
+    struct attention_rank *r = &c->model->ranks[c->rank];
+    uint32_t threads = CTAS * 2 + (r->s.nodes > 1 ? 1 : 0);
+    if (watch_count(&r->exits) == (epoch - FIRST_EPOCH) * threads)
+        watch_raise(&r->epoch, epoch);
+}
+
+static void run_epochs(struct cta *c, bool (*role)(struct cta *c, uint32_t epoch))
+{
+    const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
+    for (uint32_t i = 1; i <= EPOCHS; i++) {
+        uint32_t epoch = FIRST_EPOCH + i;
+        if ((s->node == s->nodes - 1 && watch_leaves(&c->model->watch, i)) ||
+            !watch_wait(&c->model->watch, &c->model->ranks[c->rank].epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
+            !role(c, epoch))
+            return;
+        leave(c, epoch);
+    }
+}
+
+static void *compute_thread(void *arg)
+{
+    run_epochs(arg, compute_epoch);
+    return NULL;
+}
+
+static void *push_thread(void *arg)
+{
+    run_epochs(arg, ((struct cta *)arg)->model->push_ctas == 0 ? copy_epoch : push_epoch);
+    return NULL;
+}
+
+static void *credit_thread(void *arg)
+{
+    run_epochs(arg, credit_epoch);
+    return NULL;
+}
+
+/* As it stands after FIRST_EPOCH launches. */
+static void init_rank(struct attention_rank *r, uint32_t push_ctas)
+{
+    const struct prs_attention_schedule *s = &r->s;
+    uint32_t arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
+    uint32_t credits = prs_attention_credit(s, s->locals, 0), words = prs_attention_far_words(s);
+    cr_assert_eq(prs_attention_deal_init(&r->deal, s, CTAS), 0);
+    r->left = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
+    r->parts_done = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
+    r->staging = calloc((size_t)prs_attention_stages(s) * chunks_of(s), sizeof(uint32_t));
+    r->arrivals = calloc(arrivals, sizeof(uint32_t));
+    r->credits = calloc(credits + 1, sizeof(uint32_t)); /* a node of one rank has none */
+    r->finished = calloc(2 * s->groups, sizeof(uint32_t));
+    r->signals = calloc(words, sizeof(uint32_t));
+    r->epoch = FIRST_EPOCH;
+    for (uint32_t i = 0; i < arrivals; i++)
+        r->arrivals[i] = FIRST_EPOCH * (push_ctas == 0 ? 1 : prs_attention_arrivals(s, i % s->slabs));
+    for (uint32_t i = 0; i < credits; i++)
+        r->credits[i] = FIRST_EPOCH;
+    for (uint32_t i = 0; i < words; i++)
+        r->signals[i] = FIRST_EPOCH;
+    for (uint32_t i = 0; i < s->groups; i++)
+        r->finished[i] = FIRST_EPOCH * CTAS, r->finished[s->groups + i] = FIRST_EPOCH * push_ctas;
+}
+
+static void fini_rank(struct attention_rank *r)
+{
+    prs_attention_deal_fini(&r->deal);
+    free(r->left);
+    free(r->parts_done);
+    free(r->staging);
+    free(r->arrivals);
+    free(r->credits);
+    free(r->finished);
+    free(r->signals);
+}
+
+void attention_model_check_rank(const struct attention_model *model, uint32_t rank)
+{
+    const struct attention_rank *r = &model->ranks[rank];
+    const struct prs_attention_schedule *s = &r->s;
+    uint64_t segments = 0;
+    cr_assert_eq(r->epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", rank, r->epoch);
+    for (uint32_t way = 1; way < s->nodes; way++)
+        segments += prs_attention_interest(s, rank, prs_attention_counterpart(s, way));
+    cr_assert_eq(r->nic.words, segments * s->pairs * 2 * chunks_of(s) * EPOCHS);
+    cr_assert_eq(r->nic.puts, segments * s->pairs * 2 * s->slabs * EPOCHS);
+    cr_assert_eq(r->nic.signals, r->nic.puts + (uint64_t)(s->nodes - 1) * s->groups * EPOCHS);
+}
+
+void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,
+                         const struct prs_attention_shares *shares, uint32_t lost_after)
+{
+    static void *(*const roles[])(void *) = {compute_thread, push_thread, credit_thread};
+    struct cta ctas[MAX_WORLD][CTAS];
+    pthread_t threads[MAX_WORLD][CTAS * 2 + 1];
+    uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * 2 + (shares->nodes > 1 ? 1 : 0);
+    printf("seed %u\n", seed);
+    watch_init(&model->watch, world * roles_of_rank, world / shares->nodes * roles_of_rank, lost_after);
+    for (uint32_t r = 0; r < world; r++) {
+        model->ranks[r].s = *sizes;
+        prs_attention_schedule_init(&model->ranks[r].s, r, world, shares);
+        init_rank(&model->ranks[r], model->push_ctas);
+        if (shares->nodes > 1)
+            nic_open(&model->ranks[r].nic, &model->watch, seed + r);
+    }
+    for (uint32_t r = 0; r < world; r++)
+        for (uint32_t i = 0; i < roles_of_rank; i++) {
+            struct cta *c = &ctas[r][i % CTAS];
+            if (i < CTAS)
+                *c = (struct cta){model, r, i, {seed + r * 100 + i, seed * 3 + r * 100 + i}};
+            cr_assert_eq(pthread_create(&threads[r][i], NULL, roles[i / CTAS], c), 0);
+        }
+    for (uint32_t r = 0; r < world; r++)
+        for (uint32_t i = 0; i < roles_of_rank; i++)
+            pthread_join(threads[r][i], NULL);
+    for (uint32_t r = 0; r < world && shares->nodes > 1; r++)
+        nic_close(&model->ranks[r].nic);
+}
+
+void attention_model_close(struct attention_model *model, uint32_t world)
+{
+    for (uint32_t r = 0; r < world; r++)
+        fini_rank(&model->ranks[r]);
+    free(model);
+}

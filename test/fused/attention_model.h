@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention's protocol on threads: the schedule, counters and credits of fused/attention_schedule.h, with one word
+ * in place of each message, and of each part of a task. Data are plain memory, flags are atomics with the orders the
+ * kernel uses, so that ThreadSanitizer sees a wait that is missing or too weak. Each CTA is a thread that reads what
+ * its tasks load and a thread that sends; ranks run free, with random delays, through many epochs that begin shortly
+ * before the epoch wraps. Between nodes a rank also has a thread that gives credit to other nodes, and a NIC (nic.h).
+ * By copy engines one thread of a rank sends, as one stream has its copies. */
+#ifndef PERSEUS_TEST_FUSED_ATTENTION_MODEL_H
+#define PERSEUS_TEST_FUSED_ATTENTION_MODEL_H
+
+#include "fused/attention_deal.h"
+#include "test/fused/nic.h"
+
+enum { MAX_WORLD = 4, CTAS = 2, IN_FLIGHT = 2 };
+
+#ifdef __SANITIZE_THREAD__
+enum { EPOCHS = 2000 };
+#else
+enum { EPOCHS = 4000 };
+#endif
+
+struct attention_rank {
+    struct prs_attention_schedule s;
+    struct prs_attention_deal deal;
+    uint32_t *left;                          /* plain: what each part leaves */
+    uint32_t *parts_done;                    /* atomic */
+    uint32_t *staging;                       /* plain: [stage][message of the segment] */
+    uint32_t *arrivals, *credits, *finished; /* atomic; finished: read, then sent on */
+    uint32_t *signals;                       /* atomic; between nodes */
+    uint32_t epoch, exits;                   /* atomic: as in prs_plan_words */
+    struct nic nic;
+};
+
+struct attention_model {
+    struct attention_rank ranks[MAX_WORLD];
+    struct watch watch;
+    uint32_t push_ctas; /* 0: copy engines */
+};
+
+/* Zeroed before but for push_ctas. All epochs; or the ranks of the last node stop after `lost_after` of them, unless 0.
+ * What is wrong is in the watch. */
+void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,
+                         const struct prs_attention_shares *shares, uint32_t lost_after);
+
+/* A share crosses once to each node that looks at it, and no more of it than that. */
+void attention_model_check_rank(const struct attention_model *model, uint32_t rank);
+
+void attention_model_close(struct attention_model *model, uint32_t world);
+
+#endif
