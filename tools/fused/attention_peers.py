@@ -122,14 +122,6 @@ class Sdpa:
             self.out = torch.nn.functional.scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal, enable_gqa=gqa).transpose(1, 2)
 
 
-def together(world):
-    """The next thing on the stream starts at the same time on all GPUs."""
-    torch.cuda.synchronize()
-    if world > 1:
-        dist.barrier()
-        dist.all_reduce(torch.zeros(1, device="cuda"))
-
-
 def positions(rank, world, rows, causal):
     """Of a rank's rows in the whole sequence."""
     if not causal or world == 1:
@@ -201,7 +193,7 @@ def measure(args, context, text, rank, world):
     at, want, want_lse, bound = reference(q, k, v, args.causal, rank, world)
     ways = {name: Way(run, run.poison, lambda run=run: (run.out, run.lse), lambda _, run=run: check(run, at, want, want_lse, bound),
                       lambda run=run: run.out[at[0], int(at[1][0]), at[2], :1]) for name, run in ours.items()}
-    times = time_all({**ways, **{name: Way(run) for name, run in peers.items()}}, args.rounds, lambda: together(world), lambda usec: worst(usec, world),
+    times = time_all({**ways, **{name: Way(run) for name, run in peers.items()}}, args.rounds, world, lambda usec: worst(usec, world),
                      args.corrupt if rank == world - 1 else 0)
     peer_error, peer_rms = (worst(x, world) for x in error_of(peers["nccl_ring" if world > 1 else "cudnn"].out, at, want))
     beside, bad = "nccl_ring" if world > 1 else "cudnn", 0

@@ -189,11 +189,6 @@ def slowest(value):
     return t.item()
 
 
-def together():
-    torch.cuda.synchronize()
-    dist.all_reduce(torch.zeros(1, device="cuda"))  # the GPUs start together
-
-
 def measure(args, preset, count, zipf, hosts):
     hidden, columns, experts, top_k = PRESETS[preset]
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -217,7 +212,7 @@ def measure(args, preset, count, zipf, hosts):
 
     # The product alone needs the maps, and leaves them as they are.
     own = {"own": way(ours.dispatch_gemm, ours.poison), "product": way(ours.gemm, ours.poison_out)}
-    usec = time_all({**own, "peer": Way(peer.both), "dispatch": Way(peer.dispatch), "grouped_mm": Way(peer.multiply)}, args.rounds, together, slowest,
+    usec = time_all({**own, "peer": Way(peer.both), "dispatch": Way(peer.dispatch), "grouped_mm": Way(peer.multiply)}, args.rounds, world, slowest,
                     args.corrupt if rank == world - 1 else 0)
     maps, values = (sum(w.found[i] for w in own.values()) for i in range(2))
     worst, differing = max(w.found[2] for w in own.values()), int(slowest(sum(w.differing for w in own.values())))

@@ -142,11 +142,6 @@ def most(value, cpu_group):
     return float(tensor[0])
 
 
-def together():
-    torch.cuda.synchronize()
-    dist.all_reduce(torch.zeros(1, device="cuda"))  # the GPUs start together: ranks of Python are 100 us apart
-
-
 def sampled(op, result, rows, rank):
     """An element that compare() looks at; the last rank has one of 64 rows."""
     block = result.shape[0]
@@ -170,7 +165,7 @@ def one_row(op, size, options, perseus, rank, world, cpu_group):
                for name, run in methods.items()}
     own = checked["own"]
     own.wrote, own.sampled = lambda: (c,), lambda: sampled(op, c, rows, rank)
-    usec = time_all(checked, options.iterations, together, lambda t: most(t, cpu_group), options.corrupt if rank == world - 1 else 0)
+    usec = time_all(checked, options.iterations, world, lambda t: most(t, cpu_group), options.corrupt if rank == world - 1 else 0)
     differing = int(most(own.differing, cpu_group))
     row = {"kernel": op, "M": m, "N": n, "K": k, "gpus": world, "nodes": 1}
     for name, way in checked.items():

@@ -4,8 +4,10 @@ writes it leaves the bits of the last warm-up launch, and the last one is compar
 import statistics
 
 import torch
+import torch.distributed as dist
 
 WARMUP = 3
+PAUSE_CLOCKS = 4_000_000  # some 2 ms
 SAME_SIZE = {2: torch.int16, 4: torch.int32}
 
 
@@ -29,11 +31,23 @@ class Way:
         return sum(int((bits(a) != b).sum()) for a, b in zip(self.wrote(), self.kept))
 
 
-def time_once(way, together, slowest):
+def together(world):
+    """What is enqueued next starts at the same time on all GPUs, and all of it has been enqueued by then, as in a program that does not wait for each
+    step: ranks of Python are 100 us apart, and take 10 us and more for a call that they have just come to."""
+    torch.cuda.synchronize()
+    if world > 1:
+        dist.barrier()
+        torch.cuda.synchronize()
+    torch.cuda._sleep(PAUSE_CLOCKS)
+    if world > 1:
+        dist.all_reduce(torch.zeros(1, device="cuda"))
+
+
+def time_once(way, world, slowest):
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if way.poison:
         way.poison()  # what an earlier run left must not pass for this one's
-    together()
+    together(world)
     begin.record()
     result = way.run()
     end.record()
@@ -58,13 +72,13 @@ def look_at(way, own, result, timed, rounds, corrupt):
         way.found = way.check(result)
 
 
-def time_all(ways, rounds, together, slowest, corrupt=0):
-    """Microseconds by name: median over rounds of the slowest rank. together(): the GPUs go on at the same time; slowest(usec): over all ranks, which
+def time_all(ways, rounds, world, slowest, corrupt=0):
+    """Microseconds by name: median over rounds of the slowest rank. slowest(usec): over all ranks, which
     are then through. corrupt: the timed round in which an element is changed before it is compared; 0: in none."""
     own = next(way for way in ways.values() if way.wrote)
     for i in range(WARMUP + rounds):
         for way in ways.values():
-            usec, result = time_once(way, together, slowest)
+            usec, result = time_once(way, world, slowest)
             if i >= WARMUP:
                 way.usec.append(usec)
             look_at(way, own, result, i + 1 - WARMUP, rounds, corrupt)
