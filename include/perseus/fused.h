@@ -84,8 +84,8 @@ struct prs_fused_shape {
 };
 
 enum prs_fused_pace { PRS_UNPACED = 1, PRS_PACED = 2 };
-/** How an all-gather moves the blocks. Copy engines: all of the own block to the rank after this one first, then to the
- * one after that, and so on; some 2.5 us of host time for each piece and rank, twice, beside the kernel. Or the CTAs
+/** Who moves an all-gather's blocks, or attention's keys and values. Copy engines: a piece after the other, to one rank
+ * after the other; some 3 us of host time for each piece and rank, two or three times, beside the kernel. Or the CTAs
  * push them, which is the only way between nodes, and where two ranks share a GPU: its copies to itself are kernels. */
 enum prs_fused_copies { PRS_COPIES_BY_ENGINES = 1, PRS_COPIES_BY_CTAS = 2 };
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };

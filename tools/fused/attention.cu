@@ -156,8 +156,8 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
         printf("\"usec\":%s,\"comm_floor_usec\":%.1f,\"ratio_to_comm_floor\":%s,\"tflops\":%s,", usec, floor_us, ratio,
                rate);
         printf("\"sm_split\":{\"mode\":\"%s\",\"ctas\":%u,\"group\":%u,\"slab_rows\":%u,\"push_ctas\":%u,\"spread\":%u,"
-               "\"block_rows\":%u,\"overlap\":%u,\"copy_engine\":%u,\"reason\":\"%s\"},\"workspace_bytes\":%"
-               "llu,",
+               "\"block_rows\":%u,\"overlap\":%u,\"copy_engine\":%u,\"reason\":\"%s\"},"
+               "\"workspace_bytes\":%llu,",
                MODES[t->mode], t->ctas, t->group, t->slab_rows, t->push_ctas, t->spread, t->block_rows, t->overlap,
                t->copy_engine, info.reason, (unsigned long long)info.workspace_bytes);
         printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,"

@@ -5,7 +5,7 @@
   torchrun --nproc-per-node 4 tools/fused/attention_peers.py --library build/fused/libperseus-fused.so --shape 4x16x16x8192x128 ... [--causal]
   tools/fused/attention_peers.py --alone --library ... --shape 4x16x16x8192x128 --variant 176:3 --variant 128:3      (one GPU: the core)
 
-A shape is batch x query heads x KV heads x whole sequence x head_dim; a variant is keys-a-step:overlap[:group[:slab rows[:spread[:mode[:copy engine[:lot]]]]]], as in
+A shape is batch x query heads x KV heads x whole sequence x head_dim; a variant is keys-a-step:overlap[:group[:slab rows[:spread[:mode[:copy engine]]]]], as in
 struct prs_attention_tuning, 0 for the default. All ways take turns in every round, start together, and are timed by events; a time is the
 median over rounds of the slowest rank. Results are poisoned before each run; those of our timed launches are the same bits each time, and sampled
 rows of the last one are compared with a softmax in double precision (timed.py; `checked_launches` says how many). `error` is the largest
