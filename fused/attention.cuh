@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attention engine. A CTA computes one task at a time (attention_schedule.h): 128 or 192 query rows of one head
- * against the keys and values of all ranks. In a CTA:
+ * against the keys and values of all ranks. With E::cluster = 2 two CTAs compute one of 256 rows, half of them each,
+ * and each loads half of every block of keys and values for both. In a CTA:
  *   warp 0         load_tasks     fills the rings of keys and values, gates on other ranks' data
  *   warp 1         push_share     sends the own keys and values to the other ranks
  *   warp 2         give_far_credit (CTA 0, several nodes)
@@ -12,6 +13,18 @@
 #include "fused/attention_core.cuh"
 #include "fused/attention_load.cuh"
 #include "fused/attention_push.cuh"
+
+/* All threads of the cluster. */
+template <class E> PRS_DEVICE void meet(void)
+{
+    __syncwarp();
+    if (E::cluster == 1) {
+        __syncthreads();
+    } else {
+        cluster_arrive();
+        cluster_wait();
+    }
+}
 
 template <class E>
 __global__ void __launch_bounds__(E::threads, 1)
@@ -25,7 +38,7 @@ __global__ void __launch_bounds__(E::threads, 1)
         tensor_map_prefetch(&args.k);
         tensor_map_prefetch(&args.v);
     }
-    __syncthreads();
+    meet<E>(); /* the barriers of all CTAs exist before anything is multicast to them */
 
     if (threadIdx.x < 128) {
         registers_give<E::producer_registers>();
@@ -39,10 +52,11 @@ __global__ void __launch_bounds__(E::threads, 1)
         registers_take<E::consumer_registers>();
         attend_tasks<E>(args, m);
     }
+    if (E::cluster == 1 && args.schedule.world == 1)
+        return;
+    meet<E>(); /* another CTA may still multicast here, or arrive on this CTA's barriers */
     if (args.schedule.world == 1)
         return;
-    __syncwarp();
-    __syncthreads();
     /* Credits are the last that is put, and nobody waits for them in this launch: without this a plan could be closed,
      * and its windows be gone, while the proxy has still to put them. */
     if (threadIdx.x == 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)

@@ -88,6 +88,16 @@ PRS_DEVICE void release(uint64_t *empty)
         mbarrier_arrive(empty);
 }
 
+/* The same of keys or values: one lane per CTA that loads a part of them says so there. */
+template <class E> PRS_DEVICE void release_block(uint64_t *empty)
+{
+    uint32_t lane = threadIdx.x % 32;
+    if (E::cluster == 1)
+        release(empty);
+    else if (lane < E::cluster)
+        mbarrier_arrive_at(empty, lane);
+}
+
 template <class E> PRS_DEVICE void take_turn(const struct attention_consumer &c)
 {
     if (E::takes_turns)
@@ -104,7 +114,7 @@ template <class E>
 PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_args &args,
                            const struct prs_attention_task &t, const struct prs_attention_walk &w)
 {
-    uint32_t first = t.tile * E::tile_rows + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
+    uint32_t first = first_row<E>(t) + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
     uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     if (prs_attention_limit(&args.schedule, &w, first) < E::block)
         mask_scores(s, prs_attention_limit(&args.schedule, &w, row), prs_attention_limit(&args.schedule, &w, row + 8));
@@ -129,7 +139,7 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
                             const struct attention_memory &m, const struct prs_attention_task &t,
                             struct attention_consumer *c, struct attention_state<E> *x)
 {
-    release(&m.k_empty[stage_of(c->step)]);
+    release_block<E>(&m.k_empty[stage_of(c->step)]);
     if (x->walk.left == 1) /* the next piece's queries may come: they have the time of this softmax and product */
         release(&m.q_empty[c->half]);
     mask_block<E>(s, args, t, x->walk);
@@ -163,12 +173,12 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
         take_scores<E>(s, args, m, t, c, x);
         wgmma_wait<0>();
         registers_pin(x->o);
-        release(&m.v_empty[stage_of(c->step - 1)]);
+        release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
     } else {
         wgmma_wait<0>();
         registers_pin(s);
         registers_pin(x->o);
-        release(&m.v_empty[stage_of(c->step - 1)]);
+        release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
         take_scores<E>(s, args, m, t, c, x);
     }
     pack_probabilities(x->p, s);
@@ -209,7 +219,7 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
     issue_values<E>(x->o, x->p, find_operands<E>(m, *c));
     wgmma_wait<0>();
     registers_pin(x->o);
-    release(&m.v_empty[stage_of(c->step - 1)]);
+    release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
 }
 
 /* One thread of a CTA, which has seen everything arrive that the CTA's pieces of these groups load: the last CTA of the
@@ -244,7 +254,7 @@ template <class E>
 PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
                             struct attention_state<E> *x)
 {
-    uint32_t first = piece.task.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
+    uint32_t first = first_row<E>(piece.task) + (threadIdx.x / 32 - 4) * 16;
     if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x->o, &x->rows))
         write_rows(args, piece.task, first, x->o, x->rows);
 }
@@ -256,7 +266,8 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
     const struct prs_attention_schedule *s = &args.schedule;
     bool gives_credit = s->world > 1 && threadIdx.x == 128;
     struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
-    uint32_t at = args.starts[blockIdx.x], pieces = args.starts[blockIdx.x + 1] - at, finished = 0;
+    const uint32_t *starts = args.starts + blockIdx.x / E::cluster;
+    uint32_t at = starts[0], pieces = starts[1] - at, finished = 0;
     struct prs_attention_piece piece, next;
     struct attention_state<E> x;
     if (c.half == E::warpgroups - 1)

@@ -15,13 +15,15 @@ struct instance {
 
 template <class E> static constexpr struct instance instance_of(uint32_t overlap)
 {
-    return {
-        {E::head_dim, E::block, overlap, E::far, E::tile_rows}, attention_kernel<E>, {1, E::threads, E::shared_bytes}};
+    return {{E::head_dim, E::block, overlap, E::far, E::cluster, E::task_rows},
+            attention_kernel<E>,
+            {E::cluster, E::threads, E::shared_bytes}};
 }
 
-template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0> static constexpr struct instance make(void)
+template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0, int CLUSTER = 1>
+static constexpr struct instance make(void)
 {
-    return instance_of<attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR>>(OVERLAP);
+    return instance_of<attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR, CLUSTER>>(OVERLAP);
 }
 
 /* The best of a head_dim comes first (attention_tuning.c chooses among them). */
@@ -40,12 +42,17 @@ static const struct instance instances[] = {
     make<64, 128, 3, OVERLAP_WARPGROUPS>(),
     make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
     make<64, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
+    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 0, 2>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 0, 2>(),
+    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP, 0, 2>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP, 0, 2>(),
 };
 
 static const struct instance *find(const struct prs_attention_kernel *wanted)
 {
     for (const struct instance &i : instances)
         if (i.choices.head_dim == wanted->head_dim && i.choices.far == wanted->far &&
+            i.choices.share == wanted->share &&
             (wanted->block_rows == 0 || i.choices.block_rows == wanted->block_rows) &&
             (wanted->overlap == 0 || i.choices.overlap == wanted->overlap))
             return &i;
@@ -64,14 +71,17 @@ extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel)
 extern "C" int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas)
 {
     const struct instance *i = find(kernel);
-    return launch_prepare(i->fn, &i->shape, ctas);
+    int r = launch_prepare(i->fn, &i->shape, ctas);
+    if (r == 0)
+        *ctas *= i->shape.cluster;
+    return r;
 }
 
 extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel,
                                            const struct prs_attention_args *args, uint32_t ctas, cudaStream_t stream)
 {
     const struct instance *i = find(kernel);
-    return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
+    return launch_kernel(i->fn, &i->shape, ctas / i->shape.cluster, stream, *args);
 }
 
 /* Before the copy engines start: no other rank still reads what this one sent in the launch before; then the epoch that

@@ -5,8 +5,8 @@
  * The sequence is shared out evenly. A rank's share is one segment of consecutive positions, or, causal with several
  * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
  * task is one tile of query rows of one head; it meets the keys and values of all ranks, own share first, then that of
- * the rank after this one, and so on. A CTA does a task from end to end, its state in registers; only the last few are
- * cut into pieces, so that all CTAs end together.
+ * the rank after this one, and so on. A CTA, or two of a cluster, does a task from end to end, its state in registers;
+ * only the last few are cut into pieces, so that all end together.
  *
  * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks want them:
  * group by group, within a group first to the rank before this one, which wants this share first. They wait in

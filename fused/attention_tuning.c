@@ -68,6 +68,11 @@ uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const
     return place->nodes > 1 || a->seq < least ? 0 : 7;
 }
 
+uint32_t prs_attention_tuning_clusters(const struct prs_attention_tuning *t)
+{
+    return t->ctas / t->share;
+}
+
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
     return (uint64_t)prs_attention_stages(s) * s->segment_rows * a->head_dim * 2;
@@ -114,10 +119,11 @@ static uint32_t default_spread(const struct prs_attention_shape *a, const struct
 /* How long a launch takes when copy engines move so many groups. Either the copies take longest, and behind the last
  * group's comes what is left of it: all but a first wave of its tasks, which only waits for a last share. Or the
  * products, whose first wave waits for all of the first group. */
-static double copied_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s, uint32_t ctas,
-                        uint32_t groups)
+static double copied_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
+                        const struct prs_attention_tuning *t, uint32_t groups)
 {
-    double compute = compute_us(a, s->world, ctas), waves = (double)s->tasks / ctas, wave = compute / waves;
+    double compute = compute_us(a, s->world, t->ctas);
+    double wave = compute / ((double)s->tasks / prs_attention_tuning_clusters(t));
     double copies = most_sent(a, s) / COPY_BYTES_PER_US + 3.0 * groups * (s->world - 1) * COPY_US;
     double waits = copies / groups + wave / s->world - wave, rest = compute / groups - wave;
     double busy = compute + (waits > 0 ? waits : 0), late = copies + (rest > 0 ? rest : 0) + wave / s->world;
@@ -143,7 +149,7 @@ static void choose_copies(const struct prs_attention_shape *a, struct prs_attent
     double best = 0;
     for (uint32_t groups = 2; groups <= MOST_COPIED_GROUPS; groups *= 2) {
         uint32_t size = asked != 0 ? s->group : prs_ceil_div(s->pairs, groups);
-        double us = copied_us(a, s, t->ctas, prs_ceil_div(s->pairs, size));
+        double us = copied_us(a, s, t, prs_ceil_div(s->pairs, size));
         if (best == 0 || us < best)
             best = us, group = size;
     }
@@ -225,6 +231,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     int r;
     if (t->ctas == 0 || t->ctas > ctas)
         t->ctas = ctas;
+    t->ctas = t->ctas < t->share ? t->share : t->ctas / t->share * t->share;
     if (t->copy_engine > PRS_COPIES_BY_CTAS)
         return prs_fail(-EINVAL, "attention: copy_engine %u of the tuning does not exist", t->copy_engine);
     if (t->copy_engine == 0 && t->push_ctas != 0)
@@ -238,7 +245,9 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
      */
     per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
     pairs = a->batch * a->heads_kv;
-    s->group = t->group != 0 ? t->group : prs_ceil_div(pairs, prs_ceil_div(pairs, prs_ceil_div(t->ctas, per_pair)));
+    s->group = t->group != 0
+                   ? t->group
+                   : prs_ceil_div(pairs, prs_ceil_div(pairs, prs_ceil_div(prs_attention_tuning_clusters(t), per_pair)));
     s->depth = UINT32_MAX;
     prs_attention_schedule_init(s, place->rank, world, &shares);
     t->group = s->group;

@@ -23,7 +23,9 @@ MOE = "moe/"      # of test_moe.c, also over the software NIC
 TOKENS = MOE + "tokens_cross_between_nodes_and_are_given_to_all_who_want_them"
 ATTENTION = "attention/"  # of test_attention.c
 KEYS = ATTENTION + "keys_that_are_copied_are_right"
-KERNELS = {"unfused.cu": "unfused", "attention_load.cuh": "attention_kernels", "attention_kernels.cu": "attention_kernels", "rows.cuh": "moe_kernels", "route.cuh": "moe_kernels"}  # others: kernels
+SHARED = ATTENTION + "ranks_whose_ctas_share_keys_are_right"
+SHARED_PARTS = ATTENTION + "tasks_that_are_cut_are_put_together_by_two_ctas"
+KERNELS = {"unfused.cu": "unfused", "rows.cuh": "moe_kernels", "route.cuh": "moe_kernels"}  # attention*: attention_kernels; others: kernels
 MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("fence_async_shared before a slab is handed over", "multiply.cuh", "    fence_async_shared();\n", "", REDUCE),
     ("bulk_wait_done before signal_tile", "store.cuh", "            bulk_wait_done<0>();\n            signal_tile", "            signal_tile", REDUCE),
@@ -76,6 +78,14 @@ MUTATIONS = [  # what is taken away, file, text, in its place, test
     ("credit before copied keys of the last epoch are copied over", "attention_kernels.cu", "        wait_flag(&args.sync, args.credits[0] + i, epoch - 1,",
      "        if (0) wait_flag(&args.sync, args.credits[0] + i, epoch - 1,", KEYS),
     ("credit for all groups of copied keys", "attention_kernels.cu", "i < prs_attention_credit(s, s->world, 0)", "i < s->world - 1", KEYS),
+    ("a block of keys is released at the other CTA", "attention_core.cuh", "        mbarrier_arrive_at(empty, lane);", "        mbarrier_arrive(empty);", SHARED),
+    ("both CTAs have read a block", "attention_cta.cuh", "E::cluster * 4 * E::warpgroups); /* all CTAs", "4 * E::warpgroups); /* all CTAs", SHARED),
+    ("cluster barrier before the first multicast", "attention.cuh", "    meet<E>(); /* the barriers", "    __syncthreads(); /* the barriers", SHARED),
+    ("cluster barrier before leaving, attention", "attention.cuh", "    meet<E>(); /* another CTA", "    __syncwarp(); __syncthreads(); /* another CTA", SHARED),
+    ("both CTAs wait for what they load", "attention_load.cuh", "    if (order != 0)\n        await_block", "    if (order != 0 && cluster_rank<E>() == 0)\n        await_block", SHARED),
+    ("each CTA loads its half of the columns", "attention_load.cuh", "full, 0, row, (int32_t)part,", "full, 0, row, 0,", SHARED),
+    ("each CTA has rows of its own", "attention_cta.cuh", " + cluster_rank<E>() * E::tile_rows", "", SHARED),
+    ("each CTA has a place of its own in a part", "attention_merge.cuh", "cluster_rank<E>() * (E::tile_rows / 16) + ", "", SHARED_PARTS),
     ("wait for other nodes' results", "far.cuh", "            wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word);\n", "            ;\n", NODES + ALL),
 ]
 
@@ -89,7 +99,7 @@ def link_command(build, test, kernels):
 
 def make(build, folder, mutation):
     name, file, old, new, test = mutation
-    kernels = KERNELS.get(file, "kernels")
+    kernels = "attention_kernels" if file and file.startswith("attention") else KERNELS.get(file, "kernels")
     shutil.copytree(ROOT / "fused", folder / "fused")
     os.remove(folder / "fused/ptx.cuh")
     files = [folder / "fused" / file] if file else sorted((folder / "fused").glob("*.cuh"))

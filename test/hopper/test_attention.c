@@ -305,6 +305,56 @@ Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 900)
                  {1, {1, 2, 2, 64, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 2}});
 }
 
+/* Pairs of CTAs: tails in which the second has no rows at all, and odd numbers of tiles in a segment. */
+Test(attention, ctas_that_share_keys_are_right, .timeout = 900)
+{
+    ASSERT_RIGHT({1, {1, 1, 1, 128, 256, 0, 0, 0}, 1, {.share = 2}},
+                 {1, {2, 3, 3, 128, 333, 0, 0, 0.4f}, 2, {.share = 2, .overlap = 3}},
+                 {1, {1, 4, 2, 128, 700, 0, 1, 0.3f}, 1, {.share = 2, .block_rows = 128, .overlap = 3}},
+                 {1, {1, 2, 1, 128, 1030, 0, 0, 0.3f}, 2, {.share = 2, .block_rows = 176, .overlap = 7}},
+                 {1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.share = 2, .block_rows = 128, .overlap = 7}},
+                 {1, {1, 2, 1, 128, 1, 0, 1, 0}, 1, {.share = 2}});
+}
+
+Test(attention, causal_ctas_that_share_keys_are_right, .timeout = 900)
+{
+    ASSERT_RIGHT({1, {1, 2, 2, 128, 512, 1, 0, 0}, 1, {.share = 2}},
+                 {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 2, {.share = 2, .block_rows = 176, .overlap = 3}},
+                 {1, {1, 2, 2, 128, 900, 1, 0, 0.3f}, 1, {.share = 2, .block_rows = 128, .overlap = 3}},
+                 {1, {1, 2, 2, 128, 1030, 1, 0, 0.03f}, 1, {.share = 2, .block_rows = 176, .overlap = 7}},
+                 {1, {1, 2, 2, 128, 770, 1, 0, 0.3f}, 1, {.share = 2, .block_rows = 128, .overlap = 7}},
+                 {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1, {.share = 2}});
+}
+
+/* Pushed, copied, in two buffers, and with tasks that are cut: which was so, is asserted in test_attention_deal.c. */
+Test(attention, ranks_whose_ctas_share_keys_are_right, .timeout = 900)
+{
+    ASSERT_RIGHT(
+        {2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.share = 2, .copy_engine = PRS_COPIES_BY_CTAS}},
+        {4, {1, 4, 2, 128, 1048, 1, 1, 0.3f}, 2, {.share = 2, .copy_engine = PRS_COPIES_BY_CTAS}},
+        {2, {1, 2, 2, 128, 512, 1, 0, 0}, 3, {.share = 2, .copy_engine = PRS_COPIES_BY_ENGINES}},
+        {3, {2, 4, 2, 128, 1110, 0, 1, 0.4f}, 2, {.share = 2, .copy_engine = PRS_COPIES_BY_ENGINES, .group = 3}},
+        {2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.share = 2, .mode = PRS_ATTENTION_RING, .group = 1}},
+        {2,
+         {1, 3, 3, 128, 900, 1, 1, 0.3f},
+         2,
+         {.share = 2, .mode = PRS_ATTENTION_RING, .group = 1, .block_rows = 176}});
+}
+
+Test(attention, tasks_that_are_cut_are_put_together_by_two_ctas, .timeout = 900)
+{
+    ASSERT_RIGHT({1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 3, {.share = 2}},
+                 {2, {1, 1, 1, 128, 1000, 1, 0, 0.3f}, 3, {.share = 2}},
+                 {2, {1, 3, 3, 128, 900, 1, 1, 0.3f}, 2, {.share = 2, .block_rows = 176}},
+                 {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3, {.share = 2, .copy_engine = PRS_COPIES_BY_ENGINES}});
+}
+
+/* The first that a CTA of the other's has given credit for, as above. */
+Test(attention, ctas_that_share_keys_and_begin_with_a_later_group_give_credit_for_those_before, .timeout = 900)
+{
+    ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.share = 2, .mode = PRS_ATTENTION_RING, .group = 1}});
+}
+
 Test(attention, several_ranks_look_at_all_keys, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 0, 0, 0}, 3}, {4, {1, 4, 2, 128, 800, 0, 1, 0.3f}, 2},
@@ -386,6 +436,7 @@ static void open_alone(struct prs_fused **ctx)
 Test(attention, a_plan_says_what_it_chose, .timeout = 900)
 {
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
+    struct prs_attention_tuning pairs = {.share = 2, .ctas = SMS - 1};
     struct prs_attention_plan *plan;
     struct prs_attention_info info;
     struct prs_fused *ctx;
@@ -395,6 +446,7 @@ Test(attention, a_plan_says_what_it_chose, .timeout = 900)
     cr_assert_eq(info.tuning.mode, PRS_ATTENTION_ALONE);
     cr_assert_eq(info.tuning.block_rows, 176);
     cr_assert_eq(info.tuning.overlap, 3);
+    cr_assert_eq(info.tuning.share, 1);
     cr_assert_eq(info.sent_bytes, 0);
     prs_attention_plan_close(plan);
     shape.causal = 1;
@@ -402,18 +454,26 @@ Test(attention, a_plan_says_what_it_chose, .timeout = 900)
     prs_attention_plan_query(plan, &info);
     cr_assert_eq(info.tuning.block_rows, 128);
     prs_attention_plan_close(plan);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &pairs, &plan), 0);
+    prs_attention_plan_query(plan, &info);
+    cr_assert(info.tuning.share == 2 && info.tuning.ctas == SMS - 2, "%u CTAs by %u", info.tuning.ctas,
+              info.tuning.share);
+    prs_attention_plan_close(plan);
     prs_fused_close(ctx);
 }
 
 Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
 {
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
-    struct prs_attention_tuning unknown = {.block_rows = 100};
+    struct prs_attention_shape narrow = {1, 2, 2, 64, 512, 0, 0, 0};
+    struct prs_attention_tuning unknown = {.block_rows = 100}, pairs = {.share = 2}, triples = {.share = 3};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
     char *x;
     open_alone(&ctx);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &unknown, &plan), -EINVAL);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &triples, &plan), -EINVAL);
+    cr_assert_eq(prs_attention_plan_open(ctx, &narrow, &pairs, &plan), -EINVAL);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
     cr_assert_eq(cudaMalloc((void **)&x, 512 * 256 * 2 + 16), cudaSuccess);
     cr_assert_eq(prs_ring_attention(plan, x, x + 8, x, x, NULL, NULL), -EINVAL);
@@ -423,7 +483,7 @@ Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
 }
 
 struct lost {
-    uint32_t copy_engine;
+    struct prs_attention_tuning tuning;
     struct prs_fused_error error[3];
 };
 
@@ -432,12 +492,11 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
 {
     struct lost *lost = user;
     struct prs_attention_shape shape = {1, 2, 2, 128, 300, 0, 0, 0};
-    struct prs_attention_tuning tuning = {.copy_engine = lost->copy_engine};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
     void *x = NULL, *out;
     cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
-    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &tuning, &plan), 0);
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &lost->tuning, &plan), 0);
     x = ranks_upload(1, 100 * 256);
     cr_assert_eq(cudaMalloc(&out, 100 * 256 * 2), cudaSuccess);
     if (rank != 2)
@@ -450,9 +509,9 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     prs_fused_close(ctx);
 }
 
-static void assert_lost_rank_is_named(uint32_t copy_engine)
+static void assert_lost_rank_is_named(struct prs_attention_tuning tuning)
 {
-    struct lost lost = {.copy_engine = copy_engine};
+    struct lost lost = {.tuning = tuning};
     hopper_setup(3, SMS, 0);
     hopper_forgive_late_writes();
     ranks_run(3, launch_unless_lost, &lost);
@@ -466,10 +525,16 @@ static void assert_lost_rank_is_named(uint32_t copy_engine)
 
 Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 900)
 {
-    assert_lost_rank_is_named(PRS_COPIES_BY_CTAS);
+    assert_lost_rank_is_named((struct prs_attention_tuning){.copy_engine = PRS_COPIES_BY_CTAS});
 }
 
 Test(attention, a_lost_rank_that_was_to_copy_is_named_by_the_others, .timeout = 900)
 {
-    assert_lost_rank_is_named(PRS_COPIES_BY_ENGINES);
+    assert_lost_rank_is_named((struct prs_attention_tuning){.copy_engine = PRS_COPIES_BY_ENGINES});
+}
+
+/* Both CTAs of a pair must come to an end. */
+Test(attention, a_lost_rank_is_named_by_ctas_that_share_keys, .timeout = 900)
+{
+    assert_lost_rank_is_named((struct prs_attention_tuning){.copy_engine = PRS_COPIES_BY_CTAS, .share = 2});
 }
