@@ -210,7 +210,7 @@ static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
     if (t->block_rows == 0)
         t->block_rows = prs_attention_tuning_block(&p->shape, &p->ctx->place);
     if (t->share == 0)
-        t->share = prs_attention_tuning_share(&p->shape, &p->ctx->place, t);
+        t->share = 1;
     p->kernel = (struct prs_attention_kernel){.head_dim = p->shape.head_dim,
                                               .block_rows = t->block_rows,
                                               .overlap = t->overlap,

@@ -23,8 +23,6 @@ enum {
     MOST_COPIED_GROUPS = 8,
     RING_BUFFERS = 2,
     LARGE_CAUSAL_ROWS = 4096,
-    SHARED_KEYS = 8192,
-    SHARED_ROWS = 2048, /* of a segment */
     TOP_KEPT_KEYS_128 = 16384,
     TOP_KEPT_KEYS_64 = 4096,
     MAX_TASKS = 1 << 22,
@@ -68,19 +66,6 @@ uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const
 {
     uint32_t least = a->head_dim == 64 ? TOP_KEPT_KEYS_64 : TOP_KEPT_KEYS_128;
     return place->nodes > 1 || a->seq < least ? 0 : 7;
-}
-
-/* Two CTAs that share keys and values wait for each other, and causal the one with the earlier rows meets a block more
- * that is all masked, which tells where a task is short. 4 x H200, by turns in one process, us without and with
- * (results/attention-share-4xH200.json): 8192 keys 1000 and 982, 16384 3358 and 3283, causal 1949 and 1899, 32768 7114
- * and 6892; but causal 8192, 1024 rows a segment, 770 and 818, and 2048 keys on one GPU 235 and 237. */
-uint32_t prs_attention_tuning_share(const struct prs_attention_shape *a, const struct prs_place *place,
-                                    const struct prs_attention_tuning *t)
-{
-    uint32_t segments = a->causal != 0 && place->world > 1 ? 2 : 1;
-    bool built = a->head_dim == 128 && place->nodes == 1 && (t->overlap == 3 || t->overlap == 7 || t->overlap == 0);
-    bool longs = a->seq >= SHARED_KEYS && a->seq / place->world / segments >= SHARED_ROWS;
-    return built && longs && t->ctas != 1 ? 2 : 1;
 }
 
 uint32_t prs_attention_tuning_clusters(const struct prs_attention_tuning *t)

@@ -17,10 +17,6 @@ uint32_t prs_attention_tuning_block(const struct prs_attention_shape *shape, con
 /* The same of the overlap: prs_attention_tuning.overlap; 0: the first kernel there is. */
 uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *shape, const struct prs_place *place);
 
-/* CTAs that share keys and values, 1 or 2; of the tuning, overlap and ctas count. */
-uint32_t prs_attention_tuning_share(const struct prs_attention_shape *shape, const struct prs_place *place,
-                                    const struct prs_attention_tuning *tuning);
-
 /* Decides every field of info->tuning but workspace_limit, which is set, fills the schedule, and predicts. ctas: how
  * many can run at once; block_rows, overlap, share and tile_rows are those of the kernel that was found. 0, -EINVAL, or
  * -ENOMEM. */

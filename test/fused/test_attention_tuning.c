@@ -23,7 +23,7 @@ static struct choice choose_over(uint32_t nodes, const struct prs_attention_shap
     if (wanted != NULL)
         c.info.tuning = *wanted;
     if (c.info.tuning.share == 0)
-        c.info.tuning.share = prs_attention_tuning_share(shape, &place, &c.info.tuning);
+        c.info.tuning.share = 1;
     c.schedule.tile_rows *= c.info.tuning.share;
     if (c.info.tuning.workspace_limit == 0)
         c.info.tuning.workspace_limit = 60ull << 30;
@@ -61,15 +61,11 @@ Test(attention_tuning, a_put_to_another_node_carries_more_than_a_counter_stands_
 
 Test(attention_tuning, what_the_caller_gives_stays)
 {
-    struct prs_attention_tuning wanted = {.mode = PRS_ATTENTION_RING,
-                                          .ctas = 100,
-                                          .group = 3,
-                                          .slab_rows = 128,
-                                          .push_ctas = 20,
-                                          .spread = 33,
-                                          .share = 1};
+    struct prs_attention_tuning wanted = {
+        .mode = PRS_ATTENTION_RING, .ctas = 100, .group = 3, .slab_rows = 128, .push_ctas = 20, .spread = 33};
     struct prs_attention_tuning have = choose(&PLAIN, 4, &wanted).info.tuning;
     wanted.copy_engine = PRS_COPIES_BY_CTAS;
+    wanted.share = 1;
     wanted.workspace_limit = have.workspace_limit;
     cr_assert_eq(memcmp(&wanted, &have, sizeof(have)), 0);
 }
@@ -129,27 +125,6 @@ Test(attention_tuning, steps_are_small_where_the_mask_would_waste_much_of_them)
     shape.causal = 0;
     shape.head_dim = 64;
     cr_assert_eq(prs_attention_tuning_block(&shape, &one), 128, "with tiles of 192 rows");
-}
-
-Test(attention_tuning, long_tasks_share_keys)
-{
-    struct prs_place one = {0, 1, 0, 1, 0, 1}, four = {0, 4, 0, 1, 0, 4}, nodes = {0, 4, 0, 2, 0, 2};
-    struct prs_attention_tuning none = {0}, other = {.overlap = 2}, single = {.ctas = 1};
-    struct prs_attention_shape shape = PLAIN;
-    cr_assert_eq(prs_attention_tuning_share(&shape, &four, &none), 2, "8192 keys: 982 us for 1000");
-    cr_assert_eq(prs_attention_tuning_share(&shape, &four, &other), 1, "not built");
-    cr_assert_eq(prs_attention_tuning_share(&shape, &four, &single), 1, "one SM has nobody to share with");
-    cr_assert_eq(prs_attention_tuning_share(&shape, &nodes, &none), 1, "not built");
-    shape.causal = 1;
-    cr_assert_eq(prs_attention_tuning_share(&shape, &four, &none), 1, "818 us for 770");
-    cr_assert_eq(prs_attention_tuning_share(&shape, &one, &none), 2, "1669 for 1672");
-    shape.seq = 16384;
-    cr_assert_eq(prs_attention_tuning_share(&shape, &four, &none), 2, "1899 for 1949");
-    shape.head_dim = 64;
-    cr_assert_eq(prs_attention_tuning_share(&shape, &four, &none), 1, "not built");
-    shape = PLAIN;
-    shape.seq = 2048;
-    cr_assert_eq(prs_attention_tuning_share(&shape, &one, &none), 1, "237 for 235");
 }
 
 Test(attention_tuning, an_earlier_maximum_is_kept_where_there_are_many_keys)
