@@ -237,11 +237,13 @@ static int choose(struct prs_attention_plan *p)
     uint64_t limit;
     uint32_t ctas;
     int r = default_limit(p->ctx, choose_kernel(p, &ctas), &limit);
+    if (r == 0 && t->copy_engine == PRS_COPIES_BY_ENGINES)
+        r = prs_context_check_copies(p->ctx);
     if (r != 0)
         return r;
     if (t->workspace_limit == 0)
         t->workspace_limit = limit;
-    if (t->copy_engine == 0 && p->ctx->shared_device) /* whose copies to itself are kernels */
+    if (p->ctx->shared_device)
         t->copy_engine = PRS_COPIES_BY_CTAS;
     return prs_attention_tuning_choose(&p->shape, &p->ctx->place, ctas, &p->info, &p->args.schedule);
 }

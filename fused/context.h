@@ -4,11 +4,13 @@
 #define PERSEUS_FUSED_CONTEXT_H
 
 #include <cuda_runtime_api.h>
+#include <errno.h>
 #include <perseus/fused.h>
 #include <stdbool.h>
 
 #include "fused/layout.h"
 #include "fused/place.h"
+#include "util/error.h"
 
 struct prs_symmetric;
 struct prs_network;
@@ -23,6 +25,16 @@ struct prs_fused {
     uint32_t sms;
     bool shared_device; /* two ranks, of any node, use one GPU */
 };
+
+/* Of a caller that wants copy engines to move what travels inside a node: 0 or -EINVAL. */
+static inline int prs_context_check_copies(const struct prs_fused *ctx)
+{
+    if (!ctx->shared_device)
+        return 0;
+    return prs_fail(-EINVAL,
+                    "fused: copy engines were asked for, but ranks share a GPU, whose copies to itself need SMs "
+                    "that the kernel holds: leave it to the plan, or let the CTAs push");
+}
 
 int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes);
 

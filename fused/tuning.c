@@ -86,7 +86,7 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_fused
     struct prs_schedule s;
     prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1, 1);
     pushed = prs_gather_pushed_us(&s, t->clusters, ctas, spread);
-    if (t->copy_engine == 0 && (ctx->shared_device || t->push_ctas != 0))
+    if (ctx->shared_device || (t->copy_engine == 0 && t->push_ctas != 0))
         t->copy_engine = PRS_COPIES_BY_CTAS;
     if (t->copy_engine == PRS_COPIES_BY_CTAS)
         return pushed;
@@ -266,6 +266,8 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
     if (t->copy_engine > PRS_COPIES_BY_CTAS)
         return prs_fail(-EINVAL, "fused: copy_engine %u of the tuning does not exist", t->copy_engine);
     r = choose_path(shape, at, info);
+    if (r == 0 && shape->op == PRS_FUSED_ALLGATHER && prs_tuning_copies(t) && !from_file)
+        r = prs_context_check_copies(ctx);
     if (r != 0)
         return r;
     if (t->clusters == 0 || t->clusters > clusters)

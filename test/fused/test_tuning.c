@@ -172,7 +172,8 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
     struct prs_fused ctx = {
         .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}, .shared_device = true};
     struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0};
-    struct prs_fused_tuning pushed = {.push_ctas = 40}, unknown = {.copy_engine = PRS_COPIES_BY_CTAS + 1};
+    struct prs_fused_tuning pushed = {.push_ctas = 40}, unknown = {.copy_engine = PRS_COPIES_BY_CTAS + 1},
+                            demanded = {.copy_engine = PRS_COPIES_BY_ENGINES};
     struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL);
     cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES);
     cr_assert_eq(info.tuning.push_ctas, 0);
@@ -184,6 +185,10 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
     cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS, "a GPU's copies to itself need an SM");
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &unknown, false, CLUSTERS, &info), -EINVAL);
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &demanded, false, CLUSTERS, &info), -EINVAL);
+    cr_assert_not_null(strstr(prs_error_last(), "ranks share a GPU"), "%s", prs_error_last());
+    cr_assert_eq(prs_tuning_choose(&ctx, &shape, &demanded, true, CLUSTERS, &info), 0, "a file knows no GPUs");
+    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS);
 }
 
 /* 4 x 16 units of a band of 1 are less than two for each of 66 clusters, 4 x 32 are not. */

@@ -12,13 +12,14 @@
 #include "test/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
-/* Rank 0 of two; the other one is an echo of it but for what it is made to say. Errors are told in single words; what
- * tells where memory is carries a handle, behind process and device. */
+/* Rank 0 of two; the other one is an echo of it but for its GPU, and what it is made to say. Errors are told in single
+ * words; what tells where memory is carries a handle, behind process and device. */
 struct echo {
     uint32_t words, error_at; /* in which word the other says -ENOMEM; 0: never */
     uint32_t offers, lost_at; /* in which offer the other's device is one that cannot be reached; 0: never */
     uint32_t ignored;         /* offers made after the error was told */
     int told, gave;           /* the error that the other told; the first that this rank did */
+    bool same_gpu;            /* as this rank's */
 };
 
 static int echo_allgather(void *user, const void *mine, void *all, size_t bytes)
@@ -27,6 +28,8 @@ static int echo_allgather(void *user, const void *mine, void *all, size_t bytes)
     bool offer = bytes >= sizeof(cudaIpcMemHandle_t);
     memcpy(all, mine, bytes);
     memcpy((char *)all + bytes, mine, bytes);
+    if (bytes == 3 * sizeof(uint64_t)) /* node, GPU, error */
+        ((uint64_t *)((char *)all + bytes))[1] ^= e->same_gpu ? 0 : 1;
     if (bytes == sizeof(int) && e->gave == 0)
         e->gave = *(const int *)mine;
     if (bytes == sizeof(int) && ++e->words == e->error_at)
@@ -100,6 +103,21 @@ Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
             cr_assert_eq(e.gave, -EXDEV, "way %u, offer %u: told the others %d", way, at, e.gave);
         }
     }
+    prs_fused_close(ctx);
+}
+
+Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 60)
+{
+    struct echo e = {.same_gpu = true};
+    struct prs_fused *ctx = open_with_echo(&e);
+    struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
+    struct prs_attention_tuning tuning = {.copy_engine = PRS_COPIES_BY_ENGINES};
+    struct prs_attention_plan *attention = NULL;
+    struct prs_fused_plan *plan = NULL;
+    cr_assert_eq(prs_fused_plan_open(ctx, &ways[WAYS - 1].shape, &ways[WAYS - 1].tuning, &plan), -EINVAL);
+    cr_assert_not_null(strstr(prs_fused_error_text(), "ranks share a GPU"), "%s", prs_fused_error_text());
+    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &tuning, &attention), -EINVAL);
+    cr_assert_not_null(strstr(prs_fused_error_text(), "ranks share a GPU"), "%s", prs_fused_error_text());
     prs_fused_close(ctx);
 }
 
