@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies to other ranks by copy engines, on a stream of the library's own beside the kernel of the caller's stream.
- * What they copy, and with which flags, is each plan's own. One stream: copies go one after the other, since several
- * to one peer take turns anyway, and copies to several peers at a time let each of them wait for all. */
+ * What they copy, and with which flags, is each plan's own. One stream: a GPU has one engine for all its peers, which
+ * serves one stream to its end before the next (seen on H200). */
 #ifndef PERSEUS_FUSED_COPY_STREAM_H
 #define PERSEUS_FUSED_COPY_STREAM_H
 
