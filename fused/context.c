@@ -120,6 +120,7 @@ static int open_fault(struct prs_fused *ctx)
 struct hello {
     uint64_t node, device; /* device: its place on the PCI bus; numbers differ between processes */
     int32_t error;         /* this rank cannot go on: all give up together */
+    int32_t pad;
 };
 
 static uint64_t pci_place(int device)
@@ -135,19 +136,21 @@ static uint64_t pci_place(int device)
     return place;
 }
 
-static void find_shared(struct prs_fused *ctx, const struct hello *all)
+static bool share_device(const struct hello *all, uint32_t world)
 {
-    for (uint32_t i = 0; i < ctx->config.world; i++)
+    for (uint32_t i = 0; i < world; i++)
         for (uint32_t j = 0; j < i; j++)
-            ctx->shared_device |= all[i].node == all[j].node && all[i].device == all[j].device;
+            if (all[i].node == all[j].node && all[i].device == all[j].device)
+                return true;
+    return false;
 }
 
 /* Collective: who shares a node with whom. mine: how it went here so far. */
 static int find_place(struct prs_fused *ctx, int mine)
 {
     uint32_t world = ctx->config.world;
-    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), pci_place(ctx->config.device),
-                          mine};
+    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), pci_place(ctx->config.device), mine,
+                          0};
     struct hello *all = calloc(world, sizeof(*all));
     uint64_t *ids = calloc(world, sizeof(*ids));
     int r = all != NULL && ids != NULL ? 0 : prs_fail(-ENOMEM, "fused: no memory for the nodes of %u ranks", world);
@@ -161,7 +164,7 @@ static int find_place(struct prs_fused *ctx, int mine)
     if (r == 0)
         r = prs_place_find(ids, ctx->config.rank, world, &ctx->place);
     if (r == 0)
-        find_shared(ctx, all);
+        ctx->shared_device = share_device(all, world);
     free(ids);
     free(all);
     return r;
