@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fused/attention_copies.h"
 
-struct prs_attention_run prs_attention_run_at(const struct prs_attention_args *a, uint32_t pair, uint32_t end)
+/* What one copy moves: as many pairs as lie so that their positions are rows of equal length at equal distance. */
+struct run {
+    uint64_t begin; /* in the tensor; this and the next two in bytes */
+    uint64_t pitch, bytes;
+    uint32_t rows, pairs;
+};
+
+/* The pairs from `pair` on, up to `end` at most. */
+static struct run run_at(const struct prs_attention_args *a, uint32_t pair, uint32_t end)
 {
     const struct prs_attention_schedule *s = &a->schedule;
     uint64_t rows = (uint64_t)s->segments * s->segment_rows;
     uint32_t heads = a->heads_first != 0 ? 1 : s->heads_kv, head = pair % heads, left = end - pair;
-    struct prs_attention_run run;
+    struct run run;
     if (head == 0 && left >= heads) { /* pairs, or whole batches, each without gaps */
         run.begin = pair * rows * a->row_bytes;
         run.pairs = left / heads * heads;
@@ -22,7 +30,8 @@ struct prs_attention_run prs_attention_run_at(const struct prs_attention_args *a
     return run;
 }
 
-uint64_t prs_attention_tensor_bytes(const struct prs_attention_args *a)
+/* Of the keys of one rank. */
+static uint64_t tensor_bytes(const struct prs_attention_args *a)
 {
     const struct prs_attention_schedule *s = &a->schedule;
     return (uint64_t)s->pairs * s->segments * s->segment_rows * a->row_bytes;
@@ -33,11 +42,10 @@ static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_args
                       uint32_t distance, uint32_t kind, uint32_t pair, uint32_t end)
 {
     const struct prs_attention_schedule *s = &a->schedule;
-    uint8_t *to =
-        a->staging[s->world - distance] + prs_attention_tensor(distance, kind) * prs_attention_tensor_bytes(a);
+    uint8_t *to = a->staging[s->world - distance] + prs_attention_tensor(distance, kind) * tensor_bytes(a);
     int r = 0;
     while (pair < end && r == 0) {
-        struct prs_attention_run run = prs_attention_run_at(a, pair, end);
+        struct run run = run_at(a, pair, end);
         r = prs_copy_stream_rows(c, to + run.begin, from + run.begin, run.pitch, run.bytes, run.rows);
         pair += run.pairs;
     }

@@ -2,6 +2,7 @@
 #include "fused/attention_tuning.h"
 
 #include <errno.h>
+#include <math.h>
 
 #include "util/error.h"
 
@@ -139,18 +140,18 @@ static double pushed_us(const struct prs_attention_shape *a, const struct prs_at
     return (compute > alone ? compute : alone) + 0.3 * both + (s->share > 1 ? 0.1 * compute : 0);
 }
 
-/* Who moves keys and values, and copy engines in how many groups. Of 18 shapes on 4 H200 (results/attention-copies-),
- * what this chooses took 0 to 2 % longer than the best of the pushed and three sizes of groups, which differ by up to 2
- * times. */
+/* Who moves keys and values, and copy engines in how many groups, if the caller has not said. Of the 18 shapes of
+ * results/attention-copies-4xH200.json what this chooses took 0 to 2 % longer than the best of pushed and three sizes
+ * of groups, which differ by up to 2 times; of those of -2xH200 0 to 7 %. */
 static void choose_copies(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
                           struct prs_attention_tuning *t, uint32_t asked)
 {
     uint32_t group = s->group;
-    double best = 0;
-    for (uint32_t groups = 2; groups <= MOST_COPIED_GROUPS; groups *= 2) {
-        uint32_t size = asked != 0 ? s->group : prs_ceil_div(s->pairs, groups);
+    double best = asked != 0 ? copied_us(a, s, t, s->groups) : INFINITY;
+    for (uint32_t groups = 2; groups <= MOST_COPIED_GROUPS && asked == 0; groups *= 2) {
+        uint32_t size = prs_ceil_div(s->pairs, groups);
         double us = copied_us(a, s, t, prs_ceil_div(s->pairs, size));
-        if (best == 0 || us < best)
+        if (us < best)
             best = us, group = size;
     }
     if (t->copy_engine == 0)
