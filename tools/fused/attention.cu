@@ -66,6 +66,14 @@ static void close_inputs(const struct bench_attention_tensors *in)
 
 /* ---- measuring: one way ---------------------------------------------------------------------------------------------
  */
+static void negate(void *user)
+{
+    struct run *r = (struct run *)user;
+    uint64_t elements = bench_attention_elements(&r->problem, r->problem.shape.heads_kv);
+    bench_negate(r->in.k, elements, r->stream);
+    bench_negate(r->in.v, elements, r->stream);
+}
+
 static void prepare(void *user, uint32_t way)
 {
     (void)way;
@@ -108,7 +116,7 @@ static uint16_t *sampled(void *user)
     return (uint16_t *)r->out + bench_attention_sampled(&r->problem);
 }
 
-static const struct bench_timed_calls CALLS = {prepare, launch_timed, keep, compare, check, sampled};
+static const struct bench_timed_calls CALLS = {negate, prepare, launch_timed, keep, compare, check, sampled};
 
 static void measure(struct run *r)
 {

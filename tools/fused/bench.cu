@@ -91,6 +91,12 @@ static size_t c_bytes(const struct run *r)
     return bench_rows_c(&r->problem) * (size_t)r->problem.shape.n * 2;
 }
 
+static void negate(void *user)
+{
+    struct run *r = (struct run *)user;
+    bench_negate(r->a, bench_rows_a(&r->problem) * (uint64_t)r->problem.shape.k, r->stream);
+}
+
 static void prepare(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
@@ -139,7 +145,7 @@ static void check(void *user, uint32_t method)
     r->verdict = bench_check(&r->problem, r->c, r->stream);
 }
 
-static const struct bench_timed_calls CALLS = {prepare, run_method, keep, compare, check, sampled};
+static const struct bench_timed_calls CALLS = {negate, prepare, run_method, keep, compare, check, sampled};
 
 static void measure(struct run *r)
 {

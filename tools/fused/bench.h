@@ -105,6 +105,8 @@ size_t bench_rows_a(const struct bench_problem *p);
 size_t bench_rows_c(const struct bench_problem *p);
 void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream);
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
+/* Turns the signs of bf16 elements. */
+void bench_negate(void *to, uint64_t elements, cudaStream_t stream);
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
 uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() looks at */
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);

@@ -130,6 +130,18 @@ void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStre
     bench_fill(b, (uint64_t)p->shape.n * p->shape.k, p->seed_b, p->rank, 1, stream);
 }
 
+static __global__ void negate(uint16_t *to, uint64_t elements)
+{
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < elements;
+         i += (uint64_t)gridDim.x * blockDim.x)
+        to[i] ^= 0x8000;
+}
+
+void bench_negate(void *to, uint64_t elements, cudaStream_t stream)
+{
+    bench_launch(negate, bench_blocks(elements), BENCH_THREADS, stream, (uint16_t *)to, elements);
+}
+
 void bench_poison(void *c, size_t bytes, cudaStream_t stream)
 {
     BENCH_CUDA(cudaMemsetAsync(c, 0xff, bytes, stream)); /* a NaN that no sum rounds to */

@@ -98,6 +98,13 @@ static void close_results(struct prs_moe_batch *b)
 
 /* ---- measuring -----------------------------------------------------------------------------------------------------
  */
+/* Rows travel; who gets which stays. */
+static void negate(void *user)
+{
+    struct run *r = (struct run *)user;
+    bench_negate((void *)r->batch.tokens, (uint64_t)r->batch.count * r->problem.shape.hidden, r->stream);
+}
+
 static void prepare(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
@@ -144,7 +151,7 @@ static uint16_t *sampled(void *user)
     return r->want.count == 0 ? NULL : (uint16_t *)r->batch.out + bench_moe_sampled(&r->problem, &r->want);
 }
 
-static const struct bench_timed_calls CALLS = {prepare, launch, keep, compare, check, sampled};
+static const struct bench_timed_calls CALLS = {negate, prepare, launch, keep, compare, check, sampled};
 
 static void measure(struct run *r)
 {

@@ -33,10 +33,22 @@ static void corrupt(struct bench_timed *t)
     bench_launch(flip, 1, 1, t->stream, element);
 }
 
+/* What other ranks send waits in memory of the plan, which has two banks at most. A launch that did not wait for it
+ * would find what the launch before it, or the one before that, was sent: so those are of other data. */
+static void leave_other_data(struct bench_timed *t, uint32_t way)
+{
+    t->calls->negate(t->user);
+    t->calls->launch(t->user, way);
+    t->calls->launch(t->user, way);
+    t->calls->negate(t->user);
+    BENCH_CUDA(cudaStreamSynchronize(t->stream)); /* what they put to other nodes is counted before the next is */
+}
+
 static double time_once(struct rounds *r, uint32_t way)
 {
     struct bench_timed *t = r->t;
     float ms;
+    leave_other_data(t, way < t->own ? way : 0); /* before others' too: all find the caches alike */
     /* Before every timed run, and the ranks meet behind it: what an earlier run left must not pass for this one's. */
     t->calls->prepare(t->user, way);
     bench_start_cross(t->start, t->stream);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Timed launches, and that each did what it was timed for: every launch of our own kernels leaves the bits of the last
- * warm-up launch, in everything that it writes, and the last one is compared with a reference. */
+ * warm-up launch, in everything that it writes, and the last one is compared with a reference. What it writes was
+ * poisoned, and what other ranks had left in the plan's memory was of other data, before. */
 #ifndef TOOLS_FUSED_TIMED_H
 #define TOOLS_FUSED_TIMED_H
 
@@ -10,6 +11,7 @@ enum { BENCH_MAX_WAYS = 4 };
 
 /* What is known of the ways only where they are. All enqueue, but for check(). */
 struct bench_timed_calls {
+    void (*negate)(void *user);                /* what travels is of the other sign then; twice: as it was */
     void (*prepare)(void *user, uint32_t way); /* poisons what it writes */
     void (*launch)(void *user, uint32_t way);
     void (*keep)(void *user, uint32_t way);                                     /* copies what it wrote */
