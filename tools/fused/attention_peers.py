@@ -192,7 +192,7 @@ def measure(args, context, text, rank, world):
         peers["nccl_ring"] = NcclRing(q, k, v, args.causal)
     at, want, want_lse, bound = reference(q, k, v, args.causal, rank, world)
     ways = {name: Way(run, run.poison, lambda run=run: (run.out, run.lse), lambda _, run=run: check(run, at, want, want_lse, bound),
-                      lambda run=run: run.out[at[0], int(at[1][0]), at[2], :1]) for name, run in ours.items()}
+                      lambda run=run: run.out[at[0], int(at[1][0]), at[2], :1], (k, v)) for name, run in ours.items()}
     times = time_all({**ways, **{name: Way(run) for name, run in peers.items()}}, args.rounds, world, lambda usec: worst(usec, world),
                      args.corrupt if rank == world - 1 else 0)
     peer_error, peer_rms = (worst(x, world) for x in error_of(peers["nccl_ring" if world > 1 else "cudnn"].out, at, want))

@@ -208,7 +208,7 @@ def measure(args, preset, count, zipf, hosts):
 
     def way(run, poison):
         return Way(run, poison, lambda: expected.wrote(ours), lambda _: (expected.wrong_maps(ours), *wrong_values(ours, expected, hidden, count, weights)),
-                   lambda: expected.sampled(ours))
+                   lambda: expected.sampled(ours), (tokens,))
 
     # The product alone needs the maps, and leaves them as they are.
     own = {"own": way(ours.dispatch_gemm, ours.poison), "product": way(ours.gemm, ours.poison_out)}

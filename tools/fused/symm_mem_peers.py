@@ -164,7 +164,7 @@ def one_row(op, size, options, perseus, rank, world, cpu_group):
     checked = {name: Way(run, lambda: c.fill_(float("nan")), None, lambda result: compare(op, result, want, bound, rows, rank))
                for name, run in methods.items()}
     own = checked["own"]
-    own.wrote, own.sampled = lambda: (c,), lambda: sampled(op, c, rows, rank)
+    own.wrote, own.sampled, own.travels = lambda: (c,), lambda: sampled(op, c, rows, rank), (a,)
     usec = time_all(checked, options.iterations, world, lambda t: most(t, cpu_group), options.corrupt if rank == world - 1 else 0)
     differing = int(most(own.differing, cpu_group))
     row = {"kernel": op, "M": m, "N": n, "K": k, "gpus": world, "nodes": 1}

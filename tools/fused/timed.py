@@ -17,11 +17,11 @@ def bits(tensor):
 
 
 class Way:
-    """`run` gives its result, or whatever `check` wants of it. Of our own only: `wrote` gives what a launch writes. `check` looks at what the last
-    timed run left and its value is kept as `found`; `sampled` is one element, a view, that it looks at."""
+    """`run` gives its result, or whatever `check` wants of it. Of our own only: `wrote` gives what a launch writes, `travels` of its inputs what goes
+    to other ranks. `check` looks at what the last timed run left and its value is kept as `found`; `sampled` is one element, a view, that it looks at."""
 
-    def __init__(self, run, poison=None, wrote=None, check=None, sampled=None):
-        self.run, self.poison, self.wrote, self.check, self.sampled = run, poison, wrote, check, sampled
+    def __init__(self, run, poison=None, wrote=None, check=None, sampled=None, travels=()):
+        self.run, self.poison, self.wrote, self.check, self.sampled, self.travels = run, poison, wrote, check, sampled, travels
         self.usec, self.kept, self.differing, self.checked, self.found = [], None, 0, 0, None
 
     def keep(self):
@@ -43,7 +43,19 @@ def together(world):
         dist.all_reduce(torch.zeros(1, device="cuda"))
 
 
-def time_once(way, world, slowest):
+def leave_other_data(own):
+    """What other ranks send waits in memory of the plan, which has two banks at most. A launch that did not wait for it would find what the launch
+    before it, or the one before that, was sent: so those are of other data."""
+    for tensor in own.travels:
+        tensor.neg_()
+    for _ in range(2):
+        own.run()
+    for tensor in own.travels:
+        tensor.neg_()
+
+
+def time_once(way, own, world, slowest):
+    leave_other_data(own)  # before others' runs too: all find the caches alike
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if way.poison:
         way.poison()  # what an earlier run left must not pass for this one's
@@ -78,7 +90,7 @@ def time_all(ways, rounds, world, slowest, corrupt=0):
     own = next(way for way in ways.values() if way.wrote)
     for i in range(WARMUP + rounds):
         for way in ways.values():
-            usec, result = time_once(way, world, slowest)
+            usec, result = time_once(way, way if way.wrote else own, world, slowest)
             if i >= WARMUP:
                 way.usec.append(usec)
             look_at(way, own, result, i + 1 - WARMUP, rounds, corrupt)
