@@ -109,7 +109,8 @@ static int describe(struct prs_lt *lt, const struct prs_fused_shape *s)
     return 0;
 }
 
-/* What every algorithm that is chosen has to do with. cuBLASLt takes pointers for aligned to 256 bytes unless told. */
+/* What every algorithm that is chosen has to do with. cuBLASLt takes pointers for aligned to 256 bytes unless told, and
+ * parts of K may be added up as bf16, which is more than the one rounding that is promised: odd rows found that. */
 static int limit(cublasLtMatmulPreference_t preference)
 {
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {
@@ -117,8 +118,11 @@ static int limit(cublasLtMatmulPreference_t preference)
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     size_t workspace = WORKSPACE_BYTES;
     uint32_t alignment = 16; /* as prs_gemm() and its like ask for */
+    uint32_t parts = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)) !=
-        CUBLAS_STATUS_SUCCESS)
+            CUBLAS_STATUS_SUCCESS ||
+        api.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &parts, sizeof(parts)) !=
+            CUBLAS_STATUS_SUCCESS)
         return -1;
     for (size_t i = 0; i < sizeof(operands) / sizeof(*operands); i++)
         if (api.preference_set(preference, operands[i], &alignment, sizeof(alignment)) != CUBLAS_STATUS_SUCCESS)
