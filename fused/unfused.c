@@ -56,9 +56,14 @@ int prs_unfused_open(struct prs_fused_plan *p)
     return r;
 }
 
-static int copy(void *to, const void *from, uint64_t bytes, const char *what, cudaStream_t stream)
+/* What lies at `from` to `offset` behind each of `count` places. */
+static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t offset, uint32_t count,
+                cudaStream_t stream)
 {
-    return bytes == 0 ? 0 : prs_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), what);
+    struct prs_unfused_copy c = {.from = from, .bytes = bytes, .copies = count};
+    for (uint32_t i = 0; i < count; i++)
+        c.to[i] = at[i] + offset;
+    return prs_unfused_copy(&c, stream);
 }
 
 /* A matrix that lies at at[p] in neighbour p, of which every rank of this node has its own share: puts the own one to
@@ -67,11 +72,10 @@ static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_
 {
     const struct prs_schedule *s = &p->args.schedule;
     int r = prs_unfused_cross(&p->args, x, stream);
-    for (uint32_t i = 1; i < s->nodes; i++) {
+    for (uint32_t i = 1; i < s->nodes && r == 0; i++) {
         uint32_t block = (s->node + i) % s->nodes * s->locals + s->local;
         uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
-        for (uint32_t n = 1; n < s->locals && r == 0; n++)
-            r = copy(at[n] + first, at[0] + first, bytes, "copy of another node's rows to a neighbour", stream);
+        r = copy(at[0] + first, bytes, at + 1, first, s->locals - 1, stream);
     }
     return r;
 }
@@ -85,9 +89,7 @@ static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
                              .what = PRS_AWAIT_CHUNK,
                              .credit = 1};
     uint64_t first = prs_share_first(&x.share, s->rank) * 2, bytes = prs_share_count(&x.share, s->rank) * 2;
-    int r = 0;
-    for (uint32_t peer = 0; peer < s->locals && r == 0; peer++)
-        r = copy(p->args.staging[peer] + first, a, bytes, "copy of A to another rank", stream);
+    int r = copy(a, bytes, p->args.staging, first, s->locals, stream);
     if (r == 0 && s->nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
     return r != 0 ? r : prs_unfused_meet(&p->args, stream);

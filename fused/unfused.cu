@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels of the unfused path: meetings of a node's ranks, sums over mapped memory, exchanges between nodes. */
+/* Kernels of the unfused path: meetings of a node's ranks, copies and sums over mapped memory, exchanges between nodes.
+ */
 #include "fused/far.cuh"
 #include "fused/launch.cuh"
 #include "fused/sync.cuh"
 #include "fused/unfused.h"
 
-static const struct launch_shape one_warp = {1, 32, 0}, sum_shape = {1, 256, 0};
+static const struct launch_shape one_warp = {1, 32, 0}, wide_shape = {1, 256, 0};
 
 /* All ranks of this node have come here, and what they wrote before is visible. words->meetings counts meetings. One
  * warp.
@@ -33,6 +34,17 @@ static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
      * has waited for its counterparts, which it then names. */
     if (threadIdx.x == 0 && args.schedule.nodes == 1 && alarmed(&args.sync))
         record_alarm(&args.sync);
+}
+
+/* VECTOR: 16 bytes, or 2. One kernel for all ranks: a copy to each takes the copy engine 4 us. */
+template <class VECTOR> static __global__ void copy(const __grid_constant__ struct prs_unfused_copy a)
+{
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
+    for (; i < a.bytes / sizeof(VECTOR); i += step) {
+        VECTOR x = ((const VECTOR *)a.from)[i];
+        for (uint32_t k = 0; k < a.copies; k++)
+            ((VECTOR *)a.to[k])[i] = x;
+    }
 }
 
 /* fp32 sums in a fixed order, one rounding; WIDE: eight elements at a time. */
@@ -117,9 +129,13 @@ extern "C" int prs_unfused_prepare(void)
     uint32_t clusters;
     int r = launch_prepare(meet, &one_warp, &clusters);
     if (r == 0)
-        r = launch_prepare(sum<false>, &sum_shape, &clusters);
+        r = launch_prepare(copy<uint16_t>, &wide_shape, &clusters);
     if (r == 0)
-        r = launch_prepare(sum<true>, &sum_shape, &clusters);
+        r = launch_prepare(copy<uint4>, &wide_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(sum<false>, &wide_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(sum<true>, &wide_shape, &clusters);
     if (r == 0)
         r = launch_prepare(cross, &one_warp, &clusters);
     return r != 0 ? r : launch_prepare(finish, &one_warp, &clusters);
@@ -130,19 +146,37 @@ extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t
     return launch_kernel(meet, &one_warp, 1, stream, *args);
 }
 
+/* One thread for each of `items`, as far as `most` blocks go. */
+static uint32_t wide_blocks(uint64_t items, uint32_t most)
+{
+    uint64_t blocks = (items + wide_shape.threads - 1) / wide_shape.threads;
+    return (uint32_t)(blocks < most ? blocks : most);
+}
+
+extern "C" int prs_unfused_copy(const struct prs_unfused_copy *a, cudaStream_t stream)
+{
+    uint64_t misaligned = a->bytes % 16 | (uintptr_t)a->from % 16;
+    for (uint32_t k = 0; k < a->copies; k++)
+        misaligned |= (uintptr_t)a->to[k] % 16;
+    if (a->bytes == 0 || a->copies == 0)
+        return 0;
+    if (misaligned)
+        return launch_kernel(copy<uint16_t>, &wide_shape, wide_blocks(a->bytes / 2, 1056), stream, *a);
+    return launch_kernel(copy<uint4>, &wide_shape, wide_blocks(a->bytes / 16, 528), stream, *a);
+}
+
 extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t stream)
 {
-    uint64_t misaligned = a->elements % 8 | (a->far_count != 0 ? ((uintptr_t)a->far | a->far_step) % 16 : 0), blocks;
+    uint64_t misaligned = a->elements % 8 | (a->far_count != 0 ? ((uintptr_t)a->far | a->far_step) % 16 : 0);
     for (uint32_t k = 0; k < a->near_count; k++)
         misaligned |= (uintptr_t)a->near[k] % 16;
     for (uint32_t k = 0; k < a->copies; k++)
         misaligned |= (uintptr_t)a->to[k] % 16;
     if (a->elements == 0)
         return 0;
-    blocks = (a->elements / (misaligned ? 1 : 8) + sum_shape.threads - 1) / sum_shape.threads;
     if (misaligned)
-        return launch_kernel(sum<false>, &sum_shape, (uint32_t)(blocks < 1056 ? blocks : 1056), stream, *a);
-    return launch_kernel(sum<true>, &sum_shape, (uint32_t)(blocks < 528 ? blocks : 528), stream, *a);
+        return launch_kernel(sum<false>, &wide_shape, wide_blocks(a->elements, 1056), stream, *a);
+    return launch_kernel(sum<true>, &wide_shape, wide_blocks(a->elements / 8, 528), stream, *a);
 }
 
 extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange,

@@ -32,6 +32,16 @@ int prs_unfused_prepare(void);
 /* All ranks of this node wait for each other. 0 or -EIO. */
 int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream);
 
+/* Bytes, an even number, that each of `to` gets. */
+struct prs_unfused_copy {
+    const uint8_t *from;
+    uint8_t *to[PRS_MAX_WORLD];
+    uint64_t bytes;
+    uint32_t copies;
+};
+/* 0 or -EIO. */
+int prs_unfused_copy(const struct prs_unfused_copy *copy, cudaStream_t stream);
+
 /* Elements that one rank adds up: those of `near` on this node, in this order, then `far_count` that came from other
  * nodes, the first at `far`, each far_step bytes behind the one before. */
 struct prs_unfused_sum {
