@@ -148,6 +148,7 @@ Test(hopper, unfused_shapes_are_right, .timeout = 600)
         {PRS_FUSED_GEMM, 1, 100, 37, 51, 1, 1, {.path = PRS_PATH_UNFUSED}},
         {PRS_FUSED_REDUCE_SCATTER, 4, 140, 37, 51, 1, 3, {.path = PRS_PATH_UNFUSED}},
         {PRS_FUSED_ALLGATHER, 4, 140, 37, 51, 0, 3, {.path = PRS_PATH_UNFUSED}},
+        {PRS_FUSED_ALLGATHER, 4, 64, 40, 64, 1, 3, {.path = PRS_PATH_UNFUSED}}, /* vectors of 16 bytes */
         {PRS_FUSED_ALLREDUCE, 4, 141, 37, 51, 1, 3, {.path = PRS_PATH_UNFUSED}},
         {PRS_FUSED_ALLREDUCE, 3, 64, 64, 64, 0, 3, {.path = PRS_PATH_UNFUSED}},
         {PRS_FUSED_ALLREDUCE, 4, 1, 9, 8, 1, 2, {.path = PRS_PATH_UNFUSED}}, /* ranks with nothing to add up */
