@@ -198,6 +198,25 @@ Test(cq, the_extended_interface_reads_every_field)
     cr_assert_eq(ibv_destroy_cq(plain), 0);
 }
 
+Test(cq, an_overrun_cannot_be_ignored)
+{
+    struct ibv_cq_init_attr_ex init = {.cqe = 4,
+                                       .wc_flags = IBV_WC_STANDARD_FLAGS,
+                                       .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+                                       .flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN};
+    struct ibv_cq_ex *ex;
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    cr_assert_null(ibv_create_cq_ex(a.ctx, &init));
+    cr_assert_eq(errno, EOPNOTSUPP);
+    init.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+    ex = ibv_create_cq_ex(a.ctx, &init);
+    cr_assert_not_null(ex);
+    cr_assert_eq(ibv_destroy_cq(ibv_cq_ex_to_cq(ex)), 0);
+    end_close(&a);
+}
+
 /* An extended queue of so many entries, and a's queue pair on it, connected to itself. */
 static struct ibv_cq_ex *start_extended(uint32_t entries)
 {

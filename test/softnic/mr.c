@@ -47,6 +47,24 @@ Test(mr, a_domain_with_a_shared_receive_queue_is_in_use)
     end_close(&a);
 }
 
+Test(mr, a_domain_with_an_address_handle_is_in_use)
+{
+    struct ibv_ah_attr to = {.is_global = 1, .port_num = 1};
+    struct ibv_ah *ah;
+    struct ibv_pd *pd;
+
+    test_world(NULL);
+    end_open(&a, NULL);
+    pd = ibv_alloc_pd(a.ctx);
+    cr_assert_eq(ibv_query_gid(a.ctx, 1, 0, &to.grh.dgid), 0);
+    ah = ibv_create_ah(pd, &to);
+    cr_assert_not_null(ah);
+    cr_assert_eq(ibv_dealloc_pd(pd), EBUSY);
+    cr_assert_eq(ibv_destroy_ah(ah), 0);
+    cr_assert_eq(ibv_dealloc_pd(pd), 0);
+    end_close(&a);
+}
+
 /* The device says that it cannot, in odp_caps. */
 Test(mr, there_is_no_paging_on_demand)
 {

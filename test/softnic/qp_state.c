@@ -208,6 +208,30 @@ Test(qp_state, what_cannot_be_is_refused_at_creation)
     cr_assert_eq(errno, EINVAL);
 }
 
+Test(qp_state, a_queue_of_another_context_is_refused_at_creation)
+{
+    struct ibv_qp_init_attr init = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+    struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct end e, other;
+
+    test_world(NULL);
+    end_open(&e, NULL);
+    end_open(&other, NULL);
+    init.send_cq = e.cq, init.recv_cq = other.cq;
+    cr_assert_null(ibv_create_qp(e.pd, &init));
+    cr_assert_eq(errno, EINVAL);
+    init.send_cq = other.cq, init.recv_cq = e.cq;
+    cr_assert_null(ibv_create_qp(e.pd, &init));
+    cr_assert_eq(errno, EINVAL);
+    init.send_cq = e.cq;
+    init.srq = ibv_create_srq(other.pd, &srq_init);
+    cr_assert_null(ibv_create_qp(e.pd, &init));
+    cr_assert_eq(errno, EINVAL);
+    cr_assert_eq(ibv_destroy_srq(init.srq), 0);
+    end_close(&other);
+    end_close(&e);
+}
+
 /* Written is not yet acknowledged: the event comes after the completion. */
 Test(qp_state, a_send_queue_that_drains_later_says_so)
 {

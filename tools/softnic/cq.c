@@ -159,9 +159,15 @@ struct ibv_cq_ex *sn_cq_create_ex(struct ibv_context *context, struct ibv_cq_ini
 {
     struct sn_cq *cq;
 
+    uint32_t flags = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS ? attr->flags : 0;
+
+    /* For one thread: that it may be so is no promise. An overrun is never ignored. */
     if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||
+        flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED ||
         attr->wc_flags & ~(uint64_t)(IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
                                      IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)) {
+        sn_log("create_cq_ex on %s: comp_mask 0x%x, flags 0x%x, wc_flags 0x%llx: not supported", context->device->name,
+               attr->comp_mask, flags, (unsigned long long)attr->wc_flags);
         errno = EOPNOTSUPP;
         return NULL;
     }

@@ -19,6 +19,11 @@ struct sn_device {
 
 struct sn_agent;
 
+struct sn_pd {
+    struct ibv_pd ibv; /* first: programs hold a pointer to it */
+    uint32_t handles;  /* address handles; what else is in it the world knows */
+};
+
 struct sn_ctx {
     uint32_t index; /* in the world */
     uint32_t dev;

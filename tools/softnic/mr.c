@@ -27,19 +27,21 @@ enum {
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
     static uint32_t next; /* unique in the process: a key of one device is not good on another either */
-    struct ibv_pd *pd = calloc(1, sizeof(*pd));
+    struct sn_pd *pd = calloc(1, sizeof(*pd));
 
-    if (pd) {
-        pd->context = context;
-        pd->handle = __atomic_add_fetch(&next, 1, __ATOMIC_RELAXED);
-    }
-    return pd;
+    if (!pd)
+        return NULL;
+    pd->ibv.context = context;
+    pd->ibv.handle = __atomic_add_fetch(&next, 1, __ATOMIC_RELAXED);
+    return &pd->ibv;
 }
 
 static bool pd_in_use(const struct ibv_pd *pd)
 {
     const struct sn_world *world = sn_self->world;
 
+    if (__atomic_load_n(&((const struct sn_pd *)pd)->handles, __ATOMIC_RELAXED))
+        return true;
     for (uint32_t i = 0; i < world->mr_slots.fresh; i++)
         if (world->mrs[i].owner == sn_self->proc + 1 && world->mrs[i].pd == pd->handle && world->mrs[i].key)
             return true;

@@ -44,6 +44,16 @@ static int caps_check(const struct ibv_qp_init_attr_ex *attr)
     return 0;
 }
 
+/* A kernel looks handles up by context: those of another one are not there. */
+static int owner_check(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
+{
+    if (attr->pd->context == context && attr->send_cq->context == context && attr->recv_cq->context == context &&
+        (!attr->srq || attr->srq->context == context))
+        return 0;
+    sn_log("create_qp on %s: its domain or one of its queues is another context's", context->device->name);
+    return EINVAL;
+}
+
 /* The send queue, in this process. One entry more than asked for, so that a posted one never shares its place with the
  * one that is just being completed. */
 static int sq_init(struct sn_qp *qp, bool srd)
@@ -177,7 +187,7 @@ fail:
     return NULL;
 }
 
-static struct ibv_qp *qp_create(struct ibv_qp_init_attr_ex *attr, bool srd)
+static struct ibv_qp *qp_create(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr, bool srd)
 {
     uint64_t ops = srd ? SN_WR_OPS_SRD : SN_WR_OPS;
     bool extended = attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
@@ -193,6 +203,8 @@ static struct ibv_qp *qp_create(struct ibv_qp_init_attr_ex *attr, bool srd)
         return NULL;
     }
     errno = srd ? sn_srd_caps_check(attr) : caps_check(attr);
+    if (!errno)
+        errno = owner_check(context, attr);
     if (errno)
         return NULL;
     qp = qp_open(attr, srd);
@@ -215,13 +227,13 @@ struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_a
         sn_log("create_qp on %s: SRD comes from efadv_create_qp_ex or efadv_create_driver_qp", context->device->name);
         errno = EOPNOTSUPP;
     }
-    return errno ? NULL : qp_create(attr, false);
+    return errno ? NULL : qp_create(context, attr, false);
 }
 
 struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr)
 {
     errno = type_check(sn_ctx_of(context), attr->qp_type);
-    return errno ? NULL : qp_create(attr, true);
+    return errno ? NULL : qp_create(context, attr, true);
 }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
