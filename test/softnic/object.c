@@ -19,7 +19,8 @@ static void small_shm(unsigned kib)
     if (unshare(CLONE_NEWNS))
         cr_skip_test("no mount namespace of one's own: not root?");
     snprintf(size, sizeof(size), "size=%uk", kib);
-    cr_assert_eq(mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
+        cr_skip_test("mounts cannot be made private here: a chroot?");
     if (mount("test", "/dev/shm", "tmpfs", 0, size))
         cr_skip_test("tmpfs cannot be mounted here");
 }
