@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 SKIP = 77
@@ -253,6 +254,28 @@ def sysfs_is_private_and_complete():
     assert sorted(os.listdir("/sys/class")) == before, "and outside nothing has changed"
 
 
+def sysfs_is_there_in_a_chroot_too():
+    """Whose root is no mount point, so that its mounts cannot be made private all at once."""
+    elsewhere = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+    if not shutil.which("unshare") or subprocess.run([*elsewhere, "true"], capture_output=True).returncode:
+        raise Skip(f"no mount namespace can be made here ({' '.join(elsewhere)})")
+    script = """mount --make-rprivate / && cd "$1" || exit 1
+        for x in /*; do
+            if [ -L "$x" ]; then cp -P "$x" .; elif [ -d "$x" ]; then mkdir ".$x" && mount --rbind "$x" ".$x" || exit 1; fi
+        done
+        exec chroot . "$2" -- cat /sys/class/infiniband/softnic0/node_type"""
+    root = tempfile.mkdtemp()
+    try:
+        done = subprocess.run([*elsewhere, "sh", "-c", script, "sh", root, os.path.realpath(RUN)], capture_output=True, text=True, timeout=LIMIT_S)
+    finally:
+        for entry in os.scandir(root):  # empty folders; nothing is mounted here, and whatever is would stay
+            (os.unlink if entry.is_symlink() else os.rmdir)(entry.path)
+        os.rmdir(root)
+    if "refused" in done.stderr:
+        raise Skip(done.stderr.strip().splitlines()[-1])
+    assert done.stdout.strip() == "1: CA", done
+
+
 def sysfs_holds_as_many_nics_as_there_can_be():
     done = run("--nodes", "16", "--nics", "4", "--", "sh", "-c", "cat /sys/class/infiniband/*/ports/1/state")
     assert "No space" not in done.stderr, done
@@ -317,7 +340,7 @@ CLAIMS = [bad_options_are_refused_by_name_and_value, good_options_reach_the_worl
           signals_are_passed_on, the_world_goes_with_the_command, a_killed_launcher_leaves_nothing_for_long,
           the_copier_goes_with_the_launcher, a_copier_that_ends_early_is_told_of,
           sweep_spares_worlds_in_use, worlds_of_another_process_namespace_are_left_alone, a_foreign_file_is_no_world_and_is_left_alone, a_named_world_is_joined,
-          the_link_goes_down_and_up, sysfs_is_private_and_complete, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
+          the_link_goes_down_and_up, sysfs_is_private_and_complete, sysfs_is_there_in_a_chroot_too, sysfs_holds_as_many_nics_as_there_can_be, an_efa_looks_like_one, a_process_sees_the_nics_of_its_node,
           streams_get_all_hardware_queues_unless_the_user_chose, counters_are_json]
 
 

@@ -214,6 +214,14 @@ static void put_abi_version(int *failed)
         put(failed, "/sys/class/infiniband_verbs/abi_version", "6");
 }
 
+/* Nothing mounted below /sys may spread to the rest of the system. In a chroot the root is no mount point, /sys is. */
+static int keep_to_ourselves(void)
+{
+    if (!mount("none", "/sys", NULL, MS_REC | MS_PRIVATE, NULL))
+        return 0;
+    return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ? -errno : 0;
+}
+
 static int populate(const struct sn_sysfs_nic *nics, uint32_t count)
 {
     int r = 0;
@@ -243,8 +251,9 @@ int sn_sysfs_enter(const struct sn_sysfs_nic *nics, uint32_t count, char *story,
                  strerror(-r), means);
         return r;
     }
-    /* Nothing mounted here may spread to the rest of the system. */
-    r = mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ? -errno : populate(nics, count);
+    r = keep_to_ourselves();
+    if (!r)
+        r = populate(nics, count);
     if (r) {
         snprintf(story, story_len, "no /sys/class/infiniband: mounting one in a private namespace failed (%s): %s",
                  strerror(-r), means);
