@@ -157,9 +157,8 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_cont
 
 struct ibv_cq_ex *sn_cq_create_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr)
 {
-    struct sn_cq *cq;
-
     uint32_t flags = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS ? attr->flags : 0;
+    struct sn_cq *cq;
 
     /* For one thread: that it may be so is no promise. An overrun is never ignored. */
     if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||

@@ -24,6 +24,11 @@ struct sn_pd {
     uint32_t handles;  /* address handles; what else is in it the world knows */
 };
 
+static inline struct sn_pd *sn_pd_of(struct ibv_pd *pd)
+{
+    return (struct sn_pd *)pd;
+}
+
 struct sn_ctx {
     uint32_t index; /* in the world */
     uint32_t dev;

@@ -103,13 +103,13 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
     if (efa && ah->dev == SN_NONE)
         sn_log("create_ah: no device of this world has that GID; requests will time out");
     ah->ibv = (struct ibv_ah){pd->context, pd, ah->dev};
-    __atomic_fetch_add(&((struct sn_pd *)pd)->handles, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&sn_pd_of(pd)->handles, 1, __ATOMIC_RELAXED);
     return &ah->ibv;
 }
 
 int ibv_destroy_ah(struct ibv_ah *ah)
 {
-    __atomic_fetch_sub(&((struct sn_pd *)ah->pd)->handles, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&sn_pd_of(ah->pd)->handles, 1, __ATOMIC_RELAXED);
     free(ah);
     return 0;
 }

@@ -36,11 +36,11 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
     return &pd->ibv;
 }
 
-static bool pd_in_use(const struct ibv_pd *pd)
+static bool pd_in_use(struct ibv_pd *pd)
 {
     const struct sn_world *world = sn_self->world;
 
-    if (__atomic_load_n(&((const struct sn_pd *)pd)->handles, __ATOMIC_RELAXED))
+    if (__atomic_load_n(&sn_pd_of(pd)->handles, __ATOMIC_RELAXED))
         return true;
     for (uint32_t i = 0; i < world->mr_slots.fresh; i++)
         if (world->mrs[i].owner == sn_self->proc + 1 && world->mrs[i].pd == pd->handle && world->mrs[i].key)
