@@ -39,7 +39,7 @@ def need(*programs):
 
 
 def need_sysfs(run):
-    """Of softnic-run's own, for libraries that look there whether a device is InfiniBand. In a chroot, for one, it cannot be had."""
+    """Of softnic-run's own, for libraries that look there whether a device is InfiniBand. Where mount namespaces are refused it cannot be had."""
     done = subprocess.run([run, "--", "test", "-d", "/sys/class/infiniband"], capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode != 0:
         raise Skip(done.stderr.strip() or "softnic-run gives programs no /sys/class/infiniband here")
