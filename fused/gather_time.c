@@ -14,9 +14,8 @@ static const double CALL_US = 2.5;         /* two for each piece: rows, flag */
 static const double PIECE_US = 4.4;
 static const double COPY_BYTES_PER_US = 357e3;
 static const double END_US = 5;
-static const double STEP_US = 0.65; /* one K step of a cluster's unit: 1040 clocks at 1.6 GHz, of which 1024 must be */
-static const double COOL_US = 400;  /* the longer a product takes beyond this, the lower the clock that power allows */
-static const double HEAT = 0.05;    /* 0.68 at 700 us, 0.71 at 2900, 0.74 at 6000 */
+static const double COOL_US = 400; /* the longer a product takes beyond this, the lower the clock that power allows */
+static const double HEAT = 0.05;   /* 0.68 at 700 us, 0.71 at 2900, 0.74 at 6000 */
 /* Rows and columns of units that are worked on at a time are read from memory once each, a row by the unit of it: for
  * each beyond the least. Bands of 48 pairs, 11 columns: 3 % slower in all, which is 6 % for the others' block. */
 static const double READ = 0.002;
@@ -45,8 +44,8 @@ static double waves(const struct prs_schedule *s, uint32_t clusters)
 
 static double step_us(const struct prs_schedule *s, uint32_t clusters)
 {
-    double cool = waves(s, clusters) * s->k_steps * STEP_US / COOL_US;
-    return STEP_US * (cool > 1 ? pow(cool, HEAT) : 1);
+    double cool = waves(s, clusters) * s->k_steps * PRS_STEP_US / COOL_US;
+    return PRS_STEP_US * (cool > 1 ? pow(cool, HEAT) : 1);
 }
 
 /* A step's time in units of bands, over that in a square of units, which reads least. */

@@ -5,6 +5,9 @@
 
 #include "fused/schedule.h"
 
+/* One K step of a cluster's unit: 1040 clocks at 1.6 GHz, of which 1024 must be. */
+static const double PRS_STEP_US = 0.65;
+
 /* By copy engines, in the bands and segments of the schedule: microseconds from the launch to the end of the last unit.
  * Products of thousands of units are estimated. */
 double prs_gather_copied_us(const struct prs_schedule *s, uint32_t clusters);

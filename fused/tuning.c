@@ -61,7 +61,6 @@ struct way_times {
     double last_unit;      /* fused: of a unit's time, behind all others */
 };
 static const struct way_times GATHER_TIMES = {20, 15, 0.5, 0}, REDUCE_TIMES = {24, 20, 0.4, 0.4};
-static const double STEP_US = 0.65;    /* one K step of a cluster's unit: gather_time.c */
 static const uint32_t FEW_ROWS = 4096; /* in all: of so many the fused kernel was always faster */
 
 static const struct way_times *way_times(const struct prs_fused_shape *shape)
@@ -80,7 +79,7 @@ static double fused_us(const struct prs_fused_shape *shape, const struct prs_pla
     const struct way_times *times = way_times(shape);
     double units =
         (double)at->world * prs_ceil_div(shape->m / at->world, PRS_PAIR_M) * prs_ceil_div(shape->n, PRS_TILE_N);
-    double unit = prs_ceil_div(shape->k, PRS_TILE_K) * STEP_US, product = ceil(units / clusters) * unit;
+    double unit = prs_ceil_div(shape->k, PRS_TILE_K) * PRS_STEP_US, product = ceil(units / clusters) * unit;
     double travel = sent_bytes(shape, at) / STORE_BYTES_PER_US;
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
 }
