@@ -317,7 +317,7 @@ struct prs_attention_tuning {
                              multiplied only when probabilities could exceed 2^8 */
     uint32_t copy_engine; /* enum prs_fused_copies: who moves keys and values. Copy engines: on one node, resident */
     uint32_t share;       /* 2: pairs of SMs compute two tiles of the same head and share its keys and values: head_dim
-                             128 on one node, overlap 3 or 7; for long tasks, by the host. 1, the default: they do not */
+                             128 on one node, overlap 3 or 7; for long tasks, to be tried. 1, the default: they do not */
     uint64_t workspace_limit; /* bytes; default half of what is free on the fullest GPU */
 };
 

@@ -122,7 +122,7 @@ static void open_and_close(void)
     prs_lt_close(lt);
 }
 
-/* Of 4000 x 2752 x 4101, and of most odd rows, parts of K were added up as bf16: one element in five was wrong by a
+/* Of 4000 x 2752 x 4101, and of many odd rows, parts of K were added up as bf16: one element in five was wrong by a
  * rounding more than is promised. */
 Test(lt, all_of_k_is_added_up_as_fp32)
 {
