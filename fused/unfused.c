@@ -56,6 +56,13 @@ int prs_unfused_open(struct prs_fused_plan *p)
     return r;
 }
 
+/* The kernels' side says only that one was refused. */
+static int launched(int r, const char *what)
+{
+    return r == 0 ? 0
+                  : prs_fail(r, "fused: CUDA refused to launch %s: %s", what, cudaGetErrorString(cudaGetLastError()));
+}
+
 /* What lies at `from` to `offset` behind each of `count` places. */
 static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t offset, uint32_t count,
                 cudaStream_t stream)
@@ -63,7 +70,7 @@ static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t o
     struct prs_unfused_copy c = {.from = from, .bytes = bytes, .copies = count};
     for (uint32_t i = 0; i < count; i++)
         c.to[i] = at[i] + offset;
-    return prs_unfused_copy(&c, stream);
+    return launched(prs_unfused_copy(&c, stream), "a copy to other ranks");
 }
 
 /* A matrix that lies at at[p] in neighbour p, of which every rank of this node has its own share: puts the own one to
@@ -71,7 +78,7 @@ static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t o
 static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    int r = prs_unfused_cross(&p->args, x, stream);
+    int r = launched(prs_unfused_cross(&p->args, x, stream), "an exchange between nodes");
     for (uint32_t i = 1; i < s->nodes && r == 0; i++) {
         uint32_t block = (s->node + i) % s->nodes * s->locals + s->local;
         uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
@@ -92,7 +99,7 @@ static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
     int r = copy(a, bytes, p->args.staging, first, s->locals, stream);
     if (r == 0 && s->nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
-    return r != 0 ? r : prs_unfused_meet(&p->args, stream);
+    return r != 0 ? r : launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
 }
 
 /* Adds up what the ranks of this node have of a rank's share, the own last; then what other nodes sent, when the share
@@ -113,7 +120,7 @@ static int add_share(struct prs_fused_plan *p, const struct prs_share *share, ui
         sum.far = p->args.staging[0] + prs_exchange_received(share, s->nodes, 0);
     }
     memcpy(sum.to, to, copies * sizeof(*to));
-    return prs_unfused_add(&sum, stream);
+    return launched(prs_unfused_add(&sum, stream), "a sum over ranks");
 }
 
 /* This node's sums for each counterpart go there, and theirs for the own share come here. */
@@ -133,7 +140,7 @@ static int cross_sums(struct prs_fused_plan *p, const struct prs_share *share, c
         uint8_t *to = p->args.staging[0] + prs_exchange_sent(share, i);
         r = add_share(p, share, (s->node + 1 + i) % s->nodes * s->locals + s->local, &to, 1, stream);
     }
-    return r != 0 ? r : prs_unfused_cross(&p->args, &x, stream);
+    return r != 0 ? r : launched(prs_unfused_cross(&p->args, &x, stream), "an exchange between nodes");
 }
 
 /* Where the sum goes: c here, and for an all-reduce c of every rank. */
@@ -175,13 +182,13 @@ int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, v
     if (r == 0)
         r = prs_lt_run(p->lt, gathers ? p->args.staging[0] : a, b, gathers ? c : p->args.staging[0], stream);
     if (r == 0 && !gathers)
-        r = prs_unfused_meet(&p->args, stream);
+        r = launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
     if (r == 0 && !gathers)
         r = reduce(p, c, stream);
     if (r != 0)
         return r;
     /* Nobody overwrites what another still reads, and an all-reduce has arrived everywhere. */
     if (p->args.schedule.nodes == 1)
-        return prs_unfused_meet(&p->args, stream);
-    return prs_unfused_finish(&p->args, p->shape.op != PRS_FUSED_ALLREDUCE, stream);
+        return launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
+    return launched(prs_unfused_finish(&p->args, p->shape.op != PRS_FUSED_ALLREDUCE, stream), "the end of a launch");
 }
