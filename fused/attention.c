@@ -10,7 +10,7 @@
 #include "fused/attention_tuning.h"
 #include "fused/symmetric.h"
 #include "fused/tensor_map.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 static const double LOG2_E = 1.4426950408889634;
 

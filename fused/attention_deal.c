@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum {
     PIECE_STEPS = 2, /* what a piece costs beyond its steps: its first product and its last run under nothing (H200) */

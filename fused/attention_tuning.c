@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <math.h>
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 /* What cuDNN reaches on one H200 at head_dim 128 (baselines of 21 November 2026), the aim of the kernel here. */
 static const double FLOPS_PER_US_PER_SM = 650e6 / 132;
@@ -141,7 +141,7 @@ static double pushed_us(const struct prs_attention_shape *a, const struct prs_at
 }
 
 /* Who moves keys and values, and copy engines in how many groups, if the caller has not said. Of the 18 shapes of
- * results/attention-copies-4xH200.json what this chooses took 0 to 2 % longer than the best of pushed and three sizes
+ * doc/results/attention-copies-4xH200.json what this chooses took 0 to 2 % longer than the best of pushed and three sizes
  * of groups, which differ by up to 2 times; of those of -2xH200 0 to 7 %. */
 static void choose_copies(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
                           struct prs_attention_tuning *t, uint32_t asked)

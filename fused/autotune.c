@@ -7,8 +7,8 @@
 
 #include "fused/context.h"
 #include "fused/tuning.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum { MAX_CANDIDATES = 20 };
 

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "fused/network.h"
-#include "util/error.h"
-#include "util/node.h"
+#include "transport/util/error.h"
+#include "transport/util/node.h"
 
 enum { DEFAULT_TIMEOUT_MS = 10000 };
 

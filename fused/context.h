@@ -10,7 +10,7 @@
 
 #include "fused/layout.h"
 #include "fused/place.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 struct prs_symmetric;
 struct prs_network;

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #include "fused/context.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum { WORKSPACE_BYTES = 32 << 20 };
 

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
 {

@@ -8,7 +8,7 @@
 #include "fused/network.h"
 #include "fused/symmetric.h"
 #include "fused/tensor_map.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum {
     CHOICES_PER_ROUTE_CTA = 512, /* two a thread; with more CTAs their counts take longer to add up */

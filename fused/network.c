@@ -11,9 +11,9 @@
 #include <strings.h>
 
 #include "fused/context.h"
-#include "util/env.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/env.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum { RING_SLOTS = 4096, CONTEXT = 0 }; /* slots: the puts of a few milliseconds, so that no SM waits for the proxy */
 

@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "fused/layout.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 int prs_place_find(const uint64_t *ids, uint32_t rank, uint32_t world, struct prs_place *out)
 {

@@ -10,7 +10,7 @@
 #include "fused/tensor_map.h"
 #include "fused/tuning.h"
 #include "fused/unfused.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum { MOST_DIMENSION = INT32_MAX - PRS_PAIR_M + 1 }; /* a tile's place in a tensor is a signed number */
 

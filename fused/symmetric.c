@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "fused/network.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum {
     SETTLE_MS = 5000, /* a round trip, if the peers' processes run */

@@ -9,7 +9,7 @@
 #include "fused/network.h"
 #include "fused/context.h"
 #include "fused/symmetric.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
 {

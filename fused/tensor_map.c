@@ -5,7 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum { BOX_COLUMNS = 64, BF16_BYTES = 2 };
 

@@ -9,7 +9,7 @@
 
 #include "fused/gather_time.h"
 #include "fused/network.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 /* Measured on 4 x H200, doc/fused-notes.md. */
 static const double FLOPS_PER_US_PER_SM = 750e6 / 132; /* bf16, large shapes */
@@ -52,7 +52,7 @@ static double link_ratio(const struct prs_fused_shape *shape, const struct prs_p
     return sent_bytes(shape, at) / STORE_BYTES_PER_US / compute_us(shape, clusters);
 }
 
-/* Both ways on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (results/
+/* Both ways on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (doc/results/
  * fused-path-4xH200.json). They are off by 5 % (unfused) and 10 % in the mean; what is chosen by them is 0.5 % slower
  * than what was best, and 16 % at most (test_tuning.c). */
 struct way_times {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fused/lt.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 /* What other ranks read or write here: the whole partial product, or the gathered A. */
 static struct prs_share share_of(const struct prs_fused_plan *p)

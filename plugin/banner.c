@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "util/log.h"
+#include "transport/util/log.h"
 
 struct text {
     char bytes[1024];

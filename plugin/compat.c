@@ -9,7 +9,7 @@
 #include "plugin/memory.h"
 #include "plugin/request.h"
 #include "plugin/result.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 /* Versions before 11 know no context: all their comms share this one, from the first init on. */
 static struct context *shared;

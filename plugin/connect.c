@@ -10,8 +10,8 @@
 #include "plugin/device.h"
 #include "plugin/request.h"
 #include "plugin/result.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 static_assert(sizeof(struct prs_handle) <= NET_HANDLE_BYTES, "NCCL carries the handle");
 

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 
 #include "plugin/cts.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum { RING_BYTES = CTS_RING * sizeof(struct cts_record) };
 

@@ -13,10 +13,10 @@
 #include "plugin/comm.h"
 #include "plugin/connect.h"
 #include "plugin/result.h"
-#include "util/env.h"
-#include "util/error.h"
-#include "util/fork.h"
-#include "util/log.h"
+#include "transport/util/env.h"
+#include "transport/util/error.h"
+#include "transport/util/fork.h"
+#include "transport/util/log.h"
 
 enum {
     DEVICES_MAX = 64,

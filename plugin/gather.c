@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/clock.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum {
     CARD_MAGIC = 0x47524550, /* "PERG" */

@@ -6,9 +6,9 @@
 #include "plugin/device.h"
 #include "plugin/gin.h"
 #include "plugin/result.h"
-#include "util/env.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/env.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum { CONTEXTS_MOST = PRS_TEAM_CONTEXTS - 1 }; /* the exchange has one */
 

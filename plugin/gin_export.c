@@ -4,7 +4,7 @@
 #include "plugin/device.h"
 #include "plugin/gin.h"
 #include "plugin/result.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #include <errno.h>
 

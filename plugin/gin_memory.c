@@ -7,7 +7,7 @@
 
 #include "plugin/gin.h"
 #include "plugin/result.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 /** What a rank tells the others of its window. From the wire: any content is possible. */
 struct window_card {

@@ -7,8 +7,8 @@
 
 #include "plugin/gin.h"
 #include "plugin/result.h"
-#include "util/clock.h"
-#include "util/error.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
 
 enum {
     BLOCK_REQUESTS = 256,

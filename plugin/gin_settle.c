@@ -9,8 +9,8 @@
 #include <sched.h>
 
 #include "plugin/gin.h"
-#include "util/clock.h"
-#include "util/log.h"
+#include "transport/util/clock.h"
+#include "transport/util/log.h"
 
 enum {
     ROUNDS_MOST = 1000, /* with traffic that never pauses, what came before the question has been taken by then */

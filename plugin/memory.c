@@ -6,7 +6,7 @@
 
 #include "plugin/comm.h"
 #include "plugin/result.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 static net_result enroll(struct comm *comm, const struct prs_mem *mem, bool is_device, void **mhandle)
 {

@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "plugin/result.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum {
     ANNOUNCE_LAZILY = CTS_RING / 4, /* records in writes that nobody waits for: were they the whole mirror, no irecv

@@ -12,12 +12,12 @@ import sys
 
 ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that are forbidden)
     "include": ({"include"}, ("infiniband/", "nccl")),
-    "util": ({"util"}, ("infiniband/", "nccl", "cuda", "perseus/")),
-    "transport": ({"transport", "util"}, ("nccl", "cuda_runtime")),
-    "plugin": ({"plugin", "util"}, ("infiniband/", "nccl", "cuda")),
-    "fused": ({"fused", "util"}, ("infiniband/", "nccl")),
-    "tools/softnic": ({"tools/softnic", "util/thread"}, ("nccl", "cuda_runtime", "perseus/")),
-    "tools": ({"tools", "util", "plugin/abi"}, ()),
+    "transport/util": ({"transport/util"}, ("infiniband/", "nccl", "cuda", "perseus/")),
+    "transport": ({"transport"}, ("nccl", "cuda_runtime")),
+    "plugin": ({"plugin", "transport/util"}, ("infiniband/", "nccl", "cuda")),
+    "fused": ({"fused", "transport/util"}, ("infiniband/", "nccl")),
+    "tools/softnic": ({"tools/softnic", "transport/util/thread"}, ("nccl", "cuda_runtime", "perseus/")),
+    "tools": ({"tools", "transport/util", "plugin/abi"}, ()),
     "test": (None, ()),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fail when README.md and the code do not name the same environment variables.
 
-A variable is read by util/env.h or getenv(), from a string literal; what the libraries read must be in README's section
+A variable is read by transport/util/env.h or getenv(), from a string literal; what the libraries read must be in README's section
 "Variables", and the other way round.
 """
 import pathlib
@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-FOLDERS = ("transport/", "plugin/", "util/", "fused/")
+FOLDERS = ("transport/", "plugin/", "fused/")
 LITERAL = re.compile(r'"((?:NCCL|PERSEUS)_[A-Z0-9_]+)"')
 NAMED = re.compile(r"`((?:NCCL|PERSEUS)_[A-Z0-9_]+)")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the JSON lines of a measurement as results/NAME.json, with what is needed to take it again.
+"""Keep the JSON lines of a measurement as doc/results/NAME.json, with what is needed to take it again.
 
 usage: some-command --json | tools/record.py NAME --machine "2 x H200" --command "some-command --json" [--commit C] [--note TEXT]
 Lines that are not JSON objects are left out; nothing on standard input is an error.
@@ -34,7 +34,7 @@ def main():
     body = ",\n".join("    " + json.dumps(row) for row in rows)
     text = json.dumps(head, indent=2)[:-2] + ',\n  "rows": [\n' + body + "\n  ]\n}\n"
     json.loads(text)
-    path = ROOT / "results" / (args.name + ".json")
+    path = ROOT / "doc/results" / (args.name + ".json")
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     print(f"{path.relative_to(ROOT)}: {len(rows)} rows")

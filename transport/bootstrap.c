@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 int prs_bootstrap_gather(const struct prs_bootstrap *bootstrap, const void *mine, void *all, size_t bytes,
                          const char *what)

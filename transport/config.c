@@ -2,9 +2,9 @@
 #include "transport/config.h"
 
 #include "transport/order.h"
-#include "util/env.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/env.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -89,7 +89,7 @@ static int read_words(struct prs_config *config)
     static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
     int family, off, on, level, r;
 
-    r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* util/log.c reads it, but can refuse nothing */
+    r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* transport/util/log.c reads it, but can refuse nothing */
     if (r)
         return r;
     r = prs_env_word("NCCL_SOCKET_FAMILY", -1, families, &family);

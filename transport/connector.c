@@ -2,9 +2,9 @@
 /* Connecting to a listener: one handshake, step by step. */
 #include "transport/setup.h"
 
-#include "util/clock.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 /* What of the driver's interface is used, declared afresh. Names as exported; the suffix is the version of the ABI. */
 enum {

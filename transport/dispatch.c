@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "transport/peer.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum {
     TAKE_BATCH = 64,    /* commands a round: enough to fill a doorbell's chain for several peers, short enough that

@@ -3,11 +3,11 @@
 
 #include "transport/efa.h"
 #include "transport/nic.h"
-#include "util/clock.h"
-#include "util/error.h"
-#include "util/fork.h"
-#include "util/log.h"
-#include "util/thread.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/fork.h"
+#include "transport/util/log.h"
+#include "transport/util/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>

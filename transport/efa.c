@@ -2,7 +2,7 @@
 #include "transport/efa.h"
 
 #include "transport/nic.h"
-#include "util/log.h"
+#include "transport/util/log.h"
 
 #include <dlfcn.h>
 #include <infiniband/efadv.h>

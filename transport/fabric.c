@@ -3,9 +3,9 @@
 
 #include "transport/nic.h"
 #include "transport/policy.h"
-#include "util/error.h"
-#include "util/fork.h"
-#include "util/log.h"
+#include "transport/util/error.h"
+#include "transport/util/fork.h"
+#include "transport/util/log.h"
 
 #include <errno.h>
 #include <stdio.h>

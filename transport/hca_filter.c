@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/hca_filter.h"
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #include <errno.h>
 #include <stdio.h>

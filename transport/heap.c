@@ -12,9 +12,9 @@
 #include "transport/bootstrap.h"
 #include "transport/cuda.h"
 #include "transport/share.h"
-#include "util/error.h"
-#include "util/log.h"
-#include "util/node.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+#include "transport/util/node.h"
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,

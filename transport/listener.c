@@ -2,9 +2,9 @@
 /* Waiting for peers: several handshakes at a time, none of which can hold up another. */
 #include "transport/setup.h"
 
-#include "util/clock.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/log.h"
+#include "transport/util/log.h"
 
 int prs_near_parse(const char *list, void *cpu_set)
 {

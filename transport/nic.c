@@ -4,8 +4,8 @@
 
 #include "transport/domain.h"
 #include "transport/receives.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
 #include "transport/nic.h"
 #include "transport/receives.h"
 
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -8,8 +8,8 @@
 #include "transport/efa.h"
 #include "transport/prefix.h"
 #include "transport/receives.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -6,7 +6,7 @@
 #include "transport/order_queue.h"
 #include "transport/stripe.h"
 #include "transport/wire.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #include "transport/order_cut.h"
 
 #include "transport/wire.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #include <errno.h>
 

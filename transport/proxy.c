@@ -15,9 +15,9 @@
 #include "transport/near.h"
 #include "transport/ring.h"
 #include "transport/window.h"
-#include "util/error.h"
-#include "util/log.h"
-#include "util/thread.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+#include "transport/util/thread.h"
 
 enum {
     DEFAULT_SLOTS = 1024,

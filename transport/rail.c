@@ -4,7 +4,7 @@
 #include "transport/gid.h"
 #include "transport/nic.h"
 #include "transport/order.h"
-#include "util/log.h"
+#include "transport/util/log.h"
 
 #include <ctype.h>
 #include <endian.h>

@@ -2,8 +2,8 @@
 #include "transport/raise.h"
 
 #include "transport/peer.h"
-#include "util/clock.h"
-#include "util/fork.h"
+#include "transport/util/clock.h"
+#include "transport/util/fork.h"
 
 #include <errno.h>
 #include <unistd.h>

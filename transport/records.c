@@ -2,7 +2,7 @@
 #include "transport/records.h"
 
 #include "transport/peer.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #include <errno.h>
 #include <stdlib.h>

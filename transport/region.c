@@ -3,7 +3,7 @@
 
 #include "transport/cuda.h"
 #include "transport/nic.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #include <errno.h>
 #include <stdio.h>

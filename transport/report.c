@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public face of util/log and util/error. */
-#include "util/error.h"
-#include "util/log.h"
+/* The public face of transport/util/log and transport/util/error. */
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <assert.h>
 #include <perseus/perseus.h>

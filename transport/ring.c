@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 int prs_ring_init(struct prs_ring *ring, uint64_t slot_count)
 {

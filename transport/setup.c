@@ -2,9 +2,9 @@
 #include "transport/setup.h"
 
 #include "transport/gid.h"
-#include "util/clock.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <errno.h>
 #include <stdio.h>

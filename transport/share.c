@@ -13,9 +13,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "util/clock.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 static socklen_t socket_name(const struct prs_share_address *address, struct sockaddr_un *out)
 {

@@ -11,9 +11,9 @@
 #include "transport/fabric.h"
 #include "transport/policy.h"
 #include "transport/records.h"
-#include "util/clock.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,

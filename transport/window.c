@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 int prs_windows_init(struct prs_windows *windows, uint32_t world, uint32_t epoch, uint32_t limit)
 {

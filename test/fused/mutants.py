@@ -142,7 +142,7 @@ RULES = [  # name, program, file, text (must be there once), what stands there i
 
 def build(tree, program, flags):
     out = os.path.join(tree, "program")
-    sources = [os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]] + [os.path.join(tree, "util", s) for s in ("error.c", "log.c", "env.c")]
+    sources = [os.path.join(tree, "test/fused", s) for s in PROGRAMS[program][0]] + [os.path.join(tree, "transport/util", s) for s in ("error.c", "log.c", "env.c")]
     sources += [os.path.join(tree, "test/support/criterion_arena.c")]
     compile_or_exit(["cc", "-std=gnu11", *flags, "-D_GNU_SOURCE", '-DPRS_VERSION="test"', "-I", tree, "-I", os.path.join(tree, "include"), *sources, "-o", out,
                      "-lcriterion", "-lpthread", "-lm"], program)
@@ -172,7 +172,7 @@ def replace(tree, file, old, new):
 def try_rule(root, rule):
     _, program, file, old, new = rule
     with tempfile.TemporaryDirectory() as tree:
-        for folder in ("fused", "test/fused", "test/support", "util", "include"):
+        for folder in ("fused", "test/fused", "test/support", "transport/util", "include"):
             shutil.copytree(os.path.join(root, folder), os.path.join(tree, folder))
         replace(tree, "test/fused/watch.h", "WAIT_SECONDS = 60", "WAIT_SECONDS = 5")
         if file:

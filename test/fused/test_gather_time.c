@@ -22,7 +22,7 @@ static struct prs_schedule schedule_of(const struct row *r)
     return s;
 }
 
-/* Medians of the slowest rank, by copy engines: of 4 GPUs results/allgather-turns-4xH200.json, ranks as threads where
+/* Medians of the slowest rank, by copy engines: of 4 GPUs doc/results/allgather-turns-4xH200.json, ranks as threads where
  * it has them, else as processes; of 2 allgather-pieces-2xH200.json, the first two and the last allgather-choice. Not
  * here: 8192x2752x4096, which took 270 to 323 us on 2 GPUs, by the host (played: 266), and 12288x1280x8192 of that
  * other host, 425 where the first took 360. */

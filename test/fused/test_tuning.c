@@ -92,7 +92,7 @@ Test(tuning, shapes_that_cannot_run_fused_say_why)
     cr_assert(strstr(choose(PRS_FUSED_GEMM, 128, 256, 63, NULL).reason, "multiple of 8") != NULL);
 }
 
-/* us, of MEASURED_ROWS rows in all; 4 and 2 x H200, results/fused-path-4xH200.json. */
+/* us, of MEASURED_ROWS rows in all; 4 and 2 x H200, doc/results/fused-path-4xH200.json. */
 enum { MEASURED = 5 };
 static const uint32_t MEASURED_ROWS[MEASURED] = {512, 768, 1024, 1536, 2048};
 static const struct measured_ways {
@@ -277,7 +277,7 @@ struct gather {
     double least_us, most_us;                            /* as measured, and what was measured otherwise */
 };
 
-/* results/allgather-turns-4xH200.json, allgather-choice-2xH200.json, allgather-pieces-2xH200.json. */
+/* doc/results/allgather-turns-4xH200.json, allgather-choice-2xH200.json, allgather-pieces-2xH200.json. */
 Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
 {
     static const struct gather rows[] = {

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from quiet import cores_are_free  # noqa: E402
 
 MODEL = ["--quiet", "--latency", "50us", "--rate", "10G", "--fence", "strict"]
-# A group per destination: an idle machine gives 0.96 to 1.0 (results/putsignal-softnic.json), but for seconds on end a virtual one can
+# A group per destination: an idle machine gives 0.96 to 1.0 (doc/results/putsignal-softnic.json), but for seconds on end a virtual one can
 # give 0.89, and nobody knows why (doc/open.md).
 LEAST = 0.85
 # policy, group, concurrency, peers: efficiency at least, at most; fences an iteration

@@ -7,7 +7,7 @@
 
 #include "plugin/abi.h"
 #include "test/support/open_files.h"
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 enum { PAIR_LIMIT_MS = 60000, PAIR_BYTES = 1 << 20 };
 

@@ -12,7 +12,7 @@
 
 #include "test/plugin/pair.h"
 #include "test/support/settled_threads.h"
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 TestSuite(device, .timeout = 300);
 

@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "transport/op.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 struct fake_op {
     struct prs_op *op;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/transport/ends.h"
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

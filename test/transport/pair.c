@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/transport/pair.h"
 #include "transport/fabric.h"
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>

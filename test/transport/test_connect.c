@@ -4,7 +4,7 @@
 #include "test/transport/ends.h"
 #include "transport/fabric.h"
 #include "transport/handshake.h"
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 #include <arpa/inet.h>
 #include <criterion/criterion.h>

@@ -2,7 +2,7 @@
 /* What goes wrong on a connected pair comes out as a bounded, named error. */
 #include "test/transport/pair.h"
 #include "transport/peer.h"
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 /* Connections that cannot be: whoever lacks something, both ends learn of it, in time. Both in one process. */
 #include "test/transport/ends.h"
 #include "transport/verbs.h"
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

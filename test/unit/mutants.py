@@ -16,7 +16,7 @@ from mutants_lib import compile_or_exit, mutated, run_bounded, try_all  # noqa: 
 TESTS = {"test_order": "order_bench", "test_order_limits": "order_bench", "test_tally": "order_bench", "test_order_sim": "order_net", "test_order_every": "order_net"}
 ENVIRONMENT = {"PRS_TEST_STRIDE": "13"}  # of test_order_every: a mutant that one in 13 programs does not show is looked into
 SOURCES = ["transport/order.c", "transport/order_signal.c", "transport/tally.c", "transport/order_cut.c", "transport/stripe.c", "transport/policy.c",
-           "util/error.c", "util/log.c", "util/env.c"]
+           "transport/util/error.c", "transport/util/log.c", "transport/util/env.c"]
 LIMIT_S = 120  # of one test: a mutant may hang
 ORDER, SIGNAL, TALLY, CUT = SOURCES[:4]
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/config.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "util/env.h"
-#include "util/error.h"
+#include "transport/util/env.h"
+#include "transport/util/error.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "test/support/fake_team.h"
-#include "util/error.h"
-#include "util/log.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum { RANKS = 2, SHORT_MS = 20, HEALTHY_MS = 60000 };
 

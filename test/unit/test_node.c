@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "util/node.h"
+#include "transport/util/node.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>

@@ -2,7 +2,7 @@
 /* The proxy: windows that come and go, commands and peers that are not as they should be, settling, and its end. */
 #include "test/support/device_fixture.h"
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -11,7 +11,7 @@
 
 #include "transport/ring.h"
 #include "transport/window.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { COMMANDS = 200000 };

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "transport/share.h"
-#include "util/error.h"
+#include "transport/util/error.h"
 
 enum { SIDES = 3, HEALTHY_MS = 60000 /* for what comes: a machine may keep a thread off its cores for seconds */ };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "util/thread.h"
+#include "transport/util/thread.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 enum { BARRIER_SPINS = 200 };
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 #define GPU_LIBRARY "libperseus-perf-gpu.so"
 

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "util/clock.h"
+#include "transport/util/clock.h"
 
 enum { RANKS_MAX = 256, WAIT_SLICE_US = 300 };
 

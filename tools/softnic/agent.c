@@ -16,7 +16,7 @@
 #include "tools/softnic/lock.h"
 #include "tools/softnic/object.h"
 #include "tools/softnic/place.h"
-#include "util/thread.h"
+#include "transport/util/thread.h"
 
 enum {
     POLL_NS = 50000,         /* after work: the next request of a ping-pong comes sooner than a sleeper would wake up */

@@ -13,7 +13,7 @@
 #include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
 #include "tools/softnic/qp.h"
-#include "util/thread.h"
+#include "transport/util/thread.h"
 
 enum {
     /* The last stretch before a due time is spun. It is as long as this machine's timers were late lately, within these

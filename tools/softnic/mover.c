@@ -7,7 +7,7 @@
 
 #include "tools/softnic/cores.h"
 #include "tools/softnic/lock.h"
-#include "util/thread.h"
+#include "transport/util/thread.h"
 
 enum {
     /* Four cores copy about as fast as PCIe takes; a quarter of the cores leaves the application the rest. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "util/error.h"
+#include "transport/util/error.h"
 
-#include "util/log.h"
+#include "transport/util/log.h"
 
 #include <stdarg.h>
 #include <stdio.h>

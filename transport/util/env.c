@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "util/env.h"
+#include "transport/util/env.h"
 
-#include "util/error.h"
+#include "transport/util/error.h"
 
 #include <errno.h>
 #include <stdio.h>

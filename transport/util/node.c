@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "util/node.h"
+#include "transport/util/node.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "util/env.h"
+#include "transport/util/env.h"
 
 static uint64_t hash_text(const char *text)
 {

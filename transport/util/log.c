@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "util/log.h"
+#include "transport/util/log.h"
 
-#include "util/fork.h"
+#include "transport/util/fork.h"
 
 #include <pthread.h>
 #include <stdarg.h>
