@@ -28,7 +28,7 @@ def outdated_models(root, rules):
 def outdated_kernels(root, mutations):
     tests = "".join(p.read_text() for p in (root / "test/hopper").glob("test_*.c"))
     for name, file, old, _, test in mutations:
-        files = [root / "fused" / file] if file else (root / "fused").glob("*.cuh")
+        files = [root / "fused" / file] if file else (root / "fused").rglob("*.cuh")
         if not any(old in p.read_text() for p in files):
             yield f"hopper/mutate.py: {name}: its text is not in {file or 'fused/*.cuh'}"
         if f", {test.rpartition('/')[2]}, " not in tests:

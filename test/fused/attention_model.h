@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention's protocol on threads: the schedule, counters and credits of fused/attention_schedule.h, with one word
+/* Ring attention's protocol on threads: the schedule, counters and credits of fused/attention/schedule.h, with one word
  * in place of each message, and of each part of a task. Data are plain memory, flags are atomics with the orders the
  * kernel uses, so that ThreadSanitizer sees a wait that is missing or too weak. Each CTA is a thread that reads what
  * its tasks load and a thread that sends; ranks run free, with random delays, through many epochs that begin shortly
@@ -8,7 +8,7 @@
 #ifndef PERSEUS_TEST_FUSED_ATTENTION_MODEL_H
 #define PERSEUS_TEST_FUSED_ATTENTION_MODEL_H
 
-#include "fused/attention_deal.h"
+#include "fused/attention/deal.h"
 #include "test/fused/nic.h"
 
 enum { MAX_WORLD = 4, CTAS = 2, IN_FLIGHT = 2 };

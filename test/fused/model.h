@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels' protocol on threads: the schedules and flags of fused/schedule.h, with one word in place of each piece
+/* The kernels' protocol on threads: the schedules and flags of fused/gemm/schedule.h, with one word in place of each piece
  * of data. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer sees a
  * wait that is missing or too weak. Each cluster is a thread that computes, one that stores and one that pushes or
  * spreads; ranks run free, with random delays, through many epochs that begin shortly before the epoch wraps. Between
@@ -7,7 +7,7 @@
 #ifndef TEST_FUSED_MODEL_H
 #define TEST_FUSED_MODEL_H
 
-#include "fused/schedule.h"
+#include "fused/gemm/schedule.h"
 #include "test/fused/nic.h"
 
 enum { WORLD = 4, CLUSTERS = 2, ROLES = 3, HALVES = 2, CTAS = 2, SLABS = 2 };

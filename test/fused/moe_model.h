@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The protocol of MoE dispatch on threads, as model.h is for the matrix products: fused/route.h with one word in place
+/* The protocol of MoE dispatch on threads, as model.h is for the matrix products: fused/moe/route.h with one word in place
  * of each row. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer sees a
  * wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which together also
  * run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before the epoch
@@ -8,7 +8,7 @@
 #ifndef TEST_FUSED_MOE_MODEL_H
 #define TEST_FUSED_MOE_MODEL_H
 
-#include "fused/route.h"
+#include "fused/moe/route.h"
 #include "test/fused/nic.h"
 
 enum { WORLD = 4, CTAS = 2, THREADS = 3, LOCAL = 3, EXPERTS = WORLD * LOCAL, CHOICES = 3, TOKENS = 50, COLUMNS = 2 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As fused/route.cuh: the routing kernel. */
+/* As fused/moe/route.cuh: the routing kernel. */
 #include <string.h>
 
 #include "test/fused/moe_model.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As fused/rows.cuh and moe.cuh: rows on their way, and what is multiplied. */
+/* As fused/moe/rows.cuh and moe.cuh: rows on their way, and what is multiplied. */
 #include "test/fused/moe_model.h"
 
 /* ---- warp 3 --------------------------------------------------------------------------------------------------------

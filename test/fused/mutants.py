@@ -15,16 +15,16 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from mutants_lib import compile_or_exit, mutated, run_bounded, try_all  # noqa: E402
 
 LIMIT_S = 150
-ATTENTION, SCHEDULE = "test/fused/attention_model.c", "fused/attention_schedule.h"
-ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/route.h", "test/fused/moe_route.c", "test/fused/moe_rows.c", "test/fused/moe_model.c"
-ROWS, TIME = "fused/schedule.h", "fused/gather_time.c"
-UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/exchange.h"
-PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/nodes_*"),
-            "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention_deal.c"], "attention_protocol/copied_*"),
+ATTENTION, SCHEDULE = "test/fused/attention_model.c", "fused/attention/schedule.h"
+ROUTE, MOE_ROUTE, MOE_ROWS, MOE_MODEL = "fused/moe/route.h", "test/fused/moe_route.c", "test/fused/moe_rows.c", "test/fused/moe_model.c"
+ROWS, TIME = "fused/gemm/schedule.h", "fused/gemm/gather_time.c"
+UNFUSED, EXCHANGE = "test/fused/test_unfused.c", "fused/gemm/unfused/exchange.h"
+PROGRAMS = {"attention": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention/deal.c"], "attention_protocol/nodes_*"),
+            "copied": (["test_attention_protocol.c", "attention_model.c", "watch.c", "nic.c", "../../fused/attention/deal.c"], "attention_protocol/copied_*"),
             "unfused": (["test_unfused.c", "watch.c", "nic.c"], "unfused/*"),
             "route": (["test_route.c"], "route/*"),
             "schedule": (["test_schedule.c"], "schedule/*"),
-            "gather": (["test_gather_time.c", "../../fused/gather_time.c"], "gather_time/*"),
+            "gather": (["test_gather_time.c", "../../fused/gemm/gather_time.c"], "gather_time/*"),
             "moe": (["test_moe.c", "moe_model.c", "moe_check.c", "moe_route.c", "moe_rows.c", "watch.c", "nic.c"], "moe/nodes_*")}
 PLAIN, RACES = ["-O2"], ["-O1", "-g", "-fsanitize=thread"]
 

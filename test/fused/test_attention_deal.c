@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/attention_deal.h"
+#include "fused/attention/deal.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

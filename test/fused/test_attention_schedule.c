@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/attention_schedule.h"
+#include "fused/attention/schedule.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/attention_tuning.h"
+#include "fused/attention/tuning.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

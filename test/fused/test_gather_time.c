@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The times that an all-gather's plan chooses by, beside those that were measured on H200. */
-#include "fused/gather_time.h"
+#include "fused/gemm/gather_time.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

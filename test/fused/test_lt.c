@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What cuBLASLt is asked for. It is the test's own: dlopen() finds it, and it keeps what is said. */
-#include "fused/lt.h"
+#include "fused/gemm/unfused/lt.h"
 
 #include <criterion/criterion.h>
 #include <cublasLt.h>
 #include <errno.h>
 #include <string.h>
 
-#include "fused/context.h"
+#include "fused/core/context.h"
 
 enum { MOST_PREFERENCES = 16 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/place.h"
+#include "fused/core/place.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/route.h"
+#include "fused/moe/route.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

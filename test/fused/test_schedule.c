@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/schedule.h"
+#include "fused/gemm/schedule.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

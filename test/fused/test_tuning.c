@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/tuning.h"
+#include "fused/gemm/tuning.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "fused/schedule.h"
+#include "fused/gemm/schedule.h"
 
 uint32_t watch_load(const uint32_t *p)
 {

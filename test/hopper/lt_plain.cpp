@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In place of fused/lt.c: the product that the unfused path would have of cuBLASLt, by a kernel of the simplest kind,
+/* In place of fused/gemm/unfused/lt.c: the product that the unfused path would have of cuBLASLt, by a kernel of the simplest kind,
  * so that the rest of that path runs on emulated GPUs, in streams and in graphs. */
 #include <errno.h>
 #include <stdlib.h>
 
-#include "fused/launch.cuh"
+#include "fused/core/launch.cuh"
 
 extern "C" {
-#include "fused/lt.h"
+#include "fused/gemm/unfused/lt.h"
 }
 
 struct prs_lt {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail when fused/ptx.cuh has a function that the emulator's header of the same name lacks, or that takes other parameters."""
+"""Fail when fused/core/ptx.cuh has a function that the emulator's header of the same name lacks, or that takes other parameters."""
 import pathlib
 import re
 import sys
@@ -17,9 +17,9 @@ def functions(path):
 
 def main():
     root = pathlib.Path(sys.argv[1])
-    real = functions(root / "fused/ptx.cuh")
-    shadow = functions(root / "test/hopper/include/fused/ptx.cuh")
-    wrong = [f"{name}: not in test/hopper/include/fused/ptx.cuh" for name in real if name not in shadow]
+    real = functions(root / "fused/core/ptx.cuh")
+    shadow = functions(root / "test/hopper/include/fused/core/ptx.cuh")
+    wrong = [f"{name}: not in test/hopper/include/fused/core/ptx.cuh" for name in real if name not in shadow]
     wrong += [f"{name}:\n  ptx.cuh:  {real[name]}\n  emulator: {shadow[name]}" for name in real
               if name in shadow and real[name] != shadow[name]]
     print("\n".join(wrong) or f"names: {len(real)} functions, ok")

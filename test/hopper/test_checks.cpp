@@ -4,8 +4,8 @@
 #include <cuda_runtime.h>
 #include <string>
 
-#include "fused/launch.cuh"
-#include "fused/ptx.cuh"
+#include "fused/core/launch.cuh"
+#include "fused/core/ptx.cuh"
 #include "test/hopper/hopper.h"
 
 enum { BYTES = 4096, SHARED = 64 << 10, BARRIER = 60 << 10 };

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <cuda_runtime.h>
 
-#include "fused/launch.cuh"
+#include "fused/core/launch.cuh"
 #include "test/hopper/hopper.h"
 
 #include <perseus/device.cuh>

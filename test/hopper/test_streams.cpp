@@ -3,8 +3,8 @@
 #include <criterion/criterion.h>
 #include <cuda_runtime.h>
 
-#include "fused/launch.cuh"
-#include "fused/ptx.cuh"
+#include "fused/core/launch.cuh"
+#include "fused/core/ptx.cuh"
 #include "test/hopper/hopper.h"
 
 enum { WORDS = 1024, ROUNDS = 20, MOST_LOOKS = 3000 };

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "fused/launch.cuh"
-#include "fused/ptx.cuh"
+#include "fused/core/launch.cuh"
+#include "fused/core/ptx.cuh"
 #include "test/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 #include "test/hopper/tile_map.h"

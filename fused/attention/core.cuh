@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention, warps 4 and up: consumer warpgroups, 64 query rows each. */
+#ifndef PERSEUS_FUSED_ATTENTION_CORE_CUH
+#define PERSEUS_FUSED_ATTENTION_CORE_CUH
+
+#include "fused/attention/merge.cuh"
+#include "fused/attention/softmax.cuh"
+
+enum { FIRST_TURN_BARRIER = 1 }; /* 0 is __syncthreads() */
+
+PRS_DEVICE void multiply_scores(float (&s)[64], uint64_t q, uint64_t k, uint32_t add)
+{
+    wgmma_m64n128k16<0>(s, q, k, add);
+}
+
+PRS_DEVICE void multiply_scores(float (&s)[88], uint64_t q, uint64_t k, uint32_t add)
+{
+    wgmma_m64n176k16<0>(s, q, k, add);
+}
+
+PRS_DEVICE void multiply_values(float (&o)[32], const uint32_t *p, uint64_t v)
+{
+    wgmma_m64n64k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
+}
+
+PRS_DEVICE void multiply_values(float (&o)[64], const uint32_t *p, uint64_t v)
+{
+    wgmma_m64n128k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
+}
+
+/* What a consumer warpgroup carries from piece to piece. */
+struct attention_consumer {
+    uint32_t half;   /* which warpgroup */
+    uint32_t pieces; /* so far */
+    uint32_t step;   /* blocks so far, of which the last one's values are still to come */
+};
+
+/* Operands of the next two products: the first keys of one block, the first values of the one before. */
+struct attention_operands {
+    uint64_t q, k, v;
+};
+
+/* The compiler is to see that all lanes have the same: then it computes descriptors once a warp, not once a lane, and
+ * moves nothing between two instructions to the tensor cores. */
+PRS_DEVICE uint32_t uniform(uint32_t x)
+{
+    return __shfl_sync(~0u, x, 0);
+}
+
+template <class E>
+PRS_DEVICE struct attention_operands find_operands(const struct attention_memory &m, const struct attention_consumer &c)
+{
+    uint32_t base = smem_address(m.base), half = uniform(c.half), stage = uniform(stage_of(c.step));
+    static_assert(PRS_ATTENTION_STAGES == 2, "the values are in the other one");
+    return {matrix_descriptor(base + E::at_q + half * E::rows_bytes, 16),
+            matrix_descriptor(base + E::at_k + stage * E::block_bytes, 16),
+            matrix_descriptor(base + E::at_v + (stage ^ 1) * E::block_bytes, E::block * 128)};
+}
+
+/* Issues scores = queries x keys of the stage and returns while it runs. */
+template <class E> PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const struct attention_operands &x)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < E::head_dim / 16; i++) { /* 64 columns lie together, then the next 64 */
+        int q_at = i / 4 * (64 * 128) + i % 4 * 32, k_at = i / 4 * (E::block * 128) + i % 4 * 32;
+        multiply_scores(s, x.q + q_at / 16, x.k + k_at / 16, i != 0);
+    }
+    wgmma_commit();
+}
+
+/* Issues result += probabilities x values of the stage. */
+template <class E>
+PRS_DEVICE void issue_values(float (&o)[E::head_dim / 2], const uint32_t (&p)[E::block / 4],
+                             const struct attention_operands &x)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < E::block / 16; i++)
+        multiply_values(o, &p[4 * i], x.v + i * (16 * 128 / 16));
+    wgmma_commit();
+}
+
+/* This warp has read it. */
+PRS_DEVICE void release(uint64_t *empty)
+{
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(empty);
+}
+
+/* The same of keys or values: one lane per CTA that loads a part of them says so there. */
+template <class E> PRS_DEVICE void release_block(uint64_t *empty)
+{
+    uint32_t lane = threadIdx.x % 32;
+    if (E::cluster == 1)
+        release(empty);
+    else if (lane < E::cluster)
+        mbarrier_arrive_at(empty, lane);
+}
+
+template <class E> PRS_DEVICE void take_turn(const struct attention_consumer &c)
+{
+    if (E::takes_turns)
+        barrier_sync(FIRST_TURN_BARRIER + c.half, 256);
+}
+
+template <class E> PRS_DEVICE void give_turn(const struct attention_consumer &c)
+{
+    if (E::takes_turns)
+        barrier_arrive(FIRST_TURN_BARRIER + (c.half + 1) % E::warpgroups, 256);
+}
+
+template <class E>
+PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_args &args,
+                           const struct prs_attention_task &t, const struct prs_attention_walk &w)
+{
+    uint32_t first = first_row<E>(t) + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
+    uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    if (prs_attention_limit(&args.schedule, &w, first) < E::block)
+        mask_scores(s, prs_attention_limit(&args.schedule, &w, row), prs_attention_limit(&args.schedule, &w, row + 8));
+}
+
+/* A task's state, all in registers. p: probabilities that have not been multiplied with their values yet; o lags behind
+ * them by one block, and what it holds must be multiplied by shrink before they are added. */
+template <class E> struct attention_state {
+    struct prs_attention_walk walk;
+    bool more; /* the walk stands at a block whose scores are still to come */
+    struct row_state rows;
+    float shrink[2];
+    bool shrinks;          /* in this warp; keeps_top only */
+    float s[E::block / 2]; /* scores, then probabilities */
+    float o[E::head_dim / 2];
+    uint32_t p[E::block / 4];
+};
+
+/* The scores of the walk's block are in s: makes probabilities of them and goes on to the next block. */
+template <class E>
+PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention_args &args,
+                            const struct attention_memory &m, const struct prs_attention_task &t,
+                            struct attention_consumer *c, struct attention_state<E> *x)
+{
+    release_block<E>(&m.k_empty[stage_of(c->step)]);
+    if (x->walk.left == 1) /* the next piece's queries may come: they have the time of this softmax and product */
+        release(&m.q_empty[c->half]);
+    mask_block<E>(s, args, t, x->walk);
+    soften<E::keeps_top>(s, &x->rows, x->shrink, args.scale_log2);
+    if (E::keeps_top)
+        x->shrinks = __any_sync(~0u, x->shrink[0] != 1 || x->shrink[1] != 1);
+    registers_pin(s);
+    x->more = prs_attention_next(&args.schedule, &t, &x->walk);
+}
+
+/* From the probabilities of one block to those of the next. The products of both run together; overlapping, the next
+ * block's softmax starts when its scores are there, under the product with the values. */
+template <class E>
+PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct attention_memory &m,
+                             const struct prs_attention_task &t, struct attention_consumer *c,
+                             struct attention_state<E> *x)
+{
+    float(&s)[E::block / 2] = x->s;
+    struct attention_operands at = find_operands<E>(m, *c); /* here: who has the turn keeps the tensor cores busy */
+    mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
+    take_turn<E>(*c);
+    issue_scores<E>(s, at);
+    if (!E::keeps_top || x->shrinks)
+        shrink_result(x->o, x->shrink);
+    mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
+    issue_values<E>(x->o, x->p, at);
+    give_turn<E>(*c);
+    if (E::overlaps) {
+        wgmma_wait<1>();
+        registers_pin(s);
+        take_scores<E>(s, args, m, t, c, x);
+        wgmma_wait<0>();
+        registers_pin(x->o);
+        release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
+    } else {
+        wgmma_wait<0>();
+        registers_pin(s);
+        registers_pin(x->o);
+        release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
+        take_scores<E>(s, args, m, t, c, x);
+    }
+    pack_probabilities(x->p, s);
+    c->step++;
+}
+
+/* Issues a piece's first scores. */
+template <class E>
+PRS_DEVICE void issue_first(const struct attention_memory &m, const struct attention_consumer &c,
+                            struct attention_state<E> *x)
+{
+    struct attention_operands at = find_operands<E>(m, c);
+    mbarrier_wait(&m.q_full[c.half], c.pieces & 1);
+    mbarrier_wait(&m.k_full[stage_of(c.step)], phase_of(c.step));
+    issue_scores<E>(x->s, at);
+}
+
+/* A query tile against all keys, or some of them. Its first scores are there. */
+template <class E>
+PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct attention_memory &m,
+                             const struct prs_attention_piece &piece, struct attention_consumer *c,
+                             struct attention_state<E> *x)
+{
+    x->walk = piece.begin;
+    x->rows = {{-INFINITY, -INFINITY}, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < E::head_dim / 2; i++)
+        x->o[i] = 0;
+    take_scores<E>(x->s, args, m, piece.task, c, x);
+    pack_probabilities(x->p, x->s);
+    c->step++;
+    while (x->more)
+        attend_block<E>(args, m, piece.task, c, x);
+    c->pieces++;
+    if (!E::keeps_top || x->shrinks)
+        shrink_result(x->o, x->shrink);
+    mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
+    issue_values<E>(x->o, x->p, find_operands<E>(m, *c));
+    wgmma_wait<0>();
+    registers_pin(x->o);
+    release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
+}
+
+/* One thread of a CTA, which has seen everything arrive that the CTA's pieces of these groups load: the last CTA of the
+ * rank tells the senders that their buffers are free. */
+PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t from, uint32_t to)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t epoch = launch_epoch(&args.sync);
+#pragma unroll 1
+    for (uint32_t group = from; group < to; group++) {
+        if (add_acq_rel_gpu(&args.finished[group], 1) + 1 != gridDim.x * epoch)
+            continue;
+        fence_release_sys(); /* R6: what all CTAs have read, before the credit. Pairs with A1 in await_credit(). */
+#pragma unroll 1
+        for (uint32_t p = 1; p < s->locals; p++)
+            store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);
+    }
+}
+
+/* Before any wait for data of this group, which others may send only when they have credit for those before: also
+ * before the first piece, which need not be of the first group. */
+PRS_DEVICE void enter_group(const struct prs_attention_args &args, bool gives_credit, uint32_t *finished,
+                            uint32_t group)
+{
+    if (gives_credit && *finished < group)
+        finish_groups(args, *finished, group);
+    *finished = group;
+}
+
+/* The result of a piece, or its part of a result. */
+template <class E>
+PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
+                            struct attention_state<E> *x)
+{
+    uint32_t first = first_row<E>(piece.task) + (threadIdx.x / 32 - 4) * 16;
+    if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x->o, &x->rows))
+        write_rows(args, piece.task, first, x->o, x->rows);
+}
+
+/* Between two pieces the first scores of the second run under the writing of the first's result. (Not under its last
+ * values too: then the compiler serialises all products, C7514.) */
+template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    bool gives_credit = s->world > 1 && threadIdx.x == 128;
+    struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
+    const uint32_t *starts = args.starts + blockIdx.x / E::cluster;
+    uint32_t at = starts[0], pieces = starts[1] - at, finished = 0;
+    struct prs_attention_piece piece, next;
+    struct attention_state<E> x;
+    if (c.half == E::warpgroups - 1)
+        give_turn<E>(c);
+    if (pieces != 0) {
+        piece = args.pieces[at];
+        enter_group(args, gives_credit, &finished, piece.task.group);
+        issue_first<E>(m, c, &x);
+        wgmma_wait<0>();
+        registers_pin(x.s);
+        for (;;) {
+            attend_piece<E>(args, m, piece, &c, &x);
+            if (c.pieces == pieces)
+                break;
+            next = args.pieces[at + c.pieces];
+            enter_group(args, gives_credit, &finished, next.task.group);
+            issue_first<E>(m, c, &x);
+            leave_piece<E>(args, piece, &x);
+            wgmma_wait<0>();
+            registers_pin(x.s);
+            piece = next;
+        }
+        leave_piece<E>(args, piece, &x);
+    }
+    if (gives_credit)
+        finish_groups(args, finished, s->groups);
+    if (c.half == 0)
+        take_turn<E>(c); /* the last warpgroup gave a turn that nobody wants */
+}
+
+#endif

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: what the roles of a CTA share. */
+#ifndef PERSEUS_FUSED_ATTENTION_CTA_CUH
+#define PERSEUS_FUSED_ATTENTION_CTA_CUH
+
+#include "fused/attention/layout.h"
+#include "fused/core/cta.cuh"
+
+/* OVERLAP, bits: 1: the scores of a block are computed under the softmax of the block before; 2: the warpgroups take
+ * turns, one at the tensor cores while another is at its softmax; 4: probabilities are relative to an earlier maximum
+ * until they could exceed 2^8, so that the result is hardly ever multiplied by anything. */
+enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2, OVERLAP_KEEPS_TOP = 4 };
+
+/* Compile-time shape of one kernel. */
+template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR, int CLUSTER> struct attention {
+    static constexpr int head_dim = HEAD_DIM;
+    static constexpr int block = BLOCK; /* keys */
+    static constexpr int warpgroups = WARPGROUPS;
+    static constexpr bool overlaps = (OVERLAP & OVERLAP_BLOCKS) != 0;
+    static constexpr bool takes_turns = (OVERLAP & OVERLAP_WARPGROUPS) != 0;
+    static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
+    static constexpr bool far = FAR != 0; /* there are other nodes, whose calls need registers */
+    static constexpr int threads = 128 * (WARPGROUPS + 1);
+    static constexpr int cluster = CLUSTER; /* CTAs that compute a task together and multicast its keys and values */
+    static constexpr int tile_rows = 64 * WARPGROUPS;
+    static constexpr int task_rows = CLUSTER * tile_rows;
+    static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
+    static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / (HEAD_DIM * 2); /* prs_attention_piece_rows() */
+    static constexpr int rows_bytes = 64 * HEAD_DIM * 2;                              /* query rows of one warpgroup */
+    /* A CTA has what its launch was given, all threads alike; the roles share it out anew. */
+    static constexpr int launch_registers = 65536 / threads / 8 * 8;
+    static constexpr bool wide = HEAD_DIM == 128 && BLOCK > 128; /* consumers want all they can get */
+    static constexpr int producer_registers = WARPGROUPS == 3 ? 32 : FAR != 0 ? 88 : wide ? 40 : 56;
+    static constexpr int consumer_registers = WARPGROUPS == 3 ? 160 : FAR != 0 ? 208 : wide ? 232 : 224;
+    static_assert(producer_registers + WARPGROUPS * consumer_registers <= (WARPGROUPS + 1) * launch_registers,
+                  "else setmaxnreg waits for ever");
+    /* Offsets in dynamic shared memory. */
+    static constexpr int at_q = 0;
+    static constexpr int at_k = at_q + WARPGROUPS * rows_bytes;
+    static constexpr int at_v = at_k + PRS_ATTENTION_STAGES * block_bytes;
+    static constexpr int at_push = at_v + PRS_ATTENTION_STAGES * block_bytes;
+    static constexpr int at_barriers = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
+    static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
+    static_assert(shared_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");
+    static_assert(CLUSTER == 1 || CLUSTER == HEAD_DIM / 64, "each loads 64 columns, which lie together");
+    static_assert(BLOCK % 16 == 0 && BLOCK <= 256, "probabilities are multiplied 16 at a time; a box has 256 rows");
+};
+
+struct attention_memory {
+    uint8_t *base;
+    uint64_t *q_full, *q_empty;                    /* [warpgroups] */
+    uint64_t *k_full, *k_empty, *v_full, *v_empty; /* [PRS_ATTENTION_STAGES] */
+    uint64_t *pushed;                              /* [PRS_ATTENTION_PUSH_SLOTS] */
+};
+
+template <class E> PRS_DEVICE struct attention_memory attention_memory_map(uint8_t *base)
+{
+    struct attention_memory m;
+    m.base = base;
+    m.q_full = (uint64_t *)(base + E::at_barriers);
+    m.q_empty = m.q_full + E::warpgroups;
+    m.k_full = m.q_empty + E::warpgroups;
+    m.k_empty = m.k_full + PRS_ATTENTION_STAGES;
+    m.v_full = m.k_empty + PRS_ATTENTION_STAGES;
+    m.v_empty = m.v_full + PRS_ATTENTION_STAGES;
+    m.pushed = m.v_empty + PRS_ATTENTION_STAGES;
+    return m;
+}
+
+template <class E> PRS_DEVICE void attention_memory_init(const struct attention_memory *m)
+{
+    for (int i = 0; i < E::warpgroups; i++) {
+        mbarrier_init(&m->q_full[i], 1);
+        mbarrier_init(&m->q_empty[i], 4); /* one arrival per warp */
+    }
+    for (int i = 0; i < PRS_ATTENTION_STAGES; i++) {
+        mbarrier_init(&m->k_full[i], 1);
+        mbarrier_init(&m->k_empty[i], E::cluster * 4 * E::warpgroups); /* all CTAs read what any multicasts */
+        mbarrier_init(&m->v_full[i], 1);
+        mbarrier_init(&m->v_empty[i], E::cluster * 4 * E::warpgroups);
+    }
+    for (int i = 0; i < PRS_ATTENTION_PUSH_SLOTS; i++)
+        mbarrier_init(&m->pushed[i], 1);
+    mbarrier_init_fence();
+}
+
+/* Of this CTA in its cluster. */
+template <class E> PRS_DEVICE uint32_t cluster_rank(void)
+{
+    return blockIdx.x % E::cluster;
+}
+
+/* The first of this CTA's rows of a task, in the segment. */
+template <class E> PRS_DEVICE uint32_t first_row(const struct prs_attention_task &t)
+{
+    return t.tile * E::task_rows + cluster_rank<E>() * E::tile_rows;
+}
+
+/* Where the step'th block of keys, or of values, is in its ring. */
+PRS_DEVICE uint32_t stage_of(uint32_t step)
+{
+    return step % PRS_ATTENTION_STAGES;
+}
+
+PRS_DEVICE uint32_t phase_of(uint32_t step)
+{
+    return step / PRS_ATTENTION_STAGES & 1;
+}
+
+/* The last two coordinates of a segment of one head in a tensor (struct prs_attention_args). */
+struct attention_place {
+    int32_t u, v;
+};
+
+PRS_DEVICE struct attention_place attention_place_of(const struct prs_attention_args &args, uint32_t batch,
+                                                     uint32_t head, uint32_t heads, uint32_t segment)
+{
+    struct attention_place sequence_first = {(int32_t)head, (int32_t)(batch * args.schedule.segments + segment)};
+    struct attention_place heads_first = {(int32_t)segment, (int32_t)(batch * heads + head)};
+    return args.heads_first ? heads_first : sequence_first;
+}
+
+#endif

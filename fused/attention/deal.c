@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/attention/deal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/util/error.h"
+
+enum {
+    PIECE_STEPS = 2, /* what a piece costs beyond its steps: its first product and its last run under nothing (H200) */
+    LEAST_STEPS = 2, /* smaller pieces are not worth it */
+    MOST_PARTS = 8,  /* of a task: whoever merges reads 64 KB a part */
+    TRIES = 5
+};
+
+/* While dealing. */
+struct dealer {
+    const struct prs_attention_schedule *s;
+    struct prs_attention_deal *deal;
+    uint32_t ctas, most_cuts, cuts_left;
+    uint64_t limit;  /* of a CTA's load */
+    uint32_t *owner; /* of each piece */
+    uint64_t *load;  /* of each CTA */
+};
+
+static uint32_t least_loaded(const struct dealer *d)
+{
+    uint32_t least = 0;
+    for (uint32_t cta = 1; cta < d->ctas; cta++)
+        least = d->load[cta] < d->load[least] ? cta : least;
+    return least;
+}
+
+static void give(struct dealer *d, uint32_t cta, const struct prs_attention_piece *piece)
+{
+    struct prs_attention_deal *deal = d->deal;
+    deal->pieces[deal->pieces_count] = *piece;
+    d->owner[deal->pieces_count++] = cta;
+    d->load[cta] += piece->begin.left + PIECE_STEPS;
+    deal->most = d->load[cta] > deal->most ? d->load[cta] : deal->most;
+}
+
+/* How many of the `rest` steps from `first` on the CTA with so much room takes. */
+static uint32_t steps_for(const struct dealer *d, const struct prs_attention_task *t, uint32_t first, uint32_t rest,
+                          uint64_t room)
+{
+    uint32_t least = (first + rest) / MOST_PARTS + LEAST_STEPS, take = room < least ? least : (uint32_t)room, cut;
+    if (room >= rest || rest < 2 * least || take + least / 2 > rest || d->cuts_left == 0)
+        return rest;
+    take = take + least > rest ? rest - least : take;
+    cut = prs_attention_cut(d->s, t, first + take);
+    return cut > first ? cut - first : rest;
+}
+
+/* The next CTA is the one with the least work. It takes what it has room for, and what is left over goes on to the
+ * next: nobody gets more than the limit, but for a piece that is too small to cut. */
+static void deal_task(struct dealer *d, uint32_t task)
+{
+    struct prs_attention_deal *deal = d->deal;
+    struct prs_attention_piece piece = {.part = 0};
+    uint32_t blocks, first = 0, part = deal->parts_count;
+    prs_attention_task_at(d->s, task, &piece.task);
+    blocks = prs_attention_blocks(d->s, &piece.task);
+    while (first < blocks) {
+        uint32_t cta = least_loaded(d);
+        uint64_t used = d->load[cta] + PIECE_STEPS, room = used < d->limit ? d->limit - used : 0;
+        uint32_t steps = steps_for(d, &piece.task, first, blocks - first, room);
+        if (steps != blocks) {
+            piece.part = ++deal->parts_count;
+            d->cuts_left -= d->cuts_left != 0;
+        }
+        prs_attention_begin(d->s, &piece.task, &piece.begin, first, steps);
+        give(d, cta, &piece);
+        first += steps;
+    }
+    for (uint32_t i = part; i < deal->parts_count; i++)
+        deal->parts[i] = (struct prs_attention_part){part, deal->parts_count - part};
+}
+
+static uint64_t all_steps(const struct prs_attention_schedule *s)
+{
+    uint64_t steps = 0;
+    for (uint32_t task = 0; task < s->tasks; task++) {
+        struct prs_attention_task t;
+        prs_attention_task_at(s, task, &t);
+        steps += prs_attention_blocks(s, &t) + PIECE_STEPS;
+    }
+    return steps;
+}
+
+/* From the order of dealing to each CTA's own list. */
+static int sort_by_owner(const struct dealer *d)
+{
+    struct prs_attention_deal *deal = d->deal;
+    struct prs_attention_piece *sorted = malloc(deal->pieces_count * sizeof(*sorted));
+    uint32_t *next = calloc(d->ctas, sizeof(*next));
+    if (sorted == NULL || next == NULL) {
+        free(sorted);
+        free(next);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < deal->pieces_count; i++)
+        deal->starts[d->owner[i] + 1]++;
+    for (uint32_t cta = 0; cta < d->ctas; cta++) {
+        deal->starts[cta + 1] += deal->starts[cta];
+        next[cta] = deal->starts[cta];
+    }
+    for (uint32_t i = 0; i < deal->pieces_count; i++)
+        sorted[next[d->owner[i]]++] = deal->pieces[i];
+    free(next);
+    free(deal->pieces);
+    deal->pieces = sorted;
+    return 0;
+}
+
+/* Deals everything, to nobody more than `limit` if it can be. */
+static void deal_all(struct dealer *d, uint64_t limit)
+{
+    d->limit = limit;
+    d->cuts_left = d->most_cuts;
+    d->deal->pieces_count = d->deal->parts_count = 0;
+    d->deal->most = 0;
+    memset(d->load, 0, d->ctas * sizeof(*d->load));
+    for (uint32_t task = 0; task < d->s->tasks; task++)
+        deal_task(d, task);
+}
+
+/* Nothing cut, if that is as good; else whatever limit ends first: what cuts cost in all is known only afterwards. */
+static void deal_best(struct dealer *d)
+{
+    uint64_t best = UINT64_MAX, least;
+    deal_all(d, UINT64_MAX);
+    least = d->deal->most - d->deal->most / 128;
+    for (uint64_t limit = d->deal->mean; limit < d->deal->mean + TRIES * PIECE_STEPS; limit += PIECE_STEPS) {
+        deal_all(d, limit);
+        if (d->deal->most >= least)
+            continue;
+        best = limit;
+        least = d->deal->most;
+    }
+    deal_all(d, best);
+}
+
+int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_attention_schedule *s, uint32_t ctas)
+{
+    /* A cut fills a CTA, but for pieces that are too small. */
+    struct dealer d = {.s = s, .deal = deal, .ctas = ctas, .most_cuts = 2 * ctas};
+    uint32_t parts = d.most_cuts + 1;
+    int r = 0;
+    memset(deal, 0, sizeof(*deal));
+    deal->starts = calloc(ctas + 1, sizeof(*deal->starts));
+    deal->pieces = malloc(((size_t)s->tasks + parts) * sizeof(*deal->pieces));
+    deal->parts = malloc(parts * sizeof(*deal->parts));
+    d.owner = malloc(((size_t)s->tasks + parts) * sizeof(*d.owner));
+    d.load = calloc(ctas, sizeof(*d.load));
+    if (deal->starts == NULL || deal->pieces == NULL || deal->parts == NULL || d.owner == NULL || d.load == NULL)
+        r = -ENOMEM;
+    if (r == 0) {
+        deal->mean = (all_steps(s) + ctas - 1) / ctas;
+        deal_best(&d);
+        r = sort_by_owner(&d);
+    }
+    free(d.owner);
+    free(d.load);
+    if (r == 0)
+        return 0;
+    prs_attention_deal_fini(deal);
+    return prs_fail(r, "attention: no memory to deal %u tasks to %u CTAs", s->tasks, ctas);
+}
+
+void prs_attention_deal_fini(struct prs_attention_deal *deal)
+{
+    free(deal->starts);
+    free(deal->pieces);
+    free(deal->parts);
+    memset(deal, 0, sizeof(*deal));
+}

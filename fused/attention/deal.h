@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: who does which task. Plain C, host only. */
+#ifndef PERSEUS_FUSED_ATTENTION_DEAL_H
+#define PERSEUS_FUSED_ATTENTION_DEAL_H
+
+#include "fused/attention/schedule.h"
+
+struct prs_attention_deal {
+    uint32_t *starts; /* [ctas + 1]: into pieces */
+    struct prs_attention_piece *pieces;
+    struct prs_attention_part *parts;
+    uint32_t pieces_count, parts_count;
+    uint64_t mean, most; /* steps of a CTA, with what a piece costs besides its own */
+};
+
+/* Deals all tasks to so many CTAs, or clusters where two CTAs do a task together: the same work for each, and to each
+ * in the order in which groups arrive. The same for the same schedule. 0 or -ENOMEM. */
+int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_attention_schedule *s, uint32_t ctas);
+void prs_attention_deal_fini(struct prs_attention_deal *deal);
+
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention between nodes: slabs of the own share to the counterparts, credits to those who put here. All of it is
+ * rare and out of line, and takes plain numbers: it costs the roles no registers. */
+#ifndef PERSEUS_FUSED_ATTENTION_FAR_CUH
+#define PERSEUS_FUSED_ATTENTION_FAR_CUH
+
+#include "fused/attention/cta.cuh"
+#include "fused/gemm/far.cuh"
+
+/* Bytes from the beginning of staging memory. */
+PRS_DEVICE uint64_t staging_place(const struct prs_attention_args &args, uint32_t stage, uint32_t row)
+{
+    return ((uint64_t)stage * args.schedule.segment_rows + row) * args.row_bytes;
+}
+
+/* A message has landed in the relay slot; index: of its arrival counter. The last one of a slab puts it to the
+ * counterparts that look at it. They may write over the slot only with their credit for it, which says that the puts
+ * are done. */
+static __device__ __noinline__ void relay_message(const struct prs_attention_args &args, uint32_t epoch, uint32_t index)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t slab = index % s->slabs, segment = index / s->slabs % s->segments;
+    uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->pairs;
+    uint32_t row = slab * s->slab_chunks * s->chunk_rows, rows = s->segment_rows - row;
+    if (add_acq_rel_gpu(args.arrivals[0] + index, 1) + 1 != epoch * prs_attention_arrivals(s, slab))
+        return;
+    rows = rows < s->slab_chunks * s->chunk_rows ? rows : s->slab_chunks * s->chunk_rows;
+    for (uint32_t back = 1; back < s->nodes; back++) {
+        uint32_t peer = prs_attention_counterpart(s, s->nodes - back);
+        uint32_t from = prs_attention_stage(s, s->world, pair, kind, segment);
+        uint32_t to = prs_attention_stage(s, back * s->locals, pair, kind, segment);
+        if (segment >= prs_attention_interest(s, s->rank, peer))
+            continue;
+        put_far(args, peer, args.far.staging_window, staging_place(args, from, row), staging_place(args, to, row),
+                rows * args.row_bytes, index);
+        signal_far(args, peer, prs_attention_far_slab(s, back, pair, kind, segment, slab), epoch, index);
+    }
+}
+
+/* One thread of the rank: credit to the counterparts, group by group, when every CTA has read what they put here and
+ * has sent it on. */
+static __device__ __noinline__ void give_far_credit(const struct prs_attention_args &args)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t epoch = launch_epoch(&args.sync);
+    for (uint32_t group = 0; group < s->groups; group++) {
+        const uint32_t *read = args.finished + group, *sent = read + s->groups;
+        wait_flag(&args.sync, read, gridDim.x * epoch, PRS_AWAIT_CTAS, s->rank, group);
+        wait_flag(&args.sync, sent, args.push_ctas * epoch, PRS_AWAIT_CTAS, s->rank, s->groups + group);
+        for (uint32_t way = 1; way < s->nodes; way++)
+            signal_far(args, prs_attention_counterpart(s, way), prs_attention_far_credit(s, way, group), epoch, group);
+    }
+}
+
+#endif

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention's kernels and their launch. */
+#include "fused/attention/engine.cuh"
+
+#include "fused/attention/kernels.h"
+#include "fused/core/launch.cuh"
+
+typedef void (*kernel_fn)(const struct prs_attention_args);
+
+struct instance {
+    struct prs_attention_kernel choices;
+    kernel_fn fn;
+    struct launch_shape shape;
+};
+
+template <class E> static constexpr struct instance instance_of(uint32_t overlap)
+{
+    return {{E::head_dim, E::block, overlap, E::far, E::cluster, E::task_rows},
+            attention_kernel<E>,
+            {E::cluster, E::threads, E::shared_bytes}};
+}
+
+template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0, int CLUSTER = 1>
+static constexpr struct instance make(void)
+{
+    return instance_of<attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR, CLUSTER>>(OVERLAP);
+}
+
+/* The best of a head_dim comes first (attention_tuning.c chooses among them). */
+static const struct instance instances[] = {
+    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP>(),
+    make<128, 176, 2, OVERLAP_BLOCKS>(),
+    make<128, 176, 2, OVERLAP_WARPGROUPS>(),
+    make<128, 128, 2, OVERLAP_BLOCKS>(),
+    make<128, 128, 2, OVERLAP_WARPGROUPS>(),
+    make<64, 128, 3, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<64, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
+    make<64, 128, 3, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP>(),
+    make<64, 128, 3, OVERLAP_WARPGROUPS>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
+    make<64, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
+    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 0, 2>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 0, 2>(),
+    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP, 0, 2>(),
+    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP, 0, 2>(),
+};
+
+static const struct instance *find(const struct prs_attention_kernel *wanted)
+{
+    for (const struct instance &i : instances)
+        if (i.choices.head_dim == wanted->head_dim && i.choices.far == wanted->far &&
+            i.choices.share == wanted->share &&
+            (wanted->block_rows == 0 || i.choices.block_rows == wanted->block_rows) &&
+            (wanted->overlap == 0 || i.choices.overlap == wanted->overlap))
+            return &i;
+    return NULL;
+}
+
+extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel)
+{
+    const struct instance *i = find(kernel);
+    if (i == NULL)
+        return -ENOTSUP;
+    *kernel = i->choices;
+    return 0;
+}
+
+extern "C" int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas)
+{
+    const struct instance *i = find(kernel);
+    int r = launch_prepare(i->fn, &i->shape, ctas);
+    if (r == 0)
+        *ctas *= i->shape.cluster;
+    return r;
+}
+
+extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel,
+                                           const struct prs_attention_args *args, uint32_t ctas, cudaStream_t stream)
+{
+    const struct instance *i = find(kernel);
+    return launch_kernel(i->fn, &i->shape, ctas / i->shape.cluster, stream, *args);
+}
+
+/* Before the copy engines start: no other rank still reads what this one sent in the launch before; then the epoch that
+ * they copy as their flag. One warp, and on the same stream before the kernel, which leaves no room for it. */
+static __global__ void begin_copies(const __grid_constant__ struct prs_attention_args args)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t epoch = launch_epoch(&args.sync);
+    for (uint32_t i = threadIdx.x; i < prs_attention_credit(s, s->world, 0); i += 32)
+        wait_flag(&args.sync, args.credits[0] + i, epoch - 1, PRS_AWAIT_CREDIT,
+                  (s->rank + s->world - 1 - i / s->groups) % s->world, i);
+    __syncwarp();
+    if (threadIdx.x == 0)
+        args.sync.words->copying = epoch;
+}
+
+extern "C" int prs_attention_kernel_begin_copies(const struct prs_attention_args *args, cudaStream_t stream)
+{
+    static const struct launch_shape one_warp = {1, 32, 0};
+    return launch_kernel(begin_copies, &one_warp, 1, stream, *args);
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: what host and kernel agree on. */
+#ifndef PERSEUS_FUSED_ATTENTION_LAYOUT_H
+#define PERSEUS_FUSED_ATTENTION_LAYOUT_H
+
+#include "fused/attention/schedule.h"
+#include "fused/gemm/layout.h"
+
+enum {
+    PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger leaves no room beside two stages of 176 keys */
+    PRS_ATTENTION_PUSH_SLOTS = 2,
+    PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most: what it costs to find one, and the fence before its count,
+                                    * are shared by so many */
+    PRS_ATTENTION_STAGES = 2,      /* of keys, and as many of values */
+    PRS_ATTENTION_BARRIER_BYTES = 256
+};
+
+/* Positions of one head in a piece. */
+PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t head_dim)
+{
+    return PRS_ATTENTION_PUSH_BYTES / (head_dim * 2);
+}
+
+/* How a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim] is seen by the copy engine:
+ * always as five dimensions (64 columns, positions of a segment, head_dim / 64, .., ..), of which the last two are head
+ * and batch * segments (sequence first), or segment and batch * heads (heads first). Rows beyond a segment are then
+ * beyond the tensor: they read as zero. */
+struct prs_attention_strides {
+    uint64_t row, head, batch, segment; /* elements */
+};
+
+struct prs_attention_args {
+    CUtensorMap q, k, v;  /* own, in boxes of 64 rows and of a block */
+    CUtensorMap received; /* staging memory, in blocks: segments as they are pushed, or tensors as they are copied.
+                           * Where two CTAs share blocks: as k and v in boxes of half of one's columns */
+    CUtensorMap push_k, push_v; /* own, in pieces of messages */
+    struct prs_attention_schedule schedule;
+    struct prs_sync sync;
+    /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */
+    uint8_t *staging[PRS_MAX_WORLD];   /* [p]: at neighbour p */
+    uint32_t *arrivals[PRS_MAX_WORLD]; /* [p]: arrival counters at neighbour p */
+    uint32_t *credits[PRS_MAX_WORLD];  /* [p]: credits given to neighbour p */
+    uint32_t *finished; /* own, one per group: CTAs that are done with it, over all launches; between nodes
+                          as many again: and those that have sent it on */
+    struct prs_far far; /* several nodes only */
+    /* Who does what: pieces[starts[c]] up to pieces[starts[c + 1]] are cluster c's. */
+    const uint32_t *starts;
+    const struct prs_attention_piece *pieces;
+    const struct prs_attention_part *parts;
+    uint32_t *parts_done; /* per part and warp; a task's first part counts for all. 0 between launches */
+    float *partial;       /* per part: attention_merge.cuh */
+    uint16_t *out;
+    float *lse;
+    struct prs_attention_strides out_strides;
+    float scale, scale_log2; /* of the scores; times log2(e) */
+    uint32_t heads_first;    /* layout of the tensors */
+    uint32_t row_bytes;      /* of one position of one head */
+    uint32_t planes;         /* of a copied tensor: its size in the last coordinate. 0: pushed */
+    uint32_t push_ctas, push_gap;
+};
+
+#endif

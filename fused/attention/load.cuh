@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention, warp 0: loads queries, keys and values, and waits there for what other ranks send. */
+#ifndef PERSEUS_FUSED_ATTENTION_LOAD_CUH
+#define PERSEUS_FUSED_ATTENTION_LOAD_CUH
+
+#include "fused/attention/cta.cuh"
+
+/* How many slabs from `slab` on have arrived, at least 1. All lanes look at once, so that a span that is complete costs
+ * one look per 32 slabs. A large number when waiting was given up. */
+PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const struct prs_attention_task &t,
+                                uint32_t kind, uint32_t span, uint32_t slab)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t lane = threadIdx.x % 32, order = span / s->segments, mine = slab + lane;
+    uint32_t index = prs_attention_arrival(s, order, t.pair, kind, span % s->segments, mine);
+    uint32_t want = prs_attention_arrivals(s, mine);
+    if (args.planes != 0) { /* copied: one flag stands for all slabs */
+        index = prs_attention_copied(s, order, t.group);
+        want = 1;
+    }
+    want *= mine < s->slabs ? launch_epoch(&args.sync) : 0; /* not kept from look to look: registers are few, and it
+                                                               comes along */
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t seen = mine < s->slabs ? load_acquire_sys(args.arrivals[0] + index) : 0;
+        uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
+        if (missing == 0)
+            return 32;
+        if ((missing & 1) == 0)
+            return __ffs(missing) - 1;
+        bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_KEYS, prs_attention_source(s, order), index, want, seen);
+        if (!__shfl_sync(~0u, go, 0))
+            return ~0u >> 2;
+    }
+}
+
+/* The walk's block is here. *ready: slabs of the span that are known to be. */
+PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t kind,
+                            const struct prs_attention_walk &w, uint32_t *ready)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t slab_rows = s->slab_chunks * s->chunk_rows, end = (w.block + 1) * s->block_rows;
+    if (w.block == 0)
+        *ready = 0;
+    if (end > s->segment_rows)
+        end = s->segment_rows;
+    if (*ready >= s->slabs || *ready * slab_rows >= end)
+        return;
+    while (*ready < s->slabs && *ready * slab_rows < end)
+        *ready += await_slabs(args, t, kind, w.span, *ready);
+    fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
+}
+
+/* step: blocks loaded before. */
+template <class E, int KIND>
+PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct attention_memory &m,
+                           const struct prs_attention_task &t, const struct prs_attention_walk &w, uint32_t step,
+                           uint32_t *ready)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t stage = stage_of(step), order = w.span / s->segments, segment = w.span % s->segments;
+    uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
+    uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
+    int32_t row = (int32_t)(w.block * s->block_rows);
+    if (order != 0)
+        await_block(args, t, KIND, w, ready);
+    mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
+    __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
+    if (threadIdx.x != 0)
+        return;
+    mbarrier_expect(full, E::block_bytes);
+    const CUtensorMap *map = &args.received;
+    struct attention_place at = {0, 0};
+    if (order == 0)
+        map = KIND == PRS_KEYS ? &args.k : &args.v;
+    if (order != 0 && args.planes == 0)
+        at.u = (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment);
+    else
+        at = attention_place_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
+    if (order != 0)
+        at.v += (int32_t)(prs_attention_tensor(order, KIND) * args.planes);
+    if (E::cluster == 1) {
+        tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
+    } else { /* its part of the columns, for all */
+        uint32_t part = cluster_rank<E>();
+        tma_load_5d_multicast(to + part * (E::block_bytes / E::cluster), map, full, 0, row, (int32_t)part, at.u, at.v,
+                              (1 << E::cluster) - 1);
+    }
+}
+
+template <class E>
+PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct attention_memory &m,
+                             const struct prs_attention_task &t, uint32_t phase)
+{
+    struct attention_place at = attention_place_of(args, t.batch, t.head, args.schedule.heads_q, t.segment);
+    for (uint32_t i = 0; i < E::warpgroups; i++) {
+        mbarrier_wait(&m.q_empty[i], phase ^ 1);
+        __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
+        if (threadIdx.x % 32 == 0) {
+            mbarrier_expect(&m.q_full[i], E::rows_bytes);
+            tma_load_5d(m.base + E::at_q + i * E::rows_bytes, &args.q, &m.q_full[i], 0,
+                        (int32_t)(first_row<E>(t) + i * 64), 0, at.u, at.v);
+        }
+    }
+}
+
+/* In the order in which the consumers want them: keys one block ahead of values. */
+template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t step = 0; /* of the keys that come next */
+    const uint32_t *starts = args.starts + blockIdx.x / E::cluster;
+    uint32_t first_piece = starts[0], pieces = starts[1] - first_piece;
+    for (uint32_t turn = 0; turn < pieces; turn++) {
+        struct prs_attention_task t = args.pieces[first_piece + turn].task;
+        struct prs_attention_walk w = args.pieces[first_piece + turn].begin, before;
+        uint32_t keys_ready = 0, values_ready = 0;
+        bool first = true, more = true;
+        for (;;) {
+            if (more)
+                load_block<E, PRS_KEYS>(args, m, t, w, step, &keys_ready);
+            if (first)
+                load_queries<E>(args, m, t, turn & 1);
+            else
+                load_block<E, PRS_VALUES>(args, m, t, before, step - 1, &values_ready);
+            if (!more)
+                break;
+            step++;
+            first = false;
+            before = w;
+            more = prs_attention_next(s, &t, &w);
+        }
+    }
+}
+
+#endif

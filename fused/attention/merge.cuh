@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: the parts of a task that several CTAs have worked on are put together by whoever is done last. Nobody
+ * waits. A thread's registers are those of the same thread of the other parts, so every warp is on its own. */
+#ifndef PERSEUS_FUSED_ATTENTION_MERGE_CUH
+#define PERSEUS_FUSED_ATTENTION_MERGE_CUH
+
+#include "fused/attention/softmax.cuh"
+
+/* Which 16 rows of the task this warp has. */
+template <class E> PRS_DEVICE uint32_t warp_of_task(void)
+{
+    return cluster_rank<E>() * (E::tile_rows / 16) + threadIdx.x / 32 - 4;
+}
+
+/* What one thread leaves, 32 floats from one to the next: its part of the result, then its struct row_state. */
+template <class E> PRS_DEVICE float *partial_of(const struct prs_attention_args &args, uint32_t part)
+{
+    return args.partial + (uint64_t)part * prs_attention_partial(E::task_rows, E::head_dim) +
+           warp_of_task<E>() * (E::head_dim / 2 + 4) * 32 + threadIdx.x % 32;
+}
+
+template <class E>
+PRS_DEVICE void leave_part(const struct prs_attention_args &args, uint32_t part, const float (&o)[E::head_dim / 2],
+                           const struct row_state &rows)
+{
+    float *to = partial_of<E>(args, part);
+#pragma unroll
+    for (int i = 0; i < E::head_dim / 2; i++)
+        to[i * 32] = o[i];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        to[(E::head_dim / 2 + h) * 32] = rows.top[h];
+        to[(E::head_dim / 2 + 2 + h) * 32] = rows.sum[h];
+    }
+}
+
+template <class E>
+PRS_DEVICE void add_part(const struct prs_attention_args &args, uint32_t part, float (&o)[E::head_dim / 2],
+                         struct row_state *rows)
+{
+    const float *from = partial_of<E>(args, part);
+    float keep[2], take[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float other = from[(E::head_dim / 2 + h) * 32], top = fmaxf(rows->top[h], other);
+        keep[h] = exp2_fast((rows->top[h] - top) * args.scale_log2);
+        take[h] = exp2_fast((other - top) * args.scale_log2);
+        rows->top[h] = top;
+        rows->sum[h] = rows->sum[h] * keep[h] + from[(E::head_dim / 2 + 2 + h) * 32] * take[h];
+    }
+#pragma unroll
+    for (int i = 0; i < E::head_dim / 2; i++)
+        o[i] = o[i] * keep[i >> 1 & 1] + from[i * 32] * take[i >> 1 & 1];
+}
+
+/* True: all parts are there, and o and rows are now those of the whole task, added up in order whoever is last. */
+template <class E>
+PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part, float (&o)[E::head_dim / 2],
+                            struct row_state *rows)
+{
+    struct prs_attention_part p = args.parts[part];
+    uint32_t *done = args.parts_done + p.first * prs_attention_part_counters(E::task_rows) + warp_of_task<E>(),
+             before = 0;
+    leave_part<E>(args, part, o, *rows);
+    __syncwarp();
+    if (threadIdx.x % 32 ==
+        0) /* R8: what this warp left, before the count; and A8: the count, before what others left */
+        before = add_acq_rel_gpu(done, 1);
+    if (__shfl_sync(~0u, before, 0) + 1 != p.parts)
+        return false;
+    if (threadIdx.x % 32 == 0)
+        *done = 0; /* for the next launch: nobody comes to it in this one */
+    __syncwarp();
+    *rows = {{-INFINITY, -INFINITY}, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < E::head_dim / 2; i++)
+        o[i] = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.parts; i++)
+        add_part<E>(args, p.first + i, o, rows);
+    return true;
+}
+
+#endif

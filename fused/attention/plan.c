@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: plans and launches. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "fused/attention/copies.h"
+#include "fused/attention/deal.h"
+#include "fused/attention/kernels.h"
+#include "fused/attention/tuning.h"
+#include "fused/core/symmetric.h"
+#include "fused/core/tensor_map.h"
+#include "transport/util/error.h"
+
+static const double LOG2_E = 1.4426950408889634;
+
+enum { BF16_BYTES = 2, SWIZZLE_COLUMNS = 64, WARPGROUP_ROWS = 64 };
+
+struct prs_attention_plan {
+    struct prs_fused *ctx;
+    struct prs_attention_shape shape;
+    struct prs_attention_info info;
+    struct prs_attention_kernel kernel;
+    struct prs_attention_args args; /* all but what each launch brings */
+    uint8_t *deal;                  /* who does what, and what parts of tasks leave */
+    struct prs_symmetric *staging;  /* keys and values of the other ranks; NULL with one rank */
+    struct prs_symmetric *flags;    /* arrival counters, credits, finished groups */
+    struct prs_symmetric *signals;  /* words that other nodes signal to; NULL on a single node */
+    struct prs_copy_stream copies;  /* where copy engines move keys and values */
+};
+
+/* Strides of a tensor with so many heads. */
+static struct prs_attention_strides strides_of(const struct prs_attention_plan *p, uint32_t heads)
+{
+    const struct prs_attention_schedule *s = &p->args.schedule;
+    uint64_t d = p->shape.head_dim, rows = (uint64_t)s->segments * s->segment_rows;
+    struct prs_attention_strides x = {.row = heads * d, .head = d, .batch = rows * heads * d};
+    if (p->shape.heads_first != 0)
+        x.row = d, x.head = rows * d;
+    x.segment = s->segment_rows * x.row;
+    return x;
+}
+
+/* Size of a tensor in the last coordinate (attention_layout.h). */
+static uint32_t planes_of(const struct prs_attention_plan *p, uint32_t heads)
+{
+    return p->shape.batch * (p->shape.heads_first != 0 ? heads : p->args.schedule.segments);
+}
+
+/* What is loaded or fetched at one time. */
+struct box {
+    uint32_t rows, ctas; /* ctas: that take so many parts of the columns, one each */
+    bool swizzled;
+};
+
+static struct box box_of_block(const struct prs_attention_plan *p)
+{
+    return (struct box){p->args.schedule.block_rows, p->info.tuning.share, true};
+}
+
+/* A tensor of the caller, or several of a kind one behind the other, seen as attention_layout.h says. */
+static int encode_tensors(const struct prs_attention_plan *p, const void *base, uint32_t count, uint32_t heads,
+                          struct box box, CUtensorMap *map)
+{
+    const struct prs_attention_schedule *s = &p->args.schedule;
+    struct prs_attention_strides x = strides_of(p, heads);
+    uint32_t columns = box.swizzled ? SWIZZLE_COLUMNS : p->shape.head_dim, parts = p->shape.head_dim / columns;
+    struct prs_tensor_view v = {
+        .base = base,
+        .size = {columns, s->segment_rows, parts, heads, (uint64_t)count * planes_of(p, heads)},
+        .stride = {x.row * BF16_BYTES, (uint64_t)columns * BF16_BYTES, x.head * BF16_BYTES, x.segment * BF16_BYTES},
+        .box = {columns, box.rows, parts / box.ctas, 1, 1},
+        .swizzled = box.swizzled};
+    if (p->shape.heads_first != 0) {
+        v.size[3] = s->segments;
+        v.stride[2] = x.segment * BF16_BYTES, v.stride[3] = x.head * BF16_BYTES;
+    }
+    return prs_tensor_view_encode(&v, map);
+}
+
+static int encode_tensor(const struct prs_attention_plan *p, const void *base, uint32_t heads, struct box box,
+                         CUtensorMap *map)
+{
+    return encode_tensors(p, base, 1, heads, box, map);
+}
+
+/* Staging memory: segments of one head of one rank, one behind the other, each without gaps. Copied: the tensors of
+ * all other ranks. */
+static int encode_received(struct prs_attention_plan *p)
+{
+    const struct prs_attention_schedule *s = &p->args.schedule;
+    struct box box = box_of_block(p);
+    if (p->args.planes != 0)
+        return encode_tensors(p, p->staging->at[0], prs_attention_tensor(s->world, 0), p->shape.heads_kv, box,
+                              &p->args.received);
+    uint64_t row = (uint64_t)p->shape.head_dim * BF16_BYTES, stage = s->segment_rows * row;
+    uint32_t parts = p->shape.head_dim / SWIZZLE_COLUMNS;
+    struct prs_tensor_view v = {.base = p->staging->at[0],
+                                .size = {SWIZZLE_COLUMNS, s->segment_rows, parts, prs_attention_stages(s), 1},
+                                .stride = {row, SWIZZLE_COLUMNS * BF16_BYTES, stage, stage},
+                                .box = {SWIZZLE_COLUMNS, box.rows, parts / box.ctas, 1, 1},
+                                .swizzled = true};
+    return prs_tensor_view_encode(&v, &p->args.received);
+}
+
+/* One piece of device memory: pieces, what parts leave, and small things. */
+static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
+{
+    struct prs_attention_args *a = &p->args;
+    const struct prs_attention_schedule *s = &a->schedule;
+    size_t pieces = d->pieces_count * sizeof(*d->pieces), parts = d->parts_count * sizeof(*d->parts);
+    size_t starts = (prs_attention_tuning_clusters(&p->info.tuning) + 1) * sizeof(*d->starts);
+    size_t counters = d->parts_count * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
+    size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, p->shape.head_dim) * sizeof(float);
+    size_t at_partial = (pieces + 127) / 128 * 128, at_parts = at_partial + partial, at_counters = at_parts + parts;
+    size_t at_starts = at_counters + counters, all = at_starts + starts;
+    int r = prs_cuda_check(cudaMalloc((void **)&p->deal, all), "cudaMalloc of the tasks of an attention plan");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemset(p->deal, 0, all), "cudaMemset of the tasks of an attention plan");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemcpy(p->deal, d->pieces, pieces, cudaMemcpyHostToDevice), "cudaMemcpy of pieces");
+    if (r == 0 && parts != 0)
+        r = prs_cuda_check(cudaMemcpy(p->deal + at_parts, d->parts, parts, cudaMemcpyHostToDevice),
+                           "cudaMemcpy of parts");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemcpy(p->deal + at_starts, d->starts, starts, cudaMemcpyHostToDevice),
+                           "cudaMemcpy of where each CTA's pieces start");
+    if (r == 0)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
+    a->pieces = (const struct prs_attention_piece *)p->deal;
+    a->partial = (float *)(p->deal + at_partial);
+    a->parts = (const struct prs_attention_part *)(p->deal + at_parts);
+    a->parts_done = (uint32_t *)(p->deal + at_counters);
+    a->starts = (const uint32_t *)(p->deal + at_starts);
+    p->info.workspace_bytes += all;
+    return r;
+}
+
+static int open_deal(struct prs_attention_plan *p)
+{
+    struct prs_attention_deal deal;
+    int r = prs_attention_deal_init(&deal, &p->args.schedule, prs_attention_tuning_clusters(&p->info.tuning));
+    if (r != 0)
+        return r;
+    r = upload_deal(p, &deal);
+    prs_attention_deal_fini(&deal);
+    return r;
+}
+
+static int open_workspace(struct prs_attention_plan *p)
+{
+    struct prs_attention_args *a = &p->args;
+    const struct prs_attention_schedule *s = &a->schedule;
+    uint32_t arrivals, credits;
+    size_t words;
+    int r;
+    if (s->world == 1)
+        return 0;
+    arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
+    credits = prs_attention_credit(s, s->locals, 0);
+    words = (size_t)arrivals + credits + 2 * s->groups + 1;
+    r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_DATA, &p->staging);
+    if (r == 0)
+        r = prs_symmetric_open(p->ctx, words * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
+    if (r != 0)
+        return r;
+    p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
+    for (uint32_t peer = 0; peer < s->locals; peer++) {
+        a->staging[peer] = p->staging->at[peer];
+        a->arrivals[peer] = (uint32_t *)p->flags->at[peer];
+        a->credits[peer] = a->arrivals[peer] + arrivals;
+    }
+    a->finished = a->credits[0] + credits;
+    r = prs_sync_share(p->ctx, p->flags, &a->sync);
+    if (r == 0 && s->nodes > 1) {
+        r = prs_symmetric_open_signals(p->ctx, p->staging, prs_attention_far_words(s), &a->far, &p->signals);
+        p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
+    }
+    if (r == 0 && a->planes != 0)
+        r = prs_copy_stream_open(&p->copies);
+    return r == 0 ? encode_received(p) : r;
+}
+
+/* Half of what is free on the fullest GPU, the same on all ranks. Collective, also for one that failed with r. */
+static int default_limit(struct prs_fused *ctx, int r, uint64_t *limit)
+{
+    size_t free_bytes = 0, total;
+    uint64_t mine, *all = calloc(ctx->config.world, sizeof(*all));
+    if (r == 0)
+        r = all == NULL ? prs_fail(-ENOMEM, "attention: no memory")
+                        : prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    mine = r == 0 ? free_bytes / 2 : 0;
+    r = prs_context_agree(ctx, r);
+    if (r == 0)
+        r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
+    *limit = UINT64_MAX;
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        *limit = all[i] < *limit ? all[i] : *limit;
+    free(all);
+    return r;
+}
+
+static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
+{
+    struct prs_attention_tuning *t = &p->info.tuning;
+    struct prs_attention_schedule *s = &p->args.schedule;
+    int r;
+    if (t->block_rows == 0 && t->overlap == 0)
+        t->overlap = prs_attention_tuning_overlap(&p->shape, &p->ctx->place);
+    if (t->block_rows == 0)
+        t->block_rows = prs_attention_tuning_block(&p->shape, &p->ctx->place);
+    if (t->share == 0)
+        t->share = 1;
+    p->kernel = (struct prs_attention_kernel){.head_dim = p->shape.head_dim,
+                                              .block_rows = t->block_rows,
+                                              .overlap = t->overlap,
+                                              .far = p->ctx->place.nodes > 1,
+                                              .share = t->share};
+    r = prs_attention_kernel_find(&p->kernel);
+    if (r != 0)
+        return prs_fail(-EINVAL,
+                        "attention: no kernel for head_dim %u with %u keys a step, overlap %u and share %u on %u nodes",
+                        p->shape.head_dim, t->block_rows, t->overlap, t->share, p->ctx->place.nodes);
+    r = prs_attention_kernel_prepare(&p->kernel, ctas);
+    if (r != 0)
+        return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
+                        p->ctx->config.device);
+    t->block_rows = s->block_rows = p->kernel.block_rows;
+    t->overlap = p->kernel.overlap;
+    s->tile_rows = p->kernel.tile_rows;
+    return 0;
+}
+
+static int choose(struct prs_attention_plan *p)
+{
+    struct prs_attention_tuning *t = &p->info.tuning;
+    uint64_t limit;
+    uint32_t ctas;
+    int r = default_limit(p->ctx, choose_kernel(p, &ctas), &limit);
+    if (r == 0 && t->copy_engine == PRS_COPIES_BY_ENGINES)
+        r = prs_context_check_copies(p->ctx);
+    if (r != 0)
+        return r;
+    if (t->workspace_limit == 0)
+        t->workspace_limit = limit;
+    if (p->ctx->shared_device)
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+    return prs_attention_tuning_choose(&p->shape, &p->ctx->place, ctas, &p->info, &p->args.schedule);
+}
+
+static void fill_args(struct prs_attention_plan *p)
+{
+    struct prs_attention_args *a = &p->args;
+    double scale = p->shape.scale != 0 ? (double)p->shape.scale : 1 / sqrt((double)p->shape.head_dim);
+    a->scale = (float)scale;
+    a->scale_log2 = (float)(scale * LOG2_E);
+    a->heads_first = p->shape.heads_first != 0;
+    a->out_strides = strides_of(p, p->shape.heads_q);
+    a->row_bytes = p->shape.head_dim * BF16_BYTES;
+    a->planes = p->info.tuning.copy_engine == PRS_COPIES_BY_ENGINES ? planes_of(p, p->shape.heads_kv) : 0;
+    a->push_ctas = p->info.tuning.push_ctas;
+    a->push_gap = prs_attention_tuning_gap(&p->info);
+}
+
+static int open_plan(struct prs_attention_plan *p)
+{
+    int r = choose(p);
+    if (r != 0)
+        return r;
+    fill_args(p);
+    r = prs_sync_open(p->ctx, &p->args.sync);
+    p->info.workspace_bytes = sizeof(*p->args.sync.words);
+    return r != 0 ? r : open_deal(p);
+}
+
+int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
+                            const struct prs_attention_tuning *tuning, struct prs_attention_plan **out)
+{
+    struct prs_attention_plan *p;
+    int before, r = prs_attention_tuning_check(shape, ctx->config.world);
+    if (r == 0)
+        r = prs_context_begin_plan(ctx, _Alignof(struct prs_attention_plan), sizeof(*p), (void **)&p, &before);
+    if (r != 0)
+        return r;
+    p->ctx = ctx;
+    p->shape = *shape;
+    if (tuning != NULL)
+        p->info.tuning = *tuning;
+    r = prs_context_agree(ctx, open_plan(p)); /* others wait in open_workspace() */
+    if (r == 0)
+        r = prs_context_agree(ctx, open_workspace(p));
+    if (r == 0)
+        *out = p;
+    else
+        prs_attention_plan_close(p);
+    prs_context_leave(before);
+    return r;
+}
+
+void prs_attention_plan_close(struct prs_attention_plan *p)
+{
+    int before;
+    if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
+        return;
+    prs_copy_stream_close(&p->copies);
+    prs_symmetric_close(p->ctx, p->signals);
+    prs_symmetric_close(p->ctx, p->flags);
+    prs_symmetric_close(p->ctx, p->staging);
+    (void)cudaFree(p->deal);
+    prs_sync_close(&p->args.sync);
+    free(p);
+    prs_context_leave(before);
+}
+
+void prs_attention_plan_query(const struct prs_attention_plan *p, struct prs_attention_info *info)
+{
+    *info = p->info;
+}
+
+static int encode_inputs(struct prs_attention_plan *p, const void *q, const void *k, const void *v)
+{
+    struct prs_attention_args *a = &p->args;
+    uint32_t heads_kv = p->shape.heads_kv;
+    struct box queries = {WARPGROUP_ROWS, 1, true}, block = box_of_block(p);
+    struct box piece = {prs_attention_piece_rows(p->shape.head_dim), 1, false};
+    bool pushes = a->schedule.world > 1 && a->planes == 0;
+    int r = encode_tensor(p, q, p->shape.heads_q, queries, &a->q);
+    if (r == 0)
+        r = encode_tensor(p, k, heads_kv, block, &a->k);
+    if (r == 0)
+        r = encode_tensor(p, v, heads_kv, block, &a->v);
+    if (r == 0 && pushes)
+        r = encode_tensor(p, k, heads_kv, piece, &a->push_k);
+    if (r == 0 && pushes)
+        r = encode_tensor(p, v, heads_kv, piece, &a->push_v);
+    return r;
+}
+
+/* One launch, and what copies need beside its arguments. */
+struct attention_launch {
+    const struct prs_attention_plan *plan;
+    const void *k, *v;
+};
+
+static int launch_kernel(void *launch, cudaStream_t stream)
+{
+    const struct prs_attention_plan *p = ((struct attention_launch *)launch)->plan;
+    int r = prs_attention_kernel_launch(&p->kernel, &p->args, p->info.tuning.ctas, stream);
+    return r == 0 ? 0 : prs_fail(r, "attention: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+}
+
+static int launch_copies(void *launch, struct prs_copy_stream *c)
+{
+    const struct attention_launch *l = launch;
+    return prs_attention_copies_enqueue(c, &l->plan->args, l->k, l->v);
+}
+
+static int launch(struct prs_attention_plan *p, const void *q, const void *k, const void *v, cudaStream_t stream)
+{
+    static const struct prs_copied_launch does = {launch_kernel, launch_copies};
+    struct attention_launch one = {p, k, v};
+    int r = encode_inputs(p, q, k, v);
+    if (r == 0 && p->args.planes == 0)
+        return launch_kernel(&one, stream);
+    if (r == 0) {
+        r = prs_attention_kernel_begin_copies(&p->args, stream);
+        if (r != 0)
+            r = prs_fail(r, "attention: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
+    }
+    return r != 0 ? r : prs_copy_stream_launch(&p->copies, stream, &does, &one);
+}
+
+int prs_ring_attention(struct prs_attention_plan *p, const void *q, const void *k, const void *v, void *out, float *lse,
+                       struct CUstream_st *stream)
+{
+    int before, r;
+    if (q == NULL || k == NULL || v == NULL || out == NULL)
+        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must not be NULL", q, k, v, out);
+    if (((uintptr_t)q | (uintptr_t)k | (uintptr_t)v | (uintptr_t)out) % 16 != 0 || (uintptr_t)lse % 4 != 0)
+        return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must be 16-byte aligned, lse %p 4-byte", q, k, v,
+                        out, (void *)lse);
+    r = prs_sync_check(p->ctx);
+    if (r != 0)
+        return r;
+    r = prs_context_enter(p->ctx, &before);
+    if (r != 0)
+        return r;
+    p->args.out = out;
+    p->args.lse = lse;
+    r = launch(p, q, k, v, stream);
+    prs_context_leave(before);
+    return r;
+}

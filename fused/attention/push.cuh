@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention, warp 1: sends the own keys and values to the other ranks, which have given credit for the place. */
+#ifndef PERSEUS_FUSED_ATTENTION_PUSH_CUH
+#define PERSEUS_FUSED_ATTENTION_PUSH_CUH
+
+#include "fused/attention/far.cuh"
+
+/* What has been sent and not yet counted at the other end: the last message. */
+struct push_state {
+    uint32_t pending, peer, index; /* pending: there is one */
+    uint32_t pieces;               /* so far, over all of the launch */
+    int64_t next;                  /* when the next piece may be sent, SM clock */
+};
+
+/* It has landed: count it there. */
+template <class E>
+PRS_DEVICE void count_message(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p)
+{
+    fence_release_sys(); /* R5: the rows before their count. Pairs with the acquire in await_slabs(). */
+    if (E::far && p->peer == 0)
+        relay_message(args, epoch, p->index);
+    else
+        add_relaxed_sys(args.arrivals[p->peer] + p->index, 1);
+    p->pending = 0;
+}
+
+template <class E>
+PRS_DEVICE void count_all(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p)
+{
+    bulk_wait_done<0>();
+    if (p->pending != 0)
+        count_message<E>(args, epoch, p);
+}
+
+/* `since` pieces have been sent since the last of the message that is to be counted. */
+template <class E>
+PRS_DEVICE void count_behind(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p,
+                             uint32_t since)
+{
+    if (p->pending == 0)
+        return;
+    switch (since) { /* an instruction has the number in it */
+    case 0:
+        bulk_wait_done<0>();
+        break;
+    case 1:
+        bulk_wait_done<1>();
+        break;
+    default:
+        bulk_wait_done<2>();
+    }
+    count_message<E>(args, epoch, p);
+}
+
+/* Until *flag has come. Meanwhile nothing is held back: somebody may be waiting for the last messages before he can
+ * raise it. */
+template <class E>
+PRS_DEVICE void await_flag(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p,
+                           const uint32_t *flag, uint32_t want, uint32_t what, uint32_t from, uint32_t index)
+{
+    if (prs_flag_reached(load_acquire_sys(flag), want))
+        return;
+    count_all<E>(args, epoch, p);
+    wait_flag(&args.sync, flag, want, what, from, index);
+}
+
+/* Until who reads the buffer of this group has finished with what is in it. */
+template <class E>
+PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct prs_attention_message &x,
+                             uint32_t epoch, struct push_state *p)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    bool earlier;
+    uint32_t evicted = prs_attention_evicted(s, x.group, &earlier), want = earlier ? epoch - 1 : epoch;
+    if (E::far && x.distance == 0) { /* the relay slot: all counterparts */
+        for (uint32_t back = 1; back < s->nodes; back++) {
+            uint32_t word = prs_attention_far_credit(s, back, evicted);
+            await_flag<E>(args, epoch, p, far_flag(args, word), want, PRS_AWAIT_CREDIT,
+                          prs_attention_counterpart(s, s->nodes - back), word);
+        }
+    } else {
+        uint32_t index = prs_attention_credit(s, x.distance, evicted);
+        await_flag<E>(args, epoch, p, args.credits[0] + index, want, PRS_AWAIT_CREDIT,
+                      s->node * s->locals + (s->local + s->locals - x.distance) % s->locals, index);
+    }
+    fence_async_global(); /* the credit was read by an ordinary load, the copy engine writes on the strength of it */
+}
+
+/* Another node's share: until the slab has come from the counterpart. */
+template <class E>
+PRS_DEVICE void await_far_slab(const struct prs_attention_args &args, const struct prs_attention_message &x,
+                               uint32_t epoch, struct push_state *p)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t word = prs_attention_far_slab(s, x.way, x.pair, x.kind, x.segment, x.slab);
+    await_flag<E>(args, epoch, p, far_flag(args, word), epoch, PRS_AWAIT_KEYS, prs_attention_counterpart(s, x.way),
+                  word);
+    fence_async_global(); /* the signal was read by an ordinary load, the rows are read by the copy engine */
+}
+
+template <class E> PRS_DEVICE uint32_t piece_bytes_of(const struct prs_attention_message &x, uint32_t row)
+{
+    return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * E::head_dim * 2;
+}
+
+/* The piece that begins at the message's row `row` into its push slot: own rows, or a counterpart's, which lie in
+ * staging memory as they travel. number: of the piece, over all of the launch. */
+template <class E>
+PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t number,
+                            const struct prs_attention_message &x, uint32_t row)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint64_t *full = &m.pushed[number % PRS_ATTENTION_PUSH_SLOTS];
+    uint8_t *to = m.base + number % PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
+    if (E::far && x.way != 0) {
+        uint32_t stage = prs_attention_stage(s, x.way * s->locals, x.pair, x.kind, x.segment);
+        uint32_t bytes = piece_bytes_of<E>(x, row);
+        mbarrier_expect(full, bytes);
+        bulk_load(to, args.staging[0] + staging_place(args, stage, x.row + row), bytes, full);
+        return;
+    }
+    struct attention_place at =
+        attention_place_of(args, x.pair / s->heads_kv, x.pair % s->heads_kv, s->heads_kv, x.segment);
+    mbarrier_expect(full, PRS_ATTENTION_PUSH_BYTES);
+    tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, full, 0, (int32_t)(x.row + row), 0, at.u, at.v);
+}
+
+/* A message's pieces, one after the other, each fetched while the one before it is sent; and what was sent before is
+ * counted meanwhile. Rows of one head lie without gaps in staging memory, so each piece is one contiguous store. */
+template <class E>
+PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t epoch,
+                             const struct prs_attention_message &x, struct push_state *p)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t order = prs_attention_order(s, x.way, x.distance), peer = x.distance == 0 ? 0 : s->locals - x.distance;
+    uint32_t stage = prs_attention_stage(s, order, x.pair, x.kind, x.segment), sent = 0;
+    uint8_t *to = args.staging[peer] + staging_place(args, stage, x.row);
+    bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 1>();
+    fetch_piece<E>(args, m, p->pieces, x, 0);
+    for (uint32_t row = 0; row < x.rows; row += E::piece_rows, sent++, p->pieces++) {
+        uint32_t slot = p->pieces % PRS_ATTENTION_PUSH_SLOTS, phase = p->pieces / PRS_ATTENTION_PUSH_SLOTS & 1;
+        bool last = x.rows - row <= E::piece_rows;
+        if (!last) {
+            bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 2>();
+            fetch_piece<E>(args, m, p->pieces + 1, x, row + E::piece_rows);
+        }
+        if (last || sent == 2)
+            count_behind<E>(args, epoch, p, sent);
+        mbarrier_wait(&m.pushed[slot], phase);
+        sleep_until(p->next);
+        p->next = clock64() + args.push_gap;
+        bulk_store(to + row * (E::head_dim * 2), m.base + slot * PRS_ATTENTION_PUSH_BYTES, piece_bytes_of<E>(x, row));
+        bulk_commit();
+    }
+    p->peer = peer;
+    p->index = prs_attention_arrival(s, order, x.pair, x.kind, x.segment, x.slab);
+    p->pending = 1;
+}
+
+/* A counterpart's rows, which are here already, for this rank's own loader. */
+PRS_DEVICE void announce_message(const struct prs_attention_args &args, const struct prs_attention_message &x)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    fence_release_sys(); /* R7: what the signal said, before the count. Pairs with the acquire in await_slabs(). */
+    add_relaxed_sys(args.arrivals[0] + prs_attention_arrival(s, x.way * s->locals, x.pair, x.kind, x.segment, x.slab),
+                    1);
+}
+
+/* This CTA sends no more of the groups before `to`. */
+template <class E>
+PRS_DEVICE void pass_groups(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p,
+                            uint32_t *passed, uint32_t to)
+{
+    if (*passed < to)
+        count_all<E>(args, epoch, p);
+    for (; *passed < to; ++*passed)
+        add_acq_rel_gpu(args.finished + args.schedule.groups + *passed, 1);
+}
+
+/* What is to be waited for before a message may be sent. credited: for which buffer there is credit. */
+template <class E>
+PRS_DEVICE void await_message(const struct prs_attention_args &args, const struct prs_attention_message &x,
+                              uint32_t epoch, struct push_state *p, uint32_t *credited)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t buffer = x.group * s->locals + x.distance;
+    if (E::far && x.way != 0)
+        await_far_slab<E>(args, x, epoch, p);
+    if (*credited != buffer && (!E::far || x.way == 0 || x.distance != 0))
+        await_credit<E>(args, x, epoch, p);
+    *credited = buffer;
+}
+
+/* One message is counted at the other end once it has landed, while the next is under way. */
+template <class E> PRS_DEVICE void push_share(const struct prs_attention_args &args, struct attention_memory m)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t epoch = launch_epoch(&args.sync), credited = ~0u, passed = 0;
+    struct push_state p = {};
+    if (blockIdx.x >= args.push_ctas)
+        return;
+    m.base += E::at_push;
+    for (uint32_t i = blockIdx.x; i < prs_attention_messages(s); i += args.push_ctas) {
+        struct prs_attention_message x;
+        if (!prs_attention_message_at(s, i, &x))
+            continue;
+        if (E::far)
+            pass_groups<E>(args, epoch, &p, &passed, x.turn);
+        else
+            x.way = 0; /* known to the compiler */
+        await_message<E>(args, x, epoch, &p, &credited);
+        if (E::far && x.way != 0 && x.distance == 0)
+            announce_message(args, x);
+        else
+            send_message<E>(args, m, epoch, x, &p);
+    }
+    if (E::far)
+        pass_groups<E>(args, epoch, &p, &passed, s->groups);
+    count_all<E>(args, epoch, &p);
+}
+
+#endif

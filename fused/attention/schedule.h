@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: who computes what, in which order, and which flag each piece raises. Plain C shared by the kernel,
+ * the host and the CPU protocol test, as schedule.h is for the matrix products.
+ *
+ * The sequence is shared out evenly. A rank's share is one segment of consecutive positions, or, causal with several
+ * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
+ * task is one tile of query rows of one head; it meets the keys and values of all ranks, own share first, then that of
+ * the rank after this one, and so on. A CTA, or two of a cluster, does a task from end to end, its state in registers;
+ * only the last few are cut into pieces, so that all end together.
+ *
+ * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks want them:
+ * group by group, within a group first to the rank before this one, which wants this share first. They wait in
+ * `depth` group buffers: as many as there are groups (everything resident), or two, and then a sender writes a buffer
+ * again only when the receiver has given credit for the group that was in it. Who moves them are the CTAs, in messages;
+ * or, on one node with everything resident, copy engines (see there).
+ *
+ * Between nodes a share crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to its
+ * counterpart (the rank with the same number) on each other node, which hands it to the other ranks there as it does
+ * its own. Shares are numbered in the order in which a rank meets them: `order` 0 is its own, then come those of its
+ * node, then, node by node, its counterpart's and those that it gets from the ranks beside it. */
+#ifndef PERSEUS_FUSED_ATTENTION_SCHEDULE_H
+#define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
+
+#include <assert.h>
+
+#include "fused/gemm/schedule.h"
+
+enum { PRS_KEYS = 0, PRS_VALUES = 1 };
+
+struct prs_attention_schedule {
+    uint32_t rank, world;
+    uint32_t node, nodes, local, locals; /* as in place.h; world = nodes * locals */
+    uint32_t batch, heads_q, heads_kv;
+    uint32_t causal;
+    uint32_t segments;     /* of a rank's share: 1 or 2 */
+    uint32_t segment_rows; /* positions in a segment */
+    uint32_t tile_rows;    /* query rows of a task */
+    uint32_t block_rows;   /* keys of one step of a task */
+    uint32_t tiles;        /* of a segment */
+    uint32_t pairs;        /* batch * heads_kv */
+    uint32_t share;        /* query heads that share a KV head */
+    uint32_t group;        /* pairs in a group; the last group may be smaller */
+    uint32_t groups;
+    uint32_t depth;       /* group buffers, 1 .. groups */
+    uint32_t chunk_rows;  /* positions of one pair that travel as one message */
+    uint32_t slab_chunks; /* messages that share one arrival counter */
+    uint32_t slabs;       /* of a segment */
+    uint32_t tasks;
+};
+
+struct prs_attention_task {
+    uint32_t group, batch, head, pair; /* head: of the queries */
+    uint32_t segment, tile;
+};
+
+struct prs_attention_shares {
+    uint32_t batch, heads_q, heads_kv, causal, rows; /* rows: positions of one rank's share */
+    uint32_t nodes;                                  /* 0: 1 */
+};
+
+/* Tile, block, group, depth, chunk and slab sizes have been set before. */
+PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, uint32_t rank, uint32_t world,
+                                            const struct prs_attention_shares *shares)
+{
+    s->rank = rank;
+    s->world = world;
+    s->nodes = shares->nodes == 0 ? 1 : shares->nodes;
+    s->locals = world / s->nodes;
+    s->node = rank / s->locals;
+    s->local = rank % s->locals;
+    s->batch = shares->batch;
+    s->heads_q = shares->heads_q;
+    s->heads_kv = shares->heads_kv;
+    s->causal = shares->causal;
+    s->segments = shares->causal && world > 1 ? 2 : 1;
+    s->segment_rows = shares->rows / s->segments;
+    s->tiles = prs_ceil_div(s->segment_rows, s->tile_rows);
+    s->pairs = s->batch * s->heads_kv;
+    s->share = s->heads_q / s->heads_kv;
+    s->group = s->group < 1 ? 1 : s->group > s->pairs ? s->pairs : s->group;
+    s->groups = prs_ceil_div(s->pairs, s->group);
+    s->depth = s->depth < 1 ? 1 : s->depth > s->groups ? s->groups : s->depth;
+    s->slabs = prs_ceil_div(s->segment_rows, s->slab_chunks * s->chunk_rows);
+    s->tasks = s->pairs * s->share * s->segments * s->tiles;
+}
+
+/* ---- tasks ---- */
+PRS_SHARED uint32_t prs_attention_group_pairs(const struct prs_attention_schedule *s, uint32_t group)
+{
+    return group + 1 < s->groups ? s->group : s->pairs - group * s->group;
+}
+
+/* Within a group: head by head, so that the CTAs that work at the same time read the same keys; causal: the heaviest
+ * tile of every head first. */
+PRS_SHARED void prs_attention_task_at(const struct prs_attention_schedule *s, uint32_t at, struct prs_attention_task *t)
+{
+    uint32_t row_tiles = s->segments * s->tiles, per_pair = s->share * row_tiles, heads, head, tile;
+    t->group = at / (s->group * per_pair);
+    at -= t->group * s->group * per_pair;
+    heads = prs_attention_group_pairs(s, t->group) * s->share;
+    if (s->causal) {
+        head = at % heads;
+        tile = row_tiles - 1 - at / heads;
+    } else {
+        head = at / row_tiles;
+        tile = at % row_tiles;
+    }
+    t->pair = t->group * s->group + head / s->share;
+    t->batch = t->pair / s->heads_kv;
+    t->head = t->pair % s->heads_kv * s->share + head % s->share;
+    t->segment = tile / s->tiles;
+    t->tile = tile % s->tiles;
+}
+
+/* Which of the 2 * world (or world) chunks of the sequence a segment of a rank is. */
+PRS_SHARED uint32_t prs_attention_chunk(const struct prs_attention_schedule *s, uint32_t rank, uint32_t segment)
+{
+    return segment == 0 ? rank : 2 * s->world - 1 - rank;
+}
+
+/* The rank whose share comes at this place in this rank's order. */
+PRS_SHARED uint32_t prs_attention_source(const struct prs_attention_schedule *s, uint32_t order)
+{
+    uint32_t node = s->node + order / s->locals, local = s->local + order % s->locals;
+    node -= node < s->nodes ? 0 : s->nodes; /* order < world */
+    local -= local < s->locals ? 0 : s->locals;
+    return node * s->locals + local;
+}
+
+/* ---- a task's way through the keys ---- */
+struct prs_attention_walk {
+    uint32_t span;     /* order of the share * segments + segment */
+    uint32_t block;    /* of the segment */
+    uint32_t blocks;   /* that the task meets there */
+    uint32_t left;     /* of the piece, this one included */
+    uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
+};
+
+/* What a CTA does at one time: a stretch of a task's way through the keys, mostly all of it (attention_deal.h says who
+ * gets which). Those that make up one task are its parts, and lie one behind the other among all parts. */
+struct prs_attention_piece {
+    struct prs_attention_task task;
+    struct prs_attention_walk begin;
+    uint32_t part; /* 0: the whole task; else 1 + number of the part */
+};
+static_assert(sizeof(struct prs_attention_piece) == 48, "host and kernel agree; whole vectors are loaded");
+
+struct prs_attention_part {
+    uint32_t first, parts; /* of its task */
+};
+
+/* Enters a span. */
+PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                    struct prs_attention_walk *w, uint32_t span)
+{
+    uint32_t rows = s->segment_rows;
+    w->span = span;
+    w->block = 0;
+    w->diagonal = 0;
+    if (s->causal) {
+        uint32_t own = prs_attention_chunk(s, s->rank, t->segment), end = (t->tile + 1) * s->tile_rows;
+        uint32_t other = prs_attention_chunk(s, prs_attention_source(s, span / s->segments), span % s->segments);
+        w->diagonal = other == own;
+        if (other > own)
+            rows = 0;
+        else if (w->diagonal && end < rows)
+            rows = end;
+    }
+    w->blocks = prs_ceil_div(rows, s->block_rows);
+}
+
+/* Steps that a task takes. */
+PRS_SHARED uint32_t prs_attention_blocks(const struct prs_attention_schedule *s, const struct prs_attention_task *t)
+{
+    struct prs_attention_walk w;
+    uint32_t blocks = 0;
+    for (uint32_t span = 0; span < s->world * s->segments; span++) {
+        prs_attention_enter(s, t, &w, span);
+        blocks += w.blocks;
+    }
+    return blocks;
+}
+
+/* Goes to step `first` of the task, to take so many. */
+PRS_SHARED void prs_attention_begin(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                    struct prs_attention_walk *w, uint32_t first, uint32_t blocks)
+{
+    prs_attention_enter(s, t, w, 0);
+    while (first >= w->blocks) {
+        first -= w->blocks;
+        prs_attention_enter(s, t, w, w->span + 1);
+    }
+    w->block = first;
+    w->left = blocks;
+}
+
+/* False: that was all. */
+PRS_SHARED bool prs_attention_next(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                   struct prs_attention_walk *w)
+{
+    if (--w->left == 0)
+        return false;
+    w->block++;
+    while (w->block == w->blocks)
+        prs_attention_enter(s, t, w, w->span + 1);
+    return true;
+}
+
+/* The last step up to this one with which a piece may begin: every query row may look at its first key, hence no row is
+ * ever without a finite maximum. Step 0 is of the own rank's first segment, and is always one. */
+PRS_SHARED uint32_t prs_attention_cut(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
+                                      uint32_t step)
+{
+    struct prs_attention_walk w;
+    uint32_t seen;
+    prs_attention_begin(s, t, &w, step, 1);
+    seen = t->tile * s->tile_rows / s->block_rows;
+    return w.diagonal && w.block > seen ? step - (w.block - seen) : step;
+}
+
+/* Keys of this block that query row `row` of the task's segment may look at: 0 .. this - 1; may be negative. */
+PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, const struct prs_attention_walk *w,
+                                       uint32_t row)
+{
+    uint32_t end = w->diagonal && row + 1 < s->segment_rows ? row + 1 : s->segment_rows;
+    return (int32_t)(end - w->block * s->block_rows);
+}
+
+/* ---- what travels ---- */
+/* One message: rows of one segment of the keys or values of one pair. */
+struct prs_attention_message {
+    uint32_t turn; /* they come turn by turn: what it hands on is of its group, the own share may be of the next */
+    uint32_t group;
+    uint32_t way;      /* 0: the own share; else that of the counterpart `way` nodes on, which has come here */
+    uint32_t distance; /* to the rank that is so far before this one in its node. 0: for this rank: the own share to the
+                          relay slot; another is only counted, since it is here */
+    uint32_t pair, kind, segment;
+    uint32_t slab, row, rows;
+};
+
+/* Where the message is, in the order of its receiver; the relay slot comes behind all others. */
+PRS_SHARED uint32_t prs_attention_order(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
+{
+    return way == 0 && distance == 0 ? s->world : way * s->locals + distance;
+}
+
+PRS_SHARED uint32_t prs_attention_slots(const struct prs_attention_schedule *s)
+{
+    return s->world - (s->nodes > 1 ? 0 : 1);
+}
+
+/* A causal rank never looks at later positions: a second segment only interests ranks before its own. */
+PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *s, uint32_t source, uint32_t to)
+{
+    return s->segments == 2 && source < to ? 1 : s->segments;
+}
+
+/* Segments of a share that travel this way. */
+PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
+{
+    uint32_t to = s->node * s->locals + (s->local + s->locals - distance) % s->locals;
+    if (way == 0 && distance == 0) /* to any other node: node 0 is before all others */
+        return prs_attention_interest(s, s->rank, s->node == 0 ? s->world : s->local);
+    return prs_attention_interest(s, prs_attention_source(s, way * s->locals), to);
+}
+
+/* Ranks of the own node that messages go to, this one included when there are several nodes. */
+PRS_SHARED uint32_t prs_attention_receivers(const struct prs_attention_schedule *s)
+{
+    return s->locals - (s->nodes > 1 ? 0 : 1);
+}
+
+/* Messages of one group that go one way to one receiver, with those that do not exist. */
+PRS_SHARED uint32_t prs_attention_lot(const struct prs_attention_schedule *s)
+{
+    return s->segments * s->slabs * s->group * 2 * s->slab_chunks;
+}
+
+/* Between nodes, with room for more than one group: 1, and then a group crosses while the one before it is waited for
+ * and handed on. With one buffer its credit would wait for just that. */
+PRS_SHARED uint32_t prs_attention_ahead(const struct prs_attention_schedule *s)
+{
+    return s->nodes > 1 && s->depth > 1 ? 1 : 0;
+}
+
+PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *s)
+{
+    uint32_t lots = s->groups * s->nodes * prs_attention_receivers(s) + prs_attention_ahead(s);
+    return lots * prs_attention_lot(s);
+}
+
+/* What goes as the lot'th. False: nothing. Per group, way and receiver; the own share first to the relay slot, because
+ * it has the longest way, and if it goes ahead, just before what other nodes have sent of the group before. */
+PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uint32_t lot,
+                                     struct prs_attention_message *m)
+{
+    uint32_t receivers = prs_attention_receivers(s), ahead = prs_attention_ahead(s);
+    m->turn = m->group = m->way = m->distance = 0;
+    if (ahead != 0 && lot == 0)
+        return true;
+    lot -= ahead;
+    m->turn = m->group = lot / (s->nodes * receivers);
+    lot %= s->nodes * receivers;
+    if (ahead != 0 && lot < s->locals)
+        lot = lot + 1 == s->locals ? 0 : lot + 1;
+    m->way = lot / receivers;
+    m->distance = lot % receivers + (s->locals - receivers);
+    m->group += m->way == 0 && m->distance == 0 ? ahead : 0;
+    return m->group < s->groups;
+}
+
+/* Message `at`; false: there is none at this position. Lot by lot, in each slab by slab the first rows of all its
+ * pairs, keys before values. */
+PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
+                                         struct prs_attention_message *m)
+{
+    uint32_t chunk = at % s->slab_chunks, left;
+    bool any = prs_attention_lot_at(s, at / prs_attention_lot(s), m);
+    at = at % prs_attention_lot(s) / s->slab_chunks;
+    m->kind = at % 2;
+    at /= 2;
+    m->pair = at % s->group + m->group * s->group;
+    at /= s->group;
+    m->slab = at % s->slabs;
+    m->segment = at / s->slabs;
+    m->row = (m->slab * s->slab_chunks + chunk) * s->chunk_rows;
+    if (!any || m->pair >= s->pairs || m->row >= s->segment_rows ||
+        m->segment >= prs_attention_wanted(s, m->way, m->distance))
+        return false;
+    left = s->segment_rows - m->row;
+    m->rows = left < s->chunk_rows ? left : s->chunk_rows;
+    return true;
+}
+
+/* Arrival counter of a slab of the share at this place in the order. Keys and values of a pair have their own. */
+PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
+                                          uint32_t kind, uint32_t segment, uint32_t slab)
+{
+    return ((((order - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->slabs + slab;
+}
+
+/* What it gains per launch. */
+PRS_SHARED uint32_t prs_attention_arrivals(const struct prs_attention_schedule *s, uint32_t slab)
+{
+    uint32_t left = prs_ceil_div(s->segment_rows, s->chunk_rows) - slab * s->slab_chunks;
+    return left < s->slab_chunks ? left : s->slab_chunks;
+}
+
+/* Where the keys or values of one segment lie in staging memory, in units of segment_rows * head_dim. */
+PRS_SHARED uint32_t prs_attention_stage(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
+                                        uint32_t kind, uint32_t segment)
+{
+    uint32_t group = pair / s->group;
+    uint32_t buffer = group % s->depth * prs_attention_slots(s) + order - 1;
+    return ((buffer * s->group + pair % s->group) * 2 + kind) * s->segments + segment;
+}
+
+PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
+{
+    return s->depth * prs_attention_slots(s) * s->group * 2 * s->segments;
+}
+
+/* ---- by copy engines ----
+ * On one node, all resident: what other ranks send is not cut into messages, and lies as in the sender's tensors. A
+ * group goes to one rank after the other, each time keys, values and a flag. */
+/* The flag, at the receiver, of a group of the share at this place in its order. */
+PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s, uint32_t order, uint32_t group)
+{
+    return (order - 1) * s->groups + group;
+}
+
+/* Which of the tensors that lie in staging memory, one behind the other. */
+PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
+{
+    return (order - 1) * 2 + kind;
+}
+
+/* ---- parts of a task ---- */
+/* Floats that a part leaves: a row's 64 or 128 columns in fp32, and its maximum and sum once for each of the four
+ * threads that have it. */
+PRS_SHARED uint32_t prs_attention_partial(uint32_t tile_rows, uint32_t head_dim)
+{
+    return tile_rows * (head_dim + 2 * 4);
+}
+
+/* Counters of a part: one for each warp's 16 rows. */
+PRS_SHARED uint32_t prs_attention_part_counters(uint32_t tile_rows)
+{
+    return tile_rows / 16;
+}
+
+/* ---- between nodes ---- */
+/* Signal word of a slab that the counterpart `way` nodes on puts here. */
+PRS_SHARED uint32_t prs_attention_far_slab(const struct prs_attention_schedule *s, uint32_t way, uint32_t pair,
+                                           uint32_t kind, uint32_t segment, uint32_t slab)
+{
+    return prs_attention_arrival(s, way, pair, kind, segment, slab);
+}
+
+/* Signal word of a credit from the counterpart `back` nodes back. */
+PRS_SHARED uint32_t prs_attention_far_credit(const struct prs_attention_schedule *s, uint32_t back, uint32_t group)
+{
+    return prs_attention_arrival(s, s->nodes, 0, 0, 0, 0) + (back - 1) * s->groups + group;
+}
+
+PRS_SHARED uint32_t prs_attention_far_words(const struct prs_attention_schedule *s)
+{
+    return prs_attention_far_credit(s, s->nodes, 0);
+}
+
+/* The counterpart so many nodes on; s->nodes - back: so many back. */
+PRS_SHARED uint32_t prs_attention_counterpart(const struct prs_attention_schedule *s, uint32_t on)
+{
+    return (s->node + on) % s->nodes * s->locals + s->local;
+}
+
+/* ---- credits: a receiver says "all CTAs are done with this group" ---- */
+/* At the sender, from the rank `distance` before it in its node. */
+PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s, uint32_t distance, uint32_t group)
+{
+    return (distance - 1) * s->groups + group;
+}
+
+/* The group that was in this group's buffer before; *earlier: in the launch before. */
+PRS_SHARED uint32_t prs_attention_evicted(const struct prs_attention_schedule *s, uint32_t group, bool *earlier)
+{
+    *earlier = group < s->depth;
+    return *earlier ? group + (s->groups - 1 - group) / s->depth * s->depth : group - s->depth;
+}
+
+#endif

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention: what a consumer warpgroup does between two products: mask, softmax, and the rows of the result. */
+#ifndef PERSEUS_FUSED_ATTENTION_SOFTMAX_CUH
+#define PERSEUS_FUSED_ATTENTION_SOFTMAX_CUH
+
+#include "fused/attention/cta.cuh"
+
+/* In a warpgroup's accumulators, element i of a thread is in column i / 4 * 8 + lane % 4 * 2 + i % 2 and in row lane /
+ * 4 of its warp's 16 rows, or, if i & 2, eight rows below: two rows a thread, each shared by four threads. */
+struct row_state {
+    float top[2]; /* largest score so far, before scaling, or a somewhat smaller one: soften() */
+    float sum[2]; /* of this thread's probabilities, relative to top */
+};
+
+PRS_DEVICE float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+PRS_DEVICE float quad_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* Scores of keys that a row may not look at; upper, lower: how many of the block it may. */
+template <int N> PRS_DEVICE void mask_scores(float (&s)[N], int32_t upper, int32_t lower)
+{
+    int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
+    upper -= shift;
+    lower -= shift;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (i / 4 * 8 + (i & 1) >= ((i & 2) != 0 ? lower : upper))
+            s[i] = -INFINITY;
+}
+
+/* Scores to probabilities; shrink: what earlier probabilities, and what they were multiplied with, are now worth.
+ * KEEP: 1 as long as that makes no probability larger than 2^8: nothing is lost, all of it is divided by its sum. */
+template <bool KEEP, int N>
+PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2], float scale_log2)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = rows->top[h], sum = 0, base;
+#pragma unroll
+        for (int i = 2 * h; i < N; i += 4)
+            top = fmaxf(top, fmaxf(s[i], s[i + 1]));
+        top = quad_max(top);
+        if (KEEP && (top - rows->top[h]) * scale_log2 <= 8.0f) /* the first time the difference is infinite */
+            top = rows->top[h];
+        shrink[h] = exp2_fast((rows->top[h] - top) * scale_log2);
+        rows->top[h] = top;
+        base = top * scale_log2;
+#pragma unroll
+        for (int i = 2 * h; i < N; i += 4) {
+            s[i] = exp2_fast(fmaf(s[i], scale_log2, -base));
+            s[i + 1] = exp2_fast(fmaf(s[i + 1], scale_log2, -base));
+            sum += s[i] + s[i + 1];
+        }
+        rows->sum[h] = fmaf(rows->sum[h], shrink[h], sum);
+    }
+}
+
+/* Probabilities as the A operand of the next product: what the accumulators of two times 8 columns hold is just what
+ * one step of 16 wants. */
+template <int N> PRS_DEVICE void pack_probabilities(uint32_t (&p)[N / 2], const float (&s)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        p[i] = pack_bf16x2(s[2 * i], s[2 * i + 1]);
+}
+
+template <int N> PRS_DEVICE void shrink_result(float (&o)[N], const float (&shrink)[2])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        o[i] *= shrink[i >> 1 & 1];
+}
+
+/* Four threads of one row hold 4 bytes each of four times 16: afterwards each holds one of the four. */
+PRS_DEVICE void transpose_quad(uint32_t (&w)[4])
+{
+    uint32_t lane = threadIdx.x % 4;
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+        bool odd = (lane & step) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if ((i & step) == 0) {
+                uint32_t other = __shfl_xor_sync(~0u, odd ? w[i] : w[i + step], step);
+                w[i] = odd ? other : w[i];
+                w[i + step] = odd ? w[i + step] : other;
+            }
+        }
+    }
+}
+
+/* Of one of a thread's two rows: all that the quad has of it, so that each thread holds 16 bytes of every 32 columns.
+ */
+template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float (&o)[N], int half, float share)
+{
+#pragma unroll
+    for (int i = 0; i < N / 16; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            w[i][j] = pack_bf16x2(o[i * 16 + j * 4 + half * 2] * share, o[i * 16 + j * 4 + half * 2 + 1] * share);
+        transpose_quad(w[i]);
+    }
+}
+
+/* Straight from the registers: a detour through shared memory would have to take the place of the queries, which by
+ * then are those of the next task. No branch stands between the shuffles: each would wait for the one before. first:
+ * row of this warp's first row in the segment. */
+template <int N>
+PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t first,
+                           const float (&o)[N], const struct row_state &rows)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    const struct prs_attention_strides *to = &args.out_strides;
+    uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
+    uint64_t head = (uint64_t)t.batch * s->heads_q + t.head;
+    uint16_t *out = args.out + t.batch * to->batch + t.head * to->head + t.segment * to->segment;
+    float *lse = args.lse == NULL ? NULL : args.lse + (head * s->segments + t.segment) * s->segment_rows;
+    float sum[2] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
+    uint32_t w[2][N / 16][4];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        round_row(w[h], o, h, 1.0f / sum[h]);
+#pragma unroll
+    for (int h = 0; h < 2; h++, row += 8) {
+        if (row >= s->segment_rows)
+            continue;
+#pragma unroll
+        for (int i = 0; i < N / 16; i++)
+            *(uint4 *)(out + row * to->row + i * 32 + lane % 4 * 8) =
+                make_uint4(w[h][i][0], w[h][i][1], w[h][i][2], w[h][i][3]);
+        if (lse != NULL && lane % 4 == 0)
+            lse[row] = fmaf(rows.top[h], args.scale, logf(sum[h]));
+    }
+}
+
+#endif

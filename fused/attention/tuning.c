@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/attention/tuning.h"
+
+#include <errno.h>
+#include <math.h>
+
+#include "transport/util/error.h"
+
+/* What cuDNN reaches on one H200 at head_dim 128 (baselines of 21 November 2026), the aim of the kernel here. */
+static const double FLOPS_PER_US_PER_SM = 650e6 / 132;
+static const double HALF_HEAD_SHARE = 0.75;     /* head_dim 64: the exponentials, not the tensor cores, are the limit */
+static const double STORE_BYTES_PER_US = 357e3; /* as in tuning.c */
+static const double COPY_BYTES_PER_US = 350e3;  /* what copy engines move beside a kernel, in one copy */
+static const double COPY_US = 5;                /* what a copy takes beside its bytes: 2.6, or until the host has
+                                                   enqueued it */
+static const double CLOCKS_PER_US = 1600;
+static const double START_US = 8;
+
+enum {
+    DEFAULT_SLAB_ROWS = 512,
+    FAR_SLAB_ROWS = 2048,
+    SPREAD = 60,      /* percent of the time to push in */
+    SPREAD_BUSY = 90, /* where links are busy */
+    MOST_COPIED_GROUPS = 8,
+    RING_BUFFERS = 2,
+    LARGE_CAUSAL_ROWS = 4096,
+    TOP_KEPT_KEYS_128 = 16384,
+    TOP_KEPT_KEYS_64 = 4096,
+    MAX_TASKS = 1 << 22,
+    MAX_COUNT = 1 << 30
+};
+
+int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t world)
+{
+    uint32_t parts = a->causal != 0 && world > 1 ? 2 * world : world;
+    if (a->batch == 0 || a->heads_q == 0 || a->heads_kv == 0 || a->seq == 0)
+        return prs_fail(-EINVAL, "attention: empty shape: batch %u, heads %u and %u, sequence %u", a->batch, a->heads_q,
+                        a->heads_kv, a->seq);
+    if ((uint64_t)a->batch * a->heads_q >= MAX_TASKS)
+        return prs_fail(-EINVAL, "attention: a batch of %u with %u heads is too much for one launch: split the batch",
+                        a->batch, a->heads_q);
+    if (a->head_dim != 64 && a->head_dim != 128)
+        return prs_fail(-EINVAL, "attention: head_dim %u: only 64 and 128 are built", a->head_dim);
+    if (a->heads_q % a->heads_kv != 0)
+        return prs_fail(-EINVAL, "attention: %u KV heads do not divide %u query heads", a->heads_kv, a->heads_q);
+    if (a->seq % parts != 0)
+        return prs_fail(-EINVAL, "attention: a sequence of %u does not divide into %u equal parts (%u ranks%s): pad it",
+                        a->seq, parts, world, parts > world ? ", two chunks each" : "");
+    if (!(a->scale >= 0))
+        return prs_fail(-EINVAL, "attention: scale %g is negative: negate the queries instead", (double)a->scale);
+    return 0;
+}
+
+/* What was fastest on H200. Larger steps make a better pipeline, but a causal tile then sees more keys that it may not
+ * look at, which counts where there are few. Between nodes only one is built. */
+uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const struct prs_place *place)
+{
+    if (place->nodes > 1)
+        return 0;
+    return a->head_dim == 64 || (a->causal != 0 && a->seq / place->world < LARGE_CAUSAL_ROWS) ? 128 : 176;
+}
+
+/* Keeping an earlier maximum spares products of the result, more the more keys there are. Probabilities up to 2^8 cost
+ * as little precision as the products' own rounding, from so many keys on: 1.05 times cuDNN's worst error at 16384 and
+ * a head of 128, 1.24 at 8192. */
+uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const struct prs_place *place)
+{
+    uint32_t least = a->head_dim == 64 ? TOP_KEPT_KEYS_64 : TOP_KEPT_KEYS_128;
+    return place->nodes > 1 || a->seq < least ? 0 : 7;
+}
+
+uint32_t prs_attention_tuning_clusters(const struct prs_attention_tuning *t)
+{
+    return t->ctas / t->share;
+}
+
+uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
+{
+    return (uint64_t)prs_attention_stages(s) * s->segment_rows * a->head_dim * 2;
+}
+
+/* Products of this rank: all ranks have the same, half of them when causal. */
+static double compute_us(const struct prs_attention_shape *a, uint32_t world, uint32_t ctas)
+{
+    double flops = 4.0 * a->batch * a->heads_q * a->head_dim * a->seq * a->seq / world * (a->causal != 0 ? 0.5 : 1);
+    return flops / (FLOPS_PER_US_PER_SM * ctas * (a->head_dim == 64 ? HALF_HEAD_SHARE : 1));
+}
+
+static void predict(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
+                    struct prs_attention_info *info)
+{
+    uint32_t ctas = info->tuning.ctas, segments = 0;
+    double compute = compute_us(a, s->world, ctas), travel;
+    bool copied = info->tuning.copy_engine == PRS_COPIES_BY_ENGINES;
+    for (uint32_t way = 0; way < s->nodes; way++)
+        for (uint32_t d = 1; d < s->locals; d++)
+            segments += copied ? s->segments : prs_attention_wanted(s, way, d);
+    info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
+    travel = (double)info->sent_bytes / (copied ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
+    info->predicted_us = START_US + (compute > travel ? compute : travel);
+}
+
+/* By the rank that sends most, in bytes: causal, the one whose segments all others look at. */
+static double most_sent(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
+{
+    return (double)(s->locals - 1) * s->segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
+}
+
+/* Where the fullest link is busy for more than half of the time, nearly all of it: causal 16384 on 4 H200 2007 us, with
+ * 60 % 2284. Elsewhere what comes late holds up the end: 16384 on 2 6950 us, with 90 % 7290. Between nodes no pause:
+ * what is to cross should be on its way soon. */
+static uint32_t default_spread(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
+                               uint32_t ctas)
+{
+    if (s->nodes > 1)
+        return 1;
+    return most_sent(a, s) / STORE_BYTES_PER_US > compute_us(a, s->world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
+}
+
+/* How long a launch takes when copy engines move so many groups. Either the copies take longest, and behind the last
+ * group's comes what is left of it: all but a first wave of its tasks, which only waits for a last share. Or the
+ * products, whose first wave waits for all of the first group. */
+static double copied_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
+                        const struct prs_attention_tuning *t, uint32_t groups)
+{
+    double compute = compute_us(a, s->world, t->ctas);
+    double wave = compute / ((double)s->tasks / prs_attention_tuning_clusters(t));
+    double copies = most_sent(a, s) / COPY_BYTES_PER_US + 3.0 * groups * (s->world - 1) * COPY_US;
+    double waits = copies / groups + wave / s->world - wave, rest = compute / groups - wave;
+    double busy = compute + (waits > 0 ? waits : 0), late = copies + (rest > 0 ? rest : 0) + wave / s->world;
+    return busy > late ? busy : late;
+}
+
+/* And when the CTAs push, whose loads a full link holds up; causal, the senders are in each other's way as well, and
+ * where heads share keys, they push more while they compute. */
+static double pushed_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s, uint32_t ctas)
+{
+    double compute = compute_us(a, s->world, ctas), link = most_sent(a, s) / STORE_BYTES_PER_US;
+    double alone = link * (s->segments == 2 ? 1.4 : 1.2), both = compute < link ? compute : link;
+    return (compute > alone ? compute : alone) + 0.3 * both + (s->share > 1 ? 0.1 * compute : 0);
+}
+
+/* Who moves keys and values, and copy engines in how many groups, if the caller has not said. Of the 18 shapes of
+ * doc/results/attention-copies-4xH200.json what this chooses took 0 to 2 % longer than the best of pushed and three sizes
+ * of groups, which differ by up to 2 times; of those of -2xH200 0 to 7 %. */
+static void choose_copies(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
+                          struct prs_attention_tuning *t, uint32_t asked)
+{
+    uint32_t group = s->group;
+    double best = asked != 0 ? copied_us(a, s, t, s->groups) : INFINITY;
+    for (uint32_t groups = 2; groups <= MOST_COPIED_GROUPS && asked == 0; groups *= 2) {
+        uint32_t size = prs_ceil_div(s->pairs, groups);
+        double us = copied_us(a, s, t, prs_ceil_div(s->pairs, size));
+        if (us < best)
+            best = us, group = size;
+    }
+    if (t->copy_engine == 0)
+        t->copy_engine = best < pushed_us(a, s, t->ctas) ? PRS_COPIES_BY_ENGINES : PRS_COPIES_BY_CTAS;
+    if (t->copy_engine == PRS_COPIES_BY_ENGINES)
+        s->group = group;
+}
+
+static int check_counts(const struct prs_attention_schedule *s)
+{
+    uint64_t rows = (uint64_t)s->pairs * 2 * s->segments * s->segment_rows * s->world;
+    uint64_t tasks = (uint64_t)s->pairs * s->share * s->segments * s->tiles;
+    uint64_t padded =
+        (uint64_t)s->groups * s->group * 2 * s->segments * s->slabs * s->slab_chunks * (s->world + s->nodes);
+    if (rows / s->chunk_rows >= MAX_COUNT || tasks >= MAX_TASKS || padded >= MAX_COUNT)
+        return prs_fail(-EINVAL, "attention: %llu tasks and %llu messages are too many for one launch: split the batch",
+                        (unsigned long long)tasks, (unsigned long long)padded);
+    return 0;
+}
+
+/* Everything resident if it may be, else two buffers. */
+static int choose_depth(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
+                        struct prs_attention_info *info)
+{
+    struct prs_attention_tuning *t = &info->tuning;
+    uint64_t resident = prs_attention_tuning_staging(a, s), ring;
+    uint32_t wanted = t->mode;
+    if (s->world == 1) {
+        t->mode = PRS_ATTENTION_ALONE;
+        info->reason = "one rank";
+        return 0;
+    }
+    t->mode = PRS_ATTENTION_RESIDENT;
+    info->reason = wanted == PRS_ATTENTION_RESIDENT ? "demanded" : "fits the workspace limit";
+    if (wanted == PRS_ATTENTION_RESIDENT || (wanted == 0 && resident <= t->workspace_limit))
+        return 0;
+    if (wanted != 0 && wanted != PRS_ATTENTION_RING)
+        return prs_fail(-EINVAL, "attention: mode %u is not possible with %u ranks", wanted, s->world);
+    t->mode = PRS_ATTENTION_RING;
+    info->reason = wanted != 0 ? "demanded" : "all keys and values do not fit the workspace limit";
+    s->depth = s->groups < RING_BUFFERS ? s->groups : RING_BUFFERS;
+    ring = prs_attention_tuning_staging(a, s);
+    if (wanted == 0 && ring > t->workspace_limit)
+        return prs_fail(-ENOMEM,
+                        "attention: two buffers of %u heads take %llu bytes, the limit is %llu: a smaller group or a "
+                        "larger limit is needed",
+                        s->group, (unsigned long long)ring, (unsigned long long)t->workspace_limit);
+    return 0;
+}
+
+/* What travels as one message, and what shares a counter; segment_rows: positions of a segment. */
+static int choose_slabs(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
+                        const struct prs_place *place, struct prs_attention_tuning *t, uint32_t segment_rows)
+{
+    if (t->slab_rows == 0) /* between nodes a slab is a put and a signal: 0.69 of the time of 512 (H200, 8192 keys) */
+        t->slab_rows = place->nodes > 1 ? FAR_SLAB_ROWS : DEFAULT_SLAB_ROWS;
+    s->chunk_rows = prs_attention_piece_rows(a->head_dim);
+    if (t->slab_rows % s->chunk_rows != 0)
+        return prs_fail(-EINVAL, "attention: a slab of %u rows is not a multiple of %u, what is sent at a time",
+                        t->slab_rows, s->chunk_rows);
+    for (uint32_t i = 2; i <= PRS_ATTENTION_PUSH_PIECES && t->slab_rows % (s->chunk_rows * 2) == 0; i *= 2)
+        s->chunk_rows *= 2;
+    s->slab_chunks = t->slab_rows / s->chunk_rows;
+    if (s->slab_chunks > prs_ceil_div(segment_rows, s->chunk_rows))
+        s->slab_chunks = prs_ceil_div(segment_rows, s->chunk_rows);
+    t->slab_rows = s->slab_chunks * s->chunk_rows;
+    return 0;
+}
+
+int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struct prs_place *place, uint32_t ctas,
+                                struct prs_attention_info *info, struct prs_attention_schedule *s)
+{
+    struct prs_attention_tuning *t = &info->tuning;
+    uint32_t world = place->world;
+    struct prs_attention_shares shares = {a->batch,       a->heads_q,     a->heads_kv,
+                                          a->causal != 0, a->seq / world, place->nodes};
+    uint32_t asked = t->group, pairs, per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
+    int r;
+    if (t->ctas == 0 || t->ctas > ctas)
+        t->ctas = ctas;
+    t->ctas = t->ctas < t->share ? t->share : t->ctas / t->share * t->share;
+    if (t->copy_engine > PRS_COPIES_BY_CTAS)
+        return prs_fail(-EINVAL, "attention: copy_engine %u of the tuning does not exist", t->copy_engine);
+    if (t->copy_engine == 0 && t->push_ctas != 0)
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+    if (t->push_ctas == 0 || t->push_ctas > t->ctas)
+        t->push_ctas = t->ctas;
+    r = choose_slabs(a, s, place, t, shares.rows / segments);
+    if (r != 0)
+        return r;
+    /* What the CTAs compute at one time should be what arrives at one time. No group is much smaller than the others.
+     */
+    per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
+    pairs = a->batch * a->heads_kv;
+    s->group = t->group != 0
+                   ? t->group
+                   : prs_ceil_div(pairs, prs_ceil_div(pairs, prs_ceil_div(prs_attention_tuning_clusters(t), per_pair)));
+    s->depth = UINT32_MAX;
+    prs_attention_schedule_init(s, place->rank, world, &shares);
+    t->group = s->group;
+    if (t->spread == 0)
+        t->spread = default_spread(a, s, t->ctas);
+    r = check_counts(s);
+    if (r == 0)
+        r = choose_depth(a, s, info);
+    if (r != 0)
+        return r;
+    if (t->mode != PRS_ATTENTION_RESIDENT || s->nodes > 1)
+        t->copy_engine = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_COPIES_BY_CTAS;
+    else if (t->copy_engine != PRS_COPIES_BY_CTAS)
+        choose_copies(a, s, t, asked);
+    if (t->copy_engine == PRS_COPIES_BY_ENGINES) {
+        t->push_ctas = 0;
+        s->depth = UINT32_MAX;
+        prs_attention_schedule_init(s, place->rank, world, &shares);
+        t->group = s->group;
+    }
+    predict(a, s, info);
+    return 0;
+}
+
+uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info)
+{
+    uint32_t ctas = info->tuning.push_ctas;
+    double pieces = ctas == 0 ? 0 : (double)info->sent_bytes / PRS_ATTENTION_PUSH_BYTES / ctas;
+    double clocks = info->predicted_us * CLOCKS_PER_US * info->tuning.spread / 100;
+    return info->tuning.spread <= 1 || pieces < 1 ? 0 : (uint32_t)(clocks / pieces);
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A rank's context: device, peers, symmetric memory, fault record. */
+#ifndef PERSEUS_FUSED_CONTEXT_H
+#define PERSEUS_FUSED_CONTEXT_H
+
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <perseus/fused.h>
+#include <stdbool.h>
+
+#include "fused/gemm/layout.h"
+#include "fused/core/place.h"
+#include "transport/util/error.h"
+
+struct prs_symmetric;
+struct prs_network;
+
+struct prs_fused {
+    struct prs_fused_config config;
+    struct prs_place place;
+    struct prs_network *network; /* NULL on a single node */
+    struct prs_symmetric *symmetric;
+    struct prs_fault *fault;        /* host memory that the device writes */
+    struct prs_fault *fault_device; /* the same, as the device sees it */
+    uint32_t sms;
+    bool shared_device; /* two ranks, of any node, use one GPU */
+};
+
+/* Of a caller that wants copy engines to move what travels inside a node: 0 or -EINVAL. */
+static inline int prs_context_check_copies(const struct prs_fused *ctx)
+{
+    if (!ctx->shared_device)
+        return 0;
+    return prs_fail(-EINVAL,
+                    "fused: copy engines were asked for, but ranks share a GPU, whose copies to itself need SMs "
+                    "that the kernel holds: leave it to the plan, or let the CTAs push");
+}
+
+int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes);
+
+/* All ranks have come here; what they wrote to device memory before, and synchronised, is there. */
+int prs_context_barrier(struct prs_fused *ctx);
+
+/* Collective: 0 when r is 0 on every rank, else the first rank's error. */
+int prs_context_agree(struct prs_fused *ctx, int r);
+
+/* Makes the context's device current; *before gets what prs_context_leave() restores. */
+int prs_context_enter(struct prs_fused *ctx, int *before);
+void prs_context_leave(int before);
+
+/* Enters, and gives the memory of a plan: zeroed, and aligned for the tensor maps in it, which is more than malloc
+ * gives. The plan's close frees it. 0, -ENOMEM or -EIO; then the context is left again. */
+int prs_context_begin_plan(struct prs_fused *ctx, size_t alignment, size_t bytes, void **plan, int *before);
+
+/* Positive CUDA error -> logged, -EIO (or -ENOMEM). */
+int prs_cuda_check(cudaError_t e, const char *what);
+
+#endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/core/copy_stream.h"
+
+#include <stdlib.h>
+
+#include "fused/core/context.h"
+
+int prs_copy_stream_open(struct prs_copy_stream *c)
+{
+    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+    int r = prs_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    if (r == 0)
+        r = prs_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "cudaEventCreate");
+    if (r == 0)
+        r = prs_cuda_check(cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), "cudaEventCreate");
+    c->go_first = blocking != NULL && strtol(blocking, NULL, 10) != 0;
+    return r;
+}
+
+void prs_copy_stream_close(struct prs_copy_stream *c)
+{
+    if (c->done != NULL)
+        (void)cudaEventDestroy(c->done);
+    if (c->forked != NULL)
+        (void)cudaEventDestroy(c->forked);
+    if (c->stream != NULL)
+        (void)cudaStreamDestroy(c->stream);
+    *c = (struct prs_copy_stream){.stream = NULL};
+}
+
+/* A call of the host takes some 3 us and the kernel has own data to begin with, so it goes first; but where a launch
+ * returns only when the kernel has ended (CUDA_LAUNCH_BLOCKING=1), no rank would then ever enqueue what the others'
+ * kernels wait for. */
+int prs_copy_stream_launch(struct prs_copy_stream *c, cudaStream_t stream, const struct prs_copied_launch *does,
+                           void *launch)
+{
+    int r = prs_cuda_check(cudaEventRecord(c->forked, stream), "cudaEventRecord");
+    if (r == 0)
+        r = prs_cuda_check(cudaStreamWaitEvent(c->stream, c->forked, 0), "cudaStreamWaitEvent");
+    if (r == 0 && c->go_first)
+        r = does->copies(launch, c);
+    if (r == 0)
+        r = does->kernel(launch, stream);
+    if (r == 0 && !c->go_first)
+        r = does->copies(launch, c);
+    if (r == 0)
+        r = prs_cuda_check(cudaEventRecord(c->done, c->stream), "cudaEventRecord");
+    return r != 0 ? r : prs_cuda_check(cudaStreamWaitEvent(stream, c->done, 0), "cudaStreamWaitEvent");
+}
+
+int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, const void *from, size_t pitch, size_t bytes, size_t rows)
+{
+    cudaError_t e;
+    if (rows == 1 || bytes == pitch)
+        e = cudaMemcpyAsync(to, from, bytes * rows, cudaMemcpyDeviceToDevice, c->stream);
+    else
+        e = cudaMemcpy2DAsync(to, pitch, from, pitch, bytes, rows, cudaMemcpyDeviceToDevice, c->stream);
+    return prs_cuda_check(e, "copy to another rank");
+}
+
+int prs_copy_stream_word(struct prs_copy_stream *c, uint32_t *to, const uint32_t *from)
+{
+    return prs_cuda_check(cudaMemcpyAsync(to, from, sizeof(*to), cudaMemcpyDeviceToDevice, c->stream),
+                          "copy of a flag to another rank");
+}

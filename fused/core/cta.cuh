@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the roles of a CTA share: its shared memory, its place, the stage ring. */
+#ifndef PERSEUS_FUSED_CTA_CUH
+#define PERSEUS_FUSED_CTA_CUH
+
+#include "fused/gemm/layout.h"
+#include "fused/core/ptx.cuh"
+#include "fused/core/sync.cuh"
+
+enum { CONSUMER_WARPS = 8, PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224 };
+
+/* Compile-time shape of one kernel. */
+template <int KIND, int B_N_MAJOR, bool FAR = false> struct engine {
+    static constexpr int kind = KIND;
+    static constexpr int b_n_major = B_N_MAJOR;
+    static constexpr bool gathers = KIND == PRS_KIND_ALLGATHER;
+    static constexpr bool reduces = KIND == PRS_KIND_REDUCE_SCATTER || KIND == PRS_KIND_ALLREDUCE;
+    static constexpr bool broadcasts = KIND == PRS_KIND_ALLREDUCE;
+    static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
+    static constexpr int slabs = gathers ? 1 : 2; /* store buffers per warpgroup */
+    static constexpr int cluster = 2;             /* CTAs that multicast to each other */
+    static constexpr bool epochs = KIND != PRS_KIND_GEMM;
+};
+
+struct cta_memory {
+    uint8_t *base;
+    uint64_t *full, *empty;     /* [PRS_STAGES] */
+    uint64_t *c_full, *c_empty; /* [2 warpgroups][2 slabs] */
+    uint64_t *pushed;           /* [PRS_PUSH_SLOTS] */
+};
+
+struct cta_place {
+    uint32_t cluster, clusters, rank; /* rank: of the CTA in its cluster */
+    uint32_t epoch;
+};
+
+/* Position in the stage ring; runs on across units. */
+struct ring {
+    uint32_t stage, phase;
+};
+
+template <uint32_t STAGES = PRS_STAGES> PRS_DEVICE void ring_next(struct ring *r)
+{
+    if (++r->stage == STAGES) {
+        r->stage = 0;
+        r->phase ^= 1;
+    }
+}
+
+PRS_DEVICE struct cta_memory cta_memory_map(uint8_t *base)
+{
+    struct cta_memory m;
+    m.base = base;
+    m.full = (uint64_t *)(base + PRS_SMEM_BARRIERS);
+    m.empty = m.full + PRS_STAGES;
+    m.c_full = m.empty + PRS_STAGES;
+    m.c_empty = m.c_full + 4;
+    m.pushed = m.c_empty + 4;
+    return m;
+}
+
+/* Made anew by each role: a value that lives across the roles is spilled by the compiler. */
+template <class E> PRS_DEVICE struct cta_place cta_place_here(const struct prs_sync *sync)
+{
+    struct cta_place at = {blockIdx.x / E::cluster, gridDim.x / E::cluster, blockIdx.x % E::cluster, 0};
+    if (E::epochs)
+        at.epoch = launch_epoch(sync);
+    return at;
+}
+
+template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
+{
+    for (int i = 0; i < PRS_STAGES; i++) {
+        mbarrier_init(&m->full[i], 1);
+        mbarrier_init(&m->empty[i], E::cluster * CONSUMER_WARPS); /* all CTAs read what any multicasts */
+    }
+    for (int i = 0; i < 4; i++) {
+        mbarrier_init(&m->c_full[i], 4);
+        mbarrier_init(&m->c_empty[i], 1);
+    }
+    for (int i = 0; i < PRS_PUSH_SLOTS; i++)
+        mbarrier_init(&m->pushed[i], 1);
+    mbarrier_init_fence();
+}
+
+#endif

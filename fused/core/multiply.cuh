@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Warps 4 to 11: two consumer warpgroups, 64 rows each. */
+#ifndef PERSEUS_FUSED_MULTIPLY_CUH
+#define PERSEUS_FUSED_MULTIPLY_CUH
+
+#include "fused/core/cta.cuh"
+
+/* One lane per CTA of the cluster says: this warp has read the stage. */
+template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
+{
+    uint32_t lane = threadIdx.x % 32;
+    if (lane < E::cluster)
+        mbarrier_arrive_at(&m.empty[stage], lane);
+}
+
+/* Issues one stage's products and returns while they run. */
+template <class E>
+PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, const struct ring &r, uint32_t half,
+                               bool add)
+{
+    uint32_t base = smem_address(m.base);
+    uint64_t a = matrix_descriptor(base + PRS_SMEM_A + half * (PRS_STAGE_A / 2) + r.stage * PRS_STAGE_A, 16);
+    uint64_t b = matrix_descriptor(base + PRS_SMEM_B + r.stage * PRS_STAGE_B, E::b_n_major ? 8192 : 16);
+    mbarrier_wait(&m.full[r.stage], r.phase);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_m64n256k16<E::b_n_major>(d, a + k * 2, b + k * (E::b_n_major ? 128 : 2), add || k != 0);
+    wgmma_commit();
+}
+
+/* d += the other ranks' partial sums, in slot order. */
+template <class E>
+PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t slots)
+{
+    uint32_t mine = half * PRS_SLAB + (threadIdx.x % 128) * 16;
+    uint32_t a_base = smem_address(m.base) + PRS_SMEM_A + mine, b_base = smem_address(m.base) + PRS_SMEM_B + mine;
+    for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
+        uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
+#pragma unroll
+        for (int quarter = 0; quarter < 4; quarter++) {
+            mbarrier_wait(&m.full[r->stage], r->phase);
+#pragma unroll
+            for (int i = 0; i < PRS_PARTIALS_PER_STAGE; i++) {
+                uint32_t from = i == 0 ? a_base + r->stage * PRS_STAGE_A
+                                       : b_base + r->stage * PRS_STAGE_B + (i - 1) * PRS_PARTIAL_QUARTER;
+                if (i < (int)count) {
+#pragma unroll
+                    for (int v = 0; v < 4; v++) {
+                        uint4 x = load_shared_v4(from + v * 2048);
+                        float *to = &d[quarter * 32 + v * 8];
+                        to[0] += bf16_low(x.x), to[1] += bf16_high(x.x);
+                        to[2] += bf16_low(x.y), to[3] += bf16_high(x.y);
+                        to[4] += bf16_low(x.z), to[5] += bf16_high(x.z);
+                        to[6] += bf16_low(x.w), to[7] += bf16_high(x.w);
+                    }
+                }
+            }
+            __syncwarp(); /* all lanes have read before one releases */
+            release_stage<E>(m, r->stage);
+            ring_next(r);
+        }
+    }
+}
+
+/* One quarter of a tile as bf16 pairs: what one slab holds, 16 registers. */
+PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float *d)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        to[i] = pack_bf16x2(d[2 * i], d[2 * i + 1]);
+}
+
+/* Slab in fragment order, for another rank's add_partials: thread t's 16-byte vector v at v * 2048 + t * 16. */
+PRS_DEVICE void fill_partial_slab(const uint32_t (&x)[16], uint32_t slab)
+{
+    uint32_t to = slab + (threadIdx.x % 128) * 16;
+#pragma unroll
+    for (int v = 0; v < 4; v++)
+        store_shared_v4(to + v * 2048, x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
+}
+
+/* Slab as 64 rows of 128 bytes, swizzled as the copy engine expects. */
+PRS_DEVICE void fill_result_slab(const uint32_t (&x)[16], uint32_t slab)
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    uint32_t row = warp * 16 + (lane / 8 & 1) * 8 + lane % 8;
+    uint32_t line = slab + row * 128, right = lane / 16;
+#pragma unroll
+    for (int v = 0; v < 4; v++)
+        store_matrix_x4(line + (((2 * v + right) ^ (row & 7)) << 4), x[4 * v], x[4 * v + 1], x[4 * v + 2],
+                        x[4 * v + 3]);
+}
+
+/* The ring of store buffers of one warpgroup, as its consumers see it. */
+struct slab_ring {
+    uint32_t filled; /* slabs handed over so far */
+};
+
+template <class E> PRS_DEVICE uint32_t next_slab(const struct slab_ring &ring, uint32_t half)
+{
+    return half * E::slabs + ring.filled % E::slabs;
+}
+
+/* True for a whole warp, or for none of it. */
+template <class E> PRS_DEVICE bool slab_is_free(const struct cta_memory &m, const struct slab_ring &ring, uint32_t half)
+{
+    uint32_t phase = ring.filled / E::slabs & 1;
+    return __all_sync(~0u, mbarrier_test(&m.c_empty[next_slab<E>(ring, half)], phase ^ 1));
+}
+
+/* Hands one packed quarter to this warpgroup's store warp; waits until a slab is free. */
+template <class E>
+PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memory &m, uint32_t half,
+                                  struct slab_ring *ring, bool partial)
+{
+    uint32_t slab = next_slab<E>(*ring, half), phase = ring->filled / E::slabs & 1;
+    uint32_t to = smem_address(m.base) + PRS_SMEM_C + slab * PRS_SLAB;
+    mbarrier_wait(&m.c_empty[slab], phase ^ 1);
+    if (E::reduces && partial)
+        fill_partial_slab(x, to);
+    else
+        fill_result_slab(x, to);
+    fence_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(&m.c_full[slab]);
+    ring->filled++;
+}
+
+/* The quarters of the last tile for which no slab was free. They wait in registers, and are handed over during the next
+ * tile's products as slabs come free: with them a whole tile can wait for the link while the tensor cores go on. Each
+ * warp decides for itself. */
+template <class E> struct left_over {
+    static constexpr int count = PRS_SLABS_PER_TILE - E::slabs;
+    uint32_t quarter[count][16];
+    uint32_t next; /* count: nothing left */
+    bool partial;
+};
+
+/* Registers have no run-time index: hence the unrolled loops over constants. */
+template <class E>
+PRS_DEVICE void hand_over_next(struct left_over<E> *left, const struct cta_memory &m, uint32_t half,
+                               struct slab_ring *ring)
+{
+    uint32_t now = left->next;
+#pragma unroll
+    for (int i = 0; i < left_over<E>::count; i++)
+        if (now == i)
+            hand_over_quarter<E>(left->quarter[i], m, half, ring, left->partial);
+    left->next = now + 1;
+}
+
+template <class E>
+PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memory &m, uint32_t half,
+                               struct slab_ring *ring)
+{
+    uint32_t now = left->next;
+#pragma unroll
+    for (int i = 0; i < left_over<E>::count; i++)
+        if (now <= i)
+            hand_over_quarter<E>(left->quarter[i], m, half, ring, left->partial);
+    left->next = left_over<E>::count;
+}
+
+template <class E>
+PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m, uint32_t half, struct slab_ring *ring,
+                               bool partial, struct left_over<E> *left)
+{
+    hand_over_rest<E>(left, m, half, ring);
+#pragma unroll
+    for (int i = 0; i < left_over<E>::count; i++)
+        pack_quarter(left->quarter[i], &d[(E::slabs + i) * 32]);
+    left->next = 0;
+    left->partial = partial;
+#pragma unroll
+    for (int i = 0; i < E::slabs; i++) {
+        uint32_t x[16];
+        pack_quarter(x, &d[i * 32]);
+        hand_over_quarter<E>(x, m, half, ring, partial);
+    }
+}
+
+/* The K loop of one tile. One group of tensor-core work stays in flight while the stage before it is released. */
+template <class E>
+PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half,
+                              uint32_t steps, struct left_over<E> *left, struct slab_ring *slabs)
+{
+    uint32_t before = 0;
+    for (uint32_t step = 0; step < steps; step++) {
+        multiply_stage<E>(d, m, *r, half, step != 0);
+        if (step != 0) {
+            wgmma_wait<1>();
+            release_stage<E>(m, before);
+        }
+        if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
+            hand_over_next<E>(left, m, half, slabs);
+        before = r->stage;
+        ring_next(r);
+    }
+    wgmma_wait<0>();
+    release_stage<E>(m, before);
+}
+
+template <class E>
+PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
+                               const struct cta_place &at)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t half = threadIdx.x / 128 - 1;
+    struct slab_ring slabs = {0};
+    struct left_over<E> left;
+    struct ring r = {0, 0};
+    struct prs_cursor cursor = {0, 0};
+    float d[128];
+    left.next = left_over<E>::count;
+    for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
+        bool partial = false;
+        multiply_tile<E>(d, m, &r, half, s->k_steps, &left, &slabs);
+        if (E::reduces) {
+            struct prs_unit u;
+            prs_schedule_unit(s, &cursor, unit, &u);
+            partial = u.block != s->rank;
+            if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
+                /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
+                hand_over_rest<E>(&left, m, half, &slabs);
+                add_partials<E>(d, m, &r, half, prs_schedule_sources(s, u.block));
+            }
+        }
+        hand_over_tile<E>(d, m, half, &slabs, partial, &left);
+    }
+    hand_over_rest<E>(&left, m, half, &slabs);
+}
+
+#endif

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls of perseus/device.cuh from the roles of a kernel: one that fails (the proxy died, or takes no commands) ends
+ * the launch as a wait that gave up does. */
+#ifndef PERSEUS_FUSED_NETWORK_CUH
+#define PERSEUS_FUSED_NETWORK_CUH
+
+#include <perseus/device.cuh>
+
+#include "fused/core/sync.cuh"
+
+static __device__ __noinline__ void network_put(const struct prs_sync *sync, const struct prs_device *device,
+                                                const struct prs_device_put &put)
+{
+    int r = prs_put(device, &put, NULL);
+    if (r != 0)
+        give_up(sync, PRS_AWAIT_NETWORK, put.peer, put.group, 0, (uint32_t)-r, 0);
+}
+
+static __device__ __noinline__ void network_signal(const struct prs_sync *sync, const struct prs_device *device,
+                                                   const struct prs_device_signal &signal)
+{
+    int r = prs_signal(device, &signal, NULL);
+    if (r != 0)
+        give_up(sync, PRS_AWAIT_NETWORK, signal.peer, signal.group, 0, (uint32_t)-r, 0);
+}
+
+/* Last thing in a launch: nothing that was put is still read here, so that it may be written. */
+static __device__ __noinline__ void network_quiet(const struct prs_sync *sync, const struct prs_device *device)
+{
+    int r = prs_quiet(device);
+    if (r != 0)
+        give_up(sync, PRS_AWAIT_NETWORK, device->rank, 0, 0, (uint32_t)-r, 0);
+}
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/core/place.h"
+
+#include <errno.h>
+
+#include "fused/gemm/layout.h"
+#include "transport/util/error.h"
+
+int prs_place_find(const uint64_t *ids, uint32_t rank, uint32_t world, struct prs_place *out)
+{
+    uint32_t locals = 1;
+    while (locals < world && ids[locals] == ids[0])
+        locals++;
+    if (locals > PRS_MAX_WORLD)
+        return prs_fail(-EINVAL, "fused: %u ranks share a node (PERSEUS_NODE, or the boot id); at most %d can", locals,
+                        PRS_MAX_WORLD);
+    if (world % locals != 0)
+        return prs_fail(-EINVAL, "fused: %u ranks, but %u on the first node: every node must have as many", world,
+                        locals);
+    for (uint32_t r = 0; r < world; r++) {
+        uint32_t first = r / locals * locals;
+        if (ids[r] != ids[first])
+            return prs_fail(-EINVAL,
+                            "fused: rank %u is not on the node of rank %u: every node must have as many ranks "
+                            "as the first (%u), with consecutive numbers (mpirun --map-by slot)",
+                            r, first, locals);
+        for (uint32_t other = 0; r == first && other < first; other += locals)
+            if (ids[r] == ids[other])
+                return prs_fail(-EINVAL,
+                                "fused: ranks %u and %u share a node, ranks between them do not: ranks of a "
+                                "node must be consecutive (mpirun --map-by slot)",
+                                other, r);
+    }
+    *out = (struct prs_place){.rank = rank, .world = world, .locals = locals};
+    out->node = rank / locals;
+    out->nodes = world / locals;
+    out->local = rank % locals;
+    return 0;
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/core/sync.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fused/core/network.h"
+#include "fused/core/context.h"
+#include "fused/core/symmetric.h"
+#include "transport/util/error.h"
+
+int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
+{
+    int r = prs_cuda_check(cudaMalloc((void **)&sync->words, sizeof(*sync->words)), "cudaMalloc of plan words");
+    if (r == 0)
+        r = prs_cuda_check(cudaMemset(sync->words, 0, sizeof(*sync->words)), "cudaMemset of plan words");
+    if (r == 0)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
+    sync->fault = ctx->fault_device;
+    sync->limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
+    return r;
+}
+
+int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync)
+{
+    struct prs_plan_words words = {.rank = ctx->config.rank, .neighbours = ctx->place.locals - 1};
+    size_t last = flags->bytes / sizeof(uint32_t) - 1;
+    int r;
+    for (uint32_t i = 0; i < words.neighbours; i++)
+        words.alarm[i] = (uint32_t *)flags->at[i + 1] + last;
+    words.network = ctx->network == NULL ? NULL : &ctx->network->device.local->failed;
+    sync->alarm = (uint32_t *)flags->at[0] + last;
+    r = prs_cuda_check(cudaMemcpy(sync->words, &words, sizeof(words), cudaMemcpyHostToDevice),
+                       "cudaMemcpy of plan words");
+    if (r == 0)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    return prs_context_agree(ctx, r); /* between nodes the next thing is a meeting: nobody may be missing there */
+}
+
+void prs_sync_close(struct prs_sync *sync)
+{
+    (void)cudaFree(sync->words);
+    sync->words = NULL;
+}
+
+int prs_sync_check(struct prs_fused *ctx)
+{
+    struct prs_fused_error error;
+    int r = prs_fused_poll_error(ctx, &error);
+    return r == 0 ? 0 : prs_fail(r, "fused: an earlier launch failed: %s", error.text);
+}
+
+static const char *awaited_name(uint32_t what)
+{
+    switch (what) {
+    case PRS_AWAIT_PARTIAL:
+        return "partial sums";
+    case PRS_AWAIT_CHUNK:
+        return "rows of A";
+    case PRS_AWAIT_BROADCAST:
+        return "reduced tiles";
+    case PRS_AWAIT_PEERS:
+        return "its arrival";
+    case PRS_AWAIT_KEYS:
+        return "keys or values";
+    case PRS_AWAIT_CREDIT:
+        return "credit for keys and values";
+    case PRS_AWAIT_NETWORK:
+        return "the proxy to take or finish a command to or";
+    case PRS_AWAIT_ROUTES:
+        return "counts and routes";
+    case PRS_AWAIT_TOKEN:
+        return "a token's row";
+    case PRS_AWAIT_BLOCK:
+        return "a block of rows to be put together";
+    case PRS_AWAIT_CTAS:
+        return "all CTAs";
+    default:
+        return "an unknown flag";
+    }
+}
+
+static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
+{
+    switch (f->what) {
+    case PRS_FAULT_CAPACITY:
+        (void)snprintf(text, bytes,
+                       "rank %u has no room: with expert %u it needs %u rows of output, its capacity is %u", f->from,
+                       f->index, f->want, f->seen);
+        return -ENOSPC;
+    case PRS_FAULT_EXPERT:
+        (void)snprintf(text, bytes, "rank %u: the router chose expert %u for token %u; there are only %u", f->from,
+                       f->seen, f->index, f->want);
+        return -EINVAL;
+    case PRS_FAULT_NEIGHBOUR:
+        (void)snprintf(
+            text, bytes,
+            "rank %u gave up in a launch that rank %u took part in: what it sent may be wrong; its own error "
+            "says what it waited for",
+            f->from, ctx->config.rank);
+        return -ECANCELED;
+    default:
+        (void)snprintf(text, bytes, "rank %u waited %" PRIu64 " ms for %s of rank %u: flag %u, want %u, have %u",
+                       ctx->config.rank, f->waited_ns / 1000000, awaited_name(f->what), f->from, f->index, f->want,
+                       f->seen);
+        return -ETIMEDOUT;
+    }
+}
+
+const char *prs_fused_error_text(void)
+{
+    return prs_error_last();
+}
+
+int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
+{
+    const struct prs_fault *f = ctx->fault;
+    memset(error, 0, sizeof(*error));
+    int r = ctx->network == NULL ? 0 : prs_proxy_check(ctx->network->proxy);
+    /* F1: state 2 means the record is whole. Pairs with the system fence in give_up(), sync.cuh. */
+    if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2) {
+        error->code = r;
+        if (r != 0)
+            (void)snprintf(error->text, sizeof(error->text), "rank %u: the network between nodes failed: %s",
+                           ctx->config.rank, prs_proxy_error(ctx->network->proxy));
+        return r;
+    }
+    error->from_rank = f->from;
+    error->flag = f->index;
+    error->want = f->want;
+    error->seen = f->seen;
+    error->waited_ns = f->waited_ns;
+    error->code = describe_fault(ctx, f, error->text, sizeof(error->text));
+    return error->code;
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every plan's kernels carry, whatever they compute: the epoch, the limit of their waits, the fault record. The
+ * device's half is sync.cuh. */
+#ifndef PERSEUS_FUSED_SYNC_H
+#define PERSEUS_FUSED_SYNC_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#include "fused/core/place.h"
+
+struct prs_fused;
+struct prs_symmetric;
+
+/* What a flag stands for. */
+enum prs_awaited {
+    PRS_AWAIT_PARTIAL = 1,
+    PRS_AWAIT_CHUNK = 2,
+    PRS_AWAIT_BROADCAST = 3,
+    PRS_AWAIT_PEERS = 4,
+    PRS_AWAIT_NETWORK = 5,
+    PRS_AWAIT_KEYS = 8,    /* attention: a slab of keys or values */
+    PRS_AWAIT_CREDIT = 9,  /* attention: room for a group of them */
+    PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
+    PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
+    PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
+    PRS_AWAIT_CTAS = 19,   /* this rank's own: of MoE's routing, or, attention, all that read or send on a group */
+    /* Not awaited, but wrong: */
+    PRS_FAULT_CAPACITY = 64, /* index: expert, want: rows, seen: capacity */
+    PRS_FAULT_EXPERT = 65,   /* index: token, want: experts, seen: what the router chose */
+    PRS_FAULT_NEIGHBOUR = 66 /* a rank of this node gave up: what it sent may be wrong */
+};
+
+/* First thing a launch on this device got wrong; lives in mapped host memory, written once (state 0 -> 1 -> 2). */
+struct prs_fault {
+    uint32_t state; /* 0 none, 1 being written, 2 valid */
+    uint32_t what;  /* enum prs_awaited */
+    uint32_t from;  /* rank that should have raised the flag, or whose input is wrong */
+    uint32_t index; /* of the flag */
+    uint32_t want, seen;
+    uint64_t waited_ns;
+};
+static_assert(sizeof(struct prs_fault) == 32, "read by the host while the kernel runs");
+
+/* Device words of one plan on one rank. */
+struct prs_plan_words {
+    uint32_t epoch;    /* launches finished; only grows, so that a captured graph can be replayed */
+    uint32_t meetings; /* unfused path: of the node's ranks, over all launches */
+    uint64_t left;     /* CTAs, over all launches: in the high half; the low one: those of them that saw the alarm */
+    uint32_t aborted;  /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
+    uint32_t copying;  /* epoch whose blocks the copy engines move; they copy this word as their flag */
+    /* For one that gives up. It goes on without what it waited for, so that all its CTAs end; and what it raises flags
+     * for then must not be taken for right. */
+    uint32_t rank, neighbours;
+    uint32_t *alarm[PRS_MAX_WORLD - 1]; /* of each neighbour */
+    uint64_t *network;                  /* not 0: the ring takes no commands; NULL on a single node */
+};
+
+struct prs_sync {
+    struct prs_plan_words *words;
+    struct prs_fault *fault; /* the context's, as the device sees it */
+    uint32_t *alarm;         /* 0, or rank + 1 of a neighbour that gave up; NULL when there are none */
+    uint64_t limit_ns;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Zeroed words on the context's device, which must be current. 0, -ENOMEM or -EIO. */
+int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync);
+/* Neighbours tell each other in the last word of these flags, which is theirs, that they gave up. Before any launch.
+ * Collective: where one rank fails, all do. 0 or -EIO. */
+int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync);
+void prs_sync_close(struct prs_sync *sync);
+
+/* 0 when a launch may be enqueued; the fault's error, logged, when an earlier one on this context went wrong. */
+int prs_sync_check(struct prs_fused *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

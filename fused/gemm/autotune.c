@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Timing the candidates of a shape on the caller's own buffers. */
+#include <errno.h>
+#include <float.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fused/core/context.h"
+#include "fused/gemm/tuning.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
+enum { MAX_CANDIDATES = 20 };
+
+/* The default first, so that a tie keeps it. */
+static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                                struct prs_fused_tuning *list)
+{
+    uint32_t count = 1, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
+    uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
+    uint32_t ctas = shape->op == PRS_FUSED_ALLGATHER ? PRS_COPIES_BY_CTAS : 0;
+    bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device;
+    memset(list, 0, MAX_CANDIDATES * sizeof(*list));
+    if (world == 1)
+        return count;
+    for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
+        list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = ctas};
+        if (copies) /* the plan knows how many pieces along k each needs */
+            list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_BY_ENGINES};
+    }
+    for (uint32_t segments = 1; copies && segments <= 4; segments++)
+        list[count++] =
+            (struct prs_fused_tuning){.band = pairs, .copy_engine = PRS_COPIES_BY_ENGINES, .segments = segments};
+    for (uint32_t group = 1; ctx->place.nodes > 1 && group <= 64; group *= 8)
+        list[count++].group = group;
+    list[count++] = (struct prs_fused_tuning){.spread = 1, .copy_engine = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED, .copy_engine = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED, .copy_engine = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 1, .paced = PRS_UNPACED, .copy_engine = ctas};
+    return count;
+}
+
+static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void *a, const void *b, void *c,
+                  cudaStream_t stream)
+{
+    switch (op) {
+    case PRS_FUSED_REDUCE_SCATTER:
+        return prs_gemm_reduce_scatter(plan, a, b, c, stream);
+    case PRS_FUSED_ALLGATHER:
+        return prs_allgather_gemm(plan, a, b, c, stream);
+    case PRS_FUSED_ALLREDUCE:
+        return prs_gemm_allreduce(plan, a, b, c, stream);
+    default:
+        return prs_gemm(plan, a, b, c, stream);
+    }
+}
+
+/* Milliseconds per launch of the slowest rank. */
+static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                          const struct prs_fused_tuning *tuning, const void *a, const void *b, void *c, uint32_t rounds,
+                          cudaStream_t stream, cudaEvent_t *events, float *slowest)
+{
+    struct prs_fused_plan *plan;
+    float mine = 0, *all;
+    int r = prs_fused_plan_open(ctx, shape, tuning, &plan);
+    if (r != 0)
+        return r;
+    all = calloc(ctx->config.world, sizeof(*all));
+    if (all == NULL)
+        r = prs_fail(-ENOMEM, "fused: no memory for the times of %u ranks", ctx->config.world);
+    for (uint32_t i = 0; i < rounds + 1 && r == 0; i++) {
+        if (i == 1) /* the first launch warms up */
+            r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
+        if (r == 0)
+            r = launch(plan, shape->op, a, b, c, stream);
+    }
+    if (r == 0)
+        r = prs_cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");
+    if (r == 0)
+        r = prs_cuda_check(cudaEventSynchronize(events[1]), "autotune launches");
+    if (r == 0)
+        r = prs_cuda_check(cudaEventElapsedTime(&mine, events[0], events[1]), "cudaEventElapsedTime");
+    r = prs_context_agree(ctx, r); /* a rank that failed has no time to tell */
+    if (r == 0)
+        r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
+    *slowest = 0;
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        *slowest = all[i] / (float)rounds > *slowest ? all[i] / (float)rounds : *slowest;
+    free(all);
+    prs_fused_plan_close(plan);
+    return r;
+}
+
+int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const void *a, const void *b, void *c,
+                 uint32_t rounds, cudaStream_t stream, struct prs_fused_tuning *best)
+{
+    struct prs_fused_tuning list[MAX_CANDIDATES];
+    cudaEvent_t events[2];
+    uint32_t count = list_candidates(ctx, shape, list);
+    float least = FLT_MAX;
+    int before, r;
+    if (rounds == 0)
+        return prs_fail(-EINVAL, "fused: autotune needs at least one round");
+    r = prs_context_enter(ctx, &before);
+    if (r != 0)
+        return r;
+    r = prs_cuda_check(cudaEventCreate(&events[0]), "cudaEventCreate");
+    if (r != 0)
+        goto leave;
+    r = prs_cuda_check(cudaEventCreate(&events[1]), "cudaEventCreate");
+    if (r != 0)
+        goto destroy_first;
+    for (uint32_t i = 0; i < count && r == 0; i++) {
+        float slowest;
+        r = time_candidate(ctx, shape, &list[i], a, b, c, rounds, stream, events, &slowest);
+        if (r == 0)
+            PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u, "
+                     "group %u: "
+                     "%.1f us",
+                     (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].copy_engine,
+                     list[i].segments, list[i].paced, list[i].group, slowest * 1e3);
+        if (r == 0 && slowest < least) { /* every rank sees the same numbers and takes the same one */
+            least = slowest;
+            *best = list[i];
+        }
+    }
+    if (r == 0 && ctx->config.rank == 0)
+        r = prs_tuning_append(shape, &ctx->place, best);
+    (void)cudaEventDestroy(events[1]);
+destroy_first:
+    (void)cudaEventDestroy(events[0]);
+leave:
+    prs_context_leave(before);
+    return r;
+}

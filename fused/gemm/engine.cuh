@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tile engine. A cluster of two CTAs computes one unit (schedule.h): each CTA one 128 x 256 tile, sharing the
+ * columns of B, of which each loads half and multicasts it. In a CTA: warp 0          load_tiles     fills the stage
+ * ring, gates on other ranks' data warps 1, 2      store_tiles    one per consumer warpgroup: bulk-stores finished
+ * slabs, raises flags once they have landed warp 3          push_blocks or await_broadcast (all-gather, all-reduce)
+ *   warps 4..11     multiply_tiles two consumer warpgroups, 64 rows each
+ * Consumers never wait for another GPU, except through the stage ring and the store buffers. */
+#ifndef PERSEUS_FUSED_ENGINE_CUH
+#define PERSEUS_FUSED_ENGINE_CUH
+
+#include "fused/gemm/load.cuh"
+#include "fused/core/multiply.cuh"
+#include "fused/gemm/push.cuh"
+#include "fused/gemm/store.cuh"
+
+template <class E>
+PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
+{
+    switch (threadIdx.x / 32) {
+    case 0:
+        load_tiles<E>(args, m, at);
+        break;
+    case 1:
+    case 2:
+        if (threadIdx.x % 32 == 0)
+            store_tiles<E>(args, m, at, threadIdx.x / 32 - 1);
+        break;
+    default:
+        if (E::gathers && threadIdx.x % 32 == 0)
+            push_blocks<E>(args, m, at);
+        if (E::broadcasts && E::far)
+            forward_rows(args, at.epoch, at.cluster * 2 + at.rank, at.clusters * 2);
+        if (E::broadcasts && at.cluster == 0 && at.rank == 0)
+            await_broadcast(args, at);
+    }
+}
+
+/* All-gather by copy engine: the other ranks may overwrite what they copied here. */
+PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args, uint32_t epoch)
+{
+    const struct prs_schedule *s = &args.schedule;
+    if (s->segments != 0)
+        for (uint32_t p = 1; p < s->world; p++)
+            store_release_sys(args.done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), epoch);
+}
+
+template <class E>
+__global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
+{
+    struct cta_memory m = cta_memory_map(dynamic_shared());
+    if (threadIdx.x == 0)
+        cta_memory_init<E>(&m);
+    if (threadIdx.x == 32) {
+        tensor_map_prefetch(&args.a);
+        tensor_map_prefetch(&args.b);
+        tensor_map_prefetch(&args.c[0]);
+    }
+    cluster_arrive();
+    cluster_wait(); /* the other CTA's barriers exist before anything is multicast to it */
+
+    if (threadIdx.x < 128) {
+        registers_give<PRODUCER_REGISTERS>();
+        produce<E>(args, m, cta_place_here<E>(&args.sync));
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        multiply_tiles<E>(args, m, cta_place_here<E>(&args.sync));
+    }
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
+    if (E::epochs && threadIdx.x == 0) {
+        uint32_t epoch = launch_epoch(&args.sync);
+        if (leave_epoch(&args.sync, epoch, gridDim.x)) {
+            give_copy_credit(args, epoch);
+            if (E::far)
+                network_quiet(&args.sync, &args.far.device);
+        }
+    }
+}
+
+#endif

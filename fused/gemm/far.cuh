@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Puts and signals to the counterparts on other nodes, and what is spread inside this node when theirs have come. */
+#ifndef PERSEUS_FUSED_FAR_CUH
+#define PERSEUS_FUSED_FAR_CUH
+
+#include "fused/core/cta.cuh"
+#include "fused/core/network.cuh"
+
+template <class Args>
+PRS_DEVICE void put_far(const Args &args, uint32_t peer, uint32_t window, uint64_t from, uint64_t to, uint64_t bytes,
+                        uint32_t group)
+{
+    struct prs_device_put put = {from, to, bytes, peer, window, window, group % PRS_CMD_GROUPS};
+    network_put(&args.sync, &args.far.device, put);
+}
+
+template <class Args>
+PRS_DEVICE void signal_far(const Args &args, uint32_t peer, uint32_t word, uint32_t epoch, uint32_t group)
+{
+    struct prs_device_signal signal = {word * 8ull, epoch, peer, args.far.signal_window, group % PRS_CMD_GROUPS, 0, 0};
+    network_signal(&args.sync, &args.far.device, signal);
+}
+
+/* The low half of a signal word: epochs have 32 bits. */
+template <class Args> PRS_DEVICE const uint32_t *far_flag(const Args &args, uint32_t word)
+{
+    return (const uint32_t *)(args.far.signals + word);
+}
+
+/* One more of `whole` has come in this launch: true for the last. A counter gains exactly `whole` in each. */
+PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint32_t counter, uint32_t whole)
+{
+    return add_acq_rel_gpu(args.far.counters + counter, 1) + 1 == epoch * whole;
+}
+
+/* What follows is out of line and takes plain numbers: it is rare, and costs the roles no registers. */
+
+/* A half of this node's sums for a tile of a counterpart's block has landed in the slot it is put from. The second half
+ * of the last tile of a group puts the group, and signals. */
+static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &args, uint32_t epoch, uint32_t block,
+                                               uint32_t tile)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t node = block / s->locals, to = prs_schedule_after(node, s->node, s->nodes), place;
+    uint64_t bank = (epoch & 1) * args.staging_bank_bytes;
+    struct prs_piece_group g;
+    if (!is_last(args, epoch, prs_schedule_tile_counter(s, to, tile), 2))
+        return;
+    g = prs_schedule_group(s, tile / s->columns, tile % s->columns);
+    if (!is_last(args, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
+        return;
+    place = prs_schedule_group_place(s, &g);
+    put_far(args, block, args.far.staging_window, bank + prs_layout_place(s, prs_schedule_relay_slot(s, node), place),
+            bank + prs_layout_place(s, prs_schedule_arrive_slot(s, s->node, node), place),
+            (uint64_t)g.pieces * PRS_PARTIAL_TILE, g.index);
+    signal_far(args, block, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
+               g.index);
+}
+
+/* All-reduce: half a tile of the own block is in C. Whoever completes a row tile puts its rows, which lie together,
+ * into the counterparts' C. */
+static __device__ __noinline__ void put_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t rows = prs_schedule_tile_rows(s, row_tile);
+    uint32_t group = prs_schedule_groups(s) + row_tile;
+    uint64_t pitch = args.n * 2ull;
+    uint64_t where = args.far.result_offset + ((uint64_t)s->rank * s->block_rows + row_tile * PRS_TILE_M) * pitch;
+    if (!is_last(args, epoch, prs_schedule_row_counter(s, row_tile), 2 * s->columns) || rows == 0)
+        return;
+    for (uint32_t i = 1; i < s->nodes; i++) {
+        uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
+        put_far(args, peer, args.far.result_window, where, where, rows * pitch, group);
+        signal_far(args, peer, prs_schedule_row_word(s, prs_schedule_after(s->node, node, s->nodes), row_tile), epoch,
+                   group);
+    }
+}
+
+/* All-gather: where piece `at` of a band begins in a slot. */
+PRS_DEVICE uint64_t strip_place(const struct prs_schedule *s, uint32_t slot, uint32_t band, uint32_t at)
+{
+    uint32_t strips = prs_schedule_strips(s);
+    return prs_layout_gathered(s, slot, band * s->band * 2 + at / strips, at % strips * PRS_STRIP_STEPS);
+}
+
+/* All-gather: a chunk of the own block has landed in the slot it is put from. The last chunk of the last strip of a
+ * group puts the group, and signals. */
+static __device__ __noinline__ void relay_chunk(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile,
+                                                uint32_t strip)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t slot = prs_schedule_slot(s, s->rank, s->rank);
+    uint32_t landed = add_acq_rel_gpu(args.flags[0] + prs_schedule_arrival(s, slot, row_tile, strip), 1) + 1;
+    uint64_t bank = (epoch & 1) * args.staging_bank_bytes, from, bytes;
+    struct prs_piece_group g;
+    if (landed != epoch * prs_schedule_arrivals(s, row_tile, strip))
+        return;
+    g = prs_schedule_group(s, row_tile, strip);
+    if (!is_last(args, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
+        return;
+    from = strip_place(s, slot, g.band, g.first);
+    bytes = strip_place(s, slot, g.band, g.first + g.pieces) - from;
+    for (uint32_t i = 1; i < s->nodes; i++) {
+        uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
+        put_far(args, peer, args.far.staging_window, bank + from,
+                bank + strip_place(s, prs_schedule_slot(s, s->rank, peer), g.band, g.first), bytes, g.index);
+        signal_far(args, peer, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
+                   g.index);
+    }
+}
+
+/* A warp copies 16-byte vectors; four are on their way at a time. */
+PRS_DEVICE void copy_row(uint4 *to, const uint4 *from, uint32_t vectors, uint32_t lane)
+{
+    uint32_t i = lane;
+    for (; i + 96 < vectors; i += 128) {
+        uint4 a = from[i], b = from[i + 32], c = from[i + 64], d = from[i + 96];
+        to[i] = a, to[i + 32] = b, to[i + 64] = c, to[i + 96] = d;
+    }
+    for (; i < vectors; i += 32)
+        to[i] = from[i];
+}
+
+/* All-reduce, a whole warp of every CTA: rows of the counterparts' blocks, once they have come, to the other ranks of
+ * this node. */
+static __device__ __noinline__ void forward_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t cta,
+                                                 uint32_t ctas)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t lane = threadIdx.x % 32, vectors = args.n / 8;
+    for (uint32_t i = cta; i < (s->nodes - 1) * s->block_rows; i += ctas) {
+        uint32_t row, block = prs_schedule_forward_row(s, i, &row),
+                      from = prs_schedule_after(block / s->locals, s->node, s->nodes);
+        uint32_t word = prs_schedule_row_word(s, from, row / PRS_TILE_M);
+        uint64_t where = ((uint64_t)block * s->block_rows + row) * args.n * 2;
+        if (lane == 0)
+            wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word);
+        __syncwarp();
+        for (uint32_t p = 1; p < s->locals; p++)
+            copy_row((uint4 *)(args.far.result[p] + where), (const uint4 *)(args.far.result[0] + where), vectors, lane);
+        __syncwarp();
+        if (lane == 0) {
+            fence_release_sys(); /* R5: the warp's stores, one fence for all ranks. Pairs with A1 in await_broadcast().
+                                  */
+            for (uint32_t p = 1; p < s->locals; p++)
+                add_relaxed_sys(args.done[p] + prs_schedule_after(s->local, (s->local + p) % s->locals, s->locals), 1);
+        }
+    }
+}
+
+#endif

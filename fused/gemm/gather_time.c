@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/gemm/gather_time.h"
+
+#include <math.h>
+
+/* Fitted to the times of whole launches of 2 and 4 x H200, ranks as threads (doc/results/allgather-pieces-2xH200.json,
+ * allgather-choice-2xH200.json, allgather-turns-4xH200.json: test_gather_time.c has rows of each), and near what
+ * programs found that had nothing else to do (doc/fused-notes.md): a copy engine 353 to 358 GB/s in large pieces, 4.3
+ * to 5 us for a piece and its flag beside the bytes, a call of the host 2.5 to 3.2 us. Ranks that are processes take 5
+ * to 10 us longer here, pushed rows too: the bench's streams are idle then, and the launch is waited for. */
+static const double KERNEL_BEGINS_US = 11; /* behind the one that waits for credit */
+static const double CALLS_BEGIN_US = 5;    /* the kernel is launched before the first copy is enqueued */
+static const double CALL_US = 2.5;         /* two for each piece: rows, flag */
+static const double PIECE_US = 4.4;
+static const double COPY_BYTES_PER_US = 357e3;
+static const double END_US = 5;
+static const double COOL_US = 400; /* the longer a product takes beyond this, the lower the clock that power allows */
+static const double HEAT = 0.05;   /* 0.68 at 700 us, 0.71 at 2900, 0.74 at 6000 */
+/* Rows and columns of units that are worked on at a time are read from memory once each, a row by the unit of it: for
+ * each beyond the least. Bands of 48 pairs, 11 columns: 3 % slower in all, which is 6 % for the others' block. */
+static const double READ = 0.002;
+
+/* Pushed. A chunk of 8 KB goes to one rank in 4.7 us at best (2 GPUs: 62 of each CTA in 330, 94 in 480 us); to three,
+ * the links are the limit. */
+static const double STORE_BYTES_PER_US = 357e3;
+static const double CHUNK_US = 4.7;
+static const double PUSH_ENDS_US = 17; /* before the first chunk, and behind the last */
+static const double PUSH_WAVE = 0.4;   /* of a unit's time is left when the last chunk has come */
+static const double PUSH_STALL = 0.4;  /* of the links' time, times the share of it in the product's: loads held up */
+
+static const double NEARLY = 1.01; /* as fast as that: the same */
+
+enum {
+    MOST_PLAYED = 8192, /* units times segments: 0.1 ms */
+    MOST_PIECES = 16,   /* of a block: a 16th of it is soon there, and as soon done */
+    MOST_SEGMENTS = 4
+};
+
+/* Units that the busiest cluster computes one after the other. */
+static double waves(const struct prs_schedule *s, uint32_t clusters)
+{
+    return ceil((double)s->units / clusters);
+}
+
+static double step_us(const struct prs_schedule *s, uint32_t clusters)
+{
+    double cool = waves(s, clusters) * s->k_steps * PRS_STEP_US / COOL_US;
+    return PRS_STEP_US * (cool > 1 ? pow(cool, HEAT) : 1);
+}
+
+/* A step's time in units of bands, over that in a square of units, which reads least. */
+static double reading(const struct prs_schedule *s, uint32_t clusters)
+{
+    double tall = fmin(clusters, fmax(s->band, (double)clusters / s->columns));
+    return 1 + READ * (tall + clusters / tall - 2 * sqrt(clusters));
+}
+
+/* When a piece of a band of another rank's block has come. All ranks do the same at the same time, so it is that piece
+ * of the own block which goes as far. A stream's copies are made in order, each when the engine is free and the host
+ * has enqueued it; all but the last of a block are equal, so the slower of the two sets the pace from the first on. */
+static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u, uint32_t segment)
+{
+    uint32_t band = u->pair / s->band, turn = prs_schedule_after(s->rank, u->block, s->world);
+    uint32_t first = band * s->band * PRS_PAIR_M, rows = s->band * PRS_PAIR_M;
+    uint32_t step = segment * prs_schedule_segment_steps(s), steps = prs_schedule_segment_steps(s);
+    double piece = ((double)turn * s->bands + band) * s->segments + segment + 1, before, own;
+    if (rows > s->block_rows - first)
+        rows = s->block_rows - first;
+    if (steps > s->k_steps - step)
+        steps = s->k_steps - step;
+    before = ((double)turn * s->block_rows + first) * s->k_steps + (double)rows * step;
+    own = (double)rows * steps;
+    before *= PRS_TILE_K * 2 / COPY_BYTES_PER_US;
+    own = own * PRS_TILE_K * 2 / COPY_BYTES_PER_US + PIECE_US;
+    return CALLS_BEGIN_US + own + fmax(2 * CALL_US * piece, 2 * CALL_US + before + PIECE_US * (piece - 1));
+}
+
+/* Pieces of a band that are not empty. */
+static uint32_t pieces_of(const struct prs_schedule *s)
+{
+    return prs_ceil_div(s->k_steps, prs_schedule_segment_steps(s));
+}
+
+/* A unit of another rank's block that a cluster takes at `now`. */
+static double play_unit(const struct prs_schedule *s, const struct prs_unit *u, double now, double step)
+{
+    uint32_t steps = prs_schedule_segment_steps(s), pieces = pieces_of(s);
+    for (uint32_t i = 0; i < pieces; i++)
+        now = fmax(now, piece_comes(s, u, i)) + step * (i + 1 < pieces ? steps : s->k_steps - i * steps);
+    return now;
+}
+
+/* As load_tiles() takes them. */
+static double play_cluster(const struct prs_schedule *s, uint32_t cluster, uint32_t clusters, double near, double far)
+{
+    double now = KERNEL_BEGINS_US;
+    struct prs_cursor cursor = {0, 0};
+    for (uint32_t at = cluster; at < s->units; at += clusters) {
+        struct prs_unit u;
+        prs_schedule_unit(s, &cursor, at, &u);
+        now = u.block == s->rank ? now + s->k_steps * near : play_unit(s, &u, now, far);
+    }
+    return now;
+}
+
+double prs_gather_product_us(const struct prs_schedule *s, uint32_t clusters)
+{
+    return KERNEL_BEGINS_US + waves(s, clusters) * s->k_steps * step_us(s, clusters) + END_US;
+}
+
+double prs_gather_copied_us(const struct prs_schedule *s, uint32_t clusters)
+{
+    double near = step_us(s, clusters), far = near * reading(s, clusters), end = 0;
+    if ((uint64_t)s->units * s->segments > MOST_PLAYED) {
+        struct prs_unit last = {(s->rank + 1) % s->world, s->pairs - 1, 0};
+        double begins = KERNEL_BEGINS_US + (waves(s, clusters) - 1) * s->k_steps * far;
+        return fmax(begins, piece_comes(s, &last, pieces_of(s) - 1)) + s->k_steps * far + END_US;
+    }
+    for (uint32_t cluster = 0; cluster < clusters && cluster < s->units; cluster++)
+        end = fmax(end, play_cluster(s, cluster, clusters, near, far));
+    return end + END_US;
+}
+
+double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, uint32_t ctas, double spread_us)
+{
+    double others = s->world - 1, unit = s->k_steps * step_us(s, clusters);
+    double bytes = others * s->block_rows * s->k_steps * PRS_TILE_K * 2, product = waves(s, clusters) * unit;
+    double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_TILE_K * 2 * ctas / STORE_BYTES_PER_US);
+    double pushing = fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk);
+    double links = bytes / STORE_BYTES_PER_US;
+    return fmax(pushing + PUSH_ENDS_US + PUSH_WAVE * unit,
+                prs_gather_product_us(s, clusters) + PUSH_STALL * links * links / product);
+}
+
+/* The band whose block has so many; 0: none. */
+static uint32_t band_of(const struct prs_schedule *s, uint32_t bands)
+{
+    uint32_t band = prs_ceil_div(s->pairs, bands);
+    return prs_ceil_div(s->pairs, band) == bands ? band : 0;
+}
+
+static double play_pieces(struct prs_schedule *s, uint32_t clusters, uint32_t band, uint32_t segments)
+{
+    s->band = band > s->pairs ? s->pairs : band;
+    s->bands = prs_ceil_div(s->pairs, s->band);
+    s->segments = segments;
+    return prs_gather_copied_us(s, clusters);
+}
+
+double prs_gather_best_pieces(const struct prs_schedule *shape, uint32_t clusters, uint32_t *band, uint32_t *segments)
+{
+    struct prs_schedule s = *shape;
+    double enough = NEARLY * prs_gather_product_us(&s, clusters), best = INFINITY;
+    uint32_t given_band = *band, given_segments = *segments;
+    if (given_band != 0 && given_segments != 0)
+        return play_pieces(&s, clusters, given_band, given_segments);
+    /* What is given is not divided any further: all pieces are then of the other kind. */
+    for (uint32_t count = 1; count <= MOST_PIECES && best > enough; count++)
+        for (uint32_t i = 1; i <= MOST_SEGMENTS && i <= s.k_steps && i <= count; i++) {
+            uint32_t try_band = count % i == 0 ? band_of(&s, count / i) : 0;
+            double us;
+            if (given_band != 0)
+                try_band = i == count ? given_band : 0;
+            if (try_band == 0 || (given_segments != 0 && i > 1))
+                continue;
+            us = play_pieces(&s, clusters, try_band, given_segments != 0 ? given_segments : i);
+            if (NEARLY * us >= best)
+                continue;
+            best = us;
+            *band = try_band, *segments = s.segments;
+        }
+    return best;
+}

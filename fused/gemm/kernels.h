@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Launching the fused kernels; what runs in them is engine.cuh. */
+#ifndef PERSEUS_FUSED_KERNELS_H
+#define PERSEUS_FUSED_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+
+#include "fused/gemm/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Readies one kernel on the current device; far: for several nodes; *clusters: how many clusters of two CTAs can run at
+ * once. 0 or -ENOTSUP. */
+int prs_kernels_prepare(uint32_t kind, int b_n_major, bool far, uint32_t *clusters);
+
+/* Enqueues one launch of args->schedule.kind. All CTAs must be able to run at once: clusters comes from
+ * prs_kernels_prepare. 0 or -EIO. */
+int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters, cudaStream_t stream);
+
+/* All-gather by copy engine: enqueues what must come before the copies. 0 or -EIO. */
+int prs_kernels_begin_copies(const struct prs_kernel_args *args, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Warp 0: fills the stage ring, and waits there for what other ranks send. */
+#ifndef PERSEUS_FUSED_LOAD_CUH
+#define PERSEUS_FUSED_LOAD_CUH
+
+#include "fused/gemm/far.cuh"
+
+/* All-gather: how many strips from `strip` on have arrived, at least 1. All lanes look at once, so that a row that is
+ * complete costs one look per 32 strips. Returns a large number when waiting was given up. */
+PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struct cta_place &at, uint32_t slot,
+                                 uint32_t row_tile, uint32_t strip)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t lane = threadIdx.x % 32, mine = strip + lane, strips = prs_schedule_strips(s);
+    uint32_t index = prs_schedule_arrival(s, slot, row_tile, mine);
+    uint32_t want = mine < strips ? at.epoch * prs_schedule_arrivals(s, row_tile, mine) : 0;
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t seen = mine < strips ? load_acquire_sys(args.flags[0] + index) : 0;
+        uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
+        if (missing == 0)
+            return 32;
+        if ((missing & 1) == 0)
+            return __ffs(missing) - 1;
+        bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_CHUNK, (s->rank + 1 + slot) % s->world, index, want, seen);
+        if (!__shfl_sync(~0u, go, 0))
+            return ~0u / PRS_STRIP_STEPS;
+    }
+}
+
+/* Where a tile's rows of A come from. */
+struct a_source {
+    const CUtensorMap *map;
+    const uint8_t *tiles; /* as pushed by another rank, swizzled 16 KB tiles along K; NULL: by the map */
+    int32_t row;          /* in the map */
+};
+
+template <class E>
+PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at,
+                           uint32_t stage, const struct a_source &a, int32_t column, uint32_t step)
+{
+    uint64_t *bar = &m.full[stage];
+    uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (PRS_STAGE_B / 2);
+    int32_t k = (int32_t)step * PRS_TILE_K, n = column * PRS_TILE_N + (int32_t)at.rank * (PRS_TILE_N / 2);
+    mbarrier_expect(bar, PRS_STAGE);
+    if (E::gathers && a.tiles != NULL)
+        bulk_load(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a.tiles + (uint64_t)step * PRS_STAGE_A, PRS_STAGE_A, bar);
+    else
+        tma_load_2d(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a.map, bar, k, a.row);
+    if (E::b_n_major) {
+        tma_load_2d_multicast(b, &args.b, bar, n, k, 3);
+        tma_load_2d_multicast(b + PRS_STAGE_B / 4, &args.b, bar, n + PRS_TILE_N / 4, k, 3);
+    } else {
+        tma_load_2d_multicast(b, &args.b, bar, k, n, 3);
+    }
+}
+
+/* Where sums that are added to a tile of `block` lie. */
+template <class E> PRS_DEVICE uint32_t source_slot(const struct prs_schedule *s, uint32_t block, uint32_t i)
+{
+    return E::far ? prs_schedule_source(s, block, i).slot : i;
+}
+
+template <class E>
+PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
+                               uint32_t count)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t tile = prs_schedule_tile(s, &u, at.rank);
+    for (uint32_t i = threadIdx.x % 32; i < 2 * count; i += 32) {
+        struct prs_source from = prs_schedule_source(s, u.block, i / 2);
+        uint32_t index = prs_schedule_partial_flag(s, from.slot, tile, i & 1);
+        const uint32_t *flag = args.flags[0] + index;
+        if (E::far && from.far) { /* both halves come as one */
+            uint32_t group = prs_schedule_group(s, u.pair * 2 + at.rank, u.column).index;
+            index = prs_schedule_group_word(s, i / 2 - (s->locals - 1), group);
+            flag = far_flag(args, index);
+        }
+        wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL, from.rank, index);
+    }
+    __syncwarp();
+    fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
+}
+
+/* After the K steps of a tile that is added up here: the other ranks' partial sums, as further stages of the ring. */
+template <class E>
+PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
+                              const struct cta_place &at, struct ring *r, const struct prs_unit &u)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t lane = threadIdx.x % 32, slots = prs_schedule_sources(s, u.block),
+             tile = prs_schedule_tile(s, &u, at.rank);
+    const uint8_t *bank = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;
+    await_partials<E>(args, at, u, slots);
+    for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
+        uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
+        for (uint32_t quarter = 0; quarter < 4; quarter++, ring_next(r)) {
+            mbarrier_wait(&m.empty[r->stage], r->phase ^ 1);
+            __syncwarp(); /* as in load_tiles() */
+            if (lane == 0) {
+                mbarrier_expect(&m.full[r->stage], count * PRS_PARTIAL_QUARTER);
+                for (uint32_t i = 0; i < count; i++) {
+                    /* Sums 1 and 2 fill the B part of the stage, sum 0 the A part. */
+                    uint8_t *dst = i == 0
+                                       ? m.base + PRS_SMEM_A + r->stage * PRS_STAGE_A
+                                       : m.base + PRS_SMEM_B + r->stage * PRS_STAGE_B + (i - 1) * PRS_PARTIAL_QUARTER;
+                    bulk_load(dst, bank + prs_layout_partial(s, source_slot<E>(s, u.block, first + i), tile, quarter),
+                              PRS_PARTIAL_QUARTER, &m.full[r->stage]);
+                }
+            }
+        }
+    }
+}
+
+/* All-gather: step `step` of another rank's row tile may be loaded. *ready: steps from this one on that are known to be
+ * there; most steps cost no more than that. */
+PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
+                           uint32_t step, uint32_t *ready)
+{
+    const struct prs_schedule *s = &args.schedule;
+    if (*ready == 0) {
+        uint32_t slot = prs_schedule_slot(s, u.block, s->rank);
+        if (s->segments != 0) {
+            uint32_t steps = prs_schedule_segment_steps(s);
+            uint32_t index = prs_schedule_segment_flag(s, slot, u.pair / s->band, step / steps);
+            wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, u.block, index);
+            *ready = steps;
+        } else {
+            *ready = PRS_STRIP_STEPS * await_strips(args, at, slot, u.pair * 2 + at.rank, step / PRS_STRIP_STEPS);
+        }
+        fence_async_global(); /* arrivals were read by ordinary loads, A is read by the copy engine */
+    }
+    --*ready;
+}
+
+template <class E>
+PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const struct cta_place &at,
+                                     const struct prs_unit &u)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t row = u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M, slot = prs_schedule_slot(s, u.block, s->rank);
+    struct a_source a = {&args.a, NULL, (int32_t)row};
+    if (E::reduces)
+        a.row += (int32_t)(u.block * s->block_rows);
+    if (E::gathers && u.block != s->rank) {
+        a.map = &args.gathered;
+        a.row += (int32_t)(slot * s->pairs * PRS_PAIR_M);
+        if (s->segments == 0)
+            a.tiles = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
+                      prs_layout_gathered(s, slot, u.pair * 2 + at.rank, 0);
+    }
+    return a;
+}
+
+template <class E>
+PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t lane = threadIdx.x % 32;
+    struct ring r = {0, 0};
+    struct prs_cursor cursor = {0, 0};
+    for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
+        struct prs_unit u;
+        struct a_source a;
+        uint32_t ready = 0;
+        prs_schedule_unit(s, &cursor, unit, &u);
+        a = find_rows<E>(args, at, u);
+        for (uint32_t step = 0; step < s->k_steps; step++, ring_next(&r)) {
+            if (E::gathers && u.block != s->rank)
+                await_step(args, at, u, step, &ready);
+            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
+            __syncwarp(); /* a lane that looks only when the stage is empty again would take that phase for an older one
+                           */
+            if (lane == 0)
+                load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
+        }
+        if (E::reduces && prs_schedule_part(s, u.block) != PRS_PART_SEND)
+            load_partials<E>(args, m, at, &r, u);
+    }
+}
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Warp 3: pushes the own block of A to the other ranks (all-gather), or waits for their results (all-reduce). */
+#ifndef PERSEUS_FUSED_PUSH_CUH
+#define PERSEUS_FUSED_PUSH_CUH
+
+#include "fused/gemm/far.cuh"
+
+/* A chunk of the own block, or of a counterpart's, which is forwarded. */
+struct pushed_chunk {
+    struct prs_chunk c;
+    uint32_t block;
+};
+
+/* The chunk at a position: the own block's, then the counterparts'. */
+template <class E> PRS_DEVICE struct pushed_chunk find_chunk(const struct prs_schedule *s, uint32_t at)
+{
+    struct pushed_chunk k = {{0, 0}, s->rank};
+    uint32_t own = prs_schedule_chunks(s);
+    if (!E::far || at < own)
+        prs_schedule_chunk(s, at, &k.c);
+    else
+        k.block = prs_schedule_forward(s, at - own, &k.c);
+    return k;
+}
+
+/* Two chunks are under way at any time; a chunk is signalled once it has landed everywhere, two chunks later. */
+struct pusher {
+    uint32_t landed, before; /* positions of the older and the newer of those that are not signalled yet */
+    uint32_t pending, count; /* how many those are; chunks so far, over all of the launch */
+    int64_t next;            /* when the next store may be issued, SM clock */
+};
+
+/* Within its slot. */
+PRS_DEVICE uint64_t chunk_place(const struct prs_schedule *s, uint32_t slot, const struct prs_chunk &c)
+{
+    return prs_layout_gathered(s, slot, c.row / PRS_TILE_M, c.step) +
+           c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES;
+}
+
+/* To all other ranks of the node at once, or, paced, to one after the other at even distance, which leaves the SM's own
+ * loads room between the stores. */
+template <class E>
+PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_place &at, const uint8_t *buffer,
+                           const struct pushed_chunk &k, int64_t *next)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint64_t bank = (at.epoch & 1) * args.staging_bank_bytes;
+    for (uint32_t p = 1; p < s->locals; p++) {
+        uint32_t owner = s->node * s->locals + (s->local + p) % s->locals;
+        if (args.paced || p == 1) {
+            sleep_until(*next);
+            *next = clock64() + args.push_gap;
+        }
+        bulk_store(args.staging[p] + bank + chunk_place(s, prs_schedule_slot(s, k.block, owner), k.c), buffer,
+                   PRS_PUSH_BYTES);
+    }
+    if (E::far && k.block == s->rank) /* from where it is put to other nodes */
+        bulk_store(args.staging[0] + bank + chunk_place(s, prs_schedule_slot(s, s->rank, s->rank), k.c), buffer,
+                   PRS_PUSH_BYTES);
+    bulk_commit();
+}
+
+template <class E>
+PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct cta_place &at, uint32_t position)
+{
+    const struct prs_schedule *s = &args.schedule;
+    struct pushed_chunk k = find_chunk<E>(s, position);
+    uint32_t row_tile = k.c.row / PRS_TILE_M, strip = k.c.step / PRS_STRIP_STEPS;
+    fence_release_sys(); /* R3: one fence for all ranks. Pairs with the acquire in await_strips(). */
+    for (uint32_t p = 1; p < s->locals; p++) {
+        uint32_t owner = s->node * s->locals + (s->local + p) % s->locals;
+        add_relaxed_sys(args.flags[p] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, owner), row_tile, strip),
+                        1);
+    }
+    if (E::far && k.block == s->rank)
+        relay_chunk(args, at.epoch, row_tile, strip);
+    else if (E::far) /* here it came by the network, and the loader counts chunks as of any other rank */
+        add_relaxed_sys(
+            args.flags[0] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, s->rank), row_tile, strip), 1);
+}
+
+/* Signals everything that is under way. */
+template <class E>
+PRS_DEVICE void push_drain(const struct prs_kernel_args &args, const struct cta_place &at, struct pusher *p)
+{
+    bulk_wait_done<0>();
+    if (p->pending > 1)
+        signal_chunk<E>(args, at, p->landed);
+    if (p->pending > 0)
+        signal_chunk<E>(args, at, p->before);
+    p->pending = 0;
+}
+
+template <class E>
+PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at,
+                          struct pusher *p, uint32_t position)
+{
+    const struct prs_schedule *s = &args.schedule;
+    struct pushed_chunk k = find_chunk<E>(s, position);
+    uint32_t slot = p->count % PRS_PUSH_SLOTS, phase = p->count / PRS_PUSH_SLOTS & 1;
+    uint8_t *buffer = m.base + PRS_SMEM_PUSH + slot * PRS_PUSH_BYTES;
+    p->count++;
+    bulk_wait_read<PRS_PUSH_SLOTS - 1>();
+    mbarrier_expect(&m.pushed[slot], PRS_PUSH_BYTES);
+    if (!E::far || k.block == s->rank)
+        tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(k.c.step * PRS_TILE_K), (int32_t)k.c.row);
+    else
+        bulk_load(buffer,
+                  args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
+                      chunk_place(s, prs_schedule_slot(s, k.block, s->rank), k.c),
+                  PRS_PUSH_BYTES, &m.pushed[slot]);
+    if (p->pending == 2) { /* a fence and a fetch take about 2 us each: at the same time */
+        bulk_wait_done<PRS_PUSH_SLOTS - 1>();
+        signal_chunk<E>(args, at, p->landed);
+    }
+    mbarrier_wait(&m.pushed[slot], phase);
+    push_chunk<E>(args, at, buffer, k, &p->next);
+    p->landed = p->before;
+    p->before = position;
+    p->pending = p->pending < 2 ? p->pending + 1 : 2;
+}
+
+/* A counterpart's chunk is awaited before it is forwarded. First everything under way is signalled: somebody may wait
+ * for that before he puts what is awaited here. */
+template <class E>
+PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta_place &at, struct pusher *p,
+                            uint32_t position)
+{
+    const struct prs_schedule *s = &args.schedule;
+    struct pushed_chunk k = find_chunk<E>(s, position);
+    uint32_t from = prs_schedule_after(k.block / s->locals, s->node, s->nodes);
+    uint32_t word =
+        prs_schedule_group_word(s, from, prs_schedule_group(s, k.c.row / PRS_TILE_M, k.c.step / PRS_STRIP_STEPS).index);
+    if (!prs_flag_reached(load_acquire_sys(far_flag(args, word)), at.epoch)) {
+        push_drain<E>(args, at, p);
+        wait_flag(&args.sync, far_flag(args, word), at.epoch, PRS_AWAIT_CHUNK, k.block, word);
+    }
+    fence_async_global(); /* the signal was read by an ordinary load, the chunk is read by the copy engine */
+}
+
+/* The own block, then what the counterparts put here, to the other ranks of this node. */
+template <class E>
+PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t first = at.cluster * 2 + at.rank, own = prs_schedule_chunks(s);
+    struct pusher p = {};
+    if (first >= args.push_ctas)
+        return;
+    for (uint32_t i = first; i < (E::far ? s->nodes : 1) * own; i += args.push_ctas) {
+        if (E::far && i >= own)
+            await_chunk<E>(args, at, &p, i);
+        if (E::far && i >= own && s->locals == 1)
+            signal_chunk<E>(args, at, i);
+        else
+            push_next<E>(args, m, at, &p, i);
+    }
+    push_drain<E>(args, at, &p);
+}
+
+/* All-reduce: the launch must not end before the other ranks' results have landed here. */
+PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct cta_place &at)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t slot = threadIdx.x % 32, want = at.epoch * prs_schedule_broadcasts(s);
+    if (slot + 1 < s->locals)
+        wait_flag(&args.sync, args.done[0] + slot, want, PRS_AWAIT_BROADCAST,
+                  s->node * s->locals + (s->local + 1 + slot) % s->locals, slot);
+}
+
+#endif

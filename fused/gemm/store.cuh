@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Warps 1 and 2: one per consumer warpgroup; send finished slabs where they belong, and raise flags once a tile has
+ * landed. */
+#ifndef PERSEUS_FUSED_STORE_CUH
+#define PERSEUS_FUSED_STORE_CUH
+
+#include "fused/gemm/far.cuh"
+
+/* Which rank of this node, counted from this one, adds up the sums of a block. */
+PRS_DEVICE uint32_t neighbour(const struct prs_schedule *s, uint32_t block)
+{
+    return (block % s->locals + s->locals - s->local) % s->locals;
+}
+
+/* Where it keeps those of this rank. */
+template <class E> PRS_DEVICE uint32_t partial_slot(const struct prs_schedule *s, uint32_t block)
+{
+    if (E::far && prs_schedule_part(s, block) == PRS_PART_RELAY)
+        return prs_schedule_relay_slot(s, block / s->locals);
+    return E::far ? prs_schedule_send_slot(s, s->rank, block) : prs_schedule_slot(s, s->rank, block);
+}
+
+template <class E>
+PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
+                           const uint8_t *slab, uint32_t half, uint32_t quarter)
+{
+    const struct prs_schedule *s = &args.schedule;
+    if (E::reduces && u.block != s->rank) {
+        uint32_t peer = neighbour(s, u.block), slot = partial_slot<E>(s, u.block);
+        uint8_t *bank = args.staging[peer] + (at.epoch & 1) * args.staging_bank_bytes;
+        uint64_t where = prs_layout_partial(s, slot, prs_schedule_tile(s, &u, at.rank), quarter);
+        bulk_store(bank + where + half * PRS_SLAB, slab, PRS_SLAB);
+        return;
+    }
+    int32_t x = (int32_t)(u.column * PRS_TILE_N + quarter * 64);
+    int32_t y = (int32_t)(u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M + half * 64);
+    int32_t z = E::kind == PRS_KIND_REDUCE_SCATTER ? 0 : (int32_t)u.block;
+    if (x >= (int32_t)args.n || y >= (int32_t)s->block_rows)
+        return;
+    for (uint32_t p = 0; p < (E::broadcasts ? s->locals : 1); p++)
+        tma_store_3d(&args.c[p], slab, x, y, z);
+}
+
+/* The tile has landed: tell whoever waits for it. */
+template <class E>
+PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
+                            uint32_t half)
+{
+    const struct prs_schedule *s = &args.schedule;
+    if (E::far && prs_schedule_part(s, u.block) == PRS_PART_RELAY) {
+        relay_tile(args, at.epoch, u.block, prs_schedule_tile(s, &u, at.rank));
+    } else if (u.block != s->rank) {
+        uint32_t tile = prs_schedule_tile(s, &u, at.rank);
+        store_release_sys(args.flags[neighbour(s, u.block)] +
+                              prs_schedule_partial_flag(s, partial_slot<E>(s, u.block), tile, half),
+                          at.epoch);
+    } else if (E::broadcasts) {
+        fence_release_sys(); /* R2: one fence for all ranks. Pairs with A1 in await_broadcast(). */
+        for (uint32_t p = 1; p < s->locals; p++)
+            add_relaxed_sys(args.done[p] + prs_schedule_after(s->local, (s->local + p) % s->locals, s->locals), 1);
+        if (E::far)
+            put_rows(args, at.epoch, u.pair * 2 + at.rank);
+    }
+}
+
+template <class E>
+PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at,
+                            uint32_t half)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t stored = 0;
+    int64_t next = 0;
+    struct prs_cursor cursor = {0, 0};
+    for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
+        struct prs_unit u;
+        prs_schedule_unit(s, &cursor, unit, &u);
+        for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++, stored++) {
+            uint32_t slab = half * E::slabs + stored % E::slabs, phase = stored / E::slabs & 1;
+            mbarrier_wait(&m.c_full[slab], phase);
+            if (E::reduces && u.block != s->rank) {
+                sleep_until(next);
+                next = clock64() + args.store_gap;
+            }
+            store_slab<E>(args, at, u, m.base + PRS_SMEM_C + slab * PRS_SLAB, half, quarter);
+            bulk_commit();
+            if (args.paced)
+                bulk_wait_done<0>();
+            else
+                bulk_wait_read<E::slabs - 1>();
+            /* The slab that was read by now: this one, or the one before it. */
+            if (E::slabs == 1)
+                mbarrier_arrive(&m.c_empty[slab]);
+            else if (quarter != 0)
+                mbarrier_arrive(&m.c_empty[half * E::slabs + (stored - 1) % E::slabs]);
+        }
+        bulk_wait_read<0>();
+        if (E::slabs == 2)
+            mbarrier_arrive(&m.c_empty[half * E::slabs + (stored - 1) % E::slabs]);
+        if (E::reduces) {
+            bulk_wait_done<0>();
+            signal_tile<E>(args, at, u, half);
+        }
+    }
+    bulk_wait_done<0>();
+}
+
+#endif

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/gemm/tuning.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fused/gemm/gather_time.h"
+#include "fused/core/network.h"
+#include "transport/util/error.h"
+
+/* Measured on 4 x H200, doc/fused-notes.md. */
+static const double FLOPS_PER_US_PER_SM = 750e6 / 132; /* bf16, large shapes */
+static const double STORE_BYTES_PER_US = 357e3;        /* what SMs can store over NVLink, one direction */
+static const double CLOCKS_PER_US = 1600;              /* under full load; idle it is 1980 */
+static const double FAR_BYTES_PER_US = 45e3;           /* a 400 Gb/s port, less headers; not measured */
+static const double PUSH_GAINS = 1.01;                 /* CTAs push only where that gains as much */
+static const double START_US = 8;                      /* launch, first stages, last tile's store */
+
+enum {
+    MOST_SPREAD = 1000, /* percent */
+    MOST_GROUP = 1 << 16
+};
+
+/* What one rank sends to the other ranks of its node, in bytes. Reduced inside a node first, a matrix is sent
+ * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
+static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
+{
+    double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
+    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->locals - 1) / at->locals;
+    return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
+}
+
+/* To other nodes: one block to each, for an all-reduce one each way. */
+static double far_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
+{
+    double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
+    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->nodes - 1) / at->world;
+    return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
+}
+
+static double compute_us(const struct prs_fused_shape *shape, uint32_t clusters)
+{
+    return 2.0 * shape->m * shape->n * shape->k / (FLOPS_PER_US_PER_SM * 2 * clusters);
+}
+
+/* How long the links are busy for each microsecond that the tensor cores are. */
+static double link_ratio(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+{
+    return sent_bytes(shape, at) / STORE_BYTES_PER_US / compute_us(shape, clusters);
+}
+
+/* Both ways on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (doc/results/
+ * fused-path-4xH200.json). They are off by 5 % (unfused) and 10 % in the mean; what is chosen by them is 0.5 % slower
+ * than what was best, and 16 % at most (test_tuning.c). */
+struct way_times {
+    double unfused, fused; /* us: launches, meetings, first stages, last stores */
+    double not_hidden;     /* fused: of the shorter of product and travel */
+    double last_unit;      /* fused: of a unit's time, behind all others */
+};
+static const struct way_times GATHER_TIMES = {20, 15, 0.5, 0}, REDUCE_TIMES = {24, 20, 0.4, 0.4};
+static const uint32_t FEW_ROWS = 4096; /* in all: of so many the fused kernel was always faster */
+
+static const struct way_times *way_times(const struct prs_fused_shape *shape)
+{
+    return shape->op == PRS_FUSED_ALLGATHER ? &GATHER_TIMES : &REDUCE_TIMES;
+}
+
+static double unfused_us(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+{
+    return way_times(shape)->unfused + sent_bytes(shape, at) / STORE_BYTES_PER_US + compute_us(shape, clusters);
+}
+
+/* Clusters work in whole units, however few rows those have. */
+static double fused_us(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+{
+    const struct way_times *times = way_times(shape);
+    double units =
+        (double)at->world * prs_ceil_div(shape->m / at->world, PRS_PAIR_M) * prs_ceil_div(shape->n, PRS_TILE_N);
+    double unit = prs_ceil_div(shape->k, PRS_TILE_K) * PRS_STEP_US, product = ceil(units / clusters) * unit;
+    double travel = sent_bytes(shape, at) / STORE_BYTES_PER_US;
+    return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
+}
+
+static uint32_t default_band(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+{
+    uint32_t world = at->world, pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M),
+             columns = prs_ceil_div(shape->n, PRS_TILE_N);
+    double ratio = link_ratio(shape, at, clusters);
+    uint32_t band;
+    if (shape->op == PRS_FUSED_GEMM || world == 1)
+        return PRS_RASTER; /* nothing is communicated */
+    if (shape->op == PRS_FUSED_ALLGATHER) {
+        /* What the clusters compute at one time should be what arrives at one time. */
+        band = prs_ceil_div(clusters, (world - 1) * columns);
+        return band < 2 ? 2 : band > pairs ? pairs : band;
+    }
+    /* The busier the links, the finer the grain, which spreads the traffic; the coarser, the less often A and B are
+     * read. With few bands the rounds in which only one side works cost more than either. */
+    band = pairs <= 4 ? pairs : ratio > 1.2 ? 1 : ratio <= 0.6 ? 4 : shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1;
+    /* A round is what the clusters do while sums travel: with less than two units for each they wait. 2 x H200,
+     * reduce-scatter 12288 x 8192 x 1376: 540 us with bands of 1, 428 with 2; all-reduce 624, 631; 6144 x 4096 x 1376
+     * 174, 136; 200, 184.
+     */
+    if (band == 1 && 10 * world * columns < 19 * clusters)
+        band = 2;
+    return band > pairs ? pairs : band;
+}
+
+/* Who moves an all-gather's blocks on a single node, and in which pieces: what is faster, played for copies, estimated
+ * for CTAs. The time of what was chosen. */
+static double default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                             const struct prs_place *at, struct prs_fused_tuning *t)
+{
+    uint32_t ctas = t->push_ctas != 0 ? t->push_ctas : 2 * t->clusters, band = t->band, segments = t->segments;
+    double spread = t->spread > 1 ? compute_us(shape, t->clusters) * t->spread / 100 : 0, copied, pushed;
+    struct prs_schedule s;
+    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1, 1);
+    pushed = prs_gather_pushed_us(&s, t->clusters, ctas, spread);
+    if (ctx->shared_device || (t->copy_engine == 0 && t->push_ctas != 0))
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+    if (t->copy_engine == PRS_COPIES_BY_CTAS)
+        return pushed;
+    copied = prs_gather_best_pieces(&s, t->clusters, &band, &segments);
+    if (t->copy_engine == 0 && PUSH_GAINS * pushed < copied) {
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+        return pushed;
+    }
+    t->copy_engine = PRS_COPIES_BY_ENGINES;
+    t->band = band, t->segments = segments;
+    return copied;
+}
+
+/* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. An
+ * all-gather whose link is busy most of the time was better off in bursts (8192: 422 us against 490), one with an idle
+ * link without (16384: 2974 against 3347). */
+static void default_pace(const struct prs_fused_shape *shape, const struct prs_place *at, struct prs_fused_tuning *t)
+{
+    double ratio = link_ratio(shape, at, t->clusters);
+    bool bursts = shape->op == PRS_FUSED_ALLGATHER && ratio > 0.6;
+    if (t->paced == 0)
+        t->paced = bursts ? PRS_UNPACED : PRS_PACED;
+    if (t->spread == 0)
+        t->spread = ratio < 1 ? 85 : 1;
+}
+
+/* gather_us: of an all-gather on a single node. */
+static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
+                    double gather_us, struct prs_fused_plan_info *info)
+{
+    int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
+    double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, at), far = far_bytes(shape, at);
+    double travel = sent / STORE_BYTES_PER_US, longest = compute > travel ? compute : travel;
+    info->sent_bytes = (uint64_t)sent;
+    info->far_bytes = (uint64_t)far;
+    far /= FAR_BYTES_PER_US * rails;
+    if (info->tuning.path == PRS_PATH_UNFUSED && at->world > 1)
+        info->predicted_us = unfused_us(shape, at, info->tuning.clusters) + far;
+    else if (gather_us > 0)
+        info->predicted_us = gather_us;
+    else
+        info->predicted_us = START_US + (longest > far ? longest : far);
+}
+
+/* One line per shape; the last that fits wins, so that tuning again is appending. */
+static const char LINE[] = "%u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %u";
+
+static bool read_tuning(const char *path, const struct prs_fused_shape *shape, const struct prs_place *at,
+                        struct prs_fused_tuning *t)
+{
+    FILE *f = fopen(path, "re");
+    char line[256];
+    bool found = false;
+    if (f == NULL)
+        return false; /* not tuned yet */
+    while (fgets(line, sizeof(line), f) != NULL) {
+        unsigned op, m, n, k, nk, w, d;
+        struct prs_fused_tuning have = {0};
+        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.lag, &have.push_ctas,
+                   &have.copy_engine, &have.segments, &have.paced, &have.spread, &have.group) != 16)
+            continue;
+        if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
+            w == at->world && d == at->nodes) {
+            *t = have;
+            found = true;
+        }
+    }
+    (void)fclose(f);
+    return found;
+}
+
+static const struct prs_place *place_of(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
+{
+    static const struct prs_place alone = {.world = 1, .nodes = 1, .locals = 1};
+    return shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
+}
+
+bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
+{
+    const char *path = getenv("PERSEUS_FUSED_TUNING");
+    return path != NULL && read_tuning(path, shape, place_of(ctx, shape), t);
+}
+
+int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_place *at, const struct prs_fused_tuning *t)
+{
+    const char *path = getenv("PERSEUS_FUSED_TUNING");
+    FILE *f;
+    int written;
+    if (path == NULL)
+        return 0;
+    f = fopen(path, "ae");
+    if (f == NULL)
+        return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
+                        strerror(errno));
+    written = fprintf(f, "%u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
+                      shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band, t->lag, t->push_ctas,
+                      t->copy_engine, t->segments, t->paced, t->spread, t->group);
+    if (fclose(f) != 0 || written < 0)
+        return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
+    return 0;
+}
+
+void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t,
+                     const struct prs_schedule *s, uint32_t *push, uint32_t *store)
+{
+    double clocks = compute_us(shape, t->clusters) * t->spread / 100 * CLOCKS_PER_US;
+    double tiles = prs_ceil_div(s->units, t->clusters), chunks;
+    *push = *store = 0;
+    if (t->spread <= 1 || s->world == 1)
+        return;
+    *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
+    if (s->kind == PRS_KIND_ALLGATHER && t->push_ctas != 0) {
+        chunks = prs_ceil_div(prs_schedule_chunks(s) * s->nodes, t->push_ctas); /* forwarded ones too */
+        *push = (uint32_t)(clocks / (t->paced == PRS_PACED && s->locals > 1 ? chunks * (s->locals - 1) : chunks));
+    }
+}
+
+/* Why the fused kernel cannot run this shape; NULL: it can. */
+static const char *obstacle(const struct prs_fused_shape *shape, uint32_t world)
+{
+    if (shape->n % 8 != 0 || shape->k % 8 != 0)
+        return "n or k is not a multiple of 8: rows are not 16-byte aligned, as the copy engine needs";
+    if (shape->op != PRS_FUSED_GEMM && shape->m % world != 0)
+        return "the ranks do not divide m";
+    return NULL;
+}
+
+bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world)
+{
+    return obstacle(shape, world) == NULL;
+}
+
+/* Why it would rather not; NULL: it would. */
+static const char *drawback(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+{
+    /* 512 rows, 2 nodes of 2: 160 us and unfused 115 for reduce-scatter, but 115 and 128 for all-gather. */
+    if (at->nodes > 1)
+        return shape->m / at->world < PRS_PAIR_M && shape->op != PRS_FUSED_ALLGATHER
+                   ? "blocks of less than 256 rows: clusters would be half empty"
+                   : NULL;
+    if (at->world > 1 && shape->m < FEW_ROWS && unfused_us(shape, at, clusters) < fused_us(shape, at, clusters))
+        return "few rows: product and travel one after the other should be faster";
+    return NULL;
+}
+
+static int choose_path(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters,
+                       struct prs_fused_plan_info *info)
+{
+    const char *why = obstacle(shape, at->world);
+    if (info->tuning.path == PRS_PATH_FUSED && why != NULL)
+        return prs_fail(-EINVAL, "fused: %u x %u x %u was demanded fused: %s", shape->m, shape->n, shape->k, why);
+    if (info->tuning.path == PRS_PATH_AUTO && why == NULL)
+        why = drawback(shape, at, clusters);
+    if (info->tuning.path == PRS_PATH_AUTO)
+        info->tuning.path = why == NULL ? PRS_PATH_FUSED : PRS_PATH_UNFUSED;
+    if (why != NULL)
+        info->reason = why;
+    return 0;
+}
+
+/* What a caller, or a damaged file, may say beyond all use would overflow what is made of it. */
+static void bound(const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
+{
+    uint32_t steps = prs_ceil_div(shape->k, PRS_TILE_K);
+    t->segments = t->segments > steps ? steps : t->segments;
+    t->spread = t->spread > MOST_SPREAD ? MOST_SPREAD : t->spread;
+    t->group = t->group > MOST_GROUP ? MOST_GROUP : t->group;
+    t->push_ctas = t->push_ctas > 2 * t->clusters ? 2 * t->clusters : t->push_ctas;
+}
+
+int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                      const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
+                      struct prs_fused_plan_info *info)
+{
+    const struct prs_place *at = place_of(ctx, shape);
+    struct prs_fused_tuning *t = &info->tuning;
+    double gather_us = 0;
+    int r;
+    info->reason = "analytic default";
+    if (wanted != NULL) {
+        *t = *wanted;
+        info->reason = from_file ? "tuning file" : "given by the caller, the rest by default";
+    }
+    if (t->path > PRS_PATH_UNFUSED)
+        return prs_fail(-EINVAL, "fused: path %u of the tuning does not exist", t->path);
+    if (t->copy_engine > PRS_COPIES_BY_CTAS)
+        return prs_fail(-EINVAL, "fused: copy_engine %u of the tuning does not exist", t->copy_engine);
+    r = choose_path(shape, at, clusters, info);
+    if (r == 0 && shape->op == PRS_FUSED_ALLGATHER && prs_tuning_copies(t) && !from_file)
+        r = prs_context_check_copies(ctx);
+    if (r != 0)
+        return r;
+    if (t->clusters == 0 || t->clusters > clusters)
+        t->clusters = clusters;
+    bound(shape, t);
+    default_pace(shape, at, t);
+    if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
+        t->copy_engine = 0;
+    else if (at->nodes > 1)
+        t->copy_engine = PRS_COPIES_BY_CTAS;
+    else
+        gather_us = default_copies(ctx, shape, at, t);
+    if (t->band == 0)
+        t->band = default_band(shape, at, t->clusters);
+    if (t->lag == 0)
+        t->lag = 1;
+    if (t->push_ctas == 0)
+        t->push_ctas = 2 * t->clusters;
+    if (prs_tuning_copies(t))
+        t->push_ctas = 0;
+    if (t->segments == 0)
+        t->segments = 1;
+    if (t->group == 0)
+        t->group = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
+    predict(ctx, shape, at, gather_us, info);
+    return 0;
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a rank of the unfused path puts to its counterparts on other nodes, and which signal it sends and awaits. Plain
+ * C shared by host, kernels and the CPU protocol test (test/fused). */
+#ifndef PERSEUS_FUSED_EXCHANGE_H
+#define PERSEUS_FUSED_EXCHANGE_H
+
+#include "fused/gemm/schedule.h"
+
+enum { PRS_EXCHANGE_ALIGNMENT = 256 }; /* of slots: whole lines, and vectors of 16 bytes */
+
+/* What each rank has of a matrix of `all` elements: `each`, in rank order, and the last ones what is left. */
+struct prs_share {
+    uint64_t all, each;
+};
+
+/* whole: every share begins at a vector of 8 elements. */
+PRS_SHARED struct prs_share prs_share_of(uint64_t all, uint32_t world, bool whole)
+{
+    struct prs_share s;
+    s.all = all;
+    s.each = (all + world - 1) / world;
+    if (whole)
+        s.each = (s.each + 7) / 8 * 8;
+    return s;
+}
+
+PRS_SHARED uint64_t prs_share_first(const struct prs_share *s, uint32_t rank)
+{
+    return s->each * rank < s->all ? s->each * rank : s->all;
+}
+
+PRS_SHARED uint64_t prs_share_count(const struct prs_share *s, uint32_t rank)
+{
+    return prs_share_first(s, rank + 1) - prs_share_first(s, rank);
+}
+
+/* Sums need slots behind the product: this node's sums for each counterpart, then
+ * those of each for the own share. to, from: prs_schedule_after() of its node. */
+PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_share *s)
+{
+    return (s->each * 2 + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+}
+
+PRS_SHARED uint64_t prs_exchange_sent(const struct prs_share *s, uint32_t to)
+{
+    uint64_t begin = (s->all * 2 + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
+    return begin + to * prs_exchange_slot_bytes(s);
+}
+
+PRS_SHARED uint64_t prs_exchange_received(const struct prs_share *s, uint32_t nodes, uint32_t from)
+{
+    return prs_exchange_sent(s, nodes - 1 + from);
+}
+
+/* Signal words, one of each kind for every counterpart. */
+enum prs_exchange_words {
+    PRS_EXCHANGE_THERE, /* its sums for the own share, or its rows of A, are here */
+    PRS_EXCHANGE_BACK,  /* it has read what was put to it; all-reduce: and its share of the result is here */
+    PRS_EXCHANGE_WORDS
+};
+
+/* from: prs_schedule_after() of the counterpart's node. */
+PRS_SHARED uint32_t prs_exchange_word(const struct prs_schedule *s, uint32_t kind, uint32_t from)
+{
+    return kind * (s->nodes - 1) + from;
+}
+
+/* With slots: from slot i at `source` the share of counterpart i, into the own slot at `target` there. Without: the own
+ * share of the matrix at `source`, to the same place there. */
+struct prs_exchange {
+    struct prs_share share;
+    uint64_t source, target; /* in the window */
+    uint64_t slot_bytes;     /* 0: without slots */
+    uint32_t window;
+    uint32_t word;   /* enum prs_exchange_words: what the signal is */
+    uint32_t what;   /* enum prs_awaited */
+    uint32_t credit; /* 1: nothing is put before PRS_EXCHANGE_BACK of the last launch has come */
+};
+
+/* One counterpart's part of it. */
+struct prs_exchange_part {
+    uint64_t from, to, bytes; /* offsets in the window, here and there; bytes may be 0 */
+    uint32_t peer;
+    uint32_t signal;          /* word there */
+    uint32_t awaited, credit; /* words here */
+};
+
+PRS_SHARED struct prs_exchange_part prs_exchange_with(const struct prs_schedule *s, const struct prs_exchange *x,
+                                                      uint32_t i)
+{
+    uint32_t node = (s->node + 1 + i) % s->nodes, mine = prs_schedule_after(s->node, node, s->nodes);
+    struct prs_exchange_part p;
+    p.peer = node * s->locals + s->local;
+    p.signal = prs_exchange_word(s, x->word, mine);
+    p.awaited = prs_exchange_word(s, x->word, i);
+    p.credit = prs_exchange_word(s, PRS_EXCHANGE_BACK, i);
+    p.bytes = prs_share_count(&x->share, x->slot_bytes != 0 ? p.peer : s->rank) * 2;
+    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_share_first(&x->share, s->rank) * 2);
+    p.to = x->slot_bytes != 0 ? x->target + mine * x->slot_bytes : p.from;
+    return p;
+}
+
+#endif

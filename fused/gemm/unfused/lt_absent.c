@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* In place of lt.c where cublasLt.h is missing at build time: shapes that need the unfused path are refused. */
+#include "fused/gemm/unfused/lt.h"
+
+#include <errno.h>
+
+#include "transport/util/error.h"
+
+int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
+{
+    *out = NULL;
+    return prs_fail(-ENOTSUP, "fused: %u x %u x %u needs cuBLASLt, and this library was built without its header",
+                    shape->m, shape->n, shape->k);
+}
+
+void prs_lt_close(struct prs_lt *lt)
+{
+}
+
+int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream)
+{
+    return -ENOTSUP;
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fused/gemm/unfused/unfused.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "fused/gemm/unfused/lt.h"
+#include "transport/util/error.h"
+
+/* What other ranks read or write here: the whole partial product, or the gathered A. */
+static struct prs_share share_of(const struct prs_fused_plan *p)
+{
+    const struct prs_fused_shape *s = &p->shape;
+    return prs_share_of((uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.world,
+                        s->op == PRS_FUSED_ALLREDUCE);
+}
+
+static uint64_t staging_bytes(const struct prs_fused_plan *p)
+{
+    struct prs_share share = share_of(p);
+    uint32_t far = p->args.schedule.nodes - 1;
+    if (far == 0 || p->shape.op == PRS_FUSED_ALLGATHER)
+        return share.all * 2;
+    return prs_exchange_received(&share, p->args.schedule.nodes, far);
+}
+
+int prs_unfused_open(struct prs_fused_plan *p)
+{
+    struct prs_kernel_args *a = &p->args;
+    bool far = a->schedule.nodes > 1;
+    int r = prs_lt_open(&p->shape, &p->lt);
+    if (a->schedule.world == 1)
+        return r;
+    if (r == 0 && prs_unfused_prepare() != 0)
+        r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
+                     p->ctx->config.device);
+    r = prs_context_agree(p->ctx, r); /* no rank may be left waiting in what follows, or go another way */
+    if (r != 0)
+        return r;
+    r = prs_symmetric_open(p->ctx, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
+    if (r == 0)
+        r = prs_symmetric_open(p->ctx, (PRS_MAX_WORLD + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
+    if (r != 0)
+        return r;
+    p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
+    for (uint32_t peer = 0; peer < a->schedule.locals; peer++) {
+        a->staging[peer] = p->staging->at[peer];
+        a->flags[peer] = (uint32_t *)p->flags->at[peer];
+    }
+    r = prs_sync_share(p->ctx, p->flags, &a->sync);
+    if (r != 0 || !far)
+        return r;
+    r = prs_symmetric_open_signals(p->ctx, p->staging, prs_exchange_word(&a->schedule, PRS_EXCHANGE_WORDS, 0), &a->far,
+                                   &p->signals);
+    p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
+    return r;
+}
+
+/* The kernels' side says only that one was refused. */
+static int launched(int r, const char *what)
+{
+    return r == 0 ? 0
+                  : prs_fail(r, "fused: CUDA refused to launch %s: %s", what, cudaGetErrorString(cudaGetLastError()));
+}
+
+/* What lies at `from` to `offset` behind each of `count` places. */
+static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t offset, uint32_t count,
+                cudaStream_t stream)
+{
+    struct prs_unfused_copy c = {.from = from, .bytes = bytes, .copies = count};
+    for (uint32_t i = 0; i < count; i++)
+        c.to[i] = at[i] + offset;
+    return launched(prs_unfused_copy(&c, stream), "a copy to other ranks");
+}
+
+/* A matrix that lies at at[p] in neighbour p, of which every rank of this node has its own share: puts the own one to
+ * the counterparts, and copies theirs, when they have come, to the neighbours. */
+static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    int r = launched(prs_unfused_cross(&p->args, x, stream), "an exchange between nodes");
+    for (uint32_t i = 1; i < s->nodes && r == 0; i++) {
+        uint32_t block = (s->node + i) % s->nodes * s->locals + s->local;
+        uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
+        r = copy(at[0] + first, bytes, at + 1, first, s->locals - 1, stream);
+    }
+    return r;
+}
+
+static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    struct prs_exchange x = {.share = share_of(p),
+                             .window = p->args.far.staging_window,
+                             .word = PRS_EXCHANGE_THERE,
+                             .what = PRS_AWAIT_CHUNK,
+                             .credit = 1};
+    uint64_t first = prs_share_first(&x.share, s->rank) * 2, bytes = prs_share_count(&x.share, s->rank) * 2;
+    int r = copy(a, bytes, p->args.staging, first, s->locals, stream);
+    if (r == 0 && s->nodes > 1)
+        r = spread(p, &x, p->args.staging, stream);
+    return r != 0 ? r : launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
+}
+
+/* Adds up what the ranks of this node have of a rank's share, the own last; then what other nodes sent, when the share
+ * is the own. */
+static int add_share(struct prs_fused_plan *p, const struct prs_share *share, uint32_t rank, uint8_t *const *to,
+                     uint32_t copies, cudaStream_t stream)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    uint32_t far = s->nodes - 1;
+    struct prs_unfused_sum sum = {.elements = prs_share_count(share, rank),
+                                  .near_count = s->locals,
+                                  .copies = copies,
+                                  .far_step = prs_exchange_slot_bytes(share)};
+    for (uint32_t i = 0; i < s->locals; i++)
+        sum.near[i] = p->args.staging[(i + 1) % s->locals] + prs_share_first(share, rank) * 2;
+    if (rank == s->rank && far != 0) {
+        sum.far_count = far;
+        sum.far = p->args.staging[0] + prs_exchange_received(share, s->nodes, 0);
+    }
+    memcpy(sum.to, to, copies * sizeof(*to));
+    return launched(prs_unfused_add(&sum, stream), "a sum over ranks");
+}
+
+/* This node's sums for each counterpart go there, and theirs for the own share come here. */
+static int cross_sums(struct prs_fused_plan *p, const struct prs_share *share, cudaStream_t stream)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    struct prs_exchange x = {.share = *share,
+                             .source = prs_exchange_sent(share, 0),
+                             .target = prs_exchange_received(share, s->nodes, 0),
+                             .slot_bytes = prs_exchange_slot_bytes(share),
+                             .window = p->args.far.staging_window,
+                             .word = PRS_EXCHANGE_THERE,
+                             .what = PRS_AWAIT_PARTIAL,
+                             .credit = p->shape.op == PRS_FUSED_REDUCE_SCATTER};
+    int r = 0;
+    for (uint32_t i = 0; i + 1 < s->nodes && r == 0; i++) {
+        uint8_t *to = p->args.staging[0] + prs_exchange_sent(share, i);
+        r = add_share(p, share, (s->node + 1 + i) % s->nodes * s->locals + s->local, &to, 1, stream);
+    }
+    return r != 0 ? r : launched(prs_unfused_cross(&p->args, &x, stream), "an exchange between nodes");
+}
+
+/* Where the sum goes: c here, and for an all-reduce c of every rank. */
+static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
+{
+    const struct prs_schedule *s = &p->args.schedule;
+    const struct prs_symmetric *home = NULL;
+    struct prs_share share = share_of(p);
+    struct prs_exchange x = {.share = share, .word = PRS_EXCHANGE_BACK, .what = PRS_AWAIT_BROADCAST};
+    uint8_t *at[PRS_MAX_WORLD] = {c}, *to[PRS_MAX_WORLD] = {c};
+    uint32_t copies = 1;
+    int r = 0;
+    if (p->shape.op == PRS_FUSED_ALLREDUCE) {
+        home = prs_symmetric_find(p->ctx, c, share.all * 2);
+        if (home == NULL)
+            return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p) must lie in prs_fused_alloc() memory", c);
+        x.window = home->window;
+        x.source = (uint64_t)((uint8_t *)c - home->at[0]);
+        for (copies = 0; copies < s->locals; copies++) {
+            at[copies] = home->at[copies] + x.source;
+            to[copies] = at[copies] + prs_share_first(&share, s->rank) * 2;
+        }
+    }
+    if (s->nodes > 1)
+        r = cross_sums(p, &share, stream);
+    if (r == 0)
+        r = add_share(p, &share, s->rank, to, copies, stream);
+    return r != 0 || home == NULL || s->nodes == 1 ? r : spread(p, &x, at, stream);
+}
+
+int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
+{
+    bool gathers = p->shape.op == PRS_FUSED_ALLGATHER;
+    int r = 0;
+    if (p->args.schedule.world == 1)
+        return prs_lt_run(p->lt, a, b, c, stream);
+    if (gathers)
+        r = gather(p, a, stream);
+    if (r == 0)
+        r = prs_lt_run(p->lt, gathers ? p->args.staging[0] : a, b, gathers ? c : p->args.staging[0], stream);
+    if (r == 0 && !gathers)
+        r = launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
+    if (r == 0 && !gathers)
+        r = reduce(p, c, stream);
+    if (r != 0)
+        return r;
+    /* Nobody overwrites what another still reads, and an all-reduce has arrived everywhere. */
+    if (p->args.schedule.nodes == 1)
+        return launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
+    return launched(prs_unfused_finish(&p->args, p->shape.op != PRS_FUSED_ALLREDUCE, stream), "the end of a launch");
+}

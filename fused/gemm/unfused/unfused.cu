@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels of the unfused path: meetings of a node's ranks, copies and sums over mapped memory, exchanges between nodes.
+ */
+#include "fused/gemm/far.cuh"
+#include "fused/core/launch.cuh"
+#include "fused/core/sync.cuh"
+#include "fused/gemm/unfused/unfused.h"
+
+static const struct launch_shape one_warp = {1, 32, 0}, wide_shape = {1, 256, 0};
+
+/* All ranks of this node have come here, and what they wrote before is visible. words->meetings counts meetings. One
+ * warp.
+ */
+PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t slot = threadIdx.x, count = *(volatile uint32_t *)&args.sync.words->meetings + 1;
+    if (slot + 1 < s->locals) {
+        uint32_t from = (s->local + 1 + slot) % s->locals, p = slot + 1;
+        /* R4: earlier kernels of this stream are complete. Pairs with A1 in the other rank's wait_flag(). */
+        store_release_sys(args.flags[p] + prs_schedule_after(s->local, from, s->locals), count);
+        wait_flag(&args.sync, args.flags[0] + slot, count, PRS_AWAIT_PEERS, s->node * s->locals + from, slot);
+    }
+    __syncwarp();
+    if (slot == 0)
+        *(volatile uint32_t *)&args.sync.words->meetings = count;
+}
+
+static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
+{
+    meet_neighbours(args);
+    __syncwarp();
+    /* A neighbour gave up at an earlier meeting, and came to this one: G1. Between nodes finish() looks, when this rank
+     * has waited for its counterparts, which it then names. */
+    if (threadIdx.x == 0 && args.schedule.nodes == 1 && alarmed(&args.sync))
+        record_alarm(&args.sync);
+}
+
+/* VECTOR: 16 bytes, or 2. One kernel for all ranks: a copy to each takes the copy engine 4 us. */
+template <class VECTOR> static __global__ void copy(const __grid_constant__ struct prs_unfused_copy a)
+{
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
+    for (; i < a.bytes / sizeof(VECTOR); i += step) {
+        VECTOR x = ((const VECTOR *)a.from)[i];
+        for (uint32_t k = 0; k < a.copies; k++)
+            ((VECTOR *)a.to[k])[i] = x;
+    }
+}
+
+/* fp32 sums in a fixed order, one rounding; WIDE: eight elements at a time. */
+template <bool WIDE> static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
+{
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
+    for (; i < a.elements / (WIDE ? 8 : 1); i += step) {
+        float s[8] = {};
+        for (uint32_t k = 0; k < a.near_count + a.far_count; k++) {
+            const uint8_t *from = k < a.near_count ? a.near[k] : a.far + (k - a.near_count) * a.far_step;
+            if (WIDE) {
+                uint4 x = ((const uint4 *)from)[i];
+                s[0] += bf16_low(x.x), s[1] += bf16_high(x.x), s[2] += bf16_low(x.y), s[3] += bf16_high(x.y);
+                s[4] += bf16_low(x.z), s[5] += bf16_high(x.z), s[6] += bf16_low(x.w), s[7] += bf16_high(x.w);
+            } else {
+                s[0] += __bfloat162float(((const __nv_bfloat16 *)from)[i]);
+            }
+        }
+        uint4 y = make_uint4(pack_bf16x2(s[0], s[1]), pack_bf16x2(s[2], s[3]), pack_bf16x2(s[4], s[5]),
+                             pack_bf16x2(s[6], s[7]));
+        for (uint32_t k = 0; k < a.copies; k++) {
+            if (WIDE)
+                ((uint4 *)a.to[k])[i] = y;
+            else
+                ((__nv_bfloat16 *)a.to[k])[i] = __float2bfloat16(s[0]);
+        }
+    }
+}
+
+struct exchange_args {
+    struct prs_kernel_args args;
+    struct prs_exchange x;
+};
+
+/* One warp; a lane a counterpart. Earlier kernels of this stream, which wrote what is put, are complete. */
+static __global__ void cross(const __grid_constant__ struct exchange_args a)
+{
+    const struct prs_schedule *s = &a.args.schedule;
+    const struct prs_sync *sync = &a.args.sync;
+    uint32_t epoch = launch_epoch(sync);
+    for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
+        struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
+        if (a.x.credit)
+            wait_flag(sync, far_flag(a.args, p.credit), epoch - 1, PRS_AWAIT_PEERS, p.peer, p.credit);
+        if (p.bytes != 0)
+            put_far(a.args, p.peer, a.x.window, p.from, p.to, p.bytes, a.x.word);
+        signal_far(a.args, p.peer, p.signal, epoch, a.x.word);
+    }
+    for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
+        struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
+        wait_flag(sync, far_flag(a.args, p.awaited), epoch, a.x.what, p.peer, p.awaited);
+    }
+}
+
+struct finish_args {
+    struct prs_kernel_args args;
+    uint32_t credit;
+};
+
+static __global__ void finish(const __grid_constant__ struct finish_args a)
+{
+    const struct prs_schedule *s = &a.args.schedule;
+    uint32_t epoch = launch_epoch(&a.args.sync);
+    struct prs_exchange nothing = {};
+    nothing.word = PRS_EXCHANGE_BACK;
+    for (uint32_t i = threadIdx.x; a.credit && i + 1 < s->nodes; i += 32) {
+        struct prs_exchange_part p = prs_exchange_with(s, &nothing, i);
+        signal_far(a.args, p.peer, p.signal, epoch, PRS_EXCHANGE_BACK);
+    }
+    meet_neighbours(a.args);
+    __syncwarp(); /* all lanes' commands are in the ring */
+    if (threadIdx.x == 0) {
+        if (alarmed(&a.args.sync))
+            record_alarm(&a.args.sync);
+        network_quiet(&a.args.sync, &a.args.far.device);
+        *(volatile uint32_t *)&a.args.sync.words->epoch = epoch;
+    }
+}
+
+extern "C" int prs_unfused_prepare(void)
+{
+    uint32_t clusters;
+    int r = launch_prepare(meet, &one_warp, &clusters);
+    if (r == 0)
+        r = launch_prepare(copy<uint16_t>, &wide_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(copy<uint4>, &wide_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(sum<false>, &wide_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(sum<true>, &wide_shape, &clusters);
+    if (r == 0)
+        r = launch_prepare(cross, &one_warp, &clusters);
+    return r != 0 ? r : launch_prepare(finish, &one_warp, &clusters);
+}
+
+extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream)
+{
+    return launch_kernel(meet, &one_warp, 1, stream, *args);
+}
+
+/* One thread for each of `items`, as far as `most` blocks go. */
+static uint32_t wide_blocks(uint64_t items, uint32_t most)
+{
+    uint64_t blocks = (items + wide_shape.threads - 1) / wide_shape.threads;
+    return (uint32_t)(blocks < most ? blocks : most);
+}
+
+extern "C" int prs_unfused_copy(const struct prs_unfused_copy *a, cudaStream_t stream)
+{
+    uint64_t misaligned = a->bytes % 16 | (uintptr_t)a->from % 16;
+    for (uint32_t k = 0; k < a->copies; k++)
+        misaligned |= (uintptr_t)a->to[k] % 16;
+    if (a->bytes == 0 || a->copies == 0)
+        return 0;
+    if (misaligned)
+        return launch_kernel(copy<uint16_t>, &wide_shape, wide_blocks(a->bytes / 2, 1056), stream, *a);
+    return launch_kernel(copy<uint4>, &wide_shape, wide_blocks(a->bytes / 16, 528), stream, *a);
+}
+
+extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t stream)
+{
+    uint64_t misaligned = a->elements % 8 | (a->far_count != 0 ? ((uintptr_t)a->far | a->far_step) % 16 : 0);
+    for (uint32_t k = 0; k < a->near_count; k++)
+        misaligned |= (uintptr_t)a->near[k] % 16;
+    for (uint32_t k = 0; k < a->copies; k++)
+        misaligned |= (uintptr_t)a->to[k] % 16;
+    if (a->elements == 0)
+        return 0;
+    if (misaligned)
+        return launch_kernel(sum<false>, &wide_shape, wide_blocks(a->elements, 1056), stream, *a);
+    return launch_kernel(sum<true>, &wide_shape, wide_blocks(a->elements / 8, 528), stream, *a);
+}
+
+extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange,
+                                 cudaStream_t stream)
+{
+    const struct exchange_args a = {*args, *exchange};
+    return launch_kernel(cross, &one_warp, 1, stream, a);
+}
+
+extern "C" int prs_unfused_finish(const struct prs_kernel_args *args, int credit, cudaStream_t stream)
+{
+    const struct finish_args a = {*args, credit != 0};
+    return launch_kernel(finish, &one_warp, 1, stream, a);
+}

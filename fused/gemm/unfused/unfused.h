@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The way without fusion, for shapes that the fused kernels cannot run or cannot win: cuBLASLt, then (or before) copies
+ * and sums over mapped memory, with a meeting of the node's ranks on both sides of what crosses ranks. Graph-capturable
+ * like the fused path.
+ *
+ * Between nodes each rank deals with its counterparts only, as the fused kernels do. What it is to have of the whole
+ * matrix is its *share*. Partial sums of a counterpart's share are added up here first, and put there (an *exchange*:
+ * one put and one signal to each counterpart, and one from each is awaited); rows of A, and for an all-reduce the
+ * finished shares, are put where they belong at the counterparts, which copy them to their neighbours. There is one
+ * bank: the host, which hands addresses to cuBLASLt and to copies, does not know the epoch. So nobody puts before the
+ * other side has read what came in the last launch, and has said so by the signal that comes back: an all-reduce's
+ * finished share, else a bare credit. */
+#ifndef PERSEUS_FUSED_UNFUSED_H
+#define PERSEUS_FUSED_UNFUSED_H
+
+#include "fused/gemm/unfused/exchange.h"
+#include "fused/gemm/plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Workspace and cuBLASLt for a plan whose args.schedule has rank and world. Collective. */
+int prs_unfused_open(struct prs_fused_plan *plan);
+int prs_unfused_launch(struct prs_fused_plan *plan, const void *a, const void *b, void *c, cudaStream_t stream);
+
+/* ---- unfused.cu ---- */
+/* Loads the kernels on the current device: one that is loaded when it is first launched may have to wait for those that
+ * run, which wait for other ranks. 0 or -ENOTSUP. */
+int prs_unfused_prepare(void);
+
+/* All ranks of this node wait for each other. 0 or -EIO. */
+int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream);
+
+/* Bytes, an even number, that each of `to` gets. */
+struct prs_unfused_copy {
+    const uint8_t *from;
+    uint8_t *to[PRS_MAX_WORLD];
+    uint64_t bytes;
+    uint32_t copies;
+};
+/* 0 or -EIO. */
+int prs_unfused_copy(const struct prs_unfused_copy *copy, cudaStream_t stream);
+
+/* Elements that one rank adds up: those of `near` on this node, in this order, then `far_count` that came from other
+ * nodes, the first at `far`, each far_step bytes behind the one before. */
+struct prs_unfused_sum {
+    const uint8_t *near[PRS_MAX_WORLD];
+    const uint8_t *far;
+    uint64_t far_step;
+    uint8_t *to[PRS_MAX_WORLD];
+    uint64_t elements;
+    uint32_t near_count, far_count, copies;
+};
+/* 0 or -EIO. */
+int prs_unfused_add(const struct prs_unfused_sum *sum, cudaStream_t stream);
+
+/* One exchange. 0 or -EIO. */
+int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange, cudaStream_t stream);
+
+/* The end of a launch between nodes: gives the counterparts credit (when `credit` is set), meets the node's ranks, sees
+ * that nothing that was put is still read here, and moves the epoch. 0 or -EIO. */
+int prs_unfused_finish(const struct prs_kernel_args *args, int credit, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

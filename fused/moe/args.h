@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the host and the kernels of MoE dispatch + grouped product agree on. */
+#ifndef PERSEUS_FUSED_MOE_H
+#define PERSEUS_FUSED_MOE_H
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#include <perseus/device.h>
+
+#include "fused/gemm/layout.h"
+#include "fused/moe/route.h"
+
+enum { PRS_ROUTE_THREADS = 256 };
+
+/* What the routing kernel tells the product's kernel. */
+struct prs_moe_head {
+    uint32_t blocks; /* of rows here */
+    uint32_t items;
+    uint32_t sent[PRS_ROUTE_MAX_WORLD];    /* [p]: tokens for the peer at distance p */
+    uint32_t relayed[PRS_ROUTE_MAX_WORLD]; /* [b]: tokens for the node at distance b */
+};
+
+/* What a kernel needs to reach other nodes. A put's source must be in a window too. Sources are written anew in the
+ * next launch: each launch ends only when its puts are complete. */
+struct prs_moe_far {
+    struct prs_device device;
+    uint64_t *signals;  /* own words, set to the epoch; their low halves are awaited like flags */
+    uint8_t *relay;     /* own: rows of and for other nodes, route.h */
+    uint32_t *tokens;   /* own [b][tokens]: which token is row i of what the node at distance b gets */
+    uint32_t *counters; /* own: rows and puts so far; the routing kernel sets them to 0 */
+    uint32_t *near;     /* own [local]: prs_route_near_blocks() of each expert */
+    uint32_t mail_window, relay_window, signal_window;
+};
+
+struct prs_moe_args {
+    CUtensorMap rows;    /* of all experts here: the product's A */
+    CUtensorMap experts; /* their weights: one plane each */
+    CUtensorMap out;
+    struct prs_route route;
+    struct prs_sync sync;
+
+    /* The caller's: */
+    const uint8_t *tokens;
+    const int64_t *chosen;
+    const float *weights;
+    struct prs_route_row *row_map;
+    struct prs_route_expert *expert_map;
+    uint32_t count; /* tokens of this rank */
+    uint32_t n;     /* columns of the result */
+    uint32_t k_steps;
+    uint32_t push_gap;   /* SM clocks from one pushed row to the next */
+    uint32_t in_turn;    /* 1: clusters take units in turn; 0: as they come */
+    uint32_t dispatches; /* 0: the product alone, of rows that are there */
+
+    /* This rank's own: */
+    struct prs_moe_head *head;
+    struct prs_route_expert *table; /* [local] */
+    uint64_t *chunks;               /* [routing CTA][expert]: choices, leads << 16, relay leads << 32 */
+    uint32_t *sent;                 /* [p][tokens]: which token is row i of what the peer at distance p gets */
+    uint8_t *items;
+    uint32_t *ready;    /* [block]: rows that are in place; the routing kernel sets them to 0 */
+    uint32_t *next;     /* [0] units taken so far in this launch, [1] CTAs that left it */
+    uint32_t *arrivals; /* of routing CTAs, two a launch; only grows */
+    uint8_t *row_bytes; /* memory of `rows` */
+
+    /* Symmetric, [q]: at neighbour q of this node. */
+    uint8_t *mail[PRS_MAX_WORLD];           /* counts and records, two banks, and what is for other nodes: route.h */
+    uint32_t *mail_flags[PRS_MAX_WORLD];    /* [sender's distance]: epoch */
+    uint8_t *staging[PRS_MAX_WORLD];        /* tokens of other ranks */
+    uint32_t *staging_flags[PRS_MAX_WORLD]; /* [row]: epoch */
+    struct prs_moe_far far;                 /* several nodes only */
+};
+static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
+
+/* Shared memory of the routing kernel: six tables of experts, a few totals, the choices of one CTA. */
+enum { PRS_ROUTE_TABLES = 6, PRS_ROUTE_TOTALS = 2 + PRS_ROUTE_MAX_WORLD + 2 };
+
+PRS_SHARED uint32_t prs_moe_table_words(const struct prs_route *r)
+{
+    return (r->experts + 3) / 4 * 4; /* what follows the tables is read as 16-byte vectors */
+}
+
+PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
+{
+    uint32_t choices = prs_ceil_div(r->tokens, r->ctas) * r->choices;
+    return (PRS_ROUTE_TABLES * prs_moe_table_words(r) + PRS_ROUTE_TOTALS) * 4 + (choices + 7) / 8 * 8 * 8;
+}
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Readies the kernels on the current device. share: CTAs of a cluster, which share rows (1 or 2); *clusters: how many
+ * run at once. 0 or -ENOTSUP. */
+int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t share, uint32_t *clusters);
+
+/* Enqueues the routing kernel, unless args->dispatches is 0, and the product's. 0 or -EIO. */
+int prs_moe_kernels_launch(const struct prs_moe_args *args, int b_n_major, uint32_t share, uint32_t clusters,
+                           cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The grouped product of MoE: the tile engine's stages, consumers and store buffers, over row blocks whose expert, and
+ * whether they are full, is found on the device. A CTA computes one 128 x 256 tile of one expert. With E::cluster = 2
+ * two CTAs compute two column tiles of the same rows, of which each loads half and multicasts it.
+ *   warp 0   load_blocks    warp 1   store_blocks     warp 2   place_rows     warp 3   send_rows
+ *   warps 4..11  multiply_blocks */
+#ifndef PERSEUS_FUSED_MOE_CUH
+#define PERSEUS_FUSED_MOE_CUH
+
+#include "fused/core/multiply.cuh"
+#include "fused/moe/rows.cuh"
+#include "fused/moe/units.cuh"
+
+template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
+    static constexpr int b_n_major = B_N_MAJOR;
+    static constexpr bool reduces = false;
+    static constexpr bool epochs = true;
+    static constexpr int slabs = 1;
+    static constexpr int cluster = CLUSTER;
+    static constexpr bool far = FAR; /* several nodes */
+};
+
+/* What one CTA does of a unit. */
+struct moe_tile {
+    struct prs_route_unit unit;
+    uint32_t column; /* tile of 256 */
+    bool empty;      /* the second of a pair that is cut by the edge: shares its half of the rows, computes nothing */
+};
+
+template <class E>
+PRS_DEVICE void find_tile(const struct prs_moe_args &args, const struct cta_place &at, struct prs_route_cursor *cursor,
+                          uint32_t unit, struct moe_tile *t)
+{
+    /* Alone, the product waits for nothing: each weight is read once. */
+    const uint32_t *near = E::far && args.dispatches != 0 ? args.far.near : NULL;
+    prs_route_unit(&args.route, args.table, near, cursor, unit, &t->unit);
+    t->column = t->unit.column * E::cluster + at.rank;
+    t->empty = t->column * PRS_TILE_N >= args.n;
+}
+
+/* A warpgroup without rows or columns has nothing to compute. */
+PRS_DEVICE bool tile_has_half(const struct moe_tile &t, uint32_t half)
+{
+    return !t.empty && half * 64 < t.unit.rows;
+}
+
+/* ---- warp 0 --------------------------------------------------------------------------------------------------------
+ */
+PRS_DEVICE void await_block(const struct prs_moe_args &args, const struct prs_route_unit &u)
+{
+    if (args.dispatches == 0)
+        return;
+    wait_flag(&args.sync, args.ready + u.block, u.rows, PRS_AWAIT_BLOCK, args.route.rank, u.block);
+    fence_async_global(); /* the counter was read by an ordinary load, the rows are read by the copy engine */
+}
+
+template <class E>
+PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at,
+                               uint32_t stage, const struct moe_tile &t, uint32_t step)
+{
+    uint64_t *bar = &m.full[stage];
+    uint8_t *a = m.base + PRS_SMEM_A + stage * PRS_STAGE_A, *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B;
+    int32_t k = (int32_t)step * PRS_TILE_K, n = (int32_t)t.column * PRS_TILE_N, expert = (int32_t)t.unit.expert;
+    int32_t row = (int32_t)t.unit.block * PRS_TILE_M;
+    mbarrier_expect(bar, t.empty ? PRS_STAGE_A : PRS_STAGE);
+    if (E::cluster == 1)
+        tma_load_2d(a, &args.rows, bar, k, row);
+    else
+        tma_load_2d_multicast(a + at.rank * (PRS_STAGE_A / 2), &args.rows, bar, k, row + (int32_t)at.rank * 64, 3);
+    if (t.empty)
+        return;
+    if (E::b_n_major)
+        for (int i = 0; i < 4; i++)
+            tma_load_3d(b + i * (PRS_STAGE_B / 4), &args.experts, bar, n + i * (PRS_TILE_N / 4), k, expert);
+    else
+        tma_load_3d(b, &args.experts, bar, k, n, expert);
+}
+
+template <class E>
+PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
+{
+    uint32_t lane = threadIdx.x % 32, units = args.head->blocks * args.route.columns, last = 0;
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_ring taken = {0};
+    struct ring r = {0, 0};
+    struct prs_route_cursor cursor = {0};
+    for (;;) {
+        struct moe_tile t;
+        uint32_t unit;
+        if (lane == 0)
+            unit_fetch<E>(args, queue, at, taken, &last);
+        __syncwarp();
+        unit = unit_take(queue, &taken, true);
+        if (unit >= units)
+            break;
+        find_tile<E>(args, at, &cursor, unit, &t);
+        await_block(args, t.unit);
+        for (uint32_t step = 0; step < args.k_steps; step++, ring_next(&r)) {
+            mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
+            __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
+            if (lane == 0)
+                load_moe_stage<E>(args, m, at, r.stage, t, step);
+        }
+    }
+}
+
+/* ---- warps 4 to 11 -------------------------------------------------------------------------------------------------
+ */
+/* Stages go by unread. What is left over of the tile before is handed over as slabs come free; it is waited for only
+ * when all stages of this tile are released, and before one of the next is needed: the store warp may be waiting for
+ * the other half's, which waits for stages of this tile, or, when that is done, for this half's. */
+template <class E>
+PRS_DEVICE void skip_tile(const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps,
+                          struct left_over<E> *left, struct slab_ring *slabs)
+{
+    for (uint32_t step = 0; step < steps; step++, ring_next(r)) {
+        mbarrier_wait(&m.full[r->stage], r->phase);
+        __syncwarp();
+        release_stage<E>(m, r->stage);
+        if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
+            hand_over_next<E>(left, m, half, slabs);
+    }
+    hand_over_rest<E>(left, m, half, slabs);
+}
+
+template <class E>
+PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
+{
+    uint32_t half = threadIdx.x / 128 - 1, units = args.head->blocks * args.route.columns;
+    struct slab_ring slabs = {0};
+    struct left_over<E> left;
+    struct ring r = {0, 0};
+    struct prs_route_cursor cursor = {0};
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_ring taken = {0};
+    float d[128];
+    left.next = left_over<E>::count;
+    for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < units;) {
+        struct moe_tile t;
+        find_tile<E>(args, at, &cursor, unit, &t);
+        if (tile_has_half(t, half)) {
+            multiply_tile<E>(d, m, &r, half, args.k_steps, &left, &slabs);
+            hand_over_tile<E>(d, m, half, &slabs, false, &left);
+        } else {
+            skip_tile<E>(m, &r, half, args.k_steps, &left, &slabs);
+        }
+    }
+    hand_over_rest<E>(&left, m, half, &slabs);
+}
+
+/* ---- warp 1 --------------------------------------------------------------------------------------------------------
+ */
+template <class E>
+PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
+{
+    uint32_t units = args.head->blocks * args.route.columns, phase[2] = {0, 0};
+    struct prs_route_cursor cursor = {0};
+    struct unit_memory queue = unit_memory_map(m);
+    struct unit_ring taken = {0};
+    for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < units;) {
+        struct moe_tile t;
+        find_tile<E>(args, at, &cursor, unit, &t);
+        for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++) {
+            int32_t x = (int32_t)(t.column * PRS_TILE_N + quarter * 64);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                if (!tile_has_half(t, half))
+                    continue;
+                mbarrier_wait(&m.c_full[half], phase[half]);
+                phase[half] ^= 1;
+                if (x < (int32_t)args.n)
+                    tma_store_2d(&args.out, m.base + PRS_SMEM_C + half * PRS_SLAB, x,
+                                 (int32_t)t.unit.block * PRS_TILE_M + half * 64);
+                bulk_commit();
+                bulk_wait_read<0>();
+                mbarrier_arrive(&m.c_empty[half]);
+            }
+        }
+    }
+    bulk_wait_done<0>();
+}
+
+/* ---- the kernel ----------------------------------------------------------------------------------------------------
+ */
+template <class E>
+PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
+{
+    bool first = threadIdx.x % 32 == 0;
+    switch (threadIdx.x / 32) {
+    case 0:
+        load_blocks<E>(args, m, at);
+        break;
+    case 1:
+        if (first)
+            store_blocks<E>(args, m, at);
+        break;
+    case 2:
+        if (args.dispatches != 0)
+            place_rows<E>(args, m, at.epoch);
+        break;
+    default:
+        if (first && args.dispatches != 0)
+            send_rows<E>(args, m, at.epoch);
+    }
+}
+
+template <class E>
+__global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_constant__ struct prs_moe_args args)
+{
+    struct cta_memory m = cta_memory_map(dynamic_shared());
+    if (threadIdx.x == 0) {
+        unit_memory_init<E>(unit_memory_map(m));
+        cta_memory_init<E>(&m);
+    }
+    if (threadIdx.x == 32) {
+        tensor_map_prefetch(&args.rows);
+        tensor_map_prefetch(&args.experts);
+        tensor_map_prefetch(&args.out);
+    }
+    cluster_arrive();
+    cluster_wait(); /* the other CTA's barriers exist before anything is multicast to it */
+
+    if (threadIdx.x < 128) {
+        registers_give<PRODUCER_REGISTERS>();
+        produce_blocks<E>(args, m, cta_place_here<E>(&args.sync));
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        multiply_blocks<E>(args, m, cta_place_here<E>(&args.sync));
+    }
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
+    if (threadIdx.x != 0)
+        return;
+    units_restart(args);
+    if (args.dispatches != 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)
+        network_quiet(&args.sync, &args.far.device);
+}
+
+#endif

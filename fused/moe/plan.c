@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans of MoE dispatch + grouped product. */
+#include "fused/moe/args.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "fused/core/network.h"
+#include "fused/core/symmetric.h"
+#include "fused/core/tensor_map.h"
+#include "transport/util/error.h"
+
+enum {
+    CHOICES_PER_ROUTE_CTA = 512, /* two a thread; with more CTAs their counts take longer to add up */
+    LEAST_ROUTE_CTAS = 16,       /* where there are few choices, reading them is what takes long */
+    MAX_ROUTE_CTAS = 128,
+    FEW_TOKENS = 512,
+    /* Between nodes. A put takes the software NIC 4 us at least, in which 400G move 190 KB: 1024 puts of 115 KB come in
+     * 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with one group of all, less the product's 2980). */
+    PUT_BYTES = 512 << 10,
+    MOST_GROUPS = 32,  /* the first experts need not wait for the last rows; */
+    LEAST_GROUP = 128, /* but a signal takes as long as a put */
+};
+
+/* For the prediction: what was measured on 4 x H200 (doc/fused-notes.md). */
+static const double FLOPS_PER_US = 740e6, MEMORY_BYTES_PER_US = 4.3e6, LINK_BYTES_PER_US = 355e3, ROUTING_US = 25,
+                    FAR_BYTES_PER_US = 47e3, CLOCKS_PER_US = 1600;
+
+struct prs_moe_plan {
+    struct prs_fused *ctx;
+    struct prs_moe_shape shape;
+    struct prs_moe_info info;
+    struct prs_moe_args args;      /* all but the caller's pointers and the maps of weights and out */
+    struct prs_symmetric *mail;    /* counts and records, and those for other nodes */
+    struct prs_symmetric *staging; /* other ranks' tokens; NULL when alone */
+    struct prs_symmetric *flags;   /* one a sender of mail, then one a row of staging */
+    struct prs_symmetric *relay;   /* several nodes only: tokens on their way */
+    struct prs_symmetric *signals; /* several nodes only */
+    uint8_t *own;                  /* tables, then the rows of all experts */
+};
+
+static_assert(sizeof(struct prs_moe_row) == sizeof(struct prs_route_row) &&
+                  sizeof(struct prs_moe_group) == sizeof(struct prs_route_expert),
+              "public names of what the kernels write");
+
+/* ---- choices -------------------------------------------------------------------------------------------------------
+ */
+static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *s)
+{
+    uint32_t world = ctx->config.world;
+    if (s->tokens == 0 || s->hidden == 0 || s->columns == 0 || s->experts == 0 || s->top_k == 0)
+        return prs_fail(-EINVAL,
+                        "fused: MoE without tokens, columns or experts: %u tokens of %u, %u experts of %u, top %u",
+                        s->tokens, s->hidden, s->experts, s->columns, s->top_k);
+    if (s->hidden % 8 != 0 || s->columns % 8 != 0)
+        return prs_fail(-EINVAL, "fused: MoE with rows of %u and %u columns: both must be multiples of 8", s->hidden,
+                        s->columns);
+    if (s->experts % world != 0 || s->experts > PRS_ROUTE_MAX_EXPERTS || s->top_k > PRS_ROUTE_MAX_CHOICES)
+        return prs_fail(
+            -EINVAL,
+            "fused: %u experts on %u ranks, top %u: experts must divide among ranks, at most %d, top at most %d",
+            s->experts, world, s->top_k, PRS_ROUTE_MAX_EXPERTS, PRS_ROUTE_MAX_CHOICES);
+    if (world > PRS_ROUTE_MAX_WORLD)
+        return prs_fail(-EINVAL, "fused: MoE on %u ranks: at most %d", world, PRS_ROUTE_MAX_WORLD);
+    if (s->capacity % PRS_TILE_M != 0)
+        return prs_fail(-EINVAL, "fused: MoE capacity %u is not a multiple of %d", s->capacity, PRS_TILE_M);
+    if ((uint64_t)s->tokens * s->top_k > (uint64_t)MAX_ROUTE_CTAS * (PRS_ROUTE_CHUNK_CHOICES - s->top_k))
+        return prs_fail(-EINVAL, "fused: %u tokens, top %u: at most %d choices a rank", s->tokens, s->top_k,
+                        MAX_ROUTE_CTAS * PRS_ROUTE_CHUNK_CHOICES);
+    return 0;
+}
+
+/* Every choice of every rank here, and each expert's last block all but empty. */
+static uint64_t most_rows(const struct prs_fused *ctx, const struct prs_moe_shape *s)
+{
+    uint32_t local = s->experts / ctx->config.world;
+    uint64_t rows = (uint64_t)s->tokens * ctx->config.world * s->top_k;
+    return (rows / PRS_TILE_M + local + 1) * PRS_TILE_M;
+}
+
+static uint32_t at_most(uint32_t v, uint32_t most)
+{
+    return v < 1 ? 1 : v > most ? most : v;
+}
+
+/* Rows of a put, and of a group of puts with one signal. */
+static void choose_group(const struct prs_moe_shape *s, struct prs_moe_tuning *t)
+{
+    if (t->group == 0)
+        t->group = s->tokens / MOST_GROUPS < LEAST_GROUP ? LEAST_GROUP : s->tokens / MOST_GROUPS;
+    if (t->put == 0)
+        t->put = PUT_BYTES / (s->hidden * 2) / 8 * 8;
+    t->group = at_most(t->group, s->tokens);
+    t->put = at_most(t->put, t->group);
+    t->group = prs_ceil_div(t->group, t->put) * t->put;
+}
+
+/* A second pass reads weights a second time, and the first has work only where experts have whole blocks of this node's
+ * rows. 4096 and 8192 tokens of DeepSeek-V3 on 2 x 1 nodes: 2485 and 4042 us for 2604 and 4529 in one pass over one NIC
+ * of 400G, which is busy for as long as the product; 2399 and 3978 for 2366 and 4066 over two (moe-passes-2xH200.json).
+ */
+static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_shape *s)
+{
+    const struct prs_place *at = &ctx->place;
+    double rows = (double)s->tokens * s->top_k, near = rows * at->locals / s->experts;
+    double product = 2 * rows * s->hidden * s->columns / FLOPS_PER_US;
+    double far = 2.0 * s->tokens * s->hidden * (at->nodes - 1) / FAR_BYTES_PER_US;
+    int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
+    return near >= PRS_TILE_M && far / rails > 0.7 * product ? 2 : 1;
+}
+
+static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
+{
+    struct prs_moe_tuning *t = &p->info.tuning;
+    uint32_t tiles = prs_ceil_div(p->shape.columns, PRS_TILE_N);
+    if (wanted != NULL)
+        *t = *wanted;
+    if (t->share != 1 && t->share != 2)
+        t->share = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
+    if (t->route_ctas == 0) {
+        t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
+        t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
+    }
+    choose_group(&p->shape, t);
+    t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->ctx, &p->shape), p->ctx->place.nodes == 1 ? 1 : 2);
+    if (t->order == 0)
+        t->order = PRS_MOE_AS_THEY_COME;
+    if (t->spread == 0) /* rows are wanted early, but all at once they are in the product's way */
+        t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
+    t->route_ctas = at_most(t->route_ctas, p->ctx->sms < MAX_ROUTE_CTAS ? p->ctx->sms : MAX_ROUTE_CTAS);
+    p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->ctx, &p->shape);
+}
+
+/* And how far apart rows are sent. */
+static void predict(struct prs_moe_plan *p)
+{
+    const struct prs_moe_shape *s = &p->shape;
+    double world = p->ctx->config.world, rows = (double)s->tokens * s->top_k, local = s->experts / world, misses = 1;
+    double blocks = rows / PRS_TILE_M + local / 2, compute, weights, link;
+    for (uint32_t i = 0; i < s->top_k; i++)
+        misses *= 1 - 1 / world;
+    p->info.sent_bytes = (uint64_t)(s->tokens * (1 - misses) * (world - 1) * s->hidden * 2);
+    compute = 2.0 * (blocks > local ? blocks : local) * PRS_TILE_M * s->hidden * s->columns / FLOPS_PER_US;
+    weights = (local * s->columns + rows * 3) * s->hidden * 2 / MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
+    link = (double)p->info.sent_bytes / LINK_BYTES_PER_US;
+    compute = compute > weights ? compute : weights;
+    if (p->info.tuning.spread > 1)
+        p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * CLOCKS_PER_US * p->info.tuning.ctas /
+                                      ((double)p->info.sent_bytes / (s->hidden * 2) + 1));
+    p->info.predicted_us = ROUTING_US + (compute > link ? compute : link);
+}
+
+static void init_route(struct prs_moe_plan *p)
+{
+    struct prs_route *r = &p->args.route;
+    const struct prs_fused_config *c = &p->ctx->config;
+    r->rank = c->rank, r->world = c->world;
+    r->experts = p->shape.experts, r->local = p->shape.experts / c->world;
+    r->choices = p->shape.top_k, r->tokens = p->shape.tokens;
+    r->blocks = p->info.capacity / PRS_TILE_M;
+    r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.share);
+    r->row_bytes = p->shape.hidden * 2;
+    r->ctas = p->info.tuning.route_ctas;
+    r->node = p->ctx->place.node, r->nodes = p->ctx->place.nodes;
+    r->seat = p->ctx->place.local, r->seats = p->ctx->place.locals;
+    r->put = p->info.tuning.put, r->group = p->info.tuning.group;
+    r->passes = p->info.tuning.passes;
+    p->args.in_turn = p->info.tuning.order == PRS_MOE_IN_TURN;
+    p->args.n = p->shape.columns;
+    p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------------
+ */
+/* Takes `bytes` from what begins at base + *used; only counts when base is NULL. */
+static void *take(uint8_t *base, uint64_t *used, uint64_t bytes)
+{
+    void *at = base == NULL ? NULL : base + *used;
+    *used += (bytes + 255) / 256 * 256;
+    return at;
+}
+
+static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
+{
+    const struct prs_route *r = &a->route;
+    uint64_t used = 0;
+    a->head = take(base, &used, sizeof(*a->head));
+    a->arrivals = take(base, &used, sizeof(*a->arrivals));
+    a->next = take(base, &used, 2 * sizeof(*a->next));
+    a->table = take(base, &used, (uint64_t)r->local * sizeof(*a->table));
+    a->chunks = take(base, &used, (uint64_t)r->ctas * r->experts * sizeof(*a->chunks));
+    a->sent = take(base, &used, (uint64_t)r->world * r->tokens * sizeof(*a->sent));
+    if (r->nodes > 1) {
+        a->far.tokens = take(base, &used, (uint64_t)r->nodes * r->tokens * sizeof(*a->far.tokens));
+        a->far.counters =
+            take(base, &used, (uint64_t)prs_route_group_counter(r, r->nodes, 0) * sizeof(*a->far.counters));
+        a->far.near = take(base, &used, (uint64_t)r->local * sizeof(*a->far.near));
+    }
+    a->items = take(base, &used, (uint64_t)r->world * r->tokens * prs_route_item_bytes(r));
+    a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
+    a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
+    return used;
+}
+
+static int open_own(struct prs_moe_plan *p)
+{
+    struct prs_moe_args *a = &p->args;
+    uint64_t bytes = lay_out(a, NULL);
+    struct prs_tensor t = {.columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
+    int r = prs_cuda_check(cudaMalloc((void **)&p->own, bytes), "cudaMalloc of the rows of a MoE plan");
+    if (r != 0)
+        return r;
+    lay_out(a, p->own);
+    /* The tables: empty until the first launch. */
+    r = prs_cuda_check(cudaMemset(p->own, 0, (size_t)(a->row_bytes - p->own)), "cudaMemset of MoE tables");
+    if (r == 0)
+        r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
+    t.base = a->row_bytes;
+    t.box_rows = PRS_TILE_M / p->info.tuning.share;
+    p->info.workspace_bytes += bytes;
+    return r != 0 ? r : prs_tensor_map_encode(&t, &a->rows);
+}
+
+static int open_far(struct prs_moe_plan *p)
+{
+    struct prs_moe_far *far = &p->args.far;
+    const struct prs_route *r = &p->args.route;
+    uint64_t words = prs_route_relay_word(r, r->nodes, 0);
+    int e = prs_symmetric_open(p->ctx, prs_route_relay_at(r, 2, 1, 0), PRS_SYMMETRIC_DATA, &p->relay);
+    if (e == 0)
+        e = prs_symmetric_open(p->ctx, words * sizeof(*far->signals), PRS_SYMMETRIC_SIGNALS, &p->signals);
+    if (e != 0)
+        return e;
+    far->device = p->ctx->network->device;
+    far->signals = (uint64_t *)p->signals->at[0];
+    far->relay = p->relay->at[0];
+    far->mail_window = p->mail->window;
+    far->relay_window = p->relay->window;
+    far->signal_window = p->signals->window;
+    p->info.workspace_bytes += p->relay->bytes + p->signals->bytes;
+    return 0;
+}
+
+static int open_shared(struct prs_moe_plan *p)
+{
+    struct prs_moe_args *a = &p->args;
+    const struct prs_route *r = &a->route;
+    uint64_t rows = r->world > 1 ? prs_route_row_flag(r, r->world, 0) : 0;
+    int e = prs_symmetric_open(p->ctx, prs_route_mail_bytes(r), PRS_SYMMETRIC_DATA, &p->mail);
+    if (e == 0)
+        e = prs_symmetric_open(p->ctx, (r->world + rows + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
+    if (e == 0 && r->world > 1)
+        e = prs_symmetric_open(p->ctx, prs_route_staging_at(r, r->world, 0), PRS_SYMMETRIC_NODE, &p->staging);
+    if (e != 0)
+        return e;
+    for (uint32_t q = 0; q < r->seats; q++) {
+        a->mail[q] = p->mail->at[q];
+        a->mail_flags[q] = (uint32_t *)p->flags->at[q];
+        a->staging_flags[q] = a->mail_flags[q] + r->world;
+        a->staging[q] = p->staging == NULL ? NULL : p->staging->at[q];
+    }
+    p->info.workspace_bytes += p->mail->bytes + p->flags->bytes + (p->staging == NULL ? 0 : p->staging->bytes);
+    e = prs_sync_share(p->ctx, p->flags, &a->sync);
+    return e == 0 && r->nodes > 1 ? open_far(p) : e;
+}
+
+/* ---- plans ---------------------------------------------------------------------------------------------------------
+ */
+/* The records of one rank are read by another: both must count the same. */
+static int agree(struct prs_fused *ctx, const struct prs_moe_shape *shape)
+{
+    struct prs_moe_shape all[PRS_ROUTE_MAX_WORLD];
+    int r = prs_context_allgather(ctx, shape, all, sizeof(*shape));
+    for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
+        if (all[i].tokens != shape->tokens || all[i].hidden != shape->hidden || all[i].experts != shape->experts ||
+            all[i].top_k != shape->top_k)
+            return prs_fail(-EINVAL, "fused: rank %u's MoE plan (%u tokens of %u, %u experts, top %u) is not rank %u's",
+                            i, all[i].tokens, all[i].hidden, all[i].experts, all[i].top_k, ctx->config.rank);
+    return r;
+}
+
+static int open_plan(struct prs_moe_plan *p, const struct prs_moe_tuning *tuning)
+{
+    struct prs_moe_tuning *t = &p->info.tuning;
+    uint32_t clusters, ctas;
+    int r;
+    choose(p, tuning);
+    init_route(p);
+    r = prs_moe_kernels_prepare(&p->args.route, !p->shape.weights_are_n_h, t->share, &clusters);
+    if (r != 0)
+        return prs_fail(r, "fused: the MoE kernels do not fit device %d: built for another GPU?",
+                        p->ctx->config.device);
+    ctas = clusters * t->share;
+    t->ctas = t->ctas == 0 ? ctas : at_most(t->ctas / t->share, clusters) * t->share;
+    predict(p);
+    r = prs_sync_open(p->ctx, &p->args.sync);
+    p->info.workspace_bytes = sizeof(*p->args.sync.words);
+    if (r == 0)
+        r = open_own(p);
+    /* Only now do ranks wait for each other: one that failed must say so. */
+    r = prs_context_agree(p->ctx, r);
+    return r != 0 ? r : prs_context_agree(p->ctx, open_shared(p));
+}
+
+int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, const struct prs_moe_tuning *tuning,
+                      struct prs_moe_plan **out)
+{
+    struct prs_moe_plan *p;
+    int before,
+        r = prs_context_agree(ctx, check_shape(ctx, shape)); /* one rank's mistake must not leave others waiting */
+    if (r == 0)
+        r = agree(ctx, shape);
+    if (r == 0)
+        r = prs_context_begin_plan(ctx, _Alignof(struct prs_moe_plan), sizeof(*p), (void **)&p, &before);
+    if (r != 0)
+        return r;
+    p->ctx = ctx;
+    p->shape = *shape;
+    r = open_plan(p, tuning);
+    if (r == 0)
+        *out = p;
+    else
+        prs_moe_plan_close(p);
+    prs_context_leave(before);
+    return r;
+}
+
+void prs_moe_plan_close(struct prs_moe_plan *p)
+{
+    int before;
+    if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
+        return;
+    prs_symmetric_close(p->ctx, p->signals);
+    prs_symmetric_close(p->ctx, p->relay);
+    prs_symmetric_close(p->ctx, p->staging);
+    prs_symmetric_close(p->ctx, p->flags);
+    prs_symmetric_close(p->ctx, p->mail);
+    (void)cudaFree(p->own);
+    prs_sync_close(&p->args.sync);
+    free(p);
+    prs_context_leave(before);
+}
+
+void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
+{
+    *info = p->info;
+}
+
+/* ---- launches ------------------------------------------------------------------------------------------------------
+ */
+static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
+{
+    const struct prs_moe_shape *s = &p->shape;
+    struct prs_tensor weights = {.base = b->weights, .planes = p->args.route.local, .swizzled = true};
+    struct prs_tensor out = {
+        .base = b->out, .columns = s->columns, .rows = p->info.capacity, .box_rows = 64, .swizzled = true};
+    int r;
+    if (s->weights_are_n_h)
+        weights.columns = s->hidden, weights.rows = s->columns, weights.box_rows = PRS_TILE_N;
+    else
+        weights.columns = s->columns, weights.rows = s->hidden, weights.box_rows = PRS_TILE_K;
+    r = prs_tensor_map_encode(&weights, &p->args.experts);
+    return r != 0 ? r : prs_tensor_map_encode(&out, &p->args.out);
+}
+
+static int check_batch(const struct prs_moe_plan *p, const struct prs_moe_batch *b, bool dispatches)
+{
+    uintptr_t all = (uintptr_t)b->weights | (uintptr_t)b->out;
+    if (dispatches)
+        all |= (uintptr_t)b->tokens | (uintptr_t)b->chosen | (uintptr_t)b->rows | (uintptr_t)b->groups |
+               (uintptr_t)b->router_weights;
+    if (all % 16 != 0 || b->weights == NULL || b->out == NULL || (dispatches && (b->rows == NULL || b->groups == NULL)))
+        return prs_fail(-EINVAL, "fused: MoE batch: weights %p, out %p, rows %p, groups %p: 16-byte aligned, not NULL",
+                        b->weights, b->out, (void *)b->rows, (void *)b->groups);
+    if (dispatches && b->count != 0 && (b->tokens == NULL || b->chosen == NULL || b->router_weights == NULL))
+        return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
+                        b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
+    if (dispatches && b->count > p->shape.tokens)
+        return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
+    return prs_sync_check(p->ctx);
+}
+
+static int launch(struct prs_moe_plan *p, const struct prs_moe_batch *b, bool dispatches, cudaStream_t stream)
+{
+    struct prs_moe_args *a = &p->args;
+    const struct prs_moe_tuning *t = &p->info.tuning;
+    int before, r = check_batch(p, b, dispatches);
+    if (r == 0)
+        r = prs_context_enter(p->ctx, &before);
+    if (r != 0)
+        return r;
+    a->tokens = b->tokens, a->count = b->count;
+    a->chosen = b->chosen, a->weights = b->router_weights;
+    a->row_map = (struct prs_route_row *)b->rows;
+    a->expert_map = (struct prs_route_expert *)b->groups;
+    a->dispatches = dispatches;
+    r = encode(p, b);
+    if (r == 0) {
+        r = prs_moe_kernels_launch(a, !p->shape.weights_are_n_h, t->share, t->ctas / t->share, stream);
+        if (r != 0)
+            r = prs_fail(r, "fused: CUDA refused the MoE launch: %s", cudaGetErrorString(cudaGetLastError()));
+    }
+    prs_context_leave(before);
+    return r;
+}
+
+int prs_moe_dispatch_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream)
+{
+    return launch(plan, batch, true, stream);
+}
+
+int prs_moe_gemm(struct prs_moe_plan *plan, const struct prs_moe_batch *batch, struct CUstream_st *stream)
+{
+    return launch(plan, batch, false, stream);
+}

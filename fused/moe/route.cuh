@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The routing kernel: from what the router chose to who sends what where, in one launch of a few CTAs that run at once.
+ *
+ *   count      each CTA numbers the choices of its tokens, expert by expert
+ *   send       all CTAs know the counts of all: each choice's place is known, the receivers get counts and records
+ *   receive    the other ranks' counts are here: each row's place is known
+ *
+ * Every rank waits here for every other one, once a launch. So nobody is in the product of launch e + 1 before all have
+ * finished that of launch e: staging needs one bank. Counts and records are written before that wait, and may come
+ * while a slower rank still reads those of the launch before: two banks. They cannot come two launches early, because
+ * their sender has seen this rank's flag of the launch between. */
+#ifndef PERSEUS_FUSED_ROUTE_CUH
+#define PERSEUS_FUSED_ROUTE_CUH
+
+#include "fused/moe/args.h"
+#include "fused/core/network.cuh"
+#include "fused/core/ptx.cuh"
+#include "fused/core/sync.cuh"
+
+struct route_memory {
+    uint32_t *table[PRS_ROUTE_TABLES]; /* [experts] each */
+    uint32_t *total;
+    uint16_t *code, *index, *lead, *relay; /* [choice of this CTA] */
+};
+
+struct route_place {
+    uint32_t cta, epoch, bank;
+    uint32_t first, tokens; /* of this CTA */
+};
+
+PRS_DEVICE struct route_memory route_memory_map(const struct prs_moe_args &args, uint8_t *base)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t choices = (prs_ceil_div(r->tokens, r->ctas) * r->choices + 7) / 8 * 8;
+    struct route_memory m;
+    uint32_t *words = (uint32_t *)base;
+    for (uint32_t i = 0; i < PRS_ROUTE_TABLES; i++)
+        m.table[i] = words + i * prs_moe_table_words(r);
+    m.total = words + PRS_ROUTE_TABLES * prs_moe_table_words(r);
+    m.code = (uint16_t *)(m.total + PRS_ROUTE_TOTALS);
+    m.index = m.code + choices;
+    m.lead = m.index + choices;
+    m.relay = m.lead + choices;
+    return m;
+}
+
+/* Exclusive sums in place, by one warp; gives the sum of all. */
+PRS_DEVICE uint32_t scan_exclusive(uint32_t *v, uint32_t count)
+{
+    uint32_t lane = threadIdx.x % 32, carry = 0;
+    for (uint32_t first = 0; first < count; first += 32) {
+        uint32_t mine = first + lane < count ? v[first + lane] : 0, sum = mine;
+        for (uint32_t d = 1; d < 32; d *= 2) {
+            uint32_t before = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? before : 0;
+        }
+        if (first + lane < count)
+            v[first + lane] = carry + sum - mine;
+        carry += __shfl_sync(~0u, sum, 31);
+    }
+    __syncwarp();
+    return carry;
+}
+
+/* ---- count ---------------------------------------------------------------------------------------------------------
+ */
+PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route_memory &m,
+                             const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t choices = at.tokens * r->choices;
+    for (uint32_t i = threadIdx.x; i < (choices + 7) / 8 * 8; i += PRS_ROUTE_THREADS) {
+        uint32_t token = at.first + i / r->choices, code = PRS_ROUTE_NONE;
+        if (i < choices) {
+            const int64_t *chosen = args.chosen + (uint64_t)token * r->choices;
+            int64_t expert = chosen[i % r->choices];
+            code = prs_route_code(r, chosen, i % r->choices);
+            if (expert >= (int64_t)r->experts)
+                record_fault(&args.sync, PRS_FAULT_EXPERT, r->rank, token, r->experts, (uint32_t)expert, 0);
+        }
+        m.code[i] = (uint16_t)code;
+    }
+}
+
+/* One thread per expert goes through all choices of the CTA: no atomics, so that the order, and every result's place,
+ * repeats. */
+PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct route_memory &m,
+                               const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t choices = at.tokens * r->choices;
+    for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
+        uint32_t rows = 0, leads = 0, relays = 0;
+        for (uint32_t i = 0; i < choices; i += 8) {
+            uint4 eight = *(const uint4 *)(m.code + i);
+            uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                uint32_t code = pairs[j / 2] >> j % 2 * 16 & 0xffff;
+                if ((code & PRS_ROUTE_NONE) == e) {
+                    m.index[i + j] = (uint16_t)rows++;
+                    if (code & PRS_ROUTE_LEAD)
+                        m.lead[i + j] = (uint16_t)leads++;
+                    if (code & PRS_ROUTE_RELAY)
+                        m.relay[i + j] = (uint16_t)relays++;
+                }
+            }
+        }
+        args.chunks[at.cta * r->experts + e] = rows | leads << 16 | (uint64_t)relays << 32;
+    }
+}
+
+/* True for the last CTA to come. step: 1 or 2. */
+PRS_DEVICE bool arrive_cta(const struct prs_moe_args &args, const struct route_place &at, uint32_t step, uint32_t *want)
+{
+    *want = ((at.epoch - 1) * 2 + step) * args.route.ctas;
+    return add_acq_rel_gpu(args.arrivals, 1) + 1 == *want;
+}
+
+/* What each CTA has written is visible to all. */
+PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct route_place &at)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint32_t want;
+        if (!arrive_cta(args, at, 1, &want))
+            wait_flag(&args.sync, args.arrivals, want, PRS_AWAIT_CTAS, args.route.rank, at.cta);
+    }
+    __syncthreads();
+}
+
+/* ---- send ----------------------------------------------------------------------------------------------------------
+ */
+/* Tables; FIRST_: of this CTA. ALL_RELAYS goes by prs_route_relay_order(). */
+enum { FIRST_INDEX = 0, FIRST_LEAD = 1, ALL_ROWS = 2, ALL_LEADS = 3, FIRST_RELAY = 4, ALL_RELAYS = 5 };
+
+PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
+        uint32_t rows = 0, leads = 0, relays = 0;
+#pragma unroll 8
+        for (uint32_t cta = 0; cta < r->ctas; cta++) {
+            uint64_t all = args.chunks[cta * r->experts + e];
+            if (cta == at.cta) {
+                m.table[FIRST_INDEX][e] = rows;
+                m.table[FIRST_LEAD][e] = leads;
+                m.table[FIRST_RELAY][e] = relays;
+            }
+            rows += (uint32_t)all & 0xffff;
+            leads += (uint32_t)all >> 16;
+            relays += (uint32_t)(all >> 32);
+        }
+        m.table[ALL_ROWS][e] = rows;
+        m.table[ALL_LEADS][e] = leads;
+        m.table[ALL_RELAYS][prs_route_relay_order(r, e)] = relays;
+    }
+}
+
+/* Where counts and records for the peer at distance p are written: into its inbox, or, on another node, into what is
+ * put there. */
+PRS_DEVICE uint8_t *mail_to(const struct prs_moe_args &args, const struct route_place &at, uint32_t p)
+{
+    const struct prs_route *r = &args.route;
+    if (prs_route_node_of(r, p) != 0)
+        return args.mail[0] + prs_route_outbox_at(r, p);
+    return args.mail[prs_route_neighbour(r, p)] + prs_route_counts_at(r, at.bank, prs_route_mirror(r, p));
+}
+
+/* Counts of a peer's experts, by CTA 0. Must come before ALL_LEADS becomes sums. */
+PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
+        uint2 *to = (uint2 *)mail_to(args, at, (e / r->local + r->world - r->rank) % r->world);
+        to[e % r->local] = make_uint2(m.table[ALL_ROWS][e], m.table[ALL_LEADS][e]);
+    }
+}
+
+/* Where each expert's leads begin in what its owner gets, and each expert's relay leads in what its node gets. */
+PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    bool tells = at.cta == 0 && threadIdx.x % 32 == 0;
+    for (uint32_t owner = threadIdx.x / 32; owner < r->world; owner += PRS_ROUTE_THREADS / 32) {
+        uint32_t sent = scan_exclusive(m.table[ALL_LEADS] + owner * r->local, r->local);
+        if (tells)
+            args.head->sent[(owner + r->world - r->rank) % r->world] = sent;
+    }
+    for (uint32_t node = threadIdx.x / 32; node < r->nodes; node += PRS_ROUTE_THREADS / 32) {
+        uint32_t b = (node + r->nodes - r->node) % r->nodes;
+        uint32_t sent = scan_exclusive(m.table[ALL_RELAYS] + node * r->seats * r->local, r->seats * r->local);
+        if (!tells)
+            continue;
+        args.head->relayed[b] = sent;
+        if (b != 0)
+            *(uint32_t *)(args.mail[0] + prs_route_note_at(r, 2, b)) = sent;
+    }
+}
+
+/* Row of a relay lead among all for its node. */
+PRS_DEVICE uint32_t relay_row(const struct prs_moe_args &args, const struct route_memory &m, uint32_t choice)
+{
+    uint32_t expert = m.code[choice] & PRS_ROUTE_NONE;
+    return m.table[ALL_RELAYS][prs_route_relay_order(&args.route, expert)] + m.table[FIRST_RELAY][expert] +
+           m.relay[choice];
+}
+
+/* By the thread of the relay lead: the note of one relayed row, the place of the token at every seat. */
+PRS_DEVICE void write_note(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at,
+                           uint32_t choice)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t first = choice / r->choices * r->choices, node = (m.code[choice] & PRS_ROUTE_NONE) / r->local / r->seats;
+    uint32_t b = (node + r->nodes - r->node) % r->nodes, row = relay_row(args, m, choice);
+    int32_t *note = (int32_t *)(args.mail[0] + prs_route_note_at(r, 2, b) + 16) + row * r->seats;
+    args.far.tokens[b * r->tokens + row] = at.first + choice / r->choices;
+    for (uint32_t seat = 0; seat < r->seats; seat++)
+        note[seat] = PRS_ROUTE_NOWHERE;
+    for (uint32_t i = first; i < first + r->choices; i++) {
+        uint32_t expert = m.code[i] & PRS_ROUTE_NONE;
+        if ((m.code[i] & PRS_ROUTE_LEAD) != 0 && expert / r->local / r->seats == node)
+            note[expert / r->local % r->seats] =
+                (int32_t)(m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[i]);
+    }
+}
+
+/* The record of one row that is sent. */
+PRS_DEVICE void send_record(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at,
+                            uint32_t choice)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t local = choice / r->choices, token = at.first + local, lead = choice % r->choices, uses = 0;
+    uint32_t expert = m.code[choice] & PRS_ROUTE_NONE, p = (expert / r->local + r->world - r->rank) % r->world;
+    uint32_t place = m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[choice];
+    const int64_t *chosen = args.chosen + (uint64_t)token * r->choices;
+    uint4 *to = (uint4 *)(mail_to(args, at, p) + prs_route_record_at(r, 0, 0, place));
+    for (uint32_t slot = prs_route_next_use(r, chosen, lead, r->choices); slot < r->choices;
+         slot = prs_route_next_use(r, chosen, lead, slot)) {
+        uint32_t e = (uint32_t)chosen[slot];
+        float weight = args.weights[(uint64_t)token * r->choices + slot];
+        to[1 + uses++] = make_uint4(e % r->local, slot, m.table[FIRST_INDEX][e] + m.index[local * r->choices + slot],
+                                    __float_as_uint(weight));
+    }
+    to[0] = make_uint4(token, uses, 0, 0);
+    args.sent[(uint64_t)p * r->tokens + place] = token;
+}
+
+/* What was made for the ranks of other nodes: one put and one signal for each, and the counterparts' notes. */
+static __device__ __noinline__ void put_mail(const struct prs_moe_args &args, uint32_t epoch)
+{
+    const struct prs_route *r = &args.route;
+    const struct prs_moe_far *far = &args.far;
+    for (uint32_t p = 1; p < r->world; p++) {
+        uint32_t b = prs_route_node_of(r, p), peer = prs_route_peer(r, p), me = prs_route_mirror(r, p);
+        struct prs_device_put mail = {prs_route_outbox_at(r, p),
+                                      prs_route_counts_at(r, epoch & 1, me),
+                                      prs_route_record_at(r, 0, 0, args.head->sent[p]),
+                                      peer,
+                                      far->mail_window,
+                                      far->mail_window,
+                                      p % PRS_CMD_GROUPS};
+        struct prs_device_put note = mail;
+        struct prs_device_signal signal = {me * 8ull, epoch, peer, far->signal_window, p % PRS_CMD_GROUPS, 0, 0};
+        if (b == 0)
+            continue;
+        network_put(&args.sync, &far->device, mail);
+        note.src_offset = prs_route_note_at(r, 2, b);
+        note.dst_offset = prs_route_note_at(r, epoch & 1, prs_route_node_mirror(r, b));
+        note.bytes = 16 + ((uint64_t)args.head->relayed[b] * r->seats * 4 + 15) / 16 * 16;
+        if (peer == prs_route_counterpart(r, b))
+            network_put(&args.sync, &far->device, note);
+        network_signal(&args.sync, &far->device, signal);
+    }
+}
+
+/* The last CTA to have sent tells all ranks. */
+PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t want;
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    fence_release_sys(); /* R4: this CTA's records and counts, before the arrival that the last CTA sees */
+    if (!arrive_cta(args, at, 2, &want))
+        return;
+    fence_release_sys(); /* R5: all CTAs' records and counts, before the flags. Pairs with A1 in receive_counts(). */
+    for (uint32_t p = 0; p < r->world; p++)
+        if (prs_route_node_of(r, p) == 0)
+            store_release_sys(args.mail_flags[prs_route_neighbour(r, p)] + prs_route_mirror(r, p), at.epoch);
+    if (r->nodes > 1)
+        put_mail(args, at.epoch);
+}
+
+/* ---- receive -------------------------------------------------------------------------------------------------------
+ */
+/* Tables anew; [p][local expert] unless said otherwise. */
+enum {
+    ROW_BASE = 0,   /* where the sender's rows of the expert begin among all */
+    LEAD_BASE = 1,  /* the same of leads */
+    LEAD_FIRST = 2, /* place of the expert's first lead in what the sender sent */
+    ROWS = 3,       /* [local expert] */
+    BLOCKS = 4,     /* [local expert]; then: first block */
+    ITEMS = 5       /* [local expert] leads of this node's senders, then the same of the others'; then: first item */
+};
+enum { TOTAL_BLOCKS = 0, TOTAL_ITEMS = 1, TOTAL_SENT = 2 };
+static_assert(TOTAL_SENT + PRS_ROUTE_MAX_WORLD <= PRS_ROUTE_TOTALS, "one total a sender");
+
+/* The word that says that the routes of the peer at distance p are here. */
+PRS_DEVICE const uint32_t *routes_flag(const struct prs_moe_args &args, uint32_t p)
+{
+    if (prs_route_node_of(&args.route, p) != 0)
+        return (const uint32_t *)(args.far.signals + p);
+    return args.mail_flags[0] + p;
+}
+
+PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct route_memory &m,
+                               const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t p = threadIdx.x;
+    bool lost = p < r->world &&
+                !wait_flag(&args.sync, routes_flag(args, p), at.epoch, PRS_AWAIT_ROUTES, prs_route_peer(r, p), p);
+    if (__syncthreads_or(lost))
+        return false;
+    for (uint32_t e = threadIdx.x; e < r->local; e += PRS_ROUTE_THREADS) {
+        uint32_t rows = 0, leads = 0;
+        for (uint32_t i = 0; i < r->world; i++) {
+            p = prs_route_sender(r, i);
+            const uint2 *counts = (const uint2 *)(args.mail[0] + prs_route_counts_at(r, at.bank, p));
+            uint2 both = counts[e];
+            if (i == r->seats) {
+                m.table[ITEMS][e] = leads;
+                leads = 0;
+            }
+            m.table[ROW_BASE][p * r->local + e] = rows;
+            m.table[LEAD_BASE][p * r->local + e] = leads;
+            m.table[LEAD_FIRST][p * r->local + e] = both.y;
+            rows += both.x;
+            leads += both.y;
+        }
+        m.table[ROWS][e] = rows;
+        m.table[BLOCKS][e] = prs_ceil_div(rows, PRS_TILE_M);
+        m.table[ITEMS][(r->nodes > 1 ? r->local : 0) + e] = leads;
+    }
+    __syncthreads();
+    for (uint32_t job = threadIdx.x / 32; job < 2 + r->world; job += PRS_ROUTE_THREADS / 32) {
+        uint32_t *v = job == 0   ? m.table[BLOCKS]
+                      : job == 1 ? m.table[ITEMS]
+                                 : m.table[LEAD_FIRST] + (job - 2) * r->local;
+        uint32_t total = scan_exclusive(v, job == 1 && r->nodes > 1 ? 2 * r->local : r->local);
+        if (threadIdx.x % 32 == 0)
+            m.total[job == 0 ? TOTAL_BLOCKS : job == 1 ? TOTAL_ITEMS : TOTAL_SENT + job - 2] = total;
+    }
+    __syncthreads();
+    return true;
+}
+
+/* More rows have come than there is room for: none is computed, all others of the epoch's duties are done. */
+PRS_DEVICE void refuse_rows(const struct prs_moe_args &args, const struct route_memory &m)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t e = 0;
+    while (m.table[BLOCKS][e] + prs_ceil_div(m.table[ROWS][e], PRS_TILE_M) <= r->blocks)
+        e++;
+    record_fault(&args.sync, PRS_FAULT_CAPACITY, r->rank, r->rank * r->local + e, m.total[TOTAL_BLOCKS] * PRS_TILE_M,
+                 r->blocks * PRS_TILE_M, 0);
+}
+
+/* Also when rows are refused: they are pushed all the same. */
+PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < prs_route_group_counter(r, r->nodes, 0);
+         i += r->ctas * PRS_ROUTE_THREADS)
+        args.far.counters[i] = 0;
+}
+
+/* What the product's kernel and the caller read, but for items and rows. */
+PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route_memory &m,
+                             const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    uint32_t thread = at.cta * PRS_ROUTE_THREADS + threadIdx.x, threads = r->ctas * PRS_ROUTE_THREADS;
+    for (uint32_t b = thread; b < m.total[TOTAL_BLOCKS]; b += threads)
+        args.ready[b] = 0;
+    for (uint32_t e = thread / 32; e < r->local; e += threads / 32) {
+        uint32_t first = m.table[BLOCKS][e] * PRS_TILE_M, rows = m.table[ROWS][e];
+        uint32_t end = prs_ceil_div(rows, PRS_TILE_M) * PRS_TILE_M;
+        if (threadIdx.x % 32 == 0) {
+            struct prs_route_expert x = {first, rows};
+            args.table[e] = x;
+            args.expert_map[e] = x;
+            if (r->nodes > 1) /* its rows of this node: all before those of the first sender of another one */
+                args.far.near[e] =
+                    prs_route_near_blocks(r, e, &x, m.table[ROW_BASE][prs_route_sender(r, r->seats) * r->local + e]);
+        }
+        for (uint32_t i = rows + threadIdx.x % 32; i < end; i += 32)
+            *(uint4 *)&args.row_map[first + i] = make_uint4(~0u, ~0u, ~0u, 0);
+    }
+}
+
+/* Row i that the peer at distance p sends: an item for the product's kernel, and its rows for the caller. Items of what
+ * does not cross between nodes come first, for all experts: nothing that is here waits behind what is not. */
+PRS_DEVICE void receive_record(const struct prs_moe_args &args, const struct route_memory &m,
+                               const struct route_place &at, uint32_t p, uint32_t i)
+{
+    const struct prs_route *r = &args.route;
+    const uint4 *from = (const uint4 *)(args.mail[0] + prs_route_record_at(r, at.bank, p, i));
+    uint4 head = from[0], use = from[1];
+    uint32_t lead = use.x, of_p = p * r->local, items = prs_route_node_of(r, p) == 0 ? 0 : r->local;
+    uint32_t item =
+        m.table[ITEMS][items + lead] + m.table[LEAD_BASE][of_p + lead] + i - m.table[LEAD_FIRST][of_p + lead];
+    struct prs_route_item *to = (struct prs_route_item *)(args.items + (uint64_t)item * prs_route_item_bytes(r));
+    *(uint4 *)to = make_uint4(p, p == 0 ? head.x : i, head.y, 0);
+    for (uint32_t u = 0; u < head.y; u++) {
+        uint32_t row;
+        use = from[1 + u];
+        row = m.table[BLOCKS][use.x] * PRS_TILE_M + m.table[ROW_BASE][of_p + use.x] + use.z;
+        to->row[u] = row;
+        *(uint4 *)&args.row_map[row] = make_uint4(prs_route_peer(r, p), head.x, use.y, use.w);
+    }
+}
+
+PRS_DEVICE void receive_records(const struct prs_moe_args &args, const struct route_memory &m,
+                                const struct route_place &at)
+{
+    const struct prs_route *r = &args.route;
+    for (uint32_t p = 0; p < r->world; p++)
+        for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < m.total[TOTAL_SENT + p];
+             i += r->ctas * PRS_ROUTE_THREADS)
+            receive_record(args, m, at, p, i);
+}
+
+/* ---- the kernel ----------------------------------------------------------------------------------------------------
+ */
+static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
+    route_kernel(const __grid_constant__ struct prs_moe_args args)
+{
+    const struct prs_route *r = &args.route;
+    struct route_memory m = route_memory_map(args, dynamic_shared());
+    uint32_t each = prs_route_chunk_tokens(r, args.count), first = blockIdx.x * each, epoch = launch_epoch(&args.sync);
+    uint32_t left = args.count > first ? args.count - first : 0;
+    struct route_place at = {blockIdx.x, epoch, epoch & 1, first, left < each ? left : each};
+
+    if (r->nodes > 1)
+        reset_counters(args, at);
+    read_choices(args, m, at);
+    __syncthreads();
+    number_choices(args, m, at);
+    meet_ctas(args, at);
+
+    sum_chunks(args, m, at);
+    __syncthreads();
+    if (at.cta == 0)
+        send_counts(args, m, at);
+    __syncthreads();
+    place_leads(args, m, at);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < at.tokens * r->choices; i += PRS_ROUTE_THREADS) {
+        if (m.code[i] & PRS_ROUTE_LEAD)
+            send_record(args, m, at, i);
+        if (m.code[i] & PRS_ROUTE_RELAY)
+            write_note(args, m, at, i);
+    }
+    signal_ranks(args, at);
+
+    __syncthreads(); /* the tables are used anew */
+    bool here = receive_counts(args, m, at), fits = here && m.total[TOTAL_BLOCKS] <= r->blocks;
+    if (at.cta == 0 && threadIdx.x == 0) {
+        args.head->blocks = fits ? m.total[TOTAL_BLOCKS] : 0;
+        args.head->items = fits ? m.total[TOTAL_ITEMS] : 0;
+        if (here && !fits)
+            refuse_rows(args, m);
+        /* A rank that did not come may still read what it was sent last. */
+        for (uint32_t p = 0; p < r->world && !here; p++)
+            args.head->sent[p] = args.head->relayed[p] = 0;
+    }
+    if (!fits)
+        return;
+    write_tables(args, m, at);
+    receive_records(args, m, at);
+}
+
+#endif

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which row of which expert comes from where. Plain C shared by the kernels, the host and the CPU tests: no CUDA, no
+ * memory, no clock.
+ *
+ * Experts are numbered over all ranks; rank r owns `local` of them from r * local on. A *choice* is one (token, slot of
+ * its top-k) and makes one output row at the owner of its expert. A *lead* is the choice with the lowest expert among
+ * those of one token at one owner: the token travels to that owner once, and its leads decide when. Every sender sorts
+ * what it sends by the lead's expert, then by token, so that the rows of the first experts are complete first at the
+ * receiver, which computes in that order. A sender numbers its choices of each expert (`index`) without knowing the
+ * other ranks' counts; the receiver adds where the sender's part of the expert begins.
+ *
+ * Peers are named by distance: p = (rank of the peer - own rank) modulo world, 0 is the own rank.
+ *
+ * Several nodes (place.h: ranks of a node are consecutive, `seat` is a rank's number on its node). A token crosses to
+ * another node once, to the counterpart of its sender there (the rank with the same seat), which gives it to all ranks
+ * of its node that own one of the experts. The choice of the node's that comes first in its owner's order is the *relay
+ * lead*, by which relayed rows are sorted; a note tells the counterpart each row's place at every seat. Nodes are named
+ * by distance too. */
+#ifndef PERSEUS_FUSED_ROUTE_H
+#define PERSEUS_FUSED_ROUTE_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fused/gemm/schedule.h"
+
+enum {
+    PRS_ROUTE_MAX_EXPERTS = 1024,   /* over all ranks */
+    PRS_ROUTE_MAX_CHOICES = 32,     /* of one token */
+    PRS_ROUTE_CHUNK_CHOICES = 8192, /* that one routing CTA handles: 8 bytes of shared memory each */
+    PRS_ROUTE_NONE = 0x3fff,        /* code of a choice without expert; mask of the expert in a code */
+    PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
+    PRS_ROUTE_RELAY = 0x4000,
+    PRS_ROUTE_MAX_WORLD = 64,
+    PRS_ROUTE_NOWHERE = -1 /* place of a row at a seat that does not get it */
+};
+
+struct prs_route {
+    uint32_t rank, world;
+    uint32_t experts, local; /* local = experts / world */
+    uint32_t choices;        /* k */
+    uint32_t tokens;         /* the most that any rank may have */
+    uint32_t blocks;         /* of PRS_TILE_M rows: the capacity of this rank */
+    uint32_t columns;        /* column tiles of the result, or pairs of them: units in one row block */
+    uint32_t row_bytes;      /* of a token */
+    uint32_t ctas;           /* of the routing kernel */
+    uint32_t node, nodes, seat, seats;
+    uint32_t put;    /* between nodes: rows that one put moves */
+    uint32_t group;  /* and that one signal stands for, a multiple of `put` */
+    uint32_t passes; /* several nodes: 2: first some of what waits for no other node; 1: expert by expert */
+};
+
+/* What a sender tells about one row that it sends: a head, then one use for each row it becomes. */
+struct prs_route_head {
+    uint32_t token, uses, pad[2];
+};
+
+struct prs_route_use {
+    uint32_t expert; /* of the receiver's own, 0 .. local - 1; of the first use: the lead's */
+    uint32_t slot;   /* of the token's top-k */
+    uint32_t index;  /* among this sender's choices of the expert */
+    float weight;
+};
+static_assert(sizeof(struct prs_route_head) == 16 && sizeof(struct prs_route_use) == 16, "written as 16-byte vectors");
+
+/* One received row as the receiver copies it: from where, to which rows. */
+struct prs_route_item {
+    uint32_t peer, at; /* peer 0: own token `at`; else row `at` of what that peer sends */
+    uint32_t uses;
+    uint32_t pad;
+    uint32_t row[4]; /* as many as choices, rounded up to 4 */
+};
+
+/* Where a row came from: all that a combine needs. The layout is that of struct prs_moe_row in perseus/fused.h. */
+struct prs_route_row {
+    uint32_t rank, token, slot;
+    float weight;
+};
+
+/* Rows of one expert here. */
+struct prs_route_expert {
+    uint32_t first_row, rows; /* first_row: a multiple of PRS_TILE_M; as struct prs_moe_expert in perseus/fused.h */
+};
+
+PRS_SHARED uint32_t prs_route_record_bytes(const struct prs_route *r)
+{
+    return 16 * (1 + r->choices);
+}
+
+PRS_SHARED uint32_t prs_route_item_bytes(const struct prs_route *r)
+{
+    return 16 + 16 * prs_ceil_div(r->choices, 4);
+}
+
+/* What one sender writes here, per bank: leads and rows of each local expert, then its records. */
+PRS_SHARED uint64_t prs_route_counts_bytes(const struct prs_route *r)
+{
+    return (uint64_t)r->local * 8;
+}
+
+PRS_SHARED uint64_t prs_route_inbox_bytes(const struct prs_route *r)
+{
+    return (prs_route_counts_bytes(r) + 15) / 16 * 16 + (uint64_t)r->tokens * prs_route_record_bytes(r);
+}
+
+/* Offset of sender's (its distance p) counts, of bank `bank`. */
+PRS_SHARED uint64_t prs_route_counts_at(const struct prs_route *r, uint32_t bank, uint32_t p)
+{
+    return ((uint64_t)bank * r->world + p) * prs_route_inbox_bytes(r);
+}
+
+PRS_SHARED uint64_t prs_route_record_at(const struct prs_route *r, uint32_t bank, uint32_t p, uint32_t at)
+{
+    return prs_route_counts_at(r, bank, p) + (prs_route_counts_bytes(r) + 15) / 16 * 16 +
+           (uint64_t)at * prs_route_record_bytes(r);
+}
+
+/* What this rank is to its peer at distance p. */
+PRS_SHARED uint32_t prs_route_mirror(const struct prs_route *r, uint32_t p)
+{
+    return (r->world - p) % r->world;
+}
+
+/* Row `at` of what the peer at distance p >= 1 sends. One bank: a row of epoch e + 1 is sent only when all ranks have
+ * begun e + 1, see route.cuh. */
+PRS_SHARED uint64_t prs_route_staging_at(const struct prs_route *r, uint32_t p, uint32_t at)
+{
+    return ((uint64_t)(p - 1) * r->tokens + at) * r->row_bytes;
+}
+
+/* The word that says so, by holding the epoch. */
+PRS_SHARED uint32_t prs_route_row_flag(const struct prs_route *r, uint32_t p, uint32_t at)
+{
+    return (p - 1) * r->tokens + at;
+}
+
+/* ---- several nodes -------------------------------------------------------------------------------------------------
+ */
+PRS_SHARED uint32_t prs_route_peer(const struct prs_route *r, uint32_t p)
+{
+    return (r->rank + p) % r->world;
+}
+
+/* Distance of the node of the peer at distance p: 0 is the own node. */
+PRS_SHARED uint32_t prs_route_node_of(const struct prs_route *r, uint32_t p)
+{
+    return (prs_route_peer(r, p) / r->seats + r->nodes - r->node) % r->nodes;
+}
+
+/* A rank of the own node as symmetric memory names it. */
+PRS_SHARED uint32_t prs_route_neighbour(const struct prs_route *r, uint32_t p)
+{
+    return (prs_route_peer(r, p) % r->seats + r->seats - r->seat) % r->seats;
+}
+
+/* Distance of the rank of this node with that seat. */
+PRS_SHARED uint32_t prs_route_seat_distance(const struct prs_route *r, uint32_t seat)
+{
+    return (r->node * r->seats + seat + r->world - r->rank) % r->world;
+}
+
+/* Rank of the counterpart on the node at distance b. */
+PRS_SHARED uint32_t prs_route_counterpart(const struct prs_route *r, uint32_t b)
+{
+    return (r->node + b) % r->nodes * r->seats + r->seat;
+}
+
+/* What this node is to the node at distance b. */
+PRS_SHARED uint32_t prs_route_node_mirror(const struct prs_route *r, uint32_t b)
+{
+    return (r->nodes - b) % r->nodes;
+}
+
+/* Where the expert comes in its node's order: all first experts of its ranks, then all second ones ... */
+PRS_SHARED uint32_t prs_route_relay_order(const struct prs_route *r, uint32_t expert)
+{
+    uint32_t rank = expert / r->local;
+    return rank / r->seats * r->seats * r->local + expert % r->local * r->seats + rank % r->seats;
+}
+
+/* Behind the inbox: what is put into others' inboxes is made here, in the same layout, [distance of the rank]; then
+ * notes of relayed rows: [bank][distance of the sender's node], and one bank of own ones [distance of the receiver's
+ * node]. */
+PRS_SHARED uint64_t prs_route_outbox_at(const struct prs_route *r, uint32_t p)
+{
+    return prs_route_counts_at(r, 2, p);
+}
+
+PRS_SHARED uint64_t prs_route_note_bytes(const struct prs_route *r)
+{
+    return 16 + ((uint64_t)r->tokens * r->seats * 4 + 15) / 16 * 16;
+}
+
+/* A note: rows, padding, then [row][seat] places. bank 2: own ones. */
+PRS_SHARED uint64_t prs_route_note_at(const struct prs_route *r, uint32_t bank, uint32_t b)
+{
+    return prs_route_counts_at(r, 3, 0) + ((uint64_t)bank * r->nodes + b) * prs_route_note_bytes(r);
+}
+
+/* All of that memory. */
+PRS_SHARED uint64_t prs_route_mail_bytes(const struct prs_route *r)
+{
+    return r->nodes == 1 ? prs_route_counts_at(r, 2, 0) : prs_route_note_at(r, 3, 0);
+}
+
+/* Relayed rows: those of the node at distance b >= 1, then those for it. */
+PRS_SHARED uint64_t prs_route_relay_at(const struct prs_route *r, uint32_t out, uint32_t b, uint32_t row)
+{
+    return (((uint64_t)out * (r->nodes - 1) + b - 1) * r->tokens + row) * r->row_bytes;
+}
+
+/* Distance of the i-th sender in the order in which an expert's rows lie: the own rank, the others of its node, then
+ * node by node, each from the counterpart on. So what does not cross comes first. */
+PRS_SHARED uint32_t prs_route_sender(const struct prs_route *r, uint32_t i)
+{
+    uint32_t node, seat;
+    if (r->nodes == 1)
+        return i;
+    node = (r->node + i / r->seats) % r->nodes, seat = (r->seat + i % r->seats) % r->seats;
+    return (node * r->seats + seat + r->world - r->rank) % r->world;
+}
+
+PRS_SHARED uint32_t prs_route_groups(const struct prs_route *r)
+{
+    return prs_ceil_div(r->tokens, r->group);
+}
+
+/* Signal words: one for each rank's routes, then [distance of the sender's node][group]. */
+PRS_SHARED uint32_t prs_route_relay_word(const struct prs_route *r, uint32_t b, uint32_t group)
+{
+    return r->world + (b - 1) * prs_route_groups(r) + group;
+}
+
+/* Counters of relayed rows: of each put, then of each group. */
+PRS_SHARED uint32_t prs_route_put_counter(const struct prs_route *r, uint32_t b, uint32_t row)
+{
+    return (b - 1) * prs_ceil_div(r->tokens, r->put) + row / r->put;
+}
+
+PRS_SHARED uint32_t prs_route_group_counter(const struct prs_route *r, uint32_t b, uint32_t row)
+{
+    return prs_route_put_counter(r, r->nodes, 0) + (b - 1) * prs_route_groups(r) + row / r->group;
+}
+
+/* Rows of the piece of `size` rows that holds `row`, of `count` rows in all. */
+PRS_SHARED uint32_t prs_route_piece_rows(uint32_t row, uint32_t size, uint32_t count)
+{
+    uint32_t left = count - row / size * size;
+    return left < size ? left : size;
+}
+
+PRS_SHARED int prs_route_valid(const struct prs_route *r, int64_t expert)
+{
+    return expert >= 0 && expert < (int64_t)r->experts;
+}
+
+/* The expert of choice `slot` of a token, with PRS_ROUTE_LEAD and PRS_ROUTE_RELAY; PRS_ROUTE_NONE for none. */
+PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const int64_t *chosen, uint32_t slot)
+{
+    uint32_t expert = (uint32_t)chosen[slot], owner, order, code;
+    if (!prs_route_valid(r, chosen[slot]))
+        return PRS_ROUTE_NONE;
+    owner = expert / r->local;
+    order = prs_route_relay_order(r, expert);
+    code = expert | PRS_ROUTE_LEAD | (owner / r->seats == r->node ? 0 : PRS_ROUTE_RELAY);
+    for (uint32_t j = 0; j < r->choices; j++) {
+        uint32_t other = (uint32_t)chosen[j];
+        if (j == slot || !prs_route_valid(r, chosen[j]))
+            continue;
+        if (other / r->local == owner && (other < expert || (other == expert && j < slot)))
+            code &= ~(uint32_t)PRS_ROUTE_LEAD;
+        if ((code & PRS_ROUTE_RELAY) != 0 && other / r->local / r->seats == owner / r->seats &&
+            (prs_route_relay_order(r, other) < order || (other == expert && j < slot)))
+            code &= ~(uint32_t)PRS_ROUTE_RELAY;
+    }
+    return code;
+}
+
+/* The choices of a token that go to the owner of its lead `lead` (a slot): the lead, then the others by slot. before:
+ * what the last call gave, at first `choices`; gives `choices` when there are no more. */
+PRS_SHARED uint32_t prs_route_next_use(const struct prs_route *r, const int64_t *chosen, uint32_t lead, uint32_t before)
+{
+    uint32_t owner = (uint32_t)chosen[lead] / r->local;
+    if (before == r->choices)
+        return lead;
+    for (uint32_t j = before == lead ? 0 : before + 1; j < r->choices; j++)
+        if (j != lead && prs_route_valid(r, chosen[j]) && (uint32_t)chosen[j] / r->local == owner)
+            return j;
+    return r->choices;
+}
+
+/* Tokens of each routing CTA when this rank has `count`. */
+PRS_SHARED uint32_t prs_route_chunk_tokens(const struct prs_route *r, uint32_t count)
+{
+    return prs_ceil_div(count, r->ctas);
+}
+
+/* ---- what the product computes -------------------------------------------------------------------------------------
+ */
+struct prs_route_unit {
+    uint32_t expert;
+    uint32_t block;  /* of this rank's rows */
+    uint32_t rows;   /* that are there, 1 .. PRS_TILE_M */
+    uint32_t column; /* tile, or pair of tiles */
+};
+
+/* Position in the list of experts; units only grow. */
+struct prs_route_cursor {
+    uint32_t expert;
+    uint32_t far, before; /* two passes: 1: the second; blocks that come before those of the expert in this pass */
+};
+
+PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_route_expert *e)
+{
+    return prs_ceil_div(e->rows, PRS_TILE_M);
+}
+
+/* The first blocks of a rank's expert-th expert that come in the first pass, because they wait for nothing from another
+ * node: its first `near` rows are of this node. Of the second half of the experts only: those blocks are enough to do
+ * until rows come, which come for the first experts first, and each expert that is met twice has its weights read
+ * twice (doc/fused-notes.md). */
+PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t expert, const struct prs_route_expert *e,
+                                          uint32_t near)
+{
+    if (r->passes == 1 || expert < r->local / 2)
+        return 0;
+    return near == e->rows ? prs_route_expert_blocks(e) : near / PRS_TILE_M;
+}
+
+/* Blocks of the cursor's expert in its pass; *first: which is the first. */
+PRS_SHARED uint32_t prs_route_pass(const struct prs_route_expert *experts, const uint32_t *near,
+                                   const struct prs_route_cursor *c, uint32_t *first)
+{
+    *first = c->far ? near[c->expert] : 0;
+    return c->far ? prs_route_expert_blocks(&experts[c->expert]) - *first : near[c->expert];
+}
+
+/* Unit `at`, which must exist and must not be smaller than in the cursor's last call. Expert by expert, so that an
+ * expert's weights are read from memory once; within an expert in rasters of PRS_RASTER row blocks. near: of each
+ * expert, prs_route_near_blocks(): those come first, then, in a second pass, all others. NULL: one pass.
+ */
+PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_route_expert *experts, const uint32_t *near,
+                               struct prs_route_cursor *c, uint32_t at, struct prs_route_unit *u)
+{
+    uint32_t block = at / r->columns, begin = 0, blocks, rows, first, left;
+    const struct prs_route_expert *e;
+    if (near == NULL) {
+        while (experts[c->expert].first_row / PRS_TILE_M + prs_route_expert_blocks(&experts[c->expert]) <= block)
+            c->expert++;
+        blocks = prs_route_expert_blocks(&experts[c->expert]);
+        c->before = experts[c->expert].first_row / PRS_TILE_M;
+    } else {
+        while (blocks = prs_route_pass(experts, near, c, &begin), c->before + blocks <= block) {
+            c->before += blocks;
+            if (++c->expert == r->local)
+                c->expert = 0, c->far = 1;
+        }
+    }
+    e = &experts[c->expert];
+    at -= c->before * r->columns;
+    first = at / (PRS_RASTER * r->columns) * PRS_RASTER;
+    rows = blocks - first;
+    block = begin + first +
+            prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % (PRS_RASTER * r->columns), &u->column);
+    left = e->rows - block * PRS_TILE_M;
+    u->expert = c->expert;
+    u->block = e->first_row / PRS_TILE_M + block;
+    u->rows = left < PRS_TILE_M ? left : PRS_TILE_M;
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which unit comes next, for a list whose units take different times: the first CTA of a cluster takes it from a
+ * counter that all clusters share, and tells every role of every CTA of the cluster through a ring of two slots: its
+ * own by a store (compute-sanitizer takes a copy to oneself for one out of bounds), the other by a copy that completes
+ * on the barrier there. */
+#ifndef PERSEUS_FUSED_UNITS_CUH
+#define PERSEUS_FUSED_UNITS_CUH
+
+#include "fused/core/cta.cuh"
+#include "fused/moe/args.h"
+
+enum { UNIT_SLOTS = 2, UNIT_BYTES = 16, UNIT_READERS = CONSUMER_WARPS + 2 /* the loading and the storing warp */ };
+
+/* Behind the barriers of cta.cuh. */
+struct unit_memory {
+    uint64_t *full, *empty; /* empty: the first CTA's is used */
+    uint8_t *slot;          /* 16 bytes each, of which the first 4 are the unit */
+    uint8_t *out;           /* what the first CTA sends */
+};
+
+/* Where one role is in the ring. */
+struct unit_ring {
+    uint32_t taken;
+};
+
+PRS_DEVICE struct unit_memory unit_memory_map(const struct cta_memory &m)
+{
+    struct unit_memory u;
+    u.full = m.pushed + PRS_PUSH_SLOTS;
+    u.empty = u.full + UNIT_SLOTS;
+    u.slot = (uint8_t *)(u.empty + UNIT_SLOTS);
+    u.out = u.slot + UNIT_SLOTS * UNIT_BYTES;
+    return u;
+}
+static_assert((2 * PRS_STAGES + 4 + 4 + PRS_PUSH_SLOTS + 2 * UNIT_SLOTS) * 8 + 2 * UNIT_SLOTS * UNIT_BYTES <=
+                      PRS_SMEM_BYTES - PRS_SMEM_BARRIERS &&
+                  (2 * PRS_STAGES + 4 + 4 + PRS_PUSH_SLOTS + 2 * UNIT_SLOTS) * 8 % UNIT_BYTES == 0,
+              "barriers and slots fit behind the store buffers");
+
+template <class E> PRS_DEVICE void unit_memory_init(const struct unit_memory &u)
+{
+    for (int i = 0; i < UNIT_SLOTS; i++) {
+        mbarrier_init(&u.full[i], 1);
+        mbarrier_init(&u.empty[i], E::cluster * UNIT_READERS);
+    }
+}
+
+/* One thread of the loading warp, in every CTA, before it takes the unit itself. *last: of the previous call, in the
+ * first CTA; at first its cluster. */
+template <class E>
+PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_memory &u, const struct cta_place &at,
+                           const struct unit_ring &ring, uint32_t *last)
+{
+    uint32_t slot = ring.taken % UNIT_SLOTS, phase = ring.taken / UNIT_SLOTS & 1;
+    if (at.rank != 0) {
+        mbarrier_expect(&u.full[slot], UNIT_BYTES);
+        return;
+    }
+    mbarrier_wait(&u.empty[slot], phase ^ 1);
+    if (args.in_turn == 0)
+        *last = atomicAdd(args.next, 1u);
+    else
+        *last = ring.taken == 0 ? at.cluster : *last + at.clusters;
+    if (E::cluster > 1) {
+        store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), *last, 0, 0, 0);
+        fence_async_shared();
+        for (uint32_t cta = 1; cta < E::cluster; cta++)
+            bulk_send(u.slot + slot * UNIT_BYTES, u.out + slot * UNIT_BYTES, UNIT_BYTES, &u.full[slot], cta);
+    }
+    store_shared_v4(smem_address(u.slot + slot * UNIT_BYTES), *last, 0, 0, 0);
+    mbarrier_arrive(&u.full[slot]);
+}
+
+/* Reader: a whole warp, or one thread when it is its warp's only one. */
+PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_ring *ring, bool whole_warp)
+{
+    uint32_t slot = ring->taken % UNIT_SLOTS, phase = ring->taken / UNIT_SLOTS & 1, unit;
+    mbarrier_wait(&u.full[slot], phase);
+    unit = *(volatile uint32_t *)(u.slot + slot * UNIT_BYTES);
+    if (whole_warp)
+        __syncwarp(); /* all lanes have read before one releases */
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive_at(&u.empty[slot], 0);
+    ring->taken++;
+    return unit;
+}
+
+/* One thread per CTA, last thing: the next launch begins anew. */
+PRS_DEVICE void units_restart(const struct prs_moe_args &args)
+{
+    if (add_acq_rel_gpu(args.next + 1, 1) + 1 != gridDim.x)
+        return;
+    *(volatile uint32_t *)args.next = 0;
+    *(volatile uint32_t *)(args.next + 1) = 0;
+}
+
+#endif
