@@ -1,25 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take a rule away and see that a test fails: what the lists of rules (unit/mutants.py, fused/mutants.py) have in common.
+"""Remove a rule from the code and check that a test fails. Shared by unit/mutants.py, fused/mutants.py and hopper/mutate.py.
 
-A rule is a piece of a source file and what replaces it. A rule whose text is no longer there is a failure too: the list follows the code.
+A rule is a marker above the statement that it changes:
+
+    /* MUTANT(order) a put needs a free slot: delete */
+    if (queue_full(queue))
+        return PRS_BUSY;
+
+The word in brackets says who runs the rule ("order": unit/mutants.py; "model PROGRAM": fused/mutants.py; "emulator TEST": hopper/mutate.py).
+The edit is "delete", or "s/old/new/" within that statement, with any delimiter; a blank in "old" matches any white space.
+Markers with the same words before the colon are applied together.
 """
 import concurrent.futures
+import dataclasses
 import os
+import pathlib
+import re
 import signal
 import subprocess
 
+MARKER = re.compile(r"/\* MUTANT\((\w+)(?: ([^)]+))?\)\s(?: *\* )?([^:]+):\s(?: *\* )?(delete|s([/#~@!]).*?\5.*?\5) \*/", re.S)
+NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+
 
 class Outdated(Exception):
-    """The text of a rule is not there once."""
+    """A marker does not fit the statement below it."""
 
 
-def mutated(root, file, old, new):
-    """The file's text without the rule."""
-    with open(os.path.join(root, file)) as f:
-        text = f.read()
-    if text.count(old) != 1:
-        raise Outdated(f"its text is {text.count(old)} times in {file}: bring this list up to date")
-    return text.replace(old, new)
+@dataclasses.dataclass
+class Edit:
+    file: str
+    start: int  # of the statement in the file's text
+    end: int
+    how: str    # "delete" or "s/old/new/"
+
+
+@dataclasses.dataclass
+class Rule:
+    name: str
+    target: str  # the program or the test that must fail, or empty
+    edits: list
+
+
+def blanked(text):
+    """The text with comments and strings as blanks, so that only code is left."""
+    return NOT_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match.group(0)), text)
+
+
+def statement(code, at):
+    """Start and end of the statement that begins at or after position at, with the else branches of an if."""
+    start = at + re.match(r"\s*", code[at:]).end()
+    depth, position = 0, start
+    while position < len(code):
+        character = code[position]
+        depth += (character in "({[") - (character in ")}]")
+        if depth < 0:
+            return start, position
+        position += 1
+        if depth == 0 and (character in ";}" or code.startswith(",\n", position - 1)):
+            rest = re.match(r"\s*(else\b|while\b[^;{]*;|[;,)])", code[position:])
+            if not rest or (character != "}" and rest.group(1) != "else"):
+                return start, position
+            if rest.group(1) in (";", ","):
+                return start, position + rest.end()
+    return start, position
+
+
+def rules(root, kind, files):
+    """The rules of one kind in these files, in the order of their markers."""
+    found = {}
+    for file in files:
+        text = (pathlib.Path(root) / file).read_text()
+        code = None
+        for match in MARKER.finditer(text):
+            if match.group(1) != kind:
+                continue
+            code = code or blanked(text)
+            name = " ".join(match.group(3).split())
+            target = match.group(2) or ""
+            rule = found.setdefault((target, name), Rule(name, target, []))
+            rule.edits.append(Edit(str(file), *statement(code, match.end()), match.group(4)))
+    return list(found.values())
+
+
+def changed(text, edit):
+    """The file's text with one edit made."""
+    body = text[edit.start:edit.end]
+    if edit.how == "delete":
+        new = ""
+    else:
+        _, old, put, _ = edit.how.split(edit.how[1])
+        pattern = r"\s+".join(re.escape(word) for word in old.split())
+        count = len(re.findall(pattern, body))
+        if count != 1:
+            raise Outdated(f"{edit.file}: '{old}' is {count} times in the statement below its marker")
+        new = re.sub(pattern, lambda _: put, body)
+    return text[:edit.start] + new + text[edit.end:]
+
+
+def mutated(root, rule):
+    """{file: its text without the rule}."""
+    texts = {}
+    for edit in sorted(rule.edits, key=lambda e: -e.start):  # the last first, so that positions stay true
+        if edit.file not in texts:
+            texts[edit.file] = (pathlib.Path(root) / edit.file).read_text()
+        texts[edit.file] = changed(texts[edit.file], edit)
+    return texts
 
 
 def compile_or_exit(command, what):

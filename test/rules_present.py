@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The rules that are taken away by hand (fused/mutants.py, hopper/mutate.py), which takes minutes: is the text of each still there, and its test?
-A list that does not follow the code would say nothing until somebody runs it.
+"""Check every MUTANT marker in the tree (mutants_lib.py): its edit fits the statement below it, its kind is known, and its test exists.
 
 usage: rules_present.py ROOT
 """
@@ -18,27 +17,37 @@ def load(path):
     return module
 
 
-def outdated_models(root, rules):
-    for name, _, file, old, _ in rules:
-        count = (root / file).read_text().count(old)
-        if count != 1:
-            yield f"fused/mutants.py: {name}: its text is {count} times in {file}"
-
-
-def outdated_kernels(root, mutations):
+def problems(root):
+    sys.path.insert(0, str(root / "test"))
+    import mutants_lib
+    programs = load(root / "test/fused/mutants.py").PROGRAMS
     tests = "".join(p.read_text() for p in (root / "test/hopper").glob("test_*.c"))
-    for name, file, old, _, test in mutations:
-        files = [root / "fused" / file] if file else (root / "fused").rglob("*.cuh")
-        if not any(old in p.read_text() for p in files):
-            yield f"hopper/mutate.py: {name}: its text is not in {file or 'fused/*.cuh'}"
-        if f", {test.rpartition('/')[2]}, " not in tests:
-            yield f"hopper/mutate.py: {name}: no test {test}"
+    names = [p.relative_to(root).as_posix() for folder in ("transport", "fused", "test") for p in sorted((root / folder).rglob("*.*"))
+             if p.suffix in (".c", ".h", ".cu", ".cuh")]
+    marked = {name: text for name in names if "MUTANT(" in (text := (root / name).read_text())}
+    whole = sum(len(mutants_lib.MARKER.findall(text)) for text in marked.values())
+    count = sum(text.count("MUTANT(") for text in marked.values())
+    if whole != count:
+        yield f"{count - whole} of {count} markers are not written as mutants_lib.py says"
+    edits = 0
+    for kind in ("order", "model", "emulator"):
+        for rule in mutants_lib.rules(root, kind, marked):
+            edits += len(rule.edits)
+            try:
+                mutants_lib.mutated(root, rule)
+            except mutants_lib.Outdated as outdated:
+                yield f"{rule.name}: {outdated}"
+            if kind == "model" and rule.target not in programs:
+                yield f"{rule.name}: test/fused/mutants.py has no program {rule.target}"
+            if kind == "emulator" and f", {rule.target.rpartition('/')[2]}, " not in tests:
+                yield f"{rule.name}: no test {rule.target}"
+    if edits != whole:
+        yield f"{whole - edits} markers are of no known kind"
 
 
 def main():
-    root = pathlib.Path(sys.argv[1])
-    found = [*outdated_models(root, load(root / "test/fused/mutants.py").RULES), *outdated_kernels(root, load(root / "test/hopper/mutate.py").MUTATIONS)]
-    print("\n".join(found) or "each rule's text and test are there")
+    found = list(problems(pathlib.Path(sys.argv[1])))
+    print("\n".join(found) or "each marker fits its code and its test")
     return 1 if found else 0
 
 

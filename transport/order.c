@@ -93,13 +93,18 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
     struct prs_order_queue *queue = &order->queue[index];
     struct prs_order_group *group;
 
+    /* MUTANT(order) no signal waits for puts of no group: delete */
     if (put->group == PRS_GROUP_NONE)
         return;
+    /* MUTANT(order) a strong signal knows where puts went: s/last_kept = queue->// */
+    /* MUTANT(order) drain remembers where puts went: s/queue->last_work =// */
     queue->last_work = queue->last_kept = queue->head;
     if (!order->tracked)
         return;
     group = group_of(order, put->group);
+    /* MUTANT(order) a group remembers where its puts went: delete */
     group_note(group, index, queue->head - 1);
+    /* MUTANT(order) a put makes its group need a fence: delete */
     group->unfenced = true;
 }
 
@@ -108,9 +113,12 @@ static inline int count_put(struct prs_order *order, const struct prs_put *put, 
 {
     uint16_t tag;
 
+    /* MUTANT(order) only counted counts puts: s/order->policy != PRS_POLICY_COUNTED/!order->tally/ */
     if (order->policy != PRS_POLICY_COUNTED || put->group == PRS_GROUP_NONE)
         return 0;
+    /* MUTANT(order) a put counts all its parts for its tag: s/parts/1/ */
     tag = prs_tally_count(order->tally, put->group % PRS_ORDER_GROUPS, parts);
+    /* MUTANT(order) a put without a free tag waits: s/? tag : -1// */
     return tag ? tag : -1;
 }
 
@@ -134,6 +142,7 @@ static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
     slack = (float)(lanes[best].backlog_bytes + len_bytes + SMALL_SLACK_BYTES) / lanes[best].rate;
     if ((float)(lanes[now].backlog_bytes + len_bytes) / lanes[now].rate <= slack)
         return now;
+    /* MUTANT(order) a queue is left behind a signaled request: s/(ends_lazily/(0 && ends_lazily/ */
     if (ends_lazily(&order->queue[now])) { /* perhaps nothing follows there for ever: one more, which is signaled */
         order->queue[now].eager = true;
         return now;
@@ -144,8 +153,11 @@ static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
 
 static inline uint32_t choose_queue(struct prs_order *order, const struct prs_put *put)
 {
+    /* MUTANT(order) nic_fence keeps a peer on one queue: s/|| order->policy == PRS_POLICY_NIC_FENCE// */
     if (order->data_queues == 1 || order->policy == PRS_POLICY_NIC_FENCE)
         return 0;
+    /* MUTANT(order) in_order keeps a group's puts on one queue:
+     * s/return put->group/return (put->group + order->queue[0].head)/ */
     if (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE)
         return put->group % order->data_queues;
     return choose_small_queue(order, put->len_bytes);
@@ -176,10 +188,13 @@ static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, 
     uint32_t bytes = wr->len_bytes, run = 1;
 
     if (queue->run_next == run_key(id, tag, bytes)) {
+        /* MUTANT(order) only the last of a run has the immediate: delete */
         queue->wr[(queue->head - 2) & queue->mask].opcode = PRS_WR_WRITE;
         run = queue->run + 1;
     }
     queue->run = run;
+    /* MUTANT(order) a long message ends a run: s/&& bytes < PRS_ORDER_PROMPT_BYTES// */
+    /* MUTANT(order) a run is as long as the format allows at most: s/run < max_run &&// */
     queue->run_next = run < max_run && bytes < PRS_ORDER_PROMPT_BYTES ? run_key(id + 1, tag, bytes) : 0;
     wr->opcode = PRS_WR_WRITE_IMM;
     wr->imm = prs_imm_make(id, run, 1, tag);
@@ -210,6 +225,7 @@ static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struc
         struct prs_wr *wr = admit_request(order, part.queue, op);
 
         fill_write(queue, wr, put, local_keys, part.offset, part.bytes);
+        /* MUTANT(order) each part names its tag: s/(tag)/(tag && !part.offset)/ */
         if (put->flags & PRS_PUT_NOTIFY) {
             wr->opcode = PRS_WR_WRITE_IMM;
             wr->imm = prs_imm_make(put->notify_id, 1, parts, (uint32_t)tag);
@@ -246,6 +262,7 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
     struct prs_wr *wr;
     int tag;
 
+    /* MUTANT(order) a put needs a free slot: delete */
     if (queue_full(queue))
         return PRS_BUSY;
     tag = plain ? 0 : count_put(order, put, 1);
@@ -254,6 +271,11 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
     prs_op_start(op, 1);
     wr = admit_lazily(order, index, op);
     fill_write(queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
+    /* MUTANT(order) a put of no group stays lazy: s/&& put->group != PRS_GROUP_NONE// */
+    /* MUTANT(order) what a held signal waits for is signaled:
+     * s/|| (!plain && order->holds && put->group != PRS_GROUP_NONE)// */
+    /* MUTANT(order) a long request is signaled itself:
+     * s/if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES) signal_request(order, queue, queue->head - 1); else// */
     if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES)
         signal_request(order, queue, queue->head - 1);
     else if (!(flags & PRS_PUT_LAZY) || (!plain && order->holds && put->group != PRS_GROUP_NONE))
@@ -261,7 +283,9 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
     if (flags & PRS_PUT_NOTIFY) {
         extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
+        /* MUTANT(order) a plain put ends a run: delete */
         end_run(queue);
+        /* MUTANT(order) a small put names its tag: s/(tag)/(tag && order->ops)/ */
         if (tag) {
             wr->opcode = PRS_WR_WRITE_IMM;
             wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
@@ -285,6 +309,8 @@ static __attribute__((noinline)) int put_with_choice(struct prs_order *order, st
 
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys)
 {
+    /* MUTANT(order) drain starts no put while a signal is held: s/|| order->stalled// */
+    /* MUTANT(order) the window bounds puts: s/ops >= order->window_ops || order->// */
     if (order->ops >= order->window_ops || order->stalled)
         return PRS_BUSY;
     if (put->len_bytes > order->split_bytes)
@@ -300,6 +326,7 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
 
     if (order->ops >= order->window_ops || order->stalled)
         return PRS_BUSY;
+    /* MUTANT(order) a get is cut over the queues: s/<= order->split_bytes// */
     if (get->len_bytes <= order->split_bytes || order->policy == PRS_POLICY_NIC_FENCE)
         only = order->policy == PRS_POLICY_NIC_FENCE ? 0 : (int)choose_small_queue(order, get->len_bytes);
     r = prs_order_check_parts(order, "get", get->len_bytes, false, only >= 0);
@@ -319,6 +346,9 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
                                                                 .len_bytes = part.bytes,
                                                                 .opcode = PRS_WR_READ};
         end_run(queue);
+        /* MUTANT(order) a strong signal knows where gets went: s/last_kept = queue->// */
+        /* MUTANT(order) drain remembers where gets went: s/last_work = queue->// */
+        /* MUTANT(order) a get is remembered for strong signals: s/queue->last_read =// */
         queue->last_read = queue->last_work = queue->last_kept = queue->head;
         account(order, part.queue, part.bytes);
     }
@@ -376,6 +406,8 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remot
     struct prs_order_queue *queue = &order->queue[0];
     struct prs_wr *wr;
 
+    /* MUTANT(order) a word waits for the one before:
+     * s/|| (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1))// */
     if (queue_full(queue) || (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1)))
         return PRS_BUSY;
     wr = admit_request(order, 0, &order->closers);
@@ -402,10 +434,13 @@ bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *
     queue = &order->queue[index];
     *out = (struct prs_chain){index, queue->posted, queue->head - queue->posted};
     /* Requests without a completion hold their slots and their ops until a later one has one: not for long. */
+    /* MUTANT(order) lazy requests are signaled now and then: s/queue->head - queue->signaled >= PRS_ORDER_LAZY ||// */
+    /* MUTANT(order) a chain that is waited for ends signaled: s/eager || queue->// */
     if (queue->eager || queue->head - queue->signaled >= PRS_ORDER_LAZY || order->ops >= order->window_ops / 2)
         signal_request(order, queue, queue->head - 1);
     queue->eager = false;
     queue->posted = queue->head;
+    /* MUTANT(order) a posted request is in no run any more: delete */
     end_run(queue); /* what is posted cannot be changed any more */
     if (now_ns && !order->path[queue->path].since_ns)
         order->path[queue->path].since_ns = now_ns;
@@ -419,6 +454,7 @@ static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns
     if (path->since_ns && path->done_bytes >= MEASURE_MIN_BYTES && now_ns > path->since_ns) {
         float sample = (float)path->done_bytes * 1000 / (float)(now_ns - path->since_ns);
 
+        /* MUTANT(order) a finished path is measured: delete */
         path->rate = (path->rate * MEASURE_OLD + sample) / (MEASURE_OLD + 1);
         path->done_bytes = 0;
         path->since_ns = now_ns;
@@ -433,6 +469,7 @@ static __attribute__((noinline)) uint32_t retire_merged(struct prs_op *owner)
 {
     uint32_t done = 0;
 
+    /* MUTANT(order) merged signals are all done: s/while (owner)// */
     while (owner)
         done += prs_op_part_done(owner_pop(&owner)); /* popped before done: then its storage may vanish */
     return done;
@@ -458,12 +495,15 @@ static void take_account(struct prs_order *order, struct prs_order_queue *queue,
         measure(path, bytes, now_ns);
 }
 
+/* MUTANT(order) a completion retires all before it:
+ * s/do done += retire(owner[tail++ & mask]); while (tail != end)/done += retire(owner[tail & mask]); tail = end/ */
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns)
 {
     struct prs_order_queue *queue = &order->queue[index];
     uint32_t tail = queue->tail, end = position + 1, mask = queue->mask, done = 0;
     struct prs_op **owner = queue->owner;
 
+    /* MUTANT(order) an impossible completion is refused: delete */
     if (end == tail || end - tail > queue->posted - tail)
         return -EPROTO;
     if (order->data_queues > 1 && index < order->data_queues)
@@ -475,6 +515,7 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
     order->ops -= done;
     order->signaled--;
     order->closers.parts = 1u << 31; /* never to reach zero */
+    /* MUTANT(order) a completion looks after held signals: delete */
     if (order->held_count)
         prs_order_release(order);
     return (int)done;
@@ -491,6 +532,7 @@ void prs_order_fail(struct prs_order *order, int status)
         queue->posted = queue->head;
     }
     for (; order->held_count; order->held_count--) {
+        /* MUTANT(order) failing ends held signals too: delete */
         prs_op_fail(order->held[order->held_first].op, status);
         order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;
     }

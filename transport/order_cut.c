@@ -54,6 +54,7 @@ uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_que
         const struct prs_order_queue *queue = &order->queue[i];
         uint64_t here = (lanes[i].share_bytes + order->max_part_bytes - 1) / order->max_part_bytes;
 
+        /* MUTANT(order) a cut put needs room on each queue: delete */
         if (here > queue->mask + 1 - (queue->head - queue->tail))
             return 0; /* no room on that queue now */
         parts += (uint32_t)here;
@@ -63,6 +64,7 @@ uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_que
 
 bool prs_order_next_part(const struct prs_order *order, const struct prs_lane *lanes, struct prs_order_part *part)
 {
+    /* MUTANT(order) the parts of a message do not overlap: delete */
     part->offset += part->bytes;
     part->left -= part->bytes;
     while (!part->left) {
@@ -70,6 +72,8 @@ bool prs_order_next_part(const struct prs_order *order, const struct prs_lane *l
             return false;
         part->left = lanes[part->queue].share_bytes;
     }
+    /* MUTANT(order) no part is longer than the NIC takes:
+     * s/(part->left < order->max_part_bytes ? part->left : order->max_part_bytes)/part->left/ */
     part->bytes = (uint32_t)(part->left < order->max_part_bytes ? part->left : order->max_part_bytes);
     return true;
 }

@@ -8,7 +8,11 @@
 static uint64_t unfinished(const struct prs_order *order, const struct prs_signal *signal, uint32_t *position)
 {
     const struct prs_order_group *group = &order->group[signal->group % PRS_ORDER_GROUPS];
+    /* MUTANT(order) a strong signal waits for all groups: s/signal->flags & PRS_SIGNAL_STRONG/false/ */
     bool drain = order->policy == PRS_POLICY_DRAIN, strong = signal->flags & PRS_SIGNAL_STRONG;
+    /* MUTANT(order) a strong signal drains behind signals too: s/&& !strong// */
+    /* MUTANT(order) where queues keep no order each signal drains: s/order->in_order &&// */
+    /* MUTANT(order) signals in a row drain once: s/drain && order->in_order && !strong/false/ */
     bool work = drain && order->in_order && !strong; /* earlier signals of the group are on the same queue */
     uint64_t found = 0;
 
@@ -16,6 +20,7 @@ static uint64_t unfinished(const struct prs_order *order, const struct prs_signa
         const struct prs_order_queue *queue = &order->queue[i];
 
         position[i] = work ? queue->last_work - 1 : drain || strong ? queue->last_kept - 1 : group->last[i];
+        /* MUTANT(order) a drained signal waits for work of all groups: s/drain ||// */
         if ((drain || strong || (group->used >> i & 1)) && queue_has(queue, position[i]))
             found |= 1ull << i;
     }
@@ -26,6 +31,8 @@ static uint64_t unfinished(const struct prs_order *order, const struct prs_signa
  * behind can be behind that request on this queue. */
 static struct prs_wr *joinable(struct prs_order_queue *queue, const struct prs_signal *signal)
 {
+    /* MUTANT(order) only adds are joined: s/signal->kind == PRS_SIGNAL_ADD &&// */
+    /* MUTANT(order) a posted add is not joined: s/posted/tail/ */
     return signal->kind == PRS_SIGNAL_ADD && queue->head != queue->posted ? &queue->wr[(queue->head - 1) & queue->mask]
                                                                           : NULL;
 }
@@ -58,6 +65,7 @@ static void admit_record(struct prs_order *order, uint32_t index, struct prs_op 
                           .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
                           .opcode = PRS_WR_WRITE_IMM};
     copy_inline(queue, wr, record, sizeof *record);
+    /* MUTANT(order) a drained signal knows where records went: delete */
     queue->last_kept = queue->head;
     end_run(queue);
     account(order, index, sizeof *record);
@@ -72,11 +80,14 @@ static bool join_record(struct prs_order *order, struct prs_order_queue *queue, 
     struct prs_record record;
     void *copy;
 
+    /* MUTANT(order) a record is joined only while its group is closed: s/|| order->tally->interval[slot].tag// */
     if (!wr || wr->opcode != PRS_WR_WRITE_IMM || wr->len_bytes != sizeof record ||
         (wr->imm & 0x801fffff) != prs_imm_make_bare(PRS_BARE_RECORD, 0) || order->tally->interval[slot].tag)
         return false;
     copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
     memcpy(&record, copy, sizeof record);
+    /* MUTANT(order) a record is joined only by its own group: s/record.slot != slot ||// */
+    /* MUTANT(order) only adds to the same word share a record: s/record.addr != signal->dst_addr ||// */
     if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
         record.key != keys->rkey[order->path[0].remote_rail])
         return false;
@@ -92,6 +103,7 @@ static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_o
                            const struct prs_keys *keys)
 {
     struct prs_order_queue *queue = &order->queue[index];
+    /* MUTANT(order) a record has its own copy of the keys: s/keys/signal->dst/ */
     struct prs_record record = {.addr = signal->dst_addr,
                                 .value = signal->value,
                                 .key = keys->rkey[order->path[0].remote_rail],
@@ -119,13 +131,20 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
     bool strong = signal->flags & PRS_SIGNAL_STRONG;
     /* A strong signal may tell the peer that its memory has been read: a later request may overtake the response of an
      * earlier read, so that it needs the fence under every policy. */
+    /* MUTANT(order) a strong signal fences behind reads:
+     * s/(strong && queue->last_read && queue_has(queue, queue->last_read - 1))/false/ */
+    /* MUTANT(order) nic_fence fences strong signals: s/(group->unfenced || strong)/group->unfenced/ */
+    /* MUTANT(order) nic_fence fences behind puts: s/(group->unfenced || strong)/strong/ */
     bool fenced = (order->policy == PRS_POLICY_NIC_FENCE && (group->unfenced || strong)) ||
                   (strong && queue->last_read && queue_has(queue, queue->last_read - 1));
     struct prs_wr *wr = joinable(queue, signal);
 
+    /* MUTANT(order) without adds a drained signal is a record: delete */
     if (order->tally)
         return admit_as_record(order, index, op, signal, keys);
+    /* MUTANT(order) only adds to the same word are joined: s/wr->remote_addr == signal->dst_addr &&// */
     if (wr && wr->opcode == PRS_WR_ADD && wr->remote_addr == signal->dst_addr && wr->remote_key == remote_key) {
+        /* MUTANT(order) a join adds: delete */
         wr->value += signal->value;
         if (fenced)
             fence(order, wr);
@@ -142,16 +161,21 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
                           .value = signal->value,
                           .len_bytes = sizeof signal->value,
                           .opcode = signal->kind == PRS_SIGNAL_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
+    /* MUTANT(order) a signal carries its value with it: delete */
     if (signal->kind == PRS_SIGNAL_SET)
         copy_inline(queue, wr, &signal->value, sizeof signal->value);
     if (fenced)
         fence(order, wr);
+    /* MUTANT(order) a group has one fence, not one a signal: delete */
     group->unfenced = false;
+    /* MUTANT(order) a signal ends a run: delete */
     end_run(queue);
     account(order, index, sizeof signal->value);
+    /* MUTANT(order) later signals of a group know of the earlier: delete */
     group_note(group, index, queue->head - 1);
     order->signal_used |= 1ull << index;
     order->signal_last[index] = queue->head - 1;
+    /* MUTANT(order) a strong signal knows where signals went: delete */
     queue->last_kept = queue->head;
     return 0;
 }
@@ -163,10 +187,12 @@ static void hold_signal(struct prs_order *order, struct prs_op *op, const struct
 
     held->op = op;
     held->signal = *signal;
+    /* MUTANT(order) a held signal has its own copy of the keys: s#*signal->dst#(struct prs_keys){{0}}# */
     held->keys = *signal->dst; /* the caller's copy is read during the call only */
     held->need = need;
     memcpy(held->need_position, position, order->data_queues * sizeof *position);
     if (order->policy == PRS_POLICY_DRAIN) {
+        /* MUTANT(order) a held drained signal stalls the rest: delete */
         order->stalled = true;
         order->stats.drains++;
     }
@@ -206,6 +232,7 @@ static uint32_t close_intervals(struct prs_order *order, uint32_t index, uint32_
     const struct prs_order_queue *queue = &order->queue[index];
     struct prs_record record = {.kind = PRS_RECORD_CLOSE};
 
+    /* MUTANT(order) closing needs slots of the queue: s/!queue_full(queue) &&// */
     for (; open && !queue_full(queue) && prs_tally_room(order->tally, 1); open &= open - 1) {
         prs_tally_close(order->tally, lowest(open), &record);
         admit_record(order, index, &order->closers, &record);
@@ -218,12 +245,16 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
 {
     bool strong = signal->flags & PRS_SIGNAL_STRONG;
     uint32_t slot = signal->group % PRS_ORDER_GROUPS, records = 1, index;
+    /* MUTANT(order) a strong record closes all other groups: s/strong ? open_intervals(order->tally, slot) :// */
     uint32_t others = strong ? open_intervals(order->tally, slot) : 0;
     uint64_t reads = strong ? unfinished_reads(order) : 0;
     struct prs_order_queue *queue;
     struct prs_record record;
 
     records += (uint32_t)__builtin_popcount(others);
+    /* MUTANT(order) without a fence a strong record waits for reads:
+     * s/(order->fence ? at_most_one(reads) : reads == 0/at_most_one(reads/ */
+    /* MUTANT(order) a strong record waits while two queues read: s/? at_most_one(reads) :/||/ */
     if (!(order->fence ? at_most_one(reads) : reads == 0) || !prs_tally_room(order->tally, records))
         return PRS_BUSY;
     index = reads ? lowest(reads) : order->small_queue;
@@ -231,12 +262,15 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
     if (!strong && join_record(order, queue, op, signal, signal->dst))
         return 0;
     if (records > queue->mask + 1) { /* never together: what is closed now is not open when the caller comes again */
+        /* MUTANT(order) records that have no room together leave one by one: delete */
         (void)close_intervals(order, index, others);
         return PRS_BUSY;
     }
+    /* MUTANT(order) records need slots of the queue: delete */
     if (queue->head - queue->tail + records > queue->mask + 1)
         return PRS_BUSY;
     (void)close_intervals(order, index, others);
+    /* MUTANT(order) a strong record is a barrier: s/strong/0/ */
     record = (struct prs_record){.addr = signal->dst_addr,
                                  .value = signal->value,
                                  .key = signal->dst->rkey[order->path[0].remote_rail],
@@ -244,6 +278,7 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
                                  .barrier = strong};
     prs_tally_close(order->tally, slot, &record);
     admit_record(order, index, op, &record);
+    /* MUTANT(order) a strong record follows reads: s/fence(order, &queue->wr[(queue->head - 1) & queue->mask])// */
     if (reads)
         fence(order, &queue->wr[(queue->head - 1) & queue->mask]);
     return 0;
@@ -257,6 +292,9 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
     uint64_t need;
     uint32_t index;
 
+    /* MUTANT(order) a second signal waits while drain stalls: s/stalled || order->// */
+    /* MUTANT(order) the window bounds signals: s/ops >= order->window_ops || order->// */
+    /* MUTANT(order) no signal is held beyond the room for it: s/|| order->held_count == PRS_ORDER_HELD// */
     if (order->ops >= order->window_ops || order->stalled || order->held_count == PRS_ORDER_HELD)
         return PRS_BUSY;
     if (order->policy == PRS_POLICY_COUNTED) {
@@ -268,13 +306,19 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
         return 0;
     }
     /* Before it is held: nothing but the peer's progress makes room, and no completion tells of that. */
+    /* MUTANT(order) a drained record needs room before it is held: delete */
     if (order->tally && !prs_tally_room(order->tally, 1))
         return PRS_BUSY;
     need = unfinished(order, signal, position);
+    /* MUTANT(order) no signal overtakes one that is held: s/order->held_count ||// */
+    /* MUTANT(order) a drained signal waits for everything: s/order->policy == PRS_POLICY_DRAIN ? need != 0 :// */
+    /* MUTANT(order) a signal waits while two queues have its puts: s/? need != 0 : !at_most_one(need)/&& need != 0/ */
     if (order->held_count || (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {
         hold_signal(order, op, signal, need, position);
     } else {
+        /* MUTANT(order) a signal goes to the queue of its puts: s/need ? lowest(need) :// */
         index = need ? lowest(need) : signal->group % order->data_queues;
+        /* MUTANT(order) nic_fence posts signals where the puts are: s/0/1 % order->data_queues/ */
         if (order->policy == PRS_POLICY_NIC_FENCE)
             index = 0;
         if (admit_signal(order, index, op, signal, signal->dst))
@@ -289,12 +333,15 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
 int prs_order_settle(struct prs_order *order)
 {
     uint32_t index = order->small_queue;
+    /* MUTANT(order) an ask is behind all that was sent: s/, .barrier = true// */
     struct prs_record record = {.kind = PRS_RECORD_ASK, .barrier = true};
 
+    /* MUTANT(order) settling waits for what is in flight: delete */
     if (order->ops)
         return PRS_AGAIN;
     if (!order->tally || prs_tally_answered(order->tally))
         return 0;
+    /* MUTANT(order) one ask is enough: s/!prs_tally_asked(order->tally) &&// */
     if (!prs_tally_asked(order->tally) && prs_tally_room(order->tally, 1) && !queue_full(&order->queue[index])) {
         prs_tally_close(order->tally, 0, &record);
         admit_record(order, index, &order->closers, &record);
@@ -328,14 +375,21 @@ void prs_order_release(struct prs_order *order)
             if (!queue_has(&order->queue[i], held->need_position[i]))
                 held->need &= ~(1ull << i);
         }
+        /* MUTANT(order) a released signal stays behind those that left: s/| unfinished_signals(order)// */
+        /* MUTANT(order) a held signal waits for all that it needs: s/held->need |// */
         need = held->need | unfinished_signals(order);
+        /* MUTANT(order) a drained signal leaves when all is done:
+         * s/order->policy == PRS_POLICY_DRAIN ? need != 0 :// */
         if (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))
             return;
+        /* MUTANT(order) a released signal goes to the queue that is left: s/need ? lowest(need) :// */
         index = need ? lowest(need) : held->signal.group % order->data_queues;
         if (admit_signal(order, index, held->op, &held->signal, &held->keys))
             return; /* that queue is full: its next completion comes by here again */
+        /* MUTANT(order) held signals leave oldest first: delete */
         order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;
         order->held_count--;
+        /* MUTANT(order) the stall ends with its signal: delete */
         order->stalled = false;
     }
 }

@@ -20,11 +20,13 @@ static void take_credits(struct prs_tally *tally)
     /* Written by the peer's NIC, as one aligned word; nothing else is read on the strength of it. */
     uint32_t raised = (uint32_t)__atomic_load_n(tally->credit_word, __ATOMIC_RELAXED);
 
+    /* MUTANT(order) credits for what was never sent are ignored: delete */
     if (raised - tally->credited > tally->next_number - tally->credited)
         return; /* more than was ever sent: ignore it; the tags simply stay taken */
     for (; tally->credited != raised; tally->credited++) {
         uint16_t tag = tally->closed_by[tally->credited % PRS_RECORDS];
 
+        /* MUTANT(order) credits free tags: delete */
         if (tag)
             tally->free_tag[tally->free_count++] = tag;
     }
@@ -50,6 +52,8 @@ bool prs_tally_room(struct prs_tally *tally, uint32_t records)
 {
     if (tally->next_number - tally->credited + records > PRS_RECORDS)
         take_credits(tally);
+    /* MUTANT(order) records need room at the receiver:
+     * s/tally->next_number - tally->credited + records <= PRS_RECORDS/true/ */
     return tally->next_number - tally->credited + records <= PRS_RECORDS;
 }
 
@@ -62,6 +66,7 @@ void prs_tally_close(struct prs_tally *tally, uint32_t slot, struct prs_record *
     record->tag = interval->tag;
     record->expected = interval->count;
     tally->closed_by[record->number % PRS_RECORDS] = interval->tag;
+    /* MUTANT(order) a signal closes its interval: delete */
     interval->tag = 0;
     interval->count = 0;
     if (record->kind == PRS_RECORD_ASK)
@@ -76,6 +81,8 @@ bool prs_tally_asked(const struct prs_tally *tally)
 bool prs_tally_answered(struct prs_tally *tally)
 {
     take_credits(tally);
+    /* MUTANT(order) an answer is of what was sent before the ask:
+     * s/prs_tally_asked(tally) && tally->credited == tally->asked/tally->credited - tally->asked < PRS_RECORDS/ */
     return prs_tally_asked(tally) && tally->credited == tally->asked;
 }
 
@@ -91,6 +98,7 @@ int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals
 
 int prs_counts_record(struct prs_counts *counts, uint32_t slot, const struct prs_record *record)
 {
+    /* MUTANT(order) a record comes once: s/counts->here[slot] ||// */
     if (slot >= PRS_RECORDS || record->number % PRS_RECORDS != slot || record->number - counts->raised >= PRS_RECORDS ||
         counts->here[slot] || record->tag >= PRS_TAGS || record->slot >= PRS_TALLY_SLOTS ||
         record->kind > PRS_RECORD_ASK || record->addr % sizeof(uint64_t))
@@ -99,6 +107,8 @@ int prs_counts_record(struct prs_counts *counts, uint32_t slot, const struct prs
     counts->here[slot] = true;
     counts->done[slot] = false;
     counts->waiting++;
+    /* MUTANT(order) records are taken without gaps:
+     * s/counts->upto - counts->raised < PRS_RECORDS && counts->here[counts->upto % PRS_RECORDS]/record->number >= counts->upto/ */
     while (counts->upto - counts->raised < PRS_RECORDS && counts->here[counts->upto % PRS_RECORDS])
         counts->upto++;
     return 0;
@@ -115,8 +125,12 @@ int prs_counts_next(const struct prs_counts *counts, const struct prs_record **o
 
         if (counts->done[number % PRS_RECORDS])
             continue;
+        /* MUTANT(order) a count is never exceeded: delete */
         if (record->tag && arrived > record->expected)
             return -EPROTO;
+        /* MUTANT(order) a barrier waits for all earlier records: s/record->barrier ? blocked :// */
+        /* MUTANT(order) a record waits for earlier ones of its group: s/blocked >> record->slot & 1/0/ */
+        /* MUTANT(order) a record waits for its arrivals: s/== record->expected/|| true/ */
         if ((!record->tag || arrived == record->expected) &&
             !(record->barrier ? blocked : blocked >> record->slot & 1)) {
             *out = record;
@@ -129,7 +143,9 @@ int prs_counts_next(const struct prs_counts *counts, const struct prs_record **o
 
 void prs_counts_raised(struct prs_counts *counts, const struct prs_record *record)
 {
+    /* MUTANT(order) a raised tag counts from nothing: s/counts/if (record->number % 2) counts/ */
     counts->arrived[record->tag] = 0; /* tag 0 counts nothing anyway */
+    /* MUTANT(order) a record is raised once: s/true/record->kind != PRS_RECORD_SET/ */
     counts->done[record->number % PRS_RECORDS] = true;
     counts->waiting--;
     while (counts->raised != counts->upto && counts->done[counts->raised % PRS_RECORDS]) {

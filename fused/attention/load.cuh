@@ -15,7 +15,10 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const str
     uint32_t index = prs_attention_arrival(s, order, t.pair, kind, span % s->segments, mine);
     uint32_t want = prs_attention_arrivals(s, mine);
     if (args.planes != 0) { /* copied: one flag stands for all slabs */
+        /* MUTANT(emulator attention/keys_that_are_copied_are_right) a flag for each group of copied keys:
+         * s/t.group/0/ */
         index = prs_attention_copied(s, order, t.group);
+        /* MUTANT(emulator attention/keys_that_are_copied_are_right) wait for copied keys: s/1/0/ */
         want = 1;
     }
     want *= mine < s->slabs ? launch_epoch(&args.sync) : 0; /* not kept from look to look: registers are few, and it
@@ -62,6 +65,8 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
     uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
     int32_t row = (int32_t)(w.block * s->block_rows);
+    /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) both CTAs wait for what they load:
+     * s/0/0 && cluster_rank<E>() == 0/ */
     if (order != 0)
         await_block(args, t, KIND, w, ready);
     mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
@@ -83,6 +88,8 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
         tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
     } else { /* its part of the columns, for all */
         uint32_t part = cluster_rank<E>();
+        /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) each CTA loads its half of the columns:
+         * s/(int32_t)part/0/ */
         tma_load_5d_multicast(to + part * (E::block_bytes / E::cluster), map, full, 0, row, (int32_t)part, at.u, at.v,
                               (1 << E::cluster) - 1);
     }

@@ -246,12 +246,14 @@ PRS_SHARED uint32_t prs_attention_order(const struct prs_attention_schedule *s, 
 
 PRS_SHARED uint32_t prs_attention_slots(const struct prs_attention_schedule *s)
 {
+    /* MUTANT(model attention) the relay slot is its own: s/(s->nodes > 1 ? 0 : 1)/1/ */
     return s->world - (s->nodes > 1 ? 0 : 1);
 }
 
 /* A causal rank never looks at later positions: a second segment only interests ranks before its own. */
 PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *s, uint32_t source, uint32_t to)
 {
+    /* MUTANT(model attention) a share goes only to who looks at it: s/</+ s->locals </ */
     return s->segments == 2 && source < to ? 1 : s->segments;
 }
 
@@ -280,6 +282,7 @@ PRS_SHARED uint32_t prs_attention_lot(const struct prs_attention_schedule *s)
  * and handed on. With one buffer its credit would wait for just that. */
 PRS_SHARED uint32_t prs_attention_ahead(const struct prs_attention_schedule *s)
 {
+    /* MUTANT(model attention) nothing goes ahead with one buffer: s/&& s->depth > 1// */
     return s->nodes > 1 && s->depth > 1 ? 1 : 0;
 }
 
@@ -303,6 +306,7 @@ PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uin
     lot %= s->nodes * receivers;
     if (ahead != 0 && lot < s->locals)
         lot = lot + 1 == s->locals ? 0 : lot + 1;
+    /* MUTANT(model attention) the relay comes first: s/lot/s->nodes - 1 - lot/ */
     m->way = lot / receivers;
     m->distance = lot % receivers + (s->locals - receivers);
     m->group += m->way == 0 && m->distance == 0 ? ahead : 0;
@@ -366,12 +370,15 @@ PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
 /* The flag, at the receiver, of a group of the share at this place in its order. */
 PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s, uint32_t order, uint32_t group)
 {
+    /* MUTANT(model copied) a group has a flag of its own: s/(order - 1) * s->groups + group/order - 1/ */
+    /* MUTANT(model copied) a share has flags of its own: s/(order - 1) * s->groups +// */
     return (order - 1) * s->groups + group;
 }
 
 /* Which of the tensors that lie in staging memory, one behind the other. */
 PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
 {
+    /* MUTANT(model copied) keys and values have places of their own: s/(order - 1) * 2/order - 1/ */
     return (order - 1) * 2 + kind;
 }
 
@@ -424,7 +431,9 @@ PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s,
 /* The group that was in this group's buffer before; *earlier: in the launch before. */
 PRS_SHARED uint32_t prs_attention_evicted(const struct prs_attention_schedule *s, uint32_t group, bool *earlier)
 {
+    /* MUTANT(model attention) credit of the launch before: s/</<=/ */
     *earlier = group < s->depth;
+    /* MUTANT(model attention) the group that was in the buffer: s/depth;/depth > 0 ? group - s->depth - 1 : 0;/ */
     return *earlier ? group + (s->groups - 1 - group) / s->depth * s->depth : group - s->depth;
 }
 

@@ -21,6 +21,7 @@ PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, cons
     uint32_t base = smem_address(m.base);
     uint64_t a = matrix_descriptor(base + PRS_SMEM_A + half * (PRS_STAGE_A / 2) + r.stage * PRS_STAGE_A, 16);
     uint64_t b = matrix_descriptor(base + PRS_SMEM_B + r.stage * PRS_STAGE_B, E::b_n_major ? 8192 : 16);
+    /* MUTANT(emulator reduce_scatter_is_right) wait for a full stage: delete */
     mbarrier_wait(&m.full[r.stage], r.phase);
     wgmma_fence();
 #pragma unroll
@@ -56,6 +57,7 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
                     }
                 }
             }
+            /* MUTANT(emulator reduce_scatter_is_right) all lanes have read before one releases: delete */
             __syncwarp(); /* all lanes have read before one releases */
             release_stage<E>(m, r->stage);
             ring_next(r);
@@ -116,11 +118,13 @@ PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memo
 {
     uint32_t slab = next_slab<E>(*ring, half), phase = ring->filled / E::slabs & 1;
     uint32_t to = smem_address(m.base) + PRS_SMEM_C + slab * PRS_SLAB;
+    /* MUTANT(emulator reduce_scatter_is_right) wait for a free slab: delete */
     mbarrier_wait(&m.c_empty[slab], phase ^ 1);
     if (E::reduces && partial)
         fill_partial_slab(x, to);
     else
         fill_result_slab(x, to);
+    /* MUTANT(emulator reduce_scatter_is_right) fence_async_shared before a slab is handed over: delete */
     fence_async_shared();
     __syncwarp();
     if (threadIdx.x % 32 == 0)
@@ -190,6 +194,7 @@ PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struc
     for (uint32_t step = 0; step < steps; step++) {
         multiply_stage<E>(d, m, *r, half, step != 0);
         if (step != 0) {
+            /* MUTANT(emulator reduce_scatter_is_right) wgmma_wait before a stage is released: delete */
             wgmma_wait<1>();
             release_stage<E>(m, before);
         }
@@ -199,6 +204,7 @@ PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struc
         ring_next(r);
     }
     wgmma_wait<0>();
+    /* MUTANT(emulator reduce_scatter_is_right) release of a stage after the last K step: delete */
     release_stage<E>(m, before);
 }
 
@@ -223,6 +229,10 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
             partial = u.block != s->rank;
             if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
                 /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
+                /* MUTANT(emulator nodes/reduce_scatter_is_right_with_long_k)
+                 * rest handed over before a relayed tile's sums are awaited: delete */
+                /* MUTANT(emulator epochs_run_into_each_other) rest handed over before partial sums are awaited:
+                 * delete */
                 hand_over_rest<E>(&left, m, half, &slabs);
                 add_partials<E>(d, m, &r, half, prs_schedule_sources(s, u.block));
             }

@@ -43,6 +43,7 @@ static __device__ __noinline__ void give_up(const struct prs_sync *sync, uint32_
 #pragma unroll 1 /* the callers' registers pay for what this takes */
     for (uint32_t i = 0; i < words->neighbours; i++)
         *(volatile uint32_t *)words->alarm[i] = words->rank + 1;
+    /* MUTANT(emulator nodes/sums_without_a_lost_rank_are_not_sent) a rank that gave up sends nothing: delete */
     if (words->network != NULL)
         *(volatile uint64_t *)words->network = PRS_DEVICE_ABORTED;
     /* G1: both before any thread of this rank goes on without what it waited for. Whatever it, or one that it raised a

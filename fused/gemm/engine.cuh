@@ -30,6 +30,7 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
             push_blocks<E>(args, m, at);
         if (E::broadcasts && E::far)
             forward_rows(args, at.epoch, at.cluster * 2 + at.rank, at.clusters * 2);
+        /* MUTANT(emulator allreduce_is_right) wait for the others' results: s/await_broadcast(args, at)// */
         if (E::broadcasts && at.cluster == 0 && at.rank == 0)
             await_broadcast(args, at);
     }
@@ -66,7 +67,9 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_cons
         multiply_tiles<E>(args, m, cta_place_here<E>(&args.sync));
     }
     __syncwarp();
+    /* MUTANT(emulator reduce_scatter_is_right) cluster barrier before leaving: delete */
     cluster_arrive();
+    /* MUTANT(emulator reduce_scatter_is_right) cluster barrier before leaving: delete */
     cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
     if (E::epochs && threadIdx.x == 0) {
         uint32_t epoch = launch_epoch(&args.sync);

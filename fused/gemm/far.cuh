@@ -44,9 +44,11 @@ static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &arg
     uint32_t node = block / s->locals, to = prs_schedule_after(node, s->node, s->nodes), place;
     uint64_t bank = (epoch & 1) * args.staging_bank_bytes;
     struct prs_piece_group g;
+    /* MUTANT(emulator nodes/reduce_scatter_is_right) only the second half of a tile puts it: s/2/1/ */
     if (!is_last(args, epoch, prs_schedule_tile_counter(s, to, tile), 2))
         return;
     g = prs_schedule_group(s, tile / s->columns, tile % s->columns);
+    /* MUTANT(emulator nodes/reduce_scatter_is_right) a signal only behind all tiles of its group: s/g.pieces/1/ */
     if (!is_last(args, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
         return;
     place = prs_schedule_group_place(s, &g);
@@ -133,6 +135,8 @@ static __device__ __noinline__ void forward_rows(const struct prs_kernel_args &a
                       from = prs_schedule_after(block / s->locals, s->node, s->nodes);
         uint32_t word = prs_schedule_row_word(s, from, row / PRS_TILE_M);
         uint64_t where = ((uint64_t)block * s->block_rows + row) * args.n * 2;
+        /* MUTANT(emulator nodes/allreduce_is_right) wait for other nodes' results:
+         * s/wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word)// */
         if (lane == 0)
             wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word);
         __syncwarp();

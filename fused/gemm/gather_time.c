@@ -18,15 +18,18 @@ static const double COOL_US = 400; /* the longer a product takes beyond this, th
 static const double HEAT = 0.05;   /* 0.68 at 700 us, 0.71 at 2900, 0.74 at 6000 */
 /* Rows and columns of units that are worked on at a time are read from memory once each, a row by the unit of it: for
  * each beyond the least. Bands of 48 pairs, 11 columns: 3 % slower in all, which is 6 % for the others' block. */
+/* MUTANT(model gather) tall bands read more: s/.002// */
 static const double READ = 0.002;
 
 /* Pushed. A chunk of 8 KB goes to one rank in 4.7 us at best (2 GPUs: 62 of each CTA in 330, 94 in 480 us); to three,
  * the links are the limit. */
 static const double STORE_BYTES_PER_US = 357e3;
+/* MUTANT(model gather) a chunk takes its time with one peer: s/4.7/0/ */
 static const double CHUNK_US = 4.7;
 static const double PUSH_ENDS_US = 17; /* before the first chunk, and behind the last */
 static const double PUSH_WAVE = 0.4;   /* of a unit's time is left when the last chunk has come */
-static const double PUSH_STALL = 0.4;  /* of the links' time, times the share of it in the product's: loads held up */
+/* MUTANT(model gather) what is pushed holds loads up: s/.4// */
+static const double PUSH_STALL = 0.4; /* of the links' time, times the share of it in the product's: loads held up */
 
 static const double NEARLY = 1.01; /* as fast as that: the same */
 
@@ -45,6 +48,7 @@ static double waves(const struct prs_schedule *s, uint32_t clusters)
 static double step_us(const struct prs_schedule *s, uint32_t clusters)
 {
     double cool = waves(s, clusters) * s->k_steps * PRS_STEP_US / COOL_US;
+    /* MUTANT(model gather) long products are slower: s/(cool > 1 ? pow(cool, HEAT) : 1)/1/ */
     return PRS_STEP_US * (cool > 1 ? pow(cool, HEAT) : 1);
 }
 
@@ -58,12 +62,14 @@ static double reading(const struct prs_schedule *s, uint32_t clusters)
 /* When a piece of a band of another rank's block has come. All ranks do the same at the same time, so it is that piece
  * of the own block which goes as far. A stream's copies are made in order, each when the engine is free and the host
  * has enqueued it; all but the last of a block are equal, so the slower of the two sets the pace from the first on. */
+/* MUTANT(model gather) blocks come one after the other: s/prs_schedule_after(s->rank, u->block, s->world)/0/ */
 static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u, uint32_t segment)
 {
     uint32_t band = u->pair / s->band, turn = prs_schedule_after(s->rank, u->block, s->world);
     uint32_t first = band * s->band * PRS_PAIR_M, rows = s->band * PRS_PAIR_M;
     uint32_t step = segment * prs_schedule_segment_steps(s), steps = prs_schedule_segment_steps(s);
     double piece = ((double)turn * s->bands + band) * s->segments + segment + 1, before, own;
+    /* MUTANT(model gather) the last band may be short: delete */
     if (rows > s->block_rows - first)
         rows = s->block_rows - first;
     if (steps > s->k_steps - step)
@@ -72,6 +78,9 @@ static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u
     own = (double)rows * steps;
     before *= PRS_TILE_K * 2 / COPY_BYTES_PER_US;
     own = own * PRS_TILE_K * 2 / COPY_BYTES_PER_US + PIECE_US;
+    /* MUTANT(model gather) the host may be what is late:
+     * s/fmax(2 * CALL_US * piece, 2 * CALL_US + before + PIECE_US * (piece - 1)/2 * CALL_US + before + PIECE_US * (piece - 1/ */
+    /* MUTANT(model gather) a piece costs more than its bytes: s/+ PIECE_US * (piece - 1)// */
     return CALLS_BEGIN_US + own + fmax(2 * CALL_US * piece, 2 * CALL_US + before + PIECE_US * (piece - 1));
 }
 
@@ -85,6 +94,8 @@ static uint32_t pieces_of(const struct prs_schedule *s)
 static double play_unit(const struct prs_schedule *s, const struct prs_unit *u, double now, double step)
 {
     uint32_t steps = prs_schedule_segment_steps(s), pieces = pieces_of(s);
+    /* MUTANT(model gather) a unit begins with its first piece: s/i)/pieces - 1)/ */
+    /* MUTANT(model gather) a unit waits for each piece: s/i)/0)/ */
     for (uint32_t i = 0; i < pieces; i++)
         now = fmax(now, piece_comes(s, u, i)) + step * (i + 1 < pieces ? steps : s->k_steps - i * steps);
     return now;
@@ -114,6 +125,10 @@ double prs_gather_copied_us(const struct prs_schedule *s, uint32_t clusters)
     if ((uint64_t)s->units * s->segments > MOST_PLAYED) {
         struct prs_unit last = {(s->rank + 1) % s->world, s->pairs - 1, 0};
         double begins = KERNEL_BEGINS_US + (waves(s, clusters) - 1) * s->k_steps * far;
+        /* MUTANT(model gather) huge products take their time:
+         * s/fmax(begins, piece_comes(s, &last, pieces_of(s) - 1)/piece_comes(s, &last, pieces_of(s) - 1/ */
+        /* MUTANT(model gather) huge products wait for the links:
+         * s/fmax(begins, piece_comes(s, &last, pieces_of(s) - 1))/begins/ */
         return fmax(begins, piece_comes(s, &last, pieces_of(s) - 1)) + s->k_steps * far + END_US;
     }
     for (uint32_t cluster = 0; cluster < clusters && cluster < s->units; cluster++)
@@ -126,8 +141,11 @@ double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, uin
     double others = s->world - 1, unit = s->k_steps * step_us(s, clusters);
     double bytes = others * s->block_rows * s->k_steps * PRS_TILE_K * 2, product = waves(s, clusters) * unit;
     double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_TILE_K * 2 * ctas / STORE_BYTES_PER_US);
+    /* MUTANT(model gather) what is spread takes longer:
+     * s#fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk)#ceil((double)prs_schedule_chunks(s) / ctas) * chunk# */
     double pushing = fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk);
     double links = bytes / STORE_BYTES_PER_US;
+    /* MUTANT(model gather) the last chunk is waited for: s/+ PUSH_WAVE * unit// */
     return fmax(pushing + PUSH_ENDS_US + PUSH_WAVE * unit,
                 prs_gather_product_us(s, clusters) + PUSH_STALL * links * links / product);
 }
@@ -159,11 +177,14 @@ double prs_gather_best_pieces(const struct prs_schedule *shape, uint32_t cluster
         for (uint32_t i = 1; i <= MOST_SEGMENTS && i <= s.k_steps && i <= count; i++) {
             uint32_t try_band = count % i == 0 ? band_of(&s, count / i) : 0;
             double us;
+            /* MUTANT(model gather) a band that is given stays: s/? given_band/? band_of(&s, i)/ */
             if (given_band != 0)
                 try_band = i == count ? given_band : 0;
             if (try_band == 0 || (given_segments != 0 && i > 1))
                 continue;
+            /* MUTANT(model gather) segments that are given stay: s/given_segments != 0 ? given_segments :// */
             us = play_pieces(&s, clusters, try_band, given_segments != 0 ? given_segments : i);
+            /* MUTANT(model gather) the fewest of what is as fast: s#NEARLY *## */
             if (NEARLY * us >= best)
                 continue;
             best = us;

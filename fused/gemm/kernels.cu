@@ -46,6 +46,8 @@ static __global__ void begin_copies(const __grid_constant__ struct prs_kernel_ar
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = threadIdx.x, epoch = launch_epoch(&args.sync);
+    /* MUTANT(emulator allgather_by_copy_engine_is_right) credit before rows are copied over those of the last epoch:
+     * s/wait_flag/if (0) wait_flag/ */
     if (slot + 1 < s->world)
         wait_flag(&args.sync, args.done[0] + slot, epoch - 1, PRS_AWAIT_PEERS, (s->rank + 1 + slot) % s->world, slot);
     __syncwarp();

@@ -76,9 +76,13 @@ PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct 
             index = prs_schedule_group_word(s, i / 2 - (s->locals - 1), group);
             flag = far_flag(args, index);
         }
+        /* MUTANT(emulator nodes/reduce_scatter_is_right) wait for other nodes' sums:
+         * s/wait_flag/if (!from.far) wait_flag/ */
+        /* MUTANT(emulator reduce_scatter_is_right) wait for partial sums: s/wait_flag/if (0) wait_flag/ */
         wait_flag(&args.sync, flag, at.epoch, PRS_AWAIT_PARTIAL, from.rank, index);
     }
     __syncwarp();
+    /* MUTANT(emulator reduce_scatter_is_right) fence_async_global before partial sums are loaded: delete */
     fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
 }
 
@@ -90,6 +94,9 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
     const struct prs_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32, slots = prs_schedule_sources(s, u.block),
              tile = prs_schedule_tile(s, &u, at.rank);
+    /* MUTANT(emulator reduce_scatter_is_right) the other bank in odd epochs:
+     * s/+ (at.epoch & 1) * args.staging_bank_bytes// */
+    /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
     const uint8_t *bank = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes;
     await_partials<E>(args, at, u, slots);
     for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
@@ -123,9 +130,13 @@ PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_
         if (s->segments != 0) {
             uint32_t steps = prs_schedule_segment_steps(s);
             uint32_t index = prs_schedule_segment_flag(s, slot, u.pair / s->band, step / steps);
+            /* MUTANT(emulator allgather_by_copy_engine_is_right) wait for the copied rows: s/epoch/epoch - 1/ */
             wait_flag(&args.sync, args.flags[0] + index, at.epoch, PRS_AWAIT_CHUNK, u.block, index);
+            /* MUTANT(emulator allgather_by_copy_engine_is_right) a wait for each piece that is copied:
+             * s/steps/steps + 1/ */
             *ready = steps;
         } else {
+            /* MUTANT(emulator allgather_is_right) wait for the pushed rows: s#PRS_STRIP_STEPS *#1 ? 1 :# */
             *ready = PRS_STRIP_STEPS * await_strips(args, at, slot, u.pair * 2 + at.rank, step / PRS_STRIP_STEPS);
         }
         fence_async_global(); /* arrivals were read by ordinary loads, A is read by the copy engine */
@@ -145,6 +156,7 @@ PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const s
     if (E::gathers && u.block != s->rank) {
         a.map = &args.gathered;
         a.row += (int32_t)(slot * s->pairs * PRS_PAIR_M);
+        /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
         if (s->segments == 0)
             a.tiles = args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
                       prs_layout_gathered(s, slot, u.pair * 2 + at.rank, 0);
@@ -168,6 +180,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
         for (uint32_t step = 0; step < s->k_steps; step++, ring_next(&r)) {
             if (E::gathers && u.block != s->rank)
                 await_step(args, at, u, step, &ready);
+            /* MUTANT(emulator reduce_scatter_is_right) wait for an empty stage: delete */
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             __syncwarp(); /* a lane that looks only when the stage is empty again would take that phase for an older one
                            */

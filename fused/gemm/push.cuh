@@ -44,6 +44,7 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
                            const struct pushed_chunk &k, int64_t *next)
 {
     const struct prs_schedule *s = &args.schedule;
+    /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
     uint64_t bank = (at.epoch & 1) * args.staging_bank_bytes;
     for (uint32_t p = 1; p < s->locals; p++) {
         uint32_t owner = s->node * s->locals + (s->local + p) % s->locals;
@@ -100,8 +101,10 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
     uint32_t slot = p->count % PRS_PUSH_SLOTS, phase = p->count / PRS_PUSH_SLOTS & 1;
     uint8_t *buffer = m.base + PRS_SMEM_PUSH + slot * PRS_PUSH_BYTES;
     p->count++;
+    /* MUTANT(emulator allgather_is_right) wait before a push buffer is loaded again: s/- 1// */
     bulk_wait_read<PRS_PUSH_SLOTS - 1>();
     mbarrier_expect(&m.pushed[slot], PRS_PUSH_BYTES);
+    /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
     if (!E::far || k.block == s->rank)
         tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(k.c.step * PRS_TILE_K), (int32_t)k.c.row);
     else
@@ -110,6 +113,7 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
                       chunk_place(s, prs_schedule_slot(s, k.block, s->rank), k.c),
                   PRS_PUSH_BYTES, &m.pushed[slot]);
     if (p->pending == 2) { /* a fence and a fetch take about 2 us each: at the same time */
+        /* MUTANT(emulator allgather_is_right) bulk_wait_done before signal_chunk: delete */
         bulk_wait_done<PRS_PUSH_SLOTS - 1>();
         signal_chunk<E>(args, at, p->landed);
     }
@@ -132,7 +136,9 @@ PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta
     uint32_t word =
         prs_schedule_group_word(s, from, prs_schedule_group(s, k.c.row / PRS_TILE_M, k.c.step / PRS_STRIP_STEPS).index);
     if (!prs_flag_reached(load_acquire_sys(far_flag(args, word)), at.epoch)) {
+        /* MUTANT(emulator nodes/allgather_is_right) everything signalled before another node is waited for: delete */
         push_drain<E>(args, at, p);
+        /* MUTANT(emulator nodes/allgather_is_right) wait for other nodes' rows: delete */
         wait_flag(&args.sync, far_flag(args, word), at.epoch, PRS_AWAIT_CHUNK, k.block, word);
     }
     fence_async_global(); /* the signal was read by an ordinary load, the chunk is read by the copy engine */

@@ -116,6 +116,7 @@ PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, stru
 PRS_SHARED void prs_schedule_gather_copied(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t block = s->pairs * s->columns, size = s->band * s->columns, band;
+    /* MUTANT(model schedule) copies, the block of the rank before comes first: s/s->world - 1 -/1 +/ */
     u->block = (s->rank + s->world - 1 - at / block) % s->world;
     at %= block;
     band = at / size;
@@ -136,6 +137,7 @@ PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t b
 PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t own = s->pairs * s->columns, near = (s->locals - 1) * own, i;
+    /* MUTANT(model schedule) copies, units come block by block: s/!= 0/> 100/ */
     if (at < own) {
         prs_schedule_own(s, at, u);
     } else if (s->segments != 0) {
@@ -371,8 +373,12 @@ PRS_SHARED uint32_t prs_schedule_copies(const struct prs_schedule *s)
 }
 
 /* All of one rank before the next: units of one block come before those of the next too. */
+/* MUTANT(model schedule) copies, all of one rank before the next:
+ * s#/ s->bands; c->band = band % s->bands#% (s->world - 1); c->band = band / (s->world - 1)# */
 PRS_SHARED void prs_schedule_copy(const struct prs_schedule *s, uint32_t at, struct prs_copy *c)
 {
+    /* MUTANT(model schedule) copies, a band's pieces one after the other:
+     * s#/ s->segments#% (prs_schedule_copies(s) / s->segments)# */
     uint32_t band = at / s->segments;
     c->distance = 1 + band / s->bands;
     c->band = band % s->bands;

@@ -27,6 +27,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
     const struct prs_schedule *s = &args.schedule;
     if (E::reduces && u.block != s->rank) {
         uint32_t peer = neighbour(s, u.block), slot = partial_slot<E>(s, u.block);
+        /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
         uint8_t *bank = args.staging[peer] + (at.epoch & 1) * args.staging_bank_bytes;
         uint64_t where = prs_layout_partial(s, slot, prs_schedule_tile(s, &u, at.rank), quarter);
         bulk_store(bank + where + half * PRS_SLAB, slab, PRS_SLAB);
@@ -83,6 +84,8 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
             }
             store_slab<E>(args, at, u, m.base + PRS_SMEM_C + slab * PRS_SLAB, half, quarter);
             bulk_commit();
+            /* MUTANT(emulator allgather_is_right) bulk_wait_read before a slab is given back:
+             * s/bulk_wait_read<E::slabs - 1>()// */
             if (args.paced)
                 bulk_wait_done<0>();
             else
@@ -97,6 +100,8 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
         if (E::slabs == 2)
             mbarrier_arrive(&m.c_empty[half * E::slabs + (stored - 1) % E::slabs]);
         if (E::reduces) {
+            /* MUTANT(emulator allreduce_is_right) bulk_wait_done before the broadcast is signalled: delete */
+            /* MUTANT(emulator reduce_scatter_is_right) bulk_wait_done before signal_tile: delete */
             bulk_wait_done<0>();
             signal_tile<E>(args, at, u, half);
         }

@@ -403,6 +403,8 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
 
 /* Row i that the peer at distance p sends: an item for the product's kernel, and its rows for the caller. Items of what
  * does not cross between nodes come first, for all experts: nothing that is here waits behind what is not. */
+/* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+ * items of other nodes have places of their own: s/prs_route_node_of(r, p) == 0 ? 0 : r->local/0/ */
 PRS_DEVICE void receive_record(const struct prs_moe_args &args, const struct route_memory &m,
                                const struct route_place &at, uint32_t p, uint32_t i)
 {

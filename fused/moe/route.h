@@ -107,6 +107,7 @@ PRS_SHARED uint64_t prs_route_inbox_bytes(const struct prs_route *r)
 /* Offset of sender's (its distance p) counts, of bank `bank`. */
 PRS_SHARED uint64_t prs_route_counts_at(const struct prs_route *r, uint32_t bank, uint32_t p)
 {
+    /* MUTANT(model moe) mail has two banks: s#bank#(bank / 2 * 2)# */
     return ((uint64_t)bank * r->world + p) * prs_route_inbox_bytes(r);
 }
 
@@ -195,6 +196,7 @@ PRS_SHARED uint64_t prs_route_note_bytes(const struct prs_route *r)
 /* A note: rows, padding, then [row][seat] places. bank 2: own ones. */
 PRS_SHARED uint64_t prs_route_note_at(const struct prs_route *r, uint32_t bank, uint32_t b)
 {
+    /* MUTANT(model moe) notes have two banks: s#bank#(bank / 2 * 2)# */
     return prs_route_counts_at(r, 3, 0) + ((uint64_t)bank * r->nodes + b) * prs_route_note_bytes(r);
 }
 
@@ -207,6 +209,7 @@ PRS_SHARED uint64_t prs_route_mail_bytes(const struct prs_route *r)
 /* Relayed rows: those of the node at distance b >= 1, then those for it. */
 PRS_SHARED uint64_t prs_route_relay_at(const struct prs_route *r, uint32_t out, uint32_t b, uint32_t row)
 {
+    /* MUTANT(model moe) rows in and rows out are apart: s/out * (r->nodes - 1)/0 * out/ */
     return (((uint64_t)out * (r->nodes - 1) + b - 1) * r->tokens + row) * r->row_bytes;
 }
 
@@ -217,6 +220,7 @@ PRS_SHARED uint32_t prs_route_sender(const struct prs_route *r, uint32_t i)
     uint32_t node, seat;
     if (r->nodes == 1)
         return i;
+    /* MUTANT(model moe) rows of the own node come first: s@i / r->seats@r->nodes - i / r->seats@ */
     node = (r->node + i / r->seats) % r->nodes, seat = (r->seat + i % r->seats) % r->seats;
     return (node * r->seats + seat + r->world - r->rank) % r->world;
 }
@@ -229,6 +233,7 @@ PRS_SHARED uint32_t prs_route_groups(const struct prs_route *r)
 /* Signal words: one for each rank's routes, then [distance of the sender's node][group]. */
 PRS_SHARED uint32_t prs_route_relay_word(const struct prs_route *r, uint32_t b, uint32_t group)
 {
+    /* MUTANT(model moe) groups of all sizes have a word each: s/prs_route_groups(r/(prs_route_groups(r) - 1/ */
     return r->world + (b - 1) * prs_route_groups(r) + group;
 }
 
@@ -323,15 +328,23 @@ PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_route_expert *e)
 PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t expert, const struct prs_route_expert *e,
                                           uint32_t near)
 {
+    /* MUTANT(model route) moe, one pass tells no blocks apart: s/r->passes == 1 ||// */
+    /* MUTANT(model route) moe, the first half of the experts is met once: s#|| expert < r->local / 2## */
     if (r->passes == 1 || expert < r->local / 2)
         return 0;
+    /* MUTANT(model route) moe, a last block without a row of another node does not wait: s/near == e->rows/0/ */
+    /* MUTANT(model route) moe, a block with a row of another node waits for it:
+     * s#near / PRS_TILE_M#prs_ceil_div(near, PRS_TILE_M)# */
     return near == e->rows ? prs_route_expert_blocks(e) : near / PRS_TILE_M;
 }
 
 /* Blocks of the cursor's expert in its pass; *first: which is the first. */
+/* MUTANT(model route) moe, what waits for no other node is multiplied first:
+ * s/c->far ? near[c->expert] : 0; return c->far/0; return c->far == 0/ */
 PRS_SHARED uint32_t prs_route_pass(const struct prs_route_expert *experts, const uint32_t *near,
                                    const struct prs_route_cursor *c, uint32_t *first)
 {
+    /* MUTANT(model route) moe, the second pass begins where the first ended: s/c->far ? near[c->expert] :// */
     *first = c->far ? near[c->expert] : 0;
     return c->far ? prs_route_expert_blocks(&experts[c->expert]) - *first : near[c->expert];
 }
@@ -353,6 +366,7 @@ PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_route
     } else {
         while (blocks = prs_route_pass(experts, near, c, &begin), c->before + blocks <= block) {
             c->before += blocks;
+            /* MUTANT(model route) moe, the second pass has all experts: s/0/1/ */
             if (++c->expert == r->local)
                 c->expert = 0, c->far = 1;
         }

@@ -167,10 +167,16 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
                                  group % PRS_CMD_GROUPS};
     struct prs_device_signal signal = {
         prs_route_relay_word(r, from, group) * 8ull, epoch, peer, far->signal_window, group % PRS_CMD_GROUPS, 0, 0};
+    /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+     * a row for another node is counted when it has landed: delete */
     bulk_wait_done<0>();
+    /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+     * a put only behind all its rows: s/rows/1/ */
     if (add_acq_rel_gpu(far->counters + prs_route_put_counter(r, n, row), 1) + 1 != rows)
         return;
     network_put(&args.sync, &far->device, put);
+    /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+     * a signal only behind all puts of its group: s/puts/1/ */
     if (add_acq_rel_gpu(far->counters + prs_route_group_counter(r, n, row), 1) + 1 == puts)
         network_signal(&args.sync, &far->device, signal);
 }
@@ -235,6 +241,8 @@ PRS_DEVICE struct incoming first_incoming(const struct prs_moe_args &args, uint3
         uint32_t rows = notes_of(args, epoch, n)[0];
         in.end = rows > in.end ? rows : in.end;
     }
+    /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+     * the rows of all nodes are handed on: delete */
     in.end *= args.route.nodes - 1;
     find_incoming(args, epoch, &in);
     return in;
@@ -255,6 +263,8 @@ PRS_DEVICE void tell_incoming(const struct prs_moe_args &args, uint32_t epoch, s
 {
     if (in->last == NULL)
         return;
+    /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+     * bulk_wait_done before a row that was handed on is told of: delete */
     bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
     each_seat(&args.route, in->last, in->last_n,
               [&](uint32_t p, uint32_t sender, uint32_t row) { flag_row(args, epoch, p, sender, row); });
@@ -270,10 +280,14 @@ PRS_DEVICE bool hand_on(const struct prs_moe_args &args, struct row_buffer *b, u
     uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
     const uint32_t *flag = (const uint32_t *)(args.far.signals + word);
     if (in->at >= in->end || load_acquire_sys(flag) != epoch) {
+        /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+         * the last row that was handed on is told of: delete */
         tell_incoming(args, epoch, in);
         if (!waits || in->at >= in->end)
             return false;
     }
+    /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+     * wait for other nodes' rows that are handed on: delete */
     await_token(args, flag, epoch, prs_route_counterpart(r, in->n), word);
     const int32_t *note = (const int32_t *)notes_of(args, epoch, in->n) + 4 + in->row * r->seats;
     copy_row_of(
@@ -435,6 +449,8 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_mem
             if ((here >> k & 1) == 0) {
                 if (E::far && !item_is_here(args, epoch, mine, k)) {
                     tell_item(args, last, last_row); /* between nodes the next row may be long in coming */
+                    /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
+                     * an item that was told of is not told of again: delete */
                     last.uses = 0;
                 }
                 here = await_items(args, epoch, mine, k);

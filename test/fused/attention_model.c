@@ -60,11 +60,13 @@ static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
     uint32_t slab = index % s->slabs, segment = index / s->slabs % s->segments;
     uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->pairs;
     uint32_t messages = prs_attention_arrivals(s, slab), first = slab * s->slab_chunks;
+    /* MUTANT(model attention) a slab is put with its last message: s/messages/messages - (messages - 1)/ */
     if (watch_count(&me->arrivals[index]) != epoch * messages)
         return;
     for (uint32_t back = 1; back < s->nodes; back++) {
         uint32_t peer = prs_attention_counterpart(s, s->nodes - back);
         uint32_t from = prs_attention_stage(s, s->world, pair, kind, segment);
+        /* MUTANT(model attention) a slab's place is that of its sender: s/back/(s->nodes - back)/ */
         uint32_t to = prs_attention_stage(s, back * s->locals, pair, kind, segment);
         struct attention_rank *there = &c->model->ranks[peer];
         if (segment >= prs_attention_interest(s, s->rank, peer))
@@ -74,7 +76,10 @@ static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
                                                  .words = messages,
                                                  .peer = peer,
                                                  .group = index});
+        /* MUTANT(model attention) a signal stays behind its put: s/index/index + 1/ */
         nic_post(&me->nic, &(struct nic_command){
+                               /* MUTANT(model attention) a slab's signal names the way to its sender:
+                                * s/back/s->nodes - back/ */
                                .to = &there->signals[prs_attention_far_slab(s, back, pair, kind, segment, slab)],
                                .value = epoch,
                                .peer = peer,
@@ -86,6 +91,7 @@ static void count_oldest(struct cta *c, uint32_t epoch, struct queue *q)
 {
     const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
     struct sent *x = &q->sent[0];
+    /* MUTANT(model attention) a message is counted when it has landed: delete */
     land(x);
     if (s->nodes > 1 && x->peer == 0)
         relay_message(c, epoch, x->index);
@@ -107,6 +113,7 @@ static bool await_flag(struct cta *c, uint32_t epoch, struct queue *q, const uin
 {
     if (prs_flag_reached(watch_load(flag), want))
         return true;
+    /* MUTANT(model attention) nothing is held back while waiting: delete */
     count_all(c, epoch, q);
     return watch_wait(&c->model->watch, flag, want, what, c->rank, index, from);
 }
@@ -118,6 +125,8 @@ static bool await_credit(struct cta *c, const struct prs_attention_message *x, u
     bool earlier;
     uint32_t evicted = prs_attention_evicted(s, x->group, &earlier), want = earlier ? epoch - 1 : epoch;
     if (x->distance == 0) { /* the relay slot: all counterparts */
+        /* MUTANT(model attention) the credit of all nodes: s/s->nodes;/2;/ */
+        /* MUTANT(model attention) a relay slot is written with credit: s/s->nodes;/1;/ */
         for (uint32_t back = 1; back < s->nodes; back++) {
             uint32_t word = prs_attention_far_credit(s, back, evicted);
             if (!await_flag(c, epoch, q, &me->signals[word], want, "far credit", word,
@@ -137,11 +146,14 @@ static bool await_message(struct cta *c, const struct prs_attention_message *x, 
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     uint32_t buffer = x->group * s->locals + x->distance;
+    /* MUTANT(model attention) another node's slab is awaited: s/!= 0/> s->nodes/ */
     if (x->way != 0) {
         uint32_t word = prs_attention_far_slab(s, x->way, x->pair, x->kind, x->segment, x->slab);
         if (!await_flag(c, epoch, q, &me->signals[word], epoch, "far slab", word, prs_attention_counterpart(s, x->way)))
             return false;
     }
+    /* MUTANT(model attention) a neighbour's place needs its credit:
+     * s/(x->way == 0 || x->distance != 0)/x->distance == 0/ */
     if (*credited != buffer && (x->way == 0 || x->distance != 0) && !await_credit(c, x, epoch, q))
         return false;
     *credited = buffer;
@@ -190,6 +202,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
         struct prs_attention_message x;
         if (!prs_attention_message_at(s, i, &x))
             continue;
+        /* MUTANT(model attention) groups are passed in order: s/turn/turn + 1/ */
         if (s->nodes > 1)
             pass_groups(c, epoch, &q, &passed, x.turn);
         if (!await_message(c, &x, epoch, &q, &credited))
@@ -238,6 +251,8 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
     const struct prs_attention_schedule *s = &me->s;
     if (c->index != 0)
         return true;
+    /* MUTANT(model copied) credit of the launch before: s/1,/2,/ */
+    /* MUTANT(model copied) credit for all groups: s/prs_attention_credit(s, s->world, 0)/s->groups/ */
     for (uint32_t i = 0; i < prs_attention_credit(s, s->world, 0); i++)
         if (!watch_wait(&c->model->watch, &me->credits[i], epoch - 1, "credit", c->rank, i,
                         neighbour(s, s->world - 1 - i / s->groups)))
@@ -245,6 +260,8 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
     for (uint32_t group = 0; group < s->groups; group++)
         for (uint32_t distance = 1; distance < s->world; distance++) {
             watch_dawdle(&c->random[1]);
+            /* MUTANT(model copied) a flag stays behind its rows:
+             * s/copy_group/watch_raise(&c->model->ranks[neighbour(s, s->world - distance)].arrivals[prs_attention_copied(s, distance, group)], epoch), copy_group/ */
             copy_group(c, epoch, group, distance);
         }
     return true;
@@ -257,6 +274,10 @@ static bool credit_epoch(struct cta *c, uint32_t epoch)
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     for (uint32_t group = 0; group < s->groups; group++) {
+        /* MUTANT(model attention) credit when all CTAs have sent on:
+         * s#* epoch, "CTAs that have sent group"#* (epoch - 1), "CTAs that have sent group"# */
+        /* MUTANT(model attention) credit when all CTAs have read:
+         * s#* epoch, "CTAs that have read group"#* (epoch - 1) + 1, "CTAs that have read group"# */
         if (!watch_wait(&c->model->watch, &me->finished[group], CTAS * epoch, "CTAs that have read group", c->rank,
                         group, c->rank) ||
             !watch_wait(&c->model->watch, &me->finished[s->groups + group], c->model->push_ctas * epoch,
@@ -265,6 +286,7 @@ static bool credit_epoch(struct cta *c, uint32_t epoch)
         for (uint32_t way = 1; way < s->nodes; way++) {
             uint32_t peer = prs_attention_counterpart(s, way);
             nic_post(&me->nic, &(struct nic_command){
+                                   /* MUTANT(model attention) each node's credit has a word: s/way/1/ */
                                    .to = &c->model->ranks[peer].signals[prs_attention_far_credit(s, way, group)],
                                    .value = epoch,
                                    .peer = peer,

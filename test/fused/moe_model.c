@@ -23,6 +23,7 @@ static void end_launch(struct cta *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     if (watch_count(&me->exits) != (epoch - FIRST_EPOCH) * CTAS * THREADS)
         return;
+    /* MUTANT(model moe) a launch ends when its puts are complete: s/me->r.nodes > 1 && !nic_quiet(&me->nic)/0/ */
     if (me->r.nodes > 1 && !nic_quiet(&me->nic))
         return;
     model_check(c->model, c->rank, epoch);

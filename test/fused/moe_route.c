@@ -126,6 +126,7 @@ static void write_note(struct rank *me, uint32_t token, uint32_t slot, const str
     uint32_t b = (node + r->nodes - r->node) % r->nodes, row = at->first_relay[expert] + n->relay[token][slot];
     int32_t *note = (int32_t *)(me->mail + prs_route_note_at(r, 2, b) + 16) + row * r->seats;
     me->relayed[b][row] = token;
+    /* MUTANT(model moe) notes name every seat: s/seats/seats - 1/ */
     for (uint32_t seat = 0; seat < r->seats; seat++)
         note[seat] = PRS_ROUTE_NOWHERE;
     for (uint32_t j = 0; j < CHOICES; j++) {
@@ -204,6 +205,7 @@ static void receive_counts(const struct rank *me, uint32_t bank, struct tables *
             t->rows[e] += counts[e * 2];
             t->sent[p] += counts[e * 2 + 1];
         }
+        /* MUTANT(model moe) the own node's rows end with the first of another's: s/seats/seats - 1/ */
         t->near[e] = me->r.nodes == 1 ? t->rows[e] : t->row_base[prs_route_sender(&me->r, me->r.seats)][e];
         t->blocks += prs_ceil_div(t->rows[e], PRS_TILE_M);
     }
@@ -224,6 +226,7 @@ static void receive_record(struct rank *me, uint32_t bank, const struct tables *
         (const struct prs_route_head *)(me->mail + prs_route_record_at(&me->r, bank, p, i));
     const struct prs_route_use *use = (const struct prs_route_use *)(head + 1);
     uint32_t lead = use[0].expert;
+    /* MUTANT(model moe) items of other nodes come last: s/prs_route_node_of(&me->r, p) !=// */
     uint32_t first = t->first_item[prs_route_node_of(&me->r, p) != 0][lead];
     struct prs_route_item *item = me->items[first + t->lead_base[p][lead] + i - t->lead_first[p][lead]];
     item->peer = p, item->at = p == 0 ? head->token : i, item->uses = head->uses;
@@ -238,6 +241,7 @@ static void receive_record(struct rank *me, uint32_t bank, const struct tables *
 static bool await_routes(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
+    /* MUTANT(model moe) other nodes' routes are awaited: s/WORLD/2/ */
     for (uint32_t p = 0; p < WORLD; p++) {
         const uint32_t *flag = prs_route_node_of(&me->r, p) != 0 ? &me->signal[p] : &me->mail_flags[p];
         if (!watch_wait(&c->model->watch, flag, epoch, "counts of the peer at distance", c->rank, p,
@@ -274,6 +278,7 @@ bool model_route(struct cta *c, uint32_t epoch)
     const struct prs_route *r = &me->r;
     uint32_t bank = epoch & 1, step = (epoch - 1) * 2 * CTAS;
     struct numbers n;
+    /* MUTANT(model moe) counters begin anew: s/__atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED)/(void)i/ */
     for (uint32_t i = c->index; r->nodes > 1 && i < prs_route_group_counter(r, r->nodes, 0); i += CTAS)
         __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);
     count_choices(me, c->index, &n);

@@ -14,6 +14,7 @@ static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t ro
     uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_route_counterpart(r, n), from = prs_route_node_mirror(r, n);
     struct rank *to = &c->model->ranks[peer];
+    /* MUTANT(model moe) a put waits for all its rows: s/rows/1/ */
     if (watch_count(&me->counters[prs_route_put_counter(r, n, row)]) != rows)
         return;
     nic_post(&me->nic, &(struct nic_command){.to = &to->relay[prs_route_relay_at(r, 0, from, first) / 4],
@@ -21,6 +22,8 @@ static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t ro
                                              .words = rows,
                                              .peer = peer,
                                              .group = group});
+    /* MUTANT(model moe) a signal stays behind its puts: s/group}/group + 1000}/ */
+    /* MUTANT(model moe) a signal waits for all puts of its group: s/puts/1/ */
     if (watch_count(&me->counters[prs_route_group_counter(r, n, row)]) == puts)
         nic_post(&me->nic, &(struct nic_command){.to = &to->signal[prs_route_relay_word(r, from, group)],
                                                  .value = epoch,
@@ -42,6 +45,7 @@ static void tell(struct cta *c, uint32_t epoch, const struct outgoing *last)
 {
     if (last->n == 0)
         return;
+    /* MUTANT(model moe) a row is counted when it has landed: delete */
     land(&c->model->ranks[c->rank], last);
     relay_row_out(c, epoch, last->n, last->row);
 }
@@ -72,6 +76,7 @@ static void give_row(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row, bo
     const int32_t *note = (const int32_t *)(me->mail + prs_route_note_at(r, epoch & 1, n) + 16) + row * r->seats;
     for (uint32_t seat = 0; seat < r->seats; seat++) {
         uint32_t p = prs_route_seat_distance(r, seat), at = (uint32_t)note[seat];
+        /* MUTANT(model moe) the sender is far from each seat as it says: s/prs_route_peer(r, p)/r->rank/ */
         uint32_t sender = (prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;
         struct rank *to = &c->model->ranks[prs_route_peer(r, p)];
         if (note[seat] == PRS_ROUTE_NOWHERE)
@@ -119,17 +124,22 @@ static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool wai
     const struct prs_route *r = &me->r;
     uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
     if (in->at >= in->end || watch_load(&me->signal[word]) != epoch) {
+        /* MUTANT(model moe) nobody waits for a row while the next one is awaited: delete */
         tell_incoming(c, epoch, in);
         if (!waits || in->at >= in->end)
             return false;
         if (in->last_n != 0)
             watch_fail(&c->model->watch, "row that is not told of while waiting", c->rank, in->last_row, c->rank, 0, 0);
     }
+    /* MUTANT(model moe) another node's rows are awaited: s/(!/(0 && !/ */
+    /* MUTANT(model moe) a group's word holds the epoch: s/watch_wait_exactly/watch_wait/ */
     if (!watch_wait_exactly(&c->model->watch, &me->signal[word], epoch, "another node's rows", c->rank, word,
                             prs_route_counterpart(r, in->n)))
         return false;
     watch_dawdle(&c->random);
+    /* MUTANT(model moe) each row that is handed on is told of: delete */
     tell_incoming(c, epoch, in);
+    /* MUTANT(model moe) a row is told of when it has been handed on: delete */
     give_row(c, epoch, in->n, in->row, false);
     in->last_n = in->n, in->last_row = in->row;
     in->at += CTAS;
@@ -149,6 +159,7 @@ static void push_rows(struct cta *c, uint32_t epoch, struct incoming *in)
         struct rank *to = &c->model->ranks[prs_route_peer(r, p)];
         if (row >= me->sent_count[p])
             continue;
+        /* MUTANT(model moe) rows are handed on between own ones: s/(hand_on/(0 && hand_on/ */
         while (hand_on(c, epoch, in, false) && __atomic_fetch_add(&me->early, 1, __ATOMIC_RELAXED) % 2 != 0)
             ;
         watch_dawdle(&c->random);
@@ -161,16 +172,22 @@ bool model_send_rows(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
     struct incoming in = {.at = c->index};
+    /* MUTANT(model moe) own rows go before others' are awaited: delete */
     if (me->r.nodes > 1)
         relay_out(c, epoch);
     for (uint32_t n = 1; n < me->r.nodes; n++)
         in.end = rows_from(me, epoch, n) > in.end ? rows_from(me, epoch, n) : in.end;
+    /* MUTANT(model moe) the rows of all nodes are handed on: delete */
     in.end *= me->r.nodes - 1;
+    /* MUTANT(model moe) own rows go before others' are awaited:
+     * s/&in)/&in); while (hand_on(c, epoch, &in, true)) {} if (me->r.nodes > 1) relay_out(c, epoch)/ */
     find_incoming(me, epoch, &in);
     if (me->r.seats > 1)
         push_rows(c, epoch, &in);
+    /* MUTANT(model moe) a refused rank still gives rows on: s/(hand_on/(!me->refused && hand_on/ */
     while (hand_on(c, epoch, &in, true))
         ;
+    /* MUTANT(model moe) a refused rank still gives rows on: s/in.at >= in.end/true/ */
     return in.at >= in.end;
 }
 
@@ -202,10 +219,12 @@ bool model_place(struct cta *c, uint32_t epoch)
         } else {
             uint32_t at = prs_route_row_flag(&me->r, item->peer, item->at);
             if (me->r.nodes > 1 && watch_load(&me->staging_flags[at]) != epoch) {
+                /* MUTANT(model moe) no block waits for a row while the next one is awaited: delete */
                 tell_item(me, &last);
                 if (last != NULL)
                     watch_fail(&c->model->watch, "row that is not told of while waiting", c->rank, i, c->rank, 0, 0);
             }
+            /* MUTANT(model moe) a row's flag holds the epoch: s/watch_wait_exactly/watch_wait/ */
             if (!watch_wait_exactly(&c->model->watch, &me->staging_flags[at], epoch, "a token's row", c->rank, at,
                                     prs_route_peer(&me->r, item->peer)))
                 return false;

@@ -81,6 +81,8 @@ static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
     for (uint32_t i = 0; i + 1 < me->s.nodes; i++) {
         struct prs_exchange_part p = prs_exchange_with(&me->s, x, i);
         struct rank *to = &m->ranks[p.peer];
+        /* MUTANT(model unfused) the credit of the launch before: s/epoch/epoch - 1/ */
+        /* MUTANT(model unfused) sums and rows wait for credit: s/(x/(0 && x/ */
         if (x->credit &&
             !watch_wait(&m->watch, &me->signals[p.credit], me->epoch, "credit", me->s.rank, p.credit, p.peer))
             return false;
@@ -90,11 +92,13 @@ static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
                                                      .words = (uint32_t)p.bytes / 4,
                                                      .peer = p.peer,
                                                      .group = x->word});
+        /* MUTANT(model unfused) a signal stays behind its put: s/word/word + 2/ */
         nic_post(&me->nic, &(struct nic_command){
                                .to = &to->signals[p.signal], .value = me->epoch + 1, .peer = p.peer, .group = x->word});
     }
     for (uint32_t i = 0; i + 1 < me->s.nodes; i++) {
         struct prs_exchange_part p = prs_exchange_with(&me->s, x, i);
+        /* MUTANT(model unfused) what crosses is awaited: s/+ 1// */
         if (!watch_wait(&m->watch, &me->signals[p.awaited], me->epoch + 1, of_result ? "share" : "sums or rows",
                         me->s.rank, p.awaited, p.peer))
             return false;
@@ -113,6 +117,8 @@ static bool finish(struct rank *me)
                                                  .peer = p.peer,
                                                  .group = PRS_EXCHANGE_BACK});
     }
+    /* MUTANT(model unfused) a launch ends when the neighbours have read: s/meet(me) || !// */
+    /* MUTANT(model unfused) a launch ends when its puts are complete: s/|| !nic_quiet(&me->nic)// */
     if (!meet(me) || !nic_quiet(&me->nic))
         return false;
     me->epoch++;
@@ -163,6 +169,7 @@ static bool gather(struct rank *me)
                 value(me->epoch, me->s.rank, i);
         watch_dawdle(&me->random);
     }
+    /* MUTANT(model unfused) the product waits for the neighbours' rows: s/|| !meet(me)// */
     if (!spread(me, &x, false) || !meet(me))
         return false;
     for (uint32_t r = 0; r < WORLD; r++) {
@@ -193,6 +200,7 @@ static bool reduce(struct rank *me)
     struct prs_exchange rows = {.share = *share, .word = PRS_EXCHANGE_BACK};
     for (uint64_t i = 0; i < share->all / 2; i++)
         *word_at(me->staging, i * 4) = value(me->epoch, s->rank, i);
+    /* MUTANT(model unfused) sums are added up when all are there: delete */
     if (!meet(me))
         return false;
     for (uint32_t i = 0; i + 1 < s->nodes; i++)

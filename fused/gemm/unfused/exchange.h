@@ -26,6 +26,7 @@ PRS_SHARED struct prs_share prs_share_of(uint64_t all, uint32_t world, bool whol
 
 PRS_SHARED uint64_t prs_share_first(const struct prs_share *s, uint32_t rank)
 {
+    /* MUTANT(model unfused) the last share is what is left: s/< s->all ? s->each * rank : s->all// */
     return s->each * rank < s->all ? s->each * rank : s->all;
 }
 
@@ -62,6 +63,7 @@ enum prs_exchange_words {
 /* from: prs_schedule_after() of the counterpart's node. */
 PRS_SHARED uint32_t prs_exchange_word(const struct prs_schedule *s, uint32_t kind, uint32_t from)
 {
+    /* MUTANT(model unfused) shares and credit have words of their own: s/(s->nodes - 1)/0/ */
     return kind * (s->nodes - 1) + from;
 }
 
@@ -91,11 +93,15 @@ PRS_SHARED struct prs_exchange_part prs_exchange_with(const struct prs_schedule 
     uint32_t node = (s->node + 1 + i) % s->nodes, mine = prs_schedule_after(s->node, node, s->nodes);
     struct prs_exchange_part p;
     p.peer = node * s->locals + s->local;
+    /* MUTANT(model unfused) a signal names its sender: s/mine/i/ */
     p.signal = prs_exchange_word(s, x->word, mine);
     p.awaited = prs_exchange_word(s, x->word, i);
     p.credit = prs_exchange_word(s, PRS_EXCHANGE_BACK, i);
+    /* MUTANT(model unfused) sums are as long as the receiver's share: s/x->slot_bytes != 0 ? p.peer :// */
     p.bytes = prs_share_count(&x->share, x->slot_bytes != 0 ? p.peer : s->rank) * 2;
+    /* MUTANT(model unfused) a slot here is that of its receiver: s/? i/? mine/ */
     p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_share_first(&x->share, s->rank) * 2);
+    /* MUTANT(model unfused) each sender has a slot of its own there: s#*#/ 2 *# */
     p.to = x->slot_bytes != 0 ? x->target + mine * x->slot_bytes : p.from;
     return p;
 }

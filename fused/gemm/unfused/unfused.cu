@@ -19,6 +19,7 @@ PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
         uint32_t from = (s->local + 1 + slot) % s->locals, p = slot + 1;
         /* R4: earlier kernels of this stream are complete. Pairs with A1 in the other rank's wait_flag(). */
         store_release_sys(args.flags[p] + prs_schedule_after(s->local, from, s->locals), count);
+        /* MUTANT(emulator nodes/unfused_allreduce_is_right) the node's ranks meet: s/wait_flag/if (0) wait_flag/ */
         wait_flag(&args.sync, args.flags[0] + slot, count, PRS_AWAIT_PEERS, s->node * s->locals + from, slot);
     }
     __syncwarp();
@@ -87,6 +88,10 @@ static __global__ void cross(const __grid_constant__ struct exchange_args a)
     uint32_t epoch = launch_epoch(sync);
     for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
         struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
+        /* MUTANT(emulator nodes/unfused_allgather_is_right)
+         * credit before another node's memory is written again (rows): s/a.x.credit/0/ */
+        /* MUTANT(emulator nodes/unfused_epochs_run_into_each_other)
+         * credit before another node's memory is written again (sums): s/a.x.credit/0/ */
         if (a.x.credit)
             wait_flag(sync, far_flag(a.args, p.credit), epoch - 1, PRS_AWAIT_PEERS, p.peer, p.credit);
         if (p.bytes != 0)
@@ -95,6 +100,12 @@ static __global__ void cross(const __grid_constant__ struct exchange_args a)
     }
     for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
         struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
+        /* MUTANT(emulator nodes/unfused_allreduce_is_right) wait for what crosses, results:
+         * s/wait_flag/if (0) wait_flag/ */
+        /* MUTANT(emulator nodes/unfused_allgather_is_right) wait for what crosses, rows:
+         * s/wait_flag/if (0) wait_flag/ */
+        /* MUTANT(emulator nodes/unfused_reduce_scatter_is_right) wait for what crosses, sums:
+         * s/wait_flag/if (0) wait_flag/ */
         wait_flag(sync, far_flag(a.args, p.awaited), epoch, a.x.what, p.peer, p.awaited);
     }
 }
@@ -119,6 +130,8 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
     if (threadIdx.x == 0) {
         if (alarmed(&a.args.sync))
             record_alarm(&a.args.sync);
+        /* MUTANT(emulator nodes/unfused_allgather_is_right) what is put has been read before it is written again:
+         * s/network_quiet/if (0) network_quiet/ */
         network_quiet(&a.args.sync, &a.args.far.device);
         *(volatile uint32_t *)&a.args.sync.words->epoch = epoch;
     }
