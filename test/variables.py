@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail when README.md and the code do not name the same environment variables.
+"""Fail when doc/variables.md and the code do not name the same environment variables.
 
-A variable is read by transport/util/env.h or getenv(), from a string literal; what the libraries read must be in README's section
-"Variables", and the other way round.
+A variable is read by transport/util/env.h or getenv(), from a string literal; what the libraries read must be in doc/variables.md,
+and the other way round.
 """
 import pathlib
 import re
@@ -29,12 +29,11 @@ def read_by_code(root):
 
 def main():
     root = pathlib.Path(sys.argv[1])
-    section = (root / "README.md").read_text().split("### Variables", 1)[1].split("\n## ", 1)[0]
-    named, read = set(NAMED.findall(section)), read_by_code(root)
+    named, read = set(NAMED.findall((root / "doc/variables.md").read_text())), read_by_code(root)
     for variable in sorted(read.keys() - named):
-        print(f"{variable}: read in {read[variable]}, but README.md does not name it")
+        print(f"{variable}: read in {read[variable]}, but doc/variables.md does not name it")
     for variable in sorted(named - read.keys()):
-        print(f"{variable}: named in README.md, but nothing reads it")
+        print(f"{variable}: named in doc/variables.md, but nothing reads it")
     return 1 if named != read.keys() or not read else 0
 
 
