@@ -37,7 +37,7 @@ def rows_of(build, gpus, arguments):
 
 
 def key_of(row):
-    shape = row.get("shape") or (f"{row['tokens']} tokens" if "tokens" in row else f"{row['M']}x{row['N']}x{row['K']}")
+    shape = row.get("shape") or " ".join(f"{name} {row[name]}" for name in ("M", "N", "K", "B", "S", "tokens", "zipf") if name in row)
     return f"{row['kernel']}{' causal' if row.get('causal') else ''} {shape}"
 
 
