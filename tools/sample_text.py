@@ -28,7 +28,7 @@ def comments(path):
 def paragraphs(path):
     """(line, text) of each paragraph of prose."""
     text = re.sub(r"```.*?```", lambda code: "\n" * code.group(0).count("\n"), path.read_text(), flags=re.S)
-    for match in re.finditer(r"(?:^(?![#|<\s]).+\n)+", text, re.M):
+    for match in re.finditer(r"(?:^(?![#|<]|\s*$).+\n)+", text, re.M):
         if len(match.group(0).split()) >= 12:
             yield text.count("\n", 0, match.start()) + 1, match.group(0)
 
