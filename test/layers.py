@@ -17,6 +17,7 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "plugin": ({"plugin", "transport/util"}, ("infiniband/", "nccl", "cuda")),
     "fused": ({"fused", "transport/util"}, ("infiniband/", "nccl")),
     "tools/softnic": ({"tools/softnic", "transport/util/thread"}, ("nccl", "cuda_runtime", "perseus/")),
+    "tools/hopper": ({"tools/hopper", "fused/core/launch", "fused/gemm/unfused/lt"}, ("infiniband/", "nccl")),
     "tools": ({"tools", "transport/util", "plugin/abi"}, ()),
     "test": (None, ()),
 }
@@ -40,7 +41,7 @@ def violations(root):
         path = pathlib.Path(name)
         full = pathlib.Path(root) / path
         rule = folder_rule(path)
-        if path.suffix not in (".c", ".h", ".cu", ".cuh") or rule is None or not full.exists():
+        if path.suffix not in (".c", ".cpp", ".h", ".cu", ".cuh") or rule is None or not full.exists():
             continue
         roots, forbidden = rule
         for number, line in enumerate(full.read_text(errors="replace").splitlines(), 1):

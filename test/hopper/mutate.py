@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Remove each rule of synchronisation of the fused kernels in turn, and count the seeds that find it (doc/hopper-emulation.md). The rules are
+"""Remove each rule of synchronisation of the fused kernels in turn, and count the seeds that find it (tools/hopper/README.md). The rules are
 MUTANT(emulator TEST) markers in fused/.
 
     test/hopper/mutate.py BUILD [--seeds N] [--only TEXT]
 
-Needs a build with test/hopper. A run finds a mutation when the test fails, is killed, or takes longer than 40 s.
+Needs a build with tools/hopper. A run finds a mutation when the test fails, is killed, or takes longer than 40 s.
 """
 import argparse
 import os
@@ -26,7 +26,7 @@ NODES, MOE, ATTENTION = "nodes/", "moe/", "attention/"  # before a test's name: 
 def link_command(build, test, kernels):
     program = "test/hopper/test_hopper_" + ("nodes" if test.startswith(NODES) else "moe" if test.startswith(MOE) else "attention" if test.startswith(ATTENTION) else "fused")
     lines = subprocess.run(["ninja", "-C", build, "-t", "commands", program], capture_output=True, text=True, check=True).stdout.splitlines()
-    compile_line = next(line for line in lines if f"-c test/hopper/{kernels}.cpp" in line)
+    compile_line = next(line for line in lines if f"-c tools/hopper/{kernels}.cpp" in line)
     return compile_line, lines[-1]
 
 
@@ -43,14 +43,14 @@ def make(build, folder, rule):
     for file, text in mutated(ROOT, rule).items():
         (folder / file).write_text(text)
     compile_line, link_line = link_command(build, test, kernels)
-    shadow = ROOT / "test/hopper/include"
+    shadow = ROOT / "tools/hopper/include"
     compile_line = re.sub(r"^(\S+) ", rf"\1 -I{shadow} -I{folder} ", compile_line, count=1)
     compile_line = compile_line.replace(" -Werror ", " ")  # what is left over may be unused
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
-    objects = [str(p) for p in (build / "test/hopper/libhopper_fused.a.p").glob("*.o") if not p.name.endswith(f".._{kernels}.cpp.o")]
+    objects = [str(p) for p in (build / "tools/hopper/libhopper_fused.a.p").glob("*.o") if not p.name.endswith(f".._{kernels}.cpp.o")]
     subprocess.run(["ar", "rcs", f"{folder}/fused.a", f"{folder}/kernels.o", *objects], check=True)
-    link_line = link_line.replace("test/hopper/libhopper_fused.a", f"{folder}/fused.a")
+    link_line = link_line.replace("tools/hopper/libhopper_fused.a", f"{folder}/fused.a")
     link_line = re.sub(r"-o \S+", f"-o {folder}/test", link_line, count=1)
     subprocess.run(link_line, shell=True, cwd=build, check=True, capture_output=True)
     return folder / "test"

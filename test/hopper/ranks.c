@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 
 enum { SAMPLES = 3000 };
 

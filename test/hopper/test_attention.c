@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
 enum { MAX_EPOCHS = 4, SMS = 4, SAMPLES = 400 };

@@ -6,7 +6,7 @@
 
 #include "fused/core/launch.cuh"
 #include "fused/core/ptx.cuh"
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 
 enum { BYTES = 4096, SHARED = 64 << 10, BARRIER = 60 << 10 };
 

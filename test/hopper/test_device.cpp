@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "fused/core/launch.cuh"
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 
 #include <perseus/device.cuh>
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
 struct row {

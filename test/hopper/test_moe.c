@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
 enum { MAX_EPOCHS = 6, COLUMNS_PER_ROW = 9, CONTEXT_KEY = 9000 };

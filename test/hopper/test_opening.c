@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
 /* Rank 0 of two; the other one is an echo of it but for its GPU, and what it is made to say. Errors are told in single

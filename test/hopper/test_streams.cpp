@@ -5,7 +5,7 @@
 
 #include "fused/core/launch.cuh"
 #include "fused/core/ptx.cuh"
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 
 enum { WORDS = 1024, ROUNDS = 20, MOST_LOOKS = 3000 };
 

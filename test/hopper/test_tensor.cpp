@@ -8,9 +8,9 @@
 
 #include "fused/core/launch.cuh"
 #include "fused/core/ptx.cuh"
-#include "test/hopper/hopper.h"
+#include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
-#include "test/hopper/tile_map.h"
+#include "tools/hopper/tile_map.h"
 
 enum { SHARED = 128 << 10, BARRIER = 120 << 10, SECOND = 32 << 10 };
 

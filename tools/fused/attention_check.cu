@@ -46,7 +46,7 @@ static __device__ uint32_t position_of(const struct bench_attention *p, uint32_t
     return row < half ? p->rank * half + row : (2 * p->world - 1 - p->rank) * half + row - half;
 }
 
-/* What a block's threads tell each other, in global memory: test/hopper has no static shared memory. */
+/* What a block's threads tell each other, in global memory: tools/hopper has no static shared memory. */
 struct desk {
     double all[THREADS], q[MAX_HEAD_DIM];
 };

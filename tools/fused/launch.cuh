@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches of the bench's own kernels, by what test/hopper knows as well. */
+/* Launches of the bench's own kernels, by what tools/hopper knows as well. */
 #ifndef TOOLS_FUSED_LAUNCH_CUH
 #define TOOLS_FUSED_LAUNCH_CUH
 

@@ -20,7 +20,7 @@ static __global__ void meet_kernel(struct meet_args m)
     __threadfence_system();
     *(volatile uint32_t *)&m.flags[p][m.rank] = m.epoch;
     for (uint64_t spins = 0; (int32_t)(*(volatile uint32_t *)&m.flags[m.rank][p] - m.epoch) < 0; spins++) {
-        __nanosleep(20); /* test/hopper lets others run there */
+        __nanosleep(20); /* tools/hopper lets others run there */
         if (spins > 100000000ull) {
             printf("perseus-fused-bench: rank %u waited for rank %u at meeting %u\n", m.rank, p, m.epoch);
             __trap();

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/hopper/device_memory.h"
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace hopper
+{
+
+static std::mutex lock; /* protects allocations and peers, which are never destroyed */
+static std::map<uintptr_t, allocation> &allocations = *new std::map<uintptr_t, allocation>();
+static std::map<uintptr_t, std::vector<uint32_t>> &stamps = *new std::map<uintptr_t, std::vector<uint32_t>>();
+static uint32_t writes;
+static std::set<std::pair<int, int>> &peers = *new std::set<std::pair<int, int>>();
+
+/* ---- global memory ----------------------------------------------------------------------------------------------- */
+/* The end of the memory, rounded to what CUDA aligns to, is the end of a page. */
+static size_t mapped_bytes(size_t bytes)
+{
+    return (bytes + 4095) / 4096 * 4096;
+}
+
+void *memory_take(size_t bytes, int device, enum memory_kind kind)
+{
+    size_t mapped = mapped_bytes(bytes), room = (bytes + 255) / 256 * 256;
+    uint8_t *p = (uint8_t *)mmap(NULL, mapped + 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == (uint8_t *)MAP_FAILED)
+        return NULL;
+    (void)mprotect(p, 4096, PROT_NONE);
+    (void)mprotect(p + 4096 + mapped, 4096, PROT_NONE);
+    memset(p + 4096, 0xff, mapped);
+    p += 4096 + mapped - room;
+    std::lock_guard<std::mutex> held(lock);
+    allocations[(uintptr_t)p] = {p, bytes, device, kind};
+    return p;
+}
+
+bool memory_give(void *p, enum memory_kind kind)
+{
+    std::lock_guard<std::mutex> held(lock);
+    auto found = allocations.find((uintptr_t)p);
+    if (found == allocations.end() || found->second.kind != kind)
+        return false;
+    uint8_t *first = (uint8_t *)((uintptr_t)p & ~(uintptr_t)4095) - 4096;
+    (void)munmap(first, mapped_bytes(found->second.bytes) + 8192);
+    stamps.erase(found->first);
+    allocations.erase(found);
+    return true;
+}
+
+bool memory_find(const void *p, size_t bytes, struct allocation *out)
+{
+    std::lock_guard<std::mutex> held(lock);
+    auto after = allocations.upper_bound((uintptr_t)p);
+    if (after == allocations.begin())
+        return false;
+    *out = std::prev(after)->second;
+    return (const uint8_t *)p + bytes <= out->base + out->bytes;
+}
+
+/* By 16 bytes of an allocation: which write was the last. */
+static uint32_t *stamps_of_locked(const void *p, size_t bytes, size_t *count)
+{
+    auto after = allocations.upper_bound((uintptr_t)p);
+    if (bytes == 0 || after == allocations.begin())
+        return NULL;
+    const struct allocation &a = std::prev(after)->second;
+    size_t offset = (size_t)((const uint8_t *)p - a.base);
+    if (offset + bytes > a.bytes || a.kind != MEMORY_DEVICE)
+        return NULL;
+    std::vector<uint32_t> &all = stamps[(uintptr_t)a.base];
+    if (all.empty())
+        all.resize((a.bytes + 15) / 16);
+    *count = (offset + bytes + 15) / 16 - offset / 16;
+    return &all[offset / 16];
+}
+
+uint32_t memory_writes(void)
+{
+    return writes;
+}
+
+void memory_written(const void *p, size_t bytes)
+{
+    std::lock_guard<std::mutex> held(lock);
+    size_t count = 0;
+    uint32_t *at = stamps_of_locked(p, bytes, &count);
+    writes++;
+    for (size_t i = 0; at != NULL && i < count; i++)
+        at[i] = writes;
+}
+
+uint32_t memory_newest_write(const void *p, size_t bytes)
+{
+    std::lock_guard<std::mutex> held(lock);
+    size_t count = 0;
+    uint32_t *at = stamps_of_locked(p, bytes, &count), newest = 0;
+    for (size_t i = 0; at != NULL && i < count; i++)
+        newest = at[i] > newest ? at[i] : newest;
+    return newest;
+}
+
+void memory_allow_peer(int device, int peer)
+{
+    std::lock_guard<std::mutex> held(lock);
+    peers.insert({device, peer});
+}
+
+bool memory_peer_allowed(int device, int peer)
+{
+    std::lock_guard<std::mutex> held(lock);
+    return device == peer || peers.count({device, peer}) != 0;
+}
+
+void memory_check(const struct fiber *who, const void *p, size_t bytes, const char *what)
+{
+    struct allocation a = {};
+    int device = who->block->of->device;
+    if (!memory_find(p, bytes, &a))
+        violation_of(who, "%s: %zu bytes at %p lie in no allocation; the nearest below is %zu bytes at %p", what, bytes,
+                     p, a.bytes, (void *)a.base);
+    if (a.kind == MEMORY_DEVICE && !memory_peer_allowed(device, a.device))
+        violation_of(who, "%s: %p is memory of device %d, to which device %d was not given access", what, p, a.device,
+                     device);
+}
+
+/* ---- shared memory ----------------------------------------------------------------------------------------------- */
+static_assert(SHARED_BASE % 1024 == 0, "swizzles look at address bits");
+
+void *shared_dynamic(void)
+{
+    return self->block->shared;
+}
+
+uint32_t shared_address(const void *p)
+{
+    const struct cta *c = self->block;
+    uint64_t offset = (uint64_t)((const uint8_t *)p - c->shared);
+    if (offset > c->shared_bytes)
+        violation("%s: %p is not in this CTA's %u bytes of shared memory", fiber_name(self).c_str(), p,
+                  c->shared_bytes);
+    return SHARED_BASE + (uint32_t)offset;
+}
+
+uint32_t shared_map(uint32_t address, uint32_t rank)
+{
+    if (address >> 24 != OWN_WINDOW || rank >= self->block->group->ctas.size())
+        violation("%s: mapa of address %#x to CTA %u of a cluster of %zu", fiber_name(self).c_str(), address, rank,
+                  self->block->group->ctas.size());
+    return address | (rank + 1) << 24;
+}
+
+struct cta *shared_cta(struct cta *from, uint32_t address, const char *what)
+{
+    uint32_t window = address >> 24;
+    if (window == OWN_WINDOW)
+        return from;
+    if (window > from->group->ctas.size())
+        violation("%s: %s: address %#x names CTA %u of a cluster of %zu", cta_name(from).c_str(), what, address,
+                  window - 1, from->group->ctas.size());
+    struct cta *c = from->group->ctas[window - 1].get();
+    if (c->alive == 0)
+        violation("%s: %s: CTA %u of the cluster, at whose shared memory it points (%#x), has left",
+                  cta_name(from).c_str(), what, window - 1, address);
+    return c;
+}
+
+uint8_t *shared_bytes_at(struct cta *from, uint32_t address, uint32_t bytes, uint32_t alignment, const char *what)
+{
+    struct cta *c = shared_cta(from, address, what);
+    uint32_t offset = (address & 0xffffff) - SHARED_BASE;
+    if (address % alignment != 0)
+        violation("%s: %s: shared address %#x is not a multiple of %u", self ? fiber_name(self).c_str() : "", what,
+                  address, alignment);
+    if (offset > c->shared_bytes || bytes > c->shared_bytes - offset)
+        violation("%s: %s: %u bytes at shared offset %d lie outside the CTA's %u bytes",
+                  self ? fiber_name(self).c_str() : cta_name(from).c_str(), what, bytes, (int)offset, c->shared_bytes);
+    return c->shared + offset;
+}
+
+void shared_mark_dirty(struct fiber *f, struct cta *c, uint32_t offset, uint32_t bytes)
+{
+    for (uint32_t g = offset / 16; g <= (offset + bytes - 1) / 16; g++) {
+        if (c == f->block && c->dirty[g] != f->thread + 1) {
+            c->dirty[g] = f->thread + 1;
+            f->dirty.push_back(g);
+        }
+    }
+}
+
+void shared_mark_clean(struct cta *c, uint32_t offset, uint32_t bytes)
+{
+    memset(&c->dirty[offset / 16], 0, (bytes + 15) / 16 * sizeof(c->dirty[0]));
+}
+
+void shared_check_fenced(const struct fiber *who, struct cta *c, uint32_t offset, uint32_t bytes, const char *what)
+{
+    for (uint32_t g = offset / 16; g <= (offset + bytes - 1) / 16; g++)
+        if (c->dirty[g] != 0)
+            violation("%s: %s reads shared offset %u, which thread %u wrote with an ordinary store and did not "
+                      "follow by fence.proxy.async",
+                      fiber_name(who).c_str(), what, g * 16, c->dirty[g] - 1);
+}
+
+const void *shared_load(uint32_t address, uint32_t bytes)
+{
+    return shared_bytes_at(self->block, address, bytes, bytes, "load from shared memory");
+}
+
+void shared_store(uint32_t address, const void *from, uint32_t bytes)
+{
+    uint8_t *to = shared_bytes_at(self->block, address, bytes, bytes, "store to shared memory");
+    struct cta *c = shared_cta(self->block, address, "store to shared memory");
+    memcpy(to, from, bytes);
+    shared_mark_dirty(self, c, (uint32_t)(to - c->shared), bytes);
+}
+
+void shared_fence_async(void)
+{
+    struct cta *c = self->block;
+    for (uint32_t g : self->dirty)
+        if (c->dirty[g] == self->thread + 1)
+            c->dirty[g] = 0;
+    self->dirty.clear();
+    thread_yield();
+}
+
+void global_fence_async(void)
+{
+    self->lanes->writes_fenced = memory_writes();
+    thread_yield();
+}
+
+} // namespace hopper

@@ -1,0 +1,557 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/hopper/scheduler.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <queue>
+#include <sched.h>
+#include <thread>
+#include <time.h>
+
+#include "tools/hopper/bulk_copy.h"
+#include "tools/hopper/fiber.h"
+#include "tools/hopper/hopper.h"
+#include "tools/hopper/wgmma.h"
+
+/* CUDA's own names: what kernels read. */
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace hopper
+{
+
+struct place *here;
+struct fiber *self;
+
+struct event {
+    uint64_t due, tie;
+    void (*run)(void *);
+    void *object;
+    bool operator<(const event &other) const
+    {
+        return due != other.due ? due > other.due : tie > other.tie;
+    }
+};
+
+static struct machine {
+    std::vector<warp *> ready; /* with a lane that can run */
+    bool free_lanes;
+    uint64_t plan;  /* of the warp that runs: at which of their stops its lanes stop */
+    uint64_t stops; /* of the lane that runs, since it went on */
+    std::priority_queue<event> events;
+    uint64_t step, random, launches;
+    uint32_t population;
+    uint64_t asleep_in_a_row;
+    void *stack_pointer; /* of the engine itself, while a fiber runs */
+    std::vector<std::unique_ptr<launch>> running;
+} &engine = *new machine();
+
+/* Never destroyed: the engine's thread waits here when the process ends. */
+static struct mailbox {
+    std::mutex lock;
+    std::condition_variable news;
+    std::atomic<bool> pending;
+} &mail = *new mailbox();
+
+/* ---- chance ------------------------------------------------------------------------------------------------------ */
+uint64_t engine_random(void)
+{
+    engine.random ^= engine.random << 13;
+    engine.random ^= engine.random >> 7;
+    engine.random ^= engine.random << 17;
+    return engine.random * 0x2545f4914f6cdd1dull >> 16;
+}
+
+uint32_t engine_population(void)
+{
+    return engine.population;
+}
+
+void engine_after(uint64_t steps, void (*run)(void *), void *object)
+{
+    engine.events.push({engine.step + steps, engine_random(), run, object});
+}
+
+void engine_later(void (*run)(void *), void *object)
+{
+    static const uint32_t spread[8] = {0, 0, 1, 1, 4, 4, 16, 128}; /* in eighths of the population */
+    uint64_t dice = engine_random(), most = (uint64_t)spread[dice % 8] * (engine.population / 8 + 8);
+    if ((dice >> 8 & 31) == 0)
+        most = 768 * (engine.population / 8 + 8); /* a few are very late: others overtake them many times */
+    engine_after(most == 0 ? 0 : engine_random() % most, run, object);
+}
+
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+static void leave_fiber(void)
+{
+    struct fiber *f = self;
+    if (!fiber_stack_intact(f->stack))
+        violation("stack of %zu bytes overrun: large local arrays?", (size_t)STACK_BYTES);
+    hopper_fiber_switch(&f->stack_pointer, engine.stack_pointer);
+}
+
+static void make_ready(struct fiber *f)
+{
+    struct warp *w = f->lanes;
+    f->state = THREAD_READY;
+    w->ready |= 1u << f->lane;
+    if (!w->queued)
+        engine.ready.push_back(w);
+    w->queued = true;
+}
+
+void engine_abandon(void)
+{
+    hopper_fiber_switch(&self->stack_pointer, engine.stack_pointer);
+    abort();
+}
+
+void engine_stop(void)
+{
+    make_ready(self);
+    leave_fiber();
+}
+
+/* Lanes that do the same stop at the same places, so that none falls behind another between two equal looks at a
+ * barrier: on a GPU they are one instruction. */
+void thread_yield(void)
+{
+    uint64_t dice = (engine.plan + ++engine.stops) * 0x9e3779b97f4a7c15ull;
+    if ((dice ^ dice >> 29) >> 32 & 3)
+        return;
+    engine_stop();
+}
+
+static void wake_sleeper(void *object)
+{
+    make_ready((struct fiber *)object);
+}
+
+void thread_sleep(uint32_t ns)
+{
+    self->state = THREAD_ASLEEP;
+    engine_after(engine_random() % (16 + ns / 8 + engine.population / 8), wake_sleeper, self);
+    leave_fiber();
+}
+
+int64_t thread_clock(void)
+{
+    return (int64_t)(engine.step * 16);
+}
+
+/* What the engine has run for. Its thread runs all kernels and never sleeps while one waits, so this goes like a clock
+ * on the wall where the machine is idle; but where others have the cores a rank is not lost for that. */
+uint64_t thread_timer_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static thread_local bool is_engine;
+
+int thread_gettime(int clock, struct timespec *now)
+{
+    return clock_gettime(is_engine ? CLOCK_THREAD_CPUTIME_ID : clock, now);
+}
+
+void thread_trap(void)
+{
+    violation("__trap()");
+}
+
+/* ---- deadlock ---------------------------------------------------------------------------------------------------- */
+/* Lanes of `w` that wait for the same as its lane `first`. */
+static uint32_t same_wait(const struct warp *w, uint32_t first)
+{
+    const struct fiber *all = &w->block->threads[w->index * WARP], *f = &all[first];
+    uint32_t lanes = 0;
+    for (uint32_t l = 0; l < WARP && w->index * WARP + l < w->block->threads.size(); l++)
+        if (all[l].state == THREAD_BLOCKED && all[l].wait.what == f->wait.what &&
+            all[l].wait.object == f->wait.object && all[l].wait.value == f->wait.value)
+            lanes |= 1u << l;
+    return lanes;
+}
+
+/* What is waited for, and by whom: one line for each different wait of a CTA. */
+static std::string describe_waits(const struct cluster *c)
+{
+    std::string all;
+    for (const auto &b : c->ctas) {
+        std::map<std::string, std::string> lines;
+        for (const auto &w : b->warps) {
+            uint32_t told = 0;
+            for (uint32_t l = 0; l < WARP && w.index * WARP + l < b->threads.size(); l++) {
+                const struct fiber *f = &b->threads[w.index * WARP + l];
+                char who[48];
+                if ((told >> l & 1) || f->state != THREAD_BLOCKED)
+                    continue;
+                uint32_t lanes = same_wait(&w, l);
+                told |= lanes;
+                snprintf(who, sizeof(who), lanes == ~0u ? " %u" : " %u (lanes %08x)", w.index, lanes);
+                lines[f->wait.what + (" " + describe_wait(f)) + " at " + code_place(f->wait.from)] += who;
+            }
+        }
+        for (const auto &line : lines)
+            all += "\n  CTA " + std::to_string(b->index) + " warp" + line.second + ": " + line.first;
+    }
+    return all;
+}
+
+static void check_deadlock(struct cluster *c)
+{
+    if (c->awake != 0 || c->in_flight != 0 || c->alive == 0)
+        return;
+    violation_set("deadlock in " + kernel_name(c->of->kernel) + ", device " + std::to_string(c->of->device) +
+                  ": every thread of a cluster waits and nothing is under way" + describe_waits(c));
+    throw violation_raised();
+}
+
+/* A cluster whose last thread has blocked is looked at from the engine's own stack. */
+static void check_later(void *object)
+{
+    for (auto &l : engine.running)
+        for (auto &c : l->running)
+            if (c.get() == object)
+                check_deadlock(c.get());
+}
+
+void engine_block(const struct wait_reason &reason)
+{
+    struct cluster *c = self->block->group;
+    self->state = THREAD_BLOCKED;
+    self->wait = reason;
+    if (--c->awake == 0 && c->in_flight == 0)
+        engine_after(0, check_later, c);
+    leave_fiber();
+}
+
+void engine_wake(struct fiber *f)
+{
+    f->block->group->awake++;
+    make_ready(f);
+}
+
+void engine_begin(struct cluster *c)
+{
+    c->in_flight++;
+}
+
+void engine_end(struct cluster *c)
+{
+    if (--c->in_flight == 0 && c->awake == 0)
+        engine_after(0, check_later, c);
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+static void cta_thread_left(struct fiber *f);
+
+static void fiber_main(void)
+{
+    struct fiber *f = self;
+    f->block->of->body();
+    f = self;
+    cta_thread_left(f);
+    hopper_fiber_switch(&f->stack_pointer, engine.stack_pointer);
+    abort();
+}
+
+static void fill_threads(struct cta *b)
+{
+    const struct launch *l = b->of;
+    uint32_t threads = l->block.x * l->block.y * l->block.z, warps = (threads + WARP - 1) / WARP;
+    b->threads.resize(threads);
+    b->warps.resize(warps);
+    b->alive = threads;
+    b->register_pool = 65536 / (threads == 0 ? 1 : threads) / 8 * 8;
+    for (uint32_t i = 0; i < warps; i++) {
+        uint32_t lanes = threads - i * WARP;
+        b->warps[i].block = b;
+        b->warps[i].index = i;
+        b->warps[i].alive = lanes >= WARP ? ~0u : (1u << lanes) - 1;
+        b->warps[i].registers = b->register_pool;
+        b->warps[i].writes_fenced = memory_writes(); /* what came before the launch is seen by it */
+    }
+    b->register_pool *= warps;
+    for (uint32_t i = 0; i < threads; i++) {
+        struct fiber *f = &b->threads[i];
+        f->at.thread = {i % l->block.x, i / l->block.x % l->block.y, i / (l->block.x * l->block.y)};
+        f->at.block = b->id;
+        f->at.block_dim = l->block;
+        f->at.grid_dim = l->grid;
+        f->at.cluster_rank = b->rank;
+        f->at.cluster_size = l->cluster_size;
+        f->block = b;
+        f->lanes = &b->warps[i / WARP];
+        f->thread = i;
+        f->lane = i % WARP;
+        f->stack = fiber_stack_take();
+        f->stack_pointer = fiber_prepare(f->stack, fiber_main);
+        make_ready(f);
+    }
+}
+
+static void fill_cta(struct cta *b, uint32_t index)
+{
+    const struct launch *l = b->of;
+    b->index = index;
+    b->id = {index % l->grid.x, index / l->grid.x % l->grid.y, index / (l->grid.x * l->grid.y)};
+    b->shared_bytes = l->shared_bytes;
+    if (l->shared_bytes != 0) {
+        b->shared = (uint8_t *)aligned_alloc(1024, (l->shared_bytes + 1023) / 1024 * 1024);
+        memset(b->shared, 0xff, l->shared_bytes); /* not-a-numbers: shared memory holds what was there before */
+    }
+    b->dirty.resize((l->shared_bytes + 15) / 16);
+    b->barriers.resize((l->shared_bytes + 7) / 8);
+    for (uint32_t i = 0; i * WARPGROUP < l->block.x * l->block.y * l->block.z; i++)
+        b->warpgroups.push_back(warpgroup_new(b));
+    fill_threads(b);
+}
+
+static bool place_cluster(struct launch *l)
+{
+    auto c = std::make_unique<cluster>();
+    c->of = l;
+    for (uint32_t i = 0; i < l->cluster_size; i++) {
+        c->ctas.push_back(std::make_unique<cta>());
+        c->ctas[i]->of = l;
+        c->ctas[i]->group = c.get();
+        c->ctas[i]->rank = i;
+    }
+    if (!device_place(l, c.get()))
+        return false;
+    for (uint32_t i = 0; i < l->cluster_size; i++) {
+        fill_cta(c->ctas[i].get(), l->placed * l->cluster_size + i);
+        c->alive += c->ctas[i]->alive;
+    }
+    c->awake = c->alive;
+    engine.population += c->alive;
+    l->placed++;
+    l->running.push_back(std::move(c));
+    return true;
+}
+
+static void place_clusters(void)
+{
+    for (auto &l : engine.running)
+        while (l->placed < l->clusters && place_cluster(l.get())) {
+        }
+}
+
+void engine_launch(std::unique_ptr<launch> l)
+{
+    l->number = engine.launches++;
+    engine.running.push_back(std::move(l));
+    place_clusters();
+}
+
+void engine_retire(struct launch *l)
+{
+    if (l->gone < l->clusters || l->in_flight != 0)
+        return;
+    for (size_t i = 0; i < engine.running.size(); i++)
+        if (engine.running[i].get() == l) {
+            void *stream = l->stream;
+            engine.running.erase(engine.running.begin() + (long)i);
+            stream_finished(stream);
+            return;
+        }
+}
+
+static void free_cluster(struct cluster *c)
+{
+    for (auto &b : c->ctas) {
+        for (auto &f : b->threads)
+            fiber_stack_return(f.stack);
+        free(b->shared);
+        device_vacate(b.get());
+    }
+}
+
+/* All threads of the cluster are gone: on the engine's stack, since the last one's own goes back to the pool. */
+static void remove_cluster(void *object)
+{
+    struct cluster *c = (struct cluster *)object;
+    struct launch *l = c->of;
+    for (size_t i = 0; i < l->running.size(); i++)
+        if (l->running[i].get() == c) {
+            free_cluster(c);
+            l->running.erase(l->running.begin() + (long)i);
+            break;
+        }
+    l->gone++;
+    place_clusters();
+    engine_retire(l);
+}
+
+static void cta_thread_left(struct fiber *f)
+{
+    struct cta *b = f->block;
+    struct cluster *c = b->group;
+    f->state = THREAD_GONE;
+    wgmma_thread_left(f);
+    warp_thread_left(f);
+    b->alive--;
+    c->alive--;
+    block_thread_left(f);
+    cluster_thread_left(f);
+    if (b->alive == 0)
+        copy_cta_left(b);
+    engine.population--;
+    if (--c->awake == 0 && c->in_flight == 0)
+        engine_after(0, check_later, c);
+    if (c->alive == 0)
+        engine_after(0, remove_cluster, c);
+}
+
+/* ---- the loop ---------------------------------------------------------------------------------------------------- */
+/* Some warps are passed over again and again for a while, so that their CTAs and ranks get far out of step. */
+static struct warp *choose(void)
+{
+    static const uint8_t laziness[8] = {0, 0, 0, 0, 128, 230, 250, 254};
+    struct warp *w;
+    size_t i = 0;
+    for (int tries = 0; tries < 6; tries++) {
+        uint64_t dice = engine_random();
+        i = (dice >> 16) % engine.ready.size();
+        w = engine.ready[i];
+        if ((dice & 0x3ff) == 0)
+            w->lazy = laziness[dice >> 10 & 7];
+        if ((dice >> 40 & 255) >= w->lazy)
+            break;
+    }
+    w = engine.ready[i];
+    engine.ready[i] = engine.ready.back();
+    engine.ready.pop_back();
+    w->queued = false;
+    return w;
+}
+
+static void run_events(void)
+{
+    while (!engine.events.empty() && engine.events.top().due <= engine.step) {
+        event e = engine.events.top();
+        engine.events.pop();
+        if (e.run != wake_sleeper)
+            engine.asleep_in_a_row = 0;
+        e.run(e.object);
+    }
+}
+
+static void run_fiber(struct fiber *f)
+{
+    self = f;
+    engine.stops = 0;
+    here = &f->at;
+    threadIdx = f->at.thread;
+    blockIdx = f->at.block;
+    blockDim = f->at.block_dim;
+    gridDim = f->at.grid_dim;
+    hopper_fiber_switch(&engine.stack_pointer, f->stack_pointer);
+    self = NULL;
+    here = NULL;
+    if (violation_text()[0] != 0)
+        throw violation_raised();
+}
+
+/* Lanes that can run go on together, each to its next stop, which is how a GPU runs them nearly always. With
+ * HOPPER_LANES=free one lane goes on alone, as far from the others as their collectives allow: CUDA promises no more.
+ */
+static void run_warp(struct warp *w)
+{
+    uint32_t turn = (uint32_t)engine_random() % WARP, lanes = w->ready, first = w->index * WARP;
+    if (engine.free_lanes)
+        while ((lanes & 1u << turn) == 0)
+            turn = (turn + 1) % WARP;
+    if (engine.free_lanes)
+        lanes = 1u << turn;
+    w->ready &= ~lanes;
+    engine.plan = engine_random();
+    for (uint32_t i = 0; i < WARP; i++, turn = (turn + 1) % WARP)
+        if (lanes >> turn & 1)
+            run_fiber(&w->block->threads[first + turn]);
+    if (w->ready != 0 && !w->queued) {
+        w->queued = true;
+        engine.ready.push_back(w);
+    }
+}
+
+/* Nobody can go on at once: time passes. */
+static void pass_time(void)
+{
+    if (!engine.events.empty()) {
+        engine.step = engine.events.top().due;
+        if (++engine.asleep_in_a_row > 4096) /* all poll memory that only a host thread will change */
+            sched_yield();
+        return;
+    }
+    std::unique_lock<std::mutex> held(mail.lock);
+    mail.news.wait(held, [] { return mail.pending.load(); });
+}
+
+static void run_some(void)
+{
+    if (mail.pending.exchange(false))
+        stream_pump();
+    engine.step++;
+    run_events();
+    if (engine.ready.empty())
+        pass_time();
+    else
+        run_warp(choose());
+}
+
+/* Nothing of what ran goes on. */
+static void drop_all(void)
+{
+    engine.events = std::priority_queue<event>();
+    engine.ready.clear();
+    copies_drop();
+    for (auto &l : engine.running)
+        for (auto &c : l->running)
+            free_cluster(c.get());
+    engine.running.clear();
+    engine.population = 0;
+    stream_all_failed();
+}
+
+static void engine_main(void)
+{
+    is_engine = true;
+    for (;;) {
+        try {
+            run_some();
+        } catch (const violation_raised &) {
+            self = NULL;
+            violation_report();
+            drop_all();
+        }
+    }
+}
+
+void engine_start(void)
+{
+    static std::once_flag once;
+    std::call_once(once, [] {
+        const char *lanes = getenv("HOPPER_LANES");
+        engine.free_lanes = lanes != NULL && strcmp(lanes, "free") == 0;
+        engine.random = hopper_seed() * 0x9e3779b97f4a7c15ull | 1;
+        for (int i = 0; i < 8; i++)
+            (void)engine_random();
+        std::thread(engine_main).detach();
+    });
+}
+
+void engine_notify(void)
+{
+    engine_start();
+    std::lock_guard<std::mutex> held(mail.lock);
+    mail.pending = true;
+    mail.news.notify_one();
+}
+
+} // namespace hopper

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/hopper/stream.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+
+#include "tools/hopper/device_memory.h"
+
+namespace hopper
+{
+
+/* Never destroyed: the engine's thread may still be at work when the process ends. */
+static std::mutex &lock = *new std::mutex(); /* protects everything below, and every stream and event */
+static std::condition_variable &changed = *new std::condition_variable();
+static std::vector<std::unique_ptr<stream_state>> &streams = *new std::vector<std::unique_ptr<stream_state>>();
+static uint64_t numbers;
+static bool failed;
+
+struct stream_state *stream_open(int device, bool blocking)
+{
+    std::lock_guard<std::mutex> held(lock);
+    streams.push_back(std::make_unique<stream_state>());
+    streams.back()->device = device;
+    streams.back()->blocking = blocking;
+    return streams.back().get();
+}
+
+void stream_close(struct stream_state *s)
+{
+    std::lock_guard<std::mutex> held(lock);
+    for (size_t i = 0; i < streams.size(); i++)
+        if (streams[i].get() == s) {
+            streams.erase(streams.begin() + (long)i);
+            return;
+        }
+}
+
+struct stream_state *stream_of(cudaStream_t handle, int device)
+{
+    static struct stream_state *null_streams[64]; /* guarded by lock */
+    if (handle != NULL && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
+        return (struct stream_state *)handle;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        if (null_streams[device] != NULL)
+            return null_streams[device];
+    }
+    struct stream_state *s = stream_open(device, true);
+    std::lock_guard<std::mutex> held(lock);
+    if (null_streams[device] == NULL) {
+        null_streams[device] = s;
+        s->null = true;
+    }
+    return null_streams[device];
+}
+
+cudaError_t stream_enqueue(struct stream_state *s, work w)
+{
+    {
+        std::lock_guard<std::mutex> held(lock);
+        if (failed)
+            return cudaErrorLaunchFailure;
+        if (s->into != NULL) {
+            s->into->nodes.emplace_back(s, std::move(w));
+            return cudaSuccess;
+        }
+        w.number = numbers++;
+        s->queue.push_back(std::move(w));
+    }
+    engine_notify();
+    return cudaSuccess;
+}
+
+template <class Condition> static cudaError_t wait_until(Condition condition)
+{
+    std::unique_lock<std::mutex> held(lock);
+    changed.wait(held, [&] { return failed || condition(); });
+    return failed ? cudaErrorLaunchFailure : cudaSuccess;
+}
+
+/* Only what was enqueued before the call. */
+cudaError_t stream_wait(struct stream_state *s)
+{
+    uint64_t until;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        until = numbers;
+    }
+    return wait_until([&] { return s->queue.empty() || s->queue.front().number >= until; });
+}
+
+bool stream_idle(struct stream_state *s)
+{
+    std::lock_guard<std::mutex> held(lock);
+    return s->queue.empty() || failed;
+}
+
+cudaError_t stream_wait_device(int device)
+{
+    uint64_t until;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        until = numbers;
+    }
+    return wait_until([&] {
+        for (auto &s : streams)
+            if (s->device == device && !s->queue.empty() && s->queue.front().number < until)
+                return false;
+        return true;
+    });
+}
+
+cudaError_t stream_record(struct stream_state *s, struct event_state *e)
+{
+    work w = {};
+    w.kind = WORK_RECORD;
+    w.event = e;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        e->captured = s->into;
+        w.count = s->into == NULL ? ++e->recorded : 0;
+    }
+    return stream_enqueue(s, w);
+}
+
+cudaError_t stream_wait_event(struct stream_state *s, struct event_state *e)
+{
+    work w = {};
+    w.kind = WORK_WAIT;
+    w.event = e;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        w.count = e->recorded;
+        if (s->into == NULL && e->captured != NULL) {
+            s->into = e->captured;
+            s->into->joined.push_back(s);
+        }
+    }
+    return stream_enqueue(s, w);
+}
+
+cudaError_t event_wait(struct event_state *e)
+{
+    return wait_until([&] { return e->done >= e->recorded; });
+}
+
+bool event_reached(struct event_state *e)
+{
+    std::lock_guard<std::mutex> held(lock);
+    return failed || e->done >= e->recorded;
+}
+
+bool capture_begin(struct stream_state *s, struct capture *c)
+{
+    std::lock_guard<std::mutex> held(lock);
+    if (s->into != NULL)
+        return false;
+    c->origin = s;
+    c->joined = {s};
+    s->into = c;
+    return true;
+}
+
+bool capture_end(struct stream_state *s, struct capture *c)
+{
+    std::lock_guard<std::mutex> held(lock);
+    if (s->into != c || c->origin != s)
+        return false;
+    for (auto *joined : c->joined)
+        joined->into = NULL;
+    for (auto &node : c->nodes)
+        if (node.second.event != NULL)
+            node.second.event->captured = NULL;
+    return true;
+}
+
+/* ---- on the engine's thread -------------------------------------------------------------------------------------- */
+/* The null stream waits for, and holds up, the blocking streams of its device. */
+static bool may_start_locked(const struct stream_state *s)
+{
+    const work &w = s->queue.front();
+    if (w.kind == WORK_WAIT && w.event->done < w.count)
+        return false;
+    if (!s->blocking)
+        return true;
+    for (auto &other : streams)
+        if (other.get() != s && other->device == s->device && other->blocking && (other->null || s->null) &&
+            !other->queue.empty() && other->queue.front().number < w.number)
+            return false;
+    return true;
+}
+
+static void copy_rows(const work &w)
+{
+    for (size_t row = 0; row < w.rows; row++) {
+        memory_written(w.to + row * w.to_pitch, w.bytes);
+        if (w.kind == WORK_SET)
+            memset(w.to + row * w.to_pitch, w.value, w.bytes);
+        else
+            memcpy(w.to + row * w.to_pitch, w.from + row * w.from_pitch, w.bytes);
+    }
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+}
+
+static void finish_copy(void *object)
+{
+    struct stream_state *s = (struct stream_state *)object;
+    copy_rows(s->queue.front());
+    stream_finished(s);
+}
+
+/* True: it is over already. */
+static bool start_locked(struct stream_state *s, std::vector<std::unique_ptr<launch>> *launches)
+{
+    work &w = s->queue.front();
+    w.started = true;
+    switch (w.kind) {
+    case WORK_LAUNCH:
+        launches->push_back(w.make());
+        launches->back()->stream = s;
+        return false;
+    case WORK_COPY:
+    case WORK_SET:
+        engine_later(finish_copy, s);
+        return false;
+    case WORK_RECORD:
+        w.event->done = w.count > w.event->done ? w.count : w.event->done;
+        w.event->ns = thread_timer_ns();
+        return true;
+    case WORK_WAIT:
+        return true;
+    case WORK_HOST:
+        w.host(w.user);
+        return true;
+    }
+    return true;
+}
+
+void stream_pump(void)
+{
+    std::vector<std::unique_ptr<launch>> launches;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        for (bool moved = true; moved;) {
+            moved = false;
+            for (auto &s : streams)
+                while (!s->queue.empty() && !s->queue.front().started && may_start_locked(s.get()) && !failed) {
+                    moved = true;
+                    if (!start_locked(s.get(), &launches))
+                        break;
+                    s->queue.pop_front();
+                    changed.notify_all();
+                }
+        }
+    }
+    for (auto &l : launches)
+        engine_launch(std::move(l));
+}
+
+void stream_finished(void *object)
+{
+    struct stream_state *s = (struct stream_state *)object;
+    {
+        std::lock_guard<std::mutex> held(lock);
+        s->queue.pop_front();
+        changed.notify_all();
+    }
+    stream_pump();
+}
+
+void stream_all_failed(void)
+{
+    std::lock_guard<std::mutex> held(lock);
+    failed = true;
+    for (auto &s : streams)
+        s->queue.clear();
+    changed.notify_all();
+}
+
+} // namespace hopper

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/hopper/violation.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <map>
+#include <unistd.h>
+
+#include "tools/hopper/scheduler.h"
+#include "tools/hopper/hopper.h"
+
+namespace hopper
+{
+
+bool violation_tolerated, late_writes_forgiven;
+static std::string &text = *new std::string();
+static bool complete; /* text may be read by other OS threads: set last */
+static void *trace[32];
+static int traced;
+
+/* addr2line knows inlined functions and static ones, which dladdr() does not; this runs only when something is wrong.
+ */
+static std::string address_lines(void *address, bool function_only)
+{
+    char command[512], line[512], self_path[256];
+    Dl_info info;
+    std::string all;
+    ssize_t length = readlink("/proc/self/exe", self_path, sizeof(self_path) - 1);
+    if (length <= 0 || dladdr(address, &info) == 0)
+        return "?";
+    self_path[length] = 0;
+    snprintf(command, sizeof(command), "addr2line -%sfsCe '%s' %#lx 2>/dev/null", function_only ? "" : "ip", self_path,
+             (unsigned long)((char *)address - (char *)info.dli_fbase));
+    FILE *f = popen(command, "r");
+    if (f == NULL)
+        return "?";
+    while (fgets(line, sizeof(line), f) != NULL) {
+        line[strcspn(line, "\n")] = 0;
+        if (!function_only || all.empty())
+            all += (all.empty() ? "" : " ") + std::string(line);
+    }
+    (void)pclose(f);
+    return all.empty() ? "?" : all;
+}
+
+std::string code_place(void *address)
+{
+    static std::map<void *, std::string> known;
+    if (address == NULL)
+        return "?";
+    std::string &place = known[address];
+    if (place.empty())
+        place = address_lines((char *)address - 1, false);
+    return place;
+}
+
+std::string kernel_name(const void *kernel)
+{
+    std::string name = address_lines((void *)(uintptr_t)kernel, true);
+    size_t arguments = name.find('(');
+    return arguments == std::string::npos || arguments == 0 ? name : name.substr(0, arguments);
+}
+
+std::string cta_name(const struct cta *c)
+{
+    return "kernel " + kernel_name(c->of->kernel) + ", device " + std::to_string(c->of->device) + ", CTA " +
+           std::to_string(c->index) + " (rank " + std::to_string(c->rank) + " of its cluster)";
+}
+
+std::string fiber_name(const struct fiber *f)
+{
+    return cta_name(f->block) + ", thread " + std::to_string(f->thread) + " (warp " + std::to_string(f->thread / WARP) +
+           " lane " + std::to_string(f->lane) + ")";
+}
+
+const char *violation_text(void)
+{
+    return __atomic_load_n(&complete, __ATOMIC_ACQUIRE) ? text.c_str() : "";
+}
+
+void violation_set(const std::string &what)
+{
+    if (complete)
+        return;
+    text = what;
+    __atomic_store_n(&complete, true, __ATOMIC_RELEASE);
+}
+
+static std::string formatted(const char *format, va_list args)
+{
+    char buffer[1024];
+    vsnprintf(buffer, sizeof(buffer), format, args);
+    return buffer;
+}
+
+void violation(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    std::string what = formatted(format, args);
+    va_end(args);
+    if (self == NULL) {
+        violation_set(what);
+        throw violation_raised();
+    }
+    traced = backtrace(trace, 32);
+    violation_set(what);
+    engine_abandon();
+}
+
+void violation_of(const struct fiber *f, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    std::string what = formatted(format, args);
+    va_end(args);
+    if (self != NULL)
+        traced = backtrace(trace, 32);
+    violation_set(fiber_name(f) + ": " + what);
+    if (self != NULL)
+        engine_abandon();
+    throw violation_raised();
+}
+
+/* The frames that are the kernel's, not the emulator's. */
+static std::string where_in_kernel(void)
+{
+    std::string all;
+    for (int i = 0; i < traced; i++) {
+        std::string place = code_place(trace[i]);
+        if (place.find("hopper::") == std::string::npos && place.find("std::") == std::string::npos)
+            all += "\n  at " + place;
+    }
+    return all;
+}
+
+void violation_report(void)
+{
+    static bool reported;
+    if (reported)
+        return;
+    reported = true;
+    text += where_in_kernel() + "\n  HOPPER_SEED=" + std::to_string(hopper_seed()) +
+            " HOPPER_SMS=" + std::to_string(hopper_sms());
+    fprintf(stderr, "hopper: %s\n", text.c_str());
+    if (!violation_tolerated)
+        abort();
+}
+
+} // namespace hopper
+
+extern "C" const char *hopper_violation(void)
+{
+    return hopper::violation_text();
+}
+
+extern "C" void hopper_forgive_late_writes(void)
+{
+    hopper::late_writes_forgiven = true;
+}
+
+extern "C" void hopper_tolerate(void)
+{
+    hopper::violation_tolerated = true;
+}

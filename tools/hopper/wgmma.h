@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tensor cores: one queue of operations for each warpgroup. */
+#ifndef TOOLS_HOPPER_WGMMA_H
+#define TOOLS_HOPPER_WGMMA_H
+
+#include "tools/hopper/device_memory.h"
+
+namespace hopper
+{
+
+enum : uint32_t { WGMMA_M = 64, WGMMA_K = 16, WGMMA_MOST_N = 256, CHUNK = 16 };
+
+/* Accumulators that operations in flight write to. Until a thread has waited for them its own registers hold
+ * not-a-numbers. */
+struct accumulators {
+    uint32_t n, held;
+    float value[WGMMA_M * WGMMA_MOST_N];
+    float *home[WARPGROUP];   /* NULL: not, or no longer, in flight for this thread */
+    uint64_t last[WARPGROUP]; /* operations of this thread up to the last on these */
+};
+
+struct wgmma_op {
+    struct wgmma_call call;
+    uint32_t joined;
+    struct accumulators *target;
+    uint32_t registers[WARPGROUP][4];
+    std::vector<uint32_t> a_chunks, b_chunks; /* shared offsets of their 16-byte pieces */
+    uint64_t sum;
+};
+
+struct warpgroup {
+    struct cta *block;
+    uint32_t index;
+    std::deque<std::unique_ptr<wgmma_op>> ops; /* not yet executed */
+    uint64_t executed;
+    std::vector<std::unique_ptr<accumulators>> in_flight;
+    std::vector<fiber *> waiting;
+};
+
+std::shared_ptr<warpgroup> warpgroup_new(struct cta *c);
+void wgmma_thread_left(struct fiber *f);
+
+/* wgmma_math.cpp: d[64][n] += a[64][16] b[16][n] */
+void wgmma_multiply(float *d, const float *a, const float *b, uint32_t n);
+
+} // namespace hopper
+
+#endif
