@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each of these kernels does one thing wrong that a GPU would not tell; the emulator must say so, and name it. */
+/* Each of these kernels does one thing wrong that a GPU would not report. The emulator must report it. */
 #include <criterion/criterion.h>
 #include <cuda_runtime.h>
 #include <string>
@@ -12,7 +12,7 @@ enum { BYTES = 4096, SHARED = 64 << 10, BARRIER = 60 << 10 };
 
 struct args {
     uint8_t *memory;  /* BYTES on this device */
-    uint8_t *foreign; /* BYTES on a device to which access was not given */
+    uint8_t *foreign; /* BYTES on a device without peer access */
 };
 
 PRS_DEVICE uint64_t *barrier_at(uint32_t index)
@@ -20,7 +20,7 @@ PRS_DEVICE uint64_t *barrier_at(uint32_t index)
     return (uint64_t *)(dynamic_shared() + BARRIER) + index;
 }
 
-/* Runs one launch; "" if nothing was found wrong. */
+/* Runs one launch; returns the violation, or "". */
 static std::string verdict(void (*kernel)(const struct args), uint32_t threads, uint32_t cluster)
 {
     struct launch_shape shape = {cluster, threads, SHARED};
@@ -47,13 +47,13 @@ static void assert_says(void (*kernel)(const struct args), uint32_t threads, uin
 
 #define WRONG(name, threads, cluster, text)                                                                            \
     static __global__ void kernel_##name(const struct args a);                                                         \
-    Test(checks, name, .timeout = 200)                                                                                  \
+    Test(checks, name, .timeout = 200)                                                                                 \
     {                                                                                                                  \
         assert_says(kernel_##name, threads, cluster, text);                                                            \
     }                                                                                                                  \
     static __global__ void kernel_##name([[maybe_unused]] const struct args a)
 
-/* ---- copies ------------------------------------------------------------------------------------------------------ */
+/* ---- copies ---- */
 WRONG(a_misaligned_copy_is_found, 1, 1, "must be multiples of 16")
 {
     mbarrier_init(barrier_at(0), 1);
@@ -84,11 +84,11 @@ WRONG(a_copy_beyond_shared_memory_is_found, 1, 1, "lie outside the CTA's")
     mbarrier_wait(barrier_at(0), 0);
 }
 
-WRONG(a_copy_of_unfenced_stores_is_found, 32, 1, "did not follow by fence.proxy.async")
+WRONG(a_copy_of_unfenced_stores_is_found, 32, 1, "without fence.proxy.async after it")
 {
     store_shared_v4(smem_address(dynamic_shared()) + threadIdx.x * 16, 1, 2, 3, 4);
     if (threadIdx.x != 5)
-        fence_async_shared(); /* all but one */
+        fence_async_shared(); /* all threads but one */
     __syncwarp();
     if (threadIdx.x == 0) {
         bulk_store(a.memory, dynamic_shared(), 512);
@@ -97,9 +97,10 @@ WRONG(a_copy_of_unfenced_stores_is_found, 32, 1, "did not follow by fence.proxy.
     }
 }
 
-WRONG(a_buffer_written_before_it_was_read_is_found, 1, 1, "changed between a bulk store and the moment it read them")
+WRONG(a_buffer_written_before_it_was_read_is_found, 1, 1,
+      "changed after a bulk store was issued and before it read them")
 {
-    for (uint32_t i = 0; i < 64; i++) { /* with one it may be read at once */
+    for (uint32_t i = 0; i < 64; i++) { /* a single store may read its source at once */
         uint32_t to = smem_address(dynamic_shared()) + i % 2 * 512;
         store_shared_v4(to, i, 2, 3, 4);
         fence_async_shared();
@@ -124,7 +125,7 @@ WRONG(leaving_before_a_load_has_landed_is_found, 1, 1, "copies to its shared mem
         bulk_load(dynamic_shared(), a.memory, 1024, barrier_at(0));
 }
 
-WRONG(a_copy_through_something_else_than_a_tensor_map_is_found, 1, 1, "is no tensor map")
+WRONG(a_copy_through_something_else_than_a_tensor_map_is_found, 1, 1, "is not a tensor map")
 {
     mbarrier_init(barrier_at(0), 1);
     tma_load_2d(dynamic_shared(), (const CUtensorMap *)a.memory, barrier_at(0), 0, 0);
@@ -152,7 +153,7 @@ WRONG(a_load_of_what_another_copy_wrote_without_a_fence_is_found, 64, 1,
     }
 }
 
-/* ---- barriers ---------------------------------------------------------------------------------------------------- */
+/* ---- barriers ---- */
 WRONG(a_barrier_that_was_not_initialised_is_found, 1, 1, "no barrier was initialised")
 {
     mbarrier_arrive(barrier_at(3));
@@ -165,7 +166,7 @@ WRONG(a_barrier_that_was_overwritten_is_found, 1, 1, "was overwritten")
     mbarrier_arrive(barrier_at(0));
 }
 
-WRONG(one_arrival_too_many_is_found, 1, 1, "which has all its")
+WRONG(one_arrival_too_many_is_found, 1, 1, "one arrival too many")
 {
     mbarrier_init(barrier_at(0), 1);
     mbarrier_expect(barrier_at(0), 16); /* they never come */
@@ -180,7 +181,7 @@ WRONG(more_bytes_than_expected_are_found, 1, 1, "more bytes have come than were 
     mbarrier_wait(barrier_at(0), 0);
 }
 
-WRONG(a_barrier_that_went_round_twice_is_found, 64, 1, "nobody waited for this reader")
+WRONG(a_barrier_that_went_round_twice_is_found, 64, 1, "completed more than one phase while this thread waited")
 {
     if (threadIdx.x == 0)
         mbarrier_init(barrier_at(0), 1);
@@ -234,14 +235,14 @@ WRONG(a_named_barrier_for_two_numbers_of_threads_is_found, 96, 1, "where 32 wait
         __syncthreads();
 }
 
-/* ---- warps ------------------------------------------------------------------------------------------------------- */
+/* ---- warps ---- */
 WRONG(a_collective_without_some_lanes_is_found, 32, 1, "__syncwarp")
 {
     if (threadIdx.x < 16)
         __syncwarp();
 }
 
-WRONG(lanes_at_different_collectives_are_found, 32, 1, "needs all its lanes at the same one")
+WRONG(lanes_at_different_collectives_are_found, 32, 1, "must be at the same one")
 {
     if (threadIdx.x < 16)
         __syncwarp();
@@ -251,10 +252,10 @@ WRONG(lanes_at_different_collectives_are_found, 32, 1, "needs all its lanes at t
 
 WRONG(taking_more_registers_than_there_are_is_found, 384, 1, "would wait for ever")
 {
-    registers_take<224>(); /* 168 each is all */
+    registers_take<224>(); /* there are 168 for each thread */
 }
 
-/* ---- tensor cores ------------------------------------------------------------------------------------------------ */
+/* ---- tensor cores ---- */
 PRS_DEVICE void multiply(float (&d)[128], uint32_t times)
 {
     uint64_t at = matrix_descriptor(smem_address(dynamic_shared()), 16);
@@ -280,7 +281,7 @@ WRONG(a_product_without_wgmma_fence_is_found, 128, 1, "without wgmma.fence")
     wgmma_wait<0>();
 }
 
-WRONG(operands_overwritten_under_a_product_are_found, 128, 1, "shared memory changed between a wgmma")
+WRONG(operands_overwritten_under_a_product_are_found, 128, 1, "shared memory changed after a wgmma")
 {
     float d[128];
     for (uint32_t i = 0; i < 64; i++) {
@@ -311,7 +312,7 @@ WRONG(a_product_that_a_warp_does_not_join_is_a_deadlock, 128, 1, "wgmma groups")
     wgmma_wait<0>();
 }
 
-/* ---- and nothing is found where nothing is wrong ----------------------------------------------------------------- */
+/* ---- nothing is reported where nothing is wrong ---- */
 static __global__ void kernel_right(const struct args a)
 {
     float d[128];

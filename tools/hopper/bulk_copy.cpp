@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bulk copies. Each has two moments, both late by chance: when its source is read, and when its destination is written;
- * with several destinations each has its own. */
+/* Bulk and tensor copies. A copy reads its source after a random delay and writes its destination after another one; of
+ * several destinations, each has a delay of its own. */
 #include "tools/hopper/bulk_copy.h"
 
 #include <cmath>
@@ -19,34 +19,34 @@ static const char GROUP_WAIT[] = "bulk groups";
 
 struct copy {
     const char *name;
-    struct fiber *issuer;    /* NULL once its CTA has left, which only stores may outlive */
+    struct fiber *issuer;    /* NULL after its CTA has left; only stores may outlive their CTA */
     struct cluster *cluster; /* likewise */
     struct launch *of;
     struct cta *block;
     struct tile_map map;
     int32_t at[TILE_DIMS];
-    uint32_t shared; /* offset in the CTA's shared memory; of the destination for a load */
-    uint32_t source; /* copies between CTAs: offset in the issuer's */
+    uint32_t shared; /* offset in shared memory: of a store's source, of a load's destination */
+    uint32_t source; /* copies between CTAs: offset in the issuer's shared memory */
     uint32_t bytes, bar;
     bool tiled, from_shared;
     enum reduction how;
     uint64_t sum;
-    uint32_t writes_fenced; /* of the issuer, when it was issued */
+    uint32_t writes_fenced; /* of the issuer's warp, when the copy was issued */
     std::vector<uint8_t> buffer;
     std::shared_ptr<copy_group> group;
-    std::vector<struct landing *> destinations;
-    uint32_t landings; /* still to come */
+    std::vector<struct destination *> destinations;
+    uint32_t unwritten; /* destinations still to be written */
 };
 
 /* One destination of a load. */
-struct landing {
+struct destination {
     struct copy *of;
     struct cta *to;
 };
 
 static std::unordered_set<struct copy *> &copies = *new std::unordered_set<struct copy *>(); /* in flight */
 
-uint64_t shared_sum(const uint8_t *p, uint32_t bytes, uint64_t sum)
+uint64_t shared_checksum(const uint8_t *p, uint32_t bytes, uint64_t sum)
 {
     for (uint32_t i = 0; i < bytes; i += 16) {
         uint64_t a, b;
@@ -58,9 +58,9 @@ uint64_t shared_sum(const uint8_t *p, uint32_t bytes, uint64_t sum)
     return sum;
 }
 
-/* ---- boxes ------------------------------------------------------------------------------------------------------- */
-/* Calls each(global, valid bytes, skipped bytes, offset in the box) for every row of the box; global NULL: all of the
- * row lies outside. */
+/* ---- boxes ---- */
+/* Calls each(global, valid bytes, skipped bytes, offset in the box) for every row of the box. global is NULL where the
+ * whole row lies outside the tensor. */
 template <class Each> static void for_rows(const struct copy *c, Each each)
 {
     const struct tile_map *m = &c->map;
@@ -82,7 +82,7 @@ template <class Each> static void for_rows(const struct copy *c, Each each)
     }
 }
 
-/* Between the box in order and the box as it lies in shared memory. */
+/* Copies between the box in linear order and the box as it lies in shared memory. */
 static void move_swizzled(const struct copy *c, uint8_t *shared, uint8_t *ordered, bool to_shared)
 {
     uint32_t span = c->tiled ? c->map.swizzle_bytes : 16;
@@ -95,7 +95,8 @@ static void move_swizzled(const struct copy *c, uint8_t *shared, uint8_t *ordere
     }
 }
 
-/* What another copy wrote since the issuer's warp last fenced may not be seen by this one, though a flag was. */
+/* What another copy has written since the issuer's warp last fenced may still be invisible to this copy, even though
+ * the warp has seen the flag that announces it. */
 static void check_global_fenced(const struct copy *c, const uint8_t *global, uint32_t bytes)
 {
     if (memory_newest_write(global, bytes) > c->writes_fenced && !late_writes_forgiven)
@@ -107,7 +108,7 @@ static void check_global_fenced(const struct copy *c, const uint8_t *global, uin
 static void read_global(struct copy *c)
 {
     auto get = [c](const uint8_t *global, uint32_t bytes, uint32_t skipped, uint32_t offset) {
-        if (global == NULL)
+        if (!global)
             return;
         check_global_fenced(c, global, bytes);
         memcpy(c->buffer.data() + offset + skipped, global, bytes);
@@ -149,9 +150,9 @@ static void add(uint8_t *to, const uint8_t *from, uint32_t bytes, enum reduction
 static void write_global(struct copy *c)
 {
     auto put = [c](uint8_t *global, uint32_t bytes, uint32_t skipped, uint32_t offset) {
-        if (global == NULL)
+        if (!global)
             return;
-        memory_written(global, bytes);
+        memory_note_write(global, bytes);
         if (c->how == REDUCE_NONE)
             memcpy(global, c->buffer.data() + offset + skipped, bytes);
         else
@@ -161,10 +162,11 @@ static void write_global(struct copy *c)
         for_rows(c, put);
     else
         put((uint8_t *)(uintptr_t)c->map.base, c->bytes, 0, 0);
-    __atomic_thread_fence(__ATOMIC_RELEASE); /* whoever is told of the completion may tell another OS thread */
+    /* A thread that learns of the completion may signal another OS thread. */
+    __atomic_thread_fence(__ATOMIC_RELEASE);
 }
 
-/* The memory that the copy touches exists and may be reached. */
+/* Checks that the memory which the copy touches exists and may be reached. */
 static void check_global(const struct copy *c)
 {
     if (!c->tiled) {
@@ -174,29 +176,29 @@ static void check_global(const struct copy *c)
     uint8_t *low = NULL, *high = NULL;
     struct allocation a;
     for_rows(c, [&](uint8_t *global, uint32_t bytes, uint32_t, uint32_t) {
-        if (global == NULL)
+        if (!global)
             return;
-        low = low == NULL || global < low ? global : low;
+        low = !low || global < low ? global : low;
         high = global + bytes > high ? global + bytes : high;
     });
-    if (low != NULL && memory_find(low, (size_t)(high - low), &a))
+    if (low && memory_find(low, (size_t)(high - low), &a))
         return memory_check(c->issuer, low, (size_t)(high - low), c->name);
     for_rows(c, [&](uint8_t *global, uint32_t bytes, uint32_t, uint32_t) {
-        if (global != NULL)
+        if (global)
             memory_check(c->issuer, global, bytes, c->name);
     });
 }
 
-/* ---- issuing ----------------------------------------------------------------------------------------------------- */
+/* ---- issuing ---- */
 static struct copy *copy_new(const char *name)
 {
     struct copy *c = new copy();
     c->name = name;
     c->issuer = self;
     c->block = self->block;
-    c->cluster = self->block->group;
+    c->cluster = self->block->cluster;
     c->of = self->block->of;
-    c->writes_fenced = self->lanes->writes_fenced;
+    c->writes_fenced = self->warp->writes_fenced;
     copies.insert(c);
     return c;
 }
@@ -216,7 +218,7 @@ static void set_tile(struct copy *c, const CUtensorMap *map, const int32_t *at, 
     memcpy(&c->map, map, sizeof(c->map));
     c->tiled = true;
     if (c->map.magic != TILE_MAP_MAGIC)
-        violation("%s: %s: %p is no tensor map", fiber_name(self).c_str(), c->name, (const void *)map);
+        violation("%s: %s: %p is not a tensor map", fiber_name(self).c_str(), c->name, (const void *)map);
     if (c->map.dims != dims)
         violation("%s: %s: %d coordinates for a tensor map of %u dimensions", fiber_name(self).c_str(), c->name, dims,
                   c->map.dims);
@@ -234,10 +236,10 @@ static uint32_t check_shared(struct cta *from, uint32_t address, const struct co
                       shared_cta(from, address, c->name)->shared);
 }
 
-/* ---- loads ------------------------------------------------------------------------------------------------------- */
-static void land(void *object)
+/* ---- loads ---- */
+static void load_write(void *object)
 {
-    struct landing *l = (struct landing *)object;
+    struct destination *l = (struct destination *)object;
     struct copy *c = l->of;
     struct cluster *cluster = c->cluster;
     move_swizzled(c, l->to->shared, c->buffer.data(), true);
@@ -245,18 +247,18 @@ static void land(void *object)
     l->to->incoming--;
     mbarrier_complete_bytes(c->issuer, l->to, c->bar, c->bytes);
     delete l;
-    if (--c->landings == 0) {
+    if (--c->unwritten == 0) {
         copies.erase(c);
         delete c;
     }
-    engine_end(cluster);
+    scheduler_operation_ended(cluster);
 }
 
 static void check_unchanged(const struct copy *c, uint32_t offset)
 {
-    if (shared_sum(c->block->shared + offset, c->bytes, 0) != c->sum)
-        violation("%s: %u bytes at shared offset %u changed between a %s and the moment it read them: "
-                  "written again before the copy was waited for",
+    if (shared_checksum(c->block->shared + offset, c->bytes, 0) != c->sum)
+        violation("%s: %u bytes at shared offset %u changed after a %s was issued and before it read them: "
+                  "wait for the copy before writing there again",
                   fiber_name(c->issuer).c_str(), c->bytes, offset, c->name);
 }
 
@@ -270,14 +272,14 @@ static void load_read(void *object)
     } else {
         read_global(c);
     }
-    for (struct landing *l : c->destinations)
-        engine_later(land, l);
+    for (struct destination *l : c->destinations)
+        scheduler_run_late(load_write, l);
 }
 
 static void load_begin(struct copy *c, uint32_t dst, uint32_t bar, uint16_t ctas)
 {
     struct cluster *cluster = c->cluster;
-    std::vector<struct landing *> &landings = c->destinations;
+    std::vector<struct destination *> &all = c->destinations;
     c->bar = bar & 0xffffff;
     if (ctas == 0 && dst >> 24 != bar >> 24)
         violation("%s: %s to %#x completes on the barrier %#x of another CTA", fiber_name(self).c_str(), c->name, dst,
@@ -287,16 +289,16 @@ static void load_begin(struct copy *c, uint32_t dst, uint32_t bar, uint16_t ctas
                   cluster->ctas.size());
     for (uint32_t i = 0; i < cluster->ctas.size(); i++)
         if (ctas >> i & 1)
-            landings.push_back(new landing{c, shared_cta(self->block, (dst & 0xffffff) | (i + 1) << 24, c->name)});
+            all.push_back(new destination{c, shared_cta(self->block, (dst & 0xffffff) | (i + 1) << 24, c->name)});
     if (ctas == 0)
-        landings.push_back(new landing{c, shared_cta(self->block, dst, c->name)});
-    for (struct landing *l : landings) {
+        all.push_back(new destination{c, shared_cta(self->block, dst, c->name)});
+    for (struct destination *l : all) {
         c->shared = check_shared(l->to, dst & 0xffffff, c);
         l->to->incoming++;
-        engine_begin(cluster);
+        scheduler_operation_began(cluster);
     }
-    c->landings = (uint32_t)landings.size();
-    engine_later(load_read, c);
+    c->unwritten = (uint32_t)all.size();
+    scheduler_run_late(load_read, c);
     thread_yield();
 }
 
@@ -323,16 +325,16 @@ void bulk_copy_shared(uint32_t dst, uint32_t src, uint32_t bytes, uint32_t bar)
         violation("%s: %s of %u bytes: not a multiple of 16", fiber_name(self).c_str(), c->name, bytes);
     c->source = check_shared(self->block, src, c);
     shared_check_fenced(self, self->block, c->source, bytes, c->name);
-    c->sum = shared_sum(self->block->shared + c->source, bytes, 0);
+    c->sum = shared_checksum(self->block->shared + c->source, bytes, 0);
     self->block->outgoing++;
     load_begin(c, dst, bar, 0);
 }
 
-/* ---- stores ------------------------------------------------------------------------------------------------------ */
+/* ---- stores ---- */
 static void wake_group_waiter(struct fiber *f)
 {
-    if (f != NULL && f->state == THREAD_BLOCKED && f->wait.what == GROUP_WAIT)
-        engine_wake(f);
+    if (f && f->state == THREAD_BLOCKED && f->wait.what == GROUP_WAIT)
+        scheduler_wake(f);
 }
 
 static void store_write(void *object)
@@ -345,10 +347,10 @@ static void store_write(void *object)
     wake_group_waiter(c->issuer);
     copies.erase(c);
     delete c;
-    if (cluster != NULL)
-        engine_end(cluster);
+    if (cluster)
+        scheduler_operation_ended(cluster);
     of->in_flight--;
-    engine_retire(of);
+    scheduler_retire(of);
 }
 
 static void store_read(void *object)
@@ -360,7 +362,7 @@ static void store_read(void *object)
     c->block->outgoing--;
     c->group->unread--;
     wake_group_waiter(c->issuer);
-    engine_later(store_write, c);
+    scheduler_run_late(store_write, c);
 }
 
 static void store_begin(struct copy *c, uint32_t src)
@@ -370,13 +372,13 @@ static void store_begin(struct copy *c, uint32_t src)
     c->group = self->groups.back();
     c->shared = check_shared(self->block, src, c);
     shared_check_fenced(self, self->block, c->shared, c->bytes, c->name);
-    c->sum = shared_sum(self->block->shared + c->shared, c->bytes, 0);
+    c->sum = shared_checksum(self->block->shared + c->shared, c->bytes, 0);
     c->group->unread++;
     c->group->unwritten++;
     c->block->outgoing++;
     c->of->in_flight++;
-    engine_begin(c->cluster);
-    engine_later(store_read, c);
+    scheduler_operation_began(c->cluster);
+    scheduler_run_late(store_read, c);
     thread_yield();
 }
 
@@ -422,14 +424,14 @@ static bool groups_done(const struct fiber *f, uint32_t left, bool read_only)
 void group_wait(uint32_t left, bool read_only)
 {
     while (!groups_done(self, left, read_only))
-        engine_block({GROUP_WAIT, left, read_only, CALLER});
+        scheduler_block({GROUP_WAIT, left, read_only, CALLER});
     while (!self->groups.empty() && self->groups.front()->committed && self->groups.front()->unwritten == 0)
         self->groups.pop_front();
     thread_yield();
 }
 
-/* ---- ends -------------------------------------------------------------------------------------------------------- */
-void copy_cta_left(struct cta *b)
+/* ---- ends ---- */
+void copies_cta_left(struct cta *b)
 {
     if (b->incoming != 0)
         violation("%s leaves while %u copies to its shared memory are in flight", cta_name(b).c_str(), b->incoming);
@@ -438,15 +440,15 @@ void copy_cta_left(struct cta *b)
     for (struct copy *c : copies) {
         if (c->block != b)
             continue;
-        if (c->group == NULL)
+        if (!c->group)
             violation("%s leaves while its %s is in flight", cta_name(b).c_str(), c->name);
-        engine_end(c->cluster);
+        scheduler_operation_ended(c->cluster);
         c->issuer = NULL;
         c->cluster = NULL;
     }
 }
 
-void copies_drop(void)
+void copies_forget(void)
 {
     for (struct copy *c : copies)
         delete c;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The copy engine of an SM. */
+/* Bulk and tensor copies between global and shared memory. */
 #ifndef TOOLS_HOPPER_BULK_COPY_H
 #define TOOLS_HOPPER_BULK_COPY_H
 
@@ -8,10 +8,10 @@
 namespace hopper
 {
 
-/* Forgets everything in flight, after a violation. */
-void copies_drop(void);
-/* A cheap sum over shared memory, to see that nobody writes what is still to be read. */
-uint64_t shared_sum(const uint8_t *p, uint32_t bytes, uint64_t sum);
+/* Forgets all copies in flight, after a violation. */
+void copies_forget(void);
+/* A cheap checksum of shared memory, to notice that something was written before an operation has read it. */
+uint64_t shared_checksum(const uint8_t *p, uint32_t bytes, uint64_t sum);
 
 } // namespace hopper
 

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fail when fused/core/ptx.cuh has a function that the emulator's header of the same name lacks, or that takes other parameters."""
+"""Fail if the emulator's ptx.cuh lacks a function of fused/core/ptx.cuh, or declares it with other parameters.
+
+usage: check_instructions.py ROOT
+"""
 import pathlib
 import re
 import sys

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In place of fused/gemm/unfused/lt.c: the product that the unfused path would have of cuBLASLt, by a kernel of the simplest kind,
- * so that the rest of that path runs on emulated GPUs, in streams and in graphs. */
+/* Replaces fused/gemm/unfused/lt.c: a plain kernel in place of cuBLASLt, so that the rest of the unfused path runs on
+ * emulated GPUs, in streams and in graphs. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -20,7 +20,7 @@ struct product_args {
     __nv_bfloat16 *c;
 };
 
-/* A thread an element at a time; sums are fp32, as cuBLASLt is asked for. */
+/* Each thread computes one element at a time. Sums are fp32, as they are with cuBLASLt. */
 static __global__ void multiply(const struct product_args p)
 {
     uint64_t n = p.shape.n, k = p.shape.k, all = p.shape.m * n;
@@ -36,7 +36,7 @@ static __global__ void multiply(const struct product_args p)
 extern "C" int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
 {
     *out = (struct prs_lt *)calloc(1, sizeof(**out));
-    if (*out == NULL)
+    if (!*out)
         return -ENOMEM;
     (*out)->shape = *shape;
     return 0;

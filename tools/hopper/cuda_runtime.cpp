@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the CUDA runtime's interface that perseus uses, over emulated Hopper GPUs. */
+/* The part of the CUDA runtime's interface that Perseus uses, for emulated Hopper GPUs. */
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -30,7 +30,7 @@ static struct stream_state *stream_here(cudaStream_t stream)
     return stream_of(stream, current_device);
 }
 
-/* ---- errors, devices --------------------------------------------------------------------------------------------- */
+/* ---- errors, devices ---- */
 cudaError_t cudaGetLastError(void)
 {
     cudaError_t e = last_error;
@@ -152,36 +152,36 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fn, unsign
 {
     bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
     *fn = known ? (void *)tile_map_encode : NULL;
-    if (found != NULL)
+    if (found)
         *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---- */
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
-    *out = bytes == 0 ? NULL : memory_take(bytes, current_device, MEMORY_DEVICE);
-    return result(bytes != 0 && *out == NULL ? cudaErrorMemoryAllocation : cudaSuccess);
+    *out = bytes == 0 ? NULL : memory_allocate(bytes, current_device, MEMORY_DEVICE);
+    return result(bytes != 0 && !*out ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 
 cudaError_t cudaMemGetInfo(size_t *unused, size_t *total)
 {
-    *unused = *total = (size_t)8 << 30; /* of every device; nothing that is emulated comes near */
+    *unused = *total = (size_t)8 << 30; /* more than any test needs */
     return result(cudaSuccess);
 }
 
 cudaError_t cudaFree(void *p)
 {
-    cudaError_t e = cudaDeviceSynchronize(); /* as the real one does in effect */
-    if (p != NULL && !memory_give(p, MEMORY_DEVICE))
+    cudaError_t e = cudaDeviceSynchronize(); /* CUDA's own waits too, in effect */
+    if (p && !memory_free(p, MEMORY_DEVICE))
         return result(cudaErrorInvalidValue);
     return e;
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
 {
-    *out = memory_take(bytes == 0 ? 1 : bytes, -1, MEMORY_HOST);
-    return result(*out == NULL ? cudaErrorMemoryAllocation : cudaSuccess);
+    *out = memory_allocate(bytes == 0 ? 1 : bytes, -1, MEMORY_HOST);
+    return result(!*out ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 
 cudaError_t cudaMallocHost(void **out, size_t bytes)
@@ -191,7 +191,7 @@ cudaError_t cudaMallocHost(void **out, size_t bytes)
 
 cudaError_t cudaFreeHost(void *p)
 {
-    return result(p == NULL || memory_give(p, MEMORY_HOST) ? cudaSuccess : cudaErrorInvalidValue);
+    return result(!p || memory_free(p, MEMORY_HOST) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned)
@@ -200,7 +200,7 @@ cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned)
     return cudaSuccess;
 }
 
-/* What it is for the NIC: ordinary memory. */
+/* Ordinary host memory, which is what it is for the NIC. */
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *p)
 {
     memset(attributes, 0, sizeof(*attributes));
@@ -211,10 +211,10 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
 
 cudaError_t cudaDeviceGetPCIBusId(char *, int, int)
 {
-    return result(cudaErrorNotSupported); /* nowhere on a bus */
+    return result(cudaErrorNotSupported); /* an emulated GPU is on no bus */
 }
 
-/* A handle is the address: only this process opens it. */
+/* The handle holds the address, because only this process opens it. */
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p)
 {
     struct allocation a;
@@ -240,7 +240,7 @@ cudaError_t cudaIpcCloseMemHandle(void *)
     return cudaSuccess;
 }
 
-/* What the kind says is on a device must be memory of one. */
+/* Whether there is an allocation on each side that the kind of the copy says is on a device. */
 static bool sides_exist(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
 {
     struct allocation a;
@@ -312,13 +312,13 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
     return result(stream_enqueue(stream_here(stream), w));
 }
 
-/* Asynchronous to the host, like the real one on device memory. */
+/* Asynchronous to the host, as CUDA's own is for device memory. */
 cudaError_t cudaMemset(void *to, int value, size_t bytes)
 {
     return cudaMemsetAsync(to, value, bytes, NULL);
 }
 
-/* ---- streams, events --------------------------------------------------------------------------------------------- */
+/* ---- streams, events ---- */
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
     *out = (cudaStream_t)stream_open(current_device, (flags & cudaStreamNonBlocking) == 0);
@@ -396,7 +396,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
     return cudaSuccess;
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+/* ---- kernels ---- */
 static std::mutex limits_lock;
 static std::map<const void *, uint32_t> shared_limits;
 
@@ -433,21 +433,21 @@ cudaError_t cudaOccupancyMaxActiveClusters(int *count, const void *kernel, const
 {
     if (!config_fits(kernel, config))
         return result(cudaErrorInvalidConfiguration);
-    *count = (int)device_clusters(config->blockDim.x * config->blockDim.y * config->blockDim.z,
-                                  (uint32_t)config->dynamicSmemBytes, cluster_of(config));
+    *count = (int)device_max_clusters(config->blockDim.x * config->blockDim.y * config->blockDim.z,
+                                      (uint32_t)config->dynamicSmemBytes, cluster_of(config));
     return cudaSuccess;
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *count, const void *, int threads, size_t shared)
 {
-    *count = (int)(device_clusters((uint32_t)threads, (uint32_t)shared, 1) / hopper_sms());
+    *count = (int)(device_max_clusters((uint32_t)threads, (uint32_t)shared, 1) / hopper_sms());
     return cudaSuccess;
 }
 
 static bool launches_block(void)
 {
     const char *asked = getenv("CUDA_LAUNCH_BLOCKING");
-    return asked != NULL && strtol(asked, NULL, 10) != 0;
+    return asked && strtol(asked, NULL, 10) != 0;
 }
 
 cudaError_t hopper::launch_enqueue(const cudaLaunchConfig_t *config, const void *kernel, std::function<void()> body)

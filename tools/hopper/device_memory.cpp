@@ -11,20 +11,21 @@
 namespace hopper
 {
 
-static std::mutex lock; /* protects allocations and peers, which are never destroyed */
+static std::mutex lock; /* protects everything below; nothing below is ever destroyed */
 static std::map<uintptr_t, allocation> &allocations = *new std::map<uintptr_t, allocation>();
+/* By the base of an allocation, and by its 16-byte granules: the number of the newest write. */
 static std::map<uintptr_t, std::vector<uint32_t>> &stamps = *new std::map<uintptr_t, std::vector<uint32_t>>();
 static uint32_t writes;
 static std::set<std::pair<int, int>> &peers = *new std::set<std::pair<int, int>>();
 
-/* ---- global memory ----------------------------------------------------------------------------------------------- */
-/* The end of the memory, rounded to what CUDA aligns to, is the end of a page. */
+/* ---- global memory ---- */
 static size_t mapped_bytes(size_t bytes)
 {
     return (bytes + 4095) / 4096 * 4096;
 }
 
-void *memory_take(size_t bytes, int device, enum memory_kind kind)
+/* The memory, rounded up to CUDA's alignment, ends at the end of a page, so that an access beyond it faults. */
+void *memory_allocate(size_t bytes, int device, enum memory_kind kind)
 {
     size_t mapped = mapped_bytes(bytes), room = (bytes + 255) / 256 * 256;
     uint8_t *p = (uint8_t *)mmap(NULL, mapped + 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -39,7 +40,7 @@ void *memory_take(size_t bytes, int device, enum memory_kind kind)
     return p;
 }
 
-bool memory_give(void *p, enum memory_kind kind)
+bool memory_free(void *p, enum memory_kind kind)
 {
     std::lock_guard<std::mutex> held(lock);
     auto found = allocations.find((uintptr_t)p);
@@ -62,7 +63,7 @@ bool memory_find(const void *p, size_t bytes, struct allocation *out)
     return (const uint8_t *)p + bytes <= out->base + out->bytes;
 }
 
-/* By 16 bytes of an allocation: which write was the last. */
+/* The stamps of a range; NULL if no device allocation holds it. */
 static uint32_t *stamps_of_locked(const void *p, size_t bytes, size_t *count)
 {
     auto after = allocations.upper_bound((uintptr_t)p);
@@ -79,18 +80,18 @@ static uint32_t *stamps_of_locked(const void *p, size_t bytes, size_t *count)
     return &all[offset / 16];
 }
 
-uint32_t memory_writes(void)
+uint32_t memory_write_count(void)
 {
     return writes;
 }
 
-void memory_written(const void *p, size_t bytes)
+void memory_note_write(const void *p, size_t bytes)
 {
     std::lock_guard<std::mutex> held(lock);
     size_t count = 0;
     uint32_t *at = stamps_of_locked(p, bytes, &count);
     writes++;
-    for (size_t i = 0; at != NULL && i < count; i++)
+    for (size_t i = 0; at && i < count; i++)
         at[i] = writes;
 }
 
@@ -99,7 +100,7 @@ uint32_t memory_newest_write(const void *p, size_t bytes)
     std::lock_guard<std::mutex> held(lock);
     size_t count = 0;
     uint32_t *at = stamps_of_locked(p, bytes, &count), newest = 0;
-    for (size_t i = 0; at != NULL && i < count; i++)
+    for (size_t i = 0; at && i < count; i++)
         newest = at[i] > newest ? at[i] : newest;
     return newest;
 }
@@ -128,8 +129,8 @@ void memory_check(const struct fiber *who, const void *p, size_t bytes, const ch
                      device);
 }
 
-/* ---- shared memory ----------------------------------------------------------------------------------------------- */
-static_assert(SHARED_BASE % 1024 == 0, "swizzles look at address bits");
+/* ---- shared memory ---- */
+static_assert(SHARED_BASE % 1024 == 0, "swizzles use address bits");
 
 void *shared_dynamic(void)
 {
@@ -148,9 +149,9 @@ uint32_t shared_address(const void *p)
 
 uint32_t shared_map(uint32_t address, uint32_t rank)
 {
-    if (address >> 24 != OWN_WINDOW || rank >= self->block->group->ctas.size())
+    if (address >> 24 != OWN_WINDOW || rank >= self->block->cluster->ctas.size())
         violation("%s: mapa of address %#x to CTA %u of a cluster of %zu", fiber_name(self).c_str(), address, rank,
-                  self->block->group->ctas.size());
+                  self->block->cluster->ctas.size());
     return address | (rank + 1) << 24;
 }
 
@@ -159,12 +160,12 @@ struct cta *shared_cta(struct cta *from, uint32_t address, const char *what)
     uint32_t window = address >> 24;
     if (window == OWN_WINDOW)
         return from;
-    if (window > from->group->ctas.size())
+    if (window > from->cluster->ctas.size())
         violation("%s: %s: address %#x names CTA %u of a cluster of %zu", cta_name(from).c_str(), what, address,
-                  window - 1, from->group->ctas.size());
-    struct cta *c = from->group->ctas[window - 1].get();
+                  window - 1, from->cluster->ctas.size());
+    struct cta *c = from->cluster->ctas[window - 1].get();
     if (c->alive == 0)
-        violation("%s: %s: CTA %u of the cluster, at whose shared memory it points (%#x), has left",
+        violation("%s: %s: CTA %u of the cluster, whose shared memory address %#x names, has left",
                   cta_name(from).c_str(), what, window - 1, address);
     return c;
 }
@@ -201,8 +202,8 @@ void shared_check_fenced(const struct fiber *who, struct cta *c, uint32_t offset
 {
     for (uint32_t g = offset / 16; g <= (offset + bytes - 1) / 16; g++)
         if (c->dirty[g] != 0)
-            violation("%s: %s reads shared offset %u, which thread %u wrote with an ordinary store and did not "
-                      "follow by fence.proxy.async",
+            violation("%s: %s reads shared offset %u, which thread %u wrote with an ordinary store, without "
+                      "fence.proxy.async after it",
                       fiber_name(who).c_str(), what, g * 16, c->dirty[g] - 1);
 }
 
@@ -231,7 +232,7 @@ void shared_fence_async(void)
 
 void global_fence_async(void)
 {
-    self->lanes->writes_fenced = memory_writes();
+    self->warp->writes_fenced = memory_write_count();
     thread_yield();
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks, and switching between them without the kernel's help. Nothing here knows CUDA. */
+/* Stacks, and switching between them in user space. Nothing here knows CUDA. */
 #ifndef TOOLS_HOPPER_FIBER_H
 #define TOOLS_HOPPER_FIBER_H
 
@@ -20,7 +20,7 @@ bool fiber_stack_intact(const uint8_t *stack);
 /* The stack pointer with which the first switch to `stack` calls entry(), which must not return. */
 void *fiber_prepare(uint8_t *stack, void (*entry)(void));
 
-/* Goes on where `load` was saved; returns when somebody loads what is stored in *save. */
+/* Saves the running stack in *save and goes on where `load` was saved. Returns when *save is loaded. */
 extern "C" void hopper_fiber_switch(void **save, void *load);
 
 } // namespace hopper

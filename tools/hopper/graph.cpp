@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CUDA graphs made by capturing streams. A replay enqueues what was captured: the first stream's part on the stream
- * that it is launched on, the parts of the others on streams of the graph's own, with events of its own between them.
- */
+/* CUDA graphs made by capturing streams. A launch enqueues the captured work again: that of the first stream on the
+ * stream of the launch, that of the others on streams of the graph's own, with events of its own between them. */
 #include <map>
 #include <mutex>
 
@@ -11,7 +10,7 @@ using namespace hopper;
 
 struct replay {
     struct capture of;
-    std::map<stream_state *, stream_state *> streams; /* captured: own */
+    std::map<stream_state *, stream_state *> streams; /* captured stream: the graph's own */
     std::map<event_state *, event_state *> events;
 };
 
@@ -64,7 +63,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
         if (s != r->of.origin)
             r->streams[s] = stream_open(s->device, false);
     for (auto &node : r->of.nodes)
-        if (node.second.event != NULL && r->events.count(node.second.event) == 0)
+        if (node.second.event && r->events.count(node.second.event) == 0)
             r->events[node.second.event] = new event_state();
     *exec = (cudaGraphExec_t)r;
     return cudaSuccess;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a test sets up the emulated Hopper GPUs; everything else is the CUDA runtime's own interface. See
- * tools/hopper/README.md. */
+/* How a program sets up the emulated Hopper GPUs. Everything else is CUDA's own runtime interface. See README.md. */
 #ifndef TOOLS_HOPPER_HOPPER_H
 #define TOOLS_HOPPER_HOPPER_H
 
@@ -11,20 +10,20 @@
 extern "C" {
 #endif
 
-/* Before the first CUDA call of the process. HOPPER_SMS and HOPPER_SEED in the environment win over these. 0: 8 GPUs of
- * 8 SMs; seed 0: one made from the clock. */
+/* Call it before the first CUDA call of the process; only the first call counts. 0 stands for 8 devices, 8 SMs, and a
+ * seed made from the clock. HOPPER_SMS and HOPPER_SEED in the environment override these. */
 void hopper_setup(uint32_t devices, uint32_t sms, uint64_t seed);
 uint64_t hopper_seed(void);
 uint32_t hopper_devices(void);
 uint32_t hopper_sms(void);
 
-/* A violation no longer ends the process; launches then fail with cudaErrorLaunchFailure. */
+/* From now on a violation does not end the process: launches fail with cudaErrorLaunchFailure instead. */
 void hopper_tolerate(void);
-/* A rank that gave up goes on with memory that others may be writing: reading that is no violation any more. */
+/* After a rank has given up, its kernels read memory that others may be writing. From now on that is no violation. */
 void hopper_forgive_late_writes(void);
 /* The text of the first violation; "" if there was none. */
 const char *hopper_violation(void);
-/* How often peer access was asked for that was there already: an error to CUDA, which compute-sanitizer reports. */
+/* How often peer access was enabled a second time: an error to CUDA, which compute-sanitizer reports. */
 uint32_t hopper_repeated_access(void);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the shadow headers call: one running CUDA thread's view of the emulated GPU. Called on that thread's fiber only.
- * Shared-memory addresses are 32 bit, as in PTX: bits 0-23 are the offset in the window of a CTA, bits 24-31 are 0 for
- * the own CTA or 1 + its rank for a CTA of the cluster. */
+/* The emulated instructions, as the headers in include/ call them: always by the running CUDA thread, on its own stack.
+ * Shared-memory addresses have 32 bits, as in PTX: bits 0-23 are the offset in the window of a CTA; bits 24-31 are 0
+ * for the thread's own CTA, or 1 + its rank for any CTA of the cluster. */
 #ifndef TOOLS_HOPPER_INSTRUCTIONS_H
 #define TOOLS_HOPPER_INSTRUCTIONS_H
 
@@ -13,63 +13,64 @@
 namespace hopper
 {
 
-/* threadIdx and its kin of the thread that runs now. */
-struct place {
+/* threadIdx, blockIdx, blockDim, gridDim and the cluster of the running thread. */
+struct coordinates {
     uint3 thread, block;
     dim3 block_dim, grid_dim;
     uint32_t cluster_rank, cluster_size;
 };
-extern struct place *here;
+extern struct coordinates *here;
 
-/* ---- engine.cpp ---- */
-/* A place where another thread may run; most calls below have one inside. */
+/* ---- scheduler.cpp ---- */
+/* Lets other threads run. Most of the calls below do so too. */
 void thread_yield(void);
 void thread_sleep(uint32_t ns);
-/* Grows with every step of the emulator: the same in every run with this seed. */
+/* Grows with every step of the emulator; runs with the same seed agree on it. */
 int64_t thread_clock(void);
-/* The time of this thread of the host; the second is clock_gettime() for whoever calls it. */
+/* What the scheduler's OS thread has run for. The second replaces clock_gettime(), on any thread. */
 uint64_t thread_timer_ns(void);
 int thread_gettime(int clock, struct timespec *now);
 [[noreturn]] void thread_trap(void);
 
-/* ---- memory.cpp ---- */
+/* ---- device_memory.cpp ---- */
 void *shared_dynamic(void);
 uint32_t shared_address(const void *p);
 uint32_t shared_map(uint32_t address, uint32_t cta);
-/* Checked access by ordinary loads and stores; what is stored is unknown to the copy engine and the tensor cores until
- * fence_async_shared(). */
+/* Ordinary loads and stores, checked. Copies and tensor cores may read what was stored only after
+ * shared_fence_async() by the thread that stored it. */
 const void *shared_load(uint32_t address, uint32_t bytes);
 void shared_store(uint32_t address, const void *from, uint32_t bytes);
 void shared_fence_async(void);
 void global_fence_async(void);
 
 /* ---- warp.cpp ---- */
-/* Waits for all lanes of the mask; values[lane] is what that lane gave. name: what the lanes must agree on. */
+/* Waits for all lanes of the mask; values[lane] is what that lane gave. All lanes must give the same name. */
 void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values[32]);
 void warp_store_matrix(uint32_t address, const uint32_t *registers, int count, bool transposed);
 void warp_load_matrix(uint32_t address, uint32_t *registers, int count, bool transposed);
 void warpgroup_registers(uint32_t count, bool more);
-/* threads 0: all of the CTA that are still there. */
+/* threads 0: all threads of the CTA that have not left. */
 void block_barrier(uint32_t id, uint32_t threads, bool wait);
-uint32_t block_count(bool predicate); /* a barrier of the whole CTA that counts */
+/* A barrier of the whole CTA; returns for how many threads the predicate is true. */
+uint32_t block_count(bool predicate);
 void cluster_barrier_arrive(void);
 void cluster_barrier_wait(void);
 
 /* ---- mbarrier.cpp ---- */
 void mbarrier_start(uint32_t address, uint32_t arrivals);
 void mbarrier_end(uint32_t address);
-/* Expects `bytes` more, then arrives `arrivals` times, as one step. */
+/* Expects `bytes` more and arrives `arrivals` times, in one step. */
 void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes);
 bool mbarrier_done(uint32_t address, uint32_t parity);
 void mbarrier_block(uint32_t address, uint32_t parity);
 
-/* ---- copy.cpp ---- */
+/* ---- bulk_copy.cpp ---- */
 enum reduction { REDUCE_NONE, REDUCE_ADD_F32, REDUCE_ADD_BF16, REDUCE_ADD_U32 };
 
 void bulk_load_bytes(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, uint16_t ctas);
 void bulk_store_bytes(void *dst, uint32_t src, uint32_t bytes, enum reduction how);
 void bulk_copy_shared(uint32_t dst, uint32_t src, uint32_t bytes, uint32_t bar);
-/* ctas 0: the own one. at[dims]: coordinates, innermost first. */
+/* ctas: a bit for each CTA of a multicast; 0: the CTA that dst names. at[dims]: coordinates, innermost first. */
 void tile_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, const int32_t *at, int dims, uint16_t ctas);
 void tile_store(const CUtensorMap *map, uint32_t src, const int32_t *at, int dims, enum reduction how);
 void tile_prefetch(const CUtensorMap *map);
@@ -77,8 +78,8 @@ void group_commit(void);
 void group_wait(uint32_t left, bool read_only);
 
 /* ---- wgmma.cpp ---- */
-/* d[64 x n] (+)= A[64 x 16] B[16 x n]; d: this thread's n / 2 accumulators. a_registers: this thread's four, or NULL:
- * A lies where a_descriptor says. */
+/* d[64 x n] (+)= A[64 x 16] B[16 x n]; d is this thread's n / 2 accumulators. a_registers is this thread's four
+ * registers of A; where it is NULL, A lies in shared memory, where a_descriptor says. */
 struct wgmma_call {
     uint32_t n;
     uint64_t a_descriptor, b_descriptor;

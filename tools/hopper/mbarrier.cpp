@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Barriers in shared memory: arrivals and bytes. */
+/* Barriers in shared memory, which count arrivals and bytes. */
 #include "tools/hopper/mbarrier.h"
 
 #include <cstring>
@@ -12,7 +12,7 @@ namespace hopper
 {
 
 enum : int64_t { MOST_BYTES = (1 << 20) - 1 };
-enum : uint64_t { MARK = 0xbaa1baa100000000ull }; /* what a live barrier's own 8 bytes hold */
+enum : uint64_t { MARK = 0xbaa1baa100000000ull }; /* the 8 bytes of a live barrier hold this + its slot */
 
 static uint32_t slot_of(uint32_t address)
 {
@@ -25,7 +25,7 @@ static struct mbarrier *find(struct cta *from, uint32_t address, const char *wha
     struct cta *c = shared_cta(from, address, what);
     struct mbarrier *b = c->barriers[slot_of(address)].get();
     uint64_t mark;
-    if (b == NULL)
+    if (!b)
         violation("%s: %s: no barrier was initialised at shared offset %u",
                   self ? fiber_name(self).c_str() : cta_name(from).c_str(), what, slot_of(address) * 8);
     memcpy(&mark, word, sizeof(mark));
@@ -43,7 +43,7 @@ void mbarrier_start(uint32_t address, uint32_t arrivals)
     if (arrivals == 0 || arrivals > MOST_BYTES)
         violation("%s: mbarrier.init of %#x with %u arrivals", fiber_name(self).c_str(), address, arrivals);
     auto &place = self->block->barriers[slot_of(address)];
-    if (place != NULL)
+    if (place)
         violation("%s: mbarrier.init at shared offset %u, where one is in use", fiber_name(self).c_str(),
                   slot_of(address) * 8);
     place.reset(new mbarrier{arrivals, arrivals, 0, 0, {}});
@@ -67,7 +67,7 @@ static void complete_if_due(struct mbarrier *b)
     b->phase++;
     b->pending = b->arrivals;
     for (fiber *f : b->waiting)
-        engine_wake(f);
+        scheduler_wake(f);
     b->waiting.clear();
 }
 
@@ -75,7 +75,7 @@ static void check_bytes(const struct mbarrier *b, const char *who, uint32_t addr
 {
     if (b->bytes > MOST_BYTES || b->bytes < -MOST_BYTES || (b->pending == 0 && b->bytes < 0))
         violation("%s: the barrier at shared offset %u expects %lld bytes, with %u of %u arrivals to come: "
-                  "more bytes have come than were expected, or too many are expected",
+                  "more bytes have come than were expected, or too many were expected",
                   who, slot_of(address) * 8, (long long)b->bytes, b->pending, b->arrivals);
 }
 
@@ -84,8 +84,8 @@ void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes)
     struct mbarrier *b = find(self->block, address, "arrival at a barrier");
     b->bytes += bytes;
     if (b->pending < arrivals)
-        violation("%s: arrival at the barrier at shared offset %u, phase %llu, which has all its %u: "
-                  "it waits for %lld bytes",
+        violation("%s: one arrival too many at the barrier at shared offset %u: phase %llu has all its %u arrivals and "
+                  "waits for %lld bytes",
                   fiber_name(self).c_str(), slot_of(address) * 8, (unsigned long long)b->phase, b->arrivals,
                   (long long)b->bytes);
     b->pending -= arrivals;
@@ -120,11 +120,12 @@ void mbarrier_block(uint32_t address, uint32_t parity)
     if ((phase & 1) != (parity & 1))
         return;
     b->waiting.push_back(self);
-    engine_block({"barrier", address, parity, CALLER});
-    /* A thread that looks only now would find the old parity again, and wait for ever. */
+    scheduler_block({"barrier", address, parity, CALLER});
+    /* On a GPU a thread may look only now; it would find the old parity again and wait for ever. */
     if (b->phase != phase + 1)
-        violation("%s: waited for phase %llu of the barrier at shared offset %u, which is in phase %llu when it "
-                  "looks again: nobody waited for this reader",
+        violation("%s: waited for phase %llu of the barrier at shared offset %u, which is in phase %llu now: it "
+                  "completed more "
+                  "than one phase while this thread waited",
                   fiber_name(self).c_str(), (unsigned long long)phase, slot_of(address) * 8,
                   (unsigned long long)b->phase);
 }

@@ -7,7 +7,7 @@
 namespace hopper
 {
 
-/* A copy of `issuer` has brought bytes to the CTA c. */
+/* A copy that `issuer` has issued has written bytes to the shared memory of c. */
 void mbarrier_complete_bytes(const struct fiber *issuer, struct cta *c, uint32_t address, uint32_t bytes);
 
 } // namespace hopper

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many devices there are, and what runs on their SMs. A launch that does not fit waits, as on a GPU: kernels that
- * count on running at the same time and do not fit together stand still here too. */
+/* How many devices and SMs there are, and which CTAs fit on them. A launch that does not fit waits, as on a GPU:
+ * kernels that must run at the same time and do not fit together deadlock here too. */
 #include <cstdlib>
 #include <mutex>
 #include <time.h>
@@ -23,12 +23,12 @@ static struct {
     uint32_t devices, sms;
     uint64_t seed;
 } setup;
-static std::vector<sm> *machines = new std::vector<sm>[MOST_DEVICES]; /* the engine's thread only */
+static std::vector<sm> *sms_of = new std::vector<sm>[MOST_DEVICES]; /* by device; on the scheduler's thread only */
 
-static uint64_t number_of(const char *variable, uint64_t otherwise)
+static uint64_t number_from_environment(const char *variable, uint64_t otherwise)
 {
     const char *text = getenv(variable);
-    return text != NULL && *text != 0 ? strtoull(text, NULL, 0) : otherwise;
+    return text && *text != 0 ? strtoull(text, NULL, 0) : otherwise;
 }
 
 static void set_up(uint32_t devices, uint32_t sms, uint64_t seed)
@@ -36,8 +36,8 @@ static void set_up(uint32_t devices, uint32_t sms, uint64_t seed)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     setup.devices = devices == 0 || devices > MOST_DEVICES ? (uint32_t)DEFAULT_DEVICES : devices;
-    setup.sms = (uint32_t)number_of("HOPPER_SMS", sms == 0 ? (uint32_t)DEFAULT_SMS : sms);
-    setup.seed = number_of("HOPPER_SEED", seed == 0 ? (uint64_t)now.tv_nsec / 1000 + 1 : seed);
+    setup.sms = (uint32_t)number_from_environment("HOPPER_SMS", sms == 0 ? (uint32_t)DEFAULT_SMS : sms);
+    setup.seed = number_from_environment("HOPPER_SEED", seed == 0 ? (uint64_t)now.tv_nsec / 1000 + 1 : seed);
 }
 
 static uint32_t shared_of(uint32_t bytes)
@@ -45,20 +45,20 @@ static uint32_t shared_of(uint32_t bytes)
     return (bytes + CTA_RESERVED_BYTES + 127) / 128 * 128;
 }
 
-uint32_t device_clusters(uint32_t threads, uint32_t shared_bytes, uint32_t cluster)
+uint32_t device_max_clusters(uint32_t threads, uint32_t shared_bytes, uint32_t cluster)
 {
     uint32_t by_threads = SM_THREADS / threads, by_shared = SM_SHARED_BYTES / shared_of(shared_bytes);
     uint32_t each = by_threads < by_shared ? by_threads : by_shared;
     return hopper_sms() * (each < 32 ? each : 32) / cluster;
 }
 
-bool device_place(struct launch *l, struct cluster *c)
+bool sms_reserve(struct launch *l, struct cluster *c)
 {
-    std::vector<sm> &sms = machines[l->device];
+    std::vector<sm> &sms = sms_of[l->device];
     uint32_t threads = l->block.x * l->block.y * l->block.z, shared = shared_of(l->shared_bytes);
     std::vector<uint32_t> chosen;
     sms.resize(hopper_sms());
-    for (uint32_t i = 0, from = (uint32_t)engine_random(); i < sms.size() && chosen.size() < c->ctas.size(); i++) {
+    for (uint32_t i = 0, from = (uint32_t)scheduler_random(); i < sms.size() && chosen.size() < c->ctas.size(); i++) {
         uint32_t at = (uint32_t)((from + i) % sms.size());
         while (chosen.size() < c->ctas.size() && sms[at].threads + threads <= SM_THREADS &&
                sms[at].shared + shared <= SM_SHARED_BYTES) {
@@ -78,9 +78,9 @@ bool device_place(struct launch *l, struct cluster *c)
     return chosen.size() == c->ctas.size();
 }
 
-void device_vacate(struct cta *c)
+void sms_release(struct cta *c)
 {
-    struct sm *s = &machines[c->of->device][(size_t)c->sm];
+    struct sm *s = &sms_of[c->of->device][(size_t)c->sm];
     s->threads -= (uint32_t)c->threads.size();
     s->shared -= shared_of(c->of->shared_bytes);
 }

@@ -17,14 +17,14 @@
 #include "tools/hopper/hopper.h"
 #include "tools/hopper/wgmma.h"
 
-/* CUDA's own names: what kernels read. */
+/* Kernels read these by CUDA's own names. */
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 namespace hopper
 {
 
-struct place *here;
+struct coordinates *here;
 struct fiber *self;
 
 struct event {
@@ -38,92 +38,92 @@ struct event {
 };
 
 static struct machine {
-    std::vector<warp *> ready; /* with a lane that can run */
+    std::vector<warp *> ready; /* warps with a lane that can run */
     bool free_lanes;
-    uint64_t plan;  /* of the warp that runs: at which of their stops its lanes stop */
-    uint64_t stops; /* of the lane that runs, since it went on */
+    uint64_t plan;   /* drawn for each turn of a warp: at which of their yields its lanes stop */
+    uint64_t yields; /* of the running lane in this turn */
     std::priority_queue<event> events;
     uint64_t step, random, launches;
     uint32_t population;
     uint64_t asleep_in_a_row;
-    void *stack_pointer; /* of the engine itself, while a fiber runs */
+    void *stack_pointer; /* the scheduler's own, while a fiber runs */
     std::vector<std::unique_ptr<launch>> running;
-} &engine = *new machine();
+} &machine = *new struct machine();
 
-/* Never destroyed: the engine's thread waits here when the process ends. */
+/* Never destroyed: the scheduler's thread waits here when the process ends. */
 static struct mailbox {
     std::mutex lock;
     std::condition_variable news;
     std::atomic<bool> pending;
 } &mail = *new mailbox();
 
-/* ---- chance ------------------------------------------------------------------------------------------------------ */
-uint64_t engine_random(void)
+/* ---- chance ---- */
+uint64_t scheduler_random(void)
 {
-    engine.random ^= engine.random << 13;
-    engine.random ^= engine.random >> 7;
-    engine.random ^= engine.random << 17;
-    return engine.random * 0x2545f4914f6cdd1dull >> 16;
+    machine.random ^= machine.random << 13;
+    machine.random ^= machine.random >> 7;
+    machine.random ^= machine.random << 17;
+    return machine.random * 0x2545f4914f6cdd1dull >> 16;
 }
 
-uint32_t engine_population(void)
+uint32_t scheduler_population(void)
 {
-    return engine.population;
+    return machine.population;
 }
 
-void engine_after(uint64_t steps, void (*run)(void *), void *object)
+void scheduler_run_after(uint64_t steps, void (*run)(void *), void *object)
 {
-    engine.events.push({engine.step + steps, engine_random(), run, object});
+    machine.events.push({machine.step + steps, scheduler_random(), run, object});
 }
 
-void engine_later(void (*run)(void *), void *object)
+void scheduler_run_late(void (*run)(void *), void *object)
 {
-    static const uint32_t spread[8] = {0, 0, 1, 1, 4, 4, 16, 128}; /* in eighths of the population */
-    uint64_t dice = engine_random(), most = (uint64_t)spread[dice % 8] * (engine.population / 8 + 8);
+    static const uint32_t spread[8] = {0, 0, 1, 1, 4, 4, 16, 128}; /* in eighths of the number of threads */
+    uint64_t dice = scheduler_random(), most = (uint64_t)spread[dice % 8] * (machine.population / 8 + 8);
     if ((dice >> 8 & 31) == 0)
-        most = 768 * (engine.population / 8 + 8); /* a few are very late: others overtake them many times */
-    engine_after(most == 0 ? 0 : engine_random() % most, run, object);
+        most = 768 * (machine.population / 8 + 8); /* a few are so late that others overtake them many times */
+    scheduler_run_after(most == 0 ? 0 : scheduler_random() % most, run, object);
 }
 
-/* ---- threads ----------------------------------------------------------------------------------------------------- */
+/* ---- threads ---- */
 static void leave_fiber(void)
 {
     struct fiber *f = self;
     if (!fiber_stack_intact(f->stack))
         violation("stack of %zu bytes overrun: large local arrays?", (size_t)STACK_BYTES);
-    hopper_fiber_switch(&f->stack_pointer, engine.stack_pointer);
+    hopper_fiber_switch(&f->stack_pointer, machine.stack_pointer);
 }
 
 static void make_ready(struct fiber *f)
 {
-    struct warp *w = f->lanes;
+    struct warp *w = f->warp;
     f->state = THREAD_READY;
     w->ready |= 1u << f->lane;
     if (!w->queued)
-        engine.ready.push_back(w);
+        machine.ready.push_back(w);
     w->queued = true;
 }
 
-void engine_abandon(void)
+void scheduler_abandon_fiber(void)
 {
-    hopper_fiber_switch(&self->stack_pointer, engine.stack_pointer);
+    hopper_fiber_switch(&self->stack_pointer, machine.stack_pointer);
     abort();
 }
 
-void engine_stop(void)
+void scheduler_pause(void)
 {
     make_ready(self);
     leave_fiber();
 }
 
-/* Lanes that do the same stop at the same places, so that none falls behind another between two equal looks at a
- * barrier: on a GPU they are one instruction. */
+/* Whether a lane stops depends only on the plan and on how many yields it has passed. Lanes of one turn that execute
+ * the same code therefore stop at the same place, as lanes of a GPU do that execute one instruction. */
 void thread_yield(void)
 {
-    uint64_t dice = (engine.plan + ++engine.stops) * 0x9e3779b97f4a7c15ull;
+    uint64_t dice = (machine.plan + ++machine.yields) * 0x9e3779b97f4a7c15ull;
     if ((dice ^ dice >> 29) >> 32 & 3)
         return;
-    engine_stop();
+    scheduler_pause();
 }
 
 static void wake_sleeper(void *object)
@@ -134,17 +134,17 @@ static void wake_sleeper(void *object)
 void thread_sleep(uint32_t ns)
 {
     self->state = THREAD_ASLEEP;
-    engine_after(engine_random() % (16 + ns / 8 + engine.population / 8), wake_sleeper, self);
+    scheduler_run_after(scheduler_random() % (16 + ns / 8 + machine.population / 8), wake_sleeper, self);
     leave_fiber();
 }
 
 int64_t thread_clock(void)
 {
-    return (int64_t)(engine.step * 16);
+    return (int64_t)(machine.step * 16);
 }
 
-/* What the engine has run for. Its thread runs all kernels and never sleeps while one waits, so this goes like a clock
- * on the wall where the machine is idle; but where others have the cores a rank is not lost for that. */
+/* The scheduler's thread runs all kernels and never sleeps while one waits. On an idle host its CPU time therefore
+ * passes like real time; on a busy host it passes more slowly, and no wait of a kernel reaches its limit for that. */
 uint64_t thread_timer_ns(void)
 {
     struct timespec now;
@@ -152,11 +152,11 @@ uint64_t thread_timer_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static thread_local bool is_engine;
+static thread_local bool is_scheduler;
 
 int thread_gettime(int clock, struct timespec *now)
 {
-    return clock_gettime(is_engine ? CLOCK_THREAD_CPUTIME_ID : clock, now);
+    return clock_gettime(is_scheduler ? CLOCK_THREAD_CPUTIME_ID : clock, now);
 }
 
 void thread_trap(void)
@@ -164,8 +164,8 @@ void thread_trap(void)
     violation("__trap()");
 }
 
-/* ---- deadlock ---------------------------------------------------------------------------------------------------- */
-/* Lanes of `w` that wait for the same as its lane `first`. */
+/* ---- deadlock ---- */
+/* The lanes of `w` that wait for the same thing as its lane `first`. */
 static uint32_t same_wait(const struct warp *w, uint32_t first)
 {
     const struct fiber *all = &w->block->threads[w->index * WARP], *f = &all[first];
@@ -177,23 +177,23 @@ static uint32_t same_wait(const struct warp *w, uint32_t first)
     return lanes;
 }
 
-/* What is waited for, and by whom: one line for each different wait of a CTA. */
+/* Which warps wait for what: one line for each different wait of a CTA. */
 static std::string describe_waits(const struct cluster *c)
 {
     std::string all;
     for (const auto &b : c->ctas) {
         std::map<std::string, std::string> lines;
         for (const auto &w : b->warps) {
-            uint32_t told = 0;
+            uint32_t described = 0;
             for (uint32_t l = 0; l < WARP && w.index * WARP + l < b->threads.size(); l++) {
                 const struct fiber *f = &b->threads[w.index * WARP + l];
-                char who[48];
-                if ((told >> l & 1) || f->state != THREAD_BLOCKED)
+                char waiters[48];
+                if ((described >> l & 1) || f->state != THREAD_BLOCKED)
                     continue;
                 uint32_t lanes = same_wait(&w, l);
-                told |= lanes;
-                snprintf(who, sizeof(who), lanes == ~0u ? " %u" : " %u (lanes %08x)", w.index, lanes);
-                lines[f->wait.what + (" " + describe_wait(f)) + " at " + code_place(f->wait.from)] += who;
+                described |= lanes;
+                snprintf(waiters, sizeof(waiters), lanes == ~0u ? " %u" : " %u (lanes %08x)", w.index, lanes);
+                lines[f->wait.what + (" " + describe_wait(f)) + " at " + code_location(f->wait.from)] += waiters;
             }
         }
         for (const auto &line : lines)
@@ -207,56 +207,56 @@ static void check_deadlock(struct cluster *c)
     if (c->awake != 0 || c->in_flight != 0 || c->alive == 0)
         return;
     violation_set("deadlock in " + kernel_name(c->of->kernel) + ", device " + std::to_string(c->of->device) +
-                  ": every thread of a cluster waits and nothing is under way" + describe_waits(c));
+                  ": every thread of a cluster waits, and no copy or product is under way" + describe_waits(c));
     throw violation_raised();
 }
 
-/* A cluster whose last thread has blocked is looked at from the engine's own stack. */
+/* Runs on the scheduler's own stack, where check_deadlock() may throw. The cluster may be gone by now. */
 static void check_later(void *object)
 {
-    for (auto &l : engine.running)
+    for (auto &l : machine.running)
         for (auto &c : l->running)
             if (c.get() == object)
                 check_deadlock(c.get());
 }
 
-void engine_block(const struct wait_reason &reason)
+void scheduler_block(const struct wait_reason &reason)
 {
-    struct cluster *c = self->block->group;
+    struct cluster *c = self->block->cluster;
     self->state = THREAD_BLOCKED;
     self->wait = reason;
     if (--c->awake == 0 && c->in_flight == 0)
-        engine_after(0, check_later, c);
+        scheduler_run_after(0, check_later, c);
     leave_fiber();
 }
 
-void engine_wake(struct fiber *f)
+void scheduler_wake(struct fiber *f)
 {
-    f->block->group->awake++;
+    f->block->cluster->awake++;
     make_ready(f);
 }
 
-void engine_begin(struct cluster *c)
+void scheduler_operation_began(struct cluster *c)
 {
     c->in_flight++;
 }
 
-void engine_end(struct cluster *c)
+void scheduler_operation_ended(struct cluster *c)
 {
     if (--c->in_flight == 0 && c->awake == 0)
-        engine_after(0, check_later, c);
+        scheduler_run_after(0, check_later, c);
 }
 
-/* ---- launches ---------------------------------------------------------------------------------------------------- */
-static void cta_thread_left(struct fiber *f);
+/* ---- launches ---- */
+static void thread_left(struct fiber *f);
 
 static void fiber_main(void)
 {
     struct fiber *f = self;
     f->block->of->body();
     f = self;
-    cta_thread_left(f);
-    hopper_fiber_switch(&f->stack_pointer, engine.stack_pointer);
+    thread_left(f);
+    hopper_fiber_switch(&f->stack_pointer, machine.stack_pointer);
     abort();
 }
 
@@ -274,7 +274,7 @@ static void fill_threads(struct cta *b)
         b->warps[i].index = i;
         b->warps[i].alive = lanes >= WARP ? ~0u : (1u << lanes) - 1;
         b->warps[i].registers = b->register_pool;
-        b->warps[i].writes_fenced = memory_writes(); /* what came before the launch is seen by it */
+        b->warps[i].writes_fenced = memory_write_count(); /* a launch sees all writes that came before it */
     }
     b->register_pool *= warps;
     for (uint32_t i = 0; i < threads; i++) {
@@ -286,7 +286,7 @@ static void fill_threads(struct cta *b)
         f->at.cluster_rank = b->rank;
         f->at.cluster_size = l->cluster_size;
         f->block = b;
-        f->lanes = &b->warps[i / WARP];
+        f->warp = &b->warps[i / WARP];
         f->thread = i;
         f->lane = i % WARP;
         f->stack = fiber_stack_take();
@@ -303,7 +303,7 @@ static void fill_cta(struct cta *b, uint32_t index)
     b->shared_bytes = l->shared_bytes;
     if (l->shared_bytes != 0) {
         b->shared = (uint8_t *)aligned_alloc(1024, (l->shared_bytes + 1023) / 1024 * 1024);
-        memset(b->shared, 0xff, l->shared_bytes); /* not-a-numbers: shared memory holds what was there before */
+        memset(b->shared, 0xff, l->shared_bytes); /* not-a-numbers; on a GPU, whatever was there before */
     }
     b->dirty.resize((l->shared_bytes + 15) / 16);
     b->barriers.resize((l->shared_bytes + 7) / 8);
@@ -312,51 +312,51 @@ static void fill_cta(struct cta *b, uint32_t index)
     fill_threads(b);
 }
 
-static bool place_cluster(struct launch *l)
+static bool start_cluster(struct launch *l)
 {
     auto c = std::make_unique<cluster>();
     c->of = l;
     for (uint32_t i = 0; i < l->cluster_size; i++) {
         c->ctas.push_back(std::make_unique<cta>());
         c->ctas[i]->of = l;
-        c->ctas[i]->group = c.get();
+        c->ctas[i]->cluster = c.get();
         c->ctas[i]->rank = i;
     }
-    if (!device_place(l, c.get()))
+    if (!sms_reserve(l, c.get()))
         return false;
     for (uint32_t i = 0; i < l->cluster_size; i++) {
-        fill_cta(c->ctas[i].get(), l->placed * l->cluster_size + i);
+        fill_cta(c->ctas[i].get(), l->started * l->cluster_size + i);
         c->alive += c->ctas[i]->alive;
     }
     c->awake = c->alive;
-    engine.population += c->alive;
-    l->placed++;
+    machine.population += c->alive;
+    l->started++;
     l->running.push_back(std::move(c));
     return true;
 }
 
-static void place_clusters(void)
+static void start_clusters(void)
 {
-    for (auto &l : engine.running)
-        while (l->placed < l->clusters && place_cluster(l.get())) {
+    for (auto &l : machine.running)
+        while (l->started < l->clusters && start_cluster(l.get())) {
         }
 }
 
-void engine_launch(std::unique_ptr<launch> l)
+void scheduler_launch(std::unique_ptr<launch> l)
 {
-    l->number = engine.launches++;
-    engine.running.push_back(std::move(l));
-    place_clusters();
+    l->number = machine.launches++;
+    machine.running.push_back(std::move(l));
+    start_clusters();
 }
 
-void engine_retire(struct launch *l)
+void scheduler_retire(struct launch *l)
 {
-    if (l->gone < l->clusters || l->in_flight != 0)
+    if (l->finished < l->clusters || l->in_flight != 0)
         return;
-    for (size_t i = 0; i < engine.running.size(); i++)
-        if (engine.running[i].get() == l) {
+    for (size_t i = 0; i < machine.running.size(); i++)
+        if (machine.running[i].get() == l) {
             void *stream = l->stream;
-            engine.running.erase(engine.running.begin() + (long)i);
+            machine.running.erase(machine.running.begin() + (long)i);
             stream_finished(stream);
             return;
         }
@@ -368,11 +368,11 @@ static void free_cluster(struct cluster *c)
         for (auto &f : b->threads)
             fiber_stack_return(f.stack);
         free(b->shared);
-        device_vacate(b.get());
+        sms_release(b.get());
     }
 }
 
-/* All threads of the cluster are gone: on the engine's stack, since the last one's own goes back to the pool. */
+/* All threads of the cluster have left. Runs on the scheduler's own stack, because it returns those of the threads. */
 static void remove_cluster(void *object)
 {
     struct cluster *c = (struct cluster *)object;
@@ -383,15 +383,15 @@ static void remove_cluster(void *object)
             l->running.erase(l->running.begin() + (long)i);
             break;
         }
-    l->gone++;
-    place_clusters();
-    engine_retire(l);
+    l->finished++;
+    start_clusters();
+    scheduler_retire(l);
 }
 
-static void cta_thread_left(struct fiber *f)
+static void thread_left(struct fiber *f)
 {
     struct cta *b = f->block;
-    struct cluster *c = b->group;
+    struct cluster *c = b->cluster;
     f->state = THREAD_GONE;
     wgmma_thread_left(f);
     warp_thread_left(f);
@@ -400,44 +400,44 @@ static void cta_thread_left(struct fiber *f)
     block_thread_left(f);
     cluster_thread_left(f);
     if (b->alive == 0)
-        copy_cta_left(b);
-    engine.population--;
+        copies_cta_left(b);
+    machine.population--;
     if (--c->awake == 0 && c->in_flight == 0)
-        engine_after(0, check_later, c);
+        scheduler_run_after(0, check_later, c);
     if (c->alive == 0)
-        engine_after(0, remove_cluster, c);
+        scheduler_run_after(0, remove_cluster, c);
 }
 
-/* ---- the loop ---------------------------------------------------------------------------------------------------- */
-/* Some warps are passed over again and again for a while, so that their CTAs and ranks get far out of step. */
+/* ---- the loop ---- */
+/* For a while some warps are passed over again and again, so that CTAs and ranks get far out of step. */
 static struct warp *choose(void)
 {
     static const uint8_t laziness[8] = {0, 0, 0, 0, 128, 230, 250, 254};
     struct warp *w;
     size_t i = 0;
     for (int tries = 0; tries < 6; tries++) {
-        uint64_t dice = engine_random();
-        i = (dice >> 16) % engine.ready.size();
-        w = engine.ready[i];
+        uint64_t dice = scheduler_random();
+        i = (dice >> 16) % machine.ready.size();
+        w = machine.ready[i];
         if ((dice & 0x3ff) == 0)
             w->lazy = laziness[dice >> 10 & 7];
         if ((dice >> 40 & 255) >= w->lazy)
             break;
     }
-    w = engine.ready[i];
-    engine.ready[i] = engine.ready.back();
-    engine.ready.pop_back();
+    w = machine.ready[i];
+    machine.ready[i] = machine.ready.back();
+    machine.ready.pop_back();
     w->queued = false;
     return w;
 }
 
 static void run_events(void)
 {
-    while (!engine.events.empty() && engine.events.top().due <= engine.step) {
-        event e = engine.events.top();
-        engine.events.pop();
+    while (!machine.events.empty() && machine.events.top().due <= machine.step) {
+        event e = machine.events.top();
+        machine.events.pop();
         if (e.run != wake_sleeper)
-            engine.asleep_in_a_row = 0;
+            machine.asleep_in_a_row = 0;
         e.run(e.object);
     }
 }
@@ -445,47 +445,47 @@ static void run_events(void)
 static void run_fiber(struct fiber *f)
 {
     self = f;
-    engine.stops = 0;
+    machine.yields = 0;
     here = &f->at;
     threadIdx = f->at.thread;
     blockIdx = f->at.block;
     blockDim = f->at.block_dim;
     gridDim = f->at.grid_dim;
-    hopper_fiber_switch(&engine.stack_pointer, f->stack_pointer);
+    hopper_fiber_switch(&machine.stack_pointer, f->stack_pointer);
     self = NULL;
     here = NULL;
     if (violation_text()[0] != 0)
         throw violation_raised();
 }
 
-/* Lanes that can run go on together, each to its next stop, which is how a GPU runs them nearly always. With
- * HOPPER_LANES=free one lane goes on alone, as far from the others as their collectives allow: CUDA promises no more.
- */
+/* All lanes that can run go on, each to its next stop, which is how a GPU runs them nearly always. With
+ * HOPPER_LANES=free one lane goes on alone, so that lanes get as far apart as their collectives allow. CUDA promises no
+ * more than that. */
 static void run_warp(struct warp *w)
 {
-    uint32_t turn = (uint32_t)engine_random() % WARP, lanes = w->ready, first = w->index * WARP;
-    if (engine.free_lanes)
+    uint32_t turn = (uint32_t)scheduler_random() % WARP, lanes = w->ready, first = w->index * WARP;
+    if (machine.free_lanes)
         while ((lanes & 1u << turn) == 0)
             turn = (turn + 1) % WARP;
-    if (engine.free_lanes)
+    if (machine.free_lanes)
         lanes = 1u << turn;
     w->ready &= ~lanes;
-    engine.plan = engine_random();
+    machine.plan = scheduler_random();
     for (uint32_t i = 0; i < WARP; i++, turn = (turn + 1) % WARP)
         if (lanes >> turn & 1)
             run_fiber(&w->block->threads[first + turn]);
     if (w->ready != 0 && !w->queued) {
         w->queued = true;
-        engine.ready.push_back(w);
+        machine.ready.push_back(w);
     }
 }
 
-/* Nobody can go on at once: time passes. */
+/* No thread can run now: moves time on to the next event, or waits for host threads. */
 static void pass_time(void)
 {
-    if (!engine.events.empty()) {
-        engine.step = engine.events.top().due;
-        if (++engine.asleep_in_a_row > 4096) /* all poll memory that only a host thread will change */
+    if (!machine.events.empty()) {
+        machine.step = machine.events.top().due;
+        if (++machine.asleep_in_a_row > 4096) /* all threads poll memory that only a host thread will change */
             sched_yield();
         return;
     }
@@ -496,32 +496,32 @@ static void pass_time(void)
 static void run_some(void)
 {
     if (mail.pending.exchange(false))
-        stream_pump();
-    engine.step++;
+        streams_start_ready();
+    machine.step++;
     run_events();
-    if (engine.ready.empty())
+    if (machine.ready.empty())
         pass_time();
     else
         run_warp(choose());
 }
 
-/* Nothing of what ran goes on. */
+/* Ends everything that runs, after a violation. */
 static void drop_all(void)
 {
-    engine.events = std::priority_queue<event>();
-    engine.ready.clear();
-    copies_drop();
-    for (auto &l : engine.running)
+    machine.events = std::priority_queue<event>();
+    machine.ready.clear();
+    copies_forget();
+    for (auto &l : machine.running)
         for (auto &c : l->running)
             free_cluster(c.get());
-    engine.running.clear();
-    engine.population = 0;
-    stream_all_failed();
+    machine.running.clear();
+    machine.population = 0;
+    streams_fail();
 }
 
-static void engine_main(void)
+static void scheduler_main(void)
 {
-    is_engine = true;
+    is_scheduler = true;
     for (;;) {
         try {
             run_some();
@@ -533,22 +533,22 @@ static void engine_main(void)
     }
 }
 
-void engine_start(void)
+static void start_scheduler(void)
 {
     static std::once_flag once;
     std::call_once(once, [] {
         const char *lanes = getenv("HOPPER_LANES");
-        engine.free_lanes = lanes != NULL && strcmp(lanes, "free") == 0;
-        engine.random = hopper_seed() * 0x9e3779b97f4a7c15ull | 1;
+        machine.free_lanes = lanes && strcmp(lanes, "free") == 0;
+        machine.random = hopper_seed() * 0x9e3779b97f4a7c15ull | 1;
         for (int i = 0; i < 8; i++)
-            (void)engine_random();
-        std::thread(engine_main).detach();
+            (void)scheduler_random();
+        std::thread(scheduler_main).detach();
     });
 }
 
-void engine_notify(void)
+void scheduler_notify(void)
 {
-    engine_start();
+    start_scheduler();
     std::lock_guard<std::mutex> held(mail.lock);
     mail.pending = true;
     mail.news.notify_one();

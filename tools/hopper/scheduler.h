@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated machine: launches, CTAs, threads, and the one OS thread that runs them all. Everything here belongs to
- * that thread, except what engine_submit() and the streams (stream.h) guard by their lock. */
+/* The emulated machine: launches, clusters, CTAs, warps, threads, and the scheduler, which is the one OS thread that
+ * runs them all. Only that thread may touch what is declared here; host threads call scheduler_notify(), and
+ * reach streams (stream.h) under their lock. */
 #ifndef TOOLS_HOPPER_SCHEDULER_H
 #define TOOLS_HOPPER_SCHEDULER_H
 
@@ -24,7 +25,7 @@ struct launch;
 struct warp;
 struct warpgroup;
 
-/* Bulk stores of one thread between two commits. */
+/* The bulk stores of one thread between two commits. */
 struct copy_group {
     uint32_t unread = 0, unwritten = 0;
     bool committed = false;
@@ -32,7 +33,7 @@ struct copy_group {
 
 enum thread_state { THREAD_READY, THREAD_ASLEEP, THREAD_BLOCKED, THREAD_GONE };
 
-/* What a blocked thread waits for. */
+/* What a blocked thread waits for; shown when nothing can run any more. */
 struct wait_reason {
     const char *what;
     uint64_t object, value;
@@ -41,29 +42,28 @@ struct wait_reason {
 
 /* One CUDA thread. */
 struct fiber {
-    struct place at;
+    struct coordinates at;
     void *stack_pointer;
     uint8_t *stack;
     struct cta *block;
-    struct warp *lanes;
+    struct warp *warp;
     uint32_t thread, lane;
     enum thread_state state;
     struct wait_reason wait;
-    /* shared memory written and not yet fenced: granules */
+    /* 16-byte granules of shared memory that it has written and not yet fenced */
     std::vector<uint32_t> dirty;
     std::deque<std::shared_ptr<copy_group>> groups;
-    uint64_t cluster_phase; /* of the cluster barrier: the one that its last arrival completes */
-    bool cluster_arrived;   /* and has not waited since */
-    uint64_t barrier_phase; /* of what it waits for */
+    uint64_t cluster_phase; /* of the cluster barrier: the phase that its last arrival helps to complete */
+    bool cluster_arrived;   /* and it has not waited since */
     uint64_t wgmma_issued;
-    std::deque<uint64_t> wgmma_groups; /* operations issued up to each commit */
+    std::deque<uint64_t> wgmma_groups; /* how many operations had been issued at each commit */
     bool wgmma_fenced;
 };
 
-/* Lanes that have come to a collective. */
+/* The lanes of a warp that have come to a collective. */
 struct meeting {
     const char *name;
-    uint32_t mask, here, left;
+    uint32_t mask, here;
     uint64_t values[WARP];
     void *from;
 };
@@ -73,14 +73,14 @@ struct warp {
     uint32_t index, alive;
     uint32_t ready;
     bool queued;
-    uint8_t lazy; /* of 256: how often it is passed over; changes at random */
+    uint8_t lazy; /* in 256 choices: how often it is passed over; changes at random */
     uint32_t registers;
-    uint32_t writes_fenced; /* what copies had written to global memory at its last fence.proxy.async.global */
+    uint32_t writes_fenced; /* memory_write_count() at its last fence.proxy.async.global */
     std::vector<std::shared_ptr<meeting>> meetings;
 };
 
 struct named_barrier {
-    uint32_t here = 0, want = 0; /* want 0: every thread that is still there */
+    uint32_t here = 0, want = 0; /* want 0: every thread of the CTA that has not left */
     uint32_t counted = 0, count_of_last = 0;
     uint64_t phase = 0;
     std::vector<fiber *> waiting;
@@ -88,33 +88,33 @@ struct named_barrier {
 
 struct mbarrier {
     uint32_t arrivals, pending;
-    int64_t bytes; /* still to come */
+    int64_t bytes; /* expected and not yet here */
     uint64_t phase;
     std::vector<fiber *> waiting;
 };
 
 struct cta {
     struct launch *of;
-    struct cluster *group;
+    struct cluster *cluster;
     uint32_t rank, index, alive;
     uint3 id;
     int sm;
     uint8_t *shared;
     uint32_t shared_bytes;
-    std::vector<uint32_t> dirty; /* by granule of 16 bytes: 1 + thread that wrote it last, without a fence since */
-    std::vector<std::unique_ptr<mbarrier>> barriers; /* by offset / 8 */
+    std::vector<uint32_t> dirty; /* per 16-byte granule: 1 + the thread that wrote it last and has not fenced since */
+    std::vector<std::unique_ptr<mbarrier>> barriers; /* indexed by shared offset / 8 */
     struct named_barrier named[BARRIERS];
     std::vector<fiber> threads;
     std::vector<warp> warps;
     std::vector<std::shared_ptr<warpgroup>> warpgroups;
-    uint32_t incoming, outgoing; /* copies that will write, or have still to read, its shared memory */
+    uint32_t incoming, outgoing; /* copies that have still to write, and still to read, its shared memory */
     uint32_t register_pool;
 };
 
 struct cluster {
     struct launch *of;
     std::vector<std::unique_ptr<cta>> ctas;
-    uint32_t alive, awake; /* threads; awake: ready or asleep */
+    uint32_t alive, awake; /* threads; awake: THREAD_READY or THREAD_ASLEEP */
     uint32_t in_flight;    /* asynchronous operations that may wake one */
     uint64_t phase;
     uint32_t arrived;
@@ -127,7 +127,7 @@ struct launch {
     int device;
     dim3 grid, block;
     uint32_t cluster_size, shared_bytes;
-    uint32_t clusters, placed, gone;
+    uint32_t clusters, started, finished;
     uint32_t in_flight; /* writes to global memory that have not landed */
     uint64_t number;
     std::vector<std::unique_ptr<cluster>> running;
@@ -136,45 +136,48 @@ struct launch {
 
 extern struct fiber *self;
 
-/* ---- for the parts of the machine ---- */
-uint64_t engine_random(void);
-/* Threads that live now: the unit in which delays are chosen. */
-uint32_t engine_population(void);
-/* Runs run(object) after a delay that is sometimes none and sometimes very long. */
-void engine_later(void (*run)(void *), void *object);
-void engine_after(uint64_t steps, void (*run)(void *), void *object);
-/* The running thread stops until engine_wake(). from: __builtin_return_address(0) of what the kernel called. */
-void engine_block(const struct wait_reason &reason);
-void engine_wake(struct fiber *f);
-/* The running thread stops, and goes on with those lanes of its warp that can go on now. */
-void engine_stop(void);
-/* Leaves the running thread for good, for the engine to end everything. */
-[[noreturn]] void engine_abandon(void);
-/* What is known about the object of a wait; mbarrier.cpp. */
+/* ---- called by the other parts of the emulator, on the scheduler's thread ---- */
+uint64_t scheduler_random(void);
+/* The number of CUDA threads that run now. Random delays grow with it. */
+uint32_t scheduler_population(void);
+/* Runs run(object) after a random delay, which is sometimes zero and sometimes very long; or after so many steps. */
+void scheduler_run_late(void (*run)(void *), void *object);
+void scheduler_run_after(uint64_t steps, void (*run)(void *), void *object);
+/* Stops the running thread until scheduler_wake(). In reason, `from` is the address in the kernel that it came from. */
+void scheduler_block(const struct wait_reason &reason);
+void scheduler_wake(struct fiber *f);
+/* Stops the running thread, which goes on together with the lanes of its warp that can run now. */
+void scheduler_pause(void);
+/* Leaves the running thread for good; the scheduler then ends all launches. */
+[[noreturn]] void scheduler_abandon_fiber(void);
+/* Describes the object that f waits for; mbarrier.cpp. */
 std::string describe_wait(const struct fiber *f);
-/* An asynchronous operation of this cluster begins or ends. */
-void engine_begin(struct cluster *c);
-void engine_end(struct cluster *c);
-/* Every cluster that has room starts; when a launch is over stream_finished() is told. */
-void engine_launch(std::unique_ptr<launch> l);
-void engine_retire(struct launch *l);
-/* A thread has left, which may complete what others wait for. */
+/* Counts the asynchronous operations of a cluster: while one is under way, a cluster that waits is not deadlocked. */
+void scheduler_operation_began(struct cluster *c);
+void scheduler_operation_ended(struct cluster *c);
+/* Starts the launch's clusters as soon as each has room. stream_finished() is called when the launch is over. */
+void scheduler_launch(std::unique_ptr<launch> l);
+void scheduler_retire(struct launch *l);
+/* A thread, or the last thread of a CTA, has left. That may complete a barrier that others wait at. */
 void block_thread_left(struct fiber *f);
 void cluster_thread_left(struct fiber *f);
 void warp_thread_left(struct fiber *f);
-void copy_cta_left(struct cta *c);
+void copies_cta_left(struct cta *c);
 
 /* ---- for host threads ---- */
-void engine_start(void);
-/* There is something for engine_pump(). */
-void engine_notify(void);
-/* Defined by the streams: start what can start. On the engine's thread. */
-void stream_pump(void);
+/* Tells the scheduler that streams have new work. */
+void scheduler_notify(void);
+
+/* ---- defined by stream.cpp, called on the scheduler's thread ---- */
+/* Starts the work of all streams that can start. */
+void streams_start_ready(void);
 void stream_finished(void *stream);
-void stream_all_failed(void);
-/* Room for one more cluster; false: none now. */
-bool device_place(struct launch *l, struct cluster *c);
-void device_vacate(struct cta *c);
+void streams_fail(void);
+
+/* ---- defined by occupancy.cpp ---- */
+/* Reserves room on SMs for all CTAs of a cluster; false: there is not enough now. */
+bool sms_reserve(struct launch *l, struct cluster *c);
+void sms_release(struct cta *c);
 
 } // namespace hopper
 

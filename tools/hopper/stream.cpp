@@ -10,7 +10,7 @@
 namespace hopper
 {
 
-/* Never destroyed: the engine's thread may still be at work when the process ends. */
+/* Never destroyed: the scheduler's thread may still be at work when the process ends. */
 static std::mutex &lock = *new std::mutex(); /* protects everything below, and every stream and event */
 static std::condition_variable &changed = *new std::condition_variable();
 static std::vector<std::unique_ptr<stream_state>> &streams = *new std::vector<std::unique_ptr<stream_state>>();
@@ -39,16 +39,16 @@ void stream_close(struct stream_state *s)
 struct stream_state *stream_of(cudaStream_t handle, int device)
 {
     static struct stream_state *null_streams[64]; /* guarded by lock */
-    if (handle != NULL && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
+    if (handle && handle != cudaStreamLegacy && handle != cudaStreamPerThread)
         return (struct stream_state *)handle;
     {
         std::lock_guard<std::mutex> held(lock);
-        if (null_streams[device] != NULL)
+        if (null_streams[device])
             return null_streams[device];
     }
     struct stream_state *s = stream_open(device, true);
     std::lock_guard<std::mutex> held(lock);
-    if (null_streams[device] == NULL) {
+    if (!null_streams[device]) {
         null_streams[device] = s;
         s->null = true;
     }
@@ -61,14 +61,14 @@ cudaError_t stream_enqueue(struct stream_state *s, work w)
         std::lock_guard<std::mutex> held(lock);
         if (failed)
             return cudaErrorLaunchFailure;
-        if (s->into != NULL) {
+        if (s->into) {
             s->into->nodes.emplace_back(s, std::move(w));
             return cudaSuccess;
         }
         w.number = numbers++;
         s->queue.push_back(std::move(w));
     }
-    engine_notify();
+    scheduler_notify();
     return cudaSuccess;
 }
 
@@ -79,7 +79,7 @@ template <class Condition> static cudaError_t wait_until(Condition condition)
     return failed ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
-/* Only what was enqueued before the call. */
+/* Waits only for what was enqueued before the call. */
 cudaError_t stream_wait(struct stream_state *s)
 {
     uint64_t until;
@@ -119,7 +119,7 @@ cudaError_t stream_record(struct stream_state *s, struct event_state *e)
     {
         std::lock_guard<std::mutex> held(lock);
         e->captured = s->into;
-        w.count = s->into == NULL ? ++e->recorded : 0;
+        w.count = s->into ? 0 : ++e->recorded;
     }
     return stream_enqueue(s, w);
 }
@@ -132,7 +132,7 @@ cudaError_t stream_wait_event(struct stream_state *s, struct event_state *e)
     {
         std::lock_guard<std::mutex> held(lock);
         w.count = e->recorded;
-        if (s->into == NULL && e->captured != NULL) {
+        if (!s->into && e->captured) {
             s->into = e->captured;
             s->into->joined.push_back(s);
         }
@@ -154,7 +154,7 @@ bool event_reached(struct event_state *e)
 bool capture_begin(struct stream_state *s, struct capture *c)
 {
     std::lock_guard<std::mutex> held(lock);
-    if (s->into != NULL)
+    if (s->into)
         return false;
     c->origin = s;
     c->joined = {s};
@@ -170,13 +170,13 @@ bool capture_end(struct stream_state *s, struct capture *c)
     for (auto *joined : c->joined)
         joined->into = NULL;
     for (auto &node : c->nodes)
-        if (node.second.event != NULL)
+        if (node.second.event)
             node.second.event->captured = NULL;
     return true;
 }
 
-/* ---- on the engine's thread -------------------------------------------------------------------------------------- */
-/* The null stream waits for, and holds up, the blocking streams of its device. */
+/* ---- on the scheduler's thread ---- */
+/* The null stream of a device waits for its blocking streams, and they wait for it. */
 static bool may_start_locked(const struct stream_state *s)
 {
     const work &w = s->queue.front();
@@ -191,10 +191,10 @@ static bool may_start_locked(const struct stream_state *s)
     return true;
 }
 
-static void copy_rows(const work &w)
+static void write_rows(const work &w)
 {
     for (size_t row = 0; row < w.rows; row++) {
-        memory_written(w.to + row * w.to_pitch, w.bytes);
+        memory_note_write(w.to + row * w.to_pitch, w.bytes);
         if (w.kind == WORK_SET)
             memset(w.to + row * w.to_pitch, w.value, w.bytes);
         else
@@ -206,11 +206,11 @@ static void copy_rows(const work &w)
 static void finish_copy(void *object)
 {
     struct stream_state *s = (struct stream_state *)object;
-    copy_rows(s->queue.front());
+    write_rows(s->queue.front());
     stream_finished(s);
 }
 
-/* True: it is over already. */
+/* True: the work is done already. */
 static bool start_locked(struct stream_state *s, std::vector<std::unique_ptr<launch>> *launches)
 {
     work &w = s->queue.front();
@@ -222,7 +222,7 @@ static bool start_locked(struct stream_state *s, std::vector<std::unique_ptr<lau
         return false;
     case WORK_COPY:
     case WORK_SET:
-        engine_later(finish_copy, s);
+        scheduler_run_late(finish_copy, s);
         return false;
     case WORK_RECORD:
         w.event->done = w.count > w.event->done ? w.count : w.event->done;
@@ -237,7 +237,7 @@ static bool start_locked(struct stream_state *s, std::vector<std::unique_ptr<lau
     return true;
 }
 
-void stream_pump(void)
+void streams_start_ready(void)
 {
     std::vector<std::unique_ptr<launch>> launches;
     {
@@ -255,7 +255,7 @@ void stream_pump(void)
         }
     }
     for (auto &l : launches)
-        engine_launch(std::move(l));
+        scheduler_launch(std::move(l));
 }
 
 void stream_finished(void *object)
@@ -266,10 +266,10 @@ void stream_finished(void *object)
         s->queue.pop_front();
         changed.notify_all();
     }
-    stream_pump();
+    streams_start_ready();
 }
 
-void stream_all_failed(void)
+void streams_fail(void)
 {
     std::lock_guard<std::mutex> held(lock);
     failed = true;

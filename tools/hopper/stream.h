@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams and events: the work that host threads enqueue and the engine does. */
+/* Streams and events: the work that host threads enqueue and the scheduler does. */
 #ifndef TOOLS_HOPPER_STREAM_H
 #define TOOLS_HOPPER_STREAM_H
 
@@ -17,7 +17,7 @@ struct capture;
 struct event_state {
     uint64_t recorded = 0, done = 0; /* records enqueued, records reached */
     uint64_t ns = 0;
-    struct capture *captured = NULL; /* its newest record is a part of this graph */
+    struct capture *captured = NULL; /* set while its newest record belongs to this capture */
 };
 
 struct work {
@@ -28,44 +28,44 @@ struct work {
     size_t bytes, rows, to_pitch, from_pitch;
     int value;
     struct event_state *event;
-    uint64_t count; /* record, wait: which record */
+    uint64_t count; /* record, wait: the number of the record */
     void (*host)(void *);
     void *user;
-    uint64_t number; /* over all streams of the process */
+    uint64_t number; /* in the order of enqueueing, over all streams of the process */
     bool started;
 };
 
 struct stream_state {
     int device;
-    bool null, blocking; /* blocking: in order with the null stream of its device */
+    bool null, blocking; /* blocking: keeps order with the null stream of its device */
     std::deque<work> queue;
-    struct capture *into; /* what is enqueued becomes a part of this graph instead */
+    struct capture *into; /* if set, work is added to this capture instead of the queue */
 };
 
-/* What streams were given between the beginning and the end of a capture: the first one's own, and that of those that
- * waited for an event of it. */
+/* The work that was enqueued between the beginning and the end of a capture: on the stream that began it, and on the
+ * streams that have waited for an event of a captured stream since. */
 struct capture {
     struct stream_state *origin;
     std::vector<std::pair<stream_state *, work>> nodes;
     std::vector<stream_state *> joined; /* origin included */
 };
 
-/* Thread-safe. 0 stands for the null stream of `device`. */
+/* Any thread may call these. handle 0: the null stream of `device`. */
 struct stream_state *stream_open(int device, bool blocking);
 void stream_close(struct stream_state *s);
 struct stream_state *stream_of(cudaStream_t handle, int device);
-/* cudaErrorLaunchFailure once anything was violated. */
+/* These return cudaErrorLaunchFailure after a violation. */
 cudaError_t stream_enqueue(struct stream_state *s, work w);
 cudaError_t stream_wait(struct stream_state *s);
 bool stream_idle(struct stream_state *s);
 cudaError_t stream_wait_device(int device);
 cudaError_t stream_record(struct stream_state *s, struct event_state *e);
 cudaError_t stream_wait_event(struct stream_state *s, struct event_state *e);
-/* Of an event: until its newest record is reached. */
+/* Waits until the newest record of the event is reached. */
 cudaError_t event_wait(struct event_state *e);
 bool event_reached(struct event_state *e);
 
-/* False: the stream is being captured already, or is not. */
+/* False: the stream is being captured already; it is not being captured, or another stream began the capture. */
 bool capture_begin(struct stream_state *s, struct capture *c);
 bool capture_end(struct stream_state *s, struct capture *c);
 

@@ -45,7 +45,7 @@ static uint32_t span_of(CUtensorMapSwizzle swizzle)
     }
 }
 
-/* The driver's own refusals; what it cannot see (the destination in shared memory) is checked at each copy. */
+/* Refuses what the driver refuses. The destination in shared memory, which it cannot know, is checked at each copy. */
 CUresult tile_map_encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t dims, void *base,
                          const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
                          const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
@@ -53,7 +53,7 @@ CUresult tile_map_encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t 
 {
     struct tile_map m = {};
     uint64_t inner;
-    if ((uintptr_t)map % 64 != 0) /* easily overlooked: calloc() aligns to 16 */
+    if ((uintptr_t)map % 64 != 0) /* worth a message: calloc() aligns to 16 */
         fprintf(stderr, "hopper: cuTensorMapEncodeTiled: the CUtensorMap at %p is not aligned to 64 bytes\n",
                 (void *)map);
     m.magic = TILE_MAP_MAGIC;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this emulator keeps in the 128 opaque bytes of a CUtensorMap. */
+/* What the emulator keeps in the 128 opaque bytes of a CUtensorMap. */
 #ifndef TOOLS_HOPPER_TILE_MAP_H
 #define TOOLS_HOPPER_TILE_MAP_H
 
@@ -16,7 +16,7 @@ struct tile_map {
     uint8_t dims, element_bytes, swizzle_bytes, fill_nan;
     uint64_t base;
     uint64_t size[TILE_DIMS];
-    uint64_t stride[TILE_DIMS - 1]; /* bytes, of dimensions 1 and up */
+    uint64_t stride[TILE_DIMS - 1]; /* in bytes, of dimensions 1 and up */
     uint16_t box[TILE_DIMS];
 };
 static_assert(sizeof(struct tile_map) <= sizeof(CUtensorMap), "opaque to the kernels");
@@ -27,7 +27,7 @@ CUresult tile_map_encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t 
                          const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
                          CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
-/* Where a byte of a swizzled pattern lies: the bits of the address above the row choose the 16 bytes in it. */
+/* Where a byte of a swizzled pattern lies: the bits that count rows are xored into those that count 16-byte chunks. */
 static inline uint32_t swizzled(uint32_t address, uint32_t swizzle_bytes)
 {
     return swizzle_bytes < 32 ? address : address ^ (address >> 3 & (swizzle_bytes - 1) & 0x70);

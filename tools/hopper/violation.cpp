@@ -18,12 +18,11 @@ namespace hopper
 
 bool violation_tolerated, late_writes_forgiven;
 static std::string &text = *new std::string();
-static bool complete; /* text may be read by other OS threads: set last */
+static bool complete; /* set after text, which other OS threads may read then */
 static void *trace[32];
 static int traced;
 
-/* addr2line knows inlined functions and static ones, which dladdr() does not; this runs only when something is wrong.
- */
+/* By addr2line, because dladdr() knows neither inlined nor static functions. Slow, but runs only after a violation. */
 static std::string address_lines(void *address, bool function_only)
 {
     char command[512], line[512], self_path[256];
@@ -36,9 +35,9 @@ static std::string address_lines(void *address, bool function_only)
     snprintf(command, sizeof(command), "addr2line -%sfsCe '%s' %#lx 2>/dev/null", function_only ? "" : "ip", self_path,
              (unsigned long)((char *)address - (char *)info.dli_fbase));
     FILE *f = popen(command, "r");
-    if (f == NULL)
+    if (!f)
         return "?";
-    while (fgets(line, sizeof(line), f) != NULL) {
+    while (fgets(line, sizeof(line), f)) {
         line[strcspn(line, "\n")] = 0;
         if (!function_only || all.empty())
             all += (all.empty() ? "" : " ") + std::string(line);
@@ -47,10 +46,10 @@ static std::string address_lines(void *address, bool function_only)
     return all.empty() ? "?" : all;
 }
 
-std::string code_place(void *address)
+std::string code_location(void *address)
 {
     static std::map<void *, std::string> known;
-    if (address == NULL)
+    if (!address)
         return "?";
     std::string &place = known[address];
     if (place.empty())
@@ -103,13 +102,13 @@ void violation(const char *format, ...)
     va_start(args, format);
     std::string what = formatted(format, args);
     va_end(args);
-    if (self == NULL) {
+    if (!self) {
         violation_set(what);
         throw violation_raised();
     }
     traced = backtrace(trace, 32);
     violation_set(what);
-    engine_abandon();
+    scheduler_abandon_fiber();
 }
 
 void violation_of(const struct fiber *f, const char *format, ...)
@@ -118,20 +117,20 @@ void violation_of(const struct fiber *f, const char *format, ...)
     va_start(args, format);
     std::string what = formatted(format, args);
     va_end(args);
-    if (self != NULL)
+    if (self)
         traced = backtrace(trace, 32);
     violation_set(fiber_name(f) + ": " + what);
-    if (self != NULL)
-        engine_abandon();
+    if (self)
+        scheduler_abandon_fiber();
     throw violation_raised();
 }
 
-/* The frames that are the kernel's, not the emulator's. */
+/* The frames of the trace that are not the emulator's own. */
 static std::string where_in_kernel(void)
 {
     std::string all;
     for (int i = 0; i < traced; i++) {
-        std::string place = code_place(trace[i]);
+        std::string place = code_location(trace[i]);
         if (place.find("hopper::") == std::string::npos && place.find("std::") == std::string::npos)
             all += "\n  at " + place;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What threads do together: collectives of a warp, barriers of a CTA and of a cluster. */
+/* What threads do together: collectives of a warp, barriers of a CTA, the barrier of a cluster. */
 #include <cstring>
 
 #include "tools/hopper/device_memory.h"
@@ -9,20 +9,20 @@
 namespace hopper
 {
 
-/* ---- warp -------------------------------------------------------------------------------------------------------- */
+/* ---- warp ---- */
 typedef void (*together_fn)(uint64_t values[WARP]);
 
 static std::shared_ptr<meeting> find_meeting(const char *name, uint32_t mask, void *from)
 {
-    struct warp *w = self->lanes;
+    struct warp *w = self->warp;
     for (auto &m : w->meetings) {
         if ((m->mask & mask) == 0)
             continue;
         if (m->mask == mask && strcmp(m->name, name) == 0)
             return m;
-        violation("%s: comes to %s with lanes %08x, while lanes %08x of its warp are at %s with lanes %08x (%s): "
-                  "a collective needs all its lanes at the same one",
-                  fiber_name(self).c_str(), name, mask, m->here, m->name, m->mask, code_place(m->from).c_str());
+        violation("%s: reaches %s for lanes %08x, while lanes %08x of its warp wait at %s for lanes %08x (%s): "
+                  "all lanes of a collective must be at the same one",
+                  fiber_name(self).c_str(), name, mask, m->here, m->name, m->mask, code_location(m->from).c_str());
     }
     auto m = std::make_shared<meeting>();
     m->name = name;
@@ -32,31 +32,31 @@ static std::shared_ptr<meeting> find_meeting(const char *name, uint32_t mask, vo
     return m;
 }
 
-/* together: run once, by the lane that comes last, before any lane goes on. */
+/* The lane that comes last calls together(), before any lane goes on. */
 static void meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values[WARP], together_fn together,
                  void *from)
 {
-    struct warp *w = self->lanes;
+    struct warp *w = self->warp;
     if ((mask >> self->lane & 1) == 0 || (mask & ~w->alive) != 0)
-        violation("%s: %s with lanes %08x, but %s (alive: %08x)", fiber_name(self).c_str(), name, mask,
-                  mask >> self->lane & 1 ? "some of them have left" : "it is none of them", w->alive);
+        violation("%s: %s for lanes %08x, but %s (alive: %08x)", fiber_name(self).c_str(), name, mask,
+                  mask >> self->lane & 1 ? "some of them have left" : "this lane is not one of them", w->alive);
     auto m = find_meeting(name, mask, from);
     m->values[self->lane] = mine;
     m->here |= 1u << self->lane;
     if (m->here != mask) {
-        engine_block({name, mask, 0, from});
+        scheduler_block({name, mask, 0, from});
         memcpy(values, m->values, sizeof(m->values));
         return;
     }
     for (size_t i = 0; i < w->meetings.size(); i++)
         if (w->meetings[i] == m)
             w->meetings.erase(w->meetings.begin() + (long)i);
-    if (together != NULL)
+    if (together)
         together(m->values);
     for (uint32_t l = 0; l < WARP; l++)
         if (l != self->lane && (mask >> l & 1))
-            engine_wake(&w->block->threads[w->index * WARP + l]);
-    engine_stop(); /* not ahead of the others, who are a step behind it now */
+            scheduler_wake(&w->block->threads[w->index * WARP + l]);
+    scheduler_pause(); /* the other lanes go on at the same time */
     memcpy(values, m->values, sizeof(m->values));
 }
 
@@ -67,15 +67,15 @@ void warp_meet(const char *name, uint32_t mask, uint64_t mine, uint64_t values[3
 
 void warp_thread_left(struct fiber *f)
 {
-    struct warp *w = f->lanes;
+    struct warp *w = f->warp;
     w->alive &= ~(1u << f->lane);
     for (auto &m : w->meetings)
         if (m->mask >> f->lane & 1)
             violation("%s: leaves, while lanes %08x of its warp wait for it at %s (%s)", fiber_name(f).c_str(), m->here,
-                      m->name, code_place(m->from).c_str());
+                      m->name, code_location(m->from).c_str());
 }
 
-/* ---- matrices of 8 x 8 16-bit elements --------------------------------------------------------------------------- */
+/* ---- matrices of 8 x 8 16-bit elements ---- */
 struct matrix_lane {
     struct fiber *lane;
     uint32_t address;
@@ -85,8 +85,8 @@ struct matrix_lane {
     bool transposed;
 };
 
-/* Where element (row, column) of matrix i is: lane i * 8 + row gives the address of a row; a lane holds two elements.
- */
+/* Of matrix i, lane i * 8 + row gives the address of a row, and lane row * 4 + column / 2 holds the element in register
+ * i. */
 static void move_matrices(uint64_t values[WARP], bool store)
 {
     const struct matrix_lane *first = (const struct matrix_lane *)(uintptr_t)values[0];
@@ -135,7 +135,7 @@ void warp_load_matrix(uint32_t address, uint32_t *registers, int count, bool tra
     meet("ldmatrix", ~0u, (uintptr_t)&mine, values, load_together, CALLER);
 }
 
-/* ---- registers --------------------------------------------------------------------------------------------------- */
+/* ---- registers ---- */
 static uint32_t registers_held(const struct cta *c)
 {
     uint32_t sum = 0;
@@ -147,7 +147,7 @@ static uint32_t registers_held(const struct cta *c)
 void warpgroup_registers(uint32_t count, bool more)
 {
     struct cta *c = self->block;
-    struct warp *w = self->lanes;
+    struct warp *w = self->warp;
     uint64_t values[WARP];
     if (count % 8 != 0 || count < 24 || count > 256)
         violation("%s: setmaxnreg %u: must be 24 to 256 in steps of 8", fiber_name(self).c_str(), count);
@@ -166,7 +166,7 @@ void warpgroup_registers(uint32_t count, bool more)
     w->registers = count;
 }
 
-/* ---- CTA --------------------------------------------------------------------------------------------------------- */
+/* ---- CTA ---- */
 static void complete_named(struct named_barrier *b)
 {
     b->here = 0;
@@ -174,7 +174,7 @@ static void complete_named(struct named_barrier *b)
     b->count_of_last = b->counted;
     b->counted = 0;
     for (fiber *f : b->waiting)
-        engine_wake(f);
+        scheduler_wake(f);
     b->waiting.clear();
 }
 
@@ -183,19 +183,19 @@ static void arrive_named(uint32_t id, uint32_t threads, bool wait, void *from)
     struct cta *c = self->block;
     struct named_barrier *b = &c->named[id];
     if (id >= BARRIERS || threads % WARP != 0)
-        violation("%s: barrier %u for %u threads: there are %u, and whole warps come", fiber_name(self).c_str(), id,
-                  threads, (uint32_t)BARRIERS);
+        violation("%s: barrier %u for %u threads: barriers are numbered below %u, and the threads must be whole warps",
+                  fiber_name(self).c_str(), id, threads, (uint32_t)BARRIERS);
     if (b->here != 0 && b->want != threads)
-        violation("%s: comes to barrier %u for %u threads, where %u wait for %u", fiber_name(self).c_str(), id, threads,
+        violation("%s: reaches barrier %u for %u threads, where %u wait for %u", fiber_name(self).c_str(), id, threads,
                   b->here, b->want);
     b->want = threads;
     b->here++;
     if (b->here >= (threads == 0 ? c->alive : threads)) {
         complete_named(b);
-        engine_stop();
+        scheduler_pause();
     } else if (wait) {
         b->waiting.push_back(self);
-        engine_block({"barrier of the CTA", id, threads, from});
+        scheduler_block({"barrier of the CTA", id, threads, from});
     }
 }
 
@@ -219,21 +219,21 @@ void block_thread_left(struct fiber *f)
         complete_named(b);
 }
 
-/* ---- cluster ----------------------------------------------------------------------------------------------------- */
+/* ---- cluster ---- */
 static void complete_cluster(struct cluster *c)
 {
     c->phase++;
     c->arrived = 0;
     for (fiber *f : c->waiting)
-        engine_wake(f);
+        scheduler_wake(f);
     c->waiting.clear();
 }
 
 void cluster_barrier_arrive(void)
 {
-    struct cluster *c = self->block->group;
+    struct cluster *c = self->block->cluster;
     uint64_t values[WARP];
-    meet("barrier.cluster.arrive.aligned", self->lanes->alive, 0, values, NULL, CALLER);
+    meet("barrier.cluster.arrive.aligned", self->warp->alive, 0, values, NULL, CALLER);
     if (self->cluster_arrived)
         violation("%s: arrives at the cluster's barrier twice without waiting", fiber_name(self).c_str());
     self->cluster_phase = c->phase + 1;
@@ -245,23 +245,23 @@ void cluster_barrier_arrive(void)
 
 void cluster_barrier_wait(void)
 {
-    struct cluster *c = self->block->group;
+    struct cluster *c = self->block->cluster;
     uint64_t values[WARP];
-    meet("barrier.cluster.wait.aligned", self->lanes->alive, 0, values, NULL, CALLER);
+    meet("barrier.cluster.wait.aligned", self->warp->alive, 0, values, NULL, CALLER);
     if (!self->cluster_arrived)
         violation("%s: waits at the cluster's barrier without having arrived", fiber_name(self).c_str());
     self->cluster_arrived = false;
     if (c->phase >= self->cluster_phase)
         return;
     c->waiting.push_back(self);
-    engine_block({"barrier of the cluster", c->phase, 0, CALLER});
+    scheduler_block({"barrier of the cluster", c->phase, 0, CALLER});
 }
 
 void cluster_thread_left(struct fiber *f)
 {
-    struct cluster *c = f->block->group;
+    struct cluster *c = f->block->cluster;
     if (f->cluster_phase > c->phase)
-        c->arrived--; /* it counted, and is no longer among those who must come */
+        c->arrived--; /* it has left after arriving: counted neither as arrived nor as alive */
     if (c->arrived != 0 && c->arrived >= c->alive)
         complete_cluster(c);
 }

@@ -22,16 +22,16 @@ std::shared_ptr<warpgroup> warpgroup_new(struct cta *c)
     return g;
 }
 
-static struct warpgroup *group_of(const struct fiber *f)
+static struct warpgroup *warpgroup_of(const struct fiber *f)
 {
     if ((f->thread / WARPGROUP + 1) * WARPGROUP > f->block->threads.size())
-        violation("%s: wgmma in a warpgroup of less than 128 threads", fiber_name(f).c_str());
+        violation("%s: wgmma in a warpgroup of fewer than 128 threads", fiber_name(f).c_str());
     return f->block->warpgroups[f->thread / WARPGROUP].get();
 }
 
-/* ---- where operands lie ------------------------------------------------------------------------------------------ */
+/* ---- where operands lie ---- */
 struct descriptor {
-    uint32_t start, lead, stride, span; /* bytes; span: of a swizzled row, 16 without swizzle */
+    uint32_t start, lead, stride, span; /* in bytes; span: of a swizzled row, or 16 without swizzle */
 };
 
 static struct descriptor decode(uint64_t d, const char *operand)
@@ -48,8 +48,9 @@ static struct descriptor decode(uint64_t d, const char *operand)
     return out;
 }
 
-/* Offsets of the 16-byte pieces of an operand of `size` rows (or columns) by 16 K. K-major: piece 2 r + h holds K 8 h
- * and up of row r. MN-major: piece k * size / 8 + j holds rows 8 j and up at K k. */
+/* The shared offsets of the 16-byte chunks of an operand: `size` rows of A, or columns of B, by 16 along K. A chunk is
+ * 8 elements. K-major: chunk 2 r + h holds K 8 h to 8 h + 7 of row r. MN-major: chunk k * size / 8 + j holds rows 8 j
+ * to 8 j + 7 at K k. */
 static void find_chunks(const struct descriptor &d, uint32_t size, bool mn_major, std::vector<uint32_t> *out)
 {
     out->resize(size * WGMMA_K / 8);
@@ -78,17 +79,17 @@ static void check_chunks(const std::vector<uint32_t> &chunks, const char *operan
     }
 }
 
-static uint64_t sum_of(const struct wgmma_op *op, const struct cta *c)
+static uint64_t checksum_of(const struct wgmma_op *op, const struct cta *c)
 {
     uint64_t sum = 0;
     for (uint32_t at : op->a_chunks)
-        sum = shared_sum(c->shared + at, CHUNK, sum);
+        sum = shared_checksum(c->shared + at, CHUNK, sum);
     for (uint32_t at : op->b_chunks)
-        sum = shared_sum(c->shared + at, CHUNK, sum);
+        sum = shared_checksum(c->shared + at, CHUNK, sum);
     return sum;
 }
 
-/* ---- executing --------------------------------------------------------------------------------------------------- */
+/* ---- executing ---- */
 static float bf16(uint16_t x)
 {
     uint32_t bits = (uint32_t)x << 16;
@@ -99,7 +100,7 @@ static float bf16(uint16_t x)
 
 static void unpack_a(const struct wgmma_op *op, const struct cta *c, float *a)
 {
-    if (op->call.a_registers != NULL) {
+    if (op->call.a_registers) {
         for (uint32_t t = 0; t < WARPGROUP; t++)
             for (uint32_t i = 0; i < 8; i++) {
                 uint32_t row = t / 32 * 16 + t % 32 / 4 + (i / 2 & 1) * 8, k = t % 4 * 2 + i % 2 + i / 4 * 8;
@@ -137,9 +138,9 @@ static void execute(void *object)
     static float a[WGMMA_M * WGMMA_K], b[WGMMA_K * WGMMA_MOST_N];
     struct warpgroup *g = (struct warpgroup *)object;
     struct wgmma_op *op = g->ops.front().get();
-    if (sum_of(op, g->block) != op->sum)
-        violation("%s, warpgroup %u: shared memory changed between a wgmma (A %#llx, B %#llx) and the moment it read "
-                  "it: written again before the wgmma was waited for",
+    if (checksum_of(op, g->block) != op->sum)
+        violation("%s, warpgroup %u: shared memory changed after a wgmma (A %#llx, B %#llx) was issued and before it "
+                  "read it: wait for the wgmma before writing there again",
                   cta_name(g->block).c_str(), g->index, (unsigned long long)op->call.a_descriptor,
                   (unsigned long long)op->call.b_descriptor);
     unpack_a(op, g->block, a);
@@ -150,15 +151,15 @@ static void execute(void *object)
     g->ops.pop_front();
     g->executed++;
     for (fiber *f : g->waiting)
-        engine_wake(f);
+        scheduler_wake(f);
     g->waiting.clear();
     if (!g->ops.empty() && g->ops.front()->joined == WARPGROUP)
-        engine_later(execute, g);
-    engine_end(g->block->group);
+        scheduler_run_late(execute, g);
+    scheduler_operation_ended(g->block->cluster);
 }
 
-/* ---- accumulators ------------------------------------------------------------------------------------------------ */
-/* Calls each(index in the thread's registers, index in the 64 x n matrix). */
+/* ---- accumulators ---- */
+/* Calls each(index in the thread's registers, index in the 64 x n matrix) for each accumulator of thread t. */
 template <class Each> static void for_fragment(uint32_t t, uint32_t n, Each each)
 {
     uint32_t row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
@@ -167,7 +168,7 @@ template <class Each> static void for_fragment(uint32_t t, uint32_t n, Each each
             each(i * 4 + e, (row + e / 2 * 8) * n + i * 8 + column + e % 2);
 }
 
-static struct accumulators *find_held(struct warpgroup *g, uint32_t t, const float *d)
+static struct accumulators *find_accumulators(struct warpgroup *g, uint32_t t, const float *d)
 {
     for (auto &a : g->in_flight)
         if (a->home[t] == d)
@@ -194,32 +195,33 @@ static void check_same(const struct wgmma_op *op, const struct wgmma_call *call,
     const struct wgmma_call *first = &op->call;
     if (first->n != call->n || first->b_descriptor != call->b_descriptor || first->a_descriptor != call->a_descriptor ||
         first->add != call->add || first->trans_a != call->trans_a || first->trans_b != call->trans_b ||
-        (first->a_registers == NULL) != (call->a_registers == NULL))
-        violation("%s: its wgmma (N %u, A %#llx, B %#llx, add %d) is not the one of the rest of its warpgroup (N %u, A "
-                  "%#llx, B %#llx, add %d)",
-                  fiber_name(self).c_str(), call->n, (unsigned long long)call->a_descriptor,
-                  (unsigned long long)call->b_descriptor, call->add, first->n, (unsigned long long)first->a_descriptor,
-                  (unsigned long long)first->b_descriptor, first->add);
-    if (held != NULL && held != op->target)
-        violation("%s: its accumulators are in flight in another wgmma than those of its warpgroup",
+        (!first->a_registers) != (!call->a_registers))
+        violation(
+            "%s: its wgmma (N %u, A %#llx, B %#llx, add %d) differs from that of the rest of its warpgroup (N %u, A "
+            "%#llx, B %#llx, add %d)",
+            fiber_name(self).c_str(), call->n, (unsigned long long)call->a_descriptor,
+            (unsigned long long)call->b_descriptor, call->add, first->n, (unsigned long long)first->a_descriptor,
+            (unsigned long long)first->b_descriptor, first->add);
+    if (held && held != op->target)
+        violation("%s: its accumulators are in flight in another wgmma than those of the rest of its warpgroup",
                   fiber_name(self).c_str());
 }
 
-/* All 128 have come. */
+/* All 128 threads have issued it. */
 static void start(struct warpgroup *g, struct wgmma_op *op)
 {
     struct descriptor b = decode(op->call.b_descriptor, "B");
     find_chunks(b, op->call.n, op->call.trans_b, &op->b_chunks);
     check_chunks(op->b_chunks, "B");
-    if (op->call.a_registers == NULL) {
+    if (!op->call.a_registers) {
         struct descriptor a = decode(op->call.a_descriptor, "A");
         find_chunks(a, WGMMA_M, op->call.trans_a, &op->a_chunks);
         check_chunks(op->a_chunks, "A");
     }
-    op->sum = sum_of(op, g->block);
-    engine_begin(g->block->group);
+    op->sum = checksum_of(op, g->block);
+    scheduler_operation_began(g->block->cluster);
     if (g->ops.front().get() == op)
-        engine_later(execute, g);
+        scheduler_run_late(execute, g);
 }
 
 static struct wgmma_op *op_of(struct warpgroup *g, struct fiber *f, const struct wgmma_call *call)
@@ -235,24 +237,24 @@ static struct wgmma_op *op_of(struct warpgroup *g, struct fiber *f, const struct
 void wgmma_issue(float *d, const struct wgmma_call *call)
 {
     struct fiber *f = self;
-    struct warpgroup *g = group_of(f);
+    struct warpgroup *g = warpgroup_of(f);
     struct wgmma_op *op = op_of(g, f, call);
     uint32_t t = f->thread % WARPGROUP;
-    struct accumulators *held = find_held(g, t, d);
+    struct accumulators *held = find_accumulators(g, t, d);
     if (op->joined == 0) {
         op->call = *call;
         op->target = held;
-        if (held == NULL) {
+        if (!held) {
             g->in_flight.push_back(std::make_unique<accumulators>());
             op->target = g->in_flight.back().get();
             op->target->n = call->n;
         }
     }
     check_same(op, call, held);
-    if (held == NULL)
+    if (!held)
         hold(op->target, f, d, call);
     op->target->last[t] = f->wgmma_issued;
-    if (call->a_registers != NULL)
+    if (call->a_registers)
         memcpy(op->registers[t], call->a_registers, sizeof(op->registers[t]));
     if (++op->joined == WARPGROUP)
         start(g, op);
@@ -269,13 +271,13 @@ void wgmma_commit_group(void)
     self->wgmma_groups.push_back(self->wgmma_issued);
 }
 
-/* What has been waited for comes back into the thread's registers. */
-static void give_back(struct warpgroup *g, struct fiber *f, uint64_t covered)
+/* Returns the accumulators of the first `covered` operations to the thread's registers. */
+static void return_accumulators(struct warpgroup *g, struct fiber *f, uint64_t covered)
 {
     uint32_t t = f->thread % WARPGROUP;
     for (size_t i = 0; i < g->in_flight.size();) {
         struct accumulators *a = g->in_flight[i].get();
-        if (a->home[t] != NULL && a->last[t] <= covered) {
+        if (a->home[t] && a->last[t] <= covered) {
             for_fragment(t, a->n, [&](uint32_t reg, uint32_t at) { a->home[t][reg] = a->value[at]; });
             a->home[t] = NULL;
             f->wgmma_fenced = false;
@@ -291,18 +293,18 @@ static void give_back(struct warpgroup *g, struct fiber *f, uint64_t covered)
 void wgmma_wait_group(uint32_t left)
 {
     struct fiber *f = self;
-    struct warpgroup *g = group_of(f);
+    struct warpgroup *g = warpgroup_of(f);
     uint64_t covered = 0;
     if (f->wgmma_groups.size() > left)
         covered = f->wgmma_groups[f->wgmma_groups.size() - 1 - left];
     while (g->executed < covered) {
         g->waiting.push_back(f);
-        engine_block({WGMMA_WAIT, covered, g->executed, CALLER});
+        scheduler_block({WGMMA_WAIT, covered, g->executed, CALLER});
     }
     while (f->wgmma_groups.size() > left)
         f->wgmma_groups.pop_front();
     if (covered != 0)
-        give_back(g, f, covered);
+        return_accumulators(g, f, covered);
     thread_yield();
 }
 
@@ -310,7 +312,7 @@ void wgmma_thread_left(struct fiber *f)
 {
     if ((f->thread / WARPGROUP + 1) * WARPGROUP > f->block->threads.size())
         return;
-    if (group_of(f)->executed < f->wgmma_issued)
+    if (warpgroup_of(f)->executed < f->wgmma_issued)
         violation("%s: leaves while its wgmma are in flight", fiber_name(f).c_str());
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensor cores: one queue of operations for each warpgroup. */
+/* The tensor cores: each warpgroup has a queue of operations. */
 #ifndef TOOLS_HOPPER_WGMMA_H
 #define TOOLS_HOPPER_WGMMA_H
 
@@ -10,13 +10,12 @@ namespace hopper
 
 enum : uint32_t { WGMMA_M = 64, WGMMA_K = 16, WGMMA_MOST_N = 256, CHUNK = 16 };
 
-/* Accumulators that operations in flight write to. Until a thread has waited for them its own registers hold
- * not-a-numbers. */
+/* Accumulators that operations in flight write to. The registers of a thread hold not-a-numbers until it has waited. */
 struct accumulators {
     uint32_t n, held;
     float value[WGMMA_M * WGMMA_MOST_N];
-    float *home[WARPGROUP];   /* NULL: not, or no longer, in flight for this thread */
-    uint64_t last[WARPGROUP]; /* operations of this thread up to the last on these */
+    float *home[WARPGROUP];   /* the thread's registers; NULL: not in flight for this thread */
+    uint64_t last[WARPGROUP]; /* the number of the thread's last operation on them */
 };
 
 struct wgmma_op {
@@ -24,7 +23,7 @@ struct wgmma_op {
     uint32_t joined;
     struct accumulators *target;
     uint32_t registers[WARPGROUP][4];
-    std::vector<uint32_t> a_chunks, b_chunks; /* shared offsets of their 16-byte pieces */
+    std::vector<uint32_t> a_chunks, b_chunks; /* shared offsets of the 16-byte chunks of the operands */
     uint64_t sum;
 };
 

@@ -7,7 +7,7 @@ namespace hopper
 typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
 enum : uint32_t { ROWS_AT_ONCE = 8 };
 
-/* Eight rows by eight columns at a time stay in registers. */
+/* Computes eight rows by eight columns at a time, which fit in registers. */
 __attribute__((target_clones("arch=x86-64-v3", "default"))) void wgmma_multiply(float *d, const float *a,
                                                                                 const float *b, uint32_t n)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In place of CUDA's own header when kernels are compiled as C++ for the emulator: what nvcc knows without being told.
- * Found first on the include path; the runtime's C interface is CUDA's own. */
+/* Replaces CUDA's own header when kernels are compiled as C++ for the emulator: declares what nvcc knows by itself. The
+ * include path finds it first. The runtime's C interface is declared by CUDA's own cuda_runtime_api.h. */
 #ifndef TOOLS_HOPPER_INCLUDE_CUDA_RUNTIME_H
 #define TOOLS_HOPPER_INCLUDE_CUDA_RUNTIME_H
 
@@ -24,26 +24,26 @@
 #undef __noinline__
 #define __noinline__ __attribute__((noinline))
 #undef __shared__
-/* Would be a variable of each thread here. Both compilers take dynamic_shared() of ptx.cuh. */
+/* Such a variable would be local to each thread here. Kernels use dynamic_shared() of ptx.cuh. */
 #define __shared__          shared_variables_are_not_emulated_use_dynamic_shared
 #define __builtin_assume(x) ((void)(x))
 
-/* Of the thread that runs now; engine.cpp sets them whenever that changes. */
+/* Those of the running thread; scheduler.cpp sets them whenever it switches. */
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 static const int warpSize = 32;
 
-/* What include/perseus/sync.h does between two looks when it is not compiled for a device. */
+/* include/perseus/sync.h calls it while it waits, when it is compiled as host code. */
 static inline int hopper_sched_yield(void)
 {
-    if (hopper::here == NULL)
+    if (!hopper::here)
         return sched_yield();
     hopper::thread_sleep(40);
     return 0;
 }
 #define sched_yield hopper_sched_yield
 
-/* Of which prs_now_ns() makes the limits of a kernel's waits for its proxy. */
+/* prs_now_ns() calls it to limit a kernel's waits for its proxy. */
 static inline int hopper_clock_gettime(clockid_t clock, struct timespec *now)
 {
     return hopper::thread_gettime(clock, now);
@@ -52,7 +52,7 @@ static inline int hopper_clock_gettime(clockid_t clock, struct timespec *now)
 
 #define HOPPER_DEVICE static inline __attribute__((always_inline, unused))
 
-/* ---- time -------------------------------------------------------------------------------------------------------- */
+/* ---- time ---- */
 HOPPER_DEVICE long long clock64(void)
 {
     return hopper::thread_clock();
@@ -68,7 +68,7 @@ HOPPER_DEVICE void __nanosleep(unsigned ns)
     hopper::thread_trap();
 }
 
-/* ---- warps ------------------------------------------------------------------------------------------------------- */
+/* ---- warps ---- */
 template <class T> HOPPER_DEVICE uint64_t hopper_bits(T v)
 {
     uint64_t bits = 0;
@@ -192,7 +192,7 @@ template <class T> HOPPER_DEVICE unsigned __match_any_sync(unsigned mask, T v)
     return same;
 }
 
-/* ---- CTA --------------------------------------------------------------------------------------------------------- */
+/* ---- CTA ---- */
 HOPPER_DEVICE void __syncthreads(void)
 {
     hopper::block_barrier(0, 0, true);
@@ -213,7 +213,7 @@ HOPPER_DEVICE int __syncthreads_and(int predicate)
     return hopper::block_count(predicate == 0) == 0;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---- */
 HOPPER_DEVICE void __threadfence(void)
 {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
@@ -298,7 +298,7 @@ template <class T, class V, class W> HOPPER_DEVICE T atomicCAS(T *p, V want, W v
 #define atomicOr_system   atomicOr
 #define atomicCAS_system  atomicCAS
 
-/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- numbers ---- */
 HOPPER_DEVICE int __popc(unsigned v)
 {
     return __builtin_popcount(v);
@@ -368,7 +368,7 @@ template <class A, class B> HOPPER_DEVICE typename std::common_type<A, B>::type 
     return a < b ? b : a;
 }
 
-/* ---- launches ---------------------------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 template <class... Want, class... Given>
 static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Want...),
                                              Given &&...given)

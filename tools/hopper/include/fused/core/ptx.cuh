@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fused/core/ptx.cuh for the emulator: the same names, each a call into tools/hopper/instructions.h. tools/hopper/check_instructions.py checks
- * that none is missing. */
+/* Replaces fused/core/ptx.cuh on the emulator: the same functions, each a call into tools/hopper/instructions.h.
+ * tools/hopper/check_instructions.py checks that none is missing. */
 #ifndef PERSEUS_FUSED_PTX_CUH
 #define PERSEUS_FUSED_PTX_CUH
 
@@ -41,7 +41,7 @@ PRS_DEVICE void sleep_until(int64_t until)
         __nanosleep(100);
 }
 
-/* ---- registers -------------------------------------------------------------------------------------------------- */
+/* ---- registers ---- */
 template <int N> PRS_DEVICE void registers_take(void)
 {
     hopper::warpgroup_registers(N, true);
@@ -52,7 +52,7 @@ template <int N> PRS_DEVICE void registers_give(void)
     hopper::warpgroup_registers(N, false);
 }
 
-/* ---- named barriers --------------------------------------------------------------------------------------------- */
+/* ---- named barriers ---- */
 PRS_DEVICE void barrier_sync(uint32_t id, uint32_t threads)
 {
     hopper::block_barrier(id, threads, true);
@@ -63,7 +63,7 @@ PRS_DEVICE void barrier_arrive(uint32_t id, uint32_t threads)
     hopper::block_barrier(id, threads, false);
 }
 
-/* ---- mbarrier --------------------------------------------------------------------------------------------------- */
+/* ---- mbarrier ---- */
 PRS_DEVICE void mbarrier_init(uint64_t *bar, uint32_t arrivals)
 {
     hopper::mbarrier_start(smem_address(bar), arrivals);
@@ -103,7 +103,7 @@ PRS_DEVICE void mbarrier_wait(uint64_t *bar, uint32_t parity)
     hopper::mbarrier_block(smem_address(bar), parity);
 }
 
-/* ---- bulk copies ------------------------------------------------------------------------------------------------ */
+/* ---- bulk copies ---- */
 PRS_DEVICE void tensor_map_prefetch(const CUtensorMap *map)
 {
     hopper::tile_prefetch(map);
@@ -192,7 +192,7 @@ template <int N> PRS_DEVICE void bulk_wait_done(void)
     hopper::group_wait(N, false);
 }
 
-/* ---- proxies, flags --------------------------------------------------------------------------------------------- */
+/* ---- proxies, flags ---- */
 PRS_DEVICE void fence_async_shared(void)
 {
     hopper::shared_fence_async();
@@ -243,7 +243,7 @@ PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
     return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
 
-/* ---- shared memory vectors -------------------------------------------------------------------------------------- */
+/* ---- shared memory vectors ---- */
 PRS_DEVICE void store_matrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
     uint32_t registers[4] = {r0, r1, r2, r3};
@@ -286,7 +286,7 @@ PRS_DEVICE float bf16_high(uint32_t v)
     return __uint_as_float(v & 0xffff0000u);
 }
 
-/* ---- tensor cores ----------------------------------------------------------------------------------------------- */
+/* ---- tensor cores ---- */
 PRS_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
@@ -313,14 +313,14 @@ template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
     (void)d;
 }
 
-/* The whole of a new wgmma: N from the size of d; A where the descriptor says. */
+/* What a wgmma of any N calls: N follows from the size of d, and A lies in shared memory. */
 template <int TRANS_B, int SIZE> PRS_DEVICE void wgmma_shared(float (&d)[SIZE], uint64_t a, uint64_t b, uint32_t add)
 {
     struct hopper::wgmma_call call = {SIZE * 2, a, b, NULL, add != 0, false, TRANS_B != 0};
     hopper::wgmma_issue(d, &call);
 }
 
-/* A in registers. */
+/* The same with A in registers. */
 template <int TRANS_B, int SIZE>
 PRS_DEVICE void wgmma_registers(float (&d)[SIZE], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,
                                 uint32_t add)
