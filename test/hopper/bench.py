@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""perseus-fused-bench on emulated GPUs: the launches that it times are those that it checks, and it notices a wrong one.
+"""perseus-fused-bench on emulated GPUs: it checks every launch that it times, and notices a wrong one.
 
 usage: bench.py PROGRAM CLAIM
 """
@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 ROUNDS = 2
-KERNELS = {  # what to run, its rows, and how many kernels of ours are timed in a row
+KERNELS = {  # arguments, rows of output, and how many of our kernels a row times
     "products": (["--kernel", "all", "--shape", "512x264x72"], 4, 1),
     "moe": (["--kernel", "moe", "--preset", "256x128x8x2", "--tokens", "100"], 1, 2),
     "attention": (["--kernel", "attention", "--shape", "1x2x2x512x64"], 1, 1),
@@ -17,7 +17,7 @@ KERNELS = {  # what to run, its rows, and how many kernels of ours are timed in 
 
 
 def rows_of(program, what, *more):
-    """Its rows, and what it ended with."""
+    """Run the bench; return its rows and its exit status."""
     done = subprocess.run([program, "--gpus", "2", "--no-baselines", "--json", "--samples", "64", "--timeout-ms", "60000", *KERNELS[what][0], *more],
                           stdout=subprocess.PIPE, text=True, timeout=600)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -36,7 +36,7 @@ def differing(row):
 
 def a_right_launch_is_found_right(program):
     for what, (_, _, own) in KERNELS.items():
-        for rounds in (ROUNDS, 0) if what == "moe" else (ROUNDS,):  # 0: one that is not timed
+        for rounds in (ROUNDS, 0) if what == "moe" else (ROUNDS,):  # 0: one launch, not timed
             rows, status = rows_of(program, what, "--iterations", str(rounds))
             for row in rows:
                 expect(what, row, beyond_bound=0, checked_launches=rounds * own)
@@ -45,7 +45,7 @@ def a_right_launch_is_found_right(program):
 
 
 def corrupted(program, launch, beyond):
-    """Kernels of ours in the row; each has one element changed, which `beyond` says how often is counted."""
+    """Change one element in each of our kernels of timed launch `launch`; each change is counted `beyond` times."""
     for what, (_, _, own) in KERNELS.items():
         rows, status = rows_of(program, what, "--iterations", str(ROUNDS), "--corrupt", str(launch))
         for row in rows:
@@ -55,7 +55,7 @@ def corrupted(program, launch, beyond):
 
 
 def the_last_timed_launch_is_compared_with_the_reference(program):
-    corrupted(program, ROUNDS, 2)  # by the reference, and by what the others left
+    corrupted(program, ROUNDS, 2)  # once by the reference, once by the comparison with the other launches
 
 
 def every_timed_launch_is_compared(program):

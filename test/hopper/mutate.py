@@ -45,7 +45,7 @@ def make(build, folder, rule):
     compile_line, link_line = link_command(build, test, kernels)
     shadow = ROOT / "tools/hopper/include"
     compile_line = re.sub(r"^(\S+) ", rf"\1 -I{shadow} -I{folder} ", compile_line, count=1)
-    compile_line = compile_line.replace(" -Werror ", " ")  # what is left over may be unused
+    compile_line = compile_line.replace(" -Werror ", " ")  # the mutation may leave something unused
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
     objects = [str(p) for p in (build / "tools/hopper/libhopper_fused.a.p").glob("*.o") if not p.name.endswith(f".._{kernels}.cpp.o")]

@@ -5,21 +5,21 @@
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <math.h>
-#include <perseus/perseus.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <perseus/perseus.h>
 #include "tools/hopper/hopper.h"
 
 enum { SAMPLES = 3000 };
 
-/* ---- ranks ------------------------------------------------------------------------------------------------------- */
+/* ---- ranks ---- */
 int ranks_allgather(void *user, const void *mine, void *all, size_t bytes)
 {
-    struct ranks_seat *seat = user;
-    struct ranks_team *team = seat->team;
-    team->given[seat->rank] = mine;
+    struct ranks_self *self = user;
+    struct ranks_team *team = self->team;
+    team->given[self->rank] = mine;
     pthread_barrier_wait(&team->barrier);
     for (uint32_t r = 0; r < team->world; r++)
         memcpy((char *)all + r * bytes, team->given[r], bytes);
@@ -28,7 +28,7 @@ int ranks_allgather(void *user, const void *mine, void *all, size_t bytes)
 }
 
 struct start {
-    struct ranks_seat seat;
+    struct ranks_self self;
     ranks_body *body;
     void *user;
 };
@@ -36,7 +36,7 @@ struct start {
 static void *rank_main(void *arg)
 {
     struct start *s = arg;
-    s->body(s->seat.rank, &s->seat, s->user);
+    s->body(s->self.rank, &s->self, s->user);
     return NULL;
 }
 
@@ -55,17 +55,17 @@ void ranks_run(uint32_t world, ranks_body *body, void *user)
     pthread_barrier_destroy(&team.barrier);
 }
 
-int ranks_open(struct ranks_seat *seat, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out)
+int ranks_open(struct ranks_self *self, uint32_t nodes, uint32_t timeout_ms, struct prs_fused **out)
 {
-    uint32_t world = seat->team->world;
-    struct prs_fused_config config = {.rank = seat->rank,
+    uint32_t world = self->team->world;
+    struct prs_fused_config config = {.rank = self->rank,
                                       .world = world,
-                                      .device = (int)seat->rank,
+                                      .device = (int)self->rank,
                                       .timeout_ms = timeout_ms,
                                       .allgather = ranks_allgather,
-                                      .user = seat,
-                                      .node = nodes == 0 ? 0 : seat->rank / (world / nodes) + 1};
-    (void)cudaSetDevice((int)seat->rank);
+                                      .user = self,
+                                      .node = nodes == 0 ? 0 : self->rank / (world / nodes) + 1};
+    (void)cudaSetDevice((int)self->rank);
     return prs_fused_open(&config, out);
 }
 
@@ -77,7 +77,7 @@ void ranks_need_a_device(void)
     prs_fabric_close(fabric);
 }
 
-/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- numbers ---- */
 float ranks_float(uint16_t v)
 {
     uint32_t bits = (uint32_t)v << 16;
@@ -115,7 +115,7 @@ void *ranks_upload(uint32_t key, uint64_t count)
     return device;
 }
 
-/* ---- products ---------------------------------------------------------------------------------------------------- */
+/* ---- products ---- */
 struct multiply {
     const struct ranks_product *p;
     struct ranks_verdict *v;
@@ -137,8 +137,8 @@ static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
 }
 
-/* The node of the rank that adds up this element: all others round their sum of it to bf16. Fused or not, an
- * all-reduce's ranks share the elements alike where both can run. */
+/* The node of the rank that adds up this element; every other node rounds its sum of it to bf16. The fused and the
+ * unfused all-reduce give the same elements to the same ranks wherever both can run. */
 static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_t element)
 {
     uint64_t each = ((uint64_t)p->shape.m * p->shape.n + p->world - 1) / p->world;
@@ -146,8 +146,8 @@ static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_
     return owner / (p->world / p->nodes);
 }
 
-/* One element of the result, and the error that is allowed: one bf16 rounding of each partial sum, one of each other
- * node's sum, one of the result, and fp32 accumulation. */
+/* Returns one element of the result. *bound: the error that is allowed: one bf16 rounding of each partial sum, of the
+ * sum of each other node and of the result, and fp32 accumulation. */
 static double reference(const struct ranks_product *p, uint32_t rank, uint32_t epoch, uint64_t row, uint64_t column,
                         double *bound)
 {
@@ -226,7 +226,7 @@ static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void 
     }
 }
 
-/* What one rank launches. */
+/* The launches of one rank. */
 struct launches {
     struct prs_fused_plan *plan;
     void *a[16], *b, *c[16];
@@ -293,19 +293,19 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
     return r;
 }
 
-static void multiply_rank(uint32_t rank, struct ranks_seat *seat, void *user)
+static void multiply_rank(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct multiply *m = user;
     struct prs_fused *ctx = NULL;
     struct prs_fused_plan *plan = NULL;
-    int r = ranks_open(seat, m->p->nodes, m->p->timeout_ms, &ctx);
-    if (r == 0)
+    int r = ranks_open(self, m->p->nodes, m->p->timeout_ms, &ctx);
+    if (!r)
         r = prs_fused_plan_open(ctx, &m->p->shape, &m->p->tuning, &plan);
-    if (r == 0)
+    if (!r)
         r = run_epochs(m, rank, ctx, plan);
     prs_fused_plan_close(plan);
     prs_fused_close(ctx);
-    if (r != 0)
+    if (r)
         __atomic_store_n(&m->v->result, r, __ATOMIC_RELAXED);
 }
 
@@ -319,7 +319,7 @@ void ranks_multiply(const struct ranks_product *p, struct ranks_verdict *v)
     if (filled.nodes == 0)
         filled.nodes = 1;
     if (filled.timeout_ms == 0)
-        filled.timeout_ms = 60000; /* a full machine is slow */
+        filled.timeout_ms = 60000; /* a busy host is slow */
     if (filled.tuning.path == PRS_PATH_AUTO)
         filled.tuning.path = PRS_PATH_FUSED;
     ranks_run(p->world, multiply_rank, &m);

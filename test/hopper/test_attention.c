@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention, unchanged, on emulated GPUs, against a softmax in double precision. */
+/* Ring attention on emulated GPUs, compared with a softmax in double precision. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -35,32 +35,32 @@ static uint32_t key_of(enum tensor which, uint32_t rank, uint32_t epoch)
     return epoch * 64 + rank * 4 + (uint32_t)which + 1;
 }
 
-static uint32_t share_of(const struct row *r)
+static uint32_t slice_rows(const struct row *r)
 {
     return r->shape.seq / r->world;
 }
 
 static uint64_t index_of(const struct row *r, uint32_t heads, uint32_t batch, uint32_t head, uint32_t at)
 {
-    uint64_t rows = share_of(r);
+    uint64_t rows = slice_rows(r);
     return r->shape.heads_first != 0 ? ((uint64_t)batch * heads + head) * rows + at
                                      : ((uint64_t)batch * rows + at) * heads + head;
 }
 
-/* Which rank has a position of the sequence, and in which row. */
+/* Returns the rank that holds a position of the sequence; *at: its row there. */
 static uint32_t holder_of(const struct row *r, uint32_t position, uint32_t *at)
 {
-    uint32_t half = share_of(r) / 2, chunk;
+    uint32_t half = slice_rows(r) / 2, chunk;
     if (r->shape.causal == 0 || r->world == 1) {
-        *at = position % share_of(r);
-        return position / share_of(r);
+        *at = position % slice_rows(r);
+        return position / slice_rows(r);
     }
     chunk = position / half;
     *at = position % half + (chunk < r->world ? 0 : half);
     return chunk < r->world ? chunk : 2 * r->world - 1 - chunk;
 }
 
-/* out[d]: one row of the result; size[d]: what the probabilities weigh; returns lse. */
+/* out[d]: one row of the result; size[d]: the same sum of absolute values, for the bound of errors. Returns lse. */
 static double reference(const struct row *r, uint32_t epoch, uint32_t batch, uint32_t head, uint32_t position,
                         double *out, double *size)
 {
@@ -118,10 +118,10 @@ static void check_row(struct run *u, uint32_t rank, uint32_t epoch, uint32_t pos
     double want[128], size[128];
     double log_sum = reference(u->row, epoch, batch, head, position, want, size);
     uint64_t row = index_of(u->row, s->heads_q, batch, head, at) * s->head_dim;
-    double have_log = lse[((uint64_t)batch * s->heads_q + head) * share_of(u->row) + at];
+    double have_log = lse[((uint64_t)batch * s->heads_q + head) * slice_rows(u->row) + at];
     if (!(fabs(have_log - log_sum) <= 1e-4 * (1 + fabs(log_sum))))
         complain(u, "lse", rank, epoch, head, at, have_log, log_sum);
-    /* One bf16 rounding of each probability, one of the result. */
+    /* The bound: one bf16 rounding of each probability, and one of the result. */
     for (uint32_t x = 0; x < s->head_dim; x++) {
         double have = ranks_float(out[row + x]);
         if (!(fabs(have - want[x]) <= (fabs(want[x]) + size[x]) * 0x1.02p-8))
@@ -138,7 +138,7 @@ static void check_share(struct run *u, uint32_t rank, uint32_t epoch, const uint
         if (holder_of(u->row, position, &at) != rank)
             continue;
         for (uint32_t i = 0; i < s->batch * s->heads_q; i++)
-            if (count++ % step == epoch % step || at == 0 || at + 1 == share_of(u->row)) {
+            if (count++ % step == epoch % step || at == 0 || at + 1 == slice_rows(u->row)) {
                 check_row(u, rank, epoch, position, i / s->heads_q, i % s->heads_q, at, out, lse);
                 checked++;
             }
@@ -155,7 +155,7 @@ struct tensors {
 static void open_tensors(const struct row *r, uint32_t rank, uint32_t epoch, struct tensors *t)
 {
     const struct prs_attention_shape *s = &r->shape;
-    uint64_t rows = (uint64_t)s->batch * share_of(r), q = rows * s->heads_q * s->head_dim,
+    uint64_t rows = (uint64_t)s->batch * slice_rows(r), q = rows * s->heads_q * s->head_dim,
              kv = rows * s->heads_kv * s->head_dim;
     t->q = ranks_upload(key_of(QUERIES, rank, epoch), q);
     t->k = ranks_upload(key_of(KEYS, rank, epoch), kv);
@@ -169,7 +169,7 @@ static void open_tensors(const struct row *r, uint32_t rank, uint32_t epoch, str
 static void check_tensors(struct run *u, uint32_t rank, uint32_t epoch, const struct tensors *t)
 {
     const struct prs_attention_shape *s = &u->row->shape;
-    uint64_t rows = (uint64_t)s->batch * share_of(u->row) * s->heads_q;
+    uint64_t rows = (uint64_t)s->batch * slice_rows(u->row) * s->heads_q;
     uint16_t *out = malloc(rows * s->head_dim * 2);
     float *lse = malloc(rows * 4);
     (void)cudaMemcpy(out, t->out, rows * s->head_dim * 2, cudaMemcpyDeviceToHost);
@@ -179,8 +179,8 @@ static void check_tensors(struct run *u, uint32_t rank, uint32_t epoch, const st
     free(lse);
 }
 
-/* All epochs are enqueued before any is waited for. The plan is closed as soon as this rank is done, whatever the
- * others still wait for. */
+/* Enqueues all epochs before it waits for any. Closes the plan as soon as this rank is done, even while others still
+ * wait. */
 static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *plan)
 {
     struct tensors t[MAX_EPOCHS];
@@ -206,12 +206,12 @@ static int run_epochs(struct run *u, uint32_t rank, struct prs_attention_plan *p
     return r;
 }
 
-/* A share crosses to each other node once. */
+/* A slice crosses to each other node once. */
 static void check_traffic(struct run *u, uint32_t rank, const struct prs_fused *ctx)
 {
     const struct prs_attention_shape *s = &u->row->shape;
     struct prs_fused_traffic traffic;
-    uint64_t share = (uint64_t)s->batch * share_of(u->row) * s->heads_kv * s->head_dim * 2 * 2;
+    uint64_t share = (uint64_t)s->batch * slice_rows(u->row) * s->heads_kv * s->head_dim * 2 * 2;
     prs_fused_traffic(ctx, &traffic);
     if (u->row->nodes == 0 || s->causal != 0)
         return;
@@ -220,23 +220,23 @@ static void check_traffic(struct run *u, uint32_t rank, const struct prs_fused *
                  (double)(share * (u->row->nodes - 1) * u->row->epochs));
 }
 
-static void run_rank(uint32_t rank, struct ranks_seat *seat, void *user)
+static void run_rank(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct run *u = user;
     struct prs_fused *ctx = NULL;
     struct prs_attention_plan *plan = NULL;
     struct prs_fused_error error;
-    int r = ranks_open(seat, u->row->nodes, 60000, &ctx);
-    if (r == 0)
+    int r = ranks_open(self, u->row->nodes, 60000, &ctx);
+    if (!r)
         r = prs_attention_plan_open(ctx, &u->row->shape, &u->row->tuning, &plan);
-    if (r == 0)
+    if (!r)
         r = run_epochs(u, rank, plan);
-    if (r == 0)
+    if (!r)
         check_traffic(u, rank, ctx);
-    if (r == 0)
+    if (!r)
         r = prs_fused_poll_error(ctx, &error);
     prs_fused_close(ctx);
-    if (r != 0)
+    if (r)
         __atomic_store_n(&u->result, r, __ATOMIC_RELAXED);
 }
 
@@ -275,14 +275,13 @@ Test(attention, causal_alone_is_right, .timeout = 600)
                  {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 1}, {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1});
 }
 
-/* Four CTAs and a group a task: some begin with a group for which there is credit only when they pass those before. */
+/* Four CTAs, and one group per task: some CTAs begin with a later group, and its credit needs the groups before it. */
 Test(attention, a_cta_that_begins_with_a_later_group_gives_credit_for_those_before, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1}});
 }
 
-/* 4 CTAs, and a number of tasks that they cannot share out whole: which was so, is asserted in test_attention_deal.c.
- */
+/* Four CTAs, and a number of tasks that they do not divide. test_attention_deal.c asserts that tasks are cut. */
 Test(attention, tasks_that_are_cut_are_put_together, .timeout = 900)
 {
     ASSERT_RIGHT({1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 3}, {2, {1, 1, 1, 128, 1000, 1, 0, 0.3f}, 3},
@@ -305,7 +304,7 @@ Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 900)
                  {1, {1, 2, 2, 64, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 2}});
 }
 
-/* Pairs of CTAs: tails in which the second has no rows at all, and odd numbers of tiles in a segment. */
+/* Pairs of CTAs: with tails in which the second CTA has no rows, and with odd numbers of tiles in a segment. */
 Test(attention, ctas_that_share_keys_are_right, .timeout = 900)
 {
     ASSERT_RIGHT({1, {1, 1, 1, 128, 256, 0, 0, 0}, 1, {.share = 2}},
@@ -326,7 +325,7 @@ Test(attention, causal_ctas_that_share_keys_are_right, .timeout = 900)
                  {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1, {.share = 2}});
 }
 
-/* Pushed, copied, in two buffers, and with tasks that are cut: which was so, is asserted in test_attention_deal.c. */
+/* Pushed, copied, in two buffers, and with cut tasks. test_attention_deal.c asserts that tasks are cut. */
 Test(attention, ranks_whose_ctas_share_keys_are_right, .timeout = 900)
 {
     ASSERT_RIGHT(
@@ -349,7 +348,7 @@ Test(attention, tasks_that_are_cut_are_put_together_by_two_ctas, .timeout = 900)
                  {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3, {.share = 2, .copy_engine = PRS_COPIES_BY_ENGINES}});
 }
 
-/* The first that a CTA of the other's has given credit for, as above. */
+/* As a_cta_that_begins_with_a_later_group, with pairs of CTAs. */
 Test(attention, ctas_that_share_keys_and_begin_with_a_later_group_give_credit_for_those_before, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.share = 2, .mode = PRS_ATTENTION_RING, .group = 1}});
@@ -376,7 +375,7 @@ Test(attention, a_ring_of_two_buffers_is_right, .timeout = 900)
                  {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .group = 2, .push_ctas = 1}});
 }
 
-/* By copy engines: both layouts, with groups of whole batches, of some heads of one, and across batches. */
+/* Copy engines, in both layouts; groups are whole batches, some heads of one batch, or heads of two batches. */
 Test(attention, keys_that_are_copied_are_right, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES}},
@@ -386,18 +385,17 @@ Test(attention, keys_that_are_copied_are_right, .timeout = 900)
                  {2, {2, 4, 2, 128, 404, 0, 1, 0.4f}, 2, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 3}});
 }
 
-/* A launch then returns when the kernel has ended, for which it needs what the other ranks enqueue. */
+/* With CUDA_LAUNCH_BLOCKING a launch returns when its kernel has ended, and the kernel needs copies of other ranks. */
 Test(attention, launches_that_block_find_all_copies_enqueued, .timeout = 900)
 {
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
     ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 1, 0, 0}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES}});
 }
 
-/* ---- several nodes: the real transport, over the software NIC -----------------------------------------------------
- */
+/* ---- several nodes: the real transport, over the software NIC ---- */
 static void need_software_nic(void)
 {
-    if (getenv("SOFTNIC_WORLD") == NULL)
+    if (!getenv("SOFTNIC_WORLD"))
         cr_skip_test("not under softnic-run");
 }
 
@@ -424,8 +422,7 @@ Test(attention_nodes, two_buffers_are_enough_between_nodes, .timeout = 900)
                  {4, {1, 5, 5, 128, 400, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 2}, 2});
 }
 
-/* ---- plans --------------------------------------------------------------------------------------------------------
- */
+/* ---- plans ---- */
 static void open_alone(struct prs_fused **ctx)
 {
     struct prs_fused_config config = {.world = 1};
@@ -488,14 +485,14 @@ struct lost {
 };
 
 /* Rank 2 opens everything and launches nothing. */
-static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
+static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct lost *lost = user;
     struct prs_attention_shape shape = {1, 2, 2, 128, 300, 0, 0, 0};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
     void *x = NULL, *out;
-    cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &lost->tuning, &plan), 0);
     x = ranks_upload(1, 100 * 256);
     cr_assert_eq(cudaMalloc(&out, 100 * 256 * 2), cudaSuccess);
@@ -533,7 +530,7 @@ Test(attention, a_lost_rank_that_was_to_copy_is_named_by_the_others, .timeout = 
     assert_lost_rank_is_named((struct prs_attention_tuning){.copy_engine = PRS_COPIES_BY_ENGINES});
 }
 
-/* Both CTAs of a pair must come to an end. */
+/* Both CTAs of a pair must end. */
 Test(attention, a_lost_rank_is_named_by_ctas_that_share_keys, .timeout = 900)
 {
     assert_lost_rank_is_named((struct prs_attention_tuning){.copy_engine = PRS_COPIES_BY_CTAS, .share = 2});

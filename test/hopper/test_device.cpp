@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The warp-wide and block-wide calls of perseus/device.cuh, towards a peer that is mapped: no proxy is needed. */
+/* The warp-wide and block-wide calls of perseus/device.cuh, to a mapped peer, for which no proxy is needed. */
 #include <criterion/criterion.h>
 #include <cuda_runtime.h>
 
 #include "fused/core/launch.cuh"
 #include "tools/hopper/hopper.h"
-
 #include <perseus/device.cuh>
 
 enum { THREADS = 64, BYTES = 1000, CALLS = 4 };
 
-/* All that a kernel reads and writes: one allocation. */
+/* One allocation with everything that the kernel reads and writes. */
 struct memory {
     struct prs_ring_local local;
     struct prs_ring_control control;
@@ -38,7 +37,7 @@ static __global__ void put_by_teams(const struct args a)
     }
 }
 
-/* One launch, on a device whose first error was `failed`. */
+/* Runs one launch, on a device whose first error was `failed`. */
 static struct memory *run(uint64_t failed)
 {
     struct launch_shape shape = {1, THREADS, 1024};
@@ -85,7 +84,7 @@ Test(device, a_mapped_peer_is_written_by_all_threads, .timeout = 200)
     cr_assert_eq(*(const uint64_t *)&memory->data[1][1016], 7);
 }
 
-/* prs_put_block() said 0, where every other call fails at once. */
+/* prs_put_block() once returned 0 here, where every other call fails at once. */
 Test(device, after_the_first_error_each_call_returns_it_to_each_thread, .timeout = 200)
 {
     assert_all_return(run(PRS_DEVICE_TIMEOUT), -PRS_DEVICE_TIMEOUT);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fused GEMM kernels, unchanged, on emulated GPUs. */
+/* The fused GEMM kernels and the unfused path on emulated GPUs. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -28,13 +28,13 @@ Test(hopper, a_product_alone_is_right, .timeout = 900)
 {
     static const struct row rows[] = {
         {PRS_FUSED_GEMM, 1, 512, 1024, 512, 1}, {PRS_FUSED_GEMM, 1, 512, 1024, 512, 0},
-        {PRS_FUSED_GEMM, 1, 200, 328, 136, 1}, /* tails in all three */
+        {PRS_FUSED_GEMM, 1, 200, 328, 136, 1}, /* tails in m, n and k */
         {PRS_FUSED_GEMM, 1, 200, 328, 136, 0},  {PRS_FUSED_GEMM, 1, 8, 8, 8, 1},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* Each operand maps the memory of every peer. */
+/* Each operand maps the memory of every peer, so peer access could be enabled again and again. */
 Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 900)
 {
     static const struct row rows[] = {{PRS_FUSED_ALLGATHER, 3, 768, 256, 128, 1},
@@ -43,7 +43,7 @@ Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 900)
     cr_assert_eq(hopper_repeated_access(), 0, "%u times it was there already", hopper_repeated_access());
 }
 
-/* Alone, full tiles, tails in all three, more epochs than buffers, both layouts of B. */
+/* One rank alone, full tiles, tails in m, n and k, more epochs than buffers, both layouts of B. */
 static void assert_collective_right(enum prs_fused_op op, struct prs_fused_tuning tuning)
 {
     struct prs_fused_tuning bursts = tuning;
@@ -84,16 +84,16 @@ Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
          1,
          3,
          {.copy_engine = PRS_COPIES_BY_ENGINES, .band = 1, .segments = 2}},
-        /* pieces as the plan has them */
+        /* pieces as the plan chooses them */
         {PRS_FUSED_ALLGATHER, 4, 1632, 328, 136, 0, 2, {.copy_engine = PRS_COPIES_BY_ENGINES}},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
-    /* a piece for each K step */
+    /* one piece per K step */
     assert_collective_right(PRS_FUSED_ALLGATHER,
                             (struct prs_fused_tuning){.copy_engine = PRS_COPIES_BY_ENGINES, .segments = 4});
 }
 
-/* A launch then returns when the kernel has ended, for which it needs what the other ranks enqueue. */
+/* With CUDA_LAUNCH_BLOCKING a launch returns when its kernel has ended, and the kernel needs copies of other ranks. */
 Test(hopper, launches_that_block_find_all_copies_enqueued, .timeout = 600)
 {
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
@@ -104,7 +104,7 @@ Test(hopper, launches_that_block_find_all_copies_enqueued, .timeout = 600)
                                                .timeout_ms = RANKS_PATIENCE_MS});
 }
 
-/* More K steps than stages: a rank that kept back what another waits for would be waited for in a circle. */
+/* More K steps than stages: a rank that held back a tile which another waits for would make them wait in a circle. */
 Test(hopper, reduce_scatter_is_right_with_long_k, .timeout = 600)
 {
     static const struct row rows[] = {
@@ -114,7 +114,7 @@ Test(hopper, reduce_scatter_is_right_with_long_k, .timeout = 600)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* Small and many: a fast rank is an epoch ahead of a slow one. */
+/* Many small launches, so that a fast rank is an epoch ahead of a slow one. */
 Test(hopper, epochs_run_into_each_other, .timeout = 600)
 {
     static const struct row rows[] = {
@@ -126,7 +126,7 @@ Test(hopper, epochs_run_into_each_other, .timeout = 600)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* The all-gather by copy engine forks to other streams inside the graph. */
+/* An all-gather by copy engines forks to other streams inside the graph. */
 Test(hopper, a_captured_graph_may_be_replayed, .timeout = 600)
 {
     static const struct ranks_product products[] = {
@@ -141,7 +141,7 @@ Test(hopper, a_captured_graph_may_be_replayed, .timeout = 600)
     ranks_assert_right(&products[1]);
 }
 
-/* ---- the way without fusion -------------------------------------------------------------------------------------- */
+/* ---- the unfused path ---- */
 Test(hopper, unfused_shapes_are_right, .timeout = 600)
 {
     static const struct row rows[] = {
@@ -151,19 +151,19 @@ Test(hopper, unfused_shapes_are_right, .timeout = 600)
         {PRS_FUSED_ALLGATHER, 4, 64, 40, 64, 1, 3, {.path = PRS_PATH_UNFUSED}}, /* vectors of 16 bytes */
         {PRS_FUSED_ALLREDUCE, 4, 141, 37, 51, 1, 3, {.path = PRS_PATH_UNFUSED}},
         {PRS_FUSED_ALLREDUCE, 3, 64, 64, 64, 0, 3, {.path = PRS_PATH_UNFUSED}},
-        {PRS_FUSED_ALLREDUCE, 4, 1, 9, 8, 1, 2, {.path = PRS_PATH_UNFUSED}}, /* ranks with nothing to add up */
+        {PRS_FUSED_ALLREDUCE, 4, 1, 9, 8, 1, 2, {.path = PRS_PATH_UNFUSED}}, /* some ranks have nothing to add up */
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* Rank 1 demands what cannot be. */
-static void open_what_one_cannot(uint32_t rank, struct ranks_seat *seat, void *user)
+/* Rank 1 demands the fused path for a shape that it cannot run. */
+static void open_what_one_cannot(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 64, 63, 64, 1};
     struct prs_fused_tuning tuning = {.path = rank == 1 ? PRS_PATH_FUSED : PRS_PATH_AUTO};
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
-    cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
     ((int *)user)[rank] = prs_fused_plan_open(ctx, &shape, &tuning, &plan);
     prs_fused_close(ctx);
 }
@@ -176,7 +176,7 @@ Test(hopper, a_plan_that_one_rank_refuses_is_refused_by_all, .timeout = 900)
     cr_assert(result[0] == -EINVAL && result[1] == -EINVAL, "%d and %d", result[0], result[1]);
 }
 
-/* ---- a rank that does not come ----------------------------------------------------------------------------------- */
+/* ---- a rank that does not launch ---- */
 struct lost {
     enum prs_fused_path path;
     uint32_t patience_ms;
@@ -184,9 +184,9 @@ struct lost {
     char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
 
-/* Rank 1 launches when rank 0 has given up. That went on without its sums, so that all its CTAs end, and spread what
- * came of it. */
-static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
+/* Rank 1 launches after rank 0 has given up. Rank 0 went on without the sums of rank 1, so that all its CTAs ended, and
+ * sent the wrong results. */
+static void launch_late(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct lost *lost = user;
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
@@ -196,19 +196,19 @@ static void launch_late(uint32_t rank, struct ranks_seat *seat, void *user)
     struct prs_fused_plan *plan;
     uint32_t ranks[2];
     void *a, *b, *c;
-    cr_assert_eq(ranks_open(seat, 0, lost->patience_ms, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 0, lost->patience_ms, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
     a = ranks_upload(1, 512 * 64);
     b = ranks_upload(2, 256 * 64);
     cr_assert_eq(prs_fused_alloc(ctx, 512 * 256 * 2, &c), 0);
     if (rank == 1)
-        (void)ranks_allgather(seat, &rank, ranks, sizeof(rank));
+        (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
     cr_assert_eq(prs_gemm_allreduce(plan, a, b, c, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     lost->result[rank] = prs_fused_poll_error(ctx, &error);
     memcpy(lost->text[rank], error.text, sizeof(error.text));
     if (rank == 0)
-        (void)ranks_allgather(seat, &rank, ranks, sizeof(rank));
+        (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
     cr_assert_eq(prs_gemm_allreduce(plan, a, b, c, NULL), lost->result[rank], "the error is sticky");
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     (void)prs_fused_free(ctx, c);
@@ -232,14 +232,14 @@ Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout =
     assert_late_rank_knows(PRS_PATH_FUSED, RANKS_PATIENCE_MS);
 }
 
-/* Here the late rank waits for nothing: all flags of the one that gave up are there. */
+/* Here the late rank waits for nothing: the rank that gave up has set all its flags. */
 Test(hopper, unfused_what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 900)
 {
     assert_late_rank_knows(PRS_PATH_UNFUSED, 300);
 }
 
 /* Rank 3 opens everything and launches nothing. */
-static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
+static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct lost *lost = user;
     struct prs_fused_shape shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1};
@@ -248,7 +248,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     void *a, *b, *c;
-    cr_assert_eq(ranks_open(seat, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
     a = ranks_upload(1, 1024 * 64);
     b = ranks_upload(2, 256 * 64);

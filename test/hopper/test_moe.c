@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MoE dispatch with the grouped product, unchanged, on emulated GPUs: every map entry and every row of every launch is
- * checked by definition. */
+/* MoE dispatch with the grouped product on emulated GPUs. Every map entry and every row of every launch is checked
+ * against the definition. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -14,22 +14,22 @@
 
 enum { MAX_EPOCHS = 6, COLUMNS_PER_ROW = 9, CONTEXT_KEY = 9000 };
 
-/* How the routers choose. */
+/* How tokens choose experts. */
 enum mode { EVEN, ONE_EXPERT, HALF_EMPTY, SOME_NONE, NO_EXPERT };
 
 struct row {
     uint32_t world, tokens, hidden, columns, experts, top_k, n_h, epochs;
     enum mode mode;
-    uint32_t capacity_of_last; /* 0: the most that can come */
+    uint32_t capacity_of_last; /* 0: room for all rows */
     struct prs_moe_tuning tuning;
-    uint32_t lost;  /* 1: the last rank leaves out the last launch */
-    uint32_t nodes; /* ranks are split over so many; 0: one */
+    uint32_t lost;  /* 1: the last rank skips the last launch */
+    uint32_t nodes; /* over which the ranks are split; 0: one */
 };
 
 struct run {
     const struct row *row;
     pthread_mutex_t lock;
-    uint64_t rows, wrong; /* checked; wrong in map or value */
+    uint64_t rows, wrong; /* rows checked; wrong: map entries and values */
     int result[RANKS_MAX];
     struct prs_fused_error error[RANKS_MAX];
     char first[200];
@@ -42,8 +42,7 @@ static uint32_t mix(uint32_t a, uint32_t b, uint32_t c)
     return x;
 }
 
-/* ---- inputs that any rank can recompute ----------------------------------------------------------------------------
- */
+/* ---- inputs that any rank can recompute ---- */
 static uint32_t count_of(const struct row *w, uint32_t epoch, uint32_t rank)
 {
     return (rank + epoch) % 3 == 2 ? w->tokens / 4 : rank == 1 && epoch == 1 ? 0 : w->tokens - rank;
@@ -82,8 +81,7 @@ static uint32_t key_of_weights(uint32_t rank)
     return 5000 + rank;
 }
 
-/* ---- checks ---------------------------------------------------------------------------------------------------------
- */
+/* ---- checks ---- */
 struct result {
     struct prs_moe_row *rows;
     struct prs_moe_group *groups;
@@ -130,11 +128,13 @@ static void check_row(struct run *run, const struct result *res, uint32_t rank, 
     }
 }
 
-/* The i-th sender of an expert's rows: node by node from the own one on, each from the place of the own rank on. */
+/* The i-th sender of an expert's rows: node by node, beginning with this rank's node; within a node, beginning with the
+ * rank that has the local rank of this one. */
 static uint32_t sender(const struct row *w, uint32_t rank, uint32_t i)
 {
-    uint32_t nodes = w->nodes == 0 ? 1 : w->nodes, seats = w->world / nodes, node = (rank / seats + i / seats) % nodes;
-    return node * seats + (rank + i) % seats;
+    uint32_t nodes = w->nodes == 0 ? 1 : w->nodes, locals = w->world / nodes,
+             node = (rank / locals + i / locals) % nodes;
+    return node * locals + (rank + i) % locals;
 }
 
 static void check(struct run *run, const struct result *res, uint32_t rank, uint32_t epoch)
@@ -165,8 +165,7 @@ static void check(struct run *run, const struct result *res, uint32_t rank, uint
     pthread_mutex_unlock(&run->lock);
 }
 
-/* ---- ranks ----------------------------------------------------------------------------------------------------------
- */
+/* ---- ranks ---- */
 static void *device(size_t bytes, int fill)
 {
     void *p = NULL;
@@ -215,7 +214,7 @@ static void check_batch(struct run *run, uint32_t rank, uint32_t epoch, uint32_t
     free(r.out);
 }
 
-/* All launches are enqueued before any is waited for; the last one's product is then computed once more alone. */
+/* Enqueues all launches before it waits for any. Then computes the product of the last one again, alone. */
 static int launch_all(struct run *run, uint32_t rank, struct prs_moe_plan *plan, struct prs_fused *ctx)
 {
     const struct row *w = run->row;
@@ -246,7 +245,7 @@ static int launch_all(struct run *run, uint32_t rank, struct prs_moe_plan *plan,
     return r;
 }
 
-static void rank_body(uint32_t rank, struct ranks_seat *seat, void *user)
+static void rank_body(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct run *run = user;
     const struct row *w = run->row;
@@ -256,11 +255,11 @@ static void rank_body(uint32_t rank, struct ranks_seat *seat, void *user)
     int r;
     if (rank == w->world - 1)
         shape.capacity = w->capacity_of_last;
-    /* A full machine is slow. */
-    r = ranks_open(seat, w->nodes == 0 ? 1 : w->nodes, w->lost ? RANKS_PATIENCE_MS : 60000, &ctx);
-    if (r == 0)
+    /* A busy host is slow. */
+    r = ranks_open(self, w->nodes == 0 ? 1 : w->nodes, w->lost ? RANKS_PATIENCE_MS : 60000, &ctx);
+    if (!r)
         r = prs_moe_plan_open(ctx, &shape, &w->tuning, &plan);
-    if (r == 0)
+    if (!r)
         r = launch_all(run, rank, plan, ctx);
     prs_moe_plan_close(plan);
     prs_fused_close(ctx);
@@ -306,8 +305,8 @@ Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 900)
 {
     static const struct row rows[] = {
         {2, 90, 128, 256, 8, 3, 1, 3, EVEN, 0, {0}},
-        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.share = 2, .order = PRS_MOE_IN_TURN}}, /* the last pair of tiles
-                                                                                                 is half */
+        /* one tile in the last pair */
+        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.share = 2, .order = PRS_MOE_IN_TURN}},
         {4, 60, 128, 264, 8, 3, 1, 4, EVEN, 0, {.share = 2, .route_ctas = 3}},
         {4, 50, 72, 256, 16, 4, 0, 3, SOME_NONE, 0, {.share = 1, .route_ctas = 1}},
     };
@@ -323,8 +322,8 @@ Test(moe, skewed_choices_are_right, .timeout = 900)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* More steps along K than there are stages, and after each full block one whose second half has no rows: that half's
- * warpgroup may not hold up the stages while the other one waits for a store. */
+/* More K steps than stages, and after each full block one whose second half has no rows. The warpgroup of that half
+ * must not hold back stages while the other warpgroup waits for a store. */
 Test(moe, blocks_of_few_rows_follow_full_ones, .timeout = 900)
 {
     static const struct row rows[] = {
@@ -334,7 +333,7 @@ Test(moe, blocks_of_few_rows_follow_full_ones, .timeout = 900)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* 8 KB is what a row's buffer holds. */
+/* The buffer of a row holds 8 KB. */
 Test(moe, rows_longer_than_a_buffer_travel_in_pieces, .timeout = 900)
 {
     static const struct row rows[] = {{2, 20, 7168, 64, 4, 2, 1, 2, EVEN, 0, {0}},
@@ -378,7 +377,7 @@ Test(moe, a_rank_that_does_not_come_is_named, .timeout = 600)
     cr_assert_eq(run.error[2].code, 0, "%s", run.error[2].text);
 }
 
-/* Half a megabyte a put; rows that are nearly that long go one by one; a group has whole puts. */
+/* A put has half a megabyte, or one row if that is longer; a group has whole puts. */
 Test(moe, puts_are_as_long_as_a_link_needs, .timeout = 300)
 {
     static const struct choice {
@@ -407,8 +406,7 @@ Test(moe, puts_are_as_long_as_a_link_needs, .timeout = 300)
     prs_fused_close(ctx);
 }
 
-/* ---- several nodes: the real transport, over whatever verbs device there is (softnic) ------------------------------
- */
+/* ---- several nodes: the real transport, over any verbs device (softnic in the suite) ---- */
 Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 900)
 {
     static const struct row rows[] = {
@@ -433,7 +431,7 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* Whole blocks of this node's rows, mixed ones, and ones of other nodes' rows, for the two passes; and in one. */
+/* Blocks of this node's rows, of other nodes' rows, and of both; in two passes and in one. */
 Test(moe_nodes, experts_with_many_rows_of_all_nodes_are_right, .timeout = 900)
 {
     static const struct row rows[] = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fused kernels over several nodes: emulated GPUs, the real transport, and whatever verbs device there is
- * (softnic). Nodes are groups of ranks that do not map each other. */
+/* The fused kernels over several nodes: emulated GPUs, the real transport, and any verbs device (softnic in the suite).
+ * A node here is a set of ranks that map each other's memory. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -29,7 +29,7 @@ static void assert_rows_right(enum prs_fused_op op, const struct row *rows, size
                                                    .replays = rows[i].replays});
 }
 
-/* 2 x 2 with tails, a GPU a node, three nodes, every piece signalled alone and all of a band together. */
+/* 2 x 2 with tails, one GPU per node, three nodes; a signal for each piece, and one for a whole band. */
 static const struct row rows[] = {
     {4, 2, 1024, 512, 192, 1, 3, {.band = 1}},
     {4, 2, 1632, 328, 136, 0, 2, {.group = 1}},
@@ -44,7 +44,7 @@ Test(nodes, reduce_scatter_is_right, .timeout = 900)
     assert_rows_right(PRS_FUSED_REDUCE_SCATTER, rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* As in test_fused.c: a rank that kept back what another waits for would be waited for in a circle. */
+/* As in test_fused.c: a rank that held back a tile which another waits for would make them wait in a circle. */
 Test(nodes, reduce_scatter_is_right_with_long_k, .timeout = 900)
 {
     static const struct row row = {4, 2, 2048, 512, 320, 1, 2, {.band = 1, .clusters = 1}};
@@ -64,8 +64,9 @@ Test(nodes, allreduce_is_right, .timeout = 900)
     assert_rows_right(PRS_FUSED_ALLREDUCE, rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* ---- the way without fusion -------------------------------------------------------------------------------------- */
-/* What the fused kernels cannot run: n or k that is no multiple of 8; a GPU a node, three nodes; a captured graph. */
+/* ---- the unfused path ---- */
+/* Shapes that the fused kernels cannot run (n or k is no multiple of 8); one GPU per node, three nodes, a captured
+ * graph. */
 static const struct row odd_rows[] = {
     {4, 2, 148, 103, 51, 1, 4, {.path = PRS_PATH_UNFUSED}},  {4, 2, 64, 64, 36, 0, 3, {.path = PRS_PATH_UNFUSED}},
     {2, 2, 70, 37, 40, 1, 3, {.path = PRS_PATH_UNFUSED}},    {6, 3, 66, 41, 24, 0, 3, {.path = PRS_PATH_UNFUSED}},
@@ -84,7 +85,7 @@ Test(nodes, unfused_allgather_is_right, .timeout = 900)
     assert_rows_right(PRS_FUSED_ALLGATHER, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
 }
 
-/* Besides: ranks that do not divide m, and ranks with nothing to add up. */
+/* Also m that the number of ranks does not divide, and ranks with nothing to add up. */
 Test(nodes, unfused_allreduce_is_right, .timeout = 900)
 {
     static const struct row more[] = {
@@ -97,8 +98,7 @@ Test(nodes, unfused_allreduce_is_right, .timeout = 900)
     assert_rows_right(PRS_FUSED_ALLREDUCE, odd_rows, sizeof(odd_rows) / sizeof(*odd_rows));
 }
 
-/* A product that costs nothing and sums that take long: a fast rank would put the next launch's sums over the last's.
- */
+/* A fast product and slow sums: without credit, a fast rank would put the next launch's sums over the last launch's. */
 Test(nodes, unfused_epochs_run_into_each_other, .timeout = 900)
 {
     static const struct row many[] = {
@@ -111,17 +111,17 @@ Test(nodes, unfused_epochs_run_into_each_other, .timeout = 900)
     assert_rows_right(PRS_FUSED_ALLREDUCE, many, sizeof(many) / sizeof(*many));
 }
 
-/* ---- a node that does not come ----------------------------------------------------------------------------------- */
+/* ---- ranks that do not launch ---- */
 struct lost {
     struct prs_fused_shape shape;
-    uint32_t first;  /* rank that does not come, and all behind it */
-    bool zero_later; /* rank 0 launches when the others' launches have ended */
+    uint32_t first;  /* this rank and all after it do not launch */
+    bool zero_later; /* rank 0 launches after the launches of the others have ended */
     int result[4];
     char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
 
-/* Ranks that open everything and launch nothing. */
-static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *user)
+/* From lost->first on, a rank opens everything and launches nothing. */
+static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct lost *lost = user;
     struct prs_fused_error error;
@@ -129,18 +129,18 @@ static void launch_unless_lost(uint32_t rank, struct ranks_seat *seat, void *use
     struct prs_fused_plan *plan;
     uint32_t ranks[4];
     void *a, *b, *c;
-    cr_assert_eq(ranks_open(seat, 2, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 2, RANKS_PATIENCE_MS, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &lost->shape, NULL, &plan), 0);
     a = ranks_upload(1, (uint64_t)lost->shape.m * lost->shape.k);
     b = ranks_upload(2, (uint64_t)lost->shape.n * lost->shape.k);
     cr_assert_eq(cudaMalloc(&c, lost->shape.m / 4 * lost->shape.n * 2), cudaSuccess);
     if (rank == 0 && lost->zero_later)
-        (void)ranks_allgather(seat, &rank, ranks, sizeof(rank));
+        (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
     if (rank < lost->first)
         cr_assert_eq(prs_gemm_reduce_scatter(plan, a, b, c, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     if (rank != 0 && lost->zero_later)
-        (void)ranks_allgather(seat, &rank, ranks, sizeof(rank));
+        (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
     lost->result[rank] = prs_fused_poll_error(ctx, &error);
     memcpy(lost->text[rank], error.text, sizeof(error.text));
     prs_fused_plan_close(plan);
@@ -167,8 +167,8 @@ Test(nodes, a_lost_node_is_named_by_its_counterparts, .timeout = 600)
     }
 }
 
-/* Its neighbour gives up first. What that would have sent is not right, so it sends nothing, and its counterpart fails
- * too instead of taking it for a result. */
+/* The neighbour of the lost rank gives up first. Its sums would be wrong, so it does not send them, and its counterpart
+ * fails too instead of using them. */
 Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
 {
     static const struct prs_fused_shape shapes[] = {{PRS_FUSED_REDUCE_SCATTER, 1024, 256, 64, 1},
@@ -183,17 +183,17 @@ Test(nodes, sums_without_a_lost_rank_are_not_sent, .timeout = 600)
             cr_assert_eq(lost.result[rank], -ETIMEDOUT, "rank %d: %d", rank, lost.result[rank]);
         cr_assert_not_null(strstr(lost.text[0], "for partial sums of rank 2: flag "), "%s", lost.text[0]);
         if (i == 0)
-            continue; /* of the two that they wait for, ranks 1 and 2 may name either */
+            continue; /* ranks 1 and 2 wait for two ranks, and may name either */
         cr_assert_not_null(strstr(lost.text[1], "for its arrival of rank 0: flag "), "%s", lost.text[1]);
         cr_assert_not_null(strstr(lost.text[2], "for its arrival of rank 3: flag "), "%s", lost.text[2]);
     }
 }
 
-/* A rank that says it is alone on its node, where no NIC can be used. */
-static void open_without_a_device(uint32_t rank, struct ranks_seat *seat, void *user)
+/* A rank that is alone on its node, where no NIC can be used. */
+static void open_without_a_device(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct prs_fused *ctx;
-    ((int *)user)[rank] = ranks_open(seat, 2, RANKS_PATIENCE_MS, &ctx);
+    ((int *)user)[rank] = ranks_open(self, 2, RANKS_PATIENCE_MS, &ctx);
 }
 
 Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 600)
@@ -205,14 +205,13 @@ Test(nodes, without_an_rdma_device_opening_says_no_device, .timeout = 600)
     cr_assert(result[0] == -ENODEV && result[1] == -ENODEV, "%d and %d", result[0], result[1]);
 }
 
-/* ---- a rank that fails while a plan is opened ---------------------------------------------------------------------
- */
-static __thread int copies_until_failure; /* of this thread's; 0: none fails */
+/* ---- a rank that fails while a plan is opened ---- */
+static __thread int copies_until_failure; /* counted per thread; 0: none fails */
 
 cudaError_t __real_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t __wrap_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);
 
-/* The linker leads every call of cudaMemcpy() here. */
+/* The linker redirects every call of cudaMemcpy() here. */
 cudaError_t __wrap_cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {
     if (copies_until_failure > 0 && --copies_until_failure == 0)
@@ -220,10 +219,10 @@ cudaError_t __wrap_cudaMemcpy(void *to, const void *from, size_t bytes, enum cud
     return __real_cudaMemcpy(to, from, bytes, kind);
 }
 
-static void open_with_a_failing_copy(uint32_t rank, struct ranks_seat *seat, void *user)
+static void open_with_a_failing_copy(uint32_t rank, struct ranks_self *self, void *user)
 {
     static const struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 1024, 256, 64, 1};
-    struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, seat, rank + 1};
+    struct prs_fused_config config = {rank, 2, (int)rank, RANKS_PATIENCE_MS, ranks_allgather, self, rank + 1};
     struct prs_fused_plan *plan = NULL;
     struct prs_fused *ctx;
     int *result = user;
@@ -238,7 +237,7 @@ static void open_with_a_failing_copy(uint32_t rank, struct ranks_seat *seat, voi
     prs_fused_close(ctx);
 }
 
-/* Its peers were in the meeting about signals then, which it never came to. */
+/* Once, the failing rank left, and its peers waited for it in the next all-gather, about signals. */
 Test(nodes, a_rank_that_cannot_tell_its_neighbours_of_its_alarm_tells_all, .timeout = 600)
 {
     int result[2] = {0};
@@ -248,14 +247,14 @@ Test(nodes, a_rank_that_cannot_tell_its_neighbours_of_its_alarm_tells_all, .time
     cr_assert(result[0] == -EIO && result[1] == -EIO, "%d and %d", result[0], result[1]);
 }
 
-/* What a launch puts is what the plan says, once. */
+/* A launch puts what the plan says, once. */
 struct counted {
     struct prs_fused_shape shape;
     struct prs_fused_plan_info info[4];
     struct prs_fused_traffic traffic[4];
 };
 
-static void count_traffic(uint32_t rank, struct ranks_seat *seat, void *user)
+static void count_traffic(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct counted *counted = user;
     const struct prs_fused_shape *shape = &counted->shape;
@@ -263,7 +262,7 @@ static void count_traffic(uint32_t rank, struct ranks_seat *seat, void *user)
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     void *a, *b, *c;
-    cr_assert_eq(ranks_open(seat, 2, 60000, &ctx), 0);
+    cr_assert_eq(ranks_open(self, 2, 60000, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, shape, &tuning, &plan), 0);
     prs_fused_plan_query(plan, &counted->info[rank]);
     a = ranks_upload(1, (uint64_t)shape->m * shape->k);
@@ -296,7 +295,7 @@ Test(nodes, partial_sums_cross_once_with_a_put_and_a_signal_a_group, .timeout = 
     }
 }
 
-/* Of two nodes, each of which has all rails of the world. */
+/* Two nodes, each of which has two rails. */
 static void assert_rails(uint32_t ranks, uint32_t each)
 {
     struct counted counted = {.shape = {PRS_FUSED_REDUCE_SCATTER, 1024, 512, 64, 1}};
@@ -317,7 +316,7 @@ Test(nodes, ranks_of_a_node_share_its_rails, .timeout = 600)
     assert_rails(4, 1);
 }
 
-/* One put a counterpart for sums, one for rows; and a signal each, or a credit in place of rows. */
+/* To each counterpart: one put of sums, one put of rows, and a signal for each; or a credit where no rows are put. */
 Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .timeout = 600)
 {
     static const struct {
@@ -336,8 +335,7 @@ Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .time
         for (int rank = 0; rank < 4; rank++) {
             const struct prs_fused_plan_info *info = &counted.info[rank];
             cr_assert_eq(info->tuning.path, PRS_PATH_UNFUSED);
-            cr_assert(strstr(info->reason, "multiple of 8") != NULL || strstr(info->reason, "divide m") != NULL, "%s",
-                      info->reason);
+            cr_assert(strstr(info->reason, "multiple of 8") || strstr(info->reason, "divide m"), "%s", info->reason);
             cr_assert_eq(counted.traffic[rank].puts, odd[i].puts);
             cr_assert_eq(counted.traffic[rank].signals, 2);
             cr_assert_eq(info->far_bytes, odd[i].bytes);

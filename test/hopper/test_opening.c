@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening plans where one rank fails, or knows something else: no other may be left waiting, or go another way. */
+/* Opening plans while one rank fails or knows something else: no other rank may wait for ever or decide differently. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -12,14 +12,15 @@
 #include "tools/hopper/hopper.h"
 #include "test/hopper/ranks.h"
 
-/* Rank 0 of two; the other one is an echo of it but for its GPU, and what it is made to say. Errors are told in single
- * words; what tells where memory is carries a handle, behind process and device. */
+/* This is rank 0 of two. Rank 1 is an echo: it gives what rank 0 gives, except for its GPU and what the test demands.
+ * An all-gather of one int is a word about errors; a longer one with a memory handle, after process and device, is an
+ * offer. */
 struct echo {
-    uint32_t words, error_at; /* in which word the other says -ENOMEM; 0: never */
-    uint32_t offers, lost_at; /* in which offer the other's device is one that cannot be reached; 0: never */
-    uint32_t ignored;         /* offers made after the error was told */
-    int told, gave;           /* the error that the other told; the first that this rank did */
-    bool same_gpu;            /* as this rank's */
+    uint32_t words, error_at; /* the word in which the echo says -ENOMEM; 0: never */
+    uint32_t offers, lost_at; /* the offer in which the echo's device cannot be reached; 0: never */
+    uint32_t ignored;         /* offers that rank 0 made after the error */
+    int told, gave;           /* the error of the echo; the first error of rank 0 */
+    bool same_gpu;            /* the echo has the GPU of rank 0 */
 };
 
 static int echo_allgather(void *user, const void *mine, void *all, size_t bytes)
@@ -55,7 +56,7 @@ static const struct ways {
     struct prs_fused_tuning tuning;
 } ways[] = {
     {{PRS_FUSED_ALLREDUCE, 1024, 256, 64, 1}, {.path = PRS_PATH_FUSED}},
-    {{PRS_FUSED_ALLREDUCE, 64, 64, 64, 1}, {.path = PRS_PATH_AUTO}}, /* unfused, and could be fused */
+    {{PRS_FUSED_ALLREDUCE, 64, 64, 64, 1}, {.path = PRS_PATH_AUTO}}, /* unfused by choice */
     {{PRS_FUSED_ALLGATHER, 1024, 256, 64, 1}, {.copy_engine = 1}},
 };
 enum { WAYS = sizeof(ways) / sizeof(ways[0]), MEETINGS = 100 };
@@ -72,7 +73,7 @@ Test(opening, an_error_of_another_rank_ends_it_here_wherever_it_is_told, .timeou
             r = prs_fused_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
             cr_assert_eq(r, e.told, "way %u, word %u: %d", way, at, r);
             cr_assert_eq(e.ignored, 0, "way %u, word %u: went on for %u meetings", way, at, e.ignored);
-            if (r == 0) {
+            if (!r) {
                 cr_assert_gt(at, 1);
                 e.error_at = 0;
                 prs_fused_plan_close(plan);
@@ -94,7 +95,7 @@ Test(opening, a_rank_that_cannot_map_another_tells_the_others, .timeout = 60)
             int r;
             e = (struct echo){.lost_at = at};
             r = prs_fused_plan_open(ctx, &ways[way].shape, &ways[way].tuning, &plan);
-            if (r == 0) {
+            if (!r) {
                 cr_assert_gt(at, 1);
                 prs_fused_plan_close(plan);
                 break;
@@ -121,12 +122,12 @@ Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 60)
     prs_fused_close(ctx);
 }
 
-/* ---- two ranks --------------------------------------------------------------------------------------------------- */
+/* ---- two ranks ---- */
 struct both {
     int result[2];
     char text[2][256];
     struct prs_fused_plan_info info[2];
-    atomic_uint met[2]; /* how often each has begun to meet the other */
+    atomic_uint met[2]; /* how many all-gathers each has begun */
     const char *file;
 };
 
@@ -146,10 +147,10 @@ static void keep_result(struct both *both, uint32_t rank, int r)
 }
 
 /* The result of an all-reduce must lie in symmetric memory. */
-static void tune_into_wrong_memory(uint32_t rank, struct ranks_seat *seat, void *user)
+static void tune_into_wrong_memory(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1};
-    struct prs_fused *ctx = open_rank(rank, ranks_allgather, seat);
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
     struct prs_fused_tuning best;
     void *a = ranks_upload(1, 512 * 64), *b = ranks_upload(2, 256 * 64), *c, *other;
     cr_assert_eq(prs_fused_alloc(ctx, 512 * 256 * 2, &c), 0);
@@ -170,12 +171,12 @@ Test(opening, tuning_that_fails_on_one_rank_fails_on_all, .timeout = 60)
     cr_assert_not_null(strstr(both.text[0], "rank 1"), "%s", both.text[0]);
 }
 
-/* Rank 1 demands a kernel that nobody has built. */
-static void open_unknown_attention(uint32_t rank, struct ranks_seat *seat, void *user)
+/* Rank 1 demands a kernel that does not exist. */
+static void open_unknown_attention(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
     struct prs_attention_tuning tuning = {.block_rows = rank == 1 ? 100 : 0};
-    struct prs_fused *ctx = open_rank(rank, ranks_allgather, seat);
+    struct prs_fused *ctx = open_rank(rank, ranks_allgather, self);
     struct prs_attention_plan *plan;
     keep_result(user, rank, prs_attention_plan_open(ctx, &shape, &tuning, &plan));
     prs_fused_close(ctx);
@@ -191,23 +192,23 @@ Test(opening, attention_that_one_rank_refuses_is_refused_by_all, .timeout = 60)
     cr_assert_not_null(strstr(both.text[0], "rank 1"), "%s", both.text[0]);
 }
 
-struct counted_seat {
-    struct ranks_seat *seat;
+struct counted_self {
+    struct ranks_self *self;
     atomic_uint *met;
 };
 
 static int counted_allgather(void *user, const void *mine, void *all, size_t bytes)
 {
-    struct counted_seat *c = user;
+    struct counted_self *c = user;
     atomic_fetch_add(c->met, 1);
-    return ranks_allgather(c->seat, mine, all, bytes);
+    return ranks_allgather(c->self, mine, all, bytes);
 }
 
-/* Rank 0 writes the file when rank 1 has read it, as it may after tuning. */
-static void open_while_file_changes(uint32_t rank, struct ranks_seat *seat, void *user)
+/* Rank 0 writes the tuning file after rank 1 has read it, as tuning does. */
+static void open_while_file_changes(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct both *both = user;
-    struct counted_seat counted = {seat, &both->met[rank]};
+    struct counted_self counted = {self, &both->met[rank]};
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 2048, 256, 64, 1};
     struct prs_fused *ctx = open_rank(rank, counted_allgather, &counted);
     struct prs_fused_plan *plan = NULL;
@@ -217,7 +218,7 @@ static void open_while_file_changes(uint32_t rank, struct ranks_seat *seat, void
         usleep(1000);
     if (rank == 0) {
         f = fopen(both->file, "w");
-        cr_assert(f != NULL && fprintf(f, "3 2048 256 64 1 2 1 : 0 1 2 0 0 0 0 0 0\n") > 0);
+        cr_assert(f && fprintf(f, "3 2048 256 64 1 2 1 : 0 1 2 0 0 0 0 0 0\n") > 0);
         (void)fclose(f);
     }
     keep_result(both, rank, prs_fused_plan_open(ctx, &shape, NULL, &plan));
@@ -245,7 +246,7 @@ Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 60
     cr_assert_eq(both.info[1].tuning.lag, 2, "rank 1 took %u", both.info[1].tuning.lag);
 }
 
-/* ---- what cannot be ---------------------------------------------------------------------------------------------- */
+/* ---- invalid arguments ---- */
 Test(opening, dimensions_beyond_what_a_tile_s_place_can_say_are_refused, .timeout = 60)
 {
     struct prs_fused_config config = {.world = 1};

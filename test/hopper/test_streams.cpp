@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the emulated runtime promises about order, and what fits on a device at once. */
+/* The order that the emulated runtime promises, and what fits on a device at once. */
 #include <criterion/criterion.h>
 #include <cuda_runtime.h>
 
@@ -45,7 +45,7 @@ Test(streams, a_stream_that_waits_for_an_event_comes_after_it, .timeout = 900)
     cr_assert_eq(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), cudaSuccess);
     for (int i = 0; i < 2; i++)
         cr_assert_eq(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking), cudaSuccess);
-    for (uint32_t i = 1; i < ROUNDS; i++) { /* a word goes from place to place, by turns on both streams */
+    for (uint32_t i = 1; i < ROUNDS; i++) { /* both streams in turn set a word and copy it */
         cr_assert_eq(cudaMemsetAsync(p, (int)i, 4, s[0]), cudaSuccess);
         cr_assert_eq(cudaEventRecord(e, s[0]), cudaSuccess);
         cr_assert_eq(cudaStreamWaitEvent(s[1], e, 0), cudaSuccess);
@@ -58,8 +58,8 @@ Test(streams, a_stream_that_waits_for_an_event_comes_after_it, .timeout = 900)
         cr_assert_eq(value_of(p + i), i * 0x01010101u);
 }
 
-/* [0]: raised by the other launch; [1]: the first one saw it; [2]: CTAs that have stopped looking. Alone it looks until
- * it sees the flag; several CTAs look for a while, and none leaves before all have stopped. */
+/* p[0]: the flag, which the other launch raises; p[1]: this launch saw it; p[2]: CTAs that have stopped looking. A
+ * single CTA looks until it sees the flag. Several CTAs look for a while, and none leaves before all have stopped. */
 static __global__ void look(uint32_t *const p)
 {
     for (uint32_t i = 0; (gridDim.x == 1 || i < MOST_LOOKS) && p[1] == 0; i++) {
@@ -77,7 +77,7 @@ static __global__ void raise_flag(uint32_t *const p)
     store_release_sys(p, 1);
 }
 
-/* Whether `ctas` CTAs, each of which takes a whole SM of four, saw what a CTA of another stream did. */
+/* Whether `ctas` CTAs, each of which takes one of four SMs, saw what a CTA of another stream did meanwhile. */
 static bool sees_the_other(uint32_t ctas)
 {
     static const struct launch_shape most = {1, 1, 200 << 10};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated tensor cores and copy engine against what plain loops give. The 128-byte swizzle is also held against
- * hardware, by the fused kernels, which have run on it; the others only against the documents. */
+/* The emulated tensor cores and tensor copies, compared with plain loops. The fused kernels, which are right on GPUs,
+ * confirm the 128-byte swizzle; the other swizzles are as NVIDIA documents them. */
 #include <criterion/criterion.h>
 #include <cuda_runtime.h>
 #include <string>
@@ -58,12 +58,12 @@ static void set_map(CUtensorMap *map, const void *base, CUtensorMapDataType type
                  CUDA_SUCCESS);
 }
 
-/* ---- wgmma ------------------------------------------------------------------------------------------------------- */
+/* ---- wgmma ---- */
 struct product {
     CUtensorMap a, b; /* boxes of 64 (n) rows by span bytes; N-major: 64 K rows by span bytes */
     float *out;       /* [64][n] */
     const uint16_t *a_plain;
-    uint32_t span, n, k; /* k: what one span holds, 16 to 64; without swizzle 16, in two boxes */
+    uint32_t span, n, k; /* k: elements of one span, 16 to 64; without swizzle 16, in two boxes */
     bool b_n_major, a_in_registers;
 };
 
@@ -173,7 +173,7 @@ Test(tensor, products_of_any_width_and_layout_are_right, .timeout = 900)
     check_products<256>();
 }
 
-/* ---- tensor copies ----------------------------------------------------------------------------------------------- */
+/* ---- tensor copies ---- */
 struct boxes {
     CUtensorMap from, to;
     uint8_t *copy; /* what was loaded, as it lies in shared memory */
@@ -207,7 +207,7 @@ static __global__ void move_box(const __grid_constant__ struct boxes p)
     bulk_wait_done<0>();
 }
 
-/* Element number of coordinates in a dense array, or -1 outside. */
+/* The index of an element in a dense array, or -1 outside. */
 static int64_t index_of(const std::vector<cuuint64_t> &size, const std::vector<int32_t> &at)
 {
     int64_t index = 0;
@@ -267,13 +267,13 @@ Test(tensor, boxes_beyond_the_edge_are_filled_and_clipped, .timeout = 900)
     }
 }
 
-/* ---- clusters, sums, matrices ------------------------------------------------------------------------------------ */
+/* ---- clusters, sums, matrices ---- */
 struct bytes {
     uint8_t *in, *out; /* 4096 each */
     CUtensorMap map;   /* boxes of 64 x 8 bf16 */
 };
 
-static __global__ void share(const __grid_constant__ struct bytes p)
+static __global__ void multicast_and_send(const __grid_constant__ struct bytes p)
 {
     uint64_t *bar = (uint64_t *)(dynamic_shared() + BARRIER);
     mbarrier_init(&bar[0], 1);
@@ -290,7 +290,7 @@ static __global__ void share(const __grid_constant__ struct bytes p)
         mbarrier_expect(&bar[1], 1024);
         mbarrier_wait(&bar[1], 0);
         memcpy(p.out + 2048, dynamic_shared() + SECOND, 1024);
-    } else { /* and once more, from CTA to CTA */
+    } else { /* from CTA to CTA */
         hopper::bulk_copy_shared(hopper::shared_map(smem_address(dynamic_shared() + SECOND), 1),
                                  smem_address(dynamic_shared()), 1024, hopper::shared_map(smem_address(&bar[1]), 1));
     }
@@ -308,7 +308,7 @@ Test(tensor, what_is_multicast_reaches_every_cta, .timeout = 900)
     p.in = on_device(in);
     p.out = on_device(std::vector<uint8_t>(4096));
     set_map(&p.map, p.in, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, {64, 32}, {64, 8}, CU_TENSOR_MAP_SWIZZLE_NONE);
-    run(share, 2, 1, p);
+    run(multicast_and_send, 2, 1, p);
     std::vector<uint8_t> out = from_device(p.out, 3072);
     for (size_t i = 0; i < out.size(); i++)
         cr_assert_eq(out[i], in[i % 1024], "byte %zu", i);
@@ -342,13 +342,13 @@ Test(tensor, bulk_sums_add_to_what_is_there, .timeout = 900)
         cr_assert_eq(ranks_float(h[i]), i % 2 == 0 ? 0.5f : -2.0f);
 }
 
-/* stmatrix as the documents say: matrix i, row r lies at the address of lane 8 i + r; lane t holds columns 2 (t % 4)
- * and the next of row t / 4. */
+/* stmatrix as documented: row r of matrix i lies at the address of lane 8 i + r; lane t holds columns 2 (t % 4) and
+ * 2 (t % 4) + 1 of row t / 4. */
 static __global__ void store_matrices(const __grid_constant__ struct bytes p)
 {
     uint32_t lane = threadIdx.x, base = smem_address(dynamic_shared()), r[4], back[4];
     for (uint32_t i = 0; i < 4; i++)
-        r[i] = (i * 64 + lane * 2) | (i * 64 + lane * 2 + 1) << 16; /* element number in its matrix, and which one */
+        r[i] = (i * 64 + lane * 2) | (i * 64 + lane * 2 + 1) << 16; /* the matrix, and the element in it */
     store_matrix_x4(base + lane * 16, r[0], r[1], r[2], r[3]);
     __syncwarp();
     hopper::warp_load_matrix(base + lane * 16, back, 4, false);
