@@ -10,8 +10,6 @@
 #include "tools/hopper/mbarrier.h"
 #include "tools/hopper/tile_map.h"
 
-#define CALLER __builtin_return_address(0)
-
 namespace hopper
 {
 

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <vector>
 
-/* Saves what the System V ABI says a callee must keep; everything else is the compiler's business around the call. */
+/* Saves the registers that a callee must keep by the System V ABI. The compiler saves the others around the call. */
 #if defined(__x86_64__)
 asm(R"(
     .text
@@ -76,7 +76,7 @@ bool fiber_stack_intact(const uint8_t *stack)
 
 void *fiber_prepare(uint8_t *stack, void (*entry)(void))
 {
-    /* Stacks start at different cache sets, or all fibers would fight for the same ones. */
+    /* Stacks start at different cache sets, so that fibers do not compete for the same ones. */
     size_t colour = ((uintptr_t)stack / STACK_BYTES * COLOUR_STEP % 4096) & ~(size_t)63;
     uint64_t *top = (uint64_t *)(stack + STACK_BYTES - 64 - colour);
     *--top = 0;                          /* where entry() would return to: unwinders stop here */

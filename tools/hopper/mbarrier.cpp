@@ -6,8 +6,6 @@
 
 #include "tools/hopper/device_memory.h"
 
-#define CALLER __builtin_return_address(0)
-
 namespace hopper
 {
 
@@ -42,11 +40,11 @@ void mbarrier_start(uint32_t address, uint32_t arrivals)
     uint64_t mark = MARK + slot_of(address);
     if (arrivals == 0 || arrivals > MOST_BYTES)
         violation("%s: mbarrier.init of %#x with %u arrivals", fiber_name(self).c_str(), address, arrivals);
-    auto &place = self->block->barriers[slot_of(address)];
-    if (place)
+    auto &barrier = self->block->barriers[slot_of(address)];
+    if (barrier)
         violation("%s: mbarrier.init at shared offset %u, where one is in use", fiber_name(self).c_str(),
                   slot_of(address) * 8);
-    place.reset(new mbarrier{arrivals, arrivals, 0, 0, {}});
+    barrier.reset(new mbarrier{arrivals, arrivals, 0, 0, {}});
     memcpy(word, &mark, sizeof(mark));
     thread_yield();
 }
@@ -71,12 +69,12 @@ static void complete_if_due(struct mbarrier *b)
     b->waiting.clear();
 }
 
-static void check_bytes(const struct mbarrier *b, const char *who, uint32_t address)
+static void check_bytes(const struct mbarrier *b, const struct fiber *who, uint32_t address)
 {
     if (b->bytes > MOST_BYTES || b->bytes < -MOST_BYTES || (b->pending == 0 && b->bytes < 0))
         violation("%s: the barrier at shared offset %u expects %lld bytes, with %u of %u arrivals to come: "
                   "more bytes have come than were expected, or too many were expected",
-                  who, slot_of(address) * 8, (long long)b->bytes, b->pending, b->arrivals);
+                  fiber_name(who).c_str(), slot_of(address) * 8, (long long)b->bytes, b->pending, b->arrivals);
 }
 
 void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes)
@@ -89,8 +87,7 @@ void mbarrier_signal(uint32_t address, uint32_t arrivals, uint32_t bytes)
                   fiber_name(self).c_str(), slot_of(address) * 8, (unsigned long long)b->phase, b->arrivals,
                   (long long)b->bytes);
     b->pending -= arrivals;
-    if (b->bytes > MOST_BYTES || b->bytes < -MOST_BYTES || (b->pending == 0 && b->bytes < 0))
-        check_bytes(b, fiber_name(self).c_str(), address);
+    check_bytes(b, self, address);
     complete_if_due(b);
     thread_yield();
 }
@@ -99,8 +96,7 @@ void mbarrier_complete_bytes(const struct fiber *issuer, struct cta *c, uint32_t
 {
     struct mbarrier *b = find(c, address & 0xffffff, "completion of a copy");
     b->bytes -= bytes;
-    if (b->bytes > MOST_BYTES || b->bytes < -MOST_BYTES || (b->pending == 0 && b->bytes < 0))
-        check_bytes(b, fiber_name(issuer).c_str(), address);
+    check_bytes(b, issuer, address);
     complete_if_due(b);
 }
 

@@ -464,11 +464,11 @@ static void run_fiber(struct fiber *f)
 static void run_warp(struct warp *w)
 {
     uint32_t turn = (uint32_t)scheduler_random() % WARP, lanes = w->ready, first = w->index * WARP;
-    if (machine.free_lanes)
+    if (machine.free_lanes) {
         while ((lanes & 1u << turn) == 0)
             turn = (turn + 1) % WARP;
-    if (machine.free_lanes)
         lanes = 1u << turn;
+    }
     w->ready &= ~lanes;
     machine.plan = scheduler_random();
     for (uint32_t i = 0; i < WARP; i++, turn = (turn + 1) % WARP)

@@ -143,7 +143,9 @@ uint32_t scheduler_population(void);
 /* Runs run(object) after a random delay, which is sometimes zero and sometimes very long; or after so many steps. */
 void scheduler_run_late(void (*run)(void *), void *object);
 void scheduler_run_after(uint64_t steps, void (*run)(void *), void *object);
-/* Stops the running thread until scheduler_wake(). In reason, `from` is the address in the kernel that it came from. */
+/* In an instruction: the address in the kernel that called it. */
+#define CALLER __builtin_return_address(0)
+/* Stops the running thread until scheduler_wake(). reason.from: CALLER. */
 void scheduler_block(const struct wait_reason &reason);
 void scheduler_wake(struct fiber *f);
 /* Stops the running thread, which goes on together with the lanes of its warp that can run now. */

@@ -65,8 +65,9 @@ cudaError_t stream_wait_event(struct stream_state *s, struct event_state *e);
 cudaError_t event_wait(struct event_state *e);
 bool event_reached(struct event_state *e);
 
-/* False: the stream is being captured already; it is not being captured, or another stream began the capture. */
+/* False: the stream is being captured already. */
 bool capture_begin(struct stream_state *s, struct capture *c);
+/* False: s did not begin the capture. */
 bool capture_end(struct stream_state *s, struct capture *c);
 
 } // namespace hopper

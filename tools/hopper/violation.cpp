@@ -51,10 +51,10 @@ std::string code_location(void *address)
     static std::map<void *, std::string> known;
     if (!address)
         return "?";
-    std::string &place = known[address];
-    if (place.empty())
-        place = address_lines((char *)address - 1, false);
-    return place;
+    std::string &location = known[address];
+    if (location.empty())
+        location = address_lines((char *)address - 1, false);
+    return location;
 }
 
 std::string kernel_name(const void *kernel)
@@ -130,9 +130,9 @@ static std::string where_in_kernel(void)
 {
     std::string all;
     for (int i = 0; i < traced; i++) {
-        std::string place = code_location(trace[i]);
-        if (place.find("hopper::") == std::string::npos && place.find("std::") == std::string::npos)
-            all += "\n  at " + place;
+        std::string location = code_location(trace[i]);
+        if (location.find("hopper::") == std::string::npos && location.find("std::") == std::string::npos)
+            all += "\n  at " + location;
     }
     return all;
 }

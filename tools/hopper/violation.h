@@ -22,7 +22,7 @@ struct violation_raised {
 /* As violation(), with the name of f before the text. */
 [[noreturn]] void violation_of(const struct fiber *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* "kernel <name> device 0, CTA 3 of cluster 1, thread 37 (warp 1 lane 5)" */
+/* "kernel <name>, device 0, CTA 3 (rank 1 of its cluster), thread 37 (warp 1 lane 5)" */
 std::string fiber_name(const struct fiber *f);
 std::string cta_name(const struct cta *c);
 /* Function and line of a code address, innermost first. */

@@ -4,8 +4,6 @@
 
 #include "tools/hopper/device_memory.h"
 
-#define CALLER __builtin_return_address(0)
-
 namespace hopper
 {
 
@@ -85,8 +83,7 @@ struct matrix_lane {
     bool transposed;
 };
 
-/* Of matrix i, lane i * 8 + row gives the address of a row, and lane row * 4 + column / 2 holds the element in register
- * i. */
+/* Of matrix i, lane i * 8 + row has the address of a row; lane row * 4 + column / 2 has its elements, in register i. */
 static void move_matrices(uint64_t values[WARP], bool store)
 {
     const struct matrix_lane *first = (const struct matrix_lane *)(uintptr_t)values[0];

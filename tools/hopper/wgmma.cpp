@@ -6,8 +6,6 @@
 #include "tools/hopper/bulk_copy.h"
 #include "tools/hopper/tile_map.h"
 
-#define CALLER __builtin_return_address(0)
-
 namespace hopper
 {
 
