@@ -44,7 +44,7 @@ def make(build, folder, rule):
         (folder / file).write_text(text)
     compile_line, link_line = link_command(build, test, kernels)
     shadow = ROOT / "tools/hopper/include"
-    compile_line = re.sub(r"^(\S+) ", rf"\1 -I{shadow} -I{folder} ", compile_line, count=1)
+    compile_line = compile_line.replace(" -I", f" -I{shadow} -I{folder} -I", 1)  # before all others; the compiler may be two words
     compile_line = compile_line.replace(" -Werror ", " ")  # the mutation may leave something unused
     compile_line = re.sub(r"-MD.*?-o \S+", f"-o {folder}/kernels.o", compile_line)
     subprocess.run(compile_line, shell=True, cwd=build, check=True, capture_output=True)
