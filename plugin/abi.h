@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/**
- * NCCL's net-plugin ABI, versions 6 to 12, declared afresh from its documented layout so that no NCCL header is needed
- * and a change of NCCL's cannot move a member under us: every size and every offset that a version changed is asserted
- * here.
+/* NCCL's net-plugin ABI, versions 6 to 12, declared afresh from its documented layout so that no NCCL header is
+ * needed and a change of NCCL's cannot move a member under us: every size and every offset that a version changed is
+ * asserted here.
  *
  * A plugin exports one data symbol a version, `ncclNetPlugin_v<N>`, of type struct net_v<N>. NCCL probes from the
- * newest downwards and takes the first that it finds. The order of members is the ABI; names are ours.
- */
+ * newest downwards and takes the first that it finds. The order of members is the ABI; names are ours. */
 #ifndef PERSEUS_PLUGIN_ABI_H
 #define PERSEUS_PLUGIN_ABI_H
 
@@ -14,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** What every function returns; an int in the ABI. */
+/* What every function returns; an int in the ABI. */
 enum net_result {
     NET_SUCCESS = 0,
     NET_CUDA_ERROR = 1,
@@ -37,7 +35,7 @@ enum net_log_level {
 };
 enum net_log_subsystem { NET_LOG_INIT = 0x1, NET_LOG_NET = 0x10 };
 
-/** Masks of ptrSupport, and the type of a registration (one bit). */
+/* Masks of ptrSupport, and the type of a registration (one bit). */
 enum net_pointer { NET_PTR_HOST = 1, NET_PTR_CUDA = 2, NET_PTR_DMABUF = 4 };
 
 enum {
@@ -49,14 +47,14 @@ enum {
     NET_VDEVICE_MAX_V9 = 4, /* members of a virtual device, v9 to v11 */
     NET_VDEVICE_MAX_V12 = 8,
 };
-/** On entry of irecv, *request may be this (v9 on): the caller does not need the completion itself, only its buffers.
+/* On entry of irecv, *request may be this (v9 on): the caller does not need the completion itself, only its buffers.
  */
 #define NET_REQUEST_OPTIONAL ((void *)0x1)
 
 typedef void net_log_fn(int level, unsigned long subsystems, const char *file, int line, const char *format, ...);
 typedef net_result net_profile_fn(void **event, int type, void *parent, int64_t plugin, void *extra);
 
-/** Device-side handle of offloading plugins, v7 on; plugins driven by the CPU ignore it. */
+/* Device-side handle of offloading plugins, v7 on; plugins driven by the CPU ignore it. */
 struct net_device_handle {
     int kind, version;
     void *handle;
@@ -88,8 +86,7 @@ struct net_attributes { /* v11 on: a hint of what is going to be run */
 };
 static_assert(sizeof(struct net_attributes) == 44, "NCCL ABI");
 
-/* ------------------------------------------------------------------------------------------------------------------
- * properties: each version inserted or appended members */
+/* ---- properties: each version inserted or appended members ---- */
 
 struct net_properties_v6 {
     char *name, *pci_path;
@@ -170,8 +167,7 @@ NET_ASSERT_AT(net_properties_v12, max_multi_request, 120);
 NET_ASSERT_AT(net_properties_v12, rail_id, 124);
 NET_ASSERT_AT(net_properties_v12, plane_id, 126);
 
-/* ------------------------------------------------------------------------------------------------------------------
- * functions: the suffix is the first version with this signature */
+/* ---- functions: the suffix is the first version with this signature ---- */
 
 typedef net_result net_init_v6(net_log_fn *log);
 typedef net_result net_init_v10(net_log_fn *log, net_profile_fn *profile);
@@ -218,8 +214,7 @@ typedef net_result net_make_vdevice_v12(int *device, struct net_vdevice_v12 *mem
 typedef net_result net_finalize_v11(void *context);
 typedef net_result net_set_attributes_v11(void *context, struct net_attributes *attributes);
 
-/* ------------------------------------------------------------------------------------------------------------------
- * tables */
+/* ---- tables ---- */
 
 /* The first 17 members keep their order in every version; only signatures change. */
 #define NET_TABLE_HEAD(init_fn, properties_fn, listen_fn, connect_fn, accept_fn, reg_fn, isend_fn, irecv_fn)           \

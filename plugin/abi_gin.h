@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/**
- * NCCL's GIN ABI (GPU-initiated networking through a host proxy), versions 11 to 13, and its RMA ABI, version 14,
+/* NCCL's GIN ABI (GPU-initiated networking through a host proxy), versions 11 to 13, and its RMA ABI, version 14,
  * declared afresh from their documented layout. One data symbol a table: `ncclGinPlugin_v<N>`, `ncclRmaPlugin_v<N>`.
- * RMA v13 is GIN v13 under another name: NCCL 2.30.7 takes the GIN symbol for it.
- */
+ * RMA v13 is GIN v13 under another name: NCCL 2.30.7 takes the GIN symbol for it. */
 #ifndef PERSEUS_PLUGIN_ABI_GIN_H
 #define PERSEUS_PLUGIN_ABI_GIN_H
 
@@ -17,7 +15,7 @@ enum {
     GIN_SIGNAL_ADD = 2,
 };
 
-/** Flags of regMrSym. */
+/* Flags of regMrSym. */
 enum gin_memory_flags {
     GIN_MEMORY_STRICT = 1,      /* holds signals: no relaxed PCI ordering */
     GIN_MEMORY_NEVER_RESET = 2, /* a hint: counters in it only grow */

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/**
- * What a communicator ("comm" in NCCL's words: one direction of one connection) holds, and the requests on it.
+/* What a communicator ("comm" in NCCL's words: one direction of one connection) holds, and the requests on it.
  *
  * Threads: NCCL's progress thread is the only one in request.c; its service thread connects, registers and closes. The
- * two meet only in registrations (memory.c), which touch nothing here that changes after connecting.
- */
+ * two meet only in registrations (memory.c), which touch nothing here that changes after connecting. */
 #ifndef PERSEUS_PLUGIN_COMM_H
 #define PERSEUS_PLUGIN_COMM_H
 
 #include <perseus/perseus.h>
-
 #include "plugin/abi.h"
 #include "plugin/cts.h"
 
@@ -27,7 +24,7 @@ enum {
 
 enum comm_kind { COMM_LISTEN = 1, COMM_SEND, COMM_RECV };
 
-/** The part that all kinds share; first member of each, since NCCL hands regMr either of them. */
+/* The part that all kinds share; first member of each, since NCCL hands regMr either of them. */
 struct comm {
     enum comm_kind kind;
     struct prs_fabric *fabric;
@@ -35,7 +32,7 @@ struct comm {
     struct prs_peer *peer; /* NULL for a listener */
 };
 
-/** What regMr returns. */
+/* What regMr returns. */
 struct memory {
     struct prs_region *region;
     struct prs_keys keys;
@@ -45,7 +42,7 @@ struct memory {
 
 enum request_kind { REQUEST_SEND = 1, REQUEST_RECV, REQUEST_FLUSH };
 
-/** Pooled in its comm; free ones are a list. */
+/* Pooled in its comm; free ones are a list. */
 struct request {
     struct prs_op op; /* send, flush */
     struct request *next;
@@ -82,16 +79,14 @@ struct send_comm {
     struct request request[COMM_REQUESTS];
 };
 
-/** One write of records in flight. */
+/* One write of records in flight. */
 struct announcement {
     struct prs_op op;
     uint64_t end; /* sequence number behind its last record */
 };
 
-/**
- * Sequence numbers of entries, oldest first: tail <= announced <= next.
- * [tail, announced) are out and the sender may fill them; [announced, next) wait in the mirror.
- */
+/* Sequence numbers of entries, oldest first: tail <= announced <= next.
+ * [tail, announced) are out and the sender may fill them; [announced, next) wait in the mirror. */
 struct recv_comm {
     struct comm base;
     uint64_t next;      /* of the entry that the next irecv makes */

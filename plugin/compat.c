@@ -14,8 +14,7 @@
 /* Versions before 11 know no context: all their comms share this one, from the first init on. */
 static struct context *shared;
 
-/* ------------------------------------------------------------------------------------------------------------------
- * init and properties */
+/* ---- init and properties ---- */
 
 net_result compat_init_v6(net_log_fn *log)
 {
@@ -96,7 +95,7 @@ net_result compat_properties_v8(int device, struct net_properties_v8 *properties
     return result;
 }
 
-/** Four members fit: a wider device, which only v12 can have made, names its first four. */
+/* Four members fit: a wider device, which only v12 can have made, names its first four. */
 static struct net_vdevice_v9 narrow(const struct net_vdevice_v12 *wide)
 {
     struct net_vdevice_v9 narrowed = {.count = wide->count < NET_VDEVICE_MAX_V9 ? wide->count : NET_VDEVICE_MAX_V9};
@@ -154,8 +153,7 @@ net_result compat_make_vdevice_v9(int *device, struct net_vdevice_v9 *members)
     return device_make_virtual(device, &wide);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * connecting */
+/* ---- connecting ---- */
 
 static net_result not_initialised(void)
 {
@@ -201,8 +199,7 @@ net_result compat_reg_v6(void *comm, void *data, int size, int type, void **mhan
     return memory_register(comm, data, (size_t)size, type, mhandle);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * data */
+/* ---- data ---- */
 
 net_result compat_isend_v9(void *comm, void *data, size_t size, int tag, void *mhandle, void **request)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** Older signatures, each a thin layer over the newest. export.c puts them into tables. */
+/* Older signatures, each a thin layer over the newest. export.c puts them into tables. */
 #ifndef PERSEUS_PLUGIN_COMPAT_H
 #define PERSEUS_PLUGIN_COMPAT_H
 

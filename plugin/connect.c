@@ -34,7 +34,7 @@ bool connect_in_use(void)
     return __atomic_load_n(&comms, __ATOMIC_RELAXED) > 0;
 }
 
-/** Private data that the sender gives while connecting: where its clear-to-send ring is. */
+/* Private data that the sender gives while connecting: where its clear-to-send ring is. */
 struct note {
     uint32_t magic;
     uint16_t version;
@@ -44,13 +44,10 @@ struct note {
 };
 static_assert(sizeof(struct note) == 48 && sizeof(struct note) <= PRS_PRIVATE_DATA_BYTES, "goes over the wire");
 
-/* ------------------------------------------------------------------------------------------------------------------
- * sender */
+/* ---- sender ---- */
 
-/**
- * Where connecting is, kept in the caller's bytes of the handle: NCCL hands the same memory to every call. The seal
- * tells it from what a foreign handle has there.
- */
+/* Where connecting is, kept in the caller's bytes of the handle: NCCL hands the same memory to every call. The seal
+ * tells it from what a foreign handle has there. */
 struct progress_mark {
     uint64_t comm, seal;
 };
@@ -115,7 +112,7 @@ static void free_send(struct send_comm *comm)
     count_comm(-1);
 }
 
-/** Return 0 or -errno, logged. */
+/* Return 0 or -errno, logged. */
 static int start_connecting(struct context *context, int device, int traffic_class, const void *handle,
                             struct send_comm **out)
 {
@@ -211,8 +208,7 @@ net_result connect_close_send(void *send_comm)
     return NET_SUCCESS;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * receiver */
+/* ---- receiver ---- */
 
 static void free_recv(struct recv_comm *comm)
 {
@@ -237,7 +233,7 @@ net_result connect_listen(void *handle_context, int device, void *handle, void *
     comm->base.fabric = context->fabric;
     comm->traffic_class = context->traffic_class;
     r = device_rails(context, device, &comm->base.rails);
-    if (r == 0)
+    if (!r)
         r = prs_listen(comm->base.fabric, &comm->base.rails, &made, &comm->listener);
     if (r < 0) {
         free(comm);
@@ -250,7 +246,7 @@ net_result connect_listen(void *handle_context, int device, void *handle, void *
     return NET_SUCCESS;
 }
 
-/** Return 0 or -errno, logged. */
+/* Return 0 or -errno, logged. */
 static int make_receiver(const struct listen_comm *listen, struct recv_comm **out)
 {
     struct recv_comm *comm = calloc(1, sizeof(*comm));
@@ -273,7 +269,7 @@ static int make_receiver(const struct listen_comm *listen, struct recv_comm **ou
     return 0;
 }
 
-/** Take what the sender told of itself. Return 0 or -EPROTO, logged. */
+/* Take what the sender told of itself. Return 0 or -EPROTO, logged. */
 static int read_note(struct recv_comm *comm)
 {
     uint32_t bytes = 0;

@@ -54,7 +54,7 @@ void device_unlock(void)
     pthread_mutex_unlock(&net.lock);
 }
 
-/** prs_log_fn: NCCL's logger takes every line. */
+/* prs_log_fn: NCCL's logger takes every line. */
 static void log_to_nccl(void *user, enum prs_log_level level, const char *file, int line, const char *text)
 {
     static const int levels[] = {[PRS_LOG_ERROR] = NET_LOG_WARN,
@@ -66,7 +66,7 @@ static void log_to_nccl(void *user, enum prs_log_level level, const char *file, 
     log(levels[level], NET_LOG_INIT | NET_LOG_NET, file, line, "NET/Perseus: %s", text);
 }
 
-/** Called when one NCCL has come or gone: no log of one that may be unloaded stays in use. */
+/* Called when one NCCL has come or gone: no log of one that may be unloaded stays in use. */
 static void choose_log_locked(void)
 {
     const struct context *context = net.newest;
@@ -79,10 +79,9 @@ static void choose_log_locked(void)
         prs_log_set(NULL, NULL);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the table */
+/* ---- the table ---- */
 
-/** Two ports of one chip have one name in verbs, but NCCL needs names that differ. */
+/* Two ports of one chip have one name in verbs, but NCCL needs names that differ. */
 static void name_device(struct device *device, const struct prs_rail_info *info, int index)
 {
     bool is_shared = false;
@@ -158,11 +157,9 @@ static void describe_placeholder(void)
     net.physical = net.count = 1;
 }
 
-/**
- * NCCL's protocols LL and LL128 poll flags that lie among the data, and so need 8 and 128 bytes to be seen at once or
- * in order. A rail that does not keep order (EFA's SRD) promises no such thing, and NCCL does not ask: it reads this
- * variable after init.
- */
+/* NCCL's protocols LL and LL128 poll flags that lie among the data, and so need 8 and 128 bytes to be seen at once
+ * or in order. A rail that does not keep order (EFA's SRD) promises no such thing, and NCCL does not ask: it reads
+ * this variable after init. */
 static void avoid_flags_in_data(const struct prs_rail_info *info)
 {
     const char *protocols = prs_env_text("NCCL_PROTO");
@@ -178,7 +175,7 @@ static void avoid_flags_in_data(const struct prs_rail_info *info)
     PRS_INFO("NCCL_PROTO is set to Simple: %s does not keep the order that LL and LL128 rely on", info->name);
 }
 
-/** Return 0 or -errno, logged. */
+/* Return 0 or -errno, logged. */
 static int fill_table(void)
 {
     int rails = prs_fabric_rails(net.fabric);
@@ -201,7 +198,7 @@ static int fill_table(void)
     return 0;
 }
 
-/** The first context opens the fabric. NCCL takes a failure for "use something else": unless that is forbidden. */
+/* The first context opens the fabric. NCCL takes a failure for "use something else": unless that is forbidden. */
 static int open_devices(void)
 {
     long is_required;
@@ -213,7 +210,7 @@ static int open_devices(void)
     net.is_placeholder = false;
     net.count = net.physical = 0;
     r = prs_fabric_open(NULL, &net.fabric);
-    if (r == 0 && prs_fabric_rails(net.fabric) > 0) {
+    if (!r && prs_fabric_rails(net.fabric) > 0) {
         r = fill_table();
         if (r < 0)
             goto close_fabric;
@@ -258,8 +255,7 @@ int device_traffic_class(const struct net_config *config)
     return config && !prs_env_text("NCCL_IB_TC") ? config->traffic_class : NET_UNDEFINED;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * what NCCL calls */
+/* ---- what NCCL calls ---- */
 
 net_result device_init(void **out, uint64_t comm_id, struct net_config *config, net_log_fn *log,
                        net_profile_fn *profile)
@@ -284,7 +280,7 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
     choose_log_locked();
     if (net.contexts == 0)
         r = open_devices();
-    if (r == 0) {
+    if (!r) {
         net.owner = getpid();
         net.contexts++;
         context->fabric = net.fabric;
@@ -362,7 +358,7 @@ net_result device_properties(int device, struct net_properties_v12 *properties)
     return result;
 }
 
-/** Return 0 or -EINVAL, logged. */
+/* Return 0 or -EINVAL, logged. */
 static int check_members(const struct net_vdevice_v12 *members)
 {
     if (members->count < 1 || members->count > PRS_MAX_RAILS)
@@ -388,7 +384,7 @@ static void append_name(struct device *device, const char *text)
     device->name[used + fits] = '\0';
 }
 
-/** Join the members' properties: the sum of the speeds, and otherwise what holds for each of them. */
+/* Join the members' properties: the sum of the speeds, and otherwise what holds for each of them. */
 static void describe_virtual(struct device *device, const struct net_vdevice_v12 *members)
 {
     const struct device *first = &net.device[members->device[0]];
@@ -421,7 +417,7 @@ static void describe_virtual(struct device *device, const struct net_vdevice_v12
     }
 }
 
-/** Return the device, or -errno, logged. */
+/* Return the device, or -errno, logged. */
 static int make_virtual(const struct net_vdevice_v12 *members)
 {
     long is_allowed;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** The only symbols that the plugin exports: one table an ABI version. */
+/* The only symbols that the plugin exports: one table an ABI version. */
 #include "plugin/compat.h"
 #include "plugin/connect.h"
 #include "plugin/device.h"

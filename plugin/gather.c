@@ -93,14 +93,14 @@ int gather_connect(struct gather *g, struct prs_team *team)
     return 0;
 }
 
-/** A wait, told of while it goes on. */
+/* A wait, told of while it goes on. */
 struct wait {
     const char *what; /* of the rank */
     uint32_t rank;
     uint64_t began_ms, told_ms;
 };
 
-/** After a look that found nothing. Return 0 to look again, or -ETIMEDOUT. */
+/* After a look that found nothing. Return 0 to look again, or -ETIMEDOUT. */
 static int wait_more(const struct gather *g, struct wait *wait)
 {
     uint64_t now = prs_clock_ms();
@@ -130,7 +130,7 @@ static bool has_flag(const struct gather *g, uint32_t rank)
     return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == g->round;
 }
 
-/** Progress until our ops are done and a rank's flag is up, which the left neighbour hands on. */
+/* Progress until our ops are done and a rank's flag is up, which the left neighbour hands on. */
 static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
 {
     struct wait wait = {"the data of", rank, prs_clock_ms(), prs_clock_ms()};
@@ -140,9 +140,9 @@ static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
 
         if (r > 0)
             continue;
-        if (r == 0 && !has_flag(g, rank))
+        if (!r && !has_flag(g, rank))
             r = prs_peer_awaited(left); /* it may have failed, and closed: then nothing comes */
-        if (r == 0)
+        if (!r)
             r = wait_more(g, &wait);
         if (r < 0)
             return r;
@@ -150,7 +150,7 @@ static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
     return g->data.status < 0 ? g->data.status : g->flag.status;
 }
 
-/** Hand one rank's slot on to the right. Return 0 or -errno. */
+/* Hand one rank's slot on to the right. Return 0 or -errno. */
 static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
 {
     struct prs_put put = {
@@ -196,16 +196,16 @@ static int run_locked(struct gather *g, const void *mine, uint32_t bytes, uint8_
     memcpy(g->memory + slot_offset(g, g->round, g->rank), mine, bytes);
     if (g->ranks > 1) /* both are there since gather_connect() */
         r = prs_team_peer(g->team, GATHER_CONTEXT, (g->rank + 1) % g->ranks, &right);
-    if (g->ranks > 1 && r == 0)
+    if (g->ranks > 1 && !r)
         r = prs_team_peer(g->team, GATHER_CONTEXT, (g->rank + g->ranks - 1) % g->ranks, &left);
-    for (uint32_t step = 0; step + 1 < g->ranks && r == 0; step++) {
+    for (uint32_t step = 0; step + 1 < g->ranks && !r; step++) {
         uint32_t give = (g->rank + g->ranks - step) % g->ranks, take = (give + g->ranks - 1) % g->ranks;
 
         r = pass_on(g, right, give);
-        if (r == 0)
+        if (!r)
             r = wait_for(g, left, take);
     }
-    if (r == 0)
+    if (!r)
         memcpy(all, g->memory + slot_offset(g, g->round, 0), (size_t)g->ranks * GATHER_BYTES);
     return r;
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/**
- * An allgather among the ranks of a team, over a ring of peers in a context of its own: what regMrSym needs to tell the
- * others. Only two peers a rank, so that a mesh is not made for its sake.
- */
+/* An allgather among the ranks of a team, over a ring of peers in a context of its own: what regMrSym needs to tell
+ * the others. Only two peers a rank, so that a mesh is not made for its sake. */
 #ifndef PERSEUS_PLUGIN_GATHER_H
 #define PERSEUS_PLUGIN_GATHER_H
 
@@ -17,7 +15,7 @@ enum {
     GATHER_BANKS = 2,   /* a rank may be one round ahead of its neighbour */
 };
 
-/** Where a rank's left neighbour writes: travels as the team's card. */
+/* Where a rank's left neighbour writes: travels as the team's card. */
 struct gather_card {
     uint32_t magic, version;
     uint64_t base;
@@ -40,15 +38,15 @@ struct gather {
     pthread_mutex_t lock; /* regMrSym comes from any thread */
 };
 
-/** Memory and card, before the team is opened. Return 0 or -errno. */
+/* Memory and card, before the team is opened. Return 0 or -errno. */
 int gather_init(struct gather *gather, struct prs_fabric *fabric, const struct prs_rail_set *rails, uint32_t rank,
                 uint32_t ranks, uint32_t timeout_ms, struct gather_card *card);
-/** Collective: connect the ring. Blocks, bounded. */
+/* Collective: connect the ring. Blocks, bounded. */
 int gather_connect(struct gather *gather, struct prs_team *team);
-/** Collective, in the same order on every rank: all[] gets ranks times GATHER_BYTES. Blocks: a rank may be late by
+/* Collective, in the same order on every rank: all[] gets ranks times GATHER_BYTES. Blocks: a rank may be late by
  * timeout_ms, but one whose neighbour has died or closed ends at once. After one that failed all fail. */
 int gather_run(struct gather *gather, const void *mine, uint32_t bytes, uint8_t *all);
-/** After the team was closed. */
+/* After the team was closed. */
 void gather_fini(struct gather *gather);
 
 #endif

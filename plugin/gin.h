@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/**
- * GIN and RMA: one-sided transfers of a communicator's ranks. A "coll comm" is a team and its registrations; a "set" is
- * what createContext makes: some contexts, each an independent ordering domain with a peer to each rank, made when
- * first used.
+/* GIN and RMA: one-sided transfers of a communicator's ranks. A "coll comm" is a team and its registrations; a "set"
+ * is what createContext makes: some contexts, each an independent ordering domain with a peer to each rank, made
+ * when first used.
  *
  * Threads: transfers, test and progress of a set come from one thread (NCCL's proxy); registrations and closing from
- * others, at the same time.
- */
+ * others, at the same time. */
 #ifndef PERSEUS_PLUGIN_GIN_H
 #define PERSEUS_PLUGIN_GIN_H
 
@@ -21,7 +19,7 @@ enum {
     GIN_HOLD_MOST = 16,
 };
 
-/** First member of what NCCL hands to functions that take either of the two. */
+/* First member of what NCCL hands to functions that take either of the two. */
 struct gin_base {
     uint32_t magic; /* enum gin_magic */
     struct gin_comm *comm;
@@ -81,7 +79,7 @@ struct gin_request {
     bool data_posted; /* the data is, the signal waits for room */
 };
 
-/** One rank in one context. */
+/* One rank in one context. */
 struct gin_lane {
     struct prs_peer *peer;            /* NULL until connected */
     struct gin_request *first, *last; /* not yet posted, in order */
@@ -113,16 +111,16 @@ struct gin_set {
     struct gin_block *blocks;   /* of requests */
 };
 
-/** Of a comm or of a set; NULL when it is neither. */
+/* Of a comm or of a set; NULL when it is neither. */
 struct gin_comm *gin_comm_of(void *handle);
 struct gin_set *gin_set_of(void *handle);
-/** Keep the first error of the comm; return it in NCCL's words. */
+/* Keep the first error of the comm; return it in NCCL's words. */
 net_result gin_fail(struct gin_comm *comm, int error);
 
 /* gin_comm.c */
 net_result gin_comm_listen(void *context, int device, void *handle, void **listen_comm);
 net_result gin_comm_close_listen(void *listen_comm);
-/** own_contexts: how many contexts come with the comm (v11, v12), or 0. */
+/* own_contexts: how many contexts come with the comm (v11, v12), or 0. */
 net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contexts, void *listen_comm,
                             void **coll_comm);
 net_result gin_comm_close(void *coll_comm);
@@ -140,10 +138,10 @@ rma_reg_dmabuf_fn rma_memory_reg_dmabuf;
 net_result gin_memory_release(void *coll_comm, void *mhandle);
 
 /* gin_settle.c */
-/** Before memory of the comm goes: what was sent before this call, by a rank that knows that it is done, is raised.
+/* Before memory of the comm goes: what was sent before this call, by a rank that knows that it is done, is raised.
  * Waits for whoever drives the comm's sets, but not for long. */
 void gin_settle(struct gin_comm *comm);
-/** By the driver: the question that a round of progress, which begins after this, may answer; and the round's end, when
+/* By the driver: the question that a round of progress, which begins after this, may answer; and the round's end, when
  * it has handled so many events. */
 uint32_t gin_settle_asked(const struct gin_set *set);
 void gin_settle_answer(struct gin_set *set, uint32_t asked, int handled);

@@ -46,8 +46,7 @@ net_result gin_comm_error(void *handle, bool *has_error)
     return NET_SUCCESS;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * listening */
+/* ---- listening ---- */
 
 net_result gin_comm_listen(void *context, int device, void *handle, void **listen_comm)
 {
@@ -60,7 +59,7 @@ net_result gin_comm_listen(void *context, int device, void *handle, void **liste
     if (!listener)
         return result_from_errno(prs_fail(-ENOMEM, "GIN: listen: no memory"));
     r = device_rails(plugin, device, &listener->rails);
-    if (r == 0) {
+    if (!r) {
         listener->fabric = plugin->fabric;
         memset(&out, 0, sizeof(out));
         r = prs_listen(listener->fabric, &listener->rails, &out, &listener->listener);
@@ -84,8 +83,7 @@ net_result gin_comm_close_listen(void *listen_comm)
     return NET_SUCCESS;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * coll comms */
+/* ---- coll comms ---- */
 
 static bool any_rail_relaxed(const struct gin_comm *comm)
 {
@@ -97,7 +95,7 @@ static bool any_rail_relaxed(const struct gin_comm *comm)
     return false;
 }
 
-/** The team takes the listener; it stays the listen comm's when this fails. Return 0 or -errno. */
+/* The team takes the listener; it stays the listen comm's when this fails. Return 0 or -errno. */
 static int open_team(struct gin_comm *comm, struct gin_listener *listener, void *handles[])
 {
     struct prs_handle *copy = calloc(comm->ranks, sizeof(*copy));
@@ -125,12 +123,12 @@ static int open_team(struct gin_comm *comm, struct gin_listener *listener, void 
     for (uint32_t rank = 0; rank < comm->ranks; rank++)
         memcpy(&copy[rank], handles[rank], sizeof(*copy));
     r = prs_env_int("PERSEUS_GIN_TIMEOUT_MS", GIN_EXCHANGE_MS, 10, 86400000, &exchange_ms);
-    if (r == 0)
+    if (!r)
         r = gather_init(&comm->gather, comm->fabric, &comm->rails, comm->rank, comm->ranks, (uint32_t)exchange_ms,
                         &card);
-    if (r == 0)
+    if (!r)
         r = prs_team_open(&options, &comm->team);
-    if (r == 0)
+    if (!r)
         listener->listener = NULL;
     free(copy);
     return r;
@@ -164,9 +162,9 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     pthread_mutex_init(&comm->lock, NULL);
     comm->hold_ns = (uint32_t)hold_ns;
     r = open_team(comm, listener, handles);
-    if (r == 0)
+    if (!r)
         r = gather_connect(&comm->gather, comm->team);
-    if (r == 0 && own_contexts > 0 && gin_set_create(comm, own_contexts, &own) != NET_SUCCESS)
+    if (!r && own_contexts > 0 && gin_set_create(comm, own_contexts, &own) != NET_SUCCESS)
         r = -ENOMEM;
     if (r < 0) {
         gin_comm_close(comm);
@@ -192,8 +190,7 @@ net_result gin_comm_close(void *coll_comm)
     return NET_SUCCESS;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * sets of contexts */
+/* ---- sets of contexts ---- */
 
 static uint32_t contexts_left(struct gin_comm *comm)
 {

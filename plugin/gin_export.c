@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** The tables of GIN and RMA, and what their versions differ in. */
+/* The tables of GIN and RMA, and what their versions differ in. */
+#include <errno.h>
+
 #include "plugin/compat.h"
 #include "plugin/device.h"
 #include "plugin/gin.h"
 #include "plugin/result.h"
 #include "transport/util/error.h"
-
-#include <errno.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -79,8 +79,7 @@ static net_result create_v14(void *coll_comm, struct rma_config_v14 *config, voi
     return gin_set_create(coll_comm, config->contexts > 0 ? config->contexts : 1, set);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * transfers: up to v13 every signal is strong */
+/* ---- transfers: up to v13 every signal is strong ---- */
 
 #define TRANSFER                                                                                                       \
     {                                                                                                                  \
@@ -138,8 +137,6 @@ static net_result put_signal_v11(void *coll_comm, GIN_PUT, GIN_SIGNAL, void **re
     return put_signal_v14(coll_comm, 0, src_offset, src, size, dst_offset, dst, rank, signal_offset, signal, value,
                           operation, true, request);
 }
-
-/* ------------------------------------------------------------------------------------------------------------------ */
 
 #define SAME_IN_ALL                                                                                                    \
     .name = PLUGIN_NAME, .init = init, .devices = device_count, .listen = gin_comm_listen,                             \

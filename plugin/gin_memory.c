@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** Symmetric windows: registered here, and known to every rank by an exchange. */
+/* Symmetric windows: registered here, and known to every rank by an exchange. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "plugin/result.h"
 #include "transport/util/error.h"
 
-/** What a rank tells the others of its window. From the wire: any content is possible. */
+/* What a rank tells the others of its window. From the wire: any content is possible. */
 struct window_card {
     int32_t result;
     uint32_t pad;
@@ -19,7 +19,7 @@ struct window_card {
 static_assert(sizeof(struct window_card) == 24 + 2 * 4 * PRS_MAX_RAILS, "no hidden padding: it travels");
 static_assert(sizeof(struct window_card) <= GATHER_BYTES, "fits an exchange");
 
-/** Register for data and, where data may be written in relaxed order, a second time for signals. */
+/* Register for data and, where data may be written in relaxed order, a second time for signals. */
 static int register_both(struct gin_comm *comm, const struct prs_mem *mem, uint64_t flags, struct gin_memory *memory,
                          struct window_card *card)
 {
@@ -38,7 +38,7 @@ static int register_both(struct gin_comm *comm, const struct prs_mem *mem, uint6
     /* A kernel may signal into any window. A strict write never passes relaxed ones that were written before. */
     one.flags |= PRS_MEM_STRICT;
     r = prs_region_register(comm->fabric, &comm->rails, &one, &memory->strict);
-    if (r == 0)
+    if (!r)
         prs_region_keys(memory->strict, &card->signal_keys);
     return r;
 }
@@ -50,14 +50,14 @@ static void drop(struct gin_memory *memory)
     free(memory);
 }
 
-/** Everyone takes part in the exchange, also who failed: so all fail together, and nobody waits. */
+/* Everyone takes part in the exchange, also who failed: so all fail together, and nobody waits. */
 static int exchange(struct gin_comm *comm, struct gin_memory *memory, const struct window_card *mine)
 {
     uint8_t *all = malloc((size_t)comm->ranks * GATHER_BYTES);
     int r = all ? gather_run(&comm->gather, mine, sizeof(*mine), all)
                 : prs_fail(-ENOMEM, "GIN: window of %u ranks: no memory", comm->ranks);
 
-    for (uint32_t rank = 0; rank < comm->ranks && r == 0; rank++) {
+    for (uint32_t rank = 0; rank < comm->ranks && !r; rank++) {
         struct window_card card;
 
         memcpy(&card, all + (size_t)rank * GATHER_BYTES, sizeof(card));

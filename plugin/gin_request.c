@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** Transfers of GIN and RMA. A request is never refused for want of room: it waits in its lane. */
+/* Transfers of GIN and RMA. A request is never refused for want of room: it waits in its lane. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -59,8 +59,7 @@ void gin_request_free_all(struct gin_set *set)
     set->free = NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * posting */
+/* ---- posting ---- */
 
 static int post_data(struct gin_lane *lane, struct gin_request *request)
 {
@@ -115,25 +114,25 @@ static int post_signal(struct gin_lane *lane, struct gin_request *request)
     return prs_peer_signal(lane->peer, &request->signal, &signal);
 }
 
-/** Return 0 (all of it is posted), PRS_BUSY or PRS_AGAIN (later), or -errno. */
+/* Return 0 (all of it is posted), PRS_BUSY or PRS_AGAIN (later), or -errno. */
 static int post_request(struct gin_lane *lane, struct gin_request *request)
 {
     int r = 0;
 
     if (!lane->peer)
         r = prs_team_peer(request->set->base.comm->team, lane->context, lane->rank, &lane->peer);
-    if (r != 0)
+    if (r)
         return r;
     if (!request->data_posted) {
         r = post_data(lane, request);
-        if (r != 0)
+        if (r)
             return r;
         request->data_posted = true;
     }
     return request->has_signal ? post_signal(lane, request) : 0;
 }
 
-/** Post what waits in a lane, in order. Return true when nothing waits any more. */
+/* Post what waits in a lane, in order. Return true when nothing waits any more. */
 static bool post_lane(struct gin_lane *lane)
 {
     while (lane->first) {
@@ -212,7 +211,7 @@ static net_result start(struct gin_lane *lane, struct gin_request *request, void
     return NET_SUCCESS;
 }
 
-/** Shall those that came wait a moment for more? NCCL brings one request of a rank at a time and calls progress behind
+/* Shall those that came wait a moment for more? NCCL brings one request of a rank at a time and calls progress behind
  * it; a doorbell each would have the NIC, or what plays one, begin with the first signal of a burst and do the others
  * by and by. A request to a rank with nothing in flight went when it came (prs_peer_put(), prs_peer_signal()), so that
  * one alone never waits; those behind it wait for GIN_HOLD_MOST moments at most. */
@@ -237,8 +236,7 @@ static bool hold_back(struct gin_set *set)
     return false;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * what NCCL calls */
+/* ---- what NCCL calls ---- */
 
 static int check_span(const struct gin_memory *memory, uint32_t rank, bool remote, uint64_t offset, uint64_t bytes,
                       const char *what)
@@ -270,7 +268,7 @@ static int check_transfer(const struct gin_transfer *t)
 
     if (t->size > 0) {
         r = check_span(t->src, t->rank, false, t->src_offset, t->size, "source");
-        if (r == 0)
+        if (!r)
             r = check_span(t->dst, t->rank, true, t->dst_offset, t->size, "destination");
     }
     if (r < 0 || t->operation == 0)
@@ -290,7 +288,7 @@ net_result gin_request_put(struct gin_set *set, int context, const struct gin_tr
 
     *out = NULL;
     r = find_lane(set, context, t->rank, &lane);
-    if (r == 0)
+    if (!r)
         r = check_transfer(t);
     if (r < 0)
         return result_from_errno(r);
@@ -324,9 +322,9 @@ net_result gin_request_get(void *handle, int context, uint64_t remote_offset, vo
 
     *out = NULL;
     r = find_lane(set, context, rank, &lane);
-    if (r == 0 && size > 0) {
+    if (!r && size > 0) {
         r = check_span(remote, rank, true, remote_offset, size, "remote source");
-        if (r == 0)
+        if (!r)
             r = check_span(local, rank, false, local_offset, size, "local destination");
     }
     if (r < 0)
@@ -355,7 +353,7 @@ net_result gin_request_flush(void *handle, int context, void *mhandle, uint32_t 
 
     *out = NULL;
     r = find_lane(set, context, rank, &lane);
-    if (r == 0)
+    if (!r)
         r = check_span(memory, rank, false, 0, 0, "flush");
     if (r < 0)
         return result_from_errno(r);

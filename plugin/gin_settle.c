@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/**
- * Where this process raises the signals that come (policy `counted`, rails without atomics), one that nobody waits for
- * may be on its way when its window goes: raised a moment later it would find no memory, and its peer would fail. Who
- * gives a window up has to know that nobody still sends to it: so what was sent is done for who sent it, it has come to
- * this process, and all that is left to do is here. The thread that drives the sets does it and says so; no other rank
- * is asked.
- */
+/* Where this process raises the signals that come (policy `counted`, rails without atomics), one that nobody waits
+ * for may be on its way when its window goes: raised a moment later it would find no memory, and its peer would
+ * fail. Who gives a window up has to know that nobody still sends to it: so what was sent is done for who sent it,
+ * it has come to this process, and all that is left to do is here. The thread that drives the sets does it and says
+ * so; no other rank is asked. */
 #include <sched.h>
 
 #include "plugin/gin.h"

@@ -11,8 +11,7 @@ enum {
                                        would have room, and nothing would complete that makes some */
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * common */
+/* ---- common ---- */
 
 struct request *request_pool(struct request *request, struct comm *comm)
 {
@@ -23,21 +22,18 @@ struct request *request_pool(struct request *request, struct comm *comm)
     return request;
 }
 
-/**
- * Nothing is in flight of a side that only waits, so neither its queue nor its calls would ever notice that the peer or
- * the device is gone: look on purpose, now and then.
- */
+/* Nothing is in flight of a side that only waits, so neither its queue nor its calls would ever notice that the peer
+ * or the device is gone: look on purpose, now and then. */
 static int look_around(struct comm *comm)
 {
     int r = prs_fabric_check(comm->fabric, &comm->rails);
 
-    if (r == 0)
+    if (!r)
         r = prs_peer_progress(comm->peer);
-    return r == 0 ? prs_peer_awaited(comm->peer) : r;
+    return r ? r : prs_peer_awaited(comm->peer);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * receiver */
+/* ---- receiver ---- */
 
 static __attribute__((cold)) void refuse_arrival(struct recv_comm *comm, uint32_t id, uint64_t bytes)
 {
@@ -68,7 +64,7 @@ void request_arrived(void *recv_comm, uint32_t id, uint64_t bytes)
     comm->tail = tail;
 }
 
-/** Retire writes of records that have left the mirror. They complete in the order of posting or later; never earlier.
+/* Retire writes of records that have left the mirror. They complete in the order of posting or later; never earlier.
  */
 static __attribute__((noinline)) void retire_announcements(struct recv_comm *comm)
 {
@@ -82,12 +78,10 @@ static __attribute__((noinline)) void retire_announcements(struct recv_comm *com
     }
 }
 
-/**
- * Whether the records that wait are to be written to the sender now: at once when one is for a long message, since the
- * sender may be faster than this side's next look. Records of short messages wait only while the sender has enough
- * entries to fill, and at least as many as wait here: so it never runs dry for want of a record, a short window is not
- * made shorter, and the busier the sender is the more records share one write.
- */
+/* Whether the records that wait are to be written to the sender now: at once when one is for a long message, since
+ * the sender may be faster than this side's next look. Records of short messages wait only while the sender has
+ * enough entries to fill, and at least as many as wait here: so it never runs dry for want of a record, a short
+ * window is not made shorter, and the busier the sender is the more records share one write. */
 static inline bool is_announcing(const struct recv_comm *comm)
 {
     uint64_t unfilled = comm->announced - comm->arrived, waiting = comm->next - comm->announced;
@@ -95,7 +89,7 @@ static inline bool is_announcing(const struct recv_comm *comm)
     return waiting && (comm->is_prompt || unfilled < waiting || unfilled < COMM_UNFILLED_ENOUGH);
 }
 
-/** Write all waiting records to the sender. Return 0, also when the peer is busy and the rest goes later, or -errno. */
+/* Write all waiting records to the sender. Return 0, also when the peer is busy and the rest goes later, or -errno. */
 static int announce(struct recv_comm *comm)
 {
     retire_announcements(comm);
@@ -133,7 +127,7 @@ static int announce(struct recv_comm *comm)
     return 0;
 }
 
-/** Nothing has come for long, or something wrong has. Return 0 or -errno. */
+/* Nothing has come for long, or something wrong has. Return 0 or -errno. */
 static __attribute__((noinline)) int look_around_recv(struct recv_comm *comm, bool for_sender)
 {
     int r;
@@ -142,18 +136,16 @@ static __attribute__((noinline)) int look_around_recv(struct recv_comm *comm, bo
         return comm->error;
     comm->misses = 0;
     r = prs_fabric_check(comm->base.fabric, &comm->base.rails);
-    return r == 0 && for_sender ? prs_peer_awaited(comm->base.peer) : r;
+    return !r && for_sender ? prs_peer_awaited(comm->base.peer) : r;
 }
 
-/**
- * Whether the caller waits for_sender: it may have closed when all is here but not flushed. Return 1 (events were
- * taken), 0 (there was nothing: whatever was not done is not done) or -errno.
- */
+/* Whether the caller waits for_sender: it may have closed when all is here but not flushed. Return 1 (events were
+ * taken), 0 (there was nothing: whatever was not done is not done) or -errno. */
 static inline int progress_recv(struct recv_comm *comm, bool for_sender)
 {
     int r = prs_peer_progress(comm->base.peer);
 
-    if (r == 0)
+    if (!r)
         return ++comm->misses >= COMM_CHECK_EVERY ? look_around_recv(comm, for_sender) : 0;
     if (r < 0)
         return r;
@@ -196,7 +188,7 @@ static __attribute__((cold)) net_result refuse_receive(int n)
     return result_from_errno(prs_fail(-EINVAL, "irecv of %d buffers: one that is not empty is not registered", n));
 }
 
-/** No request or no room in the sender's ring: NCCL calls again. */
+/* No request or no room in the sender's ring: NCCL calls again. */
 static net_result nothing_posted(struct recv_comm *comm)
 {
     int r = progress_recv(comm, true);
@@ -209,7 +201,7 @@ static inline __attribute__((always_inline)) size_t size_at(const void *sizes, b
     return is_wide ? ((const size_t *)sizes)[i] : (size_t)((const int *)sizes)[i];
 }
 
-/** Fill in n records behind the last one. Return n, or which buffer is refused: what was filled in is not announced. */
+/* Fill in n records behind the last one. Return n, or which buffer is refused: what was filled in is not announced. */
 static inline __attribute__((always_inline)) int fill_records(struct recv_comm *comm, struct request *request, int n,
                                                               void **data, const void *sizes, bool is_wide,
                                                               const int *tags, void **mhandles)
@@ -227,7 +219,7 @@ static inline __attribute__((always_inline)) int fill_records(struct recv_comm *
     return n;
 }
 
-/** Sizes are int in the older tables, and one buffer is the usual case: compiled for each, so that none costs. */
+/* Sizes are int in the older tables, and one buffer is the usual case: compiled for each, so that none costs. */
 static inline __attribute__((always_inline)) net_result post_receive(struct recv_comm *comm, int n, void **data,
                                                                      const void *sizes, bool is_wide, const int *tags,
                                                                      void **mhandles, void **out)
@@ -276,7 +268,7 @@ net_result request_irecv_narrow(void *recv_comm, int n, void **data, int *sizes,
                   : post_group(recv_comm, n, data, sizes, false, tags, mhandles, out);
 }
 
-/** The last buffer that a NIC has written for a GPU to read; NULL if none was. */
+/* The last buffer that a NIC has written for a GPU to read; NULL if none was. */
 static const struct memory *flush_target(int n, void **data, const int *sizes, void **mhandles, void **addr)
 {
     for (int i = n; i-- > 0;) {
@@ -290,7 +282,7 @@ static const struct memory *flush_target(int n, void **data, const int *sizes, v
     return NULL;
 }
 
-/** Return 0 or -errno; when the peer's window is full the request stays waiting. */
+/* Return 0 or -errno; when the peer's window is full the request stays waiting. */
 static int start_flush(struct request *request)
 {
     int r = prs_peer_flush(request->comm->peer, &request->op, request->flush_memory->region, request->flush_addr);
@@ -324,10 +316,9 @@ net_result request_iflush(void *recv_comm, int n, void **data, int *sizes, void 
     return NET_SUCCESS;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * sender */
+/* ---- sender ---- */
 
-/** Return what isend is to return. */
+/* Return what isend is to return. */
 static __attribute__((noinline)) net_result look_around_send(struct send_comm *comm)
 {
     int r;
@@ -337,16 +328,14 @@ static __attribute__((noinline)) net_result look_around_send(struct send_comm *c
     return r < 0 ? result_from_errno(r) : NET_SUCCESS;
 }
 
-/** No record to fill yet, or no room: NCCL calls again. */
+/* No record to fill yet, or no room: NCCL calls again. */
 static inline net_result nothing_sent(struct send_comm *comm)
 {
     return __builtin_expect(++comm->misses < COMM_CHECK_EVERY, 1) ? NET_SUCCESS : look_around_send(comm);
 }
 
-/**
- * The first unfilled record of the head receive with this tag. Stops at the first that is not here: were a later one of
- * the same tag taken, two sends of one tag would change places.
- */
+/* The first unfilled record of the head receive with this tag. Stops at the first that is not here: were a later one
+ * of the same tag taken, two sends of one tag would change places. */
 static const struct cts_record *match(const struct send_comm *comm, uint32_t tag)
 {
     uint32_t count = comm->ring[comm->head % CTS_RING].count;
@@ -398,7 +387,7 @@ static __attribute__((cold)) net_result refuse_send(const struct send_comm *comm
     return result_from_errno(r);
 }
 
-/** Separate from request_isend(), which is called in vain so often that it is to do as little as possible then. */
+/* Separate from request_isend(), which is called in vain so often that it is to do as little as possible then. */
 static __attribute__((noinline)) net_result send_to(struct send_comm *comm, const struct cts_record *record,
                                                     const void *data, size_t size, const struct memory *memory,
                                                     void **out)
@@ -430,7 +419,7 @@ static __attribute__((noinline)) net_result send_to(struct send_comm *comm, cons
     return NET_SUCCESS;
 }
 
-/** A receive of several buffers. */
+/* A receive of several buffers. */
 static __attribute__((noinline)) net_result send_to_match(struct send_comm *comm, const void *data, size_t size,
                                                           int tag, const struct memory *memory, void **out)
 {
@@ -464,10 +453,9 @@ net_result request_isend_narrow(void *send_comm, void *data, int size, int tag, 
     return send_message(send_comm, data, (size_t)size, tag, mhandle, out);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * test */
+/* ---- test ---- */
 
-/** Give the request back and tell that it is done. */
+/* Give the request back and tell that it is done. */
 static inline net_result retire(struct request *request, struct request **free, int *done)
 {
     request->next = *free;
@@ -490,7 +478,7 @@ static inline net_result retire_send(struct request *request, int *done, int *si
     return retire(request, &((struct send_comm *)request->comm)->free, done);
 }
 
-/** What is not done yet: drive it, and look again. Apart, so that a request that is done takes the short way. */
+/* What is not done yet: drive it, and look again. Apart, so that a request that is done takes the short way. */
 static __attribute__((noinline)) net_result drive_recv(struct request *request, int *done, int *sizes)
 {
     int r = progress_recv((struct recv_comm *)request->comm, true);
@@ -515,7 +503,7 @@ static __attribute__((noinline)) net_result drive_send(struct request *request, 
     return request->op.status < 0 ? result_from_errno(request->op.status) : retire_send(request, done, sizes);
 }
 
-/** The flush of a receive may have to wait until the peer has room for it. */
+/* The flush of a receive may have to wait until the peer has room for it. */
 static __attribute__((noinline)) net_result drive_flush(struct request *request, int *done)
 {
     struct recv_comm *comm = (struct recv_comm *)request->comm;

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/plugin/gin_api.h"
-
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -8,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "test/plugin/gin_api.h"
 
 enum { WAIT_SECONDS = 120 };
 
@@ -107,9 +107,9 @@ int gin_api_open(struct gin_api *api, struct ranks *ranks, uint32_t size, int ve
     api->size = size;
     if (handles && pointers && load(api) == 0)
         r = listen_and_meet(api, handles);
-    for (uint32_t i = 0; r == 0 && i < size; i++)
+    for (uint32_t i = 0; !r && i < size; i++)
         pointers[i] = handles[i];
-    if (r == 0)
+    if (!r)
         r = connect_all(api, pointers, contexts);
     free(pointers);
     free(handles);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/plugin/gin_world.h"
-
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "test/plugin/gin_world.h"
+
 int world_open(struct world *w, struct ranks *ranks, const struct plan *plan)
 {
     int r = gin_api_open(&w->api, ranks, RANKS, plan->version, plan->contexts);
 
-    if (r != 0)
+    if (r)
         return r;
     w->source = aligned_alloc(4096, DATA_BYTES);
     w->target = aligned_alloc(4096, DATA_BYTES);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/plugin/pair.h"
-
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#include "test/plugin/pair.h"
 
 char last_warning[1024];
 int warnings;
@@ -90,7 +90,7 @@ struct pair pair_open(const struct plugin *plugin, int device)
     return pair;
 }
 
-/** In NCCL's order: registrations, memory, queues. */
+/* In NCCL's order: registrations, memory, queues. */
 void pair_close(const struct plugin *plugin, struct pair *pair)
 {
     cr_assert_eq(plugin->net->dereg(pair->send, pair->source_mhandle), NET_SUCCESS);

@@ -14,7 +14,7 @@
 
 TestSuite(connect, .timeout = 400);
 
-/** Call connect until it fails or the limit passes. */
+/* Call connect until it fails or the limit passes. */
 static net_result connect_until_refused(const struct plugin *plugin, uint8_t *handle)
 {
     uint64_t give_up = prs_clock_ms() + PAIR_LIMIT_MS;
@@ -74,7 +74,7 @@ Test(connect, a_listener_that_has_closed_is_reported_in_time)
     plugin_close(&plugin);
 }
 
-/** The port of this process's listening socket. */
+/* The port of this process's listening socket. */
 static int listening_port(void)
 {
     for (int fd = 3; fd < 1024; fd++) {
@@ -128,7 +128,7 @@ Test(connect, garbage_on_the_listening_port_does_not_disturb_others)
     plugin_close(&plugin);
 }
 
-/** Both handshakes are under way at one listener before either ends: each receive comm must get its own messages. */
+/* Both handshakes are under way at one listener before either ends: each receive comm must get its own messages. */
 Test(connect, two_senders_at_once_do_not_mix_their_messages)
 {
     struct plugin plugin = plugin_open();
@@ -188,8 +188,7 @@ Test(connect, a_connection_given_up_is_cleaned_up_by_finalize)
     plugin_close(&plugin);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * a peer process that dies */
+/* ---- a peer process that dies ---- */
 
 #ifdef __SANITIZE_THREAD__
 #    define SKIP_WHERE_A_CHILD_CANNOT_START_THREADS()                                                                  \
@@ -204,7 +203,7 @@ struct child {
     int ready[2];  /* a byte comes up here when the child is where it should be killed */
 };
 
-/** Before the plugin is opened here: the child is a process of its own, not one that inherits an open fabric. */
+/* Before the plugin is opened here: the child is a process of its own, not one that inherits an open fabric. */
 static struct child fork_sender(bool is_connecting)
 {
     struct child child;
@@ -323,10 +322,9 @@ Test(connect, a_peer_killed_while_connecting_does_not_block_the_next)
     plugin_close(&plugin);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * leaks */
+/* ---- leaks ---- */
 
-/** A field of /proc/self/status: "VmRSS:" is all resident memory, "RssShmem:" the shared part of it. */
+/* A field of /proc/self/status: "VmRSS:" is all resident memory, "RssShmem:" the shared part of it. */
 static long status_kib(const char *field)
 {
     FILE *file = fopen("/proc/self/status", "re");

@@ -264,7 +264,7 @@ Test(device, a_child_of_a_fork_may_start_anew)
 
 static bool is_stopping;
 
-/** Holds the plugin's locks nearly all the time. */
+/* Holds the plugin's locks nearly all the time. */
 static void *ask_in_vain(void *arg)
 {
     const struct plugin *plugin = arg;
@@ -403,7 +403,7 @@ Test(device, protocols_with_flags_in_the_data_are_left_to_rails_that_keep_order)
     plugin = plugin_open();
     cr_assert_eq(plugin.net->properties(0, &properties), NET_SUCCESS);
     in_order = !properties.force_flush;
-    cr_assert_eq(getenv("NCCL_PROTO") == NULL, in_order);
+    cr_assert_eq(!getenv("NCCL_PROTO"), in_order);
     cr_assert(in_order || strcmp(getenv("NCCL_PROTO"), "Simple") == 0);
     plugin_close(&plugin);
 
@@ -411,6 +411,6 @@ Test(device, protocols_with_flags_in_the_data_are_left_to_rails_that_keep_order)
     last_warning[0] = 0;
     plugin = plugin_open();
     cr_assert_str_eq(getenv("NCCL_PROTO"), "LL,Simple", "what the user asks for stays");
-    cr_assert_eq(strstr(last_warning, "NCCL_PROTO") == NULL, in_order, "%s", last_warning);
+    cr_assert_eq(!strstr(last_warning, "NCCL_PROTO"), in_order, "%s", last_warning);
     plugin_close(&plugin);
 }

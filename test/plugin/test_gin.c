@@ -22,8 +22,6 @@ static uint64_t word(uint32_t from, uint32_t to, int context, uint32_t message, 
     return (uint64_t)(from + 1) << 48 | (uint64_t)to << 40 | (uint64_t)context << 32 | message << 16 | at;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 static void fill_messages(struct world *w, int contexts)
 {
     for (uint32_t to = 0; to < RANKS; to++)
@@ -80,7 +78,7 @@ static int exchange(struct ranks *ranks, void *user)
     struct world w;
     int r = world_open(&w, ranks, plan);
 
-    if (r != 0)
+    if (r)
         return r;
     fill_messages(&w, plan->contexts);
     for (uint32_t m = 0; m < MESSAGES; m++)
@@ -111,8 +109,6 @@ ParameterizedTest(struct plan *plan, gin, every_table_carries_puts_and_signals_a
     cr_assert_eq(run(exchange, *plan), 0, "v%d", plan->version);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 enum { FLOOD = 3000 };
 
 static int flood(struct ranks *ranks, void *user)
@@ -121,7 +117,7 @@ static int flood(struct ranks *ranks, void *user)
     struct world w;
     int r = world_open(&w, ranks, user);
 
-    if (r != 0)
+    if (r)
         return r;
     for (uint32_t i = 0; i < FLOOD && w.api.rank == 0; i++) {
         struct gin_call call = {.src = w.source_handle,
@@ -186,7 +182,7 @@ static int burst(struct ranks *ranks, void *user)
     struct world w;
     int r = world_open(&w, ranks, &plan);
 
-    if (r != 0)
+    if (r)
         return r;
     for (uint32_t i = 0; i < 1 + BURST && w.api.rank == 0; i++) {
         struct gin_call call = {
@@ -252,7 +248,7 @@ static int get_and_flush(struct ranks *ranks, void *user)
     struct world w;
     int r = world_open(&w, ranks, user);
 
-    if (r != 0)
+    if (r)
         return r;
     peer = (w.api.rank + 1) % RANKS;
     for (uint32_t i = 0; i < 1000; i++)
@@ -271,7 +267,7 @@ static int get_and_flush(struct ranks *ranks, void *user)
     for (uint32_t i = 0; i < 900; i++)
         CHECK(w.target[2 + i] == (peer << 16 | (i + 10)), "word %u", i);
     CHECK(gin_api_flush(&w.api, w.target_handle, w.api.rank, &request) == NET_SUCCESS, "flush");
-    CHECK(request == NULL, "host memory needs no flush");
+    CHECK(!request, "host memory needs no flush");
     /* Until all have read from us: nobody accepts for a rank that does not progress. */
     __atomic_fetch_add(&ranks_words(ranks)[0], 1, __ATOMIC_ACQ_REL);
     while (__atomic_load_n(&ranks_words(ranks)[0], __ATOMIC_ACQUIRE) < RANKS) {
@@ -286,15 +282,13 @@ Test(gin, a_get_reads_and_a_flush_of_host_memory_is_nothing, .timeout = 300)
     cr_assert_eq(run(get_and_flush, (struct plan){13, 1}), 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 static int misuse(struct ranks *ranks, void *user)
 {
     void *request = NULL;
     struct world w;
     int r = world_open(&w, ranks, user);
 
-    if (r != 0)
+    if (r)
         return r;
     const struct gin_call good = {.src = w.source_handle,
                                   .size = 64,
@@ -329,7 +323,7 @@ static int misuse_self(struct ranks *ranks, void *user)
     struct world w;
     int r = world_open(&w, ranks, user);
 
-    return r != 0 ? r : world_close(&w);
+    return r ? r : world_close(&w);
 }
 
 Test(gin, a_transfer_that_cannot_be_right_is_refused, .timeout = 300)
@@ -344,7 +338,7 @@ static int bad_window(struct ranks *ranks, void *user)
     void *handle = NULL, *memory = aligned_alloc(4096, 4096);
     int r = gin_api_open(&api, ranks, RANKS, plan->version, 1);
 
-    if (r != 0)
+    if (r)
         return r;
     /* Rank 1 registers what is not mapped. */
     CHECK(gin_api_reg(&api, api.rank == 1 ? (void *)0x10000 : memory, 4096, 0, &handle) != NET_SUCCESS && !handle,
@@ -370,7 +364,7 @@ static int kill_one(struct ranks *ranks, void *user)
     struct world w;
     int done = 0, r = world_open(&w, ranks, user);
 
-    if (r != 0)
+    if (r)
         return r;
     struct gin_call call = {.src = w.source_handle,
                             .size = 4096,
@@ -418,7 +412,7 @@ static int leave_early(struct ranks *ranks, void *user)
     void *handle = NULL, *memory = aligned_alloc(4096, 4096);
     int r = gin_api_open(&api, ranks, RANKS, plan->version, 1);
 
-    if (r != 0)
+    if (r)
         return r;
     if (api.rank != 1)
         CHECK(gin_api_reg(&api, memory, 4096, 0, &handle) != NET_SUCCESS && !handle, "rank %u", api.rank);

@@ -49,7 +49,7 @@ static int give_up_signals(struct ranks *ranks, void *user)
     struct world w;
     int r = world_open(&w, ranks, user);
 
-    if (r != 0)
+    if (r)
         return r;
     words = ranks_words(ranks);
     if (w.api.rank == 0) {
@@ -97,8 +97,6 @@ Test(gin, memory_goes_beside_a_thread_that_raises_its_signals, .timeout = 300)
     cr_assert_eq(run(give_up_signals, (struct plan){14, 2}), 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 enum { CONTEXTS_MOST = 4096 }; /* that a team has at a time, with the exchange's */
 
 /* A word from each rank to the next, in the set that transfers take now. */
@@ -137,7 +135,7 @@ static int make_many_sets(struct ranks *ranks, void *user)
     void *first, *last, *set;
     int r = world_open(&w, ranks, user);
 
-    if (r != 0)
+    if (r)
         return r;
     first = w.api.set;
     if (pass_word(&w, 1))

@@ -43,7 +43,7 @@ Test(request, the_request_is_always_written)
     data[0] = pair.target;
     mhandles[0] = pair.target_mhandle;
     cr_assert_eq(plugin.net->irecv(pair.recv, 1, data, sizes, tags, mhandles, NULL, &request), NET_SUCCESS);
-    cr_assert(request != NULL && request != NET_REQUEST_OPTIONAL, "the hint of 0x1 is not taken for a request");
+    cr_assert(request && request != NET_REQUEST_OPTIONAL, "the hint of 0x1 is not taken for a request");
     request = POISON;
     mhandles[0] = NULL;
     cr_assert_eq(plugin.net->iflush(pair.recv, 1, data, &flushed, mhandles, &request), NET_SUCCESS);
@@ -222,7 +222,7 @@ Test(request, two_hundred_fifty_six_receives_may_be_out_and_all_are_filled)
     plugin_close(&plugin);
 }
 
-/** Send many times what may be out, in order, with so many receives posted ahead. */
+/* Send many times what may be out, in order, with so many receives posted ahead. */
 static void run_laps(const struct plugin *plugin, int device, int ahead)
 {
     enum { MESSAGES = 3000, EACH = 512 };
@@ -273,7 +273,7 @@ Test(request, receives_posted_far_ahead_never_stall_two_rails)
     plugin_close(&plugin);
 }
 
-/** As when one side's job is aborted: it closes its end in good order, without an error of its own. */
+/* As when one side's job is aborted: it closes its end in good order, without an error of its own. */
 Test(request, a_send_that_waits_for_a_receiver_that_closed_ends)
 {
     struct plugin plugin = plugin_open();

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/**
- * A net plugin over loopback TCP, with faults to order (TOY_FAULT): perseus-netbench is tested with it, since a bench
- * that cannot find a fault proves nothing about a plugin.
- */
+/* A net plugin over loopback TCP, with faults to order (TOY_FAULT): perseus-netbench is tested with it, since a
+ * bench that cannot find a fault proves nothing about a plugin. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -176,7 +174,7 @@ static net_result toy_irecv(void *recv_comm, int n, void **data, int *sizes, int
     return NET_SUCCESS;
 }
 
-/** Move some bytes of one piece. Return 1 when the piece is complete. */
+/* Move some bytes of one piece. Return 1 when the piece is complete. */
 static int move(struct toy_comm *comm, int is_send, void *piece, size_t from, size_t size)
 {
     ssize_t n;
@@ -198,7 +196,7 @@ static void spoil(uint8_t *data, int size)
         data[size / 2] ^= 0x10;
 }
 
-/** One message of the oldest request. Return 1 when one was completed, 0 or -1. */
+/* One message of the oldest request. Return 1 when one was completed, 0 or -1. */
 static int advance(struct toy_comm *comm, struct toy_request *request, int is_send)
 {
     int r;
@@ -240,7 +238,7 @@ static net_result toy_test(void *handle, int *done, int *sizes)
 
         if (r < 0)
             return NET_REMOTE_ERROR;
-        if (r == 0)
+        if (!r)
             return NET_SUCCESS;
     }
     *done = 1;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The exchange of GIN's windows over a team without a NIC (fake_team.h) whose other rank never comes. */
-#include "plugin/gather.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
 
+#include "plugin/gather.h"
 #include "test/support/fake_team.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
