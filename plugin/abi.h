@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL's net-plugin ABI, versions 6 to 12, declared afresh from its documented layout so that no NCCL header is
- * needed and a change of NCCL's cannot move a member under us: every size and every offset that a version changed is
- * asserted here.
+/* NCCL's net-plugin ABI, versions 6 to 12, declared here from its documented layout, so that no NCCL header is needed.
+ * Every size, and every offset that a version changed, is asserted.
  *
- * A plugin exports one data symbol a version, `ncclNetPlugin_v<N>`, of type struct net_v<N>. NCCL probes from the
- * newest downwards and takes the first that it finds. The order of members is the ABI; names are ours. */
+ * A plugin exports one data symbol for each version, `ncclNetPlugin_v<N>`, of type struct net_v<N>. NCCL tries the
+ * newest first and uses the first that it finds. The order of members is the ABI; the names are ours. NCCL 2.19 and
+ * newer, which this plugin supports, try v7 before v6; perseus-netbench also drives other vendors' v6 tables. */
 #ifndef PERSEUS_PLUGIN_ABI_H
 #define PERSEUS_PLUGIN_ABI_H
 
@@ -41,7 +41,7 @@ enum net_pointer { NET_PTR_HOST = 1, NET_PTR_CUDA = 2, NET_PTR_DMABUF = 4 };
 enum {
     NET_HANDLE_BYTES = 128,
     NET_MAX_REQUESTS = 32,  /* times maxRecvs may be outstanding on one comm */
-    NET_DEVICE_HOST = 0,    /* netDeviceType of a plugin that the CPU drives */
+    NET_DEVICE_HOST = 0,    /* netDeviceType of plugins that a CPU drives */
     NET_DEVICE_VERSION = 0, /* netDeviceVersion that goes with it */
     NET_UNDEFINED = -1,     /* traffic class, rail, plane, attributes */
     NET_VDEVICE_MAX_V9 = 4, /* members of a virtual device, v9 to v11 */
@@ -54,7 +54,7 @@ enum {
 typedef void net_log_fn(int level, unsigned long subsystems, const char *file, int line, const char *format, ...);
 typedef net_result net_profile_fn(void **event, int type, void *parent, int64_t plugin, void *extra);
 
-/* Device-side handle of offloading plugins, v7 on; plugins driven by the CPU ignore it. */
+/* Device-side handle of plugins that a GPU drives (v7 on); others ignore it. */
 struct net_device_handle {
     int kind, version;
     void *handle;
@@ -80,7 +80,7 @@ struct net_config { /* v10 on */
 struct net_peer_attributes {
     int32_t max_concurrent_peers, min_concurrent_peers, max_flows_per_peer, min_flows_per_peer;
 };
-struct net_attributes { /* v11 on: a hint of what is going to be run */
+struct net_attributes { /* v11 on: a hint about what will run */
     struct net_peer_attributes send, recv;
     uint32_t functions, algorithms, protocols;
 };
@@ -236,7 +236,7 @@ typedef net_result net_set_attributes_v11(void *context, struct net_attributes *
     net_close_v6 *close_recv;                                                                                          \
     net_close_v6 *close_listen
 #define NET_TABLE_OFFLOAD                                                                                              \
-    net_device_mr_v7 *device_mr; /* may be NULL, as reg_dmabuf, consumed, make_vdevice and set_attributes may */       \
+    net_device_mr_v7 *device_mr; /* may be NULL, like reg_dmabuf, consumed, make_vdevice and set_attributes */         \
     net_consumed_v7 *consumed
 
 struct net_v6 {

@@ -17,7 +17,7 @@ enum {
 
 /* Flags of regMrSym. */
 enum gin_memory_flags {
-    GIN_MEMORY_STRICT = 1,      /* holds signals: no relaxed PCI ordering */
+    GIN_MEMORY_STRICT = 1,      /* signals are in it: no relaxed PCI ordering */
     GIN_MEMORY_NEVER_RESET = 2, /* a hint: counters in it only grow */
 };
 
@@ -41,7 +41,7 @@ typedef net_result gin_create_v12(void *coll_comm, int signals, int counters, in
 typedef net_result gin_create_v13(void *coll_comm, struct gin_config_v13 *config, void **set,
                                   struct net_device_handle **offload);
 typedef net_result rma_create_v14(void *coll_comm, struct rma_config_v14 *config, void **set);
-/* for_kernels: the handle that kernels put into their commands; the proxy then passes it as source, destination or
+/* for_kernels: kernels put this handle into their commands, and the proxy passes it as source, destination or
  * signal. */
 typedef net_result gin_reg_fn(void *coll_comm, void *data, size_t size, int type, uint64_t flags, void **mhandle,
                               void **for_kernels);
@@ -82,7 +82,7 @@ typedef net_result gin_error_fn(void *set_or_comm, bool *has_error);
     net_close_v6 *close_listen
 #define GIN_TABLE_TAIL                                                                                                 \
     gin_test_fn *test;                                                                                                 \
-    gin_progress_fn *progress; /* may be NULL: test() drives, too */                                                   \
+    gin_progress_fn *progress; /* may be NULL: test() progresses, too */                                               \
     gin_error_fn *query_last_error;                                                                                    \
     net_finalize_v11 *finalize
 

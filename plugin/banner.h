@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one line that tells a user at start-up what was chosen and why. */
+/* The one line of the log at start-up that says what was chosen and why. */
 #ifndef PERSEUS_PLUGIN_BANNER_H
 #define PERSEUS_PLUGIN_BANNER_H
 

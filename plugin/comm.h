@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a communicator ("comm" in NCCL's words: one direction of one connection) holds, and the requests on it.
+/* What a comm holds, and the requests on it. A comm, in NCCL's words, is one direction of one connection.
  *
- * Threads: NCCL's progress thread is the only one in request.c; its service thread connects, registers and closes. The
- * two meet only in registrations (memory.c), which touch nothing here that changes after connecting. */
+ * Threads: only NCCL's progress thread runs request.c. Its service thread connects, registers and closes. The two use a
+ * comm at the same time only while memory is registered (memory.c), which touches nothing that changes later. */
 #ifndef PERSEUS_PLUGIN_COMM_H
 #define PERSEUS_PLUGIN_COMM_H
 
@@ -10,21 +10,21 @@
 #include "plugin/abi.h"
 #include "plugin/cts.h"
 
-struct context;
+struct plugin_context;
 
 enum {
-    COMM_MAX_RECVS = CTS_GROUP_MAX,
+    COMM_MAX_RECVS = CTS_MAX_ENTRIES,
     COMM_REQUESTS = NET_MAX_REQUESTS * COMM_MAX_RECVS,
-    COMM_ANNOUNCEMENTS = 64,     /* writes of records in flight; more wait, they only get larger */
-    COMM_PROMPT_BYTES = 16384,   /* beside a message this long the write of its record is nothing */
+    COMM_ANNOUNCEMENTS = 64,     /* writes of records in flight; further records wait and then share a write */
+    COMM_PROMPT_BYTES = 16384,   /* the write of a record costs little beside a message this long */
     COMM_UNFILLED_ENOUGH = 4,    /* announced entries that keep a sender busy for a round trip */
-    COMM_CHECK_EVERY = 64,       /* fruitless calls between looks at the peer and at asynchronous events */
-    COMM_MAX_BYTES = 0x7fffffff, /* test() tells sizes as int */
+    COMM_CHECK_EVERY = 64,       /* calls without an event before the peer and the device are checked */
+    COMM_MAX_BYTES = 0x7fffffff, /* test() returns sizes as int */
 };
 
 enum comm_kind { COMM_LISTEN = 1, COMM_SEND, COMM_RECV };
 
-/* The part that all kinds share; first member of each, since NCCL hands regMr either of them. */
+/* First member of every kind of comm, since NCCL passes any of them to regMr. */
 struct comm {
     enum comm_kind kind;
     struct prs_fabric *fabric;
@@ -36,21 +36,21 @@ struct comm {
 struct memory {
     struct prs_region *region;
     struct prs_keys keys;
-    uint64_t keys_check; /* cts_check_keys() of them */
-    bool is_device;      /* written by NICs, read by a GPU: may need a flush */
+    uint64_t keys_check; /* cts_check_keys(&keys) */
+    bool is_device;      /* GPU memory: what a NIC has written there may need a flush */
 };
 
 enum request_kind { REQUEST_SEND = 1, REQUEST_RECV, REQUEST_FLUSH };
 
-/* Pooled in its comm; free ones are a list. */
+/* From the pool of its comm. */
 struct request {
-    struct prs_op op; /* send, flush */
-    struct request *next;
+    struct prs_op op;     /* send, flush */
+    struct request *next; /* of the free ones */
     struct comm *comm;
     uint8_t kind;
     uint8_t count;  /* entries */
     uint8_t left;   /* receive: entries that have not arrived */
-    bool waiting;   /* flush: the peer was busy, not yet started */
+    bool waiting;   /* flush: not started yet, since the peer was busy */
     uint32_t first; /* receive: sequence number of entry 0, truncated */
     int size[COMM_MAX_RECVS];
     const struct memory *flush_memory;
@@ -61,19 +61,19 @@ struct listen_comm {
     struct comm base;
     struct prs_listener *listener;
     int traffic_class;
-    struct recv_comm *accepting; /* made ahead, since accepting needs its callback's argument */
+    struct recv_comm *accepting; /* made before accept, which takes it as the argument of on_notify */
 };
 
 struct send_comm {
     struct comm base;
-    uint64_t head;   /* sequence number of entry 0 of the oldest receive that is not filled */
-    uint32_t filled; /* mask of its entries that are */
-    uint32_t misses; /* fruitless isends since the last look at the peer */
+    uint64_t head;   /* sequence number of entry 0 of the oldest receive with an entry to fill */
+    uint32_t filled; /* mask of the entries of that receive that are filled */
+    uint32_t misses; /* isends that found no record since the last check of the peer */
     struct request *free;
     struct cts_record *ring; /* CTS_RING records, strict memory */
     struct prs_region *ring_region;
     struct prs_connector *connector; /* while connecting */
-    struct context *context;         /* whose list of unfinished connections it is on; NULL when done */
+    struct plugin_context *context;  /* this comm is in its list; NULL when connected */
     struct send_comm *next;
 
     struct request request[COMM_REQUESTS];
@@ -82,29 +82,29 @@ struct send_comm {
 /* One write of records in flight. */
 struct announcement {
     struct prs_op op;
-    uint64_t end; /* sequence number behind its last record */
+    uint64_t end; /* sequence number after its last record */
 };
 
-/* Sequence numbers of entries, oldest first: tail <= announced <= next.
- * [tail, announced) are out and the sender may fill them; [announced, next) wait in the mirror. */
+/* Entries have sequence numbers, and tail <= announced <= next. The sender may fill those in [tail, announced); the
+ * records of [announced, next) wait in the mirror. */
 struct recv_comm {
     struct comm base;
-    uint64_t next;      /* of the entry that the next irecv makes */
-    uint64_t announced; /* first that was not written to the sender */
-    uint64_t tail;      /* all before it have arrived */
-    uint64_t written;   /* all before it have left the mirror */
-    uint64_t awaited;   /* behind the last record whose write is not lazy */
-    uint64_t arrived;   /* how many have, in any order */
-    bool is_prompt;     /* an entry that waits is for a long message */
-    uint32_t misses;
-    uint32_t announce_head, announce_tail; /* of announcement[], counted up */
-    int error;                             /* -errno of what on_notify found */
+    uint64_t next;                         /* number of the entry that the next irecv makes */
+    uint64_t announced;                    /* first whose record was not written to the sender */
+    uint64_t tail;                         /* all before it have arrived */
+    uint64_t written;                      /* the records of all before it have left the mirror */
+    uint64_t signaled;                     /* after the last record whose write asks for a completion */
+    uint64_t arrived;                      /* number of entries that have arrived, in any order */
+    bool has_long;                         /* a waiting record is for a long message */
+    uint32_t misses;                       /* calls that found no event since the last check of the peer */
+    uint32_t announce_head, announce_tail; /* of announcement[]; they only grow */
+    int error;                             /* -errno: on_notify was called for what no receive expects */
     struct request *free;
-    struct cts_record *mirror; /* CTS_RING records as the sender will have them */
+    struct cts_record *mirror; /* CTS_RING records: what the sender's ring will hold */
     struct prs_region *mirror_region;
-    uint64_t ring_addr; /* the sender's ring */
+    uint64_t ring_addr; /* of the sender's clear-to-send ring */
     struct prs_keys ring_keys;
-    struct request *entry[CTS_RING]; /* whose entry a slot is; NULL when it has arrived */
+    struct request *entry[CTS_RING]; /* request of the entry in a slot; NULL when it has arrived */
     struct announcement announcement[COMM_ANNOUNCEMENTS];
     struct request request[COMM_REQUESTS];
 };

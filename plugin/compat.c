@@ -11,8 +11,8 @@
 #include "plugin/result.h"
 #include "transport/util/error.h"
 
-/* Versions before 11 know no context: all their comms share this one, from the first init on. */
-static struct context *shared;
+/* The tables before v11 have no contexts: all their comms use this one, which the first init makes. */
+static struct plugin_context *only_context;
 
 /* ---- init and properties ---- */
 
@@ -21,16 +21,16 @@ net_result compat_init_v6(net_log_fn *log)
     void *context;
     net_result result;
 
-    /* These versions have no finalize either. NCCL inits once a load, so this is another NCCL of the process, whose
-     * comms would lose their devices with the context; or one that unloaded the plugin in between, while something else
-     * kept it: what the first left behind goes now. */
-    if (shared && connect_in_use() && device_share(shared, log))
+    /* These tables have no finalize either, and NCCL calls init once each time it loads the plugin. A second init thus
+     * comes from another NCCL of this process: then the context stays, since the first one's comms need its devices.
+     * Or from an NCCL that has unloaded and loaded the plugin: then what it left behind is freed now. */
+    if (only_context && connect_has_comms() && device_reuse(only_context, log))
         return NET_SUCCESS;
-    device_finalize(shared);
-    shared = NULL;
+    connect_finalize(only_context);
+    only_context = NULL;
     result = device_init(&context, 0, NULL, log, NULL);
     if (result == NET_SUCCESS)
-        shared = context;
+        only_context = context;
     return result;
 }
 
@@ -40,62 +40,7 @@ net_result compat_init_v10(net_log_fn *log, net_profile_fn *profile)
     return compat_init_v6(log);
 }
 
-/* Members that every version has under the same name. */
-#define COPY_COMMON(to, from)                                                                                          \
-    do {                                                                                                               \
-        (to)->name = (from)->name;                                                                                     \
-        (to)->pci_path = (from)->pci_path;                                                                             \
-        (to)->guid = (from)->guid;                                                                                     \
-        (to)->ptr_support = (from)->ptr_support;                                                                       \
-        (to)->speed = (from)->speed;                                                                                   \
-        (to)->port = (from)->port;                                                                                     \
-        (to)->latency = (from)->latency;                                                                               \
-        (to)->max_comms = (from)->max_comms;                                                                           \
-        (to)->max_recvs = (from)->max_recvs;                                                                           \
-    } while (0)
-
-#define COPY_DEVICE_TYPE(to, from)                                                                                     \
-    do {                                                                                                               \
-        (to)->device_type = (from)->device_type;                                                                       \
-        (to)->device_version = (from)->device_version;                                                                 \
-    } while (0)
-
-net_result compat_properties_v6(int device, struct net_properties_v6 *properties)
-{
-    struct net_properties_v12 full;
-    net_result result = device_properties(device, &full);
-
-    if (result == NET_SUCCESS)
-        COPY_COMMON(properties, &full);
-    return result;
-}
-
-net_result compat_properties_v7(int device, struct net_properties_v7 *properties)
-{
-    struct net_properties_v12 full;
-    net_result result = device_properties(device, &full);
-
-    if (result == NET_SUCCESS) {
-        COPY_COMMON(properties, &full);
-        COPY_DEVICE_TYPE(properties, &full);
-    }
-    return result;
-}
-
-net_result compat_properties_v8(int device, struct net_properties_v8 *properties)
-{
-    struct net_properties_v12 full;
-    net_result result = device_properties(device, &full);
-
-    if (result == NET_SUCCESS) {
-        COPY_COMMON(properties, &full);
-        COPY_DEVICE_TYPE(properties, &full);
-        properties->reg_is_global = full.reg_is_global;
-    }
-    return result;
-}
-
-/* Four members fit: a wider device, which only v12 can have made, names its first four. */
+/* Four members fit: of a wider device, which only v12 can have made, the first four. */
 static struct net_vdevice_v9 narrow(const struct net_vdevice_v12 *wide)
 {
     struct net_vdevice_v9 narrowed = {.count = wide->count < NET_VDEVICE_MAX_V9 ? wide->count : NET_VDEVICE_MAX_V9};
@@ -105,48 +50,39 @@ static struct net_vdevice_v9 narrow(const struct net_vdevice_v12 *wide)
     return narrowed;
 }
 
-#define COPY_LIMITS(to, from)                                                                                          \
-    do {                                                                                                               \
-        (to)->reg_is_global = (from)->reg_is_global;                                                                   \
-        (to)->force_flush = (from)->force_flush;                                                                       \
-        (to)->vdevice = narrow(&(from)->vdevice);                                                                      \
-        (to)->max_p2p_bytes = (from)->max_p2p_bytes;                                                                   \
-        (to)->max_coll_bytes = (from)->max_coll_bytes;                                                                 \
-    } while (0)
+/* The members of v7, and those that v8, v9 and v11 added. */
+#define V7_MEMBERS                                                                                                     \
+    .name = full.name, .pci_path = full.pci_path, .guid = full.guid, .ptr_support = full.ptr_support,                  \
+    .speed = full.speed, .port = full.port, .latency = full.latency, .max_comms = full.max_comms,                      \
+    .max_recvs = full.max_recvs, .device_type = full.device_type, .device_version = full.device_version
+#define V8_MEMBERS V7_MEMBERS, .reg_is_global = full.reg_is_global
+#define V9_MEMBERS                                                                                                     \
+    V8_MEMBERS, .force_flush = full.force_flush, .vdevice = narrow(&full.vdevice),                                     \
+                .max_p2p_bytes = full.max_p2p_bytes, .max_coll_bytes = full.max_coll_bytes
+#define V11_MEMBERS V9_MEMBERS, .max_multi_request = full.max_multi_request
 
-net_result compat_properties_v9(int device, struct net_properties_v9 *properties)
-{
-    struct net_properties_v12 full;
-    net_result result = device_properties(device, &full);
-
-    if (result == NET_SUCCESS) {
-        COPY_COMMON(properties, &full);
-        COPY_DEVICE_TYPE(properties, &full);
-        COPY_LIMITS(properties, &full);
+#define DEFINE_PROPERTIES(version, ...)                                                                                \
+    net_result compat_properties_##version(int device, struct net_properties_##version *properties)                    \
+    {                                                                                                                  \
+        struct net_properties_v12 full;                                                                                \
+        net_result result = device_properties(device, &full);                                                          \
+                                                                                                                       \
+        if (result == NET_SUCCESS)                                                                                     \
+            *properties = (struct net_properties_##version){__VA_ARGS__};                                              \
+        return result;                                                                                                 \
     }
-    return result;
-}
-
-net_result compat_properties_v11(int device, struct net_properties_v11 *properties)
-{
-    struct net_properties_v12 full;
-    net_result result = device_properties(device, &full);
-
-    if (result == NET_SUCCESS) {
-        COPY_COMMON(properties, &full);
-        COPY_DEVICE_TYPE(properties, &full);
-        COPY_LIMITS(properties, &full);
-        properties->max_multi_request = full.max_multi_request;
-    }
-    return result;
-}
+DEFINE_PROPERTIES(v7, V7_MEMBERS)
+DEFINE_PROPERTIES(v8, V8_MEMBERS)
+DEFINE_PROPERTIES(v9, V9_MEMBERS)
+DEFINE_PROPERTIES(v11, V11_MEMBERS)
 
 net_result compat_make_vdevice_v9(int *device, struct net_vdevice_v9 *members)
 {
     struct net_vdevice_v12 wide = {.count = members->count};
 
     if (members->count < 0 || members->count > NET_VDEVICE_MAX_V9)
-        return result_from_errno(prs_fail(-EINVAL, "virtual device of %d members; this NCCL knows at most %d",
+        return result_from_errno(prs_fail(-EINVAL,
+                                          "virtual device of %d members: this version of NCCL knows at most %d",
                                           members->count, NET_VDEVICE_MAX_V9));
     for (int i = 0; i < members->count; i++)
         wide.device[i] = members->device[i];
@@ -157,37 +93,29 @@ net_result compat_make_vdevice_v9(int *device, struct net_vdevice_v9 *members)
 
 static net_result not_initialised(void)
 {
-    return result_from_errno(prs_fail(-EINVAL, "called before init, or after an init that failed"));
+    return result_from_errno(prs_fail(-EINVAL, "called before init, or after a failed init"));
 }
 
 net_result compat_listen_v6(int device, void *handle, void **listen_comm)
 {
-    return shared ? connect_listen(shared, device, handle, listen_comm) : not_initialised();
-}
-
-net_result compat_connect_v6(int device, void *handle, void **send_comm)
-{
-    return shared ? connect_with_class(shared, device, NET_UNDEFINED, handle, send_comm) : not_initialised();
+    return only_context ? connect_listen(only_context, device, handle, listen_comm) : not_initialised();
 }
 
 net_result compat_connect_v7(int device, void *handle, void **send_comm, struct net_device_handle **offload)
 {
     (void)offload;
-    return compat_connect_v6(device, handle, send_comm);
+    if (!only_context)
+        return not_initialised();
+    return connect_with_class(only_context, device, NET_UNDEFINED, handle, send_comm);
 }
 
 net_result compat_connect_v10(int device, struct net_config *config, void *handle, void **send_comm,
                               struct net_device_handle **offload)
 {
     (void)offload;
-    if (!shared)
+    if (!only_context)
         return not_initialised();
-    return connect_with_class(shared, device, device_traffic_class(config), handle, send_comm);
-}
-
-net_result compat_accept_v6(void *listen_comm, void **recv_comm)
-{
-    return connect_accept(listen_comm, recv_comm, NULL);
+    return connect_with_class(only_context, device, device_traffic_class(config), handle, send_comm);
 }
 
 net_result compat_reg_v6(void *comm, void *data, int size, int type, void **mhandle)

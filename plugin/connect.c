@@ -13,62 +13,63 @@
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
-static_assert(sizeof(struct prs_handle) <= NET_HANDLE_BYTES, "NCCL carries the handle");
+static_assert(sizeof(struct prs_handle) <= NET_HANDLE_BYTES, "NCCL transfers the handle");
 
 enum {
-    NOTE_MAGIC = 0x53524550,                          /* "PERS" */
-    NOTE_VERSION = 1,                                 /* of this struct and of struct cts_record */
-    FIRST_SEQUENCE = 1,                               /* never 0: see cts_check() */
-    RECV_WINDOW = COMM_REQUESTS + COMM_ANNOUNCEMENTS, /* flushes and writes of records */
+    INFO_MAGIC = 0x53524550,                           /* "PERS" */
+    INFO_VERSION = 1,                                  /* of struct sender_info and of struct cts_record */
+    FIRST_SEQUENCE = 1,                                /* not 0: see cts_check() */
+    RECV_MAX_OPS = COMM_REQUESTS + COMM_ANNOUNCEMENTS, /* flushes and writes of records */
 };
 
-static int comms; /* atomic: how many there are, unfinished ones too */
+static int comms; /* atomic: number of comms, with the unfinished ones */
 
 static void count_comm(int change)
 {
     __atomic_add_fetch(&comms, change, __ATOMIC_RELAXED);
 }
 
-bool connect_in_use(void)
+bool connect_has_comms(void)
 {
     return __atomic_load_n(&comms, __ATOMIC_RELAXED) > 0;
 }
 
-/* Private data that the sender gives while connecting: where its clear-to-send ring is. */
-struct note {
+/* Private data of the sender's connection request: where its clear-to-send ring is. */
+struct sender_info {
     uint32_t magic;
     uint16_t version;
     uint16_t ring_records;
     uint64_t ring_addr;
     struct prs_keys ring_keys;
 };
-static_assert(sizeof(struct note) == 48 && sizeof(struct note) <= PRS_PRIVATE_DATA_BYTES, "goes over the wire");
+static_assert(sizeof(struct sender_info) == 48 && sizeof(struct sender_info) <= PRS_PRIVATE_DATA_BYTES,
+              "goes over the wire");
 
 /* ---- sender ---- */
 
-/* Where connecting is, kept in the caller's bytes of the handle: NCCL hands the same memory to every call. The seal
- * tells it from what a foreign handle has there. */
-struct progress_mark {
+/* Says which unfinished connection a call of connect continues. It is in the caller's bytes of the handle, since NCCL
+ * passes the same memory to every call. The seal distinguishes it from the bytes of a foreign handle. */
+struct connect_mark {
     uint64_t comm, seal;
 };
-static_assert(sizeof(struct progress_mark) == PRS_HANDLE_CALLER_BYTES, "fills the caller's bytes");
+static_assert(sizeof(struct connect_mark) == PRS_HANDLE_CALLER_BYTES, "fills the caller's bytes");
 
 static uint64_t seal_of(uint64_t comm)
 {
     return (comm ^ 0x9e3779b97f4a7c15u) * 0xff51afd7ed558ccdu;
 }
 
-static void *mark_place(void *handle)
+static void *caller_bytes(void *handle)
 {
     return (uint8_t *)handle + PRS_HANDLE_BYTES - PRS_HANDLE_CALLER_BYTES;
 }
 
-static struct send_comm *find_unfinished(struct context *context, void *handle)
+static struct send_comm *find_unfinished(struct plugin_context *context, void *handle)
 {
-    struct progress_mark mark;
+    struct connect_mark mark;
     struct send_comm *comm;
 
-    memcpy(&mark, mark_place(handle), sizeof(mark));
+    memcpy(&mark, caller_bytes(handle), sizeof(mark));
     if (mark.seal != seal_of(mark.comm))
         return NULL;
     device_lock();
@@ -78,11 +79,11 @@ static struct send_comm *find_unfinished(struct context *context, void *handle)
     return comm;
 }
 
-static void remember_unfinished(struct context *context, struct send_comm *comm, void *handle)
+static void remember_unfinished(struct plugin_context *context, struct send_comm *comm, void *handle)
 {
-    struct progress_mark mark = {.comm = (uintptr_t)comm, .seal = seal_of((uintptr_t)comm)};
+    struct connect_mark mark = {.comm = (uintptr_t)comm, .seal = seal_of((uintptr_t)comm)};
 
-    memcpy(mark_place(handle), &mark, sizeof(mark));
+    memcpy(caller_bytes(handle), &mark, sizeof(mark));
     device_lock();
     comm->context = context;
     comm->next = context->connecting;
@@ -94,7 +95,7 @@ static void forget_unfinished(struct send_comm *comm, void *handle)
 {
     struct send_comm **link;
 
-    memset(mark_place(handle), 0, PRS_HANDLE_CALLER_BYTES);
+    memset(caller_bytes(handle), 0, PRS_HANDLE_CALLER_BYTES);
     device_lock();
     for (link = &comm->context->connecting; *link != comm; link = &(*link)->next)
         ;
@@ -107,17 +108,17 @@ static void free_send(struct send_comm *comm)
 {
     prs_connector_close(comm->connector);
     prs_peer_close(comm->base.peer);
-    cts_ring_close(comm->ring, comm->ring_region); /* after the queues: nobody can write there any more */
+    cts_ring_close(comm->ring, comm->ring_region); /* after the queues, so that the peer can no longer write to it */
     free(comm);
     count_comm(-1);
 }
 
 /* Return 0 or -errno, logged. */
-static int start_connecting(struct context *context, int device, int traffic_class, const void *handle,
+static int start_connecting(struct plugin_context *context, int device, int traffic_class, const void *handle,
                             struct send_comm **out)
 {
     struct prs_peer_options options = {.window_ops = COMM_REQUESTS, .traffic_class = traffic_class};
-    struct note note = {.magic = NOTE_MAGIC, .version = NOTE_VERSION, .ring_records = CTS_RING};
+    struct sender_info info = {.magic = INFO_MAGIC, .version = INFO_VERSION, .ring_records = CTS_RING};
     struct prs_handle copy;
     struct send_comm *comm;
     int r;
@@ -136,10 +137,10 @@ static int start_connecting(struct context *context, int device, int traffic_cla
     r = cts_ring_open(comm->base.fabric, &comm->base.rails, &comm->ring, &comm->ring_region);
     if (r < 0)
         goto free_comm;
-    note.ring_addr = (uintptr_t)comm->ring;
-    prs_region_keys(comm->ring_region, &note.ring_keys);
-    options.private_data = &note;
-    options.private_bytes = sizeof(note);
+    info.ring_addr = (uintptr_t)comm->ring;
+    prs_region_keys(comm->ring_region, &info.ring_keys);
+    options.private_data = &info;
+    options.private_bytes = sizeof(info);
     memcpy(&copy, handle, sizeof(copy));
     r = prs_connect(comm->base.fabric, &comm->base.rails, &copy, &options, &comm->connector);
     if (r < 0)
@@ -152,7 +153,7 @@ free_comm:
     return r;
 }
 
-net_result connect_with_class(struct context *context, int device, int traffic_class, void *handle, void **out)
+net_result connect_with_class(struct plugin_context *context, int device, int traffic_class, void *handle, void **out)
 {
     struct send_comm *comm;
     int r;
@@ -168,7 +169,7 @@ net_result connect_with_class(struct context *context, int device, int traffic_c
     r = prs_connector_step(comm->connector, &comm->base.peer);
     if (r == PRS_AGAIN)
         return NET_SUCCESS;
-    comm->connector = NULL; /* freed by the step that ended it */
+    comm->connector = NULL; /* its last step has freed it */
     forget_unfinished(comm, handle);
     if (r < 0) {
         comm->base.peer = NULL;
@@ -183,14 +184,17 @@ net_result connect_with_class(struct context *context, int device, int traffic_c
 net_result connect_connect(void *context, int device, void *handle, void **send_comm,
                            struct net_device_handle **offload)
 {
-    (void)offload; /* the CPU drives this plugin */
-    return connect_with_class(context, device, ((struct context *)context)->traffic_class, handle, send_comm);
+    (void)offload; /* only for plugins that a GPU drives */
+    return connect_with_class(context, device, ((struct plugin_context *)context)->traffic_class, handle, send_comm);
 }
 
-void connect_abandon(struct context *context)
+net_result connect_finalize(void *handle)
 {
+    struct plugin_context *context = handle;
     struct send_comm *comm, *next;
 
+    if (!context) /* NCCL 2.28 and 2.29 finalize a context whose init has failed */
+        return NET_SUCCESS;
     device_lock();
     comm = context->connecting;
     context->connecting = NULL;
@@ -199,6 +203,7 @@ void connect_abandon(struct context *context)
         next = comm->next;
         free_send(comm);
     }
+    return device_finalize(context);
 }
 
 net_result connect_close_send(void *send_comm)
@@ -220,7 +225,7 @@ static void free_recv(struct recv_comm *comm)
 
 net_result connect_listen(void *handle_context, int device, void *handle, void **out)
 {
-    struct context *context = handle_context;
+    struct plugin_context *context = handle_context;
     struct prs_handle made = {{0}};
     struct listen_comm *comm;
     int r;
@@ -239,7 +244,7 @@ net_result connect_listen(void *handle_context, int device, void *handle, void *
         free(comm);
         return result_from_errno(r);
     }
-    memset(mark_place(&made), 0, PRS_HANDLE_CALLER_BYTES);
+    memset(caller_bytes(&made), 0, PRS_HANDLE_CALLER_BYTES);
     memcpy(handle, &made, sizeof(made));
     count_comm(1);
     *out = comm;
@@ -257,7 +262,7 @@ static int make_receiver(const struct listen_comm *listen, struct recv_comm **ou
     comm->base.kind = COMM_RECV;
     comm->base.fabric = listen->base.fabric;
     comm->base.rails = listen->base.rails;
-    comm->next = comm->announced = comm->tail = comm->written = comm->awaited = comm->arrived = FIRST_SEQUENCE;
+    comm->next = comm->announced = comm->tail = comm->written = comm->signaled = comm->arrived = FIRST_SEQUENCE;
     comm->free = request_pool(comm->request, &comm->base);
     r = cts_ring_open(comm->base.fabric, &comm->base.rails, &comm->mirror, &comm->mirror_region);
     if (r < 0) {
@@ -269,23 +274,24 @@ static int make_receiver(const struct listen_comm *listen, struct recv_comm **ou
     return 0;
 }
 
-/* Take what the sender told of itself. Return 0 or -EPROTO, logged. */
-static int read_note(struct recv_comm *comm)
+/* Check and keep the sender's private data. Return 0 or -EPROTO, logged. */
+static int read_sender_info(struct recv_comm *comm)
 {
     uint32_t bytes = 0;
     const void *private_data = prs_peer_private(comm->base.peer, &bytes);
-    struct note note;
+    struct sender_info info;
 
-    if (bytes != sizeof(note))
-        return prs_fail(-EPROTO, "%s: sent %u bytes of private data instead of %zu: another version of the plugin?",
-                        prs_peer_describe(comm->base.peer), bytes, sizeof(note));
-    memcpy(&note, private_data, sizeof(note));
-    if (note.magic != NOTE_MAGIC || note.version != NOTE_VERSION || note.ring_records != CTS_RING)
+    if (bytes != sizeof(info))
+        return prs_fail(-EPROTO,
+                        "%s: sent %u bytes of private data instead of %zu: is it another version of the plugin?",
+                        prs_peer_describe(comm->base.peer), bytes, sizeof(info));
+    memcpy(&info, private_data, sizeof(info));
+    if (info.magic != INFO_MAGIC || info.version != INFO_VERSION || info.ring_records != CTS_RING)
         return prs_fail(-EPROTO, "%s: plugin protocol %#x version %u with %u records, expected %#x version %u with %u",
-                        prs_peer_describe(comm->base.peer), note.magic, note.version, note.ring_records, NOTE_MAGIC,
-                        NOTE_VERSION, CTS_RING);
-    comm->ring_addr = note.ring_addr;
-    comm->ring_keys = note.ring_keys;
+                        prs_peer_describe(comm->base.peer), info.magic, info.version, info.ring_records, INFO_MAGIC,
+                        INFO_VERSION, CTS_RING);
+    comm->ring_addr = info.ring_addr;
+    comm->ring_keys = info.ring_keys;
     return 0;
 }
 
@@ -293,7 +299,7 @@ net_result connect_accept(void *listen_comm, void **out, struct net_device_handl
 {
     struct listen_comm *listen = listen_comm;
     struct prs_peer_options options = {
-        .on_notify = request_arrived, .window_ops = RECV_WINDOW, .traffic_class = listen->traffic_class};
+        .on_notify = request_arrived, .window_ops = RECV_MAX_OPS, .traffic_class = listen->traffic_class};
     struct recv_comm *comm;
     int r;
 
@@ -312,8 +318,8 @@ net_result connect_accept(void *listen_comm, void **out, struct net_device_handl
     if (r < 0) {
         comm->base.peer = NULL;
     } else {
-        prs_peer_set_user(comm->base.peer, comm); /* several handshakes may be under way: this one was first to end */
-        r = read_note(comm);
+        prs_peer_set_user(comm->base.peer, comm); /* of several handshakes at a time, any may be the first to end */
+        r = read_sender_info(comm);
     }
     if (r < 0) {
         free_recv(comm);

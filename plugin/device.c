@@ -11,7 +11,6 @@
 
 #include "plugin/banner.h"
 #include "plugin/comm.h"
-#include "plugin/connect.h"
 #include "plugin/result.h"
 #include "transport/util/env.h"
 #include "transport/util/error.h"
@@ -20,7 +19,7 @@
 
 enum {
     DEVICES_MAX = 64,
-    DEVICE_MAX_P2P = 1 << 30, /* test() tells sizes as int; NCCL itself cuts at 1 GiB */
+    DEVICE_MAX_P2P = 1 << 30, /* test() returns sizes as int, and NCCL itself splits at 1 GiB */
 };
 
 struct device {
@@ -30,15 +29,15 @@ struct device {
     char pci_path[256];
 };
 
-/* The process's. Filled by the first context, dropped by the last. */
+/* The first context fills it, the last one clears it. */
 static struct {
     pthread_mutex_t lock;
     int contexts;
-    struct context *newest; /* of the contexts: its NCCL's log is the one in use */
-    pid_t owner;            /* a fork inherits the table, but none of what the NICs know */
+    struct plugin_context *newest; /* its log is the one in use */
+    pid_t owner;                   /* a child of a fork inherits the table, but not the state of the NICs */
     struct prs_fabric *fabric;
-    bool is_placeholder; /* PERSEUS_REQUIRED and no rail: one device that refuses to listen and to connect */
-    char why_none[256];
+    bool is_placeholder; /* PERSEUS_REQUIRED without a rail: one device, whose listen and connect fail */
+    char no_device_reason[256];
     int physical, count;
     struct device device[DEVICES_MAX];
 } net = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -54,7 +53,7 @@ void device_unlock(void)
     pthread_mutex_unlock(&net.lock);
 }
 
-/* prs_log_fn: NCCL's logger takes every line. */
+/* prs_log_fn: pass every line to NCCL's logger. */
 static void log_to_nccl(void *user, enum prs_log_level level, const char *file, int line, const char *text)
 {
     static const int levels[] = {[PRS_LOG_ERROR] = NET_LOG_WARN,
@@ -66,10 +65,10 @@ static void log_to_nccl(void *user, enum prs_log_level level, const char *file, 
     log(levels[level], NET_LOG_INIT | NET_LOG_NET, file, line, "NET/Perseus: %s", text);
 }
 
-/* Called when one NCCL has come or gone: no log of one that may be unloaded stays in use. */
+/* Called when a context was made or freed: the log of an NCCL that may be unloaded must not stay in use. */
 static void choose_log_locked(void)
 {
-    const struct context *context = net.newest;
+    const struct plugin_context *context = net.newest;
 
     while (context && !context->log)
         context = context->next;
@@ -81,18 +80,18 @@ static void choose_log_locked(void)
 
 /* ---- the table ---- */
 
-/* Two ports of one chip have one name in verbs, but NCCL needs names that differ. */
+/* Two ports of a chip have the same name in verbs, but NCCL needs different names. */
 static void name_device(struct device *device, const struct prs_rail_info *info, int index)
 {
-    bool is_shared = false;
+    bool is_ambiguous = false;
 
     for (int i = 0; i < prs_fabric_rails(net.fabric); i++) {
         struct prs_rail_info other;
 
         if (i != index && prs_rail_query(net.fabric, i, &other) == 0 && strcmp(other.name, info->name) == 0)
-            is_shared = true;
+            is_ambiguous = true;
     }
-    if (is_shared)
+    if (is_ambiguous)
         snprintf(device->name, sizeof(device->name), "%s:%d", info->name, info->port);
     else
         snprintf(device->name, sizeof(device->name), "%s", info->name);
@@ -114,8 +113,8 @@ static void describe_rail(struct device *device, const struct prs_rail_info *inf
                        (info->mem_kinds & PRS_MEM_CUDA ? NET_PTR_CUDA : 0) |
                        (info->mem_kinds & PRS_MEM_DMABUF ? NET_PTR_DMABUF : 0),
         .reg_is_global = 1,
-        /* From sm90 on NCCL trusts that what a completion stands for is visible to the GPU. That holds where the NIC
-         * writes in order; where it does not, only a read behind the data is a proof. */
+        /* From sm90 on NCCL assumes that data is visible to the GPU once its completion is. That is true if the NIC
+         * writes in order. If not, only a read after the data proves it. */
         .force_flush = !info->in_order,
         .speed = (int)info->speed_mbps,
         .port = info->port,
@@ -157,9 +156,9 @@ static void describe_placeholder(void)
     net.physical = net.count = 1;
 }
 
-/* NCCL's protocols LL and LL128 poll flags that lie among the data, and so need 8 and 128 bytes to be seen at once
- * or in order. A rail that does not keep order (EFA's SRD) promises no such thing, and NCCL does not ask: it reads
- * this variable after init. */
+/* NCCL's protocols LL and LL128 poll flags among the data: 8 and 128 bytes must become visible at once or in order. A
+ * rail that does not keep order (EFA's SRD) does not promise that, and no property tells NCCL so. But NCCL reads
+ * NCCL_PROTO after init. */
 static void avoid_flags_in_data(const struct prs_rail_info *info)
 {
     const char *protocols = prs_env_text("NCCL_PROTO");
@@ -198,7 +197,7 @@ static int fill_table(void)
     return 0;
 }
 
-/* The first context opens the fabric. NCCL takes a failure for "use something else": unless that is forbidden. */
+/* Called for the first context. When init fails NCCL uses another network, unless PERSEUS_REQUIRED forbids that. */
 static int open_devices(void)
 {
     long is_required;
@@ -216,16 +215,17 @@ static int open_devices(void)
             goto close_fabric;
         return 0;
     }
-    snprintf(net.why_none, sizeof(net.why_none), "%s", r < 0 ? prs_error_text() : "no RDMA device with a usable port");
+    snprintf(net.no_device_reason, sizeof(net.no_device_reason), "%s",
+             r < 0 ? prs_error_text() : "no RDMA device with a usable port");
     if (is_required) {
-        PRS_WARN("PERSEUS_REQUIRED=1 but there is nothing to use: %s. The job will be refused when it first connects; "
-                 "see perseus-info",
-                 net.why_none);
+        PRS_WARN(
+            "PERSEUS_REQUIRED=1, but there is no usable device: %s. The first connection will fail; see perseus-info",
+            net.no_device_reason);
         describe_placeholder();
         return 0;
     }
-    PRS_INFO("nothing to use, so NCCL will take another network: %s (PERSEUS_REQUIRED=1 makes this an error)",
-             net.why_none);
+    PRS_INFO("no usable device, so NCCL will use another network: %s (PERSEUS_REQUIRED=1 makes this an error)",
+             net.no_device_reason);
     if (r < 0)
         return r;
     r = -ENODEV;
@@ -235,15 +235,15 @@ close_fabric:
     return r;
 }
 
-int device_rails(const struct context *context, int device, struct prs_rail_set *out)
+int device_rails(const struct plugin_context *context, int device, struct prs_rail_set *out)
 {
     int r = 0;
 
     device_lock();
     if (net.is_placeholder || !context->fabric)
-        r = prs_fail(-ENODEV, "PERSEUS_REQUIRED=1 and there is nothing to use: %s", net.why_none);
+        r = prs_fail(-ENODEV, "PERSEUS_REQUIRED=1, but there is no usable device: %s", net.no_device_reason);
     else if (device < 0 || device >= net.count)
-        r = prs_fail(-EINVAL, "device %d: there are %d", device, net.count);
+        r = prs_fail(-EINVAL, "device %d: there are only %d devices", device, net.count);
     else
         *out = net.device[device].rails;
     device_unlock();
@@ -260,7 +260,7 @@ int device_traffic_class(const struct net_config *config)
 net_result device_init(void **out, uint64_t comm_id, struct net_config *config, net_log_fn *log,
                        net_profile_fn *profile)
 {
-    struct context *context;
+    struct plugin_context *context;
     int r = 0;
 
     (void)comm_id;
@@ -272,7 +272,7 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
     context->log = log;
     device_lock();
     if (net.contexts > 0 && net.owner != getpid()) {
-        net.contexts = 0; /* what the parent holds is neither usable here nor ours to free */
+        net.contexts = 0; /* the parent's contexts can be neither used nor freed here */
         net.newest = NULL;
     }
     context->next = net.newest;
@@ -300,11 +300,10 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
 
 net_result device_finalize(void *handle)
 {
-    struct context *context = handle, **link;
+    struct plugin_context *context = handle, **link;
 
-    if (!context) /* NCCL 2.28 and 2.29 finalize what failed to initialise */
+    if (!context)
         return NET_SUCCESS;
-    connect_abandon(context);
     device_lock();
     if (net.owner == getpid()) {
         for (link = &net.newest; *link && *link != context; link = &(*link)->next)
@@ -323,7 +322,7 @@ net_result device_finalize(void *handle)
     return NET_SUCCESS;
 }
 
-bool device_share(struct context *context, net_log_fn *log)
+bool device_reuse(struct plugin_context *context, net_log_fn *log)
 {
     bool ours;
 
@@ -351,7 +350,8 @@ net_result device_properties(int device, struct net_properties_v12 *properties)
 
     device_lock();
     if (device < 0 || device >= net.count)
-        result = result_from_errno(prs_fail(-EINVAL, "properties of device %d: there are %d", device, net.count));
+        result = result_from_errno(
+            prs_fail(-EINVAL, "properties of device %d: there are only %d devices", device, net.count));
     else
         *properties = net.device[device].properties;
     device_unlock();
@@ -362,11 +362,11 @@ net_result device_properties(int device, struct net_properties_v12 *properties)
 static int check_members(const struct net_vdevice_v12 *members)
 {
     if (members->count < 1 || members->count > PRS_MAX_RAILS)
-        return prs_fail(-EINVAL, "virtual device of %d members; 1 to %d are possible", members->count, PRS_MAX_RAILS);
+        return prs_fail(-EINVAL, "virtual device of %d members: 1 to %d are possible", members->count, PRS_MAX_RAILS);
     for (int i = 0; i < members->count; i++) {
         if (members->device[i] < 0 || members->device[i] >= net.physical)
-            return prs_fail(-EINVAL, "virtual device: member %d is device %d; there are %d physical ones", i,
-                            members->device[i], net.physical);
+            return prs_fail(-EINVAL, "virtual device: member %d is device %d, but there are only %d physical devices",
+                            i, members->device[i], net.physical);
         for (int j = 0; j < i; j++) {
             if (members->device[i] == members->device[j])
                 return prs_fail(-EINVAL, "virtual device: device %d is a member twice", members->device[i]);
@@ -384,7 +384,7 @@ static void append_name(struct device *device, const char *text)
     device->name[used + fits] = '\0';
 }
 
-/* Join the members' properties: the sum of the speeds, and otherwise what holds for each of them. */
+/* The properties of a virtual device: the sum of the speeds, and otherwise what is true of every member. */
 static void describe_virtual(struct device *device, const struct net_vdevice_v12 *members)
 {
     const struct device *first = &net.device[members->device[0]];
@@ -441,7 +441,7 @@ static int make_virtual(const struct net_vdevice_v12 *members)
             return i;
     }
     if (net.count == DEVICES_MAX)
-        return prs_fail(-ENOMEM, "virtual device: there are %d devices already", net.count);
+        return prs_fail(-ENOMEM, "virtual device: there are already %d devices", net.count);
     describe_virtual(&net.device[net.count], members);
     PRS_INFO("device %d is %s, %d Mb/s", net.count, net.device[net.count].name, net.device[net.count].properties.speed);
     return net.count++;
@@ -462,7 +462,7 @@ net_result device_make_virtual(int *device, struct net_vdevice_v12 *members)
 
 net_result device_set_attributes(void *context, struct net_attributes *attributes)
 {
-    (void)context; /* hints of flows to expect: queues are cheap enough here to be made as they come */
+    (void)context; /* hints about expected flows: not needed, since queues are made with each connection */
     (void)attributes;
     return NET_SUCCESS;
 }

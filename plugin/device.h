@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The process's devices (one a rail, then the virtual ones that NCCL made) and the contexts of its communicators. */
+/* The devices of this process (one for each rail, then the virtual ones that NCCL made), and NCCL's contexts. */
 #ifndef PERSEUS_PLUGIN_DEVICE_H
 #define PERSEUS_PLUGIN_DEVICE_H
 
@@ -10,31 +10,31 @@
 
 struct send_comm;
 
-/* One a communicator (v11 on); older versions share one a process. */
-struct context {
+/* NCCL's context: one for each communicator (v11 on), or one for the process (older tables). */
+struct plugin_context {
     struct prs_fabric *fabric;    /* NULL: PERSEUS_REQUIRED is set and there is nothing to use */
     int traffic_class;            /* -1: the fabric's */
-    struct send_comm *connecting; /* unfinished; an aborting NCCL never calls connect again. device_lock() */
-    net_log_fn *log;              /* of the NCCL that made it; may be NULL */
-    struct context *next;         /* made before it. device_lock() */
+    struct send_comm *connecting; /* unfinished: NCCL may abort and never call connect again. device_lock() */
+    net_log_fn *log;              /* of the NCCL that made the context; may be NULL */
+    struct plugin_context *next;  /* the one made before it. device_lock() */
 };
 
-/* Guards the device table, the count of contexts and each context's list. */
+/* Protects the device table, the list of contexts and each context's list of connections. */
 void device_lock(void);
 void device_unlock(void);
 
-/* Rails of a device and its fabric. Return 0, -EINVAL (no such device), or why PERSEUS_REQUIRED refuses to go on. */
-int device_rails(const struct context *context, int device, struct prs_rail_set *out);
+/* The rails of a device. Return 0, -EINVAL (no such device) or -ENODEV (PERSEUS_REQUIRED, and there are no rails). */
+int device_rails(const struct plugin_context *context, int device, struct prs_rail_set *out);
 
-/* What a connection asks for; -1: the fabric's. As with NCCL's own IB, NCCL_IB_TC wins over the configuration. */
+/* The traffic class of a connection; -1: the fabric's. As in NCCL's own IB transport, NCCL_IB_TC overrides config. */
 int device_traffic_class(const struct net_config *config);
 
 net_result device_init(void **context, uint64_t comm_id, struct net_config *config, net_log_fn *log,
                        net_profile_fn *profile);
 net_result device_finalize(void *context);
-/* Another NCCL of this process shares the context (before v11): its log takes over. Return false: it is of the parent
- * of a fork, and of no use here. */
-bool device_share(struct context *context, net_log_fn *log);
+/* Before v11: another NCCL of this process uses the same context, and its log replaces the previous one. Return false
+ * if the context belongs to the parent of a fork and cannot be used here. */
+bool device_reuse(struct plugin_context *context, net_log_fn *log);
 net_result device_count(int *count);
 net_result device_properties(int device, struct net_properties_v12 *properties);
 net_result device_make_virtual(int *device, struct net_vdevice_v12 *members);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The only symbols that the plugin exports: one table an ABI version. */
+/* The network tables, one for each ABI version. gin_export.c has the other symbols that the plugin exports. */
 #include "plugin/compat.h"
 #include "plugin/connect.h"
 #include "plugin/device.h"
@@ -8,10 +8,9 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* What NCCL_NET=... must name; valid before init. */
+/* NCCL_NET selects the plugin by this name, before init. */
 #define PLUGIN_NAME "Perseus"
 
-extern const struct net_v6 ncclNetPlugin_v6;
 extern const struct net_v7 ncclNetPlugin_v7;
 extern const struct net_v8 ncclNetPlugin_v8;
 extern const struct net_v9 ncclNetPlugin_v9;
@@ -19,7 +18,8 @@ extern const struct net_v10 ncclNetPlugin_v10;
 extern const struct net_v11 ncclNetPlugin_v11;
 extern const struct net_v12 ncclNetPlugin_v12;
 
-/* Members that no version changed. device_mr and consumed stay NULL: they are for plugins driven by the GPU. */
+/* Members that are the same in all versions. device_mr and consumed stay NULL: they are for plugins that a GPU
+ * drives. */
 #define SAME_IN_ALL                                                                                                    \
     .name = PLUGIN_NAME, .devices = device_count, .reg_dmabuf = memory_register_dmabuf, .dereg = memory_release,       \
     .iflush = request_iflush, .test = request_test, .close_send = connect_close_send,                                  \
@@ -36,7 +36,7 @@ EXPORT const struct net_v12 ncclNetPlugin_v12 = {
     .isend = request_isend,
     .irecv = request_irecv,
     .make_vdevice = device_make_virtual,
-    .finalize = device_finalize,
+    .finalize = connect_finalize,
     .set_attributes = device_set_attributes,
 };
 
@@ -51,7 +51,7 @@ EXPORT const struct net_v11 ncclNetPlugin_v11 = {
     .isend = request_isend,
     .irecv = request_irecv,
     .make_vdevice = compat_make_vdevice_v9,
-    .finalize = device_finalize,
+    .finalize = connect_finalize,
     .set_attributes = device_set_attributes,
 };
 
@@ -100,18 +100,6 @@ EXPORT const struct net_v7 ncclNetPlugin_v7 = {
     .listen = compat_listen_v6,
     .connect = compat_connect_v7,
     .accept = connect_accept,
-    .reg = compat_reg_v6,
-    .isend = request_isend_narrow,
-    .irecv = request_irecv_narrow,
-};
-
-EXPORT const struct net_v6 ncclNetPlugin_v6 = {
-    SAME_IN_ALL,
-    .init = compat_init_v6,
-    .properties = compat_properties_v6,
-    .listen = compat_listen_v6,
-    .connect = compat_connect_v6,
-    .accept = compat_accept_v6,
     .reg = compat_reg_v6,
     .isend = request_isend_narrow,
     .irecv = request_irecv_narrow,

@@ -51,7 +51,7 @@ net_result gin_comm_error(void *handle, bool *has_error)
 net_result gin_comm_listen(void *context, int device, void *handle, void **listen_comm)
 {
     struct gin_listener *listener = calloc(1, sizeof(*listener));
-    const struct context *plugin = context;
+    const struct plugin_context *plugin = context;
     struct prs_handle out;
     int r;
 

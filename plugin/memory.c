@@ -8,7 +8,7 @@
 #include "plugin/result.h"
 #include "transport/util/error.h"
 
-static net_result enroll(struct comm *comm, const struct prs_mem *mem, bool is_device, void **mhandle)
+static net_result register_region(struct comm *comm, const struct prs_mem *mem, bool is_device, void **mhandle)
 {
     struct memory *memory = calloc(1, sizeof(*memory));
     int r;
@@ -43,7 +43,7 @@ net_result memory_register(void *comm, void *data, size_t size, int type, void *
         return result_from_errno(
             prs_fail(-EINVAL, "registration of %p: type %d is neither host (1) nor CUDA (2)", data, type));
     }
-    return enroll(comm, &mem, type == NET_PTR_CUDA, mhandle);
+    return register_region(comm, &mem, type == NET_PTR_CUDA, mhandle);
 }
 
 net_result memory_register_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
@@ -53,14 +53,14 @@ net_result memory_register_dmabuf(void *comm, void *data, size_t size, int type,
         .addr = data, .len_bytes = size, .kind = PRS_MEM_DMABUF, .dmabuf_fd = fd, .dmabuf_offset = offset};
 
     *mhandle = NULL;
-    return enroll(comm, &mem, type == NET_PTR_CUDA, mhandle);
+    return register_region(comm, &mem, type == NET_PTR_CUDA, mhandle);
 }
 
 net_result memory_release(void *comm, void *mhandle)
 {
     struct memory *memory = mhandle;
 
-    (void)comm; /* regions are the fabric's: they may outlive the comm and the other way round */
+    (void)comm; /* the fabric owns regions: a region may outlive the comm, and the comm a region */
     if (memory)
         prs_region_release(memory->region);
     free(memory);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Registrations. Called by NCCL's service thread while its progress thread uses other registrations of the same comm.
- */
+/* Registrations. NCCL's service thread calls these while its progress thread uses others of the same comm. */
 #ifndef PERSEUS_PLUGIN_MEMORY_H
 #define PERSEUS_PLUGIN_MEMORY_H
 

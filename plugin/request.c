@@ -4,11 +4,13 @@
 #include <errno.h>
 
 #include "plugin/result.h"
+#include "transport/util/compiler.h"
 #include "transport/util/error.h"
 
 enum {
-    ANNOUNCE_LAZILY = CTS_RING / 4, /* records in writes that nobody waits for: were they the whole mirror, no irecv
-                                       would have room, and nothing would complete that makes some */
+    /* Records in consecutive lazy writes. If these were all of the mirror, no irecv would find room, and no completion
+     * would ever make some. */
+    MAX_LAZY_RECORDS = CTS_RING / 4,
 };
 
 /* ---- common ---- */
@@ -22,9 +24,9 @@ struct request *request_pool(struct request *request, struct comm *comm)
     return request;
 }
 
-/* Nothing is in flight of a side that only waits, so neither its queue nor its calls would ever notice that the peer
- * or the device is gone: look on purpose, now and then. */
-static int look_around(struct comm *comm)
+/* A side that only waits has nothing in flight, so no completion would report that the peer or the device is gone. So
+ * check them now and then. Return 0 or -errno. */
+static int check_health(struct comm *comm)
 {
     int r = prs_fabric_check(comm->fabric, &comm->rails);
 
@@ -35,12 +37,12 @@ static int look_around(struct comm *comm)
 
 /* ---- receiver ---- */
 
-static __attribute__((cold)) void refuse_arrival(struct recv_comm *comm, uint32_t id, uint64_t bytes)
+static PRS_COLD void refuse_arrival(struct recv_comm *comm, uint32_t id, uint64_t bytes)
 {
     if (!comm->error)
         comm->error = prs_fail(-EPROTO, "%s: notification %u of %llu bytes, which no receive expects",
                                prs_peer_describe(comm->base.peer), id, (unsigned long long)bytes);
-    comm->misses = COMM_CHECK_EVERY; /* the next call that finds nothing tells it as well */
+    comm->misses = COMM_CHECK_EVERY; /* so that the next call without an event returns the error, too */
 }
 
 void request_arrived(void *recv_comm, uint32_t id, uint64_t bytes)
@@ -64,9 +66,8 @@ void request_arrived(void *recv_comm, uint32_t id, uint64_t bytes)
     comm->tail = tail;
 }
 
-/* Retire writes of records that have left the mirror. They complete in the order of posting or later; never earlier.
- */
-static __attribute__((noinline)) void retire_announcements(struct recv_comm *comm)
+/* Retire completed writes of records, oldest first. */
+static PRS_OUTLINED void retire_announcements(struct recv_comm *comm)
 {
     while (comm->announce_tail != comm->announce_head) {
         struct announcement *oldest = &comm->announcement[comm->announce_tail % COMM_ANNOUNCEMENTS];
@@ -78,18 +79,18 @@ static __attribute__((noinline)) void retire_announcements(struct recv_comm *com
     }
 }
 
-/* Whether the records that wait are to be written to the sender now: at once when one is for a long message, since
- * the sender may be faster than this side's next look. Records of short messages wait only while the sender has
- * enough entries to fill, and at least as many as wait here: so it never runs dry for want of a record, a short
- * window is not made shorter, and the busier the sender is the more records share one write. */
-static inline bool is_announcing(const struct recv_comm *comm)
+/* Whether to write the waiting records to the sender now. The record of a long message never waits, since the sender
+ * may need it before this side's next call. Records of short messages wait while the sender has enough entries to fill,
+ * and at least as many as wait here. So the sender never lacks a record, and the busier it is, the more records are in
+ * one write. */
+static inline bool should_announce(const struct recv_comm *comm)
 {
     uint64_t unfilled = comm->announced - comm->arrived, waiting = comm->next - comm->announced;
 
-    return waiting && (comm->is_prompt || unfilled < waiting || unfilled < COMM_UNFILLED_ENOUGH);
+    return waiting && (comm->has_long || unfilled < waiting || unfilled < COMM_UNFILLED_ENOUGH);
 }
 
-/* Write all waiting records to the sender. Return 0, also when the peer is busy and the rest goes later, or -errno. */
+/* Write all waiting records to the sender. Return 0, also if the peer is busy and the rest must wait, or -errno. */
 static int announce(struct recv_comm *comm)
 {
     retire_announcements(comm);
@@ -111,7 +112,7 @@ static int announce(struct recv_comm *comm)
             records = CTS_RING - slot;
         put.len_bytes = records * sizeof(struct cts_record);
         put.flags = records == 1 ? PRS_PUT_INLINE : 0;
-        is_lazy = comm->announced + records - comm->awaited <= ANNOUNCE_LAZILY;
+        is_lazy = comm->announced + records - comm->signaled <= MAX_LAZY_RECORDS;
         if (is_lazy)
             put.flags |= PRS_PUT_LAZY;
         r = prs_peer_put(comm->base.peer, &one->op, &put);
@@ -119,16 +120,16 @@ static int announce(struct recv_comm *comm)
             return r == PRS_BUSY ? 0 : r;
         comm->announced += records;
         if (!is_lazy)
-            comm->awaited = comm->announced;
-        comm->is_prompt &= comm->announced != comm->next;
+            comm->signaled = comm->announced;
+        comm->has_long &= comm->announced != comm->next;
         one->end = comm->announced;
         comm->announce_head++;
     }
     return 0;
 }
 
-/* Nothing has come for long, or something wrong has. Return 0 or -errno. */
-static __attribute__((noinline)) int look_around_recv(struct recv_comm *comm, bool for_sender)
+/* Called after many calls without an event, or when on_notify has found an error. Return 0 or -errno. */
+static PRS_OUTLINED int check_recv_health(struct recv_comm *comm, bool for_sender)
 {
     int r;
 
@@ -139,19 +140,19 @@ static __attribute__((noinline)) int look_around_recv(struct recv_comm *comm, bo
     return !r && for_sender ? prs_peer_awaited(comm->base.peer) : r;
 }
 
-/* Whether the caller waits for_sender: it may have closed when all is here but not flushed. Return 1 (events were
- * taken), 0 (there was nothing: whatever was not done is not done) or -errno. */
+/* for_sender: the caller still expects data. A flush does not: the sender may have closed. Return 1 if there were
+ * events, 0 if there were none, so that no request has changed, or -errno. */
 static inline int progress_recv(struct recv_comm *comm, bool for_sender)
 {
     int r = prs_peer_progress(comm->base.peer);
 
     if (!r)
-        return ++comm->misses >= COMM_CHECK_EVERY ? look_around_recv(comm, for_sender) : 0;
+        return ++comm->misses >= COMM_CHECK_EVERY ? check_recv_health(comm, for_sender) : 0;
     if (r < 0)
         return r;
     if (comm->error)
         return comm->error;
-    r = is_announcing(comm) ? announce(comm) : 0;
+    r = should_announce(comm) ? announce(comm) : 0;
     return r < 0 ? r : 1;
 }
 
@@ -172,7 +173,7 @@ static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t 
     uint64_t sequence = comm->next + index;
     struct cts_record *record = &comm->mirror[sequence % CTS_RING];
 
-    comm->is_prompt |= size >= COMM_PROMPT_BYTES;
+    comm->has_long |= size >= COMM_PROMPT_BYTES;
     if (!memory)
         memory = &none;
     record->keys = memory->keys;
@@ -181,14 +182,14 @@ static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t 
     comm->entry[sequence % CTS_RING] = request;
 }
 
-static __attribute__((cold)) net_result refuse_receive(int n)
+static PRS_COLD net_result refuse_receive(int n)
 {
     if (n < 0 || n > COMM_MAX_RECVS)
-        return result_from_errno(prs_fail(-EINVAL, "irecv: %d buffers; 0 to %d are possible", n, COMM_MAX_RECVS));
-    return result_from_errno(prs_fail(-EINVAL, "irecv of %d buffers: one that is not empty is not registered", n));
+        return result_from_errno(prs_fail(-EINVAL, "irecv of %d buffers: 0 to %d are possible", n, COMM_MAX_RECVS));
+    return result_from_errno(prs_fail(-EINVAL, "irecv of %d buffers: one is not empty and has no registration", n));
 }
 
-/* No request or no room in the sender's ring: NCCL calls again. */
+/* No request is free, or the clear-to-send ring is full: NCCL calls again. */
 static net_result nothing_posted(struct recv_comm *comm)
 {
     int r = progress_recv(comm, true);
@@ -196,33 +197,27 @@ static net_result nothing_posted(struct recv_comm *comm)
     return r < 0 ? result_from_errno(r) : NET_SUCCESS;
 }
 
-static inline __attribute__((always_inline)) size_t size_at(const void *sizes, bool is_wide, int i)
-{
-    return is_wide ? ((const size_t *)sizes)[i] : (size_t)((const int *)sizes)[i];
-}
-
-/* Fill in n records behind the last one. Return n, or which buffer is refused: what was filled in is not announced. */
-static inline __attribute__((always_inline)) int fill_records(struct recv_comm *comm, struct request *request, int n,
-                                                              void **data, const void *sizes, bool is_wide,
-                                                              const int *tags, void **mhandles)
+/* Fill in n records after the last one, without announcing them. Return false, and undo it, if a buffer that is not
+ * empty has no registration. */
+static PRS_SPECIALIZED bool fill_records(struct recv_comm *comm, struct request *request, int n, void **data,
+                                         const size_t *sizes, const int *tags, void **mhandles)
 {
     for (int i = 0; i < n; i++) {
-        size_t size = size_at(sizes, is_wide, i);
+        size_t size = sizes[i];
 
         if (!mhandles[i] && size) {
             while (i-- > 0)
                 comm->entry[(comm->next + (uint64_t)i) % CTS_RING] = NULL;
-            return -1;
+            return false;
         }
         fill_record(comm, (uint32_t)i, (uint32_t)n, data[i], size, tags[i], mhandles[i], request);
     }
-    return n;
+    return true;
 }
 
-/* Sizes are int in the older tables, and one buffer is the usual case: compiled for each, so that none costs. */
-static inline __attribute__((always_inline)) net_result post_receive(struct recv_comm *comm, int n, void **data,
-                                                                     const void *sizes, bool is_wide, const int *tags,
-                                                                     void **mhandles, void **out)
+/* Compiled twice: for one buffer, which is the usual case (31 of 511 instructions less), and for several. */
+static PRS_SPECIALIZED net_result post_receive(struct recv_comm *comm, int n, void **data, const size_t *sizes,
+                                               const int *tags, void **mhandles, void **out)
 {
     struct request *request = comm->free;
 
@@ -231,14 +226,14 @@ static inline __attribute__((always_inline)) net_result post_receive(struct recv
         return refuse_receive(n);
     if (!request || !ring_has_room(comm, n))
         return nothing_posted(comm);
-    if (fill_records(comm, request, n, data, sizes, is_wide, tags, mhandles) != n)
+    if (!fill_records(comm, request, n, data, sizes, tags, mhandles))
         return refuse_receive(n);
     comm->free = request->next;
     request->kind = REQUEST_RECV;
     request->count = request->left = (uint8_t)n;
     request->first = (uint32_t)comm->next;
     comm->next += (uint64_t)n;
-    if (is_announcing(comm)) {
+    if (should_announce(comm)) {
         int r = announce(comm);
 
         if (r < 0)
@@ -248,24 +243,31 @@ static inline __attribute__((always_inline)) net_result post_receive(struct recv
     return NET_SUCCESS;
 }
 
-static __attribute__((noinline)) net_result post_group(struct recv_comm *comm, int n, void **data, const void *sizes,
-                                                       bool is_wide, const int *tags, void **mhandles, void **out)
+static PRS_OUTLINED net_result post_multi_receive(struct recv_comm *comm, int n, void **data, const size_t *sizes,
+                                                  const int *tags, void **mhandles, void **out)
 {
-    return post_receive(comm, n, data, sizes, is_wide, tags, mhandles, out);
+    return post_receive(comm, n, data, sizes, tags, mhandles, out);
 }
 
 net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                          void **profiles, void **out)
 {
     (void)profiles;
-    return n == 1 ? post_receive(recv_comm, 1, data, sizes, true, tags, mhandles, out)
-                  : post_group(recv_comm, n, data, sizes, true, tags, mhandles, out);
+    return n == 1 ? post_receive(recv_comm, 1, data, sizes, tags, mhandles, out)
+                  : post_multi_receive(recv_comm, n, data, sizes, tags, mhandles, out);
 }
 
 net_result request_irecv_narrow(void *recv_comm, int n, void **data, int *sizes, int *tags, void **mhandles, void **out)
 {
-    return n == 1 ? post_receive(recv_comm, 1, data, sizes, false, tags, mhandles, out)
-                  : post_group(recv_comm, n, data, sizes, false, tags, mhandles, out);
+    size_t wide[COMM_MAX_RECVS];
+
+    if (n == 1) {
+        wide[0] = (size_t)sizes[0];
+        return post_receive(recv_comm, 1, data, wide, tags, mhandles, out);
+    }
+    for (int i = 0; i < n && i < COMM_MAX_RECVS; i++)
+        wide[i] = (size_t)sizes[i];
+    return post_multi_receive(recv_comm, n, data, wide, tags, mhandles, out);
 }
 
 /* The last buffer that a NIC has written for a GPU to read; NULL if none was. */
@@ -282,7 +284,7 @@ static const struct memory *flush_target(int n, void **data, const int *sizes, v
     return NULL;
 }
 
-/* Return 0 or -errno; when the peer's window is full the request stays waiting. */
+/* Return 0 or -errno. While too many ops are in flight the request stays waiting. */
 static int start_flush(struct request *request)
 {
     int r = prs_peer_flush(request->comm->peer, &request->op, request->flush_memory->region, request->flush_addr);
@@ -302,9 +304,9 @@ net_result request_iflush(void *recv_comm, int n, void **data, int *sizes, void 
     *out = NULL;
     memory = flush_target(n, data, sizes, mhandles, &addr);
     if (!memory)
-        return NET_SUCCESS; /* the CPU sees what is in host memory as soon as the receive is done */
+        return NET_SUCCESS; /* the CPU sees data in host memory as soon as the receive is done */
     if (!request)
-        return result_from_errno(prs_fail(-EINVAL, "iflush: %d requests are out already", COMM_REQUESTS));
+        return result_from_errno(prs_fail(-EINVAL, "iflush: all %d requests are in use", COMM_REQUESTS));
     request->kind = REQUEST_FLUSH;
     request->flush_memory = memory;
     request->flush_addr = addr;
@@ -318,24 +320,23 @@ net_result request_iflush(void *recv_comm, int n, void **data, int *sizes, void 
 
 /* ---- sender ---- */
 
-/* Return what isend is to return. */
-static __attribute__((noinline)) net_result look_around_send(struct send_comm *comm)
+static PRS_OUTLINED net_result check_send_health(struct send_comm *comm)
 {
     int r;
 
     comm->misses = 0;
-    r = look_around(&comm->base);
+    r = check_health(&comm->base);
     return r < 0 ? result_from_errno(r) : NET_SUCCESS;
 }
 
-/* No record to fill yet, or no room: NCCL calls again. */
+/* There is no record yet, no free request or no room: NCCL calls again. */
 static inline net_result nothing_sent(struct send_comm *comm)
 {
-    return __builtin_expect(++comm->misses < COMM_CHECK_EVERY, 1) ? NET_SUCCESS : look_around_send(comm);
+    return likely(++comm->misses < COMM_CHECK_EVERY) ? NET_SUCCESS : check_send_health(comm);
 }
 
-/* The first unfilled record of the head receive with this tag. Stops at the first that is not here: were a later one
- * of the same tag taken, two sends of one tag would change places. */
+/* The first unfilled record of the head receive with this tag. The search ends at a record that has not arrived: it may
+ * have the same tag, and two sends with one tag must keep their order. */
 static const struct cts_record *match(const struct send_comm *comm, uint32_t tag)
 {
     uint32_t count = comm->ring[comm->head % CTS_RING].count;
@@ -368,8 +369,8 @@ static inline void consume(struct send_comm *comm, const struct cts_record *reco
     }
 }
 
-static __attribute__((cold)) net_result refuse_send(const struct send_comm *comm, size_t size,
-                                                    const struct cts_record *record, const struct memory *memory)
+static PRS_COLD net_result refuse_send(const struct send_comm *comm, size_t size, const struct cts_record *record,
+                                       const struct memory *memory)
 {
     const char *peer = prs_peer_describe(comm->base.peer);
     int r;
@@ -387,10 +388,9 @@ static __attribute__((cold)) net_result refuse_send(const struct send_comm *comm
     return result_from_errno(r);
 }
 
-/* Separate from request_isend(), which is called in vain so often that it is to do as little as possible then. */
-static __attribute__((noinline)) net_result send_to(struct send_comm *comm, const struct cts_record *record,
-                                                    const void *data, size_t size, const struct memory *memory,
-                                                    void **out)
+/* Out of line: most calls of isend find no record, and must cost little. */
+static PRS_OUTLINED net_result send_to(struct send_comm *comm, const struct cts_record *record, const void *data,
+                                       size_t size, const struct memory *memory, void **out)
 {
     struct request *request = comm->free;
     struct prs_put put;
@@ -406,7 +406,7 @@ static __attribute__((noinline)) net_result send_to(struct send_comm *comm, cons
     put.dst = &record->keys;
     put.len_bytes = size;
     put.notify_id = record->id % PRS_NOTIFY_IDS;
-    put.group = PRS_GROUP_NONE; /* no signals here: under `counted` a put of a group costs the peer an arrival */
+    put.group = PRS_GROUP_NONE; /* no signal follows: under `counted`, puts in groups cost the peer a count */
     put.flags = PRS_PUT_NOTIFY;
     r = prs_peer_put(comm->base.peer, &request->op, &put);
     if (r)
@@ -419,17 +419,17 @@ static __attribute__((noinline)) net_result send_to(struct send_comm *comm, cons
     return NET_SUCCESS;
 }
 
-/* A receive of several buffers. */
-static __attribute__((noinline)) net_result send_to_match(struct send_comm *comm, const void *data, size_t size,
-                                                          int tag, const struct memory *memory, void **out)
+/* The head receive has several buffers, or another tag. */
+static PRS_OUTLINED net_result send_to_match(struct send_comm *comm, const void *data, size_t size, int tag,
+                                             const struct memory *memory, void **out)
 {
     const struct cts_record *record = match(comm, (uint32_t)tag);
 
     return record ? send_to(comm, record, data, size, memory, out) : nothing_sent(comm);
 }
 
-static inline __attribute__((always_inline)) net_result
-send_message(struct send_comm *comm, const void *data, size_t size, int tag, const struct memory *memory, void **out)
+static inline net_result send_message(struct send_comm *comm, const void *data, size_t size, int tag,
+                                      const struct memory *memory, void **out)
 {
     const struct cts_record *record = &comm->ring[comm->head % CTS_RING];
 
@@ -449,13 +449,12 @@ net_result request_isend(void *send_comm, void *data, size_t size, int tag, void
 
 net_result request_isend_narrow(void *send_comm, void *data, int size, int tag, void *mhandle, void **out)
 {
-    /* A negative size becomes one that is too large, and is refused as such. */
+    /* A negative size becomes a very large one, which is refused. */
     return send_message(send_comm, data, (size_t)size, tag, mhandle, out);
 }
 
 /* ---- test ---- */
 
-/* Give the request back and tell that it is done. */
 static inline net_result retire(struct request *request, struct request **free, int *done)
 {
     request->next = *free;
@@ -478,8 +477,8 @@ static inline net_result retire_send(struct request *request, int *done, int *si
     return retire(request, &((struct send_comm *)request->comm)->free, done);
 }
 
-/* What is not done yet: drive it, and look again. Apart, so that a request that is done takes the short way. */
-static __attribute__((noinline)) net_result drive_recv(struct request *request, int *done, int *sizes)
+/* Slow path: progress, then check again. Out of line, so that finished requests stay cheap. */
+static PRS_OUTLINED net_result drive_recv(struct request *request, int *done, int *sizes)
 {
     int r = progress_recv((struct recv_comm *)request->comm, true);
 
@@ -489,7 +488,7 @@ static __attribute__((noinline)) net_result drive_recv(struct request *request, 
     return request->left ? NET_SUCCESS : retire_recv(request, done, sizes);
 }
 
-static __attribute__((noinline)) net_result drive_send(struct request *request, int *done, int *sizes)
+static PRS_OUTLINED net_result drive_send(struct request *request, int *done, int *sizes)
 {
     *done = 0;
     if (request->op.status == PRS_OP_PENDING) {
@@ -503,8 +502,8 @@ static __attribute__((noinline)) net_result drive_send(struct request *request, 
     return request->op.status < 0 ? result_from_errno(request->op.status) : retire_send(request, done, sizes);
 }
 
-/* The flush of a receive may have to wait until the peer has room for it. */
-static __attribute__((noinline)) net_result drive_flush(struct request *request, int *done)
+/* The flush may still wait for room. */
+static PRS_OUTLINED net_result drive_flush(struct request *request, int *done)
 {
     struct recv_comm *comm = (struct recv_comm *)request->comm;
     int r = 0;

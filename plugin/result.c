@@ -8,7 +8,7 @@ net_result result_from_errno(int r)
     switch (-r) {
     case 0:
         return NET_SUCCESS;
-    case EREMOTEIO: /* the other side refused an access */
+    case EREMOTEIO: /* the peer refused an access */
     case ETIMEDOUT:
     case ECONNRESET:
     case ECONNREFUSED:
@@ -17,13 +17,13 @@ net_result result_from_errno(int r)
     case ENOTCONN:
     case EHOSTUNREACH:
     case ENETUNREACH:
-    case EPROTO: /* the other side is not a Perseus of this version */
+    case EPROTO: /* the peer is not a Perseus of this version */
         return NET_REMOTE_ERROR;
     case EINVAL:
     case EFAULT:
     case EOPNOTSUPP:
         return NET_INVALID_ARGUMENT;
-    case EIO: /* a device of ours */
+    case EIO: /* a device of this machine */
     case ENODEV:
     case ENOMEM:
     case ENOSYS:

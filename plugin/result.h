@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The transport's -errno in NCCL's words. Whoever detected the error has logged it already. */
+/* Turns the transport's -errno into NCCL's results. The error was logged where it was detected. */
 #ifndef PERSEUS_PLUGIN_RESULT_H
 #define PERSEUS_PLUGIN_RESULT_H
 
 #include "plugin/abi.h"
 
-/* r is -errno; the peer's fault, this machine's or the caller's. Anything else would be a bug of ours. */
+/* r: 0 or -errno. Errors of the peer, of this machine and of the caller have results of their own; others are bugs. */
 net_result result_from_errno(int r);
 
 #endif

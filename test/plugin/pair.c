@@ -68,7 +68,7 @@ void pair_connect(const struct plugin *plugin, int device, uint8_t *handle, stru
                          last_warning);
         if (!pair->recv)
             cr_assert_eq(plugin->net->accept(pair->listen, &pair->recv, NULL), NET_SUCCESS, "%s", last_warning);
-        cr_assert_lt(prs_clock_ms(), give_up, "connecting takes longer than %d ms", PAIR_LIMIT_MS);
+        cr_assert_lt(prs_clock_ms(), give_up, "no connection after %d ms", PAIR_LIMIT_MS);
     }
     cr_assert_eq(plugin->net->close_listen(pair->listen), NET_SUCCESS);
     pair->listen = NULL;
@@ -124,7 +124,7 @@ void *send_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, 
         cr_assert_eq(
             plugin->net->isend(pair->send, pair->source + offset, size, tag, pair->source_mhandle, NULL, &request),
             NET_SUCCESS, "%s", last_warning);
-        cr_assert_lt(prs_clock_ms(), give_up, "isend got no clear to send in %d ms", PAIR_LIMIT_MS);
+        cr_assert_lt(prs_clock_ms(), give_up, "isend gave no request for %d ms", PAIR_LIMIT_MS);
     }
     return request;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plugin, loaded as NCCL does, and connections of a process to itself. */
+/* The plugin, loaded as NCCL loads it, and connections of a process to itself. */
 #ifndef TEST_PLUGIN_PAIR_H
 #define TEST_PLUGIN_PAIR_H
 
@@ -28,24 +28,24 @@ extern char last_warning[1024];
 extern int warnings;
 net_log_fn keep_warning;
 
-/* dlopen and init; skips the test (77) when this machine shows no device. */
+/* dlopen and init. The test fails if either does. */
 struct plugin plugin_open(void);
 void plugin_close(struct plugin *plugin);
 
-/* Connect from device to the pair's listen comm, and accept there, in turns, until both have their comms; then close
- * that. Fails the test when it takes too long. */
+/* Call connect on device and accept on the pair's listen comm in turn until both have returned a comm. Then close the
+ * listen comm. The test fails if this takes too long. */
 void pair_connect(const struct plugin *plugin, int device, uint8_t *handle, struct pair *pair);
 struct pair pair_open(const struct plugin *plugin, int device);
 void pair_close(const struct plugin *plugin, struct pair *pair);
 
-/* Return what test() said when it was done or failed. The limit fails the test. */
+/* Call test() until the request is done or fails; return its result. The test fails if this takes too long. */
 net_result finish(const struct plugin *plugin, void *request, int *sizes);
-/* Post; isend and irecv until there is a request. */
+/* Post a send, as often as it takes to get a request, and a receive. */
 void *send_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag);
 void *recv_bytes(const struct plugin *plugin, struct pair *pair, size_t offset, size_t size, int tag);
 
-/* Fails the test when there are more open files than so many for longer than the limit: threads of the software NIC
- * have one open for a moment at times. */
+/* The test fails if more than `files` files stay open. Waits, since the software NIC's threads open some for a
+ * moment. */
 void assert_files_closed(int files);
 
 #endif

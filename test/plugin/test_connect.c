@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connecting, closing, strangers, dead peers, leaks. */
+/* Connecting and closing; foreign handles and connections, dead peers, leaks. */
 #include <criterion/criterion.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -65,7 +65,7 @@ Test(connect, a_listener_that_has_closed_is_reported_in_time)
     void *listen = NULL;
     net_result result;
 
-    setenv("PERSEUS_TIMEOUT_MS", "2000", 1); /* in case somebody else listens at the port by then */
+    setenv("PERSEUS_TIMEOUT_MS", "2000", 1); /* another program may listen on the port by then */
     plugin = plugin_open();
     cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &listen), NET_SUCCESS);
     cr_assert_eq(plugin.net->close_listen(listen), NET_SUCCESS);
@@ -85,7 +85,7 @@ static int listening_port(void)
         if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &int_size) == 0 && is_listening &&
             getsockname(fd, (struct sockaddr *)&address, &size) == 0 &&
             (address.sin6_family == AF_INET || address.sin6_family == AF_INET6))
-            return ntohs(address.sin6_port); /* at the same place in both families */
+            return ntohs(address.sin6_port); /* at the same offset in both families */
     }
     return -1;
 }
@@ -108,17 +108,17 @@ Test(connect, garbage_on_the_listening_port_does_not_disturb_others)
 
     setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
     plugin_close(&plugin);
-    plugin = plugin_open(); /* now listening on the loopback interface, where the strangers are */
+    plugin = plugin_open(); /* now it listens on the loopback interface, to which the strangers connect */
     cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &pair.listen), NET_SUCCESS, "%s", last_warning);
     memset(garbage, 'G', sizeof(garbage));
-    for (int i = 0; i < 3; i++) { /* one says much, one says little, one says nothing */
+    for (int i = 0; i < 3; i++) { /* one sends much, one sends little, one sends nothing */
         struct sockaddr_in address = own_address(listening_port());
-        const size_t says[] = {sizeof(garbage), 5, 0};
+        const size_t bytes[] = {sizeof(garbage), 5, 0};
 
         strangers[i] = socket(AF_INET, SOCK_STREAM, 0);
         cr_assert_eq(connect(strangers[i], (struct sockaddr *)&address, sizeof(address)), 0, "port %d",
                      listening_port());
-        cr_assert_eq(write(strangers[i], garbage, says[i]), (ssize_t)says[i]);
+        cr_assert_eq(write(strangers[i], garbage, bytes[i]), (ssize_t)bytes[i]);
     }
     pair_connect(&plugin, 0, handle, &pair);
     for (int i = 0; i < 3; i++)
@@ -128,7 +128,7 @@ Test(connect, garbage_on_the_listening_port_does_not_disturb_others)
     plugin_close(&plugin);
 }
 
-/* Both handshakes are under way at one listener before either ends: each receive comm must get its own messages. */
+/* Both handshakes begin at one listener before either ends. Each receive comm must get the messages of its sender. */
 Test(connect, two_senders_at_once_do_not_mix_their_messages)
 {
     struct plugin plugin = plugin_open();
@@ -155,7 +155,7 @@ Test(connect, two_senders_at_once_do_not_mix_their_messages)
         plugin.net->reg(pair[i].recv, pair[i].target, 4096, NET_PTR_HOST, &pair[i].target_mhandle);
         recv[i] = recv_bytes(&plugin, &pair[i], 0, 4096, 1);
     }
-    for (int i = 0; i < 2; i++) /* to whichever receive comm is its own */
+    for (int i = 0; i < 2; i++) /* to the receive comm to which it is connected */
         send[i] = send_bytes(&plugin, &pair[i], 0, 100 * (size_t)(i + 1), 1);
     for (int i = 0; i < 2; i++) {
         int size = 0;
@@ -199,11 +199,11 @@ Test(connect, a_connection_given_up_is_cleaned_up_by_finalize)
 
 struct child {
     pid_t pid;
-    int handle[2]; /* what to connect to goes down here */
-    int ready[2];  /* a byte comes up here when the child is where it should be killed */
+    int handle[2]; /* the parent writes the handle to connect to */
+    int ready[2];  /* the child writes a byte when it may be killed */
 };
 
-/* Before the plugin is opened here: the child is a process of its own, not one that inherits an open fabric. */
+/* Call it before the parent opens the plugin, so that the child does not inherit an open fabric. */
 static struct child fork_sender(bool is_connecting)
 {
     struct child child;
@@ -283,7 +283,7 @@ Test(connect, a_peer_killed_while_sending_comes_out_of_test)
             killed = prs_clock_ms();
         }
         if (killed > 0)
-            cr_assert_lt(prs_clock_ms(), killed + PAIR_LIMIT_MS, "nobody noticed that the peer is dead");
+            cr_assert_lt(prs_clock_ms(), killed + PAIR_LIMIT_MS, "no call has failed since the peer died");
     }
     cr_assert_eq(result, NET_REMOTE_ERROR, "%d", result);
     cr_assert(strstr(last_warning, "softnic") || strstr(last_warning, "GID"), "names the rail: %s", last_warning);
@@ -324,7 +324,7 @@ Test(connect, a_peer_killed_while_connecting_does_not_block_the_next)
 
 /* ---- leaks ---- */
 
-/* A field of /proc/self/status: "VmRSS:" is all resident memory, "RssShmem:" the shared part of it. */
+/* A field of /proc/self/status: "VmRSS:" is all resident memory, "RssShmem:" the part of it that is shared. */
 static long status_kib(const char *field)
 {
     FILE *file = fopen("/proc/self/status", "re");
@@ -364,7 +364,7 @@ Test(connect, a_thousand_connections_leave_nothing_behind)
     assert_files_closed(files);
     cr_assert_lt(shared_kib, GROWTH_KIB, "%ld KiB of shared memory more", shared_kib);
 #ifdef __SANITIZE_THREAD__
-    kib = 0; /* its own records grow */
+    kib = 0; /* the sanitizer's own memory grows */
 #endif
     cr_assert_lt(kib, GROWTH_KIB, "%ld KiB more", kib);
     plugin_close(&plugin);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records are polled while a NIC writes them: half a record must never be taken for one. */
+/* The sender polls records while a NIC writes them. It must never accept half a record. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,7 @@ Test(cts, zeroed_memory_is_no_record)
         cr_assert_not(cts_arrived(&record, sequence), "sequence %llu", (unsigned long long)sequence);
 }
 
-/* Every choice of words that are still old, over pairs as a ring of equal buffers makes them. */
+/* Every choice of words that are still old, for pairs of records as a ring of equal buffers has them. */
 Test(cts, no_mixture_of_two_laps_is_a_record)
 {
     unsigned seed = (unsigned)time(NULL);
@@ -58,5 +58,5 @@ Test(cts, no_mixture_of_two_laps_is_a_record)
                 taken += cts_arrived((const struct cts_record *)mixed, sequence + CTS_RING);
         }
     }
-    cr_assert_eq(taken, 0, "%d torn records were taken; seed %u", taken, seed);
+    cr_assert_eq(taken, 0, "%d torn records were accepted; seed %u", taken, seed);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contexts, devices, registrations; loading again; forks. */
+/* Contexts, devices, registrations; the plugin loaded again, and in children of a fork. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -31,8 +31,8 @@ Test(device, every_table_has_all_that_nccl_calls)
 {
     struct plugin plugin = plugin_open();
 
-    for (int version = 6; version <= 12; version++) {
-        /* 17 members come first in all of them; reg_dmabuf may be NULL but is not. */
+    for (int version = 7; version <= 12; version++) {
+        /* The first 17 members are the same in all tables. reg_dmabuf could be NULL, but is not. */
         void *const *member;
         char symbol[32];
 
@@ -98,8 +98,8 @@ static void count_lines(int level, unsigned long subsystems, const char *file, i
     other_lines++;
 }
 
-/* Its code may be gone. */
-Test(device, the_log_of_who_has_left_is_not_called)
+/* The code of the log may be unloaded. */
+Test(device, the_log_of_a_context_that_was_finalized_is_not_called)
 {
     struct plugin first = plugin_open();
     struct net_properties_v12 properties;
@@ -108,18 +108,18 @@ Test(device, the_log_of_who_has_left_is_not_called)
 
     cr_assert_eq(first.net->init(&second, 2, NULL, count_lines, NULL), NET_SUCCESS);
     first.net->properties(-1, &properties);
-    cr_assert_gt(other_lines, 0, "the newest one's log is in use");
+    cr_assert_gt(other_lines, 0, "the log of the newest context is in use");
     cr_assert_eq(first.net->finalize(second), NET_SUCCESS);
     lines = other_lines;
     before = warnings;
     first.net->properties(-1, &properties);
     cr_assert_eq(other_lines, lines);
-    cr_assert_gt(warnings, before, "that of the one who is left is");
+    cr_assert_gt(warnings, before, "then that of the remaining context is");
     plugin_close(&first);
 }
 
-/* Two NCCLs in one process, linked into libraries that know nothing of each other. The second one's init closed the
- * devices under the first one's comms. */
+/* Two NCCLs in one process, each linked into a library of its own. The init of the second must not close the devices
+ * that the comms of the first use. */
 Test(device, a_second_nccl_of_an_old_version_leaves_the_first_its_comms)
 {
     struct plugin plugin = {.library = dlopen(getenv("PERSEUS_TEST_PLUGIN"), RTLD_NOW | RTLD_LOCAL)};
@@ -131,7 +131,7 @@ Test(device, a_second_nccl_of_an_old_version_leaves_the_first_its_comms)
 
     plugin.net = dlsym(plugin.library, "ncclNetPlugin_v12");
     cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "%s", last_warning);
-    cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "it may come again while there is nothing");
+    cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "init again, while there are no comms");
     cr_assert_eq(old->listen(0, handle, &pair.listen), NET_SUCCESS);
     cr_assert_eq(old->connect(0, handle, &pair.send, NULL), NET_SUCCESS);
     cr_assert_eq(old->init(count_lines), NET_SUCCESS);
@@ -154,7 +154,7 @@ Test(device, a_second_nccl_of_an_old_version_leaves_the_first_its_comms)
     cr_assert_eq(memcmp(pair.source, pair.target, PAIR_BYTES), 0);
     old->close_listen(pair.listen);
     pair_close(&plugin, &pair);
-    cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "nothing of the first is left");
+    cr_assert_eq(old->init(keep_warning), NET_SUCCESS, "init after the comms are closed");
 }
 
 Test(device, a_virtual_device_joins_its_members)
@@ -201,7 +201,7 @@ Test(device, a_wide_device_talks_to_a_narrow_one)
     plugin_close(&plugin);
 }
 
-/* A child of a fork cannot free what its parent holds: the leak checker is not to ask it. */
+/* A child of a fork cannot free what its parent has allocated, so the leak checker must not check it. */
 static bool is_child;
 int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void)
@@ -217,7 +217,7 @@ Test(device, a_child_of_a_fork_disturbs_nobody)
     int status = -1;
     pid_t child;
 
-    cr_assert(other_threads_settle(), "threads with nothing to do are at work for 60 s");
+    cr_assert(other_threads_settle(), "idle threads are still running after 60 s");
     child = fork();
     if (child == 0) {
         is_child = true;
@@ -237,7 +237,7 @@ Test(device, a_child_of_a_fork_disturbs_nobody)
     plugin_close(&plugin);
 }
 
-Test(device, a_child_of_a_fork_may_start_anew)
+Test(device, a_child_of_a_fork_may_open_the_plugin_again)
 {
     struct plugin plugin = plugin_open();
     int status = -1;
@@ -246,7 +246,7 @@ Test(device, a_child_of_a_fork_may_start_anew)
 #ifdef __SANITIZE_THREAD__
     cr_skip("a child of a process with threads cannot start threads under this sanitizer");
 #endif
-    cr_assert(other_threads_settle(), "threads with nothing to do are at work for 60 s");
+    cr_assert(other_threads_settle(), "idle threads are still running after 60 s");
     child = fork();
     if (child == 0) {
         struct plugin own = plugin_open();
@@ -312,7 +312,7 @@ Test(device, memory_that_cannot_be_written_is_refused_by_name)
 {
     struct plugin plugin = plugin_open();
     struct pair pair = pair_open(&plugin, 0);
-    void *unmapped = (void *)0x10000, *mhandle = &plugin, *readable; /* where no thread's malloc() puts anything */
+    void *unmapped = (void *)0x10000, *mhandle = &plugin, *readable; /* below all that malloc() returns */
 
     warnings = 0;
     cr_assert_neq(plugin.net->reg(pair.recv, unmapped, 8192, NET_PTR_HOST, &mhandle), NET_SUCCESS, "not mapped");
@@ -360,7 +360,7 @@ static void init_fails(const char *name, const char *value)
     unsetenv(name);
     warnings = 0;
     net->properties(-1, &properties);
-    cr_assert_eq(warnings, 0, "the log of an init that failed is kept");
+    cr_assert_eq(warnings, 0, "the log of a failed init is still in use");
 }
 
 Test(device, impossible_values_of_variables_are_named)
@@ -385,14 +385,14 @@ Test(device, required_without_a_device_refuses_to_listen)
     setenv("PERSEUS_REQUIRED", "1", 1);
     plugin = plugin_open();
     cr_assert_eq(plugin.net->devices(&count), NET_SUCCESS);
-    cr_assert_eq(count, 1, "NCCL would take another network at 0");
+    cr_assert_eq(count, 1, "with 0 devices NCCL would use another network");
     cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &comm), NET_SYSTEM_ERROR);
     cr_assert_null(comm);
     cr_assert(strstr(last_warning, "PERSEUS_REQUIRED"), "%s", last_warning);
     plugin_close(&plugin);
 }
 
-/* Run over EFA as well. */
+/* Runs over EFA, too. */
 Test(device, protocols_with_flags_in_the_data_are_left_to_rails_that_keep_order)
 {
     struct plugin plugin;
@@ -410,7 +410,7 @@ Test(device, protocols_with_flags_in_the_data_are_left_to_rails_that_keep_order)
     setenv("NCCL_PROTO", "LL,Simple", 1);
     last_warning[0] = 0;
     plugin = plugin_open();
-    cr_assert_str_eq(getenv("NCCL_PROTO"), "LL,Simple", "what the user asks for stays");
+    cr_assert_str_eq(getenv("NCCL_PROTO"), "LL,Simple", "the user's setting stays");
     cr_assert_eq(!strstr(last_warning, "NCCL_PROTO"), in_order, "%s", last_warning);
     plugin_close(&plugin);
 }

@@ -9,7 +9,7 @@ import sys
 from world import World
 
 OPS = ("sendrecv", "allreduce", "allgather", "reducescatter", "alltoall")
-APIS = range(6, 13)
+APIS = range(7, 13)
 SMALL = ("--sizes", "0:32K:x32", "--odd", "--iters", "4", "--warmup", "1")
 NIC = []  # options of softnic-run: which kind
 failed = 0

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL's contract of isend, irecv, test and iflush. */
+/* NCCL's contract for isend, irecv, test and iflush. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 TestSuite(request, .timeout = 300);
 
-Test(request, a_send_before_its_receive_is_told_to_come_again)
+Test(request, a_send_before_its_receive_gets_no_request)
 {
     struct plugin plugin = plugin_open();
     struct pair pair = pair_open(&plugin, 0);
@@ -43,7 +43,7 @@ Test(request, the_request_is_always_written)
     data[0] = pair.target;
     mhandles[0] = pair.target_mhandle;
     cr_assert_eq(plugin.net->irecv(pair.recv, 1, data, sizes, tags, mhandles, NULL, &request), NET_SUCCESS);
-    cr_assert(request && request != NET_REQUEST_OPTIONAL, "the hint of 0x1 is not taken for a request");
+    cr_assert(request && request != NET_REQUEST_OPTIONAL, "the hint 0x1 is not a request");
     request = POISON;
     mhandles[0] = NULL;
     cr_assert_eq(plugin.net->iflush(pair.recv, 1, data, &flushed, mhandles, &request), NET_SUCCESS);
@@ -86,7 +86,7 @@ Test(request, zero_bytes_need_no_registration)
     plugin_close(&plugin);
 }
 
-Test(request, a_shorter_message_tells_its_size)
+Test(request, a_shorter_message_reports_its_size)
 {
     struct plugin plugin = plugin_open();
     struct pair pair = pair_open(&plugin, 0);
@@ -120,33 +120,33 @@ Test(request, a_message_larger_than_its_buffer_is_refused_by_name)
     plugin_close(&plugin);
 }
 
-Test(request, sends_of_a_group_go_when_matched_and_find_their_tags)
+Test(request, sends_to_a_multi_receive_go_when_matched_and_find_their_tags)
 {
-    enum { GROUP = 4, EACH = 1000 };
+    enum { BUFFERS = 4, EACH = 1000 };
     struct plugin plugin = plugin_open();
     struct pair pair = pair_open(&plugin, 0);
-    void *data[GROUP], *mhandles[GROUP], *recv = NULL;
-    size_t sizes[GROUP];
-    int tags[GROUP], got[GROUP], done = 1;
+    void *data[BUFFERS], *mhandles[BUFFERS], *recv = NULL;
+    size_t sizes[BUFFERS];
+    int tags[BUFFERS], got[BUFFERS], done = 1;
 
-    for (int i = 0; i < GROUP; i++) {
+    for (int i = 0; i < BUFFERS; i++) {
         data[i] = pair.target + i * EACH;
         mhandles[i] = pair.target_mhandle;
         sizes[i] = EACH;
         tags[i] = 10 + i;
     }
-    cr_assert_eq(plugin.net->irecv(pair.recv, GROUP, data, sizes, tags, mhandles, NULL, &recv), NET_SUCCESS);
-    for (int i = GROUP; i-- > 0;) {
+    cr_assert_eq(plugin.net->irecv(pair.recv, BUFFERS, data, sizes, tags, mhandles, NULL, &recv), NET_SUCCESS);
+    for (int i = BUFFERS; i-- > 0;) {
         void *send = send_bytes(&plugin, &pair, (size_t)i * EACH, (size_t)(EACH - i), 10 + i);
 
-        cr_assert_eq(finish(&plugin, send, NULL), NET_SUCCESS, "a send waits for the rest of its group");
+        cr_assert_eq(finish(&plugin, send, NULL), NET_SUCCESS, "a send waits for the other sends of its receive");
         if (i > 0) {
             cr_assert_eq(plugin.net->test(recv, &done, got), NET_SUCCESS);
-            cr_assert_not(done, "a receive is done with %d of its buffers empty", i);
+            cr_assert_not(done, "a receive is done, but %d of its buffers are empty", i);
         }
     }
     cr_assert_eq(finish(&plugin, recv, got), NET_SUCCESS);
-    for (int i = 0; i < GROUP; i++) {
+    for (int i = 0; i < BUFFERS; i++) {
         cr_assert_eq(got[i], EACH - i);
         cr_assert_eq(memcmp(data[i], pair.source + i * EACH, (size_t)got[i]), 0, "buffer %d", i);
     }
@@ -222,7 +222,7 @@ Test(request, two_hundred_fifty_six_receives_may_be_out_and_all_are_filled)
     plugin_close(&plugin);
 }
 
-/* Send many times what may be out, in order, with so many receives posted ahead. */
+/* Send many more messages than there are requests, in order, with `ahead` receives posted ahead. */
 static void run_laps(const struct plugin *plugin, int device, int ahead)
 {
     enum { MESSAGES = 3000, EACH = 512 };
@@ -273,7 +273,7 @@ Test(request, receives_posted_far_ahead_never_stall_two_rails)
     plugin_close(&plugin);
 }
 
-/* As when one side's job is aborted: it closes its end in good order, without an error of its own. */
+/* As when one side's job is aborted: it closes its comm, without an error of its own. */
 Test(request, a_send_that_waits_for_a_receiver_that_closed_ends)
 {
     struct plugin plugin = plugin_open();
@@ -294,7 +294,7 @@ Test(request, a_receive_of_a_sender_that_closed_ends)
     struct pair pair = pair_open(&plugin, 0);
     void *recv[40];
 
-    /* Some writes of records have completed, some are lazy ones: either way. */
+    /* Some writes of records have completed, and some are lazy and have not. */
     for (int i = 0; i < 40; i++)
         recv[i] = recv_bytes(&plugin, &pair, 0, 8, 1);
     for (int i = 0; i < 39; i++)
@@ -314,7 +314,7 @@ Test(request, registrations_and_memory_may_vanish_before_the_queues_with_sends_i
 
     for (int i = 0; i < 8; i++)
         recv[i] = recv_bytes(&plugin, &pair, 0, PAIR_BYTES, 1);
-    for (int sent = 0; sent < 4; sent += send != NULL) { /* the receiver is driven only so far that it clears to send */
+    for (int sent = 0; sent < 4; sent += send != NULL) { /* drive the receiver only until its records are written */
         int done = 0;
 
         cr_assert_eq(plugin.net->isend(pair.send, pair.source, PAIR_BYTES, 1, pair.source_mhandle, NULL, &send),
@@ -322,6 +322,6 @@ Test(request, registrations_and_memory_may_vanish_before_the_queues_with_sends_i
         if (!send)
             cr_assert_eq(plugin.net->test(recv[7], &done, NULL), NET_SUCCESS);
     }
-    pair_close(&plugin, &pair); /* as an abort does: nothing was waited for */
+    pair_close(&plugin, &pair); /* as in an abort: without waiting for requests */
     plugin_close(&plugin);
 }

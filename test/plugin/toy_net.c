@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A net plugin over loopback TCP, with faults to order (TOY_FAULT): perseus-netbench is tested with it, since a
- * bench that cannot find a fault proves nothing about a plugin. */
+/* A net plugin over loopback TCP that can be told to fail (TOY_FAULT). It tests perseus-netbench: a bench that does not
+ * find faults proves nothing about a plugin. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -29,10 +29,10 @@ struct toy_request {
 
 struct toy_comm {
     int fd, is_send;
-    struct head head;     /* of the message in transit */
-    size_t moved;         /* of its head and data */
-    int entry;            /* receiving: which buffer takes it */
-    uint32_t first, next; /* requests not done, in order */
+    struct head head;     /* of the message being transferred */
+    size_t moved;         /* bytes of its head and data that were */
+    int entry;            /* receiving: index of its buffer */
+    uint32_t first, next; /* requests that are not done, in order */
     struct toy_request request[REQUESTS];
 };
 
@@ -94,7 +94,7 @@ static net_result toy_connect(int device, void *handle, void **send_comm, struct
     (void)offload;
     *send_comm = NULL;
     if (has_fault("connect"))
-        return NET_SUCCESS; /* for ever */
+        return NET_SUCCESS; /* never connects */
     comm->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (connect(comm->fd, handle, sizeof(struct sockaddr_in)) < 0)
         return NET_REMOTE_ERROR;
@@ -196,7 +196,7 @@ static void spoil(uint8_t *data, int size)
         data[size / 2] ^= 0x10;
 }
 
-/* One message of the oldest request. Return 1 when one was completed, 0 or -1. */
+/* Transfer one message of the oldest request. Return 1 when it is complete, 0 if it is not yet, or -1. */
 static int advance(struct toy_comm *comm, struct toy_request *request, int is_send)
 {
     int r;
