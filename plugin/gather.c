@@ -11,11 +11,11 @@
 #include "transport/util/log.h"
 
 enum {
-    CARD_MAGIC = 0x47524550, /* "PERG" */
-    CARD_VERSION = 1,
+    INFO_MAGIC = 0x47524550, /* "PERG" */
+    INFO_VERSION = 1,
     PAGE = 4096,
-    TELL_MS = 60000,
-    SPIN_MS = 1000, /* who is later than that does not mind another NAP_NS, and others may want the core */
+    REPORT_MS = 60000,
+    SPIN_MS = 1000, /* after that sleep NAP_NS between two polls, which leaves the core to others */
     NAP_NS = 100000,
 };
 
@@ -30,7 +30,7 @@ static uint64_t flag_offset(const struct gather *g, uint64_t round, uint32_t ran
 }
 
 int gather_init(struct gather *g, struct prs_fabric *fabric, const struct prs_rail_set *rails, uint32_t rank,
-                uint32_t ranks, uint32_t timeout_ms, struct gather_card *card)
+                uint32_t ranks, uint32_t timeout_ms, struct gather_info *info)
 {
     size_t bytes = (size_t)GATHER_BANKS * ranks * (GATHER_BYTES + 8);
     struct prs_mem mem = {.kind = PRS_MEM_HOST, .dmabuf_fd = -1, .flags = PRS_MEM_STRICT};
@@ -40,11 +40,11 @@ int gather_init(struct gather *g, struct prs_fabric *fabric, const struct prs_ra
     g->rank = rank;
     g->ranks = ranks;
     g->timeout_ms = timeout_ms;
-    g->tell_ms = TELL_MS;
+    g->report_ms = REPORT_MS;
     bytes = (bytes + PAGE - 1) / PAGE * PAGE;
     g->memory = aligned_alloc(PAGE, bytes);
     if (!g->memory)
-        return prs_fail(-ENOMEM, "exchange among %u ranks: no memory", ranks);
+        return prs_fail(-ENOMEM, "allgather among %u ranks: no memory", ranks);
     memset(g->memory, 0, bytes);
     mem.addr = g->memory;
     mem.len_bytes = bytes;
@@ -55,8 +55,8 @@ int gather_init(struct gather *g, struct prs_fabric *fabric, const struct prs_ra
         return r;
     }
     pthread_mutex_init(&g->lock, NULL);
-    *card = (struct gather_card){.magic = CARD_MAGIC, .version = CARD_VERSION, .base = (uintptr_t)g->memory};
-    prs_region_keys(g->region, &card->keys);
+    *info = (struct gather_info){.magic = INFO_MAGIC, .version = INFO_VERSION, .base = (uintptr_t)g->memory};
+    prs_region_keys(g->region, &info->keys);
     return 0;
 }
 
@@ -72,7 +72,7 @@ void gather_fini(struct gather *g)
 
 int gather_connect(struct gather *g, struct prs_team *team)
 {
-    struct gather_card card = {0};
+    struct gather_info info = {0};
     const void *sent;
     int r;
 
@@ -84,37 +84,38 @@ int gather_connect(struct gather *g, struct prs_team *team)
         return r;
     sent = prs_team_card(team, GATHER_CONTEXT, (g->rank + 1) % g->ranks);
     if (sent)
-        memcpy(&card, sent, sizeof(card));
-    if (card.magic != CARD_MAGIC || card.version != CARD_VERSION)
-        return prs_fail(-EPROTO, "exchange: rank %u does not speak version %d of it: another release of the plugin?",
-                        (g->rank + 1) % g->ranks, CARD_VERSION);
-    g->right_base = card.base;
-    g->right_keys = card.keys;
+        memcpy(&info, sent, sizeof(info));
+    if (info.magic != INFO_MAGIC || info.version != INFO_VERSION)
+        return prs_fail(-EPROTO,
+                        "allgather: rank %u does not use version %d of it: is it another release of the plugin?",
+                        (g->rank + 1) % g->ranks, INFO_VERSION);
+    g->right_base = info.base;
+    g->right_keys = info.keys;
     return 0;
 }
 
-/* A wait, told of while it goes on. */
+/* For error and log texts: waits for `what` rank `rank`. */
 struct wait {
-    const char *what; /* of the rank */
+    const char *what;
     uint32_t rank;
-    uint64_t began_ms, told_ms;
+    uint64_t began_ms, reported_ms;
 };
 
-/* After a look that found nothing. Return 0 to look again, or -ETIMEDOUT. */
+/* Called when a poll has found nothing. Return 0 to poll again, or -ETIMEDOUT. */
 static int wait_more(const struct gather *g, struct wait *wait)
 {
     uint64_t now = prs_clock_ms();
 
     if (now - wait->began_ms > g->timeout_ms)
         return prs_fail(-ETIMEDOUT,
-                        "exchange %llu: rank %u waited %u ms for %s rank %u (PERSEUS_GIN_TIMEOUT_MS): registering a "
-                        "window is for all ranks, did that one not come to it?",
+                        "allgather %llu: rank %u waited %u ms for %s rank %u (PERSEUS_GIN_TIMEOUT_MS): all ranks must "
+                        "register a window; has that rank not done so?",
                         (unsigned long long)g->round, g->rank, g->timeout_ms, wait->what, wait->rank);
-    if (now - wait->told_ms > g->tell_ms) {
-        PRS_WARN("exchange %llu: rank %u has waited %llu ms for %s rank %u, and goes on to wait, for %u ms at most",
+    if (now - wait->reported_ms > g->report_ms) {
+        PRS_WARN("allgather %llu: rank %u has waited %llu ms for %s rank %u, and will wait for %u ms at most",
                  (unsigned long long)g->round, g->rank, (unsigned long long)(now - wait->began_ms), wait->what,
                  wait->rank, g->timeout_ms);
-        wait->told_ms = now;
+        wait->reported_ms = now;
     }
     if (now - wait->began_ms > SPIN_MS)
         nanosleep(&(struct timespec){0, NAP_NS}, NULL);
@@ -127,10 +128,11 @@ static bool has_flag(const struct gather *g, uint32_t rank)
 {
     const uint64_t *flag = (const uint64_t *)(const void *)(g->memory + flag_offset(g, g->round, rank));
 
+    /* [gather-flag] The slot is read after the flag. Pairs with the left neighbour's signal in pass_on(). */
     return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == g->round;
 }
 
-/* Progress until our ops are done and a rank's flag is up, which the left neighbour hands on. */
+/* Progress until our ops are done and the left neighbour has written the flag of `rank`. */
 static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
 {
     struct wait wait = {"the data of", rank, prs_clock_ms(), prs_clock_ms()};
@@ -141,7 +143,7 @@ static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
         if (r > 0)
             continue;
         if (!r && !has_flag(g, rank))
-            r = prs_peer_awaited(left); /* it may have failed, and closed: then nothing comes */
+            r = prs_peer_awaited(left); /* if it has closed, nothing will come */
         if (!r)
             r = wait_more(g, &wait);
         if (r < 0)
@@ -150,7 +152,7 @@ static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
     return g->data.status < 0 ? g->data.status : g->flag.status;
 }
 
-/* Hand one rank's slot on to the right. Return 0 or -errno. */
+/* Send one rank's slot, then its flag, to the right neighbour. Return 0 or -errno. */
 static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
 {
     struct prs_put put = {
@@ -161,6 +163,7 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
         .len_bytes = GATHER_BYTES,
     };
     struct prs_signal signal = {
+        /* [gather-flag] visible only after the put. Pairs with has_flag(). */
         .dst_addr = g->right_base + flag_offset(g, g->round, rank),
         .dst = &g->right_keys,
         .value = g->round,
@@ -178,7 +181,7 @@ static int pass_on(struct gather *g, struct prs_peer *peer, uint32_t rank)
             r = prs_peer_signal(peer, &g->flag, &signal);
         if (r <= 0)
             return r;
-        /* No room: under `counted` a neighbour that is late leaves the steps of many ranks uncredited. */
+        /* No room: under `counted` a late neighbour may owe credits for the steps of many ranks. */
         r = prs_team_progress(g->team, GATHER_CONTEXT);
         if (r >= 0)
             r = wait_more(g, &wait);
@@ -194,7 +197,7 @@ static int run_locked(struct gather *g, const void *mine, uint32_t bytes, uint8_
 
     g->round++;
     memcpy(g->memory + slot_offset(g, g->round, g->rank), mine, bytes);
-    if (g->ranks > 1) /* both are there since gather_connect() */
+    if (g->ranks > 1) /* both were connected in gather_connect() */
         r = prs_team_peer(g->team, GATHER_CONTEXT, (g->rank + 1) % g->ranks, &right);
     if (g->ranks > 1 && !r)
         r = prs_team_peer(g->team, GATHER_CONTEXT, (g->rank + g->ranks - 1) % g->ranks, &left);
@@ -215,10 +218,11 @@ int gather_run(struct gather *g, const void *mine, uint32_t bytes, uint8_t *all)
     int r;
 
     if (bytes > GATHER_BYTES)
-        return prs_fail(-EINVAL, "exchange of %u bytes a rank, at most %d are possible", bytes, GATHER_BYTES);
+        return prs_fail(-EINVAL, "allgather of %u bytes from each rank: at most %d are possible", bytes, GATHER_BYTES);
     pthread_mutex_lock(&g->lock);
     if (g->error)
-        r = prs_error_repeat(g->error, "exchange: one before it failed, and the ranks are no longer in step");
+        r = prs_error_repeat(g->error,
+                             "allgather: a previous one failed, so the ranks are no longer in the same round");
     else
         r = g->error = run_locked(g, mine, bytes, all);
     pthread_mutex_unlock(&g->lock);

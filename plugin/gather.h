@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An allgather among the ranks of a team, over a ring of peers in a context of its own: what regMrSym needs to tell
- * the others. Only two peers a rank, so that a mesh is not made for its sake. */
+/* An allgather among the ranks of a team: regMrSym needs it to tell the other ranks about a window. It runs over a ring
+ * of peers in a team context of its own, so that a rank connects to two others only. */
 #ifndef PERSEUS_PLUGIN_GATHER_H
 #define PERSEUS_PLUGIN_GATHER_H
 
@@ -8,15 +8,15 @@
 
 #include <perseus/team.h>
 
-#define GATHER_CONTEXT UINT32_MAX /* far above those of sets, which are counted up */
+#define GATHER_CONTEXT UINT32_MAX /* sets number their team contexts from 0 */
 
 enum {
-    GATHER_BYTES = 128, /* a rank gives at most this much */
+    GATHER_BYTES = 128, /* at most, from each rank */
     GATHER_BANKS = 2,   /* a rank may be one round ahead of its neighbour */
 };
 
-/* Where a rank's left neighbour writes: travels as the team's card. */
-struct gather_card {
+/* Where a rank's left neighbour writes. Every rank that connects gets it (struct prs_team_options). */
+struct gather_info {
     uint32_t magic, version;
     uint64_t base;
     struct prs_keys keys;
@@ -30,23 +30,22 @@ struct gather {
     uint64_t round;
     uint64_t right_base;
     struct prs_keys right_keys;
-    struct prs_op data,
-        flag;  /* of the step under way: after one that failed a peer writes to them until it is closed */
-    int error; /* sticky: after a round that failed the ranks are no longer in step */
+    struct prs_op data, flag; /* of the current step; after a failed one they are in use until the peer is closed */
+    int error;                /* sticky: after a failed round the ranks are no longer in the same round */
     uint32_t timeout_ms;
-    uint32_t tell_ms;     /* how often a wait that goes on is told of */
-    pthread_mutex_t lock; /* regMrSym comes from any thread */
+    uint32_t report_ms;   /* between two warnings of a rank that waits */
+    pthread_mutex_t lock; /* any thread may call regMrSym */
 };
 
-/* Memory and card, before the team is opened. Return 0 or -errno. */
+/* Allocate memory and fill in info, before the team is opened. Return 0 or -errno. */
 int gather_init(struct gather *gather, struct prs_fabric *fabric, const struct prs_rail_set *rails, uint32_t rank,
-                uint32_t ranks, uint32_t timeout_ms, struct gather_card *card);
-/* Collective: connect the ring. Blocks, bounded. */
+                uint32_t ranks, uint32_t timeout_ms, struct gather_info *info);
+/* Collective: connect the ring. Blocks for a limited time. */
 int gather_connect(struct gather *gather, struct prs_team *team);
-/* Collective, in the same order on every rank: all[] gets ranks times GATHER_BYTES. Blocks: a rank may be late by
- * timeout_ms, but one whose neighbour has died or closed ends at once. After one that failed all fail. */
+/* Collective, in the same order on every rank; all[] gets GATHER_BYTES from each. Blocks until all ranks have called
+ * it, for timeout_ms at most. Fails at once if a neighbour has died or closed, and always after one failure. */
 int gather_run(struct gather *gather, const void *mine, uint32_t bytes, uint8_t *all);
-/* After the team was closed. */
+/* Call it after the team was closed. */
 void gather_fini(struct gather *gather);
 
 #endif

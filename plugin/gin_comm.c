@@ -10,41 +10,7 @@
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
-enum { CONTEXTS_MOST = PRS_TEAM_CONTEXTS - 1 }; /* the exchange has one */
-
-struct gin_comm *gin_comm_of(void *handle)
-{
-    struct gin_base *base = handle;
-
-    return base && (base->magic == GIN_COMM || base->magic == GIN_SET) ? base->comm : NULL;
-}
-
-struct gin_set *gin_set_of(void *handle)
-{
-    struct gin_base *base = handle;
-
-    if (!base)
-        return NULL;
-    if (base->magic == GIN_SET)
-        return handle;
-    return base->magic == GIN_COMM ? base->comm->own : NULL;
-}
-
-net_result gin_fail(struct gin_comm *comm, int error)
-{
-    int none = 0;
-
-    __atomic_compare_exchange_n(&comm->error, &none, error, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return result_from_errno(error);
-}
-
-net_result gin_comm_error(void *handle, bool *has_error)
-{
-    struct gin_comm *comm = gin_comm_of(handle);
-
-    *has_error = comm && __atomic_load_n(&comm->error, __ATOMIC_RELAXED) != 0;
-    return NET_SUCCESS;
-}
+enum { MAX_CONTEXTS = PRS_TEAM_CONTEXTS - 1 }; /* gather.c uses one */
 
 /* ---- listening ---- */
 
@@ -78,7 +44,7 @@ net_result gin_comm_close_listen(void *listen_comm)
     struct gin_listener *listener = listen_comm;
 
     if (listener)
-        prs_listener_close(listener->listener); /* NULL when a comm has taken it over */
+        prs_listener_close(listener->listener); /* NULL after the team has taken it */
     free(listener);
     return NET_SUCCESS;
 }
@@ -95,11 +61,11 @@ static bool any_rail_relaxed(const struct gin_comm *comm)
     return false;
 }
 
-/* The team takes the listener; it stays the listen comm's when this fails. Return 0 or -errno. */
+/* The team takes the listener, unless this fails. Return 0 or -errno. */
 static int open_team(struct gin_comm *comm, struct gin_listener *listener, void *handles[])
 {
     struct prs_handle *copy = calloc(comm->ranks, sizeof(*copy));
-    struct gather_card card;
+    struct gather_info info;
     struct prs_team_options options = {
         .fabric = comm->fabric,
         .rails = &comm->rails,
@@ -107,25 +73,24 @@ static int open_team(struct gin_comm *comm, struct gin_listener *listener, void 
         .handles = copy,
         .rank = comm->rank,
         .size = comm->ranks,
-        .window_ops = GIN_WINDOW_OPS,
+        .window_ops = GIN_MAX_OPS,
         .traffic_class = -1,
-        .adds_alone =
-            true, /* NCCL's signals: only GIN adds to them, and a kernel resets none while adds are under way */
+        /* Only GIN adds to NCCL's signals, and no kernel resets one while adds are in flight. */
+        .adds_alone = true,
         .timeout_ms = GIN_CONNECT_MS,
-        .card = &card,
-        .card_bytes = sizeof(card),
+        .card = &info,
+        .card_bytes = sizeof(info),
     };
-    long exchange_ms;
+    long gather_ms;
     int r;
 
     if (!copy)
         return prs_fail(-ENOMEM, "GIN: connect: no memory for %u handles", comm->ranks);
     for (uint32_t rank = 0; rank < comm->ranks; rank++)
         memcpy(&copy[rank], handles[rank], sizeof(*copy));
-    r = prs_env_int("PERSEUS_GIN_TIMEOUT_MS", GIN_EXCHANGE_MS, 10, 86400000, &exchange_ms);
+    r = prs_env_int("PERSEUS_GIN_TIMEOUT_MS", GIN_GATHER_MS, 10, 86400000, &gather_ms);
     if (!r)
-        r = gather_init(&comm->gather, comm->fabric, &comm->rails, comm->rank, comm->ranks, (uint32_t)exchange_ms,
-                        &card);
+        r = gather_init(&comm->gather, comm->fabric, &comm->rails, comm->rank, comm->ranks, (uint32_t)gather_ms, &info);
     if (!r)
         r = prs_team_open(&options, &comm->team);
     if (!r)
@@ -145,7 +110,7 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     *coll_comm = NULL;
     if (!listener || !listener->listener || ranks < 1 || rank < 0 || rank >= ranks)
         return result_from_errno(
-            prs_fail(-EINVAL, "GIN: connect of rank %d of %d: no such rank, or not listening", rank, ranks));
+            prs_fail(-EINVAL, "GIN: connect of rank %d of %d: there is no such rank, or no listener", rank, ranks));
     r = prs_env_int("PERSEUS_GIN_HOLD_NS", GIN_HOLD_NS, 0, 1000000000, &hold_ns);
     if (r < 0)
         return result_from_errno(r);
@@ -158,7 +123,7 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     comm->rank = (uint32_t)rank;
     comm->ranks = (uint32_t)ranks;
     comm->relaxed = any_rail_relaxed(comm);
-    comm->raises = prs_fabric_raises(comm->fabric, &comm->rails) == 1; /* an error comes again when peers connect */
+    comm->raises = prs_fabric_raises(comm->fabric, &comm->rails) == 1; /* an error is reported when peers connect */
     pthread_mutex_init(&comm->lock, NULL);
     comm->hold_ns = (uint32_t)hold_ns;
     r = open_team(comm, listener, handles);
@@ -171,7 +136,7 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
         return result_from_errno(r);
     }
     comm->own = own;
-    PRS_INFO("GIN: rank %d of %d is ready; queues to others are made when first used", rank, ranks);
+    PRS_INFO("GIN: rank %d of %d is ready; it connects to others when they are first used", rank, ranks);
     *coll_comm = comm;
     return NET_SUCCESS;
 }
@@ -197,7 +162,7 @@ static uint32_t contexts_left(struct gin_comm *comm)
     uint32_t left, numbers = GATHER_CONTEXT - comm->next_context;
 
     pthread_mutex_lock(&comm->lock);
-    left = CONTEXTS_MOST - comm->contexts;
+    left = MAX_CONTEXTS - comm->contexts;
     pthread_mutex_unlock(&comm->lock);
     return left < numbers ? left : numbers;
 }
@@ -210,26 +175,27 @@ net_result gin_set_create(void *coll_comm, int contexts, void **out)
     *out = NULL;
     if (!comm || contexts < 1 || (uint32_t)contexts > contexts_left(comm))
         return result_from_errno(
-            prs_fail(-EINVAL, "GIN: %d contexts asked for, %u are left", contexts, comm ? contexts_left(comm) : 0));
+            prs_fail(-EINVAL, "GIN: %d contexts requested: %u are left", contexts, comm ? contexts_left(comm) : 0));
     set = calloc(1, sizeof(*set));
     if (!set)
         return result_from_errno(prs_fail(-ENOMEM, "GIN: contexts: no memory"));
     set->base = (struct gin_base){GIN_SET, comm};
     set->contexts = (uint32_t)contexts;
-    set->lanes = calloc((size_t)set->contexts * comm->ranks, sizeof(*set->lanes));
-    if (!set->lanes) {
+    set->queues = calloc((size_t)set->contexts * comm->ranks, sizeof(*set->queues));
+    if (!set->queues) {
         free(set);
         return result_from_errno(prs_fail(-ENOMEM, "GIN: %d contexts of %u ranks: no memory", contexts, comm->ranks));
     }
-    /* Collective: every rank numbers its sets alike. A number does not come again: others may still use the old one. */
+    /* Every rank creates the same sets in the same order, so the numbers agree. A number is never used again, since
+     * other ranks may not have destroyed the old set. */
     set->first_context = comm->next_context;
     comm->next_context += set->contexts;
     for (uint32_t c = 0; c < set->contexts; c++)
         for (uint32_t rank = 0; rank < comm->ranks; rank++) {
-            struct gin_lane *lane = &set->lanes[c * comm->ranks + rank];
+            struct gin_queue *queue = &set->queues[c * comm->ranks + rank];
 
-            lane->context = set->first_context + c;
-            lane->rank = rank;
+            queue->context = set->first_context + c;
+            queue->rank = rank;
         }
     pthread_mutex_lock(&comm->lock);
     set->next = comm->sets;
@@ -240,7 +206,7 @@ net_result gin_set_create(void *coll_comm, int contexts, void **out)
     return NET_SUCCESS;
 }
 
-static void forget(struct gin_set *set)
+static void remove_from_comm(struct gin_set *set)
 {
     struct gin_comm *comm = set->base.comm;
     struct gin_set **link;
@@ -259,12 +225,12 @@ net_result gin_set_destroy(void *handle)
 
     if (!set)
         return NET_SUCCESS;
-    forget(set);
-    /* Then the peers: nothing completes into a request after that. */
+    remove_from_comm(set);
+    /* Close the peers before the requests are freed: completions write to requests. */
     for (uint32_t c = 0; c < set->contexts; c++)
         prs_team_drop(set->base.comm->team, set->first_context + c);
     gin_request_free_all(set);
-    free(set->lanes);
+    free(set->queues);
     free(set);
     return NET_SUCCESS;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tables of GIN and RMA, and what their versions differ in. */
+/* The tables of GIN and RMA, and the functions in which their versions differ. */
 #include <errno.h>
 
 #include "plugin/compat.h"
@@ -10,7 +10,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* As the net tables say it, so that NCCL takes the devices for the same ones. */
+/* As in the network tables, so that NCCL knows that the devices are the same. */
 #define PLUGIN_NAME "Perseus"
 
 extern const struct gin_v11 ncclGinPlugin_v11;
@@ -41,8 +41,7 @@ static net_result properties_v11(int device, struct net_properties_v11 *properti
     return result;
 }
 
-/* The context is not looked at: NCCL gives RMA's connect the net plugin's, which may be another vendor's. What is
- * needed is in the listen comm. */
+/* The context is not used: NCCL passes the net plugin's to RMA's connect, and that may be another vendor's plugin. */
 static net_result connect_v11(void *context, void *handles[], int ranks, int rank, void *listen_comm, void **coll_comm)
 {
     (void)context;
@@ -53,7 +52,7 @@ static net_result connect_v12(void *context, void *handles[], int ranks, int ran
                               void *listen_comm, void **coll_comm)
 {
     (void)context;
-    (void)queue_depth; /* requests that find no room wait here */
+    (void)queue_depth; /* requests without room wait in their queue */
     return gin_comm_connect(handles, ranks, rank, connections > 0 ? connections : 1, listen_comm, coll_comm);
 }
 
@@ -66,7 +65,7 @@ static net_result connect_v13(void *context, void *handles[], int ranks, int ran
 static net_result create_v13(void *coll_comm, struct gin_config_v13 *config, void **set,
                              struct net_device_handle **offload)
 {
-    (void)offload; /* may be NULL: some versions pass no place for it */
+    (void)offload; /* some versions of NCCL pass NULL */
     return gin_set_create(coll_comm, config->contexts > 0 ? config->contexts : 1, set);
 }
 
@@ -75,7 +74,7 @@ static net_result create_v14(void *coll_comm, struct rma_config_v14 *config, voi
     *set = NULL;
     if (config->rank_stride < 0)
         return result_from_errno(prs_fail(-EINVAL, "RMA: rank stride %d", config->rank_stride));
-    /* The stride says which ranks may be used; queues are made for those that are. */
+    /* The stride limits which ranks are used. It is not needed, since a rank is connected when it is first used. */
     return gin_set_create(coll_comm, config->contexts > 0 ? config->contexts : 1, set);
 }
 

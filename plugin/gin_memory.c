@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Symmetric windows: registered here, and known to every rank by an exchange. */
+/* Symmetric windows: each rank registers its own, and an allgather tells every rank the others. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -9,19 +9,19 @@
 #include "plugin/result.h"
 #include "transport/util/error.h"
 
-/* What a rank tells the others of its window. From the wire: any content is possible. */
-struct window_card {
+/* What a rank tells the others about its window. From the wire: it may hold anything. */
+struct window_info {
     int32_t result;
     uint32_t pad;
     uint64_t base, bytes;
     struct prs_keys keys, signal_keys;
 };
-static_assert(sizeof(struct window_card) == 24 + 2 * 4 * PRS_MAX_RAILS, "no hidden padding: it travels");
-static_assert(sizeof(struct window_card) <= GATHER_BYTES, "fits an exchange");
+static_assert(sizeof(struct window_info) == 24 + 2 * 4 * PRS_MAX_RAILS, "goes over the wire: no hidden padding");
+static_assert(sizeof(struct window_info) <= GATHER_BYTES, "fits into an allgather");
 
-/* Register for data and, where data may be written in relaxed order, a second time for signals. */
+/* Register for data and, if data may be written in relaxed order, a second time for signals. */
 static int register_both(struct gin_comm *comm, const struct prs_mem *mem, uint64_t flags, struct gin_memory *memory,
-                         struct window_card *card)
+                         struct window_info *info)
 {
     struct prs_mem one = *mem;
     int r;
@@ -31,40 +31,40 @@ static int register_both(struct gin_comm *comm, const struct prs_mem *mem, uint6
     r = prs_region_register(comm->fabric, &comm->rails, &one, &memory->region);
     if (r < 0)
         return r;
-    prs_region_keys(memory->region, &card->keys);
-    card->signal_keys = card->keys;
+    prs_region_keys(memory->region, &info->keys);
+    info->signal_keys = info->keys;
     if (!comm->relaxed || (flags & GIN_MEMORY_STRICT))
         return 0;
-    /* A kernel may signal into any window. A strict write never passes relaxed ones that were written before. */
+    /* A kernel may signal into any window. A strict write never overtakes relaxed ones that were issued before it. */
     one.flags |= PRS_MEM_STRICT;
     r = prs_region_register(comm->fabric, &comm->rails, &one, &memory->strict);
     if (!r)
-        prs_region_keys(memory->strict, &card->signal_keys);
+        prs_region_keys(memory->strict, &info->signal_keys);
     return r;
 }
 
-static void drop(struct gin_memory *memory)
+static void free_window(struct gin_memory *memory)
 {
     prs_region_release(memory->strict);
     prs_region_release(memory->region);
     free(memory);
 }
 
-/* Everyone takes part in the exchange, also who failed: so all fail together, and nobody waits. */
-static int exchange(struct gin_comm *comm, struct gin_memory *memory, const struct window_card *mine)
+/* A rank whose registration failed takes part, too, so that all ranks fail and none waits. Return 0 or -errno. */
+static int gather_windows(struct gin_comm *comm, struct gin_memory *memory, const struct window_info *mine)
 {
     uint8_t *all = malloc((size_t)comm->ranks * GATHER_BYTES);
     int r = all ? gather_run(&comm->gather, mine, sizeof(*mine), all)
                 : prs_fail(-ENOMEM, "GIN: window of %u ranks: no memory", comm->ranks);
 
     for (uint32_t rank = 0; rank < comm->ranks && !r; rank++) {
-        struct window_card card;
+        struct window_info info;
 
-        memcpy(&card, all + (size_t)rank * GATHER_BYTES, sizeof(card));
-        if (card.result < 0)
-            r = rank == comm->rank ? card.result
-                                   : prs_fail(card.result, "GIN: rank %u could not register its window", rank);
-        memory->remote[rank] = (struct gin_remote){card.base, card.bytes, card.keys, card.signal_keys};
+        memcpy(&info, all + (size_t)rank * GATHER_BYTES, sizeof(info));
+        if (info.result < 0)
+            r = rank == comm->rank ? info.result
+                                   : prs_fail(info.result, "GIN: rank %u could not register its window", rank);
+        memory->remote[rank] = (struct gin_remote){info.base, info.bytes, info.keys, info.signal_keys};
     }
     free(all);
     return r;
@@ -74,13 +74,13 @@ net_result gin_memory_register(void *coll_comm, const struct prs_mem *mem, bool 
                                void **mhandle)
 {
     struct gin_comm *comm = gin_comm_of(coll_comm);
-    struct window_card card = {0};
+    struct window_info info = {0};
     struct gin_memory *memory;
     int r;
 
     *mhandle = NULL;
     if (!comm)
-        return result_from_errno(prs_fail(-EINVAL, "GIN: registration on what is no comm"));
+        return result_from_errno(prs_fail(-EINVAL, "GIN: registration with a handle that is not a comm"));
     memory = calloc(1, sizeof(*memory) + comm->ranks * sizeof(memory->remote[0]));
     if (!memory)
         return result_from_errno(prs_fail(-ENOMEM, "GIN: window of %u ranks: no memory", comm->ranks));
@@ -88,12 +88,12 @@ net_result gin_memory_register(void *coll_comm, const struct prs_mem *mem, bool 
     memory->bytes = mem->len_bytes;
     memory->is_device = is_device;
     memory->ranks = comm->ranks;
-    card.base = memory->base;
-    card.bytes = memory->bytes;
-    card.result = register_both(comm, mem, flags, memory, &card);
-    r = exchange(comm, memory, &card);
+    info.base = memory->base;
+    info.bytes = memory->bytes;
+    info.result = register_both(comm, mem, flags, memory, &info);
+    r = gather_windows(comm, memory, &info);
     if (r < 0) {
-        drop(memory);
+        free_window(memory);
         return result_from_errno(r);
     }
     *mhandle = memory;
@@ -121,8 +121,8 @@ net_result rma_memory_reg_dmabuf(void *coll_comm, void *data, size_t size, int t
     return gin_memory_register(coll_comm, &mem, type == NET_PTR_CUDA, flags, mhandle);
 }
 
-/* NCCL's kernels carry the second handle in their commands, and its proxy hands that one to us for windows and signals:
- * it must be as good as the first. */
+/* NCCL's kernels put the second handle into their commands, and its proxy then passes that one for windows and signals.
+ * So both handles must mean the same. */
 static net_result same_for_kernels(net_result result, void *const *mhandle, void **for_kernels)
 {
     if (for_kernels)
@@ -148,8 +148,8 @@ net_result gin_memory_release(void *coll_comm, void *mhandle)
     struct gin_comm *comm = gin_comm_of(coll_comm);
 
     if (mhandle && comm)
-        gin_settle(comm);
+        gin_raise_arrived(comm, gin_request_progress);
     if (mhandle)
-        drop(mhandle);
+        free_window(mhandle);
     return NET_SUCCESS;
 }

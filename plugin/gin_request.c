@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transfers of GIN and RMA. A request is never refused for want of room: it waits in its lane. */
+/* Transfers of GIN and RMA. A request without room is not refused: it waits in its queue. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,8 +12,9 @@
 
 enum {
     BLOCK_REQUESTS = 256,
-    FRUITLESS_TESTS = 64,  /* in a row, each of another request, and no progress called */
-    WEAK_GROUPS = 1 << 15, /* by then the first has long completed; sharing one only orders more than asked */
+    MAX_IDLE_TESTS = 64, /* in a row, each of another request, without a call of progress */
+    /* When a group is used again, its first request has long completed. If not, both are ordered more than needed. */
+    WEAK_GROUPS = 1 << 15,
 };
 
 struct gin_block {
@@ -21,7 +22,7 @@ struct gin_block {
     struct gin_request request[BLOCK_REQUESTS];
 };
 
-static struct gin_request *take_request(struct gin_set *set)
+static struct gin_request *alloc_request(struct gin_set *set)
 {
     struct gin_request *request = set->free;
     struct gin_block *block;
@@ -42,7 +43,7 @@ static struct gin_request *take_request(struct gin_set *set)
     return &block->request[0];
 }
 
-static void give_request(struct gin_request *request)
+static void free_request(struct gin_request *request)
 {
     request->next = request->set->free;
     request->set->free = request;
@@ -61,49 +62,49 @@ void gin_request_free_all(struct gin_set *set)
 
 /* ---- posting ---- */
 
-static int post_data(struct gin_lane *lane, struct gin_request *request)
+static int post_data(struct gin_queue *queue, struct gin_request *request)
 {
     const struct gin_remote *remote;
 
     switch (request->kind) {
     case GIN_REQUEST_GET: {
-        remote = &request->src->remote[lane->rank];
+        remote = &request->src->remote[queue->rank];
         struct prs_get get = {.dst = request->dst->region,
                               .dst_addr = (void *)(uintptr_t)(request->dst->base + request->dst_offset),
                               .src_addr = remote->base + request->src_offset,
                               .src = &remote->keys,
                               .len_bytes = request->size};
-        return prs_peer_get(lane->peer, &request->data, &get);
+        return prs_peer_get(queue->peer, &request->data, &get);
     }
     case GIN_REQUEST_FLUSH:
-        return prs_peer_flush(lane->peer, &request->data, request->dst->region,
+        return prs_peer_flush(queue->peer, &request->data, request->dst->region,
                               (const void *)(uintptr_t)request->dst->base);
     default: {
         struct prs_put put = {.len_bytes = request->size, .group = request->group};
 
-        if (request->size == 0 && request->has_signal) { /* a signal by itself */
+        if (request->size == 0 && request->has_signal) { /* a signal without data */
             request->data.status = 0;
             return 0;
         }
         if (request->size) {
-            remote = &request->dst->remote[lane->rank];
+            remote = &request->dst->remote[queue->rank];
             put.src = request->src->region;
             put.src_addr = (const void *)(uintptr_t)(request->src->base + request->src_offset);
             put.dst_addr = remote->base + request->dst_offset;
             put.dst = &remote->keys;
         }
-        if (request->size == 0) { /* nothing to write, but the request has to be in order: done when posted */
+        if (request->size == 0) { /* nothing to write: done when it is posted, in its order */
             request->data.status = 0;
             return 0;
         }
-        return prs_peer_put(lane->peer, &request->data, &put);
+        return prs_peer_put(queue->peer, &request->data, &put);
     }
     }
 }
 
-static int post_signal(struct gin_lane *lane, struct gin_request *request)
+static int post_signal(struct gin_queue *queue, struct gin_request *request)
 {
-    const struct gin_remote *remote = &request->signal_memory->remote[lane->rank];
+    const struct gin_remote *remote = &request->signal_memory->remote[queue->rank];
     struct prs_signal signal = {.dst_addr = remote->base + request->signal_offset,
                                 .dst = &remote->signal_keys,
                                 .value = request->value,
@@ -111,126 +112,126 @@ static int post_signal(struct gin_lane *lane, struct gin_request *request)
                                 .group = request->group,
                                 .flags = request->strong ? PRS_SIGNAL_STRONG : 0};
 
-    return prs_peer_signal(lane->peer, &request->signal, &signal);
+    return prs_peer_signal(queue->peer, &request->signal, &signal);
 }
 
 /* Return 0 (all of it is posted), PRS_BUSY or PRS_AGAIN (later), or -errno. */
-static int post_request(struct gin_lane *lane, struct gin_request *request)
+static int post_request(struct gin_queue *queue, struct gin_request *request)
 {
     int r = 0;
 
-    if (!lane->peer)
-        r = prs_team_peer(request->set->base.comm->team, lane->context, lane->rank, &lane->peer);
+    if (!queue->peer)
+        r = prs_team_peer(request->set->base.comm->team, queue->context, queue->rank, &queue->peer);
     if (r)
         return r;
     if (!request->data_posted) {
-        r = post_data(lane, request);
+        r = post_data(queue, request);
         if (r)
             return r;
         request->data_posted = true;
     }
-    return request->has_signal ? post_signal(lane, request) : 0;
+    return request->has_signal ? post_signal(queue, request) : 0;
 }
 
-/* Post what waits in a lane, in order. Return true when nothing waits any more. */
-static bool post_lane(struct gin_lane *lane)
+/* Post the requests that wait in a queue, in order. Return whether all were posted. */
+static bool post_queue(struct gin_queue *queue)
 {
-    while (lane->first) {
-        struct gin_request *request = lane->first;
-        int r = post_request(lane, request);
+    while (queue->first) {
+        struct gin_request *request = queue->first;
+        int r = post_request(queue, request);
 
         if (r > 0)
             return false;
-        if (r < 0) { /* it fails, and so will those behind it: each tells its own caller */
+        if (r < 0) { /* this request fails, and so will those after it: each reports to its own caller */
             gin_fail(request->set->base.comm, r);
             if (!request->data_posted)
                 request->data.status = r;
             request->signal.status = r;
         }
-        lane->first = request->next;
+        queue->first = request->next;
     }
     return true;
 }
 
 static void post_waiting(struct gin_set *set)
 {
-    struct gin_lane **link = &set->waiting;
+    struct gin_queue **link = &set->waiting;
 
     while (*link) {
-        struct gin_lane *lane = *link;
+        struct gin_queue *queue = *link;
 
-        if (post_lane(lane)) {
-            lane->waiting = false;
-            *link = lane->next_waiting;
+        if (post_queue(queue)) {
+            queue->waiting = false;
+            *link = queue->next_waiting;
         } else {
-            link = &lane->next_waiting;
+            link = &queue->next_waiting;
         }
     }
 }
 
-static void wait_in_lane(struct gin_lane *lane, struct gin_request *request)
+static void enqueue(struct gin_queue *queue, struct gin_request *request)
 {
     struct gin_set *set = request->set;
 
     request->next = NULL;
-    if (lane->first)
-        lane->last->next = request;
+    if (queue->first)
+        queue->last->next = request;
     else
-        lane->first = request;
-    lane->last = request;
-    if (!lane->waiting) {
-        lane->waiting = true;
-        lane->next_waiting = set->waiting;
-        set->waiting = lane;
+        queue->first = request;
+    queue->last = request;
+    if (!queue->waiting) {
+        queue->waiting = true;
+        queue->next_waiting = set->waiting;
+        set->waiting = queue;
     }
 }
 
-static net_result start(struct gin_lane *lane, struct gin_request *request, void **out)
+static net_result start(struct gin_queue *queue, struct gin_request *request, void **out)
 {
     int r = PRS_BUSY;
 
-    request->lane = lane;
+    request->queue = queue;
     request->data_posted = false;
     request->data.status = PRS_OP_PENDING;
     request->signal.status = request->has_signal ? PRS_OP_PENDING : 0;
-    if (!lane->first) /* else behind those that wait */
-        r = post_request(lane, request);
+    if (!queue->first) /* else it comes after those that wait */
+        r = post_request(queue, request);
     if (r < 0) {
-        /* Half of it may be in flight: then the request stays, and tells the error when it is tested. */
+        /* If its data is in flight, the request stays, and its test returns the error. */
         if (!request->data_posted) {
-            give_request(request);
+            free_request(request);
             return gin_fail(request->set->base.comm, r);
         }
         gin_fail(request->set->base.comm, r);
         request->signal.status = r;
     }
     if (r > 0)
-        wait_in_lane(lane, request);
-    request->set->fresh++;
+        enqueue(queue, request);
+    request->set->new_requests++;
     *out = request;
     return NET_SUCCESS;
 }
 
-/* Shall those that came wait a moment for more? NCCL brings one request of a rank at a time and calls progress behind
- * it; a doorbell each would have the NIC, or what plays one, begin with the first signal of a burst and do the others
- * by and by. A request to a rank with nothing in flight went when it came (prs_peer_put(), prs_peer_signal()), so that
- * one alone never waits; those behind it wait for GIN_HOLD_MOST moments at most. */
+/* Whether new requests wait a moment (hold_ns) for more, to share a doorbell. NCCL brings one request of a rank at a
+ * time and calls progress after each. With a doorbell each, the NIC would work on the first signal of a burst before
+ * the others reach it. A request to a rank with nothing in flight was posted at once (prs_peer_put(),
+ * prs_peer_signal()), so a lone request never waits. Others wait for GIN_MAX_HELD times hold_ns at most. */
 static bool hold_back(struct gin_set *set)
 {
     uint32_t hold_ns = set->base.comm->hold_ns;
     uint64_t now;
 
-    if ((set->fresh == 0 && set->held == 0) || hold_ns == 0)
+    if ((set->new_requests == 0 && set->held == 0) || hold_ns == 0)
         return false;
     now = prs_clock_ns();
-    if (set->fresh > 0) {
-        set->held_at = set->held > 0 ? set->held_at : now;
-        set->fresh_at = now;
-        set->held += set->fresh;
-        set->fresh = 0;
+    if (set->new_requests > 0) {
+        set->held_since = set->held > 0 ? set->held_since : now;
+        set->newest_at = now;
+        set->held += set->new_requests;
+        set->new_requests = 0;
     }
-    if (set->held < GIN_HOLD_MOST && now - set->fresh_at < hold_ns &&
-        now - set->held_at < (uint64_t)GIN_HOLD_MOST * hold_ns)
+    if (set->held < GIN_MAX_HELD && now - set->newest_at < hold_ns &&
+        now - set->held_since < (uint64_t)GIN_MAX_HELD * hold_ns)
         return true;
     set->held = 0;
     return false;
@@ -254,11 +255,12 @@ static int check_span(const struct gin_memory *memory, uint32_t rank, bool remot
     return 0;
 }
 
-static int find_lane(struct gin_set *set, int context, uint32_t rank, struct gin_lane **out)
+static int find_queue(struct gin_set *set, int context, uint32_t rank, struct gin_queue **out)
 {
     if (!set || context < 0 || (uint32_t)context >= set->contexts || rank >= set->base.comm->ranks)
-        return prs_fail(-EINVAL, "GIN: transfer to rank %u in context %d: there is no such", rank, context);
-    *out = &set->lanes[(uint32_t)context * set->base.comm->ranks + rank];
+        return prs_fail(-EINVAL, "GIN: transfer to rank %u in context %d: there is no such rank or context", rank,
+                        context);
+    *out = &set->queues[(uint32_t)context * set->base.comm->ranks + rank];
     return 0;
 }
 
@@ -283,16 +285,16 @@ static int check_transfer(const struct gin_transfer *t)
 net_result gin_request_put(struct gin_set *set, int context, const struct gin_transfer *t, void **out)
 {
     struct gin_request *request;
-    struct gin_lane *lane;
+    struct gin_queue *queue;
     int r;
 
     *out = NULL;
-    r = find_lane(set, context, t->rank, &lane);
+    r = find_queue(set, context, t->rank, &queue);
     if (!r)
         r = check_transfer(t);
     if (r < 0)
         return result_from_errno(r);
-    request = take_request(set);
+    request = alloc_request(set);
     if (!request)
         return gin_fail(set->base.comm, prs_fail(-ENOMEM, "GIN: no memory for a request"));
     request->set = set;
@@ -307,9 +309,9 @@ net_result gin_request_put(struct gin_set *set, int context, const struct gin_tr
     request->signal_offset = t->signal_offset;
     request->value = t->operation == GIN_SIGNAL_INC ? 1 : t->value;
     request->strong = t->strong;
-    /* A weak signal has a group of its own with its put: it need not wait for others. */
-    request->group = request->has_signal && !t->strong ? 1 + lane->groups++ % WEAK_GROUPS : 0;
-    return start(lane, request, out);
+    /* A weak signal and its put are a group of their own, so that the signal waits for no other put. */
+    request->group = request->has_signal && !t->strong ? 1 + queue->groups++ % WEAK_GROUPS : 0;
+    return start(queue, request, out);
 }
 
 net_result gin_request_get(void *handle, int context, uint64_t remote_offset, void *remote, size_t size,
@@ -317,11 +319,11 @@ net_result gin_request_get(void *handle, int context, uint64_t remote_offset, vo
 {
     struct gin_set *set = gin_set_of(handle);
     struct gin_request *request;
-    struct gin_lane *lane;
+    struct gin_queue *queue;
     int r;
 
     *out = NULL;
-    r = find_lane(set, context, rank, &lane);
+    r = find_queue(set, context, rank, &queue);
     if (!r && size > 0) {
         r = check_span(remote, rank, true, remote_offset, size, "remote source");
         if (!r)
@@ -329,18 +331,18 @@ net_result gin_request_get(void *handle, int context, uint64_t remote_offset, vo
     }
     if (r < 0)
         return result_from_errno(r);
-    request = take_request(set);
+    request = alloc_request(set);
     if (!request)
         return gin_fail(set->base.comm, prs_fail(-ENOMEM, "GIN: no memory for a request"));
-    *request =
-        (struct gin_request){.set = set,
-                             .kind = size ? GIN_REQUEST_GET : GIN_REQUEST_PUT, /* nothing to read: done at once */
-                             .src = remote,
-                             .dst = local,
-                             .src_offset = remote_offset,
-                             .dst_offset = local_offset,
-                             .size = size};
-    return start(lane, request, out);
+    *request = (struct gin_request){.set = set,
+                                    .kind = size ? GIN_REQUEST_GET
+                                                 : GIN_REQUEST_PUT, /* nothing to read: done when it is posted */
+                                    .src = remote,
+                                    .dst = local,
+                                    .src_offset = remote_offset,
+                                    .dst_offset = local_offset,
+                                    .size = size};
+    return start(queue, request, out);
 }
 
 net_result gin_request_flush(void *handle, int context, void *mhandle, uint32_t rank, void **out)
@@ -348,22 +350,22 @@ net_result gin_request_flush(void *handle, int context, void *mhandle, uint32_t 
     struct gin_set *set = gin_set_of(handle);
     struct gin_memory *memory = mhandle;
     struct gin_request *request;
-    struct gin_lane *lane;
+    struct gin_queue *queue;
     int r;
 
     *out = NULL;
-    r = find_lane(set, context, rank, &lane);
+    r = find_queue(set, context, rank, &queue);
     if (!r)
         r = check_span(memory, rank, false, 0, 0, "flush");
     if (r < 0)
         return result_from_errno(r);
     if (!memory->is_device || memory->bytes == 0)
-        return NET_SUCCESS; /* the CPU sees what a NIC has written; no request means done */
-    request = take_request(set);
+        return NET_SUCCESS; /* the CPU sees what a NIC has written: done, without a request */
+    request = alloc_request(set);
     if (!request)
         return gin_fail(set->base.comm, prs_fail(-ENOMEM, "GIN: no memory for a request"));
     *request = (struct gin_request){.set = set, .kind = GIN_REQUEST_FLUSH, .dst = memory, .size = 1};
-    return start(lane, request, out);
+    return start(queue, request, out);
 }
 
 net_result gin_request_progress(void *handle)
@@ -375,8 +377,8 @@ net_result gin_request_progress(void *handle)
 
     if (!set)
         return NET_SUCCESS;
-    asked = gin_settle_asked(set);
-    set->fruitless = 0;
+    asked = gin_raise_asked(set);
+    set->idle_tests = 0;
     if (hold_back(set))
         return NET_SUCCESS;
     for (uint32_t c = 0; c < set->contexts; c++) {
@@ -389,7 +391,7 @@ net_result gin_request_progress(void *handle)
     if (set->waiting)
         post_waiting(set);
     if (comm->raises)
-        gin_settle_answer(set, asked, handled);
+        gin_raise_answer(set, asked, handled);
     return NET_SUCCESS;
 }
 
@@ -406,17 +408,17 @@ net_result gin_request_test(void *coll_comm, void *handle, int *done)
 
     (void)coll_comm;
     *done = 0;
-    if (!request) { /* what a flush of host memory gave */
+    if (!request) { /* from a flush of host memory */
         *done = 1;
         return NET_SUCCESS;
     }
     set = request->set;
     if (!is_done(request)) {
-        /* NCCL tests all it has in flight, then calls progress: one look at the queues serves them all. But its flush
-         * spins on the test of one request, and nobody else may be driving. */
-        if (set->tested == request || ++set->fruitless >= FRUITLESS_TESTS) {
-            set->fruitless = 0;
-            r = prs_team_progress(set->base.comm->team, request->lane->context);
+        /* NCCL tests all requests in flight, then calls progress, which serves them all. But NCCL's flush only tests
+         * one request again and again, and then nobody else may call progress. */
+        if (set->tested == request || ++set->idle_tests >= MAX_IDLE_TESTS) {
+            set->idle_tests = 0;
+            r = prs_team_progress(set->base.comm->team, request->queue->context);
             if (set->waiting)
                 post_waiting(set);
         }
@@ -426,6 +428,6 @@ net_result gin_request_test(void *coll_comm, void *handle, int *done)
         return r < 0 ? gin_fail(set->base.comm, r) : NET_SUCCESS;
     *done = 1;
     r = request->data.status < 0 ? request->data.status : request->signal.status;
-    give_request(request);
+    free_request(request);
     return r < 0 ? gin_fail(set->base.comm, r) : NET_SUCCESS;
 }

@@ -49,7 +49,7 @@ static int load(struct gin_api *api)
 }
 
 /* The members before `connect` are the same in all versions. */
-static int listen_and_meet(struct gin_api *api, uint8_t (*handles)[NET_HANDLE_BYTES])
+static int listen_and_exchange(struct gin_api *api, uint8_t (*handles)[NET_HANDLE_BYTES])
 {
     uint8_t mine[NET_HANDLE_BYTES] = {0};
     void *context = NULL;
@@ -68,7 +68,7 @@ static int connect_all(struct gin_api *api, void **handles, int contexts)
     struct gin_config_v13 config13 = {.contexts = contexts, .traffic_class = -1};
     struct rma_config_v14 config14 = {.contexts = contexts, .traffic_class = -1, .rank_stride = 1};
     int size = (int)api->size, rank = (int)api->rank;
-    void *foreign = (void *)0x1; /* NCCL may hand another vendor's context to connect: it must not be touched */
+    void *foreign = (void *)0x1; /* NCCL may pass another vendor's context to connect: it must not be used */
     net_result r;
 
     switch (api->version) {
@@ -106,7 +106,7 @@ int gin_api_open(struct gin_api *api, struct ranks *ranks, uint32_t size, int ve
     api->rank = ranks_rank(ranks);
     api->size = size;
     if (handles && pointers && load(api) == 0)
-        r = listen_and_meet(api, handles);
+        r = listen_and_exchange(api, handles);
     for (uint32_t i = 0; !r && i < size; i++)
         pointers[i] = handles[i];
     if (!r)
@@ -126,7 +126,7 @@ void gin_api_close(struct gin_api *api)
     api->v11->close_listen(api->listen_comm);
 }
 
-/* Transfers get the handle that NCCL's kernels carry, where there is one. */
+/* Transfers use the handle that NCCL's kernels put into their commands, if the version has one. */
 net_result gin_api_reg(struct gin_api *api, void *data, size_t size, uint64_t flags, void **mhandle)
 {
     void *host = NULL;

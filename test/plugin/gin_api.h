@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One face for the four tables, as NCCL's proxies see them, for tests. */
+/* One interface for the GIN and RMA tables, for tests. */
 #ifndef TEST_PLUGIN_GIN_API_H
 #define TEST_PLUGIN_GIN_API_H
 
 #include "plugin/abi_gin.h"
 #include "tools/perf/ranks.h"
 
-/* What a test passes in: plain values of one version's calls. */
+/* The arguments of a transfer, in any version. */
 struct gin_call {
     uint64_t src_offset, dst_offset, size, signal_offset, value;
     void *src, *dst, *signal;
@@ -21,12 +21,12 @@ struct gin_api {
     const struct gin_v12 *v12;
     const struct gin_v13 *v13;
     const struct rma_v14 *v14;
-    void *plugin, *listen_comm, *coll, *set; /* set: what transfers and progress take; for v11 and v12 the comm */
+    void *plugin, *listen_comm, *coll, *set; /* set: argument of transfers and progress; in v11 and v12 the comm */
     struct ranks *ranks;
     uint32_t rank, size;
 };
 
-/* Load, init, listen, meet, connect, make contexts. Return 0 or 1, said on stderr. */
+/* Load, init, listen, exchange handles, connect, make contexts. Return 0, 77 (no device) or 1, reported on stderr. */
 int gin_api_open(struct gin_api *api, struct ranks *ranks, uint32_t size, int version, int contexts);
 void gin_api_close(struct gin_api *api);
 net_result gin_api_reg(struct gin_api *api, void *data, size_t size, uint64_t flags, void **mhandle);
@@ -37,7 +37,7 @@ net_result gin_api_flush(struct gin_api *api, void *mhandle, uint32_t rank, void
 net_result gin_api_test(struct gin_api *api, void *request, int *done);
 net_result gin_api_progress(struct gin_api *api);
 bool gin_api_has_error(struct gin_api *api);
-/* Test until done. Return 0, a result, or -1 after the limit. */
+/* Test until the request is done. Return 0, a result of the plugin, or -1 after the time limit. */
 int gin_api_wait(struct gin_api *api, void *request);
 
 #endif

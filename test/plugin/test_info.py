@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""test_info.py SOFTNIC-RUN PERSEUS-INFO [efa]: what perseus-info says of a machine with rails, without, and with a wrong setting."""
+"""test_info.py SOFTNIC-RUN PERSEUS-INFO [efa]: what perseus-info prints with rails, without rails, and with a wrong setting."""
 import json
 import os
 import subprocess
@@ -44,7 +44,7 @@ def main():
         status, text, _ = run([*efa, "--json"], PERSEUS_ORDER="nic_fence")
         report("counted or drain" in json.loads(text)["policy"], "what it cannot keep is refused", text)
         status, text, _ = run([*efa, "--json"], NCCL_IB_GID_INDEX="3", NCCL_IB_ADDR_RANGE="10.0.0.0/8")
-        report(status == 0 and json.loads(text)["rails"][0]["gid_index"] == 0, "its one GID needs no choice, whatever RoCE's were to be", text)
+        report(status == 0 and json.loads(text)["rails"][0]["gid_index"] == 0, "its only GID is used, whatever the settings for RoCE are", text)
     else:
         status, text, _ = run(efa)
         report(status == 1 and "passed over: an EFA" in text and "-Defa" in text, "an EFA is passed over, and why", text)
@@ -53,7 +53,7 @@ def main():
     status, text, _ = run([*world, "--json"], NCCL_IB_HCA="nosuch")
     told = json.loads(text)
     report(status == 1 and not told["rails"] and any("mend" in p and p["mend"] for p in told["problems"]),
-           "without a rail it fails, and tells what to do", text)
+           "without a rail it fails, and says what to do", text)
     status, text, _ = run([*world, "--json"], NCCL_IB_TIMEOUT="soon")
     report(status == 1 and "NCCL_IB_TIMEOUT=soon" in json.loads(text)["error"], "an impossible value is named", text)
     status, _, said = run([*world, "--nonsense"])

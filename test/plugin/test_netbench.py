@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""perseus-netbench finds what is wrong with a plugin, in bounded time, and nothing wrong with one that works."""
+"""perseus-netbench finds the faults of a plugin in bounded time, and no fault in a plugin that works."""
 import json
 import os
 import subprocess
 import sys
 
 OPS = ("sendrecv", "allreduce", "allgather", "reducescatter", "alltoall")
-FAULTS = {  # TOY_FAULT: what netbench must say, and options
+FAULTS = {  # TOY_FAULT: what netbench must print, and its options
     "init": ("init returned 2 (system error)",),
     "connect": ("still connecting to rank", "--setup-timeout", "2"),
     "unwritten": ("isend succeeded without writing *request",),
     "corrupt": ("bytes are wrong",),
     "short": ("was said to have",),
-    "hang": ("waits for data", "--timeout", "2"),  # of that alone: the ranks meet first, however slow the machine is
+    "hang": ("waits for data", "--timeout", "2"),  # for this fault only: before it, the ranks have to wait for each other on a slow machine
     "die": ("was killed by signal 9",),
 }
 LIMIT_S = 60
@@ -38,7 +38,7 @@ def main():
     for fault, (words, *more) in FAULTS.items():
         status, rows, said = run(netbench, plugin, "--ranks", "2", "--sizes", "1000", "--chunk", "200", *more, fault=fault)
         good = status != 0 and words in said
-        print("ok" if good else "FAIL", f"a plugin with fault '{fault}' is found out", "" if good else said)
+        print("ok" if good else "FAIL", f"the fault '{fault}' of a plugin is found", "" if good else said)
         failed += not good
     for options in (("--ranks", "1"), ("--sizes", "5:1"), ("--sizes", "1:16G:x16G"), ("--op", "gossip"), ("--api", "v5"), ("--mem", "cuda"), ("--api", "v9")):
         status, _, said = run(netbench, plugin, *options)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""test_perseus_nccl.py PERSEUS-NCCL CLAIM: what it makes of nccl-tests programs; scripts stand in for those, so no GPU is needed."""
+"""test_perseus_nccl.py PERSEUS-NCCL CLAIM: perseus-nccl runs nccl-tests programs. Here scripts replace them, so no GPU is needed."""
 import json
 import os
 import pathlib
@@ -56,7 +56,7 @@ def wrong_data_is_a_failure(folder):
     assert done.returncode == 1 and max(row["wrong"] for row in rows_of(done.stdout)) == 3, done
 
 
-def what_was_done_is_told_when_it_is_stopped(folder):
+def finished_rows_are_printed_when_it_is_stopped(folder):
     program(folder, "all_reduce", table((8, 12.5, 0)))
     started = pathlib.Path(folder) / "started"
     program(folder, "all_gather", f'echo > "{started}.fifo"; exec sleep {LIMIT_S}')
@@ -69,5 +69,5 @@ def what_was_done_is_told_when_it_is_stopped(folder):
     assert [row["op"] for row in rows_of(text)] == ["all_reduce"] * 2, text
 
 
-with tempfile.TemporaryDirectory() as place:
-    globals()[sys.argv[2]](place)
+with tempfile.TemporaryDirectory() as temporary:
+    globals()[sys.argv[2]](temporary)

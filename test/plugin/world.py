@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running world of the software NIC, as the tests of the plugin look at it and change it."""
+"""A running world of the software NIC, which the tests of the plugin read and change."""
 import json
 import subprocess
 import time
@@ -20,14 +20,14 @@ class World:
         return [device["bytes_tx"] for device in json.loads(self.control("counters"))["devices"]]
 
     def wait_for_traffic(self, process, more_than):
-        """Until the first device has sent so much: more than setting up takes."""
+        """Wait until the first device has sent more than `more_than` bytes, which must be more than connecting takes."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             assert time.monotonic() < deadline, "no traffic"
-            assert process.poll() is None, "it ended before there was traffic"
+            assert process.poll() is None, "the process ended before there was traffic"
             try:
                 if self.sent()[0] > more_than:
                     return
             except subprocess.CalledProcessError:
-                pass  # not made yet
+                pass  # the world does not exist yet
             time.sleep(0.02)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin through NCCL's door: every table, every operation, over the software NIC, all data checked."""
+"""The plugin as NCCL uses it: every table and every operation over the software NIC, with all data checked."""
 import json
 import os
 import subprocess
@@ -39,7 +39,7 @@ def expect_refusal(tools, claim, words, env):
 
 
 def expect_link_down(tools, ctl):
-    """Pull the port while data moves: each rank must say which, soon, and not hang."""
+    """Take the link down while data moves: each rank must soon report which port, and not hang."""
     world = World(ctl, f"linkdown{os.getpid()}")
     bench = [tools[1], "--plugin", tools[2], "--op", "allreduce", "--sizes", "256K", "--iters", "200000", "--timeout", "60"]
     with subprocess.Popen([tools[0], "--quiet", "--nics", "1", "--name", world.name, "--", *bench], stdout=subprocess.DEVNULL,
@@ -51,14 +51,14 @@ def expect_link_down(tools, ctl):
         finally:
             process.terminate()
     good = process.returncode != 0 and "softnic0" in said and "returned" in said
-    report(good, "a port that goes down comes out of the calls, by name", f"status {process.returncode}: {said[-2000:]}")
+    report(good, "calls return an error that names the port that went down", f"status {process.returncode}: {said[-2000:]}")
 
 
 def main():
     tools, ctl, size = sys.argv[1:4], sys.argv[4], sys.argv[5]
     if size == "small":
         for op in OPS:
-            expect_data(tools, f"{op} over 3 ranks, 2 comms, groups", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
+            expect_data(tools, f"{op} over 3 ranks, 2 comms, multi-receives", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
                         "--chunk", "777", "--flush", *SMALL)
         expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:1M:x32", "--odd",
                     "--iters", "4", "--group", "2", "--chunk", "200001")
@@ -70,16 +70,16 @@ def main():
         expect_refusal(tools, "an impossible variable is named", ["NCCL_IB_TIMEOUT", "99"], {"NCCL_IB_TIMEOUT": "99"})
         expect_refusal(tools, "an unknown policy is named", ["PERSEUS_ORDER", "gossip"], {"PERSEUS_ORDER": "gossip"})
         expect_refusal(tools, "without a device init fails", ["init returned"], {"NCCL_IB_HCA": "nosuch"})
-        expect_refusal(tools, "PERSEUS_REQUIRED refuses to go on without a device", ["PERSEUS_REQUIRED=1", "listen"],
+        expect_refusal(tools, "PERSEUS_REQUIRED makes a missing device an error", ["PERSEUS_REQUIRED=1", "listen"],
                        {"NCCL_IB_HCA": "nosuch", "PERSEUS_REQUIRED": "1"})
-    elif size == "tables":  # every table with every operation; over the rows, every number of ranks with both
+    elif size == "tables":  # every table with every operation; each of them also with every number of ranks
         for a, api in enumerate(APIS):
             for o, op in enumerate(OPS):
                 ranks = 2 + (a + 3 * o) % 5
-                expect_data(tools, f"v{api} {op} over {ranks} ranks, groups with tags", "--api", f"v{api}", "--op", op,
+                expect_data(tools, f"v{api} {op} over {ranks} ranks, multi-receives with tags", "--api", f"v{api}", "--op", op,
                             "--ranks", str(ranks), "--group", str(1 + (a + o) % 8), "--chunk", "1001", "--sizes", "0:32K:x32",
                             "--odd", "--iters", "2", "--warmup", "1")
-    elif size == "efa":  # queues that keep no order; another disorder each time
+    elif size == "efa":  # queues that keep no order; a different order each time
         NIC.append("--efa")
         for o, op in enumerate(OPS):
             for api in (8, 12):
@@ -87,7 +87,7 @@ def main():
                     NIC[1:] = ["--seed", str(100 * o + api + ranks)]
                     expect_data(tools, f"v{api} {op} over {ranks} ranks", "--api", f"v{api}", "--op", op, "--ranks", str(ranks),
                                 "--sizes", "0:4M:x8", "--odd", "--iters", "4", "--warmup", "1")
-            expect_data(tools, f"{op} over 3 ranks, 2 comms, groups", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
+            expect_data(tools, f"{op} over 3 ranks, 2 comms, multi-receives", "--op", op, "--ranks", "3", "--comms", "2", "--group", "3",
                         "--chunk", "777", "--flush", *SMALL)
         expect_data(tools, "a virtual device of 2 rails", "--fuse", "--op", "sendrecv", "--sizes", "0:4M:x32", "--odd",
                     "--iters", "4", "--group", "2", "--chunk", "200001")

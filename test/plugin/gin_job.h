@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Three processes with a communicator, and what each registers with it: data to send, data that comes, signals. */
-#ifndef TEST_PLUGIN_GIN_WORLD_H
-#define TEST_PLUGIN_GIN_WORLD_H
+/* Three processes with a communicator. Each registers memory to send from, memory to receive into, and signals. */
+#ifndef TEST_PLUGIN_GIN_JOB_H
+#define TEST_PLUGIN_GIN_JOB_H
 
 #include <stdio.h>
 
@@ -11,7 +11,7 @@ enum {
     RANKS = 3,
     CONTEXTS = 2,
     MESSAGES = 64,
-    WORDS = 128, /* of a message */
+    WORDS = 128, /* 64-bit words of a message */
     TIMEOUT_S = 240,
     DATA_BYTES = RANKS * CONTEXTS * MESSAGES * WORDS * 8,
     SIGNAL_WORDS = 512,
@@ -32,18 +32,18 @@ struct plan {
     int contexts;
 };
 
-struct world {
+struct job {
     struct gin_api api;
     uint64_t *source, *target, *signals;
     void *source_handle, *target_handle, *signal_handle;
 };
 
-/* All three return 0 or 1, said on stderr; world_open() 77 where there is no device. */
-int world_open(struct world *w, struct ranks *ranks, const struct plan *plan);
-int world_close(struct world *w);
-/* Wait until a signal has a value; progress is the only thing that is called meanwhile. */
-int wait_signal(struct world *w, uint32_t index, uint64_t value);
-/* The body in each rank; skips the test where there is no device. */
+/* All three return 0, or 1 after a report on stderr; job_open() returns 77 if there is no device. */
+int job_open(struct job *job, struct ranks *ranks, const struct plan *plan);
+int job_close(struct job *job);
+/* Wait until a signal has a value. Calls only progress meanwhile. */
+int wait_signal(struct job *job, uint32_t index, uint64_t value);
+/* Run body in each rank. Skips the test if there is no device. */
 int run(int (*body)(struct ranks *, void *), struct plan plan);
 
 #endif

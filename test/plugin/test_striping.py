@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Several rails and queues, as NCCL would use them: what striping brings, and that it keeps the data whole.
+"""Several rails and queues, as NCCL uses them: how much faster striping is, and that it keeps the data intact.
 
-usage: striping.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN CLAIM|all [--json]      (--json: the measurements, one a line)
+usage: test_striping.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN CLAIM|all [--json]      (--json: the measurements, one a line)
 
-The software NIC's model decides, not this machine: at 400 Mbit/s a message of 512 KB takes 10 ms, which leaves a busy host time
-enough. No operation can be faster than its model, so the fastest tells, and what the machine spoils is measured again; what is not
-right for PATIENCE_S is wrong.
+The model of the software NIC decides, not this machine: at 400 Mbit/s a message of 512 KB takes 10 ms, which is enough for a busy
+host. No operation can be faster than the model, so the fastest counts. A measurement that a busy machine may have disturbed is
+repeated, and fails after PATIENCE_S.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ PATIENCE_S = 60
 LIMIT_S = 120
 MESSAGE = 512 << 10  # netbench's chunk
 FAST, SLOW = 400e6 / 8 / 1e9, 100e6 / 8 / 1e9  # GB/s of rails of 400M and 100M
-SIZES = ("--sizes", "4M", "--iters", "10", "--warmup", "2")  # all of a size's messages are posted at once
+SIZES = ("--sizes", "4M", "--iters", "10", "--warmup", "2")  # all messages of a size are posted at once
 tools, rows = None, []
 
 
@@ -39,7 +39,7 @@ def bench(softnic, options, env=None):
 
 
 def speed(name, rates, least, want, fuse=True, env=None):
-    """Bandwidth over rails of these rates must be `least`, of the ideal `want`, in GB/s."""
+    """Bandwidth over rails of these rates must be at least `least`; the ideal is `want`. In GB/s."""
     best, give_up = 0, time.monotonic() + PATIENCE_S
     while best < least and (best == 0 or time.monotonic() < give_up):
         found, _ = bench(["--nics", str(rates.count(",") + 1), "--rate", rates, "--latency", "20us"],
@@ -69,10 +69,10 @@ def four_queues_are_not_slower_than_one():
 
 
 class Watch(World):
-    """What has left node 0 by each rail, from the software NIC's own counters."""
+    """What node 0 has sent on each rail, from the software NIC's own counters."""
 
     def window(self, messages):
-        """Bytes by rail and total GB/s over the next so many messages; the clock is read outside of what it measures."""
+        """Bytes of each rail and total GB/s over the next `messages` messages. The clock is read before and after the counters."""
         start, before = time.monotonic(), self.sent()[:2]
         while True:
             time.sleep(0.02)
@@ -83,7 +83,7 @@ class Watch(World):
             assert took < LIMIT_S, f"no {messages} messages in {LIMIT_S} s: {moved}"
 
     def settle(self, name, rate, share, want, most_messages):
-        """Within most_messages, a window of 32 messages must have this share on rail 1; then one must be at most of the rate."""
+        """Within most_messages, 32 messages in a row must have this share on rail 1; then 32 must have 80 % of the bandwidth `want`."""
         seen, step, give_up = 0, 32, time.monotonic() + PATIENCE_S
         while True:
             moved, gbps = self.window(step)
@@ -110,11 +110,11 @@ def shares_follow_a_rail_that_changes():
             if time.monotonic() > give_up:
                 raise
             del rows[kept:]
-            print(f"measured again, since other work may have had the cores: {why}", file=sys.stderr)
+            print(f"measured again, since other work may have used the cores: {why}", file=sys.stderr)
 
 
 def follow_a_change(world):
-    fast, slow = "200M", "50M"  # 32 messages ahead then outlast a moment in which nothing runs here
+    fast, slow = "200M", "50M"  # slow enough that 32 messages ahead last while this process does not run
     both, slowed = 2 * FAST / 2, (FAST + SLOW) / 2
     run = subprocess.Popen(command(["--name", world, "--nics", "2", "--rate", fast, "--latency", "20us"],
                                    ["--fuse", "--sizes", "32M", "--iters", "100000", "--outstanding", "32", "--timeout", "60"]),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exchange of GIN's windows over a team without a NIC (fake_team.h) whose other rank never comes. */
+/* The allgather of GIN's windows over a team without a NIC (fake_team.h). The other rank is late, or never comes. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
@@ -13,9 +13,9 @@ enum { RANKS = 2, SHORT_MS = 20, HEALTHY_MS = 60000 };
 
 static const struct fake_team_options two_ranks = {.size = RANKS, .window = 16, .seed = 3};
 static struct gather gather;
-static struct gather_card card;
+static struct gather_info info;
 
-/* What the fake team lacks: a ring that is there, and the right neighbour's card, which is our own. */
+/* What the fake team lacks: a connected ring, and the info of the right neighbour, which is our own. */
 int prs_team_connect_ring(struct prs_team *team, uint32_t context)
 {
     (void)team;
@@ -28,7 +28,7 @@ const void *prs_team_card(struct prs_team *team, uint32_t context, uint32_t rank
     (void)team;
     (void)context;
     (void)rank;
-    return &card;
+    return &info;
 }
 
 int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_mem *mem,
@@ -64,9 +64,9 @@ static struct prs_team *open_gather(void)
 {
     struct prs_team *team = fake_team_open(&two_ranks);
 
-    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, SHORT_MS, &card), 0);
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, SHORT_MS, &info), 0);
     cr_assert_eq(gather_connect(&gather, team), 0);
-    fake_team_hold(team, true); /* what is posted stays in flight */
+    fake_team_hold(team, true); /* posted ops stay in flight */
     return team;
 }
 
@@ -78,7 +78,7 @@ static int run_gather(void)
     return gather_run(&gather, &mine, sizeof(mine), all);
 }
 
-/* On the stack where the exchange ran. Return how many bytes the end of the team has changed. */
+/* Uses the part of the stack where the allgather ran. Return how many bytes of it fake_team_close() has changed. */
 static __attribute__((noinline)) int close_team(struct prs_team *team)
 {
     volatile uint8_t stack[8192];
@@ -98,7 +98,7 @@ Test(gather, what_is_in_flight_when_a_rank_does_not_come_ends_in_memory_that_is_
 
     cr_assert_eq(run_gather(), -ETIMEDOUT);
     cr_assert_eq(fake_team_in_flight(team), 2, "a put and its flag");
-    cr_assert_eq(close_team(team), 0, "the team wrote to a function's stack that had returned");
+    cr_assert_eq(close_team(team), 0, "the team wrote to the stack of a function that had returned");
     gather_fini(&gather);
 }
 
@@ -108,13 +108,13 @@ Test(gather, after_one_that_failed_the_next_fails_at_once_and_posts_nothing, .ti
 
     cr_assert_eq(run_gather(), -ETIMEDOUT);
     cr_assert_eq(run_gather(), -ETIMEDOUT);
-    cr_assert(strstr(prs_error_last(), "one before it failed"), "%s", prs_error_last());
+    cr_assert(strstr(prs_error_last(), "a previous one failed"), "%s", prs_error_last());
     cr_assert_eq(fake_team_in_flight(team), 2, "those of the first");
     fake_team_close(team);
     gather_fini(&gather);
 }
 
-/* What the left neighbour writes: its flag of round 1. */
+/* Writes what the left neighbour writes: its flag of round 1. */
 static void raise_flag(void)
 {
     uint64_t *flag = (uint64_t *)(void *)(gather.memory + GATHER_BANKS * RANKS * GATHER_BYTES + (1 * RANKS + 1) * 8);
@@ -122,12 +122,12 @@ static void raise_flag(void)
     __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
 }
 
-/* As under `counted`, where it takes the other's credit to make room. */
-Test(gather, no_room_for_a_flag_behind_its_data_is_waited_for, .timeout = 60)
+/* As under `counted`, where only a credit from the other rank makes room. */
+Test(gather, a_flag_waits_for_room_after_its_data, .timeout = 60)
 {
     static const struct fake_team_options narrow = {.size = RANKS, .window = 1, .seed = 3};
     struct prs_team *team = fake_team_open(&narrow);
-    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &card), 0);
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &info), 0);
     cr_assert_eq(gather_connect(&gather, team), 0);
     raise_flag();
     cr_assert_eq(run_gather(), 0, "%s", prs_error_last());
@@ -135,30 +135,29 @@ Test(gather, no_room_for_a_flag_behind_its_data_is_waited_for, .timeout = 60)
     gather_fini(&gather);
 }
 
-static int told;
+static int warnings;
 
-/* At the third time that it is told of, the other rank comes. */
+/* The other rank comes after the third warning. */
 static void count_warnings(void *user, int level, const char *file, int line, const char *text)
 {
     (void)user;
     (void)file;
     (void)line;
     if (level == PRS_LEVEL_WARN && strstr(text, "rank 0 has waited") && strstr(text, "the data of rank 1") &&
-        ++told == 3)
+        ++warnings == 3)
         raise_flag();
 }
 
-/* A minute was all it had, and the end of every registration after. */
-Test(gather, a_rank_that_is_late_is_told_of_and_waited_for, .timeout = 60)
+Test(gather, a_rank_that_is_late_is_warned_of_and_waited_for, .timeout = 60)
 {
     struct prs_team *team = fake_team_open(&two_ranks);
 
     prs_log_sink(count_warnings, NULL);
-    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &card), 0);
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &info), 0);
     cr_assert_eq(gather_connect(&gather, team), 0);
-    gather.tell_ms = 10;
+    gather.report_ms = 10;
     cr_assert_eq(run_gather(), 0, "%s", prs_error_last());
-    cr_assert_eq(told, 3);
+    cr_assert_eq(warnings, 3);
     fake_team_close(team);
     gather_fini(&gather);
 }
@@ -167,7 +166,7 @@ Test(gather, a_neighbour_that_closed_is_not_waited_for, .timeout = 30)
 {
     struct prs_team *team = fake_team_open(&two_ranks);
 
-    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &card), 0);
+    cr_assert_eq(gather_init(&gather, NULL, NULL, 0, RANKS, HEALTHY_MS, &info), 0);
     cr_assert_eq(gather_connect(&gather, team), 0);
     left_error = -ECONNRESET;
     cr_assert_eq(run_gather(), -ECONNRESET);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A pulled cable, as a running job meets it: what comes back in time is survived, what does not is an error that names the rail.
+"""A cable is pulled while a job runs. If it comes back in time, the job goes on; if not, the job fails with an error that names the rail.
 
-usage: link.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN CLAIM
+usage: test_cable.py SOFTNIC_RUN SOFTNICCTL NETBENCH PLUGIN CLAIM
 """
 import json
 import os
@@ -13,9 +13,9 @@ import time
 from world import World
 
 LIMIT_S = 120
-# 2^13 * 4.096 us = 33.6 ms a try: eight tries last 268 ms, eight of 2^20 34 s, which pulls of 0.3 s do not reach on a slow machine either.
+# 2^13 * 4.096 us = 33.6 ms for a try: eight tries last 268 ms. With 2^20 they last 34 s, longer than pulls of 0.3 s even on a slow machine.
 SHORT, LONG = {"NCCL_IB_TIMEOUT": "13"}, {"NCCL_IB_TIMEOUT": "20"}
-# At the slow rate a transfer outlasts what is done to its link; the fast one then ends it soon.
+# At the slow rate the transfer takes longer than the pulls; the fast rate then ends it soon.
 SLOW, FAST = "20M", "100G"
 
 
@@ -46,10 +46,10 @@ def broken_run(name, env, pulls, iterations):
 def a_link_that_comes_back_in_time_loses_nothing():
     status, rows, err = broken_run("flap", LONG, [(0.3, 0.1), (0.2, 0.1)], 100)
     assert status == 0 and rows and rows[0]["errors"] == 0, err[-3000:]
-    assert "softnic0 port 1" in err and "retries go on" in err, "nobody was told of the link: " + err[-3000:]
+    assert "softnic0 port 1" in err and "retries go on" in err, "the link is not reported: " + err[-3000:]
 
 
-# The tries last 0.3 s; LIMIT_S is for a machine that is busy with other things.
+# The tries last 0.3 s. LIMIT_S allows for a busy machine.
 def a_link_that_stays_down_is_an_error_that_names_it():
     status, _, err = broken_run("down", SHORT, [(0, None)], 1000)
     assert status != 0, err[-3000:]

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Signals that this process raises (policy `counted`, rails without atomics) may have arrived, but not been raised,
+ * when their window is released. If one were raised later, its memory would be gone, and its peer would fail.
+ *
+ * A rank that releases a window knows that no rank still sends to it. Every signal is then done at its sender and
+ * has arrived here, and only the thread that drives the sets has work left. That thread says when it has raised them
+ * all. No other rank is asked. */
+#include <sched.h>
+
+#include "plugin/gin.h"
+#include "transport/util/clock.h"
+#include "transport/util/log.h"
+
+enum {
+    MAX_ROUNDS = 1000, /* if traffic never pauses: signals older than the question have been raised by then */
+    WAIT_MS = 100,     /* for an answer */
+    IDLE_MS = 20,      /* for a first round; without one nobody drives the set, and nothing is raised */
+};
+
+uint32_t gin_raise_asked(const struct gin_set *set)
+{
+    /* [raise-asked] The round that follows finds all that had arrived before the question. Pairs with
+     * raise_in_set(). */
+    return __atomic_load_n(&set->asked, __ATOMIC_ACQUIRE);
+}
+
+void gin_raise_answer(struct gin_set *set, uint32_t asked, int handled)
+{
+    __atomic_store_n(&set->driver, pthread_self(), __ATOMIC_RELAXED);
+    __atomic_store_n(&set->rounds, set->rounds + 1, __ATOMIC_RELAXED);
+    if (asked == set->answered || handled > 0)
+        return;
+    for (uint32_t c = 0; c < set->contexts; c++)
+        if (prs_team_raises(set->base.comm->team, set->first_context + c))
+            return;
+    /* [raise-answered] The signals are raised before the answer is seen. Pairs with raise_in_set(). */
+    __atomic_store_n(&set->answered, asked, __ATOMIC_RELEASE);
+}
+
+static void raise_in_set(struct gin_set *set, gin_progress_fn *progress)
+{
+    uint32_t first = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED);
+    /* [raise-asked] Pairs with gin_raise_asked(). */
+    uint32_t asked = __atomic_add_fetch(&set->asked, 1, __ATOMIC_RELEASE);
+    bool is_driver = first > 0 && pthread_equal(__atomic_load_n(&set->driver, __ATOMIC_RELAXED), pthread_self());
+    uint64_t began = prs_clock_ms();
+
+    if (first == set->gave_up_at) /* nobody has driven the set since, or ever (0) */
+        return;
+    /* [raise-answered] Pairs with gin_raise_answer(). */
+    while (__atomic_load_n(&set->answered, __ATOMIC_ACQUIRE) != asked) {
+        uint32_t rounds = __atomic_load_n(&set->rounds, __ATOMIC_RELAXED) - first;
+        uint64_t waited = prs_clock_ms() - began;
+
+        if (rounds > MAX_ROUNDS || waited > (rounds ? WAIT_MS : IDLE_MS)) {
+            set->gave_up_at = first + rounds;
+            PRS_DEBUG("GIN: memory is released after %u rounds and %llu ms, though signals may still wait to be raised",
+                      rounds, (unsigned long long)waited);
+            return;
+        }
+        if (!is_driver)
+            sched_yield();
+        else if (progress(set) != NET_SUCCESS)
+            return;
+    }
+}
+
+void gin_raise_arrived(struct gin_comm *comm, gin_progress_fn *progress)
+{
+    if (!comm->raises)
+        return;
+    pthread_mutex_lock(&comm->lock);
+    for (struct gin_set *set = comm->sets; set; set = set->next)
+        raise_in_set(set, progress);
+    pthread_mutex_unlock(&comm->lock);
+}
