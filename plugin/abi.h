@@ -47,8 +47,7 @@ enum {
     NET_VDEVICE_MAX_V9 = 4, /* members of a virtual device, v9 to v11 */
     NET_VDEVICE_MAX_V12 = 8,
 };
-/* On entry of irecv, *request may be this (v9 on): the caller does not need the completion itself, only its buffers.
- */
+/* On entry of irecv, *request may be this (v9 on): the caller does not need this completion, only the buffers. */
 #define NET_REQUEST_OPTIONAL ((void *)0x1)
 
 typedef void net_log_fn(int level, unsigned long subsystems, const char *file, int line, const char *format, ...);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL's GIN ABI (GPU-initiated networking through a host proxy), versions 11 to 13, and its RMA ABI, version 14,
- * declared afresh from their documented layout. One data symbol a table: `ncclGinPlugin_v<N>`, `ncclRmaPlugin_v<N>`.
- * RMA v13 is GIN v13 under another name: NCCL 2.30.7 takes the GIN symbol for it. */
+ * declared here from their documented layout. Each table is a data symbol: `ncclGinPlugin_v<N>`, `ncclRmaPlugin_v<N>`.
+ * RMA v13 is GIN v13 under another name: NCCL 2.30.7 uses the GIN symbol for it. */
 #ifndef PERSEUS_PLUGIN_ABI_GIN_H
 #define PERSEUS_PLUGIN_ABI_GIN_H
 

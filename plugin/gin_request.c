@@ -82,21 +82,15 @@ static int post_data(struct gin_queue *queue, struct gin_request *request)
     default: {
         struct prs_put put = {.len_bytes = request->size, .group = request->group};
 
-        if (request->size == 0 && request->has_signal) { /* a signal without data */
+        if (!request->size) { /* only a signal, or nothing: the data is done when the request is posted, in its order */
             request->data.status = 0;
             return 0;
         }
-        if (request->size) {
-            remote = &request->dst->remote[queue->rank];
-            put.src = request->src->region;
-            put.src_addr = (const void *)(uintptr_t)(request->src->base + request->src_offset);
-            put.dst_addr = remote->base + request->dst_offset;
-            put.dst = &remote->keys;
-        }
-        if (request->size == 0) { /* nothing to write: done when it is posted, in its order */
-            request->data.status = 0;
-            return 0;
-        }
+        remote = &request->dst->remote[queue->rank];
+        put.src = request->src->region;
+        put.src_addr = (const void *)(uintptr_t)(request->src->base + request->src_offset);
+        put.dst_addr = remote->base + request->dst_offset;
+        put.dst = &remote->keys;
         return prs_peer_put(queue->peer, &request->data, &put);
     }
     }
@@ -334,14 +328,14 @@ net_result gin_request_get(void *handle, int context, uint64_t remote_offset, vo
     request = alloc_request(set);
     if (!request)
         return gin_fail(set->base.comm, prs_fail(-ENOMEM, "GIN: no memory for a request"));
-    *request = (struct gin_request){.set = set,
-                                    .kind = size ? GIN_REQUEST_GET
-                                                 : GIN_REQUEST_PUT, /* nothing to read: done when it is posted */
-                                    .src = remote,
-                                    .dst = local,
-                                    .src_offset = remote_offset,
-                                    .dst_offset = local_offset,
-                                    .size = size};
+    *request =
+        (struct gin_request){.set = set,
+                             .kind = size ? GIN_REQUEST_GET : GIN_REQUEST_PUT, /* a put of 0 bytes does nothing */
+                             .src = remote,
+                             .dst = local,
+                             .src_offset = remote_offset,
+                             .dst_offset = local_offset,
+                             .size = size};
     return start(queue, request, out);
 }
 

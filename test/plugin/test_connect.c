@@ -249,7 +249,7 @@ static void kill_child(struct child *child)
     waitpid(child->pid, NULL, 0);
 }
 
-Test(connect, a_peer_killed_while_sending_comes_out_of_test)
+Test(connect, a_peer_killed_while_sending_is_reported_by_test)
 {
     struct plugin plugin;
     uint8_t handle[NET_HANDLE_BYTES];

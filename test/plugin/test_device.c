@@ -265,7 +265,7 @@ Test(device, a_child_of_a_fork_may_open_the_plugin_again)
 static bool is_stopping;
 
 /* Holds the plugin's locks nearly all the time. */
-static void *ask_in_vain(void *arg)
+static void *query_forever(void *arg)
 {
     const struct plugin *plugin = arg;
     struct net_properties_v12 properties;
@@ -287,7 +287,7 @@ Test(device, a_child_forked_while_a_thread_is_inside_does_not_hang)
     cr_skip(
         "a child would inherit locks of the sanitizer's allocator that the thread holds: it allocates all the time");
 #endif
-    cr_assert_eq(pthread_create(&thread, NULL, ask_in_vain, &plugin), 0);
+    cr_assert_eq(pthread_create(&thread, NULL, query_forever, &plugin), 0);
     for (int i = 0; i < 20; i++) {
         int status = -1;
         pid_t child = fork();
