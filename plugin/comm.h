@@ -16,7 +16,7 @@ enum {
     COMM_MAX_RECVS = CTS_MAX_ENTRIES,
     COMM_REQUESTS = NET_MAX_REQUESTS * COMM_MAX_RECVS,
     COMM_ANNOUNCEMENTS = 64,     /* writes of records in flight; further records wait and then share a write */
-    COMM_PROMPT_BYTES = 16384,   /* the write of a record costs little beside a message this long */
+    COMM_LONG_BYTES = 16384,     /* the write of a record costs little beside a message this long */
     COMM_UNFILLED_ENOUGH = 4,    /* announced entries that keep a sender busy for a round trip */
     COMM_CHECK_EVERY = 64,       /* calls without an event before the peer and the device are checked */
     COMM_MAX_BYTES = 0x7fffffff, /* test() returns sizes as int */
@@ -89,14 +89,14 @@ struct announcement {
  * records of [announced, next) wait in the mirror. */
 struct recv_comm {
     struct comm base;
-    uint64_t next;                         /* number of the entry that the next irecv makes */
-    uint64_t announced;                    /* first whose record was not written to the sender */
-    uint64_t tail;                         /* all before it have arrived */
-    uint64_t written;                      /* the records of all before it have left the mirror */
-    uint64_t signaled;                     /* after the last record whose write asks for a completion */
-    uint64_t arrived;                      /* number of entries that have arrived, in any order */
-    bool has_long;                         /* a waiting record is for a long message */
-    uint32_t misses;                       /* calls that found no event since the last check of the peer */
+    uint64_t next;      /* number of the entry that the next irecv makes */
+    uint64_t announced; /* first whose record was not written to the sender */
+    uint64_t tail;      /* all before it have arrived */
+    uint64_t written;   /* the records of all before it have left the mirror */
+    uint64_t signaled;  /* after the last record whose write asks for a completion */
+    uint64_t arrived;   /* FIRST_SEQUENCE plus the number of entries that have arrived, in any order */
+    bool has_long;      /* a waiting record is for a long message */
+    uint32_t misses;    /* calls that found no event since the last check of the peer */
     uint32_t announce_head, announce_tail; /* of announcement[]; they only grow */
     int error;                             /* -errno: on_notify was called for what no receive expects */
     struct request *free;

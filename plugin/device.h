@@ -12,7 +12,7 @@ struct send_comm;
 
 /* NCCL's context: one for each communicator (v11 on), or one for the process (older tables). */
 struct plugin_context {
-    struct prs_fabric *fabric;    /* NULL: PERSEUS_REQUIRED is set and there is nothing to use */
+    struct prs_fabric *fabric;    /* NULL: PERSEUS_REQUIRED is set, but there is no usable device */
     int traffic_class;            /* -1: the fabric's */
     struct send_comm *connecting; /* unfinished: NCCL may abort and never call connect again. device_lock() */
     net_log_fn *log;              /* of the NCCL that made the context; may be NULL */

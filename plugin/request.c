@@ -173,7 +173,7 @@ static inline void fill_record(struct recv_comm *comm, uint32_t index, uint32_t 
     uint64_t sequence = comm->next + index;
     struct cts_record *record = &comm->mirror[sequence % CTS_RING];
 
-    comm->has_long |= size >= COMM_PROMPT_BYTES;
+    comm->has_long |= size >= COMM_LONG_BYTES;
     if (!memory)
         memory = &none;
     record->keys = memory->keys;
