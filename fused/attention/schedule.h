@@ -22,8 +22,9 @@
 #define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 
 #include <assert.h>
+#include <stdbool.h>
 
-#include "fused/gemm/schedule.h"
+#include "fused/core/geometry.h"
 
 enum { PRS_KEYS = 0, PRS_VALUES = 1 };
 

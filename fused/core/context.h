@@ -8,8 +8,8 @@
 #include <perseus/fused.h>
 #include <stdbool.h>
 
-#include "fused/gemm/layout.h"
 #include "fused/core/place.h"
+#include "fused/core/sync.h"
 #include "transport/util/error.h"
 
 struct prs_symmetric;

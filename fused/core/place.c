@@ -3,7 +3,6 @@
 
 #include <errno.h>
 
-#include "fused/gemm/layout.h"
 #include "transport/util/error.h"
 
 int prs_place_find(const uint64_t *ids, uint32_t rank, uint32_t world, struct prs_place *out)

@@ -4,6 +4,7 @@
 #define PERSEUS_FUSED_SYMMETRIC_H
 
 #include "fused/core/context.h"
+#include "fused/core/far.h"
 
 /* Who writes to it. Memory that only ranks of the same node write needs no window. */
 enum prs_symmetric_use {

@@ -7,7 +7,7 @@
 #include <perseus/sync.h>
 
 #include "fused/core/ptx.cuh"
-#include "fused/gemm/schedule.h"
+#include "fused/core/geometry.h"
 #include "fused/core/sync.h"
 
 enum { SPINS_PER_CLOCK_READ = 256, EAGER_SPINS = 16, BACK_OFF_NS = 40 };

@@ -5,12 +5,12 @@
 
 #include <assert.h>
 #include <cuda.h>
-#include <perseus/device.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "fused/gemm/schedule.h"
+#include "fused/core/far.h"
 #include "fused/core/sync.h"
+#include "fused/gemm/schedule.h"
 
 enum {
     PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
@@ -63,20 +63,6 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
 {
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
 }
-
-/* What a kernel needs to reach its counterparts on other nodes. A put's source must be in a window too: staging has
- * slots for what is sent. Why a bank, ours or theirs, may be written again two epochs later: a rank in epoch e + 2 has
- * finished e + 1, for which it needed what each counterpart sent in e + 1, which therefore had finished e: it had
- * received everything that was put in e, and read it. Rows of the result are put from where they lie: a launch ends
- * when its puts are complete. */
-struct prs_far {
-    struct prs_device device;
-    uint64_t *signals;  /* own words, set to the epoch by counterparts; their low halves are awaited like flags */
-    uint32_t *counters; /* own: who comes last */
-    uint8_t *result[PRS_MAX_WORLD]; /* all-reduce: [p]: C of neighbour p */
-    uint64_t result_offset;         /* of C in its window */
-    uint32_t staging_window, signal_window, result_window;
-};
 
 struct prs_kernel_args {
     CUtensorMap a, b;

@@ -5,6 +5,7 @@
 
 #include "fused/core/copy_stream.h"
 #include "fused/core/symmetric.h"
+#include "fused/gemm/layout.h"
 
 struct prs_fused_plan {
     struct prs_fused *ctx;

@@ -16,11 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __CUDACC__
-#    define PRS_SHARED static __host__ __device__ __forceinline__
-#else
-#    define PRS_SHARED static inline
-#endif
+#include "fused/core/geometry.h"
 
 enum {
     PRS_TILE_M = 128,   /* rows of one CTA: two consumer warpgroups of 64 */
@@ -55,17 +51,6 @@ struct prs_unit {
     uint32_t pair;   /* within the block */
     uint32_t column; /* column tile */
 };
-
-/* Flags and counters only grow, modulo 2^32. */
-PRS_SHARED int prs_flag_reached(uint32_t seen, uint32_t want)
-{
-    return (int32_t)(seen - want) >= 0;
-}
-
-PRS_SHARED uint32_t prs_ceil_div(uint32_t a, uint32_t b)
-{
-    return (a + b - 1) / b;
-}
 
 PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_t rank, uint32_t world, uint32_t nodes,
                                   uint32_t m, uint32_t n, uint32_t k, uint32_t band, uint32_t lag)

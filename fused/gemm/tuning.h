@@ -5,6 +5,7 @@
 #define PERSEUS_FUSED_TUNING_H
 
 #include "fused/core/context.h"
+#include "fused/gemm/layout.h"
 
 /* The entry of the file that PERSEUS_FUSED_TUNING names. False: none. */
 bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t);

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a kernel needs to reach its counterparts on other nodes: the ranks with the same local number there. */
+#ifndef PERSEUS_FUSED_FAR_H
+#define PERSEUS_FUSED_FAR_H
+
+#include <perseus/device.h>
+#include <stdint.h>
+
+#include "fused/core/place.h"
+
+/* A put's source must be in a window too: staging has slots for what is sent.
+ *
+ * Why a bank, ours or theirs, may be written again two epochs later: a rank in epoch e + 2 has finished e + 1. For that
+ * it needed what each counterpart sent in e + 1. Each counterpart therefore had finished e: it had received everything
+ * that was put in e, and had read it. Rows of the result are put from where they lie: a launch ends when its puts are
+ * complete. */
+struct prs_far {
+    struct prs_device device;
+    uint64_t *signals;  /* own words; counterparts set them to the epoch; their low halves are awaited like flags */
+    uint32_t *counters; /* own; they find the CTA that comes last */
+    uint8_t *result[PRS_MAX_WORLD]; /* all-reduce: [p]: C of neighbour p */
+    uint64_t result_offset;         /* of C in its window */
+    uint32_t staging_window, signal_window, result_window;
+};
+
+#endif
