@@ -37,9 +37,9 @@ struct prs_attention_args {
     struct prs_attention_schedule schedule;
     struct prs_sync sync;
     /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */
-    uint8_t *staging[PRS_MAX_WORLD];   /* [p]: at neighbour p */
-    uint32_t *arrivals[PRS_MAX_WORLD]; /* [p]: arrival counters at neighbour p */
-    uint32_t *credits[PRS_MAX_WORLD];  /* [p]: credits given to neighbour p */
+    uint8_t *staging[PRS_MAX_LOCAL_RANKS];   /* [p]: at neighbour p */
+    uint32_t *arrivals[PRS_MAX_LOCAL_RANKS]; /* [p]: arrival counters at neighbour p */
+    uint32_t *credits[PRS_MAX_LOCAL_RANKS];  /* [p]: credits given to neighbour p */
     uint32_t *finished; /* own, one per group: CTAs that are done with it, over all launches; between nodes
                           as many again: and those that have sent it on */
     struct prs_far far; /* several nodes only */

@@ -237,14 +237,14 @@ static int choose(struct prs_attention_plan *p)
     uint64_t limit;
     uint32_t ctas;
     int r = default_limit(p->ctx, choose_kernel(p, &ctas), &limit);
-    if (r == 0 && t->copy_engine == PRS_COPIES_BY_ENGINES)
+    if (r == 0 && t->mover == PRS_MOVED_BY_COPY_ENGINES)
         r = prs_context_check_copies(p->ctx);
     if (r != 0)
         return r;
     if (t->workspace_limit == 0)
         t->workspace_limit = limit;
     if (p->ctx->shared_device)
-        t->copy_engine = PRS_COPIES_BY_CTAS;
+        t->mover = PRS_MOVED_BY_CTAS;
     return prs_attention_tuning_choose(&p->shape, &p->ctx->place, ctas, &p->info, &p->args.schedule);
 }
 
@@ -257,7 +257,7 @@ static void fill_args(struct prs_attention_plan *p)
     a->heads_first = p->shape.heads_first != 0;
     a->out_strides = strides_of(p, p->shape.heads_q);
     a->row_bytes = p->shape.head_dim * BF16_BYTES;
-    a->planes = p->info.tuning.copy_engine == PRS_COPIES_BY_ENGINES ? planes_of(p, p->shape.heads_kv) : 0;
+    a->planes = p->info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES ? planes_of(p, p->shape.heads_kv) : 0;
     a->push_ctas = p->info.tuning.push_ctas;
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }

@@ -91,7 +91,7 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
 {
     uint32_t ctas = info->tuning.ctas, segments = 0;
     double compute = compute_us(a, s->world, ctas), travel;
-    bool copied = info->tuning.copy_engine == PRS_COPIES_BY_ENGINES;
+    bool copied = info->tuning.mover == PRS_MOVED_BY_COPY_ENGINES;
     for (uint32_t way = 0; way < s->nodes; way++)
         for (uint32_t d = 1; d < s->locals; d++)
             segments += copied ? s->segments : prs_attention_wanted(s, way, d);
@@ -154,9 +154,9 @@ static void choose_copies(const struct prs_attention_shape *a, struct prs_attent
         if (us < best)
             best = us, group = size;
     }
-    if (t->copy_engine == 0)
-        t->copy_engine = best < pushed_us(a, s, t->ctas) ? PRS_COPIES_BY_ENGINES : PRS_COPIES_BY_CTAS;
-    if (t->copy_engine == PRS_COPIES_BY_ENGINES)
+    if (t->mover == 0)
+        t->mover = best < pushed_us(a, s, t->ctas) ? PRS_MOVED_BY_COPY_ENGINES : PRS_MOVED_BY_CTAS;
+    if (t->mover == PRS_MOVED_BY_COPY_ENGINES)
         s->group = group;
 }
 
@@ -228,15 +228,15 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     uint32_t world = place->world;
     struct prs_attention_shares shares = {a->batch,       a->heads_q,     a->heads_kv,
                                           a->causal != 0, a->seq / world, place->nodes};
-    uint32_t asked = t->group, pairs, per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
+    uint32_t asked = t->heads_per_step, pairs, per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
     int r;
     if (t->ctas == 0 || t->ctas > ctas)
         t->ctas = ctas;
     t->ctas = t->ctas < t->share ? t->share : t->ctas / t->share * t->share;
-    if (t->copy_engine > PRS_COPIES_BY_CTAS)
-        return prs_fail(-EINVAL, "attention: copy_engine %u of the tuning does not exist", t->copy_engine);
-    if (t->copy_engine == 0 && t->push_ctas != 0)
-        t->copy_engine = PRS_COPIES_BY_CTAS;
+    if (t->mover > PRS_MOVED_BY_CTAS)
+        return prs_fail(-EINVAL, "attention: mover %u of the tuning does not exist", t->mover);
+    if (t->mover == 0 && t->push_ctas != 0)
+        t->mover = PRS_MOVED_BY_CTAS;
     if (t->push_ctas == 0 || t->push_ctas > t->ctas)
         t->push_ctas = t->ctas;
     r = choose_slabs(a, s, place, t, shares.rows / segments);
@@ -246,12 +246,12 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
      */
     per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
     pairs = a->batch * a->heads_kv;
-    s->group = t->group != 0
-                   ? t->group
+    s->group = t->heads_per_step != 0
+                   ? t->heads_per_step
                    : prs_ceil_div(pairs, prs_ceil_div(pairs, prs_ceil_div(prs_attention_tuning_clusters(t), per_pair)));
     s->depth = UINT32_MAX;
     prs_attention_schedule_init(s, place->rank, world, &shares);
-    t->group = s->group;
+    t->heads_per_step = s->group;
     if (t->spread == 0)
         t->spread = default_spread(a, s, t->ctas);
     r = check_counts(s);
@@ -260,14 +260,14 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     if (r != 0)
         return r;
     if (t->mode != PRS_ATTENTION_RESIDENT || s->nodes > 1)
-        t->copy_engine = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_COPIES_BY_CTAS;
-    else if (t->copy_engine != PRS_COPIES_BY_CTAS)
+        t->mover = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_MOVED_BY_CTAS;
+    else if (t->mover != PRS_MOVED_BY_CTAS)
         choose_copies(a, s, t, asked);
-    if (t->copy_engine == PRS_COPIES_BY_ENGINES) {
+    if (t->mover == PRS_MOVED_BY_COPY_ENGINES) {
         t->push_ctas = 0;
         s->depth = UINT32_MAX;
         prs_attention_schedule_init(s, place->rank, world, &shares);
-        t->group = s->group;
+        t->heads_per_step = s->group;
     }
     predict(a, s, info);
     return 0;

@@ -10,16 +10,16 @@
 enum { CONSUMER_WARPS = 8, PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224 };
 
 /* Compile-time shape of one kernel. */
-template <int KIND, int B_N_MAJOR, bool FAR = false> struct engine {
-    static constexpr int kind = KIND;
+template <int OP, int B_N_MAJOR, bool FAR = false> struct engine {
+    static constexpr int op = OP;
     static constexpr int b_n_major = B_N_MAJOR;
-    static constexpr bool gathers = KIND == PRS_KIND_ALLGATHER;
-    static constexpr bool reduces = KIND == PRS_KIND_REDUCE_SCATTER || KIND == PRS_KIND_ALLREDUCE;
-    static constexpr bool broadcasts = KIND == PRS_KIND_ALLREDUCE;
+    static constexpr bool gathers = OP == PRS_FUSED_ALLGATHER;
+    static constexpr bool reduces = OP == PRS_FUSED_REDUCE_SCATTER || OP == PRS_FUSED_ALLREDUCE;
+    static constexpr bool broadcasts = OP == PRS_FUSED_ALLREDUCE;
     static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
     static constexpr int slabs = gathers ? 1 : 2; /* store buffers per warpgroup */
     static constexpr int cluster = 2;             /* CTAs that multicast to each other */
-    static constexpr bool epochs = KIND != PRS_KIND_GEMM;
+    static constexpr bool epochs = OP != PRS_FUSED_GEMM;
 };
 
 struct cta_memory {

@@ -18,8 +18,8 @@ struct prs_far {
     struct prs_device device;
     uint64_t *signals;  /* own words; counterparts set them to the epoch; their low halves are awaited like flags */
     uint32_t *counters; /* own; they find the CTA that comes last */
-    uint8_t *result[PRS_MAX_WORLD]; /* all-reduce: [p]: C of neighbour p */
-    uint64_t result_offset;         /* of C in its window */
+    uint8_t *result[PRS_MAX_LOCAL_RANKS]; /* all-reduce: [p]: C of neighbour p */
+    uint64_t result_offset;               /* of C in its window */
     uint32_t staging_window, signal_window, result_window;
 };
 

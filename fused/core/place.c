@@ -10,9 +10,9 @@ int prs_place_find(const uint64_t *ids, uint32_t rank, uint32_t world, struct pr
     uint32_t locals = 1;
     while (locals < world && ids[locals] == ids[0])
         locals++;
-    if (locals > PRS_MAX_WORLD)
+    if (locals > PRS_MAX_LOCAL_RANKS)
         return prs_fail(-EINVAL, "fused: %u ranks share a node (PERSEUS_NODE, or the boot id); at most %d can", locals,
-                        PRS_MAX_WORLD);
+                        PRS_MAX_LOCAL_RANKS);
     if (world % locals != 0)
         return prs_fail(-EINVAL, "fused: %u ranks, but %u on the first node: every node must have as many", world,
                         locals);

@@ -5,9 +5,8 @@
 #ifndef PERSEUS_FUSED_PLACE_H
 #define PERSEUS_FUSED_PLACE_H
 
+#include <perseus/fused.h>
 #include <stdint.h>
-
-enum { PRS_MAX_WORLD = 8 }; /* ranks of one node: GPUs that map each other's memory */
 
 struct prs_place {
     uint32_t rank, world;
@@ -16,7 +15,7 @@ struct prs_place {
 };
 
 /* From the node id of every rank. 0, or -EINVAL when nodes differ in size, their ranks are scattered, or one has more
- * than PRS_MAX_WORLD. */
+ * than PRS_MAX_LOCAL_RANKS. */
 int prs_place_find(const uint64_t *ids, uint32_t rank, uint32_t world, struct prs_place *out);
 
 /* The rank that is `local` on node `node`. */

@@ -17,10 +17,10 @@ enum prs_symmetric_use {
 struct prs_symmetric {
     struct prs_symmetric *next;
     size_t bytes;
-    uint8_t *at[PRS_MAX_WORLD]; /* [p]: the allocation of rank (local + p) % locals of this node; [0] own */
-    bool opened[PRS_MAX_WORLD]; /* [p]: mapped from another process */
-    struct prs_region *region;  /* between nodes; NULL otherwise */
-    uint32_t window;            /* of ctx->network->device, when has_window; the same on all ranks */
+    uint8_t *at[PRS_MAX_LOCAL_RANKS]; /* [p]: the allocation of rank (local + p) % locals of this node; [0] own */
+    bool opened[PRS_MAX_LOCAL_RANKS]; /* [p]: mapped from another process */
+    struct prs_region *region;        /* between nodes; NULL otherwise */
+    uint32_t window;                  /* of ctx->network->device, when has_window; the same on all ranks */
     bool has_window;
 };
 

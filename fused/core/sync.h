@@ -52,8 +52,8 @@ struct prs_plan_words {
     /* For one that gives up. It goes on without what it waited for, so that all its CTAs end; and what it raises flags
      * for then must not be taken for right. */
     uint32_t rank, neighbours;
-    uint32_t *alarm[PRS_MAX_WORLD - 1]; /* of each neighbour */
-    uint64_t *network;                  /* not 0: the ring takes no commands; NULL on a single node */
+    uint32_t *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* of each neighbour */
+    uint64_t *network;                        /* not 0: the ring takes no commands; NULL on a single node */
 };
 
 struct prs_sync {

@@ -18,25 +18,25 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
 {
     uint32_t count = 1, world = shape->op == PRS_FUSED_GEMM ? 1 : ctx->config.world;
     uint32_t pairs = prs_ceil_div(shape->m / world, PRS_PAIR_M);
-    uint32_t ctas = shape->op == PRS_FUSED_ALLGATHER ? PRS_COPIES_BY_CTAS : 0;
+    uint32_t ctas = shape->op == PRS_FUSED_ALLGATHER ? PRS_MOVED_BY_CTAS : 0;
     bool copies = ctas != 0 && ctx->place.nodes == 1 && !ctx->shared_device;
     memset(list, 0, MAX_CANDIDATES * sizeof(*list));
     if (world == 1)
         return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
-        list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = ctas};
+        list[count++] = (struct prs_fused_tuning){.band = band, .mover = ctas};
         if (copies) /* the plan knows how many pieces along k each needs */
-            list[count++] = (struct prs_fused_tuning){.band = band, .copy_engine = PRS_COPIES_BY_ENGINES};
+            list[count++] = (struct prs_fused_tuning){.band = band, .mover = PRS_MOVED_BY_COPY_ENGINES};
     }
     for (uint32_t segments = 1; copies && segments <= 4; segments++)
         list[count++] =
-            (struct prs_fused_tuning){.band = pairs, .copy_engine = PRS_COPIES_BY_ENGINES, .segments = segments};
-    for (uint32_t group = 1; ctx->place.nodes > 1 && group <= 64; group *= 8)
-        list[count++].group = group;
-    list[count++] = (struct prs_fused_tuning){.spread = 1, .copy_engine = ctas};
-    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED, .copy_engine = ctas};
-    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED, .copy_engine = ctas};
-    list[count++] = (struct prs_fused_tuning){.spread = 1, .paced = PRS_UNPACED, .copy_engine = ctas};
+            (struct prs_fused_tuning){.band = pairs, .mover = PRS_MOVED_BY_COPY_ENGINES, .segments = segments};
+    for (uint32_t tiles = 1; ctx->place.nodes > 1 && tiles <= 64; tiles *= 8)
+        list[count++].tiles_per_signal = tiles;
+    list[count++] = (struct prs_fused_tuning){.spread = 1, .mover = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_UNPACED, .mover = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 85, .paced = PRS_PACED, .mover = ctas};
+    list[count++] = (struct prs_fused_tuning){.spread = 1, .paced = PRS_UNPACED, .mover = ctas};
     return count;
 }
 
@@ -117,8 +117,8 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
             PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u, "
                      "group %u: "
                      "%.1f us",
-                     (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].copy_engine,
-                     list[i].segments, list[i].paced, list[i].group, slowest * 1e3);
+                     (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].mover,
+                     list[i].segments, list[i].paced, list[i].tiles_per_signal, slowest * 1e3);
         if (r == 0 && slowest < least) { /* every rank sees the same numbers and takes the same one */
             least = slowest;
             *best = list[i];

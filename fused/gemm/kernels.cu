@@ -7,35 +7,35 @@
 
 typedef void (*kernel_fn)(const struct prs_kernel_args);
 
-static kernel_fn kernel_of(uint32_t kind, int b_n_major, bool far)
+static kernel_fn kernel_of(uint32_t op, int b_n_major, bool far)
 {
     static const kernel_fn near_table[4][2] = {
-        {fused_kernel<engine<PRS_KIND_GEMM, 0>>, fused_kernel<engine<PRS_KIND_GEMM, 1>>},
-        {fused_kernel<engine<PRS_KIND_REDUCE_SCATTER, 0>>, fused_kernel<engine<PRS_KIND_REDUCE_SCATTER, 1>>},
-        {fused_kernel<engine<PRS_KIND_ALLGATHER, 0>>, fused_kernel<engine<PRS_KIND_ALLGATHER, 1>>},
-        {fused_kernel<engine<PRS_KIND_ALLREDUCE, 0>>, fused_kernel<engine<PRS_KIND_ALLREDUCE, 1>>},
+        {fused_kernel<engine<PRS_FUSED_GEMM, 0>>, fused_kernel<engine<PRS_FUSED_GEMM, 1>>},
+        {fused_kernel<engine<PRS_FUSED_REDUCE_SCATTER, 0>>, fused_kernel<engine<PRS_FUSED_REDUCE_SCATTER, 1>>},
+        {fused_kernel<engine<PRS_FUSED_ALLGATHER, 0>>, fused_kernel<engine<PRS_FUSED_ALLGATHER, 1>>},
+        {fused_kernel<engine<PRS_FUSED_ALLREDUCE, 0>>, fused_kernel<engine<PRS_FUSED_ALLREDUCE, 1>>},
     };
     static const kernel_fn far_table[4][2] = {
         {NULL, NULL}, /* nothing is communicated */
-        {fused_kernel<engine<PRS_KIND_REDUCE_SCATTER, 0, true>>,
-         fused_kernel<engine<PRS_KIND_REDUCE_SCATTER, 1, true>>},
-        {fused_kernel<engine<PRS_KIND_ALLGATHER, 0, true>>, fused_kernel<engine<PRS_KIND_ALLGATHER, 1, true>>},
-        {fused_kernel<engine<PRS_KIND_ALLREDUCE, 0, true>>, fused_kernel<engine<PRS_KIND_ALLREDUCE, 1, true>>},
+        {fused_kernel<engine<PRS_FUSED_REDUCE_SCATTER, 0, true>>,
+         fused_kernel<engine<PRS_FUSED_REDUCE_SCATTER, 1, true>>},
+        {fused_kernel<engine<PRS_FUSED_ALLGATHER, 0, true>>, fused_kernel<engine<PRS_FUSED_ALLGATHER, 1, true>>},
+        {fused_kernel<engine<PRS_FUSED_ALLREDUCE, 0, true>>, fused_kernel<engine<PRS_FUSED_ALLREDUCE, 1, true>>},
     };
-    return far ? far_table[kind][b_n_major] : near_table[kind][b_n_major];
+    return far ? far_table[op][b_n_major] : near_table[op][b_n_major];
 }
 
 static const struct launch_shape shape = {2, PRS_THREADS, PRS_SMEM_BYTES};
 
-extern "C" int prs_kernels_prepare(uint32_t kind, int b_n_major, bool far, uint32_t *clusters)
+extern "C" int prs_kernels_prepare(uint32_t op, int b_n_major, bool far, uint32_t *clusters)
 {
-    return launch_prepare(kernel_of(kind, b_n_major, far), &shape, clusters);
+    return launch_prepare(kernel_of(op, b_n_major, far), &shape, clusters);
 }
 
 extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters,
                                   cudaStream_t stream)
 {
-    return launch_kernel(kernel_of(args->schedule.kind, b_n_major, args->schedule.nodes > 1), &shape, clusters, stream,
+    return launch_kernel(kernel_of(args->schedule.op, b_n_major, args->schedule.nodes > 1), &shape, clusters, stream,
                          *args);
 }
 

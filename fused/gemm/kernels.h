@@ -14,9 +14,9 @@ extern "C" {
 
 /* Readies one kernel on the current device; far: for several nodes; *clusters: how many clusters of two CTAs can run at
  * once. 0 or -ENOTSUP. */
-int prs_kernels_prepare(uint32_t kind, int b_n_major, bool far, uint32_t *clusters);
+int prs_kernels_prepare(uint32_t op, int b_n_major, bool far, uint32_t *clusters);
 
-/* Enqueues one launch of args->schedule.kind. All CTAs must be able to run at once: clusters comes from
+/* Enqueues one launch of args->schedule.op. All CTAs must be able to run at once: clusters comes from
  * prs_kernels_prepare. 0 or -EIO. */
 int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters, cudaStream_t stream);
 

@@ -66,16 +66,17 @@ PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t s
 
 struct prs_kernel_args {
     CUtensorMap a, b;
-    CUtensorMap c[PRS_MAX_WORLD]; /* [0]: own result; all-reduce: [p]: that of neighbour p */
-    CUtensorMap push_source;      /* all-gather: own A in chunks */
-    CUtensorMap gathered;         /* all-gather by copy engine: received A, row-major, one bank */
+    CUtensorMap c[PRS_MAX_LOCAL_RANKS]; /* [0]: own result; all-reduce: [p]: that of neighbour p */
+    CUtensorMap push_source;            /* all-gather: own A in chunks */
+    CUtensorMap gathered;               /* all-gather by copy engine: received A, row-major, one bank */
     struct prs_schedule schedule;
     struct prs_sync sync;
     /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */
-    uint8_t *staging[PRS_MAX_WORLD]; /* [p]: partial sums or gathered A at neighbour p, both banks */
+    uint8_t *staging[PRS_MAX_LOCAL_RANKS]; /* [p]: partial sums or gathered A at neighbour p, both banks */
     uint64_t staging_bank_bytes;
-    uint32_t *flags[PRS_MAX_WORLD]; /* [p]: partial flags or arrival counters at neighbour p */
-    uint32_t *done[PRS_MAX_WORLD];  /* [p]: all-reduce: broadcast counters at neighbour p, one per neighbour of it */
+    uint32_t *flags[PRS_MAX_LOCAL_RANKS]; /* [p]: partial flags or arrival counters at neighbour p */
+    uint32_t
+        *done[PRS_MAX_LOCAL_RANKS]; /* [p]: all-reduce: broadcast counters at neighbour p, one per neighbour of it */
     struct prs_far far;             /* several nodes only */
     uint32_t n;                     /* columns of the result */
     uint32_t push_gap, store_gap;   /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is

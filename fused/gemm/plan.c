@@ -24,11 +24,11 @@ static uint32_t gathered_slots(const struct prs_schedule *s)
 static uint64_t bank_bytes(const struct prs_fused_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    if (s->world == 1 || s->kind == PRS_KIND_GEMM)
+    if (s->world == 1 || s->op == PRS_FUSED_GEMM)
         return 0;
-    if (s->kind == PRS_KIND_ALLGATHER && s->segments != 0)
+    if (s->op == PRS_FUSED_ALLGATHER && s->segments != 0)
         return (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2;
-    if (s->kind == PRS_KIND_ALLGATHER)
+    if (s->op == PRS_FUSED_ALLGATHER)
         return prs_layout_gathered(s, gathered_slots(s), 0, 0);
     return prs_layout_partial(s, prs_schedule_slots(s), 0, 0);
 }
@@ -37,7 +37,7 @@ static uint64_t flag_count(const struct prs_schedule *s)
 {
     if (s->segments != 0)
         return prs_schedule_segment_flag(s, s->world - 1, 0, 0);
-    if (s->kind == PRS_KIND_ALLGATHER)
+    if (s->op == PRS_FUSED_ALLGATHER)
         return prs_schedule_arrival(s, gathered_slots(s), 0, 0);
     return prs_schedule_partial_flag(s, s->nodes * (s->locals - 1), 0, 0);
 }
@@ -78,7 +78,7 @@ static int open_workspace(struct prs_fused_plan *p)
     a->paced = p->info.tuning.paced == PRS_PACED;
     a->push_ctas = p->info.tuning.push_ctas;
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
-    s->group = p->info.tuning.group;
+    s->group = p->info.tuning.tiles_per_signal;
     flags = flag_count(s);
     counters = s->nodes > 1 ? prs_schedule_row_counter(s, s->pairs * 2) : 0;
     a->staging_bank_bytes = bank_bytes(p);

@@ -13,6 +13,7 @@
 #ifndef PERSEUS_FUSED_SCHEDULE_H
 #define PERSEUS_FUSED_SCHEDULE_H
 
+#include <perseus/fused.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -28,10 +29,9 @@ enum {
     PRS_STRIP_STEPS = 4 /* all-gather: K steps that share one arrival counter */
 };
 
-enum prs_fused_kind { PRS_KIND_GEMM = 0, PRS_KIND_REDUCE_SCATTER = 1, PRS_KIND_ALLGATHER = 2, PRS_KIND_ALLREDUCE = 3 };
-
 struct prs_schedule {
-    uint32_t kind, rank, world;
+    uint32_t op; /* enum prs_fused_op */
+    uint32_t rank, world;
     uint32_t nodes, locals; /* world = nodes * locals; ranks of a node are consecutive */
     uint32_t node, local;   /* rank = node * locals + local */
     uint32_t block_rows;    /* rows of one block */
@@ -52,10 +52,10 @@ struct prs_unit {
     uint32_t column; /* column tile */
 };
 
-PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t kind, uint32_t rank, uint32_t world, uint32_t nodes,
+PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t op, uint32_t rank, uint32_t world, uint32_t nodes,
                                   uint32_t m, uint32_t n, uint32_t k, uint32_t band, uint32_t lag)
 {
-    s->kind = kind;
+    s->op = op;
     s->rank = rank;
     s->world = world;
     s->nodes = nodes;
@@ -210,9 +210,9 @@ PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cur
  * last call. */
 PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
-    if (s->kind == PRS_KIND_GEMM || s->world == 1)
+    if (s->op == PRS_FUSED_GEMM || s->world == 1)
         prs_schedule_own(s, at, u);
-    else if (s->kind == PRS_KIND_ALLGATHER)
+    else if (s->op == PRS_FUSED_ALLGATHER)
         prs_schedule_gather(s, at, u);
     else
         prs_schedule_reduce(s, c, at, u);
@@ -391,13 +391,13 @@ PRS_SHARED uint32_t prs_schedule_arrivals(const struct prs_schedule *s, uint32_t
  * the order in which they come, all row tiles of the band, then the next column; strips as A has them. */
 PRS_SHARED uint32_t prs_schedule_lanes(const struct prs_schedule *s)
 {
-    return s->kind == PRS_KIND_ALLGATHER ? prs_schedule_strips(s) : s->columns;
+    return s->op == PRS_FUSED_ALLGATHER ? prs_schedule_strips(s) : s->columns;
 }
 
 /* Row tiles that have pieces: a pair's second may have no rows at all, and then no chunk of A. */
 PRS_SHARED uint32_t prs_schedule_piece_rows(const struct prs_schedule *s)
 {
-    return s->kind == PRS_KIND_ALLGATHER ? prs_ceil_div(s->block_rows, PRS_TILE_M) : s->pairs * 2;
+    return s->op == PRS_FUSED_ALLGATHER ? prs_ceil_div(s->block_rows, PRS_TILE_M) : s->pairs * 2;
 }
 
 PRS_SHARED uint32_t prs_schedule_band_groups(const struct prs_schedule *s)
@@ -427,7 +427,7 @@ PRS_SHARED struct prs_piece_group prs_schedule_group(const struct prs_schedule *
 {
     uint32_t tall = s->band * 2, band = row_tile / tall, rows = prs_schedule_band_rows(s, band);
     uint32_t lanes = prs_schedule_lanes(s), row = row_tile % tall, left;
-    uint32_t at = s->kind == PRS_KIND_ALLGATHER ? row * lanes + lane : lane * rows + row;
+    uint32_t at = s->op == PRS_FUSED_ALLGATHER ? row * lanes + lane : lane * rows + row;
     struct prs_piece_group g;
     g.band = band;
     g.first = at / s->group * s->group;
@@ -473,7 +473,7 @@ PRS_SHARED uint32_t prs_schedule_tile_counter(const struct prs_schedule *s, uint
 
 PRS_SHARED uint32_t prs_schedule_group_counter(const struct prs_schedule *s, uint32_t to, uint32_t group)
 {
-    uint32_t tiles = s->kind == PRS_KIND_ALLGATHER ? 0 : prs_schedule_tile_counter(s, s->nodes - 1, 0);
+    uint32_t tiles = s->op == PRS_FUSED_ALLGATHER ? 0 : prs_schedule_tile_counter(s, s->nodes - 1, 0);
     return tiles + to * prs_schedule_groups(s) + group;
 }
 

@@ -35,7 +35,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
     }
     int32_t x = (int32_t)(u.column * PRS_TILE_N + quarter * 64);
     int32_t y = (int32_t)(u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M + half * 64);
-    int32_t z = E::kind == PRS_KIND_REDUCE_SCATTER ? 0 : (int32_t)u.block;
+    int32_t z = E::op == PRS_FUSED_REDUCE_SCATTER ? 0 : (int32_t)u.block;
     if (x >= (int32_t)args.n || y >= (int32_t)s->block_rows)
         return;
     for (uint32_t p = 0; p < (E::broadcasts ? s->locals : 1); p++)

@@ -117,18 +117,18 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_fused
     uint32_t ctas = t->push_ctas != 0 ? t->push_ctas : 2 * t->clusters, band = t->band, segments = t->segments;
     double spread = t->spread > 1 ? compute_us(shape, t->clusters) * t->spread / 100 : 0, copied, pushed;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1, 1);
+    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1, 1);
     pushed = prs_gather_pushed_us(&s, t->clusters, ctas, spread);
-    if (ctx->shared_device || (t->copy_engine == 0 && t->push_ctas != 0))
-        t->copy_engine = PRS_COPIES_BY_CTAS;
-    if (t->copy_engine == PRS_COPIES_BY_CTAS)
+    if (ctx->shared_device || (t->mover == 0 && t->push_ctas != 0))
+        t->mover = PRS_MOVED_BY_CTAS;
+    if (t->mover == PRS_MOVED_BY_CTAS)
         return pushed;
     copied = prs_gather_best_pieces(&s, t->clusters, &band, &segments);
-    if (t->copy_engine == 0 && PUSH_GAINS * pushed < copied) {
-        t->copy_engine = PRS_COPIES_BY_CTAS;
+    if (t->mover == 0 && PUSH_GAINS * pushed < copied) {
+        t->mover = PRS_MOVED_BY_CTAS;
         return pushed;
     }
-    t->copy_engine = PRS_COPIES_BY_ENGINES;
+    t->mover = PRS_MOVED_BY_COPY_ENGINES;
     t->band = band, t->segments = segments;
     return copied;
 }
@@ -179,7 +179,7 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, c
         unsigned op, m, n, k, nk, w, d;
         struct prs_fused_tuning have = {0};
         if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.lag, &have.push_ctas,
-                   &have.copy_engine, &have.segments, &have.paced, &have.spread, &have.group) != 16)
+                   &have.mover, &have.segments, &have.paced, &have.spread, &have.tiles_per_signal) != 16)
             continue;
         if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
             w == at->world && d == at->nodes) {
@@ -216,7 +216,7 @@ int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_plac
                         strerror(errno));
     written = fprintf(f, "%u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
                       shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band, t->lag, t->push_ctas,
-                      t->copy_engine, t->segments, t->paced, t->spread, t->group);
+                      t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;
@@ -231,7 +231,7 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
     if (t->spread <= 1 || s->world == 1)
         return;
     *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
-    if (s->kind == PRS_KIND_ALLGATHER && t->push_ctas != 0) {
+    if (s->op == PRS_FUSED_ALLGATHER && t->push_ctas != 0) {
         chunks = prs_ceil_div(prs_schedule_chunks(s) * s->nodes, t->push_ctas); /* forwarded ones too */
         *push = (uint32_t)(clocks / (t->paced == PRS_PACED && s->locals > 1 ? chunks * (s->locals - 1) : chunks));
     }
@@ -286,7 +286,7 @@ static void bound(const struct prs_fused_shape *shape, struct prs_fused_tuning *
     uint32_t steps = prs_ceil_div(shape->k, PRS_TILE_K);
     t->segments = t->segments > steps ? steps : t->segments;
     t->spread = t->spread > MOST_SPREAD ? MOST_SPREAD : t->spread;
-    t->group = t->group > MOST_GROUP ? MOST_GROUP : t->group;
+    t->tiles_per_signal = t->tiles_per_signal > MOST_GROUP ? MOST_GROUP : t->tiles_per_signal;
     t->push_ctas = t->push_ctas > 2 * t->clusters ? 2 * t->clusters : t->push_ctas;
 }
 
@@ -305,8 +305,8 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
     }
     if (t->path > PRS_PATH_UNFUSED)
         return prs_fail(-EINVAL, "fused: path %u of the tuning does not exist", t->path);
-    if (t->copy_engine > PRS_COPIES_BY_CTAS)
-        return prs_fail(-EINVAL, "fused: copy_engine %u of the tuning does not exist", t->copy_engine);
+    if (t->mover > PRS_MOVED_BY_CTAS)
+        return prs_fail(-EINVAL, "fused: mover %u of the tuning does not exist", t->mover);
     r = choose_path(shape, at, clusters, info);
     if (r == 0 && shape->op == PRS_FUSED_ALLGATHER && prs_tuning_copies(t) && !from_file)
         r = prs_context_check_copies(ctx);
@@ -317,9 +317,9 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
     bound(shape, t);
     default_pace(shape, at, t);
     if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
-        t->copy_engine = 0;
+        t->mover = 0;
     else if (at->nodes > 1)
-        t->copy_engine = PRS_COPIES_BY_CTAS;
+        t->mover = PRS_MOVED_BY_CTAS;
     else
         gather_us = default_copies(ctx, shape, at, t);
     if (t->band == 0)
@@ -332,8 +332,8 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         t->push_ctas = 0;
     if (t->segments == 0)
         t->segments = 1;
-    if (t->group == 0)
-        t->group = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
+    if (t->tiles_per_signal == 0)
+        t->tiles_per_signal = 16; /* 1 MB: measured best, 1077 us at 8192 where 8 take 1128 and 32 take 1166 */
     predict(ctx, shape, at, gather_us, info);
     return 0;
 }

@@ -19,7 +19,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
 /* An all-gather's blocks are moved by copy engines. */
 static inline bool prs_tuning_copies(const struct prs_fused_tuning *t)
 {
-    return t->copy_engine == PRS_COPIES_BY_ENGINES;
+    return t->mover == PRS_MOVED_BY_COPY_ENGINES;
 }
 
 /* The fused kernels can run the shape, whether or not they win. */

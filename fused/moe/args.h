@@ -45,8 +45,8 @@ struct prs_moe_args {
     const uint8_t *tokens;
     const int64_t *chosen;
     const float *weights;
-    struct prs_route_row *row_map;
-    struct prs_route_expert *expert_map;
+    struct prs_moe_row *row_map;
+    struct prs_moe_expert_rows *expert_map;
     uint32_t count; /* tokens of this rank */
     uint32_t n;     /* columns of the result */
     uint32_t k_steps;
@@ -56,9 +56,9 @@ struct prs_moe_args {
 
     /* This rank's own: */
     struct prs_moe_head *head;
-    struct prs_route_expert *table; /* [local] */
-    uint64_t *chunks;               /* [routing CTA][expert]: choices, leads << 16, relay leads << 32 */
-    uint32_t *sent;                 /* [p][tokens]: which token is row i of what the peer at distance p gets */
+    struct prs_moe_expert_rows *table; /* [local] */
+    uint64_t *chunks;                  /* [routing CTA][expert]: choices, leads << 16, relay leads << 32 */
+    uint32_t *sent;                    /* [p][tokens]: which token is row i of what the peer at distance p gets */
     uint8_t *items;
     uint32_t *ready;    /* [block]: rows that are in place; the routing kernel sets them to 0 */
     uint32_t *next;     /* [0] units taken so far in this launch, [1] CTAs that left it */
@@ -66,11 +66,11 @@ struct prs_moe_args {
     uint8_t *row_bytes; /* memory of `rows` */
 
     /* Symmetric, [q]: at neighbour q of this node. */
-    uint8_t *mail[PRS_MAX_WORLD];           /* counts and records, two banks, and what is for other nodes: route.h */
-    uint32_t *mail_flags[PRS_MAX_WORLD];    /* [sender's distance]: epoch */
-    uint8_t *staging[PRS_MAX_WORLD];        /* tokens of other ranks */
-    uint32_t *staging_flags[PRS_MAX_WORLD]; /* [row]: epoch */
-    struct prs_moe_far far;                 /* several nodes only */
+    uint8_t *mail[PRS_MAX_LOCAL_RANKS];        /* counts and records, two banks, and what is for other nodes: route.h */
+    uint32_t *mail_flags[PRS_MAX_LOCAL_RANKS]; /* [sender's distance]: epoch */
+    uint8_t *staging[PRS_MAX_LOCAL_RANKS];     /* tokens of other ranks */
+    uint32_t *staging_flags[PRS_MAX_LOCAL_RANKS]; /* [row]: epoch */
+    struct prs_moe_far far;                       /* several nodes only */
 };
 static_assert(sizeof(struct prs_moe_args) <= 4096, "kernel arguments");
 

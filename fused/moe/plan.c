@@ -39,10 +39,6 @@ struct prs_moe_plan {
     uint8_t *own;                  /* tables, then the rows of all experts */
 };
 
-static_assert(sizeof(struct prs_moe_row) == sizeof(struct prs_route_row) &&
-                  sizeof(struct prs_moe_group) == sizeof(struct prs_route_expert),
-              "public names of what the kernels write");
-
 /* ---- choices -------------------------------------------------------------------------------------------------------
  */
 static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *s)
@@ -86,13 +82,13 @@ static uint32_t at_most(uint32_t v, uint32_t most)
 /* Rows of a put, and of a group of puts with one signal. */
 static void choose_group(const struct prs_moe_shape *s, struct prs_moe_tuning *t)
 {
-    if (t->group == 0)
-        t->group = s->tokens / MOST_GROUPS < LEAST_GROUP ? LEAST_GROUP : s->tokens / MOST_GROUPS;
-    if (t->put == 0)
-        t->put = PUT_BYTES / (s->hidden * 2) / 8 * 8;
-    t->group = at_most(t->group, s->tokens);
-    t->put = at_most(t->put, t->group);
-    t->group = prs_ceil_div(t->group, t->put) * t->put;
+    if (t->rows_per_signal == 0)
+        t->rows_per_signal = s->tokens / MOST_GROUPS < LEAST_GROUP ? LEAST_GROUP : s->tokens / MOST_GROUPS;
+    if (t->rows_per_put == 0)
+        t->rows_per_put = PUT_BYTES / (s->hidden * 2) / 8 * 8;
+    t->rows_per_signal = at_most(t->rows_per_signal, s->tokens);
+    t->rows_per_put = at_most(t->rows_per_put, t->rows_per_signal);
+    t->rows_per_signal = prs_ceil_div(t->rows_per_signal, t->rows_per_put) * t->rows_per_put;
 }
 
 /* A second pass reads weights a second time, and the first has work only where experts have whole blocks of this node's
@@ -115,8 +111,8 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
     uint32_t tiles = prs_ceil_div(p->shape.columns, PRS_TILE_N);
     if (wanted != NULL)
         *t = *wanted;
-    if (t->share != 1 && t->share != 2)
-        t->share = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
+    if (t->cluster != 1 && t->cluster != 2)
+        t->cluster = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
     if (t->route_ctas == 0) {
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
         t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
@@ -158,12 +154,12 @@ static void init_route(struct prs_moe_plan *p)
     r->experts = p->shape.experts, r->local = p->shape.experts / c->world;
     r->choices = p->shape.top_k, r->tokens = p->shape.tokens;
     r->blocks = p->info.capacity / PRS_TILE_M;
-    r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.share);
+    r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.cluster);
     r->row_bytes = p->shape.hidden * 2;
     r->ctas = p->info.tuning.route_ctas;
     r->node = p->ctx->place.node, r->nodes = p->ctx->place.nodes;
     r->seat = p->ctx->place.local, r->seats = p->ctx->place.locals;
-    r->put = p->info.tuning.put, r->group = p->info.tuning.group;
+    r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
     r->passes = p->info.tuning.passes;
     p->args.in_turn = p->info.tuning.order == PRS_MOE_IN_TURN;
     p->args.n = p->shape.columns;
@@ -216,7 +212,7 @@ static int open_own(struct prs_moe_plan *p)
     if (r == 0)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
     t.base = a->row_bytes;
-    t.box_rows = PRS_TILE_M / p->info.tuning.share;
+    t.box_rows = PRS_TILE_M / p->info.tuning.cluster;
     p->info.workspace_bytes += bytes;
     return r != 0 ? r : prs_tensor_map_encode(&t, &a->rows);
 }
@@ -286,12 +282,12 @@ static int open_plan(struct prs_moe_plan *p, const struct prs_moe_tuning *tuning
     int r;
     choose(p, tuning);
     init_route(p);
-    r = prs_moe_kernels_prepare(&p->args.route, !p->shape.weights_are_n_h, t->share, &clusters);
+    r = prs_moe_kernels_prepare(&p->args.route, !p->shape.weights_are_n_h, t->cluster, &clusters);
     if (r != 0)
         return prs_fail(r, "fused: the MoE kernels do not fit device %d: built for another GPU?",
                         p->ctx->config.device);
-    ctas = clusters * t->share;
-    t->ctas = t->ctas == 0 ? ctas : at_most(t->ctas / t->share, clusters) * t->share;
+    ctas = clusters * t->cluster;
+    t->ctas = t->ctas == 0 ? ctas : at_most(t->ctas / t->cluster, clusters) * t->cluster;
     predict(p);
     r = prs_sync_open(p->ctx, &p->args.sync);
     p->info.workspace_bytes = sizeof(*p->args.sync.words);
@@ -367,11 +363,12 @@ static int check_batch(const struct prs_moe_plan *p, const struct prs_moe_batch 
 {
     uintptr_t all = (uintptr_t)b->weights | (uintptr_t)b->out;
     if (dispatches)
-        all |= (uintptr_t)b->tokens | (uintptr_t)b->chosen | (uintptr_t)b->rows | (uintptr_t)b->groups |
+        all |= (uintptr_t)b->tokens | (uintptr_t)b->chosen | (uintptr_t)b->rows | (uintptr_t)b->expert_rows |
                (uintptr_t)b->router_weights;
-    if (all % 16 != 0 || b->weights == NULL || b->out == NULL || (dispatches && (b->rows == NULL || b->groups == NULL)))
+    if (all % 16 != 0 || b->weights == NULL || b->out == NULL ||
+        (dispatches && (b->rows == NULL || b->expert_rows == NULL)))
         return prs_fail(-EINVAL, "fused: MoE batch: weights %p, out %p, rows %p, groups %p: 16-byte aligned, not NULL",
-                        b->weights, b->out, (void *)b->rows, (void *)b->groups);
+                        b->weights, b->out, (void *)b->rows, (void *)b->expert_rows);
     if (dispatches && b->count != 0 && (b->tokens == NULL || b->chosen == NULL || b->router_weights == NULL))
         return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
                         b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
@@ -391,12 +388,12 @@ static int launch(struct prs_moe_plan *p, const struct prs_moe_batch *b, bool di
         return r;
     a->tokens = b->tokens, a->count = b->count;
     a->chosen = b->chosen, a->weights = b->router_weights;
-    a->row_map = (struct prs_route_row *)b->rows;
-    a->expert_map = (struct prs_route_expert *)b->groups;
+    a->row_map = b->rows;
+    a->expert_map = b->expert_rows;
     a->dispatches = dispatches;
     r = encode(p, b);
     if (r == 0) {
-        r = prs_moe_kernels_launch(a, !p->shape.weights_are_n_h, t->share, t->ctas / t->share, stream);
+        r = prs_moe_kernels_launch(a, !p->shape.weights_are_n_h, t->cluster, t->ctas / t->cluster, stream);
         if (r != 0)
             r = prs_fail(r, "fused: CUDA refused the MoE launch: %s", cudaGetErrorString(cudaGetLastError()));
     }

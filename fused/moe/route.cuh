@@ -389,7 +389,7 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
         uint32_t first = m.table[BLOCKS][e] * PRS_TILE_M, rows = m.table[ROWS][e];
         uint32_t end = prs_ceil_div(rows, PRS_TILE_M) * PRS_TILE_M;
         if (threadIdx.x % 32 == 0) {
-            struct prs_route_expert x = {first, rows};
+            struct prs_moe_expert_rows x = {first, rows};
             args.table[e] = x;
             args.expert_map[e] = x;
             if (r->nodes > 1) /* its rows of this node: all before those of the first sender of another one */

@@ -20,6 +20,7 @@
 #define PERSEUS_FUSED_ROUTE_H
 
 #include <assert.h>
+#include <perseus/fused.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -70,17 +71,6 @@ struct prs_route_item {
     uint32_t uses;
     uint32_t pad;
     uint32_t row[4]; /* as many as choices, rounded up to 4 */
-};
-
-/* Where a row came from: all that a combine needs. The layout is that of struct prs_moe_row in perseus/fused.h. */
-struct prs_route_row {
-    uint32_t rank, token, slot;
-    float weight;
-};
-
-/* Rows of one expert here. */
-struct prs_route_expert {
-    uint32_t first_row, rows; /* first_row: a multiple of PRS_TILE_M; as struct prs_moe_expert in perseus/fused.h */
 };
 
 PRS_SHARED uint32_t prs_route_record_bytes(const struct prs_route *r)
@@ -316,7 +306,7 @@ struct prs_route_cursor {
     uint32_t far, before; /* two passes: 1: the second; blocks that come before those of the expert in this pass */
 };
 
-PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_route_expert *e)
+PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_moe_expert_rows *e)
 {
     return prs_ceil_div(e->rows, PRS_TILE_M);
 }
@@ -325,8 +315,8 @@ PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_route_expert *e)
  * node: its first `near` rows are of this node. Of the second half of the experts only: those blocks are enough to do
  * until rows come, which come for the first experts first, and each expert that is met twice has its weights read
  * twice (doc/fused-notes.md). */
-PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t expert, const struct prs_route_expert *e,
-                                          uint32_t near)
+PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t expert,
+                                          const struct prs_moe_expert_rows *e, uint32_t near)
 {
     /* MUTANT(model route) moe, one pass tells no blocks apart: s/r->passes == 1 ||// */
     /* MUTANT(model route) moe, the first half of the experts is met once: s#|| expert < r->local / 2## */
@@ -341,7 +331,7 @@ PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t ex
 /* Blocks of the cursor's expert in its pass; *first: which is the first. */
 /* MUTANT(model route) moe, what waits for no other node is multiplied first:
  * s/c->far ? near[c->expert] : 0; return c->far/0; return c->far == 0/ */
-PRS_SHARED uint32_t prs_route_pass(const struct prs_route_expert *experts, const uint32_t *near,
+PRS_SHARED uint32_t prs_route_pass(const struct prs_moe_expert_rows *experts, const uint32_t *near,
                                    const struct prs_route_cursor *c, uint32_t *first)
 {
     /* MUTANT(model route) moe, the second pass begins where the first ended: s/c->far ? near[c->expert] :// */
@@ -353,11 +343,11 @@ PRS_SHARED uint32_t prs_route_pass(const struct prs_route_expert *experts, const
  * expert's weights are read from memory once; within an expert in rasters of PRS_RASTER row blocks. near: of each
  * expert, prs_route_near_blocks(): those come first, then, in a second pass, all others. NULL: one pass.
  */
-PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_route_expert *experts, const uint32_t *near,
-                               struct prs_route_cursor *c, uint32_t at, struct prs_route_unit *u)
+PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_moe_expert_rows *experts,
+                               const uint32_t *near, struct prs_route_cursor *c, uint32_t at, struct prs_route_unit *u)
 {
     uint32_t block = at / r->columns, begin = 0, blocks, rows, first, left;
-    const struct prs_route_expert *e;
+    const struct prs_moe_expert_rows *e;
     if (near == NULL) {
         while (experts[c->expert].first_row / PRS_TILE_M + prs_route_expert_blocks(&experts[c->expert]) <= block)
             c->expert++;

@@ -42,7 +42,7 @@ struct prs_fused;
 struct prs_fused_plan;
 struct CUstream_st;
 
-enum { PRS_FUSED_MAX_WORLD = 8 }; /* ranks of one node; a world may have any number of nodes */
+enum { PRS_MAX_LOCAL_RANKS = 8 }; /**< Ranks of one node, which map each other's memory. Any number of nodes. */
 
 /** Gives `bytes` bytes of each rank to all: all[r] = what rank r gave, in rank order. 0 or -errno; anything
  * above 0 is taken for a failure (-EIO). */
@@ -87,23 +87,23 @@ enum prs_fused_pace { PRS_UNPACED = 1, PRS_PACED = 2 };
 /** Who moves an all-gather's blocks, or attention's keys and values. Copy engines: a piece after the other, to one rank
  * after the other; some 3 us of host time for each piece and rank, two or three times, beside the kernel. Or the CTAs
  * push them, which is the only way between nodes, and where two ranks share a GPU: its copies to itself are kernels. */
-enum prs_fused_copies { PRS_COPIES_BY_ENGINES = 1, PRS_COPIES_BY_CTAS = 2 };
+enum prs_mover { PRS_MOVED_BY_COPY_ENGINES = 1, PRS_MOVED_BY_CTAS = 2 };
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
 
 /** 0 in a field: chosen by the plan. The same on all ranks. */
 struct prs_fused_tuning {
-    uint32_t path;        /* enum prs_fused_path */
-    uint32_t clusters;    /* pairs of SMs that work, at most half the SMs */
-    uint32_t band;        /* row pairs (256 rows) that are communicated together */
-    uint32_t lag;         /* REDUCE_SCATTER, ALLREDUCE: bands between sending and adding partial sums */
-    uint32_t push_ctas;   /* ALLGATHER by CTAs: how many push the own block, besides multiplying */
-    uint32_t copy_engine; /* ALLGATHER, enum prs_fused_copies; 0 in a plan of another operation */
-    uint32_t segments;    /* ALLGATHER by copy engine: pieces along k in which a band travels */
-    uint32_t spread;      /* percent of the compute time over which an SM spreads what it sends; 1: as fast as it can */
+    uint32_t path;      /* enum prs_fused_path */
+    uint32_t clusters;  /* pairs of SMs that work, at most half the SMs */
+    uint32_t band;      /* row pairs (256 rows) that are communicated together */
+    uint32_t lag;       /* REDUCE_SCATTER, ALLREDUCE: bands between sending and adding partial sums */
+    uint32_t push_ctas; /* ALLGATHER by CTAs: how many push the own block, besides multiplying */
+    uint32_t mover;     /* ALLGATHER, enum prs_mover; 0 in a plan of another operation */
+    uint32_t segments;  /* ALLGATHER by copy engine: pieces along k in which a band travels */
+    uint32_t spread;    /* percent of the compute time over which an SM spreads what it sends; 1: as fast as it can */
     uint32_t
         paced; /* enum prs_fused_pace. PRS_PACED: an SM sends a slab only when the one before has landed; ALLGATHER: to
                   one rank after the other. PRS_UNPACED: as many as its buffers hold; ALLGATHER: to all ranks at once */
-    uint32_t group; /* between nodes: pieces of 64 KB, of one band, that travel in one put with one signal */
+    uint32_t tiles_per_signal; /* between nodes: pieces of 64 KB, of one band, that travel in one put with one signal */
 };
 
 struct prs_fused_plan_info {
@@ -151,7 +151,7 @@ PRS_API int prs_gemm_allreduce(struct prs_fused_plan *plan, const void *a, const
  *
  *     out[capacity, columns] = token [hidden] times weights of the expert [hidden, columns]
  *
- * expert by expert: expert e's rows are groups[e].first_row ... + groups[e].rows - 1, sorted by sender, beginning with
+ * expert by expert. The rows of expert e begin at expert_rows[e].first_row; they are sorted by sender, beginning with
  * the own rank and then in rank order, then by token; on several nodes, this node's ranks come first, from the own one
  * on, then those of the nodes behind it, each from the rank with the same place on its node on. first_row is a multiple
  * of 128; rows of `out` between two experts are not defined. Two kernels in one stream: routing (counts, offsets and
@@ -174,13 +174,13 @@ enum prs_moe_order { PRS_MOE_IN_TURN = 1, PRS_MOE_AS_THEY_COME = 2 };
 /** 0 in a field: chosen by the plan. */
 struct prs_moe_tuning {
     uint32_t ctas;       /* SMs that work */
-    uint32_t share;      /* 2: pairs of SMs compute two column tiles of the same rows and share them; 1: they do not */
+    uint32_t cluster;    /* 2: pairs of SMs compute two column tiles of the same rows and load them once; 1: not */
     uint32_t route_ctas; /* CTAs of the routing kernel */
     uint32_t spread; /* percent of the product's time over which an SM spreads what it sends; 1: as fast as it can */
     uint32_t order;  /* enum prs_moe_order: how SMs get their tiles, some of which take half as long as others */
     /* Several nodes, the same on all ranks: */
-    uint32_t group;  /* rows that one signal stands for, rounded up to whole puts */
-    uint32_t put;    /* rows that one put moves, at most a group's */
+    uint32_t rows_per_signal; /* rows that one signal stands for, rounded up to whole puts */
+    uint32_t rows_per_put;    /* at most rows_per_signal */
     uint32_t passes; /* 2: blocks without rows of other nodes are computed first, for half of the experts; 1: expert by
                         expert */
 };
@@ -201,21 +201,21 @@ struct prs_moe_row {
     float weight;
 };
 
-struct prs_moe_group {
+struct prs_moe_expert_rows {
     uint32_t first_row, rows;
 };
 
 /** Device memory, 16-byte aligned, of one launch. What is const must not change, and the results must not be read,
  * until the launch is done in stream order. */
 struct prs_moe_batch {
-    const void *tokens;           /* bf16 [count, H] */
-    uint32_t count;               /* 0 .. shape.tokens, any on each rank */
-    const int64_t *chosen;        /* [count, top_k], as torch.topk gives them; negative: no expert in this slot */
-    const float *router_weights;  /* [count, top_k] */
-    const void *weights;          /* bf16, of this rank's experts */
-    void *out;                    /* bf16 [capacity, N] */
-    struct prs_moe_row *rows;     /* [capacity] */
-    struct prs_moe_group *groups; /* [E/W] */
+    const void *tokens;          /* bf16 [count, H] */
+    uint32_t count;              /* 0 .. shape.tokens, any on each rank */
+    const int64_t *chosen;       /* [count, top_k], as torch.topk gives them; negative: no expert in this slot */
+    const float *router_weights; /* [count, top_k] */
+    const void *weights;         /* bf16, of this rank's experts */
+    void *out;                   /* bf16 [capacity, N] */
+    struct prs_moe_row *rows;    /* [capacity] */
+    struct prs_moe_expert_rows *expert_rows; /* [E/W] */
 };
 
 struct prs_moe_plan;
@@ -306,17 +306,17 @@ enum prs_attention_mode {
 
 /** 0 in a field: chosen by the plan. The same on all ranks. */
 struct prs_attention_tuning {
-    uint32_t mode;        /* enum prs_attention_mode */
-    uint32_t ctas;        /* SMs that work */
-    uint32_t group;       /* (batch, KV head) pairs that travel, and are worked on, together */
-    uint32_t slab_rows;   /* pushed: positions that share one arrival counter, a multiple of 64 */
-    uint32_t push_ctas;   /* SMs that send, besides computing; 0: copy engines do */
-    uint32_t spread;      /* percent of the compute time over which an SM spreads what it sends; 1: at once */
-    uint32_t block_rows;  /* keys of one step: 176 or 128, as compiled */
-    uint32_t overlap;     /* bits: 1 softmax under products of the same warpgroup, 2 under the other's, 4 results
+    uint32_t mode;           /* enum prs_attention_mode */
+    uint32_t ctas;           /* SMs that work */
+    uint32_t heads_per_step; /* (batch, KV head) pairs that travel, and are worked on, together */
+    uint32_t slab_rows;      /* pushed: positions that share one arrival counter, a multiple of 64 */
+    uint32_t push_ctas;      /* SMs that send, besides computing; 0: copy engines do */
+    uint32_t spread;         /* percent of the compute time over which an SM spreads what it sends; 1: at once */
+    uint32_t block_rows;     /* keys of one step: 176 or 128, as compiled */
+    uint32_t overlap;        /* bits: 1 softmax under products of the same warpgroup, 2 under the other's, 4 results
                              multiplied only when probabilities could exceed 2^8 */
-    uint32_t copy_engine; /* enum prs_fused_copies: who moves keys and values. Copy engines: on one node, resident */
-    uint32_t share;       /* 2: pairs of SMs compute two tiles of the same head and share its keys and values: head_dim
+    uint32_t mover;          /* enum prs_mover: who moves keys and values. Copy engines: on one node, resident */
+    uint32_t share; /* 2: pairs of SMs compute two tiles of the same head and share its keys and values: head_dim
                              128 on one node, overlap 3 or 7; for long tasks, to be tried. 1, the default: they do not */
     uint64_t workspace_limit; /* bytes; default half of what is free on the fullest GPU */
 };

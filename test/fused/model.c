@@ -17,7 +17,7 @@ uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t p
 
 static bool reduces(const struct rank *r)
 {
-    return r->s.kind != PRS_KIND_ALLGATHER;
+    return r->s.op != PRS_FUSED_ALLGATHER;
 }
 
 /* Number of one half of one tile within a block. */
@@ -55,7 +55,7 @@ static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const str
         return;
     }
     me->result[x->unit.block * pieces + piece] = x->value;
-    if (s->kind != PRS_KIND_ALLREDUCE)
+    if (s->op != PRS_FUSED_ALLREDUCE)
         return;
     for (uint32_t p = 1; p < s->locals; p++) {
         uint32_t local = (s->local + p) % s->locals;
@@ -252,9 +252,9 @@ static bool copy_epoch(struct cluster *c, uint32_t epoch)
 static uint32_t expected(const struct rank *r, uint32_t rank, uint32_t epoch, uint32_t block, uint32_t piece)
 {
     uint32_t sum = 0, tile = piece / HALVES, row_tile = tile / r->s.columns;
-    if (r->s.kind == PRS_KIND_ALLGATHER && block == rank)
+    if (r->s.op == PRS_FUSED_ALLGATHER && block == rank)
         return model_product(epoch, rank, block, piece);
-    if (r->s.kind == PRS_KIND_ALLGATHER) {
+    if (r->s.op == PRS_FUSED_ALLGATHER) {
         for (uint32_t step = 0; step < r->s.k_steps; step++)
             for (uint32_t i = 0; i < 2; i++)
                 if (row_tile * PRS_TILE_M + i * PRS_PUSH_ROWS < r->s.block_rows)
@@ -271,7 +271,7 @@ static void check_epoch(struct model *m, uint32_t rank, uint32_t epoch)
     struct rank *r = &m->ranks[rank];
     uint32_t pieces = prs_schedule_tiles(&r->s) * HALVES;
     for (uint32_t block = 0; block < WORLD; block++) {
-        if (r->s.kind == PRS_KIND_REDUCE_SCATTER && block != rank)
+        if (r->s.op == PRS_FUSED_REDUCE_SCATTER && block != rank)
             continue;
         for (uint32_t piece = 0; piece < pieces; piece++) {
             uint32_t want = expected(r, rank, epoch, block, piece), have = r->result[block * pieces + piece];
@@ -350,11 +350,11 @@ static bool spread_epoch(struct cluster *c, uint32_t epoch)
     const struct prs_schedule *s = &c->model->ranks[c->rank].s;
     if (s->segments != 0)
         return c->index != 0 || copy_epoch(c, epoch);
-    if (s->kind == PRS_KIND_ALLGATHER) {
+    if (s->op == PRS_FUSED_ALLGATHER) {
         push_epoch(c, epoch);
         return s->nodes == 1 || far_forward_chunks(c, epoch);
     }
-    if (s->kind != PRS_KIND_ALLREDUCE)
+    if (s->op != PRS_FUSED_ALLREDUCE)
         return true;
     if (s->nodes > 1 && !far_forward_rows(c, epoch))
         return false;
@@ -384,7 +384,7 @@ static void init_far(struct rank *r)
     for (uint32_t i = 0; i < words; i++)
         r->signals[i] = FIRST_EPOCH;
     for (uint32_t to = 0; to + 1 < s->nodes; to++) {
-        for (uint32_t tile = 0; tile < prs_schedule_tiles(s) && s->kind != PRS_KIND_ALLGATHER; tile++)
+        for (uint32_t tile = 0; tile < prs_schedule_tiles(s) && s->op != PRS_FUSED_ALLGATHER; tile++)
             r->counter[prs_schedule_tile_counter(s, to, tile)] = FIRST_EPOCH * HALVES;
         for (uint32_t tile = 0; tile < prs_schedule_piece_rows(s); tile++)
             for (uint32_t lane = 0; lane < prs_schedule_lanes(s); lane++) {
@@ -414,10 +414,10 @@ static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *
     r->epoch = FIRST_EPOCH;
     /* As they would stand after FIRST_EPOCH launches. */
     for (uint32_t i = 0; i < WORLD; i++)
-        r->done[i] = r->s.kind == PRS_KIND_ALLREDUCE ? FIRST_EPOCH * prs_schedule_broadcasts(&r->s) : FIRST_EPOCH;
+        r->done[i] = r->s.op == PRS_FUSED_ALLREDUCE ? FIRST_EPOCH * prs_schedule_broadcasts(&r->s) : FIRST_EPOCH;
     for (uint32_t i = 0; i < cells; i++)
         r->flags[i] = FIRST_EPOCH;
-    for (uint32_t slot = 0; r->s.kind == PRS_KIND_ALLGATHER && r->s.segments == 0 && slot < WORLD; slot++)
+    for (uint32_t slot = 0; r->s.op == PRS_FUSED_ALLGATHER && r->s.segments == 0 && slot < WORLD; slot++)
         for (uint32_t tile = 0; tile < r->s.pairs * 2; tile++)
             for (uint32_t strip = 0; strip < strips; strip++)
                 r->flags[prs_schedule_arrival(&r->s, slot, tile, strip)] =
@@ -455,7 +455,7 @@ struct model *model_run(const struct model_run *run)
     pthread_t threads[WORLD][CLUSTERS][ROLES];
     struct prs_schedule shape;
     uint32_t seed = (uint32_t)time(NULL);
-    prs_schedule_init(&shape, run->kind, 0, WORLD, run->nodes, run->m, run->n, run->k, run->band, run->lag);
+    prs_schedule_init(&shape, run->op, 0, WORLD, run->nodes, run->m, run->n, run->k, run->band, run->lag);
     shape.segments = run->segments;
     shape.group = run->group != 0 ? run->group : 1;
     m->epochs = run->epochs;

@@ -62,11 +62,11 @@ void model_make_input(struct rank *me, uint32_t epoch)
 }
 
 /* Row `row` is choice `slot` of a token, multiplied with the expert. */
-static void check_row(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row, const struct prs_route_row *from,
+static void check_row(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row, const struct prs_moe_row *from,
                       uint32_t expert)
 {
     struct rank *me = &m->ranks[rank];
-    struct prs_route_row want = *from;
+    struct prs_moe_row want = *from;
     uint32_t bits = model_weight_bits(from->token, from->slot);
     memcpy(&want.weight, &bits, sizeof(bits));
     if (memcmp(&want, &me->map[row], sizeof(want)) != 0)
@@ -131,7 +131,7 @@ static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
         far = crosses;
     }
     for (uint32_t e = 0; e < LOCAL && me->r.nodes > 1 && !me->refused; e++) {
-        const struct prs_route_expert *x = &me->experts[e];
+        const struct prs_moe_expert_rows *x = &me->experts[e];
         uint32_t near = 0, want;
         while (near < x->rows && me->map[x->first_row + near].rank / me->r.seats == me->r.node)
             near++;
@@ -148,13 +148,13 @@ void model_check(struct model *m, uint32_t rank, uint32_t epoch)
     struct rank *me = &m->ranks[rank];
     uint32_t row = 0;
     for (uint32_t e = rank * LOCAL; e < (rank + 1) * LOCAL && !me->refused; e++) {
-        const struct prs_route_expert *x = &me->experts[e % LOCAL];
+        const struct prs_moe_expert_rows *x = &me->experts[e % LOCAL];
         uint32_t first = row = prs_ceil_div(row, PRS_TILE_M) * PRS_TILE_M;
         for (uint32_t p = 0; p < WORLD; p++) {
             uint32_t from = sender(&me->r, p);
             for (uint32_t i = 0; i < count_of(epoch, from) * CHOICES; i++)
                 if (choice_of(epoch, from, i / CHOICES, i % CHOICES) == (int64_t)e)
-                    check_row(m, rank, epoch, row++, &(struct prs_route_row){from, i / CHOICES, i % CHOICES, 0}, e);
+                    check_row(m, rank, epoch, row++, &(struct prs_moe_row){from, i / CHOICES, i % CHOICES, 0}, e);
         }
         if (x->rows != row - first || (row != first && x->first_row != first))
             watch_fail(&m->watch, "rows of expert", rank, e, rank, row - first, x->rows);

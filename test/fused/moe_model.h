@@ -27,9 +27,9 @@ struct rank {
     uint32_t staging[(WORLD - 1) * TOKENS];
     uint32_t relay[2 * (WORLD - 1) * TOKENS];
     struct prs_route_item *items[WORLD * TOKENS]; /* each of prs_route_item_bytes() */
-    struct prs_route_expert experts[LOCAL];
+    struct prs_moe_expert_rows experts[LOCAL];
     uint32_t near[LOCAL]; /* blocks */
-    struct prs_route_row map[ROWS];
+    struct prs_moe_row map[ROWS];
     uint32_t blocks, item_count, rows[ROWS], out[ROWS][COLUMNS];
     bool refused;
     uint32_t refusals;

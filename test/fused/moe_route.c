@@ -232,7 +232,7 @@ static void receive_record(struct rank *me, uint32_t bank, const struct tables *
     item->peer = p, item->at = p == 0 ? head->token : i, item->uses = head->uses;
     for (uint32_t u = 0; u < head->uses; u++) {
         uint32_t e = use[u].expert, row = t->first_block[e] * PRS_TILE_M + t->row_base[p][e] + use[u].index;
-        struct prs_route_row x = {(me->r.rank + p) % WORLD, head->token, use[u].slot, use[u].weight};
+        struct prs_moe_row x = {(me->r.rank + p) % WORLD, head->token, use[u].slot, use[u].weight};
         item->row[u] = row;
         me->map[row] = x;
     }

@@ -45,8 +45,8 @@ Test(attention_tuning, every_field_is_decided)
     const struct prs_attention_tuning *t = &c.info.tuning;
     cr_assert_eq(c.result, 0);
     cr_assert_eq(t->mode, PRS_ATTENTION_RESIDENT);
-    cr_assert(t->ctas == SMS && t->copy_engine == PRS_COPIES_BY_ENGINES && t->push_ctas == 0);
-    cr_assert(t->group > 0 && t->slab_rows > 0 && t->spread > 0);
+    cr_assert(t->ctas == SMS && t->mover == PRS_MOVED_BY_COPY_ENGINES && t->push_ctas == 0);
+    cr_assert(t->heads_per_step > 0 && t->slab_rows > 0 && t->spread > 0);
     cr_assert(c.info.predicted_us > 0 && c.info.reason != NULL);
     cr_assert_eq(c.info.sent_bytes, 3ull * 2 * 4 * 16 * 2048 * 128 * 2, "keys and values of the share, to 3 ranks");
 }
@@ -62,9 +62,9 @@ Test(attention_tuning, a_put_to_another_node_carries_more_than_a_counter_stands_
 Test(attention_tuning, what_the_caller_gives_stays)
 {
     struct prs_attention_tuning wanted = {
-        .mode = PRS_ATTENTION_RING, .ctas = 100, .group = 3, .slab_rows = 128, .push_ctas = 20, .spread = 33};
+        .mode = PRS_ATTENTION_RING, .ctas = 100, .heads_per_step = 3, .slab_rows = 128, .push_ctas = 20, .spread = 33};
     struct prs_attention_tuning have = choose(&PLAIN, 4, &wanted).info.tuning;
-    wanted.copy_engine = PRS_COPIES_BY_CTAS;
+    wanted.mover = PRS_MOVED_BY_CTAS;
     wanted.share = 1;
     wanted.workspace_limit = have.workspace_limit;
     cr_assert_eq(memcmp(&wanted, &have, sizeof(have)), 0);
@@ -72,11 +72,12 @@ Test(attention_tuning, what_the_caller_gives_stays)
 
 Test(attention_tuning, what_cannot_be_is_brought_down)
 {
-    struct prs_attention_tuning wanted = {.ctas = 1000, .push_ctas = 1000, .group = 1000, .slab_rows = 1 << 20};
+    struct prs_attention_tuning wanted = {
+        .ctas = 1000, .push_ctas = 1000, .heads_per_step = 1000, .slab_rows = 1 << 20};
     struct prs_attention_tuning have = choose(&PLAIN, 4, &wanted).info.tuning;
     cr_assert_eq(have.ctas, SMS);
     cr_assert_eq(have.push_ctas, SMS);
-    cr_assert_eq(have.group, 64, "all pairs");
+    cr_assert_eq(have.heads_per_step, 64, "all pairs");
     cr_assert_eq(have.slab_rows, 2048, "the whole share");
 }
 
@@ -84,7 +85,7 @@ Test(attention_tuning, what_cannot_be_is_brought_down)
 Test(attention_tuning, pairs_of_ctas_take_tasks_together)
 {
     struct prs_attention_tuning odd = {.ctas = 101, .share = 2}, none = {.ctas = 1, .share = 2},
-                                alone = {.copy_engine = PRS_COPIES_BY_CTAS}, pairs = alone;
+                                alone = {.mover = PRS_MOVED_BY_CTAS}, pairs = alone;
     struct choice c;
     cr_assert_eq(choose(&PLAIN, 4, &odd).info.tuning.ctas, 100);
     cr_assert_eq(choose(&PLAIN, 4, &none).info.tuning.ctas, 2);
@@ -92,9 +93,10 @@ Test(attention_tuning, pairs_of_ctas_take_tasks_together)
     c = choose(&PLAIN, 4, &pairs);
     cr_assert_eq(prs_attention_tuning_clusters(&c.info.tuning), SMS / 2);
     cr_assert_eq(c.info.tuning.push_ctas, SMS);
-    cr_assert_eq(c.info.tuning.group, choose(&PLAIN, 4, &alone).info.tuning.group);
-    pairs.copy_engine = PRS_COPIES_BY_ENGINES;
-    cr_assert_eq(choose(&PLAIN, 4, &pairs).info.tuning.group, choose(&PLAIN, 4, NULL).info.tuning.group);
+    cr_assert_eq(c.info.tuning.heads_per_step, choose(&PLAIN, 4, &alone).info.tuning.heads_per_step);
+    pairs.mover = PRS_MOVED_BY_COPY_ENGINES;
+    cr_assert_eq(choose(&PLAIN, 4, &pairs).info.tuning.heads_per_step,
+                 choose(&PLAIN, 4, NULL).info.tuning.heads_per_step);
 }
 
 Test(attention_tuning, memory_decides_between_resident_and_ring)
@@ -144,8 +146,7 @@ Test(attention_tuning, an_earlier_maximum_is_kept_where_there_are_many_keys)
 Test(attention_tuning, causal_ranks_push_less)
 {
     struct prs_attention_shape causal = PLAIN;
-    struct prs_attention_tuning pushed = {.copy_engine = PRS_COPIES_BY_CTAS},
-                                copied = {.copy_engine = PRS_COPIES_BY_ENGINES};
+    struct prs_attention_tuning pushed = {.mover = PRS_MOVED_BY_CTAS}, copied = {.mover = PRS_MOVED_BY_COPY_ENGINES};
     uint64_t all = choose(&PLAIN, 4, &pushed).info.sent_bytes, half;
     causal.causal = 1;
     half = choose(&causal, 4, &pushed).info.sent_bytes;
@@ -185,7 +186,7 @@ ParameterizedTestParameters(attention_tuning, who_moves_keys_and_values_in_which
 ParameterizedTest(struct figure *f, attention_tuning, who_moves_keys_and_values_in_which_groups)
 {
     struct prs_attention_tuning have = choose(&f->shape, 4, NULL).info.tuning;
-    uint32_t group = have.copy_engine == PRS_COPIES_BY_ENGINES ? have.group : 0;
+    uint32_t group = have.mover == PRS_MOVED_BY_COPY_ENGINES ? have.heads_per_step : 0;
     cr_assert_eq(group, f->group, "%ux%ux%ux%u causal %u: %u, not %u", f->shape.batch, f->shape.heads_q,
                  f->shape.heads_kv, f->shape.seq, f->shape.causal, group, f->group);
 }
@@ -193,38 +194,38 @@ ParameterizedTest(struct figure *f, attention_tuning, who_moves_keys_and_values_
 /* What two buffers take turns in, or crosses between nodes, waits for credit inside of the launch. */
 Test(attention_tuning, copy_engines_move_what_waits_for_nothing_in_the_launch)
 {
-    struct prs_attention_tuning asked = {.copy_engine = PRS_COPIES_BY_ENGINES}, ring = {.mode = PRS_ATTENTION_RING},
-                                unknown = {.copy_engine = PRS_COPIES_BY_CTAS + 1}, pushed = {.push_ctas = 7};
-    ring.copy_engine = PRS_COPIES_BY_ENGINES;
-    cr_assert_eq(choose(&PLAIN, 4, &ring).info.tuning.copy_engine, PRS_COPIES_BY_CTAS);
-    cr_assert_eq(choose_over(2, &PLAIN, 4, &asked).info.tuning.copy_engine, PRS_COPIES_BY_CTAS);
-    cr_assert_eq(choose(&PLAIN, 1, &asked).info.tuning.copy_engine, 0, "nothing to move");
-    cr_assert_eq(choose(&PLAIN, 4, &pushed).info.tuning.copy_engine, PRS_COPIES_BY_CTAS, "by so many, as asked");
+    struct prs_attention_tuning asked = {.mover = PRS_MOVED_BY_COPY_ENGINES}, ring = {.mode = PRS_ATTENTION_RING},
+                                unknown = {.mover = PRS_MOVED_BY_CTAS + 1}, pushed = {.push_ctas = 7};
+    ring.mover = PRS_MOVED_BY_COPY_ENGINES;
+    cr_assert_eq(choose(&PLAIN, 4, &ring).info.tuning.mover, PRS_MOVED_BY_CTAS);
+    cr_assert_eq(choose_over(2, &PLAIN, 4, &asked).info.tuning.mover, PRS_MOVED_BY_CTAS);
+    cr_assert_eq(choose(&PLAIN, 1, &asked).info.tuning.mover, 0, "nothing to move");
+    cr_assert_eq(choose(&PLAIN, 4, &pushed).info.tuning.mover, PRS_MOVED_BY_CTAS, "by so many, as asked");
     cr_assert_eq(choose(&PLAIN, 4, &unknown).result, -EINVAL);
 }
 
 /* More groups than those that would be pushed: all of them have a place still. */
 Test(attention_tuning, what_is_copied_is_resident_in_any_groups)
 {
-    struct prs_attention_tuning asked = {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 1};
+    struct prs_attention_tuning asked = {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 1};
     struct choice c = choose(&PLAIN, 4, &asked);
     cr_assert(c.schedule.groups == 64 && c.schedule.depth == 64, "%u groups, %u buffers", c.schedule.groups,
               c.schedule.depth);
-    asked.group = 0;
+    asked.heads_per_step = 0;
     c = choose(&PLAIN, 4, &asked);
     cr_assert_eq(c.schedule.depth, c.schedule.groups);
 }
 
 Test(attention_tuning, a_gap_spreads_the_messages_over_the_time)
 {
-    struct prs_attention_tuning wanted = {.spread = 50, .copy_engine = PRS_COPIES_BY_CTAS};
+    struct prs_attention_tuning wanted = {.spread = 50, .mover = PRS_MOVED_BY_CTAS};
     struct choice c = choose(&PLAIN, 4, &wanted);
     double messages = (double)c.info.sent_bytes / 8192 / SMS;
     double clocks = prs_attention_tuning_gap(&c.info) * messages;
     cr_assert_float_eq(clocks / (c.info.predicted_us * 1600 * 0.5), 1, 0.01);
     c.info.tuning.spread = 1;
     cr_assert_eq(prs_attention_tuning_gap(&c.info), 0);
-    wanted.copy_engine = PRS_COPIES_BY_ENGINES;
+    wanted.mover = PRS_MOVED_BY_COPY_ENGINES;
     c = choose(&PLAIN, 4, &wanted);
     cr_assert_eq(prs_attention_tuning_gap(&c.info), 0, "nobody pushes");
 }

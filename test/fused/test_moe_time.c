@@ -15,7 +15,7 @@ struct launch {
     struct prs_route r;
     int64_t chosen[2][TOKENS][CHOICES]; /* [rank]: this rank's is 0 */
     double arrival[TOKENS];             /* of rank 1's tokens */
-    struct prs_route_expert experts[LOCAL];
+    struct prs_moe_expert_rows experts[LOCAL];
     uint32_t near[LOCAL];                     /* blocks */
     double *ready;                            /* [block] */
     uint32_t blocks, filled[LOCAL], far_rows; /* far_rows: that have crossed */
@@ -77,7 +77,7 @@ static void receive(struct launch *l)
             rows[rank][expert]++;
     }
     for (uint32_t e = 0; e < LOCAL; e++) {
-        l->experts[e] = (struct prs_route_expert){l->blocks * PRS_TILE_M, rows[0][e] + rows[1][e]};
+        l->experts[e] = (struct prs_moe_expert_rows){l->blocks * PRS_TILE_M, rows[0][e] + rows[1][e]};
         l->near[e] = prs_route_near_blocks(&l->r, e, &l->experts[e], rows[0][e]);
         l->blocks += prs_route_expert_blocks(&l->experts[e]);
     }

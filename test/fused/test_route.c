@@ -105,7 +105,7 @@ static struct group groups[] = {
     {5, {0, 0, 0, 0, 0, 1}},     {4, {0, 0, 0, 0, 0, 0}},
 };
 
-static uint32_t fill_groups(const struct group *g, struct prs_route_expert *experts)
+static uint32_t fill_groups(const struct group *g, struct prs_moe_expert_rows *experts)
 {
     uint32_t blocks = 0;
     for (uint32_t e = 0; e < 6; e++) {
@@ -123,14 +123,14 @@ ParameterizedTestParameters(route, every_block_of_every_expert_is_multiplied_onc
 
 /* Units of all experts as three CTAs would take them; rows that each expert gets. Gives how many units came before the
  * first whose block is not among the first `near` of its expert. */
-static uint32_t walk_units(const struct prs_route *r, const struct prs_route_expert *experts, const uint32_t *near,
+static uint32_t walk_units(const struct prs_route *r, const struct prs_moe_expert_rows *experts, const uint32_t *near,
                            uint32_t units, uint32_t *rows)
 {
     uint32_t first_far = units;
     for (uint32_t start = 0; start < 3; start++) {
         struct prs_route_cursor cursor = {0};
         for (uint32_t unit = start; unit < units; unit += 3) {
-            const struct prs_route_expert *e;
+            const struct prs_moe_expert_rows *e;
             struct prs_route_unit u;
             prs_route_unit(r, experts, near, &cursor, unit, &u);
             cr_assert(u.expert < 6 && u.column < r->columns, "unit %u is outside", unit);
@@ -149,7 +149,7 @@ static uint32_t walk_units(const struct prs_route *r, const struct prs_route_exp
 ParameterizedTest(struct group *g, route, every_block_of_every_expert_is_multiplied_once)
 {
     struct prs_route r = route_of(1, 6, 1, 8192);
-    struct prs_route_expert experts[6];
+    struct prs_moe_expert_rows experts[6];
     uint32_t blocks = fill_groups(g, experts), rows[6] = {0};
     r.columns = g->columns;
     walk_units(&r, experts, NULL, blocks * r.columns, rows);
@@ -167,7 +167,7 @@ ParameterizedTest(struct group *g, route, blocks_that_wait_for_no_other_node_are
     static const uint32_t shares[][6] = {
         {0}, {100, 100, 100, 100, 100, 100}, {50, 100, 0, 99, 100, 51}, {1, 0, 40, 100, 7, 90}};
     struct prs_route r = route_over(2, 1, 0, 6, 1);
-    struct prs_route_expert experts[6];
+    struct prs_moe_expert_rows experts[6];
     uint32_t blocks = fill_groups(g, experts);
     r.columns = g->columns;
     for (uint32_t i = 0; i < sizeof(shares) / sizeof(*shares); i++) {
@@ -189,7 +189,7 @@ Test(route, a_block_waits_for_another_node_when_it_has_a_row_of_one)
                                        {400, 384, 3}, {400, 399, 3}, {400, 400, 4}};
     struct prs_route r = route_over(2, 1, 0, 4, 1);
     for (uint32_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
-        struct prs_route_expert e = {256, rows[i][0]};
+        struct prs_moe_expert_rows e = {256, rows[i][0]};
         r.passes = 2;
         cr_assert_eq(prs_route_near_blocks(&r, 2, &e, rows[i][1]), rows[i][2], "%u of %u rows", rows[i][1], rows[i][0]);
         cr_assert_eq(prs_route_near_blocks(&r, 1, &e, rows[i][1]), 0, "of the first half of the experts");

@@ -63,13 +63,13 @@ Test(tuning, numbers_out_of_range_are_brought_down)
                                       .push_ctas = UINT32_MAX,
                                       .segments = UINT32_MAX,
                                       .spread = UINT32_MAX,
-                                      .group = UINT32_MAX,
-                                      .copy_engine = 1};
+                                      .tiles_per_signal = UINT32_MAX,
+                                      .mover = 1};
     struct prs_fused_tuning t = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band, t.lag);
+    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band, t.lag);
     s.segments = t.segments;
-    s.group = t.group;
+    s.group = t.tiles_per_signal;
     cr_assert(t.segments <= 8192 / PRS_TILE_K, "%u segments", t.segments);
     cr_assert(t.spread <= 1000, "spread %u", t.spread);
     cr_assert_gt(prs_schedule_segment_steps(&s), 0);
@@ -209,7 +209,7 @@ Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
     struct prs_fused_tuning t = {.clusters = CLUSTERS, .push_ctas = 132, .spread = 50, .paced = PRS_UNPACED};
     struct prs_schedule s;
     uint32_t push, store, half;
-    prs_schedule_init(&s, PRS_KIND_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2, 1);
+    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2, 1);
     prs_tuning_gaps(&shape, &t, &s, &push, &store);
     half = push;
     t.spread = 100;
@@ -222,7 +222,7 @@ Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
 
 Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
 {
-    struct prs_fused_tuning wanted = {.copy_engine = 1, .path = PRS_PATH_UNFUSED};
+    struct prs_fused_tuning wanted = {.mover = 1, .path = PRS_PATH_UNFUSED};
     struct prs_fused_plan_info info;
     nodes = 2;
     info = choose(PRS_FUSED_ALLREDUCE, 1024, 1028, 64, NULL);
@@ -238,7 +238,7 @@ Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
     cr_assert(strstr(info.reason, "256 rows") != NULL, "%s", info.reason);
     cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 256, 256, 64, NULL).tuning.path, PRS_PATH_FUSED, "faster all the same");
     wanted.path = PRS_PATH_AUTO;
-    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning.copy_engine, PRS_COPIES_BY_CTAS);
+    cr_assert_eq(choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning.mover, PRS_MOVED_BY_CTAS);
 }
 
 Test(tuning, copy_engines_move_the_blocks_where_they_can)
@@ -246,23 +246,23 @@ Test(tuning, copy_engines_move_the_blocks_where_they_can)
     struct prs_fused ctx = {
         .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}, .shared_device = true};
     struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0};
-    struct prs_fused_tuning pushed = {.push_ctas = 40}, unknown = {.copy_engine = PRS_COPIES_BY_CTAS + 1},
-                            demanded = {.copy_engine = PRS_COPIES_BY_ENGINES};
+    struct prs_fused_tuning pushed = {.push_ctas = 40}, unknown = {.mover = PRS_MOVED_BY_CTAS + 1},
+                            demanded = {.mover = PRS_MOVED_BY_COPY_ENGINES};
     struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, NULL);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES);
+    cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_COPY_ENGINES);
     cr_assert_eq(info.tuning.push_ctas, 0);
     info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &pushed);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS, "as many CTAs as the caller says");
+    cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_CTAS, "as many CTAs as the caller says");
     cr_assert_eq(info.tuning.push_ctas, 40);
-    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).tuning.copy_engine, 0);
+    cr_assert_eq(choose(PRS_FUSED_ALLREDUCE, 8192, 8192, 2048, NULL).tuning.mover, 0);
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, NULL, false, CLUSTERS, &info), 0);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS, "a GPU's copies to itself need an SM");
+    cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_CTAS, "a GPU's copies to itself need an SM");
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &unknown, false, CLUSTERS, &info), -EINVAL);
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &demanded, false, CLUSTERS, &info), -EINVAL);
     cr_assert_not_null(strstr(prs_error_last(), "ranks share a GPU"), "%s", prs_error_last());
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &demanded, true, CLUSTERS, &info), 0, "a file knows no GPUs");
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_CTAS);
+    cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_CTAS);
 }
 
 /* 4 x 16 units of a band of 1 are less than two for each of 66 clusters, 4 x 32 are not. */
@@ -273,27 +273,27 @@ Test(tuning, a_round_of_sums_has_work_for_all_clusters)
 }
 
 struct gather {
-    uint32_t gpus, m, n, k, copy_engine, band, segments; /* 0: any */
-    double least_us, most_us;                            /* as measured, and what was measured otherwise */
+    uint32_t gpus, m, n, k, mover, band, segments; /* 0: any */
+    double least_us, most_us;                      /* as measured, and what was measured otherwise */
 };
 
 /* doc/results/allgather-turns-4xH200.json, allgather-choice-2xH200.json, allgather-pieces-2xH200.json. */
 Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
 {
     static const struct gather rows[] = {
-        {4, 4096, 1024, 4096, PRS_COPIES_BY_CTAS, 4, 1, 102, 113}, /* 128 at best by copy engines */
-        {4, 8192, 2048, 8192, PRS_COPIES_BY_ENGINES, 8, 2, 360, 371},
-        {4, 16384, 4096, 16384, PRS_COPIES_BY_ENGINES, 16, 1, 2870, 2970},
-        {2, 512, 512, 512, PRS_COPIES_BY_CTAS, 0, 1, 20, 30},
-        {2, 1024, 1024, 1024, PRS_COPIES_BY_CTAS, 0, 1, 26, 37},
-        {2, 2048, 2048, 4096, PRS_COPIES_BY_ENGINES, 4, 4, 65, 74},
-        {2, 4096, 2048, 4096, PRS_COPIES_BY_ENGINES, 8, 2, 99, 107},
-        {2, 6144, 768, 4096, PRS_COPIES_BY_ENGINES, 12, 0, 107, 120},
-        {2, 8192, 1024, 8192, PRS_COPIES_BY_ENGINES, 16, 0, 237, 250},
-        {2, 8192, 4096, 8192, PRS_COPIES_BY_ENGINES, 16, 1, 700, 710},
-        {2, 12288, 1280, 8192, PRS_COPIES_BY_ENGINES, 0, 0, 349, 370},
-        {2, 24576, 2816, 16384, PRS_COPIES_BY_ENGINES, 0, 1, 2861, 2960},
-        {2, 16384, 8192, 16384, PRS_COPIES_BY_ENGINES, 0, 1, 5961, 6400},
+        {4, 4096, 1024, 4096, PRS_MOVED_BY_CTAS, 4, 1, 102, 113}, /* 128 at best by copy engines */
+        {4, 8192, 2048, 8192, PRS_MOVED_BY_COPY_ENGINES, 8, 2, 360, 371},
+        {4, 16384, 4096, 16384, PRS_MOVED_BY_COPY_ENGINES, 16, 1, 2870, 2970},
+        {2, 512, 512, 512, PRS_MOVED_BY_CTAS, 0, 1, 20, 30},
+        {2, 1024, 1024, 1024, PRS_MOVED_BY_CTAS, 0, 1, 26, 37},
+        {2, 2048, 2048, 4096, PRS_MOVED_BY_COPY_ENGINES, 4, 4, 65, 74},
+        {2, 4096, 2048, 4096, PRS_MOVED_BY_COPY_ENGINES, 8, 2, 99, 107},
+        {2, 6144, 768, 4096, PRS_MOVED_BY_COPY_ENGINES, 12, 0, 107, 120},
+        {2, 8192, 1024, 8192, PRS_MOVED_BY_COPY_ENGINES, 16, 0, 237, 250},
+        {2, 8192, 4096, 8192, PRS_MOVED_BY_COPY_ENGINES, 16, 1, 700, 710},
+        {2, 12288, 1280, 8192, PRS_MOVED_BY_COPY_ENGINES, 0, 0, 349, 370},
+        {2, 24576, 2816, 16384, PRS_MOVED_BY_COPY_ENGINES, 0, 1, 2861, 2960},
+        {2, 16384, 8192, 16384, PRS_MOVED_BY_COPY_ENGINES, 0, 1, 5961, 6400},
     };
     static const struct prs_fused_tuning fused = {.path = PRS_PATH_FUSED};
     for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -304,8 +304,8 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
         struct prs_fused_plan_info info = {.predicted_us = 0};
         const struct prs_fused_tuning *t = &info.tuning;
         cr_assert_eq(prs_tuning_choose(&ctx, &shape, &fused, false, CLUSTERS, &info), 0);
-        cr_assert_eq(t->copy_engine, r->copy_engine, "row %u: %u", i, t->copy_engine);
-        cr_assert_eq(t->push_ctas, r->copy_engine == PRS_COPIES_BY_CTAS ? 2 * CLUSTERS : 0);
+        cr_assert_eq(t->mover, r->mover, "row %u: %u", i, t->mover);
+        cr_assert_eq(t->push_ctas, r->mover == PRS_MOVED_BY_CTAS ? 2 * CLUSTERS : 0);
         cr_assert((r->band == 0 || t->band == r->band) && (r->segments == 0 || t->segments == r->segments),
                   "row %u: %u:%u", i, t->band, t->segments);
         cr_assert(info.predicted_us >= r->least_us && info.predicted_us <= r->most_us, "row %u: %.1f us", i,
@@ -315,13 +315,13 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
 
 Test(tuning, what_the_caller_says_of_copies_stays)
 {
-    struct prs_fused_tuning band = {.band = 3, .copy_engine = PRS_COPIES_BY_ENGINES}, engines = {.copy_engine = 1},
-                            pieces = {.band = 1, .segments = 5, .copy_engine = PRS_COPIES_BY_ENGINES};
+    struct prs_fused_tuning band = {.band = 3, .mover = PRS_MOVED_BY_COPY_ENGINES}, engines = {.mover = 1},
+                            pieces = {.band = 1, .segments = 5, .mover = PRS_MOVED_BY_COPY_ENGINES};
     struct prs_fused_plan_info info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &band);
     cr_assert_eq(info.tuning.band, 3);
     cr_assert_float_eq(info.predicted_us, 412, 12, "%.1f", info.predicted_us);
     info = choose(PRS_FUSED_ALLGATHER, 4096, 1024, 4096, &engines);
-    cr_assert_eq(info.tuning.copy_engine, PRS_COPIES_BY_ENGINES, "though CTAs are faster");
+    cr_assert_eq(info.tuning.mover, PRS_MOVED_BY_COPY_ENGINES, "though CTAs are faster");
     cr_assert_float_eq(info.predicted_us, 143, 10, "%.1f", info.predicted_us);
     info = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &pieces);
     cr_assert(info.tuning.band == 1 && info.tuning.segments == 5, "%u:%u", info.tuning.band, info.tuning.segments);

@@ -110,7 +110,7 @@ static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
 static bool finish(struct rank *me)
 {
     struct prs_exchange nothing = {.word = PRS_EXCHANGE_BACK};
-    for (uint32_t i = 0; me->s.kind != PRS_KIND_ALLREDUCE && i + 1 < me->s.nodes; i++) {
+    for (uint32_t i = 0; me->s.op != PRS_FUSED_ALLREDUCE && i + 1 < me->s.nodes; i++) {
         struct prs_exchange_part p = prs_exchange_with(&me->s, &nothing, i);
         nic_post(&me->nic, &(struct nic_command){.to = &me->model->ranks[p.peer].signals[p.signal],
                                                  .value = me->epoch + 1,
@@ -190,7 +190,7 @@ static bool reduce(struct rank *me)
     struct model *m = me->model;
     const struct prs_schedule *s = &me->s;
     const struct prs_share *share = &m->share;
-    bool all = s->kind == PRS_KIND_ALLREDUCE;
+    bool all = s->op == PRS_FUSED_ALLREDUCE;
     struct prs_exchange sums = {.share = *share,
                                 .source = prs_exchange_sent(share, 0),
                                 .target = prs_exchange_received(share, s->nodes, 0),
@@ -215,7 +215,7 @@ static bool reduce(struct rank *me)
 static bool check_result(struct rank *me, uint32_t epoch)
 {
     const struct prs_share *share = &me->model->share;
-    bool all = me->s.kind == PRS_KIND_ALLREDUCE;
+    bool all = me->s.op == PRS_FUSED_ALLREDUCE;
     uint64_t first = all ? 0 : prs_share_first(share, me->s.rank) / 2;
     uint64_t count = (all ? share->all : prs_share_count(share, me->s.rank)) / 2;
     for (uint64_t i = first; i < first + count; i++) {
@@ -235,7 +235,7 @@ static void *run_rank(void *arg)
 {
     struct rank *me = arg;
     struct model *m = me->model;
-    bool gathers = me->s.kind == PRS_KIND_ALLGATHER;
+    bool gathers = me->s.op == PRS_FUSED_ALLGATHER;
     for (uint32_t i = 1; i <= m->epochs; i++)
         if ((me->s.node + 1 == me->s.nodes && watch_leaves(&m->watch, i)) || !(gathers ? gather(me) : reduce(me)) ||
             !finish(me) || (!gathers && !check_result(me, me->epoch - 1)))
@@ -245,7 +245,7 @@ static void *run_rank(void *arg)
 
 /* ---- runs -------------------------------------------------------------------------------------------------------- */
 struct shape {
-    uint32_t kind, nodes;
+    uint32_t op, nodes;
     uint64_t elements; /* of the whole matrix */
 };
 
@@ -253,7 +253,7 @@ static void open_rank(struct model *m, uint32_t r, const struct shape *x)
 {
     struct rank *me = &m->ranks[r];
     me->model = m;
-    prs_schedule_init(&me->s, x->kind, r, WORLD, x->nodes, WORLD, 1, 1, 1, 1);
+    prs_schedule_init(&me->s, x->op, r, WORLD, x->nodes, WORLD, 1, 1, 1, 1);
     me->staging = calloc(1, prs_exchange_received(&m->share, x->nodes, x->nodes - 1));
     me->result = calloc(1, m->share.all * 2);
     cr_assert(me->staging != NULL && me->result != NULL);
@@ -270,7 +270,7 @@ static struct model *run_model(const struct shape *x, uint32_t epochs, uint32_t 
     struct model *m = calloc(1, sizeof(*m));
     pthread_t threads[WORLD];
     cr_assert_not_null(m);
-    m->share = prs_share_of(x->elements, WORLD, x->kind == PRS_KIND_ALLREDUCE);
+    m->share = prs_share_of(x->elements, WORLD, x->op == PRS_FUSED_ALLREDUCE);
     m->epochs = epochs;
     watch_init(&m->watch, WORLD, WORLD / x->nodes, lost_after);
     for (uint32_t r = 0; r < WORLD; r++)
@@ -295,9 +295,9 @@ static void close_model(struct model *m)
     free(m);
 }
 
-static void run_soundly(uint32_t kind, uint32_t nodes, uint64_t elements, uint64_t puts_a_launch)
+static void run_soundly(uint32_t op, uint32_t nodes, uint64_t elements, uint64_t puts_a_launch)
 {
-    struct model *m = run_model(&(struct shape){kind, nodes, elements}, EPOCHS, 0);
+    struct model *m = run_model(&(struct shape){op, nodes, elements}, EPOCHS, 0);
     cr_assert_eq(watch_load(&m->watch.failed), 0, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
         cr_assert_eq(m->ranks[r].epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", r, m->ranks[r].epoch);
@@ -308,44 +308,44 @@ static void run_soundly(uint32_t kind, uint32_t nodes, uint64_t elements, uint64
 
 Test(unfused, sums_for_another_node_wait_until_the_last_launch_s_were_read, .timeout = 600)
 {
-    run_soundly(PRS_KIND_REDUCE_SCATTER, 2, WORLD * 12, 1);
+    run_soundly(PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 12, 1);
 }
 
 Test(unfused, sums_of_nodes_of_one_gpu, .timeout = 600)
 {
-    run_soundly(PRS_KIND_REDUCE_SCATTER, 4, WORLD * 12, 3);
+    run_soundly(PRS_FUSED_REDUCE_SCATTER, 4, WORLD * 12, 3);
 }
 
 Test(unfused, rows_of_another_node_wait_until_the_last_launch_s_were_read, .timeout = 600)
 {
-    run_soundly(PRS_KIND_ALLGATHER, 2, WORLD * 12, 1);
+    run_soundly(PRS_FUSED_ALLGATHER, 2, WORLD * 12, 1);
 }
 
 Test(unfused, rows_of_nodes_of_one_gpu, .timeout = 600)
 {
-    run_soundly(PRS_KIND_ALLGATHER, 4, WORLD * 12, 3);
+    run_soundly(PRS_FUSED_ALLGATHER, 4, WORLD * 12, 3);
 }
 
 Test(unfused, a_finished_share_is_credit_too, .timeout = 600)
 {
-    run_soundly(PRS_KIND_ALLREDUCE, 2, WORLD * 16, 2);
-    run_soundly(PRS_KIND_ALLREDUCE, 4, WORLD * 16, 6);
+    run_soundly(PRS_FUSED_ALLREDUCE, 2, WORLD * 16, 2);
+    run_soundly(PRS_FUSED_ALLREDUCE, 4, WORLD * 16, 6);
 }
 
 /* 26 elements: shares of 8, the last of 2; and 10, where two ranks have none: rank 0 has something to put, but gets
  * nothing to add from node 1. */
 Test(unfused, ranks_may_have_less_to_add_up_or_nothing, .timeout = 600)
 {
-    run_soundly(PRS_KIND_ALLREDUCE, 2, 26, 2);
-    run_soundly(PRS_KIND_ALLREDUCE, 2, 10, 1);
+    run_soundly(PRS_FUSED_ALLREDUCE, 2, 26, 2);
+    run_soundly(PRS_FUSED_ALLREDUCE, 2, 10, 1);
 }
 
 /* The ranks of one node stop between two launches: whoever waits says for what of which rank, and all end. */
 Test(unfused, a_lost_node_is_named_by_whoever_waits_for_it, .timeout = 300)
 {
-    for (uint32_t kind = PRS_KIND_REDUCE_SCATTER; kind <= PRS_KIND_ALLREDUCE; kind++) {
+    for (uint32_t op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op++) {
         unsigned waits, awaited;
-        struct model *m = run_model(&(struct shape){kind, 2, WORLD * 16}, 100, 20);
+        struct model *m = run_model(&(struct shape){op, 2, WORLD * 16}, 100, 20);
         cr_assert_eq(watch_load(&m->watch.failed), 2);
         cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s",
                      m->watch.text);

@@ -278,15 +278,16 @@ Test(attention, causal_alone_is_right, .timeout = 600)
 /* Four CTAs, and one group per task: some CTAs begin with a later group, and its credit needs the groups before it. */
 Test(attention, a_cta_that_begins_with_a_later_group_gives_credit_for_those_before, .timeout = 900)
 {
-    ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1}});
+    ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
 }
 
 /* Four CTAs, and a number of tasks that they do not divide. test_attention_deal.c asserts that tasks are cut. */
 Test(attention, tasks_that_are_cut_are_put_together, .timeout = 900)
 {
-    ASSERT_RIGHT({1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 3}, {2, {1, 1, 1, 128, 1000, 1, 0, 0.3f}, 3},
-                 {2, {1, 3, 3, 128, 900, 1, 1, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1, .block_rows = 176}},
-                 {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3}, {1, {1, 3, 3, 64, 1000, 0, 0, 0.3f}, 2});
+    ASSERT_RIGHT(
+        {1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 3}, {2, {1, 1, 1, 128, 1000, 1, 0, 0.3f}, 3},
+        {2, {1, 3, 3, 128, 900, 1, 1, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1, .block_rows = 176}},
+        {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3}, {1, {1, 3, 3, 64, 1000, 0, 0, 0.3f}, 2});
 }
 
 Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 900)
@@ -329,15 +330,15 @@ Test(attention, causal_ctas_that_share_keys_are_right, .timeout = 900)
 Test(attention, ranks_whose_ctas_share_keys_are_right, .timeout = 900)
 {
     ASSERT_RIGHT(
-        {2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.share = 2, .copy_engine = PRS_COPIES_BY_CTAS}},
-        {4, {1, 4, 2, 128, 1048, 1, 1, 0.3f}, 2, {.share = 2, .copy_engine = PRS_COPIES_BY_CTAS}},
-        {2, {1, 2, 2, 128, 512, 1, 0, 0}, 3, {.share = 2, .copy_engine = PRS_COPIES_BY_ENGINES}},
-        {3, {2, 4, 2, 128, 1110, 0, 1, 0.4f}, 2, {.share = 2, .copy_engine = PRS_COPIES_BY_ENGINES, .group = 3}},
-        {2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.share = 2, .mode = PRS_ATTENTION_RING, .group = 1}},
+        {2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.share = 2, .mover = PRS_MOVED_BY_CTAS}},
+        {4, {1, 4, 2, 128, 1048, 1, 1, 0.3f}, 2, {.share = 2, .mover = PRS_MOVED_BY_CTAS}},
+        {2, {1, 2, 2, 128, 512, 1, 0, 0}, 3, {.share = 2, .mover = PRS_MOVED_BY_COPY_ENGINES}},
+        {3, {2, 4, 2, 128, 1110, 0, 1, 0.4f}, 2, {.share = 2, .mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 3}},
+        {2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.share = 2, .mode = PRS_ATTENTION_RING, .heads_per_step = 1}},
         {2,
          {1, 3, 3, 128, 900, 1, 1, 0.3f},
          2,
-         {.share = 2, .mode = PRS_ATTENTION_RING, .group = 1, .block_rows = 176}});
+         {.share = 2, .mode = PRS_ATTENTION_RING, .heads_per_step = 1, .block_rows = 176}});
 }
 
 Test(attention, tasks_that_are_cut_are_put_together_by_two_ctas, .timeout = 900)
@@ -345,13 +346,14 @@ Test(attention, tasks_that_are_cut_are_put_together_by_two_ctas, .timeout = 900)
     ASSERT_RIGHT({1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 3, {.share = 2}},
                  {2, {1, 1, 1, 128, 1000, 1, 0, 0.3f}, 3, {.share = 2}},
                  {2, {1, 3, 3, 128, 900, 1, 1, 0.3f}, 2, {.share = 2, .block_rows = 176}},
-                 {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3, {.share = 2, .copy_engine = PRS_COPIES_BY_ENGINES}});
+                 {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3, {.share = 2, .mover = PRS_MOVED_BY_COPY_ENGINES}});
 }
 
 /* As a_cta_that_begins_with_a_later_group, with pairs of CTAs. */
 Test(attention, ctas_that_share_keys_and_begin_with_a_later_group_give_credit_for_those_before, .timeout = 900)
 {
-    ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.share = 2, .mode = PRS_ATTENTION_RING, .group = 1}});
+    ASSERT_RIGHT(
+        {2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.share = 2, .mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
 }
 
 Test(attention, several_ranks_look_at_all_keys, .timeout = 900)
@@ -370,26 +372,27 @@ Test(attention, several_causal_ranks_look_at_what_came_before, .timeout = 900)
 
 Test(attention, a_ring_of_two_buffers_is_right, .timeout = 900)
 {
-    ASSERT_RIGHT({2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .group = 1}},
-                 {4, {2, 6, 3, 64, 528, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 1, .slab_rows = 64}},
-                 {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .group = 2, .push_ctas = 1}});
+    ASSERT_RIGHT(
+        {2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}},
+        {4, {2, 6, 3, 64, 528, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1, .slab_rows = 64}},
+        {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .heads_per_step = 2, .push_ctas = 1}});
 }
 
 /* Copy engines, in both layouts; groups are whole batches, some heads of one batch, or heads of two batches. */
 Test(attention, keys_that_are_copied_are_right, .timeout = 900)
 {
-    ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES}},
-                 {4, {3, 4, 2, 64, 400, 0, 0, 0.3f}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 1}},
-                 {3, {2, 3, 3, 64, 390, 1, 0, 0.3f}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 2}},
-                 {4, {2, 2, 2, 128, 1048, 1, 1, 0.3f}, 2, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 1}},
-                 {2, {2, 4, 2, 128, 404, 0, 1, 0.4f}, 2, {.copy_engine = PRS_COPIES_BY_ENGINES, .group = 3}});
+    ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
+                 {4, {3, 4, 2, 64, 400, 0, 0, 0.3f}, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 1}},
+                 {3, {2, 3, 3, 64, 390, 1, 0, 0.3f}, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 2}},
+                 {4, {2, 2, 2, 128, 1048, 1, 1, 0.3f}, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 1}},
+                 {2, {2, 4, 2, 128, 404, 0, 1, 0.4f}, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 3}});
 }
 
 /* With CUDA_LAUNCH_BLOCKING a launch returns when its kernel has ended, and the kernel needs copies of other ranks. */
 Test(attention, launches_that_block_find_all_copies_enqueued, .timeout = 900)
 {
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
-    ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 1, 0, 0}, 3, {.copy_engine = PRS_COPIES_BY_ENGINES}});
+    ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 1, 0, 0}, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES}});
 }
 
 /* ---- several nodes: the real transport, over the software NIC ---- */
@@ -403,8 +406,8 @@ Test(attention_nodes, ranks_of_two_nodes_look_at_all_keys, .timeout = 900)
 {
     need_software_nic();
     ASSERT_RIGHT({4, {1, 2, 2, 128, 800, 0, 0, 0.3f}, 3, {.slab_rows = 64}, 2},
-                 {4, {1, 4, 2, 64, 404, 0, 1, 0.3f}, 2, {.group = 1}, 2}, {2, {1, 2, 1, 128, 402, 0, 0, 0}, 2, {0}, 2},
-                 {3, {1, 2, 2, 64, 333, 0, 0, 0}, 2, {0}, 3});
+                 {4, {1, 4, 2, 64, 404, 0, 1, 0.3f}, 2, {.heads_per_step = 1}, 2},
+                 {2, {1, 2, 1, 128, 402, 0, 0, 0}, 2, {0}, 2}, {3, {1, 2, 2, 64, 333, 0, 0, 0}, 2, {0}, 3});
 }
 
 Test(attention_nodes, causal_ranks_of_two_nodes_look_at_what_came_before, .timeout = 900)
@@ -418,8 +421,8 @@ Test(attention_nodes, causal_ranks_of_two_nodes_look_at_what_came_before, .timeo
 Test(attention_nodes, two_buffers_are_enough_between_nodes, .timeout = 900)
 {
     need_software_nic();
-    ASSERT_RIGHT({4, {1, 5, 5, 64, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .group = 1}, 2},
-                 {4, {1, 5, 5, 128, 400, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .group = 2}, 2});
+    ASSERT_RIGHT({4, {1, 5, 5, 64, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}, 2},
+                 {4, {1, 5, 5, 128, 400, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .heads_per_step = 2}, 2});
 }
 
 /* ---- plans ---- */
@@ -522,16 +525,16 @@ static void assert_lost_rank_is_named(struct prs_attention_tuning tuning)
 
 Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 900)
 {
-    assert_lost_rank_is_named((struct prs_attention_tuning){.copy_engine = PRS_COPIES_BY_CTAS});
+    assert_lost_rank_is_named((struct prs_attention_tuning){.mover = PRS_MOVED_BY_CTAS});
 }
 
 Test(attention, a_lost_rank_that_was_to_copy_is_named_by_the_others, .timeout = 900)
 {
-    assert_lost_rank_is_named((struct prs_attention_tuning){.copy_engine = PRS_COPIES_BY_ENGINES});
+    assert_lost_rank_is_named((struct prs_attention_tuning){.mover = PRS_MOVED_BY_COPY_ENGINES});
 }
 
 /* Both CTAs of a pair must end. */
 Test(attention, a_lost_rank_is_named_by_ctas_that_share_keys, .timeout = 900)
 {
-    assert_lost_rank_is_named((struct prs_attention_tuning){.copy_engine = PRS_COPIES_BY_CTAS, .share = 2});
+    assert_lost_rank_is_named((struct prs_attention_tuning){.mover = PRS_MOVED_BY_CTAS, .share = 2});
 }

@@ -63,7 +63,7 @@ Test(hopper, reduce_scatter_is_right, .timeout = 600)
 
 Test(hopper, allgather_is_right, .timeout = 600)
 {
-    assert_collective_right(PRS_FUSED_ALLGATHER, (struct prs_fused_tuning){.copy_engine = PRS_COPIES_BY_CTAS});
+    assert_collective_right(PRS_FUSED_ALLGATHER, (struct prs_fused_tuning){.mover = PRS_MOVED_BY_CTAS});
 }
 
 Test(hopper, allreduce_is_right, .timeout = 600)
@@ -74,8 +74,8 @@ Test(hopper, allreduce_is_right, .timeout = 600)
 Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
 {
     static const struct row rows[] = {
-        {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.copy_engine = PRS_COPIES_BY_ENGINES, .band = 1}},
-        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.copy_engine = PRS_COPIES_BY_ENGINES, .segments = 2}},
+        {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1}},
+        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES, .segments = 2}},
         {PRS_FUSED_ALLGATHER,
          3,
          1536,
@@ -83,14 +83,14 @@ Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
          328,
          1,
          3,
-         {.copy_engine = PRS_COPIES_BY_ENGINES, .band = 1, .segments = 2}},
+         {.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1, .segments = 2}},
         /* pieces as the plan chooses them */
-        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 136, 0, 2, {.copy_engine = PRS_COPIES_BY_ENGINES}},
+        {PRS_FUSED_ALLGATHER, 4, 1632, 328, 136, 0, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
     /* one piece per K step */
     assert_collective_right(PRS_FUSED_ALLGATHER,
-                            (struct prs_fused_tuning){.copy_engine = PRS_COPIES_BY_ENGINES, .segments = 4});
+                            (struct prs_fused_tuning){.mover = PRS_MOVED_BY_COPY_ENGINES, .segments = 4});
 }
 
 /* With CUDA_LAUNCH_BLOCKING a launch returns when its kernel has ended, and the kernel needs copies of other ranks. */
@@ -98,7 +98,7 @@ Test(hopper, launches_that_block_find_all_copies_enqueued, .timeout = 600)
 {
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
     ranks_assert_right(&(struct ranks_product){.shape = {PRS_FUSED_ALLGATHER, 1024, 264, 128, 1},
-                                               .tuning = {.copy_engine = PRS_COPIES_BY_ENGINES},
+                                               .tuning = {.mover = PRS_MOVED_BY_COPY_ENGINES},
                                                .world = 2,
                                                .epochs = 3,
                                                .timeout_ms = RANKS_PATIENCE_MS});
@@ -119,8 +119,8 @@ Test(hopper, epochs_run_into_each_other, .timeout = 600)
 {
     static const struct row rows[] = {
         {PRS_FUSED_REDUCE_SCATTER, 4, 1024, 256, 64, 1, 10},
-        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.copy_engine = PRS_COPIES_BY_CTAS}},
-        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.copy_engine = PRS_COPIES_BY_ENGINES}},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.mover = PRS_MOVED_BY_CTAS}},
+        {PRS_FUSED_ALLGATHER, 4, 1024, 256, 64, 1, 10, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
         {PRS_FUSED_ALLREDUCE, 4, 1024, 256, 64, 1, 10},
     };
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
@@ -132,7 +132,7 @@ Test(hopper, a_captured_graph_may_be_replayed, .timeout = 600)
     static const struct ranks_product products[] = {
         {.shape = {PRS_FUSED_ALLREDUCE, 512, 256, 64, 1}, .world = 2, .epochs = 2, .replays = 3},
         {.shape = {PRS_FUSED_ALLGATHER, 1024, 264, 128, 1},
-         .tuning = {.copy_engine = 1, .band = 1},
+         .tuning = {.mover = 1, .band = 1},
          .world = 2,
          .epochs = 2,
          .replays = 3},

@@ -84,7 +84,7 @@ static uint32_t key_of_weights(uint32_t rank)
 /* ---- checks ---- */
 struct result {
     struct prs_moe_row *rows;
-    struct prs_moe_group *groups;
+    struct prs_moe_expert_rows *experts;
     uint16_t *out;
 };
 
@@ -153,8 +153,8 @@ static void check(struct run *run, const struct result *res, uint32_t rank, uint
                         check_row(run, res, rank, epoch, row++, e, &want);
                 }
         }
-        if (res->groups[e].rows != row - first || res->groups[e].first_row != first)
-            note(run, "rows of expert", rank, epoch, e, (double)(row - first), res->groups[e].rows);
+        if (res->experts[e].rows != row - first || res->experts[e].first_row != first)
+            note(run, "rows of expert", rank, epoch, e, (double)(row - first), res->experts[e].rows);
         for (uint64_t pad = row; pad % 128 != 0; pad++)
             if (res->rows[pad].rank != UINT32_MAX)
                 note(run, "filling row's rank", rank, epoch, pad, -1, res->rows[pad].rank);
@@ -191,7 +191,7 @@ static void make_batch(const struct row *w, uint32_t rank, uint32_t epoch, uint3
     b->weights = weights;
     b->out = device((size_t)capacity * w->columns * 2, 0xff);
     b->rows = device((size_t)capacity * sizeof(*b->rows), 0xee);
-    b->groups = device(local * sizeof(*b->groups), 0xee);
+    b->expert_rows = device(local * sizeof(*b->expert_rows), 0xee);
     cudaMemcpy((void *)b->chosen, chosen, choices * sizeof(*chosen), cudaMemcpyHostToDevice);
     cudaMemcpy((void *)b->router_weights, router, choices * sizeof(*router), cudaMemcpyHostToDevice);
     free(chosen);
@@ -203,14 +203,14 @@ static void check_batch(struct run *run, uint32_t rank, uint32_t epoch, uint32_t
 {
     const struct row *w = run->row;
     size_t out = (size_t)capacity * w->columns * 2, rows = capacity * sizeof(*b->rows),
-           groups = w->experts / w->world * sizeof(*b->groups);
-    struct result r = {malloc(rows), malloc(groups), malloc(out)};
+           experts = w->experts / w->world * sizeof(*b->expert_rows);
+    struct result r = {malloc(rows), malloc(experts), malloc(out)};
     cudaMemcpy(r.rows, b->rows, rows, cudaMemcpyDeviceToHost);
-    cudaMemcpy(r.groups, b->groups, groups, cudaMemcpyDeviceToHost);
+    cudaMemcpy(r.experts, b->expert_rows, experts, cudaMemcpyDeviceToHost);
     cudaMemcpy(r.out, b->out, out, cudaMemcpyDeviceToHost);
     check(run, &r, rank, epoch);
     free(r.rows);
-    free(r.groups);
+    free(r.experts);
     free(r.out);
 }
 
@@ -306,9 +306,9 @@ Test(moe, tokens_of_all_ranks_come_to_their_experts, .timeout = 900)
     static const struct row rows[] = {
         {2, 90, 128, 256, 8, 3, 1, 3, EVEN, 0, {0}},
         /* one tile in the last pair */
-        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.share = 2, .order = PRS_MOE_IN_TURN}},
-        {4, 60, 128, 264, 8, 3, 1, 4, EVEN, 0, {.share = 2, .route_ctas = 3}},
-        {4, 50, 72, 256, 16, 4, 0, 3, SOME_NONE, 0, {.share = 1, .route_ctas = 1}},
+        {2, 100, 200, 776, 6, 2, 0, 3, SOME_NONE, 0, {.cluster = 2}},
+        {4, 60, 128, 264, 8, 3, 1, 4, EVEN, 0, {.cluster = 2, .route_ctas = 3}},
+        {4, 50, 72, 256, 16, 4, 0, 3, SOME_NONE, 0, {.cluster = 1, .route_ctas = 1}},
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
@@ -327,8 +327,8 @@ Test(moe, skewed_choices_are_right, .timeout = 900)
 Test(moe, blocks_of_few_rows_follow_full_ones, .timeout = 900)
 {
     static const struct row rows[] = {
-        {1, 330, 1024, 512, 2, 1, 1, 2, EVEN, 0, {.ctas = 1, .share = 1}},
-        {1, 700, 640, 512, 4, 1, 0, 2, EVEN, 0, {.ctas = 2, .share = 2}},
+        {1, 330, 1024, 512, 2, 1, 1, 2, EVEN, 0, {.ctas = 1, .cluster = 1}},
+        {1, 700, 640, 512, 4, 1, 0, 2, EVEN, 0, {.ctas = 2, .cluster = 2}},
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
 }
@@ -394,13 +394,13 @@ Test(moe, puts_are_as_long_as_a_link_needs, .timeout = 300)
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         const struct choice *c = &rows[i];
         struct prs_moe_shape shape = {c->tokens, c->hidden, 64, 4, 1, 128, 1};
-        struct prs_moe_tuning tuning = {.group = c->group, .put = c->put};
+        struct prs_moe_tuning tuning = {.rows_per_signal = c->group, .rows_per_put = c->put};
         struct prs_moe_plan *plan = NULL;
         struct prs_moe_info info;
         cr_assert_eq(prs_moe_plan_open(ctx, &shape, &tuning, &plan), 0);
         prs_moe_plan_query(plan, &info);
-        cr_assert(info.tuning.group == c->want_group && info.tuning.put == c->want_put,
-                  "row %zu: groups of %u, puts of %u", i, info.tuning.group, info.tuning.put);
+        cr_assert(info.tuning.rows_per_signal == c->want_group && info.tuning.rows_per_put == c->want_put,
+                  "row %zu: groups of %u, puts of %u", i, info.tuning.rows_per_signal, info.tuning.rows_per_put);
         prs_moe_plan_close(plan);
     }
     prs_fused_close(ctx);
@@ -410,10 +410,10 @@ Test(moe, puts_are_as_long_as_a_link_needs, .timeout = 300)
 Test(moe_nodes, tokens_cross_between_nodes_and_are_given_to_all_who_want_them, .timeout = 900)
 {
     static const struct row rows[] = {
-        {4, 60, 128, 264, 8, 3, 1, 3, EVEN, 0, {.group = 8}, 0, 2},
-        {4, 60, 72, 512, 16, 4, 0, 3, SOME_NONE, 0, {.group = 24, .put = 8, .route_ctas = 3}, 0, 2},
+        {4, 60, 128, 264, 8, 3, 1, 3, EVEN, 0, {.rows_per_signal = 8}, 0, 2},
+        {4, 60, 72, 512, 16, 4, 0, 3, SOME_NONE, 0, {.rows_per_signal = 24, .rows_per_put = 8, .route_ctas = 3}, 0, 2},
         {2, 90, 72, 64, 4, 2, 1, 3, EVEN, 0, {0}, 0, 2},
-        {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.group = 16, .put = 4}, 0, 3},
+        {6, 40, 72, 64, 12, 4, 0, 2, EVEN, 0, {.rows_per_signal = 16, .rows_per_put = 4}, 0, 3},
         {3, 40, 72, 64, 6, 2, 1, 2, SOME_NONE, 0, {0}, 0, 3},
     };
     ranks_need_a_device();
@@ -424,7 +424,7 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
 {
     static const struct row rows[] = {
         {4, 100, 72, 64, 8, 2, 1, 3, ONE_EXPERT, 0, {0}, 0, 2},
-        {4, 60, 72, 64, 8, 4, 0, 3, HALF_EMPTY, 0, {.group = 8}, 0, 2},
+        {4, 60, 72, 64, 8, 4, 0, 3, HALF_EMPTY, 0, {.rows_per_signal = 8}, 0, 2},
         {4, 12, 7168, 64, 4, 2, 1, 2, EVEN, 0, {0}, 0, 2},
     };
     ranks_need_a_device();
@@ -435,9 +435,9 @@ Test(moe_nodes, skew_and_long_rows_cross_too, .timeout = 900)
 Test(moe_nodes, experts_with_many_rows_of_all_nodes_are_right, .timeout = 900)
 {
     static const struct row rows[] = {
-        {2, 500, 72, 520, 4, 2, 1, 3, EVEN, 0, {.group = 64, .put = 16, .passes = 2}, 0, 2},
+        {2, 500, 72, 520, 4, 2, 1, 3, EVEN, 0, {.rows_per_signal = 64, .rows_per_put = 16, .passes = 2}, 0, 2},
         {2, 400, 72, 64, 4, 2, 0, 2, SOME_NONE, 0, {.passes = 1}, 0, 2},
-        {4, 300, 72, 264, 8, 2, 1, 2, HALF_EMPTY, 0, {.share = 2, .order = PRS_MOE_IN_TURN, .passes = 2}, 0, 2},
+        {4, 300, 72, 264, 8, 2, 1, 2, HALF_EMPTY, 0, {.cluster = 2, .passes = 2}, 0, 2},
         {3, 400, 72, 64, 6, 2, 0, 2, EVEN, 0, {.passes = 2}, 0, 3},
     };
     ranks_need_a_device();

@@ -32,9 +32,9 @@ static void assert_rows_right(enum prs_fused_op op, const struct row *rows, size
 /* 2 x 2 with tails, one GPU per node, three nodes; a signal for each piece, and one for a whole band. */
 static const struct row rows[] = {
     {4, 2, 1024, 512, 192, 1, 3, {.band = 1}},
-    {4, 2, 1632, 328, 136, 0, 2, {.group = 1}},
-    {2, 2, 1040, 264, 328, 1, 3, {.group = 2}},
-    {6, 3, 1536, 264, 72, 0, 2, {.group = 1000}},
+    {4, 2, 1632, 328, 136, 0, 2, {.tiles_per_signal = 1}},
+    {2, 2, 1040, 264, 328, 1, 3, {.tiles_per_signal = 2}},
+    {6, 3, 1536, 264, 72, 0, 2, {.tiles_per_signal = 1000}},
     {3, 3, 816, 520, 72, 1, 2},
 };
 
@@ -258,7 +258,7 @@ static void count_traffic(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct counted *counted = user;
     const struct prs_fused_shape *shape = &counted->shape;
-    struct prs_fused_tuning tuning = {.group = 4, .band = 2};
+    struct prs_fused_tuning tuning = {.tiles_per_signal = 4, .band = 2};
     struct prs_fused *ctx;
     struct prs_fused_plan *plan;
     void *a, *b, *c;

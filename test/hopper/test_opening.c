@@ -57,7 +57,7 @@ static const struct ways {
 } ways[] = {
     {{PRS_FUSED_ALLREDUCE, 1024, 256, 64, 1}, {.path = PRS_PATH_FUSED}},
     {{PRS_FUSED_ALLREDUCE, 64, 64, 64, 1}, {.path = PRS_PATH_AUTO}}, /* unfused by choice */
-    {{PRS_FUSED_ALLGATHER, 1024, 256, 64, 1}, {.copy_engine = 1}},
+    {{PRS_FUSED_ALLGATHER, 1024, 256, 64, 1}, {.mover = 1}},
 };
 enum { WAYS = sizeof(ways) / sizeof(ways[0]), MEETINGS = 100 };
 
@@ -112,7 +112,7 @@ Test(opening, copies_are_refused_where_ranks_share_a_gpu, .timeout = 60)
     struct echo e = {.same_gpu = true};
     struct prs_fused *ctx = open_with_echo(&e);
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
-    struct prs_attention_tuning tuning = {.copy_engine = PRS_COPIES_BY_ENGINES};
+    struct prs_attention_tuning tuning = {.mover = PRS_MOVED_BY_COPY_ENGINES};
     struct prs_attention_plan *attention = NULL;
     struct prs_fused_plan *plan = NULL;
     cr_assert_eq(prs_fused_plan_open(ctx, &ways[WAYS - 1].shape, &ways[WAYS - 1].tuning, &plan), -EINVAL);

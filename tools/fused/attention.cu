@@ -152,7 +152,7 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
         printf("attention %ux%ux%ux%ux%u%s %s us, %s TFLOP/s a GPU, %s, group %u slab %u block %u overlap %u share %u "
                "spread %u, predicted %.1f; %.0f wrong of %llu; %llu launches checked\n",
                s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal != 0 ? " causal" : "", usec, rate,
-               MODES[t->mode], t->group, t->slab_rows, t->block_rows, t->overlap, t->share, t->spread,
+               MODES[t->mode], t->heads_per_step, t->slab_rows, t->block_rows, t->overlap, t->share, t->spread,
                info.predicted_us, bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked);
     } else {
         printf(
@@ -165,8 +165,8 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
         printf("\"sm_split\":{\"mode\":\"%s\",\"ctas\":%u,\"group\":%u,\"slab_rows\":%u,\"push_ctas\":%u,\"spread\":%u,"
                "\"block_rows\":%u,\"overlap\":%u,\"share\":%u,\"copy_engine\":%u,\"reason\":\"%s\"},"
                "\"workspace_bytes\":%llu,",
-               MODES[t->mode], t->ctas, t->group, t->slab_rows, t->push_ctas, t->spread, t->block_rows, t->overlap,
-               t->share, t->copy_engine, info.reason, (unsigned long long)info.workspace_bytes);
+               MODES[t->mode], t->ctas, t->heads_per_step, t->slab_rows, t->push_ctas, t->spread, t->block_rows,
+               t->overlap, t->share, t->mover, info.reason, (unsigned long long)info.workspace_bytes);
         printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,"
                "\"checked_launches\":%llu,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
                info.predicted_us, error, bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked,

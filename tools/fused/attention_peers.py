@@ -33,7 +33,7 @@ SAMPLED_ROWS = 64
 MODES = ("", "alone", "resident", "ring")
 # As in include/perseus/fused.h.
 Shape = struct("Shape", batch=u32, heads_q=u32, heads_kv=u32, head_dim=u32, seq=u32, causal=u32, heads_first=u32, scale=ctypes.c_float)
-Tuning = struct("Tuning", mode=u32, ctas=u32, group=u32, slab_rows=u32, push_ctas=u32, spread=u32, block_rows=u32, overlap=u32, copy_engine=u32, share=u32, workspace_limit=u64)
+Tuning = struct("Tuning", mode=u32, ctas=u32, heads_per_step=u32, slab_rows=u32, push_ctas=u32, spread=u32, block_rows=u32, overlap=u32, mover=u32, share=u32, workspace_limit=u64)
 Info = struct("Info", tuning=Tuning, workspace_bytes=u64, sent_bytes=u64, predicted_us=ctypes.c_double, reason=ctypes.c_char_p)
 
 
@@ -177,7 +177,7 @@ def worst(x, world):
 
 def tuning_of(text):
     block, overlap, group, slab, spread, mode, engine, share = ([int(x) for x in text.split(":")] + [0] * 8)[:8]
-    return Tuning(mode=mode, group=group, slab_rows=slab, spread=spread, block_rows=block, overlap=overlap, copy_engine=engine, share=share)
+    return Tuning(mode=mode, heads_per_step=group, slab_rows=slab, spread=spread, block_rows=block, overlap=overlap, mover=engine, share=share)
 
 
 def measure(args, context, text, rank, world):
@@ -210,8 +210,8 @@ def measure(args, context, text, rank, world):
                "error": error, f"error_over_{beside}": round(error / peer_error, 3), f"rms_over_{beside}": round(rms / peer_rms, 3),
                "lse_error": lse_error, "poisoned": poisoned, "beyond_bound": int(beyond + differing), "checked_launches": ways[variant].checked,
                "differing_elements": int(differing), "predicted_usec": round(info.predicted_us, 1), "mode": MODES[info.tuning.mode],
-               "group": info.tuning.group, "slab_rows": info.tuning.slab_rows, "block_rows": info.tuning.block_rows, "overlap": info.tuning.overlap,
-               "spread": info.tuning.spread, "copy_engine": info.tuning.copy_engine, "share": info.tuning.share, "torch": torch.__version__, "commit": args.commit}
+               "group": info.tuning.heads_per_step, "slab_rows": info.tuning.slab_rows, "block_rows": info.tuning.block_rows, "overlap": info.tuning.overlap,
+               "spread": info.tuning.spread, "copy_engine": info.tuning.mover, "share": info.tuning.share, "torch": torch.__version__, "commit": args.commit}
         if rank == 0:
             print(json.dumps(row), flush=True)
         run.close()

@@ -163,7 +163,7 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
     void *so = dlopen("libnccl.so.2", RTLD_NOW);
     int (*get_id)(struct nccl_id *) = so == NULL ? NULL : (int (*)(struct nccl_id *))dlsym(so, "ncclGetUniqueId");
     int (*init)(void **, int, struct nccl_id, int);
-    struct nccl_id mine, all[PRS_FUSED_MAX_WORLD];
+    struct nccl_id mine, all[PRS_MAX_LOCAL_RANKS];
     struct bench_nccl *n;
     if (get_id == NULL)
         return NULL;

@@ -80,7 +80,7 @@ double bench_median(double *v, uint32_t count);
 /* ---- the start line (start.cu): all ranks have come, and their GPUs go on together ------------------------------- */
 struct bench_start {
     struct bench_rank *rank;
-    uint32_t *flags[PRS_FUSED_MAX_WORLD];
+    uint32_t *flags[PRS_MAX_LOCAL_RANKS];
     uint32_t meetings;
 };
 

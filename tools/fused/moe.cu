@@ -44,16 +44,16 @@ static size_t out_bytes(const struct run *r)
     return (size_t)r->info.capacity * r->problem.shape.columns * 2;
 }
 
-static size_t groups_bytes(const struct run *r)
+static size_t expert_rows_bytes(const struct run *r)
 {
-    return r->problem.shape.experts / r->problem.world * sizeof(struct prs_moe_group);
+    return r->problem.shape.experts / r->problem.world * sizeof(struct prs_moe_expert_rows);
 }
 
 static void poison(const struct run *r, const struct prs_moe_batch *b)
 {
     bench_poison(b->out, out_bytes(r), r->stream);
     bench_poison(b->rows, r->info.capacity * sizeof(*b->rows), r->stream);
-    bench_poison(b->groups, groups_bytes(r), r->stream);
+    bench_poison(b->expert_rows, expert_rows_bytes(r), r->stream);
 }
 
 static void open_inputs(struct run *r, const struct bench_moe_problem *p, struct prs_moe_batch *b)
@@ -79,7 +79,7 @@ static void open_results(struct run *r, struct prs_moe_batch *b)
 {
     b->out = device(out_bytes(r));
     b->rows = (struct prs_moe_row *)device(r->info.capacity * sizeof(*b->rows));
-    b->groups = (struct prs_moe_group *)device(groups_bytes(r));
+    b->expert_rows = (struct prs_moe_expert_rows *)device(expert_rows_bytes(r));
 }
 
 static void close_inputs(struct prs_moe_batch *b)
@@ -93,7 +93,7 @@ static void close_results(struct prs_moe_batch *b)
 {
     BENCH_CUDA(cudaFree(b->out));
     BENCH_CUDA(cudaFree(b->rows));
-    BENCH_CUDA(cudaFree(b->groups));
+    BENCH_CUDA(cudaFree(b->expert_rows));
 }
 
 /* ---- measuring -----------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ static void keep(void *user, uint32_t method)
     cudaMemcpyKind within = cudaMemcpyDeviceToDevice;
     BENCH_CUDA(cudaMemcpyAsync(to->out, from->out, out_bytes(r), within, r->stream));
     BENCH_CUDA(cudaMemcpyAsync(to->rows, from->rows, r->info.capacity * sizeof(*to->rows), within, r->stream));
-    BENCH_CUDA(cudaMemcpyAsync(to->groups, from->groups, groups_bytes(r), within, r->stream));
+    BENCH_CUDA(cudaMemcpyAsync(to->expert_rows, from->expert_rows, expert_rows_bytes(r), within, r->stream));
 }
 
 static void compare(void *user, uint32_t method, unsigned long long *differences)
@@ -191,7 +191,7 @@ static bool report(struct run *r)
             "moe %-14s %-2s tokens %-6u zipf %-4g %10.1f us, product alone %10.1f us, most rows %6.0f, %6.1f TFLOP/s; "
             "share %u ctas %u route %u; wrong: %.0f of %llu, %.0f in maps; %llu launches checked\n",
             p->shape.name, p->n_h != 0 ? "nk" : "kn", p->tokens, p->zipf, usec[OWN], usec[PRODUCT], most, tflops,
-            t->share, t->ctas, t->route_ctas, bad, (unsigned long long)v->sampled, maps,
+            t->cluster, t->ctas, t->route_ctas, bad, (unsigned long long)v->sampled, maps,
             (unsigned long long)r->timed.checked);
     } else {
         printf("{\"kernel\":\"moe\",\"preset\":\"%s\",\"layout\":\"%s\",\"H\":%u,\"N\":%u,\"E\":%u,\"top_k\":%u,",
@@ -206,8 +206,8 @@ static bool report(struct run *r)
                "\"group\":%u,\"put\":%u,\"passes\":%u}"
                ",\"predicted_"
                "usec\":%.1f,",
-               most, t->share, t->ctas, t->route_ctas, t->spread, t->order, t->group, t->put, t->passes,
-               r->info.predicted_us);
+               most, t->cluster, t->ctas, t->route_ctas, t->spread, t->order, t->rows_per_signal, t->rows_per_put,
+               t->passes, r->info.predicted_us);
         printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,", error, bad, maps,
                (unsigned long long)v->sampled);
         printf("\"checked_launches\":%llu,\"differing_elements\":%.0f,\"commit\":\"%s\"}\n",
@@ -231,7 +231,7 @@ static void soak_turn(void *user, uint32_t set, unsigned long long *differences)
     struct sets *s = (struct sets *)user;
     struct run *r = s->run;
     struct prs_moe_batch b = s->golden[set];
-    b.out = r->batch.out, b.rows = r->batch.rows, b.groups = r->batch.groups;
+    b.out = r->batch.out, b.rows = r->batch.rows, b.expert_rows = r->batch.expert_rows;
     poison(r, &b);
     BENCH_CALL(prs_moe_dispatch_gemm(r->plan, &b, r->stream));
     bench_moe_compare(&s->problem[set], &s->want[set], &b, &s->golden[set], differences, r->stream);
@@ -293,7 +293,7 @@ static bool run_problem(struct run *r)
     struct prs_moe_tuning tuning = r->options->moe.tuning;
     struct prs_fused_error error;
     bool good;
-    tuning.group = r->options->tuning.group;
+    tuning.rows_per_signal = r->options->tuning.tiles_per_signal;
     BENCH_CALL(prs_moe_plan_open(r->ctx, &shape, &tuning, &r->plan));
     prs_moe_plan_query(r->plan, &r->info);
     r->weights = device(elements * 2);

@@ -20,7 +20,7 @@ struct bench_moe_row {
 
 struct bench_moe_want {
     struct bench_moe_row *rows, *device;
-    struct prs_moe_group *groups;
+    struct prs_moe_expert_rows *expert_rows;
     uint32_t count;
 };
 
@@ -45,7 +45,7 @@ struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, cons
 /* An element of `out` that bench_moe_check() looks at, where there are rows at all. */
 uint64_t bench_moe_sampled(const struct bench_moe_problem *p, const struct bench_moe_want *want);
 
-/* Elements of the rows of `want`, words of their maps, and groups that are not the same bits in both. */
+/* Elements of the rows of `want`, words of their maps, and experts' ranges that are not the same bits in both. */
 void bench_moe_compare(const struct bench_moe_problem *p, const struct bench_moe_want *want,
                        const struct prs_moe_batch *x, const struct prs_moe_batch *y, unsigned long long *differences,
                        cudaStream_t stream);

@@ -94,19 +94,19 @@ void bench_moe_want_open(const struct bench_moe_problem *p, struct bench_moe_wan
     float *weights = (float *)malloc(p->world * all * sizeof(*weights));
     size_t room = 0;
     memset(want, 0, sizeof(*want));
-    want->groups = (struct prs_moe_group *)calloc(local, sizeof(*want->groups));
+    want->expert_rows = (struct prs_moe_expert_rows *)calloc(local, sizeof(*want->expert_rows));
     for (uint32_t r = 0; r < p->world; r++) {
         bench_moe_choose(p, r, chosen + r * all, weights + r * all);
         for (size_t i = 0; i < (size_t)bench_moe_tokens_of(p, r) * k; i++)
             if (chosen[r * all + i] / local == p->rank)
-                room++, want->groups[chosen[r * all + i] % local].rows++;
+                room++, want->expert_rows[chosen[r * all + i] % local].rows++;
     }
     want->rows = (struct bench_moe_row *)malloc((room + 1) * sizeof(*want->rows));
     for (uint32_t e = 0, first = 0; e < local; e++) {
-        want->groups[e].first_row = first;
-        first += (want->groups[e].rows + 127) / 128 * 128;
-        row = want->groups[e].first_row;
-        for (uint32_t i = 0; want->groups[e].rows != 0 && i < p->world; i++) {
+        want->expert_rows[e].first_row = first;
+        first += (want->expert_rows[e].rows + 127) / 128 * 128;
+        row = want->expert_rows[e].first_row;
+        for (uint32_t i = 0; want->expert_rows[e].rows != 0 && i < p->world; i++) {
             uint32_t r = sender(p, i), count = bench_moe_tokens_of(p, r);
             for (size_t c = 0; c < (size_t)count * k; c++)
                 if (chosen[r * all + c] == (int64_t)(p->rank * local + e))
@@ -124,7 +124,7 @@ void bench_moe_want_close(struct bench_moe_want *want)
 {
     BENCH_CUDA(cudaFree(want->device));
     free(want->rows);
-    free(want->groups);
+    free(want->expert_rows);
 }
 
 /* ---- checks --------------------------------------------------------------------------------------------------------
@@ -175,15 +175,15 @@ static __global__ void check_rows(const struct bench_moe_row *rows, uint32_t cou
     }
 }
 
-static uint64_t check_groups(const struct bench_moe_problem *p, const struct bench_moe_want *want,
-                             const struct prs_moe_group *groups)
+static uint64_t check_expert_rows(const struct bench_moe_problem *p, const struct bench_moe_want *want,
+                                  const struct prs_moe_expert_rows *expert_rows)
 {
     uint32_t local = p->shape.experts / p->world;
-    struct prs_moe_group *have = (struct prs_moe_group *)malloc(local * sizeof(*have));
+    struct prs_moe_expert_rows *have = (struct prs_moe_expert_rows *)malloc(local * sizeof(*have));
     uint64_t wrong = 0;
-    BENCH_CUDA(cudaMemcpy(have, groups, local * sizeof(*have), cudaMemcpyDeviceToHost));
+    BENCH_CUDA(cudaMemcpy(have, expert_rows, local * sizeof(*have), cudaMemcpyDeviceToHost));
     for (uint32_t e = 0; e < local; e++)
-        wrong += have[e].rows != want->groups[e].rows || have[e].first_row != want->groups[e].first_row;
+        wrong += have[e].rows != want->expert_rows[e].rows || have[e].first_row != want->expert_rows[e].first_row;
     free(have);
     return wrong;
 }
@@ -196,7 +196,7 @@ struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, cons
     struct bench_moe_verdict v = {0, 0, 0, 0, 0};
     uint64_t samples = ((want->count > p->samples ? want->count : p->samples) + 7) / 8 * 8;
     BENCH_CUDA(cudaStreamSynchronize(stream));
-    v.map_errors = check_groups(p, want, batch->groups);
+    v.map_errors = check_expert_rows(p, want, batch->expert_rows);
     if (want->count == 0)
         return v;
     device = bench_sums_open(stream);
@@ -220,10 +220,10 @@ uint64_t bench_moe_sampled(const struct bench_moe_problem *p, const struct bench
 struct two {
     const uint16_t *out[2];
     const struct prs_moe_row *rows[2];
-    const struct prs_moe_group *groups[2];
+    const struct prs_moe_expert_rows *expert_rows[2];
 };
 
-static __global__ void compare_rows(const struct bench_moe_row *rows, uint32_t count, uint32_t n, uint32_t groups,
+static __global__ void compare_rows(const struct bench_moe_row *rows, uint32_t count, uint32_t n, uint32_t experts,
                                     struct two t, unsigned long long *differences)
 {
     unsigned long long mine = 0;
@@ -235,8 +235,9 @@ static __global__ void compare_rows(const struct bench_moe_row *rows, uint32_t c
             mine +=
                 ((const uint32_t *)&t.rows[0][row])[threadIdx.x] != ((const uint32_t *)&t.rows[1][row])[threadIdx.x];
     }
-    for (uint32_t e = threadIdx.x; blockIdx.x == 0 && e < groups; e += blockDim.x)
-        mine += t.groups[0][e].rows != t.groups[1][e].rows || t.groups[0][e].first_row != t.groups[1][e].first_row;
+    for (uint32_t e = threadIdx.x; blockIdx.x == 0 && e < experts; e += blockDim.x)
+        mine += t.expert_rows[0][e].rows != t.expert_rows[1][e].rows ||
+                t.expert_rows[0][e].first_row != t.expert_rows[1][e].first_row;
     if (mine != 0)
         atomicAdd(differences, mine);
 }
@@ -245,7 +246,8 @@ void bench_moe_compare(const struct bench_moe_problem *p, const struct bench_moe
                        const struct prs_moe_batch *x, const struct prs_moe_batch *y, unsigned long long *differences,
                        cudaStream_t stream)
 {
-    struct two t = {{(const uint16_t *)x->out, (const uint16_t *)y->out}, {x->rows, y->rows}, {x->groups, y->groups}};
+    struct two t = {
+        {(const uint16_t *)x->out, (const uint16_t *)y->out}, {x->rows, y->rows}, {x->expert_rows, y->expert_rows}};
     bench_launch(compare_rows, 128, 256, stream, want->device, want->count, p->shape.columns,
                  p->shape.experts / p->world, t, differences);
 }

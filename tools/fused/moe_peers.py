@@ -33,9 +33,9 @@ PRESETS = {"deepseek-v3": (7168, 2048, 256, 8), "qwen3-30b": (2048, 768, 128, 8)
 SAMPLED_ROWS = 192
 # As in include/perseus/fused.h.
 Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32)
-Tuning = struct("Tuning", ctas=u32, share=u32, route_ctas=u32, spread=u32, order=u32, group=u32, put=u32, passes=u32)
+Tuning = struct("Tuning", ctas=u32, cluster=u32, route_ctas=u32, spread=u32, order=u32, rows_per_signal=u32, rows_per_put=u32, passes=u32)
 Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
-Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, groups=pointer)
+Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, expert_rows=pointer)
 
 
 def node_of(args):
@@ -227,8 +227,8 @@ def measure(args, preset, count, zipf, hosts):
            "top_k": top_k, "tokens": count, "zipf": zipf, "gpus": world, "nodes": args.nodes, "usec": round(usec["own"], 1), "product_usec": round(usec["product"], 1),
            "unfused_usec": round(usec["peer"], 1), "comm_usec": round(usec["dispatch"], 1), "compute_usec": round(usec["grouped_mm"], 1),
            "speedup": round(usec["peer"] / usec["own"], 3), "product_ratio": round(usec["grouped_mm"] / usec["product"], 3),
-           "sm_split": {"share": ours.info.tuning.share, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread,
-                        "order": ours.info.tuning.order, "group": ours.info.tuning.group, "put": ours.info.tuning.put,
+           "sm_split": {"share": ours.info.tuning.cluster, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread,
+                        "order": ours.info.tuning.order, "group": ours.info.tuning.rows_per_signal, "put": ours.info.tuning.rows_per_put,
                         "passes": ours.info.tuning.passes},
            "predicted_usec": round(ours.info.predicted_us, 1), "most_rows": int(slowest(theirs.numel())), "map_errors": int(slowest(maps)),
            "beyond_bound": int(slowest(values)) + differing, "checked_launches": sum(w.checked for w in own.values()), "differing_elements": differing,

@@ -29,7 +29,7 @@ static const struct number {
     {"--push-ctas", "tuning", FIELD(tuning.push_ctas)},
     {"--segments", "tuning", FIELD(tuning.segments)},
     {"--spread", "tuning", FIELD(tuning.spread)},
-    {"--group", "tuning", FIELD(tuning.group)},
+    {"--group", "tuning", FIELD(tuning.tiles_per_signal)},
     {"--kill-rank-after", "milliseconds: the last rank's process dies, the others must report it", FIELD(kill_after)},
     {"--ctas", "MoE tuning: SMs that work", FIELD(moe.tuning.ctas)},
     {"--mode", "attention tuning: 2 resident, 3 ring of two buffers", FIELD(attention.tuning.mode)},
@@ -37,10 +37,11 @@ static const struct number {
     {"--slab-rows", "attention tuning", FIELD(attention.tuning.slab_rows)},
     {"--block-rows", "attention tuning", FIELD(attention.tuning.block_rows)},
     {"--overlap", "attention tuning", FIELD(attention.tuning.overlap)},
-    {"--share", "MoE and attention tuning: 2: two SMs share rows, or keys and values; 1: not", FIELD(moe.tuning.share)},
+    {"--share", "MoE and attention tuning: 2: two SMs share rows, or keys and values; 1: not",
+     FIELD(moe.tuning.cluster)},
     {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
     {"--row-spread", "MoE tuning: percent of the product's time", FIELD(moe.tuning.spread)},
-    {"--put-rows", "MoE tuning, several nodes: rows that one put moves", FIELD(moe.tuning.put)},
+    {"--put-rows", "MoE tuning, several nodes: rows that one put moves", FIELD(moe.tuning.rows_per_put)},
     {"--passes", "MoE tuning, several nodes: 2: what needs no other node first; 1: expert by expert",
      FIELD(moe.tuning.passes)},
 };
@@ -56,8 +57,8 @@ static const struct choice {
     {"--one-device", "all ranks on device 0, to check without several GPUs (with --clusters)", FIELD(one_device), 1},
     {"--no-baselines", "own kernels only", FIELD(no_baselines), 1},
     {"--autotune", "time the candidates first and take the best", FIELD(autotune), 1},
-    {"--copy-engine", "tuning", FIELD(tuning.copy_engine), PRS_COPIES_BY_ENGINES},
-    {"--copies-by-ctas", "tuning", FIELD(tuning.copy_engine), PRS_COPIES_BY_CTAS},
+    {"--copy-engine", "tuning", FIELD(tuning.mover), PRS_MOVED_BY_COPY_ENGINES},
+    {"--copies-by-ctas", "tuning", FIELD(tuning.mover), PRS_MOVED_BY_CTAS},
     {"--paced", "tuning", FIELD(tuning.paced), PRS_PACED},
     {"--unpaced", "tuning", FIELD(tuning.paced), PRS_UNPACED},
     {"--fused", "refuse shapes that would take the unfused path", FIELD(tuning.path), PRS_PATH_FUSED},
@@ -223,11 +224,11 @@ static void check_kernels(struct bench_options *o)
         a->shapes[i].causal = a->causal;
         a->shapes[i].heads_first = a->heads_first;
     }
-    a->tuning.group = o->tuning.group;
+    a->tuning.heads_per_step = o->tuning.tiles_per_signal;
     a->tuning.push_ctas = o->tuning.push_ctas;
-    a->tuning.copy_engine = o->tuning.copy_engine;
+    a->tuning.mover = o->tuning.mover;
     a->tuning.spread = o->tuning.spread;
-    a->tuning.share = o->moe.tuning.share;
+    a->tuning.share = o->moe.tuning.cluster;
 }
 
 void bench_options_parse(int argc, char **argv, struct bench_options *o)
@@ -245,7 +246,7 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
     check_kernels(o);
     if (o->moe.zipf_count == 0)
         o->moe.zipf_count = 1; /* 0: all experts are liked the same */
-    if (o->world < 1 || o->world > PRS_FUSED_MAX_WORLD || o->loopback > PRS_FUSED_MAX_WORLD)
+    if (o->world < 1 || o->world > PRS_MAX_LOCAL_RANKS || o->loopback > PRS_MAX_LOCAL_RANKS)
         usage("so many ranks are not possible");
     if (o->iterations > BENCH_MAX_ITERATIONS)
         usage("at most 200 iterations");

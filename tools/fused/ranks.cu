@@ -18,7 +18,7 @@ enum { MEETING_BYTES = 4096 };
 struct bench_meeting {
     uint32_t ready;
     pthread_barrier_t barrier;
-    uint8_t slot[PRS_FUSED_MAX_WORLD][MEETING_BYTES];
+    uint8_t slot[PRS_MAX_LOCAL_RANKS][MEETING_BYTES];
 };
 
 struct member {
@@ -50,7 +50,7 @@ int bench_allgather(void *user, const void *mine, void *all, size_t bytes)
 
 double bench_max(struct bench_rank *rank, double mine)
 {
-    double all[PRS_FUSED_MAX_WORLD], most = mine;
+    double all[PRS_MAX_LOCAL_RANKS], most = mine;
     bench_allgather(rank, &mine, all, sizeof(mine));
     for (uint32_t r = 0; r < rank->world; r++)
         most = all[r] > most ? all[r] : most;

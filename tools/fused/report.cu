@@ -35,8 +35,8 @@ static void print_json(const struct bench_row *r)
            number(r->speedup, 3).t, number(r->tflops, 1).t);
     printf("\"sm_split\":{\"path\":\"%s\",\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
            "\"segments\":%u,\"paced\":%u,\"spread\":%u,\"group\":%u,\"reason\":\"%s\"},",
-           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->lag, t->push_ctas, t->copy_engine,
-           t->segments, t->paced, t->spread, t->group, r->info.reason);
+           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->lag, t->push_ctas, t->mover,
+           t->segments, t->paced, t->spread, t->tiles_per_signal, r->info.reason);
     printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,", r->info.predicted_us,
            r->max_rel_error, r->beyond, (unsigned long long)r->sampled);
     printf("\"checked_launches\":%llu,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n", (unsigned long long)r->checked,
@@ -58,7 +58,7 @@ static void print_line(const struct bench_row *r)
            BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", shape, number(r->own_us, 1).t, number(r->compute_us, 1).t,
            number(r->comm_us, 1).t, number(r->unfused_us, 1).t, number(r->speedup, 2).t,
            t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->band, t->lag, t->paced, t->spread,
-           t->copy_engine == PRS_COPIES_BY_ENGINES ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled,
+           t->mover == PRS_MOVED_BY_COPY_ENGINES ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled,
            (unsigned long long)r->checked);
 }
 
@@ -78,8 +78,8 @@ void bench_report_soak(const struct bench_problem *p, const struct bench_options
         printf("{\"kernel\":\"%s\",\"soak\":true,\"M\":%u,\"N\":%u,\"K\":%u,\"gpus\":%u,\"launches\":%u,\"graph_"
                "replays\":%u,"
                "\"copy_engine\":%u,\"beyond_bound\":%.0f,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
-               BENCH_KERNELS[s->op], s->m, s->n, s->k, p->world, o->soak, o->replay, o->tuning.copy_engine, bad,
-               differences, o->commit);
+               BENCH_KERNELS[s->op], s->m, s->n, s->k, p->world, o->soak, o->replay, o->tuning.mover, bad, differences,
+               o->commit);
     else
         printf("%-14s soak of %u launches and %u replays: %.0f elements wrong at first, %.0f vectors differing later\n",
                BENCH_KERNELS[s->op], o->soak, o->replay, bad, differences);

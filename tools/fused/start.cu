@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct meet_args {
-    uint32_t *flags[PRS_FUSED_MAX_WORLD]; /* [r]: the words of rank r */
+    uint32_t *flags[PRS_MAX_LOCAL_RANKS]; /* [r]: the words of rank r */
     uint32_t rank, world, epoch;
 };
 
@@ -30,10 +30,10 @@ static __global__ void meet_kernel(struct meet_args m)
 
 void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench_rank *rank)
 {
-    void *mine, *all[PRS_FUSED_MAX_WORLD];
+    void *mine, *all[PRS_MAX_LOCAL_RANKS];
     memset(s, 0, sizeof(*s));
     s->rank = rank;
-    BENCH_CALL(prs_fused_alloc(ctx, PRS_FUSED_MAX_WORLD * sizeof(uint32_t), &mine));
+    BENCH_CALL(prs_fused_alloc(ctx, PRS_MAX_LOCAL_RANKS * sizeof(uint32_t), &mine));
     /* Symmetric memory of threads is reachable by its plain pointer; processes let only the library map it, so they
      * skip the GPU-side start line and meet on the host. */
     bench_allgather(rank, &mine, all, sizeof(mine));

@@ -39,7 +39,7 @@ int prs_unfused_open(struct prs_fused_plan *p)
         return r;
     r = prs_symmetric_open(p->ctx, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, (PRS_MAX_WORLD + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
+        r = prs_symmetric_open(p->ctx, (PRS_MAX_LOCAL_RANKS + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
@@ -150,7 +150,7 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     const struct prs_symmetric *home = NULL;
     struct prs_share share = share_of(p);
     struct prs_exchange x = {.share = share, .word = PRS_EXCHANGE_BACK, .what = PRS_AWAIT_BROADCAST};
-    uint8_t *at[PRS_MAX_WORLD] = {c}, *to[PRS_MAX_WORLD] = {c};
+    uint8_t *at[PRS_MAX_LOCAL_RANKS] = {c}, *to[PRS_MAX_LOCAL_RANKS] = {c};
     uint32_t copies = 1;
     int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {

@@ -35,7 +35,7 @@ int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream);
 /* Bytes, an even number, that each of `to` gets. */
 struct prs_unfused_copy {
     const uint8_t *from;
-    uint8_t *to[PRS_MAX_WORLD];
+    uint8_t *to[PRS_MAX_LOCAL_RANKS];
     uint64_t bytes;
     uint32_t copies;
 };
@@ -45,10 +45,10 @@ int prs_unfused_copy(const struct prs_unfused_copy *copy, cudaStream_t stream);
 /* Elements that one rank adds up: those of `near` on this node, in this order, then `far_count` that came from other
  * nodes, the first at `far`, each far_step bytes behind the one before. */
 struct prs_unfused_sum {
-    const uint8_t *near[PRS_MAX_WORLD];
+    const uint8_t *near[PRS_MAX_LOCAL_RANKS];
     const uint8_t *far;
     uint64_t far_step;
-    uint8_t *to[PRS_MAX_WORLD];
+    uint8_t *to[PRS_MAX_LOCAL_RANKS];
     uint64_t elements;
     uint32_t near_count, far_count, copies;
 };
