@@ -180,7 +180,7 @@ static int open_plan(struct prs_fused_plan *p, const struct prs_fused_tuning *tu
     if (r != 0)
         return r;
     prs_schedule_init(&p->args.schedule, shape->op, ctx->config.rank % world, world, nodes, shape->m, shape->n,
-                      shape->k, p->info.tuning.band, p->info.tuning.lag);
+                      shape->k, p->info.tuning.band);
     p->args.n = shape->n;
     p->info.workspace_bytes = sizeof(*p->args.sync.words);
     return prs_sync_open(ctx, &p->args.sync);

@@ -40,7 +40,6 @@ struct prs_schedule {
     uint32_t k_steps;       /* ceil(k / PRS_TILE_K) */
     uint32_t band;          /* pairs in a band, 1..pairs; the last band may be shorter */
     uint32_t bands;         /* ceil(pairs / band) */
-    uint32_t lag;           /* rounds between sending partial sums of a band and adding them up, at least 1 */
     uint32_t segments;      /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
     uint32_t group;         /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
     uint32_t units;         /* what this rank computes */
@@ -53,7 +52,7 @@ struct prs_unit {
 };
 
 PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t op, uint32_t rank, uint32_t world, uint32_t nodes,
-                                  uint32_t m, uint32_t n, uint32_t k, uint32_t band, uint32_t lag)
+                                  uint32_t m, uint32_t n, uint32_t k, uint32_t band)
 {
     s->op = op;
     s->rank = rank;
@@ -68,7 +67,6 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t op, uint32_t 
     s->k_steps = prs_ceil_div(k, PRS_TILE_K);
     s->band = band < 1 ? 1 : band > s->pairs ? s->pairs : band;
     s->bands = prs_ceil_div(s->pairs, s->band);
-    s->lag = lag < 1 ? 1 : lag > s->bands ? s->bands : lag;
     s->segments = 0;
     s->group = 1;
     s->units = world * s->pairs * s->columns;
@@ -154,35 +152,35 @@ PRS_SHARED uint32_t prs_schedule_part(const struct prs_schedule *s, uint32_t blo
 }
 
 /* Rounds between sending the partial sums of a band inside the node and relaying it, or adding it up. */
-PRS_SHARED uint32_t prs_schedule_relay_lag(const struct prs_schedule *s)
+PRS_SHARED uint32_t prs_schedule_relay_delay(const struct prs_schedule *s)
 {
-    return s->locals > 1 ? s->lag : 0;
+    return s->locals > 1 ? 1 : 0;
 }
 
-PRS_SHARED uint32_t prs_schedule_own_lag(const struct prs_schedule *s)
+PRS_SHARED uint32_t prs_schedule_own_delay(const struct prs_schedule *s)
 {
-    return prs_schedule_relay_lag(s) + (s->nodes > 1 ? s->lag : 0);
+    return prs_schedule_relay_delay(s) + (s->nodes > 1 ? 1 : 0);
 }
 
-/* Pairs of the band whose turn it is in this round, `lag` rounds after it was sent. */
-PRS_SHARED uint32_t prs_schedule_turn(const struct prs_schedule *s, uint32_t round, uint32_t lag)
+/* Pairs of the band whose turn it is in this round: the one that was sent `delay` rounds ago. */
+PRS_SHARED uint32_t prs_schedule_turn(const struct prs_schedule *s, uint32_t round, uint32_t delay)
 {
-    return round >= lag && round - lag < s->bands ? prs_schedule_band_pairs(s, round - lag) : 0;
+    return round >= delay && round - delay < s->bands ? prs_schedule_band_pairs(s, round - delay) : 0;
 }
 
 /* Reduce-scatter and all-reduce, round by round. Round r: band r of all blocks that other ranks of this node add up;
- * band r - lag of the counterparts' blocks, whose partial sums from this node travelled in the meantime; band r - 2 lag
- * of the own block, for which the counterparts' sums did too (r - lag on a single node). Mixing them keeps the links
+ * band r - 1 of the counterparts' blocks, whose partial sums from this node travelled in the meantime; band r - 2
+ * of the own block, for which the counterparts' sums did too (r - 1 on a single node). Mixing them keeps the links
  * evenly busy. The first rounds have no own band, the last rounds nothing else. No rank can wait in a circle: a unit of
  * round r waits for units of earlier rounds only. */
 PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
     uint32_t others = s->nodes * (s->locals - 1), relays = s->nodes - 1, tall, relay, own, row, i;
-    uint32_t relay_lag = prs_schedule_relay_lag(s), own_lag = prs_schedule_own_lag(s);
+    uint32_t relay_delay = prs_schedule_relay_delay(s), own_delay = prs_schedule_own_delay(s);
     for (;;) {
         tall = prs_schedule_turn(s, c->round, 0);
-        relay = prs_schedule_turn(s, c->round, relay_lag);
-        own = prs_schedule_turn(s, c->round, own_lag);
+        relay = prs_schedule_turn(s, c->round, relay_delay);
+        own = prs_schedule_turn(s, c->round, own_delay);
         row = others * tall + relays * relay + own;
         if (at - c->first < row * s->columns)
             break;
@@ -192,11 +190,11 @@ PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cur
     row = prs_schedule_raster(row, at - c->first, &u->column);
     if (row < own) {
         u->block = s->rank;
-        u->pair = (c->round - own_lag) * s->band + row;
+        u->pair = (c->round - own_delay) * s->band + row;
     } else if (row - own < relays * relay) {
         row -= own;
         u->block = (s->node + 1 + row / relay) % s->nodes * s->locals + s->local;
-        u->pair = (c->round - relay_lag) * s->band + row % relay;
+        u->pair = (c->round - relay_delay) * s->band + row % relay;
     } else {
         row -= own + relays * relay;
         i = row / tall;

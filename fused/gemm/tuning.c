@@ -117,7 +117,7 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_fused
     uint32_t ctas = t->push_ctas != 0 ? t->push_ctas : 2 * t->clusters, band = t->band, segments = t->segments;
     double spread = t->spread > 1 ? compute_us(shape, t->clusters) * t->spread / 100 : 0, copied, pushed;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1, 1);
+    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, at->world, at->nodes, shape->m, shape->n, shape->k, 1);
     pushed = prs_gather_pushed_us(&s, t->clusters, ctas, spread);
     if (ctx->shared_device || (t->mover == 0 && t->push_ctas != 0))
         t->mover = PRS_MOVED_BY_CTAS;
@@ -164,8 +164,8 @@ static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *s
         info->predicted_us = START_US + (longest > far ? longest : far);
 }
 
-/* One line per shape; the last that fits wins, so that tuning again is appending. */
-static const char LINE[] = "%u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %u";
+/* One line per shape; the last that fits wins, so that tuning again only appends. A line of another version does not fit. */
+static const char LINE[] = "v2 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u";
 
 static bool read_tuning(const char *path, const struct prs_fused_shape *shape, const struct prs_place *at,
                         struct prs_fused_tuning *t)
@@ -178,8 +178,8 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, c
     while (fgets(line, sizeof(line), f) != NULL) {
         unsigned op, m, n, k, nk, w, d;
         struct prs_fused_tuning have = {0};
-        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.lag, &have.push_ctas,
-                   &have.mover, &have.segments, &have.paced, &have.spread, &have.tiles_per_signal) != 16)
+        if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.push_ctas, &have.mover,
+                   &have.segments, &have.paced, &have.spread, &have.tiles_per_signal) != 15)
             continue;
         if (op == (unsigned)shape->op && m == shape->m && n == shape->n && k == shape->k && nk == shape->b_is_n_k &&
             w == at->world && d == at->nodes) {
@@ -214,9 +214,9 @@ int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_plac
     if (f == NULL)
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));
-    written = fprintf(f, "%u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
-                      shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band, t->lag, t->push_ctas,
-                      t->mover, t->segments, t->paced, t->spread, t->tiles_per_signal);
+    written = fprintf(f, "v2 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
+                      shape->k, shape->b_is_n_k, at->world, at->nodes, t->clusters, t->band, t->push_ctas, t->mover,
+                      t->segments, t->paced, t->spread, t->tiles_per_signal);
     if (fclose(f) != 0 || written < 0)
         return prs_fail(-EIO, "fused: writing %s failed: disk full?", path);
     return 0;
@@ -324,8 +324,6 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         gather_us = default_copies(ctx, shape, at, t);
     if (t->band == 0)
         t->band = default_band(shape, at, t->clusters);
-    if (t->lag == 0)
-        t->lag = 1;
     if (t->push_ctas == 0)
         t->push_ctas = 2 * t->clusters;
     if (prs_tuning_copies(t))

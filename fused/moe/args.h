@@ -51,7 +51,6 @@ struct prs_moe_args {
     uint32_t n;     /* columns of the result */
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
-    uint32_t in_turn;    /* 1: clusters take units in turn; 0: as they come */
     uint32_t dispatches; /* 0: the product alone, of rows that are there */
 
     /* This rank's own: */

@@ -79,7 +79,7 @@ PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta
 template <class E>
 PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
 {
-    uint32_t lane = threadIdx.x % 32, units = args.head->blocks * args.route.columns, last = 0;
+    uint32_t lane = threadIdx.x % 32, units = args.head->blocks * args.route.columns;
     struct unit_memory queue = unit_memory_map(m);
     struct unit_ring taken = {0};
     struct ring r = {0, 0};
@@ -88,7 +88,7 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
         struct moe_tile t;
         uint32_t unit;
         if (lane == 0)
-            unit_fetch<E>(args, queue, at, taken, &last);
+            unit_fetch<E>(args, queue, at, taken);
         __syncwarp();
         unit = unit_take(queue, &taken, true);
         if (unit >= units)

@@ -119,8 +119,6 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
     }
     choose_group(&p->shape, t);
     t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->ctx, &p->shape), p->ctx->place.nodes == 1 ? 1 : 2);
-    if (t->order == 0)
-        t->order = PRS_MOE_AS_THEY_COME;
     if (t->spread == 0) /* rows are wanted early, but all at once they are in the product's way */
         t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
     t->route_ctas = at_most(t->route_ctas, p->ctx->sms < MAX_ROUTE_CTAS ? p->ctx->sms : MAX_ROUTE_CTAS);
@@ -161,7 +159,6 @@ static void init_route(struct prs_moe_plan *p)
     r->seat = p->ctx->place.local, r->seats = p->ctx->place.locals;
     r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
     r->passes = p->info.tuning.passes;
-    p->args.in_turn = p->info.tuning.order == PRS_MOE_IN_TURN;
     p->args.n = p->shape.columns;
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
 }

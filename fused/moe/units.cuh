@@ -45,29 +45,25 @@ template <class E> PRS_DEVICE void unit_memory_init(const struct unit_memory &u)
     }
 }
 
-/* One thread of the loading warp, in every CTA, before it takes the unit itself. *last: of the previous call, in the
- * first CTA; at first its cluster. */
+/* One thread of the loading warp, in every CTA, before it takes the unit itself. */
 template <class E>
 PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_memory &u, const struct cta_place &at,
-                           const struct unit_ring &ring, uint32_t *last)
+                           const struct unit_ring &ring)
 {
-    uint32_t slot = ring.taken % UNIT_SLOTS, phase = ring.taken / UNIT_SLOTS & 1;
+    uint32_t slot = ring.taken % UNIT_SLOTS, phase = ring.taken / UNIT_SLOTS & 1, unit;
     if (at.rank != 0) {
         mbarrier_expect(&u.full[slot], UNIT_BYTES);
         return;
     }
     mbarrier_wait(&u.empty[slot], phase ^ 1);
-    if (args.in_turn == 0)
-        *last = atomicAdd(args.next, 1u);
-    else
-        *last = ring.taken == 0 ? at.cluster : *last + at.clusters;
+    unit = atomicAdd(args.next, 1u);
     if (E::cluster > 1) {
-        store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), *last, 0, 0, 0);
+        store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), unit, 0, 0, 0);
         fence_async_shared();
         for (uint32_t cta = 1; cta < E::cluster; cta++)
             bulk_send(u.slot + slot * UNIT_BYTES, u.out + slot * UNIT_BYTES, UNIT_BYTES, &u.full[slot], cta);
     }
-    store_shared_v4(smem_address(u.slot + slot * UNIT_BYTES), *last, 0, 0, 0);
+    store_shared_v4(smem_address(u.slot + slot * UNIT_BYTES), unit, 0, 0, 0);
     mbarrier_arrive(&u.full[slot]);
 }
 

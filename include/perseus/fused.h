@@ -95,7 +95,6 @@ struct prs_fused_tuning {
     uint32_t path;      /* enum prs_fused_path */
     uint32_t clusters;  /* pairs of SMs that work, at most half the SMs */
     uint32_t band;      /* row pairs (256 rows) that are communicated together */
-    uint32_t lag;       /* REDUCE_SCATTER, ALLREDUCE: bands between sending and adding partial sums */
     uint32_t push_ctas; /* ALLGATHER by CTAs: how many push the own block, besides multiplying */
     uint32_t mover;     /* ALLGATHER, enum prs_mover; 0 in a plan of another operation */
     uint32_t segments;  /* ALLGATHER by copy engine: pieces along k in which a band travels */
@@ -169,15 +168,12 @@ struct prs_moe_shape {
     uint32_t weights_are_n_h; /* the experts' weights are [E/W, N, H]; 0: [E/W, H, N] */
 };
 
-enum prs_moe_order { PRS_MOE_IN_TURN = 1, PRS_MOE_AS_THEY_COME = 2 };
-
 /** 0 in a field: chosen by the plan. */
 struct prs_moe_tuning {
     uint32_t ctas;       /* SMs that work */
     uint32_t cluster;    /* 2: pairs of SMs compute two column tiles of the same rows and load them once; 1: not */
     uint32_t route_ctas; /* CTAs of the routing kernel */
     uint32_t spread; /* percent of the product's time over which an SM spreads what it sends; 1: as fast as it can */
-    uint32_t order;  /* enum prs_moe_order: how SMs get their tiles, some of which take half as long as others */
     /* Several nodes, the same on all ranks: */
     uint32_t rows_per_signal; /* rows that one signal stands for, rounded up to whole puts */
     uint32_t rows_per_put;    /* at most rows_per_signal */

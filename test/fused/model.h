@@ -47,7 +47,7 @@ struct model {
 };
 
 struct model_run {
-    uint32_t op, nodes, m, n, k, band, lag, segments, group;
+    uint32_t op, nodes, m, n, k, band, segments, group;
     uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
 };
 

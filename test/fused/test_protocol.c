@@ -29,68 +29,66 @@ static void run_soundly(const struct model_run *shape)
 
 Test(protocol, reduce_scatter_adds_every_partial_of_its_own_epoch, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 1, WORLD * 768, 256, 64, .band = 1, .lag = 1});
+    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 1, WORLD * 768, 256, 64, .band = 1});
 }
 
-Test(protocol, reduce_scatter_with_a_short_last_band_and_a_longer_lag, .timeout = 600)
+Test(protocol, reduce_scatter_with_a_short_last_band, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 1, WORLD * 700, 300, 64, .band = 2, .lag = 2});
+    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 1, WORLD * 700, 300, 64, .band = 2});
 }
 
 Test(protocol, allreduce_ends_only_when_all_blocks_have_come, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLREDUCE, 1, WORLD * 512, 256, 64, .band = 1, .lag = 1});
+    run_soundly(&(struct model_run){PRS_FUSED_ALLREDUCE, 1, WORLD * 512, 256, 64, .band = 1});
 }
 
 Test(protocol, pushed_rows_are_read_in_their_own_epoch, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .lag = 1});
+    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1});
 }
 
 Test(protocol, copied_rows_are_not_overwritten_before_all_have_read_them, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .lag = 1, .segments = 2});
+    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 1, WORLD * 300, 256, 320, .band = 1, .segments = 2});
 }
 
 Test(protocol, nodes_reduce_scatter_relays_sums_of_its_own_epoch, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 768, 256, 64, .band = 1, .lag = 1});
+    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 768, 256, 64, .band = 1});
 }
 
 Test(protocol, nodes_reduce_scatter_with_a_signal_for_many_tiles, .timeout = 600)
 {
-    run_soundly(
-        &(struct model_run){PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 700, 700, 64, .band = 2, .lag = 2, .group = 5});
+    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 2, WORLD * 700, 700, 64, .band = 2, .group = 5});
 }
 
 Test(protocol, nodes_of_one_gpu_reduce_scatter, .timeout = 600)
 {
-    run_soundly(
-        &(struct model_run){PRS_FUSED_REDUCE_SCATTER, 4, WORLD * 512, 256, 64, .band = 1, .lag = 1, .group = 2});
+    run_soundly(&(struct model_run){PRS_FUSED_REDUCE_SCATTER, 4, WORLD * 512, 256, 64, .band = 1, .group = 2});
 }
 
 Test(protocol, nodes_allreduce_ends_only_when_rows_of_all_nodes_have_come, .timeout = 600)
 {
     /* The second tile of the last pair has no rows. */
-    run_soundly(&(struct model_run){PRS_FUSED_ALLREDUCE, 2, WORLD * 384, 512, 64, .band = 1, .lag = 1, .group = 2});
+    run_soundly(&(struct model_run){PRS_FUSED_ALLREDUCE, 2, WORLD * 384, 512, 64, .band = 1, .group = 2});
 }
 
 Test(protocol, nodes_forwarded_rows_are_read_in_their_own_epoch, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 2, WORLD * 300, 256, 640, .band = 1, .lag = 1, .group = 2});
+    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 2, WORLD * 300, 256, 640, .band = 1, .group = 2});
 }
 
 Test(protocol, nodes_of_one_gpu_gather, .timeout = 600)
 {
-    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 4, WORLD * 300, 256, 320, .band = 1, .lag = 1, .group = 3});
+    run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 4, WORLD * 300, 256, 320, .band = 1, .group = 3});
 }
 
 /* The ranks of one node stop between two launches: whoever waits says for which flag of which rank, and all end. */
 static void lose_a_node(uint32_t op)
 {
     unsigned waits, awaited;
-    struct model *m = model_run(
-        &(struct model_run){op, 2, WORLD * 512, 256, 64, .band = 1, .lag = 1, .epochs = 100, .lost_after = 20});
+    struct model *m =
+        model_run(&(struct model_run){op, 2, WORLD * 512, 256, 64, .band = 1, .epochs = 100, .lost_after = 20});
     cr_assert_eq(watch_load(&m->watch.failed), 2);
     cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s", m->watch.text);
     /* The lost rank whose sums or rows they are; or its neighbour, if that waits for the lost node and so sends no

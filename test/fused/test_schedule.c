@@ -6,40 +6,40 @@
 #include <stdlib.h>
 
 struct row {
-    uint32_t op, world, nodes, m, n, k, band, lag, segments;
+    uint32_t op, world, nodes, m, n, k, band, segments;
 };
 
 static struct row shapes[] = {
-    {PRS_FUSED_GEMM, 1, 1, 4096, 4096, 4096, 8, 1},
-    {PRS_FUSED_GEMM, 1, 1, 100, 40, 8, 8, 1},
-    {PRS_FUSED_REDUCE_SCATTER, 2, 1, 512, 256, 64, 1, 1},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 1, 4000, 1384, 264, 3, 1},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 1, 13312, 512, 64, 5, 2},
-    {PRS_FUSED_REDUCE_SCATTER, 8, 1, 16384, 264, 128, 4, 9},
-    {PRS_FUSED_REDUCE_SCATTER, 3, 1, 7680, 1024, 192, 2, 3},
-    {PRS_FUSED_ALLREDUCE, 4, 1, 8192, 8192, 2048, 1, 1},
-    {PRS_FUSED_ALLREDUCE, 5, 1, 5 * 3000, 520, 72, 4, 1},
-    {PRS_FUSED_ALLGATHER, 2, 1, 600, 512, 520, 1, 1},
+    {PRS_FUSED_GEMM, 1, 1, 4096, 4096, 4096, 8},
+    {PRS_FUSED_GEMM, 1, 1, 100, 40, 8, 8},
+    {PRS_FUSED_REDUCE_SCATTER, 2, 1, 512, 256, 64, 1},
+    {PRS_FUSED_REDUCE_SCATTER, 4, 1, 4000, 1384, 264, 3},
+    {PRS_FUSED_REDUCE_SCATTER, 4, 1, 13312, 512, 64, 5},
+    {PRS_FUSED_REDUCE_SCATTER, 8, 1, 16384, 264, 128, 4},
+    {PRS_FUSED_REDUCE_SCATTER, 3, 1, 7680, 1024, 192, 2},
+    {PRS_FUSED_ALLREDUCE, 4, 1, 8192, 8192, 2048, 1},
+    {PRS_FUSED_ALLREDUCE, 5, 1, 5 * 3000, 520, 72, 4},
+    {PRS_FUSED_ALLGATHER, 2, 1, 600, 512, 520, 1},
+    {PRS_FUSED_ALLGATHER, 4, 1, 4000, 2752, 4104, 3},
+    {PRS_FUSED_ALLGATHER, 8, 1, 8 * 2816, 264, 264, 4},
     {PRS_FUSED_ALLGATHER, 4, 1, 4000, 2752, 4104, 3, 1},
-    {PRS_FUSED_ALLGATHER, 8, 1, 8 * 2816, 264, 264, 4, 1},
-    {PRS_FUSED_ALLGATHER, 4, 1, 4000, 2752, 4104, 3, 1, 1},
-    {PRS_FUSED_ALLGATHER, 5, 1, 5 * 2816, 520, 264, 2, 1, 3},
+    {PRS_FUSED_ALLGATHER, 5, 1, 5 * 2816, 520, 264, 2, 3},
     /* several nodes */
-    {PRS_FUSED_REDUCE_SCATTER, 4, 2, 4096, 1024, 64, 2, 1},
-    {PRS_FUSED_REDUCE_SCATTER, 4, 2, 4000, 1384, 264, 3, 2},
-    {PRS_FUSED_REDUCE_SCATTER, 3, 3, 3 * 1280, 512, 64, 1, 1},
-    {PRS_FUSED_REDUCE_SCATTER, 12, 3, 12 * 1536, 264, 64, 4, 1},
-    {PRS_FUSED_ALLREDUCE, 16, 2, 16 * 700, 520, 72, 1, 3},
-    {PRS_FUSED_ALLREDUCE, 6, 3, 6 * 256, 256, 64, 1, 1},
-    {PRS_FUSED_ALLGATHER, 4, 2, 4000, 2752, 4104, 3, 1},
-    {PRS_FUSED_ALLGATHER, 2, 2, 600, 512, 520, 1, 1},
-    {PRS_FUSED_ALLGATHER, 12, 3, 12 * 1100, 264, 264, 2, 1},
+    {PRS_FUSED_REDUCE_SCATTER, 4, 2, 4096, 1024, 64, 2},
+    {PRS_FUSED_REDUCE_SCATTER, 4, 2, 4000, 1384, 264, 3},
+    {PRS_FUSED_REDUCE_SCATTER, 3, 3, 3 * 1280, 512, 64, 1},
+    {PRS_FUSED_REDUCE_SCATTER, 12, 3, 12 * 1536, 264, 64, 4},
+    {PRS_FUSED_ALLREDUCE, 16, 2, 16 * 700, 520, 72, 1},
+    {PRS_FUSED_ALLREDUCE, 6, 3, 6 * 256, 256, 64, 1},
+    {PRS_FUSED_ALLGATHER, 4, 2, 4000, 2752, 4104, 3},
+    {PRS_FUSED_ALLGATHER, 2, 2, 600, 512, 520, 1},
+    {PRS_FUSED_ALLGATHER, 12, 3, 12 * 1100, 264, 264, 2},
 };
 
 static struct prs_schedule schedule_of(const struct row *r, uint32_t rank)
 {
     struct prs_schedule s;
-    prs_schedule_init(&s, r->op, rank, r->world, r->nodes, r->m, r->n, r->k, r->band, r->lag);
+    prs_schedule_init(&s, r->op, rank, r->world, r->nodes, r->m, r->n, r->k, r->band);
     s.segments = r->segments;
     return s;
 }
@@ -282,10 +282,10 @@ ParameterizedTest(struct row *row, schedule, chunks_cover_the_block_and_fill_the
     free(seen);
 }
 
-static struct row copied[] = {{PRS_FUSED_ALLGATHER, 4, 1, 4 * 1300, 300, 640, 1, 1, 2},
-                              {PRS_FUSED_ALLGATHER, 3, 1, 3 * 1300, 600, 640, 4, 1, 3},
-                              {PRS_FUSED_ALLGATHER, 8, 1, 8 * 256, 520, 64, 1, 1, 1},
-                              {PRS_FUSED_ALLGATHER, 2, 1, 2 * 700, 520, 640, 3, 1, 10}};
+static struct row copied[] = {{PRS_FUSED_ALLGATHER, 4, 1, 4 * 1300, 300, 640, 1, 2},
+                              {PRS_FUSED_ALLGATHER, 3, 1, 3 * 1300, 600, 640, 4, 3},
+                              {PRS_FUSED_ALLGATHER, 8, 1, 8 * 256, 520, 64, 1, 1},
+                              {PRS_FUSED_ALLGATHER, 2, 1, 2 * 700, 520, 640, 3, 10}};
 
 ParameterizedTestParameters(schedule, copies_come_in_the_order_in_which_units_need_them)
 {
@@ -335,7 +335,7 @@ Test(schedule, slots_of_one_owner_are_all_different)
         for (uint32_t owner = 0; owner < world; owner++) {
             struct prs_schedule s;
             uint32_t seen = 0;
-            prs_schedule_init(&s, PRS_FUSED_REDUCE_SCATTER, owner, world, 1, world * 256, 256, 64, 1, 1);
+            prs_schedule_init(&s, PRS_FUSED_REDUCE_SCATTER, owner, world, 1, world * 256, 256, 64, 1);
             for (uint32_t sender = 0; sender < world; sender++)
                 if (sender != owner)
                     seen |= 1u << prs_schedule_slot(&s, sender, owner);

@@ -32,7 +32,7 @@ Test(tuning, every_field_is_decided)
         struct prs_fused_plan_info info = choose(op, 8192, 8192, 2048, NULL);
         cr_assert_eq(info.tuning.path, PRS_PATH_FUSED);
         cr_assert_eq(info.tuning.clusters, CLUSTERS);
-        cr_assert(info.tuning.band > 0 && info.tuning.lag > 0 && info.tuning.segments > 0);
+        cr_assert(info.tuning.band > 0 && info.tuning.segments > 0);
         cr_assert(info.tuning.paced != 0 && info.tuning.spread > 0);
         cr_assert(info.predicted_us > 0 && info.reason != NULL);
     }
@@ -40,11 +40,10 @@ Test(tuning, every_field_is_decided)
 
 Test(tuning, what_the_caller_gives_stays)
 {
-    struct prs_fused_tuning wanted = {.clusters = 20, .band = 3, .lag = 2, .spread = 40, .paced = PRS_UNPACED};
+    struct prs_fused_tuning wanted = {.clusters = 20, .band = 3, .spread = 40, .paced = PRS_UNPACED};
     struct prs_fused_plan_info info = choose(PRS_FUSED_REDUCE_SCATTER, 8192, 8192, 2048, &wanted);
     cr_assert_eq(info.tuning.clusters, 20);
     cr_assert_eq(info.tuning.band, 3);
-    cr_assert_eq(info.tuning.lag, 2);
     cr_assert_eq(info.tuning.spread, 40);
     cr_assert_eq(info.tuning.paced, PRS_UNPACED);
 }
@@ -59,7 +58,6 @@ Test(tuning, more_clusters_than_fit_are_not_used)
 Test(tuning, numbers_out_of_range_are_brought_down)
 {
     struct prs_fused_tuning wanted = {.band = UINT32_MAX,
-                                      .lag = UINT32_MAX,
                                       .push_ctas = UINT32_MAX,
                                       .segments = UINT32_MAX,
                                       .spread = UINT32_MAX,
@@ -67,7 +65,7 @@ Test(tuning, numbers_out_of_range_are_brought_down)
                                       .mover = 1};
     struct prs_fused_tuning t = choose(PRS_FUSED_ALLGATHER, 8192, 2048, 8192, &wanted).tuning;
     struct prs_schedule s;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band, t.lag);
+    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 8192, 2048, 8192, t.band);
     s.segments = t.segments;
     s.group = t.tiles_per_signal;
     cr_assert(t.segments <= 8192 / PRS_TILE_K, "%u segments", t.segments);
@@ -183,8 +181,7 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
     int fd = mkstemp(path);
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, 0},
                            other = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1032, 0};
-    struct prs_fused_tuning first = {.band = 1, .lag = 1}, second = {.band = 2, .lag = 1, .spread = 33},
-                            third = {.band = 4};
+    struct prs_fused_tuning first = {.band = 1}, second = {.band = 2, .spread = 33}, third = {.band = 4};
     struct prs_fused_plan_info info;
     struct prs_place here = {.world = 4, .nodes = 1, .locals = 4};
     cr_assert(fd >= 0);
@@ -209,7 +206,7 @@ Test(tuning, gaps_add_up_to_the_share_of_the_compute_time)
     struct prs_fused_tuning t = {.clusters = CLUSTERS, .push_ctas = 132, .spread = 50, .paced = PRS_UNPACED};
     struct prs_schedule s;
     uint32_t push, store, half;
-    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2, 1);
+    prs_schedule_init(&s, PRS_FUSED_ALLGATHER, 0, 4, 1, 16384, 4096, 16384, 2);
     prs_tuning_gaps(&shape, &t, &s, &push, &store);
     half = push;
     t.spread = 100;

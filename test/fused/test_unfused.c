@@ -253,7 +253,7 @@ static void open_rank(struct model *m, uint32_t r, const struct shape *x)
 {
     struct rank *me = &m->ranks[r];
     me->model = m;
-    prs_schedule_init(&me->s, x->op, r, WORLD, x->nodes, WORLD, 1, 1, 1, 1);
+    prs_schedule_init(&me->s, x->op, r, WORLD, x->nodes, WORLD, 1, 1, 1);
     me->staging = calloc(1, prs_exchange_received(&m->share, x->nodes, x->nodes - 1));
     me->result = calloc(1, m->share.all * 2);
     cr_assert(me->staging != NULL && me->result != NULL);

@@ -26,7 +26,6 @@ step peers 240 torchrun --nproc-per-node "$gpus" tools/fused/moe_peers.py --libr
 # What to choose: rows shared by two SMs or not, the other layout of the weights, routing CTAs.
 step share_1 90 $bench --gpus "$gpus" $target --share 1
 step share_2 90 $bench --gpus "$gpus" $target --share 2
-step in_turn 90 $bench --gpus "$gpus" $target --in-turn
 step layout_kn 90 $bench --gpus "$gpus" --preset deepseek-v3 --tokens 512 --tokens 8192 --layout kn --iterations 12
 for n in 16 32 64 128; do
     step route_$n 60 $bench --gpus "$gpus" --preset deepseek-v3 --tokens 512 --tokens 8192 --layout nk --iterations 12 --route-ctas $n

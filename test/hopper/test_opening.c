@@ -218,7 +218,7 @@ static void open_while_file_changes(uint32_t rank, struct ranks_self *self, void
         usleep(1000);
     if (rank == 0) {
         f = fopen(both->file, "w");
-        cr_assert(f && fprintf(f, "3 2048 256 64 1 2 1 : 0 1 2 0 0 0 0 0 0\n") > 0);
+        cr_assert(f && fprintf(f, "v2 3 2048 256 64 1 2 1 : 0 1 0 0 0 0 33 0\n") > 0);
         (void)fclose(f);
     }
     keep_result(both, rank, prs_fused_plan_open(ctx, &shape, NULL, &plan));
@@ -243,7 +243,7 @@ Test(opening, all_ranks_take_what_rank_0_finds_in_the_tuning_file, .timeout = 60
     cr_assert_str_eq(both.info[0].reason, "tuning file");
     cr_assert_eq(both.info[0].tuning.band, 1);
     cr_assert_eq(both.info[1].tuning.band, 1, "rank 1 took %u", both.info[1].tuning.band);
-    cr_assert_eq(both.info[1].tuning.lag, 2, "rank 1 took %u", both.info[1].tuning.lag);
+    cr_assert_eq(both.info[1].tuning.spread, 33, "rank 1 took %u", both.info[1].tuning.spread);
 }
 
 /* ---- invalid arguments ---- */

@@ -202,12 +202,12 @@ static bool report(struct run *r)
         print_number("usec", usec[OWN]);
         print_number("product_usec", usec[PRODUCT]);
         print_number("tflops", tflops);
-        printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,\"order\":%u,"
+        printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,"
                "\"group\":%u,\"put\":%u,\"passes\":%u}"
                ",\"predicted_"
                "usec\":%.1f,",
-               most, t->cluster, t->ctas, t->route_ctas, t->spread, t->order, t->rows_per_signal, t->rows_per_put,
-               t->passes, r->info.predicted_us);
+               most, t->cluster, t->ctas, t->route_ctas, t->spread, t->rows_per_signal, t->rows_per_put, t->passes,
+               r->info.predicted_us);
         printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,", error, bad, maps,
                (unsigned long long)v->sampled);
         printf("\"checked_launches\":%llu,\"differing_elements\":%.0f,\"commit\":\"%s\"}\n",

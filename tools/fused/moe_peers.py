@@ -33,7 +33,8 @@ PRESETS = {"deepseek-v3": (7168, 2048, 256, 8), "qwen3-30b": (2048, 768, 128, 8)
 SAMPLED_ROWS = 192
 # As in include/perseus/fused.h.
 Shape = struct("Shape", tokens=u32, hidden=u32, columns=u32, experts=u32, top_k=u32, capacity=u32, weights_are_n_h=u32)
-Tuning = struct("Tuning", ctas=u32, cluster=u32, route_ctas=u32, spread=u32, order=u32, rows_per_signal=u32, rows_per_put=u32, passes=u32)
+Tuning = struct("Tuning", ctas=u32, cluster=u32, route_ctas=u32, spread=u32, rows_per_signal=u32, rows_per_put=u32, passes=u32)
+OPTIONS = ("ctas", "share", "route_ctas", "spread", "group", "put", "passes")  # of the command line, for the fields of Tuning
 Info = struct("Info", tuning=Tuning, capacity=u32, workspace_bytes=ctypes.c_uint64, sent_bytes=ctypes.c_uint64, predicted_us=ctypes.c_double)
 Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weights=pointer, weights=pointer, out=pointer, rows=pointer, expert_rows=pointer)
 
@@ -50,7 +51,7 @@ class Ours:
         self.ctx = Context(args.library, torch.cuda.current_device(), hosts, args.timeout_ms, node_of(args) + 1)
         self.lib, self.plan, self.info = self.ctx.lib, pointer(), Info()
         self.lib.prs_moe_plan_close.restype = self.lib.prs_moe_plan_query.restype = None
-        tuning = Tuning(args.ctas, args.share, args.route_ctas, args.spread, args.order, args.group, args.put, args.passes)
+        tuning = Tuning(*(getattr(args, name) for name in OPTIONS))
         self.ctx.check(self.lib.prs_moe_plan_open(self.ctx.handle, ctypes.byref(shape), ctypes.byref(tuning), ctypes.byref(self.plan)), "prs_moe_plan_open")
         self.lib.prs_moe_plan_query(self.plan, ctypes.byref(self.info))
 
@@ -228,7 +229,7 @@ def measure(args, preset, count, zipf, hosts):
            "unfused_usec": round(usec["peer"], 1), "comm_usec": round(usec["dispatch"], 1), "compute_usec": round(usec["grouped_mm"], 1),
            "speedup": round(usec["peer"] / usec["own"], 3), "product_ratio": round(usec["grouped_mm"] / usec["product"], 3),
            "sm_split": {"share": ours.info.tuning.cluster, "ctas": ours.info.tuning.ctas, "route_ctas": ours.info.tuning.route_ctas, "spread": ours.info.tuning.spread,
-                        "order": ours.info.tuning.order, "group": ours.info.tuning.rows_per_signal, "put": ours.info.tuning.rows_per_put,
+                        "group": ours.info.tuning.rows_per_signal, "put": ours.info.tuning.rows_per_put,
                         "passes": ours.info.tuning.passes},
            "predicted_usec": round(ours.info.predicted_us, 1), "most_rows": int(slowest(theirs.numel())), "map_errors": int(slowest(maps)),
            "beyond_bound": int(slowest(values)) + differing, "checked_launches": sum(w.checked for w in own.values()), "differing_elements": differing,
@@ -252,8 +253,8 @@ def main():
     parser.add_argument("--nodes", type=int, default=1, help="emulated; start torchrun under softnic-run")
     parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     parser.add_argument("--commit", default="unknown")
-    for name in Tuning._fields_:
-        parser.add_argument("--" + name[0].replace("_", "-"), type=int, default=0)
+    for name in OPTIONS:
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=0)
     args = parser.parse_args()
     bounded(args.limit_s)
     if not torch.cuda.is_available():

@@ -25,7 +25,6 @@ static const struct number {
     {"--loopback", "one rank plays so many: times the protocol without NVLink (results are not sums)", FIELD(loopback)},
     {"--clusters", "tuning, as in perseus/fused.h", FIELD(tuning.clusters)},
     {"--band", "tuning", FIELD(tuning.band)},
-    {"--lag", "tuning", FIELD(tuning.lag)},
     {"--push-ctas", "tuning", FIELD(tuning.push_ctas)},
     {"--segments", "tuning", FIELD(tuning.segments)},
     {"--spread", "tuning", FIELD(tuning.spread)},
@@ -62,7 +61,6 @@ static const struct choice {
     {"--paced", "tuning", FIELD(tuning.paced), PRS_PACED},
     {"--unpaced", "tuning", FIELD(tuning.paced), PRS_UNPACED},
     {"--fused", "refuse shapes that would take the unfused path", FIELD(tuning.path), PRS_PATH_FUSED},
-    {"--in-turn", "MoE tuning: SMs take tiles in turn, not as they come", FIELD(moe.tuning.order), PRS_MOE_IN_TURN},
     {"--ragged", "MoE: ranks have different numbers of tokens", FIELD(moe.ragged), 1},
     {"--unfused", "take the unfused path", FIELD(tuning.path), PRS_PATH_UNFUSED},
 };

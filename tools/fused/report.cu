@@ -33,10 +33,10 @@ static void print_json(const struct bench_row *r)
            number(r->compute_us, 1).t, number(r->comm_us, 1).t, number(r->unfused_us, 1).t);
     printf("\"ratio_to_floor\":%s,\"speedup\":%s,\"tflops\":%s,", number(r->own_us / r->floor_us, 3).t,
            number(r->speedup, 3).t, number(r->tflops, 1).t);
-    printf("\"sm_split\":{\"path\":\"%s\",\"clusters\":%u,\"band\":%u,\"lag\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
+    printf("\"sm_split\":{\"path\":\"%s\",\"clusters\":%u,\"band\":%u,\"push_ctas\":%u,\"copy_engine\":%u,"
            "\"segments\":%u,\"paced\":%u,\"spread\":%u,\"group\":%u,\"reason\":\"%s\"},",
-           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->lag, t->push_ctas, t->mover,
-           t->segments, t->paced, t->spread, t->tiles_per_signal, r->info.reason);
+           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->clusters, t->band, t->push_ctas, t->mover, t->segments,
+           t->paced, t->spread, t->tiles_per_signal, r->info.reason);
     printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,", r->info.predicted_us,
            r->max_rel_error, r->beyond, (unsigned long long)r->sampled);
     printf("\"checked_launches\":%llu,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n", (unsigned long long)r->checked,
@@ -54,10 +54,10 @@ static void print_line(const struct bench_row *r)
                "speedup", "choices; wrong elements of those sampled; launches checked");
     headed = true;
     snprintf(shape, sizeof(shape), "%ux%ux%u", s->m, s->n, s->k);
-    printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s band %u lag %u pace %u spread %u%s; %.0f of %llu; %llu\n",
+    printf("%-14s %-3s %-20s %10s %10s %10s %10s %8s  %s band %u pace %u spread %u%s; %.0f of %llu; %llu\n",
            BENCH_KERNELS[s->op], s->b_is_n_k ? "nk" : "kn", shape, number(r->own_us, 1).t, number(r->compute_us, 1).t,
            number(r->comm_us, 1).t, number(r->unfused_us, 1).t, number(r->speedup, 2).t,
-           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->band, t->lag, t->paced, t->spread,
+           t->path == PRS_PATH_FUSED ? "fused" : "unfused", t->band, t->paced, t->spread,
            t->mover == PRS_MOVED_BY_COPY_ENGINES ? " copy engine" : "", r->beyond, (unsigned long long)r->sampled,
            (unsigned long long)r->checked);
 }
