@@ -92,8 +92,6 @@ PRS_DEVICE void release(uint64_t *empty)
 template <class E> PRS_DEVICE void release_block(uint64_t *empty)
 {
     uint32_t lane = threadIdx.x % 32;
-    /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) a block of keys is released at the other CTA:
-     * s/mbarrier_arrive_at(empty, lane/mbarrier_arrive(empty/ */
     if (E::cluster == 1)
         release(empty);
     else if (lane < E::cluster)

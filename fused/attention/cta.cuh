@@ -75,8 +75,6 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
     }
     for (int i = 0; i < PRS_ATTENTION_STAGES; i++) {
         mbarrier_init(&m->k_full[i], 1);
-        /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) both CTAs have read a block:
-         * s#E::cluster *## */
         mbarrier_init(&m->k_empty[i], E::cluster * 4 * E::warpgroups); /* all CTAs read what any multicasts */
         mbarrier_init(&m->v_full[i], 1);
         mbarrier_init(&m->v_empty[i], E::cluster * 4 * E::warpgroups);
@@ -95,8 +93,6 @@ template <class E> PRS_DEVICE uint32_t cluster_rank(void)
 /* The first of this CTA's rows of a task, in the segment. */
 template <class E> PRS_DEVICE uint32_t first_row(const struct prs_attention_task &t)
 {
-    /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) each CTA has rows of its own:
-     * s/+ cluster_rank<E>() * E::tile_rows// */
     return t.tile * E::task_rows + cluster_rank<E>() * E::tile_rows;
 }
 

@@ -13,8 +13,8 @@ struct prs_attention_deal {
     uint64_t mean, most; /* steps of a CTA, with what a piece costs besides its own */
 };
 
-/* Deals all tasks to so many CTAs, or clusters where two CTAs do a task together: the same work for each, and to each
- * in the order in which groups arrive. The same for the same schedule. 0 or -ENOMEM. */
+/* Deals all tasks to so many CTAs: the same work for each, and to each in the order
+ * in which groups arrive. The same for the same schedule. 0 or -ENOMEM. */
 int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_attention_schedule *s, uint32_t ctas);
 void prs_attention_deal_fini(struct prs_attention_deal *deal);
 

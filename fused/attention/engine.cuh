@@ -38,8 +38,6 @@ __global__ void __launch_bounds__(E::threads, 1)
         tensor_map_prefetch(&args.k);
         tensor_map_prefetch(&args.v);
     }
-    /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) cluster barrier before the first multicast:
-     * s/meet<E>/__syncthreads/ */
     meet<E>(); /* the barriers of all CTAs exist before anything is multicast to them */
 
     if (threadIdx.x < 128) {
@@ -56,8 +54,6 @@ __global__ void __launch_bounds__(E::threads, 1)
     }
     if (E::cluster == 1 && args.schedule.world == 1)
         return;
-    /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) cluster barrier before leaving, attention:
-     * s/meet<E>/__syncwarp(); __syncthreads/ */
     meet<E>(); /* another CTA may still multicast here, or arrive on this CTA's barriers */
     if (args.schedule.world == 1)
         return;

@@ -13,46 +13,32 @@ struct instance {
     struct launch_shape shape;
 };
 
-template <class E> static constexpr struct instance instance_of(uint32_t overlap)
+template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0> static constexpr struct instance make(void)
 {
-    return {{E::head_dim, E::block, overlap, E::far, E::cluster, E::task_rows},
+    using E = attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR, 1>;
+    return {{E::head_dim, E::block, OVERLAP, E::far, E::task_rows},
             attention_kernel<E>,
             {E::cluster, E::threads, E::shared_bytes}};
 }
 
-template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0, int CLUSTER = 1>
-static constexpr struct instance make(void)
-{
-    return instance_of<attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR, CLUSTER>>(OVERLAP);
-}
+enum { OVERLAP_BOTH = OVERLAP_BLOCKS | OVERLAP_WARPGROUPS };
 
-/* The best of a head_dim comes first (attention_tuning.c chooses among them). */
+/* The first that fits is taken where the tuning leaves a choice open. */
 static const struct instance instances[] = {
-    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
-    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
-    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP>(),
-    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP>(),
-    make<128, 176, 2, OVERLAP_BLOCKS>(),
-    make<128, 176, 2, OVERLAP_WARPGROUPS>(),
-    make<128, 128, 2, OVERLAP_BLOCKS>(),
-    make<128, 128, 2, OVERLAP_WARPGROUPS>(),
-    make<64, 128, 3, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
-    make<64, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS>(),
-    make<64, 128, 3, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP>(),
-    make<64, 128, 3, OVERLAP_WARPGROUPS>(),
-    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
-    make<64, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 1>(),
-    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 0, 2>(),
-    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS, 0, 2>(),
-    make<128, 176, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP, 0, 2>(),
-    make<128, 128, 2, OVERLAP_BLOCKS | OVERLAP_WARPGROUPS | OVERLAP_KEEPS_TOP, 0, 2>(),
+    make<128, 176, 2, OVERLAP_BOTH>(),
+    make<128, 128, 2, OVERLAP_BOTH>(),
+    make<128, 176, 2, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
+    make<128, 128, 2, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
+    make<64, 128, 3, OVERLAP_BOTH>(),
+    make<64, 128, 3, OVERLAP_BOTH | OVERLAP_KEEPS_TOP>(),
+    make<128, 128, 2, OVERLAP_BOTH, 1>(),
+    make<64, 128, 2, OVERLAP_BOTH, 1>(),
 };
 
 static const struct instance *find(const struct prs_attention_kernel *wanted)
 {
     for (const struct instance &i : instances)
         if (i.choices.head_dim == wanted->head_dim && i.choices.far == wanted->far &&
-            i.choices.share == wanted->share &&
             (wanted->block_rows == 0 || i.choices.block_rows == wanted->block_rows) &&
             (wanted->overlap == 0 || i.choices.overlap == wanted->overlap))
             return &i;

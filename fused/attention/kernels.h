@@ -10,7 +10,6 @@
 struct prs_attention_kernel {
     uint32_t head_dim, block_rows, overlap; /* compile-time choices */
     uint32_t far;                           /* 1: for several nodes */
-    uint32_t share;                         /* CTAs of a cluster, which share keys and values: 1 or 2 */
     uint32_t tile_rows;                     /* of a task */
 };
 

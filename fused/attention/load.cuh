@@ -65,8 +65,6 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
     uint64_t *full = (KIND == PRS_KEYS ? m.k_full : m.v_full) + stage;
     uint8_t *to = m.base + (KIND == PRS_KEYS ? E::at_k : E::at_v) + stage * E::block_bytes;
     int32_t row = (int32_t)(w.block * s->block_rows);
-    /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) both CTAs wait for what they load:
-     * s/0/0 && cluster_rank<E>() == 0/ */
     if (order != 0)
         await_block(args, t, KIND, w, ready);
     mbarrier_wait((KIND == PRS_KEYS ? m.k_empty : m.v_empty) + stage, phase_of(step) ^ 1);
@@ -88,8 +86,6 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
         tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
     } else { /* its part of the columns, for all */
         uint32_t part = cluster_rank<E>();
-        /* MUTANT(emulator attention/ranks_whose_ctas_share_keys_are_right) each CTA loads its half of the columns:
-         * s/(int32_t)part/0/ */
         tma_load_5d_multicast(to + part * (E::block_bytes / E::cluster), map, full, 0, row, (int32_t)part, at.u, at.v,
                               (1 << E::cluster) - 1);
     }

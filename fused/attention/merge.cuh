@@ -9,8 +9,6 @@
 /* Which 16 rows of the task this warp has. */
 template <class E> PRS_DEVICE uint32_t warp_of_task(void)
 {
-    /* MUTANT(emulator attention/tasks_that_are_cut_are_put_together_by_two_ctas)
-     * each CTA has a place of its own in a part: s#cluster_rank<E>() * (E::tile_rows / 16) +## */
     return cluster_rank<E>() * (E::tile_rows / 16) + threadIdx.x / 32 - 4;
 }
 

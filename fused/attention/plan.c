@@ -49,13 +49,13 @@ static uint32_t planes_of(const struct prs_attention_plan *p, uint32_t heads)
 
 /* What is loaded or fetched at one time. */
 struct box {
-    uint32_t rows, ctas; /* ctas: that take so many parts of the columns, one each */
+    uint32_t rows;
     bool swizzled;
 };
 
 static struct box box_of_block(const struct prs_attention_plan *p)
 {
-    return (struct box){p->args.schedule.block_rows, p->info.tuning.share, true};
+    return (struct box){p->args.schedule.block_rows, true};
 }
 
 /* A tensor of the caller, or several of a kind one behind the other, seen as attention_layout.h says. */
@@ -69,7 +69,7 @@ static int encode_tensors(const struct prs_attention_plan *p, const void *base, 
         .base = base,
         .size = {columns, s->segment_rows, parts, heads, (uint64_t)count * planes_of(p, heads)},
         .stride = {x.row * BF16_BYTES, (uint64_t)columns * BF16_BYTES, x.head * BF16_BYTES, x.segment * BF16_BYTES},
-        .box = {columns, box.rows, parts / box.ctas, 1, 1},
+        .box = {columns, box.rows, parts, 1, 1},
         .swizzled = box.swizzled};
     if (p->shape.heads_first != 0) {
         v.size[3] = s->segments;
@@ -98,7 +98,7 @@ static int encode_received(struct prs_attention_plan *p)
     struct prs_tensor_view v = {.base = p->staging->at[0],
                                 .size = {SWIZZLE_COLUMNS, s->segment_rows, parts, prs_attention_stages(s), 1},
                                 .stride = {row, SWIZZLE_COLUMNS * BF16_BYTES, stage, stage},
-                                .box = {SWIZZLE_COLUMNS, box.rows, parts / box.ctas, 1, 1},
+                                .box = {SWIZZLE_COLUMNS, box.rows, parts, 1, 1},
                                 .swizzled = true};
     return prs_tensor_view_encode(&v, &p->args.received);
 }
@@ -109,7 +109,7 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     struct prs_attention_args *a = &p->args;
     const struct prs_attention_schedule *s = &a->schedule;
     size_t pieces = d->pieces_count * sizeof(*d->pieces), parts = d->parts_count * sizeof(*d->parts);
-    size_t starts = (prs_attention_tuning_clusters(&p->info.tuning) + 1) * sizeof(*d->starts);
+    size_t starts = (p->info.tuning.ctas + 1) * sizeof(*d->starts);
     size_t counters = d->parts_count * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
     size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, p->shape.head_dim) * sizeof(float);
     size_t at_partial = (pieces + 127) / 128 * 128, at_parts = at_partial + partial, at_counters = at_parts + parts;
@@ -139,7 +139,7 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
 static int open_deal(struct prs_attention_plan *p)
 {
     struct prs_attention_deal deal;
-    int r = prs_attention_deal_init(&deal, &p->args.schedule, prs_attention_tuning_clusters(&p->info.tuning));
+    int r = prs_attention_deal_init(&deal, &p->args.schedule, p->info.tuning.ctas);
     if (r != 0)
         return r;
     r = upload_deal(p, &deal);
@@ -209,18 +209,14 @@ static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
         t->overlap = prs_attention_tuning_overlap(&p->shape, &p->ctx->place);
     if (t->block_rows == 0)
         t->block_rows = prs_attention_tuning_block(&p->shape, &p->ctx->place);
-    if (t->share == 0)
-        t->share = 1;
     p->kernel = (struct prs_attention_kernel){.head_dim = p->shape.head_dim,
                                               .block_rows = t->block_rows,
                                               .overlap = t->overlap,
-                                              .far = p->ctx->place.nodes > 1,
-                                              .share = t->share};
+                                              .far = p->ctx->place.nodes > 1};
     r = prs_attention_kernel_find(&p->kernel);
     if (r != 0)
-        return prs_fail(-EINVAL,
-                        "attention: no kernel for head_dim %u with %u keys a step, overlap %u and share %u on %u nodes",
-                        p->shape.head_dim, t->block_rows, t->overlap, t->share, p->ctx->place.nodes);
+        return prs_fail(-EINVAL, "attention: no kernel for head_dim %u with %u keys a step and overlap %u on %u nodes",
+                        p->shape.head_dim, t->block_rows, t->overlap, p->ctx->place.nodes);
     r = prs_attention_kernel_prepare(&p->kernel, ctas);
     if (r != 0)
         return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
@@ -321,8 +317,8 @@ static int encode_inputs(struct prs_attention_plan *p, const void *q, const void
 {
     struct prs_attention_args *a = &p->args;
     uint32_t heads_kv = p->shape.heads_kv;
-    struct box queries = {WARPGROUP_ROWS, 1, true}, block = box_of_block(p);
-    struct box piece = {prs_attention_piece_rows(p->shape.head_dim), 1, false};
+    struct box queries = {WARPGROUP_ROWS, true}, block = box_of_block(p);
+    struct box piece = {prs_attention_piece_rows(p->shape.head_dim), false};
     bool pushes = a->schedule.world > 1 && a->planes == 0;
     int r = encode_tensor(p, q, p->shape.heads_q, queries, &a->q);
     if (r == 0)

@@ -69,11 +69,6 @@ uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const
     return place->nodes > 1 || a->seq < least ? 0 : 7;
 }
 
-uint32_t prs_attention_tuning_clusters(const struct prs_attention_tuning *t)
-{
-    return t->ctas / t->share;
-}
-
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
     return (uint64_t)prs_attention_stages(s) * s->segment_rows * a->head_dim * 2;
@@ -124,7 +119,7 @@ static double copied_us(const struct prs_attention_shape *a, const struct prs_at
                         const struct prs_attention_tuning *t, uint32_t groups)
 {
     double compute = compute_us(a, s->world, t->ctas);
-    double wave = compute / ((double)s->tasks / prs_attention_tuning_clusters(t));
+    double wave = compute / ((double)s->tasks / t->ctas);
     double copies = most_sent(a, s) / COPY_BYTES_PER_US + 3.0 * groups * (s->world - 1) * COPY_US;
     double waits = copies / groups + wave / s->world - wave, rest = compute / groups - wave;
     double busy = compute + (waits > 0 ? waits : 0), late = copies + (rest > 0 ? rest : 0) + wave / s->world;
@@ -232,7 +227,6 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     int r;
     if (t->ctas == 0 || t->ctas > ctas)
         t->ctas = ctas;
-    t->ctas = t->ctas < t->share ? t->share : t->ctas / t->share * t->share;
     if (t->mover > PRS_MOVED_BY_CTAS)
         return prs_fail(-EINVAL, "attention: mover %u of the tuning does not exist", t->mover);
     if (t->mover == 0 && t->push_ctas != 0)
@@ -246,9 +240,8 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
      */
     per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
     pairs = a->batch * a->heads_kv;
-    s->group = t->heads_per_step != 0
-                   ? t->heads_per_step
-                   : prs_ceil_div(pairs, prs_ceil_div(pairs, prs_ceil_div(prs_attention_tuning_clusters(t), per_pair)));
+    s->group = t->heads_per_step != 0 ? t->heads_per_step
+                                      : prs_ceil_div(pairs, prs_ceil_div(pairs, prs_ceil_div(t->ctas, per_pair)));
     s->depth = UINT32_MAX;
     prs_attention_schedule_init(s, place->rank, world, &shares);
     t->heads_per_step = s->group;

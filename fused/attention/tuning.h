@@ -18,13 +18,10 @@ uint32_t prs_attention_tuning_block(const struct prs_attention_shape *shape, con
 uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *shape, const struct prs_place *place);
 
 /* Decides every field of info->tuning but workspace_limit, which is set, fills the schedule, and predicts. ctas: how
- * many can run at once; block_rows, overlap, share and tile_rows are those of the kernel that was found. 0, -EINVAL, or
+ * many can run at once; block_rows, overlap and tile_rows are those of the kernel that was found. 0, -EINVAL, or
  * -ENOMEM. */
 int prs_attention_tuning_choose(const struct prs_attention_shape *shape, const struct prs_place *place, uint32_t ctas,
                                 struct prs_attention_info *info, struct prs_attention_schedule *schedule);
-
-/* Those who get tasks, of tuning->share CTAs each. */
-uint32_t prs_attention_tuning_clusters(const struct prs_attention_tuning *tuning);
 
 /* Bytes of staging memory. */
 uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *shape, const struct prs_attention_schedule *s);

@@ -302,18 +302,16 @@ enum prs_attention_mode {
 
 /** 0 in a field: chosen by the plan. The same on all ranks. */
 struct prs_attention_tuning {
-    uint32_t mode;           /* enum prs_attention_mode */
-    uint32_t ctas;           /* SMs that work */
-    uint32_t heads_per_step; /* (batch, KV head) pairs that travel, and are worked on, together */
-    uint32_t slab_rows;      /* pushed: positions that share one arrival counter, a multiple of 64 */
-    uint32_t push_ctas;      /* SMs that send, besides computing; 0: copy engines do */
-    uint32_t spread;         /* percent of the compute time over which an SM spreads what it sends; 1: at once */
-    uint32_t block_rows;     /* keys of one step: 176 or 128, as compiled */
-    uint32_t overlap;        /* bits: 1 softmax under products of the same warpgroup, 2 under the other's, 4 results
+    uint32_t mode;            /* enum prs_attention_mode */
+    uint32_t ctas;            /* SMs that work */
+    uint32_t heads_per_step;  /* (batch, KV head) pairs that travel, and are worked on, together */
+    uint32_t slab_rows;       /* pushed: positions that share one arrival counter, a multiple of 64 */
+    uint32_t push_ctas;       /* SMs that send, besides computing; 0: copy engines do */
+    uint32_t spread;          /* percent of the compute time over which an SM spreads what it sends; 1: at once */
+    uint32_t block_rows;      /* keys of one step: 176 or 128, as compiled */
+    uint32_t overlap;         /* bits: 1 softmax under products of the same warpgroup, 2 under the other's, 4 results
                              multiplied only when probabilities could exceed 2^8 */
-    uint32_t mover;          /* enum prs_mover: who moves keys and values. Copy engines: on one node, resident */
-    uint32_t share; /* 2: pairs of SMs compute two tiles of the same head and share its keys and values: head_dim
-                             128 on one node, overlap 3 or 7; for long tasks, to be tried. 1, the default: they do not */
+    uint32_t mover;           /* enum prs_mover: who moves keys and values. Copy engines: on one node, resident */
     uint64_t workspace_limit; /* bytes; default half of what is free on the fullest GPU */
 };
 

@@ -22,9 +22,6 @@ static struct choice choose_over(uint32_t nodes, const struct prs_attention_shap
     struct prs_place place = {0, world, 0, nodes, 0, world / nodes};
     if (wanted != NULL)
         c.info.tuning = *wanted;
-    if (c.info.tuning.share == 0)
-        c.info.tuning.share = 1;
-    c.schedule.tile_rows *= c.info.tuning.share;
     if (c.info.tuning.workspace_limit == 0)
         c.info.tuning.workspace_limit = 60ull << 30;
     c.result = prs_attention_tuning_choose(shape, &place, SMS, &c.info, &c.schedule);
@@ -65,7 +62,6 @@ Test(attention_tuning, what_the_caller_gives_stays)
         .mode = PRS_ATTENTION_RING, .ctas = 100, .heads_per_step = 3, .slab_rows = 128, .push_ctas = 20, .spread = 33};
     struct prs_attention_tuning have = choose(&PLAIN, 4, &wanted).info.tuning;
     wanted.mover = PRS_MOVED_BY_CTAS;
-    wanted.share = 1;
     wanted.workspace_limit = have.workspace_limit;
     cr_assert_eq(memcmp(&wanted, &have, sizeof(have)), 0);
 }
@@ -79,24 +75,6 @@ Test(attention_tuning, what_cannot_be_is_brought_down)
     cr_assert_eq(have.push_ctas, SMS);
     cr_assert_eq(have.heads_per_step, 64, "all pairs");
     cr_assert_eq(have.slab_rows, 2048, "the whole share");
-}
-
-/* Twice the rows a task, half as many who take one: the same groups, whoever moves them. */
-Test(attention_tuning, pairs_of_ctas_take_tasks_together)
-{
-    struct prs_attention_tuning odd = {.ctas = 101, .share = 2}, none = {.ctas = 1, .share = 2},
-                                alone = {.mover = PRS_MOVED_BY_CTAS}, pairs = alone;
-    struct choice c;
-    cr_assert_eq(choose(&PLAIN, 4, &odd).info.tuning.ctas, 100);
-    cr_assert_eq(choose(&PLAIN, 4, &none).info.tuning.ctas, 2);
-    pairs.share = 2;
-    c = choose(&PLAIN, 4, &pairs);
-    cr_assert_eq(prs_attention_tuning_clusters(&c.info.tuning), SMS / 2);
-    cr_assert_eq(c.info.tuning.push_ctas, SMS);
-    cr_assert_eq(c.info.tuning.heads_per_step, choose(&PLAIN, 4, &alone).info.tuning.heads_per_step);
-    pairs.mover = PRS_MOVED_BY_COPY_ENGINES;
-    cr_assert_eq(choose(&PLAIN, 4, &pairs).info.tuning.heads_per_step,
-                 choose(&PLAIN, 4, NULL).info.tuning.heads_per_step);
 }
 
 Test(attention_tuning, memory_decides_between_resident_and_ring)

@@ -17,7 +17,7 @@ ring="torchrun --nproc-per-node $gpus $peers"
 small="--shape 2x6x2x2048x128 --shape 1x4x4x1600x64 --shape 1x3x1x1040x128 --iterations 0"
 total="--shape 4x16x16x8192x128 --shape 4x16x16x16384x128 --shape 4x16x16x32768x128 --shape 4x16x16x65536x128"
 # Every kernel that is compiled: keys a step:overlap.
-variants="--variant 176:3 --variant 176:7 --variant 128:7 --variant 176:1 --variant 176:2 --variant 128:3 --variant 128:1 --variant 128:2"
+variants="--variant 176:3 --variant 176:7 --variant 128:7 --variant 128:3"
 
 # Right? One GPU, four ranks on one GPU, four GPUs; resident and ring; causal.
 step one_gpu 60 bash -c "$bench --gpus 1 $small && $bench --gpus 1 $small --causal --heads-first"
@@ -29,11 +29,11 @@ step corrupt 60 bash -c "finds $bench --gpus $gpus --shape 2x6x2x2048x128 --iter
 step core 150 python3 $peers --alone --rounds 8 $variants --shape 4x16x16x2048x128 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128 --shape 1x16x16x32768x128 \
     --shape 1x8x8x65536x128
 step core_causal 100 python3 $peers --alone --rounds 8 --causal $variants --shape 4x16x16x2048x128 --shape 4x16x16x8192x128 --shape 1x16x16x32768x128
-step core_64 60 python3 $peers --alone --rounds 8 --variant 176:3 --variant 128:3 --variant 128:7 --variant 128:2 --shape 4x32x32x4096x64 --shape 4x32x8x16384x64
+step core_64 60 python3 $peers --alone --rounds 8 --variant 128:3 --variant 128:7 --shape 4x32x32x4096x64 --shape 4x32x8x16384x64
 # The figures of the issue: 1090, 3700, 13800, 58500 us, 1.9 times the NCCL ring; causal within 1.15 of half.
 step ring 150 $ring --rounds 6 $total
 step ring_causal 120 $ring --rounds 6 --causal $total
-# What to choose: keys:overlap:group:slab rows:spread:mode:copy engine:share. Bursts or evenly, grain of groups and counters, two buffers.
+# What to choose: keys:overlap:group:slab rows:spread:mode:copy engine. Bursts or evenly, grain of groups and counters, two buffers.
 step spread 60 $ring --rounds 8 --variant 0:0:0:0:1 --variant 0:0:0:0:30 --variant 0:0:0:0:60 --variant 0:0:0:0:85 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128
 step grain 60 $ring --rounds 8 --variant 0:0:1 --variant 0:0:4 --variant 0:0:9 --variant 0:0:64 --variant 0:0:0:128 --variant 0:0:0:2048 --shape 4x16x16x8192x128
 step two_buffers 60 $ring --rounds 6 --variant 0:0:0:0:0:2 --variant 0:0:0:0:0:3 --shape 4x16x16x8192x128 --shape 4x16x16x32768x128
@@ -42,17 +42,6 @@ for n in 16 33 66; do
 done
 # The whole machinery without NVLink: the difference to `ring` is what the links cost; to `core`, what the roles cost.
 step loopback 60 $bench --loopback "$gpus" --iterations 8 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128
-# Keys and values shared by two SMs or not (:share behind the copy engine): right, without links, the core, the ring.
-share_1="--variant 0:0:0:0:0:0:0:1" share_2="--variant 0:0:0:0:0:0:0:2"
-step share_right 60 bash -c "$bench --gpus $gpus --share 2 ${small/--shape 1x4x4x1600x64/} && $bench --gpus $gpus --share 2 ${small/--shape 1x4x4x1600x64/} --causal && \
-    $bench --gpus 1 --share 2 --overlap 7 ${small/--shape 1x4x4x1600x64/} --causal"
-for n in 1 2; do
-    step share_loopback_$n 60 $bench --loopback "$gpus" --iterations 8 --share $n --shape 4x16x16x8192x128 --shape 4x16x16x16384x128
-done
-step share_core 60 python3 $peers --alone --rounds 8 $share_1 $share_2 --shape 4x16x16x2048x128 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128
-step share_core_causal 60 python3 $peers --alone --rounds 8 --causal $share_1 $share_2 --shape 4x16x16x2048x128 --shape 4x16x16x8192x128 --shape 1x16x16x32768x128
-step share_ring 120 $ring --rounds 6 $share_1 $share_2 $total
-step share_ring_causal 90 $ring --rounds 6 --causal $share_1 $share_2 $total
 # Models: Llama-3-8B and -70B heads, long and short.
 step models 60 $ring --rounds 6 --causal --shape 1x32x8x32768x128 --shape 1x64x8x131072x128 --shape 8x32x8x4096x128
 # Long: random lateness, other tensors each launch; a graph of three launches.

@@ -292,68 +292,12 @@ Test(attention, tasks_that_are_cut_are_put_together, .timeout = 900)
 
 Test(attention, every_kernel_that_is_compiled_is_right, .timeout = 900)
 {
-    ASSERT_RIGHT({1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 1}},
-                 {1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 2}},
-                 {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 3}},
+    ASSERT_RIGHT({1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 3}},
                  {1, {1, 2, 2, 128, 1030, 0, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 7}},
+                 {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 3}},
                  {1, {1, 2, 2, 128, 530, 1, 0, 0.03f}, 1, {.block_rows = 128, .overlap = 7}},
-                 {1, {1, 2, 2, 64, 530, 1, 0, 0.1f}, 1, {.block_rows = 128, .overlap = 7}},
-                 {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 1}},
-                 {1, {1, 2, 2, 128, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 2}},
-                 {1, {1, 2, 2, 64, 530, 1, 0, 0.3f}, 1, {.block_rows = 176, .overlap = 3}},
                  {1, {1, 2, 2, 64, 530, 0, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 3}},
-                 {1, {1, 2, 2, 64, 530, 1, 0, 0.3f}, 1, {.block_rows = 128, .overlap = 2}});
-}
-
-/* Pairs of CTAs: with tails in which the second CTA has no rows, and with odd numbers of tiles in a segment. */
-Test(attention, ctas_that_share_keys_are_right, .timeout = 900)
-{
-    ASSERT_RIGHT({1, {1, 1, 1, 128, 256, 0, 0, 0}, 1, {.share = 2}},
-                 {1, {2, 3, 3, 128, 333, 0, 0, 0.4f}, 2, {.share = 2, .overlap = 3}},
-                 {1, {1, 4, 2, 128, 700, 0, 1, 0.3f}, 1, {.share = 2, .block_rows = 128, .overlap = 3}},
-                 {1, {1, 2, 1, 128, 1030, 0, 0, 0.3f}, 2, {.share = 2, .block_rows = 176, .overlap = 7}},
-                 {1, {1, 2, 2, 128, 530, 0, 0, 0.3f}, 1, {.share = 2, .block_rows = 128, .overlap = 7}},
-                 {1, {1, 2, 1, 128, 1, 0, 1, 0}, 1, {.share = 2}});
-}
-
-Test(attention, causal_ctas_that_share_keys_are_right, .timeout = 900)
-{
-    ASSERT_RIGHT({1, {1, 2, 2, 128, 512, 1, 0, 0}, 1, {.share = 2}},
-                 {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 2, {.share = 2, .block_rows = 176, .overlap = 3}},
-                 {1, {1, 2, 2, 128, 900, 1, 0, 0.3f}, 1, {.share = 2, .block_rows = 128, .overlap = 3}},
-                 {1, {1, 2, 2, 128, 1030, 1, 0, 0.03f}, 1, {.share = 2, .block_rows = 176, .overlap = 7}},
-                 {1, {1, 2, 2, 128, 770, 1, 0, 0.3f}, 1, {.share = 2, .block_rows = 128, .overlap = 7}},
-                 {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1, {.share = 2}});
-}
-
-/* Pushed, copied, in two buffers, and with cut tasks. test_attention_deal.c asserts that tasks are cut. */
-Test(attention, ranks_whose_ctas_share_keys_are_right, .timeout = 900)
-{
-    ASSERT_RIGHT(
-        {2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.share = 2, .mover = PRS_MOVED_BY_CTAS}},
-        {4, {1, 4, 2, 128, 1048, 1, 1, 0.3f}, 2, {.share = 2, .mover = PRS_MOVED_BY_CTAS}},
-        {2, {1, 2, 2, 128, 512, 1, 0, 0}, 3, {.share = 2, .mover = PRS_MOVED_BY_COPY_ENGINES}},
-        {3, {2, 4, 2, 128, 1110, 0, 1, 0.4f}, 2, {.share = 2, .mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 3}},
-        {2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.share = 2, .mode = PRS_ATTENTION_RING, .heads_per_step = 1}},
-        {2,
-         {1, 3, 3, 128, 900, 1, 1, 0.3f},
-         2,
-         {.share = 2, .mode = PRS_ATTENTION_RING, .heads_per_step = 1, .block_rows = 176}});
-}
-
-Test(attention, tasks_that_are_cut_are_put_together_by_two_ctas, .timeout = 900)
-{
-    ASSERT_RIGHT({1, {1, 1, 1, 128, 1100, 0, 0, 0.3f}, 3, {.share = 2}},
-                 {2, {1, 1, 1, 128, 1000, 1, 0, 0.3f}, 3, {.share = 2}},
-                 {2, {1, 3, 3, 128, 900, 1, 1, 0.3f}, 2, {.share = 2, .block_rows = 176}},
-                 {2, {1, 1, 1, 128, 1300, 0, 0, 0.3f}, 3, {.share = 2, .mover = PRS_MOVED_BY_COPY_ENGINES}});
-}
-
-/* As a_cta_that_begins_with_a_later_group, with pairs of CTAs. */
-Test(attention, ctas_that_share_keys_and_begin_with_a_later_group_give_credit_for_those_before, .timeout = 900)
-{
-    ASSERT_RIGHT(
-        {2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.share = 2, .mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
+                 {1, {1, 2, 2, 64, 530, 1, 0, 0.1f}, 1, {.block_rows = 128, .overlap = 7}});
 }
 
 Test(attention, several_ranks_look_at_all_keys, .timeout = 900)
@@ -436,7 +380,6 @@ static void open_alone(struct prs_fused **ctx)
 Test(attention, a_plan_says_what_it_chose, .timeout = 900)
 {
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
-    struct prs_attention_tuning pairs = {.share = 2, .ctas = SMS - 1};
     struct prs_attention_plan *plan;
     struct prs_attention_info info;
     struct prs_fused *ctx;
@@ -446,18 +389,12 @@ Test(attention, a_plan_says_what_it_chose, .timeout = 900)
     cr_assert_eq(info.tuning.mode, PRS_ATTENTION_ALONE);
     cr_assert_eq(info.tuning.block_rows, 176);
     cr_assert_eq(info.tuning.overlap, 3);
-    cr_assert_eq(info.tuning.share, 1);
     cr_assert_eq(info.sent_bytes, 0);
     prs_attention_plan_close(plan);
     shape.causal = 1;
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
     prs_attention_plan_query(plan, &info);
     cr_assert_eq(info.tuning.block_rows, 128);
-    prs_attention_plan_close(plan);
-    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &pairs, &plan), 0);
-    prs_attention_plan_query(plan, &info);
-    cr_assert(info.tuning.share == 2 && info.tuning.ctas == SMS - 2, "%u CTAs by %u", info.tuning.ctas,
-              info.tuning.share);
     prs_attention_plan_close(plan);
     prs_fused_close(ctx);
 }
@@ -466,14 +403,13 @@ Test(attention, what_cannot_be_launched_is_refused, .timeout = 900)
 {
     struct prs_attention_shape shape = {1, 2, 2, 128, 512, 0, 0, 0};
     struct prs_attention_shape narrow = {1, 2, 2, 64, 512, 0, 0, 0};
-    struct prs_attention_tuning unknown = {.block_rows = 100}, pairs = {.share = 2}, triples = {.share = 3};
+    struct prs_attention_tuning unknown = {.block_rows = 100}, narrow_blocks = {.block_rows = 176};
     struct prs_attention_plan *plan;
     struct prs_fused *ctx;
     char *x;
     open_alone(&ctx);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, &unknown, &plan), -EINVAL);
-    cr_assert_eq(prs_attention_plan_open(ctx, &shape, &triples, &plan), -EINVAL);
-    cr_assert_eq(prs_attention_plan_open(ctx, &narrow, &pairs, &plan), -EINVAL);
+    cr_assert_eq(prs_attention_plan_open(ctx, &narrow, &narrow_blocks, &plan), -EINVAL);
     cr_assert_eq(prs_attention_plan_open(ctx, &shape, NULL, &plan), 0);
     cr_assert_eq(cudaMalloc((void **)&x, 512 * 256 * 2 + 16), cudaSuccess);
     cr_assert_eq(prs_ring_attention(plan, x, x + 8, x, x, NULL, NULL), -EINVAL);
@@ -531,10 +467,4 @@ Test(attention, a_lost_rank_is_named_by_the_others, .timeout = 900)
 Test(attention, a_lost_rank_that_was_to_copy_is_named_by_the_others, .timeout = 900)
 {
     assert_lost_rank_is_named((struct prs_attention_tuning){.mover = PRS_MOVED_BY_COPY_ENGINES});
-}
-
-/* Both CTAs of a pair must end. */
-Test(attention, a_lost_rank_is_named_by_ctas_that_share_keys, .timeout = 900)
-{
-    assert_lost_rank_is_named((struct prs_attention_tuning){.mover = PRS_MOVED_BY_CTAS, .share = 2});
 }

@@ -149,11 +149,11 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
             snprintf(ratio, sizeof(ratio), "%.3f", took_us / floor_us);
     }
     if (r->options->json == 0) {
-        printf("attention %ux%ux%ux%ux%u%s %s us, %s TFLOP/s a GPU, %s, group %u slab %u block %u overlap %u share %u "
+        printf("attention %ux%ux%ux%ux%u%s %s us, %s TFLOP/s a GPU, %s, group %u slab %u block %u overlap %u "
                "spread %u, predicted %.1f; %.0f wrong of %llu; %llu launches checked\n",
                s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal != 0 ? " causal" : "", usec, rate,
-               MODES[t->mode], t->heads_per_step, t->slab_rows, t->block_rows, t->overlap, t->share, t->spread,
-               info.predicted_us, bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked);
+               MODES[t->mode], t->heads_per_step, t->slab_rows, t->block_rows, t->overlap, t->spread, info.predicted_us,
+               bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked);
     } else {
         printf(
             "{\"kernel\":\"attention\",\"layout\":\"%s\",\"B\":%u,\"Hq\":%u,\"Hkv\":%u,\"S\":%u,\"D\":%u,\"causal\":%u,"
@@ -163,10 +163,10 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
         printf("\"usec\":%s,\"comm_floor_usec\":%.1f,\"ratio_to_comm_floor\":%s,\"tflops\":%s,", usec, floor_us, ratio,
                rate);
         printf("\"sm_split\":{\"mode\":\"%s\",\"ctas\":%u,\"group\":%u,\"slab_rows\":%u,\"push_ctas\":%u,\"spread\":%u,"
-               "\"block_rows\":%u,\"overlap\":%u,\"share\":%u,\"copy_engine\":%u,\"reason\":\"%s\"},"
+               "\"block_rows\":%u,\"overlap\":%u,\"copy_engine\":%u,\"reason\":\"%s\"},"
                "\"workspace_bytes\":%llu,",
                MODES[t->mode], t->ctas, t->heads_per_step, t->slab_rows, t->push_ctas, t->spread, t->block_rows,
-               t->overlap, t->share, t->mover, info.reason, (unsigned long long)info.workspace_bytes);
+               t->overlap, t->mover, info.reason, (unsigned long long)info.workspace_bytes);
         printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,"
                "\"checked_launches\":%llu,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
                info.predicted_us, error, bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked,

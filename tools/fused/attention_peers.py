@@ -5,7 +5,7 @@
   torchrun --nproc-per-node 4 tools/fused/attention_peers.py --library build/fused/libperseus-fused.so --shape 4x16x16x8192x128 ... [--causal]
   tools/fused/attention_peers.py --alone --library ... --shape 4x16x16x8192x128 --variant 176:3 --variant 128:3      (one GPU: the core)
 
-A shape is batch x query heads x KV heads x whole sequence x head_dim; a variant is keys-a-step:overlap[:group[:slab rows[:spread[:mode[:copy engine[:share]]]]]], as in
+A shape is batch x query heads x KV heads x whole sequence x head_dim; a variant is keys-a-step:overlap[:group[:slab rows[:spread[:mode[:copy engine]]]]], as in
 struct prs_attention_tuning, 0 for the default. All ways take turns in every round, start together, and are timed by events; a time is the
 median over rounds of the slowest rank. Results are poisoned before each run; those of our timed launches are the same bits each time, and sampled
 rows of the last one are compared with a softmax in double precision (timed.py; `checked_launches` says how many). `error` is the largest
@@ -33,7 +33,7 @@ SAMPLED_ROWS = 64
 MODES = ("", "alone", "resident", "ring")
 # As in include/perseus/fused.h.
 Shape = struct("Shape", batch=u32, heads_q=u32, heads_kv=u32, head_dim=u32, seq=u32, causal=u32, heads_first=u32, scale=ctypes.c_float)
-Tuning = struct("Tuning", mode=u32, ctas=u32, heads_per_step=u32, slab_rows=u32, push_ctas=u32, spread=u32, block_rows=u32, overlap=u32, mover=u32, share=u32, workspace_limit=u64)
+Tuning = struct("Tuning", mode=u32, ctas=u32, heads_per_step=u32, slab_rows=u32, push_ctas=u32, spread=u32, block_rows=u32, overlap=u32, mover=u32, workspace_limit=u64)
 Info = struct("Info", tuning=Tuning, workspace_bytes=u64, sent_bytes=u64, predicted_us=ctypes.c_double, reason=ctypes.c_char_p)
 
 
@@ -176,8 +176,8 @@ def worst(x, world):
 
 
 def tuning_of(text):
-    block, overlap, group, slab, spread, mode, engine, share = ([int(x) for x in text.split(":")] + [0] * 8)[:8]
-    return Tuning(mode=mode, heads_per_step=group, slab_rows=slab, spread=spread, block_rows=block, overlap=overlap, mover=engine, share=share)
+    block, overlap, group, slab, spread, mode, engine = ([int(x) for x in text.split(":")] + [0] * 7)[:7]
+    return Tuning(mode=mode, heads_per_step=group, slab_rows=slab, spread=spread, block_rows=block, overlap=overlap, mover=engine)
 
 
 def measure(args, context, text, rank, world):
@@ -211,7 +211,7 @@ def measure(args, context, text, rank, world):
                "lse_error": lse_error, "poisoned": poisoned, "beyond_bound": int(beyond + differing), "checked_launches": ways[variant].checked,
                "differing_elements": int(differing), "predicted_usec": round(info.predicted_us, 1), "mode": MODES[info.tuning.mode],
                "group": info.tuning.heads_per_step, "slab_rows": info.tuning.slab_rows, "block_rows": info.tuning.block_rows, "overlap": info.tuning.overlap,
-               "spread": info.tuning.spread, "copy_engine": info.tuning.mover, "share": info.tuning.share, "torch": torch.__version__, "commit": args.commit}
+               "spread": info.tuning.spread, "copy_engine": info.tuning.mover, "torch": torch.__version__, "commit": args.commit}
         if rank == 0:
             print(json.dumps(row), flush=True)
         run.close()

@@ -36,8 +36,7 @@ static const struct number {
     {"--slab-rows", "attention tuning", FIELD(attention.tuning.slab_rows)},
     {"--block-rows", "attention tuning", FIELD(attention.tuning.block_rows)},
     {"--overlap", "attention tuning", FIELD(attention.tuning.overlap)},
-    {"--share", "MoE and attention tuning: 2: two SMs share rows, or keys and values; 1: not",
-     FIELD(moe.tuning.cluster)},
+    {"--share", "MoE tuning: 2: two SMs share rows; 1: not", FIELD(moe.tuning.cluster)},
     {"--route-ctas", "MoE tuning", FIELD(moe.tuning.route_ctas)},
     {"--row-spread", "MoE tuning: percent of the product's time", FIELD(moe.tuning.spread)},
     {"--put-rows", "MoE tuning, several nodes: rows that one put moves", FIELD(moe.tuning.rows_per_put)},
@@ -226,7 +225,6 @@ static void check_kernels(struct bench_options *o)
     a->tuning.push_ctas = o->tuning.push_ctas;
     a->tuning.mover = o->tuning.mover;
     a->tuning.spread = o->tuning.spread;
-    a->tuning.share = o->moe.tuning.cluster;
 }
 
 void bench_options_parse(int argc, char **argv, struct bench_options *o)
