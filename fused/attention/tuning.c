@@ -4,17 +4,13 @@
 #include <errno.h>
 #include <math.h>
 
+#include "fused/core/machine.h"
 #include "transport/util/error.h"
 
-/* What cuDNN reaches on one H200 at head_dim 128 (baselines of 21 November 2026), the aim of the kernel here. */
-static const double FLOPS_PER_US_PER_SM = 650e6 / 132;
-static const double HALF_HEAD_SHARE = 0.75;     /* head_dim 64: the exponentials, not the tensor cores, are the limit */
-static const double STORE_BYTES_PER_US = 357e3; /* as in tuning.c */
-static const double COPY_BYTES_PER_US = 350e3;  /* what copy engines move beside a kernel, in one copy */
-static const double COPY_US = 5;                /* what a copy takes beside its bytes: 2.6, or until the host has
-                                                   enqueued it */
-static const double CLOCKS_PER_US = 1600;
-static const double START_US = 8;
+/* head_dim 64 reaches less: the exponentials, not the tensor cores, are its limit. */
+static const double HALF_HEAD_SHARE = 0.75;
+/* What a copy takes beside its bytes: 2.6, or until the host has enqueued it. */
+static const double COPY_US = 5;
 
 enum {
     DEFAULT_SLAB_ROWS = 512,
@@ -78,7 +74,7 @@ uint64_t prs_attention_tuning_staging(const struct prs_attention_shape *a, const
 static double compute_us(const struct prs_attention_shape *a, uint32_t world, uint32_t ctas)
 {
     double flops = 4.0 * a->batch * a->heads_q * a->head_dim * a->seq * a->seq / world * (a->causal != 0 ? 0.5 : 1);
-    return flops / (FLOPS_PER_US_PER_SM * ctas * (a->head_dim == 64 ? HALF_HEAD_SHARE : 1));
+    return prs_compute_us(flops, PRS_ATTENTION_FLOPS_PER_US, ctas) / (a->head_dim == 64 ? HALF_HEAD_SHARE : 1);
 }
 
 static void predict(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
@@ -91,8 +87,8 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
         for (uint32_t d = 1; d < s->locals; d++)
             segments += copied ? s->segments : prs_attention_wanted(s, way, d);
     info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
-    travel = (double)info->sent_bytes / (copied ? COPY_BYTES_PER_US : STORE_BYTES_PER_US);
-    info->predicted_us = START_US + (compute > travel ? compute : travel);
+    travel = (double)info->sent_bytes / (copied ? PRS_BESIDE_COPY_BYTES_PER_US : PRS_STORE_BYTES_PER_US);
+    info->predicted_us = PRS_START_US + (compute > travel ? compute : travel);
 }
 
 /* By the rank that sends most, in bytes: causal, the one whose segments all others look at. */
@@ -109,7 +105,7 @@ static uint32_t default_spread(const struct prs_attention_shape *a, const struct
 {
     if (s->nodes > 1)
         return 1;
-    return most_sent(a, s) / STORE_BYTES_PER_US > compute_us(a, s->world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
+    return most_sent(a, s) / PRS_STORE_BYTES_PER_US > compute_us(a, s->world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
 }
 
 /* How long a launch takes when copy engines move so many groups. Either the copies take longest, and behind the last
@@ -120,7 +116,7 @@ static double copied_us(const struct prs_attention_shape *a, const struct prs_at
 {
     double compute = compute_us(a, s->world, t->ctas);
     double wave = compute / ((double)s->tasks / t->ctas);
-    double copies = most_sent(a, s) / COPY_BYTES_PER_US + 3.0 * groups * (s->world - 1) * COPY_US;
+    double copies = most_sent(a, s) / PRS_BESIDE_COPY_BYTES_PER_US + 3.0 * groups * (s->world - 1) * COPY_US;
     double waits = copies / groups + wave / s->world - wave, rest = compute / groups - wave;
     double busy = compute + (waits > 0 ? waits : 0), late = copies + (rest > 0 ? rest : 0) + wave / s->world;
     return busy > late ? busy : late;
@@ -130,7 +126,7 @@ static double copied_us(const struct prs_attention_shape *a, const struct prs_at
  * where heads share keys, they push more while they compute. */
 static double pushed_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s, uint32_t ctas)
 {
-    double compute = compute_us(a, s->world, ctas), link = most_sent(a, s) / STORE_BYTES_PER_US;
+    double compute = compute_us(a, s->world, ctas), link = most_sent(a, s) / PRS_STORE_BYTES_PER_US;
     double alone = link * (s->segments == 2 ? 1.4 : 1.2), both = compute < link ? compute : link;
     return (compute > alone ? compute : alone) + 0.3 * both + (s->share > 1 ? 0.1 * compute : 0);
 }
@@ -270,6 +266,6 @@ uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info)
 {
     uint32_t ctas = info->tuning.push_ctas;
     double pieces = ctas == 0 ? 0 : (double)info->sent_bytes / PRS_ATTENTION_PUSH_BYTES / ctas;
-    double clocks = info->predicted_us * CLOCKS_PER_US * info->tuning.spread / 100;
+    double clocks = info->predicted_us * PRS_CLOCKS_PER_US * info->tuning.spread / 100;
     return info->tuning.spread <= 1 || pieces < 1 ? 0 : (uint32_t)(clocks / pieces);
 }

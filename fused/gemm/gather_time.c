@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "fused/core/machine.h"
+
 /* Fitted to the times of whole launches of 2 and 4 x H200, ranks as threads (doc/results/allgather-pieces-2xH200.json,
  * allgather-choice-2xH200.json, allgather-turns-4xH200.json: test_gather_time.c has rows of each), and near what
  * programs found that had nothing else to do (doc/fused-notes.md): a copy engine 353 to 358 GB/s in large pieces, 4.3
@@ -12,7 +14,6 @@ static const double KERNEL_BEGINS_US = 11; /* behind the one that waits for cred
 static const double CALLS_BEGIN_US = 5;    /* the kernel is launched before the first copy is enqueued */
 static const double CALL_US = 2.5;         /* two for each piece: rows, flag */
 static const double PIECE_US = 4.4;
-static const double COPY_BYTES_PER_US = 357e3;
 static const double END_US = 5;
 static const double COOL_US = 400; /* the longer a product takes beyond this, the lower the clock that power allows */
 static const double HEAT = 0.05;   /* 0.68 at 700 us, 0.71 at 2900, 0.74 at 6000 */
@@ -23,7 +24,6 @@ static const double READ = 0.002;
 
 /* Pushed. A chunk of 8 KB goes to one rank in 4.7 us at best (2 GPUs: 62 of each CTA in 330, 94 in 480 us); to three,
  * the links are the limit. */
-static const double STORE_BYTES_PER_US = 357e3;
 /* MUTANT(model gather) a chunk takes its time with one peer: s/4.7/0/ */
 static const double CHUNK_US = 4.7;
 static const double PUSH_ENDS_US = 17; /* before the first chunk, and behind the last */
@@ -76,8 +76,8 @@ static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u
         steps = s->k_steps - step;
     before = ((double)turn * s->block_rows + first) * s->k_steps + (double)rows * step;
     own = (double)rows * steps;
-    before *= PRS_TILE_K * 2 / COPY_BYTES_PER_US;
-    own = own * PRS_TILE_K * 2 / COPY_BYTES_PER_US + PIECE_US;
+    before *= PRS_TILE_K * 2 / PRS_COPY_BYTES_PER_US;
+    own = own * PRS_TILE_K * 2 / PRS_COPY_BYTES_PER_US + PIECE_US;
     /* MUTANT(model gather) the host may be what is late:
      * s/fmax(2 * CALL_US * piece, 2 * CALL_US + before + PIECE_US * (piece - 1)/2 * CALL_US + before + PIECE_US * (piece - 1/ */
     /* MUTANT(model gather) a piece costs more than its bytes: s/+ PIECE_US * (piece - 1)// */
@@ -140,11 +140,11 @@ double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, uin
 {
     double others = s->world - 1, unit = s->k_steps * step_us(s, clusters);
     double bytes = others * s->block_rows * s->k_steps * PRS_TILE_K * 2, product = waves(s, clusters) * unit;
-    double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_TILE_K * 2 * ctas / STORE_BYTES_PER_US);
+    double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_TILE_K * 2 * ctas / PRS_STORE_BYTES_PER_US);
     /* MUTANT(model gather) what is spread takes longer:
      * s#fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk)#ceil((double)prs_schedule_chunks(s) / ctas) * chunk# */
     double pushing = fmax(spread_us, ceil((double)prs_schedule_chunks(s) / ctas) * chunk);
-    double links = bytes / STORE_BYTES_PER_US;
+    double links = bytes / PRS_STORE_BYTES_PER_US;
     /* MUTANT(model gather) the last chunk is waited for: s/+ PUSH_WAVE * unit// */
     return fmax(pushing + PUSH_ENDS_US + PUSH_WAVE * unit,
                 prs_gather_product_us(s, clusters) + PUSH_STALL * links * links / product);

@@ -7,17 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fused/gemm/gather_time.h"
+#include "fused/core/machine.h"
 #include "fused/core/network.h"
+#include "fused/gemm/gather_time.h"
 #include "transport/util/error.h"
 
-/* Measured on 4 x H200, doc/fused-notes.md. */
-static const double FLOPS_PER_US_PER_SM = 750e6 / 132; /* bf16, large shapes */
-static const double STORE_BYTES_PER_US = 357e3;        /* what SMs can store over NVLink, one direction */
-static const double CLOCKS_PER_US = 1600;              /* under full load; idle it is 1980 */
-static const double FAR_BYTES_PER_US = 45e3;           /* a 400 Gb/s port, less headers; not measured */
-static const double PUSH_GAINS = 1.01;                 /* CTAs push only where that gains as much */
-static const double START_US = 8;                      /* launch, first stages, last tile's store */
+static const double PUSH_GAINS = 1.01; /* CTAs push only where that is faster by so much */
 
 enum {
     MOST_SPREAD = 1000, /* percent */
@@ -43,13 +38,13 @@ static double far_bytes(const struct prs_fused_shape *shape, const struct prs_pl
 
 static double compute_us(const struct prs_fused_shape *shape, uint32_t clusters)
 {
-    return 2.0 * shape->m * shape->n * shape->k / (FLOPS_PER_US_PER_SM * 2 * clusters);
+    return prs_compute_us(2.0 * shape->m * shape->n * shape->k, PRS_GEMM_FLOPS_PER_US, 2 * clusters);
 }
 
 /* How long the links are busy for each microsecond that the tensor cores are. */
 static double link_ratio(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    return sent_bytes(shape, at) / STORE_BYTES_PER_US / compute_us(shape, clusters);
+    return sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US / compute_us(shape, clusters);
 }
 
 /* Both ways on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (doc/results/
@@ -70,7 +65,7 @@ static const struct way_times *way_times(const struct prs_fused_shape *shape)
 
 static double unfused_us(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    return way_times(shape)->unfused + sent_bytes(shape, at) / STORE_BYTES_PER_US + compute_us(shape, clusters);
+    return way_times(shape)->unfused + sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US + compute_us(shape, clusters);
 }
 
 /* Clusters work in whole units, however few rows those have. */
@@ -80,7 +75,7 @@ static double fused_us(const struct prs_fused_shape *shape, const struct prs_pla
     double units =
         (double)at->world * prs_ceil_div(shape->m / at->world, PRS_PAIR_M) * prs_ceil_div(shape->n, PRS_TILE_N);
     double unit = prs_ceil_div(shape->k, PRS_TILE_K) * PRS_STEP_US, product = ceil(units / clusters) * unit;
-    double travel = sent_bytes(shape, at) / STORE_BYTES_PER_US;
+    double travel = sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US;
     return times->fused + fmax(product, travel) + times->not_hidden * fmin(product, travel) + times->last_unit * unit;
 }
 
@@ -152,16 +147,16 @@ static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *s
 {
     int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
     double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, at), far = far_bytes(shape, at);
-    double travel = sent / STORE_BYTES_PER_US, longest = compute > travel ? compute : travel;
+    double travel = sent / PRS_STORE_BYTES_PER_US, longest = compute > travel ? compute : travel;
     info->sent_bytes = (uint64_t)sent;
     info->far_bytes = (uint64_t)far;
-    far /= FAR_BYTES_PER_US * rails;
+    far /= PRS_PORT_BYTES_PER_US * rails;
     if (info->tuning.path == PRS_PATH_UNFUSED && at->world > 1)
         info->predicted_us = unfused_us(shape, at, info->tuning.clusters) + far;
     else if (gather_us > 0)
         info->predicted_us = gather_us;
     else
-        info->predicted_us = START_US + (longest > far ? longest : far);
+        info->predicted_us = PRS_START_US + (longest > far ? longest : far);
 }
 
 /* One line per shape; the last that fits wins, so that tuning again only appends. A line of another version does not fit. */
@@ -225,7 +220,7 @@ int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_plac
 void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused_tuning *t,
                      const struct prs_schedule *s, uint32_t *push, uint32_t *store)
 {
-    double clocks = compute_us(shape, t->clusters) * t->spread / 100 * CLOCKS_PER_US;
+    double clocks = compute_us(shape, t->clusters) * t->spread / 100 * PRS_CLOCKS_PER_US;
     double tiles = prs_ceil_div(s->units, t->clusters), chunks;
     *push = *store = 0;
     if (t->spread <= 1 || s->world == 1)

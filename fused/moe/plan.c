@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "fused/core/machine.h"
 #include "fused/core/network.h"
 #include "fused/core/symmetric.h"
 #include "fused/core/tensor_map.h"
@@ -22,9 +23,7 @@ enum {
     LEAST_GROUP = 128, /* but a signal takes as long as a put */
 };
 
-/* For the prediction: what was measured on 4 x H200 (doc/fused-notes.md). */
-static const double FLOPS_PER_US = 740e6, MEMORY_BYTES_PER_US = 4.3e6, LINK_BYTES_PER_US = 355e3, ROUTING_US = 25,
-                    FAR_BYTES_PER_US = 47e3, CLOCKS_PER_US = 1600;
+static const double ROUTING_US = 25; /* counts, offsets, maps */
 
 struct prs_moe_plan {
     struct prs_fused *ctx;
@@ -99,8 +98,8 @@ static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_sh
 {
     const struct prs_place *at = &ctx->place;
     double rows = (double)s->tokens * s->top_k, near = rows * at->locals / s->experts;
-    double product = 2 * rows * s->hidden * s->columns / FLOPS_PER_US;
-    double far = 2.0 * s->tokens * s->hidden * (at->nodes - 1) / FAR_BYTES_PER_US;
+    double product = prs_compute_us(2 * rows * s->hidden * s->columns, PRS_MOE_FLOPS_PER_US, PRS_SMS);
+    double far = 2.0 * s->tokens * s->hidden * (at->nodes - 1) / PRS_ROW_PORT_BYTES_PER_US;
     int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
     return near >= PRS_TILE_M && far / rails > 0.7 * product ? 2 : 1;
 }
@@ -134,12 +133,14 @@ static void predict(struct prs_moe_plan *p)
     for (uint32_t i = 0; i < s->top_k; i++)
         misses *= 1 - 1 / world;
     p->info.sent_bytes = (uint64_t)(s->tokens * (1 - misses) * (world - 1) * s->hidden * 2);
-    compute = 2.0 * (blocks > local ? blocks : local) * PRS_TILE_M * s->hidden * s->columns / FLOPS_PER_US;
-    weights = (local * s->columns + rows * 3) * s->hidden * 2 / MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
-    link = (double)p->info.sent_bytes / LINK_BYTES_PER_US;
+    compute = prs_compute_us(2.0 * (blocks > local ? blocks : local) * PRS_TILE_M * s->hidden * s->columns,
+                             PRS_MOE_FLOPS_PER_US, PRS_SMS);
+    weights =
+        (local * s->columns + rows * 3) * s->hidden * 2 / PRS_MEMORY_BYTES_PER_US; /* rows: staged, placed, read */
+    link = (double)p->info.sent_bytes / PRS_ROW_STORE_BYTES_PER_US;
     compute = compute > weights ? compute : weights;
     if (p->info.tuning.spread > 1)
-        p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * CLOCKS_PER_US * p->info.tuning.ctas /
+        p->args.push_gap = (uint32_t)(compute * p->info.tuning.spread / 100 * PRS_CLOCKS_PER_US * p->info.tuning.ctas /
                                       ((double)p->info.sent_bytes / (s->hidden * 2) + 1));
     p->info.predicted_us = ROUTING_US + (compute > link ? compute : link);
 }

@@ -8,8 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "fused/core/machine.h"
+
 enum { HIDDEN = 7168, COLUMNS = 2048, EXPERTS = 256, LOCAL = EXPERTS / 2, CHOICES = 8, CLUSTERS = 66, TOKENS = 8192 };
-static const double LINK_BYTES_PER_US = 47e3, FLOPS_PER_US = 740e6; /* as measured, doc/fused-notes.md */
 
 struct launch {
     struct prs_route r;
@@ -55,7 +56,7 @@ static void let_cross(struct launch *l)
                     order[l->far_rows++] = t;
     for (uint32_t i = 0; i < l->far_rows; i++) {
         uint32_t sent = i - i % l->r.group + prs_route_piece_rows(i, l->r.group, l->far_rows);
-        l->arrival[order[i]] = (double)sent * l->r.row_bytes / LINK_BYTES_PER_US;
+        l->arrival[order[i]] = (double)sent * l->r.row_bytes / PRS_ROW_PORT_BYTES_PER_US;
     }
     free(order);
 }
@@ -94,7 +95,7 @@ static void receive(struct launch *l)
 static double multiply(const struct launch *l)
 {
     double free_at[CLUSTERS] = {0}, last = 0;
-    double unit_us = 2.0 * PRS_TILE_M * HIDDEN * COLUMNS / l->r.columns * CLUSTERS / FLOPS_PER_US;
+    double unit_us = 2.0 * PRS_TILE_M * HIDDEN * COLUMNS / l->r.columns * CLUSTERS / PRS_MOE_FLOPS_PER_US;
     struct prs_route_cursor cursor = {0};
     for (uint32_t unit = 0; unit < l->blocks * l->r.columns; unit++) {
         struct prs_route_unit u;
@@ -121,7 +122,7 @@ static double launch_us(uint32_t tokens, uint32_t group, uint32_t passes)
     receive(l);
     us = multiply(l);
     printf("%u tokens, groups of %u, %u passes: %.0f us, the link %.0f\n", tokens, group, passes, us,
-           l->far_rows * (double)l->r.row_bytes / LINK_BYTES_PER_US);
+           l->far_rows * (double)l->r.row_bytes / PRS_ROW_PORT_BYTES_PER_US);
     free(l->ready);
     free(l);
     return us;

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The machine that the plans predict times for: H200 GPUs, NVLink, ports of 400 Gb/s. Measured on 2 and 4 x H200
+ * (doc/fused-notes.md) unless a line says otherwise. Where figures for one thing differ, each is what the named kernel
+ * reached or was fitted to; the tuning tests pin the choices that follow. Plain C, no CUDA. */
+#ifndef PERSEUS_FUSED_MACHINE_H
+#define PERSEUS_FUSED_MACHINE_H
+
+static const double PRS_SMS = 132;
+
+/* bf16 operations per microsecond on all SMs. */
+static const double PRS_GEMM_FLOPS_PER_US = 750e6;      /* large shapes */
+static const double PRS_MOE_FLOPS_PER_US = 740e6;       /* products of an expert's blocks */
+static const double PRS_ATTENTION_FLOPS_PER_US = 650e6; /* cuDNN at head_dim 128 (21 November 2026), the aim here */
+
+/* Bytes per microsecond over NVLink, one direction. */
+static const double PRS_STORE_BYTES_PER_US = 357e3;       /* stored by SMs */
+static const double PRS_ROW_STORE_BYTES_PER_US = 355e3;   /* stored by SMs, row by row (MoE) */
+static const double PRS_COPY_BYTES_PER_US = 357e3;        /* copy engines, large pieces (all-gather) */
+static const double PRS_BESIDE_COPY_BYTES_PER_US = 350e3; /* copy engines, in one copy beside a kernel (attention) */
+
+/* Bytes per microsecond through one 400 Gb/s port. */
+static const double PRS_PORT_BYTES_PER_US = 45e3;     /* less headers; not measured */
+static const double PRS_ROW_PORT_BYTES_PER_US = 47e3; /* puts of many rows (MoE) */
+
+static const double PRS_MEMORY_BYTES_PER_US = 4.3e6;
+static const double PRS_CLOCKS_PER_US = 1600; /* of an SM under full load; idle it is 1980 */
+static const double PRS_START_US = 8;         /* of a fused kernel: launch, first stages, last tile's store */
+
+/* Microseconds for `flops` operations on `sms` SMs. */
+static inline double prs_compute_us(double flops, double flops_per_us, double sms)
+{
+    return flops / (flops_per_us / PRS_SMS * sms);
+}
+
+#endif
