@@ -42,7 +42,7 @@ static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_args
                       uint32_t distance, uint32_t kind, uint32_t pair, uint32_t end)
 {
     const struct prs_attention_schedule *s = &a->schedule;
-    uint8_t *to = a->staging[s->world - distance] + prs_attention_tensor(distance, kind) * tensor_bytes(a);
+    uint8_t *to = a->staging[s->place.world - distance] + prs_attention_tensor(distance, kind) * tensor_bytes(a);
     int r = 0;
     while (pair < end && r == 0) {
         struct run run = run_at(a, pair, end);
@@ -63,8 +63,8 @@ int prs_attention_copies_enqueue(struct prs_copy_stream *c, const struct prs_att
     int r = 0;
     for (uint32_t group = 0; group < s->groups && r == 0; group++) {
         uint32_t pair = group * s->group, end = pair + prs_attention_group_pairs(s, group);
-        for (uint32_t distance = 1; distance < s->world && r == 0; distance++) {
-            uint32_t *flag = a->arrivals[s->world - distance] + prs_attention_copied(s, distance, group);
+        for (uint32_t distance = 1; distance < s->place.world && r == 0; distance++) {
+            uint32_t *flag = a->arrivals[s->place.world - distance] + prs_attention_copied(s, distance, group);
             r = copy_pairs(c, a, k, distance, PRS_KEYS, pair, end);
             if (r == 0)
                 r = copy_pairs(c, a, v, distance, PRS_VALUES, pair, end);

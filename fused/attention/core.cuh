@@ -234,7 +234,7 @@ PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t fr
             continue;
         fence_release_sys(); /* R6: what all CTAs have read, before the credit. Pairs with A1 in await_credit(). */
 #pragma unroll 1
-        for (uint32_t p = 1; p < s->locals; p++)
+        for (uint32_t p = 1; p < s->place.local_ranks; p++)
             store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);
     }
 }
@@ -264,7 +264,7 @@ PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct 
 template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    bool gives_credit = s->world > 1 && threadIdx.x == 128;
+    bool gives_credit = s->place.world > 1 && threadIdx.x == 128;
     struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
     const uint32_t *starts = args.starts + blockIdx.x / E::cluster;
     uint32_t at = starts[0], pieces = starts[1] - at, finished = 0;

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(E::threads, 1)
         registers_give<E::producer_registers>();
         if (threadIdx.x < 32)
             load_tasks<E>(args, m);
-        else if (threadIdx.x == 32 && args.schedule.world > 1)
+        else if (threadIdx.x == 32 && args.schedule.place.world > 1)
             push_share<E>(args, m);
         else if (E::far && threadIdx.x == 64 && blockIdx.x == 0)
             give_far_credit(args);
@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(E::threads, 1)
         registers_take<E::consumer_registers>();
         attend_tasks<E>(args, m);
     }
-    if (E::cluster == 1 && args.schedule.world == 1)
+    if (E::cluster == 1 && args.schedule.place.world == 1)
         return;
     meet<E>(); /* another CTA may still multicast here, or arrive on this CTA's barriers */
-    if (args.schedule.world == 1)
+    if (args.schedule.place.world == 1)
         return;
     /* Credits are the last that is put, and nobody waits for them in this launch: without this a plan could be closed,
      * and its windows be gone, while the proxy has still to put them. */

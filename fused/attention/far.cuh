@@ -25,11 +25,11 @@ static __device__ __noinline__ void relay_message(const struct prs_attention_arg
     if (add_acq_rel_gpu(args.arrivals[0] + index, 1) + 1 != epoch * prs_attention_arrivals(s, slab))
         return;
     rows = rows < s->slab_chunks * s->chunk_rows ? rows : s->slab_chunks * s->chunk_rows;
-    for (uint32_t back = 1; back < s->nodes; back++) {
-        uint32_t peer = prs_attention_counterpart(s, s->nodes - back);
-        uint32_t from = prs_attention_stage(s, s->world, pair, kind, segment);
-        uint32_t to = prs_attention_stage(s, back * s->locals, pair, kind, segment);
-        if (segment >= prs_attention_interest(s, s->rank, peer))
+    for (uint32_t back = 1; back < s->place.nodes; back++) {
+        uint32_t peer = prs_place_counterpart(&s->place, s->place.nodes - back);
+        uint32_t from = prs_attention_stage(s, s->place.world, pair, kind, segment);
+        uint32_t to = prs_attention_stage(s, back * s->place.local_ranks, pair, kind, segment);
+        if (segment >= prs_attention_interest(s, s->place.rank, peer))
             continue;
         put_far(args, peer, args.far.staging_window, staging_place(args, from, row), staging_place(args, to, row),
                 rows * args.row_bytes, index);
@@ -45,10 +45,11 @@ static __device__ __noinline__ void give_far_credit(const struct prs_attention_a
     uint32_t epoch = launch_epoch(&args.sync);
     for (uint32_t group = 0; group < s->groups; group++) {
         const uint32_t *read = args.finished + group, *sent = read + s->groups;
-        wait_flag(&args.sync, read, gridDim.x * epoch, PRS_AWAIT_CTAS, s->rank, group);
-        wait_flag(&args.sync, sent, args.push_ctas * epoch, PRS_AWAIT_CTAS, s->rank, s->groups + group);
-        for (uint32_t way = 1; way < s->nodes; way++)
-            signal_far(args, prs_attention_counterpart(s, way), prs_attention_far_credit(s, way, group), epoch, group);
+        wait_flag(&args.sync, read, gridDim.x * epoch, PRS_AWAIT_CTAS, s->place.rank, group);
+        wait_flag(&args.sync, sent, args.push_ctas * epoch, PRS_AWAIT_CTAS, s->place.rank, s->groups + group);
+        for (uint32_t way = 1; way < s->place.nodes; way++)
+            signal_far(args, prs_place_counterpart(&s->place, way), prs_attention_far_credit(s, way, group), epoch,
+                       group);
     }
 }
 

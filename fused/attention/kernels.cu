@@ -77,12 +77,12 @@ static __global__ void begin_copies(const __grid_constant__ struct prs_attention
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t epoch = launch_epoch(&args.sync);
     /* MUTANT(emulator attention/keys_that_are_copied_are_right) credit for all groups of copied keys:
-     * s/prs_attention_credit(s, s->world, 0)/s->world - 1/ */
+     * s/prs_attention_credit(s, s->place.world, 0)/s->place.world - 1/ */
     /* MUTANT(emulator attention/keys_that_are_copied_are_right)
      * credit before copied keys of the last epoch are copied over: s/wait_flag/if (0) wait_flag/ */
-    for (uint32_t i = threadIdx.x; i < prs_attention_credit(s, s->world, 0); i += 32)
+    for (uint32_t i = threadIdx.x; i < prs_attention_credit(s, s->place.world, 0); i += 32)
         wait_flag(&args.sync, args.credits[0] + i, epoch - 1, PRS_AWAIT_CREDIT,
-                  (s->rank + s->world - 1 - i / s->groups) % s->world, i);
+                  prs_place_after(&s->place, s->place.world - 1 - i / s->groups), i);
     __syncwarp();
     if (threadIdx.x == 0)
         args.sync.words->copying = epoch;

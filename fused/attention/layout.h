@@ -36,7 +36,7 @@ struct prs_attention_args {
     CUtensorMap push_k, push_v; /* own, in pieces of messages */
     struct prs_attention_schedule schedule;
     struct prs_sync sync;
-    /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */
+    /* [p]: of neighbour p (geometry.h), 0 this rank. */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS];   /* [p]: at neighbour p */
     uint32_t *arrivals[PRS_MAX_LOCAL_RANKS]; /* [p]: arrival counters at neighbour p */
     uint32_t *credits[PRS_MAX_LOCAL_RANKS];  /* [p]: credits given to neighbour p */

@@ -31,7 +31,8 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const str
             return 32;
         if ((missing & 1) == 0)
             return __ffs(missing) - 1;
-        bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_KEYS, prs_attention_source(s, order), index, want, seen);
+        bool go =
+            keep_waiting(&args.sync, &clock, PRS_AWAIT_KEYS, prs_place_in_order(&s->place, order), index, want, seen);
         if (!__shfl_sync(~0u, go, 0))
             return ~0u >> 2;
     }

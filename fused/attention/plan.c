@@ -91,7 +91,7 @@ static int encode_received(struct prs_attention_plan *p)
     const struct prs_attention_schedule *s = &p->args.schedule;
     struct box box = box_of_block(p);
     if (p->args.planes != 0)
-        return encode_tensors(p, p->staging->at[0], prs_attention_tensor(s->world, 0), p->shape.heads_kv, box,
+        return encode_tensors(p, p->staging->at[0], prs_attention_tensor(s->place.world, 0), p->shape.heads_kv, box,
                               &p->args.received);
     uint64_t row = (uint64_t)p->shape.head_dim * BF16_BYTES, stage = s->segment_rows * row;
     uint32_t parts = p->shape.head_dim / SWIZZLE_COLUMNS;
@@ -154,10 +154,10 @@ static int open_workspace(struct prs_attention_plan *p)
     uint32_t arrivals, credits;
     size_t words;
     int r;
-    if (s->world == 1)
+    if (s->place.world == 1)
         return 0;
     arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
-    credits = prs_attention_credit(s, s->locals, 0);
+    credits = prs_attention_credit(s, s->place.local_ranks, 0);
     words = (size_t)arrivals + credits + 2 * s->groups + 1;
     r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_DATA, &p->staging);
     if (r == 0)
@@ -165,14 +165,14 @@ static int open_workspace(struct prs_attention_plan *p)
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
-    for (uint32_t peer = 0; peer < s->locals; peer++) {
+    for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
         a->staging[peer] = p->staging->at[peer];
         a->arrivals[peer] = (uint32_t *)p->flags->at[peer];
         a->credits[peer] = a->arrivals[peer] + arrivals;
     }
     a->finished = a->credits[0] + credits;
     r = prs_sync_share(p->ctx, p->flags, &a->sync);
-    if (r == 0 && s->nodes > 1) {
+    if (r == 0 && s->place.nodes > 1) {
         r = prs_symmetric_open_signals(p->ctx, p->staging, prs_attention_far_words(s), &a->far, &p->signals);
         p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
     }
@@ -319,7 +319,7 @@ static int encode_inputs(struct prs_attention_plan *p, const void *q, const void
     uint32_t heads_kv = p->shape.heads_kv;
     struct box queries = {WARPGROUP_ROWS, true}, block = box_of_block(p);
     struct box piece = {prs_attention_piece_rows(p->shape.head_dim), false};
-    bool pushes = a->schedule.world > 1 && a->planes == 0;
+    bool pushes = a->schedule.place.world > 1 && a->planes == 0;
     int r = encode_tensor(p, q, p->shape.heads_q, queries, &a->q);
     if (r == 0)
         r = encode_tensor(p, k, heads_kv, block, &a->k);

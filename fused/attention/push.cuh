@@ -73,15 +73,15 @@ PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct
     bool earlier;
     uint32_t evicted = prs_attention_evicted(s, x.group, &earlier), want = earlier ? epoch - 1 : epoch;
     if (E::far && x.distance == 0) { /* the relay slot: all counterparts */
-        for (uint32_t back = 1; back < s->nodes; back++) {
+        for (uint32_t back = 1; back < s->place.nodes; back++) {
             uint32_t word = prs_attention_far_credit(s, back, evicted);
             await_flag<E>(args, epoch, p, far_flag(args, word), want, PRS_AWAIT_CREDIT,
-                          prs_attention_counterpart(s, s->nodes - back), word);
+                          prs_place_counterpart(&s->place, s->place.nodes - back), word);
         }
     } else {
         uint32_t index = prs_attention_credit(s, x.distance, evicted);
         await_flag<E>(args, epoch, p, args.credits[0] + index, want, PRS_AWAIT_CREDIT,
-                      s->node * s->locals + (s->local + s->locals - x.distance) % s->locals, index);
+                      prs_place_neighbour(&s->place, s->place.local_ranks - x.distance), index);
     }
     fence_async_global(); /* the credit was read by an ordinary load, the copy engine writes on the strength of it */
 }
@@ -93,7 +93,7 @@ PRS_DEVICE void await_far_slab(const struct prs_attention_args &args, const stru
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t word = prs_attention_far_slab(s, x.way, x.pair, x.kind, x.segment, x.slab);
-    await_flag<E>(args, epoch, p, far_flag(args, word), epoch, PRS_AWAIT_KEYS, prs_attention_counterpart(s, x.way),
+    await_flag<E>(args, epoch, p, far_flag(args, word), epoch, PRS_AWAIT_KEYS, prs_place_counterpart(&s->place, x.way),
                   word);
     fence_async_global(); /* the signal was read by an ordinary load, the rows are read by the copy engine */
 }
@@ -113,7 +113,7 @@ PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct 
     uint64_t *full = &m.pushed[number % PRS_ATTENTION_PUSH_SLOTS];
     uint8_t *to = m.base + number % PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
     if (E::far && x.way != 0) {
-        uint32_t stage = prs_attention_stage(s, x.way * s->locals, x.pair, x.kind, x.segment);
+        uint32_t stage = prs_attention_stage(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment);
         uint32_t bytes = piece_bytes_of<E>(x, row);
         mbarrier_expect(full, bytes);
         bulk_load(to, args.staging[0] + staging_place(args, stage, x.row + row), bytes, full);
@@ -132,7 +132,8 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
                              const struct prs_attention_message &x, struct push_state *p)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t order = prs_attention_order(s, x.way, x.distance), peer = x.distance == 0 ? 0 : s->locals - x.distance;
+    uint32_t order = prs_attention_order(s, x.way, x.distance),
+             peer = x.distance == 0 ? 0 : s->place.local_ranks - x.distance;
     uint32_t stage = prs_attention_stage(s, order, x.pair, x.kind, x.segment), sent = 0;
     uint8_t *to = args.staging[peer] + staging_place(args, stage, x.row);
     bulk_wait_read<PRS_ATTENTION_PUSH_SLOTS - 1>();
@@ -162,7 +163,8 @@ PRS_DEVICE void announce_message(const struct prs_attention_args &args, const st
 {
     const struct prs_attention_schedule *s = &args.schedule;
     fence_release_sys(); /* R7: what the signal said, before the count. Pairs with the acquire in await_slabs(). */
-    add_relaxed_sys(args.arrivals[0] + prs_attention_arrival(s, x.way * s->locals, x.pair, x.kind, x.segment, x.slab),
+    add_relaxed_sys(args.arrivals[0] +
+                        prs_attention_arrival(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment, x.slab),
                     1);
 }
 
@@ -183,7 +185,7 @@ PRS_DEVICE void await_message(const struct prs_attention_args &args, const struc
                               uint32_t epoch, struct push_state *p, uint32_t *credited)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t buffer = x.group * s->locals + x.distance;
+    uint32_t buffer = x.group * s->place.local_ranks + x.distance;
     if (E::far && x.way != 0)
         await_far_slab<E>(args, x, epoch, p);
     if (*credited != buffer && (!E::far || x.way == 0 || x.distance != 0))

@@ -29,8 +29,7 @@
 enum { PRS_KEYS = 0, PRS_VALUES = 1 };
 
 struct prs_attention_schedule {
-    uint32_t rank, world;
-    uint32_t node, nodes, local, locals; /* as in place.h; world = nodes * locals */
+    struct prs_place place;
     uint32_t batch, heads_q, heads_kv;
     uint32_t causal;
     uint32_t segments;     /* of a rank's share: 1 or 2 */
@@ -63,12 +62,7 @@ struct prs_attention_shares {
 PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, uint32_t rank, uint32_t world,
                                             const struct prs_attention_shares *shares)
 {
-    s->rank = rank;
-    s->world = world;
-    s->nodes = shares->nodes == 0 ? 1 : shares->nodes;
-    s->locals = world / s->nodes;
-    s->node = rank / s->locals;
-    s->local = rank % s->locals;
+    prs_place_init(&s->place, rank, world, shares->nodes == 0 ? 1 : shares->nodes);
     s->batch = shares->batch;
     s->heads_q = shares->heads_q;
     s->heads_kv = shares->heads_kv;
@@ -116,16 +110,7 @@ PRS_SHARED void prs_attention_task_at(const struct prs_attention_schedule *s, ui
 /* Which of the 2 * world (or world) chunks of the sequence a segment of a rank is. */
 PRS_SHARED uint32_t prs_attention_chunk(const struct prs_attention_schedule *s, uint32_t rank, uint32_t segment)
 {
-    return segment == 0 ? rank : 2 * s->world - 1 - rank;
-}
-
-/* The rank whose share comes at this place in this rank's order. */
-PRS_SHARED uint32_t prs_attention_source(const struct prs_attention_schedule *s, uint32_t order)
-{
-    uint32_t node = s->node + order / s->locals, local = s->local + order % s->locals;
-    node -= node < s->nodes ? 0 : s->nodes; /* order < world */
-    local -= local < s->locals ? 0 : s->locals;
-    return node * s->locals + local;
+    return segment == 0 ? rank : 2 * s->place.world - 1 - rank;
 }
 
 /* ---- a task's way through the keys ---- */
@@ -159,8 +144,8 @@ PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, cons
     w->block = 0;
     w->diagonal = 0;
     if (s->causal) {
-        uint32_t own = prs_attention_chunk(s, s->rank, t->segment), end = (t->tile + 1) * s->tile_rows;
-        uint32_t other = prs_attention_chunk(s, prs_attention_source(s, span / s->segments), span % s->segments);
+        uint32_t own = prs_attention_chunk(s, s->place.rank, t->segment), end = (t->tile + 1) * s->tile_rows;
+        uint32_t other = prs_attention_chunk(s, prs_place_in_order(&s->place, span / s->segments), span % s->segments);
         w->diagonal = other == own;
         if (other > own)
             rows = 0;
@@ -175,7 +160,7 @@ PRS_SHARED uint32_t prs_attention_blocks(const struct prs_attention_schedule *s,
 {
     struct prs_attention_walk w;
     uint32_t blocks = 0;
-    for (uint32_t span = 0; span < s->world * s->segments; span++) {
+    for (uint32_t span = 0; span < s->place.world * s->segments; span++) {
         prs_attention_enter(s, t, &w, span);
         blocks += w.blocks;
     }
@@ -242,35 +227,35 @@ struct prs_attention_message {
 /* Where the message is, in the order of its receiver; the relay slot comes behind all others. */
 PRS_SHARED uint32_t prs_attention_order(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
-    return way == 0 && distance == 0 ? s->world : way * s->locals + distance;
+    return way == 0 && distance == 0 ? s->place.world : way * s->place.local_ranks + distance;
 }
 
 PRS_SHARED uint32_t prs_attention_slots(const struct prs_attention_schedule *s)
 {
-    /* MUTANT(model attention) the relay slot is its own: s/(s->nodes > 1 ? 0 : 1)/1/ */
-    return s->world - (s->nodes > 1 ? 0 : 1);
+    /* MUTANT(model attention) the relay slot is its own: s/(s->place.nodes > 1 ? 0 : 1)/1/ */
+    return s->place.world - (s->place.nodes > 1 ? 0 : 1);
 }
 
 /* A causal rank never looks at later positions: a second segment only interests ranks before its own. */
 PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *s, uint32_t source, uint32_t to)
 {
-    /* MUTANT(model attention) a share goes only to who looks at it: s/</+ s->locals </ */
+    /* MUTANT(model attention) a share goes only to who looks at it: s/</+ s->place.local_ranks </ */
     return s->segments == 2 && source < to ? 1 : s->segments;
 }
 
 /* Segments of a share that travel this way. */
 PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
-    uint32_t to = s->node * s->locals + (s->local + s->locals - distance) % s->locals;
+    uint32_t to = prs_place_neighbour(&s->place, s->place.local_ranks - distance);
     if (way == 0 && distance == 0) /* to any other node: node 0 is before all others */
-        return prs_attention_interest(s, s->rank, s->node == 0 ? s->world : s->local);
-    return prs_attention_interest(s, prs_attention_source(s, way * s->locals), to);
+        return prs_attention_interest(s, s->place.rank, s->place.node == 0 ? s->place.world : s->place.local_rank);
+    return prs_attention_interest(s, prs_place_in_order(&s->place, way * s->place.local_ranks), to);
 }
 
 /* Ranks of the own node that messages go to, this one included when there are several nodes. */
 PRS_SHARED uint32_t prs_attention_receivers(const struct prs_attention_schedule *s)
 {
-    return s->locals - (s->nodes > 1 ? 0 : 1);
+    return s->place.local_ranks - (s->place.nodes > 1 ? 0 : 1);
 }
 
 /* Messages of one group that go one way to one receiver, with those that do not exist. */
@@ -284,12 +269,12 @@ PRS_SHARED uint32_t prs_attention_lot(const struct prs_attention_schedule *s)
 PRS_SHARED uint32_t prs_attention_ahead(const struct prs_attention_schedule *s)
 {
     /* MUTANT(model attention) nothing goes ahead with one buffer: s/&& s->depth > 1// */
-    return s->nodes > 1 && s->depth > 1 ? 1 : 0;
+    return s->place.nodes > 1 && s->depth > 1 ? 1 : 0;
 }
 
 PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *s)
 {
-    uint32_t lots = s->groups * s->nodes * prs_attention_receivers(s) + prs_attention_ahead(s);
+    uint32_t lots = s->groups * s->place.nodes * prs_attention_receivers(s) + prs_attention_ahead(s);
     return lots * prs_attention_lot(s);
 }
 
@@ -303,13 +288,13 @@ PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uin
     if (ahead != 0 && lot == 0)
         return true;
     lot -= ahead;
-    m->turn = m->group = lot / (s->nodes * receivers);
-    lot %= s->nodes * receivers;
-    if (ahead != 0 && lot < s->locals)
-        lot = lot + 1 == s->locals ? 0 : lot + 1;
-    /* MUTANT(model attention) the relay comes first: s/lot/s->nodes - 1 - lot/ */
+    m->turn = m->group = lot / (s->place.nodes * receivers);
+    lot %= s->place.nodes * receivers;
+    if (ahead != 0 && lot < s->place.local_ranks)
+        lot = lot + 1 == s->place.local_ranks ? 0 : lot + 1;
+    /* MUTANT(model attention) the relay comes first: s/lot/s->place.nodes - 1 - lot/ */
     m->way = lot / receivers;
-    m->distance = lot % receivers + (s->locals - receivers);
+    m->distance = lot % receivers + (s->place.local_ranks - receivers);
     m->group += m->way == 0 && m->distance == 0 ? ahead : 0;
     return m->group < s->groups;
 }
@@ -408,18 +393,12 @@ PRS_SHARED uint32_t prs_attention_far_slab(const struct prs_attention_schedule *
 /* Signal word of a credit from the counterpart `back` nodes back. */
 PRS_SHARED uint32_t prs_attention_far_credit(const struct prs_attention_schedule *s, uint32_t back, uint32_t group)
 {
-    return prs_attention_arrival(s, s->nodes, 0, 0, 0, 0) + (back - 1) * s->groups + group;
+    return prs_attention_arrival(s, s->place.nodes, 0, 0, 0, 0) + (back - 1) * s->groups + group;
 }
 
 PRS_SHARED uint32_t prs_attention_far_words(const struct prs_attention_schedule *s)
 {
-    return prs_attention_far_credit(s, s->nodes, 0);
-}
-
-/* The counterpart so many nodes on; s->nodes - back: so many back. */
-PRS_SHARED uint32_t prs_attention_counterpart(const struct prs_attention_schedule *s, uint32_t on)
-{
-    return (s->node + on) % s->nodes * s->locals + s->local;
+    return prs_attention_far_credit(s, s->place.nodes, 0);
 }
 
 /* ---- credits: a receiver says "all CTAs are done with this group" ---- */

@@ -81,10 +81,10 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
                     struct prs_attention_info *info)
 {
     uint32_t ctas = info->tuning.ctas, segments = 0;
-    double compute = compute_us(a, s->world, ctas), travel;
+    double compute = compute_us(a, s->place.world, ctas), travel;
     bool copied = info->tuning.mover == PRS_MOVED_BY_COPY_ENGINES;
-    for (uint32_t way = 0; way < s->nodes; way++)
-        for (uint32_t d = 1; d < s->locals; d++)
+    for (uint32_t way = 0; way < s->place.nodes; way++)
+        for (uint32_t d = 1; d < s->place.local_ranks; d++)
             segments += copied ? s->segments : prs_attention_wanted(s, way, d);
     info->sent_bytes = (uint64_t)segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
     travel = (double)info->sent_bytes / (copied ? PRS_BESIDE_COPY_BYTES_PER_US : PRS_STORE_BYTES_PER_US);
@@ -94,7 +94,7 @@ static void predict(const struct prs_attention_shape *a, const struct prs_attent
 /* By the rank that sends most, in bytes: causal, the one whose segments all others look at. */
 static double most_sent(const struct prs_attention_shape *a, const struct prs_attention_schedule *s)
 {
-    return (double)(s->locals - 1) * s->segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
+    return (double)(s->place.local_ranks - 1) * s->segments * s->pairs * 2 * s->segment_rows * a->head_dim * 2;
 }
 
 /* Where the fullest link is busy for more than half of the time, nearly all of it: causal 16384 on 4 H200 2007 us, with
@@ -103,9 +103,9 @@ static double most_sent(const struct prs_attention_shape *a, const struct prs_at
 static uint32_t default_spread(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
                                uint32_t ctas)
 {
-    if (s->nodes > 1)
+    if (s->place.nodes > 1)
         return 1;
-    return most_sent(a, s) / PRS_STORE_BYTES_PER_US > compute_us(a, s->world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
+    return most_sent(a, s) / PRS_STORE_BYTES_PER_US > compute_us(a, s->place.world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
 }
 
 /* How long a launch takes when copy engines move so many groups. Either the copies take longest, and behind the last
@@ -114,11 +114,11 @@ static uint32_t default_spread(const struct prs_attention_shape *a, const struct
 static double copied_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
                         const struct prs_attention_tuning *t, uint32_t groups)
 {
-    double compute = compute_us(a, s->world, t->ctas);
+    double compute = compute_us(a, s->place.world, t->ctas);
     double wave = compute / ((double)s->tasks / t->ctas);
-    double copies = most_sent(a, s) / PRS_BESIDE_COPY_BYTES_PER_US + 3.0 * groups * (s->world - 1) * COPY_US;
-    double waits = copies / groups + wave / s->world - wave, rest = compute / groups - wave;
-    double busy = compute + (waits > 0 ? waits : 0), late = copies + (rest > 0 ? rest : 0) + wave / s->world;
+    double copies = most_sent(a, s) / PRS_BESIDE_COPY_BYTES_PER_US + 3.0 * groups * (s->place.world - 1) * COPY_US;
+    double waits = copies / groups + wave / s->place.world - wave, rest = compute / groups - wave;
+    double busy = compute + (waits > 0 ? waits : 0), late = copies + (rest > 0 ? rest : 0) + wave / s->place.world;
     return busy > late ? busy : late;
 }
 
@@ -126,7 +126,7 @@ static double copied_us(const struct prs_attention_shape *a, const struct prs_at
  * where heads share keys, they push more while they compute. */
 static double pushed_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s, uint32_t ctas)
 {
-    double compute = compute_us(a, s->world, ctas), link = most_sent(a, s) / PRS_STORE_BYTES_PER_US;
+    double compute = compute_us(a, s->place.world, ctas), link = most_sent(a, s) / PRS_STORE_BYTES_PER_US;
     double alone = link * (s->segments == 2 ? 1.4 : 1.2), both = compute < link ? compute : link;
     return (compute > alone ? compute : alone) + 0.3 * both + (s->share > 1 ? 0.1 * compute : 0);
 }
@@ -153,10 +153,10 @@ static void choose_copies(const struct prs_attention_shape *a, struct prs_attent
 
 static int check_counts(const struct prs_attention_schedule *s)
 {
-    uint64_t rows = (uint64_t)s->pairs * 2 * s->segments * s->segment_rows * s->world;
+    uint64_t rows = (uint64_t)s->pairs * 2 * s->segments * s->segment_rows * s->place.world;
     uint64_t tasks = (uint64_t)s->pairs * s->share * s->segments * s->tiles;
-    uint64_t padded =
-        (uint64_t)s->groups * s->group * 2 * s->segments * s->slabs * s->slab_chunks * (s->world + s->nodes);
+    uint64_t padded = (uint64_t)s->groups * s->group * 2 * s->segments * s->slabs * s->slab_chunks *
+                      (s->place.world + s->place.nodes);
     if (rows / s->chunk_rows >= MAX_COUNT || tasks >= MAX_TASKS || padded >= MAX_COUNT)
         return prs_fail(-EINVAL, "attention: %llu tasks and %llu messages are too many for one launch: split the batch",
                         (unsigned long long)tasks, (unsigned long long)padded);
@@ -170,7 +170,7 @@ static int choose_depth(const struct prs_attention_shape *a, struct prs_attentio
     struct prs_attention_tuning *t = &info->tuning;
     uint64_t resident = prs_attention_tuning_staging(a, s), ring;
     uint32_t wanted = t->mode;
-    if (s->world == 1) {
+    if (s->place.world == 1) {
         t->mode = PRS_ATTENTION_ALONE;
         info->reason = "one rank";
         return 0;
@@ -180,7 +180,7 @@ static int choose_depth(const struct prs_attention_shape *a, struct prs_attentio
     if (wanted == PRS_ATTENTION_RESIDENT || (wanted == 0 && resident <= t->workspace_limit))
         return 0;
     if (wanted != 0 && wanted != PRS_ATTENTION_RING)
-        return prs_fail(-EINVAL, "attention: mode %u is not possible with %u ranks", wanted, s->world);
+        return prs_fail(-EINVAL, "attention: mode %u is not possible with %u ranks", wanted, s->place.world);
     t->mode = PRS_ATTENTION_RING;
     info->reason = wanted != 0 ? "demanded" : "all keys and values do not fit the workspace limit";
     s->depth = s->groups < RING_BUFFERS ? s->groups : RING_BUFFERS;
@@ -248,7 +248,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         r = choose_depth(a, s, info);
     if (r != 0)
         return r;
-    if (t->mode != PRS_ATTENTION_RESIDENT || s->nodes > 1)
+    if (t->mode != PRS_ATTENTION_RESIDENT || s->place.nodes > 1)
         t->mover = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_MOVED_BY_CTAS;
     else if (t->mover != PRS_MOVED_BY_CTAS)
         choose_copies(a, s, t, asked);

@@ -226,7 +226,7 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
         if (E::reduces) {
             struct prs_unit u;
             prs_schedule_unit(s, &cursor, unit, &u);
-            partial = u.block != s->rank;
+            partial = u.block != s->place.rank;
             if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
                 /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
                 /* MUTANT(emulator nodes/reduce_scatter_is_right_with_long_k)

@@ -65,9 +65,9 @@ static int choose_rails(struct prs_fused *ctx, struct prs_network *n)
         ties = near > best ? 1 : ties + (near == best);
         best = near > best ? near : best;
     }
-    sharers = ties < (int)ctx->place.locals ? ties : (int)ctx->place.locals;
+    sharers = ties < (int)ctx->place.local_ranks ? ties : (int)ctx->place.local_ranks;
     for (int i = 0; i < count && n->rails.count < PRS_MAX_RAILS; i++) {
-        if (nearness(n, i, path) != best || turn++ % sharers != (int)ctx->place.local % sharers ||
+        if (nearness(n, i, path) != best || turn++ % sharers != (int)ctx->place.local_rank % sharers ||
             prs_rail_query(n->fabric, i, &info) != 0)
             continue;
         n->rails.rail[n->rails.count++] = i;

@@ -96,7 +96,7 @@ static int allocate(struct prs_fused *ctx, struct prs_symmetric *s, struct offer
     r = prs_cuda_check(cudaMemset(s->at[0], 0, s->bytes), "cudaMemset of symmetric memory");
     if (r == 0)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    if (r == 0 && ctx->place.locals > 1)
+    if (r == 0 && ctx->place.local_ranks > 1)
         r = prs_cuda_check(cudaIpcGetMemHandle(&o->handle, s->at[0]), "cudaIpcGetMemHandle");
     if (r != 0) {
         (void)cudaFree(s->at[0]);
@@ -154,8 +154,8 @@ static int meet_peers(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_s
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         if (i != at->rank)
             r = check_offer(ctx, s, &all[i], i);
-    for (uint32_t p = 1; p < at->locals && r == 0; p++) {
-        uint32_t peer = prs_place_rank(at, at->node, (at->local + p) % at->locals);
+    for (uint32_t p = 1; p < at->local_ranks && r == 0; p++) {
+        uint32_t peer = prs_place_rank(at, at->node, (at->local_rank + p) % at->local_ranks);
         r = map_peer(ctx, s, p, &all[peer], peer);
     }
     if (r == 0 && s->region != NULL)
@@ -167,7 +167,7 @@ static int meet_peers(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_s
 /* Collective: nobody frees what another still maps, or puts to. */
 static void release(struct prs_fused *ctx, struct prs_symmetric *s)
 {
-    for (uint32_t p = 1; p < ctx->place.locals; p++)
+    for (uint32_t p = 1; p < ctx->place.local_ranks; p++)
         if (s->opened[p])
             (void)cudaIpcCloseMemHandle(s->at[p]);
     if (s->has_window) { /* ours elsewhere first: what nobody awaited may still be on its way to be raised */

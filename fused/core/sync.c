@@ -25,7 +25,7 @@ int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
 
 int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync)
 {
-    struct prs_plan_words words = {.rank = ctx->config.rank, .neighbours = ctx->place.locals - 1};
+    struct prs_plan_words words = {.rank = ctx->config.rank, .neighbours = ctx->place.local_ranks - 1};
     size_t last = flags->bytes / sizeof(uint32_t) - 1;
     int r;
     for (uint32_t i = 0; i < words.neighbours; i++)

@@ -10,7 +10,7 @@ static int copy_piece(const struct prs_fused_plan *p, struct prs_copy_stream *c,
     uint64_t pitch = (uint64_t)p->shape.k * 2, row = (uint64_t)piece->band * s->band * PRS_PAIR_M;
     uint64_t rows = (uint64_t)s->band * PRS_PAIR_M, width = (uint64_t)prs_schedule_segment_steps(s) * PRS_TILE_K * 2;
     uint64_t begin = piece->segment * width;
-    uint32_t slot = prs_schedule_slot(s, s->rank, (s->rank + piece->distance) % s->world);
+    uint32_t slot = prs_schedule_slot(s, s->place.rank, (s->place.rank + piece->distance) % s->place.world);
     uint8_t *to = args->staging[piece->distance] + ((uint64_t)slot * s->pairs * PRS_PAIR_M + row) * pitch + begin;
     uint32_t *flag = args->flags[piece->distance] + prs_schedule_segment_flag(s, slot, piece->band, piece->segment);
     int r;

@@ -41,8 +41,9 @@ PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args, uint32_t ep
 {
     const struct prs_schedule *s = &args.schedule;
     if (s->segments != 0)
-        for (uint32_t p = 1; p < s->world; p++)
-            store_release_sys(args.done[p] + prs_schedule_slot(s, s->rank, (s->rank + p) % s->world), epoch);
+        for (uint32_t p = 1; p < s->place.world; p++)
+            store_release_sys(args.done[p] + prs_schedule_slot(s, s->place.rank, (s->place.rank + p) % s->place.world),
+                              epoch);
 }
 
 template <class E>

@@ -41,7 +41,7 @@ static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &arg
                                                uint32_t tile)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t node = block / s->locals, to = prs_schedule_after(node, s->node, s->nodes), place;
+    uint32_t node = block / s->place.local_ranks, to = prs_index_after(node, s->place.node, s->place.nodes), place;
     uint64_t bank = (epoch & 1) * args.staging_bank_bytes;
     struct prs_piece_group g;
     /* MUTANT(emulator nodes/reduce_scatter_is_right) only the second half of a tile puts it: s/2/1/ */
@@ -53,10 +53,10 @@ static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &arg
         return;
     place = prs_schedule_group_place(s, &g);
     put_far(args, block, args.far.staging_window, bank + prs_layout_place(s, prs_schedule_relay_slot(s, node), place),
-            bank + prs_layout_place(s, prs_schedule_arrive_slot(s, s->node, node), place),
+            bank + prs_layout_place(s, prs_schedule_arrive_slot(s, s->place.node, node), place),
             (uint64_t)g.pieces * PRS_PARTIAL_TILE, g.index);
-    signal_far(args, block, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
-               g.index);
+    signal_far(args, block, prs_schedule_group_word(s, prs_index_after(s->place.node, node, s->place.nodes), g.index),
+               epoch, g.index);
 }
 
 /* All-reduce: half a tile of the own block is in C. Whoever completes a row tile puts its rows, which lie together,
@@ -67,14 +67,15 @@ static __device__ __noinline__ void put_rows(const struct prs_kernel_args &args,
     uint32_t rows = prs_schedule_tile_rows(s, row_tile);
     uint32_t group = prs_schedule_groups(s) + row_tile;
     uint64_t pitch = args.n * 2ull;
-    uint64_t where = args.far.result_offset + ((uint64_t)s->rank * s->block_rows + row_tile * PRS_TILE_M) * pitch;
+    uint64_t where = args.far.result_offset + ((uint64_t)s->place.rank * s->block_rows + row_tile * PRS_TILE_M) * pitch;
     if (!is_last(args, epoch, prs_schedule_row_counter(s, row_tile), 2 * s->columns) || rows == 0)
         return;
-    for (uint32_t i = 1; i < s->nodes; i++) {
-        uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
+    for (uint32_t i = 1; i < s->place.nodes; i++) {
+        uint32_t node = (s->place.node + i) % s->place.nodes,
+                 peer = prs_place_rank(&s->place, node, s->place.local_rank);
         put_far(args, peer, args.far.result_window, where, where, rows * pitch, group);
-        signal_far(args, peer, prs_schedule_row_word(s, prs_schedule_after(s->node, node, s->nodes), row_tile), epoch,
-                   group);
+        signal_far(args, peer, prs_schedule_row_word(s, prs_index_after(s->place.node, node, s->place.nodes), row_tile),
+                   epoch, group);
     }
 }
 
@@ -91,7 +92,7 @@ static __device__ __noinline__ void relay_chunk(const struct prs_kernel_args &ar
                                                 uint32_t strip)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t slot = prs_schedule_slot(s, s->rank, s->rank);
+    uint32_t slot = prs_schedule_slot(s, s->place.rank, s->place.rank);
     uint32_t landed = add_acq_rel_gpu(args.flags[0] + prs_schedule_arrival(s, slot, row_tile, strip), 1) + 1;
     uint64_t bank = (epoch & 1) * args.staging_bank_bytes, from, bytes;
     struct prs_piece_group g;
@@ -102,11 +103,13 @@ static __device__ __noinline__ void relay_chunk(const struct prs_kernel_args &ar
         return;
     from = strip_place(s, slot, g.band, g.first);
     bytes = strip_place(s, slot, g.band, g.first + g.pieces) - from;
-    for (uint32_t i = 1; i < s->nodes; i++) {
-        uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
+    for (uint32_t i = 1; i < s->place.nodes; i++) {
+        uint32_t node = (s->place.node + i) % s->place.nodes,
+                 peer = prs_place_rank(&s->place, node, s->place.local_rank);
         put_far(args, peer, args.far.staging_window, bank + from,
-                bank + strip_place(s, prs_schedule_slot(s, s->rank, peer), g.band, g.first), bytes, g.index);
-        signal_far(args, peer, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
+                bank + strip_place(s, prs_schedule_slot(s, s->place.rank, peer), g.band, g.first), bytes, g.index);
+        signal_far(args, peer,
+                   prs_schedule_group_word(s, prs_index_after(s->place.node, node, s->place.nodes), g.index), epoch,
                    g.index);
     }
 }
@@ -130,9 +133,9 @@ static __device__ __noinline__ void forward_rows(const struct prs_kernel_args &a
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32, vectors = args.n / 8;
-    for (uint32_t i = cta; i < (s->nodes - 1) * s->block_rows; i += ctas) {
+    for (uint32_t i = cta; i < (s->place.nodes - 1) * s->block_rows; i += ctas) {
         uint32_t row, block = prs_schedule_forward_row(s, i, &row),
-                      from = prs_schedule_after(block / s->locals, s->node, s->nodes);
+                      from = prs_index_after(block / s->place.local_ranks, s->place.node, s->place.nodes);
         uint32_t word = prs_schedule_row_word(s, from, row / PRS_TILE_M);
         uint64_t where = ((uint64_t)block * s->block_rows + row) * args.n * 2;
         /* MUTANT(emulator nodes/allreduce_is_right) wait for other nodes' results:
@@ -140,14 +143,17 @@ static __device__ __noinline__ void forward_rows(const struct prs_kernel_args &a
         if (lane == 0)
             wait_flag(&args.sync, far_flag(args, word), epoch, PRS_AWAIT_BROADCAST, block, word);
         __syncwarp();
-        for (uint32_t p = 1; p < s->locals; p++)
+        for (uint32_t p = 1; p < s->place.local_ranks; p++)
             copy_row((uint4 *)(args.far.result[p] + where), (const uint4 *)(args.far.result[0] + where), vectors, lane);
         __syncwarp();
         if (lane == 0) {
             fence_release_sys(); /* R5: the warp's stores, one fence for all ranks. Pairs with A1 in await_broadcast().
                                   */
-            for (uint32_t p = 1; p < s->locals; p++)
-                add_relaxed_sys(args.done[p] + prs_schedule_after(s->local, (s->local + p) % s->locals, s->locals), 1);
+            for (uint32_t p = 1; p < s->place.local_ranks; p++)
+                add_relaxed_sys(args.done[p] + prs_index_after(s->place.local_rank,
+                                                               (s->place.local_rank + p) % s->place.local_ranks,
+                                                               s->place.local_ranks),
+                                1);
         }
     }
 }

@@ -62,10 +62,10 @@ static double reading(const struct prs_schedule *s, uint32_t clusters)
 /* When a piece of a band of another rank's block has come. All ranks do the same at the same time, so it is that piece
  * of the own block which goes as far. A stream's copies are made in order, each when the engine is free and the host
  * has enqueued it; all but the last of a block are equal, so the slower of the two sets the pace from the first on. */
-/* MUTANT(model gather) blocks come one after the other: s/prs_schedule_after(s->rank, u->block, s->world)/0/ */
+/* MUTANT(model gather) blocks come one after the other: s/prs_index_after(s->place.rank, u->block, s->place.world)/0/ */
 static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u, uint32_t segment)
 {
-    uint32_t band = u->pair / s->band, turn = prs_schedule_after(s->rank, u->block, s->world);
+    uint32_t band = u->pair / s->band, turn = prs_index_after(s->place.rank, u->block, s->place.world);
     uint32_t first = band * s->band * PRS_PAIR_M, rows = s->band * PRS_PAIR_M;
     uint32_t step = segment * prs_schedule_segment_steps(s), steps = prs_schedule_segment_steps(s);
     double piece = ((double)turn * s->bands + band) * s->segments + segment + 1, before, own;
@@ -109,7 +109,7 @@ static double play_cluster(const struct prs_schedule *s, uint32_t cluster, uint3
     for (uint32_t at = cluster; at < s->units; at += clusters) {
         struct prs_unit u;
         prs_schedule_unit(s, &cursor, at, &u);
-        now = u.block == s->rank ? now + s->k_steps * near : play_unit(s, &u, now, far);
+        now = u.block == s->place.rank ? now + s->k_steps * near : play_unit(s, &u, now, far);
     }
     return now;
 }
@@ -123,7 +123,7 @@ double prs_gather_copied_us(const struct prs_schedule *s, uint32_t clusters)
 {
     double near = step_us(s, clusters), far = near * reading(s, clusters), end = 0;
     if ((uint64_t)s->units * s->segments > MOST_PLAYED) {
-        struct prs_unit last = {(s->rank + 1) % s->world, s->pairs - 1, 0};
+        struct prs_unit last = {(s->place.rank + 1) % s->place.world, s->pairs - 1, 0};
         double begins = KERNEL_BEGINS_US + (waves(s, clusters) - 1) * s->k_steps * far;
         /* MUTANT(model gather) huge products take their time:
          * s/fmax(begins, piece_comes(s, &last, pieces_of(s) - 1)/piece_comes(s, &last, pieces_of(s) - 1/ */
@@ -138,7 +138,7 @@ double prs_gather_copied_us(const struct prs_schedule *s, uint32_t clusters)
 
 double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, uint32_t ctas, double spread_us)
 {
-    double others = s->world - 1, unit = s->k_steps * step_us(s, clusters);
+    double others = s->place.world - 1, unit = s->k_steps * step_us(s, clusters);
     double bytes = others * s->block_rows * s->k_steps * PRS_TILE_K * 2, product = waves(s, clusters) * unit;
     double chunk = fmax(CHUNK_US, others * PRS_PUSH_ROWS * PRS_TILE_K * 2 * ctas / PRS_STORE_BYTES_PER_US);
     /* MUTANT(model gather) what is spread takes longer:

@@ -35,8 +35,8 @@ extern "C" int prs_kernels_prepare(uint32_t op, int b_n_major, bool far, uint32_
 extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters,
                                   cudaStream_t stream)
 {
-    return launch_kernel(kernel_of(args->schedule.op, b_n_major, args->schedule.nodes > 1), &shape, clusters, stream,
-                         *args);
+    return launch_kernel(kernel_of(args->schedule.op, b_n_major, args->schedule.place.nodes > 1), &shape, clusters,
+                         stream, *args);
 }
 
 /* Before the copy engines start: every other rank has finished the launch before this one, so that its copy of this
@@ -48,8 +48,9 @@ static __global__ void begin_copies(const __grid_constant__ struct prs_kernel_ar
     uint32_t slot = threadIdx.x, epoch = launch_epoch(&args.sync);
     /* MUTANT(emulator allgather_by_copy_engine_is_right) credit before rows are copied over those of the last epoch:
      * s/wait_flag/if (0) wait_flag/ */
-    if (slot + 1 < s->world)
-        wait_flag(&args.sync, args.done[0] + slot, epoch - 1, PRS_AWAIT_PEERS, (s->rank + 1 + slot) % s->world, slot);
+    if (slot + 1 < s->place.world)
+        wait_flag(&args.sync, args.done[0] + slot, epoch - 1, PRS_AWAIT_PEERS, prs_place_after(&s->place, 1 + slot),
+                  slot);
     __syncwarp();
     if (slot == 0)
         args.sync.words->copying = epoch;

@@ -71,7 +71,7 @@ struct prs_kernel_args {
     CUtensorMap gathered;               /* all-gather by copy engine: received A, row-major, one bank */
     struct prs_schedule schedule;
     struct prs_sync sync;
-    /* Neighbour p is rank (local + p) % locals of this node, 0 this rank. */
+    /* [p]: of neighbour p (geometry.h), 0 this rank. */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS]; /* [p]: partial sums or gathered A at neighbour p, both banks */
     uint64_t staging_bank_bytes;
     uint32_t *flags[PRS_MAX_LOCAL_RANKS]; /* [p]: partial flags or arrival counters at neighbour p */

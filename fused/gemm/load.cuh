@@ -22,7 +22,8 @@ PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struc
             return 32;
         if ((missing & 1) == 0)
             return __ffs(missing) - 1;
-        bool go = keep_waiting(&args.sync, &clock, PRS_AWAIT_CHUNK, (s->rank + 1 + slot) % s->world, index, want, seen);
+        bool go =
+            keep_waiting(&args.sync, &clock, PRS_AWAIT_CHUNK, prs_place_after(&s->place, 1 + slot), index, want, seen);
         if (!__shfl_sync(~0u, go, 0))
             return ~0u / PRS_STRIP_STEPS;
     }
@@ -73,7 +74,7 @@ PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct 
         const uint32_t *flag = args.flags[0] + index;
         if (E::far && from.far) { /* both halves come as one */
             uint32_t group = prs_schedule_group(s, u.pair * 2 + at.rank, u.column).index;
-            index = prs_schedule_group_word(s, i / 2 - (s->locals - 1), group);
+            index = prs_schedule_group_word(s, i / 2 - (s->place.local_ranks - 1), group);
             flag = far_flag(args, index);
         }
         /* MUTANT(emulator nodes/reduce_scatter_is_right) wait for other nodes' sums:
@@ -126,7 +127,7 @@ PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_
 {
     const struct prs_schedule *s = &args.schedule;
     if (*ready == 0) {
-        uint32_t slot = prs_schedule_slot(s, u.block, s->rank);
+        uint32_t slot = prs_schedule_slot(s, u.block, s->place.rank);
         if (s->segments != 0) {
             uint32_t steps = prs_schedule_segment_steps(s);
             uint32_t index = prs_schedule_segment_flag(s, slot, u.pair / s->band, step / steps);
@@ -149,11 +150,11 @@ PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const s
                                      const struct prs_unit &u)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t row = u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M, slot = prs_schedule_slot(s, u.block, s->rank);
+    uint32_t row = u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M, slot = prs_schedule_slot(s, u.block, s->place.rank);
     struct a_source a = {&args.a, NULL, (int32_t)row};
     if (E::reduces)
         a.row += (int32_t)(u.block * s->block_rows);
-    if (E::gathers && u.block != s->rank) {
+    if (E::gathers && u.block != s->place.rank) {
         a.map = &args.gathered;
         a.row += (int32_t)(slot * s->pairs * PRS_PAIR_M);
         /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
@@ -178,7 +179,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
         prs_schedule_unit(s, &cursor, unit, &u);
         a = find_rows<E>(args, at, u);
         for (uint32_t step = 0; step < s->k_steps; step++, ring_next(&r)) {
-            if (E::gathers && u.block != s->rank)
+            if (E::gathers && u.block != s->place.rank)
                 await_step(args, at, u, step, &ready);
             /* MUTANT(emulator reduce_scatter_is_right) wait for an empty stage: delete */
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);

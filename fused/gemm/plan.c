@@ -17,17 +17,17 @@ enum { MOST_DIMENSION = INT32_MAX - PRS_PAIR_M + 1 }; /* a tile's place in a ten
 /* All-gather: a slot for each other rank's block, and one from where the own is put to other nodes. */
 static uint32_t gathered_slots(const struct prs_schedule *s)
 {
-    return s->world - (s->nodes > 1 ? 0 : 1);
+    return s->place.world - (s->place.nodes > 1 ? 0 : 1);
 }
 
 /* Bytes of one bank of what the other ranks write here. */
 static uint64_t bank_bytes(const struct prs_fused_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    if (s->world == 1 || s->op == PRS_FUSED_GEMM)
+    if (s->place.world == 1 || s->op == PRS_FUSED_GEMM)
         return 0;
     if (s->op == PRS_FUSED_ALLGATHER && s->segments != 0)
-        return (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2;
+        return (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M * p->shape.k * 2;
     if (s->op == PRS_FUSED_ALLGATHER)
         return prs_layout_gathered(s, gathered_slots(s), 0, 0);
     return prs_layout_partial(s, prs_schedule_slots(s), 0, 0);
@@ -36,10 +36,10 @@ static uint64_t bank_bytes(const struct prs_fused_plan *p)
 static uint64_t flag_count(const struct prs_schedule *s)
 {
     if (s->segments != 0)
-        return prs_schedule_segment_flag(s, s->world - 1, 0, 0);
+        return prs_schedule_segment_flag(s, s->place.world - 1, 0, 0);
     if (s->op == PRS_FUSED_ALLGATHER)
         return prs_schedule_arrival(s, gathered_slots(s), 0, 0);
-    return prs_schedule_partial_flag(s, s->nodes * (s->locals - 1), 0, 0);
+    return prs_schedule_partial_flag(s, s->place.nodes * (s->place.local_ranks - 1), 0, 0);
 }
 
 static int open_copies(struct prs_fused_plan *p)
@@ -49,7 +49,7 @@ static int open_copies(struct prs_fused_plan *p)
                            .columns = p->shape.k,
                            .box_rows = PRS_TILE_M,
                            .swizzled = true,
-                           .rows = (uint64_t)(s->world - 1) * s->pairs * PRS_PAIR_M};
+                           .rows = (uint64_t)(s->place.world - 1) * s->pairs * PRS_PAIR_M};
     int r = prs_tensor_map_encode(&t, &p->args.gathered);
     return r != 0 ? r : prs_copy_stream_open(&p->copies);
 }
@@ -58,8 +58,8 @@ static int open_copies(struct prs_fused_plan *p)
 static int open_far(struct prs_fused_plan *p, uint64_t counters)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    int r = prs_symmetric_open_signals(p->ctx, p->staging, prs_schedule_row_word(s, s->nodes - 1, 0), &p->args.far,
-                                       &p->signals);
+    int r = prs_symmetric_open_signals(p->ctx, p->staging, prs_schedule_row_word(s, s->place.nodes - 1, 0),
+                                       &p->args.far, &p->signals);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->signals->bytes;
@@ -80,7 +80,7 @@ static int open_workspace(struct prs_fused_plan *p)
     prs_tuning_gaps(&p->shape, &p->info.tuning, s, &a->push_gap, &a->store_gap);
     s->group = p->info.tuning.tiles_per_signal;
     flags = flag_count(s);
-    counters = s->nodes > 1 ? prs_schedule_row_counter(s, s->pairs * 2) : 0;
+    counters = s->place.nodes > 1 ? prs_schedule_row_counter(s, s->pairs * 2) : 0;
     a->staging_bank_bytes = bank_bytes(p);
     if (a->staging_bank_bytes == 0)
         return 0;
@@ -88,12 +88,12 @@ static int open_workspace(struct prs_fused_plan *p)
      */
     r = prs_symmetric_open(p->ctx, (s->segments != 0 ? 1 : 2) * a->staging_bank_bytes, PRS_SYMMETRIC_DATA, &p->staging);
     if (r == 0)
-        r = prs_symmetric_open(p->ctx, (flags + s->locals + counters + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE,
-                               &p->flags);
+        r = prs_symmetric_open(p->ctx, (flags + s->place.local_ranks + counters + 1) * sizeof(uint32_t),
+                               PRS_SYMMETRIC_NODE, &p->flags);
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
-    for (uint32_t peer = 0; peer < s->locals; peer++) {
+    for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
         a->staging[peer] = p->staging->at[peer];
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
         a->done[peer] = a->flags[peer] + flags;
@@ -101,8 +101,8 @@ static int open_workspace(struct prs_fused_plan *p)
     r = prs_sync_share(p->ctx, p->flags, &a->sync);
     if (r != 0)
         return r;
-    if (s->nodes > 1)
-        return open_far(p, flags + s->locals);
+    if (s->place.nodes > 1)
+        return open_far(p, flags + s->place.local_ranks);
     return s->segments != 0 ? open_copies(p) : 0;
 }
 
@@ -129,7 +129,7 @@ static int open_path(struct prs_fused_plan *p, bool demanded)
     if (p->info.tuning.path == PRS_PATH_FUSED)
         return open_workspace(p);
     r = prs_unfused_open(p);
-    if (r != -ENOTSUP || demanded || !prs_tuning_can_fuse(&p->shape, p->args.schedule.world))
+    if (r != -ENOTSUP || demanded || !prs_tuning_can_fuse(&p->shape, p->args.schedule.place.world))
         return r;
     p->info.tuning.path = PRS_PATH_FUSED;
     p->info.reason = "unfused would be faster, but cuBLASLt cannot be loaded";
@@ -258,25 +258,29 @@ static int encode_inputs(struct prs_fused_plan *p, const void *a, const void *b)
 static int encode_results(struct prs_fused_plan *p, void *c)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_tensor t = {
-        .base = c, .columns = p->shape.n, .rows = s->block_rows, .planes = s->world, .box_rows = 64, .swizzled = true};
+    struct prs_tensor t = {.base = c,
+                           .columns = p->shape.n,
+                           .rows = s->block_rows,
+                           .planes = s->place.world,
+                           .box_rows = 64,
+                           .swizzled = true};
     uint64_t bytes = (uint64_t)p->shape.m * p->shape.n * 2;
     const struct prs_symmetric *home = NULL;
     int r = 0;
     if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
         t.planes = 1;
-    if (p->shape.op == PRS_FUSED_ALLREDUCE && s->world > 1) {
+    if (p->shape.op == PRS_FUSED_ALLREDUCE && s->place.world > 1) {
         home = prs_symmetric_find(p->ctx, c, bytes);
         if (home == NULL)
             return prs_fail(-EINVAL,
                             "fused: the result of an all-reduce (%p, %llu bytes) must lie in prs_fused_alloc() memory",
                             c, (unsigned long long)bytes);
     }
-    if (home != NULL && s->nodes > 1) {
+    if (home != NULL && s->place.nodes > 1) {
         p->args.far.result_window = home->window;
         p->args.far.result_offset = (uint64_t)((uint8_t *)c - home->at[0]);
     }
-    for (uint32_t peer = 0; peer < (home == NULL ? 1 : s->locals) && r == 0; peer++) {
+    for (uint32_t peer = 0; peer < (home == NULL ? 1 : s->place.local_ranks) && r == 0; peer++) {
         if (home != NULL)
             t.base = home->at[peer] + ((uint8_t *)c - home->at[0]);
         p->args.far.result[peer] = (uint8_t *)(uintptr_t)t.base;

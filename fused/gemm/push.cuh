@@ -14,7 +14,7 @@ struct pushed_chunk {
 /* The chunk at a position: the own block's, then the counterparts'. */
 template <class E> PRS_DEVICE struct pushed_chunk find_chunk(const struct prs_schedule *s, uint32_t at)
 {
-    struct pushed_chunk k = {{0, 0}, s->rank};
+    struct pushed_chunk k = {{0, 0}, s->place.rank};
     uint32_t own = prs_schedule_chunks(s);
     if (!E::far || at < own)
         prs_schedule_chunk(s, at, &k.c);
@@ -46,8 +46,8 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
     const struct prs_schedule *s = &args.schedule;
     /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
     uint64_t bank = (at.epoch & 1) * args.staging_bank_bytes;
-    for (uint32_t p = 1; p < s->locals; p++) {
-        uint32_t owner = s->node * s->locals + (s->local + p) % s->locals;
+    for (uint32_t p = 1; p < s->place.local_ranks; p++) {
+        uint32_t owner = prs_place_neighbour(&s->place, p);
         if (args.paced || p == 1) {
             sleep_until(*next);
             *next = clock64() + args.push_gap;
@@ -55,9 +55,9 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
         bulk_store(args.staging[p] + bank + chunk_place(s, prs_schedule_slot(s, k.block, owner), k.c), buffer,
                    PRS_PUSH_BYTES);
     }
-    if (E::far && k.block == s->rank) /* from where it is put to other nodes */
-        bulk_store(args.staging[0] + bank + chunk_place(s, prs_schedule_slot(s, s->rank, s->rank), k.c), buffer,
-                   PRS_PUSH_BYTES);
+    if (E::far && k.block == s->place.rank) /* from where it is put to other nodes */
+        bulk_store(args.staging[0] + bank + chunk_place(s, prs_schedule_slot(s, s->place.rank, s->place.rank), k.c),
+                   buffer, PRS_PUSH_BYTES);
     bulk_commit();
 }
 
@@ -68,16 +68,16 @@ PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct ct
     struct pushed_chunk k = find_chunk<E>(s, position);
     uint32_t row_tile = k.c.row / PRS_TILE_M, strip = k.c.step / PRS_STRIP_STEPS;
     fence_release_sys(); /* R3: one fence for all ranks. Pairs with the acquire in await_strips(). */
-    for (uint32_t p = 1; p < s->locals; p++) {
-        uint32_t owner = s->node * s->locals + (s->local + p) % s->locals;
+    for (uint32_t p = 1; p < s->place.local_ranks; p++) {
+        uint32_t owner = prs_place_neighbour(&s->place, p);
         add_relaxed_sys(args.flags[p] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, owner), row_tile, strip),
                         1);
     }
-    if (E::far && k.block == s->rank)
+    if (E::far && k.block == s->place.rank)
         relay_chunk(args, at.epoch, row_tile, strip);
     else if (E::far) /* here it came by the network, and the loader counts chunks as of any other rank */
         add_relaxed_sys(
-            args.flags[0] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, s->rank), row_tile, strip), 1);
+            args.flags[0] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, s->place.rank), row_tile, strip), 1);
 }
 
 /* Signals everything that is under way. */
@@ -105,12 +105,12 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
     bulk_wait_read<PRS_PUSH_SLOTS - 1>();
     mbarrier_expect(&m.pushed[slot], PRS_PUSH_BYTES);
     /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
-    if (!E::far || k.block == s->rank)
+    if (!E::far || k.block == s->place.rank)
         tma_load_2d(buffer, &args.push_source, &m.pushed[slot], (int32_t)(k.c.step * PRS_TILE_K), (int32_t)k.c.row);
     else
         bulk_load(buffer,
                   args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
-                      chunk_place(s, prs_schedule_slot(s, k.block, s->rank), k.c),
+                      chunk_place(s, prs_schedule_slot(s, k.block, s->place.rank), k.c),
                   PRS_PUSH_BYTES, &m.pushed[slot]);
     if (p->pending == 2) { /* a fence and a fetch take about 2 us each: at the same time */
         /* MUTANT(emulator allgather_is_right) bulk_wait_done before signal_chunk: delete */
@@ -132,7 +132,7 @@ PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta
 {
     const struct prs_schedule *s = &args.schedule;
     struct pushed_chunk k = find_chunk<E>(s, position);
-    uint32_t from = prs_schedule_after(k.block / s->locals, s->node, s->nodes);
+    uint32_t from = prs_index_after(k.block / s->place.local_ranks, s->place.node, s->place.nodes);
     uint32_t word =
         prs_schedule_group_word(s, from, prs_schedule_group(s, k.c.row / PRS_TILE_M, k.c.step / PRS_STRIP_STEPS).index);
     if (!prs_flag_reached(load_acquire_sys(far_flag(args, word)), at.epoch)) {
@@ -153,10 +153,10 @@ PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta
     struct pusher p = {};
     if (first >= args.push_ctas)
         return;
-    for (uint32_t i = first; i < (E::far ? s->nodes : 1) * own; i += args.push_ctas) {
+    for (uint32_t i = first; i < (E::far ? s->place.nodes : 1) * own; i += args.push_ctas) {
         if (E::far && i >= own)
             await_chunk<E>(args, at, &p, i);
-        if (E::far && i >= own && s->locals == 1)
+        if (E::far && i >= own && s->place.local_ranks == 1)
             signal_chunk<E>(args, at, i);
         else
             push_next<E>(args, m, at, &p, i);
@@ -169,9 +169,9 @@ PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = threadIdx.x % 32, want = at.epoch * prs_schedule_broadcasts(s);
-    if (slot + 1 < s->locals)
-        wait_flag(&args.sync, args.done[0] + slot, want, PRS_AWAIT_BROADCAST,
-                  s->node * s->locals + (s->local + 1 + slot) % s->locals, slot);
+    if (slot + 1 < s->place.local_ranks)
+        wait_flag(&args.sync, args.done[0] + slot, want, PRS_AWAIT_BROADCAST, prs_place_neighbour(&s->place, 1 + slot),
+                  slot);
 }
 
 #endif

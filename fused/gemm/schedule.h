@@ -31,18 +31,16 @@ enum {
 
 struct prs_schedule {
     uint32_t op; /* enum prs_fused_op */
-    uint32_t rank, world;
-    uint32_t nodes, locals; /* world = nodes * locals; ranks of a node are consecutive */
-    uint32_t node, local;   /* rank = node * locals + local */
-    uint32_t block_rows;    /* rows of one block */
-    uint32_t pairs;         /* ceil(block_rows / PRS_PAIR_M) */
-    uint32_t columns;       /* ceil(n / PRS_TILE_N) */
-    uint32_t k_steps;       /* ceil(k / PRS_TILE_K) */
-    uint32_t band;          /* pairs in a band, 1..pairs; the last band may be shorter */
-    uint32_t bands;         /* ceil(pairs / band) */
-    uint32_t segments;      /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
-    uint32_t group;         /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
-    uint32_t units;         /* what this rank computes */
+    struct prs_place place;
+    uint32_t block_rows; /* rows of one block */
+    uint32_t pairs;      /* ceil(block_rows / PRS_PAIR_M) */
+    uint32_t columns;    /* ceil(n / PRS_TILE_N) */
+    uint32_t k_steps;    /* ceil(k / PRS_TILE_K) */
+    uint32_t band;       /* pairs in a band, 1..pairs; the last band may be shorter */
+    uint32_t bands;      /* ceil(pairs / band) */
+    uint32_t segments;   /* all-gather by copy engine: pieces along K; 0: pushed by the CTAs */
+    uint32_t group;      /* between nodes: pieces (tiles of sums, strips of A) that share one signal */
+    uint32_t units;      /* what this rank computes */
 };
 
 struct prs_unit {
@@ -55,12 +53,7 @@ PRS_SHARED void prs_schedule_init(struct prs_schedule *s, uint32_t op, uint32_t 
                                   uint32_t m, uint32_t n, uint32_t k, uint32_t band)
 {
     s->op = op;
-    s->rank = rank;
-    s->world = world;
-    s->nodes = nodes;
-    s->locals = world / nodes;
-    s->node = rank / s->locals;
-    s->local = rank % s->locals;
+    prs_place_init(&s->place, rank, world, nodes);
     s->block_rows = m / world;
     s->pairs = prs_ceil_div(s->block_rows, PRS_PAIR_M);
     s->columns = prs_ceil_div(n, PRS_TILE_N);
@@ -90,7 +83,7 @@ PRS_SHARED uint32_t prs_schedule_raster(uint32_t rows, uint32_t at, uint32_t *co
 PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t size = PRS_RASTER * s->columns, first = at / size * PRS_RASTER, rows = s->pairs - first;
-    u->block = s->rank;
+    u->block = s->place.rank;
     u->pair = first + prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
 }
 
@@ -99,8 +92,8 @@ PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, stru
 PRS_SHARED void prs_schedule_gather_copied(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t block = s->pairs * s->columns, size = s->band * s->columns, band;
-    /* MUTANT(model schedule) copies, the block of the rank before comes first: s/s->world - 1 -/1 +/ */
-    u->block = (s->rank + s->world - 1 - at / block) % s->world;
+    /* MUTANT(model schedule) copies, the block of the rank before comes first: s/s->place.world - 1 -/1 +/ */
+    u->block = prs_place_after(&s->place, s->place.world - 1 - at / block);
     at %= block;
     band = at / size;
     u->pair = band * s->band + prs_schedule_raster(prs_schedule_band_pairs(s, band), at - band * size, &u->column);
@@ -119,18 +112,19 @@ PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t b
  * band the blocks of this node, then those of the others. */
 PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
-    uint32_t own = s->pairs * s->columns, near = (s->locals - 1) * own, i;
+    uint32_t own = s->pairs * s->columns, near = (s->place.local_ranks - 1) * own, i;
     /* MUTANT(model schedule) copies, units come block by block: s/!= 0/> 100/ */
     if (at < own) {
         prs_schedule_own(s, at, u);
     } else if (s->segments != 0) {
         prs_schedule_gather_copied(s, at - own, u);
     } else if (at - own < near) {
-        i = prs_schedule_banded(s, s->locals - 1, at - own, u);
-        u->block = s->node * s->locals + (s->local + 1 + i) % s->locals;
+        i = prs_schedule_banded(s, s->place.local_ranks - 1, at - own, u);
+        u->block = prs_place_neighbour(&s->place, 1 + i);
     } else {
-        i = prs_schedule_banded(s, s->world - s->locals, at - own - near, u);
-        u->block = (s->node + 1 + i / s->locals) % s->nodes * s->locals + (s->local + i) % s->locals;
+        i = prs_schedule_banded(s, s->place.world - s->place.local_ranks, at - own - near, u);
+        u->block = prs_place_rank(&s->place, (s->place.node + 1 + i / s->place.local_ranks) % s->place.nodes,
+                                  (s->place.local_rank + i) % s->place.local_ranks);
     }
 }
 
@@ -148,18 +142,20 @@ enum prs_part {
 
 PRS_SHARED uint32_t prs_schedule_part(const struct prs_schedule *s, uint32_t block)
 {
-    return block == s->rank ? PRS_PART_OWN : block % s->locals == s->local ? PRS_PART_RELAY : PRS_PART_SEND;
+    if (block == s->place.rank)
+        return PRS_PART_OWN;
+    return block % s->place.local_ranks == s->place.local_rank ? PRS_PART_RELAY : PRS_PART_SEND;
 }
 
 /* Rounds between sending the partial sums of a band inside the node and relaying it, or adding it up. */
 PRS_SHARED uint32_t prs_schedule_relay_delay(const struct prs_schedule *s)
 {
-    return s->locals > 1 ? 1 : 0;
+    return s->place.local_ranks > 1 ? 1 : 0;
 }
 
 PRS_SHARED uint32_t prs_schedule_own_delay(const struct prs_schedule *s)
 {
-    return prs_schedule_relay_delay(s) + (s->nodes > 1 ? 1 : 0);
+    return prs_schedule_relay_delay(s) + (s->place.nodes > 1 ? 1 : 0);
 }
 
 /* Pairs of the band whose turn it is in this round: the one that was sent `delay` rounds ago. */
@@ -175,7 +171,8 @@ PRS_SHARED uint32_t prs_schedule_turn(const struct prs_schedule *s, uint32_t rou
  * round r waits for units of earlier rounds only. */
 PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
-    uint32_t others = s->nodes * (s->locals - 1), relays = s->nodes - 1, tall, relay, own, row, i;
+    uint32_t others = s->place.nodes * (s->place.local_ranks - 1), relays = s->place.nodes - 1, tall, relay, own, row,
+             i;
     uint32_t relay_delay = prs_schedule_relay_delay(s), own_delay = prs_schedule_own_delay(s);
     for (;;) {
         tall = prs_schedule_turn(s, c->round, 0);
@@ -189,17 +186,17 @@ PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cur
     }
     row = prs_schedule_raster(row, at - c->first, &u->column);
     if (row < own) {
-        u->block = s->rank;
+        u->block = s->place.rank;
         u->pair = (c->round - own_delay) * s->band + row;
     } else if (row - own < relays * relay) {
         row -= own;
-        u->block = (s->node + 1 + row / relay) % s->nodes * s->locals + s->local;
+        u->block = prs_place_counterpart(&s->place, 1 + row / relay);
         u->pair = (c->round - relay_delay) * s->band + row % relay;
     } else {
         row -= own + relays * relay;
         i = row / tall;
-        u->block = (s->node + 1 + i / (s->locals - 1)) % s->nodes * s->locals +
-                   (s->local + 1 + i % (s->locals - 1)) % s->locals;
+        u->block = prs_place_rank(&s->place, (s->place.node + 1 + i / (s->place.local_ranks - 1)) % s->place.nodes,
+                                  (s->place.local_rank + 1 + i % (s->place.local_ranks - 1)) % s->place.local_ranks);
         u->pair = c->round * s->band + row % tall;
     }
 }
@@ -208,7 +205,7 @@ PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cur
  * last call. */
 PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
-    if (s->op == PRS_FUSED_GEMM || s->world == 1)
+    if (s->op == PRS_FUSED_GEMM || s->place.world == 1)
         prs_schedule_own(s, at, u);
     else if (s->op == PRS_FUSED_ALLGATHER)
         prs_schedule_gather(s, at, u);
@@ -228,16 +225,10 @@ PRS_SHARED uint32_t prs_schedule_tile(const struct prs_schedule *s, const struct
     return (u->pair * 2 + cta) * s->columns + u->column;
 }
 
-/* Number of `sender` among the others as `owner` sees them, of `count`: 0 is the one after the owner, and so on. */
-PRS_SHARED uint32_t prs_schedule_after(uint32_t sender, uint32_t owner, uint32_t count)
-{
-    return (sender + count - owner - 1) % count;
-}
-
 /* All-gather: where `owner` keeps the block of `sender`. */
 PRS_SHARED uint32_t prs_schedule_slot(const struct prs_schedule *s, uint32_t sender, uint32_t owner)
 {
-    return prs_schedule_after(sender, owner, s->world);
+    return prs_index_after(sender, owner, s->place.world);
 }
 
 /* Slots of a bank of partial sums, each for one block: first those that ranks of this node write, (locals - 1) for each
@@ -245,32 +236,34 @@ PRS_SHARED uint32_t prs_schedule_slot(const struct prs_schedule *s, uint32_t sen
  * blocks, from where they are put. */
 PRS_SHARED uint32_t prs_schedule_slots(const struct prs_schedule *s)
 {
-    return s->nodes * (s->locals - 1) + 2 * (s->nodes - 1);
+    return s->place.nodes * (s->place.local_ranks - 1) + 2 * (s->place.nodes - 1);
 }
 
 /* Of the rank that adds up `block` in this node, for the sums of `sender`, another rank of this node. */
 PRS_SHARED uint32_t prs_schedule_send_slot(const struct prs_schedule *s, uint32_t sender, uint32_t block)
 {
-    return block / s->locals * (s->locals - 1) + prs_schedule_after(sender % s->locals, block % s->locals, s->locals);
+    return block / s->place.local_ranks * (s->place.local_ranks - 1) +
+           prs_index_after(sender % s->place.local_ranks, block % s->place.local_ranks, s->place.local_ranks);
 }
 
 /* At the owner, for the sums of node `from`. */
 PRS_SHARED uint32_t prs_schedule_arrive_slot(const struct prs_schedule *s, uint32_t from, uint32_t owner_node)
 {
-    return s->nodes * (s->locals - 1) + prs_schedule_after(from, owner_node, s->nodes);
+    return s->place.nodes * (s->place.local_ranks - 1) + prs_index_after(from, owner_node, s->place.nodes);
 }
 
 /* Here, for what goes to node `to`. */
 PRS_SHARED uint32_t prs_schedule_relay_slot(const struct prs_schedule *s, uint32_t to)
 {
-    return s->nodes * (s->locals - 1) + s->nodes - 1 + prs_schedule_after(to, s->node, s->nodes);
+    return s->place.nodes * (s->place.local_ranks - 1) + s->place.nodes - 1 +
+           prs_index_after(to, s->place.node, s->place.nodes);
 }
 
 /* How many sums of others are added to a tile of this block, which is the own one or relayed: those of this node, then
  * those of other nodes, in slot order, which makes the sum repeatable bit by bit. */
 PRS_SHARED uint32_t prs_schedule_sources(const struct prs_schedule *s, uint32_t block)
 {
-    return s->locals - 1 + (block == s->rank ? s->nodes - 1 : 0);
+    return s->place.local_ranks - 1 + (block == s->place.rank ? s->place.nodes - 1 : 0);
 }
 
 struct prs_source {
@@ -281,13 +274,13 @@ struct prs_source {
 PRS_SHARED struct prs_source prs_schedule_source(const struct prs_schedule *s, uint32_t block, uint32_t i)
 {
     struct prs_source from;
-    from.far = i >= s->locals - 1;
+    from.far = i >= s->place.local_ranks - 1;
     if (from.far) {
-        from.slot = s->nodes * (s->locals - 1) + i - (s->locals - 1);
-        from.rank = (s->node + 1 + i - (s->locals - 1)) % s->nodes * s->locals + s->local;
+        from.slot = s->place.nodes * (s->place.local_ranks - 1) + i - (s->place.local_ranks - 1);
+        from.rank = prs_place_counterpart(&s->place, 1 + i - (s->place.local_ranks - 1));
     } else {
-        from.slot = block / s->locals * (s->locals - 1) + i;
-        from.rank = s->node * s->locals + (s->local + 1 + i) % s->locals;
+        from.slot = block / s->place.local_ranks * (s->place.local_ranks - 1) + i;
+        from.rank = prs_place_neighbour(&s->place, 1 + i);
     }
     return from;
 }
@@ -352,12 +345,12 @@ struct prs_copy {
 
 PRS_SHARED uint32_t prs_schedule_copies(const struct prs_schedule *s)
 {
-    return (s->world - 1) * s->bands * s->segments;
+    return (s->place.world - 1) * s->bands * s->segments;
 }
 
 /* All of one rank before the next: units of one block come before those of the next too. */
 /* MUTANT(model schedule) copies, all of one rank before the next:
- * s#/ s->bands; c->band = band % s->bands#% (s->world - 1); c->band = band / (s->world - 1)# */
+ * s#/ s->bands; c->band = band % s->bands#% (s->place.world - 1); c->band = band / (s->place.world - 1)# */
 PRS_SHARED void prs_schedule_copy(const struct prs_schedule *s, uint32_t at, struct prs_copy *c)
 {
     /* MUTANT(model schedule) copies, a band's pieces one after the other:
@@ -445,12 +438,12 @@ PRS_SHARED uint32_t prs_schedule_group_place(const struct prs_schedule *s, const
 PRS_SHARED uint32_t prs_schedule_tile_place(const struct prs_schedule *s, uint32_t tile)
 {
     uint32_t tall = s->band * 2, row_tile = tile / s->columns, band = row_tile / tall;
-    if (s->nodes == 1)
+    if (s->place.nodes == 1)
         return tile;
     return band * tall * s->columns + tile % s->columns * prs_schedule_band_rows(s, band) + row_tile % tall;
 }
 
-/* Signal words here, by counterpart (prs_schedule_after() of its node): one for each group, then, all-reduce, one for
+/* Signal words here, by counterpart (prs_index_after() of its node): one for each group, then, all-reduce, one for
  * each row tile of its block of the result. */
 PRS_SHARED uint32_t prs_schedule_group_word(const struct prs_schedule *s, uint32_t from, uint32_t group)
 {
@@ -459,7 +452,7 @@ PRS_SHARED uint32_t prs_schedule_group_word(const struct prs_schedule *s, uint32
 
 PRS_SHARED uint32_t prs_schedule_row_word(const struct prs_schedule *s, uint32_t from, uint32_t row_tile)
 {
-    return (s->nodes - 1) * prs_schedule_groups(s) + from * s->pairs * 2 + row_tile;
+    return (s->place.nodes - 1) * prs_schedule_groups(s) + from * s->pairs * 2 + row_tile;
 }
 
 /* Counters of this rank's own, which say who comes last: halves of each relayed tile, pieces of each group, both by
@@ -471,37 +464,37 @@ PRS_SHARED uint32_t prs_schedule_tile_counter(const struct prs_schedule *s, uint
 
 PRS_SHARED uint32_t prs_schedule_group_counter(const struct prs_schedule *s, uint32_t to, uint32_t group)
 {
-    uint32_t tiles = s->op == PRS_FUSED_ALLGATHER ? 0 : prs_schedule_tile_counter(s, s->nodes - 1, 0);
+    uint32_t tiles = s->op == PRS_FUSED_ALLGATHER ? 0 : prs_schedule_tile_counter(s, s->place.nodes - 1, 0);
     return tiles + to * prs_schedule_groups(s) + group;
 }
 
 PRS_SHARED uint32_t prs_schedule_row_counter(const struct prs_schedule *s, uint32_t row_tile)
 {
-    return prs_schedule_group_counter(s, s->nodes - 1, 0) + row_tile;
+    return prs_schedule_group_counter(s, s->place.nodes - 1, 0) + row_tile;
 }
 
 /* Additions to a counter of finished broadcasts in a launch: halves of tiles of the sender's own block, and single rows
  * that it forwards for its counterparts. */
 PRS_SHARED uint32_t prs_schedule_broadcasts(const struct prs_schedule *s)
 {
-    return prs_schedule_tiles(s) * 2 + (s->nodes - 1) * s->block_rows;
+    return prs_schedule_tiles(s) * 2 + (s->place.nodes - 1) * s->block_rows;
 }
 
 /* All-reduce: the rows of counterparts' blocks that came here, taking the nodes by turns. Gives the block. */
 PRS_SHARED uint32_t prs_schedule_forward_row(const struct prs_schedule *s, uint32_t at, uint32_t *row)
 {
-    uint32_t nodes = s->nodes - 1;
+    uint32_t nodes = s->place.nodes - 1;
     *row = at / nodes;
-    return (s->node + 1 + at % nodes) % s->nodes * s->locals + s->local;
+    return prs_place_counterpart(&s->place, 1 + at % nodes);
 }
 
 /* All-gather: what ranks of other nodes have put here for the own node, chunk by chunk, taking the nodes by turns.
  * Gives the block it belongs to. */
 PRS_SHARED uint32_t prs_schedule_forward(const struct prs_schedule *s, uint32_t at, struct prs_chunk *c)
 {
-    uint32_t nodes = s->nodes - 1;
+    uint32_t nodes = s->place.nodes - 1;
     prs_schedule_chunk(s, at / nodes, c);
-    return (s->node + 1 + at % nodes) % s->nodes * s->locals + s->local;
+    return prs_place_counterpart(&s->place, 1 + at % nodes);
 }
 
 #endif

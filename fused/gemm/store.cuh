@@ -6,18 +6,12 @@
 
 #include "fused/gemm/far.cuh"
 
-/* Which rank of this node, counted from this one, adds up the sums of a block. */
-PRS_DEVICE uint32_t neighbour(const struct prs_schedule *s, uint32_t block)
-{
-    return (block % s->locals + s->locals - s->local) % s->locals;
-}
-
-/* Where it keeps those of this rank. */
+/* Where the rank of this node that adds up the sums of a block keeps those of this rank. */
 template <class E> PRS_DEVICE uint32_t partial_slot(const struct prs_schedule *s, uint32_t block)
 {
     if (E::far && prs_schedule_part(s, block) == PRS_PART_RELAY)
-        return prs_schedule_relay_slot(s, block / s->locals);
-    return E::far ? prs_schedule_send_slot(s, s->rank, block) : prs_schedule_slot(s, s->rank, block);
+        return prs_schedule_relay_slot(s, block / s->place.local_ranks);
+    return E::far ? prs_schedule_send_slot(s, s->place.rank, block) : prs_schedule_slot(s, s->place.rank, block);
 }
 
 template <class E>
@@ -25,8 +19,8 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
                            const uint8_t *slab, uint32_t half, uint32_t quarter)
 {
     const struct prs_schedule *s = &args.schedule;
-    if (E::reduces && u.block != s->rank) {
-        uint32_t peer = neighbour(s, u.block), slot = partial_slot<E>(s, u.block);
+    if (E::reduces && u.block != s->place.rank) {
+        uint32_t peer = prs_place_neighbour_index(&s->place, u.block), slot = partial_slot<E>(s, u.block);
         /* MUTANT(emulator epochs_run_into_each_other) one bank for all epochs: s/at.epoch & 1/at.epoch & 0/ */
         uint8_t *bank = args.staging[peer] + (at.epoch & 1) * args.staging_bank_bytes;
         uint64_t where = prs_layout_partial(s, slot, prs_schedule_tile(s, &u, at.rank), quarter);
@@ -38,7 +32,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
     int32_t z = E::op == PRS_FUSED_REDUCE_SCATTER ? 0 : (int32_t)u.block;
     if (x >= (int32_t)args.n || y >= (int32_t)s->block_rows)
         return;
-    for (uint32_t p = 0; p < (E::broadcasts ? s->locals : 1); p++)
+    for (uint32_t p = 0; p < (E::broadcasts ? s->place.local_ranks : 1); p++)
         tma_store_3d(&args.c[p], slab, x, y, z);
 }
 
@@ -50,15 +44,18 @@ PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta
     const struct prs_schedule *s = &args.schedule;
     if (E::far && prs_schedule_part(s, u.block) == PRS_PART_RELAY) {
         relay_tile(args, at.epoch, u.block, prs_schedule_tile(s, &u, at.rank));
-    } else if (u.block != s->rank) {
+    } else if (u.block != s->place.rank) {
         uint32_t tile = prs_schedule_tile(s, &u, at.rank);
-        store_release_sys(args.flags[neighbour(s, u.block)] +
+        store_release_sys(args.flags[prs_place_neighbour_index(&s->place, u.block)] +
                               prs_schedule_partial_flag(s, partial_slot<E>(s, u.block), tile, half),
                           at.epoch);
     } else if (E::broadcasts) {
         fence_release_sys(); /* R2: one fence for all ranks. Pairs with A1 in await_broadcast(). */
-        for (uint32_t p = 1; p < s->locals; p++)
-            add_relaxed_sys(args.done[p] + prs_schedule_after(s->local, (s->local + p) % s->locals, s->locals), 1);
+        for (uint32_t p = 1; p < s->place.local_ranks; p++)
+            add_relaxed_sys(args.done[p] + prs_index_after(s->place.local_rank,
+                                                           (s->place.local_rank + p) % s->place.local_ranks,
+                                                           s->place.local_ranks),
+                            1);
         if (E::far)
             put_rows(args, at.epoch, u.pair * 2 + at.rank);
     }
@@ -78,7 +75,7 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
         for (uint32_t quarter = 0; quarter < PRS_SLABS_PER_TILE; quarter++, stored++) {
             uint32_t slab = half * E::slabs + stored % E::slabs, phase = stored / E::slabs & 1;
             mbarrier_wait(&m.c_full[slab], phase);
-            if (E::reduces && u.block != s->rank) {
+            if (E::reduces && u.block != s->place.rank) {
                 sleep_until(next);
                 next = clock64() + args.store_gap;
             }

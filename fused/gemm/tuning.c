@@ -24,7 +24,7 @@ enum {
 static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
 {
     double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
-    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->locals - 1) / at->locals;
+    double shares = shape->op == PRS_FUSED_GEMM ? 0 : (double)(at->local_ranks - 1) / at->local_ranks;
     return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
 }
 
@@ -188,7 +188,7 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, c
 
 static const struct prs_place *place_of(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
 {
-    static const struct prs_place alone = {.world = 1, .nodes = 1, .locals = 1};
+    static const struct prs_place alone = {.world = 1, .nodes = 1, .local_ranks = 1};
     return shape->op == PRS_FUSED_GEMM ? &alone : &ctx->place;
 }
 
@@ -223,12 +223,14 @@ void prs_tuning_gaps(const struct prs_fused_shape *shape, const struct prs_fused
     double clocks = compute_us(shape, t->clusters) * t->spread / 100 * PRS_CLOCKS_PER_US;
     double tiles = prs_ceil_div(s->units, t->clusters), chunks;
     *push = *store = 0;
-    if (t->spread <= 1 || s->world == 1)
+    if (t->spread <= 1 || s->place.world == 1)
         return;
     *store = (uint32_t)(clocks / (tiles * PRS_SLABS_PER_TILE));
     if (s->op == PRS_FUSED_ALLGATHER && t->push_ctas != 0) {
-        chunks = prs_ceil_div(prs_schedule_chunks(s) * s->nodes, t->push_ctas); /* forwarded ones too */
-        *push = (uint32_t)(clocks / (t->paced == PRS_PACED && s->locals > 1 ? chunks * (s->locals - 1) : chunks));
+        chunks = prs_ceil_div(prs_schedule_chunks(s) * s->place.nodes, t->push_ctas); /* forwarded ones too */
+        *push =
+            (uint32_t)(clocks / (t->paced == PRS_PACED && s->place.local_ranks > 1 ? chunks * (s->place.local_ranks - 1)
+                                                                                   : chunks));
     }
 }
 

@@ -50,7 +50,7 @@ PRS_DEVICE void await_block(const struct prs_moe_args &args, const struct prs_ro
 {
     if (args.dispatches == 0)
         return;
-    wait_flag(&args.sync, args.ready + u.block, u.rows, PRS_AWAIT_BLOCK, args.route.rank, u.block);
+    wait_flag(&args.sync, args.ready + u.block, u.rows, PRS_AWAIT_BLOCK, args.route.place.rank, u.block);
     fence_async_global(); /* the counter was read by an ordinary load, the rows are read by the copy engine */
 }
 

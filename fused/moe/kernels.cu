@@ -17,7 +17,8 @@ template <bool FAR> static moe_kernel_fn kernel_of_layout(int b_n_major, uint32_
 
 static moe_kernel_fn kernel_of(const struct prs_route *route, int b_n_major, uint32_t share)
 {
-    return route->nodes > 1 ? kernel_of_layout<true>(b_n_major, share) : kernel_of_layout<false>(b_n_major, share);
+    return route->place.nodes > 1 ? kernel_of_layout<true>(b_n_major, share)
+                                  : kernel_of_layout<false>(b_n_major, share);
 }
 
 static struct launch_shape shape_of(uint32_t share)

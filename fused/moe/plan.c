@@ -97,7 +97,7 @@ static void choose_group(const struct prs_moe_shape *s, struct prs_moe_tuning *t
 static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     const struct prs_place *at = &ctx->place;
-    double rows = (double)s->tokens * s->top_k, near = rows * at->locals / s->experts;
+    double rows = (double)s->tokens * s->top_k, near = rows * at->local_ranks / s->experts;
     double product = prs_compute_us(2 * rows * s->hidden * s->columns, PRS_MOE_FLOPS_PER_US, PRS_SMS);
     double far = 2.0 * s->tokens * s->hidden * (at->nodes - 1) / PRS_ROW_PORT_BYTES_PER_US;
     int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
@@ -148,16 +148,13 @@ static void predict(struct prs_moe_plan *p)
 static void init_route(struct prs_moe_plan *p)
 {
     struct prs_route *r = &p->args.route;
-    const struct prs_fused_config *c = &p->ctx->config;
-    r->rank = c->rank, r->world = c->world;
-    r->experts = p->shape.experts, r->local = p->shape.experts / c->world;
+    r->place = p->ctx->place;
+    r->experts = p->shape.experts, r->experts_per_rank = p->shape.experts / r->place.world;
     r->choices = p->shape.top_k, r->tokens = p->shape.tokens;
     r->blocks = p->info.capacity / PRS_TILE_M;
     r->columns = prs_ceil_div(p->shape.columns, PRS_TILE_N * p->info.tuning.cluster);
     r->row_bytes = p->shape.hidden * 2;
     r->ctas = p->info.tuning.route_ctas;
-    r->node = p->ctx->place.node, r->nodes = p->ctx->place.nodes;
-    r->seat = p->ctx->place.local, r->seats = p->ctx->place.locals;
     r->put = p->info.tuning.rows_per_put, r->group = p->info.tuning.rows_per_signal;
     r->passes = p->info.tuning.passes;
     p->args.n = p->shape.columns;
@@ -181,16 +178,16 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     a->head = take(base, &used, sizeof(*a->head));
     a->arrivals = take(base, &used, sizeof(*a->arrivals));
     a->next = take(base, &used, 2 * sizeof(*a->next));
-    a->table = take(base, &used, (uint64_t)r->local * sizeof(*a->table));
+    a->table = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->table));
     a->chunks = take(base, &used, (uint64_t)r->ctas * r->experts * sizeof(*a->chunks));
-    a->sent = take(base, &used, (uint64_t)r->world * r->tokens * sizeof(*a->sent));
-    if (r->nodes > 1) {
-        a->far.tokens = take(base, &used, (uint64_t)r->nodes * r->tokens * sizeof(*a->far.tokens));
+    a->sent = take(base, &used, (uint64_t)r->place.world * r->tokens * sizeof(*a->sent));
+    if (r->place.nodes > 1) {
+        a->far.tokens = take(base, &used, (uint64_t)r->place.nodes * r->tokens * sizeof(*a->far.tokens));
         a->far.counters =
-            take(base, &used, (uint64_t)prs_route_group_counter(r, r->nodes, 0) * sizeof(*a->far.counters));
-        a->far.near = take(base, &used, (uint64_t)r->local * sizeof(*a->far.near));
+            take(base, &used, (uint64_t)prs_route_group_counter(r, r->place.nodes, 0) * sizeof(*a->far.counters));
+        a->far.near = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->far.near));
     }
-    a->items = take(base, &used, (uint64_t)r->world * r->tokens * prs_route_item_bytes(r));
+    a->items = take(base, &used, (uint64_t)r->place.world * r->tokens * prs_route_item_bytes(r));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
     a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
     return used;
@@ -219,7 +216,7 @@ static int open_far(struct prs_moe_plan *p)
 {
     struct prs_moe_far *far = &p->args.far;
     const struct prs_route *r = &p->args.route;
-    uint64_t words = prs_route_relay_word(r, r->nodes, 0);
+    uint64_t words = prs_route_relay_word(r, r->place.nodes, 0);
     int e = prs_symmetric_open(p->ctx, prs_route_relay_at(r, 2, 1, 0), PRS_SYMMETRIC_DATA, &p->relay);
     if (e == 0)
         e = prs_symmetric_open(p->ctx, words * sizeof(*far->signals), PRS_SYMMETRIC_SIGNALS, &p->signals);
@@ -239,23 +236,23 @@ static int open_shared(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
     const struct prs_route *r = &a->route;
-    uint64_t rows = r->world > 1 ? prs_route_row_flag(r, r->world, 0) : 0;
+    uint64_t rows = r->place.world > 1 ? prs_route_row_flag(r, r->place.world, 0) : 0;
     int e = prs_symmetric_open(p->ctx, prs_route_mail_bytes(r), PRS_SYMMETRIC_DATA, &p->mail);
     if (e == 0)
-        e = prs_symmetric_open(p->ctx, (r->world + rows + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
-    if (e == 0 && r->world > 1)
-        e = prs_symmetric_open(p->ctx, prs_route_staging_at(r, r->world, 0), PRS_SYMMETRIC_NODE, &p->staging);
+        e = prs_symmetric_open(p->ctx, (r->place.world + rows + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
+    if (e == 0 && r->place.world > 1)
+        e = prs_symmetric_open(p->ctx, prs_route_staging_at(r, r->place.world, 0), PRS_SYMMETRIC_NODE, &p->staging);
     if (e != 0)
         return e;
-    for (uint32_t q = 0; q < r->seats; q++) {
+    for (uint32_t q = 0; q < r->place.local_ranks; q++) {
         a->mail[q] = p->mail->at[q];
         a->mail_flags[q] = (uint32_t *)p->flags->at[q];
-        a->staging_flags[q] = a->mail_flags[q] + r->world;
+        a->staging_flags[q] = a->mail_flags[q] + r->place.world;
         a->staging[q] = p->staging == NULL ? NULL : p->staging->at[q];
     }
     p->info.workspace_bytes += p->mail->bytes + p->flags->bytes + (p->staging == NULL ? 0 : p->staging->bytes);
     e = prs_sync_share(p->ctx, p->flags, &a->sync);
-    return e == 0 && r->nodes > 1 ? open_far(p) : e;
+    return e == 0 && r->place.nodes > 1 ? open_far(p) : e;
 }
 
 /* ---- plans ---------------------------------------------------------------------------------------------------------
@@ -345,7 +342,7 @@ void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
 static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     const struct prs_moe_shape *s = &p->shape;
-    struct prs_tensor weights = {.base = b->weights, .planes = p->args.route.local, .swizzled = true};
+    struct prs_tensor weights = {.base = b->weights, .planes = p->args.route.experts_per_rank, .swizzled = true};
     struct prs_tensor out = {
         .base = b->out, .columns = s->columns, .rows = p->info.capacity, .box_rows = 64, .swizzled = true};
     int r;

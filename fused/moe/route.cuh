@@ -76,7 +76,7 @@ PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route
             int64_t expert = chosen[i % r->choices];
             code = prs_route_code(r, chosen, i % r->choices);
             if (expert >= (int64_t)r->experts)
-                record_fault(&args.sync, PRS_FAULT_EXPERT, r->rank, token, r->experts, (uint32_t)expert, 0);
+                record_fault(&args.sync, PRS_FAULT_EXPERT, r->place.rank, token, r->experts, (uint32_t)expert, 0);
         }
         m.code[i] = (uint16_t)code;
     }
@@ -124,7 +124,7 @@ PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct route_pl
     if (threadIdx.x == 0) {
         uint32_t want;
         if (!arrive_cta(args, at, 1, &want))
-            wait_flag(&args.sync, args.arrivals, want, PRS_AWAIT_CTAS, args.route.rank, at.cta);
+            wait_flag(&args.sync, args.arrivals, want, PRS_AWAIT_CTAS, args.route.place.rank, at.cta);
     }
     __syncthreads();
 }
@@ -164,7 +164,7 @@ PRS_DEVICE uint8_t *mail_to(const struct prs_moe_args &args, const struct route_
     const struct prs_route *r = &args.route;
     if (prs_route_node_of(r, p) != 0)
         return args.mail[0] + prs_route_outbox_at(r, p);
-    return args.mail[prs_route_neighbour(r, p)] + prs_route_counts_at(r, at.bank, prs_route_mirror(r, p));
+    return args.mail[prs_route_neighbour(r, p)] + prs_route_counts_at(r, at.bank, prs_distance_back(p, r->place.world));
 }
 
 /* Counts of a peer's experts, by CTA 0. Must come before ALL_LEADS becomes sums. */
@@ -172,8 +172,8 @@ PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_
 {
     const struct prs_route *r = &args.route;
     for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
-        uint2 *to = (uint2 *)mail_to(args, at, (e / r->local + r->world - r->rank) % r->world);
-        to[e % r->local] = make_uint2(m.table[ALL_ROWS][e], m.table[ALL_LEADS][e]);
+        uint2 *to = (uint2 *)mail_to(args, at, prs_place_distance(&r->place, e / r->experts_per_rank));
+        to[e % r->experts_per_rank] = make_uint2(m.table[ALL_ROWS][e], m.table[ALL_LEADS][e]);
     }
 }
 
@@ -182,14 +182,15 @@ PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_
 {
     const struct prs_route *r = &args.route;
     bool tells = at.cta == 0 && threadIdx.x % 32 == 0;
-    for (uint32_t owner = threadIdx.x / 32; owner < r->world; owner += PRS_ROUTE_THREADS / 32) {
-        uint32_t sent = scan_exclusive(m.table[ALL_LEADS] + owner * r->local, r->local);
+    for (uint32_t owner = threadIdx.x / 32; owner < r->place.world; owner += PRS_ROUTE_THREADS / 32) {
+        uint32_t sent = scan_exclusive(m.table[ALL_LEADS] + owner * r->experts_per_rank, r->experts_per_rank);
         if (tells)
-            args.head->sent[(owner + r->world - r->rank) % r->world] = sent;
+            args.head->sent[prs_place_distance(&r->place, owner)] = sent;
     }
-    for (uint32_t node = threadIdx.x / 32; node < r->nodes; node += PRS_ROUTE_THREADS / 32) {
-        uint32_t b = (node + r->nodes - r->node) % r->nodes;
-        uint32_t sent = scan_exclusive(m.table[ALL_RELAYS] + node * r->seats * r->local, r->seats * r->local);
+    for (uint32_t node = threadIdx.x / 32; node < r->place.nodes; node += PRS_ROUTE_THREADS / 32) {
+        uint32_t b = prs_distance(r->place.node, node, r->place.nodes);
+        uint32_t sent = scan_exclusive(m.table[ALL_RELAYS] + node * r->place.local_ranks * r->experts_per_rank,
+                                       r->place.local_ranks * r->experts_per_rank);
         if (!tells)
             continue;
         args.head->relayed[b] = sent;
@@ -211,16 +212,17 @@ PRS_DEVICE void write_note(const struct prs_moe_args &args, const struct route_m
                            uint32_t choice)
 {
     const struct prs_route *r = &args.route;
-    uint32_t first = choice / r->choices * r->choices, node = (m.code[choice] & PRS_ROUTE_NONE) / r->local / r->seats;
-    uint32_t b = (node + r->nodes - r->node) % r->nodes, row = relay_row(args, m, choice);
-    int32_t *note = (int32_t *)(args.mail[0] + prs_route_note_at(r, 2, b) + 16) + row * r->seats;
+    uint32_t first = choice / r->choices * r->choices,
+             node = (m.code[choice] & PRS_ROUTE_NONE) / r->experts_per_rank / r->place.local_ranks;
+    uint32_t b = prs_distance(r->place.node, node, r->place.nodes), row = relay_row(args, m, choice);
+    int32_t *note = (int32_t *)(args.mail[0] + prs_route_note_at(r, 2, b) + 16) + row * r->place.local_ranks;
     args.far.tokens[b * r->tokens + row] = at.first + choice / r->choices;
-    for (uint32_t seat = 0; seat < r->seats; seat++)
-        note[seat] = PRS_ROUTE_NOWHERE;
+    for (uint32_t i = 0; i < r->place.local_ranks; i++)
+        note[i] = PRS_ROUTE_NOWHERE;
     for (uint32_t i = first; i < first + r->choices; i++) {
         uint32_t expert = m.code[i] & PRS_ROUTE_NONE;
-        if ((m.code[i] & PRS_ROUTE_LEAD) != 0 && expert / r->local / r->seats == node)
-            note[expert / r->local % r->seats] =
+        if ((m.code[i] & PRS_ROUTE_LEAD) != 0 && expert / r->experts_per_rank / r->place.local_ranks == node)
+            note[expert / r->experts_per_rank % r->place.local_ranks] =
                 (int32_t)(m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[i]);
     }
 }
@@ -231,7 +233,7 @@ PRS_DEVICE void send_record(const struct prs_moe_args &args, const struct route_
 {
     const struct prs_route *r = &args.route;
     uint32_t local = choice / r->choices, token = at.first + local, lead = choice % r->choices, uses = 0;
-    uint32_t expert = m.code[choice] & PRS_ROUTE_NONE, p = (expert / r->local + r->world - r->rank) % r->world;
+    uint32_t expert = m.code[choice] & PRS_ROUTE_NONE, p = prs_place_distance(&r->place, expert / r->experts_per_rank);
     uint32_t place = m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[choice];
     const int64_t *chosen = args.chosen + (uint64_t)token * r->choices;
     uint4 *to = (uint4 *)(mail_to(args, at, p) + prs_route_record_at(r, 0, 0, place));
@@ -239,8 +241,9 @@ PRS_DEVICE void send_record(const struct prs_moe_args &args, const struct route_
          slot = prs_route_next_use(r, chosen, lead, slot)) {
         uint32_t e = (uint32_t)chosen[slot];
         float weight = args.weights[(uint64_t)token * r->choices + slot];
-        to[1 + uses++] = make_uint4(e % r->local, slot, m.table[FIRST_INDEX][e] + m.index[local * r->choices + slot],
-                                    __float_as_uint(weight));
+        to[1 + uses++] =
+            make_uint4(e % r->experts_per_rank, slot, m.table[FIRST_INDEX][e] + m.index[local * r->choices + slot],
+                       __float_as_uint(weight));
     }
     to[0] = make_uint4(token, uses, 0, 0);
     args.sent[(uint64_t)p * r->tokens + place] = token;
@@ -251,8 +254,9 @@ static __device__ __noinline__ void put_mail(const struct prs_moe_args &args, ui
 {
     const struct prs_route *r = &args.route;
     const struct prs_moe_far *far = &args.far;
-    for (uint32_t p = 1; p < r->world; p++) {
-        uint32_t b = prs_route_node_of(r, p), peer = prs_route_peer(r, p), me = prs_route_mirror(r, p);
+    for (uint32_t p = 1; p < r->place.world; p++) {
+        uint32_t b = prs_route_node_of(r, p), peer = prs_place_after(&r->place, p),
+                 me = prs_distance_back(p, r->place.world);
         struct prs_device_put mail = {prs_route_outbox_at(r, p),
                                       prs_route_counts_at(r, epoch & 1, me),
                                       prs_route_record_at(r, 0, 0, args.head->sent[p]),
@@ -266,9 +270,9 @@ static __device__ __noinline__ void put_mail(const struct prs_moe_args &args, ui
             continue;
         network_put(&args.sync, &far->device, mail);
         note.src_offset = prs_route_note_at(r, 2, b);
-        note.dst_offset = prs_route_note_at(r, epoch & 1, prs_route_node_mirror(r, b));
-        note.bytes = 16 + ((uint64_t)args.head->relayed[b] * r->seats * 4 + 15) / 16 * 16;
-        if (peer == prs_route_counterpart(r, b))
+        note.dst_offset = prs_route_note_at(r, epoch & 1, prs_distance_back(b, r->place.nodes));
+        note.bytes = 16 + ((uint64_t)args.head->relayed[b] * r->place.local_ranks * 4 + 15) / 16 * 16;
+        if (peer == prs_place_counterpart(&r->place, b))
             network_put(&args.sync, &far->device, note);
         network_signal(&args.sync, &far->device, signal);
     }
@@ -286,10 +290,11 @@ PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct route
     if (!arrive_cta(args, at, 2, &want))
         return;
     fence_release_sys(); /* R5: all CTAs' records and counts, before the flags. Pairs with A1 in receive_counts(). */
-    for (uint32_t p = 0; p < r->world; p++)
+    for (uint32_t p = 0; p < r->place.world; p++)
         if (prs_route_node_of(r, p) == 0)
-            store_release_sys(args.mail_flags[prs_route_neighbour(r, p)] + prs_route_mirror(r, p), at.epoch);
-    if (r->nodes > 1)
+            store_release_sys(args.mail_flags[prs_route_neighbour(r, p)] + prs_distance_back(p, r->place.world),
+                              at.epoch);
+    if (r->place.nodes > 1)
         put_mail(args, at.epoch);
 }
 
@@ -320,36 +325,37 @@ PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct rou
 {
     const struct prs_route *r = &args.route;
     uint32_t p = threadIdx.x;
-    bool lost = p < r->world &&
-                !wait_flag(&args.sync, routes_flag(args, p), at.epoch, PRS_AWAIT_ROUTES, prs_route_peer(r, p), p);
+    bool lost = p < r->place.world && !wait_flag(&args.sync, routes_flag(args, p), at.epoch, PRS_AWAIT_ROUTES,
+                                                 prs_place_after(&r->place, p), p);
     if (__syncthreads_or(lost))
         return false;
-    for (uint32_t e = threadIdx.x; e < r->local; e += PRS_ROUTE_THREADS) {
+    for (uint32_t e = threadIdx.x; e < r->experts_per_rank; e += PRS_ROUTE_THREADS) {
         uint32_t rows = 0, leads = 0;
-        for (uint32_t i = 0; i < r->world; i++) {
+        for (uint32_t i = 0; i < r->place.world; i++) {
             p = prs_route_sender(r, i);
             const uint2 *counts = (const uint2 *)(args.mail[0] + prs_route_counts_at(r, at.bank, p));
             uint2 both = counts[e];
-            if (i == r->seats) {
+            if (i == r->place.local_ranks) {
                 m.table[ITEMS][e] = leads;
                 leads = 0;
             }
-            m.table[ROW_BASE][p * r->local + e] = rows;
-            m.table[LEAD_BASE][p * r->local + e] = leads;
-            m.table[LEAD_FIRST][p * r->local + e] = both.y;
+            m.table[ROW_BASE][p * r->experts_per_rank + e] = rows;
+            m.table[LEAD_BASE][p * r->experts_per_rank + e] = leads;
+            m.table[LEAD_FIRST][p * r->experts_per_rank + e] = both.y;
             rows += both.x;
             leads += both.y;
         }
         m.table[ROWS][e] = rows;
         m.table[BLOCKS][e] = prs_ceil_div(rows, PRS_TILE_M);
-        m.table[ITEMS][(r->nodes > 1 ? r->local : 0) + e] = leads;
+        m.table[ITEMS][(r->place.nodes > 1 ? r->experts_per_rank : 0) + e] = leads;
     }
     __syncthreads();
-    for (uint32_t job = threadIdx.x / 32; job < 2 + r->world; job += PRS_ROUTE_THREADS / 32) {
+    for (uint32_t job = threadIdx.x / 32; job < 2 + r->place.world; job += PRS_ROUTE_THREADS / 32) {
         uint32_t *v = job == 0   ? m.table[BLOCKS]
                       : job == 1 ? m.table[ITEMS]
-                                 : m.table[LEAD_FIRST] + (job - 2) * r->local;
-        uint32_t total = scan_exclusive(v, job == 1 && r->nodes > 1 ? 2 * r->local : r->local);
+                                 : m.table[LEAD_FIRST] + (job - 2) * r->experts_per_rank;
+        uint32_t total =
+            scan_exclusive(v, job == 1 && r->place.nodes > 1 ? 2 * r->experts_per_rank : r->experts_per_rank);
         if (threadIdx.x % 32 == 0)
             m.total[job == 0 ? TOTAL_BLOCKS : job == 1 ? TOTAL_ITEMS : TOTAL_SENT + job - 2] = total;
     }
@@ -364,15 +370,15 @@ PRS_DEVICE void refuse_rows(const struct prs_moe_args &args, const struct route_
     uint32_t e = 0;
     while (m.table[BLOCKS][e] + prs_ceil_div(m.table[ROWS][e], PRS_TILE_M) <= r->blocks)
         e++;
-    record_fault(&args.sync, PRS_FAULT_CAPACITY, r->rank, r->rank * r->local + e, m.total[TOTAL_BLOCKS] * PRS_TILE_M,
-                 r->blocks * PRS_TILE_M, 0);
+    record_fault(&args.sync, PRS_FAULT_CAPACITY, r->place.rank, r->place.rank * r->experts_per_rank + e,
+                 m.total[TOTAL_BLOCKS] * PRS_TILE_M, r->blocks * PRS_TILE_M, 0);
 }
 
 /* Also when rows are refused: they are pushed all the same. */
 PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct route_place &at)
 {
     const struct prs_route *r = &args.route;
-    for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < prs_route_group_counter(r, r->nodes, 0);
+    for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < prs_route_group_counter(r, r->place.nodes, 0);
          i += r->ctas * PRS_ROUTE_THREADS)
         args.far.counters[i] = 0;
 }
@@ -385,16 +391,16 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
     uint32_t thread = at.cta * PRS_ROUTE_THREADS + threadIdx.x, threads = r->ctas * PRS_ROUTE_THREADS;
     for (uint32_t b = thread; b < m.total[TOTAL_BLOCKS]; b += threads)
         args.ready[b] = 0;
-    for (uint32_t e = thread / 32; e < r->local; e += threads / 32) {
+    for (uint32_t e = thread / 32; e < r->experts_per_rank; e += threads / 32) {
         uint32_t first = m.table[BLOCKS][e] * PRS_TILE_M, rows = m.table[ROWS][e];
         uint32_t end = prs_ceil_div(rows, PRS_TILE_M) * PRS_TILE_M;
         if (threadIdx.x % 32 == 0) {
             struct prs_moe_expert_rows x = {first, rows};
             args.table[e] = x;
             args.expert_map[e] = x;
-            if (r->nodes > 1) /* its rows of this node: all before those of the first sender of another one */
-                args.far.near[e] =
-                    prs_route_near_blocks(r, e, &x, m.table[ROW_BASE][prs_route_sender(r, r->seats) * r->local + e]);
+            if (r->place.nodes > 1) /* its rows of this node: all before those of the first sender of another one */
+                args.far.near[e] = prs_route_near_blocks(
+                    r, e, &x, m.table[ROW_BASE][prs_route_sender(r, r->place.local_ranks) * r->experts_per_rank + e]);
         }
         for (uint32_t i = rows + threadIdx.x % 32; i < end; i += 32)
             *(uint4 *)&args.row_map[first + i] = make_uint4(~0u, ~0u, ~0u, 0);
@@ -404,14 +410,15 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
 /* Row i that the peer at distance p sends: an item for the product's kernel, and its rows for the caller. Items of what
  * does not cross between nodes come first, for all experts: nothing that is here waits behind what is not. */
 /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
- * items of other nodes have places of their own: s/prs_route_node_of(r, p) == 0 ? 0 : r->local/0/ */
+ * items of other nodes have places of their own: s/prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank/0/ */
 PRS_DEVICE void receive_record(const struct prs_moe_args &args, const struct route_memory &m,
                                const struct route_place &at, uint32_t p, uint32_t i)
 {
     const struct prs_route *r = &args.route;
     const uint4 *from = (const uint4 *)(args.mail[0] + prs_route_record_at(r, at.bank, p, i));
     uint4 head = from[0], use = from[1];
-    uint32_t lead = use.x, of_p = p * r->local, items = prs_route_node_of(r, p) == 0 ? 0 : r->local;
+    uint32_t lead = use.x, of_p = p * r->experts_per_rank,
+             items = prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank;
     uint32_t item =
         m.table[ITEMS][items + lead] + m.table[LEAD_BASE][of_p + lead] + i - m.table[LEAD_FIRST][of_p + lead];
     struct prs_route_item *to = (struct prs_route_item *)(args.items + (uint64_t)item * prs_route_item_bytes(r));
@@ -421,7 +428,7 @@ PRS_DEVICE void receive_record(const struct prs_moe_args &args, const struct rou
         use = from[1 + u];
         row = m.table[BLOCKS][use.x] * PRS_TILE_M + m.table[ROW_BASE][of_p + use.x] + use.z;
         to->row[u] = row;
-        *(uint4 *)&args.row_map[row] = make_uint4(prs_route_peer(r, p), head.x, use.y, use.w);
+        *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), head.x, use.y, use.w);
     }
 }
 
@@ -429,7 +436,7 @@ PRS_DEVICE void receive_records(const struct prs_moe_args &args, const struct ro
                                 const struct route_place &at)
 {
     const struct prs_route *r = &args.route;
-    for (uint32_t p = 0; p < r->world; p++)
+    for (uint32_t p = 0; p < r->place.world; p++)
         for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < m.total[TOTAL_SENT + p];
              i += r->ctas * PRS_ROUTE_THREADS)
             receive_record(args, m, at, p, i);
@@ -446,7 +453,7 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     uint32_t left = args.count > first ? args.count - first : 0;
     struct route_place at = {blockIdx.x, epoch, epoch & 1, first, left < each ? left : each};
 
-    if (r->nodes > 1)
+    if (r->place.nodes > 1)
         reset_counters(args, at);
     read_choices(args, m, at);
     __syncthreads();
@@ -476,7 +483,7 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
         if (here && !fits)
             refuse_rows(args, m);
         /* A rank that did not come may still read what it was sent last. */
-        for (uint32_t p = 0; p < r->world && !here; p++)
+        for (uint32_t p = 0; p < r->place.world && !here; p++)
             args.head->sent[p] = args.head->relayed[p] = 0;
     }
     if (!fits)

@@ -38,18 +38,17 @@ enum {
 };
 
 struct prs_route {
-    uint32_t rank, world;
-    uint32_t experts, local; /* local = experts / world */
-    uint32_t choices;        /* k */
-    uint32_t tokens;         /* the most that any rank may have */
-    uint32_t blocks;         /* of PRS_TILE_M rows: the capacity of this rank */
-    uint32_t columns;        /* column tiles of the result, or pairs of them: units in one row block */
-    uint32_t row_bytes;      /* of a token */
-    uint32_t ctas;           /* of the routing kernel */
-    uint32_t node, nodes, seat, seats;
-    uint32_t put;    /* between nodes: rows that one put moves */
-    uint32_t group;  /* and that one signal stands for, a multiple of `put` */
-    uint32_t passes; /* several nodes: 2: first some of what waits for no other node; 1: expert by expert */
+    struct prs_place place;
+    uint32_t experts, experts_per_rank;
+    uint32_t choices;   /* k */
+    uint32_t tokens;    /* the most that any rank may have */
+    uint32_t blocks;    /* of PRS_TILE_M rows: the capacity of this rank */
+    uint32_t columns;   /* column tiles of the result, or pairs of them: units in one row block */
+    uint32_t row_bytes; /* of a token */
+    uint32_t ctas;      /* of the routing kernel */
+    uint32_t put;       /* between nodes: rows that one put moves */
+    uint32_t group;     /* and that one signal stands for, a multiple of `put` */
+    uint32_t passes;    /* several nodes: 2: first some of what waits for no other node; 1: expert by expert */
 };
 
 /* What a sender tells about one row that it sends: a head, then one use for each row it becomes. */
@@ -86,7 +85,7 @@ PRS_SHARED uint32_t prs_route_item_bytes(const struct prs_route *r)
 /* What one sender writes here, per bank: leads and rows of each local expert, then its records. */
 PRS_SHARED uint64_t prs_route_counts_bytes(const struct prs_route *r)
 {
-    return (uint64_t)r->local * 8;
+    return (uint64_t)r->experts_per_rank * 8;
 }
 
 PRS_SHARED uint64_t prs_route_inbox_bytes(const struct prs_route *r)
@@ -98,19 +97,13 @@ PRS_SHARED uint64_t prs_route_inbox_bytes(const struct prs_route *r)
 PRS_SHARED uint64_t prs_route_counts_at(const struct prs_route *r, uint32_t bank, uint32_t p)
 {
     /* MUTANT(model moe) mail has two banks: s#bank#(bank / 2 * 2)# */
-    return ((uint64_t)bank * r->world + p) * prs_route_inbox_bytes(r);
+    return ((uint64_t)bank * r->place.world + p) * prs_route_inbox_bytes(r);
 }
 
 PRS_SHARED uint64_t prs_route_record_at(const struct prs_route *r, uint32_t bank, uint32_t p, uint32_t at)
 {
     return prs_route_counts_at(r, bank, p) + (prs_route_counts_bytes(r) + 15) / 16 * 16 +
            (uint64_t)at * prs_route_record_bytes(r);
-}
-
-/* What this rank is to its peer at distance p. */
-PRS_SHARED uint32_t prs_route_mirror(const struct prs_route *r, uint32_t p)
-{
-    return (r->world - p) % r->world;
 }
 
 /* Row `at` of what the peer at distance p >= 1 sends. One bank: a row of epoch e + 1 is sent only when all ranks have
@@ -128,46 +121,30 @@ PRS_SHARED uint32_t prs_route_row_flag(const struct prs_route *r, uint32_t p, ui
 
 /* ---- several nodes -------------------------------------------------------------------------------------------------
  */
-PRS_SHARED uint32_t prs_route_peer(const struct prs_route *r, uint32_t p)
-{
-    return (r->rank + p) % r->world;
-}
-
 /* Distance of the node of the peer at distance p: 0 is the own node. */
 PRS_SHARED uint32_t prs_route_node_of(const struct prs_route *r, uint32_t p)
 {
-    return (prs_route_peer(r, p) / r->seats + r->nodes - r->node) % r->nodes;
+    return prs_place_node_distance(&r->place, prs_place_after(&r->place, p));
 }
 
-/* A rank of the own node as symmetric memory names it. */
+/* Index of the neighbour that is at distance p. */
 PRS_SHARED uint32_t prs_route_neighbour(const struct prs_route *r, uint32_t p)
 {
-    return (prs_route_peer(r, p) % r->seats + r->seats - r->seat) % r->seats;
+    return prs_place_neighbour_index(&r->place, prs_place_after(&r->place, p));
 }
 
-/* Distance of the rank of this node with that seat. */
-PRS_SHARED uint32_t prs_route_seat_distance(const struct prs_route *r, uint32_t seat)
+/* Distance of the rank of this node with that local rank. */
+PRS_SHARED uint32_t prs_route_local(const struct prs_route *r, uint32_t local_rank)
 {
-    return (r->node * r->seats + seat + r->world - r->rank) % r->world;
-}
-
-/* Rank of the counterpart on the node at distance b. */
-PRS_SHARED uint32_t prs_route_counterpart(const struct prs_route *r, uint32_t b)
-{
-    return (r->node + b) % r->nodes * r->seats + r->seat;
-}
-
-/* What this node is to the node at distance b. */
-PRS_SHARED uint32_t prs_route_node_mirror(const struct prs_route *r, uint32_t b)
-{
-    return (r->nodes - b) % r->nodes;
+    return prs_place_distance(&r->place, prs_place_rank(&r->place, r->place.node, local_rank));
 }
 
 /* Where the expert comes in its node's order: all first experts of its ranks, then all second ones ... */
 PRS_SHARED uint32_t prs_route_relay_order(const struct prs_route *r, uint32_t expert)
 {
-    uint32_t rank = expert / r->local;
-    return rank / r->seats * r->seats * r->local + expert % r->local * r->seats + rank % r->seats;
+    uint32_t rank = expert / r->experts_per_rank;
+    return rank / r->place.local_ranks * r->place.local_ranks * r->experts_per_rank +
+           expert % r->experts_per_rank * r->place.local_ranks + rank % r->place.local_ranks;
 }
 
 /* Behind the inbox: what is put into others' inboxes is made here, in the same layout, [distance of the rank]; then
@@ -180,39 +157,34 @@ PRS_SHARED uint64_t prs_route_outbox_at(const struct prs_route *r, uint32_t p)
 
 PRS_SHARED uint64_t prs_route_note_bytes(const struct prs_route *r)
 {
-    return 16 + ((uint64_t)r->tokens * r->seats * 4 + 15) / 16 * 16;
+    return 16 + ((uint64_t)r->tokens * r->place.local_ranks * 4 + 15) / 16 * 16;
 }
 
 /* A note: rows, padding, then [row][seat] places. bank 2: own ones. */
 PRS_SHARED uint64_t prs_route_note_at(const struct prs_route *r, uint32_t bank, uint32_t b)
 {
     /* MUTANT(model moe) notes have two banks: s#bank#(bank / 2 * 2)# */
-    return prs_route_counts_at(r, 3, 0) + ((uint64_t)bank * r->nodes + b) * prs_route_note_bytes(r);
+    return prs_route_counts_at(r, 3, 0) + ((uint64_t)bank * r->place.nodes + b) * prs_route_note_bytes(r);
 }
 
 /* All of that memory. */
 PRS_SHARED uint64_t prs_route_mail_bytes(const struct prs_route *r)
 {
-    return r->nodes == 1 ? prs_route_counts_at(r, 2, 0) : prs_route_note_at(r, 3, 0);
+    return r->place.nodes == 1 ? prs_route_counts_at(r, 2, 0) : prs_route_note_at(r, 3, 0);
 }
 
 /* Relayed rows: those of the node at distance b >= 1, then those for it. */
 PRS_SHARED uint64_t prs_route_relay_at(const struct prs_route *r, uint32_t out, uint32_t b, uint32_t row)
 {
-    /* MUTANT(model moe) rows in and rows out are apart: s/out * (r->nodes - 1)/0 * out/ */
-    return (((uint64_t)out * (r->nodes - 1) + b - 1) * r->tokens + row) * r->row_bytes;
+    /* MUTANT(model moe) rows in and rows out are apart: s/out * (r->place.nodes - 1)/0 * out/ */
+    return (((uint64_t)out * (r->place.nodes - 1) + b - 1) * r->tokens + row) * r->row_bytes;
 }
 
-/* Distance of the i-th sender in the order in which an expert's rows lie: the own rank, the others of its node, then
- * node by node, each from the counterpart on. So what does not cross comes first. */
+/* Distance of the i-th sender in the order in which an expert's rows lie: what does not cross comes first. */
 PRS_SHARED uint32_t prs_route_sender(const struct prs_route *r, uint32_t i)
 {
-    uint32_t node, seat;
-    if (r->nodes == 1)
-        return i;
-    /* MUTANT(model moe) rows of the own node come first: s@i / r->seats@r->nodes - i / r->seats@ */
-    node = (r->node + i / r->seats) % r->nodes, seat = (r->seat + i % r->seats) % r->seats;
-    return (node * r->seats + seat + r->world - r->rank) % r->world;
+    /* MUTANT(model moe) rows of the own node come first: s@, i)@, r->place.world - 1 - i)@ */
+    return prs_place_distance(&r->place, prs_place_in_order(&r->place, i));
 }
 
 PRS_SHARED uint32_t prs_route_groups(const struct prs_route *r)
@@ -224,7 +196,7 @@ PRS_SHARED uint32_t prs_route_groups(const struct prs_route *r)
 PRS_SHARED uint32_t prs_route_relay_word(const struct prs_route *r, uint32_t b, uint32_t group)
 {
     /* MUTANT(model moe) groups of all sizes have a word each: s/prs_route_groups(r/(prs_route_groups(r) - 1/ */
-    return r->world + (b - 1) * prs_route_groups(r) + group;
+    return r->place.world + (b - 1) * prs_route_groups(r) + group;
 }
 
 /* Counters of relayed rows: of each put, then of each group. */
@@ -235,7 +207,7 @@ PRS_SHARED uint32_t prs_route_put_counter(const struct prs_route *r, uint32_t b,
 
 PRS_SHARED uint32_t prs_route_group_counter(const struct prs_route *r, uint32_t b, uint32_t row)
 {
-    return prs_route_put_counter(r, r->nodes, 0) + (b - 1) * prs_route_groups(r) + row / r->group;
+    return prs_route_put_counter(r, r->place.nodes, 0) + (b - 1) * prs_route_groups(r) + row / r->group;
 }
 
 /* Rows of the piece of `size` rows that holds `row`, of `count` rows in all. */
@@ -256,16 +228,17 @@ PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const int64_t *cho
     uint32_t expert = (uint32_t)chosen[slot], owner, order, code;
     if (!prs_route_valid(r, chosen[slot]))
         return PRS_ROUTE_NONE;
-    owner = expert / r->local;
+    owner = expert / r->experts_per_rank;
     order = prs_route_relay_order(r, expert);
-    code = expert | PRS_ROUTE_LEAD | (owner / r->seats == r->node ? 0 : PRS_ROUTE_RELAY);
+    code = expert | PRS_ROUTE_LEAD | (owner / r->place.local_ranks == r->place.node ? 0 : PRS_ROUTE_RELAY);
     for (uint32_t j = 0; j < r->choices; j++) {
         uint32_t other = (uint32_t)chosen[j];
         if (j == slot || !prs_route_valid(r, chosen[j]))
             continue;
-        if (other / r->local == owner && (other < expert || (other == expert && j < slot)))
+        if (other / r->experts_per_rank == owner && (other < expert || (other == expert && j < slot)))
             code &= ~(uint32_t)PRS_ROUTE_LEAD;
-        if ((code & PRS_ROUTE_RELAY) != 0 && other / r->local / r->seats == owner / r->seats &&
+        if ((code & PRS_ROUTE_RELAY) != 0 &&
+            other / r->experts_per_rank / r->place.local_ranks == owner / r->place.local_ranks &&
             (prs_route_relay_order(r, other) < order || (other == expert && j < slot)))
             code &= ~(uint32_t)PRS_ROUTE_RELAY;
     }
@@ -276,11 +249,11 @@ PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const int64_t *cho
  * what the last call gave, at first `choices`; gives `choices` when there are no more. */
 PRS_SHARED uint32_t prs_route_next_use(const struct prs_route *r, const int64_t *chosen, uint32_t lead, uint32_t before)
 {
-    uint32_t owner = (uint32_t)chosen[lead] / r->local;
+    uint32_t owner = (uint32_t)chosen[lead] / r->experts_per_rank;
     if (before == r->choices)
         return lead;
     for (uint32_t j = before == lead ? 0 : before + 1; j < r->choices; j++)
-        if (j != lead && prs_route_valid(r, chosen[j]) && (uint32_t)chosen[j] / r->local == owner)
+        if (j != lead && prs_route_valid(r, chosen[j]) && (uint32_t)chosen[j] / r->experts_per_rank == owner)
             return j;
     return r->choices;
 }
@@ -319,8 +292,8 @@ PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t ex
                                           const struct prs_moe_expert_rows *e, uint32_t near)
 {
     /* MUTANT(model route) moe, one pass tells no blocks apart: s/r->passes == 1 ||// */
-    /* MUTANT(model route) moe, the first half of the experts is met once: s#|| expert < r->local / 2## */
-    if (r->passes == 1 || expert < r->local / 2)
+    /* MUTANT(model route) moe, the first half of the experts is met once: s#|| expert < r->experts_per_rank / 2## */
+    if (r->passes == 1 || expert < r->experts_per_rank / 2)
         return 0;
     /* MUTANT(model route) moe, a last block without a row of another node does not wait: s/near == e->rows/0/ */
     /* MUTANT(model route) moe, a block with a row of another node waits for it:
@@ -357,7 +330,7 @@ PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_moe_e
         while (blocks = prs_route_pass(experts, near, c, &begin), c->before + blocks <= block) {
             c->before += blocks;
             /* MUTANT(model route) moe, the second pass has all experts: s/0/1/ */
-            if (++c->expert == r->local)
+            if (++c->expert == r->experts_per_rank)
                 c->expert = 0, c->far = 1;
         }
     }

@@ -99,9 +99,9 @@ struct pushed_row {
 PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, uint32_t at, uint32_t end)
 {
     const struct prs_route *r = &args.route;
-    uint32_t others = r->seats - 1;
+    uint32_t others = r->place.local_ranks - 1;
     for (; at < end; at += gridDim.x) {
-        uint32_t p = prs_route_seat_distance(r, (r->seat + 1 + at % others) % r->seats), row = at / others;
+        uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, 1 + at % others)), row = at / others;
         if (row < args.head->sent[p])
             return {at, p, row, args.sent[(uint64_t)p * r->tokens + row]};
     }
@@ -121,13 +121,13 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
         if (last.p == 0)
             return;
         bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
-        flag_row(args, epoch, last.p, prs_route_mirror(r, last.p), last.row);
+        flag_row(args, epoch, last.p, prs_distance_back(last.p, r->place.world), last.row);
     };
-    for (uint32_t q = 1; q < r->seats; q++) {
-        uint32_t p = prs_route_seat_distance(r, (r->seat + q) % r->seats);
+    for (uint32_t q = 1; q < r->place.local_ranks; q++) {
+        uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, q));
         most = args.head->sent[p] > most ? args.head->sent[p] : most;
     }
-    uint32_t end = most * (r->seats - 1);
+    uint32_t end = most * (r->place.local_ranks - 1);
     for (now = find_row(args, blockIdx.x, end); now.at < end;) {
         struct pushed_row after;
         pause(next);
@@ -135,7 +135,8 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
         copy_row_of(
             b, args.tokens + (uint64_t)now.token * r->row_bytes, r->row_bytes,
             [&](uint32_t offset, uint32_t bytes) {
-                bulk_store(staged_at(args, now.p, prs_route_mirror(r, now.p), now.row) + offset, b->at, bytes);
+                bulk_store(staged_at(args, now.p, prs_distance_back(now.p, r->place.world), now.row) + offset, b->at,
+                           bytes);
             },
             [&]() {
                 after = find_row(args, now.at + gridDim.x, end);
@@ -157,7 +158,7 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
     uint32_t all = args.head->relayed[n], first = row / r->put * r->put, group = row / r->group;
     uint32_t rows = prs_route_piece_rows(row, r->put, all);
     uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
-    uint32_t peer = prs_route_counterpart(r, n), from = prs_route_node_mirror(r, n);
+    uint32_t peer = prs_place_counterpart(&r->place, n), from = prs_distance_back(n, r->place.nodes);
     struct prs_device_put put = {prs_route_relay_at(r, 1, n, first),
                                  prs_route_relay_at(r, 0, from, first),
                                  (uint64_t)rows * r->row_bytes,
@@ -186,12 +187,12 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
 PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
-    uint32_t others = r->nodes - 1, most = 0, last_n = 0, last_row = 0;
+    uint32_t others = r->place.nodes - 1, most = 0, last_n = 0, last_row = 0;
     auto tell = [&]() {
         if (last_n != 0)
             relay_row_out(args, epoch, last_n, last_row);
     };
-    for (uint32_t n = 1; n < r->nodes; n++)
+    for (uint32_t n = 1; n < r->place.nodes; n++)
         most = args.head->relayed[n] > most ? args.head->relayed[n] : most;
     for (uint32_t i = blockIdx.x; i < most * others; i += gridDim.x) {
         uint32_t n = 1 + i % others, row = i / others;
@@ -226,7 +227,7 @@ PRS_DEVICE const uint32_t *notes_of(const struct prs_moe_args &args, uint32_t ep
 /* The first from position `at` on that exists; beyond `end` if none does. */
 PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
 {
-    uint32_t others = args.route.nodes - 1;
+    uint32_t others = args.route.place.nodes - 1;
     for (; in->at < in->end; in->at += gridDim.x) {
         in->n = 1 + in->at % others, in->row = in->at / others;
         if (in->row < notes_of(args, epoch, in->n)[0])
@@ -237,25 +238,26 @@ PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, s
 PRS_DEVICE struct incoming first_incoming(const struct prs_moe_args &args, uint32_t epoch)
 {
     struct incoming in = {blockIdx.x, 0, 0, 0, 0, NULL};
-    for (uint32_t n = 1; n < args.route.nodes; n++) {
+    for (uint32_t n = 1; n < args.route.place.nodes; n++) {
         uint32_t rows = notes_of(args, epoch, n)[0];
         in.end = rows > in.end ? rows : in.end;
     }
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * the rows of all nodes are handed on: delete */
-    in.end *= args.route.nodes - 1;
+    in.end *= args.route.place.nodes - 1;
     find_incoming(args, epoch, &in);
     return in;
 }
 
 /* All seats that want a row of the node at distance n: act(their distance, the sender's as they see it, place). */
-template <class Act> PRS_DEVICE void each_seat(const struct prs_route *r, const int32_t *note, uint32_t n, Act act)
+template <class Act> PRS_DEVICE void each_receiver(const struct prs_route *r, const int32_t *note, uint32_t n, Act act)
 {
-    for (uint32_t seat = 0; seat < r->seats; seat++) {
-        uint32_t p = prs_route_seat_distance(r, seat);
-        uint32_t sender = (prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;
-        if (note[seat] != PRS_ROUTE_NOWHERE)
-            act(p, sender, (uint32_t)note[seat]);
+    for (uint32_t local = 0; local < r->place.local_ranks; local++) {
+        uint32_t p = prs_route_local(r, local);
+        uint32_t sender =
+            prs_distance(prs_place_after(&r->place, p), prs_place_counterpart(&r->place, n), r->place.world);
+        if (note[local] != PRS_ROUTE_NOWHERE)
+            act(p, sender, (uint32_t)note[local]);
     }
 }
 
@@ -266,8 +268,8 @@ PRS_DEVICE void tell_incoming(const struct prs_moe_args &args, uint32_t epoch, s
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * bulk_wait_done before a row that was handed on is told of: delete */
     bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
-    each_seat(&args.route, in->last, in->last_n,
-              [&](uint32_t p, uint32_t sender, uint32_t row) { flag_row(args, epoch, p, sender, row); });
+    each_receiver(&args.route, in->last, in->last_n,
+                  [&](uint32_t p, uint32_t sender, uint32_t row) { flag_row(args, epoch, p, sender, row); });
     in->last = NULL;
 }
 
@@ -288,12 +290,12 @@ PRS_DEVICE bool hand_on(const struct prs_moe_args &args, struct row_buffer *b, u
     }
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * wait for other nodes' rows that are handed on: delete */
-    await_token(args, flag, epoch, prs_route_counterpart(r, in->n), word);
-    const int32_t *note = (const int32_t *)notes_of(args, epoch, in->n) + 4 + in->row * r->seats;
+    await_token(args, flag, epoch, prs_place_counterpart(&r->place, in->n), word);
+    const int32_t *note = (const int32_t *)notes_of(args, epoch, in->n) + 4 + in->row * r->place.local_ranks;
     copy_row_of(
         b, args.far.relay + prs_route_relay_at(r, 0, in->n, in->row), r->row_bytes,
         [&](uint32_t offset, uint32_t bytes) {
-            each_seat(r, note, in->n, [&](uint32_t p, uint32_t sender, uint32_t place) {
+            each_receiver(r, note, in->n, [&](uint32_t p, uint32_t sender, uint32_t place) {
                 bulk_store(staged_at(args, p, sender, place) + offset, b->at, bytes);
             });
         },
@@ -362,9 +364,9 @@ PRS_DEVICE uint32_t await_items(const struct prs_moe_args &args, uint32_t epoch,
         uint32_t here = __ballot_sync(~0u, seen == epoch);
         if ((here >> wanted & 1) != 0)
             return here;
-        bool go =
-            threadIdx.x % 32 != wanted || keep_waiting(&args.sync, &clock, PRS_AWAIT_TOKEN,
-                                                       prs_route_peer(&args.route, mine.peer), index, epoch, seen);
+        bool go = threadIdx.x % 32 != wanted ||
+                  keep_waiting(&args.sync, &clock, PRS_AWAIT_TOKEN, prs_place_after(&args.route.place, mine.peer),
+                               index, epoch, seen);
         if (!__shfl_sync(~0u, go, wanted))
             return ~0u;
     }

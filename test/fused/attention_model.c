@@ -16,7 +16,7 @@ struct cta {
 /* The rank so far on in the own node. */
 static uint32_t neighbour(const struct prs_attention_schedule *s, uint32_t p)
 {
-    return s->node * s->locals + (s->local + p) % s->locals;
+    return s->place.node * s->place.local_ranks + (s->place.local_rank + p) % s->place.local_ranks;
 }
 
 static uint32_t chunks_of(const struct prs_attention_schedule *s)
@@ -63,13 +63,13 @@ static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
     /* MUTANT(model attention) a slab is put with its last message: s/messages/messages - (messages - 1)/ */
     if (watch_count(&me->arrivals[index]) != epoch * messages)
         return;
-    for (uint32_t back = 1; back < s->nodes; back++) {
-        uint32_t peer = prs_attention_counterpart(s, s->nodes - back);
-        uint32_t from = prs_attention_stage(s, s->world, pair, kind, segment);
-        /* MUTANT(model attention) a slab's place is that of its sender: s/back/(s->nodes - back)/ */
-        uint32_t to = prs_attention_stage(s, back * s->locals, pair, kind, segment);
+    for (uint32_t back = 1; back < s->place.nodes; back++) {
+        uint32_t peer = prs_place_counterpart(&s->place, s->place.nodes - back);
+        uint32_t from = prs_attention_stage(s, s->place.world, pair, kind, segment);
+        /* MUTANT(model attention) a slab's place is that of its sender: s/back/(s->place.nodes - back)/ */
+        uint32_t to = prs_attention_stage(s, back * s->place.local_ranks, pair, kind, segment);
         struct attention_rank *there = &c->model->ranks[peer];
-        if (segment >= prs_attention_interest(s, s->rank, peer))
+        if (segment >= prs_attention_interest(s, s->place.rank, peer))
             continue;
         nic_post(&me->nic, &(struct nic_command){.from = &me->staging[from * chunks_of(s) + first],
                                                  .to = &there->staging[to * chunks_of(s) + first],
@@ -79,7 +79,7 @@ static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
         /* MUTANT(model attention) a signal stays behind its put: s/index/index + 1/ */
         nic_post(&me->nic, &(struct nic_command){
                                /* MUTANT(model attention) a slab's signal names the way to its sender:
-                                * s/back/s->nodes - back/ */
+                                * s/back/s->place.nodes - back/ */
                                .to = &there->signals[prs_attention_far_slab(s, back, pair, kind, segment, slab)],
                                .value = epoch,
                                .peer = peer,
@@ -93,7 +93,7 @@ static void count_oldest(struct cta *c, uint32_t epoch, struct queue *q)
     struct sent *x = &q->sent[0];
     /* MUTANT(model attention) a message is counted when it has landed: delete */
     land(x);
-    if (s->nodes > 1 && x->peer == 0)
+    if (s->place.nodes > 1 && x->peer == 0)
         relay_message(c, epoch, x->index);
     else
         watch_add(&c->model->ranks[neighbour(s, x->peer)].arrivals[x->index]);
@@ -125,19 +125,19 @@ static bool await_credit(struct cta *c, const struct prs_attention_message *x, u
     bool earlier;
     uint32_t evicted = prs_attention_evicted(s, x->group, &earlier), want = earlier ? epoch - 1 : epoch;
     if (x->distance == 0) { /* the relay slot: all counterparts */
-        /* MUTANT(model attention) the credit of all nodes: s/s->nodes;/2;/ */
-        /* MUTANT(model attention) a relay slot is written with credit: s/s->nodes;/1;/ */
-        for (uint32_t back = 1; back < s->nodes; back++) {
+        /* MUTANT(model attention) the credit of all nodes: s/s->place.nodes;/2;/ */
+        /* MUTANT(model attention) a relay slot is written with credit: s/s->place.nodes;/1;/ */
+        for (uint32_t back = 1; back < s->place.nodes; back++) {
             uint32_t word = prs_attention_far_credit(s, back, evicted);
             if (!await_flag(c, epoch, q, &me->signals[word], want, "far credit", word,
-                            prs_attention_counterpart(s, s->nodes - back)))
+                            prs_place_counterpart(&s->place, s->place.nodes - back)))
                 return false;
         }
         return true;
     }
     evicted = prs_attention_credit(s, x->distance, evicted);
     return await_flag(c, epoch, q, &me->credits[evicted], want, "credit", evicted,
-                      neighbour(s, s->locals - x->distance));
+                      neighbour(s, s->place.local_ranks - x->distance));
 }
 
 static bool await_message(struct cta *c, const struct prs_attention_message *x, uint32_t epoch, struct queue *q,
@@ -145,11 +145,12 @@ static bool await_message(struct cta *c, const struct prs_attention_message *x, 
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
-    uint32_t buffer = x->group * s->locals + x->distance;
-    /* MUTANT(model attention) another node's slab is awaited: s/!= 0/> s->nodes/ */
+    uint32_t buffer = x->group * s->place.local_ranks + x->distance;
+    /* MUTANT(model attention) another node's slab is awaited: s/!= 0/> s->place.nodes/ */
     if (x->way != 0) {
         uint32_t word = prs_attention_far_slab(s, x->way, x->pair, x->kind, x->segment, x->slab);
-        if (!await_flag(c, epoch, q, &me->signals[word], epoch, "far slab", word, prs_attention_counterpart(s, x->way)))
+        if (!await_flag(c, epoch, q, &me->signals[word], epoch, "far slab", word,
+                        prs_place_counterpart(&s->place, x->way)))
             return false;
     }
     /* MUTANT(model attention) a neighbour's place needs its credit:
@@ -166,14 +167,14 @@ static void send_message(struct cta *c, const struct prs_attention_message *x, u
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     uint32_t order = prs_attention_order(s, x->way, x->distance), chunk = x->row / s->chunk_rows;
-    uint32_t peer = x->distance == 0 ? 0 : s->locals - x->distance;
+    uint32_t peer = x->distance == 0 ? 0 : s->place.local_ranks - x->distance;
     uint32_t stage = prs_attention_stage(s, order, x->pair, x->kind, x->segment);
     struct sent *to = &q->sent[q->length++];
     to->peer = peer, to->index = prs_attention_arrival(s, order, x->pair, x->kind, x->segment, x->slab);
     to->to = &c->model->ranks[neighbour(s, peer)].staging[stage * chunks_of(s) + chunk];
     to->value = value_of(epoch, c->rank, x->pair, x->kind, x->segment, chunk);
     if (x->way != 0) {
-        stage = prs_attention_stage(s, x->way * s->locals, x->pair, x->kind, x->segment);
+        stage = prs_attention_stage(s, x->way * s->place.local_ranks, x->pair, x->kind, x->segment);
         to->value = me->staging[stage * chunks_of(s) + chunk];
     }
     if (c->random[1] >> 16 & 1)
@@ -203,12 +204,13 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
         if (!prs_attention_message_at(s, i, &x))
             continue;
         /* MUTANT(model attention) groups are passed in order: s/turn/turn + 1/ */
-        if (s->nodes > 1)
+        if (s->place.nodes > 1)
             pass_groups(c, epoch, &q, &passed, x.turn);
         if (!await_message(c, &x, epoch, &q, &credited))
             return false;
         if (x.way != 0 && x.distance == 0) { /* it is here already */
-            watch_add(&me->arrivals[prs_attention_arrival(s, x.way * s->locals, x.pair, x.kind, x.segment, x.slab)]);
+            watch_add(&me->arrivals[prs_attention_arrival(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment,
+                                                          x.slab)]);
             continue;
         }
         watch_dawdle(&c->random[1]);
@@ -216,7 +218,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
             count_oldest(c, epoch, &q);
         send_message(c, &x, epoch, &q);
     }
-    if (s->nodes > 1)
+    if (s->place.nodes > 1)
         pass_groups(c, epoch, &q, &passed, s->groups);
     count_all(c, epoch, &q);
     return true;
@@ -235,7 +237,7 @@ static void copy_group(struct cta *c, uint32_t epoch, uint32_t group, uint32_t d
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
-    struct attention_rank *there = &c->model->ranks[neighbour(s, s->world - distance)];
+    struct attention_rank *there = &c->model->ranks[neighbour(s, s->place.world - distance)];
     for (uint32_t i = 0; i < prs_attention_group_pairs(s, group) * 2 * s->segments; i++) {
         uint32_t pair = group * s->group + i / s->segments / 2, kind = i / s->segments % 2, segment = i % s->segments;
         for (uint32_t chunk = 0; chunk < chunks_of(s); chunk++)
@@ -252,16 +254,16 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
     if (c->index != 0)
         return true;
     /* MUTANT(model copied) credit of the launch before: s/1,/2,/ */
-    /* MUTANT(model copied) credit for all groups: s/prs_attention_credit(s, s->world, 0)/s->groups/ */
-    for (uint32_t i = 0; i < prs_attention_credit(s, s->world, 0); i++)
+    /* MUTANT(model copied) credit for all groups: s/prs_attention_credit(s, s->place.world, 0)/s->groups/ */
+    for (uint32_t i = 0; i < prs_attention_credit(s, s->place.world, 0); i++)
         if (!watch_wait(&c->model->watch, &me->credits[i], epoch - 1, "credit", c->rank, i,
-                        neighbour(s, s->world - 1 - i / s->groups)))
+                        neighbour(s, s->place.world - 1 - i / s->groups)))
             return false;
     for (uint32_t group = 0; group < s->groups; group++)
-        for (uint32_t distance = 1; distance < s->world; distance++) {
+        for (uint32_t distance = 1; distance < s->place.world; distance++) {
             watch_dawdle(&c->random[1]);
             /* MUTANT(model copied) a flag stays behind its rows:
-             * s/copy_group/watch_raise(&c->model->ranks[neighbour(s, s->world - distance)].arrivals[prs_attention_copied(s, distance, group)], epoch), copy_group/ */
+             * s/copy_group/watch_raise(&c->model->ranks[neighbour(s, s->place.world - distance)].arrivals[prs_attention_copied(s, distance, group)], epoch), copy_group/ */
             copy_group(c, epoch, group, distance);
         }
     return true;
@@ -283,8 +285,8 @@ static bool credit_epoch(struct cta *c, uint32_t epoch)
             !watch_wait(&c->model->watch, &me->finished[s->groups + group], c->model->push_ctas * epoch,
                         "CTAs that have sent group", c->rank, group, c->rank))
             return false;
-        for (uint32_t way = 1; way < s->nodes; way++) {
-            uint32_t peer = prs_attention_counterpart(s, way);
+        for (uint32_t way = 1; way < s->place.nodes; way++) {
+            uint32_t peer = prs_place_counterpart(&s->place, way);
             nic_post(&me->nic, &(struct nic_command){
                                    /* MUTANT(model attention) each node's credit has a word: s/way/1/ */
                                    .to = &c->model->ranks[peer].signals[prs_attention_far_credit(s, way, group)],
@@ -304,7 +306,8 @@ static bool read_block(struct cta *c, uint32_t epoch, const struct prs_attention
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     uint32_t order = w->span / s->segments, segment = w->span % s->segments;
-    uint32_t stage = prs_attention_stage(s, order, t->pair, kind, segment), source = prs_attention_source(s, order);
+    uint32_t stage = prs_attention_stage(s, order, t->pair, kind, segment),
+             source = prs_place_in_order(&s->place, order);
     bool copied = c->model->push_ctas == 0;
     uint32_t row = w->block * s->block_rows / s->chunk_rows * s->chunk_rows, end = (w->block + 1) * s->block_rows;
     for (; row < end && row < s->segment_rows; row += s->chunk_rows) {
@@ -332,7 +335,7 @@ static void finish_groups(struct cta *c, uint32_t epoch, uint32_t from, uint32_t
     for (uint32_t group = from; group < to; group++) {
         if (watch_count(&me->finished[group]) != epoch * CTAS)
             continue;
-        for (uint32_t p = 1; p < s->locals; p++)
+        for (uint32_t p = 1; p < s->place.local_ranks; p++)
             watch_raise(&c->model->ranks[neighbour(s, p)].credits[prs_attention_credit(s, p, group)], epoch);
     }
 }
@@ -390,7 +393,7 @@ static bool compute_epoch(struct cta *c, uint32_t epoch)
 static void leave(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *r = &c->model->ranks[c->rank];
-    uint32_t threads = CTAS * 2 + (r->s.nodes > 1 ? 1 : 0);
+    uint32_t threads = CTAS * 2 + (r->s.place.nodes > 1 ? 1 : 0);
     if (watch_count(&r->exits) == (epoch - FIRST_EPOCH) * threads)
         watch_raise(&r->epoch, epoch);
 }
@@ -400,7 +403,7 @@ static void run_epochs(struct cta *c, bool (*role)(struct cta *c, uint32_t epoch
     const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
     for (uint32_t i = 1; i <= EPOCHS; i++) {
         uint32_t epoch = FIRST_EPOCH + i;
-        if ((s->node == s->nodes - 1 && watch_leaves(&c->model->watch, i)) ||
+        if ((s->place.node == s->place.nodes - 1 && watch_leaves(&c->model->watch, i)) ||
             !watch_wait(&c->model->watch, &c->model->ranks[c->rank].epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
             !role(c, epoch))
             return;
@@ -431,7 +434,7 @@ static void init_rank(struct attention_rank *r, uint32_t push_ctas)
 {
     const struct prs_attention_schedule *s = &r->s;
     uint32_t arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
-    uint32_t credits = prs_attention_credit(s, s->locals, 0), words = prs_attention_far_words(s);
+    uint32_t credits = prs_attention_credit(s, s->place.local_ranks, 0), words = prs_attention_far_words(s);
     cr_assert_eq(prs_attention_deal_init(&r->deal, s, CTAS), 0);
     r->left = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
     r->parts_done = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
@@ -469,11 +472,11 @@ void attention_model_check_rank(const struct attention_model *model, uint32_t ra
     const struct prs_attention_schedule *s = &r->s;
     uint64_t segments = 0;
     cr_assert_eq(r->epoch, FIRST_EPOCH + EPOCHS, "rank %u stopped at epoch %u", rank, r->epoch);
-    for (uint32_t way = 1; way < s->nodes; way++)
-        segments += prs_attention_interest(s, rank, prs_attention_counterpart(s, way));
+    for (uint32_t way = 1; way < s->place.nodes; way++)
+        segments += prs_attention_interest(s, rank, prs_place_counterpart(&s->place, way));
     cr_assert_eq(r->nic.words, segments * s->pairs * 2 * chunks_of(s) * EPOCHS);
     cr_assert_eq(r->nic.puts, segments * s->pairs * 2 * s->slabs * EPOCHS);
-    cr_assert_eq(r->nic.signals, r->nic.puts + (uint64_t)(s->nodes - 1) * s->groups * EPOCHS);
+    cr_assert_eq(r->nic.signals, r->nic.puts + (uint64_t)(s->place.nodes - 1) * s->groups * EPOCHS);
 }
 
 void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,

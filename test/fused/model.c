@@ -42,28 +42,28 @@ static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const str
              tile = prs_schedule_tile(s, &x->unit, x->cta);
     uint32_t part = reduces(me) ? prs_schedule_part(s, x->unit.block) : PRS_PART_OWN;
     if (part == PRS_PART_SEND) {
-        struct rank *adds = &m->ranks[s->node * s->locals + x->unit.block % s->locals];
+        struct rank *adds = &m->ranks[s->place.node * s->place.local_ranks + x->unit.block % s->place.local_ranks];
         uint32_t slot = prs_schedule_send_slot(s, rank, x->unit.block);
         adds->staging[epoch & 1][slot * pieces + place_of(s, x)] = x->value;
         watch_raise(&adds->flags[prs_schedule_partial_flag(s, slot, tile, x->half)], epoch);
         return;
     }
     if (part == PRS_PART_RELAY) {
-        me->staging[epoch & 1][prs_schedule_relay_slot(s, x->unit.block / s->locals) * pieces + place_of(s, x)] =
-            x->value;
+        me->staging[epoch & 1][prs_schedule_relay_slot(s, x->unit.block / s->place.local_ranks) * pieces +
+                               place_of(s, x)] = x->value;
         far_relay_tile(m, rank, epoch, x->unit.block, tile);
         return;
     }
     me->result[x->unit.block * pieces + piece] = x->value;
     if (s->op != PRS_FUSED_ALLREDUCE)
         return;
-    for (uint32_t p = 1; p < s->locals; p++) {
-        uint32_t local = (s->local + p) % s->locals;
-        struct rank *peer = &m->ranks[s->node * s->locals + local];
+    for (uint32_t p = 1; p < s->place.local_ranks; p++) {
+        uint32_t local = (s->place.local_rank + p) % s->place.local_ranks;
+        struct rank *peer = &m->ranks[s->place.node * s->place.local_ranks + local];
         peer->result[x->unit.block * pieces + piece] = x->value;
-        watch_add(&peer->done[prs_schedule_after(s->local, local, s->locals)]);
+        watch_add(&peer->done[prs_index_after(s->place.local_rank, local, s->place.local_ranks)]);
     }
-    if (s->nodes > 1)
+    if (s->place.nodes > 1)
         far_put_rows(m, rank, epoch, x->unit.pair * 2 + x->cta);
 }
 
@@ -124,7 +124,7 @@ static bool add_partials(struct cluster *c, uint32_t epoch, struct slab *x)
         uint32_t index = prs_schedule_partial_flag(s, from.slot, tile, x->half);
         const uint32_t *flag = &me->flags[index];
         if (from.far) {
-            index = prs_schedule_group_word(s, i - (s->locals - 1),
+            index = prs_schedule_group_word(s, i - (s->place.local_ranks - 1),
                                             prs_schedule_group(s, x->unit.pair * 2 + x->cta, x->unit.column).index);
             flag = &me->signals[index];
         }
@@ -206,14 +206,14 @@ static void push_epoch(struct cluster *c, uint32_t epoch)
         prs_schedule_chunk(s, i, &k);
         value = chunk_value(epoch, c->rank, k.row / PRS_PUSH_ROWS, k.step);
         watch_dawdle(&c->random[2]);
-        for (uint32_t p = 1; p < s->locals; p++) {
-            uint32_t owner = s->node * s->locals + (s->local + p) % s->locals;
+        for (uint32_t p = 1; p < s->place.local_ranks; p++) {
+            uint32_t owner = s->place.node * s->place.local_ranks + (s->place.local_rank + p) % s->place.local_ranks;
             uint32_t slot = prs_schedule_slot(s, c->rank, owner);
             struct rank *to = &c->model->ranks[owner];
             to->staging[epoch & 1][(slot * chunk_rows + k.row / PRS_PUSH_ROWS) * s->k_steps + k.step] = value;
             watch_add(&to->flags[prs_schedule_arrival(s, slot, k.row / PRS_TILE_M, k.step / PRS_STRIP_STEPS)]);
         }
-        if (s->nodes == 1)
+        if (s->place.nodes == 1)
             continue;
         me->staging[epoch & 1][(out * chunk_rows + k.row / PRS_PUSH_ROWS) * s->k_steps + k.step] = value;
         far_relay_chunk(c->model, c->rank, epoch, &k);
@@ -275,7 +275,7 @@ static void check_epoch(struct model *m, uint32_t rank, uint32_t epoch)
             continue;
         for (uint32_t piece = 0; piece < pieces; piece++) {
             uint32_t want = expected(r, rank, epoch, block, piece), have = r->result[block * pieces + piece];
-            if (r->s.nodes > 1 && prs_schedule_tile_rows(&r->s, piece / HALVES / r->s.columns) == 0)
+            if (r->s.place.nodes > 1 && prs_schedule_tile_rows(&r->s, piece / HALVES / r->s.columns) == 0)
                 continue; /* rows that do not exist are not put */
             if (want != have)
                 watch_fail(&m->watch, "result, piece", rank, piece, block, want, have);
@@ -289,7 +289,7 @@ static void leave(struct cluster *c, uint32_t epoch)
     struct rank *r = &c->model->ranks[c->rank];
     if (watch_count(&r->exits) != (epoch - FIRST_EPOCH) * CLUSTERS * ROLES)
         return;
-    if (r->s.nodes > 1 && !nic_quiet(&r->nic))
+    if (r->s.place.nodes > 1 && !nic_quiet(&r->nic))
         return;
     check_epoch(c->model, c->rank, epoch);
     /* Between launches the result is the caller's to write. */
@@ -307,7 +307,7 @@ static bool enter(struct cluster *c, uint32_t epoch)
 {
     struct model *m = c->model;
     struct rank *me = &m->ranks[c->rank];
-    if (me->s.node == me->s.nodes - 1 && watch_leaves(&m->watch, epoch - FIRST_EPOCH))
+    if (me->s.place.node == me->s.place.nodes - 1 && watch_leaves(&m->watch, epoch - FIRST_EPOCH))
         return false;
     return watch_wait(&m->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank);
 }
@@ -338,9 +338,10 @@ static bool await_broadcasts(struct cluster *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
-    for (uint32_t slot = 0; slot < s->locals - 1; slot++)
+    for (uint32_t slot = 0; slot < s->place.local_ranks - 1; slot++)
         if (!watch_wait(&c->model->watch, &me->done[slot], epoch * prs_schedule_broadcasts(s), "broadcast of slot",
-                        c->rank, slot, s->node * s->locals + (s->local + 1 + slot) % s->locals))
+                        c->rank, slot,
+                        s->place.node * s->place.local_ranks + (s->place.local_rank + 1 + slot) % s->place.local_ranks))
             return false;
     return true;
 }
@@ -352,11 +353,11 @@ static bool spread_epoch(struct cluster *c, uint32_t epoch)
         return c->index != 0 || copy_epoch(c, epoch);
     if (s->op == PRS_FUSED_ALLGATHER) {
         push_epoch(c, epoch);
-        return s->nodes == 1 || far_forward_chunks(c, epoch);
+        return s->place.nodes == 1 || far_forward_chunks(c, epoch);
     }
     if (s->op != PRS_FUSED_ALLREDUCE)
         return true;
-    if (s->nodes > 1 && !far_forward_rows(c, epoch))
+    if (s->place.nodes > 1 && !far_forward_rows(c, epoch))
         return false;
     return c->index != 0 || await_broadcasts(c, epoch);
 }
@@ -378,12 +379,12 @@ static void *spread_thread(void *arg)
 static void init_far(struct rank *r)
 {
     const struct prs_schedule *s = &r->s;
-    uint32_t words = prs_schedule_row_word(s, s->nodes, 0), counters = prs_schedule_row_counter(s, s->pairs * 2);
+    uint32_t words = prs_schedule_row_word(s, s->place.nodes, 0), counters = prs_schedule_row_counter(s, s->pairs * 2);
     r->signals = calloc(words, sizeof(uint32_t));
     r->counter = calloc(counters, sizeof(uint32_t));
     for (uint32_t i = 0; i < words; i++)
         r->signals[i] = FIRST_EPOCH;
-    for (uint32_t to = 0; to + 1 < s->nodes; to++) {
+    for (uint32_t to = 0; to + 1 < s->place.nodes; to++) {
         for (uint32_t tile = 0; tile < prs_schedule_tiles(s) && s->op != PRS_FUSED_ALLGATHER; tile++)
             r->counter[prs_schedule_tile_counter(s, to, tile)] = FIRST_EPOCH * HALVES;
         for (uint32_t tile = 0; tile < prs_schedule_piece_rows(s); tile++)
@@ -400,9 +401,9 @@ static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *
 {
     uint32_t pieces, cells, tiles, strips, slots;
     r->s = *shape;
-    r->s.rank = rank;
-    r->s.node = rank / r->s.locals;
-    r->s.local = rank % r->s.locals;
+    r->s.place.rank = rank;
+    r->s.place.node = rank / r->s.place.local_ranks;
+    r->s.place.local_rank = rank % r->s.place.local_ranks;
     tiles = prs_schedule_tiles(&r->s), pieces = tiles * HALVES, strips = prs_schedule_strips(&r->s);
     slots = prs_schedule_slots(&r->s) > WORLD ? prs_schedule_slots(&r->s) : WORLD;
     cells = slots * (pieces + r->s.pairs * 4 * r->s.k_steps);

@@ -19,7 +19,7 @@ void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t blo
 {
     struct rank *me = &m->ranks[rank], *owner = &m->ranks[block];
     const struct prs_schedule *s = &me->s;
-    uint32_t node = block / s->locals, to = prs_schedule_after(node, s->node, s->nodes);
+    uint32_t node = block / s->place.local_ranks, to = prs_index_after(node, s->place.node, s->place.nodes);
     uint32_t pieces = prs_schedule_tiles(s) * HALVES, place;
     struct prs_piece_group g = prs_schedule_group(s, tile / s->columns, tile % s->columns);
     if (!is_last(me, epoch, prs_schedule_tile_counter(s, to, tile), HALVES) ||
@@ -29,12 +29,12 @@ void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t blo
     nic_post(&me->nic,
              &(struct nic_command){
                  .from = &me->staging[epoch & 1][prs_schedule_relay_slot(s, node) * pieces + place],
-                 .to = &owner->staging[epoch & 1][prs_schedule_arrive_slot(s, s->node, node) * pieces + place],
+                 .to = &owner->staging[epoch & 1][prs_schedule_arrive_slot(s, s->place.node, node) * pieces + place],
                  .words = g.pieces * HALVES,
                  .peer = block,
                  .group = g.index});
-    signal(me, owner, block, prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch,
-           g.index);
+    signal(me, owner, block, prs_schedule_group_word(s, prs_index_after(s->place.node, node, s->place.nodes), g.index),
+           epoch, g.index);
 }
 
 void far_put_rows(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row_tile)
@@ -45,15 +45,15 @@ void far_put_rows(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row_t
     uint32_t where = rank * prs_schedule_tiles(s) * HALVES + row_tile * words;
     if (!is_last(me, epoch, prs_schedule_row_counter(s, row_tile), words) || prs_schedule_tile_rows(s, row_tile) == 0)
         return;
-    for (uint32_t i = 1; i < s->nodes; i++) {
-        uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
+    for (uint32_t i = 1; i < s->place.nodes; i++) {
+        uint32_t node = (s->place.node + i) % s->place.nodes, peer = node * s->place.local_ranks + s->place.local_rank;
         struct rank *to = &m->ranks[peer];
         nic_post(
             &me->nic,
             &(struct nic_command){
                 .from = &me->result[where], .to = &to->result[where], .words = words, .peer = peer, .group = group});
-        signal(me, to, peer, prs_schedule_row_word(s, prs_schedule_after(s->node, node, s->nodes), row_tile), epoch,
-               group);
+        signal(me, to, peer, prs_schedule_row_word(s, prs_index_after(s->place.node, node, s->place.nodes), row_tile),
+               epoch, group);
     }
 }
 
@@ -95,11 +95,12 @@ void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struc
             epoch * prs_schedule_arrivals(s, row_tile, strip) ||
         !is_last(me, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
         return;
-    for (uint32_t i = 1; i < s->nodes; i++) {
-        uint32_t node = (s->node + i) % s->nodes, peer = node * s->locals + s->local;
+    for (uint32_t i = 1; i < s->place.nodes; i++) {
+        uint32_t node = (s->place.node + i) % s->place.nodes, peer = node * s->place.local_ranks + s->place.local_rank;
         put_strips(m, rank, epoch, &g, peer);
         signal(me, &m->ranks[peer], peer,
-               prs_schedule_group_word(s, prs_schedule_after(s->node, node, s->nodes), g.index), epoch, g.index);
+               prs_schedule_group_word(s, prs_index_after(s->place.node, node, s->place.nodes), g.index), epoch,
+               g.index);
     }
 }
 
@@ -108,16 +109,18 @@ bool far_forward_chunks(struct cluster *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
-    for (uint32_t i = c->index; i < (s->nodes - 1) * prs_schedule_chunks(s); i += CLUSTERS) {
+    for (uint32_t i = c->index; i < (s->place.nodes - 1) * prs_schedule_chunks(s); i += CLUSTERS) {
         struct prs_chunk k;
         uint32_t block = prs_schedule_forward(s, i, &k), tile = k.row / PRS_TILE_M, strip = k.step / PRS_STRIP_STEPS;
-        uint32_t word = prs_schedule_group_word(s, prs_schedule_after(block / s->locals, s->node, s->nodes),
-                                                prs_schedule_group(s, tile, strip).index);
+        uint32_t word =
+            prs_schedule_group_word(s, prs_index_after(block / s->place.local_ranks, s->place.node, s->place.nodes),
+                                    prs_schedule_group(s, tile, strip).index);
         uint32_t row = k.row / PRS_PUSH_ROWS, here = prs_schedule_slot(s, block, c->rank);
         if (!watch_wait(&c->model->watch, &me->signals[word], epoch, "rows of A, signal", c->rank, word, block))
             return false;
-        for (uint32_t p = 1; p < s->locals; p++) {
-            uint32_t peer = s->node * s->locals + (s->local + p) % s->locals, slot = prs_schedule_slot(s, block, peer);
+        for (uint32_t p = 1; p < s->place.local_ranks; p++) {
+            uint32_t peer = s->place.node * s->place.local_ranks + (s->place.local_rank + p) % s->place.local_ranks,
+                     slot = prs_schedule_slot(s, block, peer);
             struct rank *to = &c->model->ranks[peer];
             to->staging[epoch & 1][(slot * s->pairs * 4 + row) * s->k_steps + k.step] =
                 me->staging[epoch & 1][(here * s->pairs * 4 + row) * s->k_steps + k.step];
@@ -135,18 +138,20 @@ bool far_forward_rows(struct cluster *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_schedule *s = &me->s;
     uint32_t words = s->columns * HALVES;
-    for (uint32_t i = c->index; i < (s->nodes - 1) * s->block_rows; i += CLUSTERS) {
+    for (uint32_t i = c->index; i < (s->place.nodes - 1) * s->block_rows; i += CLUSTERS) {
         uint32_t row, block = prs_schedule_forward_row(s, i, &row), tile = row / PRS_TILE_M;
-        uint32_t word = prs_schedule_row_word(s, prs_schedule_after(block / s->locals, s->node, s->nodes), tile);
+        uint32_t word = prs_schedule_row_word(
+            s, prs_index_after(block / s->place.local_ranks, s->place.node, s->place.nodes), tile);
         uint32_t where = block * prs_schedule_tiles(s) * HALVES + tile * words;
         if (!watch_wait(&c->model->watch, &me->signals[word], epoch, "reduced tiles, signal", c->rank, word, block))
             return false;
-        for (uint32_t p = 1; p < s->locals; p++) {
-            uint32_t peer = s->node * s->locals + (s->local + p) % s->locals;
+        for (uint32_t p = 1; p < s->place.local_ranks; p++) {
+            uint32_t peer = s->place.node * s->place.local_ranks + (s->place.local_rank + p) % s->place.local_ranks;
             struct rank *to = &c->model->ranks[peer];
             if (row % PRS_TILE_M == 0)
                 memcpy(&to->result[where], &me->result[where], words * sizeof(uint32_t));
-            watch_add(&to->done[prs_schedule_after(s->local, peer % s->locals, s->locals)]);
+            watch_add(
+                &to->done[prs_index_after(s->place.local_rank, peer % s->place.local_ranks, s->place.local_ranks)]);
         }
     }
     return true;

@@ -53,11 +53,11 @@ uint32_t model_weight_bits(uint32_t token, uint32_t slot)
 
 void model_make_input(struct rank *me, uint32_t epoch)
 {
-    me->count = count_of(epoch, me->r.rank);
+    me->count = count_of(epoch, me->r.place.rank);
     for (uint32_t t = 0; t < me->count; t++) {
-        me->tokens[t] = value_of(epoch, me->r.rank, t);
+        me->tokens[t] = value_of(epoch, me->r.place.rank, t);
         for (uint32_t j = 0; j < CHOICES; j++)
-            me->chosen[t][j] = choice_of(epoch, me->r.rank, t, j);
+            me->chosen[t][j] = choice_of(epoch, me->r.place.rank, t, j);
     }
 }
 
@@ -98,25 +98,27 @@ static void add_traffic(struct rank *me, uint32_t epoch)
 {
     const struct prs_route *r = &me->r;
     for (uint32_t peer = 0; peer < WORLD; peer++) {
-        if (peer / r->seats == r->node)
+        if (peer / r->place.local_ranks == r->place.node)
             continue;
         me->puts++, me->signals++;
-        me->words += prs_route_record_at(r, 0, 0, tokens_for(epoch, r->rank, peer * LOCAL, LOCAL)) / 4;
+        me->words += prs_route_record_at(r, 0, 0, tokens_for(epoch, r->place.rank, peer * LOCAL, LOCAL)) / 4;
     }
-    for (uint32_t node = 0; node < r->nodes; node++) {
-        uint32_t tokens = tokens_for(epoch, r->rank, node * r->seats * LOCAL, r->seats * LOCAL);
-        if (node == r->node)
+    for (uint32_t node = 0; node < r->place.nodes; node++) {
+        uint32_t tokens =
+            tokens_for(epoch, r->place.rank, node * r->place.local_ranks * LOCAL, r->place.local_ranks * LOCAL);
+        if (node == r->place.node)
             continue;
         me->puts += 1 + prs_ceil_div(tokens, r->put);
         me->signals += prs_ceil_div(tokens, r->group);
-        me->words += 4 + (tokens * r->seats + 3) / 4 * 4 + tokens;
+        me->words += 4 + (tokens * r->place.local_ranks + 3) / 4 * 4 + tokens;
     }
 }
 
 /* The i-th sender of an expert's rows: node by node from the own one on, each from the place of the own rank on. */
 static uint32_t sender(const struct prs_route *r, uint32_t i)
 {
-    return (r->node + i / r->seats) % r->nodes * r->seats + (r->rank + i) % r->seats;
+    return (r->place.node + i / r->place.local_ranks) % r->place.nodes * r->place.local_ranks +
+           (r->place.rank + i) % r->place.local_ranks;
 }
 
 /* Items, and blocks, of rows that do not cross come before all others. */
@@ -130,10 +132,10 @@ static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
             watch_fail(&m->watch, "item behind one of another node", rank, i, rank, epoch, me->items[i]->at);
         far = crosses;
     }
-    for (uint32_t e = 0; e < LOCAL && me->r.nodes > 1 && !me->refused; e++) {
+    for (uint32_t e = 0; e < LOCAL && me->r.place.nodes > 1 && !me->refused; e++) {
         const struct prs_moe_expert_rows *x = &me->experts[e];
         uint32_t near = 0, want;
-        while (near < x->rows && me->map[x->first_row + near].rank / me->r.seats == me->r.node)
+        while (near < x->rows && me->map[x->first_row + near].rank / me->r.place.local_ranks == me->r.place.node)
             near++;
         want = near == x->rows ? (near + PRS_TILE_M - 1) / PRS_TILE_M : near / PRS_TILE_M;
         if (e < LOCAL / 2) /* met once */

@@ -23,8 +23,8 @@ static void end_launch(struct cta *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     if (watch_count(&me->exits) != (epoch - FIRST_EPOCH) * CTAS * THREADS)
         return;
-    /* MUTANT(model moe) a launch ends when its puts are complete: s/me->r.nodes > 1 && !nic_quiet(&me->nic)/0/ */
-    if (me->r.nodes > 1 && !nic_quiet(&me->nic))
+    /* MUTANT(model moe) a launch ends when its puts are complete: s/me->r.place.nodes > 1 && !nic_quiet(&me->nic)/0/ */
+    if (me->r.place.nodes > 1 && !nic_quiet(&me->nic))
         return;
     model_check(c->model, c->rank, epoch);
     model_make_input(me, epoch + 1);
@@ -39,7 +39,7 @@ static void *run_thread(void *arg)
     struct rank *me = &c->model->ranks[c->rank];
     for (uint32_t i = 1; i <= c->model->epochs; i++) {
         uint32_t epoch = FIRST_EPOCH + i;
-        if ((me->r.node == me->r.nodes - 1 && watch_leaves(&c->model->watch, i)) ||
+        if ((me->r.place.node == me->r.place.nodes - 1 && watch_leaves(&c->model->watch, i)) ||
             !watch_wait(&c->model->watch, &me->epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
             (c->role == 0 && !model_route(c, epoch)) || !end_routing(c, epoch) || !roles[c->role](c, epoch))
             return NULL;
@@ -52,12 +52,21 @@ static void *run_thread(void *arg)
  */
 static void init_rank(struct rank *me, uint32_t rank, const struct model_run *run)
 {
-    uint32_t seats = WORLD / run->nodes, blocks = rank == WORLD - 1 ? run->blocks_of_last : BLOCKS;
-    struct prs_route r = {
-        rank, WORLD,        EXPERTS,    LOCAL,        CHOICES, TOKENS,   blocks,     COLUMNS, sizeof(uint32_t),
-        CTAS, rank / seats, run->nodes, rank % seats, seats,   run->put, run->group, 2};
+    uint32_t blocks = rank == WORLD - 1 ? run->blocks_of_last : BLOCKS;
+    struct prs_route r = {.experts = EXPERTS,
+                          .experts_per_rank = LOCAL,
+                          .choices = CHOICES,
+                          .tokens = TOKENS,
+                          .blocks = blocks,
+                          .columns = COLUMNS,
+                          .row_bytes = sizeof(uint32_t),
+                          .ctas = CTAS,
+                          .put = run->put,
+                          .group = run->group,
+                          .passes = 2};
+    prs_place_init(&r.place, rank, WORLD, run->nodes);
     me->r = r;
-    cr_assert(prs_route_relay_word(&r, r.nodes, 0) <= NIC_WORDS);
+    cr_assert(prs_route_relay_word(&r, r.place.nodes, 0) <= NIC_WORDS);
     me->mail = calloc(1, prs_route_mail_bytes(&r));
     for (uint32_t i = 0; i < WORLD * TOKENS; i++)
         me->items[i] = calloc(1, prs_route_item_bytes(&r));

@@ -48,7 +48,8 @@ static uint8_t *mail_to(struct model *m, struct rank *me, uint32_t bank, uint32_
     const struct prs_route *r = &me->r;
     if (prs_route_node_of(r, p) != 0)
         return me->mail + prs_route_outbox_at(r, p);
-    return m->ranks[prs_route_peer(r, p)].mail + prs_route_counts_at(r, bank, prs_route_mirror(r, p));
+    return m->ranks[prs_place_after(&r->place, p)].mail +
+           prs_route_counts_at(r, bank, prs_distance_back(p, r->place.world));
 }
 
 static uint32_t chunks_before(const struct rank *me, uint32_t expert, uint32_t what, uint32_t ctas)
@@ -64,7 +65,7 @@ static void place_leads(struct model *m, struct rank *me, uint32_t bank, uint32_
 {
     const struct prs_route *r = &me->r;
     for (uint32_t owner = 0; owner < WORLD; owner++) {
-        uint32_t p = (owner + WORLD - r->rank) % WORLD, leads = 0;
+        uint32_t p = (owner + WORLD - r->place.rank) % WORLD, leads = 0;
         uint32_t *counts = (uint32_t *)mail_to(m, me, bank, p);
         for (uint32_t e = owner * LOCAL; e < (owner + 1) * LOCAL; e++) {
             at->first_index[e] = chunks_before(me, e, 0, cta);
@@ -85,9 +86,9 @@ static void place_relay_leads(struct rank *me, uint32_t cta, struct places *at)
     uint32_t expert_at[EXPERTS];
     for (uint32_t e = 0; e < EXPERTS; e++)
         expert_at[prs_route_relay_order(r, e)] = e;
-    for (uint32_t b = 1; b < r->nodes; b++) {
-        uint32_t first = (r->node + b) % r->nodes * r->seats * LOCAL, leads = 0;
-        for (uint32_t i = first; i < first + r->seats * LOCAL; i++) {
+    for (uint32_t b = 1; b < r->place.nodes; b++) {
+        uint32_t first = (r->place.node + b) % r->place.nodes * r->place.local_ranks * LOCAL, leads = 0;
+        for (uint32_t i = first; i < first + r->place.local_ranks * LOCAL; i++) {
             at->first_relay[expert_at[i]] = leads + chunks_before(me, expert_at[i], 2, cta);
             leads += chunks_before(me, expert_at[i], 2, CTAS);
         }
@@ -102,7 +103,7 @@ static void send_record(struct model *m, struct rank *me, uint32_t bank, uint32_
                         const struct places *at, const struct numbers *n)
 {
     const struct prs_route *r = &me->r;
-    uint32_t expert = (uint32_t)me->chosen[token][slot], p = (expert / LOCAL + WORLD - r->rank) % WORLD, uses = 0;
+    uint32_t expert = (uint32_t)me->chosen[token][slot], p = (expert / LOCAL + WORLD - r->place.rank) % WORLD, uses = 0;
     uint32_t place = at->first_lead[expert] + n->lead[token][slot];
     struct prs_route_head *head =
         (struct prs_route_head *)(mail_to(m, me, bank, p) + prs_route_record_at(r, 0, 0, place));
@@ -122,17 +123,18 @@ static void send_record(struct model *m, struct rank *me, uint32_t bank, uint32_
 static void write_note(struct rank *me, uint32_t token, uint32_t slot, const struct places *at, const struct numbers *n)
 {
     const struct prs_route *r = &me->r;
-    uint32_t expert = (uint32_t)me->chosen[token][slot], node = expert / LOCAL / r->seats;
-    uint32_t b = (node + r->nodes - r->node) % r->nodes, row = at->first_relay[expert] + n->relay[token][slot];
-    int32_t *note = (int32_t *)(me->mail + prs_route_note_at(r, 2, b) + 16) + row * r->seats;
+    uint32_t expert = (uint32_t)me->chosen[token][slot], node = expert / LOCAL / r->place.local_ranks;
+    uint32_t b = (node + r->place.nodes - r->place.node) % r->place.nodes,
+             row = at->first_relay[expert] + n->relay[token][slot];
+    int32_t *note = (int32_t *)(me->mail + prs_route_note_at(r, 2, b) + 16) + row * r->place.local_ranks;
     me->relayed[b][row] = token;
-    /* MUTANT(model moe) notes name every seat: s/seats/seats - 1/ */
-    for (uint32_t seat = 0; seat < r->seats; seat++)
+    /* MUTANT(model moe) notes name every local rank: s/local_ranks/local_ranks - 1/ */
+    for (uint32_t seat = 0; seat < r->place.local_ranks; seat++)
         note[seat] = PRS_ROUTE_NOWHERE;
     for (uint32_t j = 0; j < CHOICES; j++) {
         uint32_t code = prs_route_code(r, me->chosen[token], j), e = code & PRS_ROUTE_NONE;
-        if (code != PRS_ROUTE_NONE && (code & PRS_ROUTE_LEAD) != 0 && e / LOCAL / r->seats == node)
-            note[e / LOCAL % r->seats] = (int32_t)(at->first_lead[e] + n->lead[token][j]);
+        if (code != PRS_ROUTE_NONE && (code & PRS_ROUTE_LEAD) != 0 && e / LOCAL / r->place.local_ranks == node)
+            note[e / LOCAL % r->place.local_ranks] = (int32_t)(at->first_lead[e] + n->lead[token][j]);
     }
 }
 
@@ -161,7 +163,7 @@ static void put(struct rank *me, struct rank *to, uint64_t from_at, uint64_t to_
     nic_post(&me->nic, &(struct nic_command){.to = (uint32_t *)(to->mail + to_at),
                                              .from = (const uint32_t *)(me->mail + from_at),
                                              .words = (uint32_t)(bytes / 4),
-                                             .peer = to->r.rank,
+                                             .peer = to->r.place.rank,
                                              .group = group});
 }
 
@@ -170,17 +172,17 @@ static void put_mail(struct model *m, struct rank *me, uint32_t epoch)
 {
     const struct prs_route *r = &me->r;
     for (uint32_t p = 1; p < WORLD; p++) {
-        uint32_t b = prs_route_node_of(r, p), from = prs_route_mirror(r, p), bank = epoch & 1;
-        struct rank *peer = &m->ranks[prs_route_peer(r, p)];
+        uint32_t b = prs_route_node_of(r, p), from = prs_distance_back(p, r->place.world), bank = epoch & 1;
+        struct rank *peer = &m->ranks[prs_place_after(&r->place, p)];
         if (b == 0)
             continue;
         put(me, peer, prs_route_outbox_at(r, p), prs_route_counts_at(r, bank, from),
             prs_route_record_at(r, 0, 0, me->sent_count[p]), p);
-        if (peer->r.rank == prs_route_counterpart(r, b))
-            put(me, peer, prs_route_note_at(r, 2, b), prs_route_note_at(r, bank, prs_route_node_mirror(r, b)),
-                16 + (me->relayed_count[b] * r->seats * 4ull + 15) / 16 * 16, p);
-        nic_post(&me->nic,
-                 &(struct nic_command){.to = &peer->signal[from], .value = epoch, .peer = peer->r.rank, .group = p});
+        if (peer->r.place.rank == prs_place_counterpart(&r->place, b))
+            put(me, peer, prs_route_note_at(r, 2, b), prs_route_note_at(r, bank, prs_distance_back(b, r->place.nodes)),
+                16 + (me->relayed_count[b] * r->place.local_ranks * 4ull + 15) / 16 * 16, p);
+        nic_post(&me->nic, &(struct nic_command){
+                               .to = &peer->signal[from], .value = epoch, .peer = peer->r.place.rank, .group = p});
     }
 }
 
@@ -205,14 +207,15 @@ static void receive_counts(const struct rank *me, uint32_t bank, struct tables *
             t->rows[e] += counts[e * 2];
             t->sent[p] += counts[e * 2 + 1];
         }
-        /* MUTANT(model moe) the own node's rows end with the first of another's: s/seats/seats - 1/ */
-        t->near[e] = me->r.nodes == 1 ? t->rows[e] : t->row_base[prs_route_sender(&me->r, me->r.seats)][e];
+        /* MUTANT(model moe) the own node's rows end with the first of another's: s/r.place.local_ranks/r.place.local_ranks - 1/ */
+        t->near[e] =
+            me->r.place.nodes == 1 ? t->rows[e] : t->row_base[prs_route_sender(&me->r, me->r.place.local_ranks)][e];
         t->blocks += prs_ceil_div(t->rows[e], PRS_TILE_M);
     }
     for (uint32_t far = 0; far < 2; far++)
         for (uint32_t e = 0; e < LOCAL; e++) {
             t->first_item[far][e] = t->items;
-            for (uint32_t i = far ? me->r.seats : 0; i < (far ? WORLD : me->r.seats); i++) {
+            for (uint32_t i = far ? me->r.place.local_ranks : 0; i < (far ? WORLD : me->r.place.local_ranks); i++) {
                 uint32_t p = prs_route_sender(&me->r, i);
                 t->lead_base[p][e] = t->items - t->first_item[far][e];
                 t->items += ((const uint32_t *)(me->mail + prs_route_counts_at(&me->r, bank, p)))[e * 2 + 1];
@@ -232,7 +235,7 @@ static void receive_record(struct rank *me, uint32_t bank, const struct tables *
     item->peer = p, item->at = p == 0 ? head->token : i, item->uses = head->uses;
     for (uint32_t u = 0; u < head->uses; u++) {
         uint32_t e = use[u].expert, row = t->first_block[e] * PRS_TILE_M + t->row_base[p][e] + use[u].index;
-        struct prs_moe_row x = {(me->r.rank + p) % WORLD, head->token, use[u].slot, use[u].weight};
+        struct prs_moe_row x = {(me->r.place.rank + p) % WORLD, head->token, use[u].slot, use[u].weight};
         item->row[u] = row;
         me->map[row] = x;
     }
@@ -245,7 +248,7 @@ static bool await_routes(struct cta *c, uint32_t epoch)
     for (uint32_t p = 0; p < WORLD; p++) {
         const uint32_t *flag = prs_route_node_of(&me->r, p) != 0 ? &me->signal[p] : &me->mail_flags[p];
         if (!watch_wait(&c->model->watch, flag, epoch, "counts of the peer at distance", c->rank, p,
-                        prs_route_peer(&me->r, p)))
+                        prs_place_after(&me->r.place, p)))
             return false;
     }
     return true;
@@ -279,7 +282,7 @@ bool model_route(struct cta *c, uint32_t epoch)
     uint32_t bank = epoch & 1, step = (epoch - 1) * 2 * CTAS;
     struct numbers n;
     /* MUTANT(model moe) counters begin anew: s/__atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED)/(void)i/ */
-    for (uint32_t i = c->index; r->nodes > 1 && i < prs_route_group_counter(r, r->nodes, 0); i += CTAS)
+    for (uint32_t i = c->index; r->place.nodes > 1 && i < prs_route_group_counter(r, r->place.nodes, 0); i += CTAS)
         __atomic_store_n(&me->counters[i], 0, __ATOMIC_RELAXED);
     count_choices(me, c->index, &n);
     watch_count(&me->met);
@@ -291,7 +294,9 @@ bool model_route(struct cta *c, uint32_t epoch)
     if (watch_count(&me->met) == step + 2 * CTAS) {
         for (uint32_t p = 0; p < WORLD; p++)
             if (prs_route_node_of(r, p) == 0)
-                watch_raise(&c->model->ranks[prs_route_peer(r, p)].mail_flags[prs_route_mirror(r, p)], epoch);
+                watch_raise(
+                    &c->model->ranks[prs_place_after(&r->place, p)].mail_flags[prs_distance_back(p, r->place.world)],
+                    epoch);
         put_mail(c->model, me, epoch);
     }
     if (!await_routes(c, epoch))

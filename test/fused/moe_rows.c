@@ -12,7 +12,7 @@ static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t ro
     uint32_t all = me->relayed_count[n], first = row / r->put * r->put, group = row / r->group;
     uint32_t rows = prs_route_piece_rows(row, r->put, all);
     uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
-    uint32_t peer = prs_route_counterpart(r, n), from = prs_route_node_mirror(r, n);
+    uint32_t peer = prs_place_counterpart(&r->place, n), from = prs_distance_back(n, r->place.nodes);
     struct rank *to = &c->model->ranks[peer];
     /* MUTANT(model moe) a put waits for all its rows: s/rows/1/ */
     if (watch_count(&me->counters[prs_route_put_counter(r, n, row)]) != rows)
@@ -54,7 +54,7 @@ static void relay_out(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
     struct outgoing last = {0, 0, 0};
-    uint32_t others = me->r.nodes - 1;
+    uint32_t others = me->r.place.nodes - 1;
     for (uint32_t i = c->index; i < TOKENS * others; i += CTAS) {
         uint32_t n = 1 + i % others, row = i / others;
         if (row >= me->relayed_count[n])
@@ -73,12 +73,14 @@ static void give_row(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row, bo
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route *r = &me->r;
-    const int32_t *note = (const int32_t *)(me->mail + prs_route_note_at(r, epoch & 1, n) + 16) + row * r->seats;
-    for (uint32_t seat = 0; seat < r->seats; seat++) {
-        uint32_t p = prs_route_seat_distance(r, seat), at = (uint32_t)note[seat];
-        /* MUTANT(model moe) the sender is far from each seat as it says: s/prs_route_peer(r, p)/r->rank/ */
-        uint32_t sender = (prs_route_counterpart(r, n) + r->world - prs_route_peer(r, p)) % r->world;
-        struct rank *to = &c->model->ranks[prs_route_peer(r, p)];
+    const int32_t *note =
+        (const int32_t *)(me->mail + prs_route_note_at(r, epoch & 1, n) + 16) + row * r->place.local_ranks;
+    for (uint32_t seat = 0; seat < r->place.local_ranks; seat++) {
+        uint32_t p = prs_route_local(r, seat), at = (uint32_t)note[seat];
+        /* MUTANT(model moe) the sender is far from each seat as it says: s/prs_place_after(&r->place, p)/r->place.rank/ */
+        uint32_t sender =
+            (prs_place_counterpart(&r->place, n) + r->place.world - prs_place_after(&r->place, p)) % r->place.world;
+        struct rank *to = &c->model->ranks[prs_place_after(&r->place, p)];
         if (note[seat] == PRS_ROUTE_NOWHERE)
             continue;
         if (flags)
@@ -104,7 +106,7 @@ static uint32_t rows_from(const struct rank *me, uint32_t epoch, uint32_t n)
 static void find_incoming(const struct rank *me, uint32_t epoch, struct incoming *in)
 {
     for (; in->at < in->end; in->at += CTAS) {
-        in->n = 1 + in->at % (me->r.nodes - 1), in->row = in->at / (me->r.nodes - 1);
+        in->n = 1 + in->at % (me->r.place.nodes - 1), in->row = in->at / (me->r.place.nodes - 1);
         if (in->row < rows_from(me, epoch, in->n))
             return;
     }
@@ -134,7 +136,7 @@ static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool wai
     /* MUTANT(model moe) another node's rows are awaited: s/(!/(0 && !/ */
     /* MUTANT(model moe) a group's word holds the epoch: s/watch_wait_exactly/watch_wait/ */
     if (!watch_wait_exactly(&c->model->watch, &me->signal[word], epoch, "another node's rows", c->rank, word,
-                            prs_route_counterpart(r, in->n)))
+                            prs_place_counterpart(&r->place, in->n)))
         return false;
     watch_dawdle(&c->random);
     /* MUTANT(model moe) each row that is handed on is told of: delete */
@@ -152,11 +154,12 @@ static void push_rows(struct cta *c, uint32_t epoch, struct incoming *in)
 {
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route *r = &me->r;
-    uint32_t others = r->seats - 1;
+    uint32_t others = r->place.local_ranks - 1;
     for (uint32_t i = c->index; i < TOKENS * others; i += CTAS) {
-        uint32_t p = prs_route_seat_distance(r, (r->seat + 1 + i % others) % r->seats), row = i / others;
-        uint32_t from = prs_route_mirror(r, p);
-        struct rank *to = &c->model->ranks[prs_route_peer(r, p)];
+        uint32_t p = prs_route_local(r, (r->place.local_rank + 1 + i % others) % r->place.local_ranks),
+                 row = i / others;
+        uint32_t from = prs_distance_back(p, r->place.world);
+        struct rank *to = &c->model->ranks[prs_place_after(&r->place, p)];
         if (row >= me->sent_count[p])
             continue;
         /* MUTANT(model moe) rows are handed on between own ones: s/(hand_on/(0 && hand_on/ */
@@ -173,16 +176,16 @@ bool model_send_rows(struct cta *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     struct incoming in = {.at = c->index};
     /* MUTANT(model moe) own rows go before others' are awaited: delete */
-    if (me->r.nodes > 1)
+    if (me->r.place.nodes > 1)
         relay_out(c, epoch);
-    for (uint32_t n = 1; n < me->r.nodes; n++)
+    for (uint32_t n = 1; n < me->r.place.nodes; n++)
         in.end = rows_from(me, epoch, n) > in.end ? rows_from(me, epoch, n) : in.end;
     /* MUTANT(model moe) the rows of all nodes are handed on: delete */
-    in.end *= me->r.nodes - 1;
+    in.end *= me->r.place.nodes - 1;
     /* MUTANT(model moe) own rows go before others' are awaited:
-     * s/&in)/&in); while (hand_on(c, epoch, &in, true)) {} if (me->r.nodes > 1) relay_out(c, epoch)/ */
+     * s/&in)/&in); while (hand_on(c, epoch, &in, true)) {} if (me->r.place.nodes > 1) relay_out(c, epoch)/ */
     find_incoming(me, epoch, &in);
-    if (me->r.seats > 1)
+    if (me->r.place.local_ranks > 1)
         push_rows(c, epoch, &in);
     /* MUTANT(model moe) a refused rank still gives rows on: s/(hand_on/(!me->refused && hand_on/ */
     while (hand_on(c, epoch, &in, true))
@@ -218,7 +221,7 @@ bool model_place(struct cta *c, uint32_t epoch)
             value = me->tokens[item->at];
         } else {
             uint32_t at = prs_route_row_flag(&me->r, item->peer, item->at);
-            if (me->r.nodes > 1 && watch_load(&me->staging_flags[at]) != epoch) {
+            if (me->r.place.nodes > 1 && watch_load(&me->staging_flags[at]) != epoch) {
                 /* MUTANT(model moe) no block waits for a row while the next one is awaited: delete */
                 tell_item(me, &last);
                 if (last != NULL)
@@ -226,7 +229,7 @@ bool model_place(struct cta *c, uint32_t epoch)
             }
             /* MUTANT(model moe) a row's flag holds the epoch: s/watch_wait_exactly/watch_wait/ */
             if (!watch_wait_exactly(&c->model->watch, &me->staging_flags[at], epoch, "a token's row", c->rank, at,
-                                    prs_route_peer(&me->r, item->peer)))
+                                    prs_place_after(&me->r.place, item->peer)))
                 return false;
             value = me->staging[prs_route_staging_at(&me->r, item->peer, item->at) / 4];
         }
@@ -251,10 +254,10 @@ bool model_multiply(struct cta *c, uint32_t epoch)
         uint32_t unit = __atomic_fetch_add(&me->next, 1, __ATOMIC_RELAXED);
         if (unit >= me->blocks * COLUMNS)
             return true;
-        prs_route_unit(&me->r, me->experts, me->r.nodes > 1 ? me->near : NULL, &cursor, unit, &u);
+        prs_route_unit(&me->r, me->experts, me->r.place.nodes > 1 ? me->near : NULL, &cursor, unit, &u);
         if (!watch_wait(&c->model->watch, &me->ready[u.block], u.rows, "block", c->rank, u.block, c->rank))
             return false;
         for (uint32_t i = u.block * PRS_TILE_M; i < u.block * PRS_TILE_M + u.rows; i++)
-            me->out[i][u.column] = model_product(me->rows[i], me->r.rank * LOCAL + u.expert, u.column);
+            me->out[i][u.column] = model_product(me->rows[i], me->r.place.rank * LOCAL + u.expert, u.column);
     }
 }

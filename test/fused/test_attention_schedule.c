@@ -76,7 +76,7 @@ static void walk_row(const struct prs_attention_schedule *s, const struct prs_at
     bool first = true;
     prs_attention_begin(s, t, &w, 0, prs_attention_blocks(s, t));
     do {
-        uint32_t source = prs_attention_source(s, w.span / s->segments);
+        uint32_t source = prs_place_in_order(&s->place, w.span / s->segments);
         int32_t limit = prs_attention_limit(s, &w, row);
         uint32_t from = begin_of(s, source, w.span % s->segments) + w.block * s->block_rows;
         cr_assert(!first || limit > 0, "row %u sees nothing in its first block", row);
@@ -111,7 +111,7 @@ FOR_ALL_SHAPES(a_query_meets_every_key_that_it_may_look_at_once)
 /* Rows of one (order of the receiver `distance` before this rank, pair, kind, segment) that this rank sends. */
 static uint32_t *count_messages(const struct prs_attention_schedule *s, uint32_t distance, uint32_t *arrived)
 {
-    uint32_t *sent = calloc((size_t)(s->world + 1) * s->pairs * 2 * s->segments, sizeof(*sent)), turn = 0;
+    uint32_t *sent = calloc((size_t)(s->place.world + 1) * s->pairs * 2 * s->segments, sizeof(*sent)), turn = 0;
     for (uint32_t i = 0; i < prs_attention_messages(s); i++) {
         struct prs_attention_message m;
         uint32_t order;
@@ -151,14 +151,15 @@ static void check_messages(const struct row *row, uint32_t rank, uint32_t distan
     struct prs_attention_schedule s = schedule_of(row, rank), to;
     uint32_t *arrived = calloc(prs_attention_arrival(&s, row->world + 1, 0, 0, 0, 0), sizeof(*arrived));
     uint32_t *sent = count_messages(&s, distance, arrived);
-    to = schedule_of(row, s.node * s.locals + (s.local + s.locals - distance) % s.locals);
-    for (uint32_t way = distance == 0 ? 1 : 0; way < s.nodes; way++) {
+    to = schedule_of(row, s.place.node * s.place.local_ranks +
+                              (s.place.local_rank + s.place.local_ranks - distance) % s.place.local_ranks);
+    for (uint32_t way = distance == 0 ? 1 : 0; way < s.place.nodes; way++) {
         for (uint32_t segment = 0; segment < s.segments; segment++) {
-            uint32_t order = way * s.locals + distance;
+            uint32_t order = way * s.place.local_ranks + distance;
             bool needed = any_task_looks(&to, order * s.segments + segment);
             for (uint32_t x = 0; x < s.pairs * 2; x++)
                 cr_assert_eq(sent[(order * s.pairs * 2 + x) * s.segments + segment], needed ? s.segment_rows : 0,
-                             "rank %u sends segment %u of way %u to rank %u", rank, segment, way, to.rank);
+                             "rank %u sends segment %u of way %u to rank %u", rank, segment, way, to.place.rank);
             for (uint32_t x = 0; x < s.pairs * 2 * s.slabs && needed; x++) {
                 uint32_t slab = x % s.slabs;
                 uint32_t at = prs_attention_arrival(&s, order, x / s.slabs / 2, x / s.slabs % 2, segment, slab);
@@ -182,7 +183,7 @@ FOR_ALL_SHAPES(what_is_held_at_the_same_time_lies_in_different_places)
 {
     struct prs_attention_schedule s = schedule_of(row, 0);
     uint32_t stages = prs_attention_stages(&s);
-    for (uint32_t first = 0; first + s.depth <= s.groups && s.world > 1; first++) {
+    for (uint32_t first = 0; first + s.depth <= s.groups && s.place.world > 1; first++) {
         uint8_t *used = calloc(stages, 1);
         for (uint32_t pair = first * s.group; pair < (first + s.depth) * s.group && pair < s.pairs; pair++)
             for (uint32_t d = 1; d <= prs_attention_slots(&s); d++)

@@ -47,7 +47,7 @@ static void let_cross(struct launch *l)
 {
     struct prs_route sender = l->r;
     uint32_t tokens = l->r.tokens, *order = malloc(tokens * sizeof(*order));
-    sender.rank = sender.node = 1;
+    sender.place.rank = sender.place.node = 1;
     for (uint32_t e = 0; e < LOCAL; e++)
         for (uint32_t t = 0; t < tokens; t++)
             for (uint32_t j = 0; j < CHOICES; j++)
@@ -114,8 +114,9 @@ static double launch_us(uint32_t tokens, uint32_t group, uint32_t passes)
 {
     struct launch *l = calloc(1, sizeof(*l));
     double us;
-    l->r = (struct prs_route){.world = 2, .experts = EXPERTS, .local = LOCAL, .choices = CHOICES, .tokens = tokens};
-    l->r.nodes = 2, l->r.seats = 1, l->r.put = 32, l->r.group = group, l->r.passes = passes;
+    l->r = (struct prs_route){.experts = EXPERTS, .experts_per_rank = LOCAL, .choices = CHOICES, .tokens = tokens};
+    prs_place_init(&l->r.place, 0, 2, 2);
+    l->r.put = 32, l->r.group = group, l->r.passes = passes;
     l->r.columns = COLUMNS / (2 * PRS_TILE_N), l->r.row_bytes = HIDDEN * 2;
     choose(l);
     let_cross(l);

@@ -44,10 +44,11 @@ ParameterizedTest(struct row *row, place, nodes_are_of_equal_size_and_consecutiv
         cr_assert_eq(prs_place_find(ids, rank, world, &place), row->result, "rank %u of %s", rank, row->ids);
         if (row->result != 0)
             continue;
-        cr_assert(place.nodes == row->nodes && place.locals == row->locals, "%s: %u nodes of %u", row->ids, place.nodes,
-                  place.locals);
-        cr_assert_eq(prs_place_rank(&place, place.node, place.local), rank);
+        cr_assert(place.nodes == row->nodes && place.local_ranks == row->locals, "%s: %u nodes of %u", row->ids,
+                  place.nodes, place.local_ranks);
+        cr_assert_eq(prs_place_rank(&place, place.node, place.local_rank), rank);
         for (uint32_t other = 0; other < world; other++)
-            cr_assert_eq(other / place.locals == place.node, ids[other] == ids[rank], "rank %u and %u", rank, other);
+            cr_assert_eq(other / place.local_ranks == place.node, ids[other] == ids[rank], "rank %u and %u", rank,
+                         other);
     }
 }

@@ -8,17 +8,18 @@
 
 static struct prs_route route_of(uint32_t world, uint32_t experts, uint32_t choices, uint32_t tokens)
 {
-    struct prs_route r = {.world = world, .experts = experts, .local = experts / world, .choices = choices};
-    r.nodes = 1, r.seats = world, r.put = 4, r.group = 8, r.passes = 2;
+    struct prs_route r = {.experts = experts, .experts_per_rank = experts / world, .choices = choices};
+    prs_place_init(&r.place, 0, world, 1);
+    r.put = 4, r.group = 8, r.passes = 2;
     r.tokens = tokens, r.blocks = 64, r.columns = 3, r.row_bytes = 32, r.ctas = 4;
     return r;
 }
 
 /* The same, of a rank on several nodes. */
-static struct prs_route route_over(uint32_t nodes, uint32_t seats, uint32_t rank, uint32_t local, uint32_t choices)
+static struct prs_route route_over(uint32_t nodes, uint32_t locals, uint32_t rank, uint32_t local, uint32_t choices)
 {
-    struct prs_route r = route_of(nodes * seats, nodes * seats * local, choices, 21);
-    r.rank = rank, r.nodes = nodes, r.seats = seats, r.node = rank / seats, r.seat = rank % seats;
+    struct prs_route r = route_of(nodes * locals, nodes * locals * local, choices, 21);
+    prs_place_init(&r.place, rank, nodes * locals, nodes);
     return r;
 }
 
@@ -218,8 +219,8 @@ Test(route, a_token_crosses_once_to_each_node_by_the_choice_that_is_computed_fir
                 leads[node]++, lead_is[node] = order;
         }
         for (uint32_t node = 0; node < 3; node++) {
-            cr_assert_eq(leads[node], node != r.node && first[node] != 999, "node %u of a rank of node %u: %u leads",
-                         node, r.node, leads[node]);
+            cr_assert_eq(leads[node], node != r.place.node && first[node] != 999,
+                         "node %u of a rank of node %u: %u leads", node, r.place.node, leads[node]);
             cr_assert(leads[node] == 0 || lead_is[node] == first[node]);
         }
     }
@@ -242,13 +243,13 @@ Test(route, senders_of_the_own_node_come_first_and_each_once)
     for (uint32_t rank = 0; rank < 6; rank++) {
         struct prs_route r = route_over(3, 2, rank, 1, 1), alone = route_of(6, 6, 1, 1);
         uint32_t seen = 0;
-        alone.rank = rank, alone.seat = rank;
+        prs_place_init(&alone.place, rank, 6, 1);
         for (uint32_t i = 0; i < 6; i++) {
             uint32_t p = prs_route_sender(&r, i);
             cr_assert(p < 6 && (seen >> p & 1) == 0);
             seen |= 1u << p;
             cr_assert_eq(prs_route_node_of(&r, p), i / 2);
-            cr_assert(i % 2 != 0 || prs_route_peer(&r, p) == prs_route_counterpart(&r, i / 2));
+            cr_assert(i % 2 != 0 || prs_place_after(&r.place, p) == prs_place_counterpart(&r.place, i / 2));
             cr_assert_eq(prs_route_sender(&alone, i), i);
         }
         cr_assert_eq(prs_route_sender(&r, 0), 0);
@@ -259,15 +260,15 @@ Test(route, distances_name_each_other_over_nodes)
 {
     for (uint32_t rank = 0; rank < 6; rank++) {
         struct prs_route r = route_over(3, 2, rank, 1, 1);
-        for (uint32_t seat = 0; seat < 2; seat++)
-            cr_assert_eq(prs_route_peer(&r, prs_route_seat_distance(&r, seat)), r.node * 2 + seat);
+        for (uint32_t local = 0; local < 2; local++)
+            cr_assert_eq(prs_place_after(&r.place, prs_route_local(&r, local)), r.place.node * 2 + local);
         for (uint32_t p = 0; p < 6; p++) {
-            struct prs_route peer = route_over(3, 2, prs_route_peer(&r, p), 1, 1);
+            struct prs_route peer = route_over(3, 2, prs_place_after(&r.place, p), 1, 1);
             uint32_t b = prs_route_node_of(&r, p);
-            cr_assert_eq(prs_route_peer(&peer, prs_route_mirror(&r, p)), rank);
-            cr_assert_eq(prs_route_counterpart(&peer, prs_route_node_mirror(&r, b)) / 2, r.node);
-            cr_assert_eq(prs_route_counterpart(&r, b) % 2, r.seat);
-            cr_assert_eq(prs_route_counterpart(&r, b) / 2, peer.node);
+            cr_assert_eq(prs_place_after(&peer.place, prs_distance_back(p, r.place.world)), rank);
+            cr_assert_eq(prs_place_counterpart(&peer.place, prs_distance_back(b, r.place.nodes)) / 2, r.place.node);
+            cr_assert_eq(prs_place_counterpart(&r.place, b) % 2, r.place.local_rank);
+            cr_assert_eq(prs_place_counterpart(&r.place, b) / 2, peer.place.node);
         }
     }
 }
@@ -287,16 +288,16 @@ Test(route, no_mail_note_word_or_counter_overlaps)
     uint64_t counters = prs_route_group_counter(&r, 3, 0), relay = prs_route_relay_at(&r, 2, 1, 0);
     uint8_t *bytes = calloc(end, 1), word[100] = {0}, counter[100] = {0}, *row = calloc(relay, 1);
     cr_assert(words <= 100 && counters <= 100);
-    for (uint32_t p = 0; p < r.world; p++) {
+    for (uint32_t p = 0; p < r.place.world; p++) {
         uint64_t size = prs_route_record_at(&r, 0, 0, r.tokens);
         claim(bytes, end, prs_route_counts_at(&r, 0, p), size, "bank 0");
         claim(bytes, end, prs_route_counts_at(&r, 1, p), size, "bank 1");
         claim(bytes, end, prs_route_outbox_at(&r, p), size, "outbox");
         claim(word, words, p, 1, "word of routes");
     }
-    for (uint32_t b = 1; b < r.nodes; b++) {
+    for (uint32_t b = 1; b < r.place.nodes; b++) {
         for (uint32_t bank = 0; bank < 3; bank++)
-            claim(bytes, end, prs_route_note_at(&r, bank, b), 16 + 4 * r.tokens * r.seats, "note");
+            claim(bytes, end, prs_route_note_at(&r, bank, b), 16 + 4 * r.tokens * r.place.local_ranks, "note");
         for (uint32_t i = 0; i < r.tokens; i++) {
             claim(row, relay, prs_route_relay_at(&r, 0, b, i), r.row_bytes, "row in");
             claim(row, relay, prs_route_relay_at(&r, 1, b, i), r.row_bytes, "row out");
@@ -329,7 +330,7 @@ Test(route, nothing_in_an_inbox_overlaps)
     uint64_t end = prs_route_counts_at(&r, 2, 0);
     uint8_t *bytes = calloc(end, 1);
     for (uint32_t bank = 0; bank < 2; bank++)
-        for (uint32_t p = 0; p < r.world; p++) {
+        for (uint32_t p = 0; p < r.place.world; p++) {
             uint64_t at = prs_route_counts_at(&r, bank, p);
             cr_assert_eq(at % 16, 0);
             for (uint64_t i = 0; i < prs_route_counts_bytes(&r); i++)
@@ -351,6 +352,6 @@ Test(route, what_i_am_to_a_peer_is_the_mirror_of_what_it_is_to_me)
         for (uint32_t p = 0; p < world; p++) {
             struct prs_route r = route_of(world, world, 1, 1);
             uint32_t me = 1 % world, peer = (me + p) % world;
-            cr_assert_eq((peer + prs_route_mirror(&r, p)) % world, me);
+            cr_assert_eq((peer + prs_distance_back(p, r.place.world)) % world, me);
         }
 }

@@ -59,8 +59,8 @@ ParameterizedTest(struct row *row, schedule, every_unit_comes_exactly_once)
             struct prs_unit u;
             uint32_t at;
             prs_schedule_unit(&s, &cursor, i, &u);
-            cr_assert(u.block < s.world && u.pair < s.pairs && u.column < s.columns, "unit %u of rank %u is outside", i,
-                      rank);
+            cr_assert(u.block < s.place.world && u.pair < s.pairs && u.column < s.columns,
+                      "unit %u of rank %u is outside", i, rank);
             at = (u.block * s.pairs + u.pair) * s.columns + u.column;
             cr_assert(seen[at]++ == 0, "rank %u meets block %u pair %u column %u twice", rank, u.block, u.pair,
                       u.column);
@@ -98,7 +98,7 @@ ParameterizedTestParameters(schedule, whatever_is_added_up_was_sent_in_an_earlie
 /* The round in which a rank computes a pair of a block, by block and pair; round + 1, 0: never. */
 static uint32_t *rounds_of(const struct prs_schedule *s)
 {
-    uint32_t *rounds = calloc((size_t)s->world * s->pairs, sizeof(*rounds));
+    uint32_t *rounds = calloc((size_t)s->place.world * s->pairs, sizeof(*rounds));
     struct prs_cursor cursor = {0, 0};
     for (uint32_t i = 0; i < s->units; i++) {
         struct prs_unit u;
@@ -127,7 +127,7 @@ ParameterizedTest(struct row *row, schedule, whatever_is_added_up_was_sent_in_an
                 struct prs_source from = prs_schedule_source(&s, block, i);
                 struct prs_schedule sender = schedule_of(row, from.rank);
                 cr_assert_eq(prs_schedule_part(&sender, block), from.far ? PRS_PART_RELAY : PRS_PART_SEND);
-                cr_assert_eq(from.far, sender.node != s.node);
+                cr_assert_eq(from.far, sender.place.node != s.place.node);
                 cr_assert(rounds[from.rank][at] != 0 && rounds[from.rank][at] < rounds[rank][at],
                           "rank %u adds up block %u pair %u in round %u, rank %u sends it in %u", rank, block,
                           at % s.pairs, rounds[rank][at], from.rank, rounds[from.rank][at]);
@@ -157,12 +157,12 @@ ParameterizedTest(struct row *row, schedule, every_partial_sum_has_a_place_of_it
             for (uint32_t i = 0; part != PRS_PART_SEND && i < prs_schedule_sources(&s, block); i++) {
                 struct prs_source from = prs_schedule_source(&s, block, i);
                 struct prs_schedule sender = schedule_of(row, from.rank);
-                cr_assert_eq(from.slot, from.far ? prs_schedule_arrive_slot(&sender, sender.node, s.node)
+                cr_assert_eq(from.slot, from.far ? prs_schedule_arrive_slot(&sender, sender.place.node, s.place.node)
                                                  : prs_schedule_send_slot(&sender, from.rank, block));
                 slots[count++] = from.slot;
             }
             if (part == PRS_PART_RELAY)
-                slots[count++] = prs_schedule_relay_slot(&s, block / s.locals);
+                slots[count++] = prs_schedule_relay_slot(&s, block / s.place.local_ranks);
             for (uint32_t i = 0; i < count; i++) {
                 cr_assert(slots[i] < prs_schedule_slots(&s) && !(taken >> slots[i] & 1), "slot %u of rank %u", slots[i],
                           rank);
@@ -228,8 +228,8 @@ ParameterizedTest(struct row *row, schedule, tiles_of_a_group_lie_together_and_e
             struct prs_piece_group g = prs_schedule_group(&s, tile / s.columns, tile % s.columns);
             uint32_t place = prs_schedule_tile_place(&s, tile), first = prs_schedule_group_place(&s, &g);
             cr_assert(place < prs_schedule_tiles(&s) && !taken[place]++, "tile %u: place %u", tile, place);
-            cr_assert(s.nodes == 1 || (place >= first && place < first + g.pieces), "tile %u: %u, group of %u from %u",
-                      tile, place, g.pieces, first);
+            cr_assert(s.place.nodes == 1 || (place >= first && place < first + g.pieces),
+                      "tile %u: %u, group of %u from %u", tile, place, g.pieces, first);
         }
         free(taken);
     }
@@ -244,11 +244,12 @@ ParameterizedTest(struct row *row, schedule, every_chunk_of_every_counterpart_is
 {
     struct prs_schedule s = schedule_of(row, row->world - 1);
     uint32_t chunks = prs_schedule_chunks(&s), rows = prs_ceil_div(s.block_rows, PRS_PUSH_ROWS);
-    uint8_t *seen = calloc((size_t)s.world * rows, s.k_steps);
-    for (uint32_t at = 0; at < (s.nodes - 1) * chunks; at++) {
+    uint8_t *seen = calloc((size_t)s.place.world * rows, s.k_steps);
+    for (uint32_t at = 0; at < (s.place.nodes - 1) * chunks; at++) {
         struct prs_chunk c;
         uint32_t block = prs_schedule_forward(&s, at, &c);
-        cr_assert(block / s.locals != s.node && block % s.locals == s.local, "block %u is not a counterpart's", block);
+        cr_assert(block / s.place.local_ranks != s.place.node && block % s.place.local_ranks == s.place.local_rank,
+                  "block %u is not a counterpart's", block);
         cr_assert(seen[((size_t)block * rows + c.row / PRS_PUSH_ROWS) * s.k_steps + c.step]++ == 0);
     }
     free(seen);
@@ -298,26 +299,27 @@ ParameterizedTest(struct row *row, schedule, copies_come_in_the_order_in_which_u
 {
     struct prs_schedule s = schedule_of(row, 1);
     struct prs_cursor cursor = {0, 0};
-    uint32_t *turn = calloc(prs_schedule_segment_flag(&s, s.world, 0, 0), sizeof(*turn)), before = 0, units = 0;
-    for (uint32_t rank = 0; rank < s.world; rank++) {
+    uint32_t *turn = calloc(prs_schedule_segment_flag(&s, s.place.world, 0, 0), sizeof(*turn)), before = 0, units = 0;
+    for (uint32_t rank = 0; rank < s.place.world; rank++) {
         struct prs_schedule sender = schedule_of(row, rank);
         for (uint32_t at = 0; at < prs_schedule_copies(&sender); at++) {
             struct prs_copy c;
             prs_schedule_copy(&sender, at, &c);
-            cr_assert(c.distance > 0 && c.distance < s.world && c.band < s.bands && c.segment < s.segments);
-            if ((rank + c.distance) % s.world != s.rank)
+            cr_assert(c.distance > 0 && c.distance < s.place.world && c.band < s.bands && c.segment < s.segments);
+            if ((rank + c.distance) % s.place.world != s.place.rank)
                 continue;
-            cr_assert_eq(turn[prs_schedule_segment_flag(&s, prs_schedule_slot(&s, rank, s.rank), c.band, c.segment)], 0,
-                         "a piece is copied twice");
-            turn[prs_schedule_segment_flag(&s, prs_schedule_slot(&s, rank, s.rank), c.band, c.segment)] = at + 1;
+            cr_assert_eq(
+                turn[prs_schedule_segment_flag(&s, prs_schedule_slot(&s, rank, s.place.rank), c.band, c.segment)], 0,
+                "a piece is copied twice");
+            turn[prs_schedule_segment_flag(&s, prs_schedule_slot(&s, rank, s.place.rank), c.band, c.segment)] = at + 1;
         }
     }
     for (uint32_t i = 0; i < s.units; i++) {
         struct prs_unit u;
         prs_schedule_unit(&s, &cursor, i, &u);
-        for (uint32_t segment = 0; u.block != s.rank && segment < s.segments; segment++) {
-            uint32_t now =
-                turn[prs_schedule_segment_flag(&s, prs_schedule_slot(&s, u.block, s.rank), u.pair / s.band, segment)];
+        for (uint32_t segment = 0; u.block != s.place.rank && segment < s.segments; segment++) {
+            uint32_t now = turn[prs_schedule_segment_flag(&s, prs_schedule_slot(&s, u.block, s.place.rank),
+                                                          u.pair / s.band, segment)];
             cr_assert_gt(now, segment == 0 ? 0 : before, "unit %u: segments come in order", i);
             cr_assert(segment != 0 || now + s.segments > before, "unit %u needs copy %u, an earlier one %u", i, now,
                       before);
@@ -325,7 +327,7 @@ ParameterizedTest(struct row *row, schedule, copies_come_in_the_order_in_which_u
             units++;
         }
     }
-    cr_assert_eq(units, (s.world - 1) * s.pairs * s.columns * s.segments);
+    cr_assert_eq(units, (s.place.world - 1) * s.pairs * s.columns * s.segments);
     free(turn);
 }
 

@@ -16,7 +16,7 @@ static uint32_t nodes = 1;
 static struct prs_fused_plan_info choose(enum prs_fused_op op, uint32_t m, uint32_t n, uint32_t k,
                                          const struct prs_fused_tuning *wanted)
 {
-    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = nodes, .locals = 4 / nodes}};
+    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = nodes, .local_ranks = 4 / nodes}};
     struct prs_fused_shape shape = {op, m, n, k, 0};
     struct prs_fused_plan_info info;
     struct prs_fused_tuning read;
@@ -76,7 +76,7 @@ Test(tuning, numbers_out_of_range_are_brought_down)
 
 Test(tuning, a_path_that_does_not_exist_is_refused)
 {
-    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}};
+    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}};
     struct prs_fused_shape shape = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1024, 0};
     struct prs_fused_tuning wanted = {.path = PRS_PATH_UNFUSED + 1};
     struct prs_fused_plan_info info;
@@ -134,7 +134,7 @@ static const struct measured_ways {
 static double lost(const struct measured_ways *w, int i)
 {
     struct prs_fused ctx = {.config = {.world = w->world},
-                            .place = {.world = w->world, .nodes = 1, .locals = w->world}};
+                            .place = {.world = w->world, .nodes = 1, .local_ranks = w->world}};
     struct prs_fused_shape shape = {w->op, MEASURED_ROWS[i], w->n, w->k, 0};
     struct prs_fused_plan_info info;
     memset(&info, 0, sizeof(info));
@@ -166,12 +166,12 @@ Test(tuning, the_fused_kernel_is_taken_from_4096_rows_on)
 
 Test(tuning, a_demanded_fused_path_is_refused_when_it_cannot_run)
 {
-    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}};
+    struct prs_fused ctx = {.config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}};
     struct prs_fused_shape shape = {PRS_FUSED_GEMM, 128, 256, 63, 0}, odd = {PRS_FUSED_ALLREDUCE, 1024, 1028, 64, 0};
     struct prs_fused_tuning wanted = {.path = PRS_PATH_FUSED};
     struct prs_fused_plan_info info;
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, &wanted, false, CLUSTERS, &info), -EINVAL);
-    ctx.place.nodes = 2, ctx.place.locals = 2;
+    ctx.place.nodes = 2, ctx.place.local_ranks = 2;
     cr_assert_eq(prs_tuning_choose(&ctx, &odd, &wanted, false, CLUSTERS, &info), -EINVAL);
 }
 
@@ -183,7 +183,7 @@ Test(tuning, the_last_line_of_the_file_that_fits_wins)
                            other = {PRS_FUSED_ALLREDUCE, 4096, 4096, 1032, 0};
     struct prs_fused_tuning first = {.band = 1}, second = {.band = 2, .spread = 33}, third = {.band = 4};
     struct prs_fused_plan_info info;
-    struct prs_place here = {.world = 4, .nodes = 1, .locals = 4};
+    struct prs_place here = {.world = 4, .nodes = 1, .local_ranks = 4};
     cr_assert(fd >= 0);
     close(fd);
     setenv("PERSEUS_FUSED_TUNING", path, 1);
@@ -241,7 +241,7 @@ Test(tuning, between_nodes_what_cannot_run_fused_says_why_and_the_rest_is_fused)
 Test(tuning, copy_engines_move_the_blocks_where_they_can)
 {
     struct prs_fused ctx = {
-        .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .locals = 4}, .shared_device = true};
+        .config = {.world = 4}, .place = {.world = 4, .nodes = 1, .local_ranks = 4}, .shared_device = true};
     struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, 8192, 2048, 8192, 0};
     struct prs_fused_tuning pushed = {.push_ctas = 40}, unknown = {.mover = PRS_MOVED_BY_CTAS + 1},
                             demanded = {.mover = PRS_MOVED_BY_COPY_ENGINES};
@@ -296,7 +296,7 @@ Test(tuning, an_allgathers_blocks_go_as_was_measured_fastest)
     for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         const struct gather *r = &rows[i];
         struct prs_fused ctx = {.config = {.world = r->gpus},
-                                .place = {.world = r->gpus, .nodes = 1, .locals = r->gpus}};
+                                .place = {.world = r->gpus, .nodes = 1, .local_ranks = r->gpus}};
         struct prs_fused_shape shape = {PRS_FUSED_ALLGATHER, r->m, r->n, r->k, 0};
         struct prs_fused_plan_info info = {.predicted_us = 0};
         const struct prs_fused_tuning *t = &info.tuning;

@@ -38,7 +38,8 @@ struct model {
 
 static struct rank *neighbour(struct rank *me, uint32_t p)
 {
-    return &me->model->ranks[me->s.node * me->s.locals + (me->s.local + p) % me->s.locals];
+    return &me->model->ranks[me->s.place.node * me->s.place.local_ranks +
+                             (me->s.place.local_rank + p) % me->s.place.local_ranks];
 }
 
 /* What a rank has: of the product, or its rows of A. */
@@ -64,11 +65,12 @@ static bool meet(struct rank *me)
 {
     const struct prs_schedule *s = &me->s;
     uint32_t count = ++me->meetings;
-    for (uint32_t p = 1; p < s->locals; p++)
-        watch_raise(&neighbour(me, p)->flags[prs_schedule_after(s->local, (s->local + p) % s->locals, s->locals)],
+    for (uint32_t p = 1; p < s->place.local_ranks; p++)
+        watch_raise(&neighbour(me, p)->flags[prs_index_after(
+                        s->place.local_rank, (s->place.local_rank + p) % s->place.local_ranks, s->place.local_ranks)],
                     count);
-    for (uint32_t slot = 0; slot + 1 < s->locals; slot++)
-        if (!watch_wait(&me->model->watch, &me->flags[slot], count, "arrival", s->rank, slot,
+    for (uint32_t slot = 0; slot + 1 < s->place.local_ranks; slot++)
+        if (!watch_wait(&me->model->watch, &me->flags[slot], count, "arrival", s->place.rank, slot,
                         (uint32_t)(neighbour(me, slot + 1) - me->model->ranks)))
             return false;
     watch_dawdle(&me->random);
@@ -78,13 +80,13 @@ static bool meet(struct rank *me)
 static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
 {
     struct model *m = me->model;
-    for (uint32_t i = 0; i + 1 < me->s.nodes; i++) {
+    for (uint32_t i = 0; i + 1 < me->s.place.nodes; i++) {
         struct prs_exchange_part p = prs_exchange_with(&me->s, x, i);
         struct rank *to = &m->ranks[p.peer];
         /* MUTANT(model unfused) the credit of the launch before: s/epoch/epoch - 1/ */
         /* MUTANT(model unfused) sums and rows wait for credit: s/(x/(0 && x/ */
         if (x->credit &&
-            !watch_wait(&m->watch, &me->signals[p.credit], me->epoch, "credit", me->s.rank, p.credit, p.peer))
+            !watch_wait(&m->watch, &me->signals[p.credit], me->epoch, "credit", me->s.place.rank, p.credit, p.peer))
             return false;
         if (p.bytes != 0)
             nic_post(&me->nic, &(struct nic_command){.from = word_at(of_result ? me->result : me->staging, p.from),
@@ -96,11 +98,11 @@ static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
         nic_post(&me->nic, &(struct nic_command){
                                .to = &to->signals[p.signal], .value = me->epoch + 1, .peer = p.peer, .group = x->word});
     }
-    for (uint32_t i = 0; i + 1 < me->s.nodes; i++) {
+    for (uint32_t i = 0; i + 1 < me->s.place.nodes; i++) {
         struct prs_exchange_part p = prs_exchange_with(&me->s, x, i);
         /* MUTANT(model unfused) what crosses is awaited: s/+ 1// */
         if (!watch_wait(&m->watch, &me->signals[p.awaited], me->epoch + 1, of_result ? "share" : "sums or rows",
-                        me->s.rank, p.awaited, p.peer))
+                        me->s.place.rank, p.awaited, p.peer))
             return false;
     }
     watch_dawdle(&me->random);
@@ -110,7 +112,7 @@ static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
 static bool finish(struct rank *me)
 {
     struct prs_exchange nothing = {.word = PRS_EXCHANGE_BACK};
-    for (uint32_t i = 0; me->s.op != PRS_FUSED_ALLREDUCE && i + 1 < me->s.nodes; i++) {
+    for (uint32_t i = 0; me->s.op != PRS_FUSED_ALLREDUCE && i + 1 < me->s.place.nodes; i++) {
         struct prs_exchange_part p = prs_exchange_with(&me->s, &nothing, i);
         nic_post(&me->nic, &(struct nic_command){.to = &me->model->ranks[p.peer].signals[p.signal],
                                                  .value = me->epoch + 1,
@@ -132,12 +134,12 @@ static void add_share(struct rank *me, uint32_t rank, uint64_t to, uint32_t copi
     uint64_t first = prs_share_first(share, rank) * 2, slot = prs_exchange_slot_bytes(share);
     for (uint64_t at = 0; at < prs_share_count(share, rank) * 2; at += 4) {
         uint32_t sum = 0;
-        for (uint32_t p = 0; p < me->s.locals; p++)
+        for (uint32_t p = 0; p < me->s.place.local_ranks; p++)
             sum += *word_at(neighbour(me, p)->staging, first + at);
-        for (uint32_t i = 0; rank == me->s.rank && i + 1 < me->s.nodes; i++)
-            sum += *word_at(me->staging, prs_exchange_received(share, me->s.nodes, 0) + i * slot + at);
+        for (uint32_t i = 0; rank == me->s.place.rank && i + 1 < me->s.place.nodes; i++)
+            sum += *word_at(me->staging, prs_exchange_received(share, me->s.place.nodes, 0) + i * slot + at);
         for (uint32_t p = 0; p < copies; p++)
-            *word_at(rank == me->s.rank ? neighbour(me, p)->result : me->staging, to + at) = sum;
+            *word_at(rank == me->s.place.rank ? neighbour(me, p)->result : me->staging, to + at) = sum;
         watch_dawdle(&me->random);
     }
 }
@@ -148,10 +150,10 @@ static bool spread(struct rank *me, const struct prs_exchange *x, bool of_result
     const struct prs_schedule *s = &me->s;
     if (!cross(me, x, of_result))
         return false;
-    for (uint32_t i = 1; i < s->nodes; i++) {
-        uint32_t block = (s->node + i) % s->nodes * s->locals + s->local;
+    for (uint32_t i = 1; i < s->place.nodes; i++) {
+        uint32_t block = (s->place.node + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank;
         uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
-        for (uint32_t p = 1; p < s->locals; p++)
+        for (uint32_t p = 1; p < s->place.local_ranks; p++)
             model_copy(me, (of_result ? neighbour(me, p)->result : neighbour(me, p)->staging) + first,
                        (of_result ? me->result : me->staging) + first, bytes);
     }
@@ -163,10 +165,10 @@ static bool gather(struct rank *me)
 {
     struct model *m = me->model;
     struct prs_exchange x = {.share = m->share, .word = PRS_EXCHANGE_THERE, .credit = 1};
-    for (uint32_t p = 0; p < me->s.locals; p++) {
-        for (uint64_t i = 0; i < prs_share_count(&m->share, me->s.rank) / 2; i++)
-            *word_at(neighbour(me, p)->staging, prs_share_first(&m->share, me->s.rank) * 2 + i * 4) =
-                value(me->epoch, me->s.rank, i);
+    for (uint32_t p = 0; p < me->s.place.local_ranks; p++) {
+        for (uint64_t i = 0; i < prs_share_count(&m->share, me->s.place.rank) / 2; i++)
+            *word_at(neighbour(me, p)->staging, prs_share_first(&m->share, me->s.place.rank) * 2 + i * 4) =
+                value(me->epoch, me->s.place.rank, i);
         watch_dawdle(&me->random);
     }
     /* MUTANT(model unfused) the product waits for the neighbours' rows: s/|| !meet(me)// */
@@ -177,7 +179,7 @@ static bool gather(struct rank *me)
             uint32_t seen = *word_at(me->staging, prs_share_first(&m->share, r) * 2 + i * 4);
             watch_dawdle(&me->random);
             if (seen != value(me->epoch, r, i)) {
-                watch_fail(&m->watch, "row", me->s.rank, (uint32_t)i, r, value(me->epoch, r, i), seen);
+                watch_fail(&m->watch, "row", me->s.place.rank, (uint32_t)i, r, value(me->epoch, r, i), seen);
                 return false;
             }
         }
@@ -193,21 +195,22 @@ static bool reduce(struct rank *me)
     bool all = s->op == PRS_FUSED_ALLREDUCE;
     struct prs_exchange sums = {.share = *share,
                                 .source = prs_exchange_sent(share, 0),
-                                .target = prs_exchange_received(share, s->nodes, 0),
+                                .target = prs_exchange_received(share, s->place.nodes, 0),
                                 .slot_bytes = prs_exchange_slot_bytes(share),
                                 .word = PRS_EXCHANGE_THERE,
                                 .credit = !all};
     struct prs_exchange rows = {.share = *share, .word = PRS_EXCHANGE_BACK};
     for (uint64_t i = 0; i < share->all / 2; i++)
-        *word_at(me->staging, i * 4) = value(me->epoch, s->rank, i);
+        *word_at(me->staging, i * 4) = value(me->epoch, s->place.rank, i);
     /* MUTANT(model unfused) sums are added up when all are there: delete */
     if (!meet(me))
         return false;
-    for (uint32_t i = 0; i + 1 < s->nodes; i++)
-        add_share(me, (s->node + 1 + i) % s->nodes * s->locals + s->local, prs_exchange_sent(share, i), 1);
+    for (uint32_t i = 0; i + 1 < s->place.nodes; i++)
+        add_share(me, (s->place.node + 1 + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank,
+                  prs_exchange_sent(share, i), 1);
     if (!cross(me, &sums, false))
         return false;
-    add_share(me, s->rank, prs_share_first(share, s->rank) * 2, all ? s->locals : 1);
+    add_share(me, s->place.rank, prs_share_first(share, s->place.rank) * 2, all ? s->place.local_ranks : 1);
     return all ? spread(me, &rows, true) : true;
 }
 
@@ -216,14 +219,15 @@ static bool check_result(struct rank *me, uint32_t epoch)
 {
     const struct prs_share *share = &me->model->share;
     bool all = me->s.op == PRS_FUSED_ALLREDUCE;
-    uint64_t first = all ? 0 : prs_share_first(share, me->s.rank) / 2;
-    uint64_t count = (all ? share->all : prs_share_count(share, me->s.rank)) / 2;
+    uint64_t first = all ? 0 : prs_share_first(share, me->s.place.rank) / 2;
+    uint64_t count = (all ? share->all : prs_share_count(share, me->s.place.rank)) / 2;
     for (uint64_t i = first; i < first + count; i++) {
         uint32_t want = 0, seen = *word_at(me->result, i * 4);
         for (uint32_t r = 0; r < WORLD; r++)
             want += value(epoch, r, i);
         if (seen != want) {
-            watch_fail(&me->model->watch, "sum", me->s.rank, (uint32_t)i, (uint32_t)(i * 2 / share->each), want, seen);
+            watch_fail(&me->model->watch, "sum", me->s.place.rank, (uint32_t)i, (uint32_t)(i * 2 / share->each), want,
+                       seen);
             return false;
         }
         *word_at(me->result, i * 4) = POISON;
@@ -237,8 +241,8 @@ static void *run_rank(void *arg)
     struct model *m = me->model;
     bool gathers = me->s.op == PRS_FUSED_ALLGATHER;
     for (uint32_t i = 1; i <= m->epochs; i++)
-        if ((me->s.node + 1 == me->s.nodes && watch_leaves(&m->watch, i)) || !(gathers ? gather(me) : reduce(me)) ||
-            !finish(me) || (!gathers && !check_result(me, me->epoch - 1)))
+        if ((me->s.place.node + 1 == me->s.place.nodes && watch_leaves(&m->watch, i)) ||
+            !(gathers ? gather(me) : reduce(me)) || !finish(me) || (!gathers && !check_result(me, me->epoch - 1)))
             break;
     return NULL;
 }

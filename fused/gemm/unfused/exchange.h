@@ -36,7 +36,7 @@ PRS_SHARED uint64_t prs_share_count(const struct prs_share *s, uint32_t rank)
 }
 
 /* Sums need slots behind the product: this node's sums for each counterpart, then
- * those of each for the own share. to, from: prs_schedule_after() of its node. */
+ * those of each for the own share. to, from: prs_index_after() of its node. */
 PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_share *s)
 {
     return (s->each * 2 + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
@@ -60,11 +60,11 @@ enum prs_exchange_words {
     PRS_EXCHANGE_WORDS
 };
 
-/* from: prs_schedule_after() of the counterpart's node. */
+/* from: prs_index_after() of the counterpart's node. */
 PRS_SHARED uint32_t prs_exchange_word(const struct prs_schedule *s, uint32_t kind, uint32_t from)
 {
-    /* MUTANT(model unfused) shares and credit have words of their own: s/(s->nodes - 1)/0/ */
-    return kind * (s->nodes - 1) + from;
+    /* MUTANT(model unfused) shares and credit have words of their own: s/(s->place.nodes - 1)/0/ */
+    return kind * (s->place.nodes - 1) + from;
 }
 
 /* With slots: from slot i at `source` the share of counterpart i, into the own slot at `target` there. Without: the own
@@ -90,17 +90,18 @@ struct prs_exchange_part {
 PRS_SHARED struct prs_exchange_part prs_exchange_with(const struct prs_schedule *s, const struct prs_exchange *x,
                                                       uint32_t i)
 {
-    uint32_t node = (s->node + 1 + i) % s->nodes, mine = prs_schedule_after(s->node, node, s->nodes);
+    uint32_t node = (s->place.node + 1 + i) % s->place.nodes,
+             mine = prs_index_after(s->place.node, node, s->place.nodes);
     struct prs_exchange_part p;
-    p.peer = node * s->locals + s->local;
+    p.peer = prs_place_rank(&s->place, node, s->place.local_rank);
     /* MUTANT(model unfused) a signal names its sender: s/mine/i/ */
     p.signal = prs_exchange_word(s, x->word, mine);
     p.awaited = prs_exchange_word(s, x->word, i);
     p.credit = prs_exchange_word(s, PRS_EXCHANGE_BACK, i);
     /* MUTANT(model unfused) sums are as long as the receiver's share: s/x->slot_bytes != 0 ? p.peer :// */
-    p.bytes = prs_share_count(&x->share, x->slot_bytes != 0 ? p.peer : s->rank) * 2;
+    p.bytes = prs_share_count(&x->share, x->slot_bytes != 0 ? p.peer : s->place.rank) * 2;
     /* MUTANT(model unfused) a slot here is that of its receiver: s/? i/? mine/ */
-    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_share_first(&x->share, s->rank) * 2);
+    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_share_first(&x->share, s->place.rank) * 2);
     /* MUTANT(model unfused) each sender has a slot of its own there: s#*#/ 2 *# */
     p.to = x->slot_bytes != 0 ? x->target + mine * x->slot_bytes : p.from;
     return p;

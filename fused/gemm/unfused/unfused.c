@@ -11,25 +11,25 @@
 static struct prs_share share_of(const struct prs_fused_plan *p)
 {
     const struct prs_fused_shape *s = &p->shape;
-    return prs_share_of((uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.world,
+    return prs_share_of((uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.place.world,
                         s->op == PRS_FUSED_ALLREDUCE);
 }
 
 static uint64_t staging_bytes(const struct prs_fused_plan *p)
 {
     struct prs_share share = share_of(p);
-    uint32_t far = p->args.schedule.nodes - 1;
+    uint32_t far = p->args.schedule.place.nodes - 1;
     if (far == 0 || p->shape.op == PRS_FUSED_ALLGATHER)
         return share.all * 2;
-    return prs_exchange_received(&share, p->args.schedule.nodes, far);
+    return prs_exchange_received(&share, p->args.schedule.place.nodes, far);
 }
 
 int prs_unfused_open(struct prs_fused_plan *p)
 {
     struct prs_kernel_args *a = &p->args;
-    bool far = a->schedule.nodes > 1;
+    bool far = a->schedule.place.nodes > 1;
     int r = prs_lt_open(&p->shape, &p->lt);
-    if (a->schedule.world == 1)
+    if (a->schedule.place.world == 1)
         return r;
     if (r == 0 && prs_unfused_prepare() != 0)
         r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
@@ -43,7 +43,7 @@ int prs_unfused_open(struct prs_fused_plan *p)
     if (r != 0)
         return r;
     p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
-    for (uint32_t peer = 0; peer < a->schedule.locals; peer++) {
+    for (uint32_t peer = 0; peer < a->schedule.place.local_ranks; peer++) {
         a->staging[peer] = p->staging->at[peer];
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
     }
@@ -79,10 +79,10 @@ static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_
 {
     const struct prs_schedule *s = &p->args.schedule;
     int r = launched(prs_unfused_cross(&p->args, x, stream), "an exchange between nodes");
-    for (uint32_t i = 1; i < s->nodes && r == 0; i++) {
-        uint32_t block = (s->node + i) % s->nodes * s->locals + s->local;
+    for (uint32_t i = 1; i < s->place.nodes && r == 0; i++) {
+        uint32_t block = (s->place.node + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank;
         uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
-        r = copy(at[0] + first, bytes, at + 1, first, s->locals - 1, stream);
+        r = copy(at[0] + first, bytes, at + 1, first, s->place.local_ranks - 1, stream);
     }
     return r;
 }
@@ -95,9 +95,9 @@ static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_CHUNK,
                              .credit = 1};
-    uint64_t first = prs_share_first(&x.share, s->rank) * 2, bytes = prs_share_count(&x.share, s->rank) * 2;
-    int r = copy(a, bytes, p->args.staging, first, s->locals, stream);
-    if (r == 0 && s->nodes > 1)
+    uint64_t first = prs_share_first(&x.share, s->place.rank) * 2, bytes = prs_share_count(&x.share, s->place.rank) * 2;
+    int r = copy(a, bytes, p->args.staging, first, s->place.local_ranks, stream);
+    if (r == 0 && s->place.nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
     return r != 0 ? r : launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
 }
@@ -108,16 +108,16 @@ static int add_share(struct prs_fused_plan *p, const struct prs_share *share, ui
                      uint32_t copies, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    uint32_t far = s->nodes - 1;
+    uint32_t far = s->place.nodes - 1;
     struct prs_unfused_sum sum = {.elements = prs_share_count(share, rank),
-                                  .near_count = s->locals,
+                                  .near_count = s->place.local_ranks,
                                   .copies = copies,
                                   .far_step = prs_exchange_slot_bytes(share)};
-    for (uint32_t i = 0; i < s->locals; i++)
-        sum.near[i] = p->args.staging[(i + 1) % s->locals] + prs_share_first(share, rank) * 2;
-    if (rank == s->rank && far != 0) {
+    for (uint32_t i = 0; i < s->place.local_ranks; i++)
+        sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_share_first(share, rank) * 2;
+    if (rank == s->place.rank && far != 0) {
         sum.far_count = far;
-        sum.far = p->args.staging[0] + prs_exchange_received(share, s->nodes, 0);
+        sum.far = p->args.staging[0] + prs_exchange_received(share, s->place.nodes, 0);
     }
     memcpy(sum.to, to, copies * sizeof(*to));
     return launched(prs_unfused_add(&sum, stream), "a sum over ranks");
@@ -129,16 +129,17 @@ static int cross_sums(struct prs_fused_plan *p, const struct prs_share *share, c
     const struct prs_schedule *s = &p->args.schedule;
     struct prs_exchange x = {.share = *share,
                              .source = prs_exchange_sent(share, 0),
-                             .target = prs_exchange_received(share, s->nodes, 0),
+                             .target = prs_exchange_received(share, s->place.nodes, 0),
                              .slot_bytes = prs_exchange_slot_bytes(share),
                              .window = p->args.far.staging_window,
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_PARTIAL,
                              .credit = p->shape.op == PRS_FUSED_REDUCE_SCATTER};
     int r = 0;
-    for (uint32_t i = 0; i + 1 < s->nodes && r == 0; i++) {
+    for (uint32_t i = 0; i + 1 < s->place.nodes && r == 0; i++) {
         uint8_t *to = p->args.staging[0] + prs_exchange_sent(share, i);
-        r = add_share(p, share, (s->node + 1 + i) % s->nodes * s->locals + s->local, &to, 1, stream);
+        r = add_share(p, share, (s->place.node + 1 + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank,
+                      &to, 1, stream);
     }
     return r != 0 ? r : launched(prs_unfused_cross(&p->args, &x, stream), "an exchange between nodes");
 }
@@ -159,23 +160,23 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
             return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p) must lie in prs_fused_alloc() memory", c);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
-        for (copies = 0; copies < s->locals; copies++) {
+        for (copies = 0; copies < s->place.local_ranks; copies++) {
             at[copies] = home->at[copies] + x.source;
-            to[copies] = at[copies] + prs_share_first(&share, s->rank) * 2;
+            to[copies] = at[copies] + prs_share_first(&share, s->place.rank) * 2;
         }
     }
-    if (s->nodes > 1)
+    if (s->place.nodes > 1)
         r = cross_sums(p, &share, stream);
     if (r == 0)
-        r = add_share(p, &share, s->rank, to, copies, stream);
-    return r != 0 || home == NULL || s->nodes == 1 ? r : spread(p, &x, at, stream);
+        r = add_share(p, &share, s->place.rank, to, copies, stream);
+    return r != 0 || home == NULL || s->place.nodes == 1 ? r : spread(p, &x, at, stream);
 }
 
 int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
 {
     bool gathers = p->shape.op == PRS_FUSED_ALLGATHER;
     int r = 0;
-    if (p->args.schedule.world == 1)
+    if (p->args.schedule.place.world == 1)
         return prs_lt_run(p->lt, a, b, c, stream);
     if (gathers)
         r = gather(p, a, stream);
@@ -188,7 +189,7 @@ int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, v
     if (r != 0)
         return r;
     /* Nobody overwrites what another still reads, and an all-reduce has arrived everywhere. */
-    if (p->args.schedule.nodes == 1)
+    if (p->args.schedule.place.nodes == 1)
         return launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
     return launched(prs_unfused_finish(&p->args, p->shape.op != PRS_FUSED_ALLREDUCE, stream), "the end of a launch");
 }

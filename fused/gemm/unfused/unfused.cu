@@ -15,12 +15,13 @@ PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = threadIdx.x, count = *(volatile uint32_t *)&args.sync.words->meetings + 1;
-    if (slot + 1 < s->locals) {
-        uint32_t from = (s->local + 1 + slot) % s->locals, p = slot + 1;
+    if (slot + 1 < s->place.local_ranks) {
+        uint32_t from = (s->place.local_rank + 1 + slot) % s->place.local_ranks, p = slot + 1;
         /* R4: earlier kernels of this stream are complete. Pairs with A1 in the other rank's wait_flag(). */
-        store_release_sys(args.flags[p] + prs_schedule_after(s->local, from, s->locals), count);
+        store_release_sys(args.flags[p] + prs_index_after(s->place.local_rank, from, s->place.local_ranks), count);
         /* MUTANT(emulator nodes/unfused_allreduce_is_right) the node's ranks meet: s/wait_flag/if (0) wait_flag/ */
-        wait_flag(&args.sync, args.flags[0] + slot, count, PRS_AWAIT_PEERS, s->node * s->locals + from, slot);
+        wait_flag(&args.sync, args.flags[0] + slot, count, PRS_AWAIT_PEERS,
+                  prs_place_rank(&s->place, s->place.node, from), slot);
     }
     __syncwarp();
     if (slot == 0)
@@ -33,7 +34,7 @@ static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
     __syncwarp();
     /* A neighbour gave up at an earlier meeting, and came to this one: G1. Between nodes finish() looks, when this rank
      * has waited for its counterparts, which it then names. */
-    if (threadIdx.x == 0 && args.schedule.nodes == 1 && alarmed(&args.sync))
+    if (threadIdx.x == 0 && args.schedule.place.nodes == 1 && alarmed(&args.sync))
         record_alarm(&args.sync);
 }
 
@@ -86,7 +87,7 @@ static __global__ void cross(const __grid_constant__ struct exchange_args a)
     const struct prs_schedule *s = &a.args.schedule;
     const struct prs_sync *sync = &a.args.sync;
     uint32_t epoch = launch_epoch(sync);
-    for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
+    for (uint32_t i = threadIdx.x; i + 1 < s->place.nodes; i += 32) {
         struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
         /* MUTANT(emulator nodes/unfused_allgather_is_right)
          * credit before another node's memory is written again (rows): s/a.x.credit/0/ */
@@ -98,7 +99,7 @@ static __global__ void cross(const __grid_constant__ struct exchange_args a)
             put_far(a.args, p.peer, a.x.window, p.from, p.to, p.bytes, a.x.word);
         signal_far(a.args, p.peer, p.signal, epoch, a.x.word);
     }
-    for (uint32_t i = threadIdx.x; i + 1 < s->nodes; i += 32) {
+    for (uint32_t i = threadIdx.x; i + 1 < s->place.nodes; i += 32) {
         struct prs_exchange_part p = prs_exchange_with(s, &a.x, i);
         /* MUTANT(emulator nodes/unfused_allreduce_is_right) wait for what crosses, results:
          * s/wait_flag/if (0) wait_flag/ */
@@ -121,7 +122,7 @@ static __global__ void finish(const __grid_constant__ struct finish_args a)
     uint32_t epoch = launch_epoch(&a.args.sync);
     struct prs_exchange nothing = {};
     nothing.word = PRS_EXCHANGE_BACK;
-    for (uint32_t i = threadIdx.x; a.credit && i + 1 < s->nodes; i += 32) {
+    for (uint32_t i = threadIdx.x; a.credit && i + 1 < s->place.nodes; i += 32) {
         struct prs_exchange_part p = prs_exchange_with(s, &nothing, i);
         signal_far(a.args, p.peer, p.signal, epoch, PRS_EXCHANGE_BACK);
     }
