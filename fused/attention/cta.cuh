@@ -4,7 +4,7 @@
 #define PERSEUS_FUSED_ATTENTION_CTA_CUH
 
 #include "fused/attention/layout.h"
-#include "fused/core/cta.cuh"
+#include "fused/core/sync.cuh"
 
 /* OVERLAP, bits: 1: the scores of a block are computed under the softmax of the block before; 2: the warpgroups take
  * turns, one at the tensor cores while another is at its softmax; 4: probabilities are relative to an earlier maximum

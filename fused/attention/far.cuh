@@ -5,7 +5,7 @@
 #define PERSEUS_FUSED_ATTENTION_FAR_CUH
 
 #include "fused/attention/cta.cuh"
-#include "fused/gemm/far.cuh"
+#include "fused/core/far.cuh"
 
 /* Bytes from the beginning of staging memory. */
 PRS_DEVICE uint64_t staging_place(const struct prs_attention_args &args, uint32_t stage, uint32_t row)

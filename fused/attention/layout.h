@@ -3,8 +3,11 @@
 #ifndef PERSEUS_FUSED_ATTENTION_LAYOUT_H
 #define PERSEUS_FUSED_ATTENTION_LAYOUT_H
 
+#include <cuda.h>
+
 #include "fused/attention/schedule.h"
-#include "fused/gemm/layout.h"
+#include "fused/core/far.h"
+#include "fused/core/sync.h"
 
 enum {
     PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger leaves no room beside two stages of 176 keys */

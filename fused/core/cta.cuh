@@ -3,24 +3,11 @@
 #ifndef PERSEUS_FUSED_CTA_CUH
 #define PERSEUS_FUSED_CTA_CUH
 
-#include "fused/gemm/layout.h"
 #include "fused/core/ptx.cuh"
 #include "fused/core/sync.cuh"
+#include "fused/core/tile.h"
 
 enum { CONSUMER_WARPS = 8, PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224 };
-
-/* Compile-time shape of one kernel. */
-template <int OP, int B_N_MAJOR, bool FAR = false> struct engine {
-    static constexpr int op = OP;
-    static constexpr int b_n_major = B_N_MAJOR;
-    static constexpr bool gathers = OP == PRS_FUSED_ALLGATHER;
-    static constexpr bool reduces = OP == PRS_FUSED_REDUCE_SCATTER || OP == PRS_FUSED_ALLREDUCE;
-    static constexpr bool broadcasts = OP == PRS_FUSED_ALLREDUCE;
-    static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
-    static constexpr int slabs = gathers ? 1 : 2; /* store buffers per warpgroup */
-    static constexpr int cluster = 2;             /* CTAs that multicast to each other */
-    static constexpr bool epochs = OP != PRS_FUSED_GEMM;
-};
 
 struct cta_memory {
     uint8_t *base;

@@ -5,13 +5,26 @@
  * slabs, raises flags once they have landed warp 3          push_blocks or await_broadcast (all-gather, all-reduce)
  *   warps 4..11     multiply_tiles two consumer warpgroups, 64 rows each
  * Consumers never wait for another GPU, except through the stage ring and the store buffers. */
-#ifndef PERSEUS_FUSED_ENGINE_CUH
-#define PERSEUS_FUSED_ENGINE_CUH
+#ifndef PERSEUS_FUSED_GEMM_ENGINE_CUH
+#define PERSEUS_FUSED_GEMM_ENGINE_CUH
 
 #include "fused/gemm/load.cuh"
-#include "fused/core/multiply.cuh"
+#include "fused/gemm/multiply.cuh"
 #include "fused/gemm/push.cuh"
 #include "fused/gemm/store.cuh"
+
+/* Compile-time shape of one kernel. */
+template <int OP, int B_N_MAJOR, bool FAR = false> struct engine {
+    static constexpr int op = OP;
+    static constexpr int b_n_major = B_N_MAJOR;
+    static constexpr bool gathers = OP == PRS_FUSED_ALLGATHER;
+    static constexpr bool reduces = OP == PRS_FUSED_REDUCE_SCATTER || OP == PRS_FUSED_ALLREDUCE;
+    static constexpr bool broadcasts = OP == PRS_FUSED_ALLREDUCE;
+    static constexpr bool far = FAR; /* several nodes: a kernel of its own, so that one node pays nothing for it */
+    static constexpr int slabs = gathers ? 1 : 2; /* store buffers per warpgroup */
+    static constexpr int cluster = 2;             /* CTAs that multicast to each other */
+    static constexpr bool epochs = OP != PRS_FUSED_GEMM;
+};
 
 template <class E>
 PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)

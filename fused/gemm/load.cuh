@@ -3,7 +3,7 @@
 #ifndef PERSEUS_FUSED_LOAD_CUH
 #define PERSEUS_FUSED_LOAD_CUH
 
-#include "fused/gemm/far.cuh"
+#include "fused/gemm/relay.cuh"
 
 /* All-gather: how many strips from `strip` on have arrived, at least 1. All lanes look at once, so that a row that is
  * complete costs one look per 32 strips. Returns a large number when waiting was given up. */

@@ -3,7 +3,7 @@
 #ifndef PERSEUS_FUSED_PUSH_CUH
 #define PERSEUS_FUSED_PUSH_CUH
 
-#include "fused/gemm/far.cuh"
+#include "fused/gemm/relay.cuh"
 
 /* A chunk of the own block, or of a counterpart's, which is forwarded. */
 struct pushed_chunk {

@@ -17,14 +17,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "fused/core/geometry.h"
+#include "fused/core/tile.h"
 
 enum {
-    PRS_TILE_M = 128,   /* rows of one CTA: two consumer warpgroups of 64 */
-    PRS_TILE_N = 256,   /* the widest wgmma: fewest shared-memory bytes per product */
-    PRS_TILE_K = 64,    /* 128 bytes of bf16: one swizzle row */
     PRS_PAIR_M = 256,   /* rows of one cluster */
-    PRS_RASTER = 8,     /* 8 x 8 units at a time read least from the L2 cache */
     PRS_PUSH_ROWS = 64, /* all-gather: one pushed chunk is 64 rows x 64 columns, 8 KB */
     PRS_STRIP_STEPS = 4 /* all-gather: K steps that share one arrival counter */
 };
@@ -70,21 +66,12 @@ PRS_SHARED uint32_t prs_schedule_band_pairs(const struct prs_schedule *s, uint32
     return band + 1 < s->bands ? s->band : s->pairs - band * s->band;
 }
 
-/* Unit `at` of a raster of `rows` rows of units: rows run fastest, so that the clusters that work at the same time
- * share columns of B and rows of A in the L2 cache. Every column starts one row later, so that no cluster keeps meeting
- * the same row. */
-PRS_SHARED uint32_t prs_schedule_raster(uint32_t rows, uint32_t at, uint32_t *column)
-{
-    *column = at / rows;
-    return (at + *column) % rows;
-}
-
 /* The own block, which needs no message, in rasters of PRS_RASTER rows. */
 PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t size = PRS_RASTER * s->columns, first = at / size * PRS_RASTER, rows = s->pairs - first;
     u->block = s->place.rank;
-    u->pair = first + prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
+    u->pair = first + prs_tile_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
 }
 
 /* All-gather by copy engine, on a single node: every rank sends all of its block to the rank after it first, then to
@@ -96,14 +83,14 @@ PRS_SHARED void prs_schedule_gather_copied(const struct prs_schedule *s, uint32_
     u->block = prs_place_after(&s->place, s->place.world - 1 - at / block);
     at %= block;
     band = at / size;
-    u->pair = band * s->band + prs_schedule_raster(prs_schedule_band_pairs(s, band), at - band * size, &u->column);
+    u->pair = band * s->band + prs_tile_raster(prs_schedule_band_pairs(s, band), at - band * size, &u->column);
 }
 
 /* Position `at` of `blocks` blocks that are worked through together, band by band: the block's number and the rest. */
 PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t blocks, uint32_t at, struct prs_unit *u)
 {
     uint32_t size = blocks * s->band * s->columns, band = at / size, tall = prs_schedule_band_pairs(s, band);
-    uint32_t row = prs_schedule_raster(blocks * tall, at - band * size, &u->column);
+    uint32_t row = prs_tile_raster(blocks * tall, at - band * size, &u->column);
     u->pair = band * s->band + row % tall;
     return row / tall;
 }
@@ -184,7 +171,7 @@ PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cur
         c->first += row * s->columns;
         c->round++;
     }
-    row = prs_schedule_raster(row, at - c->first, &u->column);
+    row = prs_tile_raster(row, at - c->first, &u->column);
     if (row < own) {
         u->block = s->place.rank;
         u->pair = (c->round - own_delay) * s->band + row;

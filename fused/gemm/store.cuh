@@ -4,7 +4,7 @@
 #ifndef PERSEUS_FUSED_STORE_CUH
 #define PERSEUS_FUSED_STORE_CUH
 
-#include "fused/gemm/far.cuh"
+#include "fused/gemm/relay.cuh"
 
 /* Where the rank of this node that adds up the sums of a block keeps those of this rank. */
 template <class E> PRS_DEVICE uint32_t partial_slot(const struct prs_schedule *s, uint32_t block)

@@ -9,7 +9,8 @@
 
 #include <perseus/device.h>
 
-#include "fused/gemm/layout.h"
+#include "fused/core/sync.h"
+#include "fused/core/tile.h"
 #include "fused/moe/route.h"
 
 enum { PRS_ROUTE_THREADS = 256 };

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "fused/gemm/schedule.h"
+#include "fused/core/tile.h"
 
 enum {
     PRS_ROUTE_MAX_EXPERTS = 1024,   /* over all ranks */
@@ -339,7 +339,7 @@ PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_moe_e
     first = at / (PRS_RASTER * r->columns) * PRS_RASTER;
     rows = blocks - first;
     block = begin + first +
-            prs_schedule_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % (PRS_RASTER * r->columns), &u->column);
+            prs_tile_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % (PRS_RASTER * r->columns), &u->column);
     left = e->rows - block * PRS_TILE_M;
     u->expert = c->expert;
     u->block = e->first_row / PRS_TILE_M + block;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels of the unfused path: meetings of a node's ranks, copies and sums over mapped memory, exchanges between nodes.
  */
-#include "fused/gemm/far.cuh"
+#include "fused/gemm/relay.cuh"
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
 #include "fused/gemm/unfused/unfused.h"

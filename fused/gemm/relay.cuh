@@ -1,31 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Puts and signals to the counterparts on other nodes, and what is spread inside this node when theirs have come. */
-#ifndef PERSEUS_FUSED_FAR_CUH
-#define PERSEUS_FUSED_FAR_CUH
+/* What crosses between nodes: sums, rows of A and of the result, each put by the CTA that completes it; and rows of the
+ * result that came, which are spread inside this node. */
+#ifndef PERSEUS_FUSED_RELAY_CUH
+#define PERSEUS_FUSED_RELAY_CUH
 
 #include "fused/core/cta.cuh"
-#include "fused/core/network.cuh"
-
-template <class Args>
-PRS_DEVICE void put_far(const Args &args, uint32_t peer, uint32_t window, uint64_t from, uint64_t to, uint64_t bytes,
-                        uint32_t group)
-{
-    struct prs_device_put put = {from, to, bytes, peer, window, window, group % PRS_CMD_GROUPS};
-    network_put(&args.sync, &args.far.device, put);
-}
-
-template <class Args>
-PRS_DEVICE void signal_far(const Args &args, uint32_t peer, uint32_t word, uint32_t epoch, uint32_t group)
-{
-    struct prs_device_signal signal = {word * 8ull, epoch, peer, args.far.signal_window, group % PRS_CMD_GROUPS, 0, 0};
-    network_signal(&args.sync, &args.far.device, signal);
-}
-
-/* The low half of a signal word: epochs have 32 bits. */
-template <class Args> PRS_DEVICE const uint32_t *far_flag(const Args &args, uint32_t word)
-{
-    return (const uint32_t *)(args.far.signals + word);
-}
+#include "fused/core/far.cuh"
+#include "fused/gemm/layout.h"
 
 /* One more of `whole` has come in this launch: true for the last. A counter gains exactly `whole` in each. */
 PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint32_t counter, uint32_t whole)

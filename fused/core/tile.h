@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tile product that the GEMM and MoE share: sizes, and the shared memory of its CTA. */
+#ifndef PERSEUS_FUSED_TILE_H
+#define PERSEUS_FUSED_TILE_H
+
+#include <assert.h>
+
+#include "fused/core/geometry.h"
+
+enum {
+    PRS_TILE_M = 128, /* rows of one CTA: two consumer warpgroups of 64 */
+    PRS_TILE_N = 256, /* the widest wgmma: fewest shared-memory bytes per product */
+    PRS_TILE_K = 64,  /* 128 bytes of bf16: one swizzle row */
+    PRS_RASTER = 8,   /* units 8 x 8 at a time read least from the L2 cache */
+    PRS_THREADS = 384 /* producer warpgroup, then two consumer warpgroups */
+};
+
+enum {
+    PRS_STAGES = 4,      /* 48 KB each; fewer cost ~2 % at large K, more leave no room for C */
+    PRS_STAGE_A = 16384, /* bytes: 128 rows x 64 columns */
+    PRS_STAGE_B = 32768, /* bytes: 64 x 256 */
+    PRS_STAGE = PRS_STAGE_A + PRS_STAGE_B,
+    PRS_SLAB = 8192,        /* bytes: 64 rows x 64 columns of C, what one bulk store moves */
+    PRS_SLABS_PER_TILE = 4, /* per warpgroup: 256 columns */
+    PRS_PUSH_SLOTS = 2,     /* buffers of the warps that send rows */
+    PRS_PUSH_BYTES = 8192
+};
+
+/* Offsets in dynamic shared memory. The store buffers and the push buffers share 32 KB: a kernel that pushes rows has
+ * one slab per warpgroup and two push buffers, the others have two slabs per warpgroup. */
+enum {
+    PRS_SMEM_A = 0,
+    PRS_SMEM_B = PRS_SMEM_A + PRS_STAGES * PRS_STAGE_A,
+    PRS_SMEM_C = PRS_SMEM_B + PRS_STAGES * PRS_STAGE_B,
+    PRS_SMEM_PUSH = PRS_SMEM_C + 2 * PRS_SLAB,
+    PRS_SMEM_BARRIERS = PRS_SMEM_C + 4 * PRS_SLAB,
+    PRS_SMEM_BYTES = PRS_SMEM_BARRIERS + 256
+};
+
+static_assert(PRS_SMEM_BYTES <= 232448, "a Hopper CTA has 227 KB of shared memory");
+static_assert(PRS_PUSH_SLOTS * PRS_PUSH_BYTES == 2 * PRS_SLAB, "push buffers take the place of the second slabs");
+
+/* Unit `at` of a raster of `rows` rows of units: rows run fastest, so that the clusters that work at the same time
+ * share columns of B and rows of A in the L2 cache. Every column starts one row later, so that no cluster keeps meeting
+ * the same row. */
+PRS_SHARED uint32_t prs_tile_raster(uint32_t rows, uint32_t at, uint32_t *column)
+{
+    *column = at / rows;
+    return (at + *column) % rows;
+}
+
+#endif

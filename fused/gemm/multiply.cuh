@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Warps 4 to 11: the units of the list, one after the other, with the sums of other ranks that are added here. */
+#ifndef PERSEUS_FUSED_GEMM_MULTIPLY_CUH
+#define PERSEUS_FUSED_GEMM_MULTIPLY_CUH
+
+#include "fused/core/multiply.cuh"
+#include "fused/gemm/layout.h"
+
+/* d += the other ranks' partial sums, in slot order. */
+template <class E>
+PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t slots)
+{
+    uint32_t mine = half * PRS_SLAB + (threadIdx.x % 128) * 16;
+    uint32_t a_base = smem_address(m.base) + PRS_SMEM_A + mine, b_base = smem_address(m.base) + PRS_SMEM_B + mine;
+    for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
+        uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
+#pragma unroll
+        for (int quarter = 0; quarter < 4; quarter++) {
+            mbarrier_wait(&m.full[r->stage], r->phase);
+#pragma unroll
+            for (int i = 0; i < PRS_PARTIALS_PER_STAGE; i++) {
+                uint32_t from = i == 0 ? a_base + r->stage * PRS_STAGE_A
+                                       : b_base + r->stage * PRS_STAGE_B + (i - 1) * PRS_PARTIAL_QUARTER;
+                if (i < (int)count) {
+#pragma unroll
+                    for (int v = 0; v < 4; v++) {
+                        uint4 x = load_shared_v4(from + v * 2048);
+                        float *to = &d[quarter * 32 + v * 8];
+                        to[0] += bf16_low(x.x), to[1] += bf16_high(x.x);
+                        to[2] += bf16_low(x.y), to[3] += bf16_high(x.y);
+                        to[4] += bf16_low(x.z), to[5] += bf16_high(x.z);
+                        to[6] += bf16_low(x.w), to[7] += bf16_high(x.w);
+                    }
+                }
+            }
+            /* MUTANT(emulator reduce_scatter_is_right) all lanes have read before one releases: delete */
+            __syncwarp(); /* all lanes have read before one releases */
+            release_stage<E>(m, r->stage);
+            ring_next(r);
+        }
+    }
+}
+
+template <class E>
+PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
+                               const struct cta_place &at)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t half = threadIdx.x / 128 - 1;
+    struct slab_ring slabs = {0};
+    struct left_over<E> left;
+    struct ring r = {0, 0};
+    struct prs_cursor cursor = {0, 0};
+    float d[128];
+    left.next = left_over<E>::count;
+    for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
+        bool partial = false;
+        multiply_tile<E>(d, m, &r, half, s->k_steps, &left, &slabs);
+        if (E::reduces) {
+            struct prs_unit u;
+            prs_schedule_unit(s, &cursor, unit, &u);
+            partial = u.block != s->place.rank;
+            if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
+                /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
+                /* MUTANT(emulator nodes/reduce_scatter_is_right_with_long_k)
+                 * rest handed over before a relayed tile's sums are awaited: delete */
+                /* MUTANT(emulator epochs_run_into_each_other) rest handed over before partial sums are awaited:
+                 * delete */
+                hand_over_rest<E>(&left, m, half, &slabs);
+                add_partials<E>(d, m, &r, half, prs_schedule_sources(s, u.block));
+            }
+        }
+        hand_over_tile<E>(d, m, half, &slabs, partial, &left);
+    }
+    hand_over_rest<E>(&left, m, half, &slabs);
+}
+
+#endif
