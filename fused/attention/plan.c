@@ -8,7 +8,7 @@
 #include "fused/attention/deal.h"
 #include "fused/attention/kernels.h"
 #include "fused/attention/tuning.h"
-#include "fused/core/symmetric.h"
+#include "fused/core/plan.h"
 #include "fused/core/tensor_map.h"
 #include "transport/util/error.h"
 
@@ -17,17 +17,21 @@ static const double LOG2_E = 1.4426950408889634;
 enum { BF16_BYTES = 2, SWIZZLE_COLUMNS = 64, WARPGROUP_ROWS = 64 };
 
 struct prs_attention_plan {
-    struct prs_fused *ctx;
+    struct prs_plan base;
     struct prs_attention_shape shape;
     struct prs_attention_info info;
     struct prs_attention_kernel kernel;
     struct prs_attention_args args; /* all but what each launch brings */
-    uint8_t *deal;                  /* who does what, and what parts of tasks leave */
+    const void *k, *v;              /* of the launch that is being enqueued */
+    uint8_t *deal;                  /* which CTA does what, and memory for the parts of tasks */
     struct prs_symmetric *staging;  /* keys and values of the other ranks; NULL with one rank */
     struct prs_symmetric *flags;    /* arrival counters, credits, finished groups */
-    struct prs_symmetric *signals;  /* words that other nodes signal to; NULL on a single node */
-    struct prs_copy_stream copies;  /* where copy engines move keys and values */
 };
+
+static struct prs_attention_plan *self(struct prs_plan *p)
+{
+    return (struct prs_attention_plan *)p;
+}
 
 /* Strides of a tensor with so many heads. */
 static struct prs_attention_strides strides_of(const struct prs_attention_plan *p, uint32_t heads)
@@ -132,7 +136,7 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     a->parts = (const struct prs_attention_part *)(p->deal + at_parts);
     a->parts_done = (uint32_t *)(p->deal + at_counters);
     a->starts = (const uint32_t *)(p->deal + at_starts);
-    p->info.workspace_bytes += all;
+    p->base.workspace_bytes += all;
     return r;
 }
 
@@ -147,38 +151,33 @@ static int open_deal(struct prs_attention_plan *p)
     return r;
 }
 
-static int open_workspace(struct prs_attention_plan *p)
+static int open_workspace(struct prs_plan *base)
 {
+    struct prs_attention_plan *p = self(base);
     struct prs_attention_args *a = &p->args;
     const struct prs_attention_schedule *s = &a->schedule;
     uint32_t arrivals, credits;
-    size_t words;
     int r;
     if (s->place.world == 1)
         return 0;
     arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
     credits = prs_attention_credit(s, s->place.local_ranks, 0);
-    words = (size_t)arrivals + credits + 2 * s->groups + 1;
-    r = prs_symmetric_open(p->ctx, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_DATA, &p->staging);
-    if (r == 0)
-        r = prs_symmetric_open(p->ctx, words * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
-    if (r != 0)
+    r = prs_plan_memory(base, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_DATA, &p->staging);
+    if (!r)
+        r = prs_plan_flags(base, (size_t)arrivals + credits + 2 * s->groups, &p->flags);
+    if (r)
         return r;
-    p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
         a->staging[peer] = p->staging->at[peer];
         a->arrivals[peer] = (uint32_t *)p->flags->at[peer];
         a->credits[peer] = a->arrivals[peer] + arrivals;
     }
     a->finished = a->credits[0] + credits;
-    r = prs_sync_share(p->ctx, p->flags, &a->sync);
-    if (r == 0 && s->place.nodes > 1) {
-        r = prs_symmetric_open_signals(p->ctx, p->staging, prs_attention_far_words(s), &a->far, &p->signals);
-        p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
-    }
-    if (r == 0 && a->planes != 0)
-        r = prs_copy_stream_open(&p->copies);
-    return r == 0 ? encode_received(p) : r;
+    if (s->place.nodes > 1)
+        r = prs_plan_signals(base, p->staging, prs_attention_far_words(s), &a->far);
+    if (!r && a->planes != 0)
+        r = prs_copy_stream_open(&base->copies);
+    return r ? r : encode_received(p);
 }
 
 /* Half of what is free on the fullest GPU, the same on all ranks. Collective, also for one that failed with r. */
@@ -206,21 +205,21 @@ static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
     struct prs_attention_schedule *s = &p->args.schedule;
     int r;
     if (t->block_rows == 0 && t->overlap == 0)
-        t->overlap = prs_attention_tuning_overlap(&p->shape, &p->ctx->place);
+        t->overlap = prs_attention_tuning_overlap(&p->shape, &p->base.ctx->place);
     if (t->block_rows == 0)
-        t->block_rows = prs_attention_tuning_block(&p->shape, &p->ctx->place);
+        t->block_rows = prs_attention_tuning_block(&p->shape, &p->base.ctx->place);
     p->kernel = (struct prs_attention_kernel){.head_dim = p->shape.head_dim,
                                               .block_rows = t->block_rows,
                                               .overlap = t->overlap,
-                                              .far = p->ctx->place.nodes > 1};
+                                              .far = p->base.ctx->place.nodes > 1};
     r = prs_attention_kernel_find(&p->kernel);
     if (r != 0)
         return prs_fail(-EINVAL, "attention: no kernel for head_dim %u with %u keys a step and overlap %u on %u nodes",
-                        p->shape.head_dim, t->block_rows, t->overlap, p->ctx->place.nodes);
+                        p->shape.head_dim, t->block_rows, t->overlap, p->base.ctx->place.nodes);
     r = prs_attention_kernel_prepare(&p->kernel, ctas);
     if (r != 0)
         return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
-                        p->ctx->config.device);
+                        p->base.ctx->config.device);
     t->block_rows = s->block_rows = p->kernel.block_rows;
     t->overlap = p->kernel.overlap;
     s->tile_rows = p->kernel.tile_rows;
@@ -232,16 +231,16 @@ static int choose(struct prs_attention_plan *p)
     struct prs_attention_tuning *t = &p->info.tuning;
     uint64_t limit;
     uint32_t ctas;
-    int r = default_limit(p->ctx, choose_kernel(p, &ctas), &limit);
+    int r = default_limit(p->base.ctx, choose_kernel(p, &ctas), &limit);
     if (r == 0 && t->mover == PRS_MOVED_BY_COPY_ENGINES)
-        r = prs_context_check_copies(p->ctx);
+        r = prs_context_check_copies(p->base.ctx);
     if (r != 0)
         return r;
     if (t->workspace_limit == 0)
         t->workspace_limit = limit;
-    if (p->ctx->shared_device)
+    if (p->base.ctx->shared_device)
         t->mover = PRS_MOVED_BY_CTAS;
-    return prs_attention_tuning_choose(&p->shape, &p->ctx->place, ctas, &p->info, &p->args.schedule);
+    return prs_attention_tuning_choose(&p->shape, &p->base.ctx->place, ctas, &p->info, &p->args.schedule);
 }
 
 static void fill_args(struct prs_attention_plan *p)
@@ -258,59 +257,66 @@ static void fill_args(struct prs_attention_plan *p)
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
 
-static int open_plan(struct prs_attention_plan *p)
+static int open_own(struct prs_plan *base)
 {
+    struct prs_attention_plan *p = self(base);
     int r = choose(p);
-    if (r != 0)
+    if (r)
         return r;
     fill_args(p);
-    r = prs_sync_open(p->ctx, &p->args.sync);
-    p->info.workspace_bytes = sizeof(*p->args.sync.words);
-    return r != 0 ? r : open_deal(p);
+    return open_deal(p);
+}
+
+static void close_deal(struct prs_plan *base)
+{
+    (void)cudaFree(self(base)->deal);
+}
+
+static int launch_kernel(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_attention_plan *p = self(base);
+    return prs_attention_kernel_launch(&p->kernel, &p->args, p->info.tuning.ctas, stream);
+}
+
+static int begin_copies(struct prs_plan *base, cudaStream_t stream)
+{
+    return prs_attention_kernel_begin_copies(&self(base)->args, stream);
+}
+
+static int enqueue_copies(struct prs_plan *base)
+{
+    struct prs_attention_plan *p = self(base);
+    return prs_attention_copies_enqueue(&base->copies, &p->args, p->k, p->v);
 }
 
 int prs_attention_plan_open(struct prs_fused *ctx, const struct prs_attention_shape *shape,
                             const struct prs_attention_tuning *tuning, struct prs_attention_plan **out)
 {
+    static const struct prs_plan_steps steps = {"ring attention", open_own,     open_workspace, close_deal,
+                                                launch_kernel,    begin_copies, enqueue_copies};
     struct prs_attention_plan *p;
-    int before, r = prs_attention_tuning_check(shape, ctx->config.world);
-    if (r == 0)
-        r = prs_context_begin_plan(ctx, _Alignof(struct prs_attention_plan), sizeof(*p), (void **)&p, &before);
-    if (r != 0)
+    int r = prs_attention_tuning_check(shape, ctx->config.world);
+    if (r)
         return r;
-    p->ctx = ctx;
+    p = prs_plan_new(ctx, &steps, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->base.sync = &p->args.sync;
     p->shape = *shape;
-    if (tuning != NULL)
+    if (tuning)
         p->info.tuning = *tuning;
-    r = prs_context_agree(ctx, open_plan(p)); /* others wait in open_workspace() */
-    if (r == 0)
-        r = prs_context_agree(ctx, open_workspace(p));
-    if (r == 0)
-        *out = p;
-    else
-        prs_attention_plan_close(p);
-    prs_context_leave(before);
-    return r;
+    return prs_plan_open(&p->base, (void **)out);
 }
 
 void prs_attention_plan_close(struct prs_attention_plan *p)
 {
-    int before;
-    if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
-        return;
-    prs_copy_stream_close(&p->copies);
-    prs_symmetric_close(p->ctx, p->signals);
-    prs_symmetric_close(p->ctx, p->flags);
-    prs_symmetric_close(p->ctx, p->staging);
-    (void)cudaFree(p->deal);
-    prs_sync_close(&p->args.sync);
-    free(p);
-    prs_context_leave(before);
+    prs_plan_close(p ? &p->base : NULL);
 }
 
 void prs_attention_plan_query(const struct prs_attention_plan *p, struct prs_attention_info *info)
 {
     *info = p->info;
+    info->workspace_bytes = p->base.workspace_bytes;
 }
 
 static int encode_inputs(struct prs_attention_plan *p, const void *q, const void *k, const void *v)
@@ -332,58 +338,24 @@ static int encode_inputs(struct prs_attention_plan *p, const void *q, const void
     return r;
 }
 
-/* One launch, and what copies need beside its arguments. */
-struct attention_launch {
-    const struct prs_attention_plan *plan;
-    const void *k, *v;
-};
-
-static int launch_kernel(void *launch, cudaStream_t stream)
-{
-    const struct prs_attention_plan *p = ((struct attention_launch *)launch)->plan;
-    int r = prs_attention_kernel_launch(&p->kernel, &p->args, p->info.tuning.ctas, stream);
-    return r == 0 ? 0 : prs_fail(r, "attention: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
-}
-
-static int launch_copies(void *launch, struct prs_copy_stream *c)
-{
-    const struct attention_launch *l = launch;
-    return prs_attention_copies_enqueue(c, &l->plan->args, l->k, l->v);
-}
-
-static int launch(struct prs_attention_plan *p, const void *q, const void *k, const void *v, cudaStream_t stream)
-{
-    static const struct prs_copied_launch does = {launch_kernel, launch_copies};
-    struct attention_launch one = {p, k, v};
-    int r = encode_inputs(p, q, k, v);
-    if (r == 0 && p->args.planes == 0)
-        return launch_kernel(&one, stream);
-    if (r == 0) {
-        r = prs_attention_kernel_begin_copies(&p->args, stream);
-        if (r != 0)
-            r = prs_fail(r, "attention: CUDA refused the launch: %s", cudaGetErrorString(cudaGetLastError()));
-    }
-    return r != 0 ? r : prs_copy_stream_launch(&p->copies, stream, &does, &one);
-}
-
 int prs_ring_attention(struct prs_attention_plan *p, const void *q, const void *k, const void *v, void *out, float *lse,
                        struct CUstream_st *stream)
 {
     int before, r;
-    if (q == NULL || k == NULL || v == NULL || out == NULL)
+    if (!q || !k || !v || !out)
         return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must not be NULL", q, k, v, out);
     if (((uintptr_t)q | (uintptr_t)k | (uintptr_t)v | (uintptr_t)out) % 16 != 0 || (uintptr_t)lse % 4 != 0)
         return prs_fail(-EINVAL, "attention: q %p, k %p, v %p, out %p: must be 16-byte aligned, lse %p 4-byte", q, k, v,
                         out, (void *)lse);
-    r = prs_sync_check(p->ctx);
-    if (r != 0)
-        return r;
-    r = prs_context_enter(p->ctx, &before);
-    if (r != 0)
+    r = prs_plan_enter(&p->base, &before);
+    if (r)
         return r;
     p->args.out = out;
     p->args.lse = lse;
-    r = launch(p, q, k, v, stream);
+    p->k = k, p->v = v;
+    r = encode_inputs(p, q, k, v);
+    if (!r)
+        r = prs_plan_launch(&p->base, stream);
     prs_context_leave(before);
     return r;
 }

@@ -32,20 +32,6 @@ void prs_context_leave(int before)
     (void)cudaSetDevice(before);
 }
 
-int prs_context_begin_plan(struct prs_fused *ctx, size_t alignment, size_t bytes, void **plan, int *before)
-{
-    int r = prs_context_enter(ctx, before);
-    if (r != 0)
-        return r;
-    *plan = aligned_alloc(alignment, bytes);
-    if (*plan == NULL) {
-        prs_context_leave(*before);
-        return prs_fail(-ENOMEM, "fused: no memory for a plan");
-    }
-    memset(*plan, 0, bytes);
-    return 0;
-}
-
 int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes)
 {
     int r;

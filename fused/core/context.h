@@ -48,10 +48,6 @@ int prs_context_agree(struct prs_fused *ctx, int r);
 int prs_context_enter(struct prs_fused *ctx, int *before);
 void prs_context_leave(int before);
 
-/* Enters, and gives the memory of a plan: zeroed, and aligned for the tensor maps in it, which is more than malloc
- * gives. The plan's close frees it. 0, -ENOMEM or -EIO; then the context is left again. */
-int prs_context_begin_plan(struct prs_fused *ctx, size_t alignment, size_t bytes, void **plan, int *before);
-
 /* Positive CUDA error -> logged, -EIO (or -ENOMEM). */
 int prs_cuda_check(cudaError_t e, const char *what);
 

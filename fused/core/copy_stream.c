@@ -28,24 +28,16 @@ void prs_copy_stream_close(struct prs_copy_stream *c)
     *c = (struct prs_copy_stream){.stream = NULL};
 }
 
-/* A call of the host takes some 3 us and the kernel has own data to begin with, so it goes first; but where a launch
- * returns only when the kernel has ended (CUDA_LAUNCH_BLOCKING=1), no rank would then ever enqueue what the others'
- * kernels wait for. */
-int prs_copy_stream_launch(struct prs_copy_stream *c, cudaStream_t stream, const struct prs_copied_launch *does,
-                           void *launch)
+int prs_copy_stream_fork(struct prs_copy_stream *c, cudaStream_t stream)
 {
     int r = prs_cuda_check(cudaEventRecord(c->forked, stream), "cudaEventRecord");
-    if (r == 0)
-        r = prs_cuda_check(cudaStreamWaitEvent(c->stream, c->forked, 0), "cudaStreamWaitEvent");
-    if (r == 0 && c->go_first)
-        r = does->copies(launch, c);
-    if (r == 0)
-        r = does->kernel(launch, stream);
-    if (r == 0 && !c->go_first)
-        r = does->copies(launch, c);
-    if (r == 0)
-        r = prs_cuda_check(cudaEventRecord(c->done, c->stream), "cudaEventRecord");
-    return r != 0 ? r : prs_cuda_check(cudaStreamWaitEvent(stream, c->done, 0), "cudaStreamWaitEvent");
+    return r ? r : prs_cuda_check(cudaStreamWaitEvent(c->stream, c->forked, 0), "cudaStreamWaitEvent");
+}
+
+int prs_copy_stream_join(struct prs_copy_stream *c, cudaStream_t stream)
+{
+    int r = prs_cuda_check(cudaEventRecord(c->done, c->stream), "cudaEventRecord");
+    return r ? r : prs_cuda_check(cudaStreamWaitEvent(stream, c->done, 0), "cudaStreamWaitEvent");
 }
 
 int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, const void *from, size_t pitch, size_t bytes, size_t rows)

@@ -20,17 +20,10 @@ struct prs_copy_stream {
 int prs_copy_stream_open(struct prs_copy_stream *c);
 void prs_copy_stream_close(struct prs_copy_stream *c);
 
-/* What a launch enqueues; `launch` is its own. 0 or an error, which ends the launch: the kernels of all ranks that wait
- * for its copies then give up. */
-struct prs_copied_launch {
-    int (*kernel)(void *launch, cudaStream_t stream);
-    int (*copies)(void *launch, struct prs_copy_stream *c);
-};
-
-/* The kernel on `stream`, and beside it the copies, which wait for what `stream` had been given before; it goes on when
- * both are done, so that what was copied may change. 0, -EIO or what the two return. */
-int prs_copy_stream_launch(struct prs_copy_stream *c, cudaStream_t stream, const struct prs_copied_launch *does,
-                           void *launch);
+/* The copies wait for what `stream` was given before. 0 or -EIO. */
+int prs_copy_stream_fork(struct prs_copy_stream *c, cudaStream_t stream);
+/* `stream` waits for the copies, so that what was copied may change after. 0 or -EIO. */
+int prs_copy_stream_join(struct prs_copy_stream *c, cudaStream_t stream);
 
 /* `rows` rows of `bytes` bytes, `pitch` bytes from one to the next on either side. 0 or -EIO. */
 int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, const void *from, size_t pitch, size_t bytes,

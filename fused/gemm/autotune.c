@@ -40,21 +40,6 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
     return count;
 }
 
-static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void *a, const void *b, void *c,
-                  cudaStream_t stream)
-{
-    switch (op) {
-    case PRS_FUSED_REDUCE_SCATTER:
-        return prs_gemm_reduce_scatter(plan, a, b, c, stream);
-    case PRS_FUSED_ALLGATHER:
-        return prs_allgather_gemm(plan, a, b, c, stream);
-    case PRS_FUSED_ALLREDUCE:
-        return prs_gemm_allreduce(plan, a, b, c, stream);
-    default:
-        return prs_gemm(plan, a, b, c, stream);
-    }
-}
-
 /* Milliseconds per launch of the slowest rank. */
 static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *shape,
                           const struct prs_fused_tuning *tuning, const void *a, const void *b, void *c, uint32_t rounds,
@@ -72,7 +57,7 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
         if (i == 1) /* the first launch warms up */
             r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
         if (r == 0)
-            r = launch(plan, shape->op, a, b, c, stream);
+            r = prs_fused_launch(plan, a, b, c, stream);
     }
     if (r == 0)
         r = prs_cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");

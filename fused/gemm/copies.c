@@ -2,36 +2,36 @@
 #include "fused/gemm/copies.h"
 
 /* A piece, then its flag. */
-static int copy_piece(const struct prs_fused_plan *p, struct prs_copy_stream *c, const uint8_t *a,
-                      const struct prs_copy *piece)
+static int copy_piece(struct prs_fused_plan *p, const struct prs_copy *piece)
 {
     const struct prs_kernel_args *args = &p->args;
     const struct prs_schedule *s = &args->schedule;
     uint64_t pitch = (uint64_t)p->shape.k * 2, row = (uint64_t)piece->band * s->band * PRS_PAIR_M;
     uint64_t rows = (uint64_t)s->band * PRS_PAIR_M, width = (uint64_t)prs_schedule_segment_steps(s) * PRS_TILE_K * 2;
     uint64_t begin = piece->segment * width;
+    const uint8_t *from = (const uint8_t *)p->a + row * pitch + begin;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, (s->place.rank + piece->distance) % s->place.world);
     uint8_t *to = args->staging[piece->distance] + ((uint64_t)slot * s->pairs * PRS_PAIR_M + row) * pitch + begin;
     uint32_t *flag = args->flags[piece->distance] + prs_schedule_segment_flag(s, slot, piece->band, piece->segment);
     int r;
     if (begin >= pitch)
-        return 0; /* nothing left: nobody waits for this piece either */
+        return 0; /* an empty piece, for which no rank waits */
     if (row + rows > s->block_rows)
         rows = s->block_rows - row;
     if (begin + width > pitch)
         width = pitch - begin;
-    r = prs_copy_stream_rows(c, to, a + row * pitch + begin, pitch, width, rows);
-    return r != 0 ? r : prs_copy_stream_word(c, flag, &args->sync.words->copying);
+    r = prs_copy_stream_rows(&p->base.copies, to, from, pitch, width, rows);
+    return r ? r : prs_copy_stream_word(&p->base.copies, flag, &args->sync.words->copying);
 }
 
-int prs_copies_enqueue(const struct prs_fused_plan *p, struct prs_copy_stream *c, const void *a)
+int prs_copies_enqueue(struct prs_fused_plan *p)
 {
     const struct prs_schedule *s = &p->args.schedule;
     int r = 0;
-    for (uint32_t at = 0; at < prs_schedule_copies(s) && r == 0; at++) {
+    for (uint32_t at = 0; at < prs_schedule_copies(s) && !r; at++) {
         struct prs_copy piece;
         prs_schedule_copy(s, at, &piece);
-        r = copy_piece(p, c, a, &piece);
+        r = copy_piece(p, &piece);
     }
     return r;
 }

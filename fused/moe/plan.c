@@ -7,7 +7,7 @@
 
 #include "fused/core/machine.h"
 #include "fused/core/network.h"
-#include "fused/core/symmetric.h"
+#include "fused/core/plan.h"
 #include "fused/core/tensor_map.h"
 #include "transport/util/error.h"
 
@@ -26,17 +26,17 @@ enum {
 static const double ROUTING_US = 25; /* counts, offsets, maps */
 
 struct prs_moe_plan {
-    struct prs_fused *ctx;
+    struct prs_plan base;
     struct prs_moe_shape shape;
     struct prs_moe_info info;
-    struct prs_moe_args args;      /* all but the caller's pointers and the maps of weights and out */
-    struct prs_symmetric *mail;    /* counts and records, and those for other nodes */
-    struct prs_symmetric *staging; /* other ranks' tokens; NULL when alone */
-    struct prs_symmetric *flags;   /* one a sender of mail, then one a row of staging */
-    struct prs_symmetric *relay;   /* several nodes only: tokens on their way */
-    struct prs_symmetric *signals; /* several nodes only */
-    uint8_t *own;                  /* tables, then the rows of all experts */
+    struct prs_moe_args args; /* all but the caller's pointers and the maps of weights and out */
+    uint8_t *own;             /* tables, then the rows of all experts */
 };
+
+static struct prs_moe_plan *self(struct prs_plan *p)
+{
+    return (struct prs_moe_plan *)p;
+}
 
 /* ---- choices -------------------------------------------------------------------------------------------------------
  */
@@ -104,12 +104,10 @@ static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_sh
     return near >= PRS_TILE_M && far / rails > 0.7 * product ? 2 : 1;
 }
 
-static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
+static void choose(struct prs_moe_plan *p)
 {
     struct prs_moe_tuning *t = &p->info.tuning;
     uint32_t tiles = prs_ceil_div(p->shape.columns, PRS_TILE_N);
-    if (wanted != NULL)
-        *t = *wanted;
     if (t->cluster != 1 && t->cluster != 2)
         t->cluster = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
     if (t->route_ctas == 0) {
@@ -117,18 +115,20 @@ static void choose(struct prs_moe_plan *p, const struct prs_moe_tuning *wanted)
         t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
     }
     choose_group(&p->shape, t);
-    t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->ctx, &p->shape), p->ctx->place.nodes == 1 ? 1 : 2);
+    t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->base.ctx, &p->shape),
+                        p->base.ctx->place.nodes == 1 ? 1 : 2);
     if (t->spread == 0) /* rows are wanted early, but all at once they are in the product's way */
         t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
-    t->route_ctas = at_most(t->route_ctas, p->ctx->sms < MAX_ROUTE_CTAS ? p->ctx->sms : MAX_ROUTE_CTAS);
-    p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->ctx, &p->shape);
+    t->route_ctas = at_most(t->route_ctas, p->base.ctx->sms < MAX_ROUTE_CTAS ? p->base.ctx->sms : MAX_ROUTE_CTAS);
+    p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->base.ctx, &p->shape);
 }
 
 /* And how far apart rows are sent. */
 static void predict(struct prs_moe_plan *p)
 {
     const struct prs_moe_shape *s = &p->shape;
-    double world = p->ctx->config.world, rows = (double)s->tokens * s->top_k, local = s->experts / world, misses = 1;
+    double world = p->base.ctx->config.world, rows = (double)s->tokens * s->top_k, local = s->experts / world,
+           misses = 1;
     double blocks = rows / PRS_TILE_M + local / 2, compute, weights, link;
     for (uint32_t i = 0; i < s->top_k; i++)
         misses *= 1 - 1 / world;
@@ -148,7 +148,7 @@ static void predict(struct prs_moe_plan *p)
 static void init_route(struct prs_moe_plan *p)
 {
     struct prs_route *r = &p->args.route;
-    r->place = p->ctx->place;
+    r->place = p->base.ctx->place;
     r->experts = p->shape.experts, r->experts_per_rank = p->shape.experts / r->place.world;
     r->choices = p->shape.top_k, r->tokens = p->shape.tokens;
     r->blocks = p->info.capacity / PRS_TILE_M;
@@ -193,7 +193,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
     return used;
 }
 
-static int open_own(struct prs_moe_plan *p)
+static int open_tables(struct prs_moe_plan *p)
 {
     struct prs_moe_args *a = &p->args;
     uint64_t bytes = lay_out(a, NULL);
@@ -208,57 +208,60 @@ static int open_own(struct prs_moe_plan *p)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
     t.base = a->row_bytes;
     t.box_rows = PRS_TILE_M / p->info.tuning.cluster;
-    p->info.workspace_bytes += bytes;
+    p->base.workspace_bytes += bytes;
     return r != 0 ? r : prs_tensor_map_encode(&t, &a->rows);
 }
 
-static int open_far(struct prs_moe_plan *p)
+/* Between nodes: tokens on their way, and signal words. */
+static int open_far(struct prs_moe_plan *p, const struct prs_symmetric *mail)
 {
     struct prs_moe_far *far = &p->args.far;
     const struct prs_route *r = &p->args.route;
     uint64_t words = prs_route_relay_word(r, r->place.nodes, 0);
-    int e = prs_symmetric_open(p->ctx, prs_route_relay_at(r, 2, 1, 0), PRS_SYMMETRIC_DATA, &p->relay);
-    if (e == 0)
-        e = prs_symmetric_open(p->ctx, words * sizeof(*far->signals), PRS_SYMMETRIC_SIGNALS, &p->signals);
-    if (e != 0)
+    struct prs_symmetric *relay, *signals;
+    int e = prs_plan_memory(&p->base, prs_route_relay_at(r, 2, 1, 0), PRS_SYMMETRIC_DATA, &relay);
+    if (!e)
+        e = prs_plan_memory(&p->base, words * sizeof(*far->signals), PRS_SYMMETRIC_SIGNALS, &signals);
+    if (e)
         return e;
-    far->device = p->ctx->network->device;
-    far->signals = (uint64_t *)p->signals->at[0];
-    far->relay = p->relay->at[0];
-    far->mail_window = p->mail->window;
-    far->relay_window = p->relay->window;
-    far->signal_window = p->signals->window;
-    p->info.workspace_bytes += p->relay->bytes + p->signals->bytes;
+    far->device = p->base.ctx->network->device;
+    far->signals = (uint64_t *)signals->at[0];
+    far->relay = relay->at[0];
+    far->mail_window = mail->window;
+    far->relay_window = relay->window;
+    far->signal_window = signals->window;
     return 0;
 }
 
-static int open_shared(struct prs_moe_plan *p)
+/* Mail: counts and records, and those for other nodes. Staging: tokens of other ranks. Flags: one for each sender of
+ * mail, then one for each row of staging. */
+static int open_shared(struct prs_plan *base)
 {
+    struct prs_moe_plan *p = self(base);
     struct prs_moe_args *a = &p->args;
     const struct prs_route *r = &a->route;
     uint64_t rows = r->place.world > 1 ? prs_route_row_flag(r, r->place.world, 0) : 0;
-    int e = prs_symmetric_open(p->ctx, prs_route_mail_bytes(r), PRS_SYMMETRIC_DATA, &p->mail);
-    if (e == 0)
-        e = prs_symmetric_open(p->ctx, (r->place.world + rows + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
-    if (e == 0 && r->place.world > 1)
-        e = prs_symmetric_open(p->ctx, prs_route_staging_at(r, r->place.world, 0), PRS_SYMMETRIC_NODE, &p->staging);
-    if (e != 0)
+    struct prs_symmetric *mail, *flags, *staging = NULL;
+    int e = prs_plan_memory(base, prs_route_mail_bytes(r), PRS_SYMMETRIC_DATA, &mail);
+    if (!e && r->place.world > 1)
+        e = prs_plan_memory(base, prs_route_staging_at(r, r->place.world, 0), PRS_SYMMETRIC_NODE, &staging);
+    if (!e)
+        e = prs_plan_flags(base, r->place.world + rows, &flags);
+    if (e)
         return e;
     for (uint32_t q = 0; q < r->place.local_ranks; q++) {
-        a->mail[q] = p->mail->at[q];
-        a->mail_flags[q] = (uint32_t *)p->flags->at[q];
+        a->mail[q] = mail->at[q];
+        a->mail_flags[q] = (uint32_t *)flags->at[q];
         a->staging_flags[q] = a->mail_flags[q] + r->place.world;
-        a->staging[q] = p->staging == NULL ? NULL : p->staging->at[q];
+        a->staging[q] = staging ? staging->at[q] : NULL;
     }
-    p->info.workspace_bytes += p->mail->bytes + p->flags->bytes + (p->staging == NULL ? 0 : p->staging->bytes);
-    e = prs_sync_share(p->ctx, p->flags, &a->sync);
-    return e == 0 && r->place.nodes > 1 ? open_far(p) : e;
+    return r->place.nodes > 1 ? open_far(p, mail) : 0;
 }
 
 /* ---- plans ---------------------------------------------------------------------------------------------------------
  */
 /* The records of one rank are read by another: both must count the same. */
-static int agree(struct prs_fused *ctx, const struct prs_moe_shape *shape)
+static int agree_on_shape(struct prs_fused *ctx, const struct prs_moe_shape *shape)
 {
     struct prs_moe_shape all[PRS_ROUTE_MAX_WORLD];
     int r = prs_context_allgather(ctx, shape, all, sizeof(*shape));
@@ -270,71 +273,66 @@ static int agree(struct prs_fused *ctx, const struct prs_moe_shape *shape)
     return r;
 }
 
-static int open_plan(struct prs_moe_plan *p, const struct prs_moe_tuning *tuning)
+static int open_own(struct prs_plan *base)
 {
+    struct prs_moe_plan *p = self(base);
     struct prs_moe_tuning *t = &p->info.tuning;
     uint32_t clusters, ctas;
     int r;
-    choose(p, tuning);
+    choose(p);
     init_route(p);
     r = prs_moe_kernels_prepare(&p->args.route, !p->shape.weights_are_n_h, t->cluster, &clusters);
-    if (r != 0)
+    if (r)
         return prs_fail(r, "fused: the MoE kernels do not fit device %d: built for another GPU?",
-                        p->ctx->config.device);
+                        base->ctx->config.device);
     ctas = clusters * t->cluster;
     t->ctas = t->ctas == 0 ? ctas : at_most(t->ctas / t->cluster, clusters) * t->cluster;
     predict(p);
-    r = prs_sync_open(p->ctx, &p->args.sync);
-    p->info.workspace_bytes = sizeof(*p->args.sync.words);
-    if (r == 0)
-        r = open_own(p);
-    /* Only now do ranks wait for each other: one that failed must say so. */
-    r = prs_context_agree(p->ctx, r);
-    return r != 0 ? r : prs_context_agree(p->ctx, open_shared(p));
+    return open_tables(p);
+}
+
+static void close_own(struct prs_plan *base)
+{
+    (void)cudaFree(self(base)->own);
+}
+
+static int launch_kernels(struct prs_plan *base, cudaStream_t stream)
+{
+    struct prs_moe_plan *p = self(base);
+    const struct prs_moe_tuning *t = &p->info.tuning;
+    return prs_moe_kernels_launch(&p->args, !p->shape.weights_are_n_h, t->cluster, t->ctas / t->cluster, stream);
 }
 
 int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, const struct prs_moe_tuning *tuning,
                       struct prs_moe_plan **out)
 {
+    static const struct prs_plan_steps steps = {
+        .name = "MoE", .own = open_own, .shared = open_shared, .close = close_own, .kernel = launch_kernels};
     struct prs_moe_plan *p;
-    int before,
-        r = prs_context_agree(ctx, check_shape(ctx, shape)); /* one rank's mistake must not leave others waiting */
-    if (r == 0)
-        r = agree(ctx, shape);
-    if (r == 0)
-        r = prs_context_begin_plan(ctx, _Alignof(struct prs_moe_plan), sizeof(*p), (void **)&p, &before);
-    if (r != 0)
+    int r = prs_context_agree(ctx, check_shape(ctx, shape)); /* one rank's mistake must not leave others waiting */
+    if (!r)
+        r = agree_on_shape(ctx, shape);
+    if (r)
         return r;
-    p->ctx = ctx;
+    p = prs_plan_new(ctx, &steps, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->base.sync = &p->args.sync;
     p->shape = *shape;
-    r = open_plan(p, tuning);
-    if (r == 0)
-        *out = p;
-    else
-        prs_moe_plan_close(p);
-    prs_context_leave(before);
-    return r;
+    if (tuning)
+        p->info.tuning = *tuning;
+    return prs_plan_open(&p->base, (void **)out);
 }
 
 void prs_moe_plan_close(struct prs_moe_plan *p)
 {
-    int before;
-    if (p == NULL || prs_context_enter(p->ctx, &before) != 0)
-        return;
-    prs_symmetric_close(p->ctx, p->signals);
-    prs_symmetric_close(p->ctx, p->relay);
-    prs_symmetric_close(p->ctx, p->staging);
-    prs_symmetric_close(p->ctx, p->flags);
-    prs_symmetric_close(p->ctx, p->mail);
-    (void)cudaFree(p->own);
-    prs_sync_close(&p->args.sync);
-    free(p);
-    prs_context_leave(before);
+    prs_plan_close(p ? &p->base : NULL);
 }
 
 void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
 {
     *info = p->info;
+    info->workspace_bytes = p->base.workspace_bytes;
 }
 
 /* ---- launches ------------------------------------------------------------------------------------------------------
@@ -369,17 +367,16 @@ static int check_batch(const struct prs_moe_plan *p, const struct prs_moe_batch 
                         b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
     if (dispatches && b->count > p->shape.tokens)
         return prs_fail(-EINVAL, "fused: %u tokens in a MoE plan for at most %u", b->count, p->shape.tokens);
-    return prs_sync_check(p->ctx);
+    return 0;
 }
 
 static int launch(struct prs_moe_plan *p, const struct prs_moe_batch *b, bool dispatches, cudaStream_t stream)
 {
     struct prs_moe_args *a = &p->args;
-    const struct prs_moe_tuning *t = &p->info.tuning;
     int before, r = check_batch(p, b, dispatches);
-    if (r == 0)
-        r = prs_context_enter(p->ctx, &before);
-    if (r != 0)
+    if (!r)
+        r = prs_plan_enter(&p->base, &before);
+    if (r)
         return r;
     a->tokens = b->tokens, a->count = b->count;
     a->chosen = b->chosen, a->weights = b->router_weights;
@@ -387,11 +384,8 @@ static int launch(struct prs_moe_plan *p, const struct prs_moe_batch *b, bool di
     a->expert_map = b->expert_rows;
     a->dispatches = dispatches;
     r = encode(p, b);
-    if (r == 0) {
-        r = prs_moe_kernels_launch(a, !p->shape.weights_are_n_h, t->cluster, t->ctas / t->cluster, stream);
-        if (r != 0)
-            r = prs_fail(r, "fused: CUDA refused the MoE launch: %s", cudaGetErrorString(cudaGetLastError()));
-    }
+    if (!r)
+        r = prs_plan_launch(&p->base, stream);
     prs_context_leave(before);
     return r;
 }

@@ -135,13 +135,8 @@ PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_
  * are 16-byte aligned, and not NULL. -EINVAL for a wrong pointer or a plan of another operation, -EIO when CUDA refuses
  * the launch, -ETIMEDOUT when an earlier launch gave up waiting (then C is not valid, see prs_fused_poll_error()).
  */
-PRS_API int prs_gemm(struct prs_fused_plan *plan, const void *a, const void *b, void *c, struct CUstream_st *stream);
-PRS_API int prs_gemm_reduce_scatter(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
-                                    struct CUstream_st *stream);
-PRS_API int prs_allgather_gemm(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
-                               struct CUstream_st *stream);
-PRS_API int prs_gemm_allreduce(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
-                               struct CUstream_st *stream);
+PRS_API int prs_fused_launch(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
+                             struct CUstream_st *stream);
 
 /**
  * MoE dispatch fused with the experts' product. Rank r owns experts r * E/W ... of E. Each rank has up to `tokens` rows

@@ -211,21 +211,6 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
     pthread_mutex_unlock(&m->lock);
 }
 
-static int launch(struct prs_fused_plan *plan, enum prs_fused_op op, const void *a, const void *b, void *c,
-                  cudaStream_t stream)
-{
-    switch (op) {
-    case PRS_FUSED_REDUCE_SCATTER:
-        return prs_gemm_reduce_scatter(plan, a, b, c, stream);
-    case PRS_FUSED_ALLGATHER:
-        return prs_allgather_gemm(plan, a, b, c, stream);
-    case PRS_FUSED_ALLREDUCE:
-        return prs_gemm_allreduce(plan, a, b, c, stream);
-    default:
-        return prs_gemm(plan, a, b, c, stream);
-    }
-}
-
 /* The launches of one rank. */
 struct launches {
     struct prs_fused_plan *plan;
@@ -238,7 +223,7 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
 {
     int r = 0;
     for (uint32_t e = 0; e < p->epochs && r == 0; e++)
-        r = launch(l->plan, p->shape.op, l->a[e], l->b, l->c[e], l->stream);
+        r = prs_fused_launch(l->plan, l->a[e], l->b, l->c[e], l->stream);
     return r;
 }
 

@@ -273,9 +273,9 @@ Test(opening, no_pointer_of_a_product_may_be_null, .timeout = 60)
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
     cr_assert_eq(cudaMalloc(&x, 128), cudaSuccess);
-    cr_assert_eq(prs_gemm(plan, NULL, x, x, NULL), -EINVAL);
-    cr_assert_eq(prs_gemm(plan, x, NULL, x, NULL), -EINVAL);
-    cr_assert_eq(prs_gemm(plan, x, x, NULL, NULL), -EINVAL);
+    cr_assert_eq(prs_fused_launch(plan, NULL, x, x, NULL), -EINVAL);
+    cr_assert_eq(prs_fused_launch(plan, x, NULL, x, NULL), -EINVAL);
+    cr_assert_eq(prs_fused_launch(plan, x, x, NULL, NULL), -EINVAL);
     prs_fused_plan_close(plan);
     prs_fused_close(ctx);
 }

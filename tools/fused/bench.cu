@@ -32,21 +32,17 @@ struct run {
     struct bench_verdict verdict;
 };
 
-/* ---- the four ways
- * ---------------------------------------------------------------------------------------------------------- */
-static int (*const LAUNCH[])(struct prs_fused_plan *, const void *, const void *, void *, struct CUstream_st *) = {
-    prs_gemm, prs_gemm_reduce_scatter, prs_allgather_gemm, prs_gemm_allreduce};
-
+/* ---- the four ways ---- */
 static void run_own(struct run *r)
 {
-    BENCH_CALL(LAUNCH[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream));
+    BENCH_CALL(prs_fused_launch(r->plan, r->a, r->b, r->c, r->stream));
 }
 
 /* With a rank that dies: launches are refused once an earlier one has given up, which is looked at elsewhere. */
 static void launch_own(void *user)
 {
     struct run *r = (struct run *)user;
-    (void)LAUNCH[r->problem.shape.op](r->plan, r->a, r->b, r->c, r->stream);
+    (void)prs_fused_launch(r->plan, r->a, r->b, r->c, r->stream);
 }
 
 static size_t share_elements(const struct run *r)

@@ -52,10 +52,8 @@ class Perseus(Context):
         return plan
 
     def launch(self, op, plan, a, b, c):
-        call = {"reduce_scatter": self.lib.prs_gemm_reduce_scatter, "allgather": self.lib.prs_allgather_gemm,
-                "allreduce": self.lib.prs_gemm_allreduce}[op]
         pointers = [pointer(t.data_ptr()) for t in (a, b, c)]
-        self.check(call(plan, *pointers, pointer(torch.cuda.current_stream().cuda_stream)), op)
+        self.check(self.lib.prs_fused_launch(plan, *pointers, pointer(torch.cuda.current_stream().cuda_stream)), op)
 
 
 def ways(op, perseus, plan, a, b, c, world, group):

@@ -117,7 +117,7 @@ static int limit(cublasLtMatmulPreference_t preference)
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     size_t workspace = WORKSPACE_BYTES;
-    uint32_t alignment = 16; /* as prs_gemm() and its like ask for */
+    uint32_t alignment = 16; /* as prs_fused_launch() asks for */
     uint32_t parts = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)) !=
             CUBLAS_STATUS_SUCCESS ||

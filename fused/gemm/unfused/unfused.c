@@ -33,27 +33,21 @@ int prs_unfused_open(struct prs_fused_plan *p)
         return r;
     if (r == 0 && prs_unfused_prepare() != 0)
         r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
-                     p->ctx->config.device);
-    r = prs_context_agree(p->ctx, r); /* no rank may be left waiting in what follows, or go another way */
-    if (r != 0)
+                     p->base.ctx->config.device);
+    r = prs_context_agree(p->base.ctx, r); /* no rank may be left waiting in what follows, or take another path */
+    if (!r)
+        r = prs_plan_memory(&p->base, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
+    if (!r)
+        r = prs_plan_flags(&p->base, PRS_MAX_LOCAL_RANKS, &p->flags);
+    if (r)
         return r;
-    r = prs_symmetric_open(p->ctx, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
-    if (r == 0)
-        r = prs_symmetric_open(p->ctx, (PRS_MAX_LOCAL_RANKS + 1) * sizeof(uint32_t), PRS_SYMMETRIC_NODE, &p->flags);
-    if (r != 0)
-        return r;
-    p->info.workspace_bytes += p->staging->bytes + p->flags->bytes;
     for (uint32_t peer = 0; peer < a->schedule.place.local_ranks; peer++) {
         a->staging[peer] = p->staging->at[peer];
         a->flags[peer] = (uint32_t *)p->flags->at[peer];
     }
-    r = prs_sync_share(p->ctx, p->flags, &a->sync);
-    if (r != 0 || !far)
-        return r;
-    r = prs_symmetric_open_signals(p->ctx, p->staging, prs_exchange_word(&a->schedule, PRS_EXCHANGE_WORDS, 0), &a->far,
-                                   &p->signals);
-    p->info.workspace_bytes += r == 0 ? p->signals->bytes : 0;
-    return r;
+    if (!far)
+        return 0;
+    return prs_plan_signals(&p->base, p->staging, prs_exchange_word(&a->schedule, PRS_EXCHANGE_WORDS, 0), &a->far);
 }
 
 /* The kernels' side says only that one was refused. */
@@ -155,7 +149,7 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     uint32_t copies = 1;
     int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
-        home = prs_symmetric_find(p->ctx, c, share.all * 2);
+        home = prs_symmetric_find(p->base.ctx, c, share.all * 2);
         if (home == NULL)
             return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p) must lie in prs_fused_alloc() memory", c);
         x.window = home->window;
