@@ -66,9 +66,9 @@ int prs_attention_copies_enqueue(struct prs_copy_stream *c, const struct prs_att
         for (uint32_t distance = 1; distance < s->place.world && r == 0; distance++) {
             uint32_t *flag = a->arrivals[s->place.world - distance] + prs_attention_copied(s, distance, group);
             r = copy_pairs(c, a, k, distance, PRS_KEYS, pair, end);
-            if (r == 0)
+            if (!r)
                 r = copy_pairs(c, a, v, distance, PRS_VALUES, pair, end);
-            if (r == 0)
+            if (!r)
                 r = prs_copy_stream_word(c, flag, &a->sync.words->copying);
         }
     }

@@ -95,7 +95,7 @@ static int sort_by_owner(const struct dealer *d)
     struct prs_attention_deal *deal = d->deal;
     struct prs_attention_piece *sorted = malloc(deal->pieces_count * sizeof(*sorted));
     uint32_t *next = calloc(d->ctas, sizeof(*next));
-    if (sorted == NULL || next == NULL) {
+    if (!sorted || !next) {
         free(sorted);
         free(next);
         return -ENOMEM;
@@ -154,16 +154,16 @@ int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_at
     deal->parts = malloc(parts * sizeof(*deal->parts));
     d.owner = malloc(((size_t)s->tasks + parts) * sizeof(*d.owner));
     d.load = calloc(ctas, sizeof(*d.load));
-    if (deal->starts == NULL || deal->pieces == NULL || deal->parts == NULL || d.owner == NULL || d.load == NULL)
+    if (!deal->starts || !deal->pieces || !deal->parts || !d.owner || !d.load)
         r = -ENOMEM;
-    if (r == 0) {
+    if (!r) {
         deal->mean = (all_steps(s) + ctas - 1) / ctas;
         deal_best(&d);
         r = sort_by_owner(&d);
     }
     free(d.owner);
     free(d.load);
-    if (r == 0)
+    if (!r)
         return 0;
     prs_attention_deal_fini(deal);
     return prs_fail(r, "attention: no memory to deal %u tasks to %u CTAs", s->tasks, ctas);

@@ -119,17 +119,17 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
     size_t at_partial = (pieces + 127) / 128 * 128, at_parts = at_partial + partial, at_counters = at_parts + parts;
     size_t at_starts = at_counters + counters, all = at_starts + starts;
     int r = prs_cuda_check(cudaMalloc((void **)&p->deal, all), "cudaMalloc of the tasks of an attention plan");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaMemset(p->deal, 0, all), "cudaMemset of the tasks of an attention plan");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaMemcpy(p->deal, d->pieces, pieces, cudaMemcpyHostToDevice), "cudaMemcpy of pieces");
     if (r == 0 && parts != 0)
         r = prs_cuda_check(cudaMemcpy(p->deal + at_parts, d->parts, parts, cudaMemcpyHostToDevice),
                            "cudaMemcpy of parts");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaMemcpy(p->deal + at_starts, d->starts, starts, cudaMemcpyHostToDevice),
                            "cudaMemcpy of where each CTA's pieces start");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
     a->pieces = (const struct prs_attention_piece *)p->deal;
     a->partial = (float *)(p->deal + at_partial);
@@ -144,7 +144,7 @@ static int open_deal(struct prs_attention_plan *p)
 {
     struct prs_attention_deal deal;
     int r = prs_attention_deal_init(&deal, &p->args.schedule, p->info.tuning.ctas);
-    if (r != 0)
+    if (r)
         return r;
     r = upload_deal(p, &deal);
     prs_attention_deal_fini(&deal);
@@ -185,12 +185,12 @@ static int default_limit(struct prs_fused *ctx, int r, uint64_t *limit)
 {
     size_t free_bytes = 0, total;
     uint64_t mine, *all = calloc(ctx->config.world, sizeof(*all));
-    if (r == 0)
-        r = all == NULL ? prs_fail(-ENOMEM, "attention: no memory")
-                        : prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    if (!r)
+        r = !all ? prs_fail(-ENOMEM, "attention: no memory")
+                 : prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
     mine = r == 0 ? free_bytes / 2 : 0;
     r = prs_context_agree(ctx, r);
-    if (r == 0)
+    if (!r)
         r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
     *limit = UINT64_MAX;
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
@@ -213,11 +213,11 @@ static int choose_kernel(struct prs_attention_plan *p, uint32_t *ctas)
                                               .overlap = t->overlap,
                                               .far = p->base.ctx->place.nodes > 1};
     r = prs_attention_kernel_find(&p->kernel);
-    if (r != 0)
+    if (r)
         return prs_fail(-EINVAL, "attention: no kernel for head_dim %u with %u keys a step and overlap %u on %u nodes",
                         p->shape.head_dim, t->block_rows, t->overlap, p->base.ctx->place.nodes);
     r = prs_attention_kernel_prepare(&p->kernel, ctas);
-    if (r != 0)
+    if (r)
         return prs_fail(r, "attention: the kernel does not fit device %d: built for another GPU?",
                         p->base.ctx->config.device);
     t->block_rows = s->block_rows = p->kernel.block_rows;
@@ -234,7 +234,7 @@ static int choose(struct prs_attention_plan *p)
     int r = default_limit(p->base.ctx, choose_kernel(p, &ctas), &limit);
     if (r == 0 && t->mover == PRS_MOVED_BY_COPY_ENGINES)
         r = prs_context_check_copies(p->base.ctx);
-    if (r != 0)
+    if (r)
         return r;
     if (t->workspace_limit == 0)
         t->workspace_limit = limit;
@@ -327,9 +327,9 @@ static int encode_inputs(struct prs_attention_plan *p, const void *q, const void
     struct box piece = {prs_attention_piece_rows(p->shape.head_dim), false};
     bool pushes = a->schedule.place.world > 1 && a->planes == 0;
     int r = encode_tensor(p, q, p->shape.heads_q, queries, &a->q);
-    if (r == 0)
+    if (!r)
         r = encode_tensor(p, k, heads_kv, block, &a->k);
-    if (r == 0)
+    if (!r)
         r = encode_tensor(p, v, heads_kv, block, &a->v);
     if (r == 0 && pushes)
         r = encode_tensor(p, k, heads_kv, piece, &a->push_k);

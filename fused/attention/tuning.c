@@ -230,7 +230,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     if (t->push_ctas == 0 || t->push_ctas > t->ctas)
         t->push_ctas = t->ctas;
     r = choose_slabs(a, s, place, t, shares.rows / segments);
-    if (r != 0)
+    if (r)
         return r;
     /* What the CTAs compute at one time should be what arrives at one time. No group is much smaller than the others.
      */
@@ -244,9 +244,9 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     if (t->spread == 0)
         t->spread = default_spread(a, s, t->ctas);
     r = check_counts(s);
-    if (r == 0)
+    if (!r)
         r = choose_depth(a, s, info);
-    if (r != 0)
+    if (r)
         return r;
     if (t->mode != PRS_ATTENTION_RESIDENT || s->place.nodes > 1)
         t->mover = t->mode == PRS_ATTENTION_ALONE ? 0 : PRS_MOVED_BY_CTAS;

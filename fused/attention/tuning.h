@@ -4,7 +4,6 @@
 #define PERSEUS_FUSED_ATTENTION_TUNING_H
 
 #include <perseus/fused.h>
-
 #include "fused/attention/layout.h"
 #include "fused/core/place.h"
 

@@ -55,7 +55,7 @@ int prs_context_agree(struct prs_fused *ctx, int mine)
 {
     int32_t given = mine, *all = calloc(ctx->config.world, sizeof(*all));
     int r;
-    if (all == NULL)
+    if (!all)
         return prs_fail(-ENOMEM, "fused: no memory for the words of %u ranks", ctx->config.world);
     r = prs_context_allgather(ctx, &given, all, sizeof(given));
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
@@ -70,7 +70,7 @@ static int check_config(const struct prs_fused_config *c)
     if (c->world < 1 || c->world > PRS_CMD_PEERS || c->rank >= c->world)
         return prs_fail(-EINVAL, "fused: rank %u of world %u is not possible (at most %u ranks)", c->rank, c->world,
                         PRS_CMD_PEERS);
-    if (c->world > 1 && c->allgather == NULL)
+    if (c->world > 1 && !c->allgather)
         return prs_fail(-EINVAL, "fused: world %u needs an allgather callback", c->world);
     return 0;
 }
@@ -94,7 +94,7 @@ static int open_fault(struct prs_fused *ctx)
 {
     int r = prs_cuda_check(cudaHostAlloc((void **)&ctx->fault, sizeof(*ctx->fault), cudaHostAllocMapped),
                            "cudaHostAlloc of the fault record");
-    if (r != 0)
+    if (r)
         return r;
     memset(ctx->fault, 0, sizeof(*ctx->fault));
     r = prs_cuda_check(cudaHostGetDevicePointer((void **)&ctx->fault_device, ctx->fault, 0),
@@ -139,17 +139,17 @@ static int find_place(struct prs_fused *ctx, int mine)
                           0};
     struct hello *all = calloc(world, sizeof(*all));
     uint64_t *ids = calloc(world, sizeof(*ids));
-    int r = all != NULL && ids != NULL ? 0 : prs_fail(-ENOMEM, "fused: no memory for the nodes of %u ranks", world);
-    if (r == 0)
+    int r = all && ids ? 0 : prs_fail(-ENOMEM, "fused: no memory for the nodes of %u ranks", world);
+    if (!r)
         r = prs_context_allgather(ctx, &hello, all, sizeof(hello));
     for (uint32_t i = 0; i < world && r == 0; i++) {
         ids[i] = all[i].node;
         if (all[i].error != 0)
             r = i == ctx->config.rank ? mine : prs_fail(all[i].error, "fused: rank %u could not open its device", i);
     }
-    if (r == 0)
+    if (!r)
         r = prs_place_find(ids, ctx->config.rank, world, &ctx->place);
-    if (r == 0)
+    if (!r)
         ctx->shared_device = share_device(all, world);
     free(ids);
     free(all);
@@ -159,9 +159,9 @@ static int find_place(struct prs_fused *ctx, int mine)
 static int open_parts(struct prs_fused *ctx)
 {
     int before, r = check_device(ctx);
-    if (r == 0)
+    if (!r)
         r = prs_context_enter(ctx, &before);
-    if (r != 0)
+    if (r)
         return find_place(ctx, r);
     r = find_place(ctx, open_fault(ctx));
     if (r == 0 && ctx->place.nodes > 1)
@@ -174,16 +174,16 @@ int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out
 {
     struct prs_fused *ctx;
     int r = check_config(config);
-    if (r != 0)
+    if (r)
         return r;
     ctx = calloc(1, sizeof(*ctx));
-    if (ctx == NULL)
+    if (!ctx)
         return prs_fail(-ENOMEM, "fused: no memory for a context");
     ctx->config = *config;
     if (ctx->config.timeout_ms == 0)
         ctx->config.timeout_ms = DEFAULT_TIMEOUT_MS;
     r = open_parts(ctx);
-    if (r == 0) {
+    if (!r) {
         *out = ctx;
     } else {
         (void)cudaFreeHost(ctx->fault);
@@ -195,9 +195,9 @@ int prs_fused_open(const struct prs_fused_config *config, struct prs_fused **out
 void prs_fused_close(struct prs_fused *ctx)
 {
     int before;
-    if (ctx == NULL)
+    if (!ctx)
         return;
-    if (ctx->network != NULL && prs_context_enter(ctx, &before) == 0) {
+    if (ctx->network && prs_context_enter(ctx, &before) == 0) {
         prs_network_close(ctx, ctx->network);
         prs_context_leave(before);
     }

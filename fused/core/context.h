@@ -5,9 +5,9 @@
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
-#include <perseus/fused.h>
 #include <stdbool.h>
 
+#include <perseus/fused.h>
 #include "fused/core/place.h"
 #include "fused/core/sync.h"
 #include "transport/util/error.h"

@@ -9,21 +9,21 @@ int prs_copy_stream_open(struct prs_copy_stream *c)
 {
     const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
     int r = prs_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "cudaEventCreate");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), "cudaEventCreate");
-    c->go_first = blocking != NULL && strtol(blocking, NULL, 10) != 0;
+    c->go_first = blocking && strtol(blocking, NULL, 10) != 0;
     return r;
 }
 
 void prs_copy_stream_close(struct prs_copy_stream *c)
 {
-    if (c->done != NULL)
+    if (c->done)
         (void)cudaEventDestroy(c->done);
-    if (c->forked != NULL)
+    if (c->forked)
         (void)cudaEventDestroy(c->forked);
-    if (c->stream != NULL)
+    if (c->stream)
         (void)cudaStreamDestroy(c->stream);
     *c = (struct prs_copy_stream){.stream = NULL};
 }

@@ -37,7 +37,7 @@ static void gpu_path(int device, char *path)
     for (char *c = id; *c != '\0'; c++)
         *c = (char)tolower((unsigned char)*c);
     (void)snprintf(link, sizeof(link), "/sys/bus/pci/devices/%s", id);
-    if (realpath(link, path) == NULL)
+    if (!realpath(link, path))
         path[0] = '\0';
 }
 
@@ -86,7 +86,7 @@ static const char *choose_policy(const struct prs_network *n)
     for (int i = 0; i < n->rails.count; i++)
         if (prs_rail_query(n->fabric, n->rails.rail[i], &info) != 0 || !info.in_order || info.adaptive_routing)
             return NULL;
-    return asked != NULL && strcasecmp(asked, "auto") != 0 ? NULL : "in_order";
+    return asked && strcasecmp(asked, "auto") != 0 ? NULL : "in_order";
 }
 
 /* Memory that the runtime hands out as device memory is ordinary memory where the GPU is emulated. */
@@ -114,7 +114,7 @@ static int open_proxy(struct prs_fused *ctx, struct prs_network *n)
     struct prs_rail_info info;
     void *probe;
     int r = prs_cuda_check(cudaMalloc(&probe, sizeof(uint64_t)), "cudaMalloc");
-    if (r != 0)
+    if (r)
         return r;
     options.cuda = is_device_memory(probe);
     (void)cudaFree(probe);
@@ -129,19 +129,19 @@ static int open_parts(struct prs_fused *ctx, struct prs_network *n)
     struct prs_bootstrap bootstrap = {ctx->config.allgather, ctx->config.user, ctx->config.rank, ctx->config.world};
     struct prs_team_options team = {.traffic_class = -1};
     int r = prs_fabric_open(NULL, &n->fabric);
-    if (r == 0)
+    if (!r)
         r = choose_rails(ctx, n);
     r = prs_bootstrap_agree(&bootstrap, r, "opening the network between nodes");
-    if (r != 0)
+    if (r)
         return r;
     team.fabric = n->fabric;
     team.rails = &n->rails;
     team.policy = choose_policy(n);
     r = prs_bootstrap_team(&bootstrap, &team, &n->team);
-    if (r != 0)
+    if (r)
         return r;
     r = prs_bootstrap_agree(&bootstrap, prs_team_connect(n->team, CONTEXT), "connecting the ranks of all nodes");
-    if (r != 0)
+    if (r)
         return r;
     return prs_bootstrap_agree(&bootstrap, open_proxy(ctx, n), "opening the proxy");
 }
@@ -150,7 +150,7 @@ static void release(struct prs_network *n)
 {
     prs_proxy_close(n->proxy);
     prs_team_close(n->team);
-    if (n->fabric != NULL)
+    if (n->fabric)
         prs_fabric_close(n->fabric);
     free(n);
 }
@@ -159,10 +159,10 @@ int prs_network_open(struct prs_fused *ctx, struct prs_network **out)
 {
     struct prs_network *n = calloc(1, sizeof(*n));
     int r;
-    if (n == NULL)
+    if (!n)
         return prs_fail(-ENOMEM, "fused: no memory for the network");
     r = open_parts(ctx, n);
-    if (r != 0) {
+    if (r) {
         release(n);
         return r;
     }
@@ -172,7 +172,7 @@ int prs_network_open(struct prs_fused *ctx, struct prs_network **out)
 
 void prs_network_close(struct prs_fused *ctx, struct prs_network *n)
 {
-    if (n == NULL)
+    if (!n)
         return;
     prs_proxy_close(n->proxy);
     n->proxy = NULL;
@@ -186,7 +186,7 @@ void prs_fused_traffic(const struct prs_fused *ctx, struct prs_fused_traffic *tr
     struct prs_stats team;
     memset(traffic, 0, sizeof(*traffic));
     traffic->nodes = ctx->place.nodes;
-    if (ctx->network == NULL)
+    if (!ctx->network)
         return;
     prs_proxy_stats(ctx->network->proxy, &proxy);
     prs_team_stats(ctx->network->team, CONTEXT, &team);

@@ -5,10 +5,10 @@
 #define PERSEUS_FUSED_NETWORK_H
 
 #include <cuda_runtime_api.h>
+
 #include <perseus/bootstrap.h>
 #include <perseus/device.h>
 #include <perseus/proxy.h>
-
 #include "fused/core/place.h"
 
 struct prs_fused;

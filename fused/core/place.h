@@ -3,9 +3,9 @@
 #ifndef PERSEUS_FUSED_PLACE_H
 #define PERSEUS_FUSED_PLACE_H
 
-#include <perseus/fused.h>
 #include <stdint.h>
 
+#include <perseus/fused.h>
 #include "fused/core/geometry.h"
 
 /* From the node id of every rank. 0, or -EINVAL when nodes differ in size, their ranks are scattered, or one has more

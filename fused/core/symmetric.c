@@ -90,15 +90,15 @@ static int allocate(struct prs_fused *ctx, struct prs_symmetric *s, struct offer
      */
     size_t whole = (s->bytes + CUDA_BLOCK_BYTES - 1) / CUDA_BLOCK_BYTES * CUDA_BLOCK_BYTES;
     int r = prs_cuda_check(cudaMalloc((void **)&s->at[0], whole), "cudaMalloc of symmetric memory");
-    if (r != 0)
+    if (r)
         return r;
     /* Zero before anyone learns the address: flags must not start with what the memory last held. */
     r = prs_cuda_check(cudaMemset(s->at[0], 0, s->bytes), "cudaMemset of symmetric memory");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     if (r == 0 && ctx->place.local_ranks > 1)
         r = prs_cuda_check(cudaIpcGetMemHandle(&o->handle, s->at[0]), "cudaIpcGetMemHandle");
-    if (r != 0) {
+    if (r) {
         (void)cudaFree(s->at[0]);
         s->at[0] = NULL;
     }
@@ -108,10 +108,10 @@ static int allocate(struct prs_fused *ctx, struct prs_symmetric *s, struct offer
 static int register_memory(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_symmetric_use use, struct offer *o)
 {
     int r;
-    if (ctx->network == NULL || use == PRS_SYMMETRIC_NODE)
+    if (!ctx->network || use == PRS_SYMMETRIC_NODE)
         return 0;
     r = prs_network_register(ctx->network, s->at[0], s->bytes, use == PRS_SYMMETRIC_SIGNALS, &s->region);
-    if (r == 0)
+    if (!r)
         prs_region_keys(s->region, &o->keys);
     return r;
 }
@@ -123,7 +123,7 @@ static int open_window(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_
     struct prs_window_options options = {.base = s->at[0], .bytes = s->bytes, .region = s->region};
     struct prs_window_remote *remotes = calloc(ctx->config.world, sizeof(*remotes));
     int r;
-    if (remotes == NULL)
+    if (!remotes)
         return prs_fail(-ENOMEM, "fused: no memory for %u ranks", ctx->config.world);
     for (uint32_t i = 0; i < ctx->config.world; i++) {
         remotes[i].base = all[i].address;
@@ -142,14 +142,14 @@ static int meet_peers(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_s
 {
     const struct prs_place *at = &ctx->place;
     struct offer *all = calloc(ctx->config.world, sizeof(*all));
-    int r = all != NULL ? 0 : prs_fail(-ENOMEM, "fused: no memory for the offers of %u ranks", ctx->config.world);
+    int r = all ? 0 : prs_fail(-ENOMEM, "fused: no memory for the offers of %u ranks", ctx->config.world);
     mine->pid = (int32_t)getpid();
     mine->device = ctx->config.device;
     mine->address = (uint64_t)(uintptr_t)s->at[0];
     mine->bytes = s->bytes;
-    if (r == 0)
+    if (!r)
         r = prs_context_allgather(ctx, mine, all, sizeof(*mine));
-    if (r == 0)
+    if (!r)
         r = mine->error;
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         if (i != at->rank)
@@ -158,7 +158,7 @@ static int meet_peers(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_s
         uint32_t peer = prs_place_rank(at, at->node, (at->local_rank + p) % at->local_ranks);
         r = map_peer(ctx, s, p, &all[peer], peer);
     }
-    if (r == 0 && s->region != NULL)
+    if (r == 0 && s->region)
         r = open_window(ctx, s, use, all);
     free(all);
     return prs_context_agree(ctx, r); /* what one cannot map the others must not use, or wait for */
@@ -185,14 +185,14 @@ int prs_symmetric_open(struct prs_fused *ctx, size_t bytes, enum prs_symmetric_u
     struct offer mine = {0};
     struct prs_symmetric *s = calloc(1, sizeof(*s));
     int r;
-    if (s == NULL)
+    if (!s)
         return prs_fail(-ENOMEM, "fused: no memory");
     s->bytes = bytes;
     mine.error = allocate(ctx, s, &mine);
     if (mine.error == 0)
         mine.error = register_memory(ctx, s, use, &mine);
     r = meet_peers(ctx, s, use, &mine);
-    if (r != 0) {
+    if (r) {
         release(ctx, s);
         return r;
     }
@@ -206,7 +206,7 @@ int prs_symmetric_open_signals(struct prs_fused *ctx, const struct prs_symmetric
                                struct prs_far *far, struct prs_symmetric **out)
 {
     int r = prs_symmetric_open(ctx, words * sizeof(uint64_t), PRS_SYMMETRIC_SIGNALS, out);
-    if (r != 0)
+    if (r)
         return r;
     far->device = ctx->network->device;
     far->signals = (uint64_t *)(*out)->at[0];
@@ -218,7 +218,7 @@ int prs_symmetric_open_signals(struct prs_fused *ctx, const struct prs_symmetric
 void prs_symmetric_close(struct prs_fused *ctx, struct prs_symmetric *s)
 {
     struct prs_symmetric **link = &ctx->symmetric;
-    if (s == NULL)
+    if (!s)
         return;
     while (*link != s)
         link = &(*link)->next;
@@ -239,11 +239,11 @@ int prs_fused_alloc(struct prs_fused *ctx, size_t bytes, void **out)
 {
     struct prs_symmetric *s;
     int before, r = prs_context_enter(ctx, &before);
-    if (r != 0)
+    if (r)
         return r;
     r = prs_symmetric_open(ctx, bytes, PRS_SYMMETRIC_DATA, &s);
     prs_context_leave(before);
-    if (r == 0)
+    if (!r)
         *out = s->at[0];
     return r;
 }
@@ -252,14 +252,14 @@ int prs_fused_free(struct prs_fused *ctx, void *ptr)
 {
     struct prs_symmetric *s = ctx->symmetric;
     int before, r;
-    if (ptr == NULL)
+    if (!ptr)
         return 0;
-    while (s != NULL && s->at[0] != ptr)
+    while (s && s->at[0] != ptr)
         s = s->next;
-    if (s == NULL)
+    if (!s)
         return prs_fail(-EINVAL, "fused: %p is not the start of symmetric memory of rank %u", ptr, ctx->config.rank);
     r = prs_context_enter(ctx, &before);
-    if (r != 0)
+    if (r)
         return r;
     prs_symmetric_close(ctx, s);
     prs_context_leave(before);

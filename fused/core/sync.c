@@ -14,9 +14,9 @@
 int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync)
 {
     int r = prs_cuda_check(cudaMalloc((void **)&sync->words, sizeof(*sync->words)), "cudaMalloc of plan words");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaMemset(sync->words, 0, sizeof(*sync->words)), "cudaMemset of plan words");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
     sync->fault = ctx->fault_device;
     sync->limit_ns = (uint64_t)ctx->config.timeout_ms * 1000000;
@@ -30,11 +30,11 @@ int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, str
     int r;
     for (uint32_t i = 0; i < words.neighbours; i++)
         words.alarm[i] = (uint32_t *)flags->at[i + 1] + last;
-    words.network = ctx->network == NULL ? NULL : &ctx->network->device.local->failed;
+    words.network = !ctx->network ? NULL : &ctx->network->device.local->failed;
     sync->alarm = (uint32_t *)flags->at[0] + last;
     r = prs_cuda_check(cudaMemcpy(sync->words, &words, sizeof(words), cudaMemcpyHostToDevice),
                        "cudaMemcpy of plan words");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     return prs_context_agree(ctx, r); /* between nodes the next thing is a meeting: nobody may be missing there */
 }
@@ -118,11 +118,11 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
 {
     const struct prs_fault *f = ctx->fault;
     memset(error, 0, sizeof(*error));
-    int r = ctx->network == NULL ? 0 : prs_proxy_check(ctx->network->proxy);
+    int r = !ctx->network ? 0 : prs_proxy_check(ctx->network->proxy);
     /* F1: state 2 means the record is whole. Pairs with the system fence in give_up(), sync.cuh. */
     if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2) {
         error->code = r;
-        if (r != 0)
+        if (r)
             (void)snprintf(error->text, sizeof(error->text), "rank %u: the network between nodes failed: %s",
                            ctx->config.rank, prs_proxy_error(ctx->network->proxy));
         return r;

@@ -16,7 +16,7 @@ static PFN_cuTensorMapEncodeTiled_v12000 encoder(void)
     void *p = NULL;
     enum cudaDriverEntryPointQueryResult found;
     PFN_cuTensorMapEncodeTiled_v12000 have = __atomic_load_n(&fn, __ATOMIC_RELAXED);
-    if (have != NULL)
+    if (have)
         return have;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault, &found) !=
             cudaSuccess ||
@@ -33,7 +33,7 @@ static int encode(const void *base, uint32_t rank, const cuuint64_t *size, const
     PFN_cuTensorMapEncodeTiled_v12000 fn = encoder();
     cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     CUresult e;
-    if (fn == NULL)
+    if (!fn)
         return prs_fail(-ENOTSUP, "fused: the driver has no cuTensorMapEncodeTiled: older than CUDA 12.0");
     e = fn(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, (void *)(uintptr_t)base, size, stride, box, steps,
            CU_TENSOR_MAP_INTERLEAVE_NONE, swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,

@@ -48,25 +48,25 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
     struct prs_fused_plan *plan;
     float mine = 0, *all;
     int r = prs_fused_plan_open(ctx, shape, tuning, &plan);
-    if (r != 0)
+    if (r)
         return r;
     all = calloc(ctx->config.world, sizeof(*all));
-    if (all == NULL)
+    if (!all)
         r = prs_fail(-ENOMEM, "fused: no memory for the times of %u ranks", ctx->config.world);
     for (uint32_t i = 0; i < rounds + 1 && r == 0; i++) {
         if (i == 1) /* the first launch warms up */
             r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
-        if (r == 0)
+        if (!r)
             r = prs_fused_launch(plan, a, b, c, stream);
     }
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaEventSynchronize(events[1]), "autotune launches");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaEventElapsedTime(&mine, events[0], events[1]), "cudaEventElapsedTime");
     r = prs_context_agree(ctx, r); /* a rank that failed has no time to tell */
-    if (r == 0)
+    if (!r)
         r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
     *slowest = 0;
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
@@ -87,18 +87,18 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
     if (rounds == 0)
         return prs_fail(-EINVAL, "fused: autotune needs at least one round");
     r = prs_context_enter(ctx, &before);
-    if (r != 0)
+    if (r)
         return r;
     r = prs_cuda_check(cudaEventCreate(&events[0]), "cudaEventCreate");
-    if (r != 0)
+    if (r)
         goto leave;
     r = prs_cuda_check(cudaEventCreate(&events[1]), "cudaEventCreate");
-    if (r != 0)
+    if (r)
         goto destroy_first;
     for (uint32_t i = 0; i < count && r == 0; i++) {
         float slowest;
         r = time_candidate(ctx, shape, &list[i], a, b, c, rounds, stream, events, &slowest);
-        if (r == 0)
+        if (!r)
             PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u, "
                      "group %u: "
                      "%.1f us",

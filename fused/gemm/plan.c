@@ -240,7 +240,7 @@ static int encode_inputs(struct prs_fused_plan *p, const void *a, const void *b)
     } else {
         tb.columns = sh->n, tb.rows = sh->k, tb.box_rows = PRS_TILE_K;
     }
-    if (r == 0)
+    if (!r)
         r = prs_tensor_map_encode(&tb, &p->args.b);
     if (r == 0 && gathers) {
         ta.box_rows = PRS_PUSH_ROWS;
@@ -265,17 +265,17 @@ static int encode_results(struct prs_fused_plan *p, void *c)
         t.planes = 1;
     if (p->shape.op == PRS_FUSED_ALLREDUCE && s->place.world > 1) {
         home = prs_symmetric_find(p->base.ctx, c, bytes);
-        if (home == NULL)
+        if (!home)
             return prs_fail(-EINVAL,
                             "fused: the result of an all-reduce (%p, %llu bytes) must lie in prs_fused_alloc() memory",
                             c, (unsigned long long)bytes);
     }
-    if (home != NULL && s->place.nodes > 1) {
+    if (home && s->place.nodes > 1) {
         p->args.far.result_window = home->window;
         p->args.far.result_offset = (uint64_t)((uint8_t *)c - home->at[0]);
     }
-    for (uint32_t peer = 0; peer < (home == NULL ? 1 : s->place.local_ranks) && r == 0; peer++) {
-        if (home != NULL)
+    for (uint32_t peer = 0; peer < (!home ? 1 : s->place.local_ranks) && r == 0; peer++) {
+        if (home)
             t.base = home->at[peer] + ((uint8_t *)c - home->at[0]);
         p->args.far.result[peer] = (uint8_t *)(uintptr_t)t.base;
         r = prs_tensor_map_encode(&t, &p->args.c[peer]);

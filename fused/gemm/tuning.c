@@ -97,8 +97,7 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
     band = pairs <= 4 ? pairs : ratio > 1.2 ? 1 : ratio <= 0.6 ? 4 : shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1;
     /* A round is what the clusters do while sums travel: with less than two units for each they wait. 2 x H200,
      * reduce-scatter 12288 x 8192 x 1376: 540 us with bands of 1, 428 with 2; all-reduce 624, 631; 6144 x 4096 x 1376
-     * 174, 136; 200, 184.
-     */
+     * 174, 136; 200, 184. */
     if (band == 1 && 10 * world * columns < 19 * clusters)
         band = 2;
     return band > pairs ? pairs : band;
@@ -145,7 +144,7 @@ static void default_pace(const struct prs_fused_shape *shape, const struct prs_p
 static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
                     double gather_us, struct prs_fused_plan_info *info)
 {
-    int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
+    int rails = ctx->network ? ctx->network->rails.count : 1;
     double compute = compute_us(shape, info->tuning.clusters), sent = sent_bytes(shape, at), far = far_bytes(shape, at);
     double travel = sent / PRS_STORE_BYTES_PER_US, longest = compute > travel ? compute : travel;
     info->sent_bytes = (uint64_t)sent;
@@ -168,9 +167,9 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, c
     FILE *f = fopen(path, "re");
     char line[256];
     bool found = false;
-    if (f == NULL)
+    if (!f)
         return false; /* not tuned yet */
-    while (fgets(line, sizeof(line), f) != NULL) {
+    while (fgets(line, sizeof(line), f)) {
         unsigned op, m, n, k, nk, w, d;
         struct prs_fused_tuning have = {0};
         if (sscanf(line, LINE, &op, &m, &n, &k, &nk, &w, &d, &have.clusters, &have.band, &have.push_ctas, &have.mover,
@@ -195,7 +194,7 @@ static const struct prs_place *place_of(const struct prs_fused *ctx, const struc
 bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
 {
     const char *path = getenv("PERSEUS_FUSED_TUNING");
-    return path != NULL && read_tuning(path, shape, place_of(ctx, shape), t);
+    return path && read_tuning(path, shape, place_of(ctx, shape), t);
 }
 
 int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_place *at, const struct prs_fused_tuning *t)
@@ -203,10 +202,10 @@ int prs_tuning_append(const struct prs_fused_shape *shape, const struct prs_plac
     const char *path = getenv("PERSEUS_FUSED_TUNING");
     FILE *f;
     int written;
-    if (path == NULL)
+    if (!path)
         return 0;
     f = fopen(path, "ae");
-    if (f == NULL)
+    if (!f)
         return prs_fail(-errno, "fused: PERSEUS_FUSED_TUNING names %s, which cannot be written: %s", path,
                         strerror(errno));
     written = fprintf(f, "v2 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u\n", (unsigned)shape->op, shape->m, shape->n,
@@ -246,7 +245,7 @@ static const char *obstacle(const struct prs_fused_shape *shape, uint32_t world)
 
 bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world)
 {
-    return obstacle(shape, world) == NULL;
+    return !obstacle(shape, world);
 }
 
 /* Why it would rather not; NULL: it would. */
@@ -266,13 +265,13 @@ static int choose_path(const struct prs_fused_shape *shape, const struct prs_pla
                        struct prs_fused_plan_info *info)
 {
     const char *why = obstacle(shape, at->world);
-    if (info->tuning.path == PRS_PATH_FUSED && why != NULL)
+    if (info->tuning.path == PRS_PATH_FUSED && why)
         return prs_fail(-EINVAL, "fused: %u x %u x %u was demanded fused: %s", shape->m, shape->n, shape->k, why);
-    if (info->tuning.path == PRS_PATH_AUTO && why == NULL)
+    if (info->tuning.path == PRS_PATH_AUTO && !why)
         why = drawback(shape, at, clusters);
     if (info->tuning.path == PRS_PATH_AUTO)
-        info->tuning.path = why == NULL ? PRS_PATH_FUSED : PRS_PATH_UNFUSED;
-    if (why != NULL)
+        info->tuning.path = !why ? PRS_PATH_FUSED : PRS_PATH_UNFUSED;
+    if (why)
         info->reason = why;
     return 0;
 }
@@ -296,7 +295,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
     double gather_us = 0;
     int r;
     info->reason = "analytic default";
-    if (wanted != NULL) {
+    if (wanted) {
         *t = *wanted;
         info->reason = from_file ? "tuning file" : "given by the caller, the rest by default";
     }
@@ -307,7 +306,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
     r = choose_path(shape, at, clusters, info);
     if (r == 0 && shape->op == PRS_FUSED_ALLGATHER && prs_tuning_copies(t) && !from_file)
         r = prs_context_check_copies(ctx);
-    if (r != 0)
+    if (r)
         return r;
     if (t->clusters == 0 || t->clusters > clusters)
         t->clusters = clusters;

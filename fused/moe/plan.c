@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans of MoE dispatch + grouped product. */
-#include "fused/moe/args.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
+#include "fused/moe/args.h"
 #include "fused/core/machine.h"
 #include "fused/core/network.h"
 #include "fused/core/plan.h"
@@ -38,8 +37,7 @@ static struct prs_moe_plan *self(struct prs_plan *p)
     return (struct prs_moe_plan *)p;
 }
 
-/* ---- choices -------------------------------------------------------------------------------------------------------
- */
+/* ---- choices ---- */
 static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     uint32_t world = ctx->config.world;
@@ -100,7 +98,7 @@ static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_sh
     double rows = (double)s->tokens * s->top_k, near = rows * at->local_ranks / s->experts;
     double product = prs_compute_us(2 * rows * s->hidden * s->columns, PRS_MOE_FLOPS_PER_US, PRS_SMS);
     double far = 2.0 * s->tokens * s->hidden * (at->nodes - 1) / PRS_ROW_PORT_BYTES_PER_US;
-    int rails = ctx->network != NULL ? ctx->network->rails.count : 1;
+    int rails = ctx->network ? ctx->network->rails.count : 1;
     return near >= PRS_TILE_M && far / rails > 0.7 * product ? 2 : 1;
 }
 
@@ -161,12 +159,11 @@ static void init_route(struct prs_moe_plan *p)
     p->args.k_steps = prs_ceil_div(p->shape.hidden, PRS_TILE_K);
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------------------
- */
+/* ---- memory ---- */
 /* Takes `bytes` from what begins at base + *used; only counts when base is NULL. */
 static void *take(uint8_t *base, uint64_t *used, uint64_t bytes)
 {
-    void *at = base == NULL ? NULL : base + *used;
+    void *at = !base ? NULL : base + *used;
     *used += (bytes + 255) / 256 * 256;
     return at;
 }
@@ -199,12 +196,12 @@ static int open_tables(struct prs_moe_plan *p)
     uint64_t bytes = lay_out(a, NULL);
     struct prs_tensor t = {.columns = p->shape.hidden, .rows = p->info.capacity, .swizzled = true};
     int r = prs_cuda_check(cudaMalloc((void **)&p->own, bytes), "cudaMalloc of the rows of a MoE plan");
-    if (r != 0)
+    if (r)
         return r;
     lay_out(a, p->own);
     /* The tables: empty until the first launch. */
     r = prs_cuda_check(cudaMemset(p->own, 0, (size_t)(a->row_bytes - p->own)), "cudaMemset of MoE tables");
-    if (r == 0)
+    if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
     t.base = a->row_bytes;
     t.box_rows = PRS_TILE_M / p->info.tuning.cluster;
@@ -258,8 +255,7 @@ static int open_shared(struct prs_plan *base)
     return r->place.nodes > 1 ? open_far(p, mail) : 0;
 }
 
-/* ---- plans ---------------------------------------------------------------------------------------------------------
- */
+/* ---- plans ---- */
 /* The records of one rank are read by another: both must count the same. */
 static int agree_on_shape(struct prs_fused *ctx, const struct prs_moe_shape *shape)
 {
@@ -335,8 +331,7 @@ void prs_moe_plan_query(const struct prs_moe_plan *p, struct prs_moe_info *info)
     info->workspace_bytes = p->base.workspace_bytes;
 }
 
-/* ---- launches ------------------------------------------------------------------------------------------------------
- */
+/* ---- launches ---- */
 static int encode(struct prs_moe_plan *p, const struct prs_moe_batch *b)
 {
     const struct prs_moe_shape *s = &p->shape;
@@ -358,11 +353,10 @@ static int check_batch(const struct prs_moe_plan *p, const struct prs_moe_batch 
     if (dispatches)
         all |= (uintptr_t)b->tokens | (uintptr_t)b->chosen | (uintptr_t)b->rows | (uintptr_t)b->expert_rows |
                (uintptr_t)b->router_weights;
-    if (all % 16 != 0 || b->weights == NULL || b->out == NULL ||
-        (dispatches && (b->rows == NULL || b->expert_rows == NULL)))
+    if (all % 16 != 0 || !b->weights || !b->out || (dispatches && (!b->rows || !b->expert_rows)))
         return prs_fail(-EINVAL, "fused: MoE batch: weights %p, out %p, rows %p, groups %p: 16-byte aligned, not NULL",
                         b->weights, b->out, (void *)b->rows, (void *)b->expert_rows);
-    if (dispatches && b->count != 0 && (b->tokens == NULL || b->chosen == NULL || b->router_weights == NULL))
+    if (dispatches && b->count != 0 && (!b->tokens || !b->chosen || !b->router_weights))
         return prs_fail(-EINVAL, "fused: MoE batch of %u tokens: tokens %p, chosen %p, router_weights %p: not NULL",
                         b->count, b->tokens, (const void *)b->chosen, (const void *)b->router_weights);
     if (dispatches && b->count > p->shape.tokens)

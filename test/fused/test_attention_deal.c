@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/attention/deal.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
+
+#include "fused/attention/deal.h"
 
 struct row {
     uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's share */

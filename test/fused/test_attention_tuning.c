@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/attention/tuning.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
 #include <string.h>
+
+#include "fused/attention/tuning.h"
 
 enum { SMS = 132 };
 
@@ -20,7 +20,7 @@ static struct choice choose_over(uint32_t nodes, const struct prs_attention_shap
 {
     struct choice c = {.schedule = {.tile_rows = 128, .block_rows = shape->causal != 0 ? 128 : 176}};
     struct prs_place place = {0, world, 0, nodes, 0, world / nodes};
-    if (wanted != NULL)
+    if (wanted)
         c.info.tuning = *wanted;
     if (c.info.tuning.workspace_limit == 0)
         c.info.tuning.workspace_limit = 60ull << 30;

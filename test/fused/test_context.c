@@ -2,8 +2,9 @@
 /* What the library says where there is no GPU, and to wrong arguments. */
 #include <criterion/criterion.h>
 #include <errno.h>
-#include <perseus/fused.h>
 #include <string.h>
+
+#include <perseus/fused.h>
 
 Test(context, an_impossible_rank_is_refused)
 {

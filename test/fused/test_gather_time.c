@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The times that an all-gather's plan chooses by, beside those that were measured on H200. */
-#include "fused/gemm/gather_time.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <math.h>
 #include <stdio.h>
+
+#include "fused/gemm/gather_time.h"
 
 enum { CLUSTERS = 66, CTAS = 132, PERCENT = 9 };
 

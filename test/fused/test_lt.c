@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What cuBLASLt is asked for. It is the test's own: dlopen() finds it, and it keeps what is said. */
-#include "fused/gemm/unfused/lt.h"
-
 #include <criterion/criterion.h>
 #include <cublasLt.h>
 #include <errno.h>
 #include <string.h>
 
+#include "fused/gemm/unfused/lt.h"
 #include "fused/core/context.h"
 
 enum { MOST_PREFERENCES = 16 };
@@ -21,7 +20,7 @@ static struct {
 cudaError_t cudaMalloc(void **at, size_t bytes)
 {
     *at = malloc(bytes);
-    return *at != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
+    return *at ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFree(void *at)

@@ -2,12 +2,11 @@
 /* A launch in microseconds, as the order of fused/moe/route.h makes it: two nodes of one GPU, DeepSeek-V3's experts, a link
  * of 400G. Rows come group by group in the order in which they are sent; clusters take units as they come and wait for
  * their rows. Only what the order decides is modelled: what is handed on and put in place takes no time here. */
-#include "fused/moe/route.h"
-
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "fused/moe/route.h"
 #include "fused/core/machine.h"
 
 enum { HIDDEN = 7168, COLUMNS = 2048, EXPERTS = 256, LOCAL = EXPERTS / 2, CHOICES = 8, CLUSTERS = 66, TOKENS = 8192 };

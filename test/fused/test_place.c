@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/core/place.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
+
+#include "fused/core/place.h"
 
 struct row {
     char ids[20]; /* node of each rank, a letter each */

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/gemm/tuning.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <math.h>
@@ -8,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "fused/gemm/tuning.h"
 
 enum { CLUSTERS = 66 };
 
@@ -20,7 +20,7 @@ static struct prs_fused_plan_info choose(enum prs_fused_op op, uint32_t m, uint3
     struct prs_fused_shape shape = {op, m, n, k, 0};
     struct prs_fused_plan_info info;
     struct prs_fused_tuning read;
-    bool found = wanted == NULL && prs_tuning_read(&ctx, &shape, &read);
+    bool found = !wanted && prs_tuning_read(&ctx, &shape, &read);
     memset(&info, 0, sizeof(info));
     cr_assert_eq(prs_tuning_choose(&ctx, &shape, found ? &read : wanted, found, CLUSTERS, &info), 0);
     return info;

@@ -50,16 +50,16 @@ static bool find(void *library, const char *name, void **fn)
 static void keep_reason_locked(void)
 {
     const char *why = dlerror();
-    (void)snprintf(api.why, sizeof(api.why), "%s", why != NULL ? why : "no reason was given");
+    (void)snprintf(api.why, sizeof(api.why), "%s", why ? why : "no reason was given");
 }
 
 static void load_api_locked(void)
 {
     void *so = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
     api.tried = true;
-    if (so == NULL)
+    if (!so)
         so = dlopen("libcublasLt.so", RTLD_NOW | RTLD_LOCAL);
-    if (so == NULL) {
+    if (!so) {
         keep_reason_locked();
         return;
     }
@@ -149,15 +149,15 @@ int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
 {
     struct prs_lt *lt;
     int r = load_api();
-    if (r != 0)
+    if (r)
         return r;
     lt = calloc(1, sizeof(*lt));
-    if (lt == NULL)
+    if (!lt)
         return prs_fail(-ENOMEM, "fused: no memory for cuBLASLt");
     r = prs_cuda_check(cudaMalloc(&lt->workspace, WORKSPACE_BYTES), "cudaMalloc of cuBLASLt's workspace");
     if (r == 0 && (describe(lt, shape) != 0 || choose(lt) != 0))
         r = prs_fail(-ENOTSUP, "fused: cuBLASLt has nothing for %u x %u x %u", shape->m, shape->n, shape->k);
-    if (r != 0)
+    if (r)
         prs_lt_close(lt);
     else
         *out = lt;
@@ -166,17 +166,17 @@ int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)
 
 void prs_lt_close(struct prs_lt *lt)
 {
-    if (lt == NULL)
+    if (!lt)
         return;
-    if (lt->a != NULL)
+    if (lt->a)
         (void)api.layout_destroy(lt->a);
-    if (lt->b != NULL)
+    if (lt->b)
         (void)api.layout_destroy(lt->b);
-    if (lt->c != NULL)
+    if (lt->c)
         (void)api.layout_destroy(lt->c);
-    if (lt->desc != NULL)
+    if (lt->desc)
         (void)api.desc_destroy(lt->desc);
-    if (lt->handle != NULL)
+    if (lt->handle)
         (void)api.destroy(lt->handle);
     (void)cudaFree(lt->workspace);
     free(lt);

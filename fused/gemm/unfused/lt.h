@@ -4,6 +4,7 @@
 #define PERSEUS_FUSED_LT_H
 
 #include <cuda_runtime_api.h>
+
 #include <perseus/fused.h>
 
 struct prs_lt;

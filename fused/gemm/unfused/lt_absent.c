@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* In place of lt.c where cublasLt.h is missing at build time: shapes that need the unfused path are refused. */
-#include "fused/gemm/unfused/lt.h"
-
 #include <errno.h>
 
+#include "fused/gemm/unfused/lt.h"
 #include "transport/util/error.h"
 
 int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out)

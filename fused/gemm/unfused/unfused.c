@@ -150,7 +150,7 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
         home = prs_symmetric_find(p->base.ctx, c, share.all * 2);
-        if (home == NULL)
+        if (!home)
             return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p) must lie in prs_fused_alloc() memory", c);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
@@ -161,9 +161,9 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     }
     if (s->place.nodes > 1)
         r = cross_sums(p, &share, stream);
-    if (r == 0)
+    if (!r)
         r = add_share(p, &share, s->place.rank, to, copies, stream);
-    return r != 0 || home == NULL || s->place.nodes == 1 ? r : spread(p, &x, at, stream);
+    return r != 0 || !home || s->place.nodes == 1 ? r : spread(p, &x, at, stream);
 }
 
 int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
@@ -174,13 +174,13 @@ int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, v
         return prs_lt_run(p->lt, a, b, c, stream);
     if (gathers)
         r = gather(p, a, stream);
-    if (r == 0)
+    if (!r)
         r = prs_lt_run(p->lt, gathers ? p->args.staging[0] : a, b, gathers ? c : p->args.staging[0], stream);
     if (r == 0 && !gathers)
         r = launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
     if (r == 0 && !gathers)
         r = reduce(p, c, stream);
-    if (r != 0)
+    if (r)
         return r;
     /* Nobody overwrites what another still reads, and an all-reduce has arrived everywhere. */
     if (p->args.schedule.place.nodes == 1)
