@@ -52,7 +52,7 @@ static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_args
     return r;
 }
 
-/* The rank before this one looks at this share first, and hence gets it first. All get all of it, also the half that a
+/* The rank before this one looks at this slice first, and hence gets it first. All get all of it, also the half that a
  * causal rank may never look at: so all ranks send as much to each, and at no time do two of them to the same one. The
  * one that has most to send takes as long as that anyway, and 787 to 838 us in place of 690 where others that have less
  * to send get in its way (4 x H200, 8192 keys). */

@@ -88,33 +88,22 @@ PRS_DEVICE void release(uint64_t *empty)
         mbarrier_arrive(empty);
 }
 
-/* The same of keys or values: one lane per CTA that loads a part of them says so there. */
-template <class E> PRS_DEVICE void release_block(uint64_t *empty)
-{
-    uint32_t lane = threadIdx.x % 32;
-    if (E::cluster == 1)
-        release(empty);
-    else if (lane < E::cluster)
-        mbarrier_arrive_at(empty, lane);
-}
-
+/* The warpgroups take turns: one is at the tensor cores while another is at its softmax. */
 template <class E> PRS_DEVICE void take_turn(const struct attention_consumer &c)
 {
-    if (E::takes_turns)
-        barrier_sync(FIRST_TURN_BARRIER + c.half, 256);
+    barrier_sync(FIRST_TURN_BARRIER + c.half, 256);
 }
 
 template <class E> PRS_DEVICE void give_turn(const struct attention_consumer &c)
 {
-    if (E::takes_turns)
-        barrier_arrive(FIRST_TURN_BARRIER + (c.half + 1) % E::warpgroups, 256);
+    barrier_arrive(FIRST_TURN_BARRIER + (c.half + 1) % E::warpgroups, 256);
 }
 
 template <class E>
 PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_args &args,
                            const struct prs_attention_task &t, const struct prs_attention_walk &w)
 {
-    uint32_t first = first_row<E>(t) + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
+    uint32_t first = t.tile * E::tile_rows + (threadIdx.x / 128 - 1) * 64; /* row of this warpgroup in the segment */
     uint32_t row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     if (prs_attention_limit(&args.schedule, &w, first) < E::block)
         mask_scores(s, prs_attention_limit(&args.schedule, &w, row), prs_attention_limit(&args.schedule, &w, row + 8));
@@ -139,7 +128,7 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
                             const struct attention_memory &m, const struct prs_attention_task &t,
                             struct attention_consumer *c, struct attention_state<E> *x)
 {
-    release_block<E>(&m.k_empty[stage_of(c->step)]);
+    release(&m.k_empty[stage_of(c->step)]);
     if (x->walk.left == 1) /* the next piece's queries may come: they have the time of this softmax and product */
         release(&m.q_empty[c->half]);
     mask_block<E>(s, args, t, x->walk);
@@ -150,8 +139,8 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
     x->more = prs_attention_next(&args.schedule, &t, &x->walk);
 }
 
-/* From the probabilities of one block to those of the next. The products of both run together; overlapping, the next
- * block's softmax starts when its scores are there, under the product with the values. */
+/* From the probabilities of one block to those of the next. The products of both run together: the next block's softmax
+ * starts when its scores are there, under the product with the values. */
 template <class E>
 PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct attention_memory &m,
                              const struct prs_attention_task &t, struct attention_consumer *c,
@@ -167,20 +156,12 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
     mbarrier_wait(&m.v_full[stage_of(c->step - 1)], phase_of(c->step - 1));
     issue_values<E>(x->o, x->p, at);
     give_turn<E>(*c);
-    if (E::overlaps) {
-        wgmma_wait<1>();
-        registers_pin(s);
-        take_scores<E>(s, args, m, t, c, x);
-        wgmma_wait<0>();
-        registers_pin(x->o);
-        release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
-    } else {
-        wgmma_wait<0>();
-        registers_pin(s);
-        registers_pin(x->o);
-        release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
-        take_scores<E>(s, args, m, t, c, x);
-    }
+    wgmma_wait<1>();
+    registers_pin(s);
+    take_scores<E>(s, args, m, t, c, x);
+    wgmma_wait<0>();
+    registers_pin(x->o);
+    release(&m.v_empty[stage_of(c->step - 1)]);
     pack_probabilities(x->p, s);
     c->step++;
 }
@@ -219,7 +200,7 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
     issue_values<E>(x->o, x->p, find_operands<E>(m, *c));
     wgmma_wait<0>();
     registers_pin(x->o);
-    release_block<E>(&m.v_empty[stage_of(c->step - 1)]);
+    release(&m.v_empty[stage_of(c->step - 1)]);
 }
 
 /* One thread of a CTA, which has seen everything arrive that the CTA's pieces of these groups load: the last CTA of the
@@ -254,7 +235,7 @@ template <class E>
 PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
                             struct attention_state<E> *x)
 {
-    uint32_t first = first_row<E>(piece.task) + (threadIdx.x / 32 - 4) * 16;
+    uint32_t first = piece.task.tile * E::tile_rows + (threadIdx.x / 32 - 4) * 16;
     if (piece.part == 0 || merge_parts<E>(args, piece.part - 1, x->o, &x->rows))
         write_rows(args, piece.task, first, x->o, x->rows);
 }
@@ -266,7 +247,7 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
     const struct prs_attention_schedule *s = &args.schedule;
     bool gives_credit = s->place.world > 1 && threadIdx.x == 128;
     struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
-    const uint32_t *starts = args.starts + blockIdx.x / E::cluster;
+    const uint32_t *starts = args.starts + blockIdx.x;
     uint32_t at = starts[0], pieces = starts[1] - at, finished = 0;
     struct prs_attention_piece piece, next;
     struct attention_state<E> x;

@@ -12,18 +12,14 @@
 enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2, OVERLAP_KEEPS_TOP = 4 };
 
 /* Compile-time shape of one kernel. */
-template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR, int CLUSTER> struct attention {
+template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct attention {
     static constexpr int head_dim = HEAD_DIM;
     static constexpr int block = BLOCK; /* keys */
     static constexpr int warpgroups = WARPGROUPS;
-    static constexpr bool overlaps = (OVERLAP & OVERLAP_BLOCKS) != 0;
-    static constexpr bool takes_turns = (OVERLAP & OVERLAP_WARPGROUPS) != 0;
     static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
     static constexpr bool far = FAR != 0; /* there are other nodes, whose calls need registers */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
-    static constexpr int cluster = CLUSTER; /* CTAs that compute a task together and multicast its keys and values */
     static constexpr int tile_rows = 64 * WARPGROUPS;
-    static constexpr int task_rows = CLUSTER * tile_rows;
     static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
     static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / (HEAD_DIM * 2); /* prs_attention_piece_rows() */
     static constexpr int rows_bytes = 64 * HEAD_DIM * 2;                              /* query rows of one warpgroup */
@@ -42,7 +38,6 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR, int CLU
     static constexpr int at_barriers = at_push + PRS_ATTENTION_PUSH_SLOTS * PRS_ATTENTION_PUSH_BYTES;
     static constexpr int shared_bytes = at_barriers + PRS_ATTENTION_BARRIER_BYTES;
     static_assert(shared_bytes <= 232448, "a Hopper CTA has 227 KB of shared memory");
-    static_assert(CLUSTER == 1 || CLUSTER == HEAD_DIM / 64, "each loads 64 columns, which lie together");
     static_assert(BLOCK % 16 == 0 && BLOCK <= 256, "probabilities are multiplied 16 at a time; a box has 256 rows");
 };
 
@@ -75,25 +70,13 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
     }
     for (int i = 0; i < PRS_ATTENTION_STAGES; i++) {
         mbarrier_init(&m->k_full[i], 1);
-        mbarrier_init(&m->k_empty[i], E::cluster * 4 * E::warpgroups); /* all CTAs read what any multicasts */
+        mbarrier_init(&m->k_empty[i], 4 * E::warpgroups);
         mbarrier_init(&m->v_full[i], 1);
-        mbarrier_init(&m->v_empty[i], E::cluster * 4 * E::warpgroups);
+        mbarrier_init(&m->v_empty[i], 4 * E::warpgroups);
     }
     for (int i = 0; i < PRS_ATTENTION_PUSH_SLOTS; i++)
         mbarrier_init(&m->pushed[i], 1);
     mbarrier_init_fence();
-}
-
-/* Of this CTA in its cluster. */
-template <class E> PRS_DEVICE uint32_t cluster_rank(void)
-{
-    return blockIdx.x % E::cluster;
-}
-
-/* The first of this CTA's rows of a task, in the segment. */
-template <class E> PRS_DEVICE uint32_t first_row(const struct prs_attention_task &t)
-{
-    return t.tile * E::task_rows + cluster_rank<E>() * E::tile_rows;
 }
 
 /* Where the step'th block of keys, or of values, is in its ring. */

@@ -1,30 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The attention engine. A CTA computes one task at a time (attention_schedule.h): 128 or 192 query rows of one head
- * against the keys and values of all ranks. With E::cluster = 2 two CTAs compute one of 256 rows, half of them each,
- * and each loads half of every block of keys and values for both. In a CTA:
- *   warp 0         load_tasks     fills the rings of keys and values, gates on other ranks' data
- *   warp 1         push_share     sends the own keys and values to the other ranks
- *   warp 2         give_far_credit (CTA 0, several nodes)
- *   warps 4 and up attend_tasks   consumer warpgroups, 64 query rows each
- * Consumers never wait for another GPU, except through the rings. */
+/* The attention engine. A CTA computes one task at a time (schedule.h): 128 or 192 query rows of one head against the
+ * keys and values of all ranks. In a CTA:
+ *   warp 0         load_tasks       fills the stages of keys and values, waits for other ranks' data
+ *   warp 1         push_slice       sends the own keys and values to the other ranks
+ *   warp 2         give_far_credit  (CTA 0, several nodes)
+ *   warps 4 and up attend_tasks     consumer warpgroups, 64 query rows each
+ * Consumers never wait for another GPU, except through the stages. */
 #ifndef PERSEUS_FUSED_ATTENTION_CUH
 #define PERSEUS_FUSED_ATTENTION_CUH
 
 #include "fused/attention/core.cuh"
 #include "fused/attention/load.cuh"
 #include "fused/attention/push.cuh"
-
-/* All threads of the cluster. */
-template <class E> PRS_DEVICE void meet(void)
-{
-    __syncwarp();
-    if (E::cluster == 1) {
-        __syncthreads();
-    } else {
-        cluster_arrive();
-        cluster_wait();
-    }
-}
 
 template <class E>
 __global__ void __launch_bounds__(E::threads, 1)
@@ -38,25 +25,24 @@ __global__ void __launch_bounds__(E::threads, 1)
         tensor_map_prefetch(&args.k);
         tensor_map_prefetch(&args.v);
     }
-    meet<E>(); /* the barriers of all CTAs exist before anything is multicast to them */
+    __syncthreads();
 
     if (threadIdx.x < 128) {
         registers_give<E::producer_registers>();
         if (threadIdx.x < 32)
             load_tasks<E>(args, m);
         else if (threadIdx.x == 32 && args.schedule.place.world > 1)
-            push_share<E>(args, m);
+            push_slice<E>(args, m);
         else if (E::far && threadIdx.x == 64 && blockIdx.x == 0)
             give_far_credit(args);
     } else {
         registers_take<E::consumer_registers>();
         attend_tasks<E>(args, m);
     }
-    if (E::cluster == 1 && args.schedule.place.world == 1)
-        return;
-    meet<E>(); /* another CTA may still multicast here, or arrive on this CTA's barriers */
     if (args.schedule.place.world == 1)
         return;
+    __syncwarp();
+    __syncthreads();
     /* Credits are the last that is put, and nobody waits for them in this launch: without this a plan could be closed,
      * and its windows be gone, while the proxy has still to put them. */
     if (threadIdx.x == 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)

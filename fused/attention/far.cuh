@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention between nodes: slabs of the own share to the counterparts, credits to those who put here. All of it is
+/* Ring attention between nodes: slabs of the own slice to the counterparts, credits to those who put here. All of it is
  * rare and out of line, and takes plain numbers: it costs the roles no registers. */
 #ifndef PERSEUS_FUSED_ATTENTION_FAR_CUH
 #define PERSEUS_FUSED_ATTENTION_FAR_CUH

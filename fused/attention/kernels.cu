@@ -15,10 +15,9 @@ struct instance {
 
 template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0> static constexpr struct instance make(void)
 {
-    using E = attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR, 1>;
-    return {{E::head_dim, E::block, OVERLAP, E::far, E::task_rows},
-            attention_kernel<E>,
-            {E::cluster, E::threads, E::shared_bytes}};
+    using E = attention<HEAD_DIM, BLOCK, WARPGROUPS, OVERLAP, FAR>;
+    return {
+        {E::head_dim, E::block, OVERLAP, E::far, E::tile_rows}, attention_kernel<E>, {1, E::threads, E::shared_bytes}};
 }
 
 enum { OVERLAP_BOTH = OVERLAP_BLOCKS | OVERLAP_WARPGROUPS };
@@ -57,17 +56,14 @@ extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel)
 extern "C" int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas)
 {
     const struct instance *i = find(kernel);
-    int r = launch_prepare(i->fn, &i->shape, ctas);
-    if (r == 0)
-        *ctas *= i->shape.cluster;
-    return r;
+    return launch_prepare(i->fn, &i->shape, ctas);
 }
 
 extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel,
                                            const struct prs_attention_args *args, uint32_t ctas, cudaStream_t stream)
 {
     const struct instance *i = find(kernel);
-    return launch_kernel(i->fn, &i->shape, ctas / i->shape.cluster, stream, *args);
+    return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
 }
 
 /* Before the copy engines start: no other rank still reads what this one sent in the launch before; then the epoch that

@@ -34,8 +34,7 @@ struct prs_attention_strides {
 
 struct prs_attention_args {
     CUtensorMap q, k, v;  /* own, in boxes of 64 rows and of a block */
-    CUtensorMap received; /* staging memory, in blocks: segments as they are pushed, or tensors as they are copied.
-                           * Where two CTAs share blocks: as k and v in boxes of half of one's columns */
+    CUtensorMap received; /* staging memory, in blocks: segments as they are pushed, or tensors as they are copied */
     CUtensorMap push_k, push_v; /* own, in pieces of messages */
     struct prs_attention_schedule schedule;
     struct prs_sync sync;
@@ -46,7 +45,7 @@ struct prs_attention_args {
     uint32_t *finished; /* own, one per group: CTAs that are done with it, over all launches; between nodes
                           as many again: and those that have sent it on */
     struct prs_far far; /* several nodes only */
-    /* Who does what: pieces[starts[c]] up to pieces[starts[c + 1]] are cluster c's. */
+    /* Who does what: pieces[starts[c]] up to pieces[starts[c + 1]] are CTA c's. */
     const uint32_t *starts;
     const struct prs_attention_piece *pieces;
     const struct prs_attention_part *parts;

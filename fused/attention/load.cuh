@@ -83,13 +83,7 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
         at = attention_place_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
     if (order != 0)
         at.v += (int32_t)(prs_attention_tensor(order, KIND) * args.planes);
-    if (E::cluster == 1) {
-        tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
-    } else { /* its part of the columns, for all */
-        uint32_t part = cluster_rank<E>();
-        tma_load_5d_multicast(to + part * (E::block_bytes / E::cluster), map, full, 0, row, (int32_t)part, at.u, at.v,
-                              (1 << E::cluster) - 1);
-    }
+    tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
 }
 
 template <class E>
@@ -103,7 +97,7 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
         if (threadIdx.x % 32 == 0) {
             mbarrier_expect(&m.q_full[i], E::rows_bytes);
             tma_load_5d(m.base + E::at_q + i * E::rows_bytes, &args.q, &m.q_full[i], 0,
-                        (int32_t)(first_row<E>(t) + i * 64), 0, at.u, at.v);
+                        (int32_t)(t.tile * E::tile_rows + i * 64), 0, at.u, at.v);
         }
     }
 }
@@ -113,7 +107,7 @@ template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &a
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t step = 0; /* of the keys that come next */
-    const uint32_t *starts = args.starts + blockIdx.x / E::cluster;
+    const uint32_t *starts = args.starts + blockIdx.x;
     uint32_t first_piece = starts[0], pieces = starts[1] - first_piece;
     for (uint32_t turn = 0; turn < pieces; turn++) {
         struct prs_attention_task t = args.pieces[first_piece + turn].task;

@@ -7,16 +7,16 @@
 #include "fused/attention/softmax.cuh"
 
 /* Which 16 rows of the task this warp has. */
-template <class E> PRS_DEVICE uint32_t warp_of_task(void)
+PRS_DEVICE uint32_t warp_of_task(void)
 {
-    return cluster_rank<E>() * (E::tile_rows / 16) + threadIdx.x / 32 - 4;
+    return threadIdx.x / 32 - 4;
 }
 
 /* What one thread leaves, 32 floats from one to the next: its part of the result, then its struct row_state. */
 template <class E> PRS_DEVICE float *partial_of(const struct prs_attention_args &args, uint32_t part)
 {
-    return args.partial + (uint64_t)part * prs_attention_partial(E::task_rows, E::head_dim) +
-           warp_of_task<E>() * (E::head_dim / 2 + 4) * 32 + threadIdx.x % 32;
+    return args.partial + (uint64_t)part * prs_attention_partial(E::tile_rows, E::head_dim) +
+           warp_of_task() * (E::head_dim / 2 + 4) * 32 + threadIdx.x % 32;
 }
 
 template <class E>
@@ -59,8 +59,7 @@ PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part
                             struct row_state *rows)
 {
     struct prs_attention_part p = args.parts[part];
-    uint32_t *done = args.parts_done + p.first * prs_attention_part_counters(E::task_rows) + warp_of_task<E>(),
-             before = 0;
+    uint32_t *done = args.parts_done + p.first * prs_attention_part_counters(E::tile_rows) + warp_of_task(), before = 0;
     leave_part<E>(args, part, o, *rows);
     __syncwarp();
     if (threadIdx.x % 32 ==

@@ -86,7 +86,7 @@ PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct
     fence_async_global(); /* the credit was read by an ordinary load, the copy engine writes on the strength of it */
 }
 
-/* Another node's share: until the slab has come from the counterpart. */
+/* Another node's slice: until the slab has come from the counterpart. */
 template <class E>
 PRS_DEVICE void await_far_slab(const struct prs_attention_args &args, const struct prs_attention_message &x,
                                uint32_t epoch, struct push_state *p)
@@ -194,7 +194,7 @@ PRS_DEVICE void await_message(const struct prs_attention_args &args, const struc
 }
 
 /* One message is counted at the other end once it has landed, while the next is under way. */
-template <class E> PRS_DEVICE void push_share(const struct prs_attention_args &args, struct attention_memory m)
+template <class E> PRS_DEVICE void push_slice(const struct prs_attention_args &args, struct attention_memory m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t epoch = launch_epoch(&args.sync), credited = ~0u, passed = 0;

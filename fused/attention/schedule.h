@@ -2,21 +2,21 @@
 /* Ring attention: who computes what, in which order, and which flag each piece raises. Plain C shared by the kernel,
  * the host and the CPU protocol test, as schedule.h is for the matrix products.
  *
- * The sequence is shared out evenly. A rank's share is one segment of consecutive positions, or, causal with several
+ * The sequence is shared out evenly. A rank's slice is one segment of consecutive positions, or, causal with several
  * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
- * task is one tile of query rows of one head; it meets the keys and values of all ranks, own share first, then that of
+ * task is one tile of query rows of one head; it meets the keys and values of all ranks, own slice first, then that of
  * the rank after this one, and so on. A CTA, or two of a cluster, does a task from end to end, its state in registers;
  * only the last few are cut into pieces, so that all end together.
  *
  * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks want them:
- * group by group, within a group first to the rank before this one, which wants this share first. They wait in
+ * group by group, within a group first to the rank before this one, which wants this slice first. They wait in
  * `depth` group buffers: as many as there are groups (everything resident), or two, and then a sender writes a buffer
  * again only when the receiver has given credit for the group that was in it. Who moves them are the CTAs, in messages;
  * or, on one node with everything resident, copy engines (see there).
  *
- * Between nodes a share crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to its
+ * Between nodes a slice crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to its
  * counterpart (the rank with the same number) on each other node, which hands it to the other ranks there as it does
- * its own. Shares are numbered in the order in which a rank meets them: `order` 0 is its own, then come those of its
+ * its own. Slices are numbered in the order in which a rank meets them: `order` 0 is its own, then come those of its
  * node, then, node by node, its counterpart's and those that it gets from the ranks beside it. */
 #ifndef PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 #define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
@@ -32,18 +32,18 @@ struct prs_attention_schedule {
     struct prs_place place;
     uint32_t batch, heads_q, heads_kv;
     uint32_t causal;
-    uint32_t segments;     /* of a rank's share: 1 or 2 */
+    uint32_t segments;     /* of a rank's slice: 1 or 2 */
     uint32_t segment_rows; /* positions in a segment */
     uint32_t tile_rows;    /* query rows of a task */
     uint32_t block_rows;   /* keys of one step of a task */
     uint32_t tiles;        /* of a segment */
     uint32_t pairs;        /* batch * heads_kv */
-    uint32_t share;        /* query heads that share a KV head */
+    uint32_t heads_per_kv; /* query heads that use one KV head */
     uint32_t group;        /* pairs in a group; the last group may be smaller */
     uint32_t groups;
     uint32_t depth;       /* group buffers, 1 .. groups */
     uint32_t chunk_rows;  /* positions of one pair that travel as one message */
-    uint32_t slab_chunks; /* messages that share one arrival counter */
+    uint32_t slab_chunks; /* messages that slice one arrival counter */
     uint32_t slabs;       /* of a segment */
     uint32_t tasks;
 };
@@ -53,30 +53,30 @@ struct prs_attention_task {
     uint32_t segment, tile;
 };
 
-struct prs_attention_shares {
-    uint32_t batch, heads_q, heads_kv, causal, rows; /* rows: positions of one rank's share */
+struct prs_attention_slice {
+    uint32_t batch, heads_q, heads_kv, causal, rows; /* rows: positions of one rank's slice */
     uint32_t nodes;                                  /* 0: 1 */
 };
 
 /* Tile, block, group, depth, chunk and slab sizes have been set before. */
 PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, uint32_t rank, uint32_t world,
-                                            const struct prs_attention_shares *shares)
+                                            const struct prs_attention_slice *slice)
 {
-    prs_place_init(&s->place, rank, world, shares->nodes == 0 ? 1 : shares->nodes);
-    s->batch = shares->batch;
-    s->heads_q = shares->heads_q;
-    s->heads_kv = shares->heads_kv;
-    s->causal = shares->causal;
-    s->segments = shares->causal && world > 1 ? 2 : 1;
-    s->segment_rows = shares->rows / s->segments;
+    prs_place_init(&s->place, rank, world, slice->nodes == 0 ? 1 : slice->nodes);
+    s->batch = slice->batch;
+    s->heads_q = slice->heads_q;
+    s->heads_kv = slice->heads_kv;
+    s->causal = slice->causal;
+    s->segments = slice->causal && world > 1 ? 2 : 1;
+    s->segment_rows = slice->rows / s->segments;
     s->tiles = prs_ceil_div(s->segment_rows, s->tile_rows);
     s->pairs = s->batch * s->heads_kv;
-    s->share = s->heads_q / s->heads_kv;
+    s->heads_per_kv = s->heads_q / s->heads_kv;
     s->group = s->group < 1 ? 1 : s->group > s->pairs ? s->pairs : s->group;
     s->groups = prs_ceil_div(s->pairs, s->group);
     s->depth = s->depth < 1 ? 1 : s->depth > s->groups ? s->groups : s->depth;
     s->slabs = prs_ceil_div(s->segment_rows, s->slab_chunks * s->chunk_rows);
-    s->tasks = s->pairs * s->share * s->segments * s->tiles;
+    s->tasks = s->pairs * s->heads_per_kv * s->segments * s->tiles;
 }
 
 /* ---- tasks ---- */
@@ -89,10 +89,10 @@ PRS_SHARED uint32_t prs_attention_group_pairs(const struct prs_attention_schedul
  * tile of every head first. */
 PRS_SHARED void prs_attention_task_at(const struct prs_attention_schedule *s, uint32_t at, struct prs_attention_task *t)
 {
-    uint32_t row_tiles = s->segments * s->tiles, per_pair = s->share * row_tiles, heads, head, tile;
+    uint32_t row_tiles = s->segments * s->tiles, per_pair = s->heads_per_kv * row_tiles, heads, head, tile;
     t->group = at / (s->group * per_pair);
     at -= t->group * s->group * per_pair;
-    heads = prs_attention_group_pairs(s, t->group) * s->share;
+    heads = prs_attention_group_pairs(s, t->group) * s->heads_per_kv;
     if (s->causal) {
         head = at % heads;
         tile = row_tiles - 1 - at / heads;
@@ -100,9 +100,9 @@ PRS_SHARED void prs_attention_task_at(const struct prs_attention_schedule *s, ui
         head = at / row_tiles;
         tile = at % row_tiles;
     }
-    t->pair = t->group * s->group + head / s->share;
+    t->pair = t->group * s->group + head / s->heads_per_kv;
     t->batch = t->pair / s->heads_kv;
-    t->head = t->pair % s->heads_kv * s->share + head % s->share;
+    t->head = t->pair % s->heads_kv * s->heads_per_kv + head % s->heads_per_kv;
     t->segment = tile / s->tiles;
     t->tile = tile % s->tiles;
 }
@@ -115,7 +115,7 @@ PRS_SHARED uint32_t prs_attention_chunk(const struct prs_attention_schedule *s, 
 
 /* ---- a task's way through the keys ---- */
 struct prs_attention_walk {
-    uint32_t span;     /* order of the share * segments + segment */
+    uint32_t span;     /* order of the slice * segments + segment */
     uint32_t block;    /* of the segment */
     uint32_t blocks;   /* that the task meets there */
     uint32_t left;     /* of the piece, this one included */
@@ -215,10 +215,10 @@ PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, c
 /* ---- what travels ---- */
 /* One message: rows of one segment of the keys or values of one pair. */
 struct prs_attention_message {
-    uint32_t turn; /* they come turn by turn: what it hands on is of its group, the own share may be of the next */
+    uint32_t turn; /* they come turn by turn: what it hands on is of its group, the own slice may be of the next */
     uint32_t group;
-    uint32_t way;      /* 0: the own share; else that of the counterpart `way` nodes on, which has come here */
-    uint32_t distance; /* to the rank that is so far before this one in its node. 0: for this rank: the own share to the
+    uint32_t way;      /* 0: the own slice; else that of the counterpart `way` nodes on, which has come here */
+    uint32_t distance; /* to the rank that is so far before this one in its node. 0: for this rank: the own slice to the
                           relay slot; another is only counted, since it is here */
     uint32_t pair, kind, segment;
     uint32_t slab, row, rows;
@@ -239,11 +239,11 @@ PRS_SHARED uint32_t prs_attention_slots(const struct prs_attention_schedule *s)
 /* A causal rank never looks at later positions: a second segment only interests ranks before its own. */
 PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *s, uint32_t source, uint32_t to)
 {
-    /* MUTANT(model attention) a share goes only to who looks at it: s/</+ s->place.local_ranks </ */
+    /* MUTANT(model attention) a slice goes only to who looks at it: s/</+ s->place.local_ranks </ */
     return s->segments == 2 && source < to ? 1 : s->segments;
 }
 
-/* Segments of a share that travel this way. */
+/* Segments of a slice that travel this way. */
 PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
     uint32_t to = prs_place_neighbour(&s->place, s->place.local_ranks - distance);
@@ -278,7 +278,7 @@ PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *
     return lots * prs_attention_lot(s);
 }
 
-/* What goes as the lot'th. False: nothing. Per group, way and receiver; the own share first to the relay slot, because
+/* What goes as the lot'th. False: nothing. Per group, way and receiver; the own slice first to the relay slot, because
  * it has the longest way, and if it goes ahead, just before what other nodes have sent of the group before. */
 PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uint32_t lot,
                                      struct prs_attention_message *m)
@@ -322,7 +322,7 @@ PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s,
     return true;
 }
 
-/* Arrival counter of a slab of the share at this place in the order. Keys and values of a pair have their own. */
+/* Arrival counter of a slab of the slice at this place in the order. Keys and values of a pair have their own. */
 PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                           uint32_t kind, uint32_t segment, uint32_t slab)
 {
@@ -353,11 +353,11 @@ PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
 /* ---- by copy engines ----
  * On one node, all resident: what other ranks send is not cut into messages, and lies as in the sender's tensors. A
  * group goes to one rank after the other, each time keys, values and a flag. */
-/* The flag, at the receiver, of a group of the share at this place in its order. */
+/* The flag, at the receiver, of a group of the slice at this place in its order. */
 PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s, uint32_t order, uint32_t group)
 {
     /* MUTANT(model copied) a group has a flag of its own: s/(order - 1) * s->groups + group/order - 1/ */
-    /* MUTANT(model copied) a share has flags of its own: s/(order - 1) * s->groups +// */
+    /* MUTANT(model copied) a slice has flags of its own: s/(order - 1) * s->groups +// */
     return (order - 1) * s->groups + group;
 }
 

@@ -128,7 +128,7 @@ static double pushed_us(const struct prs_attention_shape *a, const struct prs_at
 {
     double compute = compute_us(a, s->place.world, ctas), link = most_sent(a, s) / PRS_STORE_BYTES_PER_US;
     double alone = link * (s->segments == 2 ? 1.4 : 1.2), both = compute < link ? compute : link;
-    return (compute > alone ? compute : alone) + 0.3 * both + (s->share > 1 ? 0.1 * compute : 0);
+    return (compute > alone ? compute : alone) + 0.3 * both + (s->heads_per_kv > 1 ? 0.1 * compute : 0);
 }
 
 /* Who moves keys and values, and copy engines in how many groups, if the caller has not said. Of the 18 shapes of
@@ -154,7 +154,7 @@ static void choose_copies(const struct prs_attention_shape *a, struct prs_attent
 static int check_counts(const struct prs_attention_schedule *s)
 {
     uint64_t rows = (uint64_t)s->pairs * 2 * s->segments * s->segment_rows * s->place.world;
-    uint64_t tasks = (uint64_t)s->pairs * s->share * s->segments * s->tiles;
+    uint64_t tasks = (uint64_t)s->pairs * s->heads_per_kv * s->segments * s->tiles;
     uint64_t padded = (uint64_t)s->groups * s->group * 2 * s->segments * s->slabs * s->slab_chunks *
                       (s->place.world + s->place.nodes);
     if (rows / s->chunk_rows >= MAX_COUNT || tasks >= MAX_TASKS || padded >= MAX_COUNT)
@@ -217,8 +217,8 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
 {
     struct prs_attention_tuning *t = &info->tuning;
     uint32_t world = place->world;
-    struct prs_attention_shares shares = {a->batch,       a->heads_q,     a->heads_kv,
-                                          a->causal != 0, a->seq / world, place->nodes};
+    struct prs_attention_slice slice = {a->batch,       a->heads_q,     a->heads_kv,
+                                        a->causal != 0, a->seq / world, place->nodes};
     uint32_t asked = t->heads_per_step, pairs, per_pair, segments = a->causal != 0 && world > 1 ? 2 : 1;
     int r;
     if (t->ctas == 0 || t->ctas > ctas)
@@ -229,17 +229,17 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         t->mover = PRS_MOVED_BY_CTAS;
     if (t->push_ctas == 0 || t->push_ctas > t->ctas)
         t->push_ctas = t->ctas;
-    r = choose_slabs(a, s, place, t, shares.rows / segments);
+    r = choose_slabs(a, s, place, t, slice.rows / segments);
     if (r)
         return r;
     /* What the CTAs compute at one time should be what arrives at one time. No group is much smaller than the others.
      */
-    per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(shares.rows / segments, s->tile_rows);
+    per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(slice.rows / segments, s->tile_rows);
     pairs = a->batch * a->heads_kv;
     s->group = t->heads_per_step != 0 ? t->heads_per_step
                                       : prs_ceil_div(pairs, prs_ceil_div(pairs, prs_ceil_div(t->ctas, per_pair)));
     s->depth = UINT32_MAX;
-    prs_attention_schedule_init(s, place->rank, world, &shares);
+    prs_attention_schedule_init(s, place->rank, world, &slice);
     t->heads_per_step = s->group;
     if (t->spread == 0)
         t->spread = default_spread(a, s, t->ctas);
@@ -255,7 +255,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     if (t->mover == PRS_MOVED_BY_COPY_ENGINES) {
         t->push_ctas = 0;
         s->depth = UINT32_MAX;
-        prs_attention_schedule_init(s, place->rank, world, &shares);
+        prs_attention_schedule_init(s, place->rank, world, &slice);
         t->heads_per_step = s->group;
     }
     predict(a, s, info);

@@ -247,15 +247,6 @@ PRS_DEVICE void tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *bar, in
                  : "memory");
 }
 
-/* As tma_load_2d_multicast. */
-PRS_DEVICE void tma_load_5d_multicast(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y, int32_t z,
-                                      int32_t u, int32_t v, uint16_t ctas)
-{
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(smem_address(dst)),
-                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "h"(ctas)
-                 : "memory");
-}
 
 /* ---- proxies, flags --------------------------------------------------------------------------------------------- */
 /* Shared memory written with ordinary stores -> read by the copy engine or the tensor cores. */

@@ -480,19 +480,19 @@ void attention_model_check_rank(const struct attention_model *model, uint32_t ra
 }
 
 void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,
-                         const struct prs_attention_shares *shares, uint32_t lost_after)
+                         const struct prs_attention_slice *slice, uint32_t lost_after)
 {
     static void *(*const roles[])(void *) = {compute_thread, push_thread, credit_thread};
     struct cta ctas[MAX_WORLD][CTAS];
     pthread_t threads[MAX_WORLD][CTAS * 2 + 1];
-    uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * 2 + (shares->nodes > 1 ? 1 : 0);
+    uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * 2 + (slice->nodes > 1 ? 1 : 0);
     printf("seed %u\n", seed);
-    watch_init(&model->watch, world * roles_of_rank, world / shares->nodes * roles_of_rank, lost_after);
+    watch_init(&model->watch, world * roles_of_rank, world / slice->nodes * roles_of_rank, lost_after);
     for (uint32_t r = 0; r < world; r++) {
         model->ranks[r].s = *sizes;
-        prs_attention_schedule_init(&model->ranks[r].s, r, world, shares);
+        prs_attention_schedule_init(&model->ranks[r].s, r, world, slice);
         init_rank(&model->ranks[r], model->push_ctas);
-        if (shares->nodes > 1)
+        if (slice->nodes > 1)
             nic_open(&model->ranks[r].nic, &model->watch, seed + r);
     }
     for (uint32_t r = 0; r < world; r++)
@@ -505,7 +505,7 @@ void attention_model_run(struct attention_model *model, const struct prs_attenti
     for (uint32_t r = 0; r < world; r++)
         for (uint32_t i = 0; i < roles_of_rank; i++)
             pthread_join(threads[r][i], NULL);
-    for (uint32_t r = 0; r < world && shares->nodes > 1; r++)
+    for (uint32_t r = 0; r < world && slice->nodes > 1; r++)
         nic_close(&model->ranks[r].nic);
 }
 

@@ -40,9 +40,9 @@ struct attention_model {
 /* Zeroed before but for push_ctas. All epochs; or the ranks of the last node stop after `lost_after` of them, unless 0.
  * What is wrong is in the watch. */
 void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,
-                         const struct prs_attention_shares *shares, uint32_t lost_after);
+                         const struct prs_attention_slice *slice, uint32_t lost_after);
 
-/* A share crosses once to each node that looks at it, and no more of it than that. */
+/* A slice crosses once to each node that looks at it, and no more of it than that. */
 void attention_model_check_rank(const struct attention_model *model, uint32_t rank);
 
 void attention_model_close(struct attention_model *model, uint32_t world);

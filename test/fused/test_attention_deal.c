@@ -35,14 +35,14 @@ static struct row shapes[] = {
 
 static struct prs_attention_schedule schedule_of(const struct row *r, uint32_t rank)
 {
-    struct prs_attention_shares shares = {r->batch, r->heads_q, r->heads_kv, r->causal, r->rows, 1};
+    struct prs_attention_slice slice = {r->batch, r->heads_q, r->heads_kv, r->causal, r->rows, 1};
     struct prs_attention_schedule s = {.tile_rows = r->tile != 0 ? r->tile : 128,
                                        .block_rows = r->block,
                                        .group = r->group,
                                        .depth = 2,
                                        .chunk_rows = 32,
                                        .slab_chunks = 4};
-    prs_attention_schedule_init(&s, rank, r->world, &shares);
+    prs_attention_schedule_init(&s, rank, r->world, &slice);
     return s;
 }
 

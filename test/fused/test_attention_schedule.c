@@ -7,7 +7,7 @@
 #include <string.h>
 
 struct row {
-    uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's share */
+    uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's slice */
     uint32_t tile, block, group, depth, chunk, slab_chunks;
     uint32_t nodes; /* 0: one */
 };
@@ -24,14 +24,14 @@ static struct row shapes[] = {
 
 static struct prs_attention_schedule schedule_of(const struct row *r, uint32_t rank)
 {
-    struct prs_attention_shares shares = {r->batch, r->heads_q, r->heads_kv, r->causal, r->rows, r->nodes};
+    struct prs_attention_slice slice = {r->batch, r->heads_q, r->heads_kv, r->causal, r->rows, r->nodes};
     struct prs_attention_schedule s = {.tile_rows = r->tile,
                                        .block_rows = r->block,
                                        .group = r->group,
                                        .depth = r->depth,
                                        .chunk_rows = r->chunk,
                                        .slab_chunks = r->slab_chunks};
-    prs_attention_schedule_init(&s, rank, r->world, &shares);
+    prs_attention_schedule_init(&s, rank, r->world, &slice);
     return s;
 }
 
@@ -60,7 +60,7 @@ FOR_ALL_SHAPES(every_tile_of_every_head_is_one_task)
         cr_assert(t.group >= group, "group %u comes after %u", t.group, group);
         group = t.group;
         cr_assert_eq(t.pair / s.group, t.group);
-        cr_assert_eq(t.pair, t.batch * s.heads_kv + t.head / s.share, "head %u reads pair %u", t.head, t.pair);
+        cr_assert_eq(t.pair, t.batch * s.heads_kv + t.head / s.heads_per_kv, "head %u reads pair %u", t.head, t.pair);
         at = ((t.batch * s.heads_q + t.head) * s.segments + t.segment) * s.tiles + t.tile;
         cr_assert(at < s.tasks && seen[at]++ == 0, "tile %u of segment %u of head %u comes twice", t.tile, t.segment,
                   t.head);
@@ -120,7 +120,7 @@ static uint32_t *count_messages(const struct prs_attention_schedule *s, uint32_t
         cr_assert(m.turn >= turn && m.pair / s->group == m.group, "groups travel in order");
         cr_assert(m.turn == m.group ||
                       (m.way == 0 && m.distance == 0 && m.group <= m.turn + s->depth - 1 && m.group <= m.turn + 1),
-                  "the own share goes one group ahead, where there is room");
+                  "the own slice goes one group ahead, where there is room");
         turn = m.turn;
         cr_assert(m.rows > 0 && m.rows <= s->chunk_rows && m.row + m.rows <= s->segment_rows);
         if (m.distance != distance)

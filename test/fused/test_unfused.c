@@ -31,7 +31,7 @@ struct rank {
 
 struct model {
     struct rank ranks[WORLD];
-    struct prs_share share;
+    struct prs_slice slice;
     struct watch watch;
     uint32_t epochs;
 };
@@ -101,7 +101,7 @@ static bool cross(struct rank *me, const struct prs_exchange *x, bool of_result)
     for (uint32_t i = 0; i + 1 < me->s.place.nodes; i++) {
         struct prs_exchange_part p = prs_exchange_with(&me->s, x, i);
         /* MUTANT(model unfused) what crosses is awaited: s/+ 1// */
-        if (!watch_wait(&m->watch, &me->signals[p.awaited], me->epoch + 1, of_result ? "share" : "sums or rows",
+        if (!watch_wait(&m->watch, &me->signals[p.awaited], me->epoch + 1, of_result ? "slice" : "sums or rows",
                         me->s.place.rank, p.awaited, p.peer))
             return false;
     }
@@ -127,17 +127,17 @@ static bool finish(struct rank *me)
     return true;
 }
 
-/* Adds up a rank's share, and stores it at `to` of `copies` neighbours. */
-static void add_share(struct rank *me, uint32_t rank, uint64_t to, uint32_t copies)
+/* Adds up a rank's slice, and stores it at `to` of `copies` neighbours. */
+static void add_slice(struct rank *me, uint32_t rank, uint64_t to, uint32_t copies)
 {
-    const struct prs_share *share = &me->model->share;
-    uint64_t first = prs_share_first(share, rank) * 2, slot = prs_exchange_slot_bytes(share);
-    for (uint64_t at = 0; at < prs_share_count(share, rank) * 2; at += 4) {
+    const struct prs_slice *slice = &me->model->slice;
+    uint64_t first = prs_slice_first(slice, rank) * 2, slot = prs_exchange_slot_bytes(slice);
+    for (uint64_t at = 0; at < prs_slice_count(slice, rank) * 2; at += 4) {
         uint32_t sum = 0;
         for (uint32_t p = 0; p < me->s.place.local_ranks; p++)
             sum += *word_at(neighbour(me, p)->staging, first + at);
         for (uint32_t i = 0; rank == me->s.place.rank && i + 1 < me->s.place.nodes; i++)
-            sum += *word_at(me->staging, prs_exchange_received(share, me->s.place.nodes, 0) + i * slot + at);
+            sum += *word_at(me->staging, prs_exchange_received(slice, me->s.place.nodes, 0) + i * slot + at);
         for (uint32_t p = 0; p < copies; p++)
             *word_at(rank == me->s.place.rank ? neighbour(me, p)->result : me->staging, to + at) = sum;
         watch_dawdle(&me->random);
@@ -152,7 +152,7 @@ static bool spread(struct rank *me, const struct prs_exchange *x, bool of_result
         return false;
     for (uint32_t i = 1; i < s->place.nodes; i++) {
         uint32_t block = (s->place.node + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank;
-        uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
+        uint64_t first = prs_slice_first(&x->slice, block) * 2, bytes = prs_slice_count(&x->slice, block) * 2;
         for (uint32_t p = 1; p < s->place.local_ranks; p++)
             model_copy(me, (of_result ? neighbour(me, p)->result : neighbour(me, p)->staging) + first,
                        (of_result ? me->result : me->staging) + first, bytes);
@@ -164,10 +164,10 @@ static bool spread(struct rank *me, const struct prs_exchange *x, bool of_result
 static bool gather(struct rank *me)
 {
     struct model *m = me->model;
-    struct prs_exchange x = {.share = m->share, .word = PRS_EXCHANGE_THERE, .credit = 1};
+    struct prs_exchange x = {.slice = m->slice, .word = PRS_EXCHANGE_THERE, .credit = 1};
     for (uint32_t p = 0; p < me->s.place.local_ranks; p++) {
-        for (uint64_t i = 0; i < prs_share_count(&m->share, me->s.place.rank) / 2; i++)
-            *word_at(neighbour(me, p)->staging, prs_share_first(&m->share, me->s.place.rank) * 2 + i * 4) =
+        for (uint64_t i = 0; i < prs_slice_count(&m->slice, me->s.place.rank) / 2; i++)
+            *word_at(neighbour(me, p)->staging, prs_slice_first(&m->slice, me->s.place.rank) * 2 + i * 4) =
                 value(me->epoch, me->s.place.rank, i);
         watch_dawdle(&me->random);
     }
@@ -175,8 +175,8 @@ static bool gather(struct rank *me)
     if (!spread(me, &x, false) || !meet(me))
         return false;
     for (uint32_t r = 0; r < WORLD; r++) {
-        for (uint64_t i = 0; i < prs_share_count(&m->share, r) / 2; i++) {
-            uint32_t seen = *word_at(me->staging, prs_share_first(&m->share, r) * 2 + i * 4);
+        for (uint64_t i = 0; i < prs_slice_count(&m->slice, r) / 2; i++) {
+            uint32_t seen = *word_at(me->staging, prs_slice_first(&m->slice, r) * 2 + i * 4);
             watch_dawdle(&me->random);
             if (seen != value(me->epoch, r, i)) {
                 watch_fail(&m->watch, "row", me->s.place.rank, (uint32_t)i, r, value(me->epoch, r, i), seen);
@@ -191,42 +191,42 @@ static bool reduce(struct rank *me)
 {
     struct model *m = me->model;
     const struct prs_schedule *s = &me->s;
-    const struct prs_share *share = &m->share;
+    const struct prs_slice *slice = &m->slice;
     bool all = s->op == PRS_FUSED_ALLREDUCE;
-    struct prs_exchange sums = {.share = *share,
-                                .source = prs_exchange_sent(share, 0),
-                                .target = prs_exchange_received(share, s->place.nodes, 0),
-                                .slot_bytes = prs_exchange_slot_bytes(share),
+    struct prs_exchange sums = {.slice = *slice,
+                                .source = prs_exchange_sent(slice, 0),
+                                .target = prs_exchange_received(slice, s->place.nodes, 0),
+                                .slot_bytes = prs_exchange_slot_bytes(slice),
                                 .word = PRS_EXCHANGE_THERE,
                                 .credit = !all};
-    struct prs_exchange rows = {.share = *share, .word = PRS_EXCHANGE_BACK};
-    for (uint64_t i = 0; i < share->all / 2; i++)
+    struct prs_exchange rows = {.slice = *slice, .word = PRS_EXCHANGE_BACK};
+    for (uint64_t i = 0; i < slice->all / 2; i++)
         *word_at(me->staging, i * 4) = value(me->epoch, s->place.rank, i);
     /* MUTANT(model unfused) sums are added up when all are there: delete */
     if (!meet(me))
         return false;
     for (uint32_t i = 0; i + 1 < s->place.nodes; i++)
-        add_share(me, (s->place.node + 1 + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank,
-                  prs_exchange_sent(share, i), 1);
+        add_slice(me, (s->place.node + 1 + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank,
+                  prs_exchange_sent(slice, i), 1);
     if (!cross(me, &sums, false))
         return false;
-    add_share(me, s->place.rank, prs_share_first(share, s->place.rank) * 2, all ? s->place.local_ranks : 1);
+    add_slice(me, s->place.rank, prs_slice_first(slice, s->place.rank) * 2, all ? s->place.local_ranks : 1);
     return all ? spread(me, &rows, true) : true;
 }
 
 /* What the launch left in this rank's result, which its owner may change from then on. */
 static bool check_result(struct rank *me, uint32_t epoch)
 {
-    const struct prs_share *share = &me->model->share;
+    const struct prs_slice *slice = &me->model->slice;
     bool all = me->s.op == PRS_FUSED_ALLREDUCE;
-    uint64_t first = all ? 0 : prs_share_first(share, me->s.place.rank) / 2;
-    uint64_t count = (all ? share->all : prs_share_count(share, me->s.place.rank)) / 2;
+    uint64_t first = all ? 0 : prs_slice_first(slice, me->s.place.rank) / 2;
+    uint64_t count = (all ? slice->all : prs_slice_count(slice, me->s.place.rank)) / 2;
     for (uint64_t i = first; i < first + count; i++) {
         uint32_t want = 0, seen = *word_at(me->result, i * 4);
         for (uint32_t r = 0; r < WORLD; r++)
             want += value(epoch, r, i);
         if (seen != want) {
-            watch_fail(&me->model->watch, "sum", me->s.place.rank, (uint32_t)i, (uint32_t)(i * 2 / share->each), want,
+            watch_fail(&me->model->watch, "sum", me->s.place.rank, (uint32_t)i, (uint32_t)(i * 2 / slice->each), want,
                        seen);
             return false;
         }
@@ -258,8 +258,8 @@ static void open_rank(struct model *m, uint32_t r, const struct shape *x)
     struct rank *me = &m->ranks[r];
     me->model = m;
     prs_schedule_init(&me->s, x->op, r, WORLD, x->nodes, WORLD, 1, 1, 1);
-    me->staging = calloc(1, prs_exchange_received(&m->share, x->nodes, x->nodes - 1));
-    me->result = calloc(1, m->share.all * 2);
+    me->staging = calloc(1, prs_exchange_received(&m->slice, x->nodes, x->nodes - 1));
+    me->result = calloc(1, m->slice.all * 2);
     cr_assert(me->staging != NULL && me->result != NULL);
     me->random = r * 7919 + 1;
     me->epoch = me->meetings = FIRST_EPOCH;
@@ -274,7 +274,7 @@ static struct model *run_model(const struct shape *x, uint32_t epochs, uint32_t 
     struct model *m = calloc(1, sizeof(*m));
     pthread_t threads[WORLD];
     cr_assert_not_null(m);
-    m->share = prs_share_of(x->elements, WORLD, x->op == PRS_FUSED_ALLREDUCE);
+    m->slice = prs_slice_of(x->elements, WORLD, x->op == PRS_FUSED_ALLREDUCE);
     m->epochs = epochs;
     watch_init(&m->watch, WORLD, WORLD / x->nodes, lost_after);
     for (uint32_t r = 0; r < WORLD; r++)
@@ -336,7 +336,7 @@ Test(unfused, a_finished_share_is_credit_too, .timeout = 600)
     run_soundly(PRS_FUSED_ALLREDUCE, 4, WORLD * 16, 6);
 }
 
-/* 26 elements: shares of 8, the last of 2; and 10, where two ranks have none: rank 0 has something to put, but gets
+/* 26 elements: slices of 8, the last of 2; and 10, where two ranks have none: rank 0 has something to put, but gets
  * nothing to add from node 1. */
 Test(unfused, ranks_may_have_less_to_add_up_or_nothing, .timeout = 600)
 {

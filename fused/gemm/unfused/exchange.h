@@ -9,14 +9,14 @@
 enum { PRS_EXCHANGE_ALIGNMENT = 256 }; /* of slots: whole lines, and vectors of 16 bytes */
 
 /* What each rank has of a matrix of `all` elements: `each`, in rank order, and the last ones what is left. */
-struct prs_share {
+struct prs_slice {
     uint64_t all, each;
 };
 
-/* whole: every share begins at a vector of 8 elements. */
-PRS_SHARED struct prs_share prs_share_of(uint64_t all, uint32_t world, bool whole)
+/* whole: every slice begins at a vector of 8 elements. */
+PRS_SHARED struct prs_slice prs_slice_of(uint64_t all, uint32_t world, bool whole)
 {
-    struct prs_share s;
+    struct prs_slice s;
     s.all = all;
     s.each = (all + world - 1) / world;
     if (whole)
@@ -24,53 +24,53 @@ PRS_SHARED struct prs_share prs_share_of(uint64_t all, uint32_t world, bool whol
     return s;
 }
 
-PRS_SHARED uint64_t prs_share_first(const struct prs_share *s, uint32_t rank)
+PRS_SHARED uint64_t prs_slice_first(const struct prs_slice *s, uint32_t rank)
 {
-    /* MUTANT(model unfused) the last share is what is left: s/< s->all ? s->each * rank : s->all// */
+    /* MUTANT(model unfused) the last slice is what is left: s/< s->all ? s->each * rank : s->all// */
     return s->each * rank < s->all ? s->each * rank : s->all;
 }
 
-PRS_SHARED uint64_t prs_share_count(const struct prs_share *s, uint32_t rank)
+PRS_SHARED uint64_t prs_slice_count(const struct prs_slice *s, uint32_t rank)
 {
-    return prs_share_first(s, rank + 1) - prs_share_first(s, rank);
+    return prs_slice_first(s, rank + 1) - prs_slice_first(s, rank);
 }
 
 /* Sums need slots behind the product: this node's sums for each counterpart, then
- * those of each for the own share. to, from: prs_index_after() of its node. */
-PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_share *s)
+ * those of each for the own slice. to, from: prs_index_after() of its node. */
+PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_slice *s)
 {
     return (s->each * 2 + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
 }
 
-PRS_SHARED uint64_t prs_exchange_sent(const struct prs_share *s, uint32_t to)
+PRS_SHARED uint64_t prs_exchange_sent(const struct prs_slice *s, uint32_t to)
 {
     uint64_t begin = (s->all * 2 + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;
     return begin + to * prs_exchange_slot_bytes(s);
 }
 
-PRS_SHARED uint64_t prs_exchange_received(const struct prs_share *s, uint32_t nodes, uint32_t from)
+PRS_SHARED uint64_t prs_exchange_received(const struct prs_slice *s, uint32_t nodes, uint32_t from)
 {
     return prs_exchange_sent(s, nodes - 1 + from);
 }
 
 /* Signal words, one of each kind for every counterpart. */
 enum prs_exchange_words {
-    PRS_EXCHANGE_THERE, /* its sums for the own share, or its rows of A, are here */
-    PRS_EXCHANGE_BACK,  /* it has read what was put to it; all-reduce: and its share of the result is here */
+    PRS_EXCHANGE_THERE, /* its sums for the own slice, or its rows of A, are here */
+    PRS_EXCHANGE_BACK,  /* it has read what was put to it; all-reduce: and its slice of the result is here */
     PRS_EXCHANGE_WORDS
 };
 
 /* from: prs_index_after() of the counterpart's node. */
 PRS_SHARED uint32_t prs_exchange_word(const struct prs_schedule *s, uint32_t kind, uint32_t from)
 {
-    /* MUTANT(model unfused) shares and credit have words of their own: s/(s->place.nodes - 1)/0/ */
+    /* MUTANT(model unfused) slices and credit have words of their own: s/(s->place.nodes - 1)/0/ */
     return kind * (s->place.nodes - 1) + from;
 }
 
-/* With slots: from slot i at `source` the share of counterpart i, into the own slot at `target` there. Without: the own
- * share of the matrix at `source`, to the same place there. */
+/* With slots: from slot i at `source` the slice of counterpart i, into the own slot at `target` there. Without: the own
+ * slice of the matrix at `source`, to the same place there. */
 struct prs_exchange {
-    struct prs_share share;
+    struct prs_slice slice;
     uint64_t source, target; /* in the window */
     uint64_t slot_bytes;     /* 0: without slots */
     uint32_t window;
@@ -98,10 +98,10 @@ PRS_SHARED struct prs_exchange_part prs_exchange_with(const struct prs_schedule 
     p.signal = prs_exchange_word(s, x->word, mine);
     p.awaited = prs_exchange_word(s, x->word, i);
     p.credit = prs_exchange_word(s, PRS_EXCHANGE_BACK, i);
-    /* MUTANT(model unfused) sums are as long as the receiver's share: s/x->slot_bytes != 0 ? p.peer :// */
-    p.bytes = prs_share_count(&x->share, x->slot_bytes != 0 ? p.peer : s->place.rank) * 2;
+    /* MUTANT(model unfused) sums are as long as the receiver's slice: s/x->slot_bytes != 0 ? p.peer :// */
+    p.bytes = prs_slice_count(&x->slice, x->slot_bytes != 0 ? p.peer : s->place.rank) * 2;
     /* MUTANT(model unfused) a slot here is that of its receiver: s/? i/? mine/ */
-    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_share_first(&x->share, s->place.rank) * 2);
+    p.from = x->source + (x->slot_bytes != 0 ? i * x->slot_bytes : prs_slice_first(&x->slice, s->place.rank) * 2);
     /* MUTANT(model unfused) each sender has a slot of its own there: s#*#/ 2 *# */
     p.to = x->slot_bytes != 0 ? x->target + mine * x->slot_bytes : p.from;
     return p;

@@ -8,20 +8,20 @@
 #include "transport/util/error.h"
 
 /* What other ranks read or write here: the whole partial product, or the gathered A. */
-static struct prs_share share_of(const struct prs_fused_plan *p)
+static struct prs_slice slice_of(const struct prs_fused_plan *p)
 {
     const struct prs_fused_shape *s = &p->shape;
-    return prs_share_of((uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.place.world,
+    return prs_slice_of((uint64_t)s->m * (s->op == PRS_FUSED_ALLGATHER ? s->k : s->n), p->args.schedule.place.world,
                         s->op == PRS_FUSED_ALLREDUCE);
 }
 
 static uint64_t staging_bytes(const struct prs_fused_plan *p)
 {
-    struct prs_share share = share_of(p);
+    struct prs_slice slice = slice_of(p);
     uint32_t far = p->args.schedule.place.nodes - 1;
     if (far == 0 || p->shape.op == PRS_FUSED_ALLGATHER)
-        return share.all * 2;
-    return prs_exchange_received(&share, p->args.schedule.place.nodes, far);
+        return slice.all * 2;
+    return prs_exchange_received(&slice, p->args.schedule.place.nodes, far);
 }
 
 int prs_unfused_open(struct prs_fused_plan *p)
@@ -67,7 +67,7 @@ static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t o
     return launched(prs_unfused_copy(&c, stream), "a copy to other ranks");
 }
 
-/* A matrix that lies at at[p] in neighbour p, of which every rank of this node has its own share: puts the own one to
+/* A matrix that lies at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own one to
  * the counterparts, and copies theirs, when they have come, to the neighbours. */
 static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
 {
@@ -75,7 +75,7 @@ static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_
     int r = launched(prs_unfused_cross(&p->args, x, stream), "an exchange between nodes");
     for (uint32_t i = 1; i < s->place.nodes && r == 0; i++) {
         uint32_t block = (s->place.node + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank;
-        uint64_t first = prs_share_first(&x->share, block) * 2, bytes = prs_share_count(&x->share, block) * 2;
+        uint64_t first = prs_slice_first(&x->slice, block) * 2, bytes = prs_slice_count(&x->slice, block) * 2;
         r = copy(at[0] + first, bytes, at + 1, first, s->place.local_ranks - 1, stream);
     }
     return r;
@@ -84,55 +84,55 @@ static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_
 static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_exchange x = {.share = share_of(p),
+    struct prs_exchange x = {.slice = slice_of(p),
                              .window = p->args.far.staging_window,
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_CHUNK,
                              .credit = 1};
-    uint64_t first = prs_share_first(&x.share, s->place.rank) * 2, bytes = prs_share_count(&x.share, s->place.rank) * 2;
+    uint64_t first = prs_slice_first(&x.slice, s->place.rank) * 2, bytes = prs_slice_count(&x.slice, s->place.rank) * 2;
     int r = copy(a, bytes, p->args.staging, first, s->place.local_ranks, stream);
     if (r == 0 && s->place.nodes > 1)
         r = spread(p, &x, p->args.staging, stream);
     return r != 0 ? r : launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
 }
 
-/* Adds up what the ranks of this node have of a rank's share, the own last; then what other nodes sent, when the share
+/* Adds up what the ranks of this node have of a rank's slice, the own last; then what other nodes sent, when the slice
  * is the own. */
-static int add_share(struct prs_fused_plan *p, const struct prs_share *share, uint32_t rank, uint8_t *const *to,
+static int add_slice(struct prs_fused_plan *p, const struct prs_slice *slice, uint32_t rank, uint8_t *const *to,
                      uint32_t copies, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
     uint32_t far = s->place.nodes - 1;
-    struct prs_unfused_sum sum = {.elements = prs_share_count(share, rank),
+    struct prs_unfused_sum sum = {.elements = prs_slice_count(slice, rank),
                                   .near_count = s->place.local_ranks,
                                   .copies = copies,
-                                  .far_step = prs_exchange_slot_bytes(share)};
+                                  .far_step = prs_exchange_slot_bytes(slice)};
     for (uint32_t i = 0; i < s->place.local_ranks; i++)
-        sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_share_first(share, rank) * 2;
+        sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_first(slice, rank) * 2;
     if (rank == s->place.rank && far != 0) {
         sum.far_count = far;
-        sum.far = p->args.staging[0] + prs_exchange_received(share, s->place.nodes, 0);
+        sum.far = p->args.staging[0] + prs_exchange_received(slice, s->place.nodes, 0);
     }
     memcpy(sum.to, to, copies * sizeof(*to));
     return launched(prs_unfused_add(&sum, stream), "a sum over ranks");
 }
 
-/* This node's sums for each counterpart go there, and theirs for the own share come here. */
-static int cross_sums(struct prs_fused_plan *p, const struct prs_share *share, cudaStream_t stream)
+/* This node's sums for each counterpart go there, and theirs for the own slice come here. */
+static int cross_sums(struct prs_fused_plan *p, const struct prs_slice *slice, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
-    struct prs_exchange x = {.share = *share,
-                             .source = prs_exchange_sent(share, 0),
-                             .target = prs_exchange_received(share, s->place.nodes, 0),
-                             .slot_bytes = prs_exchange_slot_bytes(share),
+    struct prs_exchange x = {.slice = *slice,
+                             .source = prs_exchange_sent(slice, 0),
+                             .target = prs_exchange_received(slice, s->place.nodes, 0),
+                             .slot_bytes = prs_exchange_slot_bytes(slice),
                              .window = p->args.far.staging_window,
                              .word = PRS_EXCHANGE_THERE,
                              .what = PRS_AWAIT_PARTIAL,
                              .credit = p->shape.op == PRS_FUSED_REDUCE_SCATTER};
     int r = 0;
     for (uint32_t i = 0; i + 1 < s->place.nodes && r == 0; i++) {
-        uint8_t *to = p->args.staging[0] + prs_exchange_sent(share, i);
-        r = add_share(p, share, (s->place.node + 1 + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank,
+        uint8_t *to = p->args.staging[0] + prs_exchange_sent(slice, i);
+        r = add_slice(p, slice, (s->place.node + 1 + i) % s->place.nodes * s->place.local_ranks + s->place.local_rank,
                       &to, 1, stream);
     }
     return r != 0 ? r : launched(prs_unfused_cross(&p->args, &x, stream), "an exchange between nodes");
@@ -143,26 +143,26 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
     const struct prs_symmetric *home = NULL;
-    struct prs_share share = share_of(p);
-    struct prs_exchange x = {.share = share, .word = PRS_EXCHANGE_BACK, .what = PRS_AWAIT_BROADCAST};
+    struct prs_slice slice = slice_of(p);
+    struct prs_exchange x = {.slice = slice, .word = PRS_EXCHANGE_BACK, .what = PRS_AWAIT_BROADCAST};
     uint8_t *at[PRS_MAX_LOCAL_RANKS] = {c}, *to[PRS_MAX_LOCAL_RANKS] = {c};
     uint32_t copies = 1;
     int r = 0;
     if (p->shape.op == PRS_FUSED_ALLREDUCE) {
-        home = prs_symmetric_find(p->base.ctx, c, share.all * 2);
+        home = prs_symmetric_find(p->base.ctx, c, slice.all * 2);
         if (!home)
             return prs_fail(-EINVAL, "fused: the result of an all-reduce (%p) must lie in prs_fused_alloc() memory", c);
         x.window = home->window;
         x.source = (uint64_t)((uint8_t *)c - home->at[0]);
         for (copies = 0; copies < s->place.local_ranks; copies++) {
             at[copies] = home->at[copies] + x.source;
-            to[copies] = at[copies] + prs_share_first(&share, s->place.rank) * 2;
+            to[copies] = at[copies] + prs_slice_first(&slice, s->place.rank) * 2;
         }
     }
     if (s->place.nodes > 1)
-        r = cross_sums(p, &share, stream);
+        r = cross_sums(p, &slice, stream);
     if (!r)
-        r = add_share(p, &share, s->place.rank, to, copies, stream);
+        r = add_slice(p, &slice, s->place.rank, to, copies, stream);
     return r != 0 || !home || s->place.nodes == 1 ? r : spread(p, &x, at, stream);
 }
 

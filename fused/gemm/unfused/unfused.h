@@ -4,12 +4,12 @@
  * like the fused path.
  *
  * Between nodes each rank deals with its counterparts only, as the fused kernels do. What it is to have of the whole
- * matrix is its *share*. Partial sums of a counterpart's share are added up here first, and put there (an *exchange*:
+ * matrix is its *slice*. Partial sums of a counterpart's slice are added up here first, and put there (an *exchange*:
  * one put and one signal to each counterpart, and one from each is awaited); rows of A, and for an all-reduce the
- * finished shares, are put where they belong at the counterparts, which copy them to their neighbours. There is one
+ * finished slices, are put where they belong at the counterparts, which copy them to their neighbours. There is one
  * bank: the host, which hands addresses to cuBLASLt and to copies, does not know the epoch. So nobody puts before the
  * other side has read what came in the last launch, and has said so by the signal that comes back: an all-reduce's
- * finished share, else a bare credit. */
+ * finished slice, else a bare credit. */
 #ifndef PERSEUS_FUSED_UNFUSED_H
 #define PERSEUS_FUSED_UNFUSED_H
 
