@@ -211,7 +211,7 @@ PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t fr
     uint32_t epoch = launch_epoch(&args.sync);
 #pragma unroll 1
     for (uint32_t group = from; group < to; group++) {
-        if (add_acq_rel_gpu(&args.finished[group], 1) + 1 != gridDim.x * epoch)
+        if (!arrives_last(&args.finished[group], gridDim.x * epoch))
             continue;
         fence_release_sys(); /* R6: what all CTAs have read, before the credit. Pairs with A1 in await_credit(). */
 #pragma unroll 1

@@ -22,7 +22,7 @@ static __device__ __noinline__ void relay_message(const struct prs_attention_arg
     uint32_t slab = index % s->slabs, segment = index / s->slabs % s->segments;
     uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->pairs;
     uint32_t row = slab * s->slab_chunks * s->chunk_rows, rows = s->segment_rows - row;
-    if (add_acq_rel_gpu(args.arrivals[0] + index, 1) + 1 != epoch * prs_attention_arrivals(s, slab))
+    if (!arrives_last(args.arrivals[0] + index, epoch * prs_attention_arrivals(s, slab)))
         return;
     rows = rows < s->slab_chunks * s->chunk_rows ? rows : s->slab_chunks * s->chunk_rows;
     for (uint32_t back = 1; back < s->place.nodes; back++) {

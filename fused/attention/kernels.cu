@@ -3,7 +3,7 @@
 #include "fused/attention/engine.cuh"
 
 #include "fused/attention/kernels.h"
-#include "fused/core/launch.cuh"
+#include "fused/core/begin_copies.cuh"
 
 typedef void (*kernel_fn)(const struct prs_attention_args);
 
@@ -66,26 +66,12 @@ extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *ke
     return launch_kernel(i->fn, &i->shape, ctas, stream, *args);
 }
 
-/* Before the copy engines start: no other rank still reads what this one sent in the launch before; then the epoch that
- * they copy as their flag. One warp, and on the same stream before the kernel, which leaves no room for it. */
-static __global__ void begin_copies(const __grid_constant__ struct prs_attention_args args)
-{
-    const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t epoch = launch_epoch(&args.sync);
-    /* MUTANT(emulator attention/keys_that_are_copied_are_right) credit for all groups of copied keys:
-     * s/prs_attention_credit(s, s->place.world, 0)/s->place.world - 1/ */
-    /* MUTANT(emulator attention/keys_that_are_copied_are_right)
-     * credit before copied keys of the last epoch are copied over: s/wait_flag/if (0) wait_flag/ */
-    for (uint32_t i = threadIdx.x; i < prs_attention_credit(s, s->place.world, 0); i += 32)
-        wait_flag(&args.sync, args.credits[0] + i, epoch - 1, PRS_AWAIT_CREDIT,
-                  prs_place_after(&s->place, s->place.world - 1 - i / s->groups), i);
-    __syncwarp();
-    if (threadIdx.x == 0)
-        args.sync.words->copying = epoch;
-}
-
 extern "C" int prs_attention_kernel_begin_copies(const struct prs_attention_args *args, cudaStream_t stream)
 {
-    static const struct launch_shape one_warp = {1, 32, 0};
-    return launch_kernel(begin_copies, &one_warp, 1, stream, *args);
+    const struct prs_attention_schedule *s = &args->schedule;
+    /* MUTANT(emulator attention/keys_that_are_copied_are_right) credit for all groups of copied keys:
+     * s/prs_attention_credit(s, s->place.world, 0)/s->place.world - 1/ */
+    uint32_t credits = prs_attention_credit(s, s->place.world, 0);
+    return launch_begin_copies(
+        {args->sync, s->place, args->credits[0], credits, s->groups, s->place.world - 1, PRS_AWAIT_CREDIT}, stream);
 }

@@ -70,4 +70,36 @@ template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
     mbarrier_init_fence();
 }
 
+/* The frame of a kernel of the tile product: the roles of both CTAs of a cluster begin when the barriers of both exist,
+ * and end together. init: what one thread readies besides; a, b, c: the tensor maps. */
+template <class E, class Init, class Produce, class Consume>
+PRS_DEVICE void run_roles(const struct cta_memory &m, const CUtensorMap *a, const CUtensorMap *b, const CUtensorMap *c,
+                          Init init, Produce produce, Consume consume)
+{
+    if (threadIdx.x == 0) {
+        init();
+        cta_memory_init<E>(&m);
+    }
+    if (threadIdx.x == 32) {
+        tensor_map_prefetch(a);
+        tensor_map_prefetch(b);
+        tensor_map_prefetch(c);
+    }
+    cluster_arrive();
+    cluster_wait(); /* the other CTA's barriers exist before anything is multicast to it */
+
+    if (threadIdx.x < 128) {
+        registers_give<PRODUCER_REGISTERS>();
+        produce();
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        consume();
+    }
+    __syncwarp();
+    /* MUTANT(emulator reduce_scatter_is_right) cluster barrier before leaving: delete */
+    cluster_arrive();
+    /* MUTANT(emulator reduce_scatter_is_right) cluster barrier before leaving: delete */
+    cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
+}
+
 #endif

@@ -247,7 +247,6 @@ PRS_DEVICE void tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *bar, in
                  : "memory");
 }
 
-
 /* ---- proxies, flags --------------------------------------------------------------------------------------------- */
 /* Shared memory written with ordinary stores -> read by the copy engine or the tensor cores. */
 PRS_DEVICE void fence_async_shared(void)

@@ -87,6 +87,37 @@ PRS_DEVICE bool wait_flag(const struct prs_sync *sync, const uint32_t *flag, uin
     }
 }
 
+enum { ALL_ARRIVED = ~0u >> 2 }; /* larger than any count, also after a few products */
+
+/* A whole warp waits for counters in a row, one a lane: counters[index] for a lane where it exists. Gives how many of
+ * them, from lane 0 on, have arrived, at least 1: so a row that is complete costs one look for every 32 counters.
+ * ALL_ARRIVED when waiting was given up. from(): the rank that sends all of them; asked only for a fault, because a value
+ * that is ready before the loop takes a register. */
+template <class From>
+PRS_DEVICE uint32_t wait_counters(const struct prs_sync *sync, const uint32_t *counters, uint32_t index, bool exists,
+                                  uint32_t want, uint32_t what, From from)
+{
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t seen = exists ? load_acquire_sys(counters + index) : 0;
+        uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
+        if (missing == 0)
+            return 32;
+        if ((missing & 1) == 0)
+            return __ffs(missing) - 1;
+        bool go = keep_waiting(sync, &clock, what, from(), index, want, seen);
+        if (!__shfl_sync(~0u, go, 0))
+            return ALL_ARRIVED;
+    }
+}
+
+/* Counts this thread's arrival; true for the one that makes the counter `whole`. What the others did before they
+ * arrived is visible to it. */
+PRS_DEVICE bool arrives_last(uint32_t *counter, uint32_t whole)
+{
+    return add_acq_rel_gpu(counter, 1) + 1 == whole;
+}
+
 /* The epoch of this launch. The word moves only when every CTA has left, so every CTA reads the same. */
 PRS_DEVICE uint32_t launch_epoch(const struct prs_sync *sync)
 {

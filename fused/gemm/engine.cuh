@@ -63,28 +63,9 @@ template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
-    if (threadIdx.x == 0)
-        cta_memory_init<E>(&m);
-    if (threadIdx.x == 32) {
-        tensor_map_prefetch(&args.a);
-        tensor_map_prefetch(&args.b);
-        tensor_map_prefetch(&args.c[0]);
-    }
-    cluster_arrive();
-    cluster_wait(); /* the other CTA's barriers exist before anything is multicast to it */
-
-    if (threadIdx.x < 128) {
-        registers_give<PRODUCER_REGISTERS>();
-        produce<E>(args, m, cta_place_here<E>(&args.sync));
-    } else {
-        registers_take<CONSUMER_REGISTERS>();
-        multiply_tiles<E>(args, m, cta_place_here<E>(&args.sync));
-    }
-    __syncwarp();
-    /* MUTANT(emulator reduce_scatter_is_right) cluster barrier before leaving: delete */
-    cluster_arrive();
-    /* MUTANT(emulator reduce_scatter_is_right) cluster barrier before leaving: delete */
-    cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
+    run_roles<E>(
+        m, &args.a, &args.b, &args.c[0], []() {}, [&]() { produce<E>(args, m, cta_place_here<E>(&args.sync)); },
+        [&]() { multiply_tiles<E>(args, m, cta_place_here<E>(&args.sync)); });
     if (E::epochs && threadIdx.x == 0) {
         uint32_t epoch = launch_epoch(&args.sync);
         if (leave_epoch(&args.sync, epoch, gridDim.x)) {

@@ -3,7 +3,7 @@
 #include "fused/gemm/kernels.h"
 
 #include "fused/gemm/engine.cuh"
-#include "fused/core/launch.cuh"
+#include "fused/core/begin_copies.cuh"
 
 typedef void (*kernel_fn)(const struct prs_kernel_args);
 
@@ -39,25 +39,8 @@ extern "C" int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_ma
                          stream, *args);
 }
 
-/* Before the copy engines start: every other rank has finished the launch before this one, so that its copy of this
- * rank's block may be overwritten; then the epoch that they copy as their flag. One warp, and on the same stream before
- * the fused kernel, which leaves no room for it. */
-static __global__ void begin_copies(const __grid_constant__ struct prs_kernel_args args)
-{
-    const struct prs_schedule *s = &args.schedule;
-    uint32_t slot = threadIdx.x, epoch = launch_epoch(&args.sync);
-    /* MUTANT(emulator allgather_by_copy_engine_is_right) credit before rows are copied over those of the last epoch:
-     * s/wait_flag/if (0) wait_flag/ */
-    if (slot + 1 < s->place.world)
-        wait_flag(&args.sync, args.done[0] + slot, epoch - 1, PRS_AWAIT_PEERS, prs_place_after(&s->place, 1 + slot),
-                  slot);
-    __syncwarp();
-    if (slot == 0)
-        args.sync.words->copying = epoch;
-}
-
 extern "C" int prs_kernels_begin_copies(const struct prs_kernel_args *args, cudaStream_t stream)
 {
-    static const struct launch_shape one_warp = {1, 32, 0};
-    return launch_kernel(begin_copies, &one_warp, 1, stream, *args);
+    const struct prs_place *at = &args->schedule.place;
+    return launch_begin_copies({args->sync, *at, args->done[0], at->world - 1, 1, 1, PRS_AWAIT_PEERS}, stream);
 }

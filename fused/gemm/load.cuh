@@ -5,28 +5,16 @@
 
 #include "fused/gemm/relay.cuh"
 
-/* All-gather: how many strips from `strip` on have arrived, at least 1. All lanes look at once, so that a row that is
- * complete costs one look per 32 strips. Returns a large number when waiting was given up. */
+/* All-gather: how many strips from `strip` on have arrived, at least 1; a large number when waiting was given up. */
 PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struct cta_place &at, uint32_t slot,
                                  uint32_t row_tile, uint32_t strip)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t lane = threadIdx.x % 32, mine = strip + lane, strips = prs_schedule_strips(s);
-    uint32_t index = prs_schedule_arrival(s, slot, row_tile, mine);
-    uint32_t want = mine < strips ? at.epoch * prs_schedule_arrivals(s, row_tile, mine) : 0;
-    struct wait_clock clock = {0, 0};
-    for (;;) {
-        uint32_t seen = mine < strips ? load_acquire_sys(args.flags[0] + index) : 0;
-        uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
-        if (missing == 0)
-            return 32;
-        if ((missing & 1) == 0)
-            return __ffs(missing) - 1;
-        bool go =
-            keep_waiting(&args.sync, &clock, PRS_AWAIT_CHUNK, prs_place_after(&s->place, 1 + slot), index, want, seen);
-        if (!__shfl_sync(~0u, go, 0))
-            return ~0u / PRS_STRIP_STEPS;
-    }
+    uint32_t mine = strip + threadIdx.x % 32, index = prs_schedule_arrival(s, slot, row_tile, mine);
+    bool exists = mine < prs_schedule_strips(s);
+    uint32_t want = exists ? at.epoch * prs_schedule_arrivals(s, row_tile, mine) : 0;
+    return wait_counters(&args.sync, args.flags[0], index, exists, want, PRS_AWAIT_CHUNK,
+                         [&]() { return prs_place_after(&s->place, 1 + slot); });
 }
 
 /* Where a tile's rows of A come from. */

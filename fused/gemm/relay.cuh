@@ -8,10 +8,10 @@
 #include "fused/core/far.cuh"
 #include "fused/gemm/layout.h"
 
-/* One more of `whole` has come in this launch: true for the last. A counter gains exactly `whole` in each. */
+/* Counters of a launch gain exactly `whole` in each. */
 PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint32_t counter, uint32_t whole)
 {
-    return add_acq_rel_gpu(args.far.counters + counter, 1) + 1 == epoch * whole;
+    return arrives_last(args.far.counters + counter, epoch * whole);
 }
 
 /* What follows is out of line and takes plain numbers: it is rare, and costs the roles no registers. */
@@ -74,10 +74,10 @@ static __device__ __noinline__ void relay_chunk(const struct prs_kernel_args &ar
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, s->place.rank);
-    uint32_t landed = add_acq_rel_gpu(args.flags[0] + prs_schedule_arrival(s, slot, row_tile, strip), 1) + 1;
     uint64_t bank = (epoch & 1) * args.staging_bank_bytes, from, bytes;
     struct prs_piece_group g;
-    if (landed != epoch * prs_schedule_arrivals(s, row_tile, strip))
+    if (!arrives_last(args.flags[0] + prs_schedule_arrival(s, slot, row_tile, strip),
+                      epoch * prs_schedule_arrivals(s, row_tile, strip)))
         return;
     g = prs_schedule_group(s, row_tile, strip);
     if (!is_last(args, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))

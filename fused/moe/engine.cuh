@@ -208,28 +208,10 @@ template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_constant__ struct prs_moe_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
-    if (threadIdx.x == 0) {
-        unit_memory_init<E>(unit_memory_map(m));
-        cta_memory_init<E>(&m);
-    }
-    if (threadIdx.x == 32) {
-        tensor_map_prefetch(&args.rows);
-        tensor_map_prefetch(&args.experts);
-        tensor_map_prefetch(&args.out);
-    }
-    cluster_arrive();
-    cluster_wait(); /* the other CTA's barriers exist before anything is multicast to it */
-
-    if (threadIdx.x < 128) {
-        registers_give<PRODUCER_REGISTERS>();
-        produce_blocks<E>(args, m, cta_place_here<E>(&args.sync));
-    } else {
-        registers_take<CONSUMER_REGISTERS>();
-        multiply_blocks<E>(args, m, cta_place_here<E>(&args.sync));
-    }
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait(); /* the other CTA may still arrive on this CTA's barriers until here */
+    run_roles<E>(
+        m, &args.rows, &args.experts, &args.out, [&]() { unit_memory_init<E>(unit_memory_map(m)); },
+        [&]() { produce_blocks<E>(args, m, cta_place_here<E>(&args.sync)); },
+        [&]() { multiply_blocks<E>(args, m, cta_place_here<E>(&args.sync)); });
     if (threadIdx.x != 0)
         return;
     units_restart(args);

@@ -13,9 +13,7 @@
 #define PERSEUS_FUSED_ROUTE_CUH
 
 #include "fused/moe/args.h"
-#include "fused/core/network.cuh"
-#include "fused/core/ptx.cuh"
-#include "fused/core/sync.cuh"
+#include "fused/core/far.cuh"
 
 struct route_memory {
     uint32_t *table[PRS_ROUTE_TABLES]; /* [experts] each */
@@ -114,7 +112,7 @@ PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct rou
 PRS_DEVICE bool arrive_cta(const struct prs_moe_args &args, const struct route_place &at, uint32_t step, uint32_t *want)
 {
     *want = ((at.epoch - 1) * 2 + step) * args.route.ctas;
-    return add_acq_rel_gpu(args.arrivals, 1) + 1 == *want;
+    return arrives_last(args.arrivals, *want);
 }
 
 /* What each CTA has written is visible to all. */
@@ -253,28 +251,18 @@ PRS_DEVICE void send_record(const struct prs_moe_args &args, const struct route_
 static __device__ __noinline__ void put_mail(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
-    const struct prs_moe_far *far = &args.far;
     for (uint32_t p = 1; p < r->place.world; p++) {
-        uint32_t b = prs_route_node_of(r, p), peer = prs_place_after(&r->place, p),
-                 me = prs_distance_back(p, r->place.world);
-        struct prs_device_put mail = {prs_route_outbox_at(r, p),
-                                      prs_route_counts_at(r, epoch & 1, me),
-                                      prs_route_record_at(r, 0, 0, args.head->sent[p]),
-                                      peer,
-                                      far->mail_window,
-                                      far->mail_window,
-                                      p % PRS_CMD_GROUPS};
-        struct prs_device_put note = mail;
-        struct prs_device_signal signal = {me * 8ull, epoch, peer, far->signal_window, p % PRS_CMD_GROUPS, 0, 0};
+        uint32_t b = prs_route_node_of(r, p), peer = prs_place_after(&r->place, p);
+        uint32_t me = prs_distance_back(p, r->place.world);
         if (b == 0)
             continue;
-        network_put(&args.sync, &far->device, mail);
-        note.src_offset = prs_route_note_at(r, 2, b);
-        note.dst_offset = prs_route_note_at(r, epoch & 1, prs_distance_back(b, r->place.nodes));
-        note.bytes = 16 + ((uint64_t)args.head->relayed[b] * r->place.local_ranks * 4 + 15) / 16 * 16;
+        put_far(args, peer, args.far.mail_window, prs_route_outbox_at(r, p), prs_route_counts_at(r, epoch & 1, me),
+                prs_route_record_at(r, 0, 0, args.head->sent[p]), p);
         if (peer == prs_place_counterpart(&r->place, b))
-            network_put(&args.sync, &far->device, note);
-        network_signal(&args.sync, &far->device, signal);
+            put_far(args, peer, args.far.mail_window, prs_route_note_at(r, 2, b),
+                    prs_route_note_at(r, epoch & 1, prs_distance_back(b, r->place.nodes)),
+                    16 + ((uint64_t)args.head->relayed[b] * r->place.local_ranks * 4 + 15) / 16 * 16, p);
+        signal_far(args, peer, me, epoch, p);
     }
 }
 
@@ -316,7 +304,7 @@ static_assert(TOTAL_SENT + PRS_ROUTE_MAX_WORLD <= PRS_ROUTE_TOTALS, "one total a
 PRS_DEVICE const uint32_t *routes_flag(const struct prs_moe_args &args, uint32_t p)
 {
     if (prs_route_node_of(&args.route, p) != 0)
-        return (const uint32_t *)(args.far.signals + p);
+        return far_flag(args, p);
     return args.mail_flags[0] + p;
 }
 

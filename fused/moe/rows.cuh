@@ -12,7 +12,7 @@
 
 #include "fused/core/cta.cuh"
 #include "fused/moe/args.h"
-#include "fused/core/network.cuh"
+#include "fused/core/far.cuh"
 
 /* A buffer in shared memory and the barrier that says it is full. */
 struct row_buffer {
@@ -159,6 +159,7 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
     uint32_t rows = prs_route_piece_rows(row, r->put, all);
     uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_place_counterpart(&r->place, n), from = prs_distance_back(n, r->place.nodes);
+    /* Both are ready before the counters are read: put_far() and signal_far() after them made send_rows_far() spill. */
     struct prs_device_put put = {prs_route_relay_at(r, 1, n, first),
                                  prs_route_relay_at(r, 0, from, first),
                                  (uint64_t)rows * r->row_bytes,
@@ -173,12 +174,12 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
     bulk_wait_done<0>();
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * a put only behind all its rows: s/rows/1/ */
-    if (add_acq_rel_gpu(far->counters + prs_route_put_counter(r, n, row), 1) + 1 != rows)
+    if (!arrives_last(far->counters + prs_route_put_counter(r, n, row), rows))
         return;
     network_put(&args.sync, &far->device, put);
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * a signal only behind all puts of its group: s/puts/1/ */
-    if (add_acq_rel_gpu(far->counters + prs_route_group_counter(r, n, row), 1) + 1 == puts)
+    if (arrives_last(far->counters + prs_route_group_counter(r, n, row), puts))
         network_signal(&args.sync, &far->device, signal);
 }
 
@@ -280,7 +281,7 @@ PRS_DEVICE bool hand_on(const struct prs_moe_args &args, struct row_buffer *b, u
 {
     const struct prs_route *r = &args.route;
     uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
-    const uint32_t *flag = (const uint32_t *)(args.far.signals + word);
+    const uint32_t *flag = far_flag(args, word);
     if (in->at >= in->end || load_acquire_sys(flag) != epoch) {
         /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
          * the last row that was handed on is told of: delete */

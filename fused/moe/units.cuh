@@ -84,7 +84,7 @@ PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_ring *rin
 /* One thread per CTA, last thing: the next launch begins anew. */
 PRS_DEVICE void units_restart(const struct prs_moe_args &args)
 {
-    if (add_acq_rel_gpu(args.next + 1, 1) + 1 != gridDim.x)
+    if (!arrives_last(args.next + 1, gridDim.x))
         return;
     *(volatile uint32_t *)args.next = 0;
     *(volatile uint32_t *)(args.next + 1) = 0;

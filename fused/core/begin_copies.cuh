@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What runs before the copy engines of a launch start: a kernel of one warp, on the same stream as the fused kernel and
+ * before it, because the fused kernel leaves no room for it. */
+#ifndef PERSEUS_FUSED_BEGIN_COPIES_CUH
+#define PERSEUS_FUSED_BEGIN_COPIES_CUH
+
+#include "fused/core/launch.cuh"
+#include "fused/core/sync.cuh"
+
+/* credits[i]: the receiver has finished reading, in the launch before, what this rank copies over now. It is the rank
+ * that comes (1 + i / per_rank) * step after this one; step world - 1 counts backwards. */
+struct begin_copies_args {
+    struct prs_sync sync;
+    struct prs_place place;
+    const uint32_t *credits;
+    uint32_t count, per_rank, step;
+    uint32_t what; /* enum prs_awaited */
+};
+
+/* Waits for the credits, then writes the epoch, which the copy engines copy as their flag. */
+static __global__ void begin_copies(const __grid_constant__ struct begin_copies_args args)
+{
+    uint32_t epoch = launch_epoch(&args.sync);
+    /* MUTANT(emulator allgather_by_copy_engine_is_right) credit before rows are copied over those of the last epoch:
+     * s/wait_flag/if (0) wait_flag/ */
+    /* MUTANT(emulator attention/keys_that_are_copied_are_right)
+     * credit before copied keys of the last epoch are copied over: s/wait_flag/if (0) wait_flag/ */
+    for (uint32_t i = threadIdx.x; i < args.count; i += 32)
+        wait_flag(&args.sync, args.credits + i, epoch - 1, args.what,
+                  prs_place_after(&args.place, (1 + i / args.per_rank) * args.step), i);
+    __syncwarp();
+    if (threadIdx.x == 0)
+        args.sync.words->copying = epoch;
+}
+
+static inline int launch_begin_copies(const struct begin_copies_args &args, cudaStream_t stream)
+{
+    static const struct launch_shape one_warp = {1, 32, 0};
+    return launch_kernel(begin_copies, &one_warp, 1, stream, args);
+}
+
+#endif
