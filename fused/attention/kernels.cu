@@ -47,7 +47,7 @@ static const struct instance *find(const struct prs_attention_kernel *wanted)
 extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel)
 {
     const struct instance *i = find(kernel);
-    if (i == NULL)
+    if (!i)
         return -ENOTSUP;
     *kernel = i->choices;
     return 0;

@@ -122,7 +122,7 @@ PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct p
     uint32_t lane = threadIdx.x % 32, row = first + lane / 4;
     uint64_t head = (uint64_t)t.batch * s->heads_q + t.head;
     uint16_t *out = args.out + t.batch * to->batch + t.head * to->head + t.segment * to->segment;
-    float *lse = args.lse == NULL ? NULL : args.lse + (head * s->segments + t.segment) * s->segment_rows;
+    float *lse = !args.lse ? NULL : args.lse + (head * s->segments + t.segment) * s->segment_rows;
     float sum[2] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
     uint32_t w[2][N / 16][4];
 #pragma unroll
@@ -136,7 +136,7 @@ PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct p
         for (int i = 0; i < N / 16; i++)
             *(uint4 *)(out + row * to->row + i * 32 + lane % 4 * 8) =
                 make_uint4(w[h][i][0], w[h][i][1], w[h][i][2], w[h][i][3]);
-        if (lse != NULL && lane % 4 == 0)
+        if (lse && lane % 4 == 0)
             lse[row] = fmaf(rows.top[h], args.scale, logf(sum[h]));
     }
 }

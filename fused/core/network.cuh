@@ -12,7 +12,7 @@ static __device__ __noinline__ void network_put(const struct prs_sync *sync, con
                                                 const struct prs_device_put &put)
 {
     int r = prs_put(device, &put, NULL);
-    if (r != 0)
+    if (r)
         give_up(sync, PRS_AWAIT_NETWORK, put.peer, put.group, 0, (uint32_t)-r, 0);
 }
 
@@ -20,7 +20,7 @@ static __device__ __noinline__ void network_signal(const struct prs_sync *sync, 
                                                    const struct prs_device_signal &signal)
 {
     int r = prs_signal(device, &signal, NULL);
-    if (r != 0)
+    if (r)
         give_up(sync, PRS_AWAIT_NETWORK, signal.peer, signal.group, 0, (uint32_t)-r, 0);
 }
 
@@ -28,7 +28,7 @@ static __device__ __noinline__ void network_signal(const struct prs_sync *sync, 
 static __device__ __noinline__ void network_quiet(const struct prs_sync *sync, const struct prs_device *device)
 {
     int r = prs_quiet(device);
-    if (r != 0)
+    if (r)
         give_up(sync, PRS_AWAIT_NETWORK, device->rank, 0, 0, (uint32_t)-r, 0);
 }
 

@@ -45,7 +45,7 @@ PRS_DEVICE void sleep_until(int64_t until)
         __nanosleep(100);
 }
 
-/* ---- registers -------------------------------------------------------------------------------------------------- */
+/* ---- registers ---- */
 template <int N> PRS_DEVICE void registers_take(void)
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -56,7 +56,7 @@ template <int N> PRS_DEVICE void registers_give(void)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* ---- mbarrier --------------------------------------------------------------------------------------------------- */
+/* ---- mbarrier ---- */
 PRS_DEVICE void mbarrier_init(uint64_t *bar, uint32_t arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)), "r"(arrivals) : "memory");
@@ -141,7 +141,7 @@ PRS_DEVICE void barrier_arrive(uint32_t id, uint32_t threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* ---- bulk copies ------------------------------------------------------------------------------------------------ */
+/* ---- bulk copies ---- */
 PRS_DEVICE void tensor_map_prefetch(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
@@ -247,7 +247,7 @@ PRS_DEVICE void tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *bar, in
                  : "memory");
 }
 
-/* ---- proxies, flags --------------------------------------------------------------------------------------------- */
+/* ---- proxies, flags ---- */
 /* Shared memory written with ordinary stores -> read by the copy engine or the tensor cores. */
 PRS_DEVICE void fence_async_shared(void)
 {
@@ -301,7 +301,7 @@ PRS_DEVICE void add_relaxed_gpu(uint32_t *p, uint32_t v)
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-/* ---- shared memory vectors -------------------------------------------------------------------------------------- */
+/* ---- shared memory vectors ---- */
 PRS_DEVICE void store_matrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
@@ -351,7 +351,7 @@ PRS_DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* ---- tensor cores ----------------------------------------------------------------------------------------------- */
+/* ---- tensor cores ---- */
 /* Operand of wgmma in shared memory, 128-byte swizzle. K-major: rows of 128 bytes, 8-row groups 1024 bytes apart.
  * N-major: boxes of 64 K rows x 64 columns, 8192 bytes apart; 8-row groups along K 1024 bytes apart. */
 PRS_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes)

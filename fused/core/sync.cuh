@@ -44,7 +44,7 @@ static __device__ __noinline__ void give_up(const struct prs_sync *sync, uint32_
     for (uint32_t i = 0; i < words->neighbours; i++)
         *(volatile uint32_t *)words->alarm[i] = words->rank + 1;
     /* MUTANT(emulator nodes/sums_without_a_lost_rank_are_not_sent) a rank that gave up sends nothing: delete */
-    if (words->network != NULL)
+    if (words->network)
         *(volatile uint64_t *)words->network = PRS_DEVICE_ABORTED;
     /* G1: both before any thread of this rank goes on without what it waited for. Whatever it, or one that it raised a
      * flag for, then releases comes after: pairs with the acquire of who waits for that, and so with alarmed(). */
@@ -126,7 +126,7 @@ PRS_DEVICE uint32_t launch_epoch(const struct prs_sync *sync)
 
 PRS_DEVICE bool alarmed(const struct prs_sync *sync)
 {
-    return sync->alarm != NULL && *(volatile uint32_t *)sync->alarm != 0;
+    return sync->alarm && *(volatile uint32_t *)sync->alarm != 0;
 }
 
 /* This rank has waited in vain for nothing, but what it took from a neighbour that gave up may be wrong. */

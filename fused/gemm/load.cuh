@@ -32,7 +32,7 @@ PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_
     uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (PRS_STAGE_B / 2);
     int32_t k = (int32_t)step * PRS_TILE_K, n = column * PRS_TILE_N + (int32_t)at.rank * (PRS_TILE_N / 2);
     mbarrier_expect(bar, PRS_STAGE);
-    if (E::gathers && a.tiles != NULL)
+    if (E::gathers && a.tiles)
         bulk_load(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a.tiles + (uint64_t)step * PRS_STAGE_A, PRS_STAGE_A, bar);
     else
         tma_load_2d(m.base + PRS_SMEM_A + stage * PRS_STAGE_A, a.map, bar, k, a.row);

@@ -13,10 +13,10 @@
 #ifndef PERSEUS_FUSED_SCHEDULE_H
 #define PERSEUS_FUSED_SCHEDULE_H
 
-#include <perseus/fused.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <perseus/fused.h>
 #include "fused/core/tile.h"
 
 enum {
@@ -200,8 +200,7 @@ PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_curso
         prs_schedule_reduce(s, c, at, u);
 }
 
-/* ---- partial sums: reduce-scatter, all-reduce ---------------------------------------------------------------------
- */
+/* ---- partial sums: reduce-scatter, all-reduce ---- */
 PRS_SHARED uint32_t prs_schedule_tiles(const struct prs_schedule *s)
 {
     return s->pairs * 2 * s->columns; /* tiles of one block */
@@ -278,8 +277,7 @@ PRS_SHARED uint32_t prs_schedule_partial_flag(const struct prs_schedule *s, uint
     return (slot * prs_schedule_tiles(s) + tile) * 2 + half;
 }
 
-/* ---- pushed chunks: all-gather ------------------------------------------------------------------------------------
- */
+/* ---- pushed chunks: all-gather ---- */
 struct prs_chunk {
     uint32_t row;  /* first row within the own block, a multiple of PRS_PUSH_ROWS */
     uint32_t step; /* K step: columns step * PRS_TILE_K ... */

@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 #include <perseus/device.h>
-
 #include "fused/core/sync.h"
 #include "fused/core/tile.h"
 #include "fused/moe/route.h"

@@ -44,8 +44,7 @@ PRS_DEVICE bool tile_has_half(const struct moe_tile &t, uint32_t half)
     return !t.empty && half * 64 < t.unit.rows;
 }
 
-/* ---- warp 0 --------------------------------------------------------------------------------------------------------
- */
+/* ---- warp 0 ---- */
 PRS_DEVICE void await_block(const struct prs_moe_args &args, const struct prs_route_unit &u)
 {
     if (args.dispatches == 0)
@@ -104,8 +103,7 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
     }
 }
 
-/* ---- warps 4 to 11 -------------------------------------------------------------------------------------------------
- */
+/* ---- warps 4 to 11 ---- */
 /* Stages go by unread. What is left over of the tile before is handed over as slabs come free; it is waited for only
  * when all stages of this tile are released, and before one of the next is needed: the store warp may be waiting for
  * the other half's, which waits for stages of this tile, or, when that is done, for this half's. */
@@ -148,8 +146,7 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
     hand_over_rest<E>(&left, m, half, &slabs);
 }
 
-/* ---- warp 1 --------------------------------------------------------------------------------------------------------
- */
+/* ---- warp 1 ---- */
 template <class E>
 PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
 {
@@ -180,8 +177,7 @@ PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_m
     bulk_wait_done<0>();
 }
 
-/* ---- the kernel ----------------------------------------------------------------------------------------------------
- */
+/* ---- the kernel ---- */
 template <class E>
 PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
 {

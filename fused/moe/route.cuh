@@ -60,8 +60,7 @@ PRS_DEVICE uint32_t scan_exclusive(uint32_t *v, uint32_t count)
     return carry;
 }
 
-/* ---- count ---------------------------------------------------------------------------------------------------------
- */
+/* ---- count ---- */
 PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route_memory &m,
                              const struct route_place &at)
 {
@@ -127,8 +126,7 @@ PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct route_pl
     __syncthreads();
 }
 
-/* ---- send ----------------------------------------------------------------------------------------------------------
- */
+/* ---- send ---- */
 /* Tables; FIRST_: of this CTA. ALL_RELAYS goes by prs_route_relay_order(). */
 enum { FIRST_INDEX = 0, FIRST_LEAD = 1, ALL_ROWS = 2, ALL_LEADS = 3, FIRST_RELAY = 4, ALL_RELAYS = 5 };
 
@@ -286,8 +284,7 @@ PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct route
         put_mail(args, at.epoch);
 }
 
-/* ---- receive -------------------------------------------------------------------------------------------------------
- */
+/* ---- receive ---- */
 /* Tables anew; [p][local expert] unless said otherwise. */
 enum {
     ROW_BASE = 0,   /* where the sender's rows of the expert begin among all */
@@ -430,8 +427,7 @@ PRS_DEVICE void receive_records(const struct prs_moe_args &args, const struct ro
             receive_record(args, m, at, p, i);
 }
 
-/* ---- the kernel ----------------------------------------------------------------------------------------------------
- */
+/* ---- the kernel ---- */
 static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     route_kernel(const __grid_constant__ struct prs_moe_args args)
 {

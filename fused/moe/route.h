@@ -20,10 +20,10 @@
 #define PERSEUS_FUSED_ROUTE_H
 
 #include <assert.h>
-#include <perseus/fused.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include <perseus/fused.h>
 #include "fused/core/tile.h"
 
 enum {
@@ -119,8 +119,7 @@ PRS_SHARED uint32_t prs_route_row_flag(const struct prs_route *r, uint32_t p, ui
     return (p - 1) * r->tokens + at;
 }
 
-/* ---- several nodes -------------------------------------------------------------------------------------------------
- */
+/* ---- several nodes ---- */
 /* Distance of the node of the peer at distance p: 0 is the own node. */
 PRS_SHARED uint32_t prs_route_node_of(const struct prs_route *r, uint32_t p)
 {
@@ -264,8 +263,7 @@ PRS_SHARED uint32_t prs_route_chunk_tokens(const struct prs_route *r, uint32_t c
     return prs_ceil_div(count, r->ctas);
 }
 
-/* ---- what the product computes -------------------------------------------------------------------------------------
- */
+/* ---- what the product computes ---- */
 struct prs_route_unit {
     uint32_t expert;
     uint32_t block;  /* of this rank's rows */
@@ -314,14 +312,13 @@ PRS_SHARED uint32_t prs_route_pass(const struct prs_moe_expert_rows *experts, co
 
 /* Unit `at`, which must exist and must not be smaller than in the cursor's last call. Expert by expert, so that an
  * expert's weights are read from memory once; within an expert in rasters of PRS_RASTER row blocks. near: of each
- * expert, prs_route_near_blocks(): those come first, then, in a second pass, all others. NULL: one pass.
- */
+ * expert, prs_route_near_blocks(): those come first, then, in a second pass, all others. NULL: one pass. */
 PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_moe_expert_rows *experts,
                                const uint32_t *near, struct prs_route_cursor *c, uint32_t at, struct prs_route_unit *u)
 {
     uint32_t block = at / r->columns, begin = 0, blocks, rows, first, left;
     const struct prs_moe_expert_rows *e;
-    if (near == NULL) {
+    if (!near) {
         while (experts[c->expert].first_row / PRS_TILE_M + prs_route_expert_blocks(&experts[c->expert]) <= block)
             c->expert++;
         blocks = prs_route_expert_blocks(&experts[c->expert]);

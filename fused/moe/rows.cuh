@@ -74,8 +74,7 @@ PRS_DEVICE void copy_row_of(struct row_buffer *b, const uint8_t *from, uint32_t 
 
 /* Exactly this epoch: the word of a row, or of a group of rows, may not have been raised for many epochs, so that an
  * old one could pass for a later one after a wrap; and nobody raises it for the next epoch before this rank has begun
- * that.
- */
+ * that. */
 PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *flag, uint32_t epoch, uint32_t from,
                             uint32_t index)
 {
@@ -88,8 +87,7 @@ PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *fla
     fence_async_global(); /* the flag was read by an ordinary load, the row is read by the copy engine */
 }
 
-/* ---- warp 3: own rows for this node --------------------------------------------------------------------------------
- */
+/* ---- warp 3: own rows for this node ---- */
 /* A row that is to be pushed: to the neighbour at distance p, where it is the row'th from here. */
 struct pushed_row {
     uint32_t at, p, row, token; /* at: among the positions of all CTAs */
@@ -147,8 +145,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
     tell();
 }
 
-/* ---- warp 3: other nodes -------------------------------------------------------------------------------------------
- */
+/* ---- warp 3: other nodes ---- */
 /* A row for the node at distance n lies where it is put from. */
 static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n,
                                                   uint32_t row)
@@ -264,7 +261,7 @@ template <class Act> PRS_DEVICE void each_receiver(const struct prs_route *r, co
 
 PRS_DEVICE void tell_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
 {
-    if (in->last == NULL)
+    if (!in->last)
         return;
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * bulk_wait_done before a row that was handed on is told of: delete */
@@ -336,8 +333,7 @@ PRS_DEVICE void send_rows(const struct prs_moe_args &args, const struct cta_memo
 
 /* ---- warp 2 --------------------------------------------------------------------------------------------------------
  * All lanes: each looks up, and waits for, one of the next 32 items, and each copies to, and counts, one of an item's
- * rows. One lane would spend most of its time waiting for answers of a few words.
- */
+ * rows. One lane would spend most of its time waiting for answers of a few words. */
 struct placed_item {
     uint32_t peer, at, uses, place; /* place: among the items */
 };

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/fused/attention_model.h"
-
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "test/fused/attention_model.h"
 
 struct cta {
     struct attention_model *model;
@@ -32,8 +32,7 @@ static uint32_t value_of(uint32_t epoch, uint32_t source, uint32_t pair, uint32_
     return x ^ x >> 15;
 }
 
-/* ---- warp 1: send --------------------------------------------------------------------------------------------------
- */
+/* ---- warp 1: send ---- */
 /* Where to count a message: peer 0 is the own rank, whose relay slot it has landed in. */
 struct sent {
     uint32_t peer, index;
@@ -47,7 +46,7 @@ struct queue {
 
 static void land(struct sent *x)
 {
-    if (x->to != NULL)
+    if (x->to)
         *x->to = x->value;
     x->to = NULL;
 }
@@ -224,8 +223,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
     return true;
 }
 
-/* ---- copy engines: one behind the other, as one stream has them ----------------------------------------------------
- */
+/* ---- copy engines: one behind the other, as one stream has them ---- */
 /* Where they put a word: as it lies in the sender's tensor. */
 static uint32_t copied_word(const struct prs_attention_schedule *s, uint32_t order, uint32_t kind, uint32_t pair,
                             uint32_t segment, uint32_t chunk)
@@ -269,8 +267,7 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
     return true;
 }
 
-/* ---- warp 2 of the first CTA: credit to other nodes ----------------------------------------------------------------
- */
+/* ---- warp 2 of the first CTA: credit to other nodes ---- */
 static bool credit_epoch(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
@@ -298,8 +295,7 @@ static bool credit_epoch(struct cta *c, uint32_t epoch)
     return true;
 }
 
-/* ---- warp 0 and the consumers --------------------------------------------------------------------------------------
- */
+/* ---- warp 0 and the consumers ---- */
 static bool read_block(struct cta *c, uint32_t epoch, const struct prs_attention_task *t,
                        const struct prs_attention_walk *w, uint32_t kind)
 {
@@ -386,8 +382,7 @@ static bool compute_epoch(struct cta *c, uint32_t epoch)
     return true;
 }
 
-/* ---- one launch after the other ------------------------------------------------------------------------------------
- */
+/* ---- one launch after the other ---- */
 /* Other than the kernel's, a launch ends here with puts and signals under way: what may be written again, and when, is
  * for credits to say. */
 static void leave(struct cta *c, uint32_t epoch)

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/fused/model.h"
-
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* ---- helpers -------------------------------------------------------------------------------------------------------
- */
+#include "test/fused/model.h"
+
+/* ---- helpers ---- */
 uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t piece)
 {
     uint32_t x = epoch * 2654435761u ^ rank * 40503u ^ block * 9973u ^ piece * 69069u;
@@ -32,8 +31,7 @@ static uint32_t place_of(const struct prs_schedule *s, const struct slab *x)
     return prs_schedule_tile_place(s, prs_schedule_tile(s, &x->unit, x->cta)) * HALVES + x->half;
 }
 
-/* ---- warps 1 and 2: store ------------------------------------------------------------------------------------------
- */
+/* ---- warps 1 and 2: store ---- */
 static void store_slab(struct model *m, uint32_t rank, uint32_t epoch, const struct slab *x)
 {
     struct rank *me = &m->ranks[rank];
@@ -83,8 +81,7 @@ static bool store_epoch(struct cluster *c, uint32_t epoch)
     return true;
 }
 
-/* ---- warps 4 to 11: compute ----------------------------------------------------------------------------------------
- */
+/* ---- warps 4 to 11: compute ---- */
 static bool hand_over(struct cluster *c, const struct slab *x)
 {
     struct slab *to = &c->slabs[c->filled % SLABS];
@@ -188,8 +185,7 @@ static bool compute_epoch(struct cluster *c, uint32_t epoch)
     return hand_over_all_left(c);
 }
 
-/* ---- warp 3, or a copy engine --------------------------------------------------------------------------------------
- */
+/* ---- warp 3, or a copy engine ---- */
 static uint32_t chunk_value(uint32_t epoch, uint32_t rank, uint32_t row, uint32_t step)
 {
     return model_product(epoch, rank, row, step + 1000);
@@ -247,8 +243,7 @@ static bool copy_epoch(struct cluster *c, uint32_t epoch)
     return true;
 }
 
-/* ---- one launch after the other ------------------------------------------------------------------------------------
- */
+/* ---- one launch after the other ---- */
 static uint32_t expected(const struct rank *r, uint32_t rank, uint32_t epoch, uint32_t block, uint32_t piece)
 {
     uint32_t sum = 0, tile = piece / HALVES, row_tile = tile / r->s.columns;
@@ -373,8 +368,7 @@ static void *spread_thread(void *arg)
     return NULL;
 }
 
-/* ---- setting up ----------------------------------------------------------------------------------------------------
- */
+/* ---- setting up ---- */
 /* Counters as they would stand after FIRST_EPOCH launches, signals too. */
 static void init_far(struct rank *r)
 {

@@ -55,10 +55,10 @@ struct model_run {
 struct model *model_run(const struct model_run *run);
 void model_close(struct model *m);
 
-/* ---- shared by the roles ----------------------------------------------------------------------------------------- */
+/* ---- shared by the roles ---- */
 uint32_t model_product(uint32_t epoch, uint32_t rank, uint32_t block, uint32_t piece);
 
-/* ---- between nodes (model_far.c) --------------------------------------------------------------------------------- */
+/* ---- between nodes (model_far.c) ---- */
 void far_relay_tile(struct model *m, uint32_t rank, uint32_t epoch, uint32_t block, uint32_t tile);
 void far_put_rows(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row_tile);
 void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struct prs_chunk *c);

@@ -4,7 +4,7 @@
 
 #include "test/fused/model.h"
 
-/* ---- puts -------------------------------------------------------------------------------------------------------- */
+/* ---- puts ---- */
 static bool is_last(struct rank *me, uint32_t epoch, uint32_t counter, uint32_t whole)
 {
     return watch_count(&me->counter[counter]) == epoch * whole;
@@ -104,7 +104,7 @@ void far_relay_chunk(struct model *m, uint32_t rank, uint32_t epoch, const struc
     }
 }
 
-/* ---- what is spread inside the node ------------------------------------------------------------------------------ */
+/* ---- what is spread inside the node ---- */
 bool far_forward_chunks(struct cluster *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];

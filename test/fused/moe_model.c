@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/fused/moe_model.h"
-
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-/* ---- one launch after the other ------------------------------------------------------------------------------------
- */
+#include "test/fused/moe_model.h"
+
+/* ---- one launch after the other ---- */
 /* The last thread of a kernel lets the next one begin. */
 static bool end_routing(struct cta *c, uint32_t epoch)
 {
@@ -48,8 +47,7 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
-/* ---- setting up ----------------------------------------------------------------------------------------------------
- */
+/* ---- setting up ---- */
 static void init_rank(struct rank *me, uint32_t rank, const struct model_run *run)
 {
     uint32_t blocks = rank == WORLD - 1 ? run->blocks_of_last : BLOCKS;

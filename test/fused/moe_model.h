@@ -65,8 +65,7 @@ struct model_run {
 struct model *model_run(const struct model_run *run);
 void model_close(struct model *m);
 
-/* ---- a launch's two kernels ---------------------------------------------------------------------------------------
- */
+/* ---- a launch's two kernels ---- */
 /* Tokens and choices of the epoch. */
 void model_make_input(struct rank *me, uint32_t epoch);
 /* By definition, not by the kernels' tables; spoils the results for the next epoch. */
@@ -77,8 +76,7 @@ bool model_place(struct cta *c, uint32_t epoch);
 bool model_multiply(struct cta *c, uint32_t epoch);
 bool model_send_rows(struct cta *c, uint32_t epoch);
 
-/* ---- what every rank can recompute of every other (moe_check.c) ---------------------------------------------------
- */
+/* ---- what every rank can recompute of every other (moe_check.c) ---- */
 uint32_t model_product(uint32_t row, uint32_t expert, uint32_t column);
 uint32_t model_weight_bits(uint32_t token, uint32_t slot);
 

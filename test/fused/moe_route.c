@@ -14,8 +14,7 @@ struct places {
     uint32_t first_index[EXPERTS], first_lead[EXPERTS], first_relay[EXPERTS];
 };
 
-/* ---- count and send ------------------------------------------------------------------------------------------------
- */
+/* ---- count and send ---- */
 static void chunk_of(const struct rank *me, uint32_t cta, uint32_t *from, uint32_t *to)
 {
     uint32_t each = prs_route_chunk_tokens(&me->r, me->count);
@@ -186,8 +185,7 @@ static void put_mail(struct model *m, struct rank *me, uint32_t epoch)
     }
 }
 
-/* ---- receive -------------------------------------------------------------------------------------------------------
- */
+/* ---- receive ---- */
 struct tables {
     uint32_t row_base[WORLD][LOCAL], lead_base[WORLD][LOCAL], lead_first[WORLD][LOCAL], sent[WORLD];
     uint32_t rows[LOCAL], near[LOCAL], first_block[LOCAL], first_item[2][LOCAL], blocks,

@@ -2,8 +2,7 @@
 /* As fused/moe/rows.cuh and moe.cuh: rows on their way, and what is multiplied. */
 #include "test/fused/moe_model.h"
 
-/* ---- warp 3 --------------------------------------------------------------------------------------------------------
- */
+/* ---- warp 3 ---- */
 /* A row for the node at distance n lies where it is put from. */
 static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row)
 {
@@ -194,8 +193,7 @@ bool model_send_rows(struct cta *c, uint32_t epoch)
     return in.at >= in.end;
 }
 
-/* ---- warp 2 --------------------------------------------------------------------------------------------------------
- */
+/* ---- warp 2 ---- */
 static void put_in_place(struct rank *me, const struct prs_route_item *item, uint32_t value)
 {
     for (uint32_t u = 0; u < item->uses; u++)
@@ -204,7 +202,7 @@ static void put_in_place(struct rank *me, const struct prs_route_item *item, uin
 
 static void tell_item(struct rank *me, const struct prs_route_item **last)
 {
-    for (uint32_t u = 0; *last != NULL && u < (*last)->uses; u++)
+    for (uint32_t u = 0; *last && u < (*last)->uses; u++)
         watch_add(&me->ready[(*last)->row[u] / PRS_TILE_M]);
     *last = NULL;
 }
@@ -224,7 +222,7 @@ bool model_place(struct cta *c, uint32_t epoch)
             if (me->r.place.nodes > 1 && watch_load(&me->staging_flags[at]) != epoch) {
                 /* MUTANT(model moe) no block waits for a row while the next one is awaited: delete */
                 tell_item(me, &last);
-                if (last != NULL)
+                if (last)
                     watch_fail(&c->model->watch, "row that is not told of while waiting", c->rank, i, c->rank, 0, 0);
             }
             /* MUTANT(model moe) a row's flag holds the epoch: s/watch_wait_exactly/watch_wait/ */
@@ -242,8 +240,7 @@ bool model_place(struct cta *c, uint32_t epoch)
     return true;
 }
 
-/* ---- warps 0, 1 and 4 to 11 ----------------------------------------------------------------------------------------
- */
+/* ---- warps 0, 1 and 4 to 11 ---- */
 bool model_multiply(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];

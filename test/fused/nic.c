@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/fused/nic.h"
-
 #include <criterion/criterion.h>
 #include <string.h>
+
+#include "test/fused/nic.h"
 
 void nic_post(struct nic *nic, const struct nic_command *command)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/attention/schedule.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "fused/attention/schedule.h"
 
 struct row {
     uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's slice */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The protocol of MoE dispatch on threads, through thousands of launches: see moe_model.h. */
-#include "test/fused/moe_model.h"
-
 #include <criterion/criterion.h>
 #include <stdio.h>
+
+#include "test/fused/moe_model.h"
 
 #ifdef __SANITIZE_THREAD__
 enum { EPOCHS = 1500 };

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels' protocol on threads, through thousands of launches: see model.h. */
-#include "test/fused/model.h"
-
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "test/fused/model.h"
 
 #ifdef __SANITIZE_THREAD__
 enum { EPOCHS = 2000 };

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/moe/route.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "fused/moe/route.h"
 
 static struct prs_route route_of(uint32_t world, uint32_t experts, uint32_t choices, uint32_t tokens)
 {
@@ -140,7 +140,7 @@ static uint32_t walk_units(const struct prs_route *r, const struct prs_moe_exper
             cr_assert(u.block * PRS_TILE_M >= e->first_row && u.block * PRS_TILE_M + u.rows <= e->first_row + e->rows,
                       "unit %u: rows of another expert", unit);
             rows[u.expert] += u.rows;
-            if (near != NULL && u.block - e->first_row / PRS_TILE_M >= near[u.expert] && unit < first_far)
+            if (near && u.block - e->first_row / PRS_TILE_M >= near[u.expert] && unit < first_far)
                 first_far = unit;
         }
     }
@@ -199,8 +199,7 @@ Test(route, a_block_waits_for_another_node_when_it_has_a_row_of_one)
     }
 }
 
-/* ---- several nodes -------------------------------------------------------------------------------------------------
- */
+/* ---- several nodes ---- */
 Test(route, a_token_crosses_once_to_each_node_by_the_choice_that_is_computed_first_there)
 {
     uint32_t random = 5;

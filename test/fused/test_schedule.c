@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fused/gemm/schedule.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
+
+#include "fused/gemm/schedule.h"
 
 struct row {
     uint32_t op, world, nodes, m, n, k, band, segments;

@@ -60,7 +60,7 @@ static void model_copy(struct rank *me, uint8_t *to, const uint8_t *from, uint64
     watch_dawdle(&me->random);
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+/* ---- kernels ---- */
 static bool meet(struct rank *me)
 {
     const struct prs_schedule *s = &me->s;
@@ -144,7 +144,7 @@ static void add_slice(struct rank *me, uint32_t rank, uint64_t to, uint32_t copi
     }
 }
 
-/* ---- the stream -------------------------------------------------------------------------------------------------- */
+/* ---- the stream ---- */
 static bool spread(struct rank *me, const struct prs_exchange *x, bool of_result)
 {
     const struct prs_schedule *s = &me->s;
@@ -247,7 +247,7 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-/* ---- runs -------------------------------------------------------------------------------------------------------- */
+/* ---- runs ---- */
 struct shape {
     uint32_t op, nodes;
     uint64_t elements; /* of the whole matrix */
@@ -260,7 +260,7 @@ static void open_rank(struct model *m, uint32_t r, const struct shape *x)
     prs_schedule_init(&me->s, x->op, r, WORLD, x->nodes, WORLD, 1, 1, 1);
     me->staging = calloc(1, prs_exchange_received(&m->slice, x->nodes, x->nodes - 1));
     me->result = calloc(1, m->slice.all * 2);
-    cr_assert(me->staging != NULL && me->result != NULL);
+    cr_assert(me->staging && me->result != NULL);
     me->random = r * 7919 + 1;
     me->epoch = me->meetings = FIRST_EPOCH;
     for (uint32_t i = 0; i < WORLD; i++)

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/fused/watch.h"
-
 #include <criterion/criterion.h>
 #include <linux/futex.h>
 #include <limits.h>
@@ -9,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "test/fused/watch.h"
 #include "fused/gemm/schedule.h"
 
 uint32_t watch_load(const uint32_t *p)

@@ -9,8 +9,7 @@
 static const struct launch_shape one_warp = {1, 32, 0}, wide_shape = {1, 256, 0};
 
 /* All ranks of this node have come here, and what they wrote before is visible. words->meetings counts meetings. One
- * warp.
- */
+ * warp. */
 PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -142,15 +141,15 @@ extern "C" int prs_unfused_prepare(void)
 {
     uint32_t clusters;
     int r = launch_prepare(meet, &one_warp, &clusters);
-    if (r == 0)
+    if (!r)
         r = launch_prepare(copy<uint16_t>, &wide_shape, &clusters);
-    if (r == 0)
+    if (!r)
         r = launch_prepare(copy<uint4>, &wide_shape, &clusters);
-    if (r == 0)
+    if (!r)
         r = launch_prepare(sum<false>, &wide_shape, &clusters);
-    if (r == 0)
+    if (!r)
         r = launch_prepare(sum<true>, &wide_shape, &clusters);
-    if (r == 0)
+    if (!r)
         r = launch_prepare(cross, &one_warp, &clusters);
     return r != 0 ? r : launch_prepare(finish, &one_warp, &clusters);
 }
