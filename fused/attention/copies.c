@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fused/attention/copies.h"
 
-/* What one copy moves: as many pairs as lie so that their positions are rows of equal length at equal distance. */
+/* What one copy moves: as many pairs as one 2D copy can (rows of equal length at equal distance). */
 struct run {
     uint64_t begin; /* in the tensor; this and the next two in bytes */
     uint64_t pitch, bytes;

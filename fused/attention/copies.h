@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ring attention's keys and values by copy engines: group by group to one rank after the other, as they lie in the
- * caller's tensors (attention_schedule.h, "by copy engines"). */
+ * caller's tensors (schedule.h, "by copy engines"). */
 #ifndef PERSEUS_FUSED_ATTENTION_COPIES_H
 #define PERSEUS_FUSED_ATTENTION_COPIES_H
 

@@ -8,13 +8,13 @@
 #include "transport/util/error.h"
 
 enum {
-    PIECE_STEPS = 2, /* what a piece costs beyond its steps: its first product and its last run under nothing (H200) */
+    PIECE_STEPS = 2, /* cost of a piece beyond its steps: nothing overlaps its first and last product (H200) */
     LEAST_STEPS = 2, /* smaller pieces are not worth it */
-    MOST_PARTS = 8,  /* of a task: whoever merges reads 64 KB a part */
+    MOST_PARTS = 8,  /* of a task: merging reads 64 KB for each part */
     TRIES = 5
 };
 
-/* While dealing. */
+/* The state of dealing. */
 struct dealer {
     const struct prs_attention_schedule *s;
     struct prs_attention_deal *deal;
@@ -53,8 +53,8 @@ static uint32_t steps_for(const struct dealer *d, const struct prs_attention_tas
     return cut > first ? cut - first : rest;
 }
 
-/* The next CTA is the one with the least work. It takes what it has room for, and what is left over goes on to the
- * next: nobody gets more than the limit, but for a piece that is too small to cut. */
+/* The CTA with the least work takes as much of the task as it has room for; what is left goes to the next one. No CTA
+ * gets more than the limit, unless a piece is too small to cut. */
 static void deal_task(struct dealer *d, uint32_t task)
 {
     struct prs_attention_deal *deal = d->deal;
@@ -114,7 +114,7 @@ static int sort_by_owner(const struct dealer *d)
     return 0;
 }
 
-/* Deals everything, to nobody more than `limit` if it can be. */
+/* Deals all tasks, to each CTA no more than `limit` where possible. */
 static void deal_all(struct dealer *d, uint64_t limit)
 {
     d->limit = limit;
@@ -126,7 +126,7 @@ static void deal_all(struct dealer *d, uint64_t limit)
         deal_task(d, task);
 }
 
-/* Nothing cut, if that is as good; else whatever limit ends first: what cuts cost in all is known only afterwards. */
+/* Cuts nothing if that is as good; else takes the limit whose longest CTA ends first, which only dealing shows. */
 static void deal_best(struct dealer *d)
 {
     uint64_t best = UINT64_MAX, least;
@@ -144,7 +144,7 @@ static void deal_best(struct dealer *d)
 
 int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_attention_schedule *s, uint32_t ctas)
 {
-    /* A cut fills a CTA, but for pieces that are too small. */
+    /* Each cut fills a CTA, except for pieces that are too small. */
     struct dealer d = {.s = s, .deal = deal, .ctas = ctas, .most_cuts = 2 * ctas};
     uint32_t parts = d.most_cuts + 1;
     int r = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: who does which task. Plain C, host only. */
+/* Ring attention: deals the tasks to the CTAs. Plain C, host only. */
 #ifndef PERSEUS_FUSED_ATTENTION_DEAL_H
 #define PERSEUS_FUSED_ATTENTION_DEAL_H
 
@@ -10,7 +10,7 @@ struct prs_attention_deal {
     struct prs_attention_piece *pieces;
     struct prs_attention_part *parts;
     uint32_t pieces_count, parts_count;
-    uint64_t mean, most; /* steps of a CTA, with what a piece costs besides its own */
+    uint64_t mean, most; /* steps of a CTA, including what each piece costs beside its steps */
 };
 
 /* Deals all tasks to so many CTAs: the same work for each, and to each in the order

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: which kernels there are, and their launch; what runs in them is attention.cuh. */
+/* Ring attention: the compiled kernels and their launch. engine.cuh is what they run. */
 #ifndef PERSEUS_FUSED_ATTENTION_KERNELS_H
 #define PERSEUS_FUSED_ATTENTION_KERNELS_H
 
@@ -17,8 +17,8 @@ struct prs_attention_kernel {
 extern "C" {
 #endif
 
-/* Completes the choices: 0 in block_rows or overlap takes the first kernel that fits, which is the best for that
- * head_dim. 0, or -ENOTSUP when there is none. */
+/* Fills in block_rows or overlap where they are 0, from the first kernel that fits, which is the best for its head_dim.
+ * 0, or -ENOTSUP when there is none. */
 int prs_attention_kernel_find(struct prs_attention_kernel *kernel);
 
 /* Readies it on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
@@ -28,7 +28,7 @@ int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint
 int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel, const struct prs_attention_args *args,
                                 uint32_t ctas, cudaStream_t stream);
 
-/* Before it, where copy engines move keys and values: what they wait for. 0 or -EIO. */
+/* Before a launch whose keys and values copy engines move: enqueues what the copies wait for. 0 or -EIO. */
 int prs_attention_kernel_begin_copies(const struct prs_attention_args *args, cudaStream_t stream);
 
 #ifdef __cplusplus

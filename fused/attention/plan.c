@@ -45,7 +45,7 @@ static struct prs_attention_strides strides_of(const struct prs_attention_plan *
     return x;
 }
 
-/* Size of a tensor in the last coordinate (attention_layout.h). */
+/* Size of a tensor in the last coordinate (layout.h). */
 static uint32_t planes_of(const struct prs_attention_plan *p, uint32_t heads)
 {
     return p->shape.batch * (p->shape.heads_first != 0 ? heads : p->args.schedule.segments);
@@ -62,7 +62,7 @@ static struct box box_of_block(const struct prs_attention_plan *p)
     return (struct box){p->args.schedule.block_rows, true};
 }
 
-/* A tensor of the caller, or several of a kind one behind the other, seen as attention_layout.h says. */
+/* A tensor of the caller, or `count` of them one after the other, in the five dimensions of layout.h. */
 static int encode_tensors(const struct prs_attention_plan *p, const void *base, uint32_t count, uint32_t heads,
                           struct box box, CUtensorMap *map)
 {
@@ -88,8 +88,8 @@ static int encode_tensor(const struct prs_attention_plan *p, const void *base, u
     return encode_tensors(p, base, 1, heads, box, map);
 }
 
-/* Staging memory: segments of one head of one rank, one behind the other, each without gaps. Copied: the tensors of
- * all other ranks. */
+/* Staging memory. Pushed: segments of one head of one rank, one after the other, each without gaps. Copied: the tensors
+ * of all other ranks. */
 static int encode_received(struct prs_attention_plan *p)
 {
     const struct prs_attention_schedule *s = &p->args.schedule;
@@ -107,7 +107,7 @@ static int encode_received(struct prs_attention_plan *p)
     return prs_tensor_view_encode(&v, &p->args.received);
 }
 
-/* One piece of device memory: pieces, what parts leave, and small things. */
+/* One allocation of device memory: pieces, partial results of parts, parts, counters, starts. */
 static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
 {
     struct prs_attention_args *a = &p->args;
@@ -180,13 +180,13 @@ static int open_workspace(struct prs_plan *base)
     return r ? r : encode_received(p);
 }
 
-/* Half of what is free on the fullest GPU, the same on all ranks. Collective, also for one that failed with r. */
+/* Half of what is free on the fullest GPU, the same on all ranks. Collective, also for a rank that failed with r. */
 static int default_limit(struct prs_fused *ctx, int r, uint64_t *limit)
 {
     size_t free_bytes = 0, total;
     uint64_t mine, *all = calloc(ctx->config.world, sizeof(*all));
     if (!r)
-        r = !all ? prs_fail(-ENOMEM, "attention: no memory")
+        r = !all ? prs_fail(-ENOMEM, "attention: no memory for the limits of %u ranks", ctx->config.world)
                  : prs_cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
     mine = r == 0 ? free_bytes / 2 : 0;
     r = prs_context_agree(ctx, r);

@@ -33,7 +33,7 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
         return prs_fail(-EINVAL, "attention: empty shape: batch %u, heads %u and %u, sequence %u", a->batch, a->heads_q,
                         a->heads_kv, a->seq);
     if ((uint64_t)a->batch * a->heads_q >= MAX_TASKS)
-        return prs_fail(-EINVAL, "attention: a batch of %u with %u heads is too much for one launch: split the batch",
+        return prs_fail(-EINVAL, "attention: a batch of %u with %u heads is too large for one launch: split the batch",
                         a->batch, a->heads_q);
     if (a->head_dim != 64 && a->head_dim != 128)
         return prs_fail(-EINVAL, "attention: head_dim %u: only 64 and 128 are built", a->head_dim);
@@ -47,8 +47,8 @@ int prs_attention_tuning_check(const struct prs_attention_shape *a, uint32_t wor
     return 0;
 }
 
-/* What was fastest on H200. Larger steps make a better pipeline, but a causal tile then sees more keys that it may not
- * look at, which counts where there are few. Between nodes only one is built. */
+/* The fastest on H200. Larger steps make a better pipeline, but waste more of a causal tile on masked keys, which
+ * counts where there are few keys. Between nodes only one kernel is compiled. */
 uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const struct prs_place *place)
 {
     if (place->nodes > 1)
@@ -56,9 +56,9 @@ uint32_t prs_attention_tuning_block(const struct prs_attention_shape *a, const s
     return a->head_dim == 64 || (a->causal != 0 && a->seq / place->world < LARGE_CAUSAL_ROWS) ? 128 : 176;
 }
 
-/* Keeping an earlier maximum spares products of the result, more the more keys there are. Probabilities up to 2^8 cost
- * as little precision as the products' own rounding, from so many keys on: 1.05 times cuDNN's worst error at 16384 and
- * a head of 128, 1.24 at 8192. */
+/* Keeping an earlier maximum saves rescaling of the result, the more the more keys there are. Probabilities up to 2^8
+ * cost as little precision as the products' own rounding, from so many keys on: 1.05 times cuDNN's worst error at 16384
+ * and a head of 128, 1.24 at 8192. */
 uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *a, const struct prs_place *place)
 {
     uint32_t least = a->head_dim == 64 ? TOP_KEPT_KEYS_64 : TOP_KEPT_KEYS_128;
@@ -108,9 +108,9 @@ static uint32_t default_spread(const struct prs_attention_shape *a, const struct
     return most_sent(a, s) / PRS_STORE_BYTES_PER_US > compute_us(a, s->place.world, ctas) / 2 ? SPREAD_BUSY : SPREAD;
 }
 
-/* How long a launch takes when copy engines move so many groups. Either the copies take longest, and behind the last
- * group's comes what is left of it: all but a first wave of its tasks, which only waits for a last share. Or the
- * products, whose first wave waits for all of the first group. */
+/* How long a launch takes when copy engines move so many groups. Either the copies are the limit: after the last group
+ * has arrived its tasks remain, except for a first wave, which has only waited for the last slice. Or the products are:
+ * their first wave waits for all of the first group. */
 static double copied_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s,
                         const struct prs_attention_tuning *t, uint32_t groups)
 {
@@ -122,8 +122,8 @@ static double copied_us(const struct prs_attention_shape *a, const struct prs_at
     return busy > late ? busy : late;
 }
 
-/* And when the CTAs push, whose loads a full link holds up; causal, the senders are in each other's way as well, and
- * where heads share keys, they push more while they compute. */
+/* The same when the CTAs push. A full link delays their loads; causal senders also delay each other; and where heads
+ * share keys, CTAs push more while they compute. */
 static double pushed_us(const struct prs_attention_shape *a, const struct prs_attention_schedule *s, uint32_t ctas)
 {
     double compute = compute_us(a, s->place.world, ctas), link = most_sent(a, s) / PRS_STORE_BYTES_PER_US;
@@ -131,9 +131,9 @@ static double pushed_us(const struct prs_attention_shape *a, const struct prs_at
     return (compute > alone ? compute : alone) + 0.3 * both + (s->heads_per_kv > 1 ? 0.1 * compute : 0);
 }
 
-/* Who moves keys and values, and copy engines in how many groups, if the caller has not said. Of the 18 shapes of
- * doc/results/attention-copies-4xH200.json what this chooses took 0 to 2 % longer than the best of pushed and three sizes
- * of groups, which differ by up to 2 times; of those of -2xH200 0 to 7 %. */
+/* Chooses what moves keys and values, and for copy engines the groups, where the caller has not. Of the 18 shapes of
+ * doc/results/attention-copies-4xH200.json what this chooses took 0 to 2 % longer than the best of pushed and three
+ * sizes of groups, which differ by up to 2 times; of those of -2xH200 0 to 7 %. */
 static void choose_copies(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
                           struct prs_attention_tuning *t, uint32_t asked)
 {
@@ -163,7 +163,7 @@ static int check_counts(const struct prs_attention_schedule *s)
     return 0;
 }
 
-/* Everything resident if it may be, else two buffers. */
+/* Keeps everything resident if it fits, else two buffers. */
 static int choose_depth(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
                         struct prs_attention_info *info)
 {
@@ -176,13 +176,13 @@ static int choose_depth(const struct prs_attention_shape *a, struct prs_attentio
         return 0;
     }
     t->mode = PRS_ATTENTION_RESIDENT;
-    info->reason = wanted == PRS_ATTENTION_RESIDENT ? "demanded" : "fits the workspace limit";
+    info->reason = wanted == PRS_ATTENTION_RESIDENT ? "given by the caller" : "fits the workspace limit";
     if (wanted == PRS_ATTENTION_RESIDENT || (wanted == 0 && resident <= t->workspace_limit))
         return 0;
     if (wanted != 0 && wanted != PRS_ATTENTION_RING)
         return prs_fail(-EINVAL, "attention: mode %u is not possible with %u ranks", wanted, s->place.world);
     t->mode = PRS_ATTENTION_RING;
-    info->reason = wanted != 0 ? "demanded" : "all keys and values do not fit the workspace limit";
+    info->reason = wanted != 0 ? "given by the caller" : "all keys and values do not fit the workspace limit";
     s->depth = s->groups < RING_BUFFERS ? s->groups : RING_BUFFERS;
     ring = prs_attention_tuning_staging(a, s);
     if (wanted == 0 && ring > t->workspace_limit)
@@ -232,8 +232,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     r = choose_slabs(a, s, place, t, slice.rows / segments);
     if (r)
         return r;
-    /* What the CTAs compute at one time should be what arrives at one time. No group is much smaller than the others.
-     */
+    /* A step should have as many tasks as CTAs compute at a time, and no step much fewer than the others. */
     per_pair = a->heads_q / a->heads_kv * segments * prs_ceil_div(slice.rows / segments, s->tile_rows);
     pairs = a->batch * a->heads_kv;
     s->group = t->heads_per_step != 0 ? t->heads_per_step

@@ -15,7 +15,7 @@ int prs_cuda_check(cudaError_t e, const char *what)
 {
     if (e == cudaSuccess)
         return 0;
-    (void)cudaGetLastError(); /* a failed call must not be reported again by the caller's next one */
+    (void)cudaGetLastError(); /* the caller's next call must not report this failure again */
     return prs_fail(e == cudaErrorMemoryAllocation ? -ENOMEM : -EIO, "%s failed: %s", what, cudaGetErrorString(e));
 }
 
@@ -40,7 +40,7 @@ int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, si
         return 0;
     }
     r = ctx->config.allgather(ctx->config.user, mine, all, bytes);
-    if (r > 0) /* as MPI and others have it: no errno, but it failed */
+    if (r > 0) /* MPI and others return positive error codes */
         return prs_fail(-EIO, "rank %u: the caller's allgather of %zu bytes failed: it returned %d", ctx->config.rank,
                         bytes, r);
     return r == 0 ? 0 : prs_fail(r, "rank %u: the caller's allgather of %zu bytes failed", ctx->config.rank, bytes);
@@ -56,7 +56,7 @@ int prs_context_agree(struct prs_fused *ctx, int mine)
     int32_t given = mine, *all = calloc(ctx->config.world, sizeof(*all));
     int r;
     if (!all)
-        return prs_fail(-ENOMEM, "fused: no memory for the words of %u ranks", ctx->config.world);
+        return prs_fail(-ENOMEM, "fused: no memory for the results of %u ranks", ctx->config.world);
     r = prs_context_allgather(ctx, &given, all, sizeof(given));
     for (uint32_t i = 0; i < ctx->config.world && r == 0; i++)
         if (all[i] != 0)
@@ -104,22 +104,22 @@ static int open_fault(struct prs_fused *ctx)
 
 /* What ranks tell each other first. */
 struct hello {
-    uint64_t node, device; /* device: its place on the PCI bus; numbers differ between processes */
-    int32_t error;         /* this rank cannot go on: all give up together */
+    uint64_t node, device; /* device: its PCI slot; CUDA's numbers differ between processes */
+    int32_t error;         /* this rank failed: all ranks fail together */
     int32_t pad;
 };
 
-static uint64_t pci_place(int device)
+static uint64_t pci_slot(int device)
 {
     static const enum cudaDeviceAttr parts[] = {cudaDevAttrPciDomainId, cudaDevAttrPciBusId, cudaDevAttrPciDeviceId};
-    uint64_t place = 0;
+    uint64_t slot = 0;
     for (int i = 0; i < 3; i++) {
         int part = 0;
         if (cudaDeviceGetAttribute(&part, parts[i], device) != cudaSuccess)
-            (void)cudaGetLastError(); /* no device: check_device() has said so */
-        place = place << 16 | ((uint64_t)part & 0xffff);
+            (void)cudaGetLastError(); /* no device: check_device() has reported it */
+        slot = slot << 16 | ((uint64_t)part & 0xffff);
     }
-    return place;
+    return slot;
 }
 
 static bool share_device(const struct hello *all, uint32_t world)
@@ -131,11 +131,11 @@ static bool share_device(const struct hello *all, uint32_t world)
     return false;
 }
 
-/* Collective: who shares a node with whom. mine: how it went here so far. */
+/* Collective: finds out which ranks share a node. mine: what this rank's opening returned so far. */
 static int find_place(struct prs_fused *ctx, int mine)
 {
     uint32_t world = ctx->config.world;
-    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), pci_place(ctx->config.device), mine,
+    struct hello hello = {ctx->config.node != 0 ? ctx->config.node : prs_node_id(), pci_slot(ctx->config.device), mine,
                           0};
     struct hello *all = calloc(world, sizeof(*all));
     uint64_t *ids = calloc(world, sizeof(*ids));

@@ -5,9 +5,9 @@
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
+#include <perseus/fused.h>
 #include <stdbool.h>
 
-#include <perseus/fused.h>
 #include "fused/core/place.h"
 #include "fused/core/sync.h"
 #include "transport/util/error.h"
@@ -23,10 +23,10 @@ struct prs_fused {
     struct prs_fault *fault;        /* host memory that the device writes */
     struct prs_fault *fault_device; /* the same, as the device sees it */
     uint32_t sms;
-    bool shared_device; /* two ranks, of any node, use one GPU */
+    bool shared_device; /* two ranks of one node, this one or another, use one GPU */
 };
 
-/* Of a caller that wants copy engines to move what travels inside a node: 0 or -EINVAL. */
+/* Whether copy engines, which the caller asked for, can move data between these ranks: 0 or -EINVAL. */
 static inline int prs_context_check_copies(const struct prs_fused *ctx)
 {
     if (!ctx->shared_device)
@@ -36,9 +36,10 @@ static inline int prs_context_check_copies(const struct prs_fused *ctx)
                     "that the kernel holds: leave it to the plan, or let the CTAs push");
 }
 
+/* The caller's allgather; with one rank, a copy. 0, or -errno (logged). */
 int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes);
 
-/* All ranks have come here; what they wrote to device memory before, and synchronised, is there. */
+/* Collective: returns when all ranks have called it. What they wrote to device memory and synchronised is visible. */
 int prs_context_barrier(struct prs_fused *ctx);
 
 /* Collective: 0 when r is 0 on every rank, else the first rank's error. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies to other ranks by copy engines, on a stream of the library's own beside the kernel of the caller's stream.
- * What they copy, and with which flags, is each plan's own. One stream: a GPU has one engine for all its peers, which
- * serves one stream to its end before the next (seen on H200). */
+/* Copies to other ranks by copy engines, on a stream of the library beside the kernel on the caller's stream. Each plan
+ * decides what is copied and which flags follow. One stream is enough: a GPU has one engine for all its peers, which
+ * finishes one stream before it serves the next (seen on H200). */
 #ifndef PERSEUS_FUSED_COPY_STREAM_H
 #define PERSEUS_FUSED_COPY_STREAM_H
 
@@ -13,10 +13,10 @@
 struct prs_copy_stream {
     cudaStream_t stream;
     cudaEvent_t forked, done;
-    bool go_first; /* copies are enqueued before the kernel */
+    bool go_first; /* CUDA_LAUNCH_BLOCKING: copies are enqueued before the kernel */
 };
 
-/* Zeroed before. 0, or -EIO; what was opened is closed by prs_copy_stream_close() in either case. */
+/* *c is zeroed. 0, or -EIO; prs_copy_stream_close() releases what was opened in either case. */
 int prs_copy_stream_open(struct prs_copy_stream *c);
 void prs_copy_stream_close(struct prs_copy_stream *c);
 
@@ -29,7 +29,7 @@ int prs_copy_stream_join(struct prs_copy_stream *c, cudaStream_t stream);
 int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, const void *from, size_t pitch, size_t bytes,
                          size_t rows);
 
-/* Then a word of this device, as the flag of them. 0 or -EIO. */
+/* Copies a word of this device after them, as their flag. 0 or -EIO. */
 int prs_copy_stream_word(struct prs_copy_stream *c, uint32_t *to, const uint32_t *from);
 
 #endif

@@ -15,9 +15,9 @@
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
-enum { RING_SLOTS = 4096, CONTEXT = 0 }; /* slots: the puts of a few milliseconds, so that no SM waits for the proxy */
+enum { RING_SLOTS = 4096, CONTEXT = 0 }; /* slots: puts of a few milliseconds; an SM waits when the ring is full */
 
-/* Components of the path that the GPU and the rail have in common: the more, the nearer. */
+/* How many components the PCI paths of the GPU and the rail have in common. */
 static int common_path(const char *a, const char *b)
 {
     int common = 0;
@@ -47,7 +47,8 @@ static int nearness(const struct prs_network *n, int rail, const char *path)
     return prs_rail_query(n->fabric, rail, &info) == 0 ? common_path(path, info.pci_path) : -1;
 }
 
-/* The rails nearest to its GPU, which the ranks of the node share: each has some of its own, or several have one. */
+/* Takes the rails nearest to the GPU. The ranks of the node divide them: each takes every so many-th, and where there
+ * are fewer rails than ranks, several ranks take the same one. */
 static int choose_rails(struct prs_fused *ctx, struct prs_network *n)
 {
     int count = prs_fabric_rails(n->fabric), best = -1, ties = 0, turn = 0, sharers;
@@ -77,8 +78,9 @@ static int choose_rails(struct prs_fused *ctx, struct prs_network *n)
     return 0;
 }
 
-/* Over several queues `auto` counts, which costs the receiver a thread's work for each signal. Here every put is in a
- * group with its signal, and a group has one queue, so that queues which keep order do. NULL: as configured. */
+/* Over several queues the policy `auto` counts arrivals, which costs the receiving CPU work for each signal. Here every
+ * put is in a group with its signal and a group uses one queue, so that `in_order` is enough where queues keep order.
+ * NULL: as configured. */
 static const char *choose_policy(const struct prs_network *n)
 {
     const char *asked = prs_env_text("PERSEUS_ORDER");
@@ -89,7 +91,7 @@ static const char *choose_policy(const struct prs_network *n)
     return asked && strcasecmp(asked, "auto") != 0 ? NULL : "in_order";
 }
 
-/* Memory that the runtime hands out as device memory is ordinary memory where the GPU is emulated. */
+/* An emulated GPU hands out ordinary memory as device memory. */
 static bool is_device_memory(const void *at)
 {
     struct cudaPointerAttributes attributes;
@@ -176,7 +178,7 @@ void prs_network_close(struct prs_fused *ctx, struct prs_network *n)
         return;
     prs_proxy_close(n->proxy);
     n->proxy = NULL;
-    (void)prs_context_barrier(ctx); /* a peer that goes while the other side still looks is an error there */
+    (void)prs_context_barrier(ctx); /* a team that closes while a peer still polls is an error at the peer */
     release(n);
 }
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What reaches the ranks of other nodes: the transport's fabric, team and proxy, one of each for a context. Kernels put
- * and signal through `device` (perseus/device.cuh); the memory they name is a window, made by symmetric.c. */
+/* Reaches the ranks of other nodes: the transport's fabric, team and proxy, one of each for a context. Kernels put and
+ * signal through `device` (perseus/device.cuh); they name memory by windows, which symmetric.c opens. */
 #ifndef PERSEUS_FUSED_NETWORK_H
 #define PERSEUS_FUSED_NETWORK_H
 
 #include <cuda_runtime_api.h>
-
 #include <perseus/bootstrap.h>
 #include <perseus/device.h>
 #include <perseus/proxy.h>
+
 #include "fused/core/place.h"
 
 struct prs_fused;
@@ -18,15 +18,15 @@ struct prs_network {
     struct prs_rail_set rails; /* of this rank's GPU */
     struct prs_team *team;     /* all ranks */
     struct prs_proxy *proxy;
-    struct prs_device device; /* for kernels, by value; stays as it is while windows come and go */
+    struct prs_device device; /* for kernels, by value; opening and closing windows does not change it */
 };
 
 /* Collective; the context's device is current. -ENODEV on every rank when one of them has no RDMA device. */
 int prs_network_open(struct prs_fused *ctx, struct prs_network **out);
-/* Collective, after all windows are gone. NULL does nothing. */
+/* Collective, after all windows have been closed. NULL does nothing. */
 void prs_network_close(struct prs_fused *ctx, struct prs_network *n);
 
-/* Registers memory of the context's device on its rails; signals: words that signals may be put to. */
+/* Registers memory of the context's device on its rails; signals: the memory holds signal words. */
 int prs_network_register(struct prs_network *n, void *at, size_t bytes, bool signals, struct prs_region **out);
 
 #endif

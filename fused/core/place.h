@@ -3,12 +3,12 @@
 #ifndef PERSEUS_FUSED_PLACE_H
 #define PERSEUS_FUSED_PLACE_H
 
+#include <perseus/fused.h>
 #include <stdint.h>
 
-#include <perseus/fused.h>
 #include "fused/core/geometry.h"
 
-/* From the node id of every rank. 0, or -EINVAL when nodes differ in size, their ranks are scattered, or one has more
+/* From the node ids of all ranks. 0, or -EINVAL when nodes differ in size, their ranks are scattered, or one has more
  * than PRS_MAX_LOCAL_RANKS. */
 int prs_place_find(const uint64_t *ids, uint32_t rank, uint32_t world, struct prs_place *out);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Symmetric memory: every rank allocates, tells the others where, and maps theirs where they are on the same node: by
- * pointer inside a process, by CUDA IPC between processes. For ranks of other nodes it becomes a window of the network.
- */
+/* Symmetric memory. Every rank allocates, tells the others its address, and maps the memory of the ranks of its node:
+ * by pointer inside a process, by CUDA IPC between processes. For ranks of other nodes it becomes a window of the
+ * network. */
 #include "fused/core/symmetric.h"
 
 #include <errno.h>
@@ -16,25 +16,25 @@
 enum {
     SETTLE_MS = 5000, /* a round trip, if the peers' processes run */
     CUDA_BLOCK_BYTES = 2 << 20,
-    DEVICES_MAX = 64, /* a bit each; beyond, pairs are asked for each time */
+    DEVICES_MAX = 64, /* one bit each; access to devices beyond is enabled every time */
 };
 
-/* What a rank tells about its allocation. Within a node a process id is a name. */
+/* What a rank tells about its allocation. Inside a node the process id identifies the process. */
 struct offer {
     int32_t pid, device;
     uint64_t address, bytes;
     cudaIpcMemHandle_t handle;
     struct prs_keys keys; /* of its region, for other nodes */
-    int32_t error;        /* this rank failed: all give up together instead of one being left waiting */
+    int32_t error;        /* this rank failed: all ranks fail together */
     int32_t pad;
 };
 
-/* Let the current device (own) reach the memory of another. Each pair is asked for once a process: that it had been
- * before is an error to CUDA, which tools report. Another library may have asked all the same. */
+/* Lets the current device (own) reach the memory of another, once for each pair and process: enabling access twice is
+ * an error to CUDA, which tools report. Another library may have enabled it before. */
 static int allow_access(int own, int device, uint32_t rank, uint32_t peer)
 {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* ranks may be threads of a process */
-    static uint64_t allowed[DEVICES_MAX];                     /* by own device: a bit per other */
+    static uint64_t allowed[DEVICES_MAX];                     /* [own]: a bit for each other device */
     bool known = own < DEVICES_MAX && device < DEVICES_MAX;
     cudaError_t e = cudaSuccess;
     pthread_mutex_lock(&mutex);
@@ -86,13 +86,12 @@ static int map_peer(struct prs_fused *ctx, struct prs_symmetric *s, uint32_t p, 
 
 static int allocate(struct prs_fused *ctx, struct prs_symmetric *s, struct offer *o)
 {
-    /* Whole blocks of CUDA's own: small allocations share one, and an IPC handle opens the block, not the allocation.
-     */
+    /* Whole CUDA blocks: small allocations share one, and an IPC handle opens the block, not the allocation. */
     size_t whole = (s->bytes + CUDA_BLOCK_BYTES - 1) / CUDA_BLOCK_BYTES * CUDA_BLOCK_BYTES;
     int r = prs_cuda_check(cudaMalloc((void **)&s->at[0], whole), "cudaMalloc of symmetric memory");
     if (r)
         return r;
-    /* Zero before anyone learns the address: flags must not start with what the memory last held. */
+    /* Zero the memory before any other rank learns the address: flags must start at 0. */
     r = prs_cuda_check(cudaMemset(s->at[0], 0, s->bytes), "cudaMemset of symmetric memory");
     if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -116,7 +115,7 @@ static int register_memory(struct prs_fused *ctx, struct prs_symmetric *s, enum 
     return r;
 }
 
-/* Ranks of this node are left out: kernels reach them through at[]. */
+/* The window is for ranks of other nodes: kernels reach those of this node through at[]. */
 static int open_window(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_symmetric_use use,
                        const struct offer *all)
 {
@@ -161,16 +160,16 @@ static int meet_peers(struct prs_fused *ctx, struct prs_symmetric *s, enum prs_s
     if (r == 0 && s->region)
         r = open_window(ctx, s, use, all);
     free(all);
-    return prs_context_agree(ctx, r); /* what one cannot map the others must not use, or wait for */
+    return prs_context_agree(ctx, r); /* if one rank cannot map the memory, none may use it */
 }
 
-/* Collective: nobody frees what another still maps, or puts to. */
+/* Collective: no rank frees memory that another still maps or puts to. */
 static void release(struct prs_fused *ctx, struct prs_symmetric *s)
 {
     for (uint32_t p = 1; p < ctx->place.local_ranks; p++)
         if (s->opened[p])
             (void)cudaIpcCloseMemHandle(s->at[p]);
-    if (s->has_window) { /* ours elsewhere first: what nobody awaited may still be on its way to be raised */
+    if (s->has_window) { /* settle first: signals that no kernel waited for may still be on their way */
         (void)prs_proxy_settle(ctx->network->proxy, SETTLE_MS);
         (void)prs_proxy_window_drop(ctx->network->proxy, s->window);
     }

@@ -6,10 +6,10 @@
 #include "fused/core/context.h"
 #include "fused/core/far.h"
 
-/* Who writes to it. Memory that only ranks of the same node write needs no window. */
+/* Which ranks write to it. Memory that only ranks of the same node write needs no window. */
 enum prs_symmetric_use {
-    PRS_SYMMETRIC_NODE,   /* ranks of this node, by stores */
-    PRS_SYMMETRIC_DATA,   /* those, and all other ranks by puts; also the source of own puts */
+    PRS_SYMMETRIC_NODE,   /* ranks of this node, by stores; no window */
+    PRS_SYMMETRIC_DATA,   /* also other ranks, by puts; and it may be the source of puts */
     PRS_SYMMETRIC_SIGNALS /* signal words: never in a region with relaxed ordering */
 };
 

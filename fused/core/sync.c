@@ -36,7 +36,7 @@ int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, str
                        "cudaMemcpy of plan words");
     if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    return prs_context_agree(ctx, r); /* between nodes the next thing is a meeting: nobody may be missing there */
+    return prs_context_agree(ctx, r); /* between nodes a collective call follows: no rank may be missing in it */
 }
 
 void prs_sync_close(struct prs_sync *sync)
@@ -119,7 +119,7 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
     const struct prs_fault *f = ctx->fault;
     memset(error, 0, sizeof(*error));
     int r = !ctx->network ? 0 : prs_proxy_check(ctx->network->proxy);
-    /* F1: state 2 means the record is whole. Pairs with the system fence in give_up(), sync.cuh. */
+    /* F1: state 2 means that the report is complete. Pairs with the system fence in give_up(), sync.cuh. */
     if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2) {
         error->code = r;
         if (r)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every plan's kernels carry, whatever they compute: the epoch, the limit of their waits, the fault record. The
- * device's half is sync.cuh. */
+/* What the kernels of every plan carry: the epoch, the limit of their waits, the fault report. sync.cuh is the device's
+ * part. */
 #ifndef PERSEUS_FUSED_SYNC_H
 #define PERSEUS_FUSED_SYNC_H
 
@@ -24,14 +24,14 @@ enum prs_awaited {
     PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
     PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
-    PRS_AWAIT_CTAS = 19,   /* this rank's own: of MoE's routing, or, attention, all that read or send on a group */
-    /* Not awaited, but wrong: */
+    PRS_AWAIT_CTAS = 19,   /* this rank's own: of MoE's routing; attention: all that read or pass on a group */
+    /* Faults other than a wait that timed out: */
     PRS_FAULT_CAPACITY = 64, /* index: expert, want: rows, seen: capacity */
     PRS_FAULT_EXPERT = 65,   /* index: token, want: experts, seen: what the router chose */
     PRS_FAULT_NEIGHBOUR = 66 /* a rank of this node gave up: what it sent may be wrong */
 };
 
-/* First thing a launch on this device got wrong; lives in mapped host memory, written once (state 0 -> 1 -> 2). */
+/* The first fault of any launch on this device. Mapped host memory, written once (state 0 -> 1 -> 2). */
 struct prs_fault {
     uint32_t state; /* 0 none, 1 being written, 2 valid */
     uint32_t what;  /* enum prs_awaited */
@@ -49,11 +49,11 @@ struct prs_plan_words {
     uint64_t left;     /* CTAs, over all launches: in the high half; the low one: those of them that saw the alarm */
     uint32_t aborted;  /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
     uint32_t copying;  /* epoch whose blocks the copy engines move; they copy this word as their flag */
-    /* For one that gives up. It goes on without what it waited for, so that all its CTAs end; and what it raises flags
-     * for then must not be taken for right. */
+    /* Used after a wait that timed out. The launch continues so that all its CTAs finish, but the data that it signals
+     * from then on may be wrong: the neighbours are alarmed. */
     uint32_t rank, neighbours;
     uint32_t *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* of each neighbour */
-    uint64_t *network;                        /* not 0: the ring takes no commands; NULL on a single node */
+    uint64_t *network; /* set to PRS_DEVICE_ABORTED: the command ring takes no more commands; NULL on a single node */
 };
 
 struct prs_sync {
@@ -69,8 +69,8 @@ extern "C" {
 
 /* Zeroed words on the context's device, which must be current. 0, -ENOMEM or -EIO. */
 int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync);
-/* Neighbours tell each other in the last word of these flags, which is theirs, that they gave up. Before any launch.
- * Collective: where one rank fails, all do. 0 or -EIO. */
+/* Collective, before any launch: from now on a rank of the node that gives up tells the others so in the last word of
+ * these flags, which nothing else uses. Where one rank fails, all do. 0 or -EIO. */
 int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync);
 void prs_sync_close(struct prs_sync *sync);
 

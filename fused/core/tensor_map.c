@@ -9,7 +9,7 @@
 
 enum { BOX_COLUMNS = 64, BF16_BYTES = 2 };
 
-/* Through the runtime, so that the library needs no libcuda.so to load. */
+/* Found through the runtime, so that the library loads without libcuda.so. */
 static PFN_cuTensorMapEncodeTiled_v12000 encoder(void)
 {
     static PFN_cuTensorMapEncodeTiled_v12000 fn; /* the same for every thread: a race stores the same value */

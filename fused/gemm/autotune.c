@@ -25,7 +25,7 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
         return count;
     for (uint32_t band = 1; band <= pairs && band <= 8; band *= 2) {
         list[count++] = (struct prs_fused_tuning){.band = band, .mover = ctas};
-        if (copies) /* the plan knows how many pieces along k each needs */
+        if (copies) /* the plan chooses the pieces along k */
             list[count++] = (struct prs_fused_tuning){.band = band, .mover = PRS_MOVED_BY_COPY_ENGINES};
     }
     for (uint32_t segments = 1; copies && segments <= 4; segments++)
@@ -65,7 +65,7 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
         r = prs_cuda_check(cudaEventSynchronize(events[1]), "autotune launches");
     if (!r)
         r = prs_cuda_check(cudaEventElapsedTime(&mine, events[0], events[1]), "cudaEventElapsedTime");
-    r = prs_context_agree(ctx, r); /* a rank that failed has no time to tell */
+    r = prs_context_agree(ctx, r); /* a rank that failed has no time to give */
     if (!r)
         r = prs_context_allgather(ctx, &mine, all, sizeof(mine));
     *slowest = 0;
@@ -99,12 +99,12 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
         float slowest;
         r = time_candidate(ctx, shape, &list[i], a, b, c, rounds, stream, events, &slowest);
         if (!r)
-            PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, copy engine %u in %u pieces, pace %u, "
-                     "group %u: "
+            PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, mover %u with %u segments, pace %u, "
+                     "tiles per signal %u: "
                      "%.1f us",
                      (int)shape->op, shape->m, shape->n, shape->k, list[i].band, list[i].spread, list[i].mover,
                      list[i].segments, list[i].paced, list[i].tiles_per_signal, slowest * 1e3);
-        if (r == 0 && slowest < least) { /* every rank sees the same numbers and takes the same one */
+        if (r == 0 && slowest < least) { /* every rank has the same times and takes the same candidate */
             least = slowest;
             *best = list[i];
         }

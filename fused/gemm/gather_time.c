@@ -10,15 +10,17 @@
  * programs found that had nothing else to do (doc/fused-notes.md): a copy engine 353 to 358 GB/s in large pieces, 4.3
  * to 5 us for a piece and its flag beside the bytes, a call of the host 2.5 to 3.2 us. Ranks that are processes take 5
  * to 10 us longer here, pushed rows too: the bench's streams are idle then, and the launch is waited for. */
-static const double KERNEL_BEGINS_US = 11; /* behind the one that waits for credit */
+static const double KERNEL_BEGINS_US = 11; /* after the one that waits for credit */
 static const double CALLS_BEGIN_US = 5;    /* the kernel is launched before the first copy is enqueued */
-static const double CALL_US = 2.5;         /* two for each piece: rows, flag */
+static const double CALL_US = 2.5;         /* two calls for each piece: rows, flag */
 static const double PIECE_US = 4.4;
 static const double END_US = 5;
-static const double COOL_US = 400; /* the longer a product takes beyond this, the lower the clock that power allows */
-static const double HEAT = 0.05;   /* 0.68 at 700 us, 0.71 at 2900, 0.74 at 6000 */
-/* Rows and columns of units that are worked on at a time are read from memory once each, a row by the unit of it: for
- * each beyond the least. Bands of 48 pairs, 11 columns: 3 % slower in all, which is 6 % for the others' block. */
+/* The more a product exceeds this, the lower the clock that the power limit allows. */
+static const double COOL_US = 400;
+static const double HEAT = 0.05; /* 0.68 at 700 us, 0.71 at 2900, 0.74 at 6000 */
+/* The rows and columns of the units that run at the same time are read from memory once each: the cost of each row or
+ * column beyond the fewest possible. Bands of 48 pairs, 11 columns: 3 % slower in all, which is 6 % for the others'
+ * block. */
 /* MUTANT(model gather) tall bands read more: s/.002// */
 static const double READ = 0.002;
 
@@ -26,16 +28,16 @@ static const double READ = 0.002;
  * the links are the limit. */
 /* MUTANT(model gather) a chunk takes its time with one peer: s/4.7/0/ */
 static const double CHUNK_US = 4.7;
-static const double PUSH_ENDS_US = 17; /* before the first chunk, and behind the last */
+static const double PUSH_ENDS_US = 17; /* before the first chunk, and after the last */
 static const double PUSH_WAVE = 0.4;   /* of a unit's time is left when the last chunk has come */
 /* MUTANT(model gather) what is pushed holds loads up: s/.4// */
 static const double PUSH_STALL = 0.4; /* of the links' time, times the share of it in the product's: loads held up */
 
-static const double NEARLY = 1.01; /* as fast as that: the same */
+static const double NEARLY = 1.01; /* times within this factor count as equal */
 
 enum {
     MOST_PLAYED = 8192, /* units times segments: 0.1 ms */
-    MOST_PIECES = 16,   /* of a block: a 16th of it is soon there, and as soon done */
+    MOST_PIECES = 16,   /* of a block: a 16th arrives, and is done, soon enough */
     MOST_SEGMENTS = 4
 };
 
@@ -52,15 +54,15 @@ static double step_us(const struct prs_schedule *s, uint32_t clusters)
     return PRS_STEP_US * (cool > 1 ? pow(cool, HEAT) : 1);
 }
 
-/* A step's time in units of bands, over that in a square of units, which reads least. */
+/* The time of a step in units of bands, relative to that in a square of units, which reads least. */
 static double reading(const struct prs_schedule *s, uint32_t clusters)
 {
     double tall = fmin(clusters, fmax(s->band, (double)clusters / s->columns));
     return 1 + READ * (tall + clusters / tall - 2 * sqrt(clusters));
 }
 
-/* When a piece of a band of another rank's block has come. All ranks do the same at the same time, so it is that piece
- * of the own block which goes as far. A stream's copies are made in order, each when the engine is free and the host
+/* When a piece of a band of another rank's block arrives. All ranks do the same at the same time, so this is when the
+ * own copy over the same distance is done. A stream's copies run in order, each when the engine is free and the host
  * has enqueued it; all but the last of a block are equal, so the slower of the two sets the pace from the first on. */
 /* MUTANT(model gather) blocks come one after the other: s/prs_index_after(s->place.rank, u->block, s->place.world)/0/ */
 static double piece_comes(const struct prs_schedule *s, const struct prs_unit *u, uint32_t segment)
@@ -150,7 +152,7 @@ double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, uin
                 prs_gather_product_us(s, clusters) + PUSH_STALL * links * links / product);
 }
 
-/* The band whose block has so many; 0: none. */
+/* The size of a band of which a block has `bands`; 0: there is none. */
 static uint32_t band_of(const struct prs_schedule *s, uint32_t bands)
 {
     uint32_t band = prs_ceil_div(s->pairs, bands);
@@ -172,7 +174,7 @@ double prs_gather_best_pieces(const struct prs_schedule *shape, uint32_t cluster
     uint32_t given_band = *band, given_segments = *segments;
     if (given_band != 0 && given_segments != 0)
         return play_pieces(&s, clusters, given_band, given_segments);
-    /* What is given is not divided any further: all pieces are then of the other kind. */
+    /* A given band or number of segments is kept: all further pieces come from dividing the other. */
     for (uint32_t count = 1; count <= MOST_PIECES && best > enough; count++)
         for (uint32_t i = 1; i <= MOST_SEGMENTS && i <= s.k_steps && i <= count; i++) {
             uint32_t try_band = count % i == 0 ? band_of(&s, count / i) : 0;

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long an all-gather on one node takes, played or estimated: what the plan chooses by. Plain C: no CUDA. */
+/* How long an all-gather on one node takes, played step by step or estimated, so that the plan can choose. Plain C, no
+ * CUDA. */
 #ifndef PERSEUS_FUSED_GATHER_TIME_H
 #define PERSEUS_FUSED_GATHER_TIME_H
 
 #include "fused/gemm/schedule.h"
 
-/* One K step of a cluster's unit: 1040 clocks at 1.6 GHz, of which 1024 must be. */
+/* One K step of a cluster's unit: 1040 clocks at 1.6 GHz, of which 1024 are the least. */
 static const double PRS_STEP_US = 0.65;
 
 /* By copy engines, in the bands and segments of the schedule: microseconds from the launch to the end of the last unit.
  * Products of thousands of units are estimated. */
 double prs_gather_copied_us(const struct prs_schedule *s, uint32_t clusters);
 
-/* The same without copies: all rows are there. */
+/* The same without copies: all rows are present. */
 double prs_gather_product_us(const struct prs_schedule *s, uint32_t clusters);
 
 /* Pushed by `ctas` CTAs, which spread it over `spread_us` at least. */
 double prs_gather_pushed_us(const struct prs_schedule *s, uint32_t clusters, uint32_t ctas, double spread_us);
 
-/* Sets band and segments to what is played fastest, those that are given (not 0) excepted: the fewest pieces among
- * those that are as fast but for a hundredth. Returns the time. */
+/* Sets band and segments, where they are 0, to what is played fastest: the fewest pieces whose time is within a
+ * hundredth of the best. Returns the time. */
 double prs_gather_best_pieces(const struct prs_schedule *shape, uint32_t clusters, uint32_t *band, uint32_t *segments);
 
 #endif

@@ -109,8 +109,8 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     return 0;
 }
 
-/* Without cuBLASLt on any rank (they agree), a plan that only prefers the unfused path takes the fused one: it is slower,
- * but right. */
+/* Without cuBLASLt on any rank (they agree), a plan that only prefers the unfused path takes the fused one: it is
+ * slower, but right. */
 static int open_path(struct prs_plan *base)
 {
     struct prs_fused_plan *p = self(base);
@@ -132,8 +132,8 @@ struct finding {
     uint32_t found;
 };
 
-/* All ranks take what rank 0 finds: it alone writes to the file, may just have done so, and other ranks may not see that
- * file. */
+/* All ranks take what rank 0 finds: it alone writes to the file, may just have done so, and other ranks may not see
+ * that file. */
 static int read_tuning_file(struct prs_fused_plan *p, struct finding *out)
 {
     struct prs_fused *ctx = p->base.ctx;

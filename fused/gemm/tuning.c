@@ -16,10 +16,10 @@ static const double PUSH_GAINS = 1.01; /* CTAs push only where that is faster by
 
 enum {
     MOST_SPREAD = 1000, /* percent */
-    MOST_GROUP = 1 << 16
+    MOST_TILES_PER_SIGNAL = 1 << 16
 };
 
-/* What one rank sends to the other ranks of its node, in bytes. Reduced inside a node first, a matrix is sent
+/* Bytes that one rank sends to the other ranks of its node. Reduced inside a node first, a matrix is sent
  * (locals - 1) / locals times; an all-gather sends the own block, and those of the counterparts again. */
 static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
 {
@@ -28,7 +28,7 @@ static double sent_bytes(const struct prs_fused_shape *shape, const struct prs_p
     return elements * 2 * shares * (shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1);
 }
 
-/* To other nodes: one block to each, for an all-reduce one each way. */
+/* Bytes to other nodes: one block to each, for an all-reduce one each way. */
 static double far_bytes(const struct prs_fused_shape *shape, const struct prs_place *at)
 {
     double elements = shape->op == PRS_FUSED_ALLGATHER ? (double)shape->m * shape->k : (double)shape->m * shape->n;
@@ -47,16 +47,16 @@ static double link_ratio(const struct prs_fused_shape *shape, const struct prs_p
     return sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US / compute_us(shape, clusters);
 }
 
-/* Both ways on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (doc/results/
- * fused-path-4xH200.json). They are off by 5 % (unfused) and 10 % in the mean; what is chosen by them is 0.5 % slower
- * than what was best, and 16 % at most (test_tuning.c). */
+/* Both paths on a single node, fitted to the times of 210 shapes of 512 to 4096 rows on 2 and 4 x H200 (doc/results/
+ * fused-path-4xH200.json). They are off by 5 % (unfused) and 10 % in the mean; the path that they choose is 0.5 %
+ * slower than the best one in the mean, and 16 % at most (test_tuning.c). */
 struct way_times {
-    double unfused, fused; /* us: launches, meetings, first stages, last stores */
-    double not_hidden;     /* fused: of the shorter of product and travel */
-    double last_unit;      /* fused: of a unit's time, behind all others */
+    double unfused, fused; /* us: launches, barriers, first stages, last stores */
+    double not_hidden;     /* fused: part of the shorter of product and travel */
+    double last_unit;      /* fused: part of a unit's time that comes after all others */
 };
 static const struct way_times GATHER_TIMES = {20, 15, 0.5, 0}, REDUCE_TIMES = {24, 20, 0.4, 0.4};
-static const uint32_t FEW_ROWS = 4096; /* in all: of so many the fused kernel was always faster */
+static const uint32_t FEW_ROWS = 4096; /* of all ranks; from here on the fused kernel was always faster */
 
 static const struct way_times *way_times(const struct prs_fused_shape *shape)
 {
@@ -68,7 +68,7 @@ static double unfused_us(const struct prs_fused_shape *shape, const struct prs_p
     return way_times(shape)->unfused + sent_bytes(shape, at) / PRS_STORE_BYTES_PER_US + compute_us(shape, clusters);
 }
 
-/* Clusters work in whole units, however few rows those have. */
+/* A unit takes as long with few rows as with many. */
 static double fused_us(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
     const struct way_times *times = way_times(shape);
@@ -88,12 +88,12 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
     if (shape->op == PRS_FUSED_GEMM || world == 1)
         return PRS_RASTER; /* nothing is communicated */
     if (shape->op == PRS_FUSED_ALLGATHER) {
-        /* What the clusters compute at one time should be what arrives at one time. */
+        /* A band should have as many units as clusters compute at a time. */
         band = prs_ceil_div(clusters, (world - 1) * columns);
         return band < 2 ? 2 : band > pairs ? pairs : band;
     }
-    /* The busier the links, the finer the grain, which spreads the traffic; the coarser, the less often A and B are
-     * read. With few bands the rounds in which only one side works cost more than either. */
+    /* Small bands spread the traffic, which busy links need; large bands read A and B less often. With few bands the
+     * rounds in which only the links or only the tensor cores work cost more than either. */
     band = pairs <= 4 ? pairs : ratio > 1.2 ? 1 : ratio <= 0.6 ? 4 : shape->op == PRS_FUSED_ALLREDUCE ? 2 : 1;
     /* A round is what the clusters do while sums travel: with less than two units for each they wait. 2 x H200,
      * reduce-scatter 12288 x 8192 x 1376: 540 us with bands of 1, 428 with 2; all-reduce 624, 631; 6144 x 4096 x 1376
@@ -103,8 +103,8 @@ static uint32_t default_band(const struct prs_fused_shape *shape, const struct p
     return band > pairs ? pairs : band;
 }
 
-/* Who moves an all-gather's blocks on a single node, and in which pieces: what is faster, played for copies, estimated
- * for CTAs. The time of what was chosen. */
+/* Chooses what moves an all-gather's blocks on a single node, and in which pieces: whatever is faster, by playing the
+ * copies and estimating the CTAs. Returns the time of the choice. */
 static double default_copies(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                              const struct prs_place *at, struct prs_fused_tuning *t)
 {
@@ -127,9 +127,9 @@ static double default_copies(const struct prs_fused *ctx, const struct prs_fused
     return copied;
 }
 
-/* Spread what is sent while there is compute time to hide it under; a link that is the bottleneck is kept full. An
- * all-gather whose link is busy most of the time was better off in bursts (8192: 422 us against 490), one with an idle
- * link without (16384: 2974 against 3347). */
+/* Traffic is spread over the compute time that can hide it; a link that is the bottleneck is kept full. For an
+ * all-gather whose link is busy most of the time bursts were better (8192: 422 us against 490), for one whose link is
+ * mostly idle they were worse (16384: 3347 us against 2974). */
 static void default_pace(const struct prs_fused_shape *shape, const struct prs_place *at, struct prs_fused_tuning *t)
 {
     double ratio = link_ratio(shape, at, t->clusters);
@@ -140,7 +140,7 @@ static void default_pace(const struct prs_fused_shape *shape, const struct prs_p
         t->spread = ratio < 1 ? 85 : 1;
 }
 
-/* gather_us: of an all-gather on a single node. */
+/* gather_us: the time of an all-gather on a single node; 0 for others. */
 static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_place *at,
                     double gather_us, struct prs_fused_plan_info *info)
 {
@@ -158,7 +158,8 @@ static void predict(const struct prs_fused *ctx, const struct prs_fused_shape *s
         info->predicted_us = PRS_START_US + (longest > far ? longest : far);
 }
 
-/* One line per shape; the last that fits wins, so that tuning again only appends. A line of another version does not fit. */
+/* One line per shape; the last that fits wins, so that tuning again only appends. A line of another version does not
+ * fit. */
 static const char LINE[] = "v2 %u %u %u %u %u %u %u : %u %u %u %u %u %u %u %u";
 
 static bool read_tuning(const char *path, const struct prs_fused_shape *shape, const struct prs_place *at,
@@ -168,7 +169,7 @@ static bool read_tuning(const char *path, const struct prs_fused_shape *shape, c
     char line[256];
     bool found = false;
     if (!f)
-        return false; /* not tuned yet */
+        return false; /* nothing has been tuned yet */
     while (fgets(line, sizeof(line), f)) {
         unsigned op, m, n, k, nk, w, d;
         struct prs_fused_tuning have = {0};
@@ -248,10 +249,10 @@ bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world)
     return !obstacle(shape, world);
 }
 
-/* Why it would rather not; NULL: it would. */
-static const char *drawback(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
+/* Why the unfused path should be faster; NULL: it should not. */
+static const char *why_unfused(const struct prs_fused_shape *shape, const struct prs_place *at, uint32_t clusters)
 {
-    /* 512 rows, 2 nodes of 2: 160 us and unfused 115 for reduce-scatter, but 115 and 128 for all-gather. */
+    /* 512 rows, 2 nodes of 2, fused and unfused: reduce-scatter 160 and 115 us, all-gather 115 and 128. */
     if (at->nodes > 1)
         return shape->m / at->world < PRS_PAIR_M && shape->op != PRS_FUSED_ALLGATHER
                    ? "blocks of less than 256 rows: clusters would be half empty"
@@ -266,9 +267,10 @@ static int choose_path(const struct prs_fused_shape *shape, const struct prs_pla
 {
     const char *why = obstacle(shape, at->world);
     if (info->tuning.path == PRS_PATH_FUSED && why)
-        return prs_fail(-EINVAL, "fused: %u x %u x %u was demanded fused: %s", shape->m, shape->n, shape->k, why);
+        return prs_fail(-EINVAL, "fused: %u x %u x %u cannot take the fused path, which the tuning forces: %s",
+                        shape->m, shape->n, shape->k, why);
     if (info->tuning.path == PRS_PATH_AUTO && !why)
-        why = drawback(shape, at, clusters);
+        why = why_unfused(shape, at, clusters);
     if (info->tuning.path == PRS_PATH_AUTO)
         info->tuning.path = !why ? PRS_PATH_FUSED : PRS_PATH_UNFUSED;
     if (why)
@@ -276,13 +278,13 @@ static int choose_path(const struct prs_fused_shape *shape, const struct prs_pla
     return 0;
 }
 
-/* What a caller, or a damaged file, may say beyond all use would overflow what is made of it. */
-static void bound(const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
+/* Limits absurd values of the caller or of a damaged file before derived quantities overflow. */
+static void limit(const struct prs_fused_shape *shape, struct prs_fused_tuning *t)
 {
     uint32_t steps = prs_ceil_div(shape->k, PRS_TILE_K);
     t->segments = t->segments > steps ? steps : t->segments;
     t->spread = t->spread > MOST_SPREAD ? MOST_SPREAD : t->spread;
-    t->tiles_per_signal = t->tiles_per_signal > MOST_GROUP ? MOST_GROUP : t->tiles_per_signal;
+    t->tiles_per_signal = t->tiles_per_signal > MOST_TILES_PER_SIGNAL ? MOST_TILES_PER_SIGNAL : t->tiles_per_signal;
     t->push_ctas = t->push_ctas > 2 * t->clusters ? 2 * t->clusters : t->push_ctas;
 }
 
@@ -310,7 +312,7 @@ int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape 
         return r;
     if (t->clusters == 0 || t->clusters > clusters)
         t->clusters = clusters;
-    bound(shape, t);
+    limit(shape, t);
     default_pace(shape, at, t);
     if (shape->op != PRS_FUSED_ALLGATHER || at->world == 1)
         t->mover = 0;

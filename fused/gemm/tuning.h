@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which path, how many SMs, which grain: the analytic default, overridden by what the caller or the tuning file says.
- */
-#ifndef PERSEUS_FUSED_TUNING_H
-#define PERSEUS_FUSED_TUNING_H
+/* Chooses the path, the number of SMs and the sizes of what is sent: an analytic default, unless the caller or the
+ * tuning file gives them. */
+#ifndef PERSEUS_FUSED_GEMM_TUNING_H
+#define PERSEUS_FUSED_GEMM_TUNING_H
 
 #include "fused/core/context.h"
 #include "fused/gemm/layout.h"
 
-/* The entry of the file that PERSEUS_FUSED_TUNING names. False: none. */
+/* Reads the entry of the file that PERSEUS_FUSED_TUNING names. False: there is none. */
 bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t);
 
-/* Decides every field of info->tuning, and predicts. wanted: of the caller, or of the file (from_file), or NULL.
- * clusters: how many can run at once. 0, or -EINVAL when the fused path is demanded and cannot run the shape. */
+/* Decides every field of info->tuning, and predicts the time. wanted: from the caller, or the file (from_file), or
+ * NULL. clusters: how many can run at once. 0, or -EINVAL: a field is wrong, or the fused path is forced and cannot
+ * run. */
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                       const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,
                       struct prs_fused_plan_info *info);
 
-/* An all-gather's blocks are moved by copy engines. */
+/* Whether copy engines move an all-gather's blocks. */
 static inline bool prs_tuning_copies(const struct prs_fused_tuning *t)
 {
     return t->mover == PRS_MOVED_BY_COPY_ENGINES;
 }
 
-/* The fused kernels can run the shape, whether or not they win. */
+/* Whether the fused kernels can run the shape, even if they are slower. */
 bool prs_tuning_can_fuse(const struct prs_fused_shape *shape, uint32_t world);
 
 /* SM clocks between two sends, by t->spread. */

@@ -11,14 +11,14 @@
 #include "transport/util/error.h"
 
 enum {
-    CHOICES_PER_ROUTE_CTA = 512, /* two a thread; with more CTAs their counts take longer to add up */
-    LEAST_ROUTE_CTAS = 16,       /* where there are few choices, reading them is what takes long */
+    CHOICES_PER_ROUTE_CTA = 512, /* two for each thread; with more CTAs adding up their counts takes longer */
+    LEAST_ROUTE_CTAS = 16,       /* with few choices, reading them takes longest */
     MAX_ROUTE_CTAS = 128,
     FEW_TOKENS = 512,
     /* Between nodes. A put takes the software NIC 4 us at least, in which 400G move 190 KB: 1024 puts of 115 KB come in
      * 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with one group of all, less the product's 2980). */
     PUT_BYTES = 512 << 10,
-    MOST_GROUPS = 32,  /* the first experts need not wait for the last rows; */
+    MOST_GROUPS = 32,  /* so that the first experts need not wait for the last rows; */
     LEAST_GROUP = 128, /* but a signal takes as long as a put */
 };
 
@@ -63,7 +63,7 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *
     return 0;
 }
 
-/* Every choice of every rank here, and each expert's last block all but empty. */
+/* When every choice of every rank comes here, and each expert's last block is nearly empty. */
 static uint64_t most_rows(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     uint32_t local = s->experts / ctx->config.world;
@@ -76,8 +76,8 @@ static uint32_t at_most(uint32_t v, uint32_t most)
     return v < 1 ? 1 : v > most ? most : v;
 }
 
-/* Rows of a put, and of a group of puts with one signal. */
-static void choose_group(const struct prs_moe_shape *s, struct prs_moe_tuning *t)
+/* Rows of a put, and of the puts that share one signal. */
+static void choose_put_sizes(const struct prs_moe_shape *s, struct prs_moe_tuning *t)
 {
     if (t->rows_per_signal == 0)
         t->rows_per_signal = s->tokens / MOST_GROUPS < LEAST_GROUP ? LEAST_GROUP : s->tokens / MOST_GROUPS;
@@ -107,21 +107,21 @@ static void choose(struct prs_moe_plan *p)
     struct prs_moe_tuning *t = &p->info.tuning;
     uint32_t tiles = prs_ceil_div(p->shape.columns, PRS_TILE_N);
     if (t->cluster != 1 && t->cluster != 2)
-        t->cluster = tiles % 2 == 0 ? 2 : 1; /* an odd tile would leave every second SM idle for one tile in `tiles` */
+        t->cluster = tiles % 2 == 0 ? 2 : 1; /* else one SM of each pair would be idle during the last tile */
     if (t->route_ctas == 0) {
         t->route_ctas = prs_ceil_div(p->shape.tokens * p->shape.top_k, CHOICES_PER_ROUTE_CTA);
         t->route_ctas = t->route_ctas < LEAST_ROUTE_CTAS ? LEAST_ROUTE_CTAS : t->route_ctas;
     }
-    choose_group(&p->shape, t);
+    choose_put_sizes(&p->shape, t);
     t->passes = at_most(t->passes != 0 ? t->passes : best_passes(p->base.ctx, &p->shape),
                         p->base.ctx->place.nodes == 1 ? 1 : 2);
-    if (t->spread == 0) /* rows are wanted early, but all at once they are in the product's way */
+    if (t->spread == 0) /* rows are needed early, but all at once they delay the product's loads */
         t->spread = p->shape.tokens <= FEW_TOKENS ? 1 : 20;
     t->route_ctas = at_most(t->route_ctas, p->base.ctx->sms < MAX_ROUTE_CTAS ? p->base.ctx->sms : MAX_ROUTE_CTAS);
     p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->base.ctx, &p->shape);
 }
 
-/* And how far apart rows are sent. */
+/* Also sets how far apart rows are sent. */
 static void predict(struct prs_moe_plan *p)
 {
     const struct prs_moe_shape *s = &p->shape;
@@ -160,7 +160,7 @@ static void init_route(struct prs_moe_plan *p)
 }
 
 /* ---- memory ---- */
-/* Takes `bytes` from what begins at base + *used; only counts when base is NULL. */
+/* The next `bytes` bytes after base + *used; with base NULL it only counts. */
 static void *take(uint8_t *base, uint64_t *used, uint64_t bytes)
 {
     void *at = !base ? NULL : base + *used;
@@ -199,7 +199,7 @@ static int open_tables(struct prs_moe_plan *p)
     if (r)
         return r;
     lay_out(a, p->own);
-    /* The tables: empty until the first launch. */
+    /* The tables must be empty before the first launch. */
     r = prs_cuda_check(cudaMemset(p->own, 0, (size_t)(a->row_bytes - p->own)), "cudaMemset of MoE tables");
     if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
@@ -256,7 +256,7 @@ static int open_shared(struct prs_plan *base)
 }
 
 /* ---- plans ---- */
-/* The records of one rank are read by another: both must count the same. */
+/* Ranks read each other's routing entries, so their sizes must agree. */
 static int agree_on_shape(struct prs_fused *ctx, const struct prs_moe_shape *shape)
 {
     struct prs_moe_shape all[PRS_ROUTE_MAX_WORLD];

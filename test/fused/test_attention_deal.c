@@ -119,7 +119,7 @@ FOR_ALL_SHAPES(groups_come_to_a_cta_in_the_order_in_which_they_arrive)
     prs_attention_deal_fini(&deal);
 }
 
-/* A row that sees nothing in its first step would have no maximum. */
+/* A row whose first step has only masked keys would have no maximum. */
 FOR_ALL_SHAPES(every_row_sees_the_first_key_of_its_piece)
 {
     for (uint32_t rank = 0; rank < row->world; rank++) {

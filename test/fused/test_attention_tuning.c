@@ -132,8 +132,8 @@ Test(attention_tuning, causal_ranks_push_less)
     cr_assert_eq(choose(&causal, 4, &copied).info.sent_bytes, all, "all ranks send as much, which keeps them in step");
 }
 
-/* Of doc/results/attention-copies-4xH200.json, us: pushed, copied in groups of 1/2, 1/4 and 1/8 of the pairs, the best of
- * them chosen, or one not 2 % slower. */
+/* Of doc/results/attention-copies-4xH200.json, us: pushed, copied in groups of 1/2, 1/4 and 1/8 of the pairs, the best
+ * of them chosen, or one not 2 % slower. */
 static struct figure {
     struct prs_attention_shape shape;
     uint32_t group; /* 0: pushed */
@@ -169,7 +169,7 @@ ParameterizedTest(struct figure *f, attention_tuning, who_moves_keys_and_values_
                  f->shape.heads_kv, f->shape.seq, f->shape.causal, group, f->group);
 }
 
-/* What two buffers take turns in, or crosses between nodes, waits for credit inside of the launch. */
+/* Data for two buffers, or for other nodes, waits for credit inside the launch. */
 Test(attention_tuning, copy_engines_move_what_waits_for_nothing_in_the_launch)
 {
     struct prs_attention_tuning asked = {.mover = PRS_MOVED_BY_COPY_ENGINES}, ring = {.mode = PRS_ATTENTION_RING},
@@ -182,7 +182,7 @@ Test(attention_tuning, copy_engines_move_what_waits_for_nothing_in_the_launch)
     cr_assert_eq(choose(&PLAIN, 4, &unknown).result, -EINVAL);
 }
 
-/* More groups than those that would be pushed: all of them have a place still. */
+/* More groups than would be pushed: there must be memory for all of them. */
 Test(attention_tuning, what_is_copied_is_resident_in_any_groups)
 {
     struct prs_attention_tuning asked = {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 1};

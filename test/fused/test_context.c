@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the library says where there is no GPU, and to wrong arguments. */
+/* Errors where there is no GPU, and for wrong arguments. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
@@ -56,7 +56,7 @@ Test(context, an_allgather_that_fails_with_a_positive_number_is_an_error)
     cr_assert_not_null(strstr(prs_fused_error_text(), "it returned 5"), "%s", prs_fused_error_text());
 }
 
-/* Where one rank has no GPU the others must hear of it instead of waiting: it still comes to the first meeting. */
+/* A rank without a GPU still takes part in the first allgather, so that the others fail instead of waiting. */
 Test(context, a_rank_that_cannot_open_tells_the_others)
 {
     uint32_t world = 3;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The times that an all-gather's plan chooses by, beside those that were measured on H200. */
+/* The modelled times by which an all-gather's plan chooses, against times measured on H200. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <math.h>
@@ -22,9 +22,9 @@ static struct prs_schedule schedule_of(const struct row *r)
     return s;
 }
 
-/* Medians of the slowest rank, by copy engines: of 4 GPUs doc/results/allgather-turns-4xH200.json, ranks as threads where
- * it has them, else as processes; of 2 allgather-pieces-2xH200.json, the first two and the last allgather-choice. Not
- * here: 8192x2752x4096, which took 270 to 323 us on 2 GPUs, by the host (played: 266), and 12288x1280x8192 of that
+/* Medians of the slowest rank, by copy engines: of 4 GPUs doc/results/allgather-turns-4xH200.json, ranks as threads
+ * where it has them, else as processes; of 2 allgather-pieces-2xH200.json, the first two and the last allgather-choice.
+ * Not here: 8192x2752x4096, which took 270 to 323 us on 2 GPUs, by the host (played: 266), and 12288x1280x8192 of that
  * other host, 425 where the first took 360. */
 static struct row copied[] = {
     {4, 4096, 1024, 4096, 1, 1, 185.4},     {4, 4096, 1024, 4096, 2, 1, 157.1},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What cuBLASLt is asked for. It is the test's own: dlopen() finds it, and it keeps what is said. */
+/* What the library asks of cuBLASLt: dlopen() finds a stand-in of the test, which keeps the arguments. */
 #include <criterion/criterion.h>
 #include <cublasLt.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A launch in microseconds, as the order of fused/moe/route.h makes it: two nodes of one GPU, DeepSeek-V3's experts, a link
- * of 400G. Rows come group by group in the order in which they are sent; clusters take units as they come and wait for
- * their rows. Only what the order decides is modelled: what is handed on and put in place takes no time here. */
+/* A launch in microseconds, as the order of fused/moe/route.h makes it: two nodes of one GPU, DeepSeek-V3's experts, a
+ * link of 400G. Rows come group by group in the order in which they are sent; clusters take units as they come and wait
+ * for their rows. Only the order's effects are modelled: handing rows on and placing them takes no time here. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -54,7 +54,7 @@ Test(tuning, more_clusters_than_fit_are_not_used)
     cr_assert_eq(choose(PRS_FUSED_GEMM, 4096, 4096, 4096, &wanted).tuning.clusters, CLUSTERS);
 }
 
-/* As in a file that was damaged. */
+/* As from a damaged file. */
 Test(tuning, numbers_out_of_range_are_brought_down)
 {
     struct prs_fused_tuning wanted = {.band = UINT32_MAX,
@@ -130,7 +130,7 @@ static const struct measured_ways {
     {PRS_FUSED_REDUCE_SCATTER, 4, 8192, 7168, {199, 211, 223, 321, 324}, {125, 179, 224, 312, 409}},
 };
 
-/* How much longer what is chosen takes than what was best. */
+/* How much longer the chosen path takes than the best one. */
 static double lost(const struct measured_ways *w, int i)
 {
     struct prs_fused ctx = {.config = {.world = w->world},

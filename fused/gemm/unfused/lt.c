@@ -36,7 +36,7 @@ static struct {
     __typeof__(&cublasLtMatmulPreferenceSetAttribute) preference_set;
     __typeof__(&cublasLtMatmulAlgoGetHeuristic) heuristic;
     bool tried, complete;
-    char why[256]; /* it could not be loaded: dlerror() tells each failure once */
+    char why[256]; /* why it could not be loaded; dlerror() returns each failure only once */
 } api;
 static pthread_mutex_t api_lock =
     PTHREAD_MUTEX_INITIALIZER; /* protects api while it is filled; it is read only after that */
@@ -109,8 +109,8 @@ static int describe(struct prs_lt *lt, const struct prs_fused_shape *s)
     return 0;
 }
 
-/* What every algorithm that is chosen has to do with. cuBLASLt takes pointers for aligned to 256 bytes unless told, and
- * parts of K may be added up as bf16, which is more than the one rounding that is promised: odd rows found that. */
+/* Limits for every algorithm that may be chosen. By default cuBLASLt takes pointers for aligned to 256 bytes, and may
+ * add parts of K as bf16, which rounds more than once (seen with odd numbers of rows). */
 static int limit(cublasLtMatmulPreference_t preference)
 {
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {

@@ -7,7 +7,7 @@
 #include "fused/gemm/unfused/lt.h"
 #include "transport/util/error.h"
 
-/* What other ranks read or write here: the whole partial product, or the gathered A. */
+/* How the ranks divide the matrix that they exchange: the whole partial product, or the gathered A. */
 static struct prs_slice slice_of(const struct prs_fused_plan *p)
 {
     const struct prs_fused_shape *s = &p->shape;
@@ -50,14 +50,14 @@ int prs_unfused_open(struct prs_fused_plan *p)
     return prs_plan_signals(&p->base, p->staging, prs_exchange_word(&a->schedule, PRS_EXCHANGE_WORDS, 0), &a->far);
 }
 
-/* The kernels' side says only that one was refused. */
+/* Adds CUDA's reason to the error of a refused launch. */
 static int launched(int r, const char *what)
 {
     return r == 0 ? 0
                   : prs_fail(r, "fused: CUDA refused to launch %s: %s", what, cudaGetErrorString(cudaGetLastError()));
 }
 
-/* What lies at `from` to `offset` behind each of `count` places. */
+/* Copies `bytes` bytes from `from` to at[i] + offset, for i < count. */
 static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t offset, uint32_t count,
                 cudaStream_t stream)
 {
@@ -182,7 +182,7 @@ int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, v
         r = reduce(p, c, stream);
     if (r)
         return r;
-    /* Nobody overwrites what another still reads, and an all-reduce has arrived everywhere. */
+    /* No rank may overwrite what another still reads, and an all-reduce must have arrived everywhere. */
     if (p->args.schedule.place.nodes == 1)
         return launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
     return launched(prs_unfused_finish(&p->args, p->shape.op != PRS_FUSED_ALLREDUCE, stream), "the end of a launch");

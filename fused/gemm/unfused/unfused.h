@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The way without fusion, for shapes that the fused kernels cannot run or cannot win: cuBLASLt, then (or before) copies
- * and sums over mapped memory, with a meeting of the node's ranks on both sides of what crosses ranks. Graph-capturable
- * like the fused path.
+/* The unfused path, for shapes that the fused kernels cannot run or run slower: cuBLASLt, and after it (all-gather:
+ * before it) copies and sums over mapped memory, with a barrier of the node's ranks on both sides of what crosses
+ * ranks. It can be captured into a graph like the fused path.
  *
  * Between nodes each rank deals with its counterparts only, as the fused kernels do. What it is to have of the whole
  * matrix is its *slice*. Partial sums of a counterpart's slice are added up here first, and put there (an *exchange*:
@@ -25,14 +25,14 @@ int prs_unfused_open(struct prs_fused_plan *plan);
 int prs_unfused_launch(struct prs_fused_plan *plan, const void *a, const void *b, void *c, cudaStream_t stream);
 
 /* ---- unfused.cu ---- */
-/* Loads the kernels on the current device: one that is loaded when it is first launched may have to wait for those that
- * run, which wait for other ranks. 0 or -ENOTSUP. */
+/* Loads the kernels on the current device. A kernel that is only loaded at its first launch may have to wait for
+ * running kernels, which wait for other ranks. 0 or -ENOTSUP. */
 int prs_unfused_prepare(void);
 
 /* All ranks of this node wait for each other. 0 or -EIO. */
 int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t stream);
 
-/* Bytes, an even number, that each of `to` gets. */
+/* Copies `bytes` bytes, an even number, to each of to[]. */
 struct prs_unfused_copy {
     const uint8_t *from;
     uint8_t *to[PRS_MAX_LOCAL_RANKS];
@@ -43,7 +43,7 @@ struct prs_unfused_copy {
 int prs_unfused_copy(const struct prs_unfused_copy *copy, cudaStream_t stream);
 
 /* Elements that one rank adds up: those of `near` on this node, in this order, then `far_count` that came from other
- * nodes, the first at `far`, each far_step bytes behind the one before. */
+ * nodes, the first at `far`, each far_step bytes after the one before. */
 struct prs_unfused_sum {
     const uint8_t *near[PRS_MAX_LOCAL_RANKS];
     const uint8_t *far;
