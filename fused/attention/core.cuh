@@ -203,8 +203,8 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
     release(&m.v_empty[stage_of(c->step - 1)]);
 }
 
-/* One thread of a CTA, which has seen everything arrive that the CTA's pieces of these groups load: the last CTA of the
- * rank tells the senders that their buffers are free. */
+/* By one thread of a CTA, after everything has arrived that the CTA's pieces of these groups load. The last CTA of the
+ * rank gives the senders credit for their buffers. */
 PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t from, uint32_t to)
 {
     const struct prs_attention_schedule *s = &args.schedule;
@@ -213,7 +213,7 @@ PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t fr
     for (uint32_t group = from; group < to; group++) {
         if (!arrives_last(&args.finished[group], gridDim.x * epoch))
             continue;
-        fence_release_sys(); /* R6: what all CTAs have read, before the credit. Pairs with A1 in await_credit(). */
+        fence_release_sys(); /* [slab-credit]: all CTAs have read, before the credit that await_credit() waits for */
 #pragma unroll 1
         for (uint32_t p = 1; p < s->place.local_ranks; p++)
             store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);

@@ -91,15 +91,15 @@ PRS_DEVICE uint32_t phase_of(uint32_t step)
 }
 
 /* The last two coordinates of a segment of one head in a tensor (struct prs_attention_args). */
-struct attention_place {
+struct attention_coordinate {
     int32_t u, v;
 };
 
-PRS_DEVICE struct attention_place attention_place_of(const struct prs_attention_args &args, uint32_t batch,
-                                                     uint32_t head, uint32_t heads, uint32_t segment)
+PRS_DEVICE struct attention_coordinate attention_coordinate_of(const struct prs_attention_args &args, uint32_t batch,
+                                                               uint32_t head, uint32_t heads, uint32_t segment)
 {
-    struct attention_place sequence_first = {(int32_t)head, (int32_t)(batch * args.schedule.segments + segment)};
-    struct attention_place heads_first = {(int32_t)segment, (int32_t)(batch * heads + head)};
+    struct attention_coordinate sequence_first = {(int32_t)head, (int32_t)(batch * args.schedule.segments + segment)};
+    struct attention_coordinate heads_first = {(int32_t)segment, (int32_t)(batch * heads + head)};
     return args.heads_first ? heads_first : sequence_first;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention between nodes: slabs of the own slice to the counterparts, credits to those who put here. All of it is
- * rare and out of line, and takes plain numbers: it costs the roles no registers. */
+/* Ring attention between nodes: puts slabs of the own slice to the counterparts, and gives credit to those that put
+ * here. All functions run rarely, are out of line and take plain numbers, so that they cost the roles no registers. */
 #ifndef PERSEUS_FUSED_ATTENTION_FAR_CUH
 #define PERSEUS_FUSED_ATTENTION_FAR_CUH
 
@@ -37,7 +37,7 @@ static __device__ __noinline__ void relay_message(const struct prs_attention_arg
     }
 }
 
-/* One thread of the rank: credit to the counterparts, group by group, when every CTA has read what they put here and
+/* By one thread of the rank: credit to the counterparts, group by group, when every CTA has read what they put here and
  * has sent it on. */
 static __device__ __noinline__ void give_far_credit(const struct prs_attention_args &args)
 {

@@ -5,15 +5,15 @@
 
 #include "fused/attention/cta.cuh"
 
-/* How many slabs from `slab` on have arrived, at least 1; a large number when waiting was given up. */
+/* How many slabs from `slab` on have arrived, at least 1. All lanes look at once, so that a span that is complete costs
+ * one look per 32 slabs. A large number when waiting was given up. */
 PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const struct prs_attention_task &t,
                                 uint32_t kind, uint32_t span, uint32_t slab)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t order = span / s->segments, mine = slab + threadIdx.x % 32;
+    uint32_t lane = threadIdx.x % 32, order = span / s->segments, mine = slab + lane;
     uint32_t index = prs_attention_arrival(s, order, t.pair, kind, span % s->segments, mine);
     uint32_t want = prs_attention_arrivals(s, mine);
-    bool exists = mine < s->slabs;
     if (args.planes != 0) { /* copied: one flag stands for all slabs */
         /* MUTANT(emulator attention/keys_that_are_copied_are_right) a flag for each group of copied keys:
          * s/t.group/0/ */
@@ -21,9 +21,20 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const str
         /* MUTANT(emulator attention/keys_that_are_copied_are_right) wait for copied keys: s/1/0/ */
         want = 1;
     }
-    want *= exists ? launch_epoch(&args.sync) : 0; /* read each time: registers are few, and it comes along */
-    return wait_counters(&args.sync, args.arrivals[0], index, exists, want, PRS_AWAIT_KEYS,
-                         [&]() { return prs_place_in_order(&s->place, order); });
+    want *= mine < s->slabs ? launch_epoch(&args.sync) : 0; /* read each time, because registers are few */
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t seen = mine < s->slabs ? load_acquire_sys(args.arrivals[0] + index) : 0;
+        uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
+        if (missing == 0)
+            return 32;
+        if ((missing & 1) == 0)
+            return __ffs(missing) - 1;
+        bool go =
+            keep_waiting(&args.sync, &clock, PRS_AWAIT_KEYS, prs_place_in_order(&s->place, order), index, want, seen);
+        if (!__shfl_sync(~0u, go, 0))
+            return ~0u >> 2;
+    }
 }
 
 /* The walk's block is here. *ready: slabs of the span that are known to be. */
@@ -62,13 +73,13 @@ PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct a
         return;
     mbarrier_expect(full, E::block_bytes);
     const CUtensorMap *map = &args.received;
-    struct attention_place at = {0, 0};
+    struct attention_coordinate at = {0, 0};
     if (order == 0)
         map = KIND == PRS_KEYS ? &args.k : &args.v;
     if (order != 0 && args.planes == 0)
         at.u = (int32_t)prs_attention_stage(s, order, t.pair, KIND, segment);
     else
-        at = attention_place_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
+        at = attention_coordinate_of(args, t.batch, t.pair % s->heads_kv, s->heads_kv, segment);
     if (order != 0)
         at.v += (int32_t)(prs_attention_tensor(order, KIND) * args.planes);
     tma_load_5d(to, map, full, 0, row, 0, at.u, at.v);
@@ -78,7 +89,7 @@ template <class E>
 PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct attention_memory &m,
                              const struct prs_attention_task &t, uint32_t phase)
 {
-    struct attention_place at = attention_place_of(args, t.batch, t.head, args.schedule.heads_q, t.segment);
+    struct attention_coordinate at = attention_coordinate_of(args, t.batch, t.head, args.schedule.heads_q, t.segment);
     for (uint32_t i = 0; i < E::warpgroups; i++) {
         mbarrier_wait(&m.q_empty[i], phase ^ 1);
         __syncwarp(); /* as in load_tiles(): no lane may look a phase late */

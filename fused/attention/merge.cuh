@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: the parts of a task that several CTAs have worked on are put together by whoever is done last. Nobody
- * waits. A thread's registers are those of the same thread of the other parts, so every warp is on its own. */
+/* Ring attention: the CTA that is last to finish a part of a task adds up all its parts. No CTA waits. A thread's
+ * registers are those of the same thread of the other parts, so every warp is on its own. */
 #ifndef PERSEUS_FUSED_ATTENTION_MERGE_CUH
 #define PERSEUS_FUSED_ATTENTION_MERGE_CUH
 
@@ -53,7 +53,7 @@ PRS_DEVICE void add_part(const struct prs_attention_args &args, uint32_t part, f
         o[i] = o[i] * keep[i >> 1 & 1] + from[i * 32] * take[i >> 1 & 1];
 }
 
-/* True: all parts are there, and o and rows are now those of the whole task, added up in order whoever is last. */
+/* True for the last: o and rows are now those of the whole task, added up in the same order in every run. */
 template <class E>
 PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part, float (&o)[E::head_dim / 2],
                             struct row_state *rows)
@@ -62,13 +62,13 @@ PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part
     uint32_t *done = args.parts_done + p.first * prs_attention_part_counters(E::tile_rows) + warp_of_task(), before = 0;
     leave_part<E>(args, part, o, *rows);
     __syncwarp();
-    if (threadIdx.x % 32 ==
-        0) /* R8: what this warp left, before the count; and A8: the count, before what others left */
+    /* [task-parts]: releases what this warp left, before the count; and acquires what the others left, after it. */
+    if (threadIdx.x % 32 == 0)
         before = add_acq_rel_gpu(done, 1);
     if (__shfl_sync(~0u, before, 0) + 1 != p.parts)
         return false;
     if (threadIdx.x % 32 == 0)
-        *done = 0; /* for the next launch: nobody comes to it in this one */
+        *done = 0; /* for the next launch: this one counts it no more */
     __syncwarp();
     *rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll

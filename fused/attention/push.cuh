@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention, warp 1: sends the own keys and values to the other ranks, which have given credit for the place. */
+/* Ring attention, warp 1: sends the own keys and values to the other ranks, which have given credit for the buffers. */
 #ifndef PERSEUS_FUSED_ATTENTION_PUSH_CUH
 #define PERSEUS_FUSED_ATTENTION_PUSH_CUH
 
 #include "fused/attention/far.cuh"
 
-/* What has been sent and not yet counted at the other end: the last message. */
+/* The last message that was sent, until it is counted at its receiver. */
 struct push_state {
     uint32_t pending, peer, index; /* pending: there is one */
     uint32_t pieces;               /* so far, over all of the launch */
     int64_t next;                  /* when the next piece may be sent, SM clock */
 };
 
-/* It has landed: count it there. */
+/* The last message has landed: counts it at its receiver. */
 template <class E>
 PRS_DEVICE void count_message(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p)
 {
-    fence_release_sys(); /* R5: the rows before their count. Pairs with the acquire in await_slabs(). */
+    fence_release_sys(); /* [sent-rows]: the rows, before their count in await_slabs() */
     if (E::far && p->peer == 0)
         relay_message(args, epoch, p->index);
     else
@@ -52,8 +52,8 @@ PRS_DEVICE void count_behind(const struct prs_attention_args &args, uint32_t epo
     count_message<E>(args, epoch, p);
 }
 
-/* Until *flag has come. Meanwhile nothing is held back: somebody may be waiting for the last messages before he can
- * raise it. */
+/* Waits until *flag is raised. Counts everything that was sent first, because a rank may wait for the last messages
+ * before it can raise the flag. */
 template <class E>
 PRS_DEVICE void await_flag(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p,
                            const uint32_t *flag, uint32_t want, uint32_t what, uint32_t from, uint32_t index)
@@ -64,7 +64,7 @@ PRS_DEVICE void await_flag(const struct prs_attention_args &args, uint32_t epoch
     wait_flag(&args.sync, flag, want, what, from, index);
 }
 
-/* Until who reads the buffer of this group has finished with what is in it. */
+/* Waits until the rank that reads this group's buffer has finished with what is in it. [slab-credit] */
 template <class E>
 PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct prs_attention_message &x,
                              uint32_t epoch, struct push_state *p)
@@ -83,7 +83,7 @@ PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct
         await_flag<E>(args, epoch, p, args.credits[0] + index, want, PRS_AWAIT_CREDIT,
                       prs_place_neighbour(&s->place, s->place.local_ranks - x.distance), index);
     }
-    fence_async_global(); /* the credit was read by an ordinary load, the copy engine writes on the strength of it */
+    fence_async_global(); /* the credit was read by an ordinary load, and lets the copy engine write */
 }
 
 /* Another node's slice: until the slab has come from the counterpart. */
@@ -119,8 +119,8 @@ PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct 
         bulk_load(to, args.staging[0] + staging_place(args, stage, x.row + row), bytes, full);
         return;
     }
-    struct attention_place at =
-        attention_place_of(args, x.pair / s->heads_kv, x.pair % s->heads_kv, s->heads_kv, x.segment);
+    struct attention_coordinate at =
+        attention_coordinate_of(args, x.pair / s->heads_kv, x.pair % s->heads_kv, s->heads_kv, x.segment);
     mbarrier_expect(full, PRS_ATTENTION_PUSH_BYTES);
     tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, full, 0, (int32_t)(x.row + row), 0, at.u, at.v);
 }
@@ -162,7 +162,7 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
 PRS_DEVICE void announce_message(const struct prs_attention_args &args, const struct prs_attention_message &x)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    fence_release_sys(); /* R7: what the signal said, before the count. Pairs with the acquire in await_slabs(). */
+    fence_release_sys(); /* [rows-here]: the rows that the signal announced, before their count in await_slabs() */
     add_relaxed_sys(args.arrivals[0] +
                         prs_attention_arrival(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment, x.slab),
                     1);
@@ -179,7 +179,7 @@ PRS_DEVICE void pass_groups(const struct prs_attention_args &args, uint32_t epoc
         add_acq_rel_gpu(args.finished + args.schedule.groups + *passed, 1);
 }
 
-/* What is to be waited for before a message may be sent. credited: for which buffer there is credit. */
+/* Waits for what a message needs before it may be sent. *credited: the buffer that there is credit for. */
 template <class E>
 PRS_DEVICE void await_message(const struct prs_attention_args &args, const struct prs_attention_message &x,
                               uint32_t epoch, struct push_state *p, uint32_t *credited)

@@ -97,15 +97,14 @@ PRS_DEVICE void transpose_quad(uint32_t (&w)[4])
     }
 }
 
-/* Of one of a thread's two rows: all that the quad has of it, so that each thread holds 16 bytes of every 32 columns.
- */
-template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float (&o)[N], int half, float share)
+/* One of a thread's two rows, from all threads of the quad: each thread then holds 16 bytes of every 32 columns. */
+template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float (&o)[N], int half, float factor)
 {
 #pragma unroll
     for (int i = 0; i < N / 16; i++) {
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            w[i][j] = pack_bf16x2(o[i * 16 + j * 4 + half * 2] * share, o[i * 16 + j * 4 + half * 2 + 1] * share);
+            w[i][j] = pack_bf16x2(o[i * 16 + j * 4 + half * 2] * factor, o[i * 16 + j * 4 + half * 2 + 1] * factor);
         transpose_quad(w[i]);
     }
 }

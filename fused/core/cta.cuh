@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the roles of a CTA share: its shared memory, its place, the stage ring. */
+/* What the roles of a CTA share: its shared memory, its position, the pipeline of stages. */
 #ifndef PERSEUS_FUSED_CTA_CUH
 #define PERSEUS_FUSED_CTA_CUH
 
@@ -16,17 +16,17 @@ struct cta_memory {
     uint64_t *pushed;           /* [PRS_PUSH_SLOTS] */
 };
 
-struct cta_place {
+struct cta_position {
     uint32_t cluster, clusters, rank; /* rank: of the CTA in its cluster */
     uint32_t epoch;
 };
 
-/* Position in the stage ring; runs on across units. */
-struct ring {
+/* Where a role is in the pipeline of stages; it runs on across units. */
+struct pipeline {
     uint32_t stage, phase;
 };
 
-template <uint32_t STAGES = PRS_STAGES> PRS_DEVICE void ring_next(struct ring *r)
+template <uint32_t STAGES = PRS_STAGES> PRS_DEVICE void pipeline_next(struct pipeline *r)
 {
     if (++r->stage == STAGES) {
         r->stage = 0;
@@ -46,10 +46,10 @@ PRS_DEVICE struct cta_memory cta_memory_map(uint8_t *base)
     return m;
 }
 
-/* Made anew by each role: a value that lives across the roles is spilled by the compiler. */
-template <class E> PRS_DEVICE struct cta_place cta_place_here(const struct prs_sync *sync)
+/* Each role calls this for itself: the compiler would spill a value that lives across the roles. */
+template <class E> PRS_DEVICE struct cta_position cta_position_here(const struct prs_sync *sync)
 {
-    struct cta_place at = {blockIdx.x / E::cluster, gridDim.x / E::cluster, blockIdx.x % E::cluster, 0};
+    struct cta_position at = {blockIdx.x / E::cluster, gridDim.x / E::cluster, blockIdx.x % E::cluster, 0};
     if (E::epochs)
         at.epoch = launch_epoch(sync);
     return at;
@@ -70,16 +70,13 @@ template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
     mbarrier_init_fence();
 }
 
-/* The frame of a kernel of the tile product: the roles of both CTAs of a cluster begin when the barriers of both exist,
- * and end together. init: what one thread readies besides; a, b, c: the tensor maps. */
-template <class E, class Init, class Produce, class Consume>
-PRS_DEVICE void run_roles(const struct cta_memory &m, const CUtensorMap *a, const CUtensorMap *b, const CUtensorMap *c,
-                          Init init, Produce produce, Consume consume)
+/* All threads of both CTAs of the cluster, before the roles begin. a, b, c: tensor maps that are used soon. */
+template <class E>
+PRS_DEVICE void begin_roles(const struct cta_memory &m, const CUtensorMap *a, const CUtensorMap *b,
+                            const CUtensorMap *c)
 {
-    if (threadIdx.x == 0) {
-        init();
+    if (threadIdx.x == 0)
         cta_memory_init<E>(&m);
-    }
     if (threadIdx.x == 32) {
         tensor_map_prefetch(a);
         tensor_map_prefetch(b);
@@ -87,14 +84,11 @@ PRS_DEVICE void run_roles(const struct cta_memory &m, const CUtensorMap *a, cons
     }
     cluster_arrive();
     cluster_wait(); /* the other CTA's barriers exist before anything is multicast to it */
+}
 
-    if (threadIdx.x < 128) {
-        registers_give<PRODUCER_REGISTERS>();
-        produce();
-    } else {
-        registers_take<CONSUMER_REGISTERS>();
-        consume();
-    }
+/* All threads of both CTAs, when their roles have ended. */
+PRS_DEVICE void end_roles(void)
+{
     __syncwarp();
     /* MUTANT(emulator reduce_scatter_is_right) cluster barrier before leaving: delete */
     cluster_arrive();

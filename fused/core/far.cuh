@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Puts and signals to the counterparts on other nodes. Args: kernel arguments with `sync`, and `far`, which has
- * `device`, `signals` and `signal_window`. Two puts, or a put and a signal, are in order when their group is the same. */
+ * `device`, `signals` and `signal_window`. A signal follows the puts of its group. */
 #ifndef PERSEUS_FUSED_FAR_CUH
 #define PERSEUS_FUSED_FAR_CUH
 

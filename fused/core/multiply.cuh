@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tile product, by two consumer warpgroups of 64 rows each: multiplies stages as they are filled, and hands finished
- * quarters of a tile to the warps that store them. */
+/* The tile product, by two consumer warpgroups of 64 rows each: multiplies stages as they are filled, and hands
+ * finished quarters of a tile to the warps that store them. */
 #ifndef PERSEUS_FUSED_MULTIPLY_CUH
 #define PERSEUS_FUSED_MULTIPLY_CUH
 
@@ -16,7 +16,7 @@ template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uin
 
 /* Issues one stage's products and returns while they run. */
 template <class E>
-PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, const struct ring &r, uint32_t half,
+PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, const struct pipeline &r, uint32_t half,
                                bool add)
 {
     uint32_t base = smem_address(m.base);
@@ -61,17 +61,18 @@ PRS_DEVICE void fill_result_slab(const uint32_t (&x)[16], uint32_t slab)
 }
 
 /* The ring of store buffers of one warpgroup, as its consumers see it. */
-struct slab_ring {
+struct slab_pipeline {
     uint32_t filled; /* slabs handed over so far */
 };
 
-template <class E> PRS_DEVICE uint32_t next_slab(const struct slab_ring &ring, uint32_t half)
+template <class E> PRS_DEVICE uint32_t next_slab(const struct slab_pipeline &ring, uint32_t half)
 {
     return half * E::slabs + ring.filled % E::slabs;
 }
 
 /* True for a whole warp, or for none of it. */
-template <class E> PRS_DEVICE bool slab_is_free(const struct cta_memory &m, const struct slab_ring &ring, uint32_t half)
+template <class E>
+PRS_DEVICE bool slab_is_free(const struct cta_memory &m, const struct slab_pipeline &ring, uint32_t half)
 {
     uint32_t phase = ring.filled / E::slabs & 1;
     return __all_sync(~0u, mbarrier_test(&m.c_empty[next_slab<E>(ring, half)], phase ^ 1));
@@ -80,7 +81,7 @@ template <class E> PRS_DEVICE bool slab_is_free(const struct cta_memory &m, cons
 /* Hands one packed quarter to this warpgroup's store warp; waits until a slab is free. */
 template <class E>
 PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memory &m, uint32_t half,
-                                  struct slab_ring *ring, bool partial)
+                                  struct slab_pipeline *ring, bool partial)
 {
     uint32_t slab = next_slab<E>(*ring, half), phase = ring->filled / E::slabs & 1;
     uint32_t to = smem_address(m.base) + PRS_SMEM_C + slab * PRS_SLAB;
@@ -111,7 +112,7 @@ template <class E> struct left_over {
 /* Registers have no run-time index: hence the unrolled loops over constants. */
 template <class E>
 PRS_DEVICE void hand_over_next(struct left_over<E> *left, const struct cta_memory &m, uint32_t half,
-                               struct slab_ring *ring)
+                               struct slab_pipeline *ring)
 {
     uint32_t now = left->next;
 #pragma unroll
@@ -123,7 +124,7 @@ PRS_DEVICE void hand_over_next(struct left_over<E> *left, const struct cta_memor
 
 template <class E>
 PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memory &m, uint32_t half,
-                               struct slab_ring *ring)
+                               struct slab_pipeline *ring)
 {
     uint32_t now = left->next;
 #pragma unroll
@@ -134,8 +135,8 @@ PRS_DEVICE void hand_over_rest(struct left_over<E> *left, const struct cta_memor
 }
 
 template <class E>
-PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m, uint32_t half, struct slab_ring *ring,
-                               bool partial, struct left_over<E> *left)
+PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m, uint32_t half,
+                               struct slab_pipeline *ring, bool partial, struct left_over<E> *left)
 {
     hand_over_rest<E>(left, m, half, ring);
 #pragma unroll
@@ -153,8 +154,8 @@ PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m
 
 /* The K loop of one tile. One group of tensor-core work stays in flight while the stage before it is released. */
 template <class E>
-PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half,
-                              uint32_t steps, struct left_over<E> *left, struct slab_ring *slabs)
+PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct pipeline *r, uint32_t half,
+                              uint32_t steps, struct left_over<E> *left, struct slab_pipeline *slabs)
 {
     uint32_t before = 0;
     for (uint32_t step = 0; step < steps; step++) {
@@ -167,7 +168,7 @@ PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struc
         if (left->next < left_over<E>::count && slab_is_free<E>(m, *slabs, half))
             hand_over_next<E>(left, m, half, slabs);
         before = r->stage;
-        ring_next(r);
+        pipeline_next(r);
     }
     wgmma_wait<0>();
     /* MUTANT(emulator reduce_scatter_is_right) release of a stage after the last K step: delete */

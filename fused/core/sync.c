@@ -119,7 +119,7 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
     const struct prs_fault *f = ctx->fault;
     memset(error, 0, sizeof(*error));
     int r = !ctx->network ? 0 : prs_proxy_check(ctx->network->proxy);
-    /* F1: state 2 means that the report is complete. Pairs with the system fence in give_up(), sync.cuh. */
+    /* [fault-record]: state 2 means that the report is complete. Pairs with the fence in record_fault(). */
     if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2) {
         error->code = r;
         if (r)

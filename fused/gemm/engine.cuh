@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tile engine. A cluster of two CTAs computes one unit (schedule.h): each CTA one 128 x 256 tile, sharing the
- * columns of B, of which each loads half and multicasts it. In a CTA: warp 0          load_tiles     fills the stage
- * ring, gates on other ranks' data warps 1, 2      store_tiles    one per consumer warpgroup: bulk-stores finished
- * slabs, raises flags once they have landed warp 3          push_blocks or await_broadcast (all-gather, all-reduce)
- *   warps 4..11     multiply_tiles two consumer warpgroups, 64 rows each
- * Consumers never wait for another GPU, except through the stage ring and the store buffers. */
+/* The tile engine. A cluster of two CTAs computes one unit (schedule.h): each CTA one 128 x 256 tile. They share the
+ * columns of B, of which each loads half and multicasts it. In a CTA:
+ *   warp 0        load_tiles      fills the stages, waits for other ranks' data
+ *   warps 1, 2    store_tiles     one per consumer warpgroup: stores finished slabs, raises flags once they have landed
+ *   warp 3        push_blocks or await_broadcast (all-gather, all-reduce)
+ *   warps 4..11   multiply_tiles  two consumer warpgroups, 64 rows each
+ * Consumers never wait for another GPU, except through the stages and the store buffers. */
 #ifndef PERSEUS_FUSED_GEMM_ENGINE_CUH
 #define PERSEUS_FUSED_GEMM_ENGINE_CUH
 
@@ -27,7 +28,7 @@ template <int OP, int B_N_MAJOR, bool FAR = false> struct engine {
 };
 
 template <class E>
-PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
+PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_position &at)
 {
     switch (threadIdx.x / 32) {
     case 0:
@@ -63,9 +64,15 @@ template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) fused_kernel(const __grid_constant__ struct prs_kernel_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
-    run_roles<E>(
-        m, &args.a, &args.b, &args.c[0], []() {}, [&]() { produce<E>(args, m, cta_place_here<E>(&args.sync)); },
-        [&]() { multiply_tiles<E>(args, m, cta_place_here<E>(&args.sync)); });
+    begin_roles<E>(m, &args.a, &args.b, &args.c[0]);
+    if (threadIdx.x < 128) {
+        registers_give<PRODUCER_REGISTERS>();
+        produce<E>(args, m, cta_position_here<E>(&args.sync));
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        multiply_tiles<E>(args, m, cta_position_here<E>(&args.sync));
+    }
+    end_roles();
     if (E::epochs && threadIdx.x == 0) {
         uint32_t epoch = launch_epoch(&args.sync);
         if (leave_epoch(&args.sync, epoch, gridDim.x)) {

@@ -1,20 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Warp 0: fills the stage ring, and waits there for what other ranks send. */
+/* Warp 0: fills the stage pipeline, and waits there for what other ranks send. */
 #ifndef PERSEUS_FUSED_LOAD_CUH
 #define PERSEUS_FUSED_LOAD_CUH
 
 #include "fused/gemm/relay.cuh"
 
-/* All-gather: how many strips from `strip` on have arrived, at least 1; a large number when waiting was given up. */
-PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struct cta_place &at, uint32_t slot,
+/* All-gather: how many strips from `strip` on have arrived, at least 1. All lanes look at once, so that a row that is
+ * complete costs one look per 32 strips. Returns a large number when waiting was given up. */
+PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struct cta_position &at, uint32_t slot,
                                  uint32_t row_tile, uint32_t strip)
 {
     const struct prs_schedule *s = &args.schedule;
-    uint32_t mine = strip + threadIdx.x % 32, index = prs_schedule_arrival(s, slot, row_tile, mine);
-    bool exists = mine < prs_schedule_strips(s);
-    uint32_t want = exists ? at.epoch * prs_schedule_arrivals(s, row_tile, mine) : 0;
-    return wait_counters(&args.sync, args.flags[0], index, exists, want, PRS_AWAIT_CHUNK,
-                         [&]() { return prs_place_after(&s->place, 1 + slot); });
+    uint32_t lane = threadIdx.x % 32, mine = strip + lane, strips = prs_schedule_strips(s);
+    uint32_t index = prs_schedule_arrival(s, slot, row_tile, mine);
+    uint32_t want = mine < strips ? at.epoch * prs_schedule_arrivals(s, row_tile, mine) : 0;
+    struct wait_clock clock = {0, 0};
+    for (;;) {
+        uint32_t seen = mine < strips ? load_acquire_sys(args.flags[0] + index) : 0;
+        uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
+        if (missing == 0)
+            return 32;
+        if ((missing & 1) == 0)
+            return __ffs(missing) - 1;
+        bool go =
+            keep_waiting(&args.sync, &clock, PRS_AWAIT_CHUNK, prs_place_after(&s->place, 1 + slot), index, want, seen);
+        if (!__shfl_sync(~0u, go, 0))
+            return ~0u / PRS_STRIP_STEPS;
+    }
 }
 
 /* Where a tile's rows of A come from. */
@@ -25,8 +37,9 @@ struct a_source {
 };
 
 template <class E>
-PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at,
-                           uint32_t stage, const struct a_source &a, int32_t column, uint32_t step)
+PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_memory &m,
+                           const struct cta_position &at, uint32_t stage, const struct a_source &a, int32_t column,
+                           uint32_t step)
 {
     uint64_t *bar = &m.full[stage];
     uint8_t *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B + at.rank * (PRS_STAGE_B / 2);
@@ -51,8 +64,8 @@ template <class E> PRS_DEVICE uint32_t source_slot(const struct prs_schedule *s,
 }
 
 template <class E>
-PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
-                               uint32_t count)
+PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct cta_position &at,
+                               const struct prs_unit &u, uint32_t count)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t tile = prs_schedule_tile(s, &u, at.rank);
@@ -75,10 +88,10 @@ PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct 
     fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
 }
 
-/* After the K steps of a tile that is added up here: the other ranks' partial sums, as further stages of the ring. */
+/* After the K steps of a tile that is added up here: the other ranks' partial sums, as further stages. */
 template <class E>
 PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
-                              const struct cta_place &at, struct ring *r, const struct prs_unit &u)
+                              const struct cta_position &at, struct pipeline *r, const struct prs_unit &u)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32, slots = prs_schedule_sources(s, u.block),
@@ -90,7 +103,7 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
     await_partials<E>(args, at, u, slots);
     for (uint32_t first = 0; first < slots; first += PRS_PARTIALS_PER_STAGE) {
         uint32_t count = slots - first < PRS_PARTIALS_PER_STAGE ? slots - first : PRS_PARTIALS_PER_STAGE;
-        for (uint32_t quarter = 0; quarter < 4; quarter++, ring_next(r)) {
+        for (uint32_t quarter = 0; quarter < 4; quarter++, pipeline_next(r)) {
             mbarrier_wait(&m.empty[r->stage], r->phase ^ 1);
             __syncwarp(); /* as in load_tiles() */
             if (lane == 0) {
@@ -110,7 +123,7 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
 
 /* All-gather: step `step` of another rank's row tile may be loaded. *ready: steps from this one on that are known to be
  * there; most steps cost no more than that. */
-PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
+PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_position &at, const struct prs_unit &u,
                            uint32_t step, uint32_t *ready)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -134,7 +147,7 @@ PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_
 }
 
 template <class E>
-PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const struct cta_place &at,
+PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const struct cta_position &at,
                                      const struct prs_unit &u)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -154,11 +167,12 @@ PRS_DEVICE struct a_source find_rows(const struct prs_kernel_args &args, const s
 }
 
 template <class E>
-PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
+PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
+                           const struct cta_position &at)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32;
-    struct ring r = {0, 0};
+    struct pipeline r = {0, 0};
     struct prs_cursor cursor = {0, 0};
     for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
         struct prs_unit u;
@@ -166,13 +180,12 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
         uint32_t ready = 0;
         prs_schedule_unit(s, &cursor, unit, &u);
         a = find_rows<E>(args, at, u);
-        for (uint32_t step = 0; step < s->k_steps; step++, ring_next(&r)) {
+        for (uint32_t step = 0; step < s->k_steps; step++, pipeline_next(&r)) {
             if (E::gathers && u.block != s->place.rank)
                 await_step(args, at, u, step, &ready);
             /* MUTANT(emulator reduce_scatter_is_right) wait for an empty stage: delete */
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
-            __syncwarp(); /* a lane that looks only when the stage is empty again would take that phase for an older one
-                           */
+            __syncwarp(); /* a late lane would take the phase of the next use for this one */
             if (lane == 0)
                 load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
         }

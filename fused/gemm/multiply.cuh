@@ -8,7 +8,8 @@
 
 /* d += the other ranks' partial sums, in slot order. */
 template <class E>
-PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t slots)
+PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct pipeline *r, uint32_t half,
+                             uint32_t slots)
 {
     uint32_t mine = half * PRS_SLAB + (threadIdx.x % 128) * 16;
     uint32_t a_base = smem_address(m.base) + PRS_SMEM_A + mine, b_base = smem_address(m.base) + PRS_SMEM_B + mine;
@@ -36,20 +37,20 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
             /* MUTANT(emulator reduce_scatter_is_right) all lanes have read before one releases: delete */
             __syncwarp(); /* all lanes have read before one releases */
             release_stage<E>(m, r->stage);
-            ring_next(r);
+            pipeline_next(r);
         }
     }
 }
 
 template <class E>
 PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
-                               const struct cta_place &at)
+                               const struct cta_position &at)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t half = threadIdx.x / 128 - 1;
-    struct slab_ring slabs = {0};
+    struct slab_pipeline slabs = {0};
     struct left_over<E> left;
-    struct ring r = {0, 0};
+    struct pipeline r = {0, 0};
     struct prs_cursor cursor = {0, 0};
     float d[128];
     left.next = left_over<E>::count;

@@ -37,10 +37,10 @@ PRS_DEVICE uint64_t chunk_place(const struct prs_schedule *s, uint32_t slot, con
            c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES;
 }
 
-/* To all other ranks of the node at once, or, paced, to one after the other at even distance, which leaves the SM's own
+/* To all other ranks of the node at once. Paced: to one after the other in even intervals, which leaves the SM's own
  * loads room between the stores. */
 template <class E>
-PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_place &at, const uint8_t *buffer,
+PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_position &at, const uint8_t *buffer,
                            const struct pushed_chunk &k, int64_t *next)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -62,12 +62,12 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
 }
 
 template <class E>
-PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct cta_place &at, uint32_t position)
+PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct cta_position &at, uint32_t position)
 {
     const struct prs_schedule *s = &args.schedule;
     struct pushed_chunk k = find_chunk<E>(s, position);
     uint32_t row_tile = k.c.row / PRS_TILE_M, strip = k.c.step / PRS_STRIP_STEPS;
-    fence_release_sys(); /* R3: one fence for all ranks. Pairs with the acquire in await_strips(). */
+    fence_release_sys(); /* [pushed-chunk]: one fence for all ranks, before the counts in await_strips() */
     for (uint32_t p = 1; p < s->place.local_ranks; p++) {
         uint32_t owner = prs_place_neighbour(&s->place, p);
         add_relaxed_sys(args.flags[p] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, owner), row_tile, strip),
@@ -75,14 +75,14 @@ PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct ct
     }
     if (E::far && k.block == s->place.rank)
         relay_chunk(args, at.epoch, row_tile, strip);
-    else if (E::far) /* here it came by the network, and the loader counts chunks as of any other rank */
+    else if (E::far) /* it came by the network; the loader counts its chunks as those of any other rank */
         add_relaxed_sys(
             args.flags[0] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, s->place.rank), row_tile, strip), 1);
 }
 
 /* Signals everything that is under way. */
 template <class E>
-PRS_DEVICE void push_drain(const struct prs_kernel_args &args, const struct cta_place &at, struct pusher *p)
+PRS_DEVICE void push_drain(const struct prs_kernel_args &args, const struct cta_position &at, struct pusher *p)
 {
     bulk_wait_done<0>();
     if (p->pending > 1)
@@ -93,7 +93,7 @@ PRS_DEVICE void push_drain(const struct prs_kernel_args &args, const struct cta_
 }
 
 template <class E>
-PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at,
+PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_position &at,
                           struct pusher *p, uint32_t position)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -124,10 +124,10 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
     p->pending = p->pending < 2 ? p->pending + 1 : 2;
 }
 
-/* A counterpart's chunk is awaited before it is forwarded. First everything under way is signalled: somebody may wait
- * for that before he puts what is awaited here. */
+/* Waits for a counterpart's chunk before it is forwarded. First everything under way is signalled, because a rank may
+ * wait for that before it puts what this one waits for. */
 template <class E>
-PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta_place &at, struct pusher *p,
+PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta_position &at, struct pusher *p,
                             uint32_t position)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -146,7 +146,8 @@ PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta
 
 /* The own block, then what the counterparts put here, to the other ranks of this node. */
 template <class E>
-PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at)
+PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m,
+                            const struct cta_position &at)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t first = at.cluster * 2 + at.rank, own = prs_schedule_chunks(s);
@@ -164,8 +165,9 @@ PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta
     push_drain<E>(args, at, &p);
 }
 
-/* All-reduce: the launch must not end before the other ranks' results have landed here. */
-PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct cta_place &at)
+/* All-reduce: the launch must not end before the other ranks' results have landed here. [broadcast-tile] and
+ * [broadcast-row]: what is counted has landed. */
+PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct cta_position &at)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = threadIdx.x % 32, want = at.epoch * prs_schedule_broadcasts(s);

@@ -14,7 +14,7 @@ PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint
     return arrives_last(args.far.counters + counter, epoch * whole);
 }
 
-/* What follows is out of line and takes plain numbers: it is rare, and costs the roles no registers. */
+/* The functions below run rarely. They are out of line and take plain numbers, and so cost the roles no registers. */
 
 /* A half of this node's sums for a tile of a counterpart's block has landed in the slot it is put from. The second half
  * of the last tile of a group puts the group, and signals. */
@@ -29,7 +29,7 @@ static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &arg
     if (!is_last(args, epoch, prs_schedule_tile_counter(s, to, tile), 2))
         return;
     g = prs_schedule_group(s, tile / s->columns, tile % s->columns);
-    /* MUTANT(emulator nodes/reduce_scatter_is_right) a signal only behind all tiles of its group: s/g.pieces/1/ */
+    /* MUTANT(emulator nodes/reduce_scatter_is_right) a signal only after all tiles of its group: s/g.pieces/1/ */
     if (!is_last(args, epoch, prs_schedule_group_counter(s, to, g.index), g.pieces))
         return;
     place = prs_schedule_group_place(s, &g);
@@ -40,8 +40,8 @@ static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &arg
                epoch, g.index);
 }
 
-/* All-reduce: half a tile of the own block is in C. Whoever completes a row tile puts its rows, which lie together,
- * into the counterparts' C. */
+/* All-reduce: half a tile of the own block is in C. The CTA that completes a row tile puts its rows, which lie
+ * together, into the counterparts' C. */
 static __device__ __noinline__ void put_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -74,10 +74,10 @@ static __device__ __noinline__ void relay_chunk(const struct prs_kernel_args &ar
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, s->place.rank);
+    uint32_t landed = add_acq_rel_gpu(args.flags[0] + prs_schedule_arrival(s, slot, row_tile, strip), 1) + 1;
     uint64_t bank = (epoch & 1) * args.staging_bank_bytes, from, bytes;
     struct prs_piece_group g;
-    if (!arrives_last(args.flags[0] + prs_schedule_arrival(s, slot, row_tile, strip),
-                      epoch * prs_schedule_arrivals(s, row_tile, strip)))
+    if (landed != epoch * prs_schedule_arrivals(s, row_tile, strip))
         return;
     g = prs_schedule_group(s, row_tile, strip);
     if (!is_last(args, epoch, prs_schedule_group_counter(s, 0, g.index), g.pieces))
@@ -128,8 +128,7 @@ static __device__ __noinline__ void forward_rows(const struct prs_kernel_args &a
             copy_row((uint4 *)(args.far.result[p] + where), (const uint4 *)(args.far.result[0] + where), vectors, lane);
         __syncwarp();
         if (lane == 0) {
-            fence_release_sys(); /* R5: the warp's stores, one fence for all ranks. Pairs with A1 in await_broadcast().
-                                  */
+            fence_release_sys(); /* [broadcast-row]: one fence for all ranks, before the counts in await_broadcast() */
             for (uint32_t p = 1; p < s->place.local_ranks; p++)
                 add_relaxed_sys(args.done[p] + prs_index_after(s->place.local_rank,
                                                                (s->place.local_rank + p) % s->place.local_ranks,

@@ -15,7 +15,7 @@ template <class E> PRS_DEVICE uint32_t partial_slot(const struct prs_schedule *s
 }
 
 template <class E>
-PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
+PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_position &at, const struct prs_unit &u,
                            const uint8_t *slab, uint32_t half, uint32_t quarter)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -36,9 +36,9 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
         tma_store_3d(&args.c[p], slab, x, y, z);
 }
 
-/* The tile has landed: tell whoever waits for it. */
+/* The tile has landed: signal the ranks that wait for it. */
 template <class E>
-PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta_place &at, const struct prs_unit &u,
+PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta_position &at, const struct prs_unit &u,
                             uint32_t half)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -50,7 +50,7 @@ PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta
                               prs_schedule_partial_flag(s, partial_slot<E>(s, u.block), tile, half),
                           at.epoch);
     } else if (E::broadcasts) {
-        fence_release_sys(); /* R2: one fence for all ranks. Pairs with A1 in await_broadcast(). */
+        fence_release_sys(); /* [broadcast-tile]: one fence for all ranks, before the counts in await_broadcast() */
         for (uint32_t p = 1; p < s->place.local_ranks; p++)
             add_relaxed_sys(args.done[p] + prs_index_after(s->place.local_rank,
                                                            (s->place.local_rank + p) % s->place.local_ranks,
@@ -62,8 +62,8 @@ PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta
 }
 
 template <class E>
-PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta_memory &m, const struct cta_place &at,
-                            uint32_t half)
+PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
+                            const struct cta_position &at, uint32_t half)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t stored = 0;
@@ -87,7 +87,7 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
                 bulk_wait_done<0>();
             else
                 bulk_wait_read<E::slabs - 1>();
-            /* The slab that was read by now: this one, or the one before it. */
+            /* Releases the slab that has been read: this one, or the one before it. */
             if (E::slabs == 1)
                 mbarrier_arrive(&m.c_empty[slab]);
             else if (quarter != 0)

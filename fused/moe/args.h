@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the host and the kernels of MoE dispatch + grouped product agree on. */
-#ifndef PERSEUS_FUSED_MOE_H
-#define PERSEUS_FUSED_MOE_H
+#ifndef PERSEUS_FUSED_MOE_ARGS_H
+#define PERSEUS_FUSED_MOE_ARGS_H
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -14,24 +14,24 @@
 
 enum { PRS_ROUTE_THREADS = 256 };
 
-/* What the routing kernel tells the product's kernel. */
-struct prs_moe_head {
+/* What the product's kernel learns from the routing kernel. */
+struct prs_moe_totals {
     uint32_t blocks; /* of rows here */
-    uint32_t items;
+    uint32_t deliveries;
     uint32_t sent[PRS_ROUTE_MAX_WORLD];    /* [p]: tokens for the peer at distance p */
     uint32_t relayed[PRS_ROUTE_MAX_WORLD]; /* [b]: tokens for the node at distance b */
 };
 
-/* What a kernel needs to reach other nodes. A put's source must be in a window too. Sources are written anew in the
- * next launch: each launch ends only when its puts are complete. */
+/* What a kernel needs to reach other nodes. The source of a put must be in a window too. The next launch may overwrite
+ * it, because a launch ends only when its puts are complete. */
 struct prs_moe_far {
     struct prs_device device;
     uint64_t *signals;  /* own words, set to the epoch; their low halves are awaited like flags */
     uint8_t *relay;     /* own: rows of and for other nodes, route.h */
     uint32_t *tokens;   /* own [b][tokens]: which token is row i of what the node at distance b gets */
-    uint32_t *counters; /* own: rows and puts so far; the routing kernel sets them to 0 */
-    uint32_t *near;     /* own [local]: prs_route_near_blocks() of each expert */
-    uint32_t mail_window, relay_window, signal_window;
+    uint32_t *counters; /* own: rows and puts so far; the routing kernel clears them */
+    uint32_t *near;     /* own [expert here]: prs_route_near_blocks() of each expert */
+    uint32_t message_window, relay_window, signal_window;
 };
 
 struct prs_moe_args {
@@ -54,20 +54,20 @@ struct prs_moe_args {
     uint32_t dispatches; /* 0: the product alone, of rows that are there */
 
     /* This rank's own: */
-    struct prs_moe_head *head;
-    struct prs_moe_expert_rows *table; /* [local] */
+    struct prs_moe_totals *totals;
+    struct prs_moe_expert_rows *table; /* [expert here] */
     uint64_t *chunks;                  /* [routing CTA][expert]: choices, leads << 16, relay leads << 32 */
     uint32_t *sent;                    /* [p][tokens]: which token is row i of what the peer at distance p gets */
-    uint8_t *items;
-    uint32_t *ready;    /* [block]: rows that are in place; the routing kernel sets them to 0 */
+    uint8_t *deliveries;
+    uint32_t *ready;    /* [block]: rows in place; the routing kernel clears them */
     uint32_t *next;     /* [0] units taken so far in this launch, [1] CTAs that left it */
     uint32_t *arrivals; /* of routing CTAs, two a launch; only grows */
     uint8_t *row_bytes; /* memory of `rows` */
 
     /* Symmetric, [q]: at neighbour q of this node. */
-    uint8_t *mail[PRS_MAX_LOCAL_RANKS];        /* counts and records, two banks, and what is for other nodes: route.h */
-    uint32_t *mail_flags[PRS_MAX_LOCAL_RANKS]; /* [sender's distance]: epoch */
-    uint8_t *staging[PRS_MAX_LOCAL_RANKS];     /* tokens of other ranks */
+    uint8_t *messages[PRS_MAX_LOCAL_RANKS];       /* all messages and forwarding tables: route.h */
+    uint32_t *message_flags[PRS_MAX_LOCAL_RANKS]; /* [sender's distance]: epoch */
+    uint8_t *staging[PRS_MAX_LOCAL_RANKS];        /* tokens of other ranks */
     uint32_t *staging_flags[PRS_MAX_LOCAL_RANKS]; /* [row]: epoch */
     struct prs_moe_far far;                       /* several nodes only */
 };
@@ -91,12 +91,12 @@ PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
 extern "C" {
 #endif
 
-/* Readies the kernels on the current device. share: CTAs of a cluster, which share rows (1 or 2); *clusters: how many
+/* Readies the kernels on the current device. cluster: CTAs that share rows (1 or 2); *clusters: how many
  * run at once. 0 or -ENOTSUP. */
-int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t share, uint32_t *clusters);
+int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t cluster, uint32_t *clusters);
 
 /* Enqueues the routing kernel, unless args->dispatches is 0, and the product's. 0 or -EIO. */
-int prs_moe_kernels_launch(const struct prs_moe_args *args, int b_n_major, uint32_t share, uint32_t clusters,
+int prs_moe_kernels_launch(const struct prs_moe_args *args, int b_n_major, uint32_t cluster, uint32_t clusters,
                            cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grouped product of MoE: the tile engine's stages, consumers and store buffers, over row blocks whose expert, and
- * whether they are full, is found on the device. A CTA computes one 128 x 256 tile of one expert. With E::cluster = 2
- * two CTAs compute two column tiles of the same rows, of which each loads half and multicasts it.
- *   warp 0   load_blocks    warp 1   store_blocks     warp 2   place_rows     warp 3   send_rows
- *   warps 4..11  multiply_blocks */
-#ifndef PERSEUS_FUSED_MOE_CUH
-#define PERSEUS_FUSED_MOE_CUH
+/* The grouped product of MoE: the tile product over row blocks, whose expert and number of rows are found on the
+ * device. A CTA computes one 128 x 256 tile of one expert. With E::cluster = 2 two CTAs compute two column tiles of the
+ * same rows, of which each loads half and multicasts it. In a CTA:
+ *   warp 0         load_blocks      fills the stages
+ *   warp 1         store_blocks     stores finished slabs
+ *   warp 2         place_rows       delivers received rows to the experts
+ *   warp 3         send_rows        sends this rank's tokens
+ *   warps 4..11    multiply_blocks  two consumer warpgroups, 64 rows each */
+#ifndef PERSEUS_FUSED_MOE_ENGINE_CUH
+#define PERSEUS_FUSED_MOE_ENGINE_CUH
 
 #include "fused/core/multiply.cuh"
 #include "fused/moe/rows.cuh"
@@ -28,10 +31,10 @@ struct moe_tile {
 };
 
 template <class E>
-PRS_DEVICE void find_tile(const struct prs_moe_args &args, const struct cta_place &at, struct prs_route_cursor *cursor,
-                          uint32_t unit, struct moe_tile *t)
+PRS_DEVICE void find_tile(const struct prs_moe_args &args, const struct cta_position &at,
+                          struct prs_route_cursor *cursor, uint32_t unit, struct moe_tile *t)
 {
-    /* Alone, the product waits for nothing: each weight is read once. */
+    /* Without dispatch the product waits for nothing: then each weight is read once. */
     const uint32_t *near = E::far && args.dispatches != 0 ? args.far.near : NULL;
     prs_route_unit(&args.route, args.table, near, cursor, unit, &t->unit);
     t->column = t->unit.column * E::cluster + at.rank;
@@ -54,8 +57,8 @@ PRS_DEVICE void await_block(const struct prs_moe_args &args, const struct prs_ro
 }
 
 template <class E>
-PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at,
-                               uint32_t stage, const struct moe_tile &t, uint32_t step)
+PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta_memory &m,
+                               const struct cta_position &at, uint32_t stage, const struct moe_tile &t, uint32_t step)
 {
     uint64_t *bar = &m.full[stage];
     uint8_t *a = m.base + PRS_SMEM_A + stage * PRS_STAGE_A, *b = m.base + PRS_SMEM_B + stage * PRS_STAGE_B;
@@ -76,12 +79,12 @@ PRS_DEVICE void load_moe_stage(const struct prs_moe_args &args, const struct cta
 }
 
 template <class E>
-PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
+PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_position &at)
 {
-    uint32_t lane = threadIdx.x % 32, units = args.head->blocks * args.route.columns;
+    uint32_t lane = threadIdx.x % 32, units = args.totals->blocks * args.route.columns;
     struct unit_memory queue = unit_memory_map(m);
-    struct unit_ring taken = {0};
-    struct ring r = {0, 0};
+    struct unit_pipeline taken = {0};
+    struct pipeline r = {0, 0};
     struct prs_route_cursor cursor = {0};
     for (;;) {
         struct moe_tile t;
@@ -94,7 +97,7 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
             break;
         find_tile<E>(args, at, &cursor, unit, &t);
         await_block(args, t.unit);
-        for (uint32_t step = 0; step < args.k_steps; step++, ring_next(&r)) {
+        for (uint32_t step = 0; step < args.k_steps; step++, pipeline_next(&r)) {
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
             __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
             if (lane == 0)
@@ -108,10 +111,10 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
  * when all stages of this tile are released, and before one of the next is needed: the store warp may be waiting for
  * the other half's, which waits for stages of this tile, or, when that is done, for this half's. */
 template <class E>
-PRS_DEVICE void skip_tile(const struct cta_memory &m, struct ring *r, uint32_t half, uint32_t steps,
-                          struct left_over<E> *left, struct slab_ring *slabs)
+PRS_DEVICE void skip_tile(const struct cta_memory &m, struct pipeline *r, uint32_t half, uint32_t steps,
+                          struct left_over<E> *left, struct slab_pipeline *slabs)
 {
-    for (uint32_t step = 0; step < steps; step++, ring_next(r)) {
+    for (uint32_t step = 0; step < steps; step++, pipeline_next(r)) {
         mbarrier_wait(&m.full[r->stage], r->phase);
         __syncwarp();
         release_stage<E>(m, r->stage);
@@ -122,15 +125,16 @@ PRS_DEVICE void skip_tile(const struct cta_memory &m, struct ring *r, uint32_t h
 }
 
 template <class E>
-PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
+PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct cta_memory &m,
+                                const struct cta_position &at)
 {
-    uint32_t half = threadIdx.x / 128 - 1, units = args.head->blocks * args.route.columns;
-    struct slab_ring slabs = {0};
+    uint32_t half = threadIdx.x / 128 - 1, units = args.totals->blocks * args.route.columns;
+    struct slab_pipeline slabs = {0};
     struct left_over<E> left;
-    struct ring r = {0, 0};
+    struct pipeline r = {0, 0};
     struct prs_route_cursor cursor = {0};
     struct unit_memory queue = unit_memory_map(m);
-    struct unit_ring taken = {0};
+    struct unit_pipeline taken = {0};
     float d[128];
     left.next = left_over<E>::count;
     for (uint32_t unit; (unit = unit_take(queue, &taken, true)) < units;) {
@@ -148,12 +152,12 @@ PRS_DEVICE void multiply_blocks(const struct prs_moe_args &args, const struct ct
 
 /* ---- warp 1 ---- */
 template <class E>
-PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
+PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_position &at)
 {
-    uint32_t units = args.head->blocks * args.route.columns, phase[2] = {0, 0};
+    uint32_t units = args.totals->blocks * args.route.columns, phase[2] = {0, 0};
     struct prs_route_cursor cursor = {0};
     struct unit_memory queue = unit_memory_map(m);
-    struct unit_ring taken = {0};
+    struct unit_pipeline taken = {0};
     for (uint32_t unit; (unit = unit_take(queue, &taken, false)) < units;) {
         struct moe_tile t;
         find_tile<E>(args, at, &cursor, unit, &t);
@@ -179,7 +183,8 @@ PRS_DEVICE void store_blocks(const struct prs_moe_args &args, const struct cta_m
 
 /* ---- the kernel ---- */
 template <class E>
-PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta_memory &m, const struct cta_place &at)
+PRS_DEVICE void produce_blocks(const struct prs_moe_args &args, const struct cta_memory &m,
+                               const struct cta_position &at)
 {
     bool first = threadIdx.x % 32 == 0;
     switch (threadIdx.x / 32) {
@@ -204,10 +209,17 @@ template <class E>
 __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_constant__ struct prs_moe_args args)
 {
     struct cta_memory m = cta_memory_map(dynamic_shared());
-    run_roles<E>(
-        m, &args.rows, &args.experts, &args.out, [&]() { unit_memory_init<E>(unit_memory_map(m)); },
-        [&]() { produce_blocks<E>(args, m, cta_place_here<E>(&args.sync)); },
-        [&]() { multiply_blocks<E>(args, m, cta_place_here<E>(&args.sync)); });
+    if (threadIdx.x == 0)
+        unit_memory_init<E>(unit_memory_map(m));
+    begin_roles<E>(m, &args.rows, &args.experts, &args.out);
+    if (threadIdx.x < 128) {
+        registers_give<PRODUCER_REGISTERS>();
+        produce_blocks<E>(args, m, cta_position_here<E>(&args.sync));
+    } else {
+        registers_take<CONSUMER_REGISTERS>();
+        multiply_blocks<E>(args, m, cta_position_here<E>(&args.sync));
+    }
+    end_roles();
     if (threadIdx.x != 0)
         return;
     units_restart(args);

@@ -172,7 +172,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
 {
     const struct prs_route *r = &a->route;
     uint64_t used = 0;
-    a->head = take(base, &used, sizeof(*a->head));
+    a->totals = take(base, &used, sizeof(*a->totals));
     a->arrivals = take(base, &used, sizeof(*a->arrivals));
     a->next = take(base, &used, 2 * sizeof(*a->next));
     a->table = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->table));
@@ -184,7 +184,7 @@ static uint64_t lay_out(struct prs_moe_args *a, uint8_t *base)
             take(base, &used, (uint64_t)prs_route_group_counter(r, r->place.nodes, 0) * sizeof(*a->far.counters));
         a->far.near = take(base, &used, (uint64_t)r->experts_per_rank * sizeof(*a->far.near));
     }
-    a->items = take(base, &used, (uint64_t)r->place.world * r->tokens * prs_route_item_bytes(r));
+    a->deliveries = take(base, &used, (uint64_t)r->place.world * r->tokens * prs_route_delivery_bytes(r));
     a->ready = take(base, &used, (uint64_t)r->blocks * sizeof(*a->ready));
     a->row_bytes = take(base, &used, (uint64_t)r->blocks * PRS_TILE_M * r->row_bytes);
     return used;
@@ -210,7 +210,7 @@ static int open_tables(struct prs_moe_plan *p)
 }
 
 /* Between nodes: tokens on their way, and signal words. */
-static int open_far(struct prs_moe_plan *p, const struct prs_symmetric *mail)
+static int open_far(struct prs_moe_plan *p, const struct prs_symmetric *messages)
 {
     struct prs_moe_far *far = &p->args.far;
     const struct prs_route *r = &p->args.route;
@@ -224,22 +224,22 @@ static int open_far(struct prs_moe_plan *p, const struct prs_symmetric *mail)
     far->device = p->base.ctx->network->device;
     far->signals = (uint64_t *)signals->at[0];
     far->relay = relay->at[0];
-    far->mail_window = mail->window;
+    far->message_window = messages->window;
     far->relay_window = relay->window;
     far->signal_window = signals->window;
     return 0;
 }
 
-/* Mail: counts and records, and those for other nodes. Staging: tokens of other ranks. Flags: one for each sender of
- * mail, then one for each row of staging. */
+/* Messages: route.h. Staging: tokens of other ranks. Flags: one for each sender of messages, then one for each row of
+ * staging. */
 static int open_shared(struct prs_plan *base)
 {
     struct prs_moe_plan *p = self(base);
     struct prs_moe_args *a = &p->args;
     const struct prs_route *r = &a->route;
     uint64_t rows = r->place.world > 1 ? prs_route_row_flag(r, r->place.world, 0) : 0;
-    struct prs_symmetric *mail, *flags, *staging = NULL;
-    int e = prs_plan_memory(base, prs_route_mail_bytes(r), PRS_SYMMETRIC_DATA, &mail);
+    struct prs_symmetric *messages, *flags, *staging = NULL;
+    int e = prs_plan_memory(base, prs_route_messages_bytes(r), PRS_SYMMETRIC_DATA, &messages);
     if (!e && r->place.world > 1)
         e = prs_plan_memory(base, prs_route_staging_at(r, r->place.world, 0), PRS_SYMMETRIC_NODE, &staging);
     if (!e)
@@ -247,12 +247,12 @@ static int open_shared(struct prs_plan *base)
     if (e)
         return e;
     for (uint32_t q = 0; q < r->place.local_ranks; q++) {
-        a->mail[q] = mail->at[q];
-        a->mail_flags[q] = (uint32_t *)flags->at[q];
-        a->staging_flags[q] = a->mail_flags[q] + r->place.world;
+        a->messages[q] = messages->at[q];
+        a->message_flags[q] = (uint32_t *)flags->at[q];
+        a->staging_flags[q] = a->message_flags[q] + r->place.world;
         a->staging[q] = staging ? staging->at[q] : NULL;
     }
-    return r->place.nodes > 1 ? open_far(p, mail) : 0;
+    return r->place.nodes > 1 ? open_far(p, messages) : 0;
 }
 
 /* ---- plans ---- */

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The routing kernel: from what the router chose to who sends what where, in one launch of a few CTAs that run at once.
+/* The routing kernel turns the router's choices into a plan of what is sent where, in one launch of a few CTAs that run
+ * at the same time.
  *
  *   count      each CTA numbers the choices of its tokens, expert by expert
- *   send       all CTAs know the counts of all: each choice's place is known, the receivers get counts and records
- *   receive    the other ranks' counts are here: each row's place is known
+ *   send       all CTAs know all counts, hence the place of each choice; the receivers get counts and entries
+ *   receive    the other ranks' counts are here, hence the place of each row is known
  *
- * Every rank waits here for every other one, once a launch. So nobody is in the product of launch e + 1 before all have
- * finished that of launch e: staging needs one bank. Counts and records are written before that wait, and may come
- * while a slower rank still reads those of the launch before: two banks. They cannot come two launches early, because
- * their sender has seen this rank's flag of the launch between. */
+ * In each launch every rank waits here for every other one. So no rank is in the product of launch e + 1 before all
+ * have finished that of launch e: staging needs one bank. Messages are written before that wait, so they may come while
+ * a slower rank still reads those of the launch before: they need two banks. They cannot come two launches early,
+ * because their sender has seen this rank's flag of the launch between. */
 #ifndef PERSEUS_FUSED_ROUTE_CUH
 #define PERSEUS_FUSED_ROUTE_CUH
 
@@ -21,7 +22,7 @@ struct route_memory {
     uint16_t *code, *index, *lead, *relay; /* [choice of this CTA] */
 };
 
-struct route_place {
+struct routing_cta {
     uint32_t cta, epoch, bank;
     uint32_t first, tokens; /* of this CTA */
 };
@@ -42,7 +43,7 @@ PRS_DEVICE struct route_memory route_memory_map(const struct prs_moe_args &args,
     return m;
 }
 
-/* Exclusive sums in place, by one warp; gives the sum of all. */
+/* Exclusive sums in place, by one warp; returns the sum of all. */
 PRS_DEVICE uint32_t scan_exclusive(uint32_t *v, uint32_t count)
 {
     uint32_t lane = threadIdx.x % 32, carry = 0;
@@ -62,7 +63,7 @@ PRS_DEVICE uint32_t scan_exclusive(uint32_t *v, uint32_t count)
 
 /* ---- count ---- */
 PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route_memory &m,
-                             const struct route_place &at)
+                             const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     uint32_t choices = at.tokens * r->choices;
@@ -79,10 +80,10 @@ PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route
     }
 }
 
-/* One thread per expert goes through all choices of the CTA: no atomics, so that the order, and every result's place,
- * repeats. */
+/* One thread per expert goes through all choices of the CTA: without atomics, so that the place of every result is the
+ * same in every run. */
 PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct route_memory &m,
-                               const struct route_place &at)
+                               const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     uint32_t choices = at.tokens * r->choices;
@@ -107,15 +108,15 @@ PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct rou
     }
 }
 
-/* True for the last CTA to come. step: 1 or 2. */
-PRS_DEVICE bool arrive_cta(const struct prs_moe_args &args, const struct route_place &at, uint32_t step, uint32_t *want)
+/* True for the last CTA to arrive. step: 1 or 2. */
+PRS_DEVICE bool arrive_cta(const struct prs_moe_args &args, const struct routing_cta &at, uint32_t step, uint32_t *want)
 {
     *want = ((at.epoch - 1) * 2 + step) * args.route.ctas;
     return arrives_last(args.arrivals, *want);
 }
 
-/* What each CTA has written is visible to all. */
-PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct route_place &at)
+/* A barrier of all CTAs: what each has written before is visible to all after. */
+PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct routing_cta &at)
 {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -130,7 +131,7 @@ PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct route_pl
 /* Tables; FIRST_: of this CTA. ALL_RELAYS goes by prs_route_relay_order(). */
 enum { FIRST_INDEX = 0, FIRST_LEAD = 1, ALL_ROWS = 2, ALL_LEADS = 3, FIRST_RELAY = 4, ALL_RELAYS = 5 };
 
-PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at)
+PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
@@ -153,45 +154,45 @@ PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_m
     }
 }
 
-/* Where counts and records for the peer at distance p are written: into its inbox, or, on another node, into what is
- * put there. */
-PRS_DEVICE uint8_t *mail_to(const struct prs_moe_args &args, const struct route_place &at, uint32_t p)
+/* Where the message for the peer at distance p is written: at the peer, or, for another node, where it is put from. */
+PRS_DEVICE uint8_t *message_to(const struct prs_moe_args &args, const struct routing_cta &at, uint32_t p)
 {
     const struct prs_route *r = &args.route;
     if (prs_route_node_of(r, p) != 0)
-        return args.mail[0] + prs_route_outbox_at(r, p);
-    return args.mail[prs_route_neighbour(r, p)] + prs_route_counts_at(r, at.bank, prs_distance_back(p, r->place.world));
+        return args.messages[0] + prs_route_outgoing_at(r, p);
+    return args.messages[prs_route_neighbour(r, p)] +
+           prs_route_counts_at(r, at.bank, prs_distance_back(p, r->place.world));
 }
 
 /* Counts of a peer's experts, by CTA 0. Must come before ALL_LEADS becomes sums. */
-PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at)
+PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t e = threadIdx.x; e < r->experts; e += PRS_ROUTE_THREADS) {
-        uint2 *to = (uint2 *)mail_to(args, at, prs_place_distance(&r->place, e / r->experts_per_rank));
+        uint2 *to = (uint2 *)message_to(args, at, prs_place_distance(&r->place, e / r->experts_per_rank));
         to[e % r->experts_per_rank] = make_uint2(m.table[ALL_ROWS][e], m.table[ALL_LEADS][e]);
     }
 }
 
-/* Where each expert's leads begin in what its owner gets, and each expert's relay leads in what its node gets. */
-PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at)
+/* Sums up where each expert's leads begin in what its owner gets, and its relay leads in what its node gets. */
+PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
-    bool tells = at.cta == 0 && threadIdx.x % 32 == 0;
+    bool writes_totals = at.cta == 0 && threadIdx.x % 32 == 0;
     for (uint32_t owner = threadIdx.x / 32; owner < r->place.world; owner += PRS_ROUTE_THREADS / 32) {
         uint32_t sent = scan_exclusive(m.table[ALL_LEADS] + owner * r->experts_per_rank, r->experts_per_rank);
-        if (tells)
-            args.head->sent[prs_place_distance(&r->place, owner)] = sent;
+        if (writes_totals)
+            args.totals->sent[prs_place_distance(&r->place, owner)] = sent;
     }
     for (uint32_t node = threadIdx.x / 32; node < r->place.nodes; node += PRS_ROUTE_THREADS / 32) {
         uint32_t b = prs_distance(r->place.node, node, r->place.nodes);
         uint32_t sent = scan_exclusive(m.table[ALL_RELAYS] + node * r->place.local_ranks * r->experts_per_rank,
                                        r->place.local_ranks * r->experts_per_rank);
-        if (!tells)
+        if (!writes_totals)
             continue;
-        args.head->relayed[b] = sent;
+        args.totals->relayed[b] = sent;
         if (b != 0)
-            *(uint32_t *)(args.mail[0] + prs_route_note_at(r, 2, b)) = sent;
+            *(uint32_t *)(args.messages[0] + prs_route_forwarding_at(r, 2, b)) = sent;
     }
 }
 
@@ -203,50 +204,51 @@ PRS_DEVICE uint32_t relay_row(const struct prs_moe_args &args, const struct rout
            m.relay[choice];
 }
 
-/* By the thread of the relay lead: the note of one relayed row, the place of the token at every seat. */
-PRS_DEVICE void write_note(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at,
-                           uint32_t choice)
+/* By the thread of the relay lead: the token's row of the forwarding table. */
+PRS_DEVICE void write_forwarding(const struct prs_moe_args &args, const struct route_memory &m,
+                                 const struct routing_cta &at, uint32_t choice)
 {
     const struct prs_route *r = &args.route;
     uint32_t first = choice / r->choices * r->choices,
              node = (m.code[choice] & PRS_ROUTE_NONE) / r->experts_per_rank / r->place.local_ranks;
     uint32_t b = prs_distance(r->place.node, node, r->place.nodes), row = relay_row(args, m, choice);
-    int32_t *note = (int32_t *)(args.mail[0] + prs_route_note_at(r, 2, b) + 16) + row * r->place.local_ranks;
+    int32_t *places =
+        (int32_t *)(args.messages[0] + prs_route_forwarding_at(r, 2, b) + 16) + row * r->place.local_ranks;
     args.far.tokens[b * r->tokens + row] = at.first + choice / r->choices;
     for (uint32_t i = 0; i < r->place.local_ranks; i++)
-        note[i] = PRS_ROUTE_NOWHERE;
+        places[i] = PRS_ROUTE_NOWHERE;
     for (uint32_t i = first; i < first + r->choices; i++) {
         uint32_t expert = m.code[i] & PRS_ROUTE_NONE;
         if ((m.code[i] & PRS_ROUTE_LEAD) != 0 && expert / r->experts_per_rank / r->place.local_ranks == node)
-            note[expert / r->experts_per_rank % r->place.local_ranks] =
+            places[expert / r->experts_per_rank % r->place.local_ranks] =
                 (int32_t)(m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[i]);
     }
 }
 
-/* The record of one row that is sent. */
-PRS_DEVICE void send_record(const struct prs_moe_args &args, const struct route_memory &m, const struct route_place &at,
-                            uint32_t choice)
+/* The entry of one token that is sent. */
+PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at,
+                           uint32_t choice)
 {
     const struct prs_route *r = &args.route;
-    uint32_t local = choice / r->choices, token = at.first + local, lead = choice % r->choices, uses = 0;
+    uint32_t local = choice / r->choices, token = at.first + local, lead = choice % r->choices, targets = 0;
     uint32_t expert = m.code[choice] & PRS_ROUTE_NONE, p = prs_place_distance(&r->place, expert / r->experts_per_rank);
     uint32_t place = m.table[ALL_LEADS][expert] + m.table[FIRST_LEAD][expert] + m.lead[choice];
     const int64_t *chosen = args.chosen + (uint64_t)token * r->choices;
-    uint4 *to = (uint4 *)(mail_to(args, at, p) + prs_route_record_at(r, 0, 0, place));
-    for (uint32_t slot = prs_route_next_use(r, chosen, lead, r->choices); slot < r->choices;
-         slot = prs_route_next_use(r, chosen, lead, slot)) {
+    uint4 *to = (uint4 *)(message_to(args, at, p) + prs_route_entry_at(r, 0, 0, place));
+    for (uint32_t slot = prs_route_next_target(r, chosen, lead, r->choices); slot < r->choices;
+         slot = prs_route_next_target(r, chosen, lead, slot)) {
         uint32_t e = (uint32_t)chosen[slot];
         float weight = args.weights[(uint64_t)token * r->choices + slot];
-        to[1 + uses++] =
+        to[1 + targets++] =
             make_uint4(e % r->experts_per_rank, slot, m.table[FIRST_INDEX][e] + m.index[local * r->choices + slot],
                        __float_as_uint(weight));
     }
-    to[0] = make_uint4(token, uses, 0, 0);
+    to[0] = make_uint4(token, targets, 0, 0);
     args.sent[(uint64_t)p * r->tokens + place] = token;
 }
 
-/* What was made for the ranks of other nodes: one put and one signal for each, and the counterparts' notes. */
-static __device__ __noinline__ void put_mail(const struct prs_moe_args &args, uint32_t epoch)
+/* The messages for the ranks of other nodes, one put and one signal each, and the forwarding tables of counterparts. */
+static __device__ __noinline__ void put_messages(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t p = 1; p < r->place.world; p++) {
@@ -254,59 +256,59 @@ static __device__ __noinline__ void put_mail(const struct prs_moe_args &args, ui
         uint32_t me = prs_distance_back(p, r->place.world);
         if (b == 0)
             continue;
-        put_far(args, peer, args.far.mail_window, prs_route_outbox_at(r, p), prs_route_counts_at(r, epoch & 1, me),
-                prs_route_record_at(r, 0, 0, args.head->sent[p]), p);
+        put_far(args, peer, args.far.message_window, prs_route_outgoing_at(r, p), prs_route_counts_at(r, epoch & 1, me),
+                prs_route_entry_at(r, 0, 0, args.totals->sent[p]), p);
         if (peer == prs_place_counterpart(&r->place, b))
-            put_far(args, peer, args.far.mail_window, prs_route_note_at(r, 2, b),
-                    prs_route_note_at(r, epoch & 1, prs_distance_back(b, r->place.nodes)),
-                    16 + ((uint64_t)args.head->relayed[b] * r->place.local_ranks * 4 + 15) / 16 * 16, p);
+            put_far(args, peer, args.far.message_window, prs_route_forwarding_at(r, 2, b),
+                    prs_route_forwarding_at(r, epoch & 1, prs_distance_back(b, r->place.nodes)),
+                    16 + ((uint64_t)args.totals->relayed[b] * r->place.local_ranks * 4 + 15) / 16 * 16, p);
         signal_far(args, peer, me, epoch, p);
     }
 }
 
-/* The last CTA to have sent tells all ranks. */
-PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct route_place &at)
+/* The last CTA that has sent signals all ranks. */
+PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     uint32_t want;
     __syncthreads();
     if (threadIdx.x != 0)
         return;
-    fence_release_sys(); /* R4: this CTA's records and counts, before the arrival that the last CTA sees */
+    fence_release_sys(); /* [routing-cta]: this CTA's messages, before its arrival in arrives_last() below */
     if (!arrive_cta(args, at, 2, &want))
         return;
-    fence_release_sys(); /* R5: all CTAs' records and counts, before the flags. Pairs with A1 in receive_counts(). */
+    fence_release_sys(); /* [routes]: all CTAs' messages, before the flags that receive_counts() waits for */
     for (uint32_t p = 0; p < r->place.world; p++)
         if (prs_route_node_of(r, p) == 0)
-            store_release_sys(args.mail_flags[prs_route_neighbour(r, p)] + prs_distance_back(p, r->place.world),
+            store_release_sys(args.message_flags[prs_route_neighbour(r, p)] + prs_distance_back(p, r->place.world),
                               at.epoch);
     if (r->place.nodes > 1)
-        put_mail(args, at.epoch);
+        put_messages(args, at.epoch);
 }
 
 /* ---- receive ---- */
-/* Tables anew; [p][local expert] unless said otherwise. */
+/* The same tables, with other contents; [p][expert here] unless the line says otherwise. */
 enum {
     ROW_BASE = 0,   /* where the sender's rows of the expert begin among all */
-    LEAD_BASE = 1,  /* the same of leads */
+    LEAD_BASE = 1,  /* where its leads begin */
     LEAD_FIRST = 2, /* place of the expert's first lead in what the sender sent */
-    ROWS = 3,       /* [local expert] */
-    BLOCKS = 4,     /* [local expert]; then: first block */
-    ITEMS = 5       /* [local expert] leads of this node's senders, then the same of the others'; then: first item */
+    ROWS = 3,       /* [expert here] */
+    BLOCKS = 4,     /* [expert here]; later: first block */
+    DELIVERIES = 5  /* [expert here] leads of this node's senders, then of the others; later: first delivery */
 };
-enum { TOTAL_BLOCKS = 0, TOTAL_ITEMS = 1, TOTAL_SENT = 2 };
+enum { TOTAL_BLOCKS = 0, TOTAL_DELIVERIES = 1, TOTAL_SENT = 2 };
 static_assert(TOTAL_SENT + PRS_ROUTE_MAX_WORLD <= PRS_ROUTE_TOTALS, "one total a sender");
 
-/* The word that says that the routes of the peer at distance p are here. */
+/* The flag of the message of the peer at distance p. */
 PRS_DEVICE const uint32_t *routes_flag(const struct prs_moe_args &args, uint32_t p)
 {
     if (prs_route_node_of(&args.route, p) != 0)
         return far_flag(args, p);
-    return args.mail_flags[0] + p;
+    return args.message_flags[0] + p;
 }
 
 PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct route_memory &m,
-                               const struct route_place &at)
+                               const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     uint32_t p = threadIdx.x;
@@ -318,10 +320,10 @@ PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct rou
         uint32_t rows = 0, leads = 0;
         for (uint32_t i = 0; i < r->place.world; i++) {
             p = prs_route_sender(r, i);
-            const uint2 *counts = (const uint2 *)(args.mail[0] + prs_route_counts_at(r, at.bank, p));
+            const uint2 *counts = (const uint2 *)(args.messages[0] + prs_route_counts_at(r, at.bank, p));
             uint2 both = counts[e];
             if (i == r->place.local_ranks) {
-                m.table[ITEMS][e] = leads;
+                m.table[DELIVERIES][e] = leads;
                 leads = 0;
             }
             m.table[ROW_BASE][p * r->experts_per_rank + e] = rows;
@@ -332,23 +334,23 @@ PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct rou
         }
         m.table[ROWS][e] = rows;
         m.table[BLOCKS][e] = prs_ceil_div(rows, PRS_TILE_M);
-        m.table[ITEMS][(r->place.nodes > 1 ? r->experts_per_rank : 0) + e] = leads;
+        m.table[DELIVERIES][(r->place.nodes > 1 ? r->experts_per_rank : 0) + e] = leads;
     }
     __syncthreads();
     for (uint32_t job = threadIdx.x / 32; job < 2 + r->place.world; job += PRS_ROUTE_THREADS / 32) {
         uint32_t *v = job == 0   ? m.table[BLOCKS]
-                      : job == 1 ? m.table[ITEMS]
+                      : job == 1 ? m.table[DELIVERIES]
                                  : m.table[LEAD_FIRST] + (job - 2) * r->experts_per_rank;
         uint32_t total =
             scan_exclusive(v, job == 1 && r->place.nodes > 1 ? 2 * r->experts_per_rank : r->experts_per_rank);
         if (threadIdx.x % 32 == 0)
-            m.total[job == 0 ? TOTAL_BLOCKS : job == 1 ? TOTAL_ITEMS : TOTAL_SENT + job - 2] = total;
+            m.total[job == 0 ? TOTAL_BLOCKS : job == 1 ? TOTAL_DELIVERIES : TOTAL_SENT + job - 2] = total;
     }
     __syncthreads();
     return true;
 }
 
-/* More rows have come than there is room for: none is computed, all others of the epoch's duties are done. */
+/* More rows have come than there is room for. None is computed, but this rank does its other work of the epoch. */
 PRS_DEVICE void refuse_rows(const struct prs_moe_args &args, const struct route_memory &m)
 {
     const struct prs_route *r = &args.route;
@@ -359,8 +361,8 @@ PRS_DEVICE void refuse_rows(const struct prs_moe_args &args, const struct route_
                  m.total[TOTAL_BLOCKS] * PRS_TILE_M, r->blocks * PRS_TILE_M, 0);
 }
 
-/* Also when rows are refused: they are pushed all the same. */
-PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct route_place &at)
+/* Also when rows are refused, because they are pushed all the same. */
+PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < prs_route_group_counter(r, r->place.nodes, 0);
@@ -368,9 +370,9 @@ PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct rou
         args.far.counters[i] = 0;
 }
 
-/* What the product's kernel and the caller read, but for items and rows. */
+/* What the product's kernel and the caller read, except deliveries and rows. */
 PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route_memory &m,
-                             const struct route_place &at)
+                             const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     uint32_t thread = at.cta * PRS_ROUTE_THREADS + threadIdx.x, threads = r->ctas * PRS_ROUTE_THREADS;
@@ -392,39 +394,40 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
     }
 }
 
-/* Row i that the peer at distance p sends: an item for the product's kernel, and its rows for the caller. Items of what
- * does not cross between nodes come first, for all experts: nothing that is here waits behind what is not. */
+/* Row i that the peer at distance p sends: a delivery for the product's kernel, and its rows for the caller. Items of
+ * what does not cross between nodes come first, for all experts: nothing that is here waits behind what is not. */
 /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
- * items of other nodes have places of their own: s/prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank/0/ */
-PRS_DEVICE void receive_record(const struct prs_moe_args &args, const struct route_memory &m,
-                               const struct route_place &at, uint32_t p, uint32_t i)
+ * deliveries of other nodes have places of their own: s/prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank/0/ */
+PRS_DEVICE void receive_entry(const struct prs_moe_args &args, const struct route_memory &m,
+                              const struct routing_cta &at, uint32_t p, uint32_t i)
 {
     const struct prs_route *r = &args.route;
-    const uint4 *from = (const uint4 *)(args.mail[0] + prs_route_record_at(r, at.bank, p, i));
-    uint4 head = from[0], use = from[1];
-    uint32_t lead = use.x, of_p = p * r->experts_per_rank,
-             items = prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank;
-    uint32_t item =
-        m.table[ITEMS][items + lead] + m.table[LEAD_BASE][of_p + lead] + i - m.table[LEAD_FIRST][of_p + lead];
-    struct prs_route_item *to = (struct prs_route_item *)(args.items + (uint64_t)item * prs_route_item_bytes(r));
-    *(uint4 *)to = make_uint4(p, p == 0 ? head.x : i, head.y, 0);
-    for (uint32_t u = 0; u < head.y; u++) {
+    const uint4 *from = (const uint4 *)(args.messages[0] + prs_route_entry_at(r, at.bank, p, i));
+    uint4 token = from[0], target = from[1];
+    uint32_t lead = target.x, of_p = p * r->experts_per_rank,
+             deliveries = prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank;
+    uint32_t delivery =
+        m.table[DELIVERIES][deliveries + lead] + m.table[LEAD_BASE][of_p + lead] + i - m.table[LEAD_FIRST][of_p + lead];
+    struct prs_route_delivery *to =
+        (struct prs_route_delivery *)(args.deliveries + (uint64_t)delivery * prs_route_delivery_bytes(r));
+    *(uint4 *)to = make_uint4(p, p == 0 ? token.x : i, token.y, 0);
+    for (uint32_t u = 0; u < token.y; u++) {
         uint32_t row;
-        use = from[1 + u];
-        row = m.table[BLOCKS][use.x] * PRS_TILE_M + m.table[ROW_BASE][of_p + use.x] + use.z;
+        target = from[1 + u];
+        row = m.table[BLOCKS][target.x] * PRS_TILE_M + m.table[ROW_BASE][of_p + target.x] + target.z;
         to->row[u] = row;
-        *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), head.x, use.y, use.w);
+        *(uint4 *)&args.row_map[row] = make_uint4(prs_place_after(&r->place, p), token.x, target.y, target.w);
     }
 }
 
-PRS_DEVICE void receive_records(const struct prs_moe_args &args, const struct route_memory &m,
-                                const struct route_place &at)
+PRS_DEVICE void receive_entries(const struct prs_moe_args &args, const struct route_memory &m,
+                                const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t p = 0; p < r->place.world; p++)
         for (uint32_t i = at.cta * PRS_ROUTE_THREADS + threadIdx.x; i < m.total[TOTAL_SENT + p];
              i += r->ctas * PRS_ROUTE_THREADS)
-            receive_record(args, m, at, p, i);
+            receive_entry(args, m, at, p, i);
 }
 
 /* ---- the kernel ---- */
@@ -435,7 +438,7 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     struct route_memory m = route_memory_map(args, dynamic_shared());
     uint32_t each = prs_route_chunk_tokens(r, args.count), first = blockIdx.x * each, epoch = launch_epoch(&args.sync);
     uint32_t left = args.count > first ? args.count - first : 0;
-    struct route_place at = {blockIdx.x, epoch, epoch & 1, first, left < each ? left : each};
+    struct routing_cta at = {blockIdx.x, epoch, epoch & 1, first, left < each ? left : each};
 
     if (r->place.nodes > 1)
         reset_counters(args, at);
@@ -453,27 +456,27 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < at.tokens * r->choices; i += PRS_ROUTE_THREADS) {
         if (m.code[i] & PRS_ROUTE_LEAD)
-            send_record(args, m, at, i);
+            send_entry(args, m, at, i);
         if (m.code[i] & PRS_ROUTE_RELAY)
-            write_note(args, m, at, i);
+            write_forwarding(args, m, at, i);
     }
     signal_ranks(args, at);
 
-    __syncthreads(); /* the tables are used anew */
+    __syncthreads(); /* the tables are used again */
     bool here = receive_counts(args, m, at), fits = here && m.total[TOTAL_BLOCKS] <= r->blocks;
     if (at.cta == 0 && threadIdx.x == 0) {
-        args.head->blocks = fits ? m.total[TOTAL_BLOCKS] : 0;
-        args.head->items = fits ? m.total[TOTAL_ITEMS] : 0;
+        args.totals->blocks = fits ? m.total[TOTAL_BLOCKS] : 0;
+        args.totals->deliveries = fits ? m.total[TOTAL_DELIVERIES] : 0;
         if (here && !fits)
             refuse_rows(args, m);
-        /* A rank that did not come may still read what it was sent last. */
+        /* A rank that did not answer may still read what it was sent last: send it nothing more. */
         for (uint32_t p = 0; p < r->place.world && !here; p++)
-            args.head->sent[p] = args.head->relayed[p] = 0;
+            args.totals->sent[p] = args.totals->relayed[p] = 0;
     }
     if (!fits)
         return;
     write_tables(args, m, at);
-    receive_records(args, m, at);
+    receive_entries(args, m, at);
 }
 
 #endif

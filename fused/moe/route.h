@@ -2,20 +2,24 @@
 /* Which row of which expert comes from where. Plain C shared by the kernels, the host and the CPU tests: no CUDA, no
  * memory, no clock.
  *
- * Experts are numbered over all ranks; rank r owns `local` of them from r * local on. A *choice* is one (token, slot of
- * its top-k) and makes one output row at the owner of its expert. A *lead* is the choice with the lowest expert among
- * those of one token at one owner: the token travels to that owner once, and its leads decide when. Every sender sorts
- * what it sends by the lead's expert, then by token, so that the rows of the first experts are complete first at the
- * receiver, which computes in that order. A sender numbers its choices of each expert (`index`) without knowing the
- * other ranks' counts; the receiver adds where the sender's part of the expert begins.
+ *   router's choices --> message to each owner:  counts of its experts, then an entry for each token --> deliveries
+ *   token -------------> its owner on this node: staging ------------------------------------------> rows of experts
+ *   token -------------> another node, once:     relay memory of the counterpart --> staging there --> rows there
+ *   relay lead --------> forwarding table:       where the counterpart must stage the row, for each rank of its node
  *
- * Peers are named by distance: p = (rank of the peer - own rank) modulo world, 0 is the own rank.
+ * Experts are numbered over all ranks; rank r owns experts_per_rank of them, from r * experts_per_rank on. A *choice*
+ * is one (token, slot of its top-k) and makes one output row at the owner of its expert. A token travels to an owner
+ * once, whatever the number of its choices there: its *entry* lists them as *targets*. The *lead* is the choice with
+ * the lowest expert among them. A sender sorts the tokens for an owner by the lead's expert, then by token, so that the
+ * rows of the first experts, which the owner computes first, are complete first. It numbers its choices of each expert
+ * (`index`) without knowing the counts of other ranks; the owner adds where the sender's part of the expert begins. The
+ * owner turns each entry into a *delivery*: the place of the received row and the rows that it is copied to.
  *
- * Several nodes (place.h: ranks of a node are consecutive, `seat` is a rank's number on its node). A token crosses to
- * another node once, to the counterpart of its sender there (the rank with the same seat), which gives it to all ranks
- * of its node that own one of the experts. The choice of the node's that comes first in its owner's order is the *relay
- * lead*, by which relayed rows are sorted; a note tells the counterpart each row's place at every seat. Nodes are named
- * by distance too. */
+ * Peers are named by distance: p = (rank of the peer - own rank) modulo world; 0 is the own rank. So are nodes.
+ *
+ * Several nodes (geometry.h). A token crosses to another node once, to the counterpart of its sender there, which gives
+ * it to all ranks of its node that own one of the experts. The choice that comes first in the order of that node
+ * (prs_route_relay_order()) is the *relay lead*, by which relayed rows are sorted. */
 #ifndef PERSEUS_FUSED_ROUTE_H
 #define PERSEUS_FUSED_ROUTE_H
 
@@ -30,11 +34,11 @@ enum {
     PRS_ROUTE_MAX_EXPERTS = 1024,   /* over all ranks */
     PRS_ROUTE_MAX_CHOICES = 32,     /* of one token */
     PRS_ROUTE_CHUNK_CHOICES = 8192, /* that one routing CTA handles: 8 bytes of shared memory each */
-    PRS_ROUTE_NONE = 0x3fff,        /* code of a choice without expert; mask of the expert in a code */
+    PRS_ROUTE_NONE = 0x3fff,        /* code of a choice without an expert; mask of the expert in a code */
     PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
     PRS_ROUTE_RELAY = 0x4000,
     PRS_ROUTE_MAX_WORLD = 64,
-    PRS_ROUTE_NOWHERE = -1 /* place of a row at a seat that does not get it */
+    PRS_ROUTE_NOWHERE = -1 /* in a forwarding table: this rank does not get the row */
 };
 
 struct prs_route {
@@ -51,59 +55,60 @@ struct prs_route {
     uint32_t passes;    /* several nodes: 2: first some of what waits for no other node; 1: expert by expert */
 };
 
-/* What a sender tells about one row that it sends: a head, then one use for each row it becomes. */
-struct prs_route_head {
-    uint32_t token, uses, pad[2];
+/* An entry of a message: one token that is sent, then a target for each row that it becomes. */
+struct prs_route_entry {
+    uint32_t token, targets, pad[2];
 };
 
-struct prs_route_use {
-    uint32_t expert; /* of the receiver's own, 0 .. local - 1; of the first use: the lead's */
+struct prs_route_target {
+    uint32_t expert; /* of the receiver's own; the first target is the lead's */
     uint32_t slot;   /* of the token's top-k */
     uint32_t index;  /* among this sender's choices of the expert */
     float weight;
 };
-static_assert(sizeof(struct prs_route_head) == 16 && sizeof(struct prs_route_use) == 16, "written as 16-byte vectors");
+static_assert(sizeof(struct prs_route_entry) == 16 && sizeof(struct prs_route_target) == 16,
+              "written as 16-byte vectors");
 
-/* One received row as the receiver copies it: from where, to which rows. */
-struct prs_route_item {
+/* A received row: where it lies, and the rows that it is copied to. */
+struct prs_route_delivery {
     uint32_t peer, at; /* peer 0: own token `at`; else row `at` of what that peer sends */
-    uint32_t uses;
+    uint32_t targets;
     uint32_t pad;
     uint32_t row[4]; /* as many as choices, rounded up to 4 */
 };
 
-PRS_SHARED uint32_t prs_route_record_bytes(const struct prs_route *r)
+PRS_SHARED uint32_t prs_route_entry_bytes(const struct prs_route *r)
 {
     return 16 * (1 + r->choices);
 }
 
-PRS_SHARED uint32_t prs_route_item_bytes(const struct prs_route *r)
+PRS_SHARED uint32_t prs_route_delivery_bytes(const struct prs_route *r)
 {
     return 16 + 16 * prs_ceil_div(r->choices, 4);
 }
 
-/* What one sender writes here, per bank: leads and rows of each local expert, then its records. */
+/* The message of one sender, one in each bank: rows and leads of each expert here, then its entries. */
 PRS_SHARED uint64_t prs_route_counts_bytes(const struct prs_route *r)
 {
     return (uint64_t)r->experts_per_rank * 8;
 }
 
-PRS_SHARED uint64_t prs_route_inbox_bytes(const struct prs_route *r)
+PRS_SHARED uint64_t prs_route_message_bytes(const struct prs_route *r)
 {
-    return (prs_route_counts_bytes(r) + 15) / 16 * 16 + (uint64_t)r->tokens * prs_route_record_bytes(r);
+    return (prs_route_counts_bytes(r) + 15) / 16 * 16 + (uint64_t)r->tokens * prs_route_entry_bytes(r);
 }
 
 /* Offset of sender's (its distance p) counts, of bank `bank`. */
 PRS_SHARED uint64_t prs_route_counts_at(const struct prs_route *r, uint32_t bank, uint32_t p)
 {
     /* MUTANT(model moe) mail has two banks: s#bank#(bank / 2 * 2)# */
-    return ((uint64_t)bank * r->place.world + p) * prs_route_inbox_bytes(r);
+    return ((uint64_t)bank * r->place.world + p) * prs_route_message_bytes(r);
 }
 
-PRS_SHARED uint64_t prs_route_record_at(const struct prs_route *r, uint32_t bank, uint32_t p, uint32_t at)
+PRS_SHARED uint64_t prs_route_entry_at(const struct prs_route *r, uint32_t bank, uint32_t p, uint32_t at)
 {
     return prs_route_counts_at(r, bank, p) + (prs_route_counts_bytes(r) + 15) / 16 * 16 +
-           (uint64_t)at * prs_route_record_bytes(r);
+           (uint64_t)at * prs_route_entry_bytes(r);
 }
 
 /* Row `at` of what the peer at distance p >= 1 sends. One bank: a row of epoch e + 1 is sent only when all ranks have
@@ -113,7 +118,7 @@ PRS_SHARED uint64_t prs_route_staging_at(const struct prs_route *r, uint32_t p, 
     return ((uint64_t)(p - 1) * r->tokens + at) * r->row_bytes;
 }
 
-/* The word that says so, by holding the epoch. */
+/* The word that holds the epoch when the row is there. */
 PRS_SHARED uint32_t prs_route_row_flag(const struct prs_route *r, uint32_t p, uint32_t at)
 {
     return (p - 1) * r->tokens + at;
@@ -146,33 +151,34 @@ PRS_SHARED uint32_t prs_route_relay_order(const struct prs_route *r, uint32_t ex
            expert % r->experts_per_rank * r->place.local_ranks + rank % r->place.local_ranks;
 }
 
-/* Behind the inbox: what is put into others' inboxes is made here, in the same layout, [distance of the rank]; then
- * notes of relayed rows: [bank][distance of the sender's node], and one bank of own ones [distance of the receiver's
- * node]. */
-PRS_SHARED uint64_t prs_route_outbox_at(const struct prs_route *r, uint32_t p)
+/* After the received messages, two banks: the messages for other nodes, in the same layout, [distance of the receiver],
+ * from where they are put; then forwarding tables, received ones [bank][distance of the sender's node] and those to be
+ * put [distance of the receiver's node]. */
+PRS_SHARED uint64_t prs_route_outgoing_at(const struct prs_route *r, uint32_t p)
 {
     return prs_route_counts_at(r, 2, p);
 }
 
-PRS_SHARED uint64_t prs_route_note_bytes(const struct prs_route *r)
+PRS_SHARED uint64_t prs_route_forwarding_bytes(const struct prs_route *r)
 {
     return 16 + ((uint64_t)r->tokens * r->place.local_ranks * 4 + 15) / 16 * 16;
 }
 
-/* A note: rows, padding, then [row][seat] places. bank 2: own ones. */
-PRS_SHARED uint64_t prs_route_note_at(const struct prs_route *r, uint32_t bank, uint32_t b)
+/* A forwarding table: number of rows, padding, then [row][local rank] the row's place in what that rank gets. bank 2:
+ * the tables to be put. */
+PRS_SHARED uint64_t prs_route_forwarding_at(const struct prs_route *r, uint32_t bank, uint32_t b)
 {
-    /* MUTANT(model moe) notes have two banks: s#bank#(bank / 2 * 2)# */
-    return prs_route_counts_at(r, 3, 0) + ((uint64_t)bank * r->place.nodes + b) * prs_route_note_bytes(r);
+    /* MUTANT(model moe) forwarding tables have two banks: s#bank#(bank / 2 * 2)# */
+    return prs_route_counts_at(r, 3, 0) + ((uint64_t)bank * r->place.nodes + b) * prs_route_forwarding_bytes(r);
 }
 
-/* All of that memory. */
-PRS_SHARED uint64_t prs_route_mail_bytes(const struct prs_route *r)
+/* All of this memory. */
+PRS_SHARED uint64_t prs_route_messages_bytes(const struct prs_route *r)
 {
-    return r->place.nodes == 1 ? prs_route_counts_at(r, 2, 0) : prs_route_note_at(r, 3, 0);
+    return r->place.nodes == 1 ? prs_route_counts_at(r, 2, 0) : prs_route_forwarding_at(r, 3, 0);
 }
 
-/* Relayed rows: those of the node at distance b >= 1, then those for it. */
+/* Relay memory: the rows that came from the node at distance b >= 1, or (out = 1) those for it. */
 PRS_SHARED uint64_t prs_route_relay_at(const struct prs_route *r, uint32_t out, uint32_t b, uint32_t row)
 {
     /* MUTANT(model moe) rows in and rows out are apart: s/out * (r->place.nodes - 1)/0 * out/ */
@@ -246,7 +252,8 @@ PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const int64_t *cho
 
 /* The choices of a token that go to the owner of its lead `lead` (a slot): the lead, then the others by slot. before:
  * what the last call gave, at first `choices`; gives `choices` when there are no more. */
-PRS_SHARED uint32_t prs_route_next_use(const struct prs_route *r, const int64_t *chosen, uint32_t lead, uint32_t before)
+PRS_SHARED uint32_t prs_route_next_target(const struct prs_route *r, const int64_t *chosen, uint32_t lead,
+                                          uint32_t before)
 {
     uint32_t owner = (uint32_t)chosen[lead] / r->experts_per_rank;
     if (before == r->choices)

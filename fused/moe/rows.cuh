@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows on their way: warp 3 pushes this rank's tokens to the others, once each; warp 2 puts what is here in place,
- * expert by expert. One buffer each; neither waits for the product, and pushing waits for nothing, so
- * that no rank can wait in a circle: push -> put in place -> load -> multiply -> store.
+/* Moving rows. Warp 3 pushes this rank's tokens to the others, once each. Warp 2 delivers the rows that are here to
+ * their experts. Each has one buffer. Neither waits for the product, and pushing waits for nothing, so that ranks
+ * cannot wait in a circle: push -> deliver -> load -> multiply -> store.
  *
- * Other nodes. Rows for a node are first copied, in the order in which its ranks compute, to where puts may read them;
- * whoever completes a put's rows puts them to the counterpart there, whoever completes a group's signals it. Then,
- * between own rows for this node, warp 3 gives those that other nodes' counterparts have put here to the ranks of this
- * node, as if their senders had; it waits for them only when all own rows are on their way. */
+ * Other nodes. Rows for a node are first written, in the order in which its ranks compute, to memory that puts may
+ * read. The CTA that completes the rows of a put puts them to the counterpart there; the CTA that completes a group
+ * signals it. Then warp 3 sends its own rows for this node. Between them it forwards the rows that counterparts have
+ * put here to the ranks of this node. It waits for such rows only when all own rows have been sent. */
 #ifndef PERSEUS_FUSED_ROWS_CUH
 #define PERSEUS_FUSED_ROWS_CUH
 
 #include "fused/core/cta.cuh"
 #include "fused/moe/args.h"
-#include "fused/core/far.cuh"
+#include "fused/core/network.cuh"
 
 /* A buffer in shared memory and the barrier that says it is full. */
 struct row_buffer {
@@ -55,26 +55,26 @@ PRS_DEVICE void flag_row(const struct prs_moe_args &args, uint32_t epoch, uint32
     store_release_sys(args.staging_flags[prs_route_neighbour(r, p)] + prs_route_row_flag(r, sender, row), epoch);
 }
 
-/* A row's pieces, one after the other, each to all places; what was copied before is told while the first is fetched.
- */
-template <class Store, class Tell>
-PRS_DEVICE void copy_row_of(struct row_buffer *b, const uint8_t *from, uint32_t row_bytes, Store store, Tell tell)
+/* Writes a row's pieces, one after the other, each to all places; signals the row before while the first is fetched. */
+template <class Store, class Signal>
+PRS_DEVICE void copy_row_of(struct row_buffer *b, const uint8_t *from, uint32_t row_bytes, Store store,
+                            Signal signal_last)
 {
     uint32_t piece = piece_bytes(row_bytes);
     for (uint32_t offset = 0; offset < row_bytes; offset += piece) {
         uint32_t bytes = row_bytes - offset < piece ? row_bytes - offset : piece;
         fetch_piece(b, from + offset, bytes);
         if (offset == 0)
-            tell();
+            signal_last();
         await_piece(b);
         store(offset, bytes);
         bulk_commit();
     }
 }
 
-/* Exactly this epoch: the word of a row, or of a group of rows, may not have been raised for many epochs, so that an
- * old one could pass for a later one after a wrap; and nobody raises it for the next epoch before this rank has begun
- * that. */
+/* Waits until the word is exactly this epoch. The word of a row, or of a group of rows, may not be raised for many
+ * epochs, so that an old value could pass for a later one after a wrap. No rank raises it for the next epoch before
+ * this rank has begun that epoch. */
 PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *flag, uint32_t epoch, uint32_t from,
                             uint32_t index)
 {
@@ -88,7 +88,7 @@ PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *fla
 }
 
 /* ---- warp 3: own rows for this node ---- */
-/* A row that is to be pushed: to the neighbour at distance p, where it is the row'th from here. */
+/* A row to push: row `row` of what this rank sends to the neighbour at distance p. */
 struct pushed_row {
     uint32_t at, p, row, token; /* at: among the positions of all CTAs */
 };
@@ -100,14 +100,14 @@ PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, uint32_t 
     uint32_t others = r->place.local_ranks - 1;
     for (; at < end; at += gridDim.x) {
         uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, 1 + at % others)), row = at / others;
-        if (row < args.head->sent[p])
+        if (row < args.totals->sent[p])
             return {at, p, row, args.sent[(uint64_t)p * r->tokens + row]};
     }
     return {at, 0, 0, 0};
 }
 
-/* Row after row of all destinations in turn, each in the order in which its receiver computes. The next is looked up
- * while one is on its way. pause(until): between two rows, until then. */
+/* Pushes rows to all destinations in turn, to each in the order in which it computes. Looks up the next row while one
+ * is on its way. pause(until) is called between two rows. */
 template <class Pause>
 PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch, Pause pause)
 {
@@ -115,15 +115,15 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
     uint32_t most = 0;
     struct pushed_row now, last = {0, 0, 0, 0};
     int64_t next = 0;
-    auto tell = [&]() {
+    auto signal_last = [&]() {
         if (last.p == 0)
             return;
-        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
+        bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_deliveries(). */
         flag_row(args, epoch, last.p, prs_distance_back(last.p, r->place.world), last.row);
     };
     for (uint32_t q = 1; q < r->place.local_ranks; q++) {
         uint32_t p = prs_place_distance(&r->place, prs_place_neighbour(&r->place, q));
-        most = args.head->sent[p] > most ? args.head->sent[p] : most;
+        most = args.totals->sent[p] > most ? args.totals->sent[p] : most;
     }
     uint32_t end = most * (r->place.local_ranks - 1);
     for (now = find_row(args, blockIdx.x, end); now.at < end;) {
@@ -138,25 +138,24 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
             },
             [&]() {
                 after = find_row(args, now.at + gridDim.x, end);
-                tell();
+                signal_last();
             });
         last = now, now = after;
     }
-    tell();
+    signal_last();
 }
 
 /* ---- warp 3: other nodes ---- */
-/* A row for the node at distance n lies where it is put from. */
+/* A row for the node at distance n has been written to where it is put from. */
 static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n,
                                                   uint32_t row)
 {
     const struct prs_route *r = &args.route;
     const struct prs_moe_far *far = &args.far;
-    uint32_t all = args.head->relayed[n], first = row / r->put * r->put, group = row / r->group;
+    uint32_t all = args.totals->relayed[n], first = row / r->put * r->put, group = row / r->group;
     uint32_t rows = prs_route_piece_rows(row, r->put, all);
     uint32_t puts = prs_ceil_div(prs_route_piece_rows(row, r->group, all), r->put);
     uint32_t peer = prs_place_counterpart(&r->place, n), from = prs_distance_back(n, r->place.nodes);
-    /* Both are ready before the counters are read: put_far() and signal_far() after them made send_rows_far() spill. */
     struct prs_device_put put = {prs_route_relay_at(r, 1, n, first),
                                  prs_route_relay_at(r, 0, from, first),
                                  (uint64_t)rows * r->row_bytes,
@@ -171,55 +170,55 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
     bulk_wait_done<0>();
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * a put only behind all its rows: s/rows/1/ */
-    if (!arrives_last(far->counters + prs_route_put_counter(r, n, row), rows))
+    if (add_acq_rel_gpu(far->counters + prs_route_put_counter(r, n, row), 1) + 1 != rows)
         return;
     network_put(&args.sync, &far->device, put);
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
      * a signal only behind all puts of its group: s/puts/1/ */
-    if (arrives_last(far->counters + prs_route_group_counter(r, n, row), puts))
+    if (add_acq_rel_gpu(far->counters + prs_route_group_counter(r, n, row), 1) + 1 == puts)
         network_signal(&args.sync, &far->device, signal);
 }
 
-/* Own rows for other nodes, all destinations in turn. Nothing that came is handed on meanwhile: memory takes rows ten
- * times as fast as a link, and the ring has room for the commands. */
+/* Own rows for other nodes, all destinations in turn. Nothing is forwarded meanwhile: memory takes rows ten times as
+ * fast as a link, and the command ring has room. */
 PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
     uint32_t others = r->place.nodes - 1, most = 0, last_n = 0, last_row = 0;
-    auto tell = [&]() {
+    auto signal_last = [&]() {
         if (last_n != 0)
             relay_row_out(args, epoch, last_n, last_row);
     };
     for (uint32_t n = 1; n < r->place.nodes; n++)
-        most = args.head->relayed[n] > most ? args.head->relayed[n] : most;
+        most = args.totals->relayed[n] > most ? args.totals->relayed[n] : most;
     for (uint32_t i = blockIdx.x; i < most * others; i += gridDim.x) {
         uint32_t n = 1 + i % others, row = i / others;
-        if (row >= args.head->relayed[n])
+        if (row >= args.totals->relayed[n])
             continue;
         copy_row_of(
             b, args.tokens + (uint64_t)args.far.tokens[n * r->tokens + row] * r->row_bytes, r->row_bytes,
             [&](uint32_t offset, uint32_t bytes) {
                 bulk_store(args.far.relay + prs_route_relay_at(r, 1, n, row) + offset, b->at, bytes);
             },
-            tell);
+            signal_last);
         last_n = n, last_row = row;
     }
-    tell();
+    signal_last();
 }
 
-/* Rows that counterparts put here: which one this CTA hands on next, all nodes in turn, and which was the last, as long
- * as nobody has been told of it. */
+/* Rows that counterparts put here: the one that this CTA forwards next, all nodes in turn, and the last one until it is
+ * flagged at its receivers. */
 struct incoming {
     uint32_t at, end; /* among the positions of all CTAs */
     uint32_t n, row;  /* row `row` of what the node at distance n sends */
     uint32_t last_n;
-    const int32_t *last; /* its note; NULL: all have been told of */
+    const int32_t *last; /* its row of the forwarding table; NULL: it has been flagged */
 };
 
-/* Of the node at distance n: how many rows it sends, padding, then [row][seat] places. */
-PRS_DEVICE const uint32_t *notes_of(const struct prs_moe_args &args, uint32_t epoch, uint32_t n)
+/* The forwarding table from the node at distance n: prs_route_forwarding_at(). */
+PRS_DEVICE const uint32_t *forwarding_of(const struct prs_moe_args &args, uint32_t epoch, uint32_t n)
 {
-    return (const uint32_t *)(args.mail[0] + prs_route_note_at(&args.route, epoch & 1, n));
+    return (const uint32_t *)(args.messages[0] + prs_route_forwarding_at(&args.route, epoch & 1, n));
 }
 
 /* The first from position `at` on that exists; beyond `end` if none does. */
@@ -228,7 +227,7 @@ PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, s
     uint32_t others = args.route.place.nodes - 1;
     for (; in->at < in->end; in->at += gridDim.x) {
         in->n = 1 + in->at % others, in->row = in->at / others;
-        if (in->row < notes_of(args, epoch, in->n)[0])
+        if (in->row < forwarding_of(args, epoch, in->n)[0])
             return;
     }
 }
@@ -237,87 +236,89 @@ PRS_DEVICE struct incoming first_incoming(const struct prs_moe_args &args, uint3
 {
     struct incoming in = {blockIdx.x, 0, 0, 0, 0, NULL};
     for (uint32_t n = 1; n < args.route.place.nodes; n++) {
-        uint32_t rows = notes_of(args, epoch, n)[0];
+        uint32_t rows = forwarding_of(args, epoch, n)[0];
         in.end = rows > in.end ? rows : in.end;
     }
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
-     * the rows of all nodes are handed on: delete */
+     * the rows of all nodes are forwarded: delete */
     in.end *= args.route.place.nodes - 1;
     find_incoming(args, epoch, &in);
     return in;
 }
 
-/* All seats that want a row of the node at distance n: act(their distance, the sender's as they see it, place). */
-template <class Act> PRS_DEVICE void each_receiver(const struct prs_route *r, const int32_t *note, uint32_t n, Act act)
+/* Calls act(distance of the receiver, distance of the sender from there, place) for all ranks of this node that get a
+ * row from the node at distance n; places: its row of the forwarding table. */
+template <class Act>
+PRS_DEVICE void each_receiver(const struct prs_route *r, const int32_t *places, uint32_t n, Act act)
 {
     for (uint32_t local = 0; local < r->place.local_ranks; local++) {
         uint32_t p = prs_route_local(r, local);
         uint32_t sender =
             prs_distance(prs_place_after(&r->place, p), prs_place_counterpart(&r->place, n), r->place.world);
-        if (note[local] != PRS_ROUTE_NOWHERE)
-            act(p, sender, (uint32_t)note[local]);
+        if (places[local] != PRS_ROUTE_NOWHERE)
+            act(p, sender, (uint32_t)places[local]);
     }
 }
 
-PRS_DEVICE void tell_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
+PRS_DEVICE void flag_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
 {
     if (!in->last)
         return;
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
-     * bulk_wait_done before a row that was handed on is told of: delete */
-    bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_items(). */
+     * bulk_wait_done before a row that was forwarded is flagged: delete */
+    bulk_wait_done<0>(); /* the row has landed. Pairs with the acquire in await_deliveries(). */
     each_receiver(&args.route, in->last, in->last_n,
                   [&](uint32_t p, uint32_t sender, uint32_t row) { flag_row(args, epoch, p, sender, row); });
     in->last = NULL;
 }
 
-/* The next row that came, to all ranks of this node that want it, this one too. False: it has not come, or, if this
- * waits for it, there is none. While it has not, nobody is kept waiting for the one before. */
-PRS_DEVICE bool hand_on(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch, struct incoming *in,
-                        bool waits)
+/* Forwards the next row that came to all ranks of this node that get it, this one too. False: it has not come, or, if
+ * this waits for it, there is none. If it has not come, the row before is flagged first. */
+PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch, struct incoming *in,
+                            bool waits)
 {
     const struct prs_route *r = &args.route;
     uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
-    const uint32_t *flag = far_flag(args, word);
+    const uint32_t *flag = (const uint32_t *)(args.far.signals + word);
     if (in->at >= in->end || load_acquire_sys(flag) != epoch) {
         /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
-         * the last row that was handed on is told of: delete */
-        tell_incoming(args, epoch, in);
+         * the last row that was forwarded is flagged: delete */
+        flag_incoming(args, epoch, in);
         if (!waits || in->at >= in->end)
             return false;
     }
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
-     * wait for other nodes' rows that are handed on: delete */
+     * wait for other nodes' rows that are forwarded: delete */
     await_token(args, flag, epoch, prs_place_counterpart(&r->place, in->n), word);
-    const int32_t *note = (const int32_t *)notes_of(args, epoch, in->n) + 4 + in->row * r->place.local_ranks;
+    const int32_t *places = (const int32_t *)forwarding_of(args, epoch, in->n) + 4 + in->row * r->place.local_ranks;
     copy_row_of(
         b, args.far.relay + prs_route_relay_at(r, 0, in->n, in->row), r->row_bytes,
         [&](uint32_t offset, uint32_t bytes) {
-            each_receiver(r, note, in->n, [&](uint32_t p, uint32_t sender, uint32_t place) {
+            each_receiver(r, places, in->n, [&](uint32_t p, uint32_t sender, uint32_t place) {
                 bulk_store(staged_at(args, p, sender, place) + offset, b->at, bytes);
             });
         },
-        [&]() { tell_incoming(args, epoch, in); });
-    in->last = note, in->last_n = in->n;
+        [&]() { flag_incoming(args, epoch, in); });
+    in->last = places, in->last_n = in->n;
     in->at += gridDim.x;
     find_incoming(args, epoch, in);
     return true;
 }
 
-/* Out of line: else the other roles pay in registers. Only the last loop waits for other ranks, when all own rows are
- * on their way. */
+/* Out of line, so that the other roles do not pay in registers. Only the last loop waits for other ranks, when all own
+ * rows have been sent. */
 static __device__ __noinline__ void send_rows_far(const struct prs_moe_args &args, uint8_t *at, uint64_t *full,
                                                   uint32_t epoch)
 {
     struct row_buffer b = {at, full, 0};
-    relay_out(args, &b, epoch); /* first: the slower way */
+    relay_out(args, &b, epoch); /* first, because it is the slower way */
     struct incoming in = first_incoming(args, epoch);
     push_rows(args, &b, epoch, [&](int64_t until) {
-        while (hand_on(args, &b, epoch, &in, false) && clock64() < until)
+        while (forward_row(args, &b, epoch, &in, false) && clock64() < until)
             ;
         sleep_until(until);
     });
-    while (hand_on(args, &b, epoch, &in, true))
+    while (forward_row(args, &b, epoch, &in, true))
         ;
 }
 
@@ -331,33 +332,34 @@ PRS_DEVICE void send_rows(const struct prs_moe_args &args, const struct cta_memo
         push_rows(args, &b, epoch, [](int64_t until) { sleep_until(until); });
 }
 
-/* ---- warp 2 --------------------------------------------------------------------------------------------------------
- * All lanes: each looks up, and waits for, one of the next 32 items, and each copies to, and counts, one of an item's
- * rows. One lane would spend most of its time waiting for answers of a few words. */
-struct placed_item {
-    uint32_t peer, at, uses, place; /* place: among the items */
+/* ---- warp 2 ---- */
+/* All lanes: each looks up one of the next 32 deliveries and waits for its row; each writes, and counts, one target row
+ * of a delivery. One lane would spend most of its time waiting for a few words. */
+struct placed_row {
+    uint32_t peer, at, targets, place; /* place: among the deliveries */
 };
 
-PRS_DEVICE const struct prs_route_item *item_at(const struct prs_moe_args &args, uint32_t place)
+PRS_DEVICE const struct prs_route_delivery *delivery_at(const struct prs_moe_args &args, uint32_t place)
 {
-    return (const struct prs_route_item *)(args.items + (uint64_t)place * prs_route_item_bytes(&args.route));
+    return (const struct prs_route_delivery *)(args.deliveries +
+                                               (uint64_t)place * prs_route_delivery_bytes(&args.route));
 }
 
-/* The word of this lane's item; exactly this epoch: see await_token(). */
-PRS_DEVICE uint32_t item_seen(const struct prs_moe_args &args, uint32_t epoch, const struct placed_item &mine,
-                              uint32_t index)
+/* The word of this lane's delivery; exactly this epoch: see await_token(). */
+PRS_DEVICE uint32_t delivery_seen(const struct prs_moe_args &args, uint32_t epoch, const struct placed_row &mine,
+                                  uint32_t index)
 {
     return mine.peer == 0 ? epoch : load_acquire_sys(args.staging_flags[0] + index);
 }
 
-/* Which of the lanes' items are here, the one of lane `wanted` among them, or waiting was given up. */
-PRS_DEVICE uint32_t await_items(const struct prs_moe_args &args, uint32_t epoch, const struct placed_item &mine,
-                                uint32_t wanted)
+/* Waits until the delivery of lane `wanted` is here. Returns which of the lanes' are, or all when it gave up. */
+PRS_DEVICE uint32_t await_deliveries(const struct prs_moe_args &args, uint32_t epoch, const struct placed_row &mine,
+                                     uint32_t wanted)
 {
     struct wait_clock clock = {0, 0};
     uint32_t index = prs_route_row_flag(&args.route, mine.peer, mine.at);
     for (;;) {
-        uint32_t seen = item_seen(args, epoch, mine, index);
+        uint32_t seen = delivery_seen(args, epoch, mine, index);
         uint32_t here = __ballot_sync(~0u, seen == epoch);
         if ((here >> wanted & 1) != 0)
             return here;
@@ -369,44 +371,44 @@ PRS_DEVICE uint32_t await_items(const struct prs_moe_args &args, uint32_t epoch,
     }
 }
 
-/* The item of lane `wanted`. */
-PRS_DEVICE bool item_is_here(const struct prs_moe_args &args, uint32_t epoch, const struct placed_item &mine,
-                             uint32_t wanted)
+/* The delivery of lane `wanted`. */
+PRS_DEVICE bool delivery_is_here(const struct prs_moe_args &args, uint32_t epoch, const struct placed_row &mine,
+                                 uint32_t wanted)
 {
     uint32_t index = prs_route_row_flag(&args.route, mine.peer, mine.at);
-    bool here = threadIdx.x % 32 == wanted && item_seen(args, epoch, mine, index) == epoch;
+    bool here = threadIdx.x % 32 == wanted && delivery_seen(args, epoch, mine, index) == epoch;
     return __shfl_sync(~0u, here, wanted);
 }
 
-/* Lane u's rows of an item: u, u + 32 and so on. */
+/* Lane u's rows of a delivery: u, u + 32 and so on. */
 template <class Act>
-PRS_DEVICE void each_use(const struct prs_moe_args &args, const struct placed_item &item, uint32_t row, Act act)
+PRS_DEVICE void each_target(const struct prs_moe_args &args, const struct placed_row &delivery, uint32_t row, Act act)
 {
     uint32_t lane = threadIdx.x % 32;
-    if (lane < item.uses)
+    if (lane < delivery.targets)
         act(row);
-    for (uint32_t u = lane + 32; u < item.uses; u += 32)
-        act(item_at(args, item.place)->row[u]);
+    for (uint32_t u = lane + 32; u < delivery.targets; u += 32)
+        act(delivery_at(args, delivery.place)->row[u]);
 }
 
-/* The rows of an item are in place. */
-PRS_DEVICE void tell_item(const struct prs_moe_args &args, const struct placed_item &item, uint32_t row)
+/* Counts a delivery when its rows are in place. */
+PRS_DEVICE void count_delivery(const struct prs_moe_args &args, const struct placed_row &delivery, uint32_t row)
 {
-    if (threadIdx.x % 32 >= item.uses)
+    if (threadIdx.x % 32 >= delivery.targets)
         return;
     bulk_wait_done<0>();
-    fence_release_gpu(); /* R6: one fence for a lane's rows. Pairs with A1 in await_block(). */
-    each_use(args, item, row, [&](uint32_t r) { add_relaxed_gpu(args.ready + r / PRS_TILE_M, 1); });
+    fence_release_gpu(); /* [delivered-rows]: one fence for a lane's rows, before the counts in await_block() */
+    each_target(args, delivery, row, [&](uint32_t r) { add_relaxed_gpu(args.ready + r / PRS_TILE_M, 1); });
 }
 
-/* One item: to all its rows, piece by piece; the one before is told of while the first piece is fetched. */
-PRS_DEVICE void place_item(const struct prs_moe_args &args, struct row_buffer *b, const struct placed_item &item,
-                           uint32_t row, const struct placed_item &last, uint32_t last_row)
+/* One delivery: to all its rows, piece by piece; the one before is flagged while the first piece is fetched. */
+PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *b, const struct placed_row &delivery,
+                            uint32_t row, const struct placed_row &last, uint32_t last_row)
 {
     const struct prs_route *r = &args.route;
     uint32_t piece = piece_bytes(r->row_bytes);
-    const uint8_t *from = item.peer != 0 ? args.staging[0] + prs_route_staging_at(r, item.peer, item.at)
-                                         : args.tokens + (uint64_t)item.at * r->row_bytes;
+    const uint8_t *from = delivery.peer != 0 ? args.staging[0] + prs_route_staging_at(r, delivery.peer, delivery.at)
+                                             : args.tokens + (uint64_t)delivery.at * r->row_bytes;
     for (uint32_t offset = 0; offset < r->row_bytes; offset += piece) {
         uint32_t bytes = r->row_bytes - offset < piece ? r->row_bytes - offset : piece;
         bulk_wait_read<0>();
@@ -416,51 +418,51 @@ PRS_DEVICE void place_item(const struct prs_moe_args &args, struct row_buffer *b
             bulk_load(b->at, from + offset, bytes, b->full);
         }
         if (offset == 0)
-            tell_item(args, last, last_row);
+            count_delivery(args, last, last_row);
         await_piece(b);
-        __syncwarp(); /* a lane that looks only when the buffer was filled anew would take that phase for an older one
-                       */
-        each_use(args, item, row,
-                 [&](uint32_t to) { bulk_store(args.row_bytes + (uint64_t)to * r->row_bytes + offset, b->at, bytes); });
+        __syncwarp(); /* a late lane would take the phase of the next use for this one */
+        each_target(args, delivery, row, [&](uint32_t to) {
+            bulk_store(args.row_bytes + (uint64_t)to * r->row_bytes + offset, b->at, bytes);
+        });
         bulk_commit();
     }
 }
 
-/* What is here was sorted by the expert that needs it first, and all CTAs take turns: the first blocks are complete
+/* Deliveries are sorted by the expert that needs them first, and all CTAs take turns: so the first blocks are complete
  * first. */
 template <class E>
 PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_memory &m, uint32_t epoch)
 {
     struct row_buffer b = {m.base + PRS_SMEM_PUSH + PRS_PUSH_BYTES, &m.pushed[1], 0};
-    uint32_t items = args.head->items, lane = threadIdx.x % 32, last_row = 0;
-    struct placed_item last = {0, 0, 0, 0};
-    for (uint32_t first = blockIdx.x; first < items; first += 32 * gridDim.x) {
-        struct placed_item mine = {0, 0, 0, first + lane * gridDim.x};
+    uint32_t deliveries = args.totals->deliveries, lane = threadIdx.x % 32, last_row = 0;
+    struct placed_row last = {0, 0, 0, 0};
+    for (uint32_t first = blockIdx.x; first < deliveries; first += 32 * gridDim.x) {
+        struct placed_row mine = {0, 0, 0, first + lane * gridDim.x};
         uint32_t here = 0;
-        if (mine.place < items) {
-            const struct prs_route_item *item = item_at(args, mine.place);
-            mine.peer = item->peer, mine.at = item->at, mine.uses = item->uses;
+        if (mine.place < deliveries) {
+            const struct prs_route_delivery *delivery = delivery_at(args, mine.place);
+            mine.peer = delivery->peer, mine.at = delivery->at, mine.targets = delivery->targets;
         }
-        for (uint32_t k = 0; k < 32 && first + k * gridDim.x < items; k++) {
-            struct placed_item item = {__shfl_sync(~0u, mine.peer, k), __shfl_sync(~0u, mine.at, k),
-                                       __shfl_sync(~0u, mine.uses, k), first + k * gridDim.x};
-            uint32_t row = lane < item.uses ? item_at(args, item.place)->row[lane] : 0;
+        for (uint32_t k = 0; k < 32 && first + k * gridDim.x < deliveries; k++) {
+            struct placed_row delivery = {__shfl_sync(~0u, mine.peer, k), __shfl_sync(~0u, mine.at, k),
+                                          __shfl_sync(~0u, mine.targets, k), first + k * gridDim.x};
+            uint32_t row = lane < delivery.targets ? delivery_at(args, delivery.place)->row[lane] : 0;
             if ((here >> k & 1) == 0) {
-                if (E::far && !item_is_here(args, epoch, mine, k)) {
-                    tell_item(args, last, last_row); /* between nodes the next row may be long in coming */
+                if (E::far && !delivery_is_here(args, epoch, mine, k)) {
+                    count_delivery(args, last, last_row); /* between nodes the next row may take long to come */
                     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
-                     * an item that was told of is not told of again: delete */
-                    last.uses = 0;
+                     * a delivery that was counted is not counted again: delete */
+                    last.targets = 0;
                 }
-                here = await_items(args, epoch, mine, k);
+                here = await_deliveries(args, epoch, mine, k);
                 __syncwarp();
                 fence_async_global(); /* flags were read by ordinary loads, rows are read by the copy engine */
             }
-            place_item(args, &b, item, row, last, last_row);
-            last = item, last_row = row;
+            deliver_row(args, &b, delivery, row, last, last_row);
+            last = delivery, last_row = row;
         }
     }
-    tell_item(args, last, last_row);
+    count_delivery(args, last, last_row);
 }
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which unit comes next, for a list whose units take different times: the first CTA of a cluster takes it from a
- * counter that all clusters share, and tells every role of every CTA of the cluster through a ring of two slots: its
- * own by a store (compute-sanitizer takes a copy to oneself for one out of bounds), the other by a copy that completes
- * on the barrier there. */
+/* Which unit comes next, for a list whose units take different times. The first CTA of a cluster takes it from a
+ * counter that all clusters share, and passes it to every role of every CTA of the cluster through two slots: to its
+ * own roles by a store (compute-sanitizer reports a copy to the own CTA as out of bounds), to the other CTA by a copy
+ * that completes on the barrier there. */
 #ifndef PERSEUS_FUSED_UNITS_CUH
 #define PERSEUS_FUSED_UNITS_CUH
 
@@ -11,15 +11,15 @@
 
 enum { UNIT_SLOTS = 2, UNIT_BYTES = 16, UNIT_READERS = CONSUMER_WARPS + 2 /* the loading and the storing warp */ };
 
-/* Behind the barriers of cta.cuh. */
+/* In shared memory after the barriers of cta.cuh. */
 struct unit_memory {
     uint64_t *full, *empty; /* empty: the first CTA's is used */
     uint8_t *slot;          /* 16 bytes each, of which the first 4 are the unit */
     uint8_t *out;           /* what the first CTA sends */
 };
 
-/* Where one role is in the ring. */
-struct unit_ring {
+/* How many units one role has taken. */
+struct unit_pipeline {
     uint32_t taken;
 };
 
@@ -35,7 +35,7 @@ PRS_DEVICE struct unit_memory unit_memory_map(const struct cta_memory &m)
 static_assert((2 * PRS_STAGES + 4 + 4 + PRS_PUSH_SLOTS + 2 * UNIT_SLOTS) * 8 + 2 * UNIT_SLOTS * UNIT_BYTES <=
                       PRS_SMEM_BYTES - PRS_SMEM_BARRIERS &&
                   (2 * PRS_STAGES + 4 + 4 + PRS_PUSH_SLOTS + 2 * UNIT_SLOTS) * 8 % UNIT_BYTES == 0,
-              "barriers and slots fit behind the store buffers");
+              "barriers and slots fit after the store buffers");
 
 template <class E> PRS_DEVICE void unit_memory_init(const struct unit_memory &u)
 {
@@ -45,10 +45,10 @@ template <class E> PRS_DEVICE void unit_memory_init(const struct unit_memory &u)
     }
 }
 
-/* One thread of the loading warp, in every CTA, before it takes the unit itself. */
+/* By one thread of the loading warp in every CTA, before it takes the unit itself. */
 template <class E>
-PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_memory &u, const struct cta_place &at,
-                           const struct unit_ring &ring)
+PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_memory &u, const struct cta_position &at,
+                           const struct unit_pipeline &ring)
 {
     uint32_t slot = ring.taken % UNIT_SLOTS, phase = ring.taken / UNIT_SLOTS & 1, unit;
     if (at.rank != 0) {
@@ -68,7 +68,7 @@ PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_me
 }
 
 /* Reader: a whole warp, or one thread when it is its warp's only one. */
-PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_ring *ring, bool whole_warp)
+PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_pipeline *ring, bool whole_warp)
 {
     uint32_t slot = ring->taken % UNIT_SLOTS, phase = ring->taken / UNIT_SLOTS & 1, unit;
     mbarrier_wait(&u.full[slot], phase);
@@ -81,10 +81,10 @@ PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_ring *rin
     return unit;
 }
 
-/* One thread per CTA, last thing: the next launch begins anew. */
+/* One thread per CTA, at its end: the next launch counts from 0 again. */
 PRS_DEVICE void units_restart(const struct prs_moe_args &args)
 {
-    if (!arrives_last(args.next + 1, gridDim.x))
+    if (add_acq_rel_gpu(args.next + 1, 1) + 1 != gridDim.x)
         return;
     *(volatile uint32_t *)args.next = 0;
     *(volatile uint32_t *)(args.next + 1) = 0;

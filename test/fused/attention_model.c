@@ -261,7 +261,8 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
         for (uint32_t distance = 1; distance < s->place.world; distance++) {
             watch_dawdle(&c->random[1]);
             /* MUTANT(model copied) a flag stays behind its rows:
-             * s/copy_group/watch_raise(&c->model->ranks[neighbour(s, s->place.world - distance)].arrivals[prs_attention_copied(s, distance, group)], epoch), copy_group/ */
+             * s/copy_group/watch_raise(&c->model->ranks[neighbour(s, s->place.world -
+             * distance)].arrivals[prs_attention_copied(s, distance, group)], epoch), copy_group/ */
             copy_group(c, epoch, group, distance);
         }
     return true;

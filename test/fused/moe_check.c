@@ -101,7 +101,7 @@ static void add_traffic(struct rank *me, uint32_t epoch)
         if (peer / r->place.local_ranks == r->place.node)
             continue;
         me->puts++, me->signals++;
-        me->words += prs_route_record_at(r, 0, 0, tokens_for(epoch, r->place.rank, peer * LOCAL, LOCAL)) / 4;
+        me->words += prs_route_entry_at(r, 0, 0, tokens_for(epoch, r->place.rank, peer * LOCAL, LOCAL)) / 4;
     }
     for (uint32_t node = 0; node < r->place.nodes; node++) {
         uint32_t tokens =
@@ -127,9 +127,9 @@ static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
     struct rank *me = &m->ranks[rank];
     bool far = false;
     for (uint32_t i = 0; i < me->item_count; i++) {
-        bool crosses = prs_route_node_of(&me->r, me->items[i]->peer) != 0;
+        bool crosses = prs_route_node_of(&me->r, me->deliveries[i]->peer) != 0;
         if (far && !crosses)
-            watch_fail(&m->watch, "item behind one of another node", rank, i, rank, epoch, me->items[i]->at);
+            watch_fail(&m->watch, "delivery behind one of another node", rank, i, rank, epoch, me->deliveries[i]->at);
         far = crosses;
     }
     for (uint32_t e = 0; e < LOCAL && me->r.place.nodes > 1 && !me->refused; e++) {

@@ -65,12 +65,12 @@ static void init_rank(struct rank *me, uint32_t rank, const struct model_run *ru
     prs_place_init(&r.place, rank, WORLD, run->nodes);
     me->r = r;
     cr_assert(prs_route_relay_word(&r, r.place.nodes, 0) <= NIC_WORDS);
-    me->mail = calloc(1, prs_route_mail_bytes(&r));
+    me->messages = calloc(1, prs_route_messages_bytes(&r));
     for (uint32_t i = 0; i < WORLD * TOKENS; i++)
-        me->items[i] = calloc(1, prs_route_item_bytes(&r));
+        me->deliveries[i] = calloc(1, prs_route_delivery_bytes(&r));
     /* As they would stand after FIRST_EPOCH launches; rows have not been sent for as long as can be. */
     for (uint32_t p = 0; p < WORLD; p++)
-        me->mail_flags[p] = me->signal[p] = FIRST_EPOCH;
+        me->message_flags[p] = me->signal[p] = FIRST_EPOCH;
     me->met = FIRST_EPOCH * 2 * CTAS;
     me->epoch = FIRST_EPOCH;
     model_make_input(me, FIRST_EPOCH + 1);
@@ -106,9 +106,9 @@ struct model *model_run(const struct model_run *run)
 void model_close(struct model *m)
 {
     for (uint32_t r = 0; r < WORLD; r++) {
-        free(m->ranks[r].mail);
+        free(m->ranks[r].messages);
         for (uint32_t i = 0; i < WORLD * TOKENS; i++)
-            free(m->ranks[r].items[i]);
+            free(m->ranks[r].deliveries[i]);
     }
     free(m);
 }

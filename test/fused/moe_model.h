@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The protocol of MoE dispatch on threads, as model.h is for the matrix products: fused/moe/route.h with one word in place
- * of each row. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer sees a
- * wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which together also
- * run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before the epoch
- * wraps. Between nodes a rank also has a NIC (nic.h). Choices are anew in every epoch: even, all to one expert, half of
- * the experts empty, a node without any, ranks without tokens. */
+/* The protocol of MoE dispatch on threads, as model.h is for the matrix products: fused/moe/route.h with one word in
+ * place of each row. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer
+ * sees a wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which together
+ * also run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before the
+ * epoch wraps. Between nodes a rank also has a NIC (nic.h). Choices are anew in every epoch: even, all to one expert,
+ * half of the experts empty, a node without any, ranks without tokens. */
 #ifndef TEST_FUSED_MOE_MODEL_H
 #define TEST_FUSED_MOE_MODEL_H
 
@@ -23,10 +23,10 @@ struct rank {
     uint32_t chunks[CTAS][EXPERTS][3]; /* choices, leads, relay leads */
     uint32_t sent[WORLD][TOKENS], sent_count[WORLD];
     uint32_t relayed[WORLD][TOKENS], relayed_count[WORLD]; /* [distance of the node] */
-    uint8_t *mail;
+    uint8_t *messages;
     uint32_t staging[(WORLD - 1) * TOKENS];
     uint32_t relay[2 * (WORLD - 1) * TOKENS];
-    struct prs_route_item *items[WORLD * TOKENS]; /* each of prs_route_item_bytes() */
+    struct prs_route_delivery *deliveries[WORLD * TOKENS]; /* each of prs_route_delivery_bytes() */
     struct prs_moe_expert_rows experts[LOCAL];
     uint32_t near[LOCAL]; /* blocks */
     struct prs_moe_row map[ROWS];
@@ -35,7 +35,7 @@ struct rank {
     uint32_t refusals;
     uint64_t puts, signals, words; /* that should have gone to other nodes so far */
     /* atomic */
-    uint32_t mail_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
+    uint32_t message_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
     uint32_t signal[NIC_WORDS], counters[2 * (WORLD - 1) * TOKENS];
     uint32_t met, routed, exits, epoch, next;
     uint32_t early; /* rows of other nodes that were handed on before all own ones were on their way */

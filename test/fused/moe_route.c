@@ -42,12 +42,12 @@ static void count_choices(struct rank *me, uint32_t cta, struct numbers *n)
 }
 
 /* Into the peer's inbox, or, on another node, into what is put there. */
-static uint8_t *mail_to(struct model *m, struct rank *me, uint32_t bank, uint32_t p)
+static uint8_t *message_to(struct model *m, struct rank *me, uint32_t bank, uint32_t p)
 {
     const struct prs_route *r = &me->r;
     if (prs_route_node_of(r, p) != 0)
-        return me->mail + prs_route_outbox_at(r, p);
-    return m->ranks[prs_place_after(&r->place, p)].mail +
+        return me->messages + prs_route_outgoing_at(r, p);
+    return m->ranks[prs_place_after(&r->place, p)].messages +
            prs_route_counts_at(r, bank, prs_distance_back(p, r->place.world));
 }
 
@@ -65,7 +65,7 @@ static void place_leads(struct model *m, struct rank *me, uint32_t bank, uint32_
     const struct prs_route *r = &me->r;
     for (uint32_t owner = 0; owner < WORLD; owner++) {
         uint32_t p = (owner + WORLD - r->place.rank) % WORLD, leads = 0;
-        uint32_t *counts = (uint32_t *)mail_to(m, me, bank, p);
+        uint32_t *counts = (uint32_t *)message_to(m, me, bank, p);
         for (uint32_t e = owner * LOCAL; e < (owner + 1) * LOCAL; e++) {
             at->first_index[e] = chunks_before(me, e, 0, cta);
             at->first_lead[e] = leads + chunks_before(me, e, 1, cta);
@@ -94,38 +94,40 @@ static void place_relay_leads(struct rank *me, uint32_t cta, struct places *at)
         if (cta != 0)
             continue;
         me->relayed_count[b] = leads;
-        *(uint32_t *)(me->mail + prs_route_note_at(r, 2, b)) = leads;
+        *(uint32_t *)(me->messages + prs_route_forwarding_at(r, 2, b)) = leads;
     }
 }
 
-static void send_record(struct model *m, struct rank *me, uint32_t bank, uint32_t token, uint32_t slot,
-                        const struct places *at, const struct numbers *n)
+static void send_entry(struct model *m, struct rank *me, uint32_t bank, uint32_t token, uint32_t slot,
+                       const struct places *at, const struct numbers *n)
 {
     const struct prs_route *r = &me->r;
-    uint32_t expert = (uint32_t)me->chosen[token][slot], p = (expert / LOCAL + WORLD - r->place.rank) % WORLD, uses = 0;
+    uint32_t expert = (uint32_t)me->chosen[token][slot], p = (expert / LOCAL + WORLD - r->place.rank) % WORLD,
+             targets = 0;
     uint32_t place = at->first_lead[expert] + n->lead[token][slot];
-    struct prs_route_head *head =
-        (struct prs_route_head *)(mail_to(m, me, bank, p) + prs_route_record_at(r, 0, 0, place));
-    struct prs_route_use *use = (struct prs_route_use *)(head + 1);
-    for (uint32_t j = prs_route_next_use(r, me->chosen[token], slot, CHOICES); j < CHOICES;
-         j = prs_route_next_use(r, me->chosen[token], slot, j)) {
+    struct prs_route_entry *head =
+        (struct prs_route_entry *)(message_to(m, me, bank, p) + prs_route_entry_at(r, 0, 0, place));
+    struct prs_route_target *use = (struct prs_route_target *)(head + 1);
+    for (uint32_t j = prs_route_next_target(r, me->chosen[token], slot, CHOICES); j < CHOICES;
+         j = prs_route_next_target(r, me->chosen[token], slot, j)) {
         uint32_t e = (uint32_t)me->chosen[token][j], bits = model_weight_bits(token, j);
-        struct prs_route_use u = {e % LOCAL, j, at->first_index[e] + n->index[token][j], 0};
+        struct prs_route_target u = {e % LOCAL, j, at->first_index[e] + n->index[token][j], 0};
         memcpy(&u.weight, &bits, sizeof(bits));
-        use[uses++] = u;
+        use[targets++] = u;
     }
-    head->token = token, head->uses = uses;
+    head->token = token, head->targets = targets;
     me->sent[p][place] = token;
 }
 
 /* Where the token is at every seat of the node. */
-static void write_note(struct rank *me, uint32_t token, uint32_t slot, const struct places *at, const struct numbers *n)
+static void write_forwarding(struct rank *me, uint32_t token, uint32_t slot, const struct places *at,
+                             const struct numbers *n)
 {
     const struct prs_route *r = &me->r;
     uint32_t expert = (uint32_t)me->chosen[token][slot], node = expert / LOCAL / r->place.local_ranks;
     uint32_t b = (node + r->place.nodes - r->place.node) % r->place.nodes,
              row = at->first_relay[expert] + n->relay[token][slot];
-    int32_t *note = (int32_t *)(me->mail + prs_route_note_at(r, 2, b) + 16) + row * r->place.local_ranks;
+    int32_t *note = (int32_t *)(me->messages + prs_route_forwarding_at(r, 2, b) + 16) + row * r->place.local_ranks;
     me->relayed[b][row] = token;
     /* MUTANT(model moe) notes name every local rank: s/local_ranks/local_ranks - 1/ */
     for (uint32_t seat = 0; seat < r->place.local_ranks; seat++)
@@ -151,23 +153,23 @@ static void send_all(struct cta *c, uint32_t bank, const struct numbers *n)
             if (code == PRS_ROUTE_NONE)
                 continue;
             if ((code & PRS_ROUTE_LEAD) != 0)
-                send_record(c->model, me, bank, t, j, &at, n);
+                send_entry(c->model, me, bank, t, j, &at, n);
             if ((code & PRS_ROUTE_RELAY) != 0)
-                write_note(me, t, j, &at, n);
+                write_forwarding(me, t, j, &at, n);
         }
 }
 
 static void put(struct rank *me, struct rank *to, uint64_t from_at, uint64_t to_at, uint64_t bytes, uint32_t group)
 {
-    nic_post(&me->nic, &(struct nic_command){.to = (uint32_t *)(to->mail + to_at),
-                                             .from = (const uint32_t *)(me->mail + from_at),
+    nic_post(&me->nic, &(struct nic_command){.to = (uint32_t *)(to->messages + to_at),
+                                             .from = (const uint32_t *)(me->messages + from_at),
                                              .words = (uint32_t)(bytes / 4),
                                              .peer = to->r.place.rank,
                                              .group = group});
 }
 
 /* For each rank of other nodes one put and one signal, and the counterparts' notes. */
-static void put_mail(struct model *m, struct rank *me, uint32_t epoch)
+static void put_messages(struct model *m, struct rank *me, uint32_t epoch)
 {
     const struct prs_route *r = &me->r;
     for (uint32_t p = 1; p < WORLD; p++) {
@@ -175,10 +177,11 @@ static void put_mail(struct model *m, struct rank *me, uint32_t epoch)
         struct rank *peer = &m->ranks[prs_place_after(&r->place, p)];
         if (b == 0)
             continue;
-        put(me, peer, prs_route_outbox_at(r, p), prs_route_counts_at(r, bank, from),
-            prs_route_record_at(r, 0, 0, me->sent_count[p]), p);
+        put(me, peer, prs_route_outgoing_at(r, p), prs_route_counts_at(r, bank, from),
+            prs_route_entry_at(r, 0, 0, me->sent_count[p]), p);
         if (peer->r.place.rank == prs_place_counterpart(&r->place, b))
-            put(me, peer, prs_route_note_at(r, 2, b), prs_route_note_at(r, bank, prs_distance_back(b, r->place.nodes)),
+            put(me, peer, prs_route_forwarding_at(r, 2, b),
+                prs_route_forwarding_at(r, bank, prs_distance_back(b, r->place.nodes)),
                 16 + (me->relayed_count[b] * r->place.local_ranks * 4ull + 15) / 16 * 16, p);
         nic_post(&me->nic, &(struct nic_command){
                                .to = &peer->signal[from], .value = epoch, .peer = peer->r.place.rank, .group = p});
@@ -188,8 +191,8 @@ static void put_mail(struct model *m, struct rank *me, uint32_t epoch)
 /* ---- receive ---- */
 struct tables {
     uint32_t row_base[WORLD][LOCAL], lead_base[WORLD][LOCAL], lead_first[WORLD][LOCAL], sent[WORLD];
-    uint32_t rows[LOCAL], near[LOCAL], first_block[LOCAL], first_item[2][LOCAL], blocks,
-        items; /* [1]: of other nodes */
+    uint32_t rows[LOCAL], near[LOCAL], first_block[LOCAL], first_delivery[2][LOCAL], blocks,
+        deliveries; /* [1]: of other nodes */
 };
 
 static void receive_counts(const struct rank *me, uint32_t bank, struct tables *t)
@@ -199,42 +202,43 @@ static void receive_counts(const struct rank *me, uint32_t bank, struct tables *
         t->first_block[e] = t->blocks;
         for (uint32_t i = 0; i < WORLD; i++) {
             uint32_t p = prs_route_sender(&me->r, i);
-            const uint32_t *counts = (const uint32_t *)(me->mail + prs_route_counts_at(&me->r, bank, p));
+            const uint32_t *counts = (const uint32_t *)(me->messages + prs_route_counts_at(&me->r, bank, p));
             t->row_base[p][e] = t->rows[e];
             t->lead_first[p][e] = t->sent[p];
             t->rows[e] += counts[e * 2];
             t->sent[p] += counts[e * 2 + 1];
         }
-        /* MUTANT(model moe) the own node's rows end with the first of another's: s/r.place.local_ranks/r.place.local_ranks - 1/ */
+        /* MUTANT(model moe) the own node's rows end with the first of another's:
+         * s/r.place.local_ranks/r.place.local_ranks - 1/ */
         t->near[e] =
             me->r.place.nodes == 1 ? t->rows[e] : t->row_base[prs_route_sender(&me->r, me->r.place.local_ranks)][e];
         t->blocks += prs_ceil_div(t->rows[e], PRS_TILE_M);
     }
     for (uint32_t far = 0; far < 2; far++)
         for (uint32_t e = 0; e < LOCAL; e++) {
-            t->first_item[far][e] = t->items;
+            t->first_delivery[far][e] = t->deliveries;
             for (uint32_t i = far ? me->r.place.local_ranks : 0; i < (far ? WORLD : me->r.place.local_ranks); i++) {
                 uint32_t p = prs_route_sender(&me->r, i);
-                t->lead_base[p][e] = t->items - t->first_item[far][e];
-                t->items += ((const uint32_t *)(me->mail + prs_route_counts_at(&me->r, bank, p)))[e * 2 + 1];
+                t->lead_base[p][e] = t->deliveries - t->first_delivery[far][e];
+                t->deliveries += ((const uint32_t *)(me->messages + prs_route_counts_at(&me->r, bank, p)))[e * 2 + 1];
             }
         }
 }
 
-static void receive_record(struct rank *me, uint32_t bank, const struct tables *t, uint32_t p, uint32_t i)
+static void receive_entry(struct rank *me, uint32_t bank, const struct tables *t, uint32_t p, uint32_t i)
 {
-    const struct prs_route_head *head =
-        (const struct prs_route_head *)(me->mail + prs_route_record_at(&me->r, bank, p, i));
-    const struct prs_route_use *use = (const struct prs_route_use *)(head + 1);
+    const struct prs_route_entry *head =
+        (const struct prs_route_entry *)(me->messages + prs_route_entry_at(&me->r, bank, p, i));
+    const struct prs_route_target *use = (const struct prs_route_target *)(head + 1);
     uint32_t lead = use[0].expert;
-    /* MUTANT(model moe) items of other nodes come last: s/prs_route_node_of(&me->r, p) !=// */
-    uint32_t first = t->first_item[prs_route_node_of(&me->r, p) != 0][lead];
-    struct prs_route_item *item = me->items[first + t->lead_base[p][lead] + i - t->lead_first[p][lead]];
-    item->peer = p, item->at = p == 0 ? head->token : i, item->uses = head->uses;
-    for (uint32_t u = 0; u < head->uses; u++) {
+    /* MUTANT(model moe) deliveries of other nodes come last: s/prs_route_node_of(&me->r, p) !=// */
+    uint32_t first = t->first_delivery[prs_route_node_of(&me->r, p) != 0][lead];
+    struct prs_route_delivery *delivery = me->deliveries[first + t->lead_base[p][lead] + i - t->lead_first[p][lead]];
+    delivery->peer = p, delivery->at = p == 0 ? head->token : i, delivery->targets = head->targets;
+    for (uint32_t u = 0; u < head->targets; u++) {
         uint32_t e = use[u].expert, row = t->first_block[e] * PRS_TILE_M + t->row_base[p][e] + use[u].index;
         struct prs_moe_row x = {(me->r.place.rank + p) % WORLD, head->token, use[u].slot, use[u].weight};
-        item->row[u] = row;
+        delivery->row[u] = row;
         me->map[row] = x;
     }
 }
@@ -244,7 +248,7 @@ static bool await_routes(struct cta *c, uint32_t epoch)
     struct rank *me = &c->model->ranks[c->rank];
     /* MUTANT(model moe) other nodes' routes are awaited: s/WORLD/2/ */
     for (uint32_t p = 0; p < WORLD; p++) {
-        const uint32_t *flag = prs_route_node_of(&me->r, p) != 0 ? &me->signal[p] : &me->mail_flags[p];
+        const uint32_t *flag = prs_route_node_of(&me->r, p) != 0 ? &me->signal[p] : &me->message_flags[p];
         if (!watch_wait(&c->model->watch, flag, epoch, "counts of the peer at distance", c->rank, p,
                         prs_place_after(&me->r.place, p)))
             return false;
@@ -260,7 +264,7 @@ static void receive(struct cta *c, uint32_t bank)
     if (c->index == 0) {
         me->refused = t.blocks > me->r.blocks;
         me->blocks = me->refused ? 0 : t.blocks;
-        me->item_count = me->refused ? 0 : t.items;
+        me->item_count = me->refused ? 0 : t.deliveries;
         for (uint32_t e = 0; e < LOCAL; e++)
             me->experts[e].first_row = t.first_block[e] * PRS_TILE_M, me->experts[e].rows = t.rows[e],
             me->near[e] = prs_route_near_blocks(&me->r, e, &me->experts[e], t.near[e]);
@@ -269,7 +273,7 @@ static void receive(struct cta *c, uint32_t bank)
     }
     for (uint32_t p = 0; p < WORLD && t.blocks <= me->r.blocks; p++)
         for (uint32_t i = c->index; i < t.sent[p]; i += CTAS)
-            receive_record(me, bank, &t, p, i);
+            receive_entry(me, bank, &t, p, i);
 }
 
 /* The last CTA to have sent tells all ranks. */
@@ -293,9 +297,9 @@ bool model_route(struct cta *c, uint32_t epoch)
         for (uint32_t p = 0; p < WORLD; p++)
             if (prs_route_node_of(r, p) == 0)
                 watch_raise(
-                    &c->model->ranks[prs_place_after(&r->place, p)].mail_flags[prs_distance_back(p, r->place.world)],
+                    &c->model->ranks[prs_place_after(&r->place, p)].message_flags[prs_distance_back(p, r->place.world)],
                     epoch);
-        put_mail(c->model, me, epoch);
+        put_messages(c->model, me, epoch);
     }
     if (!await_routes(c, epoch))
         return false;

@@ -73,10 +73,11 @@ static void give_row(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row, bo
     struct rank *me = &c->model->ranks[c->rank];
     const struct prs_route *r = &me->r;
     const int32_t *note =
-        (const int32_t *)(me->mail + prs_route_note_at(r, epoch & 1, n) + 16) + row * r->place.local_ranks;
+        (const int32_t *)(me->messages + prs_route_forwarding_at(r, epoch & 1, n) + 16) + row * r->place.local_ranks;
     for (uint32_t seat = 0; seat < r->place.local_ranks; seat++) {
         uint32_t p = prs_route_local(r, seat), at = (uint32_t)note[seat];
-        /* MUTANT(model moe) the sender is far from each seat as it says: s/prs_place_after(&r->place, p)/r->place.rank/ */
+        /* MUTANT(model moe) the sender is far from each seat as it says:
+         * s/prs_place_after(&r->place, p)/r->place.rank/ */
         uint32_t sender =
             (prs_place_counterpart(&r->place, n) + r->place.world - prs_place_after(&r->place, p)) % r->place.world;
         struct rank *to = &c->model->ranks[prs_place_after(&r->place, p)];
@@ -99,7 +100,7 @@ struct incoming {
 
 static uint32_t rows_from(const struct rank *me, uint32_t epoch, uint32_t n)
 {
-    return *(const uint32_t *)(me->mail + prs_route_note_at(&me->r, epoch & 1, n));
+    return *(const uint32_t *)(me->messages + prs_route_forwarding_at(&me->r, epoch & 1, n));
 }
 
 static void find_incoming(const struct rank *me, uint32_t epoch, struct incoming *in)
@@ -111,7 +112,7 @@ static void find_incoming(const struct rank *me, uint32_t epoch, struct incoming
     }
 }
 
-static void tell_incoming(struct cta *c, uint32_t epoch, struct incoming *in)
+static void flag_incoming(struct cta *c, uint32_t epoch, struct incoming *in)
 {
     if (in->last_n != 0)
         give_row(c, epoch, in->last_n, in->last_row, true);
@@ -126,7 +127,7 @@ static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool wai
     uint32_t word = prs_route_relay_word(r, in->n, in->row / r->group);
     if (in->at >= in->end || watch_load(&me->signal[word]) != epoch) {
         /* MUTANT(model moe) nobody waits for a row while the next one is awaited: delete */
-        tell_incoming(c, epoch, in);
+        flag_incoming(c, epoch, in);
         if (!waits || in->at >= in->end)
             return false;
         if (in->last_n != 0)
@@ -139,7 +140,7 @@ static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool wai
         return false;
     watch_dawdle(&c->random);
     /* MUTANT(model moe) each row that is handed on is told of: delete */
-    tell_incoming(c, epoch, in);
+    flag_incoming(c, epoch, in);
     /* MUTANT(model moe) a row is told of when it has been handed on: delete */
     give_row(c, epoch, in->n, in->row, false);
     in->last_n = in->n, in->last_row = in->row;
@@ -194,49 +195,49 @@ bool model_send_rows(struct cta *c, uint32_t epoch)
 }
 
 /* ---- warp 2 ---- */
-static void put_in_place(struct rank *me, const struct prs_route_item *item, uint32_t value)
+static void put_in_place(struct rank *me, const struct prs_route_delivery *delivery, uint32_t value)
 {
-    for (uint32_t u = 0; u < item->uses; u++)
-        me->rows[item->row[u]] = value;
+    for (uint32_t u = 0; u < delivery->targets; u++)
+        me->rows[delivery->row[u]] = value;
 }
 
-static void tell_item(struct rank *me, const struct prs_route_item **last)
+static void count_delivery(struct rank *me, const struct prs_route_delivery **last)
 {
-    for (uint32_t u = 0; *last && u < (*last)->uses; u++)
+    for (uint32_t u = 0; *last && u < (*last)->targets; u++)
         watch_add(&me->ready[(*last)->row[u] / PRS_TILE_M]);
     *last = NULL;
 }
 
-/* An item is told of when the next one has been fetched; between nodes also before that is waited for. */
+/* An delivery is told of when the next one has been fetched; between nodes also before that is waited for. */
 bool model_place(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];
-    const struct prs_route_item *last = NULL;
+    const struct prs_route_delivery *last = NULL;
     for (uint32_t i = c->index; i < me->item_count; i += CTAS) {
-        const struct prs_route_item *item = me->items[i];
+        const struct prs_route_delivery *delivery = me->deliveries[i];
         uint32_t value;
-        if (item->peer == 0) {
-            value = me->tokens[item->at];
+        if (delivery->peer == 0) {
+            value = me->tokens[delivery->at];
         } else {
-            uint32_t at = prs_route_row_flag(&me->r, item->peer, item->at);
+            uint32_t at = prs_route_row_flag(&me->r, delivery->peer, delivery->at);
             if (me->r.place.nodes > 1 && watch_load(&me->staging_flags[at]) != epoch) {
                 /* MUTANT(model moe) no block waits for a row while the next one is awaited: delete */
-                tell_item(me, &last);
+                count_delivery(me, &last);
                 if (last)
                     watch_fail(&c->model->watch, "row that is not told of while waiting", c->rank, i, c->rank, 0, 0);
             }
             /* MUTANT(model moe) a row's flag holds the epoch: s/watch_wait_exactly/watch_wait/ */
             if (!watch_wait_exactly(&c->model->watch, &me->staging_flags[at], epoch, "a token's row", c->rank, at,
-                                    prs_place_after(&me->r.place, item->peer)))
+                                    prs_place_after(&me->r.place, delivery->peer)))
                 return false;
-            value = me->staging[prs_route_staging_at(&me->r, item->peer, item->at) / 4];
+            value = me->staging[prs_route_staging_at(&me->r, delivery->peer, delivery->at) / 4];
         }
         watch_dawdle(&c->random);
-        tell_item(me, &last);
-        put_in_place(me, item, value);
-        last = item;
+        count_delivery(me, &last);
+        put_in_place(me, delivery, value);
+        last = delivery;
     }
-    tell_item(me, &last);
+    count_delivery(me, &last);
     return true;
 }
 

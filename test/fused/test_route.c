@@ -84,7 +84,7 @@ Test(route, a_record_uses_each_choice_of_its_owner_once_and_the_lead_first)
             if (code == PRS_ROUTE_NONE || (code & PRS_ROUTE_LEAD) == 0)
                 continue;
             owners++;
-            while ((slot = prs_route_next_use(&r, chosen, lead, slot)) != r.choices) {
+            while ((slot = prs_route_next_target(&r, chosen, lead, slot)) != r.choices) {
                 cr_assert(steps++ != 0 || slot == lead, "the lead must come first");
                 cr_assert_eq(chosen[slot] / 3, chosen[lead] / 3);
                 used[slot]++;
@@ -283,20 +283,20 @@ static void claim(uint8_t *bytes, uint64_t end, uint64_t at, uint64_t count, con
 Test(route, no_mail_note_word_or_counter_overlaps)
 {
     struct prs_route r = route_over(3, 2, 4, 5, 3);
-    uint64_t end = prs_route_mail_bytes(&r), words = prs_route_relay_word(&r, 3, 0);
+    uint64_t end = prs_route_messages_bytes(&r), words = prs_route_relay_word(&r, 3, 0);
     uint64_t counters = prs_route_group_counter(&r, 3, 0), relay = prs_route_relay_at(&r, 2, 1, 0);
     uint8_t *bytes = calloc(end, 1), word[100] = {0}, counter[100] = {0}, *row = calloc(relay, 1);
     cr_assert(words <= 100 && counters <= 100);
     for (uint32_t p = 0; p < r.place.world; p++) {
-        uint64_t size = prs_route_record_at(&r, 0, 0, r.tokens);
+        uint64_t size = prs_route_entry_at(&r, 0, 0, r.tokens);
         claim(bytes, end, prs_route_counts_at(&r, 0, p), size, "bank 0");
         claim(bytes, end, prs_route_counts_at(&r, 1, p), size, "bank 1");
-        claim(bytes, end, prs_route_outbox_at(&r, p), size, "outbox");
+        claim(bytes, end, prs_route_outgoing_at(&r, p), size, "outbox");
         claim(word, words, p, 1, "word of routes");
     }
     for (uint32_t b = 1; b < r.place.nodes; b++) {
         for (uint32_t bank = 0; bank < 3; bank++)
-            claim(bytes, end, prs_route_note_at(&r, bank, b), 16 + 4 * r.tokens * r.place.local_ranks, "note");
+            claim(bytes, end, prs_route_forwarding_at(&r, bank, b), 16 + 4 * r.tokens * r.place.local_ranks, "note");
         for (uint32_t i = 0; i < r.tokens; i++) {
             claim(row, relay, prs_route_relay_at(&r, 0, b, i), r.row_bytes, "row in");
             claim(row, relay, prs_route_relay_at(&r, 1, b, i), r.row_bytes, "row out");
@@ -335,10 +335,10 @@ Test(route, nothing_in_an_inbox_overlaps)
             for (uint64_t i = 0; i < prs_route_counts_bytes(&r); i++)
                 cr_assert_eq(bytes[at + i]++, 0);
             for (uint32_t row = 0; row < r.tokens; row++) {
-                at = prs_route_record_at(&r, bank, p, row);
+                at = prs_route_entry_at(&r, bank, p, row);
                 cr_assert_eq(at % 16, 0);
-                cr_assert_leq(at + prs_route_record_bytes(&r), end);
-                for (uint64_t i = 0; i < prs_route_record_bytes(&r); i++)
+                cr_assert_leq(at + prs_route_entry_bytes(&r), end);
+                for (uint64_t i = 0; i < prs_route_entry_bytes(&r); i++)
                     cr_assert_eq(bytes[at + i]++, 0);
             }
         }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The unfused path's protocol on threads: a thread a rank plays its stream, as fused/gemm/unfused/unfused.c fills it, and another
- * its NIC. Shares, places and words are those of fused/gemm/unfused/exchange.h. Data are plain memory, a word for two elements;
- * flags and signals have the kernels' orders, so that ThreadSanitizer sees a wait that is missing. */
+/* The unfused path's protocol on threads: a thread a rank plays its stream, as fused/gemm/unfused/unfused.c fills it,
+ * and another its NIC. Shares, places and words are those of fused/gemm/unfused/exchange.h. Data are plain memory, a
+ * word for two elements; flags and signals have the kernels' orders, so that ThreadSanitizer sees a wait that is
+ * missing. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

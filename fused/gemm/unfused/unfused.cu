@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels of the unfused path: meetings of a node's ranks, copies and sums over mapped memory, exchanges between nodes.
- */
+/* Kernels of the unfused path: barriers of a node's ranks, copies and sums over mapped memory, exchanges between nodes. */
 #include "fused/gemm/relay.cuh"
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
@@ -8,15 +7,15 @@
 
 static const struct launch_shape one_warp = {1, 32, 0}, wide_shape = {1, 256, 0};
 
-/* All ranks of this node have come here, and what they wrote before is visible. words->meetings counts meetings. One
- * warp. */
+/* One warp. A barrier of the ranks of this node: what they wrote before is visible after. */
 PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = threadIdx.x, count = *(volatile uint32_t *)&args.sync.words->meetings + 1;
     if (slot + 1 < s->place.local_ranks) {
         uint32_t from = (s->place.local_rank + 1 + slot) % s->place.local_ranks, p = slot + 1;
-        /* R4: earlier kernels of this stream are complete. Pairs with A1 in the other rank's wait_flag(). */
+        /* [meeting]: after earlier kernels of this stream, which are complete. Pairs with the wait below, of the other
+         * rank. */
         store_release_sys(args.flags[p] + prs_index_after(s->place.local_rank, from, s->place.local_ranks), count);
         /* MUTANT(emulator nodes/unfused_allreduce_is_right) the node's ranks meet: s/wait_flag/if (0) wait_flag/ */
         wait_flag(&args.sync, args.flags[0] + slot, count, PRS_AWAIT_PEERS,
@@ -31,8 +30,8 @@ static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
 {
     meet_neighbours(args);
     __syncwarp();
-    /* A neighbour gave up at an earlier meeting, and came to this one: G1. Between nodes finish() looks, when this rank
-     * has waited for its counterparts, which it then names. */
+    /* [gave-up]: a neighbour gave up at an earlier meeting, and came to this one. Between nodes finish() checks it,
+     * after this rank has waited for its counterparts, because then it can name the one that is lost. */
     if (threadIdx.x == 0 && args.schedule.place.nodes == 1 && alarmed(&args.sync))
         record_alarm(&args.sync);
 }
@@ -80,7 +79,7 @@ struct exchange_args {
     struct prs_exchange x;
 };
 
-/* One warp; a lane a counterpart. Earlier kernels of this stream, which wrote what is put, are complete. */
+/* One warp, a lane for each counterpart. Earlier kernels of this stream, which wrote what is put, are complete. */
 static __global__ void cross(const __grid_constant__ struct exchange_args a)
 {
     const struct prs_schedule *s = &a.args.schedule;
