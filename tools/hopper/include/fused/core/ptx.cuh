@@ -142,13 +142,6 @@ PRS_DEVICE void tma_load_2d_multicast(void *dst, const CUtensorMap *map, uint64_
     hopper::tile_load(smem_address(dst), map, smem_address(bar), at, 2, ctas);
 }
 
-PRS_DEVICE void tma_load_5d_multicast(void *dst, const CUtensorMap *map, uint64_t *bar, int32_t x, int32_t y, int32_t z,
-                                      int32_t u, int32_t v, uint16_t ctas)
-{
-    int32_t at[] = {x, y, z, u, v};
-    hopper::tile_load(smem_address(dst), map, smem_address(bar), at, 5, ctas);
-}
-
 PRS_DEVICE void tma_store_2d(const CUtensorMap *map, const void *src, int32_t x, int32_t y)
 {
     int32_t at[] = {x, y};
