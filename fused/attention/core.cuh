@@ -109,8 +109,8 @@ PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_
         mask_scores(s, prs_attention_limit(&args.schedule, &w, row), prs_attention_limit(&args.schedule, &w, row + 8));
 }
 
-/* A task's state, all in registers. p: probabilities that have not been multiplied with their values yet; o lags behind
- * them by one block, and what it holds must be multiplied by shrink before they are added. */
+/* A task's state, all in registers. p: probabilities that have not been multiplied with their values yet; o is
+ * one block late, and what it holds must be multiplied by shrink before they are added. */
 template <class E> struct attention_state {
     struct prs_attention_walk walk;
     bool more; /* the walk stands at a block whose scores are still to come */
@@ -147,7 +147,8 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
                              struct attention_state<E> *x)
 {
     float(&s)[E::block / 2] = x->s;
-    struct attention_operands at = find_operands<E>(m, *c); /* here: who has the turn keeps the tensor cores busy */
+    struct attention_operands at =
+        find_operands<E>(m, *c); /* before the turn: the warpgroup that has it keeps the tensor cores busy */
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     take_turn<E>(*c);
     issue_scores<E>(s, at);
@@ -276,7 +277,7 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
     if (gives_credit)
         finish_groups(args, finished, s->groups);
     if (c.half == 0)
-        take_turn<E>(c); /* the last warpgroup gave a turn that nobody wants */
+        take_turn<E>(c); /* takes the turn that the last warpgroup gave at its end */
 }
 
 #endif

@@ -6,9 +6,10 @@
 #include "fused/attention/layout.h"
 #include "fused/core/sync.cuh"
 
-/* OVERLAP, bits: 1: the scores of a block are computed under the softmax of the block before; 2: the warpgroups take
- * turns, one at the tensor cores while another is at its softmax; 4: probabilities are relative to an earlier maximum
- * until they could exceed 2^8, so that the result is hardly ever multiplied by anything. */
+/* Bits of OVERLAP. The first two are always set: the scores of a block are computed under the softmax of the block
+ * before, and the warpgroups take turns, one at the tensor cores while another is at its softmax. KEEPS_TOP:
+ * probabilities are relative to an earlier maximum until they could exceed 2^8, so that the result is rarely multiplied
+ * by anything. */
 enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2, OVERLAP_KEEPS_TOP = 4 };
 
 /* Compile-time shape of one kernel. */
@@ -23,13 +24,13 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct 
     static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
     static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / (HEAD_DIM * 2); /* prs_attention_piece_rows() */
     static constexpr int rows_bytes = 64 * HEAD_DIM * 2;                              /* query rows of one warpgroup */
-    /* A CTA has what its launch was given, all threads alike; the roles share it out anew. */
+    /* A launch gives all threads of a CTA as many registers; the roles distribute them again. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr bool wide = HEAD_DIM == 128 && BLOCK > 128; /* consumers want all they can get */
     static constexpr int producer_registers = WARPGROUPS == 3 ? 32 : FAR != 0 ? 88 : wide ? 40 : 56;
     static constexpr int consumer_registers = WARPGROUPS == 3 ? 160 : FAR != 0 ? 208 : wide ? 232 : 224;
     static_assert(producer_registers + WARPGROUPS * consumer_registers <= (WARPGROUPS + 1) * launch_registers,
-                  "else setmaxnreg waits for ever");
+                  "else setmaxnreg never returns");
     /* Offsets in dynamic shared memory. */
     static constexpr int at_q = 0;
     static constexpr int at_k = at_q + WARPGROUPS * rows_bytes;

@@ -34,8 +34,7 @@ PRS_DEVICE void count_all(const struct prs_attention_args &args, uint32_t epoch,
 
 /* `since` pieces have been sent since the last of the message that is to be counted. */
 template <class E>
-PRS_DEVICE void count_behind(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p,
-                             uint32_t since)
+PRS_DEVICE void count_after(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p, uint32_t since)
 {
     if (p->pending == 0)
         return;
@@ -146,7 +145,7 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
             fetch_piece<E>(args, m, p->pieces + 1, x, row + E::piece_rows);
         }
         if (last || sent == 2)
-            count_behind<E>(args, epoch, p, sent);
+            count_after<E>(args, epoch, p, sent);
         mbarrier_wait(&m.pushed[slot], phase);
         sleep_until(p->next);
         p->next = clock64() + args.push_gap;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: who computes what, in which order, and which flag each piece raises. Plain C shared by the kernel,
- * the host and the CPU protocol test, as schedule.h is for the matrix products.
+/* Ring attention: which rank computes what, in which order, and which flag each piece raises. Plain C shared by the
+ * kernel, the host and the CPU protocol test, as schedule.h is for the matrix products.
  *
  * The sequence is shared out evenly. A rank's slice is one segment of consecutive positions, or, causal with several
  * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
@@ -122,8 +122,8 @@ struct prs_attention_walk {
     uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
 };
 
-/* What a CTA does at one time: a stretch of a task's way through the keys, mostly all of it (attention_deal.h says who
- * gets which). Those that make up one task are its parts, and lie one behind the other among all parts. */
+/* What a CTA does at one time: a stretch of a task's way through the keys, mostly all of it (deal.h deals them). Those
+ * that make up one task are its parts, and lie one after the other among all parts. */
 struct prs_attention_piece {
     struct prs_attention_task task;
     struct prs_attention_walk begin;
@@ -167,7 +167,7 @@ PRS_SHARED uint32_t prs_attention_blocks(const struct prs_attention_schedule *s,
     return blocks;
 }
 
-/* Goes to step `first` of the task, to take so many. */
+/* Goes to step `first` of the task, to take `blocks` steps. */
 PRS_SHARED void prs_attention_begin(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                     struct prs_attention_walk *w, uint32_t first, uint32_t blocks)
 {
@@ -180,7 +180,7 @@ PRS_SHARED void prs_attention_begin(const struct prs_attention_schedule *s, cons
     w->left = blocks;
 }
 
-/* False: that was all. */
+/* Goes to the next step; false when there is none. */
 PRS_SHARED bool prs_attention_next(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                    struct prs_attention_walk *w)
 {
@@ -224,7 +224,7 @@ struct prs_attention_message {
     uint32_t slab, row, rows;
 };
 
-/* Where the message is, in the order of its receiver; the relay slot comes behind all others. */
+/* Position of the message in the order of its receiver; the relay slot comes after all others. */
 PRS_SHARED uint32_t prs_attention_order(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
     return way == 0 && distance == 0 ? s->place.world : way * s->place.local_ranks + distance;
@@ -239,7 +239,7 @@ PRS_SHARED uint32_t prs_attention_slots(const struct prs_attention_schedule *s)
 /* A causal rank never looks at later positions: a second segment only interests ranks before its own. */
 PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *s, uint32_t source, uint32_t to)
 {
-    /* MUTANT(model attention) a slice goes only to who looks at it: s/</+ s->place.local_ranks </ */
+    /* MUTANT(model attention) a slice goes only to ranks that look at it: s/</+ s->place.local_ranks </ */
     return s->segments == 2 && source < to ? 1 : s->segments;
 }
 
@@ -278,7 +278,7 @@ PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *
     return lots * prs_attention_lot(s);
 }
 
-/* What goes as the lot'th. False: nothing. Per group, way and receiver; the own slice first to the relay slot, because
+/* What lot number `lot` is. False: nothing. Per group, way and receiver; the own slice first to the relay slot, because
  * it has the longest way, and if it goes ahead, just before what other nodes have sent of the group before. */
 PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uint32_t lot,
                                      struct prs_attention_message *m)
@@ -329,7 +329,7 @@ PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s
     return ((((order - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->slabs + slab;
 }
 
-/* What it gains per launch. */
+/* How much that counter gains per launch. */
 PRS_SHARED uint32_t prs_attention_arrivals(const struct prs_attention_schedule *s, uint32_t slab)
 {
     uint32_t left = prs_ceil_div(s->segment_rows, s->chunk_rows) - slab * s->slab_chunks;
@@ -361,7 +361,7 @@ PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s,
     return (order - 1) * s->groups + group;
 }
 
-/* Which of the tensors that lie in staging memory, one behind the other. */
+/* Number of the tensor in staging memory, where they lie one after the other. */
 PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
 {
     /* MUTANT(model copied) keys and values have places of their own: s/(order - 1) * 2/order - 1/ */

@@ -290,7 +290,7 @@ PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
     return old;
 }
 
-/* The same for what only this GPU reads, before add_relaxed_gpu(). */
+/* As fence_release_sys(), before add_relaxed_gpu(), for what only this GPU reads. */
 PRS_DEVICE void fence_release_gpu(void)
 {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -423,8 +423,8 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_
 }
 
 /* ---- tensor cores: attention ---- */
-/* What computes these registers stays before, what uses them stays behind: the compiler does not know that
- * wgmma_wait() is what fills an accumulator, nor that work before it was meant to run under a product. */
+/* Instructions that compute these registers stay before this, those that use them stay after it. The compiler does not
+ * know that wgmma_wait() fills an accumulator, nor that work before it is meant to run under a product. */
 template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
 {
 #pragma unroll

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who computes what, in which order, and which flag each piece raises. Plain C shared by the kernels, the host and the
- * CPU protocol test (test/fused): no CUDA, no memory, no clock.
+/* Which rank computes what, in which order, and which flag each piece raises. Plain C shared by the kernels, the host
+ * and the CPU protocol test (test/fused): no CUDA, no memory, no clock.
  *
  * The rows of the product are cut into `world` equal blocks, one per rank: its rows of the result (reduce-scatter,
  * all-reduce) or its rows of A (all-gather). A block is cut into pairs of row tiles, because a cluster of two CTAs
@@ -253,7 +253,7 @@ PRS_SHARED uint32_t prs_schedule_sources(const struct prs_schedule *s, uint32_t 
 }
 
 struct prs_source {
-    uint32_t slot, rank; /* where they lie, who sends them */
+    uint32_t slot, rank; /* where they lie, which rank sends them */
     uint32_t far;        /* 1: by put and signal; 0: by stores and flags */
 };
 
@@ -440,7 +440,7 @@ PRS_SHARED uint32_t prs_schedule_row_word(const struct prs_schedule *s, uint32_t
     return (s->place.nodes - 1) * prs_schedule_groups(s) + from * s->pairs * 2 + row_tile;
 }
 
-/* Counters of this rank's own, which say who comes last: halves of each relayed tile, pieces of each group, both by
+/* This rank's own counters, which find the last to arrive: halves of each relayed tile, pieces of each group, both by
  * node that they go to; all-reduce: halves of tiles of each row tile of the own block. */
 PRS_SHARED uint32_t prs_schedule_tile_counter(const struct prs_schedule *s, uint32_t to, uint32_t tile)
 {
@@ -465,7 +465,7 @@ PRS_SHARED uint32_t prs_schedule_broadcasts(const struct prs_schedule *s)
     return prs_schedule_tiles(s) * 2 + (s->place.nodes - 1) * s->block_rows;
 }
 
-/* All-reduce: the rows of counterparts' blocks that came here, taking the nodes by turns. Gives the block. */
+/* All-reduce: the rows of counterparts' blocks that came here, all nodes in turn. Returns the block. */
 PRS_SHARED uint32_t prs_schedule_forward_row(const struct prs_schedule *s, uint32_t at, uint32_t *row)
 {
     uint32_t nodes = s->place.nodes - 1;
@@ -473,8 +473,8 @@ PRS_SHARED uint32_t prs_schedule_forward_row(const struct prs_schedule *s, uint3
     return prs_place_counterpart(&s->place, 1 + at % nodes);
 }
 
-/* All-gather: what ranks of other nodes have put here for the own node, chunk by chunk, taking the nodes by turns.
- * Gives the block it belongs to. */
+/* All-gather: what ranks of other nodes have put here for the own node, chunk by chunk, all nodes in turn.
+ * Returns the block that the chunk belongs to. */
 PRS_SHARED uint32_t prs_schedule_forward(const struct prs_schedule *s, uint32_t at, struct prs_chunk *c)
 {
     uint32_t nodes = s->place.nodes - 1;

@@ -395,7 +395,7 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
 }
 
 /* Row i that the peer at distance p sends: a delivery for the product's kernel, and its rows for the caller. Items of
- * what does not cross between nodes come first, for all experts: nothing that is here waits behind what is not. */
+ * what does not cross between nodes come first, for all experts: nothing that is here waits for what is not. */
 /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
  * deliveries of other nodes have places of their own: s/prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank/0/ */
 PRS_DEVICE void receive_entry(const struct prs_moe_args &args, const struct route_memory &m,

@@ -169,12 +169,12 @@ static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &arg
      * a row for another node is counted when it has landed: delete */
     bulk_wait_done<0>();
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
-     * a put only behind all its rows: s/rows/1/ */
+     * a put only after all its rows: s/rows/1/ */
     if (add_acq_rel_gpu(far->counters + prs_route_put_counter(r, n, row), 1) + 1 != rows)
         return;
     network_put(&args.sync, &far->device, put);
     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
-     * a signal only behind all puts of its group: s/puts/1/ */
+     * a signal only after all puts of its group: s/puts/1/ */
     if (add_acq_rel_gpu(far->counters + prs_route_group_counter(r, n, row), 1) + 1 == puts)
         network_signal(&args.sync, &far->device, signal);
 }

@@ -35,8 +35,8 @@ PRS_SHARED uint64_t prs_slice_count(const struct prs_slice *s, uint32_t rank)
     return prs_slice_first(s, rank + 1) - prs_slice_first(s, rank);
 }
 
-/* Sums need slots behind the product: this node's sums for each counterpart, then
- * those of each for the own slice. to, from: prs_index_after() of its node. */
+/* Sums need slots after the product: this node's sums for each counterpart, then those of each counterpart for the own
+ * slice. to, from: prs_index_after() of its node. */
 PRS_SHARED uint64_t prs_exchange_slot_bytes(const struct prs_slice *s)
 {
     return (s->each * 2 + PRS_EXCHANGE_ALIGNMENT - 1) / PRS_EXCHANGE_ALIGNMENT * PRS_EXCHANGE_ALIGNMENT;

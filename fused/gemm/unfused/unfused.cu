@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels of the unfused path: barriers of a node's ranks, copies and sums over mapped memory, exchanges between nodes. */
+/* Kernels of the unfused path: barriers of a node's ranks, copies and sums over mapped memory, puts between nodes. */
 #include "fused/gemm/relay.cuh"
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
