@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "test/softnic/support.h"
-#include "tools/softnic/wake.h"
+#include "tools/softnic/world/wake.h"
 
 static struct end a, b;
 static struct address bt;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tools/softnic/cuda_api.h says of the driver, beside the driver's own header: compiling is most of the test. */
+/* What tools/softnic/memory/cuda_api.h says of the driver, beside the driver's own header: compiling is most of the test. */
 #include <cuda.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "tools/softnic/cuda_api.h"
+#include "tools/softnic/memory/cuda_api.h"
 
 #define SAME(ours, theirs) static_assert((int)(ours) == (int)(theirs), #theirs)
 SAME(SN_CU_OK, CUDA_SUCCESS);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/softnic/world.h"
+#include "tools/softnic/world/world.h"
 
 enum { QKEY = 77, BURST = 12, ROUNDS = 10, PIECE = 6000, SRD_OPS = 31 /* all IBV_QP_EX_WITH_ but atomics */ };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The threads that move large pieces, with a copy of our own in place of place.c's. */
-#include "tools/softnic/mover.h"
+#include "tools/softnic/memory/copy_threads.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "test/support/settled_threads.h"
-#include "tools/softnic/cores.h"
+#include "tools/softnic/world/cores.h"
 
 enum { DONE = 7, LIMIT_MS = 60000, WHOLE = (1 << 20) + 4711, TAIL = 4096, REFUSED = -14 };
 

@@ -11,8 +11,8 @@
 
 #include "test/softnic/support.h"
 #include "test/support/open_files.h"
-#include "tools/softnic/proc.h"
-#include "tools/softnic/wake.h"
+#include "tools/softnic/world/proc.h"
+#include "tools/softnic/world/wake.h"
 
 Test(proc, data_crosses_processes_and_the_target_need_not_run)
 {

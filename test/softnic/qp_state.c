@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "test/softnic/support.h"
-#include "tools/softnic/object.h"
+#include "tools/softnic/world/object.h"
 
 enum { M_INIT = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS };
 enum {

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "test/softnic/support.h"
-#include "tools/softnic/wake.h"
+#include "tools/softnic/world/wake.h"
 
 static struct end a, b;
 static struct address at, bt;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/softnic/units.h"
+#include "tools/softnic/world/quantity.h"
 
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>

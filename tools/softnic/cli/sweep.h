@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Worlds as files: listing them, and removing those that nobody can use any more. */
+#ifndef SOFTNIC_SWEEP_H
+#define SOFTNIC_SWEEP_H
+
+#include <stdbool.h>
+
+#include "tools/softnic/world/world.h"
+
+#define SN_WORLD_DIR "/dev/shm"
+
+/** Path of the world that a user calls `name`: a path stays one, anything else is the name given to softnic-run --name.
+ */
+void sn_sweep_path(const char *name, char *path, size_t bytes);
+
+/** True when the process that created the world still runs. */
+bool sn_sweep_creator_lives(const struct sn_world *world);
+
+/** How many processes of the world's table still run; what dead ones left is freed on the way. */
+unsigned sn_sweep_members(struct sn_world *world);
+
+/** Call visit for every world file, mapped, in no particular order. */
+void sn_sweep_each(void (*visit)(const char *path, struct sn_world *world, void *arg), void *arg);
+
+/** Remove the file if its creator and all its processes are gone; with `force` in any case. Return true when removed.
+ */
+bool sn_sweep_remove(const char *path, struct sn_world *world, bool force);
+
+/** Remove every abandoned world. Return how many. */
+unsigned sn_sweep_all(void);
+
+#endif

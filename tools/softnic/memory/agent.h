@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Carrying out what other processes ask for: of device memory that this process alone can reach, or, in the copier
+ * (copier.h), of any.
+ *
+ * An initiator (request.c) takes a slot, describes the copy and rings the bell. The owner has slots for each opened
+ * device with registered device memory, the copier for each process. The agent, a thread, makes the copy as if it were
+ * a request of its own process, so everything that place.h can do is at hand: host memory of others is read and written
+ * by process_vm through pinned staging, their device memory is mapped. A word for each slot says whose turn it is:
+ *
+ *   FREE -> TAKEN (initiator fills in) -> POSTED -> RUNNING (agent) -> DONE (initiator reads the result) -> FREE
+ *
+ * A word also names the initiator and its request, so a change by whoever comes too late fails. RUNNING -> LEFT: the
+ * initiator waits no longer, the agent frees the slot.
+ *
+ * The copier's agents begin requests in the order in which they were posted. Flights (place.h) are requests, too: those
+ * of a queue pair have a lane, in which each is behind the one before. One that cannot fly is copied when the lane is
+ * empty, and holds up what comes behind; when its memory cannot be opened here it is refused, and with it all behind it
+ * until the initiator, who then knows, begins the lane anew. */
+#ifndef SOFTNIC_AGENT_H
+#define SOFTNIC_AGENT_H
+
+#include "tools/softnic/verbs/devices.h"
+
+enum sn_agent_state {
+    SN_AGENT_FREE,
+    SN_AGENT_TAKEN,
+    SN_AGENT_POSTED,
+    SN_AGENT_RUNNING,
+    SN_AGENT_DONE,
+    SN_AGENT_LEFT,
+};
+
+enum { SN_AGENT_STATE_MASK = 0xff };
+
+static inline uint32_t sn_agent_state(uint64_t word)
+{
+    return word & SN_AGENT_STATE_MASK;
+}
+
+/** From one state of the same request to another. False: it was not in that state. */
+static inline bool sn_agent_turn(uint64_t *word, uint64_t request, uint32_t from, uint32_t to)
+{
+    uint64_t expected = request | from;
+
+    /* T1: release and acquire; pairs with itself on the other side: who finds POSTED finds the request, who finds DONE
+     * the result. */
+    return __atomic_compare_exchange_n(word, &expected, to == SN_AGENT_FREE ? SN_AGENT_FREE : request | to, false,
+                                       __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
+}
+
+/** The registration's owner has an agent from here on: called before its key is valid. Return 0 or -errno (logged). */
+int sn_agent_start(struct sn_ctx *ctx);
+
+/** What is running is finished first, for a second at most; what is posted later gets no answer, which its initiators
+ * notice by the epoch. */
+void sn_agent_stop(struct sn_ctx *ctx);
+
+/** An agent of the copier; the slots are as new. Return 0 or -errno (logged). */
+int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out);
+/** As sn_agent_stop. */
+void sn_agent_close(struct sn_agent *agent);
+
+/** Wait until no copy runs that began before the call. Return 0 or -ETIMEDOUT. */
+int sn_agent_wait(const struct sn_agent_shm *shm, uint64_t give_up);
+
+/** Tell it that something was posted. */
+void sn_agent_ring(struct sn_agent_shm *shm);
+
+/** Sleep while *word is value, a second at most; and wake who sleeps. Across processes. */
+void sn_futex_wait(uint32_t *word, uint32_t value);
+void sn_futex_wake(uint32_t *word);
+
+#endif

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/softnic/memory/copier_client.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/softnic/memory/agent.h"
+#include "tools/softnic/memory/cuda_mem.h"
+#include "tools/softnic/memory/cuda_staging.h"
+#include "tools/softnic/memory/owner_transfer.h"
+#include "tools/softnic/world/cores.h"
+#include "tools/softnic/world/lock.h"
+#include "tools/softnic/world/proc.h"
+#include "tools/softnic/memory/agent_job.h"
+#include "tools/softnic/world/self.h"
+
+enum {
+    NAP_US = 50,
+};
+#define START_NS   10000000000ull /* making a thread */
+#define PREPARE_NS 60000000000ull /* the first starts CUDA, and makes a context: seconds on a host of many GPUs */
+
+/* One transfer that the copier has in hand. */
+struct asked {
+    struct asked *next;
+    struct sn_request_to to;
+    struct sn_request request;
+    bool posted, elsewhere;
+    uint64_t give_up; /* not posted: until then */
+    struct sn_copy copy;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects idle */
+static struct asked *idle;
+
+static struct asked *asked_new(const struct sn_copy *c)
+{
+    pthread_mutex_lock(&mutex);
+    struct asked *a = idle;
+    if (a)
+        idle = a->next;
+    pthread_mutex_unlock(&mutex);
+    if (!a)
+        a = malloc(sizeof(*a));
+    if (!a)
+        return NULL;
+    memset(a, 0, offsetof(struct asked, copy));
+    /* Large: only what a copy reads. */
+    a->copy.world = c->world;
+    a->copy.self = c->self;
+    a->copy.dst_proc = c->dst_proc;
+    a->copy.src_proc = c->src_proc;
+    a->copy.dst_count = c->dst_count;
+    a->copy.src_count = c->src_count;
+    a->copy.length = c->length;
+    a->copy.async = NULL;
+    a->copy.by = SN_BY_DEVICE;
+    memcpy(a->copy.dst, c->dst, c->dst_count * sizeof(c->dst[0]));
+    memcpy(a->copy.src, c->src, c->src_count * sizeof(c->src[0]));
+    return a;
+}
+
+static void asked_free(struct asked *a)
+{
+    pthread_mutex_lock(&mutex);
+    a->next = idle;
+    idle = a;
+    pthread_mutex_unlock(&mutex);
+}
+
+/* A forked child asks for itself. */
+static void child_forget(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+    idle = NULL;
+}
+
+static __attribute__((constructor)) void copied_init(void)
+{
+    pthread_atfork(NULL, NULL, child_forget);
+}
+
+static bool any_owner_only(const struct sn_copy *c, const struct sn_span *span, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (span[i].kind != SN_MEM_HOST && sn_cuda_mem.owner_only(&c->world->mrs[span[i].mr]))
+            return true;
+    return false;
+}
+
+static int copier_gone(const struct sn_world *world)
+{
+    static bool told;
+    uint32_t proc = __atomic_load_n(&world->copier.proc, __ATOMIC_ACQUIRE);
+
+    if (!__atomic_exchange_n(&told, true, __ATOMIC_RELAXED))
+        sn_log("the copier, pid %u, which copies all device memory of this world (softnic-run --copier), is gone or "
+               "stopped: transfers of device memory fail from here on (was it killed, or out of memory?)",
+               proc ? world->procs[proc - 1].pid : 0);
+    return -EIO;
+}
+
+static void copier_ring(struct sn_world *world)
+{
+    __atomic_fetch_add(&world->copier.bell, 1, __ATOMIC_SEQ_CST);
+    sn_futex_wake(&world->copier.bell);
+}
+
+/* The copier's agent for this process. Return 0, SN_PLACE_BUSY (it is on its way), or -EIO (logged). */
+static int agent_find(struct sn_world *world, struct sn_request_to *to)
+{
+    uint32_t self = sn_self->proc, generation = world->procs[self].generation;
+    struct sn_agent_shm *shm = &world->copiers[self];
+    uint32_t proc = __atomic_load_n(&world->copier.proc, __ATOMIC_ACQUIRE);
+
+    if (!proc)
+        return copier_gone(world);
+    *to = (struct sn_request_to){shm, __atomic_load_n(&shm->epoch, __ATOMIC_SEQ_CST), proc - 1,
+                                 world->procs[proc - 1].generation, true};
+    /* W1: acquire; pairs with W2 in copier.c: the slots are this process's. */
+    if ((to->epoch & 1) && __atomic_load_n(&world->copier.serves[self], __ATOMIC_ACQUIRE) == generation)
+        return 0;
+    if (!sn_proc_alive(&world->procs[proc - 1]))
+        return copier_gone(world);
+    if (__atomic_exchange_n(&world->copier.wanted[self], generation, __ATOMIC_SEQ_CST) != generation)
+        copier_ring(world);
+    return SN_PLACE_BUSY;
+}
+
+/* Post it, if that was not done yet. Return 0, SN_PLACE_BUSY, or -EIO (logged). */
+static int asked_post(struct asked *a)
+{
+    int r = agent_find(a->copy.world, &a->to);
+
+    if (r == SN_PLACE_BUSY) {
+        a->give_up = a->give_up ? a->give_up : sn_now_ns() + START_NS;
+        return sn_now_ns() < a->give_up ? r : copier_gone(a->copy.world);
+    }
+    if (r)
+        return r;
+    a->posted = sn_request_post(&a->to, &a->request, &a->copy) == 0;
+    return a->posted ? 0 : SN_PLACE_BUSY;
+}
+
+/* The copier cannot open some of it: as in a world without one. */
+static int elsewhere_start(struct asked *a)
+{
+    int r = sn_cuda_mem.copy_start(&a->copy);
+
+    a->elsewhere = true;
+    return r == SN_PLACE_OWNER ? sn_handoff_start(&a->copy) : r;
+}
+
+/* What the copier calls its own is nobody's here. */
+static int result_here(int r)
+{
+    return r == -ENOENT || r == -EINVAL ? -EFAULT : r;
+}
+
+/* Return 0, SN_PLACE_BUSY, or -errno. */
+static int asked_poll(struct asked *a)
+{
+    int r, result;
+
+    if (a->elsewhere)
+        return a->copy.by == SN_BY_OWNER ? sn_handoff_poll(&a->copy) : sn_cuda_mem.copy_poll(&a->copy);
+    r = a->posted ? 0 : asked_post(a);
+    if (r)
+        return r;
+    r = sn_request_poll(&a->to, &a->request, a->copy.world, &result);
+    if (r < 0)
+        return copier_gone(a->copy.world);
+    if (r == SN_PLACE_BUSY)
+        return r;
+    return result == SN_PLACE_OWNER ? elsewhere_start(a) : result_here(result);
+}
+
+/* Does the side of this process, or the other's, name memory that its owner alone can reach? */
+static bool owner_only(const struct sn_copy *c, bool own)
+{
+    return ((c->dst_proc == c->self) == own && any_owner_only(c, c->dst, c->dst_count)) ||
+           ((c->src_proc == c->self) == own && any_owner_only(c, c->src, c->src_count));
+}
+
+static int copied_start(struct sn_copy *c)
+{
+    /* Within this process: the side that is not registered (the word of an atomic, say) is the initiator's. */
+    bool read = c->dst_proc == c->self && (c->src_proc != c->self || c->dst[0].mr == SN_NONE);
+    struct asked *a;
+    int r;
+
+    if (owner_only(c, false))
+        return SN_PLACE_OWNER;
+    a = asked_new(c);
+    if (!a)
+        return -ENOMEM;
+    a->elsewhere = owner_only(c, true);
+    a->request.op = read ? SN_AGENT_READ : SN_AGENT_WRITE;
+    a->request.peer = read ? c->src_proc : c->dst_proc;
+    r = a->elsewhere ? sn_cuda_mem.copy_start(&a->copy) : asked_poll(a);
+    if (r == SN_PLACE_BUSY)
+        c->async = a;
+    else
+        asked_free(a);
+    return r;
+}
+
+static int copied_poll(struct sn_copy *c)
+{
+    struct asked *a = c->async;
+    int r = asked_poll(a);
+
+    if (r != SN_PLACE_BUSY) {
+        asked_free(a);
+        c->async = NULL;
+    }
+    sn_give_way(); /* the copier may need this core */
+    return r;
+}
+
+/* As cuda_flight.c has it: what that one would not let fly goes the long way here, too. */
+static bool can_fly(const struct sn_copy *c)
+{
+    if (c->dst_count != 1 || c->src_count == 0 || c->src_proc != c->self || c->dst[0].kind == SN_MEM_HOST ||
+        owner_only(c, true) || owner_only(c, false))
+        return false;
+    if (c->src[0].kind != SN_MEM_HOST)
+        return c->src_count == 1;
+    for (uint32_t i = 1; i < c->src_count; i++)
+        if (c->src[i].kind != SN_MEM_HOST)
+            return false;
+    return c->length <= SN_STAGING_SMALL;
+}
+
+static int copied_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *flight)
+{
+    struct asked *a = can_fly(c) ? asked_new(c) : NULL;
+
+    if (!a)
+        return SN_PLACE_BUSY;
+    a->request.op = SN_AGENT_FLY;
+    a->request.peer = c->dst_proc;
+    a->request.lane = (uint16_t)lane->id;
+    a->request.lane_is_empty = lane->aloft == 0;
+    if (asked_post(a)) { /* the long way waits, and says what is wrong */
+        asked_free(a);
+        return SN_PLACE_BUSY;
+    }
+    *flight = (struct sn_flight){.map = a};
+    lane->aloft++;
+    return 0;
+}
+
+static void copied_fly_flush(struct sn_lane *lane)
+{
+    (void)lane; /* posting has rung the bell */
+}
+
+static int copied_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask)
+{
+    struct asked *a = flight->map;
+    int r = asked_poll(a);
+
+    if (r == SN_PLACE_BUSY && ask)
+        sn_give_way(); /* the copier may need this core; who has just posted has better things to do */
+    if (r == SN_PLACE_BUSY)
+        return r;
+    asked_free(a);
+    lane->aloft--;
+    return r;
+}
+
+/* Return 0, SN_PLACE_OWNER or -errno. */
+static int prepare_once(uint32_t mr)
+{
+    const struct sn_mr_shm *shm = &sn_self->world->mrs[mr];
+    struct sn_copy c = {.world = sn_self->world,
+                        .self = sn_self->proc,
+                        .dst_proc = sn_self->proc,
+                        .src_proc = sn_self->proc,
+                        .dst_count = 1,
+                        .length = shm->length};
+    struct asked *a;
+    int r, result = 0;
+
+    c.dst[0] = (struct sn_span){.addr = shm->addr, .length = shm->length, .mr = mr, .kind = shm->kind};
+    a = asked_new(&c);
+    if (!a)
+        return -ENOMEM;
+    a->request.op = SN_AGENT_PREPARE;
+    a->request.peer = sn_self->proc;
+    a->request.patience_ns = PREPARE_NS;
+    while ((r = asked_post(a)) == SN_PLACE_BUSY)
+        usleep(NAP_US);
+    while (!r && (r = sn_request_poll(&a->to, &a->request, a->copy.world, &result)) == SN_PLACE_BUSY) {
+        r = 0;
+        usleep(NAP_US);
+    }
+    asked_free(a);
+    return r ? r : result;
+}
+
+/* So that contexts, streams and pinned memory are made, and the memory is mapped, before kernels run. An agent that
+ * ended just now had served a former process with this one's place in the table. */
+static int copied_prepare(uint32_t mr)
+{
+    int r = -ESRCH;
+
+    if (sn_cuda_mem.owner_only(&sn_self->world->mrs[mr]))
+        return 0;
+    for (int tries = 0; tries < 3 && r == -ESRCH; tries++)
+        r = prepare_once(mr);
+    if (r == -ESRCH)
+        r = copier_gone(sn_self->world);
+    if (r == SN_PLACE_OWNER)
+        sn_log("device memory of this process cannot be opened by the copier: this process copies it");
+    return r;
+}
+
+/* The copier lets go of it, which may take its time. */
+static void copied_unexport(struct sn_mr_shm *mr)
+{
+    sn_cuda_mem.unexport_mr(mr);
+    copier_ring(sn_self->world);
+}
+
+int sn_copied_wait(const struct sn_world *world, uint64_t give_up)
+{
+    for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
+        if (__atomic_load_n(&world->copier.serves[i], __ATOMIC_SEQ_CST) &&
+            sn_agent_wait(&world->copiers[i], give_up) < 0)
+            return -ETIMEDOUT;
+    return 0;
+}
+
+const struct sn_device_mem *sn_copied_choose(const struct sn_world *world)
+{
+    static struct sn_device_mem copied;
+
+    if (!world->config.copier)
+        return &sn_cuda_mem;
+    copied = sn_cuda_mem;
+    copied.unexport_mr = copied_unexport;
+    copied.prepare = copied_prepare;
+    copied.copy_start = copied_start;
+    copied.copy_poll = copied_poll;
+    copied.fly = copied_fly;
+    copied.fly_flush = copied_fly_flush;
+    copied.fly_landed = copied_fly_landed;
+    return &copied;
+}

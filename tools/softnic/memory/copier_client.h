@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory in a world with a copier (copier.h): what place.h asks of a device copier is handed to that process, so
+ * that no thread of this one calls the CUDA driver in a transfer. What has no handle that the copier could open stays
+ * with its owner: the initiator itself, or the agent of the other side (handoff.h). */
+#ifndef SOFTNIC_COPIED_H
+#define SOFTNIC_COPIED_H
+
+#include "tools/softnic/memory/transfer.h"
+
+/** The device copier that this process is to have, now that it has joined its world. */
+const struct sn_device_mem *sn_copied_choose(const struct sn_world *world);
+
+/** Wait until the copier is at no copy that began before the call. Return 0 or -ETIMEDOUT. */
+int sn_copied_wait(const struct sn_world *world, uint64_t give_up);
+
+#endif

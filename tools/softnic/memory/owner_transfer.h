@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Having the owner of device memory make a copy that this process cannot: the initiator's half of agent.h.
+ *
+ * The request names the initiator's buffers as they are, and the owner copies between them and its own memory. Where
+ * the owner cannot reach the initiator's side either (device memory of both that nobody else can open), pieces go
+ * through host memory of the initiator, four at a time: one is copied here while others are copied there. */
+#ifndef SOFTNIC_HANDOFF_H
+#define SOFTNIC_HANDOFF_H
+
+#include "tools/softnic/memory/transfer.h"
+
+/** As sn_place_start and sn_place_poll. An owner that is gone, or does not move for 4 s, is -ESRCH. */
+int sn_handoff_start(struct sn_copy *copy);
+int sn_handoff_poll(struct sn_copy *copy);
+
+/** As sn_place_atomic, for the operation alone. */
+int sn_handoff_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
+
+#endif

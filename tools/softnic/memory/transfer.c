@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Host memory: inside the process a plain copy, between processes process_vm_writev and process_vm_readv.
+ *
+ * What their kernel side promises, and what is made of it: each iovec, local or remote, is copied by itself, in order,
+ * with the kernel's user copy. Within one such copy the order of the bytes is not promised (a fast "rep movsb" may
+ * store them in any order), between two it is. So the last 8 bytes always go as an iovec of their own: whoever polls
+ * them sees everything before. It is the writer's side that is cut: its pieces are copied one by one as well, while
+ * each remote iovec costs 0.5 us for finding its pages. An aligned copy of 8 or 4 bytes is one store on the CPUs this
+ * runs on. */
+#include "tools/softnic/memory/transfer.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "tools/softnic/memory/owner_transfer.h"
+#include "tools/softnic/world/lock.h"
+#include "tools/softnic/memory/copy_threads.h"
+
+enum { FLAG_BYTES = 8, LOCK_TRIES = 200 /* as long as a word in host memory takes whoever has the lock */ };
+
+/* Present when the program runs under ThreadSanitizer: its copies into program memory must go where TSan does not look.
+ * The program polls that memory with plain loads, as it would with a NIC. */
+extern void __tsan_init(void) __attribute__((weak));
+
+struct vec {
+    struct iovec local[SN_MAX_SGE + 1], remote[SN_MAX_SGE + 1];
+    unsigned local_count, remote_count;
+};
+
+/* Spans to iovecs; the last 8 bytes apart. */
+static unsigned vec_fill(struct iovec *iov, const struct sn_span *span, uint32_t count, bool split_last)
+{
+    unsigned n = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        if (span[i].length)
+            iov[n++] = (struct iovec){(void *)(uintptr_t)span[i].addr, span[i].length};
+    if (split_last && n > 0 && iov[n - 1].iov_len > FLAG_BYTES) {
+        iov[n].iov_base = (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len - FLAG_BYTES;
+        iov[n].iov_len = FLAG_BYTES;
+        iov[n - 1].iov_len -= FLAG_BYTES;
+        n++;
+    }
+    return n;
+}
+
+/* By raw system call: the C library's wrappers are intercepted by the sanitizers, which would take the copy for a data
+ * race. */
+static long vm_call(bool writing, uint32_t pid, const struct iovec *local, unsigned locals, const struct iovec *remote,
+                    unsigned remotes)
+{
+    return syscall(writing ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, local, (unsigned long)locals,
+                   remote, (unsigned long)remotes, 0ul);
+}
+
+static bool local_readable(const struct iovec *iov, unsigned count)
+{
+    uint8_t byte;
+    struct iovec to = {&byte, 1};
+
+    for (unsigned i = 0; i < count; i++) {
+        struct iovec first = {iov[i].iov_base, 1}, last = {(uint8_t *)iov[i].iov_base + iov[i].iov_len - 1, 1};
+
+        if (vm_call(false, sn_pid, &to, 1, &first, 1) != 1 || vm_call(false, sn_pid, &to, 1, &last, 1) != 1)
+            return false;
+    }
+    return true;
+}
+
+/* Drop the first n bytes of an iovec list. */
+static void vec_advance(struct iovec *iov, unsigned *count, size_t n)
+{
+    unsigned skip = 0;
+
+    while (skip < *count && n >= iov[skip].iov_len)
+        n -= iov[skip++].iov_len;
+    *count -= skip;
+    memmove(iov, iov + skip, *count * sizeof(*iov));
+    if (n && *count) {
+        iov->iov_base = (uint8_t *)iov->iov_base + n;
+        iov->iov_len -= n;
+    }
+}
+
+static int vm_error(uint32_t pid, int error, const struct vec *vec)
+{
+    if (error == ESRCH)
+        return -ESRCH;
+    if (error == EPERM || error == ENOSYS) {
+        sn_log("process_vm to pid %u: %s: is it another user's, or does a sandbox forbid ptrace (docker: --cap-add "
+               "SYS_PTRACE)?",
+               pid, strerror(error));
+        return -EPERM;
+    }
+    if (error == EFAULT)
+        return local_readable(vec->local, vec->local_count) ? -EFAULT : -EINVAL;
+    sn_log("process_vm to pid %u: %s", pid, strerror(error));
+    return -EIO;
+}
+
+static int vm_move(const struct sn_copy *c, bool writing, uint32_t pid)
+{
+    uint64_t left = c->length;
+    struct vec vec;
+
+    vec.local_count = vec_fill(vec.local, writing ? c->src : c->dst, writing ? c->src_count : c->dst_count, true);
+    vec.remote_count = vec_fill(vec.remote, writing ? c->dst : c->src, writing ? c->dst_count : c->src_count, false);
+    while (left) {
+        long n = vm_call(writing, pid, vec.local, vec.local_count, vec.remote, vec.remote_count);
+
+        if (n <= 0)
+            return vm_error(pid, n < 0 ? errno : EFAULT, &vec);
+        left -= (uint64_t)n;
+        if (left) { /* a limit of the kernel, or a fault that the next call reports */
+            vec_advance(vec.local, &vec.local_count, (size_t)n);
+            vec_advance(vec.remote, &vec.remote_count, (size_t)n);
+        }
+    }
+    return 0;
+}
+
+/* P1: release; pairs with the program's acquire of a flag it polls: what was placed before is visible with it. */
+static void copy_piece(void *dst, const void *src, size_t n)
+{
+    if (n == 8 && ((uintptr_t)dst & 7) == 0) {
+        uint64_t v;
+
+        memcpy(&v, src, 8);
+        __atomic_store_n((uint64_t *)dst, v, __ATOMIC_RELEASE);
+    } else if (n == 4 && ((uintptr_t)dst & 3) == 0) {
+        uint32_t v;
+
+        memcpy(&v, src, 4);
+        __atomic_store_n((uint32_t *)dst, v, __ATOMIC_RELEASE);
+    } else if (n > FLAG_BYTES) {
+        memmove(dst, src, n - FLAG_BYTES);
+        copy_piece((uint8_t *)dst + n - FLAG_BYTES, (const uint8_t *)src + n - FLAG_BYTES, FLAG_BYTES);
+    } else {
+        memcpy(dst, src, n - 1);
+        __atomic_store_n((uint8_t *)dst + n - 1, ((const uint8_t *)src)[n - 1], __ATOMIC_RELEASE);
+    }
+}
+
+static void copy_inside(const struct sn_copy *c)
+{
+    uint64_t d_off = 0, s_off = 0, left = c->length;
+    uint32_t d = 0, s = 0;
+
+    while (left) {
+        uint64_t n;
+
+        while (c->dst[d].length == d_off)
+            d++, d_off = 0;
+        while (c->src[s].length == s_off)
+            s++, s_off = 0;
+        n = c->dst[d].length - d_off < c->src[s].length - s_off ? c->dst[d].length - d_off : c->src[s].length - s_off;
+        copy_piece((void *)(uintptr_t)(c->dst[d].addr + d_off), (const void *)(uintptr_t)(c->src[s].addr + s_off), n);
+        d_off += n;
+        s_off += n;
+        left -= n;
+    }
+}
+
+/* A long one of one piece each is made by several threads. */
+static bool is_shared(const struct sn_copy *c)
+{
+    return c->length >= SN_SHARE_LEAST && c->dst_count == 1 && c->src_count == 1 && sn_move_shares();
+}
+
+static int place_shared(const struct sn_copy *c)
+{
+    struct sn_move move = {.world = c->world,
+                           .self = c->self,
+                           .dst_proc = c->dst_proc,
+                           .src_proc = c->src_proc,
+                           .dst = c->dst[0].addr,
+                           .src = c->src[0].addr,
+                           .bytes = c->length};
+
+    return sn_move_shared(&move);
+}
+
+static int place_host(struct sn_copy *c)
+{
+    if (is_shared(c))
+        return place_shared(c);
+    if (c->dst_proc == c->src_proc && !__tsan_init) {
+        copy_inside(c);
+        return 0;
+    }
+    if (c->dst_proc != c->self || c->dst_proc == c->src_proc)
+        return vm_move(c, true, c->world->procs[c->dst_proc].pid);
+    return vm_move(c, false, c->world->procs[c->src_proc].pid);
+}
+
+static bool any_device(const struct sn_span *span, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (span[i].kind != SN_MEM_HOST)
+            return true;
+    return false;
+}
+
+/* By this process itself: SN_PLACE_OWNER if it cannot. */
+static int start_here(struct sn_copy *c)
+{
+    c->by = SN_BY_DEVICE;
+    if (c->length == 0)
+        return 0;
+    if (!any_device(c->dst, c->dst_count) && !any_device(c->src, c->src_count))
+        return place_host(c);
+    if (!sn_device_mem) {
+        sn_log("a transfer names device memory, but this process has no CUDA driver");
+        return -EIO;
+    }
+    return sn_device_mem->copy_start(c);
+}
+
+int sn_place_start(struct sn_copy *c)
+{
+    int r = start_here(c);
+
+    return r == SN_PLACE_OWNER ? sn_handoff_start(c) : r;
+}
+
+int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
+                    unsigned count)
+{
+    struct iovec local[2 * SN_WRITE_BATCH], remote[SN_WRITE_BATCH];
+    unsigned locals = 0, remotes = 0;
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < count; i++) {
+        struct iovec *last = remotes ? &remote[remotes - 1] : NULL;
+
+        locals += vec_fill(&local[locals], &src[i], 1, true);
+        if (last && (uintptr_t)last->iov_base + last->iov_len == dst[i].addr)
+            last->iov_len += dst[i].length;
+        else
+            remotes += vec_fill(&remote[remotes], &dst[i], 1, false);
+        bytes += src[i].length;
+    }
+    return vm_call(true, world->procs[dst_proc].pid, local, locals, remote, remotes) == (long)bytes ? 0 : -EAGAIN;
+}
+
+uint32_t sn_spans_slice(struct sn_span *to, const struct sn_span *from, uint32_t count, uint64_t offset, uint64_t bytes)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < count && bytes; i++) {
+        if (offset >= from[i].length) {
+            offset -= from[i].length;
+            continue;
+        }
+        to[n] = from[i];
+        to[n].addr += offset;
+        to[n].length -= offset;
+        if (to[n].length > bytes)
+            to[n].length = bytes;
+        bytes -= to[n++].length;
+        offset = 0;
+    }
+    return n;
+}
+
+/* Move 8 bytes between *value here and the target. */
+static int move_word(struct sn_atomic *a, uint64_t *value)
+{
+    const struct sn_copy *c = a->target;
+    struct sn_copy *word = &a->word; /* large: only what a copy of one span reads is filled in */
+    struct sn_span here = {.addr = (uintptr_t)value, .length = 8, .mr = SN_NONE};
+    int r;
+
+    if (a->moving) {
+        r = sn_device_mem->copy_poll(word);
+    } else {
+        word->world = c->world;
+        word->self = c->self;
+        word->dst_count = word->src_count = 1;
+        word->length = 8;
+        word->dst_proc = a->writing ? c->dst_proc : c->self;
+        word->src_proc = a->writing ? c->self : c->dst_proc;
+        word->dst[0] = a->writing ? c->dst[0] : here;
+        word->src[0] = a->writing ? here : c->dst[0];
+        r = start_here(word);
+    }
+    a->moving = r == SN_PLACE_BUSY;
+    return r;
+}
+
+unsigned sn_atomic_lock_of(uint32_t proc, uint64_t addr)
+{
+    return (addr >> 3 ^ proc * 0x9e37u) % SN_ATOMIC_LOCKS;
+}
+
+static struct sn_lock *lock_of(const struct sn_copy *c)
+{
+    return &c->world->atomic_locks[sn_atomic_lock_of(c->dst_proc, c->dst[0].addr)];
+}
+
+static void atomic_in_place(struct sn_atomic *a)
+{
+    uint64_t *word = (uint64_t *)(uintptr_t)a->target->dst[0].addr;
+
+    *a->found = a->compare_add;
+    if (!a->cas)
+        *a->found = __atomic_fetch_add(word, a->compare_add, __ATOMIC_SEQ_CST);
+    else
+        __atomic_compare_exchange_n(word, a->found, a->swap, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+int sn_atomic_step(struct sn_atomic *a)
+{
+    const struct sn_copy *c = a->target;
+    int r = 0;
+
+    if (!a->locked)
+        a->locked = sn_lock_try(lock_of(c), &a->tries);
+    if (!a->locked)
+        return SN_PLACE_BUSY;
+    if (c->dst_proc == c->self && c->dst[0].kind == SN_MEM_HOST) {
+        atomic_in_place(a);
+        goto unlock;
+    }
+    if (!a->writing) {
+        r = move_word(a, a->found);
+        if (r)
+            goto unlock;
+        a->value = !a->cas ? *a->found + a->compare_add : *a->found == a->compare_add ? a->swap : *a->found;
+        if (a->value == *a->found)
+            goto unlock;
+        a->writing = true;
+    }
+    r = move_word(a, &a->value);
+unlock:
+    if (r == SN_PLACE_BUSY)
+        return r;
+    sn_lock_drop(lock_of(c));
+    a->locked = false;
+    return r;
+}
+
+void sn_atomic_begin(struct sn_atomic *a, struct sn_copy *target)
+{
+    a->target = target;
+    a->locked = a->moving = a->writing = false;
+    a->tries = 0;
+}
+
+static int atomic_poll(struct sn_copy *c)
+{
+    struct sn_atomic *a = c->async;
+    int r;
+
+    do
+        r = sn_atomic_step(a);
+    while (r == SN_PLACE_BUSY && !a->locked && a->tries < LOCK_TRIES);
+    /* The owner takes the lock for it. Waiting for the owner with the lock in hand could wait for ever: it may want the
+     * same lock for somebody else. */
+    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, a->cas, a->compare_add, a->swap, a->found) : r;
+}
+
+int sn_place_atomic(struct sn_copy *c, struct sn_atomic *a)
+{
+    sn_atomic_begin(a, c);
+    c->async = a;
+    c->by = SN_BY_STEPS;
+    return atomic_poll(c);
+}
+
+int sn_place_poll(struct sn_copy *c)
+{
+    switch (c->by) {
+    case SN_BY_OWNER:
+        return sn_handoff_poll(c);
+    case SN_BY_STEPS:
+        return atomic_poll(c);
+    default:
+        return sn_device_mem->copy_poll(c);
+    }
+}
+
+bool sn_place_reachable(struct sn_world *world, uint32_t proc)
+{
+    const struct sn_proc *p = &world->procs[proc];
+    uint64_t nonce = 0;
+    struct iovec here = {&nonce, sizeof(nonce)}, there = {(void *)(uintptr_t)p->nonce_addr, sizeof(nonce)};
+
+    if (__atomic_load_n(&p->state, __ATOMIC_ACQUIRE) != SN_PROC_LIVE)
+        return false;
+    return vm_call(false, p->pid, &here, 1, &there, 1) == sizeof(nonce) && nonce == p->nonce;
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A queue pair in its own process: the send queue, and who may run it.
+ * Requests are written into the ring under mutex; whoever sets running (under mutex) executes them, alone, in order.
+ * The order is that of positions; of SRD the positions themselves change places (srd.h). */
+#ifndef SOFTNIC_QP_H
+#define SOFTNIC_QP_H
+
+#include <infiniband/verbs.h>
+#include <pthread.h>
+
+#include "tools/softnic/verbs/devices.h"
+#include "tools/softnic/memory/transfer.h"
+
+enum {
+    SN_MAX_INLINE = 1024,
+    SN_MAX_QP_WR = 16384,
+    SN_MAX_RD_ATOMIC = 128,
+};
+
+/* A request in the send queue; followed by max_sge sn_sge and max_inline bytes. */
+struct sn_wqe {
+    uint64_t wr_id;
+    uint64_t raddr;
+    uint64_t compare_add, swap;
+    uint64_t length;
+    uint64_t due_exec, due_done; /* the model: not placed, not completed before; 0: at once */
+    uint64_t result;             /* what an atomic found */
+    uint64_t recv_wr_id;         /* of the receive it took */
+    uint8_t *bounce;             /* a read that was sampled but is not due yet */
+    uint64_t retry_until;        /* unreachable since some time: give up then; 0: not retrying */
+    uint32_t rnr_left;           /* of rnr_retry; UINT32_MAX: not counting yet */
+    uint32_t dest_qpn, dest_dev; /* RC: the queue pair's; SRD: its own */
+    uint32_t qkey;
+    uint32_t rkey;
+    uint32_t imm;
+    uint32_t opcode; /* enum ibv_wr_opcode */
+    uint32_t flags;  /* enum ibv_send_flags */
+    uint32_t num_sge;
+    uint32_t status; /* enum ibv_wc_status */
+    bool placing;    /* an asynchronous copy is under way */
+    bool landed;     /* it flew, and only waits for a receive to take */
+    bool lost;       /* by the model, more often than it may be retried */
+    int fly_error;   /* it was not to be: told when its turn has come */
+    struct sn_flight flight;
+    uint32_t stores; /* an atomic that flies: of its batch, which must have landed before it has (batch.h) */
+    struct sn_sge sge[];
+};
+
+struct sn_qp {
+    struct ibv_qp_ex ex; /* first: programs hold a pointer to its qp_base */
+    struct sn_ctx *ctx;
+    struct sn_qp_shm *shm;
+    uint32_t index, qpn;
+    uint32_t pd;
+    bool extended; /* made for ibv_wr_* */
+    bool sig_all;
+    struct ibv_qp_cap cap;
+    struct ibv_qp_attr attr; /* what modify_qp set */
+
+    pthread_mutex_t mutex;
+    uint8_t *sq;
+    uint32_t sq_size, sq_stride; /* entries: a power of two, at least cap.max_send_wr */
+    uint16_t *turn;              /* SRD: which entry a position has; NULL: its own */
+    uint32_t seen;               /* SRD: positions below were looked at when it was decided when to run again */
+    uint32_t exec, done,
+        tail;            /* positions: next to execute, next to complete, next to post; exec and done: the runner's */
+    uint32_t freed;      /* positions below are free again: their completions were polled */
+    uint32_t reads_open; /* reads and atomics that have begun and are not completed */
+    uint32_t recv_posted, recv_polled;
+    bool queued;  /* in the engine's heap */
+    bool running; /* someone executes; only that thread touches exec, done, copy and the requests between done and tail
+                   */
+    bool closing;
+    bool drain_due; /* to be told when the send queue has drained, under mutex */
+    bool flush_due; /* a request has failed, and completes before the receives are flushed */
+    uint32_t runs;  /* odd while a request is being executed: dereg_mr waits for that */
+    uint32_t heap_at;
+    bool light; /* what it waits for is short: a thread that polls may do it */
+    uint64_t wake_at;
+
+    /* the runner's */
+    uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under mutex */
+    struct sn_copy copy;                                  /* of the request at exec */
+    struct sn_copy result;   /* of the one at done, whose result is placed while copy may be under way */
+    struct sn_atomic atomic; /* copy is the target of */
+    uint32_t flights, flown; /* requests from exec on that are in flight (flight.h); begun since there were none */
+    uint32_t receives_due;   /* that those in flight will take */
+    uint64_t bytes_aloft;    /* of the writes among them */
+    uint64_t guest;          /* what sn_responder_enter said, while any is in flight, or the one at exec is placing */
+    struct sn_lane lane;
+    struct sn_batch *batch; /* of atomics in flight; NULL: there was none yet */
+
+    /* the extended posting interface, between wr_start and wr_complete (the mutex is held all the while) */
+    uint32_t wr_at;
+    int wr_error;
+
+    struct sn_qp *next, **prev; /* ctx->qp_list */
+    uint32_t async_events;      /* delivered, for destroy to wait for their acknowledgement */
+};
+
+static inline struct sn_qp *sn_qp_of(struct ibv_qp *qp)
+{
+    return (struct sn_qp *)qp;
+}
+
+/** As what a request to nobody completes. */
+static inline uint32_t sn_qp_unanswered(const struct sn_qp *qp)
+{
+    return qp->turn ? IBV_WC_RESP_TIMEOUT_ERR : IBV_WC_RETRY_EXC_ERR;
+}
+
+static inline bool sn_qp_is_srd(const struct sn_qp *qp)
+{
+    return qp->turn != NULL;
+}
+
+static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
+{
+    uint32_t at = position & (qp->sq_size - 1);
+
+    return (struct sn_wqe *)(qp->sq + (size_t)(qp->turn ? qp->turn[at] : at) * qp->sq_stride);
+}
+
+/** Who answers one answers the other. */
+static inline bool sn_wqe_same_target(const struct sn_qp *qp, const struct sn_wqe *a, const struct sn_wqe *b)
+{
+    return a->dest_qpn == b->dest_qpn && a->dest_dev == b->dest_dev && (!sn_qp_is_srd(qp) || a->qkey == b->qkey);
+}
+
+static inline uint32_t sn_qp_state(const struct sn_qp *qp)
+{
+    return __atomic_load_n(&qp->shm->state, __ATOMIC_ACQUIRE);
+}
+
+struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
+
+/** The same for SRD, which is to be had on EFA devices only. */
+struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
+
+/** Wait until neither those initiators nor the runner who are at work now are. Return 0 or -ETIMEDOUT. */
+int sn_qp_guest_wait(struct sn_qp *qp, uint64_t give_up);
+
+/** Wait, bounded, until nobody executes this queue pair and it is in no heap. The caller holds no lock. */
+int sn_qp_quiesce(struct sn_qp *qp);
+
+/* post.c */
+int sn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+int sn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+
+/** A free request at position, or NULL when the send queue is full. The caller holds the mutex. */
+struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position);
+
+/** What every request begins with. */
+void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t flags);
+
+/** Is it one that can be, now that its buffers are there? Return 0 or EINVAL. */
+int sn_wqe_check(const struct sn_qp *qp, struct sn_wqe *w);
+
+/** Is this a state in which requests can be posted? Return 0 or EINVAL. */
+int sn_post_state_check(const struct sn_qp *qp);
+
+/** Publish the requests up to position and run them, here or in the engine. The caller holds the mutex. */
+void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);
+
+/* wr.c */
+#define SN_WR_OPS                                                                                                      \
+    (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |                            \
+     IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |                     \
+     IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
+#define SN_WR_OPS_SRD (SN_WR_OPS & ~(uint64_t)(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD))
+void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
+
+/* run.c */
+/** A request of it has failed: to the error state; its receives are flushed when the request is completed. event: as
+ * for sn_qp_shm_stop. The caller is the runner. */
+void sn_qp_fail(struct sn_qp *qp, int event);
+
+/** Execute and complete what can be. The caller is the runner. Return when to be called again (UINT64_MAX: nothing
+ * left). */
+uint64_t sn_qp_run(struct sn_qp *qp);
+
+/** An asynchronous copy is under way. The caller is the runner, or holds the mutex while there is none. */
+bool sn_qp_copying(struct sn_qp *qp);
+
+/** Nothing that was begun is left to end. As above. */
+bool sn_qp_drained(struct sn_qp *qp);
+
+/** The runner stops, at is what sn_qp_run said: queue for the engine if anything is left. The caller holds the mutex.
+ */
+void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at);
+
+/** Run a queue pair that was just taken from an engine's heap. */
+void sn_qp_run_taken(struct sn_qp *qp);
+
+/** Become the runner (unless there is one), run, and hand the rest to the engine. */
+void sn_qp_kick(struct sn_qp *qp);
+
+#endif
