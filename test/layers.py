@@ -10,13 +10,21 @@ import re
 import subprocess
 import sys
 
+SN, SN_THREAD = "tools/softnic/", "transport/util/thread"
+SN_FORBIDDEN = ("nccl", "cuda_runtime", "perseus/")
 ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that are forbidden)
     "include": ({"include"}, ("infiniband/", "nccl")),
     "transport/util": ({"transport/util"}, ("infiniband/", "nccl", "cuda", "perseus/")),
     "transport": ({"transport"}, ("nccl", "cuda_runtime")),
     "plugin": ({"plugin", "transport/util"}, ("infiniband/", "nccl", "cuda")),
     "fused": ({"fused", "transport/util"}, ("infiniband/", "nccl")),
-    "tools/softnic": ({"tools/softnic", "transport/util/thread"}, ("nccl", "cuda_runtime", "perseus/")),
+    "tools/softnic/world": ({SN + "world", SN_THREAD}, SN_FORBIDDEN),
+    "tools/softnic/memory": ({SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN + ("infiniband/",)),
+    "tools/softnic/nic": ({SN + "nic", SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN),
+    "tools/softnic/verbs": ({SN + "verbs", SN + "nic", SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN),
+    "tools/softnic/cli": ({SN + "cli", SN + "world", SN_THREAD}, SN_FORBIDDEN + ("infiniband/",)),
+    "tools/softnic/stub": ({SN + "stub"}, SN_FORBIDDEN),
+    "tools/softnic": (set(), ()),
     "tools": ({"tools", "transport/util", "plugin/abi"}, ()),
     "test": (None, ()),
 }

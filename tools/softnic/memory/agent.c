@@ -15,6 +15,7 @@
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
+#include "tools/softnic/world/self.h"
 #include "tools/softnic/memory/transfer.h"
 #include "transport/util/thread.h"
 
@@ -359,14 +360,14 @@ static int agent_run(struct sn_agent *a, struct sn_agent_shm *shm)
     return r;
 }
 
-int sn_agent_start(struct sn_ctx *ctx)
+int sn_agent_start(uint32_t ctx, struct sn_agent **agent)
 {
-    struct sn_agent_shm *shm = &sn_self->world->agents[ctx->index];
+    struct sn_agent_shm *shm = &sn_self->world->agents[ctx];
     struct sn_agent *a = NULL;
     int r = 0;
 
     pthread_mutex_lock(&mutex);
-    if (ctx->agent)
+    if (*agent)
         goto unlock;
     r = sn_world_populate(shm, sizeof(*shm), "agent");
     if (r)
@@ -377,7 +378,7 @@ int sn_agent_start(struct sn_ctx *ctx)
         goto unlock;
     r = agent_run(a, shm);
     if (!r)
-        ctx->agent = a;
+        *agent = a;
     else
         free(a);
 unlock:
@@ -431,9 +432,9 @@ static bool agent_end(struct sn_agent *a)
     return !a->running;
 }
 
-void sn_agent_stop(struct sn_ctx *ctx)
+void sn_agent_stop(struct sn_agent **agent)
 {
-    struct sn_agent *a = ctx->agent;
+    struct sn_agent *a = *agent;
 
     if (!a)
         return;
@@ -442,7 +443,7 @@ void sn_agent_stop(struct sn_ctx *ctx)
         return; /* what they refer to must stay */
     }
     free(a);
-    ctx->agent = NULL;
+    *agent = NULL;
 }
 
 void sn_agent_close(struct sn_agent *a)

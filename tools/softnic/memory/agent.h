@@ -19,7 +19,9 @@
 #ifndef SOFTNIC_AGENT_H
 #define SOFTNIC_AGENT_H
 
-#include "tools/softnic/verbs/devices.h"
+#include "tools/softnic/world/world.h"
+
+struct sn_agent;
 
 enum sn_agent_state {
     SN_AGENT_FREE,
@@ -48,12 +50,13 @@ static inline bool sn_agent_turn(uint64_t *word, uint64_t request, uint32_t from
                                        __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 
-/** The registration's owner has an agent from here on: called before its key is valid. Return 0 or -errno (logged). */
-int sn_agent_start(struct sn_ctx *ctx);
+/** Start the agent of an opened device, unless *agent already runs: called before the key of device memory is valid.
+ * Return 0 or -errno (logged). */
+int sn_agent_start(uint32_t ctx, struct sn_agent **agent);
 
 /** What is running is finished first, for a second at most; what is posted later gets no answer, which its initiators
  * notice by the epoch. */
-void sn_agent_stop(struct sn_ctx *ctx);
+void sn_agent_stop(struct sn_agent **agent);
 
 /** An agent of the copier; the slots are as new. Return 0 or -errno (logged). */
 int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out);

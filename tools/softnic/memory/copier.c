@@ -60,15 +60,21 @@ static _Noreturn void serve(struct sn_world *world)
     }
 }
 
+/* The copier copies by itself. */
+static void use_cuda(const struct sn_world *world)
+{
+    (void)world;
+    sn_device_mem = &sn_cuda_mem;
+}
+
 int softnic_copier(int ready_fd)
 {
-    struct sn_self *self = sn_self_get();
+    struct sn_self *self = sn_self_get(use_cuda);
     char ready = 1;
 
     if (!self)
         return -errno;
     prctl(PR_SET_NAME, "softnic-copier", 0, 0, 0);
-    sn_device_mem = &sn_cuda_mem;
     /* Released: whoever finds it finds the entry in the table of processes. */
     __atomic_store_n(&self->world->copier.proc, self->proc + 1, __ATOMIC_RELEASE);
     if (write(ready_fd, &ready, 1) != 1) {

@@ -336,12 +336,10 @@ int sn_copied_wait(const struct sn_world *world, uint64_t give_up)
     return 0;
 }
 
-const struct sn_device_mem *sn_copied_choose(const struct sn_world *world)
+void sn_device_mem_choose(const struct sn_world *world)
 {
     static struct sn_device_mem copied;
 
-    if (!world->config.copier)
-        return &sn_cuda_mem;
     copied = sn_cuda_mem;
     copied.unexport_mr = copied_unexport;
     copied.prepare = copied_prepare;
@@ -350,5 +348,5 @@ const struct sn_device_mem *sn_copied_choose(const struct sn_world *world)
     copied.fly = copied_fly;
     copied.fly_flush = copied_fly_flush;
     copied.fly_landed = copied_fly_landed;
-    return &copied;
+    sn_device_mem = world->config.copier ? &copied : &sn_cuda_mem;
 }

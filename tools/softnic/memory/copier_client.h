@@ -7,8 +7,8 @@
 
 #include "tools/softnic/memory/transfer.h"
 
-/** The device copier that this process is to have, now that it has joined its world. */
-const struct sn_device_mem *sn_copied_choose(const struct sn_world *world);
+/** Set sn_device_mem for a process that has just joined this world: CUDA in this process, or the copier. */
+void sn_device_mem_choose(const struct sn_world *world);
 
 /** Wait until the copier is at no copy that began before the call. Return 0 or -ETIMEDOUT. */
 int sn_copied_wait(const struct sn_world *world, uint64_t give_up);

@@ -5,7 +5,7 @@
 #ifndef SOFTNIC_BATCH_H
 #define SOFTNIC_BATCH_H
 
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/nic/queue_pair.h"
 
 /** Is the value of the word known that the atomic there names? Read after it was posted: somebody may have changed it
  * before, and told whoever posted it. */

@@ -12,7 +12,7 @@
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/lock.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/nic/queue_pair.h"
 #include "transport/util/thread.h"
 
 enum {

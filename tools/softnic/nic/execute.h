@@ -3,7 +3,7 @@
 #ifndef SOFTNIC_EXEC_H
 #define SOFTNIC_EXEC_H
 
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/nic/queue_pair.h"
 
 enum {
     SN_EXEC_BUSY = 1,        /* an asynchronous copy is under way: call again */

@@ -3,7 +3,7 @@
 #ifndef SOFTNIC_MODEL_H
 #define SOFTNIC_MODEL_H
 
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/nic/queue_pair.h"
 
 /** Stamp w, the request at position, at posting, with due_exec and due_done from the virtual clocks of both ports.
  * first: it rang the doorbell, at now, the same for all of its requests: how long the poster takes from one to the next

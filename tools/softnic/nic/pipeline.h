@@ -5,7 +5,7 @@
 #ifndef SOFTNIC_FLIGHT_H
 #define SOFTNIC_FLIGHT_H
 
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/nic/queue_pair.h"
 
 enum { SN_FLIGHT_READ = 4 }; /* beside SN_EXEC_ */
 

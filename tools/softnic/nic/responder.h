@@ -4,7 +4,7 @@
 #ifndef SOFTNIC_RESPONDER_H
 #define SOFTNIC_RESPONDER_H
 
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/nic/queue_pair.h"
 #include "tools/softnic/world/queues.h"
 
 static inline bool sn_is_send(uint32_t opcode)

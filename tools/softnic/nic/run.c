@@ -4,7 +4,7 @@
 #include "tools/softnic/nic/atomic_batch.h"
 #include "tools/softnic/nic/execute.h"
 #include "tools/softnic/nic/pipeline.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/nic/queue_pair.h"
 #include "tools/softnic/nic/srd.h"
 #include "tools/softnic/world/wake.h"
 

@@ -5,7 +5,7 @@
 #ifndef SOFTNIC_SRD_H
 #define SOFTNIC_SRD_H
 
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/nic/queue_pair.h"
 
 enum {
     SN_SRD_SCATTER_NS = 8000, /* each request starts late by up to this; about half of an EFA's latency */

@@ -5,7 +5,7 @@
 
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/world/lock.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/verbs/srq.h"
 #include "tools/softnic/world/wake.h"
 
@@ -198,7 +198,7 @@ static bool async_resolve(const struct sn_async *event, struct ibv_async_event *
         delivered(&srq->ibv.mutex, &srq->async_events);
         return true;
     default:
-        qp = sn_self_qp(event->element);
+        qp = sn_qp_local(event->element);
         if (!qp)
             return false;
         out->element.qp = &qp->ex.qp_base;

@@ -6,7 +6,7 @@
 
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/world/queues.h"
 
 enum { ACK_PATIENCE_S = 10 };
@@ -14,7 +14,7 @@ enum { ACK_PATIENCE_S = 10 };
 /* Polling a completion gives the queue its entries back: the program has learned that they are free. */
 static void entries_free(const struct sn_cqe *cqe)
 {
-    struct sn_qp *qp = sn_self_qp(cqe->qp_num);
+    struct sn_qp *qp = sn_qp_local(cqe->qp_num);
 
     if (!qp)
         return;

@@ -7,11 +7,12 @@
 #include <unistd.h>
 
 #include "tools/softnic/memory/agent.h"
+#include "tools/softnic/memory/copier_client.h"
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/verbs/efadv.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/memory/transfer.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/srq.h"
 #include "tools/softnic/world/wake.h"
@@ -52,7 +53,7 @@ static struct sn_device *device_get(uint32_t index)
 
 struct ibv_device **ibv_get_device_list(int *count)
 {
-    struct sn_self *self = sn_self_get();
+    struct sn_self *self = sn_self_get(sn_device_mem_choose);
     struct ibv_device **list;
     uint32_t node, n = 0;
 
@@ -97,7 +98,7 @@ __be64 ibv_get_device_guid(struct ibv_device *device)
 
 struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
-    struct sn_self *self = sn_self_get();
+    struct sn_self *self = sn_self_get(sn_device_mem_choose);
     struct sn_ctx *ctx;
     int r;
 
@@ -138,7 +139,7 @@ int ibv_close_device(struct ibv_context *context)
     int fd = context->async_fd;
 
     sn_engine_fini(&ctx->engine);
-    sn_agent_stop(ctx);
+    sn_agent_stop(&ctx->agent);
     if (sn_device_mem)
         sn_device_mem->settle();
     sn_ctx_shm_give(sn_self->world, ctx->index); /* before the descriptor is gone: no event goes to a stranger */

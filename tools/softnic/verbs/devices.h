@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices and opened devices. */
+/* Devices and protection domains as programs see them. */
 #ifndef SOFTNIC_DEVICE_H
 #define SOFTNIC_DEVICE_H
 
 #include <infiniband/verbs.h>
-#include <pthread.h>
 
-#include "tools/softnic/nic/engine.h"
-#include "tools/softnic/world/self.h"
+#include "tools/softnic/nic/context.h"
 
 #define SN_MAX_MR_BYTES (1ull << 46)
 
@@ -17,8 +15,6 @@ struct sn_device {
     uint32_t index;          /* in the world */
 };
 
-struct sn_agent;
-
 struct sn_pd {
     struct ibv_pd ibv; /* first: programs hold a pointer to it */
     uint32_t handles;  /* address handles; what else is in it the world knows */
@@ -27,28 +23,6 @@ struct sn_pd {
 static inline struct sn_pd *sn_pd_of(struct ibv_pd *pd)
 {
     return (struct sn_pd *)pd;
-}
-
-struct sn_ctx {
-    uint32_t index; /* in the world */
-    uint32_t dev;
-    struct sn_ctx_shm *shm;
-    struct sn_engine engine;
-    struct sn_agent *agent; /* NULL until device memory is registered; agent.c */
-    uint32_t pd_next;
-    pthread_mutex_t qp_mutex; /* protects qp_list */
-    struct sn_qp *qp_list;
-    struct verbs_context verbs; /* its last field is the struct ibv_context that programs hold */
-};
-
-static inline struct sn_ctx *sn_ctx_of(struct ibv_context *context)
-{
-    return (struct sn_ctx *)((uint8_t *)context - offsetof(struct sn_ctx, verbs.context));
-}
-
-static inline struct sn_dev *sn_ctx_dev(struct sn_ctx *ctx)
-{
-    return &sn_self->world->devs[ctx->dev];
 }
 
 static inline uint32_t sn_gid_count(const struct sn_dev *dev)

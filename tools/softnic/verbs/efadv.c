@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tools/softnic/verbs/cq.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/nic/srd.h"
 
 enum {

@@ -9,7 +9,7 @@
 #include "tools/softnic/verbs/devices.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/memory/transfer.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
@@ -146,7 +146,7 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
     r = device ? sn_device_mem->export_mr(shm, fd, addr) : 0;
     if (r < 0)
         goto give_shm;
-    r = device ? sn_agent_start(sn_ctx_of(pd->context)) : 0;
+    r = device ? sn_agent_start(shm->ctx, &sn_ctx_of(pd->context)->agent) : 0;
     if (r < 0)
         goto unexport;
     *mr = (struct ibv_mr){pd->context,

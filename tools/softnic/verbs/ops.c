@@ -4,7 +4,7 @@
  */
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/verbs/devices.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 
 static struct ibv_mw *no_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 {

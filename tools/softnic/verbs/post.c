@@ -5,7 +5,7 @@
 
 #include "tools/softnic/nic/pipeline.h"
 #include "tools/softnic/nic/model.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/srq.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -251,6 +251,13 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
 {
     return sn_qp_of(qp)->extended ? &sn_qp_of(qp)->ex : NULL;
+}
+
+struct sn_qp *sn_qp_local(uint32_t qpn)
+{
+    struct sn_qp *qp = __atomic_load_n(&sn_self->qps[sn_qpn_index(qpn)], __ATOMIC_ACQUIRE);
+
+    return qp && qp->qpn == qpn ? qp : NULL;
 }
 
 static bool guest_gone(const uint64_t *word, uint64_t first, bool ask)

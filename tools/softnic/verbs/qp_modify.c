@@ -6,7 +6,7 @@
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/verbs/qp_state.h"
 #include "tools/softnic/nic/srd.h"
 

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "tools/softnic/nic/qp.h"
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/nic/srd.h"
 
 static struct sn_qp *of(struct ibv_qp_ex *ex)

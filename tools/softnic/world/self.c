@@ -9,12 +9,10 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "tools/softnic/memory/copier_client.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/emulated_node.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/world/proc.h"
-#include "tools/softnic/nic/qp.h"
 #include "tools/softnic/world/wake.h"
 
 enum { JOIN_TRIES = 100 /* a world that is removed between opening and joining is opened anew */ };
@@ -79,7 +77,7 @@ static int self_join(struct sn_self *self)
     return r;
 }
 
-struct sn_self *sn_self_get(void)
+struct sn_self *sn_self_get(void (*joined)(const struct sn_world *world))
 {
     struct sn_self *self = NULL;
     int r;
@@ -103,19 +101,12 @@ struct sn_self *sn_self_get(void)
     }
     /* Peers move data with process_vm_writev; where Yama restricts ptrace, they need this leave. EINVAL: no Yama. */
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-    sn_device_mem = sn_copied_choose(self->world);
+    joined(self->world);
     sn_self = self;
 unlock:
     self = sn_self;
     pthread_mutex_unlock(&self_mutex);
     return self;
-}
-
-struct sn_qp *sn_self_qp(uint32_t qpn)
-{
-    struct sn_qp *qp = __atomic_load_n(&sn_self->qps[sn_qpn_index(qpn)], __ATOMIC_ACQUIRE);
-
-    return qp && qp->qpn == qpn ? qp : NULL;
 }
 
 /* A forked child has the mapping but none of the threads, and is not the process in the table: it starts with nothing,

@@ -20,13 +20,11 @@ struct sn_self {
     struct sn_srq *srqs[SN_MAX_SRQS];
 };
 
-/** Join the world on first use. Return it, or NULL with errno set and the reason logged. */
-struct sn_self *sn_self_get(void);
+/** Join the world on first use; joined(world) is then called once, before any thread sees the result. Return it, or NULL
+ * with errno set and the reason logged. */
+struct sn_self *sn_self_get(void (*joined)(const struct sn_world *world));
 
 /** The joined world; only after sn_self_get succeeded. */
 extern struct sn_self *sn_self;
-
-/** The local queue pair of that number, or NULL when it is gone. */
-struct sn_qp *sn_self_qp(uint32_t qpn);
 
 #endif

@@ -2,13 +2,13 @@
 /* A queue pair in its own process: the send queue, and who may run it.
  * Requests are written into the ring under mutex; whoever sets running (under mutex) executes them, alone, in order.
  * The order is that of positions; of SRD the positions themselves change places (srd.h). */
-#ifndef SOFTNIC_QP_H
-#define SOFTNIC_QP_H
+#ifndef SOFTNIC_QUEUE_PAIR_H
+#define SOFTNIC_QUEUE_PAIR_H
 
 #include <infiniband/verbs.h>
 #include <pthread.h>
 
-#include "tools/softnic/verbs/devices.h"
+#include "tools/softnic/nic/context.h"
 #include "tools/softnic/memory/transfer.h"
 
 enum {
@@ -131,45 +131,6 @@ static inline uint32_t sn_qp_state(const struct sn_qp *qp)
 {
     return __atomic_load_n(&qp->shm->state, __ATOMIC_ACQUIRE);
 }
-
-struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
-
-/** The same for SRD, which is to be had on EFA devices only. */
-struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
-
-/** Wait until neither those initiators nor the runner who are at work now are. Return 0 or -ETIMEDOUT. */
-int sn_qp_guest_wait(struct sn_qp *qp, uint64_t give_up);
-
-/** Wait, bounded, until nobody executes this queue pair and it is in no heap. The caller holds no lock. */
-int sn_qp_quiesce(struct sn_qp *qp);
-
-/* post.c */
-int sn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
-int sn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
-int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
-
-/** A free request at position, or NULL when the send queue is full. The caller holds the mutex. */
-struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position);
-
-/** What every request begins with. */
-void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t flags);
-
-/** Is it one that can be, now that its buffers are there? Return 0 or EINVAL. */
-int sn_wqe_check(const struct sn_qp *qp, struct sn_wqe *w);
-
-/** Is this a state in which requests can be posted? Return 0 or EINVAL. */
-int sn_post_state_check(const struct sn_qp *qp);
-
-/** Publish the requests up to position and run them, here or in the engine. The caller holds the mutex. */
-void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position);
-
-/* wr.c */
-#define SN_WR_OPS                                                                                                      \
-    (IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |                            \
-     IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |                     \
-     IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
-#define SN_WR_OPS_SRD (SN_WR_OPS & ~(uint64_t)(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD))
-void sn_wr_fill(struct sn_qp *qp, uint64_t send_ops);
 
 /* run.c */
 /** A request of it has failed: to the error state; its receives are flushed when the request is completed. event: as
