@@ -26,9 +26,6 @@ SAME(SN_CU_HANDLE_POSIX_FD, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 SAME(SN_CU_LOCATION_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
 SAME(SN_CU_ACCESS_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 SAME(SN_CU_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
-SAME(SN_CU_WRITE_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_32);
-SAME(SN_CU_WRITE_VALUE_64, CU_STREAM_MEM_OP_WRITE_VALUE_64);
-SAME(0, CU_STREAM_WRITE_VALUE_DEFAULT); /* a store's flags: after a barrier */
 
 SAME(sizeof(sn_cu_ptr), sizeof(CUdeviceptr));
 SAME(sizeof(struct sn_cu_uuid), sizeof(CUuuid));
@@ -37,12 +34,6 @@ SAME(sizeof(struct sn_cu_access), sizeof(CUmemAccessDesc));
 SAME(offsetof(struct sn_cu_access, location_type), offsetof(CUmemAccessDesc, location.type));
 SAME(offsetof(struct sn_cu_access, location_id), offsetof(CUmemAccessDesc, location.id));
 SAME(offsetof(struct sn_cu_access, flags), offsetof(CUmemAccessDesc, flags));
-SAME(sizeof(struct sn_cu_memop), sizeof(CUstreamBatchMemOpParams));
-SAME(offsetof(struct sn_cu_memop, operation), offsetof(CUstreamBatchMemOpParams, operation));
-SAME(offsetof(struct sn_cu_memop, address), offsetof(CUstreamBatchMemOpParams, writeValue.address));
-SAME(offsetof(struct sn_cu_memop, value), offsetof(CUstreamBatchMemOpParams, writeValue.value64));
-SAME(offsetof(struct sn_cu_memop, flags), offsetof(CUstreamBatchMemOpParams, writeValue.flags));
-SAME(offsetof(struct sn_cu_memop, alias), offsetof(CUstreamBatchMemOpParams, writeValue.alias));
 
 /* In the order of SN_CUDA_CALLS. */
 #define FUNCTIONS(X)                                                                                                   \
@@ -73,8 +64,6 @@ SAME(offsetof(struct sn_cu_memop, alias), offsetof(CUstreamBatchMemOpParams, wri
     X(vmm_access, cuMemSetAccess)                                                                                      \
     X(copy, cuMemcpyAsync)                                                                                             \
     X(stream_create, cuStreamCreate)                                                                                   \
-    X(stream_query, cuStreamQuery)                                                                                     \
-    X(batch_memop, cuStreamBatchMemOp_v2)                                                                              \
     X(event_create, cuEventCreate)                                                                                     \
     X(event_record, cuEventRecord)                                                                                     \
     X(event_query, cuEventQuery)                                                                                       \

@@ -147,26 +147,24 @@ void completions_come_in_order(struct side *side)
 /* Has the driver all of it when the posting call returns? One mark stands for all in any case. */
 static bool burst_is_given_at_once(struct side *side, const struct buf *data, struct remote there)
 {
-    int copies = driver_calls("cuMemcpyAsync"), marks = driver_calls("cuStreamBatchMemOp_v2");
+    int copies = driver_calls("cuMemcpyAsync"), marks = driver_calls("cuEventRecord");
 
     burst_post(side, data, there, BURST, 1, IBV_WR_RDMA_WRITE);
     bool at_once = driver_calls("cuMemcpyAsync") == copies + BURST;
     expect_success(side, "burst");
-    MUST(driver_calls("cuMemcpyAsync") == copies + BURST && driver_calls("cuStreamBatchMemOp_v2") <= marks + 2);
+    MUST(driver_calls("cuMemcpyAsync") == copies + BURST && driver_calls("cuEventRecord") <= marks + 2);
     return at_once;
 }
 
-/* A store in the stream with its mark behind it, or a copy, with an event behind it once somebody asks. */
+/* A copy, with an event after it once somebody asks. */
 static bool signal_is_given_at_once(struct side *side, struct remote there)
 {
-    bool stores = driver_calls("cuStreamBatchMemOp_v2") > 0;
-    const char *call = stores ? "cuStreamBatchMemOp_v2" : "cuMemcpyAsync";
-    int calls = driver_calls(call), copies = driver_calls("cuMemcpyAsync");
+    int copies = driver_calls("cuMemcpyAsync");
 
     signal_post(side, there, 1, true);
-    bool at_once = driver_calls(call) == calls + 1;
+    bool at_once = driver_calls("cuMemcpyAsync") == copies + 1;
     expect_success(side, "signal");
-    MUST(driver_calls(call) == calls + 1 && driver_calls("cuMemcpyAsync") == copies + !stores);
+    MUST(driver_calls("cuMemcpyAsync") == copies + 1);
     return at_once;
 }
 

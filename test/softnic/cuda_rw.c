@@ -256,7 +256,6 @@ static void a_driver_error_is_a_completion_error(struct side *side)
         enum memory theirs;
         bool carried; /* the owner copies what cannot be opened */
     } failures[] = {{"cuMemcpyAsync", LEGACY, false},
-                    {"cuStreamBatchMemOp_v2", LEGACY, true}, /* from here on by events */
                     {"cuEventQuery", LEGACY, false},
                     {"cuIpcOpenMemHandle_v2", LEGACY, true},
                     {"cuMemImportFromShareableHandle", VMM, true}};

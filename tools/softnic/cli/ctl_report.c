@@ -90,7 +90,6 @@ static void model_report(const struct sn_config *c, bool json)
         {"jitter_ns", c->jitter_ns},
         {"retry_cap_ns", c->retry_cap_ns},
         {"seed", c->seed},
-        {"stream_stores", c->stream_stores},
         {"copier", c->copier},
         {"efa", c->efa},
     };

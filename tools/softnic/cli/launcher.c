@@ -68,7 +68,6 @@ static void config_from_options(struct sn_config *config, const struct sn_launch
         config->retry_cap_ns = o->retry_cap_ns;
     config->seed = o->seed;
     config->fence_meaning = o->fence_strict ? SN_FENCE_STRICT : SN_FENCE_SPEC;
-    config->stream_stores = o->stream_stores;
     config->copier = o->copier;
     config->efa = o->efa;
     config->nics = (uint32_t)o->nics;

@@ -17,7 +17,7 @@ enum {
     NODES_MOST = 64,
 };
 
-enum kind { COUNT, RATE, LATENCY, LOSS, DURATION, FENCE, NAME, QUIET, STORES, COPIER, EFA, NO_SYSFS, HELP, VERSION };
+enum kind { COUNT, RATE, LATENCY, LOSS, DURATION, FENCE, NAME, QUIET, COPIER, EFA, NO_SYSFS, HELP, VERSION };
 
 static const struct flag {
     const char *name;
@@ -42,8 +42,6 @@ static const struct flag {
     {"fence-cost", DURATION, offsetof(struct sn_launcher_options, fence_cost_ns), 0, 0,
      "1us time added by a fenced request (off)"},
     {"fence", FENCE, 0, 0, 0, "spec|strict a fence waits for reads and atomics | for all earlier requests (spec)"},
-    {"stream-stores", STORES, 0, 0, 0,
-     "      short writes to GPU memory as stores in CUDA streams: faster, but see doc/softnic.md (off)"},
     {"copier", COPIER, 0, 0, 0, "             a process of the NIC's own copies GPU memory, see doc/softnic.md (off)"},
     {"efa", EFA, 0, 0, 0,
      "             the NICs are EFA devices of AWS: SRD queue pairs, no order; see doc/softnic.md (off)"},
@@ -152,10 +150,6 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
         o->fence_strict = !strcmp(value, "strict");
         o->model_given = true;
         r = o->fence_strict || !strcmp(value, "spec") ? 0 : -EINVAL;
-        break;
-    case STORES:
-        o->stream_stores = true;
-        o->model_given = true;
         break;
     case COPIER:
         o->copier = true;

@@ -19,7 +19,6 @@ struct sn_launcher_options {
     uint64_t wr_cost_ns, doorbell_cost_ns, fence_cost_ns, jitter_ns, seed;
     uint64_t retry_cap_ns; /* 0: as the world has it */
     bool fence_strict;
-    bool stream_stores;
     bool copier;
     bool efa;
     bool model_given; /* some option above other than the default was named */

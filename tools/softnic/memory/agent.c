@@ -242,7 +242,7 @@ static bool slot_begin(struct sn_agent *a, unsigned i, uint64_t request)
 static bool order_take(struct sn_agent *a)
 {
     /* O2: acquire; pairs with O1 in request.c. */
-    uint32_t tail = __atomic_load_n(&a->shm->tail, __ATOMIC_ACQUIRE), first = a->head;
+    uint32_t tail = __atomic_load_n(&a->shm->tail, __ATOMIC_ACQUIRE);
     bool moved = false;
 
     if (a->held) {
@@ -262,13 +262,6 @@ static bool order_take(struct sn_agent *a)
 
         if (a->jobs[i].request == 0)
             moved |= slot_begin(a, i, entry & ~(uint64_t)SN_AGENT_STATE_MASK);
-    }
-    for (; first != a->head; first++) {
-        const struct job *job =
-            &a->jobs[(a->shm->order[first % SN_AGENT_ORDER] & SN_AGENT_STATE_MASK) % SN_AGENT_SLOTS];
-
-        if (job->lane && job->lane->first)
-            sn_device_mem->fly_flush(&job->lane->at);
     }
     return moved;
 }

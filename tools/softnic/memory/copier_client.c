@@ -254,11 +254,6 @@ static int copied_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight 
     return 0;
 }
 
-static void copied_fly_flush(struct sn_lane *lane)
-{
-    (void)lane; /* posting has rung the bell */
-}
-
 static int copied_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask)
 {
     struct asked *a = flight->map;
@@ -346,7 +341,6 @@ void sn_device_mem_choose(const struct sn_world *world)
     copied.copy_start = copied_start;
     copied.copy_poll = copied_poll;
     copied.fly = copied_fly;
-    copied.fly_flush = copied_fly_flush;
     copied.fly_landed = copied_fly_landed;
     sn_device_mem = world->config.copier ? &copied : &sn_cuda_mem;
 }

@@ -33,8 +33,6 @@ enum {
     SN_CU_ACCESS_READWRITE = 3,
     SN_CU_CAPTURE_RELAXED = 2,
     SN_CUDA_MAX_DEVS = 32,
-    SN_CU_WRITE_VALUE_32 = 2,
-    SN_CU_WRITE_VALUE_64 = 5,
     SN_CUDA_STREAMS = 8,
 };
 
@@ -49,19 +47,6 @@ struct sn_cu_ipc {
 struct sn_cu_access {
     int location_type, location_id, flags;
 };
-
-/* A store in a stream. Of the union that it is in the driver's header, the part for that. */
-struct sn_cu_memop {
-    uint32_t operation;
-    sn_cu_ptr address;
-    uint64_t value;
-    uint32_t flags; /* 0: after a barrier, so that all before is visible first */
-    sn_cu_ptr alias;
-    uint64_t unused;
-};
-static_assert(sizeof(struct sn_cu_memop) == 48 && offsetof(struct sn_cu_memop, value) == 16 &&
-                  offsetof(struct sn_cu_memop, flags) == 24,
-              "CUstreamBatchMemOpParams");
 
 /* X(field, symbol, parameters): every one returns a CUresult. */
 #define SN_CUDA_CALLS(X)                                                                                               \
@@ -95,8 +80,6 @@ static_assert(sizeof(struct sn_cu_memop) == 48 && offsetof(struct sn_cu_memop, v
     X(vmm_access, "cuMemSetAccess", (sn_cu_ptr ptr, size_t bytes, const struct sn_cu_access *desc, size_t count))      \
     X(copy, "cuMemcpyAsync", (sn_cu_ptr dst, sn_cu_ptr src, size_t bytes, void *stream))                               \
     X(stream_create, "cuStreamCreate", (void **stream, unsigned flags))                                                \
-    X(stream_query, "cuStreamQuery", (void *stream))                                                                   \
-    X(batch_memop, "cuStreamBatchMemOp_v2", (void *stream, unsigned count, struct sn_cu_memop *ops, unsigned flags))   \
     X(event_create, "cuEventCreate", (void **event, unsigned flags))                                                   \
     X(event_record, "cuEventRecord", (void *event, void *stream))                                                      \
     X(event_query, "cuEventQuery", (void *event))                                                                      \
@@ -118,8 +101,6 @@ struct sn_cuda_dev {
     void *ctx; /* NULL until used */
     struct sn_cuda_stream *streams[SN_CUDA_STREAMS];
     unsigned next_stream;
-    bool no_memops; /* no stores in streams: nobody asked for them (softnic-run --stream-stores), or the driver refuses
-                       them; atomic */
     int saved_events;
     void *events[256]; /* created, not in use */
 };

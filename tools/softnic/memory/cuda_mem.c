@@ -93,10 +93,10 @@ static void drop_stages(const struct sn_cuda *cuda, struct transfer *t)
                sn_move_result(&stage->move) == SN_MOVE_UNDER_WAY)
             sched_yield();
         while (stage->state == STAGE_COPYING && sn_now_ns() < give_up &&
-               sn_cuda_stream_landed(cuda, t->stream, stage->mark, true) == SN_CUDA_STREAM_BUSY)
+               sn_cuda_stream_done(cuda, t->stream, stage->mark, true) == SN_CUDA_STREAM_BUSY)
             sched_yield();
         if (stage->state == STAGE_COPYING &&
-            sn_cuda_stream_landed(cuda, t->stream, stage->mark, true) == SN_CUDA_STREAM_BUSY)
+            sn_cuda_stream_done(cuda, t->stream, stage->mark, true) == SN_CUDA_STREAM_BUSY)
             sn_log("device copy of %llu bytes did not end within 1 s of a failure: its staging slot is lost",
                    (unsigned long long)stage->bytes);
         else if (stage->state != STAGE_FREE)
@@ -270,7 +270,7 @@ static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tran
     int r;
 
     if (stage->state == STAGE_COPYING) {
-        r = sn_cuda_stream_landed(cuda, t->stream, stage->mark, true);
+        r = sn_cuda_stream_done(cuda, t->stream, stage->mark, true);
         if (r)
             return r;
         if (stage->to_gpu)
@@ -316,7 +316,7 @@ static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfe
         if (!moved)
             return SN_PLACE_BUSY;
     }
-    return sn_cuda_stream_landed(cuda, t->stream, t->last, true);
+    return sn_cuda_stream_done(cuda, t->stream, t->last, true);
 }
 
 /* Does this process's side, or the other's, name device memory (that its owner alone can reach)? */
@@ -485,7 +485,6 @@ const struct sn_device_mem sn_cuda_mem = {
     .copy_start = cuda_copy_start,
     .copy_poll = cuda_copy_poll,
     .fly = sn_cuda_fly,
-    .fly_flush = sn_cuda_fly_flush,
     .fly_landed = sn_cuda_fly_landed,
     .bounce_take = sn_staging_bounce_take,
     .bounce_give = sn_staging_bounce_give,

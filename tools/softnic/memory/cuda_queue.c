@@ -97,21 +97,12 @@ static int gather(const struct sn_copy *c, void *to)
     return r;
 }
 
-/* store: where the driver can. */
 static int fly_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr dst,
-                         bool store, struct sn_flight *f)
+                         struct sn_flight *f)
 {
-    uint64_t value = 0;
+    struct sn_staging_slot *slot = sn_staging_take(c->length);
     int r;
 
-    if (store && (c->length == 4 || c->length == 8) && dst % c->length == 0) {
-        r = gather(c, &value);
-        if (!r)
-            r = sn_cuda_stream_store(cuda, s, dst, value, (unsigned)c->length, &f->mark);
-        if (r != SN_CUDA_STREAM_BUSY)
-            return r;
-    }
-    struct sn_staging_slot *slot = sn_staging_take(c->length);
     if (!slot)
         return SN_PLACE_BUSY;
     r = gather(c, slot->host);
@@ -157,7 +148,7 @@ static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn
 
 /* The GPU is current. */
 static int fly_entered(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, enum way way,
-                       bool foreign, struct sn_flight *f)
+                       struct sn_flight *f)
 {
     struct sn_cuda_map *map = NULL, *from_map = NULL;
     sn_cu_ptr dst = 0, src = 0;
@@ -167,7 +158,7 @@ static int fly_entered(const struct sn_cuda *cuda, const struct sn_copy *c, stru
         (way != FROM_HOST && !reach(cuda, c, s, false, &from_map, &src)))
         r = SN_PLACE_BUSY;
     if (!r && way == FROM_HOST)
-        r = fly_from_host(cuda, c, s, dst, !foreign, f);
+        r = fly_from_host(cuda, c, s, dst, f);
     if (!r && way == TO_HOST)
         r = fly_to_host(cuda, c, s, src, f);
     for (uint32_t i = 0; way == FROM_DEVICE && i < c->src_count && !r; i++) {
@@ -219,21 +210,16 @@ int sn_cuda_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *fligh
     *flight = (struct sn_flight){0};
     r = sn_staging_init(cuda);
     if (!r)
-        r = fly_entered(cuda, c, lane->stream, way, foreign, flight);
+        r = fly_entered(cuda, c, lane->stream, way, flight);
     sn_cuda_leave(cuda, mode);
     if (!r)
         lane->aloft++;
     return r < 0 && foreign ? refuse_foreign(dev) : r;
 }
 
-void sn_cuda_fly_flush(struct sn_lane *lane)
-{
-    sn_cuda_stream_flush(sn_cuda_get(false), lane->stream);
-}
-
 int sn_cuda_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask)
 {
-    int r = sn_cuda_stream_landed(sn_cuda_get(false), lane->stream, flight->mark, ask);
+    int r = sn_cuda_stream_done(sn_cuda_get(false), lane->stream, flight->mark, ask);
 
     if (r == SN_PLACE_BUSY)
         return r;

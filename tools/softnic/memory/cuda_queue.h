@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers into device memory that follow each other on one stream without being waited for: place.h says how. A copy
- * is one call, and many have one mark; with --stream-stores 4 or 8 aligned bytes from the host are a store in the
- * stream.
- */
+ * is one call, and many share one mark. */
 #ifndef SOFTNIC_CUDA_FLIGHT_H
 #define SOFTNIC_CUDA_FLIGHT_H
 
 #include "tools/softnic/memory/transfer.h"
 
 int sn_cuda_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *flight);
-void sn_cuda_fly_flush(struct sn_lane *lane);
 int sn_cuda_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask);
 
 #endif

@@ -126,8 +126,6 @@ struct sn_device_mem {
      * memory to one of this process that is not registered, whose bytes are there when it has landed. Return 0 (aloft),
      * SN_PLACE_BUSY (not now, or not such a one: nothing is done), or -errno, logged. */
     int (*fly)(struct sn_copy *copy, struct sn_lane *lane, struct sn_flight *flight);
-    /** After some: let none of them wait for more to come. */
-    void (*fly_flush)(struct sn_lane *lane);
     /** Is it done? In the order of the lane. ask: see to it that this will be known; else only look, for more will be
      * given to the lane. Return 0, SN_PLACE_BUSY, or -errno, logged; after the first and the last it is over. */
     int (*fly_landed)(struct sn_lane *lane, struct sn_flight *flight, bool ask);

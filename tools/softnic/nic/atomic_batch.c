@@ -374,10 +374,8 @@ int sn_batch_landed(struct sn_qp *qp, const struct sn_wqe *w, bool ask)
         r = reads_poll(qp, ask);
         return r ? r : SN_FLIGHT_READ;
     }
-    if (b->writing) {
+    if (b->writing)
         words_write(qp);
-        sn_device_mem->fly_flush(&qp->lane);
-    }
     if (b->writing)
         return SN_EXEC_BUSY;
     for (r = 0; b->stores_landed < w->stores && !r; b->stores_landed += r != SN_PLACE_BUSY)

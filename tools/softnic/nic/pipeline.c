@@ -182,8 +182,6 @@ bool sn_flight_start(struct sn_qp *qp, uint32_t tail)
         }
     if (!qp->flights)
         go(qp, target);
-    else if (qp->lane.aloft)
-        sn_device_mem->fly_flush(&qp->lane);
     return qp->flights != before;
 }
 

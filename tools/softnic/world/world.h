@@ -16,7 +16,7 @@
 #define SN_NODE_ENV    "SOFTNIC_NODE"        /* emulated node of this process; without it every device is visible */
 
 enum {
-    SN_WORLD_VERSION = 5,
+    SN_WORLD_VERSION = 6,
     SN_MAX_PROCS = 256,
     SN_MAX_DEVS = 64,
     SN_MAX_CTXS = 1024,
@@ -65,13 +65,12 @@ struct sn_config {
     uint64_t seed;
     uint64_t retry_cap_ns; /* longest wait before RETRY_EXC_ERR, whatever the queue pair asks for */
     uint32_t fence_meaning;
-    uint32_t nics;          /* per node */
-    uint32_t nodes;         /* devices are node * nics + nic */
-    uint32_t links;         /* some link has, or has had, a rate, a latency or losses of its own */
-    uint32_t stream_stores; /* short writes to device memory, and marks, are stores in CUDA streams */
-    uint32_t copier;        /* a process of the NIC's own copies device memory */
-    uint32_t efa;           /* the devices are of AWS's kind: SRD queue pairs, and no RC */
-    uint32_t pad;
+    uint32_t nics;   /* per node */
+    uint32_t nodes;  /* devices are node * nics + nic */
+    uint32_t links;  /* some link has, or has had, a rate, a latency or losses of its own */
+    uint32_t copier; /* a process of the NIC's own copies device memory */
+    uint32_t efa;    /* the devices are of AWS's kind: SRD queue pairs, and no RC */
+    uint32_t pad[2];
 };
 static_assert(sizeof(struct sn_config) == 96, "shared layout");
 
