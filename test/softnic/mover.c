@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads that move large pieces, with a copy of our own in place of place.c's. */
+/* The threads that move large pieces, with a copy of our own in place of host_copy.c's. */
 #include "tools/softnic/memory/copy_threads.h"
+#include "tools/softnic/memory/host_copy.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -57,7 +58,7 @@ static int part_copy(const struct sn_copy *c)
     return 0;
 }
 
-int sn_place_start(struct sn_copy *copy)
+int sn_host_copy_spans(const struct sn_copy *copy)
 {
     if (shared)
         return part_copy(copy);

@@ -23,33 +23,6 @@
 
 struct sn_agent;
 
-enum sn_agent_state {
-    SN_AGENT_FREE,
-    SN_AGENT_TAKEN,
-    SN_AGENT_POSTED,
-    SN_AGENT_RUNNING,
-    SN_AGENT_DONE,
-    SN_AGENT_LEFT,
-};
-
-enum { SN_AGENT_STATE_MASK = 0xff };
-
-static inline uint32_t sn_agent_state(uint64_t word)
-{
-    return word & SN_AGENT_STATE_MASK;
-}
-
-/** From one state of the same request to another. False: it was not in that state. */
-static inline bool sn_agent_turn(uint64_t *word, uint64_t request, uint32_t from, uint32_t to)
-{
-    uint64_t expected = request | from;
-
-    /* T1: release and acquire; pairs with itself on the other side: who finds POSTED finds the request, who finds DONE
-     * the result. */
-    return __atomic_compare_exchange_n(word, &expected, to == SN_AGENT_FREE ? SN_AGENT_FREE : request | to, false,
-                                       __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
-}
-
 /** Start the agent of an opened device, unless *agent already runs: called before the key of device memory is valid.
  * Return 0 or -errno (logged). */
 int sn_agent_start(uint32_t ctx, struct sn_agent **agent);
@@ -62,15 +35,5 @@ void sn_agent_stop(struct sn_agent **agent);
 int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out);
 /** As sn_agent_stop. */
 void sn_agent_close(struct sn_agent *agent);
-
-/** Wait until no copy runs that began before the call. Return 0 or -ETIMEDOUT. */
-int sn_agent_wait(const struct sn_agent_shm *shm, uint64_t give_up);
-
-/** Tell it that something was posted. */
-void sn_agent_ring(struct sn_agent_shm *shm);
-
-/** Sleep while *word is value, a second at most; and wake who sleeps. Across processes. */
-void sn_futex_wait(uint32_t *word, uint32_t value);
-void sn_futex_wake(uint32_t *word);
 
 #endif

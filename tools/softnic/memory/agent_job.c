@@ -5,7 +5,8 @@
 #include <pthread.h>
 #include <signal.h>
 
-#include "tools/softnic/memory/agent.h"
+#include "tools/softnic/memory/agent_slot.h"
+#include "tools/softnic/memory/host_copy.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/proc.h"
 
@@ -38,7 +39,7 @@ bool sn_request_unanswerable(const struct sn_request_to *to, struct sn_world *wo
         return true;
     /* The copier may live in the launcher's user namespace, where this process may look at nobody's memory; and many
      * ask. softnic-run reaps it, so it is no zombie for long. */
-    return to->copier ? kill((pid_t)proc->pid, 0) < 0 && errno == ESRCH : !sn_place_reachable(world, to->proc);
+    return to->copier ? kill((pid_t)proc->pid, 0) < 0 && errno == ESRCH : !sn_process_reachable(world, to->proc);
 }
 
 /* Slots of initiators that died before they gave them back. What runs, the agent brings to its end. */

@@ -4,7 +4,7 @@
 #ifndef SOFTNIC_REQUEST_H
 #define SOFTNIC_REQUEST_H
 
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/span.h"
 
 /* Whom to ask: an agent, as it was when this was filled in. */
 struct sn_request_to {

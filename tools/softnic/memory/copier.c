@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tools/softnic/memory/agent.h"
+#include "tools/softnic/memory/agent_slot.h"
 #include "tools/softnic/memory/cuda_mem.h"
 #include "tools/softnic/world/proc.h"
 #include "tools/softnic/world/self.h"

@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tools/softnic/memory/agent.h"
+#include "tools/softnic/memory/agent_slot.h"
 #include "tools/softnic/memory/cuda_mem.h"
 #include "tools/softnic/memory/cuda_staging.h"
-#include "tools/softnic/memory/owner_transfer.h"
+#include "tools/softnic/memory/owner_copy.h"
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/proc.h"

@@ -5,7 +5,7 @@
 #ifndef SOFTNIC_COPIED_H
 #define SOFTNIC_COPIED_H
 
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/device_mem.h"
 
 /** Set sn_device_mem for a process that has just joined this world: CUDA in this process, or the copier. */
 void sn_device_mem_choose(const struct sn_world *world);

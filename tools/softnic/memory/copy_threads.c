@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "tools/softnic/memory/host_copy.h"
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/lock.h"
 #include "transport/util/thread.h"
@@ -48,7 +49,7 @@ int sn_move_now(struct sn_move *move)
     copy.length = move->bytes;
     copy.dst[0] = (struct sn_span){.addr = move->dst, .length = move->bytes, .mr = SN_NONE, .kind = SN_MEM_HOST};
     copy.src[0] = (struct sn_span){.addr = move->src, .length = move->bytes, .mr = SN_NONE, .kind = SN_MEM_HOST};
-    return sn_place_start(&copy);
+    return sn_host_copy_spans(&copy);
 }
 
 static void move_first_locked(void)

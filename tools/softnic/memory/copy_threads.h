@@ -5,7 +5,7 @@
 #ifndef SOFTNIC_MOVER_H
 #define SOFTNIC_MOVER_H
 
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/span.h"
 
 enum { SN_MOVE_UNDER_WAY = 1, SN_SHARE_LEAST = 128 << 10 };
 

@@ -11,7 +11,7 @@
 #ifndef SOFTNIC_CUDA_MEM_H
 #define SOFTNIC_CUDA_MEM_H
 
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/device_mem.h"
 
 extern const struct sn_device_mem sn_cuda_mem;
 

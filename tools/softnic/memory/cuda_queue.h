@@ -4,7 +4,7 @@
 #ifndef SOFTNIC_CUDA_FLIGHT_H
 #define SOFTNIC_CUDA_FLIGHT_H
 
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/device_mem.h"
 
 int sn_cuda_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *flight);
 int sn_cuda_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask);

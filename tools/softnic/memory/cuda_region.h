@@ -4,7 +4,7 @@
 #define SOFTNIC_CUDA_REGION_H
 
 #include "tools/softnic/memory/cuda_api.h"
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/span.h"
 
 /** Fill in mr->ipc for [mr->addr, mr->addr + mr->length): an IPC handle for memory of cuMemAlloc, a descriptor per
  * allocation for memory of the virtual memory API, kept open until unexport. Return 0, -EFAULT (not one piece of device

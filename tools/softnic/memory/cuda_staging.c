@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/device_mem.h"
 
 /* 16 MiB and 1 MiB a process: enough for four long transfers to keep eight pieces in flight each. And 4 MiB for
  * transfers that neither side can make alone. */

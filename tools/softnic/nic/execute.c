@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "tools/softnic/memory/host_copy.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/nic/responder.h"
@@ -260,7 +261,7 @@ unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
         return 0;
     if (sn_responder_answers(qp, target, sn_wqe_at(qp, first)) && target->owner - 1 != sn_self->proc)
         count = gather_writes(qp, target, first, end, dst, src);
-    if (count < 2 || sn_place_writes(sn_self->world, target->owner - 1, dst, src, count) < 0)
+    if (count < 2 || sn_host_writes(sn_self->world, target->owner - 1, dst, src, count) < 0)
         count = 0;
     if (count)
         count = writes_arrived(qp, target, first, count);
@@ -281,7 +282,7 @@ static int exec_there(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe 
     c->dst_proc = w->opcode == IBV_WR_RDMA_READ ? sn_self->proc : target->owner - 1;
     c->src_proc = w->opcode == IBV_WR_RDMA_READ ? target->owner - 1 : sn_self->proc;
     /* Without data nothing would notice that the target is dead. */
-    if (w->length == 0 && !sn_place_reachable(c->world, target->owner - 1))
+    if (w->length == 0 && !sn_process_reachable(c->world, target->owner - 1))
         return SN_EXEC_UNREACHABLE;
     return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_move(qp, target, w);
 }

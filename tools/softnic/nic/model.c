@@ -7,6 +7,7 @@
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/world/queues.h"
 
 enum { PURPOSE_ORDER = 1 << 10 /* of a draw: beyond those of losses */ };
 #define NS_PER_S 1000000000ull

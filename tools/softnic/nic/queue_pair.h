@@ -9,7 +9,8 @@
 #include <pthread.h>
 
 #include "tools/softnic/nic/context.h"
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/copy.h"
+#include "tools/softnic/memory/device_mem.h"
 
 enum {
     SN_MAX_INLINE = 1024,

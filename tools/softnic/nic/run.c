@@ -7,6 +7,7 @@
 #include "tools/softnic/nic/queue_pair.h"
 #include "tools/softnic/nic/srd.h"
 #include "tools/softnic/world/wake.h"
+#include "tools/softnic/world/queues.h"
 
 enum {
     RUN_BATCH_BYTES = 4 << 20, /* then let other queue pairs of the engine have a turn */

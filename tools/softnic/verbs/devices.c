@@ -11,7 +11,7 @@
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/verbs/efadv.h"
 #include "tools/softnic/world/object.h"
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/device_mem.h"
 #include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/srq.h"

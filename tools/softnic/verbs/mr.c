@@ -5,10 +5,11 @@
 #include <unistd.h>
 
 #include "tools/softnic/memory/agent.h"
+#include "tools/softnic/memory/agent_slot.h"
 #include "tools/softnic/memory/copier_client.h"
 #include "tools/softnic/verbs/devices.h"
 #include "tools/softnic/world/object.h"
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/device_mem.h"
 #include "tools/softnic/verbs/qp.h"
 
 #undef ibv_reg_mr

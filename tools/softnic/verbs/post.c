@@ -8,6 +8,7 @@
 #include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/srq.h"
+#include "tools/softnic/world/queues.h"
 
 /* Up to here the posting thread moves the bytes itself (some 2 us); above, the engine does, and posting returns at
  * once. */

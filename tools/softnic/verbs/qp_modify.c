@@ -9,6 +9,7 @@
 #include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/verbs/qp_state.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/world/queues.h"
 
 static int values_check(const struct sn_qp *qp, const struct ibv_qp_attr *attr, int mask)
 {

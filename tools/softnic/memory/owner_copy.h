@@ -7,7 +7,7 @@
 #ifndef SOFTNIC_HANDOFF_H
 #define SOFTNIC_HANDOFF_H
 
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/span.h"
 
 /** As sn_place_start and sn_place_poll. An owner that is gone, or does not move for 4 s, is -ESRCH. */
 int sn_handoff_start(struct sn_copy *copy);

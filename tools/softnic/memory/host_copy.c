@@ -7,7 +7,7 @@
  * them sees everything before. It is the writer's side that is cut: its pieces are copied one by one as well, while
  * each remote iovec costs 0.5 us for finding its pages. An aligned copy of 8 or 4 bytes is one store on the CPUs this
  * runs on. */
-#include "tools/softnic/memory/transfer.h"
+#include "tools/softnic/memory/host_copy.h"
 
 #include <errno.h>
 #include <string.h>
@@ -15,11 +15,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "tools/softnic/memory/owner_transfer.h"
 #include "tools/softnic/world/lock.h"
-#include "tools/softnic/memory/copy_threads.h"
 
-enum { FLAG_BYTES = 8, LOCK_TRIES = 200 /* as long as a word in host memory takes whoever has the lock */ };
+enum { FLAG_BYTES = 8 };
 
 /* Present when the program runs under ThreadSanitizer: its copies into program memory must go where TSan does not look.
  * The program polls that memory with plain loads, as it would with a NIC. */
@@ -164,29 +162,8 @@ static void copy_inside(const struct sn_copy *c)
     }
 }
 
-/* A long one of one piece each is made by several threads. */
-static bool is_shared(const struct sn_copy *c)
+int sn_host_copy_spans(const struct sn_copy *c)
 {
-    return c->length >= SN_SHARE_LEAST && c->dst_count == 1 && c->src_count == 1 && sn_move_shares();
-}
-
-static int place_shared(const struct sn_copy *c)
-{
-    struct sn_move move = {.world = c->world,
-                           .self = c->self,
-                           .dst_proc = c->dst_proc,
-                           .src_proc = c->src_proc,
-                           .dst = c->dst[0].addr,
-                           .src = c->src[0].addr,
-                           .bytes = c->length};
-
-    return sn_move_shared(&move);
-}
-
-static int place_host(struct sn_copy *c)
-{
-    if (is_shared(c))
-        return place_shared(c);
     if (c->dst_proc == c->src_proc && !__tsan_init) {
         copy_inside(c);
         return 0;
@@ -196,38 +173,8 @@ static int place_host(struct sn_copy *c)
     return vm_move(c, false, c->world->procs[c->src_proc].pid);
 }
 
-static bool any_device(const struct sn_span *span, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        if (span[i].kind != SN_MEM_HOST)
-            return true;
-    return false;
-}
-
-/* By this process itself: SN_PLACE_OWNER if it cannot. */
-static int start_here(struct sn_copy *c)
-{
-    c->by = SN_BY_DEVICE;
-    if (c->length == 0)
-        return 0;
-    if (!any_device(c->dst, c->dst_count) && !any_device(c->src, c->src_count))
-        return place_host(c);
-    if (!sn_device_mem) {
-        sn_log("a transfer names device memory, but this process has no CUDA driver");
-        return -EIO;
-    }
-    return sn_device_mem->copy_start(c);
-}
-
-int sn_place_start(struct sn_copy *c)
-{
-    int r = start_here(c);
-
-    return r == SN_PLACE_OWNER ? sn_handoff_start(c) : r;
-}
-
-int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
-                    unsigned count)
+int sn_host_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
+                   unsigned count)
 {
     struct iovec local[2 * SN_WRITE_BATCH], remote[SN_WRITE_BATCH];
     unsigned locals = 0, remotes = 0;
@@ -246,144 +193,7 @@ int sn_place_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_s
     return vm_call(true, world->procs[dst_proc].pid, local, locals, remote, remotes) == (long)bytes ? 0 : -EAGAIN;
 }
 
-uint32_t sn_spans_slice(struct sn_span *to, const struct sn_span *from, uint32_t count, uint64_t offset, uint64_t bytes)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < count && bytes; i++) {
-        if (offset >= from[i].length) {
-            offset -= from[i].length;
-            continue;
-        }
-        to[n] = from[i];
-        to[n].addr += offset;
-        to[n].length -= offset;
-        if (to[n].length > bytes)
-            to[n].length = bytes;
-        bytes -= to[n++].length;
-        offset = 0;
-    }
-    return n;
-}
-
-/* Move 8 bytes between *value here and the target. */
-static int move_word(struct sn_atomic *a, uint64_t *value)
-{
-    const struct sn_copy *c = a->target;
-    struct sn_copy *word = &a->word; /* large: only what a copy of one span reads is filled in */
-    struct sn_span here = {.addr = (uintptr_t)value, .length = 8, .mr = SN_NONE};
-    int r;
-
-    if (a->moving) {
-        r = sn_device_mem->copy_poll(word);
-    } else {
-        word->world = c->world;
-        word->self = c->self;
-        word->dst_count = word->src_count = 1;
-        word->length = 8;
-        word->dst_proc = a->writing ? c->dst_proc : c->self;
-        word->src_proc = a->writing ? c->self : c->dst_proc;
-        word->dst[0] = a->writing ? c->dst[0] : here;
-        word->src[0] = a->writing ? here : c->dst[0];
-        r = start_here(word);
-    }
-    a->moving = r == SN_PLACE_BUSY;
-    return r;
-}
-
-unsigned sn_atomic_lock_of(uint32_t proc, uint64_t addr)
-{
-    return (addr >> 3 ^ proc * 0x9e37u) % SN_ATOMIC_LOCKS;
-}
-
-static struct sn_lock *lock_of(const struct sn_copy *c)
-{
-    return &c->world->atomic_locks[sn_atomic_lock_of(c->dst_proc, c->dst[0].addr)];
-}
-
-static void atomic_in_place(struct sn_atomic *a)
-{
-    uint64_t *word = (uint64_t *)(uintptr_t)a->target->dst[0].addr;
-
-    *a->found = a->compare_add;
-    if (!a->cas)
-        *a->found = __atomic_fetch_add(word, a->compare_add, __ATOMIC_SEQ_CST);
-    else
-        __atomic_compare_exchange_n(word, a->found, a->swap, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-}
-
-int sn_atomic_step(struct sn_atomic *a)
-{
-    const struct sn_copy *c = a->target;
-    int r = 0;
-
-    if (!a->locked)
-        a->locked = sn_lock_try(lock_of(c), &a->tries);
-    if (!a->locked)
-        return SN_PLACE_BUSY;
-    if (c->dst_proc == c->self && c->dst[0].kind == SN_MEM_HOST) {
-        atomic_in_place(a);
-        goto unlock;
-    }
-    if (!a->writing) {
-        r = move_word(a, a->found);
-        if (r)
-            goto unlock;
-        a->value = !a->cas ? *a->found + a->compare_add : *a->found == a->compare_add ? a->swap : *a->found;
-        if (a->value == *a->found)
-            goto unlock;
-        a->writing = true;
-    }
-    r = move_word(a, &a->value);
-unlock:
-    if (r == SN_PLACE_BUSY)
-        return r;
-    sn_lock_drop(lock_of(c));
-    a->locked = false;
-    return r;
-}
-
-void sn_atomic_begin(struct sn_atomic *a, struct sn_copy *target)
-{
-    a->target = target;
-    a->locked = a->moving = a->writing = false;
-    a->tries = 0;
-}
-
-static int atomic_poll(struct sn_copy *c)
-{
-    struct sn_atomic *a = c->async;
-    int r;
-
-    do
-        r = sn_atomic_step(a);
-    while (r == SN_PLACE_BUSY && !a->locked && a->tries < LOCK_TRIES);
-    /* The owner takes the lock for it. Waiting for the owner with the lock in hand could wait for ever: it may want the
-     * same lock for somebody else. */
-    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, a->cas, a->compare_add, a->swap, a->found) : r;
-}
-
-int sn_place_atomic(struct sn_copy *c, struct sn_atomic *a)
-{
-    sn_atomic_begin(a, c);
-    c->async = a;
-    c->by = SN_BY_STEPS;
-    return atomic_poll(c);
-}
-
-int sn_place_poll(struct sn_copy *c)
-{
-    switch (c->by) {
-    case SN_BY_OWNER:
-        return sn_handoff_poll(c);
-    case SN_BY_STEPS:
-        return atomic_poll(c);
-    default:
-        return sn_device_mem->copy_poll(c);
-    }
-}
-
-bool sn_place_reachable(struct sn_world *world, uint32_t proc)
+bool sn_process_reachable(struct sn_world *world, uint32_t proc)
 {
     const struct sn_proc *p = &world->procs[proc];
     uint64_t nonce = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/softnic/memory/owner_transfer.h"
+#include "tools/softnic/memory/owner_copy.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,6 +7,8 @@
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/memory/agent_job.h"
+#include "tools/softnic/memory/device_mem.h"
+#include "tools/softnic/memory/local_copy.h"
 
 enum {
     LANES = 4, /* pieces of a transfer under way: each is copied here, then there, or the other way round */
@@ -81,7 +83,7 @@ static int leg_start(struct handoff *h, const struct sn_copy *c, struct lane *la
     lane->ask = leg;
     lane->request = h->ask;
     lane->state = here ? LANE_HERE : LANE_ASKING;
-    r = here ? sn_place_start(leg) : sn_request_post(&h->owner, &lane->request, leg);
+    r = here ? sn_local_copy_start(leg) : sn_request_post(&h->owner, &lane->request, leg);
     if (!here && !r) {
         lane->state = LANE_THERE;
         r = SN_PLACE_BUSY;
@@ -110,7 +112,7 @@ static int piece_start(struct handoff *h, const struct sn_copy *c, struct lane *
 static int lane_step(struct handoff *h, struct lane *lane)
 {
     if (lane->state == LANE_HERE)
-        return sn_place_poll(&lane->copy);
+        return sn_device_mem->copy_poll(&lane->copy);
     if (lane->state == LANE_ASKING && !sn_request_post(&h->owner, &lane->request, lane->ask))
         lane->state = LANE_THERE;
     return request_poll(h, lane);

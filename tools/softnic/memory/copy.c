@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/softnic/memory/copy.h"
+
+#include "tools/softnic/memory/device_mem.h"
+#include "tools/softnic/memory/local_copy.h"
+#include "tools/softnic/memory/owner_copy.h"
+
+enum { LOCK_TRIES = 200 /* as long as a word in host memory takes whoever has the lock */ };
+
+int sn_place_start(struct sn_copy *c)
+{
+    int r = sn_local_copy_start(c);
+
+    return r == SN_PLACE_OWNER ? sn_handoff_start(c) : r;
+}
+
+static int atomic_poll(struct sn_copy *c)
+{
+    struct sn_atomic *a = c->async;
+    int r;
+
+    do
+        r = sn_atomic_step(a);
+    while (r == SN_PLACE_BUSY && !a->locked && a->tries < LOCK_TRIES);
+    /* The owner takes the lock for it. Waiting for the owner with the lock in hand could wait for ever: it may want the
+     * same lock for somebody else. */
+    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, a->cas, a->compare_add, a->swap, a->found) : r;
+}
+
+int sn_place_atomic(struct sn_copy *c, struct sn_atomic *a)
+{
+    sn_atomic_begin(a, c);
+    c->async = a;
+    c->by = SN_BY_STEPS;
+    return atomic_poll(c);
+}
+
+int sn_place_poll(struct sn_copy *c)
+{
+    switch (c->by) {
+    case SN_BY_OWNER:
+        return sn_handoff_poll(c);
+    case SN_BY_STEPS:
+        return atomic_poll(c);
+    default:
+        return sn_device_mem->copy_poll(c);
+    }
+}
