@@ -85,7 +85,7 @@ Test(channel, a_device_is_readable_as_long_as_there_are_events)
 
     end_open(&a, NULL);
     for (int i = 0; i < 4; i++)
-        cr_assert_eq(sn_link_set(world, 0, i % 2), 0);
+        cr_assert_eq(sn_cable_set(world, 0, i % 2), 0);
     for (int i = 0; i < 4; i++) {
         cr_assert(readable(a.ctx->async_fd), "event %d of 4", i);
         cr_assert_eq(ibv_get_async_event(a.ctx, &event), 0);
@@ -104,7 +104,7 @@ Test(channel, events_of_a_destroyed_object_go_with_it)
     pair_open_with(&a, &b, NULL, &shared, &link_default);
     cr_assert_eq(ibv_modify_qp(b.qp, &err, IBV_QP_STATE), 0);
     cr_assert(readable(b.ctx->async_fd), "it has taken its last receive");
-    cr_assert_eq(sn_link_set(world, 1, false), 0);
+    cr_assert_eq(sn_cable_set(world, 1, false), 0);
     cr_assert_eq(ibv_destroy_qp(b.qp), 0);
     cr_assert_eq(ibv_get_async_event(b.ctx, &event), 0);
     cr_assert_eq(event.event_type, IBV_EVENT_PORT_ERR);

@@ -272,7 +272,7 @@ Test(cq, the_link_tells_everyone_who_has_it_open)
 
     end_open(&a, NULL);
     end_open(&b, NULL);
-    cr_assert_eq(sn_link_set(world, 0, false), 0);
+    cr_assert_eq(sn_cable_set(world, 0, false), 0);
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(ibv_get_async_event(i ? a.ctx : b.ctx, &event), 0);
         cr_assert(event.event_type == IBV_EVENT_PORT_ERR && event.element.port_num == 1);
@@ -280,7 +280,7 @@ Test(cq, the_link_tells_everyone_who_has_it_open)
     }
     cr_assert_eq(ibv_query_port(a.ctx, 1, &port), 0);
     cr_assert_eq(port.state, IBV_PORT_DOWN);
-    cr_assert_eq(sn_link_set(world, 0, true), 0);
+    cr_assert_eq(sn_cable_set(world, 0, true), 0);
     cr_assert_eq(ibv_get_async_event(a.ctx, &event), 0);
     cr_assert_eq(event.event_type, IBV_EVENT_PORT_ACTIVE);
 }

@@ -69,12 +69,12 @@ int sn_host_copy_spans(const struct sn_copy *copy)
 /* Whether it is done within the limit. */
 static bool moves(void)
 {
-    static struct sn_move move;
+    static struct sn_host_copy move;
 
-    sn_move_start(&move);
+    sn_host_copy_start(&move);
     for (int ms = 0; ms < LIMIT_MS; ms++) {
         /* M1: acquire; pairs with M2 in mover.c. */
-        if (__atomic_load_n(&move.result, __ATOMIC_ACQUIRE) != SN_MOVE_UNDER_WAY)
+        if (__atomic_load_n(&move.result, __ATOMIC_ACQUIRE) != SN_HOST_COPY_BUSY)
             return move.result == DONE && mover != gettid();
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
@@ -100,7 +100,7 @@ static uint8_t *here, *there;
 
 static int share(void)
 {
-    struct sn_move move = {.bytes = WHOLE};
+    struct sn_host_copy move = {.bytes = WHOLE};
 
     here = malloc(WHOLE);
     there = calloc(1, WHOLE);
@@ -113,7 +113,7 @@ static int share(void)
     shared = true;
     if (refused != ~0ul)
         refused += move.src;
-    return sn_move_shared(&move);
+    return sn_host_copy_split(&move);
 }
 
 Test(mover, a_shared_copy_is_made_by_several_threads_and_ends_with_its_tail)
@@ -137,11 +137,11 @@ enum { ROUNDS = 200, BYTES = 300000 };
 static void *share_again_and_again(void *seed)
 {
     static __thread uint8_t from[BYTES], to[BYTES];
-    struct sn_move move = {.dst = (uintptr_t)to, .src = (uintptr_t)from, .bytes = BYTES};
+    struct sn_host_copy move = {.dst = (uintptr_t)to, .src = (uintptr_t)from, .bytes = BYTES};
 
     for (int round = 0; round < ROUNDS; round++) {
         memset(from, round ^ *(int *)seed, BYTES);
-        if (sn_move_shared(&move) || memcmp(from, to, BYTES) != 0)
+        if (sn_host_copy_split(&move) || memcmp(from, to, BYTES) != 0)
             return seed;
     }
     return NULL;

@@ -340,12 +340,12 @@ Test(proc, the_rings_of_the_dead_wait_for_who_is_at_work_on_them)
     struct sn_world *world = c.world;
     uint32_t owner = qp->owner, cq = qp->rcq;
 
-    __atomic_store_n(&qp->guests[0], 1ull << 32 | (uint32_t)getpid(), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&qp->initiators[0], 1ull << 32 | (uint32_t)getpid(), __ATOMIC_SEQ_CST);
     kill_and_reap(c.pid);
     cr_assert_eq(sn_proc_sweep(world), 0);
     cr_assert_eq(world->cqs[cq].owner, owner);
     cr_assert_eq(qp->qpn, 0, "who comes now does not find it");
-    __atomic_store_n(&qp->guests[0], 1ull << 32, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&qp->initiators[0], 1ull << 32, __ATOMIC_SEQ_CST);
     cr_assert_eq(sn_proc_sweep(world), 1);
     cr_assert_eq(world->cqs[cq].owner, 0);
     cr_assert_eq(world->procs[owner - 1].state, SN_PROC_FREE);

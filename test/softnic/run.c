@@ -236,10 +236,10 @@ Test(run, a_link_that_comes_back_in_time_is_no_error)
     patient.timeout = 24; /* 69 s: this thread may be kept off its core while the link is down */
     pair_open_with(&a, &b, NULL, &(struct end_options){.dev = 1}, &patient);
     bt = end_address(&b);
-    cr_assert_eq(sn_link_set(world, 1, false), 0);
+    cr_assert_eq(sn_cable_set(world, 1, false), 0);
     cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
     cr_assert(quiet(a.cq, 20000));
-    cr_assert_eq(sn_link_set(world, 1, true), 0);
+    cr_assert_eq(sn_cable_set(world, 1, true), 0);
     cr_assert_eq(wait_wc(a.cq, "write after link up").status, IBV_WC_SUCCESS);
 }
 
@@ -247,7 +247,7 @@ Test(run, a_link_that_stays_down_exceeds_the_retries)
 {
     struct sn_world *world = start(NULL);
 
-    cr_assert_eq(sn_link_set(world, 0, false), 0);
+    cr_assert_eq(sn_cable_set(world, 0, false), 0);
     cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
     cr_assert_eq(wait_wc(a.cq, "write on a dead link").status, IBV_WC_RETRY_EXC_ERR);
 }

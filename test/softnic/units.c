@@ -71,7 +71,7 @@ ParameterizedTestParameters(units, a_rate_needs_its_unit)
 ParameterizedTest(struct row *row, units, a_rate_needs_its_unit)
 {
     uint64_t value = 0;
-    int r = sn_units_rate(row->text, &value);
+    int r = sn_quantity_rate(row->text, &value);
     check(row, r, value);
 }
 
@@ -83,7 +83,7 @@ ParameterizedTestParameters(units, a_duration_needs_its_unit)
 ParameterizedTest(struct row *row, units, a_duration_needs_its_unit)
 {
     uint64_t value = 0;
-    int r = sn_units_duration(row->text, &value);
+    int r = sn_quantity_duration(row->text, &value);
     check(row, r, value);
 }
 
@@ -95,7 +95,7 @@ ParameterizedTestParameters(units, a_share_is_at_most_the_whole)
 ParameterizedTest(struct row *row, units, a_share_is_at_most_the_whole)
 {
     uint64_t value = 0;
-    int r = sn_units_share(row->text, &value);
+    int r = sn_quantity_fraction(row->text, &value);
     check(row, r, value);
 }
 
@@ -107,6 +107,6 @@ ParameterizedTestParameters(units, a_count_is_whole_and_in_range)
 ParameterizedTest(struct row *row, units, a_count_is_whole_and_in_range)
 {
     uint64_t value = 0;
-    int r = sn_units_count(row->text, 1, 16, &value);
+    int r = sn_quantity_count(row->text, 1, 16, &value);
     check(row, r, value);
 }

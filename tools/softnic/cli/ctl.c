@@ -98,11 +98,11 @@ static int set_command(struct sn_world *world, const char *device, const char *w
     int dev, r;
 
     if (!strcmp(what, "rate")) {
-        r = sn_units_rate(text, &value);
+        r = sn_quantity_rate(text, &value);
     } else if (!strcmp(what, "latency")) {
-        r = sn_units_duration(text, &value);
+        r = sn_quantity_duration(text, &value);
     } else if (!strcmp(what, "loss")) {
-        r = sn_units_share(text, &value);
+        r = sn_quantity_fraction(text, &value);
     } else {
         fprintf(stderr, "softnicctl: set: '%s' is neither rate nor latency nor loss\n", what);
         return EXIT_USAGE;
@@ -135,7 +135,7 @@ static int link_command(struct sn_world *world, const char *device, const char *
     dev = find_device(world, "link", device);
     if (dev < 0)
         return EXIT_FAILED;
-    r = sn_link_set(world, (uint32_t)dev, up);
+    r = sn_cable_set(world, (uint32_t)dev, up);
     if (r)
         fprintf(stderr, "softnicctl: link %s %s: %s\n", device, state, strerror(-r));
     return r ? EXIT_FAILED : EXIT_OK;
@@ -144,7 +144,7 @@ static int link_command(struct sn_world *world, const char *device, const char *
 static int qp_error_command(struct sn_world *world, const char *number)
 {
     uint64_t qpn;
-    if (sn_units_count(number, 1, 0xffffff, &qpn)) {
+    if (sn_quantity_count(number, 1, 0xffffff, &qpn)) {
         fprintf(stderr, "softnicctl: qp-error: '%s' is not a queue pair number\n", number);
         return EXIT_USAGE;
     }

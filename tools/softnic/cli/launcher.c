@@ -135,12 +135,12 @@ static void enter_sysfs(struct run *run)
 {
     uint32_t count = run->world->dev_count;
     struct sn_sysfs_nic *nics = calloc(count, sizeof(*nics));
-    struct sn_pci_place *places = calloc(count, sizeof(*places));
+    struct sn_pci_slot *slots = calloc(count, sizeof(*slots));
     char story[512] = "/sys/class/infiniband: out of memory";
     int failed = -ENOMEM;
 
-    if (nics && places) {
-        sn_pci_choose(places, count);
+    if (nics && slots) {
+        sn_pci_choose(slots, count);
         for (uint32_t i = 0; i < count; i++) {
             struct sn_dev *dev = &run->world->devs[i];
             snprintf(nics[i].name, sizeof(nics[i].name), "%s", dev->name);
@@ -148,16 +148,16 @@ static void enter_sysfs(struct run *run)
             memcpy(nics[i].gid, dev->gid, sizeof(nics[i].gid));
             nics[i].rate_bps = dev->rate_bps;
             nics[i].efa = dev->efa;
-            nics[i].place = places[i];
+            nics[i].slot = slots[i];
             if (!run->joined)
-                snprintf(dev->sysfs_device, sizeof(dev->sysfs_device), "%s", places[i].path);
+                snprintf(dev->sysfs_device, sizeof(dev->sysfs_device), "%s", slots[i].path);
         }
         failed = sn_sysfs_enter(nics, count, story, sizeof(story));
     }
     /* Most programs need no sysfs, so a failure stops nothing, but is told in any case. */
     if (failed || !run->options.quiet)
         fprintf(stderr, "softnic-run: %s\n", story);
-    free(places);
+    free(slots);
     free(nics);
 }
 

@@ -114,11 +114,11 @@ static int parse_list(struct sn_launcher_list *list, const struct flag *flag, co
         if (list->count++ == SN_NICS_MOST)
             r = -ERANGE;
         else if (flag->kind == RATE)
-            r = sn_units_rate(word, value);
+            r = sn_quantity_rate(word, value);
         else if (flag->kind == LATENCY)
-            r = sn_units_duration(word, value);
+            r = sn_quantity_duration(word, value);
         else
-            r = sn_units_share(word, value);
+            r = sn_quantity_fraction(word, value);
     }
     for (uint64_t i = list->count; !r && i < SN_NICS_MOST; i++)
         list->value[i] = list->value[i - 1];
@@ -133,7 +133,7 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
 
     switch (flag->kind) {
     case COUNT:
-        r = sn_units_count(value, flag->least, flag->most, number);
+        r = sn_quantity_count(value, flag->least, flag->most, number);
         o->model_given = true;
         break;
     case RATE:
@@ -143,7 +143,7 @@ static int apply(struct sn_launcher_options *o, const struct flag *flag, const c
         o->model_given = true;
         break;
     case DURATION:
-        r = sn_units_duration(value, number);
+        r = sn_quantity_duration(value, number);
         o->model_given = true;
         break;
     case FENCE:

@@ -138,7 +138,7 @@ static struct function *best_for(struct inventory *inv, const struct function *g
     return best;
 }
 
-void sn_pci_choose(struct sn_pci_place *places, uint32_t count)
+void sn_pci_choose(struct sn_pci_slot *slots, uint32_t count)
 {
     struct inventory inv = {0};
     take_inventory(&inv);
@@ -146,12 +146,12 @@ void sn_pci_choose(struct sn_pci_place *places, uint32_t count)
         const struct function *gpu = inv.num_gpus ? inv.gpus[(uint64_t)i * inv.num_gpus / count] : NULL;
         struct function *best = best_for(&inv, gpu);
 
-        memset(&places[i], 0, sizeof(places[i]));
+        memset(&slots[i], 0, sizeof(slots[i]));
         if (gpu)
-            snprintf(places[i].near, sizeof(places[i].near), "%s", gpu->address);
+            snprintf(slots[i].near, sizeof(slots[i].near), "%s", gpu->address);
         if (!best)
             continue;
-        snprintf(places[i].path, sizeof(places[i].path), "%s", best->path);
+        snprintf(slots[i].path, sizeof(slots[i].path), "%s", best->path);
         best->taken = true;
         for (uint32_t k = 0; k < inv.count; k++)
             if (same_bus(&inv.functions[k], best))

@@ -196,7 +196,7 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
         put(failed, path, "%s", attributes[i].value);
     }
     put_port(failed, dir, nic);
-    snprintf(device, sizeof(device), "%s", nic->place.path);
+    snprintf(device, sizeof(device), "%s", nic->slot.path);
     if (!device[0]) {
         /* Buses e0 and up: seldom used, and a clash does no harm, since nothing looks the address up. */
         snprintf(device, sizeof(device), "%s/.virtual/%04x:%02x:00.0", ib_dir, index / 32, 0xe0 + index % 32);
@@ -260,9 +260,9 @@ int sn_sysfs_enter(const struct sn_sysfs_nic *nics, uint32_t count, char *story,
         return r;
     }
     for (uint32_t i = 0; i < count; i++)
-        real += nics[i].place.path[0] != '\0';
+        real += nics[i].slot.path[0] != '\0';
     snprintf(story, story_len, "private /sys/class/infiniband (%s namespace): %u of %u NICs on real PCI devices%s",
              user_namespace ? "user and mount" : "mount", real, count,
-             count && nics[0].place.near[0] ? " near the GPUs" : "");
+             count && nics[0].slot.near[0] ? " near the GPUs" : "");
     return 0;
 }

@@ -15,7 +15,7 @@ struct sn_sysfs_nic {
     uint8_t gid[2][16];
     uint64_t rate_bps; /* 0: not modelled */
     bool efa;
-    struct sn_pci_place place;
+    struct sn_pci_slot slot;
 };
 
 /** Enter a private mount namespace (with a user namespace where that needs no root) and put the NICs into

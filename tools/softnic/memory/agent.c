@@ -24,22 +24,22 @@ enum {
     WAIT_NAP_US = 20,
 };
 
-enum { HELD = SN_PLACE_OWNER + 1 }; /* a job cannot begin yet */
+enum { HELD = SN_COPY_OWNER + 1 }; /* a job cannot begin yet */
 
 /* Flights of one queue pair, in their order. */
-struct lane {
-    struct sn_lane at;
+struct queue {
+    struct sn_copy_queue at;
     struct job *first, *last; /* aloft */
     struct job *slow;         /* did not fly: nothing passes it */
     bool refused;             /* nor does anything pass what was refused */
 };
 
 struct job {
-    uint64_t request; /* the slot's word without the state; 0: none runs */
+    uint64_t id; /* the slot's word without the state; 0: none runs */
     struct sn_copy copy;
-    struct lane *lane; /* NULL: of no lane */
-    struct job *behind;
-    struct sn_flight flight;
+    struct queue *queue; /* NULL: of no lane */
+    struct job *next;
+    struct sn_queued_copy queued;
     bool is_atomic;
     struct sn_atomic atomic; /* on copy's target */
 };
@@ -51,10 +51,10 @@ struct sn_agent {
     unsigned running, next; /* next: slot to look at first, so that all get their turn */
     struct job jobs[SN_AGENT_SLOTS];
     /* the copier's: */
-    struct lane *lanes; /* by queue pair */
-    uint32_t head;      /* of shm->order */
-    struct job *held;   /* taken from there, but not begun */
-    bool spins;         /* there are cores to spare */
+    struct queue *queues; /* by queue pair */
+    uint32_t head;        /* of shm->order */
+    struct job *held;     /* taken from there, but not begun */
+    bool spins;           /* there are cores to spare */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects starting */
@@ -86,13 +86,13 @@ static uint64_t spans_length(const struct sn_span *span, uint32_t count)
     return length;
 }
 
-static bool request_take(const struct sn_agent *a, struct sn_copy *c, const struct sn_agent_slot *slot)
+static bool job_take(const struct sn_agent *a, struct sn_copy *c, const struct sn_agent_slot *slot)
 {
     bool read = slot->op == SN_AGENT_READ, atomic = slot->op == SN_AGENT_ADD || slot->op == SN_AGENT_SWAP;
 
     if (slot->dst_count > SN_MAX_SGE || slot->src_count > SN_MAX_SGE || slot->proc >= SN_MAX_PROCS ||
         sn_self->world->procs[slot->proc].generation != slot->proc_generation ||
-        (a->lanes ? slot->peer >= SN_MAX_PROCS || slot->lane >= SN_MAX_QPS || atomic : slot->peer != sn_self->proc))
+        (a->queues ? slot->peer >= SN_MAX_PROCS || slot->queue >= SN_MAX_QPS || atomic : slot->peer != sn_self->proc))
         return false;
     c->world = sn_self->world;
     c->self = sn_self->proc;
@@ -109,48 +109,48 @@ static bool request_take(const struct sn_agent *a, struct sn_copy *c, const stru
                                            : spans_length(c->src, c->src_count) == c->length);
 }
 
-/* Return SN_PLACE_BUSY (aloft, or being copied), HELD, or the result. */
-static int flight_begin(struct job *job)
+/* Return SN_COPY_BUSY (aloft, or being copied), HELD, or the result. */
+static int queued_begin(struct job *job)
 {
-    struct lane *lane = job->lane;
+    struct queue *queue = job->queue;
     int r;
 
-    if (lane->refused)
-        return SN_PLACE_OWNER;
-    if (lane->slow)
+    if (queue->refused)
+        return SN_COPY_OWNER;
+    if (queue->slow)
         return HELD;
-    r = sn_device_mem->fly(&job->copy, &lane->at, &job->flight);
+    r = sn_device_mem->enqueue(&job->copy, &queue->at, &job->queued);
     if (r == 0) {
-        *(lane->first ? &lane->last->behind : &lane->first) = job;
-        lane->last = job;
-        return SN_PLACE_BUSY;
+        *(queue->first ? &queue->last->next : &queue->first) = job;
+        queue->last = job;
+        return SN_COPY_BUSY;
     }
-    if (r == SN_PLACE_BUSY && lane->first)
+    if (r == SN_COPY_BUSY && queue->first)
         return HELD;
-    if (r == SN_PLACE_BUSY) {
+    if (r == SN_COPY_BUSY) {
         r = sn_device_mem->copy_start(&job->copy);
-        lane->slow = r == SN_PLACE_BUSY ? job : NULL;
-        lane->refused = r == SN_PLACE_OWNER;
+        queue->slow = r == SN_COPY_BUSY ? job : NULL;
+        queue->refused = r == SN_COPY_OWNER;
     }
     return r;
 }
 
 /* A step of a flight that was begun. Return as above, but HELD. */
-static int flight_poll(struct job *job)
+static int queued_poll(struct job *job)
 {
-    struct lane *lane = job->lane;
+    struct queue *queue = job->queue;
     int r;
 
-    if (lane->slow == job) {
+    if (queue->slow == job) {
         r = sn_device_mem->copy_poll(&job->copy);
-        lane->slow = r == SN_PLACE_BUSY ? job : NULL;
+        queue->slow = r == SN_COPY_BUSY ? job : NULL;
         return r;
     }
-    if (lane->first != job)
-        return SN_PLACE_BUSY;
-    r = sn_device_mem->fly_landed(&lane->at, &job->flight, true);
-    if (r != SN_PLACE_BUSY)
-        lane->first = job->behind;
+    if (queue->first != job)
+        return SN_COPY_BUSY;
+    r = sn_device_mem->queued_done(&queue->at, &job->queued, true);
+    if (r != SN_COPY_BUSY)
+        queue->first = job->next;
     return r;
 }
 
@@ -158,13 +158,13 @@ static int job_start(struct sn_agent *a, struct job *job, struct sn_agent_slot *
 {
     struct sn_copy *c = &job->copy;
 
-    if (!request_take(a, c, slot)) {
+    if (!job_take(a, c, slot)) {
         sn_log("a request of process %u for memory of process %u was refused: its registration is gone", slot->proc,
                slot->peer);
         return -ENOENT;
     }
-    job->lane = NULL;
-    job->behind = NULL;
+    job->queue = NULL;
+    job->next = NULL;
     job->is_atomic = slot->op == SN_AGENT_ADD || slot->op == SN_AGENT_SWAP;
     switch (slot->op) {
     case SN_AGENT_ADD:
@@ -177,11 +177,11 @@ static int job_start(struct sn_agent *a, struct job *job, struct sn_agent_slot *
         return sn_atomic_step(&job->atomic);
     case SN_AGENT_PREPARE:
         return sn_device_mem->prepare(c->dst[0].mr);
-    case SN_AGENT_FLY:
-        job->lane = &a->lanes[slot->lane];
-        job->lane->refused = job->lane->refused && !slot->lane_is_empty;
-        return flight_begin(job);
-    default: /* not sn_place_start: the other side's agent is the initiator's to ask */
+    case SN_AGENT_ENQUEUE:
+        job->queue = &a->queues[slot->queue];
+        job->queue->refused = job->queue->refused && !slot->queue_is_empty;
+        return queued_begin(job);
+    default: /* not sn_copy_start: the other side's agent is the initiator's to ask */
         return sn_device_mem->copy_start(c);
     }
 }
@@ -190,37 +190,37 @@ static int job_start(struct sn_agent *a, struct job *job, struct sn_agent_slot *
  * other. */
 static int job_poll(struct job *job)
 {
-    if (job->lane)
-        return flight_poll(job);
+    if (job->queue)
+        return queued_poll(job);
     return job->is_atomic ? sn_atomic_step(&job->atomic) : sn_device_mem->copy_poll(&job->copy);
 }
 
 static void job_end(struct sn_agent *a, struct job *job, int result)
 {
-    uint64_t request = job->request, *word = &a->shm->words[job - a->jobs];
+    uint64_t id = job->id, *word = &a->shm->words[job - a->jobs];
 
     a->shm->slots[job - a->jobs].result = result;
-    job->request = 0;
+    job->id = 0;
     a->running--;
-    if (!sn_agent_turn(word, request, SN_AGENT_RUNNING, SN_AGENT_DONE))
-        sn_agent_turn(word, request, SN_AGENT_LEFT, SN_AGENT_FREE);
+    if (!sn_agent_turn(word, id, SN_AGENT_RUNNING, SN_AGENT_DONE))
+        sn_agent_turn(word, id, SN_AGENT_LEFT, SN_AGENT_FREE);
 }
 
 /* Begin what is posted in a slot, unless its initiator has given it up. Return whether it has begun, or ended. */
-static bool slot_begin(struct sn_agent *a, unsigned i, uint64_t request)
+static bool slot_begin(struct sn_agent *a, unsigned i, uint64_t id)
 {
     struct job *job = &a->jobs[i];
     int r;
 
     /* G1: running first, then the key is looked up; pairs with G2 in ibv_dereg_mr. */
-    if (!sn_agent_turn(&a->shm->words[i], request, SN_AGENT_POSTED, SN_AGENT_RUNNING))
+    if (!sn_agent_turn(&a->shm->words[i], id, SN_AGENT_POSTED, SN_AGENT_RUNNING))
         return false;
-    job->request = request;
+    job->id = id;
     a->running++;
     r = job_start(a, job, &a->shm->slots[i]);
     if (r == HELD)
         a->held = job;
-    else if (r != SN_PLACE_BUSY)
+    else if (r != SN_COPY_BUSY)
         job_end(a, job, r);
     return true;
 }
@@ -234,20 +234,20 @@ static bool order_take(struct sn_agent *a)
 
     if (a->held) {
         struct job *job = a->held;
-        int r = flight_begin(job);
+        int r = queued_begin(job);
 
         if (r == HELD)
             return false;
         a->held = NULL;
         moved = true;
-        if (r != SN_PLACE_BUSY)
+        if (r != SN_COPY_BUSY)
             job_end(a, job, r);
     }
     while (!a->held && a->head != tail) {
         uint64_t entry = a->shm->order[a->head++ % SN_AGENT_ORDER];
         unsigned i = (entry & SN_AGENT_STATE_MASK) % SN_AGENT_SLOTS;
 
-        if (a->jobs[i].request == 0)
+        if (a->jobs[i].id == 0)
             moved |= slot_begin(a, i, entry & ~(uint64_t)SN_AGENT_STATE_MASK);
     }
     return moved;
@@ -256,7 +256,7 @@ static bool order_take(struct sn_agent *a)
 /* Look at every slot once. Return true when something moved. */
 static bool agent_round(struct sn_agent *a, bool take_new)
 {
-    bool moved = a->lanes && take_new && order_take(a);
+    bool moved = a->queues && take_new && order_take(a);
 
     for (unsigned n = 0; n < SN_AGENT_SLOTS; n++) {
         unsigned i = (a->next + n) % SN_AGENT_SLOTS;
@@ -264,13 +264,13 @@ static bool agent_round(struct sn_agent *a, bool take_new)
         uint64_t word;
         int r;
 
-        if (job->request && job != a->held) {
+        if (job->id && job != a->held) {
             r = job_poll(job);
-            if (r == SN_PLACE_BUSY)
+            if (r == SN_COPY_BUSY)
                 continue;
             job_end(a, job, r);
             moved = true;
-        } else if (!job->request && !a->lanes && take_new) {
+        } else if (!job->id && !a->queues && take_new) {
             word = __atomic_load_n(&a->shm->words[i], __ATOMIC_ACQUIRE);
             if (sn_agent_state(word) == SN_AGENT_POSTED)
                 moved |= slot_begin(a, i, word & ~(uint64_t)SN_AGENT_STATE_MASK);
@@ -316,7 +316,7 @@ static void *agent_main(void *arg)
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
             last = sn_now_ns(); /* not now: a round may take longer than the patience after it */
-        else if (now < last + (a->lanes ? COPIER_POLL_NS : POLL_NS))
+        else if (now < last + (a->queues ? COPIER_POLL_NS : POLL_NS))
             pause_shortly(a);
         else if (a->running && a->spins)
             usleep(WAIT_NAP_US); /* a long one */
@@ -381,8 +381,8 @@ int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
     a = calloc(1, sizeof(*a));
     if (!a)
         goto fail;
-    a->lanes = calloc(SN_MAX_QPS, sizeof(*a->lanes));
-    if (!a->lanes)
+    a->queues = calloc(SN_MAX_QPS, sizeof(*a->queues));
+    if (!a->queues)
         goto free_agent;
     a->spins = !sn_cores_are_few();
     /* Who had the slots before is dead. */
@@ -390,11 +390,11 @@ int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
     a->head = shm->tail;
     r = agent_run(a, shm);
     if (r)
-        goto free_lanes;
+        goto free_queues;
     *out = a;
     return 0;
-free_lanes:
-    free(a->lanes);
+free_queues:
+    free(a->queues);
 free_agent:
     free(a);
 fail:
@@ -432,6 +432,6 @@ void sn_agent_close(struct sn_agent *a)
         sn_log("%u copies for a process that has ended did not end in 1 s: their memory is lost", a->running);
         return;
     }
-    free(a->lanes);
+    free(a->queues);
     free(a);
 }

@@ -25,12 +25,12 @@ static void child_forget(void)
     pthread_mutex_init(&order_mutex, NULL);
 }
 
-static __attribute__((constructor)) void request_init(void)
+static __attribute__((constructor)) void job_init(void)
 {
     pthread_atfork(NULL, NULL, child_forget);
 }
 
-bool sn_request_unanswerable(const struct sn_request_to *to, struct sn_world *world)
+bool sn_job_unanswerable(const struct sn_agent_ref *to, struct sn_world *world)
 {
     const struct sn_proc *proc = &world->procs[to->proc];
 
@@ -54,25 +54,25 @@ static void sweep_slots(struct sn_agent_shm *shm)
     }
 }
 
-/* Return 0 or SN_PLACE_BUSY: all slots are in use. */
-static int slot_take(struct sn_agent_shm *shm, struct sn_request *q)
+/* Return 0 or SN_COPY_BUSY: all slots are in use. */
+static int slot_take(struct sn_agent_shm *shm, struct sn_job *q)
 {
     static uint32_t serials;
     uint32_t serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED);
-    uint64_t request = (uint64_t)sn_pid << 32 | (uint64_t)(serial & 0xffffff) << 8;
+    uint64_t id = (uint64_t)sn_pid << 32 | (uint64_t)(serial & 0xffffff) << 8;
 
     for (uint32_t n = 0; n < SN_AGENT_SLOTS; n++) {
         uint64_t idle = SN_AGENT_FREE;
         uint32_t i = (serial + n) % SN_AGENT_SLOTS;
 
-        if (__atomic_compare_exchange_n(&shm->words[i], &idle, request | SN_AGENT_TAKEN, false, __ATOMIC_ACQ_REL,
+        if (__atomic_compare_exchange_n(&shm->words[i], &idle, id | SN_AGENT_TAKEN, false, __ATOMIC_ACQ_REL,
                                         __ATOMIC_RELAXED)) {
-            q->word = request;
+            q->word = id;
             q->slot = i;
             return 0;
         }
     }
-    return SN_PLACE_BUSY;
+    return SN_COPY_BUSY;
 }
 
 static void spans_put(const struct sn_world *world, struct sn_agent_span *to, const struct sn_span *from,
@@ -86,7 +86,7 @@ static void spans_put(const struct sn_world *world, struct sn_agent_span *to, co
 
 /* Slots are taken wherever one is free, so it is told apart which came first. There is always room: whatever is in the
  * order has a slot, or was given up, which the agent soon finds. */
-static void order_put(struct sn_agent_shm *shm, const struct sn_request *q)
+static void order_put(struct sn_agent_shm *shm, const struct sn_job *q)
 {
     pthread_mutex_lock(&order_mutex);
     shm->order[shm->tail % SN_AGENT_ORDER] = q->word | q->slot;
@@ -95,12 +95,12 @@ static void order_put(struct sn_agent_shm *shm, const struct sn_request *q)
     pthread_mutex_unlock(&order_mutex);
 }
 
-int sn_request_post(const struct sn_request_to *to, struct sn_request *q, const struct sn_copy *c)
+int sn_job_post(const struct sn_agent_ref *to, struct sn_job *q, const struct sn_copy *c)
 {
     struct sn_agent_shm *shm = to->shm;
 
     if (slot_take(shm, q))
-        return SN_PLACE_BUSY;
+        return SN_COPY_BUSY;
     struct sn_agent_slot *slot = &shm->slots[q->slot];
     slot->op = q->op;
     slot->proc = c->self;
@@ -111,8 +111,8 @@ int sn_request_post(const struct sn_request_to *to, struct sn_request *q, const 
     slot->dst_count = c->dst_count;
     slot->src_count = c->src_count;
     slot->peer = q->peer;
-    slot->lane = q->lane;
-    slot->lane_is_empty = q->lane_is_empty;
+    slot->queue = q->queue;
+    slot->queue_is_empty = q->queue_is_empty;
     spans_put(c->world, slot->dst, c->dst, c->dst_count);
     spans_put(c->world, slot->src, c->src, c->src_count);
     sn_agent_turn(&shm->words[q->slot], q->word, SN_AGENT_TAKEN, SN_AGENT_POSTED);
@@ -122,7 +122,7 @@ int sn_request_post(const struct sn_request_to *to, struct sn_request *q, const 
     return 0;
 }
 
-static void tell_standstill(const struct sn_request_to *to, const struct sn_world *world)
+static void report_standstill(const struct sn_agent_ref *to, const struct sn_world *world)
 {
     uint32_t pid = world->procs[to->proc].pid;
 
@@ -137,7 +137,7 @@ static void tell_standstill(const struct sn_request_to *to, const struct sn_worl
 }
 
 /* Is it worth waiting on? A look at the agent from time to time: it must be there, and it must move. */
-static int agent_watch(const struct sn_request_to *to, struct sn_request *q, struct sn_world *world)
+static int agent_watch(const struct sn_agent_ref *to, struct sn_job *q, struct sn_world *world)
 {
     uint64_t now = sn_now_ns(), patience = to->copier ? COPIER_PATIENCE_NS : PATIENCE_NS;
     uint32_t beat;
@@ -149,7 +149,7 @@ static int agent_watch(const struct sn_request_to *to, struct sn_request *q, str
     q->look_at = now + LOOK_NS;
     if (!q->give_up && to->copier) /* to look costs more than what most requests ask for */
         q->give_up = now + patience;
-    else if (sn_request_unanswerable(to, world))
+    else if (sn_job_unanswerable(to, world))
         return -ESRCH;
     beat = __atomic_load_n(&to->shm->beat, __ATOMIC_RELAXED);
     if (beat != q->beat || !q->give_up) {
@@ -162,12 +162,12 @@ static int agent_watch(const struct sn_request_to *to, struct sn_request *q, str
         return 0;
     if (!to->copier && !q->patience_ns && now < q->give_up + CROWDED_NS && !sn_pid_stopped(world->procs[to->proc].pid))
         return 0;
-    tell_standstill(to, world);
+    report_standstill(to, world);
     return -ETIMEDOUT;
 }
 
 /* Give a slot up. Return true when the agent may still read or write what the request names. */
-static bool request_leave(const struct sn_request_to *to, struct sn_request *q, bool gone)
+static bool job_leave(const struct sn_agent_ref *to, struct sn_job *q, bool gone)
 {
     uint64_t *word = &to->shm->words[q->slot];
 
@@ -179,7 +179,7 @@ static bool request_leave(const struct sn_request_to *to, struct sn_request *q, 
     return false;
 }
 
-int sn_request_poll(const struct sn_request_to *to, struct sn_request *q, struct sn_world *world, int *result)
+int sn_job_poll(const struct sn_agent_ref *to, struct sn_job *q, struct sn_world *world, int *result)
 {
     /* Looked at before the word is: an agent that ends has finished what it had begun. */
     int r = agent_watch(to, q, world);
@@ -192,7 +192,7 @@ int sn_request_poll(const struct sn_request_to *to, struct sn_request *q, struct
         return 0;
     }
     if (!r)
-        return SN_PLACE_BUSY;
-    q->lost = request_leave(to, q, r == -ESRCH);
+        return SN_COPY_BUSY;
+    q->lost = job_leave(to, q, r == -ESRCH);
     return -ESRCH;
 }

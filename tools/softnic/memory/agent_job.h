@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One request to an agent, the initiator's half of agent.h: a slot is taken, filled in, posted, and given back when the
  * agent has answered. */
-#ifndef SOFTNIC_REQUEST_H
-#define SOFTNIC_REQUEST_H
+#ifndef SOFTNIC_AGENT_JOB_H
+#define SOFTNIC_AGENT_JOB_H
 
 #include "tools/softnic/memory/span.h"
 
 /* Whom to ask: an agent, as it was when this was filled in. */
-struct sn_request_to {
+struct sn_agent_ref {
     struct sn_agent_shm *shm;
     uint32_t epoch;
     uint32_t proc, proc_generation; /* the agent's process */
     bool copier;                    /* it is the copier's: it takes requests in the order in which they were posted */
 };
 
-struct sn_request {
+struct sn_job {
     enum sn_agent_op op;
     uint32_t peer;              /* as in struct sn_agent_slot */
     uint64_t compare_add, swap; /* of atomics */
     uint64_t *found;
     uint64_t patience_ns; /* with an agent that does not move; 0: 20 s, 4 s in a stopped process */
-    uint16_t lane;        /* of flights */
-    bool lane_is_empty;
+    uint16_t queue;       /* of flights */
+    bool queue_is_empty;
     /* request.c's own */
     uint64_t word; /* without the state; 0: no slot yet */
     uint32_t slot;
@@ -31,13 +31,13 @@ struct sn_request {
 };
 
 /** True when nobody is there to answer. */
-bool sn_request_unanswerable(const struct sn_request_to *to, struct sn_world *world);
+bool sn_job_unanswerable(const struct sn_agent_ref *to, struct sn_world *world);
 
-/** Post what is to be copied. Return 0 or SN_PLACE_BUSY: all slots are in use. */
-int sn_request_post(const struct sn_request_to *to, struct sn_request *request, const struct sn_copy *copy);
+/** Post what is to be copied. Return 0 or SN_COPY_BUSY: all slots are in use. */
+int sn_job_post(const struct sn_agent_ref *to, struct sn_job *job, const struct sn_copy *copy);
 
-/** Return 0 (*result is the agent's), SN_PLACE_BUSY, or -ESRCH: it is gone, or does not move (logged). May be called
+/** Return 0 (*result is the agent's), SN_COPY_BUSY, or -ESRCH: it is gone, or does not move (logged). May be called
  * before the request is posted, to learn whether waiting for a slot makes sense. */
-int sn_request_poll(const struct sn_request_to *to, struct sn_request *request, struct sn_world *world, int *result);
+int sn_job_poll(const struct sn_agent_ref *to, struct sn_job *job, struct sn_world *world, int *result);
 
 #endif

@@ -28,13 +28,13 @@ static inline uint32_t sn_agent_state(uint64_t word)
 }
 
 /** From one state of the same request to another. False: it was not in that state. */
-static inline bool sn_agent_turn(uint64_t *word, uint64_t request, uint32_t from, uint32_t to)
+static inline bool sn_agent_turn(uint64_t *word, uint64_t id, uint32_t from, uint32_t to)
 {
-    uint64_t expected = request | from;
+    uint64_t expected = id | from;
 
     /* T1: release and acquire; pairs with itself on the other side: who finds POSTED finds the request, who finds DONE
      * the result. */
-    return __atomic_compare_exchange_n(word, &expected, to == SN_AGENT_FREE ? SN_AGENT_FREE : request | to, false,
+    return __atomic_compare_exchange_n(word, &expected, to == SN_AGENT_FREE ? SN_AGENT_FREE : id | to, false,
                                        __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 

@@ -6,14 +6,14 @@
 #include "tools/softnic/world/lock.h"
 
 /* Move 8 bytes between *value here and the target. */
-static int move_word(struct sn_atomic *a, uint64_t *value)
+static int copy_word(struct sn_atomic *a, uint64_t *value)
 {
     const struct sn_copy *c = a->target;
     struct sn_copy *word = &a->word; /* large: only what a copy of one span reads is filled in */
     struct sn_span here = {.addr = (uintptr_t)value, .length = 8, .mr = SN_NONE};
     int r;
 
-    if (a->moving) {
+    if (a->copying) {
         r = sn_device_mem->copy_poll(word);
     } else {
         word->world = c->world;
@@ -26,7 +26,7 @@ static int move_word(struct sn_atomic *a, uint64_t *value)
         word->src[0] = a->writing ? here : c->dst[0];
         r = sn_local_copy_start(word);
     }
-    a->moving = r == SN_PLACE_BUSY;
+    a->copying = r == SN_COPY_BUSY;
     return r;
 }
 
@@ -59,13 +59,13 @@ int sn_atomic_step(struct sn_atomic *a)
     if (!a->locked)
         a->locked = sn_lock_try(lock_of(c), &a->tries);
     if (!a->locked)
-        return SN_PLACE_BUSY;
+        return SN_COPY_BUSY;
     if (c->dst_proc == c->self && c->dst[0].kind == SN_MEM_HOST) {
         atomic_in_place(a);
         goto unlock;
     }
     if (!a->writing) {
-        r = move_word(a, a->found);
+        r = copy_word(a, a->found);
         if (r)
             goto unlock;
         a->value = !a->cas ? *a->found + a->compare_add : *a->found == a->compare_add ? a->swap : *a->found;
@@ -73,9 +73,9 @@ int sn_atomic_step(struct sn_atomic *a)
             goto unlock;
         a->writing = true;
     }
-    r = move_word(a, &a->value);
+    r = copy_word(a, &a->value);
 unlock:
-    if (r == SN_PLACE_BUSY)
+    if (r == SN_COPY_BUSY)
         return r;
     sn_lock_drop(lock_of(c));
     a->locked = false;
@@ -85,6 +85,6 @@ unlock:
 void sn_atomic_begin(struct sn_atomic *a, struct sn_copy *target)
 {
     a->target = target;
-    a->locked = a->moving = a->writing = false;
+    a->locked = a->copying = a->writing = false;
     a->tries = 0;
 }

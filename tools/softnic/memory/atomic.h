@@ -11,7 +11,7 @@ struct sn_atomic {
     bool cas; /* this and the next three are the caller's */
     uint64_t compare_add, swap, *found;
     struct sn_copy *target; /* its dst is the word */
-    bool locked, moving, writing;
+    bool locked, copying, writing;
     uint32_t tries;
     uint64_t value;
     struct sn_copy word; /* between memory here and the target */
@@ -21,7 +21,7 @@ struct sn_atomic {
  */
 unsigned sn_atomic_lock_of(uint32_t proc, uint64_t addr);
 
-/** The same for an owner, whom nobody else can help. sn_atomic_step until it is not SN_PLACE_BUSY. */
+/** The same for an owner, whom nobody else can help. sn_atomic_step until it is not SN_COPY_BUSY. */
 void sn_atomic_begin(struct sn_atomic *atomic, struct sn_copy *target);
 int sn_atomic_step(struct sn_atomic *atomic);
 

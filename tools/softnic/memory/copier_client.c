@@ -24,22 +24,22 @@ enum {
 #define PREPARE_NS 60000000000ull /* the first starts CUDA, and makes a context: seconds on a host of many GPUs */
 
 /* One transfer that the copier has in hand. */
-struct asked {
-    struct asked *next;
-    struct sn_request_to to;
-    struct sn_request request;
-    bool posted, elsewhere;
+struct client_job {
+    struct client_job *next;
+    struct sn_agent_ref to;
+    struct sn_job job;
+    bool posted, copied_here;
     uint64_t give_up; /* not posted: until then */
     struct sn_copy copy;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects idle */
-static struct asked *idle;
+static struct client_job *idle;
 
-static struct asked *asked_new(const struct sn_copy *c)
+static struct client_job *job_new(const struct sn_copy *c)
 {
     pthread_mutex_lock(&mutex);
-    struct asked *a = idle;
+    struct client_job *a = idle;
     if (a)
         idle = a->next;
     pthread_mutex_unlock(&mutex);
@@ -47,7 +47,7 @@ static struct asked *asked_new(const struct sn_copy *c)
         a = malloc(sizeof(*a));
     if (!a)
         return NULL;
-    memset(a, 0, offsetof(struct asked, copy));
+    memset(a, 0, offsetof(struct client_job, copy));
     /* Large: only what a copy reads. */
     a->copy.world = c->world;
     a->copy.self = c->self;
@@ -63,7 +63,7 @@ static struct asked *asked_new(const struct sn_copy *c)
     return a;
 }
 
-static void asked_free(struct asked *a)
+static void job_free(struct client_job *a)
 {
     pthread_mutex_lock(&mutex);
     a->next = idle;
@@ -78,7 +78,7 @@ static void child_forget(void)
     idle = NULL;
 }
 
-static __attribute__((constructor)) void copied_init(void)
+static __attribute__((constructor)) void client_init(void)
 {
     pthread_atfork(NULL, NULL, child_forget);
 }
@@ -109,8 +109,8 @@ static void copier_ring(struct sn_world *world)
     sn_futex_wake(&world->copier.bell);
 }
 
-/* The copier's agent for this process. Return 0, SN_PLACE_BUSY (it is on its way), or -EIO (logged). */
-static int agent_find(struct sn_world *world, struct sn_request_to *to)
+/* The copier's agent for this process. Return 0, SN_COPY_BUSY (it is on its way), or -EIO (logged). */
+static int agent_find(struct sn_world *world, struct sn_agent_ref *to)
 {
     uint32_t self = sn_self->proc, generation = world->procs[self].generation;
     struct sn_agent_shm *shm = &world->copiers[self];
@@ -118,8 +118,8 @@ static int agent_find(struct sn_world *world, struct sn_request_to *to)
 
     if (!proc)
         return copier_gone(world);
-    *to = (struct sn_request_to){shm, __atomic_load_n(&shm->epoch, __ATOMIC_SEQ_CST), proc - 1,
-                                 world->procs[proc - 1].generation, true};
+    *to = (struct sn_agent_ref){shm, __atomic_load_n(&shm->epoch, __ATOMIC_SEQ_CST), proc - 1,
+                                world->procs[proc - 1].generation, true};
     /* W1: acquire; pairs with W2 in copier.c: the slots are this process's. */
     if ((to->epoch & 1) && __atomic_load_n(&world->copier.serves[self], __ATOMIC_ACQUIRE) == generation)
         return 0;
@@ -127,55 +127,55 @@ static int agent_find(struct sn_world *world, struct sn_request_to *to)
         return copier_gone(world);
     if (__atomic_exchange_n(&world->copier.wanted[self], generation, __ATOMIC_SEQ_CST) != generation)
         copier_ring(world);
-    return SN_PLACE_BUSY;
+    return SN_COPY_BUSY;
 }
 
-/* Post it, if that was not done yet. Return 0, SN_PLACE_BUSY, or -EIO (logged). */
-static int asked_post(struct asked *a)
+/* Post it, if that was not done yet. Return 0, SN_COPY_BUSY, or -EIO (logged). */
+static int job_post(struct client_job *a)
 {
     int r = agent_find(a->copy.world, &a->to);
 
-    if (r == SN_PLACE_BUSY) {
+    if (r == SN_COPY_BUSY) {
         a->give_up = a->give_up ? a->give_up : sn_now_ns() + START_NS;
         return sn_now_ns() < a->give_up ? r : copier_gone(a->copy.world);
     }
     if (r)
         return r;
-    a->posted = sn_request_post(&a->to, &a->request, &a->copy) == 0;
-    return a->posted ? 0 : SN_PLACE_BUSY;
+    a->posted = sn_job_post(&a->to, &a->job, &a->copy) == 0;
+    return a->posted ? 0 : SN_COPY_BUSY;
 }
 
 /* The copier cannot open some of it: as in a world without one. */
-static int elsewhere_start(struct asked *a)
+static int copied_here_start(struct client_job *a)
 {
     int r = sn_cuda_mem.copy_start(&a->copy);
 
-    a->elsewhere = true;
-    return r == SN_PLACE_OWNER ? sn_handoff_start(&a->copy) : r;
+    a->copied_here = true;
+    return r == SN_COPY_OWNER ? sn_owner_copy_start(&a->copy) : r;
 }
 
 /* What the copier calls its own is nobody's here. */
-static int result_here(int r)
+static int result_of_copier(int r)
 {
     return r == -ENOENT || r == -EINVAL ? -EFAULT : r;
 }
 
-/* Return 0, SN_PLACE_BUSY, or -errno. */
-static int asked_poll(struct asked *a)
+/* Return 0, SN_COPY_BUSY, or -errno. */
+static int job_poll(struct client_job *a)
 {
     int r, result;
 
-    if (a->elsewhere)
-        return a->copy.by == SN_BY_OWNER ? sn_handoff_poll(&a->copy) : sn_cuda_mem.copy_poll(&a->copy);
-    r = a->posted ? 0 : asked_post(a);
+    if (a->copied_here)
+        return a->copy.by == SN_BY_OWNER ? sn_owner_copy_poll(&a->copy) : sn_cuda_mem.copy_poll(&a->copy);
+    r = a->posted ? 0 : job_post(a);
     if (r)
         return r;
-    r = sn_request_poll(&a->to, &a->request, a->copy.world, &result);
+    r = sn_job_poll(&a->to, &a->job, a->copy.world, &result);
     if (r < 0)
         return copier_gone(a->copy.world);
-    if (r == SN_PLACE_BUSY)
+    if (r == SN_COPY_BUSY)
         return r;
-    return result == SN_PLACE_OWNER ? elsewhere_start(a) : result_here(result);
+    return result == SN_COPY_OWNER ? copied_here_start(a) : result_of_copier(result);
 }
 
 /* Does the side of this process, or the other's, name memory that its owner alone can reach? */
@@ -185,36 +185,36 @@ static bool owner_only(const struct sn_copy *c, bool own)
            ((c->src_proc == c->self) == own && any_owner_only(c, c->src, c->src_count));
 }
 
-static int copied_start(struct sn_copy *c)
+static int client_start(struct sn_copy *c)
 {
     /* Within this process: the side that is not registered (the word of an atomic, say) is the initiator's. */
     bool read = c->dst_proc == c->self && (c->src_proc != c->self || c->dst[0].mr == SN_NONE);
-    struct asked *a;
+    struct client_job *a;
     int r;
 
     if (owner_only(c, false))
-        return SN_PLACE_OWNER;
-    a = asked_new(c);
+        return SN_COPY_OWNER;
+    a = job_new(c);
     if (!a)
         return -ENOMEM;
-    a->elsewhere = owner_only(c, true);
-    a->request.op = read ? SN_AGENT_READ : SN_AGENT_WRITE;
-    a->request.peer = read ? c->src_proc : c->dst_proc;
-    r = a->elsewhere ? sn_cuda_mem.copy_start(&a->copy) : asked_poll(a);
-    if (r == SN_PLACE_BUSY)
+    a->copied_here = owner_only(c, true);
+    a->job.op = read ? SN_AGENT_READ : SN_AGENT_WRITE;
+    a->job.peer = read ? c->src_proc : c->dst_proc;
+    r = a->copied_here ? sn_cuda_mem.copy_start(&a->copy) : job_poll(a);
+    if (r == SN_COPY_BUSY)
         c->async = a;
     else
-        asked_free(a);
+        job_free(a);
     return r;
 }
 
-static int copied_poll(struct sn_copy *c)
+static int client_poll(struct sn_copy *c)
 {
-    struct asked *a = c->async;
-    int r = asked_poll(a);
+    struct client_job *a = c->async;
+    int r = job_poll(a);
 
-    if (r != SN_PLACE_BUSY) {
-        asked_free(a);
+    if (r != SN_COPY_BUSY) {
+        job_free(a);
         c->async = NULL;
     }
     sn_give_way(); /* the copier may need this core */
@@ -222,7 +222,7 @@ static int copied_poll(struct sn_copy *c)
 }
 
 /* As cuda_flight.c has it: what that one would not let fly goes the long way here, too. */
-static bool can_fly(const struct sn_copy *c)
+static bool can_enqueue(const struct sn_copy *c)
 {
     if (c->dst_count != 1 || c->src_count == 0 || c->src_proc != c->self || c->dst[0].kind == SN_MEM_HOST ||
         owner_only(c, true) || owner_only(c, false))
@@ -235,40 +235,40 @@ static bool can_fly(const struct sn_copy *c)
     return c->length <= SN_STAGING_SMALL;
 }
 
-static int copied_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *flight)
+static int client_enqueue(struct sn_copy *c, struct sn_copy_queue *queue, struct sn_queued_copy *queued)
 {
-    struct asked *a = can_fly(c) ? asked_new(c) : NULL;
+    struct client_job *a = can_enqueue(c) ? job_new(c) : NULL;
 
     if (!a)
-        return SN_PLACE_BUSY;
-    a->request.op = SN_AGENT_FLY;
-    a->request.peer = c->dst_proc;
-    a->request.lane = (uint16_t)lane->id;
-    a->request.lane_is_empty = lane->aloft == 0;
-    if (asked_post(a)) { /* the long way waits, and says what is wrong */
-        asked_free(a);
-        return SN_PLACE_BUSY;
+        return SN_COPY_BUSY;
+    a->job.op = SN_AGENT_ENQUEUE;
+    a->job.peer = c->dst_proc;
+    a->job.queue = (uint16_t)queue->id;
+    a->job.queue_is_empty = queue->pending == 0;
+    if (job_post(a)) { /* the long way waits, and says what is wrong */
+        job_free(a);
+        return SN_COPY_BUSY;
     }
-    *flight = (struct sn_flight){.map = a};
-    lane->aloft++;
+    *queued = (struct sn_queued_copy){.map = a};
+    queue->pending++;
     return 0;
 }
 
-static int copied_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask)
+static int client_queued_done(struct sn_copy_queue *queue, struct sn_queued_copy *queued, bool ask)
 {
-    struct asked *a = flight->map;
-    int r = asked_poll(a);
+    struct client_job *a = queued->map;
+    int r = job_poll(a);
 
-    if (r == SN_PLACE_BUSY && ask)
+    if (r == SN_COPY_BUSY && ask)
         sn_give_way(); /* the copier may need this core; who has just posted has better things to do */
-    if (r == SN_PLACE_BUSY)
+    if (r == SN_COPY_BUSY)
         return r;
-    asked_free(a);
-    lane->aloft--;
+    job_free(a);
+    queue->pending--;
     return r;
 }
 
-/* Return 0, SN_PLACE_OWNER or -errno. */
+/* Return 0, SN_COPY_OWNER or -errno. */
 static int prepare_once(uint32_t mr)
 {
     const struct sn_mr_shm *shm = &sn_self->world->mrs[mr];
@@ -278,29 +278,29 @@ static int prepare_once(uint32_t mr)
                         .src_proc = sn_self->proc,
                         .dst_count = 1,
                         .length = shm->length};
-    struct asked *a;
+    struct client_job *a;
     int r, result = 0;
 
     c.dst[0] = (struct sn_span){.addr = shm->addr, .length = shm->length, .mr = mr, .kind = shm->kind};
-    a = asked_new(&c);
+    a = job_new(&c);
     if (!a)
         return -ENOMEM;
-    a->request.op = SN_AGENT_PREPARE;
-    a->request.peer = sn_self->proc;
-    a->request.patience_ns = PREPARE_NS;
-    while ((r = asked_post(a)) == SN_PLACE_BUSY)
+    a->job.op = SN_AGENT_PREPARE;
+    a->job.peer = sn_self->proc;
+    a->job.patience_ns = PREPARE_NS;
+    while ((r = job_post(a)) == SN_COPY_BUSY)
         usleep(NAP_US);
-    while (!r && (r = sn_request_poll(&a->to, &a->request, a->copy.world, &result)) == SN_PLACE_BUSY) {
+    while (!r && (r = sn_job_poll(&a->to, &a->job, a->copy.world, &result)) == SN_COPY_BUSY) {
         r = 0;
         usleep(NAP_US);
     }
-    asked_free(a);
+    job_free(a);
     return r ? r : result;
 }
 
 /* So that contexts, streams and pinned memory are made, and the memory is mapped, before kernels run. An agent that
  * ended just now had served a former process with this one's place in the table. */
-static int copied_prepare(uint32_t mr)
+static int client_prepare(uint32_t mr)
 {
     int r = -ESRCH;
 
@@ -310,19 +310,19 @@ static int copied_prepare(uint32_t mr)
         r = prepare_once(mr);
     if (r == -ESRCH)
         r = copier_gone(sn_self->world);
-    if (r == SN_PLACE_OWNER)
+    if (r == SN_COPY_OWNER)
         sn_log("device memory of this process cannot be opened by the copier: this process copies it");
     return r;
 }
 
 /* The copier lets go of it, which may take its time. */
-static void copied_unexport(struct sn_mr_shm *mr)
+static void client_unexport(struct sn_mr_shm *mr)
 {
     sn_cuda_mem.unexport_mr(mr);
     copier_ring(sn_self->world);
 }
 
-int sn_copied_wait(const struct sn_world *world, uint64_t give_up)
+int sn_copier_wait(const struct sn_world *world, uint64_t give_up)
 {
     for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
         if (__atomic_load_n(&world->copier.serves[i], __ATOMIC_SEQ_CST) &&
@@ -333,14 +333,14 @@ int sn_copied_wait(const struct sn_world *world, uint64_t give_up)
 
 void sn_device_mem_choose(const struct sn_world *world)
 {
-    static struct sn_device_mem copied;
+    static struct sn_device_mem client_mem;
 
-    copied = sn_cuda_mem;
-    copied.unexport_mr = copied_unexport;
-    copied.prepare = copied_prepare;
-    copied.copy_start = copied_start;
-    copied.copy_poll = copied_poll;
-    copied.fly = copied_fly;
-    copied.fly_landed = copied_fly_landed;
-    sn_device_mem = world->config.copier ? &copied : &sn_cuda_mem;
+    client_mem = sn_cuda_mem;
+    client_mem.unexport_mr = client_unexport;
+    client_mem.prepare = client_prepare;
+    client_mem.copy_start = client_start;
+    client_mem.copy_poll = client_poll;
+    client_mem.enqueue = client_enqueue;
+    client_mem.queued_done = client_queued_done;
+    sn_device_mem = world->config.copier ? &client_mem : &sn_cuda_mem;
 }

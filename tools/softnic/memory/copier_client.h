@@ -2,8 +2,8 @@
 /* Device memory in a world with a copier (copier.h): what place.h asks of a device copier is handed to that process, so
  * that no thread of this one calls the CUDA driver in a transfer. What has no handle that the copier could open stays
  * with its owner: the initiator itself, or the agent of the other side (handoff.h). */
-#ifndef SOFTNIC_COPIED_H
-#define SOFTNIC_COPIED_H
+#ifndef SOFTNIC_COPIER_CLIENT_H
+#define SOFTNIC_COPIER_CLIENT_H
 
 #include "tools/softnic/memory/device_mem.h"
 
@@ -11,6 +11,6 @@
 void sn_device_mem_choose(const struct sn_world *world);
 
 /** Wait until the copier is at no copy that began before the call. Return 0 or -ETIMEDOUT. */
-int sn_copied_wait(const struct sn_world *world, uint64_t give_up);
+int sn_copier_wait(const struct sn_world *world, uint64_t give_up);
 
 #endif

@@ -7,11 +7,11 @@
 
 enum { LOCK_TRIES = 200 /* as long as a word in host memory takes whoever has the lock */ };
 
-int sn_place_start(struct sn_copy *c)
+int sn_copy_start(struct sn_copy *c)
 {
     int r = sn_local_copy_start(c);
 
-    return r == SN_PLACE_OWNER ? sn_handoff_start(c) : r;
+    return r == SN_COPY_OWNER ? sn_owner_copy_start(c) : r;
 }
 
 static int atomic_poll(struct sn_copy *c)
@@ -21,13 +21,13 @@ static int atomic_poll(struct sn_copy *c)
 
     do
         r = sn_atomic_step(a);
-    while (r == SN_PLACE_BUSY && !a->locked && a->tries < LOCK_TRIES);
+    while (r == SN_COPY_BUSY && !a->locked && a->tries < LOCK_TRIES);
     /* The owner takes the lock for it. Waiting for the owner with the lock in hand could wait for ever: it may want the
      * same lock for somebody else. */
-    return r == SN_PLACE_OWNER ? sn_handoff_atomic(c, a->cas, a->compare_add, a->swap, a->found) : r;
+    return r == SN_COPY_OWNER ? sn_owner_copy_atomic(c, a->cas, a->compare_add, a->swap, a->found) : r;
 }
 
-int sn_place_atomic(struct sn_copy *c, struct sn_atomic *a)
+int sn_copy_atomic(struct sn_copy *c, struct sn_atomic *a)
 {
     sn_atomic_begin(a, c);
     c->async = a;
@@ -35,11 +35,11 @@ int sn_place_atomic(struct sn_copy *c, struct sn_atomic *a)
     return atomic_poll(c);
 }
 
-int sn_place_poll(struct sn_copy *c)
+int sn_copy_poll(struct sn_copy *c)
 {
     switch (c->by) {
     case SN_BY_OWNER:
-        return sn_handoff_poll(c);
+        return sn_owner_copy_poll(c);
     case SN_BY_STEPS:
         return atomic_poll(c);
     default:

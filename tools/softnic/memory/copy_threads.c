@@ -14,15 +14,15 @@ enum {
     /* Four cores copy about as fast as PCIe takes; a quarter of the cores leaves the application the rest. */
     THREADS_MOST = 4,
     CORES_PER_THREAD = 4,
-    SLICE = 64 << 10,   /* of a shared copy: less than SN_SHARE_LEAST, so that a slice is not shared again */
+    SLICE = 64 << 10,   /* of a shared copy: less than SN_SPLIT_LEAST, so that a slice is not shared again */
     TAIL = 4096,        /* of a shared copy: what goes last */
     LINGER_NS = 100000, /* the next piece of a stream of them comes sooner than a sleeper wakes up */
 };
 
 /* A copy that threads take slices of. On the stack of who asked for it, who leaves when no helper is left. */
-struct share {
-    struct share *next;
-    const struct sn_move *move;
+struct split {
+    struct split *next;
+    const struct sn_host_copy *copy;
     uint64_t bytes;   /* without the tail */
     uint64_t taken;   /* bytes given away */
     uint32_t helpers; /* threads that are at it, beside who asked */
@@ -31,53 +31,53 @@ struct share {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all below, and share.next */
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
-static struct sn_move *first, **last = &first;
-static struct share *shares;
+static struct sn_host_copy *first, **last = &first;
+static struct split *splits;
 static int threads, sleepers;
 static bool started;
-static uint32_t asked; /* how often work was given; read without the lock by who lingers */
+static uint32_t calls; /* how often work was given; read without the lock by who lingers */
 
-int sn_move_now(struct sn_move *move)
+int sn_host_copy_now(struct sn_host_copy *copy)
 {
-    struct sn_copy copy; /* large: only what a host copy of one span reads is filled in */
+    struct sn_copy spans; /* large: only what a host copy of one span reads is filled in */
 
-    copy.world = move->world;
-    copy.self = move->self;
-    copy.dst_proc = move->dst_proc;
-    copy.src_proc = move->src_proc;
-    copy.dst_count = copy.src_count = 1;
-    copy.length = move->bytes;
-    copy.dst[0] = (struct sn_span){.addr = move->dst, .length = move->bytes, .mr = SN_NONE, .kind = SN_MEM_HOST};
-    copy.src[0] = (struct sn_span){.addr = move->src, .length = move->bytes, .mr = SN_NONE, .kind = SN_MEM_HOST};
-    return sn_host_copy_spans(&copy);
+    spans.world = copy->world;
+    spans.self = copy->self;
+    spans.dst_proc = copy->dst_proc;
+    spans.src_proc = copy->src_proc;
+    spans.dst_count = spans.src_count = 1;
+    spans.length = copy->bytes;
+    spans.dst[0] = (struct sn_span){.addr = copy->dst, .length = copy->bytes, .mr = SN_NONE, .kind = SN_MEM_HOST};
+    spans.src[0] = (struct sn_span){.addr = copy->src, .length = copy->bytes, .mr = SN_NONE, .kind = SN_MEM_HOST};
+    return sn_host_copy_spans(&spans);
 }
 
-static void move_first_locked(void)
+static void copy_first_locked(void)
 {
-    struct sn_move *move = first;
+    struct sn_host_copy *copy = first;
 
-    first = move->next;
+    first = copy->next;
     if (!first)
         last = &first;
     pthread_mutex_unlock(&mutex);
-    int result = sn_move_now(move);
+    int result = sn_host_copy_now(copy);
     /* M2: release; pairs with M1. The owner may reuse *move from here on. */
-    __atomic_store_n(&move->result, result, __ATOMIC_RELEASE);
+    __atomic_store_n(&copy->result, result, __ATOMIC_RELEASE);
     pthread_mutex_lock(&mutex);
 }
 
-static int move_part(const struct sn_move *whole, uint64_t at, uint64_t bytes)
+static int copy_part(const struct sn_host_copy *whole, uint64_t at, uint64_t bytes)
 {
-    struct sn_move part = *whole;
+    struct sn_host_copy part = *whole;
 
     part.dst += at;
     part.src += at;
     part.bytes = bytes;
-    return sn_move_now(&part);
+    return sn_host_copy_now(&part);
 }
 
 /* Take slices until none is left. */
-static void share_take(struct share *s)
+static void split_take(struct split *s)
 {
     for (;;) {
         uint64_t at = __atomic_fetch_add(&s->taken, SLICE, __ATOMIC_RELAXED);
@@ -85,26 +85,26 @@ static void share_take(struct share *s)
 
         if (at >= s->bytes)
             return;
-        r = move_part(s->move, at, s->bytes - at < SLICE ? s->bytes - at : SLICE);
+        r = copy_part(s->copy, at, s->bytes - at < SLICE ? s->bytes - at : SLICE);
         if (r < 0)
             __atomic_store_n(&s->error, r, __ATOMIC_RELAXED);
     }
 }
 
-static struct share *share_find_locked(void)
+static struct split *split_find_locked(void)
 {
-    struct share *s = shares;
+    struct split *s = splits;
 
     while (s && __atomic_load_n(&s->taken, __ATOMIC_RELAXED) >= s->bytes)
         s = s->next;
     return s;
 }
 
-static void share_help_locked(struct share *s)
+static void split_help_locked(struct split *s)
 {
     __atomic_fetch_add(&s->helpers, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&mutex);
-    share_take(s);
+    split_take(s);
     /* M3: release; pairs with M4. The share is its owner's from here on. */
     __atomic_fetch_sub(&s->helpers, 1, __ATOMIC_RELEASE);
     pthread_mutex_lock(&mutex);
@@ -113,16 +113,16 @@ static void share_help_locked(struct share *s)
 /* Wait for work: awake for a while where cores are many, then asleep. */
 static void rest_locked(void)
 {
-    uint32_t seen = asked;
+    uint32_t seen = calls;
 
     if (!sn_cores_are_few()) {
         pthread_mutex_unlock(&mutex);
         for (uint64_t until = sn_now_ns() + LINGER_NS;
-             __atomic_load_n(&asked, __ATOMIC_RELAXED) == seen && sn_now_ns() < until;)
+             __atomic_load_n(&calls, __ATOMIC_RELAXED) == seen && sn_now_ns() < until;)
             sn_cpu_relax();
         pthread_mutex_lock(&mutex);
     }
-    if (asked != seen)
+    if (calls != seen)
         return;
     sleepers++;
     pthread_cond_wait(&more, &mutex); /* unbounded on purpose: there is nothing to do until somebody asks */
@@ -133,12 +133,12 @@ static void *work(void *unused)
 {
     pthread_mutex_lock(&mutex);
     for (;;) {
-        struct share *share = first ? NULL : share_find_locked();
+        struct split *split = first ? NULL : split_find_locked();
 
         if (first)
-            move_first_locked();
-        else if (share)
-            share_help_locked(share);
+            copy_first_locked();
+        else if (split)
+            split_help_locked(split);
         else
             rest_locked();
     }
@@ -148,7 +148,7 @@ static void *work(void *unused)
 /* Tell the threads that there is work for so many. */
 static void call_locked(int hands)
 {
-    __atomic_store_n(&asked, asked + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&calls, calls + 1, __ATOMIC_RELAXED);
     for (int i = 0; i < hands && i < sleepers; i++)
         pthread_cond_signal(&more);
 }
@@ -182,65 +182,65 @@ static void child_forget(void)
     pthread_cond_init(&more, NULL);
     first = NULL;
     last = &first;
-    shares = NULL;
+    splits = NULL;
     threads = sleepers = 0;
     started = false;
 }
 
-static __attribute__((constructor)) void mover_init(void)
+static __attribute__((constructor)) void copy_threads_init(void)
 {
     pthread_atfork(NULL, NULL, child_forget);
 }
 
-void sn_move_start(struct sn_move *move)
+void sn_host_copy_start(struct sn_host_copy *copy)
 {
     pthread_mutex_lock(&mutex);
     if (!started)
         start_threads_locked();
     if (!threads) {
         pthread_mutex_unlock(&mutex);
-        move->result = sn_move_now(move);
+        copy->result = sn_host_copy_now(copy);
         return;
     }
-    move->result = SN_MOVE_UNDER_WAY;
-    move->next = NULL;
-    *last = move;
-    last = &move->next;
+    copy->result = SN_HOST_COPY_BUSY;
+    copy->next = NULL;
+    *last = copy;
+    last = &copy->next;
     call_locked(1);
     pthread_mutex_unlock(&mutex);
 }
 
-bool sn_move_shares(void)
+bool sn_host_copy_can_split(void)
 {
     return !sn_cores_are_few();
 }
 
-static void share_remove_locked(struct share *share)
+static void split_remove_locked(struct split *split)
 {
-    struct share **at = &shares;
+    struct split **at = &splits;
 
-    while (*at != share)
+    while (*at != split)
         at = &(*at)->next;
-    *at = share->next;
+    *at = split->next;
 }
 
-int sn_move_shared(const struct sn_move *move)
+int sn_host_copy_split(const struct sn_host_copy *copy)
 {
-    struct share share = {.move = move, .bytes = move->bytes - TAIL};
+    struct split split = {.copy = copy, .bytes = copy->bytes - TAIL};
 
     pthread_mutex_lock(&mutex);
     if (!started)
         start_threads_locked();
-    share.next = shares;
-    shares = &share;
-    call_locked((int)(share.bytes / SLICE));
+    split.next = splits;
+    splits = &split;
+    call_locked((int)(split.bytes / SLICE));
     pthread_mutex_unlock(&mutex);
-    share_take(&share);
+    split_take(&split);
     pthread_mutex_lock(&mutex);
-    share_remove_locked(&share);
+    split_remove_locked(&split);
     pthread_mutex_unlock(&mutex);
     /* M4: acquire; pairs with M3. What is left is a slice each, which no thread is kept from making. */
-    while (__atomic_load_n(&share.helpers, __ATOMIC_ACQUIRE))
+    while (__atomic_load_n(&split.helpers, __ATOMIC_ACQUIRE))
         sn_cpu_relax();
-    return share.error ? share.error : move_part(move, share.bytes, TAIL);
+    return split.error ? split.error : copy_part(copy, split.bytes, TAIL);
 }

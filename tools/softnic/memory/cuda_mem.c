@@ -40,7 +40,7 @@ struct stage {
     enum stage_state state;
     struct sn_staging_slot *slot;
     uint64_t mark;
-    struct sn_move move; /* the host side's half */
+    struct sn_host_copy host_copy; /* the host side's half */
     uint64_t to, bytes;
     uint32_t to_proc;
     bool to_gpu;
@@ -90,7 +90,7 @@ static void drop_stages(const struct sn_cuda *cuda, struct transfer *t)
     for (int i = 0; i < STAGES; i++) {
         struct stage *stage = &t->stages[i];
         while ((stage->state == STAGE_LOADING || stage->state == STAGE_STORING) &&
-               sn_move_result(&stage->move) == SN_MOVE_UNDER_WAY)
+               sn_host_copy_result(&stage->host_copy) == SN_HOST_COPY_BUSY)
             sched_yield();
         while (stage->state == STAGE_COPYING && sn_now_ns() < give_up &&
                sn_cuda_stream_done(cuda, t->stream, stage->mark, true) == SN_CUDA_STREAM_BUSY)
@@ -173,25 +173,25 @@ static int resolve(const struct sn_cuda *cuda, struct transfer *t, struct sn_cop
 
 /* Short pieces at once, since waking a thread takes longer; long ones elsewhere, so that pieces and queue pairs
  * overlap. */
-static void move_start(struct sn_move *move)
+static void host_copy_start(struct sn_host_copy *host_copy)
 {
-    if (move->bytes <= SN_STAGING_SMALL)
-        move->result = sn_move_now(move);
+    if (host_copy->bytes <= SN_STAGING_SMALL)
+        host_copy->result = sn_host_copy_now(host_copy);
     else
-        sn_move_start(move);
+        sn_host_copy_start(host_copy);
 }
 
 static void store_start(struct sn_copy *c, struct stage *stage)
 {
-    stage->move = (struct sn_move){.world = c->world,
-                                   .self = c->self,
-                                   .dst_proc = stage->to_proc,
-                                   .dst = stage->to,
-                                   .src_proc = c->self,
-                                   .src = (uintptr_t)stage->slot->host,
-                                   .bytes = stage->bytes};
+    stage->host_copy = (struct sn_host_copy){.world = c->world,
+                                             .self = c->self,
+                                             .dst_proc = stage->to_proc,
+                                             .dst = stage->to,
+                                             .src_proc = c->self,
+                                             .src = (uintptr_t)stage->slot->host,
+                                             .bytes = stage->bytes};
     stage->state = STAGE_STORING;
-    move_start(&stage->move);
+    host_copy_start(&stage->host_copy);
 }
 
 static int copy_start(const struct sn_cuda *cuda, struct transfer *t, struct stage *stage, uint64_t dst, uint64_t src)
@@ -209,7 +209,7 @@ static int start_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
     struct sn_staging_slot *slot = sn_staging_take(bytes);
 
     if (!slot)
-        return SN_PLACE_BUSY;
+        return SN_COPY_BUSY;
     while (stage->state != STAGE_FREE) /* the caller has seen that one is */
         stage++;
     stage->slot = slot;
@@ -224,19 +224,19 @@ static int start_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
             stage_free(t, stage);
         return r;
     }
-    stage->move = (struct sn_move){.world = c->world,
-                                   .self = c->self,
-                                   .dst_proc = c->self,
-                                   .dst = (uintptr_t)slot->host,
-                                   .src_proc = src->proc,
-                                   .src = src->addr + t->s_off,
-                                   .bytes = bytes};
+    stage->host_copy = (struct sn_host_copy){.world = c->world,
+                                             .self = c->self,
+                                             .dst_proc = c->self,
+                                             .dst = (uintptr_t)slot->host,
+                                             .src_proc = src->proc,
+                                             .src = src->addr + t->s_off,
+                                             .bytes = bytes};
     stage->state = STAGE_LOADING;
-    move_start(&stage->move);
+    host_copy_start(&stage->host_copy);
     return 0;
 }
 
-/* The next piece, as long as both sides allow. Return 0, SN_PLACE_BUSY (no slot), or -errno. */
+/* The next piece, as long as both sides allow. Return 0, SN_COPY_BUSY (no slot), or -errno. */
 static int start_piece(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t)
 {
     int r;
@@ -254,7 +254,7 @@ static int start_piece(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
     } else {
         if (bytes > SN_STAGING_LARGE)
             bytes = SN_STAGING_LARGE;
-        r = t->staged < STAGES ? start_stage(cuda, c, t, bytes) : SN_PLACE_BUSY;
+        r = t->staged < STAGES ? start_stage(cuda, c, t, bytes) : SN_COPY_BUSY;
     }
     if (r)
         return r;
@@ -264,7 +264,7 @@ static int start_piece(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
     return 0;
 }
 
-/* Bring a piece one step further. Return 0 (it moved), SN_PLACE_BUSY, or -errno. */
+/* Bring a piece one step further. Return 0 (it moved), SN_COPY_BUSY, or -errno. */
 static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t, struct stage *stage)
 {
     int r;
@@ -279,9 +279,9 @@ static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tran
             store_start(c, stage);
         return 0;
     }
-    r = sn_move_result(&stage->move);
-    if (r == SN_MOVE_UNDER_WAY)
-        return SN_PLACE_BUSY;
+    r = sn_host_copy_result(&stage->host_copy);
+    if (r == SN_HOST_COPY_BUSY)
+        return SN_COPY_BUSY;
     if (r)
         return r;
     if (stage->state == STAGE_STORING)
@@ -293,7 +293,7 @@ static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tran
     return 0;
 }
 
-/* The GPU is current, unless all is given to it. Return 0 (all is where it belongs), SN_PLACE_BUSY, or -errno. */
+/* The GPU is current, unless all is given to it. Return 0 (all is where it belongs), SN_COPY_BUSY, or -errno. */
 static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t)
 {
     int r = 0;
@@ -314,7 +314,7 @@ static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfe
             moved |= r == 0;
         }
         if (!moved)
-            return SN_PLACE_BUSY;
+            return SN_COPY_BUSY;
     }
     return sn_cuda_stream_done(cuda, t->stream, t->last, true);
 }
@@ -339,10 +339,10 @@ static int cuda_copy_start(struct sn_copy *c)
     int mode, r;
 
     if (any_span(c, false, true))
-        return SN_PLACE_OWNER;
+        return SN_COPY_OWNER;
     if (!sn_cuda_count(cuda)) {
         if (!any_span(c, true, false))
-            return SN_PLACE_OWNER;
+            return SN_COPY_OWNER;
         sn_log("a transfer names device memory, but this process has no CUDA driver or sees no GPU");
         return -EIO;
     }
@@ -364,7 +364,7 @@ static int cuda_copy_start(struct sn_copy *c)
         r = resolve(cuda, t, c, false);
     if (!r)
         r = advance(cuda, c, t);
-    if (r != SN_PLACE_BUSY)
+    if (r != SN_COPY_BUSY)
         transfer_free(cuda, t);
     else
         c->async = t;
@@ -383,7 +383,7 @@ static int cuda_copy_poll(struct sn_copy *c)
         if (!given)
             sn_cuda_leave(cuda, mode);
     }
-    if (r != SN_PLACE_BUSY) {
+    if (r != SN_COPY_BUSY) {
         transfer_free(cuda, t);
         c->async = NULL;
     }
@@ -460,7 +460,7 @@ static int cuda_prepare(uint32_t index)
         sn_log("device memory of pid %u: pid %u, which is to copy it, does not see its GPU (no driver, or hidden by "
                "CUDA_VISIBLE_DEVICES?)",
                sn_self->world->procs[(mr->owner - 1) % SN_MAX_PROCS].pid, sn_pid);
-        return SN_PLACE_OWNER;
+        return SN_COPY_OWNER;
     }
     sn_cuda_region_reap(cuda);
     r = sn_cuda_enter(cuda, dev, &mode);
@@ -484,8 +484,8 @@ const struct sn_device_mem sn_cuda_mem = {
     .prepare = cuda_prepare,
     .copy_start = cuda_copy_start,
     .copy_poll = cuda_copy_poll,
-    .fly = sn_cuda_fly,
-    .fly_landed = sn_cuda_fly_landed,
+    .enqueue = sn_cuda_enqueue,
+    .queued_done = sn_cuda_queued_done,
     .bounce_take = sn_staging_bounce_take,
     .bounce_give = sn_staging_bounce_give,
 };

@@ -9,7 +9,7 @@
 #include "tools/softnic/memory/cuda_stream.h"
 #include "tools/softnic/memory/copy_threads.h"
 
-static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_PLACE_BUSY, "passed on as it is");
+static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_COPY_BUSY, "passed on as it is");
 
 enum way { FROM_HOST, FROM_DEVICE, TO_HOST };
 
@@ -51,27 +51,28 @@ static enum way way_of(const struct sn_copy *c)
 /* Device memory is copied from its own GPU. Between host and device memory it goes where the lane goes, which can reach
  * the memory of others because it is mapped for it; and this process's own on another GPU (foreign) because the driver
  * finds it by its address, which saves waiting for all that is aloft. Without anything aloft, by its own GPU. */
-static struct sn_cuda_dev *choose_dev(const struct sn_cuda *cuda, const struct sn_copy *c, const struct sn_lane *lane,
-                                      enum way way, bool *foreign)
+static struct sn_cuda_dev *choose_dev(const struct sn_cuda *cuda, const struct sn_copy *c,
+                                      const struct sn_copy_queue *queue, enum way way, bool *foreign)
 {
     const struct sn_span *span = way == FROM_HOST ? c->dst : c->src;
     bool own = way == FROM_DEVICE || (way == FROM_HOST ? c->dst_proc : c->src_proc) == c->self;
     struct sn_cu_uuid uuid;
-    struct sn_cuda_dev *dev, *lanes = lane->stream ? sn_cuda_stream_dev(lane->stream) : NULL;
+    struct sn_cuda_dev *dev, *queue_dev = queue->stream ? sn_cuda_stream_dev(queue->stream) : NULL;
     int ordinal;
 
     *foreign = false;
-    if (!own && lanes)
-        return lanes;
+    if (!own && queue_dev)
+        return queue_dev;
     uuid = sn_cuda_region_uuid(&c->world->mrs[span->mr]);
     ordinal = sn_cuda_dev_find(cuda, &uuid);
     if (!own)
         ordinal = sn_cuda_dev_prefer(cuda, ordinal);
     dev = sn_cuda_dev_get(cuda, ordinal);
-    if (way == FROM_DEVICE || !lane->aloft || lanes == dev || __atomic_load_n(&foreign_refused, __ATOMIC_RELAXED))
+    if (way == FROM_DEVICE || !queue->pending || queue_dev == dev ||
+        __atomic_load_n(&foreign_refused, __ATOMIC_RELAXED))
         return dev;
     *foreign = true;
-    return lanes;
+    return queue_dev;
 }
 
 /* Bytes of the source, one after the other, to memory of this process. */
@@ -81,30 +82,30 @@ static int gather(const struct sn_copy *c, void *to)
     int r = 0;
 
     for (uint32_t i = 0; i < c->src_count && !r; i++) {
-        struct sn_move move = {.world = c->world,
-                               .self = c->self,
-                               .dst_proc = c->self,
-                               .dst = (uintptr_t)at,
-                               .src_proc = c->src_proc,
-                               .src = c->src[i].addr,
-                               .bytes = c->src[i].length};
+        struct sn_host_copy move = {.world = c->world,
+                                    .self = c->self,
+                                    .dst_proc = c->self,
+                                    .dst = (uintptr_t)at,
+                                    .src_proc = c->src_proc,
+                                    .src = c->src[i].addr,
+                                    .bytes = c->src[i].length};
         if (c->src[i].mr == SN_NONE && c->src_proc == c->self) /* the request's own */
             memcpy(at, (const void *)(uintptr_t)c->src[i].addr, c->src[i].length);
         else
-            r = sn_move_now(&move);
+            r = sn_host_copy_now(&move);
         at += c->src[i].length;
     }
     return r;
 }
 
-static int fly_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr dst,
-                         struct sn_flight *f)
+static int enqueue_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s,
+                             sn_cu_ptr dst, struct sn_queued_copy *f)
 {
     struct sn_staging_slot *slot = sn_staging_take(c->length);
     int r;
 
     if (!slot)
-        return SN_PLACE_BUSY;
+        return SN_COPY_BUSY;
     r = gather(c, slot->host);
     if (!r)
         r = sn_cuda_stream_copy(cuda, s, dst, (uintptr_t)slot->host, c->length, &f->mark);
@@ -115,14 +116,14 @@ static int fly_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, st
     return r;
 }
 
-static int fly_to_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr src,
-                       struct sn_flight *f)
+static int enqueue_to_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr src,
+                           struct sn_queued_copy *f)
 {
     struct sn_staging_slot *slot = sn_staging_take(c->length);
     int r;
 
     if (!slot)
-        return SN_PLACE_BUSY;
+        return SN_COPY_BUSY;
     r = sn_cuda_stream_copy(cuda, s, (uintptr_t)slot->host, src, c->length, &f->mark);
     if (r) {
         sn_staging_give(slot);
@@ -147,8 +148,8 @@ static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn
 }
 
 /* The GPU is current. */
-static int fly_entered(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, enum way way,
-                       struct sn_flight *f)
+static int enqueue_entered(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, enum way way,
+                           struct sn_queued_copy *f)
 {
     struct sn_cuda_map *map = NULL, *from_map = NULL;
     sn_cu_ptr dst = 0, src = 0;
@@ -156,11 +157,11 @@ static int fly_entered(const struct sn_cuda *cuda, const struct sn_copy *c, stru
 
     if ((way != TO_HOST && !reach(cuda, c, s, true, &map, &dst)) ||
         (way != FROM_HOST && !reach(cuda, c, s, false, &from_map, &src)))
-        r = SN_PLACE_BUSY;
+        r = SN_COPY_BUSY;
     if (!r && way == FROM_HOST)
-        r = fly_from_host(cuda, c, s, dst, f);
+        r = enqueue_from_host(cuda, c, s, dst, f);
     if (!r && way == TO_HOST)
-        r = fly_to_host(cuda, c, s, src, f);
+        r = enqueue_to_host(cuda, c, s, src, f);
     for (uint32_t i = 0; way == FROM_DEVICE && i < c->src_count && !r; i++) {
         r = sn_cuda_stream_copy(cuda, s, dst, i ? c->src[i].addr : src, c->src[i].length, &f->mark);
         dst += c->src[i].length;
@@ -182,10 +183,10 @@ static int refuse_foreign(const struct sn_cuda_dev *dev)
         sn_log("a stream of GPU %d cannot copy between the host and another GPU of this process: such copies wait for "
                "those before them from now on",
                dev->ordinal);
-    return SN_PLACE_BUSY;
+    return SN_COPY_BUSY;
 }
 
-int sn_cuda_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *flight)
+int sn_cuda_enqueue(struct sn_copy *c, struct sn_copy_queue *queue, struct sn_queued_copy *queued)
 {
     enum way way = way_of(c);
     const struct sn_cuda *cuda;
@@ -194,41 +195,41 @@ int sn_cuda_fly(struct sn_copy *c, struct sn_lane *lane, struct sn_flight *fligh
     int mode, r;
 
     if (way == TO_HOST ? !can_read(c) : !can_write(c))
-        return SN_PLACE_BUSY;
+        return SN_COPY_BUSY;
     cuda = sn_cuda_get(true);
-    dev = sn_cuda_count(cuda) ? choose_dev(cuda, c, lane, way, &foreign) : NULL;
+    dev = sn_cuda_count(cuda) ? choose_dev(cuda, c, queue, way, &foreign) : NULL;
     if (!dev)
-        return SN_PLACE_BUSY;
-    if (!lane->stream || sn_cuda_stream_dev(lane->stream) != dev) {
-        if (lane->aloft)
-            return SN_PLACE_BUSY;
-        lane->stream = sn_cuda_stream_next(dev);
+        return SN_COPY_BUSY;
+    if (!queue->stream || sn_cuda_stream_dev(queue->stream) != dev) {
+        if (queue->pending)
+            return SN_COPY_BUSY;
+        queue->stream = sn_cuda_stream_next(dev);
     }
     r = sn_cuda_enter(cuda, dev, &mode);
     if (r)
         return r;
-    *flight = (struct sn_flight){0};
+    *queued = (struct sn_queued_copy){0};
     r = sn_staging_init(cuda);
     if (!r)
-        r = fly_entered(cuda, c, lane->stream, way, flight);
+        r = enqueue_entered(cuda, c, queue->stream, way, queued);
     sn_cuda_leave(cuda, mode);
     if (!r)
-        lane->aloft++;
+        queue->pending++;
     return r < 0 && foreign ? refuse_foreign(dev) : r;
 }
 
-int sn_cuda_fly_landed(struct sn_lane *lane, struct sn_flight *flight, bool ask)
+int sn_cuda_queued_done(struct sn_copy_queue *queue, struct sn_queued_copy *queued, bool ask)
 {
-    int r = sn_cuda_stream_done(sn_cuda_get(false), lane->stream, flight->mark, ask);
+    int r = sn_cuda_stream_done(sn_cuda_get(false), queue->stream, queued->mark, ask);
 
-    if (r == SN_PLACE_BUSY)
+    if (r == SN_COPY_BUSY)
         return r;
-    if (flight->to && !r)
-        memcpy(flight->to, ((struct sn_staging_slot *)flight->slot)->host, flight->bytes);
-    if (flight->slot)
-        sn_staging_give(flight->slot);
-    sn_cuda_map_give(flight->map);
-    sn_cuda_map_give(flight->from_map);
-    lane->aloft--;
+    if (queued->to && !r)
+        memcpy(queued->to, ((struct sn_staging_slot *)queued->slot)->host, queued->bytes);
+    if (queued->slot)
+        sn_staging_give(queued->slot);
+    sn_cuda_map_give(queued->map);
+    sn_cuda_map_give(queued->from_map);
+    queue->pending--;
     return r;
 }

@@ -433,7 +433,7 @@ int sn_cuda_map_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct
     if (!e)
         r = add_entry_locked(cuda, dev, world, mr, &e);
     if (!r && !e->map)
-        r = SN_PLACE_OWNER;
+        r = SN_COPY_OWNER;
     if (!r) {
         __atomic_add_fetch(&e->map->refs, 1, __ATOMIC_RELAXED);
         *map = e->map;

@@ -22,7 +22,7 @@ struct sn_cuda_map;
 
 /** Make a region of another process addressable from dev, which is current. *ptr is where the owner's `addr` is here.
  * The mapping is kept for later requests, and for sn_cuda_region_reap when no registration that uses it is left.
- * Nothing here waits for a GPU. The caller gives its reference back when its copies are done. Return 0, SN_PLACE_OWNER
+ * Nothing here waits for a GPU. The caller gives its reference back when its copies are done. Return 0, SN_COPY_OWNER
  * (it cannot be opened here), -ESRCH (the owner is gone), -EFAULT (the registration went away), -EIO, -EPERM; logged.
  */
 int sn_cuda_map_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, struct sn_world *world, uint32_t mr,

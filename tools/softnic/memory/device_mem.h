@@ -7,14 +7,14 @@
 #include "tools/softnic/memory/span.h"
 
 /* Where a queue pair's flights go, one behind the other; zero to begin with. */
-struct sn_lane {
+struct sn_copy_queue {
     void *stream; /* the device copier's; may change while nothing is aloft */
-    uint32_t aloft;
+    uint32_t pending;
     uint32_t id; /* tells the lanes of a process apart: the queue pair's index */
 };
 
 /* A transfer that a copy engine makes behind those before it, while its queue pair goes on. */
-struct sn_flight {
+struct sn_queued_copy {
     uint64_t mark;
     void *map, *from_map, *slot; /* held until it has landed */
     void *to;                    /* where its bytes go from the slot then, NULL: it is no read */
@@ -38,22 +38,22 @@ struct sn_device_mem {
     /** No transfer is under way that would mind: what may wait for a GPU's kernels is done now. */
     void (*settle)(void);
     /** The registration, which is valid, will be used by transfers that are made here: do what they need and what may
-     * wait for a GPU's kernels. Return 0, SN_PLACE_OWNER (they will have to be made by its owner), or -errno; logged.
+     * wait for a GPU's kernels. Return 0, SN_COPY_OWNER (they will have to be made by its owner), or -errno; logged.
      */
     int (*prepare)(uint32_t mr);
     /** At least one side is device memory. Nothing on the way may wait for a GPU's kernels: they may wait for it. As
-     * sn_place_start and sn_place_poll, or SN_PLACE_OWNER, with nothing done.
+     * sn_copy_start and sn_copy_poll, or SN_COPY_OWNER, with nothing done.
      */
     int (*copy_start)(struct sn_copy *copy);
     int (*copy_poll)(struct sn_copy *copy);
     /** Give the transfer to a copy engine, behind all that is aloft in the lane: into device memory, from device memory
      * or a short one from memory of this process, whose bytes are taken now; or a short one from one piece of device
      * memory to one of this process that is not registered, whose bytes are there when it has landed. Return 0 (aloft),
-     * SN_PLACE_BUSY (not now, or not such a one: nothing is done), or -errno, logged. */
-    int (*fly)(struct sn_copy *copy, struct sn_lane *lane, struct sn_flight *flight);
+     * SN_COPY_BUSY (not now, or not such a one: nothing is done), or -errno, logged. */
+    int (*enqueue)(struct sn_copy *copy, struct sn_copy_queue *queue, struct sn_queued_copy *queued);
     /** Is it done? In the order of the lane. ask: see to it that this will be known; else only look, for more will be
-     * given to the lane. Return 0, SN_PLACE_BUSY, or -errno, logged; after the first and the last it is over. */
-    int (*fly_landed)(struct sn_lane *lane, struct sn_flight *flight, bool ask);
+     * given to the lane. Return 0, SN_COPY_BUSY, or -errno, logged; after the first and the last it is over. */
+    int (*queued_done)(struct sn_copy_queue *queue, struct sn_queued_copy *queued, bool ask);
     /** SN_BOUNCE_BYTES of host memory that a copy engine reaches, or NULL: none is left. */
     void *(*bounce_take)(void);
     void (*bounce_give)(void *bounce);

@@ -99,7 +99,7 @@ static int vm_error(uint32_t pid, int error, const struct vec *vec)
     return -EIO;
 }
 
-static int vm_move(const struct sn_copy *c, bool writing, uint32_t pid)
+static int vm_copy(const struct sn_copy *c, bool writing, uint32_t pid)
 {
     uint64_t left = c->length;
     struct vec vec;
@@ -169,8 +169,8 @@ int sn_host_copy_spans(const struct sn_copy *c)
         return 0;
     }
     if (c->dst_proc != c->self || c->dst_proc == c->src_proc)
-        return vm_move(c, true, c->world->procs[c->dst_proc].pid);
-    return vm_move(c, false, c->world->procs[c->src_proc].pid);
+        return vm_copy(c, true, c->world->procs[c->dst_proc].pid);
+    return vm_copy(c, false, c->world->procs[c->src_proc].pid);
 }
 
 int sn_host_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,

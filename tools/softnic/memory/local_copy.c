@@ -8,22 +8,22 @@
 #include "tools/softnic/memory/host_copy.h"
 
 /* A long one of one piece each is made by several threads. */
-static bool is_shared(const struct sn_copy *c)
+static bool is_split(const struct sn_copy *c)
 {
-    return c->length >= SN_SHARE_LEAST && c->dst_count == 1 && c->src_count == 1 && sn_move_shares();
+    return c->length >= SN_SPLIT_LEAST && c->dst_count == 1 && c->src_count == 1 && sn_host_copy_can_split();
 }
 
-static int place_shared(const struct sn_copy *c)
+static int copy_split(const struct sn_copy *c)
 {
-    struct sn_move move = {.world = c->world,
-                           .self = c->self,
-                           .dst_proc = c->dst_proc,
-                           .src_proc = c->src_proc,
-                           .dst = c->dst[0].addr,
-                           .src = c->src[0].addr,
-                           .bytes = c->length};
+    struct sn_host_copy copy = {.world = c->world,
+                                .self = c->self,
+                                .dst_proc = c->dst_proc,
+                                .src_proc = c->src_proc,
+                                .dst = c->dst[0].addr,
+                                .src = c->src[0].addr,
+                                .bytes = c->length};
 
-    return sn_move_shared(&move);
+    return sn_host_copy_split(&copy);
 }
 
 int sn_local_copy_start(struct sn_copy *c)
@@ -32,7 +32,7 @@ int sn_local_copy_start(struct sn_copy *c)
     if (c->length == 0)
         return 0;
     if (!sn_spans_any_device(c->dst, c->dst_count) && !sn_spans_any_device(c->src, c->src_count))
-        return is_shared(c) ? place_shared(c) : sn_host_copy_spans(c);
+        return is_split(c) ? copy_split(c) : sn_host_copy_spans(c);
     if (!sn_device_mem) {
         sn_log("a transfer names device memory, but this process has no CUDA driver");
         return -EIO;

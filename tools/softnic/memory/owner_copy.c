@@ -11,28 +11,28 @@
 #include "tools/softnic/memory/local_copy.h"
 
 enum {
-    LANES = 4, /* pieces of a transfer under way: each is copied here, then there, or the other way round */
+    PIECES = 4, /* pieces of a transfer under way: each is copied here, then there, or the other way round */
 };
 
-enum lane_state { LANE_IDLE, LANE_HERE, LANE_ASKING, LANE_THERE };
+enum piece_state { PIECE_IDLE, PIECE_HERE, PIECE_ASKING, PIECE_THERE };
 
-struct lane {
-    enum lane_state state;
+struct piece {
+    enum piece_state state;
     uint64_t offset, bytes;
     void *bounce;
-    bool pinned;         /* bounce is the device copier's; else it is of the heap */
-    struct sn_copy *ask; /* what the owner is asked to copy */
-    struct sn_request request;
+    bool pinned;            /* bounce is the device copier's; else it is of the heap */
+    struct sn_copy *wanted; /* what the owner is asked to copy */
+    struct sn_job job;
     struct sn_copy copy;
 };
 
-struct handoff {
-    struct sn_request_to owner;
-    struct sn_request ask; /* as all requests of this transfer begin */
+struct owner_copy {
+    struct sn_agent_ref owner;
+    struct sn_job wanted; /* as all requests of this transfer begin */
     bool bouncing;
     uint64_t given; /* bytes that lanes have taken on */
     int error;
-    struct lane lanes[LANES];
+    struct piece pieces[PIECES];
 };
 
 /* What the owner calls local is remote here. */
@@ -51,124 +51,125 @@ static int result_here(int r)
     }
 }
 
-/* Return SN_PLACE_BUSY, or the owner's result, or -ESRCH. */
-static int request_poll(struct handoff *h, struct lane *lane)
+/* Return SN_COPY_BUSY, or the owner's result, or -ESRCH. */
+static int piece_job_poll(struct owner_copy *h, struct piece *piece)
 {
-    int result, r = sn_request_poll(&h->owner, &lane->request, lane->ask->world, &result);
+    int result, r = sn_job_poll(&h->owner, &piece->job, piece->wanted->world, &result);
 
     if (r == 0)
         return result_here(result);
-    if (r >= 0 || !lane->request.lost)
+    if (r >= 0 || !piece->job.lost)
         return r;
-    lane->bounce = NULL;                         /* lost as well, rather than written to when it is something else */
-    return lane->request.found ? -ETIMEDOUT : r; /* an atomic that may still be made is not tried again */
+    piece->bounce = NULL;                     /* lost as well, rather than written to when it is something else */
+    return piece->job.found ? -ETIMEDOUT : r; /* an atomic that may still be made is not tried again */
 }
 
 /* One of a piece's two ways: between the bounce buffer and this process's memory, or the owner's. */
-static int leg_start(struct handoff *h, const struct sn_copy *c, struct lane *lane, bool here)
+static int leg_start(struct owner_copy *h, const struct sn_copy *c, struct piece *piece, bool here)
 {
-    struct sn_copy *leg = &lane->copy;
-    struct sn_span bounce = {.addr = (uintptr_t)lane->bounce, .length = lane->bytes, .mr = SN_NONE};
-    bool into_bounce = here == (h->ask.op == SN_AGENT_WRITE);
+    struct sn_copy *leg = &piece->copy;
+    struct sn_span bounce = {.addr = (uintptr_t)piece->bounce, .length = piece->bytes, .mr = SN_NONE};
+    bool into_bounce = here == (h->wanted.op == SN_AGENT_WRITE);
     int r;
 
     leg->world = c->world;
     leg->self = c->self;
     leg->dst_proc = here ? c->self : c->dst_proc;
     leg->src_proc = here ? c->self : c->src_proc;
-    leg->length = lane->bytes;
-    leg->dst_count = into_bounce ? 1 : sn_spans_slice(leg->dst, c->dst, c->dst_count, lane->offset, lane->bytes);
-    leg->src_count = into_bounce ? sn_spans_slice(leg->src, c->src, c->src_count, lane->offset, lane->bytes) : 1;
+    leg->length = piece->bytes;
+    leg->dst_count = into_bounce ? 1 : sn_spans_slice(leg->dst, c->dst, c->dst_count, piece->offset, piece->bytes);
+    leg->src_count = into_bounce ? sn_spans_slice(leg->src, c->src, c->src_count, piece->offset, piece->bytes) : 1;
     *(into_bounce ? leg->dst : leg->src) = bounce;
-    lane->ask = leg;
-    lane->request = h->ask;
-    lane->state = here ? LANE_HERE : LANE_ASKING;
-    r = here ? sn_local_copy_start(leg) : sn_request_post(&h->owner, &lane->request, leg);
+    piece->wanted = leg;
+    piece->job = h->wanted;
+    piece->state = here ? PIECE_HERE : PIECE_ASKING;
+    r = here ? sn_local_copy_start(leg) : sn_job_post(&h->owner, &piece->job, leg);
     if (!here && !r) {
-        lane->state = LANE_THERE;
-        r = SN_PLACE_BUSY;
+        piece->state = PIECE_THERE;
+        r = SN_COPY_BUSY;
     }
     return r;
 }
 
 /* The next piece of a transfer that neither side can make alone. */
-static int piece_start(struct handoff *h, const struct sn_copy *c, struct lane *lane)
+static int piece_start(struct owner_copy *h, const struct sn_copy *c, struct piece *piece)
 {
-    if (!lane->bounce) {
-        lane->bounce = sn_device_mem->bounce_take();
-        lane->pinned = lane->bounce != NULL;
+    if (!piece->bounce) {
+        piece->bounce = sn_device_mem->bounce_take();
+        piece->pinned = piece->bounce != NULL;
     }
-    if (!lane->bounce)
-        lane->bounce = malloc(SN_BOUNCE_BYTES);
-    if (!lane->bounce)
+    if (!piece->bounce)
+        piece->bounce = malloc(SN_BOUNCE_BYTES);
+    if (!piece->bounce)
         return -ENOMEM;
-    lane->offset = h->given;
-    lane->bytes = c->length - h->given < SN_BOUNCE_BYTES ? c->length - h->given : SN_BOUNCE_BYTES;
-    h->given += lane->bytes;
-    return leg_start(h, c, lane, h->ask.op == SN_AGENT_WRITE);
+    piece->offset = h->given;
+    piece->bytes = c->length - h->given < SN_BOUNCE_BYTES ? c->length - h->given : SN_BOUNCE_BYTES;
+    h->given += piece->bytes;
+    return leg_start(h, c, piece, h->wanted.op == SN_AGENT_WRITE);
 }
 
-/* A step of whatever the lane is at. Return 0 (that way is done), SN_PLACE_BUSY, SN_PLACE_OWNER or -errno. */
-static int lane_step(struct handoff *h, struct lane *lane)
+/* A step of whatever the lane is at. Return 0 (that way is done), SN_COPY_BUSY, SN_COPY_OWNER or -errno. */
+static int piece_step(struct owner_copy *h, struct piece *piece)
 {
-    if (lane->state == LANE_HERE)
-        return sn_device_mem->copy_poll(&lane->copy);
-    if (lane->state == LANE_ASKING && !sn_request_post(&h->owner, &lane->request, lane->ask))
-        lane->state = LANE_THERE;
-    return request_poll(h, lane);
+    if (piece->state == PIECE_HERE)
+        return sn_device_mem->copy_poll(&piece->copy);
+    if (piece->state == PIECE_ASKING && !sn_job_post(&h->owner, &piece->job, piece->wanted))
+        piece->state = PIECE_THERE;
+    return piece_job_poll(h, piece);
 }
 
-static void lane_run(struct handoff *h, const struct sn_copy *c, struct lane *lane)
+static void piece_run(struct owner_copy *h, const struct sn_copy *c, struct piece *piece)
 {
-    bool last_here = h->ask.op == SN_AGENT_READ;
+    bool last_here = h->wanted.op == SN_AGENT_READ;
     int r = 0;
 
-    while (r != SN_PLACE_BUSY) {
-        if (lane->state != LANE_IDLE)
-            r = lane_step(h, lane);
+    while (r != SN_COPY_BUSY) {
+        if (piece->state != PIECE_IDLE)
+            r = piece_step(h, piece);
         else if (h->bouncing && !h->error && h->given < c->length)
-            r = piece_start(h, c, lane);
+            r = piece_start(h, c, piece);
         else
             return;
-        if (r == 0 && h->bouncing && !h->error && lane->state != LANE_IDLE && (lane->state == LANE_HERE) != last_here)
-            r = leg_start(h, c, lane, last_here);
+        if (r == 0 && h->bouncing && !h->error && piece->state != PIECE_IDLE &&
+            (piece->state == PIECE_HERE) != last_here)
+            r = leg_start(h, c, piece, last_here);
         if (r == 0) /* the second way, at once or after a while; or all there was */
-            lane->state = LANE_IDLE;
-        if (r == SN_PLACE_OWNER && !h->bouncing) {
+            piece->state = PIECE_IDLE;
+        if (r == SN_COPY_OWNER && !h->bouncing) {
             h->bouncing = true;
-            lane->state = LANE_IDLE;
-        } else if (r != 0 && r != SN_PLACE_BUSY) {
+            piece->state = PIECE_IDLE;
+        } else if (r != 0 && r != SN_COPY_BUSY) {
             h->error = r < 0 ? r : -EIO;
-            if (lane->state == LANE_HERE && lane->pinned)
-                lane->bounce = NULL; /* a copy engine may be at it: lost, rather than used for something else */
-            lane->state = LANE_IDLE;
+            if (piece->state == PIECE_HERE && piece->pinned)
+                piece->bounce = NULL; /* a copy engine may be at it: lost, rather than used for something else */
+            piece->state = PIECE_IDLE;
         }
     }
 }
 
-static void bounce_give(struct lane *lane)
+static void bounce_give(struct piece *piece)
 {
-    if (lane->bounce && lane->pinned)
-        sn_device_mem->bounce_give(lane->bounce);
+    if (piece->bounce && piece->pinned)
+        sn_device_mem->bounce_give(piece->bounce);
     else
-        free(lane->bounce);
+        free(piece->bounce);
 }
 
-int sn_handoff_poll(struct sn_copy *c)
+int sn_owner_copy_poll(struct sn_copy *c)
 {
-    struct handoff *h = c->async;
+    struct owner_copy *h = c->async;
     int r;
 
-    for (unsigned i = 0; i < LANES; i++)
-        lane_run(h, c, &h->lanes[i]);
-    for (unsigned i = 0; i < LANES; i++)
-        if (h->lanes[i].state != LANE_IDLE) {
-            sn_give_way();        /* the owner may need this core */
-            return SN_PLACE_BUSY; /* after an error too: what is under way uses the request's memory */
+    for (unsigned i = 0; i < PIECES; i++)
+        piece_run(h, c, &h->pieces[i]);
+    for (unsigned i = 0; i < PIECES; i++)
+        if (h->pieces[i].state != PIECE_IDLE) {
+            sn_give_way();       /* the owner may need this core */
+            return SN_COPY_BUSY; /* after an error too: what is under way uses the request's memory */
         }
     r = h->error;
-    for (unsigned i = 0; i < LANES; i++)
-        bounce_give(&h->lanes[i]);
+    for (unsigned i = 0; i < PIECES; i++)
+        bounce_give(&h->pieces[i]);
     free(h);
     c->async = NULL;
     return r;
@@ -182,10 +183,10 @@ static bool any_owner_only(const struct sn_copy *c, const struct sn_span *span, 
     return false;
 }
 
-static int handoff_new(struct sn_copy *c, enum sn_agent_op op, struct handoff **out)
+static int owner_copy_new(struct sn_copy *c, enum sn_agent_op op, struct owner_copy **out)
 {
     const struct sn_span *span = op == SN_AGENT_READ ? c->src : c->dst;
-    struct handoff *h = calloc(1, sizeof(*h));
+    struct owner_copy *h = calloc(1, sizeof(*h));
 
     if (!h)
         return -ENOMEM;
@@ -195,8 +196,8 @@ static int handoff_new(struct sn_copy *c, enum sn_agent_op op, struct handoff **
     h->owner.proc = op == SN_AGENT_READ ? c->src_proc : c->dst_proc;
     h->owner.proc_generation = c->world->procs[h->owner.proc].generation;
     h->owner.epoch = __atomic_load_n(&h->owner.shm->epoch, __ATOMIC_SEQ_CST);
-    h->ask = (struct sn_request){.op = op, .peer = h->owner.proc};
-    if (sn_request_unanswerable(&h->owner, c->world)) {
+    h->wanted = (struct sn_job){.op = op, .peer = h->owner.proc};
+    if (sn_job_unanswerable(&h->owner, c->world)) {
         free(h);
         return -ESRCH;
     }
@@ -206,37 +207,37 @@ static int handoff_new(struct sn_copy *c, enum sn_agent_op op, struct handoff **
     return 0;
 }
 
-int sn_handoff_start(struct sn_copy *c)
+int sn_owner_copy_start(struct sn_copy *c)
 {
     bool read = c->dst_proc == c->self;
-    struct handoff *h;
-    int r = handoff_new(c, read ? SN_AGENT_READ : SN_AGENT_WRITE, &h);
+    struct owner_copy *h;
+    int r = owner_copy_new(c, read ? SN_AGENT_READ : SN_AGENT_WRITE, &h);
 
     if (r)
         return r;
     h->bouncing = any_owner_only(c, read ? c->dst : c->src, read ? c->dst_count : c->src_count);
     if (!h->bouncing) {
-        h->lanes[0].ask = c;
-        h->lanes[0].request = h->ask;
-        h->lanes[0].state = LANE_ASKING;
+        h->pieces[0].wanted = c;
+        h->pieces[0].job = h->wanted;
+        h->pieces[0].state = PIECE_ASKING;
     }
-    return sn_handoff_poll(c); /* not waited for here: those of several queue pairs overlap */
+    return sn_owner_copy_poll(c); /* not waited for here: those of several queue pairs overlap */
 }
 
-int sn_handoff_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found)
+int sn_owner_copy_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found)
 {
-    struct handoff *h;
-    int r = handoff_new(c, cas ? SN_AGENT_SWAP : SN_AGENT_ADD, &h);
+    struct owner_copy *h;
+    int r = owner_copy_new(c, cas ? SN_AGENT_SWAP : SN_AGENT_ADD, &h);
 
     if (r)
         return r;
-    h->ask.compare_add = compare_add;
-    h->ask.swap = swap;
-    h->ask.found = found;
-    h->lanes[0].ask = c;
-    h->lanes[0].request = h->ask;
-    h->lanes[0].state = LANE_ASKING;
+    h->wanted.compare_add = compare_add;
+    h->wanted.swap = swap;
+    h->wanted.found = found;
+    h->pieces[0].wanted = c;
+    h->pieces[0].job = h->wanted;
+    h->pieces[0].state = PIECE_ASKING;
     c->src_count = 0;
     c->length = 8;
-    return sn_handoff_poll(c);
+    return sn_owner_copy_poll(c);
 }

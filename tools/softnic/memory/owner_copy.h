@@ -4,16 +4,16 @@
  * The request names the initiator's buffers as they are, and the owner copies between them and its own memory. Where
  * the owner cannot reach the initiator's side either (device memory of both that nobody else can open), pieces go
  * through host memory of the initiator, four at a time: one is copied here while others are copied there. */
-#ifndef SOFTNIC_HANDOFF_H
-#define SOFTNIC_HANDOFF_H
+#ifndef SOFTNIC_OWNER_COPY_H
+#define SOFTNIC_OWNER_COPY_H
 
 #include "tools/softnic/memory/span.h"
 
-/** As sn_place_start and sn_place_poll. An owner that is gone, or does not move for 4 s, is -ESRCH. */
-int sn_handoff_start(struct sn_copy *copy);
-int sn_handoff_poll(struct sn_copy *copy);
+/** As sn_copy_start and sn_copy_poll. An owner that is gone, or does not move for 4 s, is -ESRCH. */
+int sn_owner_copy_start(struct sn_copy *copy);
+int sn_owner_copy_poll(struct sn_copy *copy);
 
-/** As sn_place_atomic, for the operation alone. */
-int sn_handoff_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
+/** As sn_copy_atomic, for the operation alone. */
+int sn_owner_copy_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
 
 #endif

@@ -39,8 +39,8 @@ struct sn_copy {
 };
 
 enum {
-    SN_PLACE_BUSY = 1,
-    SN_PLACE_OWNER = 2, /* from the device copier only: the other side's memory can be reached by its owner alone */
+    SN_COPY_BUSY = 1,
+    SN_COPY_OWNER = 2, /* from the device copier only: the other side's memory can be reached by its owner alone */
 };
 
 #endif

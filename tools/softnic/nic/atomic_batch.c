@@ -29,24 +29,24 @@ struct word {
 
 struct read {
     struct sn_span span;
-    struct sn_flight flight;
+    struct sn_queued_copy queued_copy;
     uint64_t bytes[SPAN_BYTES / WORD];
 };
 
 struct sn_batch {
-    uint32_t proc;  /* whose memory it is */
-    uint64_t locks; /* of world->atomic_locks, held */
-    unsigned made;  /* atomics, since the first lock */
-    unsigned aloft; /* of them, and one that waits for its word */
+    uint32_t proc;    /* whose memory it is */
+    uint64_t locks;   /* of world->atomic_locks, held */
+    unsigned made;    /* atomics, since the first lock */
+    unsigned pending; /* of them, and one that waits for its word */
     unsigned words;
     struct word word[ATOMICS];
     bool reading; /* the last atomic in flight waits for its word */
-    unsigned reads, reads_landed;
+    unsigned reads, reads_done;
     bool writing; /* some words are changed and not yet given to the lane: those of [first, end) */
     uint32_t first, end;
     uint64_t give_up; /* writing: then */
-    unsigned stores, stores_landed;
-    struct sn_flight store[ATOMICS];
+    unsigned stores, stores_done;
+    struct sn_queued_copy store[ATOMICS];
     struct read read[READS];
 };
 
@@ -146,7 +146,7 @@ static void words_gather(struct sn_qp *qp, const struct sn_qp_shm *target, uint3
     struct sn_batch *b = qp->batch;
     unsigned made = b->made;
 
-    b->reads = b->reads_landed = 0;
+    b->reads = b->reads_done = 0;
     for (; at != end && made < ATOMICS && b->words < ATOMICS; at++) {
         const struct sn_wqe *w = sn_wqe_at(qp, at);
         struct word *word;
@@ -169,7 +169,7 @@ static void words_gather(struct sn_qp *qp, const struct sn_qp_shm *target, uint3
     }
 }
 
-static int read_fly(struct sn_qp *qp, struct read *read)
+static int read_enqueue(struct sn_qp *qp, struct read *read)
 {
     struct sn_copy c; /* large: only what a copy of one span reads is filled in */
 
@@ -180,7 +180,7 @@ static int read_fly(struct sn_qp *qp, struct read *read)
     c.dst_count = c.src_count = 1;
     c.src[0] = read->span;
     c.dst[0] = (struct sn_span){.addr = (uintptr_t)read->bytes, .length = read->span.length, .mr = SN_NONE};
-    return sn_device_mem->fly(&c, &qp->lane, &read->flight);
+    return sn_device_mem->enqueue(&c, &qp->queue, &read->queued_copy);
 }
 
 static bool word_within(const struct word *word, const struct sn_span *span)
@@ -209,8 +209,8 @@ bool sn_batch_read(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at
 {
     struct sn_wqe *w = sn_wqe_at(qp, at);
     struct sn_batch *b = qp->batch ? qp->batch : calloc(1, sizeof(*b));
-    unsigned flown = 0;
-    int r = SN_PLACE_BUSY;
+    unsigned pipeline_begun = 0;
+    int r = SN_COPY_BUSY;
 
     if (!b)
         return false; /* the long way needs less */
@@ -218,30 +218,30 @@ bool sn_batch_read(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at
     if (!b->locks)
         b->proc = target->owner - 1;
     words_gather(qp, target, at, end);
-    while (flown < b->reads && (r = read_fly(qp, &b->read[flown])) == 0)
-        flown++;
-    b->reads = flown;
+    while (pipeline_begun < b->reads && (r = read_enqueue(qp, &b->read[pipeline_begun])) == 0)
+        pipeline_begun++;
+    b->reads = pipeline_begun;
     words_trim(b);
-    if (!flown && r == SN_PLACE_BUSY)
+    if (!pipeline_begun && r == SN_COPY_BUSY)
         return false;
-    b->reading = flown > 0;
-    w->fly_error = flown ? 0 : r;
+    b->reading = pipeline_begun > 0;
+    w->queue_error = pipeline_begun ? 0 : r;
     w->stores = b->stores;
-    b->aloft++;
+    b->pending++;
     return true;
 }
 
-/* Return 0 or SN_PLACE_BUSY; or -errno, and then the words that were to come are forgotten. */
+/* Return 0 or SN_COPY_BUSY; or -errno, and then the words that were to come are forgotten. */
 static int reads_poll(struct sn_qp *qp, bool ask)
 {
     struct sn_batch *b = qp->batch;
     int error = 0;
 
-    for (; b->reads_landed < b->reads; b->reads_landed++) {
-        struct read *read = &b->read[b->reads_landed];
-        int r = sn_device_mem->fly_landed(&qp->lane, &read->flight, ask);
+    for (; b->reads_done < b->reads; b->reads_done++) {
+        struct read *read = &b->read[b->reads_done];
+        int r = sn_device_mem->queued_done(&qp->queue, &read->queued_copy, ask);
 
-        if (r == SN_PLACE_BUSY)
+        if (r == SN_COPY_BUSY)
             return r;
         error = r ? r : error;
         for (unsigned i = 0; i < b->words && !r; i++) {
@@ -281,7 +281,7 @@ static int by_place(const void *a, const void *b)
 }
 
 /* Neighbours that are changed, to device memory in one piece. Return how many, or -errno, or 0: not now. */
-static int run_fly(struct sn_qp *qp, const struct word *word, unsigned left)
+static int run_enqueue(struct sn_qp *qp, const struct word *word, unsigned left)
 {
     struct sn_batch *b = qp->batch;
     uint64_t values[ATOMICS];
@@ -300,7 +300,7 @@ static int run_fly(struct sn_qp *qp, const struct word *word, unsigned left)
     c.dst_count = c.src_count = 1;
     c.src[0] = (struct sn_span){.addr = (uintptr_t)values, .length = c.length, .mr = SN_NONE};
     c.dst[0] = (struct sn_span){.addr = word->addr, .length = c.length, .mr = word->mr, .kind = SN_MEM_CUDA};
-    r = sn_device_mem->fly(&c, &qp->lane, &b->store[b->stores]);
+    r = sn_device_mem->enqueue(&c, &qp->queue, &b->store[b->stores]);
     return r == 0 ? (int)n : r < 0 ? r : 0;
 }
 
@@ -325,7 +325,7 @@ static void words_write(struct sn_qp *qp)
     for (unsigned i = 0; i < b->words && n >= 0; i++) {
         if (!b->word[i].changed)
             continue;
-        n = run_fly(qp, &b->word[i], b->words - i);
+        n = run_enqueue(qp, &b->word[i], b->words - i);
         if (n == 0)
             n = write_later(qp);
         if (n == 0)
@@ -337,7 +337,7 @@ static void words_write(struct sn_qp *qp)
     b->writing = false;
     for (uint32_t at = b->first; at != b->end; at++) {
         sn_wqe_at(qp, at)->stores = b->stores;
-        sn_wqe_at(qp, at)->fly_error = n < 0 ? n : 0; /* then the first fails, and the queue pair with it */
+        sn_wqe_at(qp, at)->queue_error = n < 0 ? n : 0; /* then the first fails, and the queue pair with it */
     }
 }
 
@@ -352,9 +352,9 @@ unsigned sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint3
         if (!word)
             break;
         word_change(word, sn_wqe_at(qp, at + n));
-        sn_wqe_at(qp, at + n)->fly_error = 0;
+        sn_wqe_at(qp, at + n)->queue_error = 0;
         b->made++;
-        b->aloft++;
+        b->pending++;
     }
     b->first = at;
     b->end = at + n;
@@ -365,37 +365,37 @@ unsigned sn_batch_change(struct sn_qp *qp, const struct sn_qp_shm *target, uint3
     return n;
 }
 
-int sn_batch_landed(struct sn_qp *qp, const struct sn_wqe *w, bool ask)
+int sn_batch_done(struct sn_qp *qp, const struct sn_wqe *w, bool ask)
 {
     struct sn_batch *b = qp->batch;
     int r;
 
-    if (b->reading && qp->flights == 1) {
+    if (b->reading && qp->in_pipeline == 1) {
         r = reads_poll(qp, ask);
-        return r ? r : SN_FLIGHT_READ;
+        return r ? r : SN_EXEC_WORD_KNOWN;
     }
     if (b->writing)
         words_write(qp);
     if (b->writing)
         return SN_EXEC_BUSY;
-    for (r = 0; b->stores_landed < w->stores && !r; b->stores_landed += r != SN_PLACE_BUSY)
-        r = sn_device_mem->fly_landed(&qp->lane, &b->store[b->stores_landed], ask);
-    return r ? r : w->fly_error;
+    for (r = 0; b->stores_done < w->stores && !r; b->stores_done += r != SN_COPY_BUSY)
+        r = sn_device_mem->queued_done(&qp->queue, &b->store[b->stores_done], ask);
+    return r ? r : w->queue_error;
 }
 
 void sn_batch_close(struct sn_qp *qp)
 {
     struct sn_batch *b = qp->batch;
 
-    if (!b || b->aloft)
+    if (!b || b->pending)
         return;
-    b->words = b->made = b->stores = b->stores_landed = 0;
+    b->words = b->made = b->stores = b->stores_done = 0;
     locks_trim(b);
 }
 
 void sn_batch_leave(struct sn_qp *qp, bool goes_on)
 {
-    qp->batch->aloft--;
+    qp->batch->pending--;
     if (!goes_on)
         sn_batch_close(qp);
 }

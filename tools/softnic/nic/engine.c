@@ -49,7 +49,7 @@ int sn_engine_init(struct sn_engine *engine, bool realtime)
     return 0;
 }
 
-static void heap_place(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
+static void heap_put(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
 {
     e->heap[at] = qp;
     qp->heap_at = at;
@@ -58,10 +58,10 @@ static void heap_place(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
 static void heap_up(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
 {
     while (at > 0 && e->heap[(at - 1) / 2]->wake_at > qp->wake_at) {
-        heap_place(e, at, e->heap[(at - 1) / 2]);
+        heap_put(e, at, e->heap[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
-    heap_place(e, at, qp);
+    heap_put(e, at, qp);
 }
 
 static void heap_down(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
@@ -73,10 +73,10 @@ static void heap_down(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
             child++;
         if (child >= e->count || e->heap[child]->wake_at >= qp->wake_at)
             break;
-        heap_place(e, at, e->heap[child]);
+        heap_put(e, at, e->heap[child]);
         at = child;
     }
-    heap_place(e, at, qp);
+    heap_put(e, at, qp);
 }
 
 static void hint_locked(struct sn_engine *e)
@@ -306,7 +306,7 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
         r = start_locked(e);
     if (r < 0)
         goto unlock;
-    if (qp->flights && e->trust <= 0 && ++e->looks % LOOKS_A_PIECE)
+    if (qp->in_pipeline && e->trust <= 0 && ++e->looks % LOOKS_A_PIECE)
         qp->light = false;
     qp->wake_at = wake_at;
     e->last_due = wake_at;

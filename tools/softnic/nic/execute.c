@@ -46,14 +46,14 @@ static int local_spans(struct sn_qp *qp, struct sn_wqe *w, uint32_t rights, stru
 }
 
 /* Bring result bytes that are in this process (bounce, atomic result) into the request's buffers. */
-static int result_place(struct sn_qp *qp, struct sn_wqe *w, const void *from)
+static int result_copy(struct sn_qp *qp, struct sn_wqe *w, const void *from)
 {
     struct sn_copy *c = &qp->result;
     int n, r;
 
-    if (w->placing) {
-        r = sn_place_poll(c);
-        goto placed;
+    if (w->copying) {
+        r = sn_copy_poll(c);
+        goto copied;
     }
     n = local_spans(qp, w, IBV_ACCESS_LOCAL_WRITE, c->dst);
     if (n < 0)
@@ -64,10 +64,10 @@ static int result_place(struct sn_qp *qp, struct sn_wqe *w, const void *from)
     c->src_count = 1;
     c->src[0] = (struct sn_span){.addr = (uintptr_t)from, .length = w->length, .mr = SN_NONE};
     c->length = w->length;
-    r = sn_place_start(c);
-placed:
-    w->placing = r == SN_PLACE_BUSY;
-    if (w->placing)
+    r = sn_copy_start(c);
+copied:
+    w->copying = r == SN_COPY_BUSY;
+    if (w->copying)
         return SN_EXEC_BUSY;
     if (r < 0)
         w->status = IBV_WC_LOC_PROT_ERR;
@@ -86,9 +86,9 @@ static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
     qp->atomic.compare_add = w->compare_add;
     qp->atomic.swap = w->swap;
     qp->atomic.found = &w->result;
-    r = sn_place_atomic(c, &qp->atomic);
-    w->placing = r == SN_PLACE_BUSY;
-    if (w->placing)
+    r = sn_copy_atomic(c, &qp->atomic);
+    w->copying = r == SN_COPY_BUSY;
+    if (w->copying)
         return SN_EXEC_BUSY;
     r = sn_responder_result(qp, target, w, r);
     if (r || w->status != IBV_WC_SUCCESS)
@@ -101,16 +101,16 @@ static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
  * have many at a time. */
 static int start_and_wait(struct sn_copy *c)
 {
-    int r = sn_place_start(c);
+    int r = sn_copy_start(c);
 
-    if (r == SN_PLACE_BUSY && c->by == SN_BY_DEVICE && c->length <= SPIN_BYTES)
-        for (uint64_t until = sn_now_ns() + SPIN_NS; r == SN_PLACE_BUSY && sn_now_ns() < until;)
-            r = sn_place_poll(c);
+    if (r == SN_COPY_BUSY && c->by == SN_BY_DEVICE && c->length <= SPIN_BYTES)
+        for (uint64_t until = sn_now_ns() + SPIN_NS; r == SN_COPY_BUSY && sn_now_ns() < until;)
+            r = sn_copy_poll(c);
     return r;
 }
 
 /* The data of a write or send leaves, of a read comes; under the model a read is only sampled, into a bounce buffer. */
-static int exec_move(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
+static int exec_copy(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     struct sn_copy *c = &qp->copy;
     bool read = w->opcode == IBV_WR_RDMA_READ;
@@ -144,8 +144,8 @@ static int exec_move(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     if (sn_qp_is_srd(qp))
         sn_srd_scatter(qp, c);
     r = start_and_wait(c);
-    w->placing = r == SN_PLACE_BUSY;
-    if (w->placing)
+    w->copying = r == SN_COPY_BUSY;
+    if (w->copying)
         return SN_EXEC_BUSY;
     r = sn_responder_result(qp, target, w, r);
     if (r == 0 && w->status == IBV_WC_SUCCESS)
@@ -156,11 +156,11 @@ static int exec_move(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
 /* Its owner may be destroying the target meanwhile, and waits for this copy: then nobody is told of it. */
 static int exec_resume(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
-    int r = sn_place_poll(&qp->copy);
+    int r = sn_copy_poll(&qp->copy);
 
-    if (r == SN_PLACE_BUSY)
+    if (r == SN_COPY_BUSY)
         return SN_EXEC_BUSY;
-    w->placing = false;
+    w->copying = false;
     if (__atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) != w->dest_qpn)
         return SN_EXEC_UNREACHABLE;
     r = sn_responder_result(qp, target, w, r);
@@ -176,7 +176,7 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
 {
     if ((w->opcode != IBV_WR_RDMA_WRITE && w->opcode != IBV_WR_RDMA_WRITE_WITH_IMM) || w->num_sge != 1 ||
         w->length == 0 || w->length > SN_WRITE_BATCH_BYTES || w->due_exec > now || (w->flags & IBV_SEND_FENCE) ||
-        w->placing || w->lost || w->status != IBV_WC_SUCCESS)
+        w->copying || w->lost || w->status != IBV_WC_SUCCESS)
         return false;
     if (w->flags & IBV_SEND_INLINE)
         *src = (struct sn_span){.addr = w->sge[0].addr, .length = w->length, .mr = SN_NONE};
@@ -222,7 +222,7 @@ static unsigned writes_arrived(struct sn_qp *qp, struct sn_qp_shm *target, uint3
 {
     struct sn_cqe cqes[SN_WRITE_BATCH];
     uint64_t wr_ids[SN_WRITE_BATCH], bytes = 0;
-    uint32_t want = 0, have, told = 0, solicited = 0;
+    uint32_t want = 0, have, reported = 0, solicited = 0;
     unsigned done;
 
     for (unsigned i = 0; i < count; i++)
@@ -232,32 +232,32 @@ static unsigned writes_arrived(struct sn_qp *qp, struct sn_qp_shm *target, uint3
         struct sn_wqe *w = sn_wqe_at(qp, first + done);
 
         if (sn_takes_receive(w->opcode)) {
-            if (told == have)
+            if (reported == have)
                 break;
-            w->recv_wr_id = wr_ids[told];
-            cqes[told++] = sn_responder_cqe(qp, target, w, IBV_WC_SUCCESS);
+            w->recv_wr_id = wr_ids[reported];
+            cqes[reported++] = sn_responder_cqe(qp, target, w, IBV_WC_SUCCESS);
             solicited |= w->flags & IBV_SEND_SOLICITED;
         }
         bytes += w->length;
         w->status = IBV_WC_SUCCESS;
     }
     sn_responder_count(qp, target, false, bytes);
-    if (told)
-        sn_responder_push(target, cqes, told, solicited);
+    if (reported)
+        sn_responder_push(target, cqes, reported, solicited);
     return done;
 }
 
-unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
+unsigned sn_execute_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
 {
     struct sn_qp_shm *target = sn_qp_find(sn_self->world, sn_wqe_at(qp, first)->dest_qpn);
     struct sn_span dst[SN_WRITE_BATCH], src[SN_WRITE_BATCH];
     unsigned count = 0;
-    uint64_t guest;
+    uint64_t entry;
 
     if (!target)
         return 0;
-    guest = sn_responder_enter(target);
-    if (!guest)
+    entry = sn_responder_enter(target);
+    if (!entry)
         return 0;
     if (sn_responder_answers(qp, target, sn_wqe_at(qp, first)) && target->owner - 1 != sn_self->proc)
         count = gather_writes(qp, target, first, end, dst, src);
@@ -265,12 +265,12 @@ unsigned sn_exec_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
         count = 0;
     if (count)
         count = writes_arrived(qp, target, first, count);
-    sn_responder_leave(target, guest);
+    sn_responder_leave(target, entry);
     return count;
 }
 
 /* As a guest there. */
-static int exec_there(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
+static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     struct sn_copy *c = &qp->copy;
 
@@ -284,38 +284,38 @@ static int exec_there(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe 
     /* Without data nothing would notice that the target is dead. */
     if (w->length == 0 && !sn_process_reachable(c->world, target->owner - 1))
         return SN_EXEC_UNREACHABLE;
-    return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_move(qp, target, w);
+    return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_copy(qp, target, w);
 }
 
-int sn_exec(struct sn_qp *qp, struct sn_wqe *w)
+int sn_execute(struct sn_qp *qp, struct sn_wqe *w)
 {
     struct sn_qp_shm *target = sn_qp_find(sn_self->world, w->dest_qpn);
     int r;
 
-    if (w->placing) { /* a guest there, so that the place in the table is still the target's */
+    if (w->copying) { /* a guest there, so that the place in the table is still the target's */
         target = &sn_self->world->qps[w->dest_qpn % SN_MAX_QPS];
         r = exec_resume(qp, target, w);
     } else if (target) {
-        qp->guest = sn_responder_enter(target);
-        if (!qp->guest)
+        qp->entry = sn_responder_enter(target);
+        if (!qp->entry)
             return SN_EXEC_CROWDED;
-        r = exec_there(qp, target, w);
+        r = exec_at_target(qp, target, w);
     } else {
-        return sn_qp_is_srd(qp) && sn_srd_link_up(qp, w) ? SN_EXEC_UNKNOWN : SN_EXEC_UNREACHABLE;
+        return sn_qp_is_srd(qp) && sn_srd_cables_up(qp, w) ? SN_EXEC_UNKNOWN : SN_EXEC_UNREACHABLE;
     }
     if (r != SN_EXEC_BUSY)
-        sn_responder_leave(target, qp->guest);
+        sn_responder_leave(target, qp->entry);
     return r;
 }
 
-int sn_exec_finish(struct sn_qp *qp, struct sn_wqe *w)
+int sn_execute_finish(struct sn_qp *qp, struct sn_wqe *w)
 {
     int r = 0;
 
     if (w->status == IBV_WC_SUCCESS && sn_is_atomic(w->opcode))
-        r = result_place(qp, w, &w->result);
+        r = result_copy(qp, w, &w->result);
     else if (w->status == IBV_WC_SUCCESS && w->bounce)
-        r = result_place(qp, w, w->bounce);
+        r = result_copy(qp, w, w->bounce);
     if (r == SN_EXEC_BUSY)
         return r;
     free(w->bounce);

@@ -42,8 +42,8 @@ static uint64_t transfer_ns(const struct sn_dev *dev, uint64_t bytes)
  * arrived. A start that lies in the
  * future (behind a fence) takes its ns from the clocks but does not move them there: until then the link serves other
  * queue pairs. */
-static uint64_t link_cross(struct sn_dev *from, struct sn_dev *to, uint64_t now, uint64_t at, uint64_t bytes,
-                           uint64_t latency)
+static uint64_t cable_cross(struct sn_dev *from, struct sn_dev *to, uint64_t now, uint64_t at, uint64_t bytes,
+                            uint64_t latency)
 {
     uint64_t tx_ns = transfer_ns(from, bytes), rx_ns = transfer_ns(to, bytes), left, arrived;
 
@@ -138,14 +138,15 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
         at = nic_start(mine, now, at, cfg->fence_cost_ns);
     }
     w->due_exec =
-        (srd ? w->due_exec - now : 0) + (read ? at + latency : link_cross(mine, theirs, now, at, w->length, latency));
+        (srd ? w->due_exec - now : 0) + (read ? at + latency : cable_cross(mine, theirs, now, at, w->length, latency));
     w->due_exec += draw(cfg, qp->qpn, position, 0, cfg->jitter_ns);
     lost = draw_losses(qp, position, mine, theirs);
     w->due_exec += lost.request_ns;
     w->lost = lost.exceeded;
     if (!srd) /* one queue pair's requests do not overtake */
         w->due_exec = later(w->due_exec, qp->last_exec_due);
-    w->due_done = read ? link_cross(theirs, mine, w->due_exec, w->due_exec, w->length, latency) : w->due_exec + latency;
+    w->due_done =
+        read ? cable_cross(theirs, mine, w->due_exec, w->due_exec, w->length, latency) : w->due_exec + latency;
     w->due_done += lost.ack_ns;
     if (!srd)
         w->due_done = later(w->due_done, qp->last_done_due);

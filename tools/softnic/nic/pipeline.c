@@ -11,14 +11,14 @@
 enum {
     /* Then none is begun until all have landed: who deregisters memory waits for those who are there to have gone once.
      */
-    FLOWN_MOST = 512,
+    BEGUN_MOST = 512,
     SHORT_BYTES = 16384,   /* longer ones fly from device memory only: a CPU would be busy with them */
     ROW_MOST = 64,         /* how far is looked for atomics that can share a read */
     ROW_BYTES = 65536,     /* their locks are not held while a longer write goes by, */
     AHEAD_BYTES = 1 << 20, /* nor while more than that, some 5 us between GPUs, is before them */
 };
 
-bool sn_flight_suits(const struct sn_wqe *w)
+bool sn_pipeline_suits(const struct sn_wqe *w)
 {
     const struct sn_mr_shm *to, *from = NULL;
 
@@ -38,9 +38,9 @@ static bool may_start(const struct sn_qp *qp, const struct sn_wqe *w)
 {
     bool fence = w->flags & IBV_SEND_FENCE, strict = sn_self->world->config.fence_meaning == SN_FENCE_STRICT;
 
-    if (!sn_flight_suits(w) || w->status != IBV_WC_SUCCESS || w->lost || w->placing)
+    if (!sn_pipeline_suits(w) || w->status != IBV_WC_SUCCESS || w->lost || w->copying)
         return false;
-    if (fence && (qp->reads_open || (strict && (qp->flights || qp->exec != qp->done))))
+    if (fence && (qp->reads_open || (strict && (qp->in_pipeline || qp->exec != qp->done))))
         return false;
     if (sn_qp_state(qp) != IBV_QPS_RTS || __atomic_load_n(&qp->closing, __ATOMIC_RELAXED))
         return false;
@@ -92,12 +92,12 @@ static bool start(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
         return false;
     if (sn_batch_covers(qp, c.dst_proc, c.dst))
         return false;
-    w->fly_error = sn_device_mem->fly(&c, &qp->lane, &w->flight);
-    if (w->fly_error > 0)
+    w->queue_error = sn_device_mem->enqueue(&c, &qp->queue, &w->queued_copy);
+    if (w->queue_error > 0)
         return false;
     qp->receives_due += tells;
-    qp->bytes_aloft += w->length;
-    w->placing = true;
+    qp->pipeline_bytes += w->length;
+    w->copying = true;
     return true;
 }
 
@@ -124,27 +124,27 @@ static unsigned start_atomics(struct sn_qp *qp, struct sn_qp_shm *target, uint32
     if (sn_batch_knows(qp, target, at))
         n = sn_batch_change(qp, target, at, row_end(qp, at, tail, false));
     else
-        n = qp->bytes_aloft <= AHEAD_BYTES && sn_batch_read(qp, target, at, row_end(qp, at, tail, true));
+        n = qp->pipeline_bytes <= AHEAD_BYTES && sn_batch_read(qp, target, at, row_end(qp, at, tail, true));
     for (unsigned i = 0; i < n; i++)
-        sn_wqe_at(qp, at + i)->placing = true;
+        sn_wqe_at(qp, at + i)->copying = true;
     qp->reads_open += n;
     return n;
 }
 
 /* G1 for both sides' buffers, from the first in flight to the last: see exec.c's callers in run.c and responder.c. */
-static bool come(struct sn_qp *qp, struct sn_qp_shm *target)
+static bool enter_target(struct sn_qp *qp, struct sn_qp_shm *target)
 {
     __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_SEQ_CST);
-    qp->guest = sn_responder_enter(target);
-    qp->flown = 0;
-    if (!qp->guest)
+    qp->entry = sn_responder_enter(target);
+    qp->pipeline_begun = 0;
+    if (!qp->entry)
         __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
-    return qp->guest != 0;
+    return qp->entry != 0;
 }
 
-static void go(struct sn_qp *qp, struct sn_qp_shm *target)
+static void leave_target(struct sn_qp *qp, struct sn_qp_shm *target)
 {
-    sn_responder_leave(target, qp->guest);
+    sn_responder_leave(target, qp->entry);
     __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
 }
 
@@ -161,28 +161,28 @@ static struct sn_wqe *next(struct sn_qp *qp, uint32_t at, uint32_t tail)
     return may_start(qp, w) && sn_wqe_same_target(qp, w, sn_wqe_at(qp, qp->exec)) ? w : NULL;
 }
 
-bool sn_flight_start(struct sn_qp *qp, uint32_t tail)
+bool sn_pipeline_start(struct sn_qp *qp, uint32_t tail)
 {
-    uint32_t before = qp->flights, at = qp->exec + before;
+    uint32_t before = qp->in_pipeline, at = qp->exec + before;
     struct sn_qp_shm *target;
     struct sn_wqe *w = next(qp, at, tail);
     unsigned n = 1;
 
-    if (!w || (before && qp->flown >= FLOWN_MOST))
+    if (!w || (before && qp->pipeline_begun >= BEGUN_MOST))
         return false;
     target = sn_qp_find(sn_self->world, w->dest_qpn);
-    if (!target || (!before && !come(qp, target)))
+    if (!target || (!before && !enter_target(qp, target)))
         return false;
     if (sn_responder_answers(qp, target, w))
-        while (n && qp->flown < FLOWN_MOST && (w = next(qp, at, tail))) {
+        while (n && qp->pipeline_begun < BEGUN_MOST && (w = next(qp, at, tail))) {
             n = sn_is_atomic(w->opcode) ? start_atomics(qp, target, at, tail) : start(qp, target, w);
-            qp->flights += n;
-            qp->flown += n;
+            qp->in_pipeline += n;
+            qp->pipeline_begun += n;
             at += n;
         }
-    if (!qp->flights)
-        go(qp, target);
-    return qp->flights != before;
+    if (!qp->in_pipeline)
+        leave_target(qp, target);
+    return qp->in_pipeline != before;
 }
 
 /* What became of it. Whatever the copy did, behind one that failed all are flushed; and a queue pair that is gone is
@@ -220,7 +220,7 @@ static int landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, 
     return 0;
 }
 
-int sn_flight_land(struct sn_qp *qp, struct sn_wqe *w, bool ask)
+int sn_pipeline_retire(struct sn_qp *qp, struct sn_wqe *w, bool ask)
 {
     /* A guest there, so that the place in the table is still the target's. */
     struct sn_qp_shm *target = &sn_self->world->qps[w->dest_qpn % SN_MAX_QPS];
@@ -228,24 +228,24 @@ int sn_flight_land(struct sn_qp *qp, struct sn_wqe *w, bool ask)
     int r;
 
     if (atomic)
-        r = sn_batch_landed(qp, w, ask);
+        r = sn_batch_done(qp, w, ask);
     else if (w->landed)
         r = 0;
     else
-        r = w->fly_error ? w->fly_error : sn_device_mem->fly_landed(&qp->lane, &w->flight, ask);
-    if (r == SN_PLACE_BUSY)
+        r = w->queue_error ? w->queue_error : sn_device_mem->queued_done(&qp->queue, &w->queued_copy, ask);
+    if (r == SN_COPY_BUSY)
         return SN_EXEC_BUSY;
-    if (r == SN_FLIGHT_READ)
+    if (r == SN_EXEC_WORD_KNOWN)
         qp->reads_open--;
     else if (landed(qp, target, w, r))
         return SN_EXEC_RNR;
     if (atomic)
-        sn_batch_leave(qp, r == SN_FLIGHT_READ);
+        sn_batch_leave(qp, r == SN_EXEC_WORD_KNOWN);
     else
-        qp->bytes_aloft -= w->length;
+        qp->pipeline_bytes -= w->length;
     qp->receives_due -= sn_takes_receive(w->opcode);
-    w->placing = false;
-    if (--qp->flights == 0)
-        go(qp, target);
-    return r == SN_FLIGHT_READ ? r : 0;
+    w->copying = false;
+    if (--qp->in_pipeline == 0)
+        leave_target(qp, target);
+    return r == SN_EXEC_WORD_KNOWN ? r : 0;
 }

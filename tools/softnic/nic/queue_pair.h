@@ -38,11 +38,11 @@ struct sn_wqe {
     uint32_t flags;  /* enum ibv_send_flags */
     uint32_t num_sge;
     uint32_t status; /* enum ibv_wc_status */
-    bool placing;    /* an asynchronous copy is under way */
+    bool copying;    /* an asynchronous copy is under way */
     bool landed;     /* it flew, and only waits for a receive to take */
     bool lost;       /* by the model, more often than it may be retried */
-    int fly_error;   /* it was not to be: told when its turn has come */
-    struct sn_flight flight;
+    int queue_error; /* it was not to be: told when its turn has come */
+    struct sn_queued_copy queued_copy;
     uint32_t stores; /* an atomic that flies: of its batch, which must have landed before it has (batch.h) */
     struct sn_sge sge[];
 };
@@ -84,11 +84,12 @@ struct sn_qp {
     struct sn_copy copy;                                  /* of the request at exec */
     struct sn_copy result;   /* of the one at done, whose result is placed while copy may be under way */
     struct sn_atomic atomic; /* copy is the target of */
-    uint32_t flights, flown; /* requests from exec on that are in flight (flight.h); begun since there were none */
+    uint32_t in_pipeline,
+        pipeline_begun;      /* requests from exec on that are in flight (flight.h); begun since there were none */
     uint32_t receives_due;   /* that those in flight will take */
-    uint64_t bytes_aloft;    /* of the writes among them */
-    uint64_t guest;          /* what sn_responder_enter said, while any is in flight, or the one at exec is placing */
-    struct sn_lane lane;
+    uint64_t pipeline_bytes; /* of the writes among them */
+    uint64_t entry;          /* what sn_responder_enter said, while any is in flight, or the one at exec is placing */
+    struct sn_copy_queue queue;
     struct sn_batch *batch; /* of atomics in flight; NULL: there was none yet */
 
     /* the extended posting interface, between wr_start and wr_complete (the mutex is held all the while) */

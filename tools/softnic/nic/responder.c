@@ -218,33 +218,34 @@ bool sn_responder_answers(struct sn_qp *qp, struct sn_qp_shm *target, const stru
            __atomic_load_n(&world->devs[target->dev].port_up, __ATOMIC_RELAXED);
 }
 
-static uint64_t guest_take(struct sn_qp_shm *target, bool relieve)
+static uint64_t entry_take(struct sn_qp_shm *target, bool relieve)
 {
-    for (uint32_t i = 0; i < SN_GUESTS; i++) {
-        uint64_t old = __atomic_load_n(&target->guests[i], __ATOMIC_RELAXED), number = ((old >> 32) + 1) & UINT32_MAX;
+    for (uint32_t i = 0; i < SN_MAX_INITIATORS; i++) {
+        uint64_t old = __atomic_load_n(&target->initiators[i], __ATOMIC_RELAXED),
+                 number = ((old >> 32) + 1) & UINT32_MAX;
 
         if ((uint32_t)old && (!relieve || sn_pid_runs((uint32_t)old)))
             continue;
-        if (__atomic_compare_exchange_n(&target->guests[i], &old, number << 32 | sn_pid, false, __ATOMIC_SEQ_CST,
+        if (__atomic_compare_exchange_n(&target->initiators[i], &old, number << 32 | sn_pid, false, __ATOMIC_SEQ_CST,
                                         __ATOMIC_RELAXED))
             return number << 8 | (i + 1);
     }
     return 0;
 }
 
-/* G1: announce first, look second; pairs with G2 in sn_qp_guest_wait, whose callers invalidate first and look for
+/* G1: announce first, look second; pairs with G2 in sn_qp_initiators_wait, whose callers invalidate first and look for
  * guests second. One of the two sees the other, so memory is never written after its owner was told that it is free. */
 uint64_t sn_responder_enter(struct sn_qp_shm *target)
 {
     static uint32_t crowded;
-    uint64_t guest = guest_take(target, false);
+    uint64_t entry = entry_take(target, false);
 
-    if (guest || __atomic_add_fetch(&crowded, 1, __ATOMIC_RELAXED) % LOOK_EVERY)
-        return guest;
-    return guest_take(target, true); /* some may have died in there */
+    if (entry || __atomic_add_fetch(&crowded, 1, __ATOMIC_RELAXED) % LOOK_EVERY)
+        return entry;
+    return entry_take(target, true); /* some may have died in there */
 }
 
-void sn_responder_leave(struct sn_qp_shm *target, uint64_t guest)
+void sn_responder_leave(struct sn_qp_shm *target, uint64_t entry)
 {
-    __atomic_store_n(&target->guests[(guest & 0xff) - 1], guest >> 8 << 32, __ATOMIC_RELEASE);
+    __atomic_store_n(&target->initiators[(entry & 0xff) - 1], entry >> 8 << 32, __ATOMIC_RELEASE);
 }

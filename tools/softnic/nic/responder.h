@@ -24,7 +24,7 @@ static inline bool sn_is_atomic(uint32_t opcode)
 
 /** Come as a guest, and leave. Return what to leave with, or 0: too many are there. */
 uint64_t sn_responder_enter(struct sn_qp_shm *target);
-void sn_responder_leave(struct sn_qp_shm *target, uint64_t guest);
+void sn_responder_leave(struct sn_qp_shm *target, uint64_t entry);
 
 /** Is it whom w is for: connected back to this queue pair (SRD: with the right key), able to receive, with both links
  * up? */

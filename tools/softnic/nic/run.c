@@ -13,7 +13,7 @@ enum {
     RUN_BATCH_BYTES = 4 << 20, /* then let other queue pairs of the engine have a turn */
     LIGHT_BYTES = 16384,       /* some 2 us of copying */
     BUSY_POLL_NS = 2000,       /* device copies take some 10 us */
-    FLIGHT_POLL_NS = 1000,     /* to look whether one has landed costs a tenth of that */
+    PIPELINE_POLL_NS = 1000,   /* to look whether one has landed costs a tenth of that */
     RETRY_FIRST_NS = 50000,
     RETRY_MAX_NS = 2000000,
     RNR_FOREVER = 7,
@@ -68,7 +68,7 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
 }
 
 /* A request has failed: of RC, and so has the connection. SRD has none, and goes on. */
-static void fail_with(struct sn_qp *qp, const struct sn_wqe *w)
+static void fail_if_rc(struct sn_qp *qp, const struct sn_wqe *w)
 {
     if (w->status != IBV_WC_SUCCESS && !sn_qp_is_srd(qp))
         sn_qp_fail(qp, -1);
@@ -140,15 +140,15 @@ static bool early(uint64_t due, uint64_t *now)
 }
 
 /* G1 for the request's own buffers: odd before the keys are looked up, even after the copy; pairs with G2 in
- * sn_qp_guest_wait. An asynchronous copy keeps it odd. */
+ * sn_qp_initiators_wait. An asynchronous copy keeps it odd. */
 static int exec_counted(struct sn_qp *qp, struct sn_wqe *w)
 {
     int r;
 
-    if (!w->placing)
+    if (!w->copying)
         __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_SEQ_CST);
-    r = sn_exec(qp, w);
-    if (!w->placing)
+    r = sn_execute(qp, w);
+    if (!w->copying)
         __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
     return r;
 }
@@ -158,7 +158,7 @@ static uint32_t writes_counted(struct sn_qp *qp, uint32_t tail)
     uint32_t n;
 
     __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_SEQ_CST);
-    n = sn_exec_writes(qp, qp->exec, tail);
+    n = sn_execute_writes(qp, qp->exec, tail);
     __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
     return n;
 }
@@ -208,7 +208,7 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     at = r ? retry(qp, w, r) : 0;
     if (at)
         return at;
-    fail_with(qp, w);
+    fail_if_rc(qp, w);
     return 0;
 }
 
@@ -225,10 +225,10 @@ static uint64_t run_complete(struct sn_qp *qp)
         w = sn_wqe_at(qp, qp->done);
         if (early(w->due_done, &now))
             return w->due_done;
-        if (sn_exec_finish(qp, w) == SN_EXEC_BUSY)
+        if (sn_execute_finish(qp, w) == SN_EXEC_BUSY)
             return sn_now_ns() + BUSY_POLL_NS;
         if (w->status != IBV_WC_WR_FLUSH_ERR)
-            fail_with(qp, w);
+            fail_if_rc(qp, w);
         qp->reads_open -= is_read(w);
         complete(qp, w, qp->done);
         if (w->status != IBV_WC_SUCCESS)
@@ -240,12 +240,12 @@ static uint64_t run_complete(struct sn_qp *qp)
 
 static bool finishing(struct sn_qp *qp)
 {
-    return qp->done != qp->exec && sn_wqe_at(qp, qp->done)->placing;
+    return qp->done != qp->exec && sn_wqe_at(qp, qp->done)->copying;
 }
 
 bool sn_qp_copying(struct sn_qp *qp)
 {
-    return qp->flights || finishing(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->placing);
+    return qp->in_pipeline || finishing(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->copying);
 }
 
 bool sn_qp_drained(struct sn_qp *qp)
@@ -254,33 +254,33 @@ bool sn_qp_drained(struct sn_qp *qp)
 }
 
 /* More into flight, and what has landed is executed. Return when to look again, or 0: none is in flight. */
-static uint64_t run_flights(struct sn_qp *qp, uint32_t tail)
+static uint64_t run_pipeline(struct sn_qp *qp, uint32_t tail)
 {
     uint64_t now = 0;
 
     for (;;) {
-        bool started = sn_flight_start(qp, tail);
+        bool started = sn_pipeline_start(qp, tail);
 
-        if (!qp->flights)
+        if (!qp->in_pipeline)
             return 0;
-        while (qp->flights) {
+        while (qp->in_pipeline) {
             struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
             int r;
 
             if (w->landed && early(w->due_exec, &now))
                 return w->due_exec;
-            r = sn_flight_land(qp, w, !started);
+            r = sn_pipeline_retire(qp, w, !started);
             if (r == SN_EXEC_RNR) {
                 w->due_exec = retry(qp, w, r);
                 if (w->due_exec)
                     continue;
-                r = sn_flight_land(qp, w, !started); /* now it has failed, and that ends it */
+                r = sn_pipeline_retire(qp, w, !started); /* now it has failed, and that ends it */
             }
             if (r == SN_EXEC_BUSY)
-                return sn_now_ns() + FLIGHT_POLL_NS;
-            if (r == SN_FLIGHT_READ)
+                return sn_now_ns() + PIPELINE_POLL_NS;
+            if (r == SN_EXEC_WORD_KNOWN)
                 break; /* now it can begin, and more behind it */
-            fail_with(qp, w);
+            fail_if_rc(qp, w);
             if (w->status != IBV_WC_SUCCESS)
                 w->due_done = 0;
             qp->exec++;
@@ -298,7 +298,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
         struct sn_wqe *w;
         uint32_t state;
 
-        at = run_flights(qp, tail);
+        at = run_pipeline(qp, tail);
         if (at || qp->exec == tail)
             return at ? at : UINT64_MAX;
         if (sn_qp_is_srd(qp))
@@ -306,14 +306,14 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
         w = sn_wqe_at(qp, qp->exec);
         state = sn_qp_state(qp);
         /* Stage two waits for a copy; or this queue pair goes away, and what is begun is all that ends. */
-        if (finishing(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->placing))
+        if (finishing(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->copying))
             return UINT64_MAX;
-        if (state == IBV_QPS_ERR && !w->placing) {
+        if (state == IBV_QPS_ERR && !w->copying) {
             if (w->status == IBV_WC_SUCCESS)
                 w->status = IBV_WC_WR_FLUSH_ERR;
             w->due_done = 0;
         } else {
-            if (state == IBV_QPS_SQD && !w->placing)
+            if (state == IBV_QPS_SQD && !w->copying)
                 return UINT64_MAX; /* modify_qp kicks it again */
             if (early(w->due_exec, &now))
                 return w->due_exec;
@@ -328,7 +328,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
                 continue;
             }
             at = execute(qp, w);
-            if (at && sn_qp_is_srd(qp) && !w->placing) {
+            if (at && sn_qp_is_srd(qp) && !w->copying) {
                 w->due_exec = at; /* others need not wait for it */
                 continue;
             }
@@ -367,15 +367,15 @@ static bool work_left_locked(const struct sn_qp *qp)
 /* What comes next is short enough to be done by a thread that polls for something else. */
 static bool next_is_light(const struct sn_qp *qp)
 {
-    if (qp->flights) /* only to be looked at; what waits for them to land must not wait for a poller, too */
-        return qp->exec + qp->flights == qp->tail && !sn_batch_waits(qp);
+    if (qp->in_pipeline) /* only to be looked at; what waits for them to land must not wait for a poller, too */
+        return qp->exec + qp->in_pipeline == qp->tail && !sn_batch_waits(qp);
     const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);
 
-    return w->length <= LIGHT_BYTES && !w->placing;
+    return w->length <= LIGHT_BYTES && !w->copying;
 }
 
 /* Once. A queue pair that has left the state meanwhile drains no more. */
-static void tell_drained_locked(struct sn_qp *qp)
+static void report_drained_locked(struct sn_qp *qp)
 {
     if (!sn_qp_drained(qp))
         return;
@@ -388,7 +388,7 @@ void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at)
 {
     qp->running = false;
     if (qp->drain_due)
-        tell_drained_locked(qp);
+        report_drained_locked(qp);
     if ((at == UINT64_MAX || (sn_qp_is_srd(qp) && qp->seen != qp->tail)) && work_left_locked(qp))
         at = 0;
     if (at == UINT64_MAX || (qp->closing && !sn_qp_copying(qp)))

@@ -120,17 +120,17 @@ static void bring_earliest(struct sn_qp *qp, uint32_t at, uint32_t end, size_t d
 
 void sn_srd_next_exec(struct sn_qp *qp, uint32_t at, uint32_t end)
 {
-    if (end - at > 1 && !sn_wqe_at(qp, at)->placing)
+    if (end - at > 1 && !sn_wqe_at(qp, at)->copying)
         bring_earliest(qp, at, end, offsetof(struct sn_wqe, due_exec));
 }
 
 void sn_srd_next_done(struct sn_qp *qp)
 {
-    if (qp->exec - qp->done > 1 && !sn_wqe_at(qp, qp->done)->placing)
+    if (qp->exec - qp->done > 1 && !sn_wqe_at(qp, qp->done)->copying)
         bring_earliest(qp, qp->done, qp->exec, offsetof(struct sn_wqe, due_done));
 }
 
-bool sn_srd_link_up(const struct sn_qp *qp, const struct sn_wqe *w)
+bool sn_srd_cables_up(const struct sn_qp *qp, const struct sn_wqe *w)
 {
     const struct sn_world *world = sn_self->world;
 

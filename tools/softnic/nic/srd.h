@@ -47,7 +47,7 @@ void sn_srd_next_exec(struct sn_qp *qp, uint32_t at, uint32_t end);
 void sn_srd_next_done(struct sn_qp *qp);
 
 /** Are the links of both ends up? */
-bool sn_srd_link_up(const struct sn_qp *qp, const struct sn_wqe *w);
+bool sn_srd_cables_up(const struct sn_qp *qp, const struct sn_wqe *w);
 
 /** Have a transfer of host memory land in pieces, in any order. The caller is the runner. */
 void sn_srd_scatter(const struct sn_qp *qp, struct sn_copy *copy);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices and protection domains as programs see them. */
-#ifndef SOFTNIC_DEVICE_H
-#define SOFTNIC_DEVICE_H
+#ifndef SOFTNIC_DEVICES_H
+#define SOFTNIC_DEVICES_H
 
 #include <infiniband/verbs.h>
 

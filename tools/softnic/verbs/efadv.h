@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What makes a device an EFA: its limits, and the calls behind libefa.so.1. */
-#ifndef SOFTNIC_EFA_H
-#define SOFTNIC_EFA_H
+#ifndef SOFTNIC_EFADV_H
+#define SOFTNIC_EFADV_H
 
 #include <infiniband/efadv.h>
 

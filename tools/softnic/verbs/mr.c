@@ -21,8 +21,8 @@ enum {
     MR_ACCESS_NEEDS_WRITE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
     POPULATE_READ = 22, /* of madvise, since Linux 5.14; older headers lack them */
     POPULATE_WRITE = 23,
-    GUEST_NAP_US = 20,
-    GUEST_PATIENCE_NS = 2000000000,
+    INITIATOR_NAP_US = 20,
+    INITIATOR_PATIENCE_NS = 2000000000,
 };
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
@@ -231,11 +231,11 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 static void users_wait(const struct ibv_mr *mr)
 {
     struct sn_ctx *ctx = sn_ctx_of(mr->context);
-    uint64_t give_up = sn_now_ns() + GUEST_PATIENCE_NS;
+    uint64_t give_up = sn_now_ns() + INITIATOR_PATIENCE_NS;
 
     pthread_mutex_lock(&ctx->qp_mutex);
     for (struct sn_qp *qp = ctx->qp_list; qp; qp = qp->next)
-        if (sn_qp_guest_wait(qp, give_up) < 0)
+        if (sn_qp_initiators_wait(qp, give_up) < 0)
             sn_log("dereg_mr of key 0x%x: a request on queue pair %u did not end in 2 s", mr->rkey, qp->qpn);
     pthread_mutex_unlock(&ctx->qp_mutex);
 }
@@ -243,21 +243,21 @@ static void users_wait(const struct ibv_mr *mr)
 /* Those who may be copying it for a process that died meanwhile. */
 static int agents_wait(const struct ibv_mr *mr)
 {
-    uint64_t give_up = sn_now_ns() + GUEST_PATIENCE_NS;
+    uint64_t give_up = sn_now_ns() + INITIATOR_PATIENCE_NS;
     const struct sn_world *world = sn_self->world;
     const struct sn_ctx *ctx = sn_ctx_of(mr->context);
     int r = 0;
 
     if (world->mrs[mr->handle].kind != SN_MEM_HOST && ctx->agent)
         r = sn_agent_wait(&world->agents[ctx->index], give_up);
-    return !r && world->config.copier ? sn_copied_wait(world, give_up) : r;
+    return !r && world->config.copier ? sn_copier_wait(world, give_up) : r;
 }
 
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
     struct sn_mr_shm *shm = &sn_self->world->mrs[mr->handle];
 
-    /* G2: invalidate first, look for guests second; pairs with G1 in sn_exec. */
+    /* G2: invalidate first, look for guests second; pairs with G1 in sn_execute. */
     __atomic_store_n(&shm->key, 0, __ATOMIC_SEQ_CST);
     users_wait(mr);
     if (agents_wait(mr) < 0)

@@ -46,15 +46,15 @@ void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t f
     w->status = IBV_WC_SUCCESS;
     w->retry_until = 0;
     w->rnr_left = UINT32_MAX;
-    w->placing = w->landed = false;
+    w->copying = w->landed = false;
     w->bounce = NULL;
 }
 
 /* A copy engine moves them: the poster only has to say so. */
-static bool suit_flight(struct sn_qp *qp, uint32_t first)
+static bool suit_pipeline(struct sn_qp *qp, uint32_t first)
 {
     for (; first != qp->tail; first++)
-        if (!sn_flight_suits(sn_wqe_at(qp, first)))
+        if (!sn_pipeline_suits(sn_wqe_at(qp, first)))
             return false;
     return true;
 }
@@ -93,7 +93,7 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
     /* Q2: release; pairs with Q1 in sn_qp_run (run.c). */
     __atomic_store_n(&qp->tail, position, __ATOMIC_RELEASE);
     /* What only waits for a copy engine is taken back: this may follow it. And so is what this may overtake. */
-    if (!qp->running && qp->queued && (qp->flights || sn_qp_is_srd(qp)) && sn_engine_remove(&qp->ctx->engine, qp)) {
+    if (!qp->running && qp->queued && (qp->in_pipeline || sn_qp_is_srd(qp)) && sn_engine_remove(&qp->ctx->engine, qp)) {
         qp->queued = false;
         wake_at = qp->wake_at;
     }
@@ -107,7 +107,7 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
     due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: not of the model's */
     /* Before it is due there is nothing to do for it, and no need to wake the engine; but what is in flight is to be
      * looked at before that. */
-    if (due == 0 && (bytes <= INLINE_RUN_BYTES || suit_flight(qp, first)))
+    if (due == 0 && (bytes <= INLINE_RUN_BYTES || suit_pipeline(qp, first)))
         due = sn_qp_run(qp);
     else if (wake_at < due)
         due = wake_at;

@@ -96,7 +96,7 @@ static void shm_fill(struct sn_qp *qp, const struct ibv_qp_init_attr_ex *attr)
     shm->rcq = sn_cq_of(attr->recv_cq)->index;
     shm->srq = attr->srq ? ((struct sn_srq *)attr->srq)->index : SN_NONE;
     qp->qpn = shm->generation << 14 | qp->index;
-    qp->lane.id = qp->index;
+    qp->queue.id = qp->index;
     __atomic_store_n(&sn_self->qps[qp->index], qp, __ATOMIC_RELEASE);
     __atomic_store_n(&shm->qpn, qp->qpn, __ATOMIC_RELEASE); /* to be found from here on */
 }
@@ -260,26 +260,26 @@ struct sn_qp *sn_qp_local(uint32_t qpn)
     return qp && qp->qpn == qpn ? qp : NULL;
 }
 
-static bool guest_gone(const uint64_t *word, uint64_t first, bool ask)
+static bool initiator_gone(const uint64_t *word, uint64_t first, bool ask)
 {
-    uint64_t guest = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    uint64_t entry = __atomic_load_n(word, __ATOMIC_SEQ_CST);
 
-    return (uint32_t)guest == 0 || guest != first || (ask && !sn_pid_runs((uint32_t)guest));
+    return (uint32_t)entry == 0 || entry != first || (ask && !sn_pid_runs((uint32_t)entry));
 }
 
 /* Waits for whoever is at work now, not for those who come later: they find what the caller invalidated. */
-int sn_qp_guest_wait(struct sn_qp *qp, uint64_t give_up)
+int sn_qp_initiators_wait(struct sn_qp *qp, uint64_t give_up)
 {
     uint32_t first_runs = __atomic_load_n(&qp->runs, __ATOMIC_SEQ_CST);
-    uint64_t first[SN_GUESTS];
+    uint64_t first[SN_MAX_INITIATORS];
 
-    for (uint32_t i = 0; i < SN_GUESTS; i++)
-        first[i] = __atomic_load_n(&qp->shm->guests[i], __ATOMIC_SEQ_CST);
+    for (uint32_t i = 0; i < SN_MAX_INITIATORS; i++)
+        first[i] = __atomic_load_n(&qp->shm->initiators[i], __ATOMIC_SEQ_CST);
     for (uint32_t naps = 1;; naps++) {
         bool gone = !(first_runs & 1) || __atomic_load_n(&qp->runs, __ATOMIC_SEQ_CST) != first_runs;
 
-        for (uint32_t i = 0; i < SN_GUESTS && gone; i++)
-            gone = guest_gone(&qp->shm->guests[i], first[i], naps % WAIT_DEATH_CHECK_NAPS == 0);
+        for (uint32_t i = 0; i < SN_MAX_INITIATORS && gone; i++)
+            gone = initiator_gone(&qp->shm->initiators[i], first[i], naps % WAIT_DEATH_CHECK_NAPS == 0);
         if (gone)
             return 0;
         if (sn_now_ns() > give_up)
@@ -306,7 +306,7 @@ int sn_qp_quiesce(struct sn_qp *qp)
         if (!idle)
             usleep(WAIT_NAP_US);
     }
-    if (!idle || sn_qp_guest_wait(qp, give_up) < 0) {
+    if (!idle || sn_qp_initiators_wait(qp, give_up) < 0) {
         sn_log("queue pair %u: a transfer did not end within 10 s", qp->qpn);
         return -ETIMEDOUT;
     }

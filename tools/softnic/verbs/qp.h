@@ -14,7 +14,7 @@ struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_a
 struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
 
 /** Wait until neither those initiators nor the runner who are at work now are. Return 0 or -ETIMEDOUT. */
-int sn_qp_guest_wait(struct sn_qp *qp, uint64_t give_up);
+int sn_qp_initiators_wait(struct sn_qp *qp, uint64_t give_up);
 
 /** Wait, bounded, until nobody executes this queue pair and it is in no heap. The caller holds no lock. */
 int sn_qp_quiesce(struct sn_qp *qp);

@@ -26,7 +26,7 @@ int sn_node_of_process(uint32_t nodes, uint32_t *node)
 
     *node = UINT32_MAX;
     if (forced && *forced) {
-        if (sn_units_count(forced, 0, nodes - 1, &number)) {
+        if (sn_quantity_count(forced, 0, nodes - 1, &number)) {
             sn_log("%s=%s: this world has nodes 0 to %u (softnic-run --nodes)", SN_NODE_ENV, forced, nodes - 1);
             return -EINVAL;
         }
@@ -35,7 +35,7 @@ int sn_node_of_process(uint32_t nodes, uint32_t *node)
     }
     for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++) {
         const char *r = getenv(launchers[i].rank), *s = getenv(launchers[i].size);
-        if (r && s && !sn_units_count(s, 1, UINT32_MAX, &size) && !sn_units_count(r, 0, size - 1, &rank)) {
+        if (r && s && !sn_quantity_count(s, 1, UINT32_MAX, &size) && !sn_quantity_count(r, 0, size - 1, &rank)) {
             *node = (uint32_t)(rank * nodes / size);
             return 0;
         }

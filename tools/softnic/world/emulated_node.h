@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which emulated node a process is on: decides which NICs it sees. */
-#ifndef SOFTNIC_NODE_H
-#define SOFTNIC_NODE_H
+#ifndef SOFTNIC_EMULATED_NODE_H
+#define SOFTNIC_EMULATED_NODE_H
 
 #include <stdint.h>
 

@@ -90,9 +90,9 @@ static bool in_use_locked(const struct sn_world *world, uint32_t index)
             continue;
         if (alive)
             return true;
-        for (uint32_t g = 0; g < SN_GUESTS; g++) {
+        for (uint32_t g = 0; g < SN_MAX_INITIATORS; g++) {
             /* G3: after the numbers were taken back; pairs with G1 in sn_responder_enter. */
-            uint32_t guest = (uint32_t)__atomic_load_n(&qp->guests[g], __ATOMIC_SEQ_CST);
+            uint32_t guest = (uint32_t)__atomic_load_n(&qp->initiators[g], __ATOMIC_SEQ_CST);
 
             if (guest && sn_pid_runs(guest))
                 return true;

@@ -43,17 +43,17 @@ static int parse(const char *text, const struct unit *units, uint64_t *out)
     return 0;
 }
 
-int sn_units_rate(const char *text, uint64_t *bits_per_s)
+int sn_quantity_rate(const char *text, uint64_t *bits_per_s)
 {
     return parse(text, rate_units, bits_per_s);
 }
 
-int sn_units_duration(const char *text, uint64_t *ns)
+int sn_quantity_duration(const char *text, uint64_t *ns)
 {
     return parse(text, duration_units, ns);
 }
 
-int sn_units_share(const char *text, uint64_t *parts_per_billion)
+int sn_quantity_fraction(const char *text, uint64_t *parts_per_billion)
 {
     static const struct unit plain[] = {{"", 1e9}, {"%", 1e7}, {NULL, 0}};
     uint64_t value;
@@ -65,7 +65,7 @@ int sn_units_share(const char *text, uint64_t *parts_per_billion)
     return 0;
 }
 
-int sn_units_count(const char *text, uint64_t least, uint64_t most, uint64_t *count)
+int sn_quantity_count(const char *text, uint64_t least, uint64_t most, uint64_t *count)
 {
     if (!isdigit((unsigned char)text[0]))
         return -EINVAL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Completion and receive rings in shared memory, and the error state of a queue pair: what an initiator does for its
  * target. */
-#ifndef SOFTNIC_RING_H
-#define SOFTNIC_RING_H
+#ifndef SOFTNIC_QUEUES_H
+#define SOFTNIC_QUEUES_H
 
 #include "tools/softnic/world/world.h"
 

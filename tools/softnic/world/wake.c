@@ -119,7 +119,7 @@ void sn_async_raise(struct sn_world *world, uint32_t ctx, uint32_t type, uint32_
         sn_wake_send(world, wake_id);
 }
 
-int sn_link_set(struct sn_world *world, uint32_t dev, bool up)
+int sn_cable_set(struct sn_world *world, uint32_t dev, bool up)
 {
     uint32_t was;
 

@@ -25,7 +25,7 @@ void sn_wake_settle(struct sn_world *world, int fd, uint32_t wake_id, bool (*is_
 void sn_async_raise(struct sn_world *world, uint32_t ctx, uint32_t type, uint32_t element);
 
 /** Set a port up or down and tell every process that has the device open. Return 0 or -EINVAL. */
-int sn_link_set(struct sn_world *world, uint32_t dev, bool up);
+int sn_cable_set(struct sn_world *world, uint32_t dev, bool up);
 
 /** Forget the sending socket (a forked child must not share it). */
 void sn_wake_forget(void);

@@ -153,19 +153,19 @@ static int world_map(int fd, struct sn_world **out)
 void sn_world_set_rate(struct sn_world *world, uint32_t dev, uint64_t rate_bps)
 {
     __atomic_store_n(&world->devs[dev].rate_bps, rate_bps, __ATOMIC_RELAXED);
-    __atomic_store_n(&world->config.links, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.cables_differ, 1, __ATOMIC_RELAXED);
 }
 
 void sn_world_set_latency(struct sn_world *world, uint32_t dev, uint64_t latency_ns)
 {
     __atomic_store_n(&world->devs[dev].latency_ns, latency_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&world->config.links, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.cables_differ, 1, __ATOMIC_RELAXED);
 }
 
 void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb)
 {
     __atomic_store_n(&world->devs[dev].loss_ppb, loss_ppb, __ATOMIC_RELAXED);
-    __atomic_store_n(&world->config.links, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.cables_differ, 1, __ATOMIC_RELAXED);
 }
 
 int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out)

@@ -33,7 +33,7 @@ enum {
     SN_AGENT_SLOTS = 32, /* requests that one agent carries out for others at a time */
     SN_AGENT_ORDER = 64,
     SN_ATOMIC_LOCKS = 64,
-    SN_GUESTS = 7, /* initiators that act on one queue pair at a time; others wait */
+    SN_MAX_INITIATORS = 7, /* initiators that act on one queue pair at a time; others wait */
 };
 #define SN_ARENA_BYTES (4ull << 30)
 #define SN_NONE        UINT32_MAX
@@ -65,11 +65,11 @@ struct sn_config {
     uint64_t seed;
     uint64_t retry_cap_ns; /* longest wait before RETRY_EXC_ERR, whatever the queue pair asks for */
     uint32_t fence_meaning;
-    uint32_t nics;   /* per node */
-    uint32_t nodes;  /* devices are node * nics + nic */
-    uint32_t links;  /* some link has, or has had, a rate, a latency or losses of its own */
-    uint32_t copier; /* a process of the NIC's own copies device memory */
-    uint32_t efa;    /* the devices are of AWS's kind: SRD queue pairs, and no RC */
+    uint32_t nics;          /* per node */
+    uint32_t nodes;         /* devices are node * nics + nic */
+    uint32_t cables_differ; /* some link has, or has had, a rate, a latency or losses of its own */
+    uint32_t copier;        /* a process of the NIC's own copies device memory */
+    uint32_t efa;           /* the devices are of AWS's kind: SRD queue pairs, and no RC */
     uint32_t pad[2];
 };
 static_assert(sizeof(struct sn_config) == 96, "shared layout");
@@ -225,7 +225,7 @@ struct sn_qp_shm {
     struct sn_lock lock; /* state changes */
     /* Each count << 32 | pid of an initiator now acting on this queue pair and its memory, pid 0: none. RC has one at a
      * time, SRD any number. */
-    uint64_t guests[SN_GUESTS];
+    uint64_t initiators[SN_MAX_INITIATORS];
     struct sn_rq_shm rq;
     uint32_t qkey; /* SRD: what a request must bring */
     uint8_t spare[60];
@@ -273,19 +273,19 @@ enum sn_agent_op {
     SN_AGENT_READ,
     SN_AGENT_ADD,
     SN_AGENT_SWAP,
-    SN_AGENT_FLY,     /* the copier's: a write behind those before it in its lane */
+    SN_AGENT_ENQUEUE, /* the copier's: a write behind those before it in its lane */
     SN_AGENT_PREPARE, /* the copier's: the peer's memory (dst) will be used */
 };
 
 struct sn_agent_slot {
     uint32_t op;
-    int32_t result;                 /* once done: 0, a positive SN_PLACE_ condition, or -errno as the agent sees it */
+    int32_t result;                 /* once done: 0, a positive SN_COPY_ condition, or -errno as the agent sees it */
     uint32_t proc, proc_generation; /* the initiator */
     uint64_t length, compare_add, swap, found;
     uint32_t dst_count, src_count;
-    uint32_t peer; /* whose registered memory the other side is: the owner's, or anybody's where the copier is asked */
-    uint16_t lane; /* SN_AGENT_FLY: where, a queue pair's index; and whether it is empty */
-    uint16_t lane_is_empty;
+    uint32_t peer;  /* whose registered memory the other side is: the owner's, or anybody's where the copier is asked */
+    uint16_t queue; /* SN_AGENT_ENQUEUE: where, a queue pair's index; and whether it is empty */
+    uint16_t queue_is_empty;
     struct sn_agent_span dst[SN_MAX_SGE], src[SN_MAX_SGE];
 };
 static_assert(sizeof(struct sn_agent_slot) == 64 + 2 * 24 * SN_MAX_SGE, "shared layout");
@@ -359,7 +359,7 @@ void sn_config_default(struct sn_config *config);
 /** True when requests must go through the virtual clocks. */
 static inline bool sn_model_on(const struct sn_config *c)
 {
-    return __atomic_load_n(&c->links, __ATOMIC_RELAXED) || c->rate_bps || c->latency_ns || c->wr_cost_ns ||
+    return __atomic_load_n(&c->cables_differ, __ATOMIC_RELAXED) || c->rate_bps || c->latency_ns || c->wr_cost_ns ||
            c->doorbell_cost_ns || c->fence_cost_ns || c->jitter_ns;
 }
 
