@@ -10,8 +10,8 @@
 
 #include "tools/softnic/cli/sweep.h"
 
-/* Every string in a world is a device name or a path that this project made; a quote or a control character in one is
- * dropped rather than escaped. */
+/* Strings in a world are device names and paths that this project made. A quote or control character is dropped rather
+ * than escaped. */
 static void json_string(const char *text)
 {
     putchar('"');
@@ -109,7 +109,7 @@ static void devices_report(const struct sn_world *world, bool json)
     fputs(json ? "\"devices\": [" : "devices\n", stdout);
     for (uint32_t d = 0; d < world->dev_count; d++) {
         const struct sn_dev *dev = &world->devs[d];
-        uint32_t named = dev->efa ? 0 : 1; /* by the other end; of an EFA the only one */
+        uint32_t named = dev->efa ? 0 : 1; /* the GID by which the other end names the device; an EFA has only one */
         printf(json ? "%s{\"name\": \"%s\", \"node\": %u, \"link\": \"%s\", \"guid\": \"%016" PRIx64
                       "\", \"gid_index\": %u, \"gid\": \""
                     : "%s%-12s node %u  link %-4s  guid %016" PRIx64 "  gid[%u] ",
@@ -178,7 +178,7 @@ static void qps_report(const struct sn_world *world, bool json)
 void sn_report_status(const char *path, struct sn_world *world, bool json)
 {
     bool creator = sn_sweep_creator_lives(world);
-    sn_sweep_members(world); /* what dead processes left is not reported */
+    sn_sweep_members(world); /* do not report what dead processes left */
     fputs(json ? "{\"world\": " : "world ", stdout);
     if (json)
         json_string(path);

@@ -23,7 +23,7 @@ struct run {
     struct sn_launcher_options options;
     char path[PATH_MAX]; /* of the world's file */
     struct sn_world *world;
-    bool joined; /* somebody else made the world and will remove it */
+    bool joined; /* another process made the world and will remove it */
     char libdir[PATH_MAX];
     pid_t copier; /* 0: none */
 };
@@ -35,7 +35,8 @@ static bool holds_library(const char *dir)
     return access(path, R_OK) == 0;
 }
 
-/* Beside this program in a build tree, below the prefix when installed (also when the whole prefix was moved). */
+/* The library lies beside this program in a build tree, and below the prefix when installed (even if the whole prefix
+ * moved). */
 static int find_libdir(char *dir, size_t bytes)
 {
     char exe[PATH_MAX];
@@ -74,7 +75,7 @@ static void config_from_options(struct sn_config *config, const struct sn_launch
     config->nodes = (uint32_t)o->nodes;
 }
 
-/* A world that has the name asked for and a living creator is joined; its model is the creator's. */
+/* Join the world that already has this name. Its creator chose the model. */
 static int join_world(struct run *run)
 {
     int r = sn_world_open(run->path, &run->world);
@@ -91,7 +92,7 @@ static int join_world(struct run *run)
     return 0;
 }
 
-/* Where not all links are as the configuration has them. */
+/* Set the cables that differ from the configuration. */
 static void differ_links(struct sn_world *world, const struct sn_launcher_options *o)
 {
     for (uint32_t i = 0; i < world->dev_count; i++) {
@@ -154,7 +155,7 @@ static void enter_sysfs(struct run *run)
         }
         failed = sn_sysfs_enter(nics, count, story, sizeof(story));
     }
-    /* Most programs need no sysfs, so a failure stops nothing, but is told in any case. */
+    /* Most programs need no sysfs, so a failure stops nothing, but it is always reported. */
     if (failed || !run->options.quiet)
         fprintf(stderr, "softnic-run: %s\n", story);
     free(slots);
@@ -168,8 +169,9 @@ static int set_environment(const void *arg)
     char *joined;
     if (asprintf(&joined, "%s%s%s", run->libdir, old && *old ? ":" : "", old ? old : "") < 0)
         return -ENOMEM;
-    /* Streams share the driver's 8 hardware queues, and a stream of the application that waits there for a kernel stops
-     * those behind it: the NIC's copies, which the kernel may wait for. 32 are the most there are. */
+    /* Streams share the driver's 8 hardware queues. A stream of the application that waits there for a kernel stops
+     * those after it, the NIC's copies among them, and the kernel may be waiting for these copies. 32 is the driver's
+     * maximum. */
     int r = setenv("LD_LIBRARY_PATH", joined, 1) || setenv(SN_WORLD_ENV, run->path, 1) ||
                     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0)
                 ? -errno
@@ -183,7 +185,8 @@ static _Noreturn void run_child(struct run *run, pid_t parent, const sigset_t *o
     if (!run->options.no_sysfs)
         enter_sysfs(run);
     sigprocmask(SIG_SETMASK, old_mask, NULL);
-    /* The command must not outlive its world; after the user namespace, whose credentials would reset it. */
+    /* The command must not outlive its world. Set this after the user namespace, whose change of credentials would
+     * reset it. */
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
         _exit(STATUS_FAILED);
@@ -204,7 +207,7 @@ static int supervise(struct run *run, pid_t child, const sigset_t *mask)
         int status, signal = sigwaitinfo(mask, &info);
         if (signal < 0)
             continue;
-        /* The terminal has sent its signals to the whole foreground group, the command included. */
+        /* The terminal sends its signals to the whole foreground group, which includes the command. */
         if (signal != SIGCHLD && info.si_code != SI_KERNEL)
             kill(child, signal);
         if (signal == SIGCHLD && run->copier && waitpid(run->copier, &status, WNOHANG) == run->copier) {
@@ -247,7 +250,7 @@ static int run_command(struct run *run)
     return status;
 }
 
-/* One value, or one for each NIC of a node where they differ; nothing when all are zero. */
+/* One value, or one for each NIC of a node where they differ. Nothing when all are zero. */
 static size_t describe_list(const char *name, const double *value, uint32_t count, const char *unit, char *text,
                             size_t bytes)
 {

@@ -17,7 +17,7 @@
 
 enum { START_MS = 10000 };
 
-/* In the child. The library is the one that the command gets, with its own idea of the CUDA driver. */
+/* Runs in the child. It loads the same library as the command, with a CUDA driver of its own. */
 static _Noreturn void run_copier(const char *libdir, pid_t parent, int ready_fd)
 {
     char path[PATH_MAX + 32];
@@ -25,8 +25,8 @@ static _Noreturn void run_copier(const char *libdir, pid_t parent, int ready_fd)
     void *library, *symbol;
     int null = open("/dev/null", O_RDWR);
 
-    /* By SIGKILL, also when the launcher is killed: there is nothing to save, and what it had asked of a GPU may never
-     * end. A group of its own: what the terminal sends to the command is not for it. */
+    /* Die by SIGKILL, even when the launcher is killed: there is nothing to save, and work given to a GPU may never
+     * end. A process group of its own keeps the terminal's signals away. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(1);
@@ -63,7 +63,7 @@ static int wait_ready(int fd)
         return -ETIMEDOUT;
     if (n > 0 && read(fd, &ready, 1) == 1)
         return 0;
-    fprintf(stderr, "softnic-run: the copier has ended before it was ready\n"); /* and has said why */
+    fprintf(stderr, "softnic-run: the copier has ended before it was ready\n"); /* it has logged why */
     return -ECHILD;
 }
 

@@ -13,7 +13,7 @@
 
 enum {
     EXIT_HELP = 1,  /* status 0, see the header */
-    EXIT_USAGE = 3, /* status 2, as the shell's own utilities have it */
+    EXIT_USAGE = 3, /* status 2, as shell utilities have it */
     NODES_MOST = 64,
 };
 
@@ -101,7 +101,7 @@ static int refuse(const struct flag *flag, const char *value, int why)
     return EXIT_USAGE;
 }
 
-/* "40G,10G": one for each NIC, the last one for those that are left. */
+/* "40G,10G": one value for each NIC; the last one also for the rest. */
 static int parse_list(struct sn_launcher_list *list, const struct flag *flag, const char *text)
 {
     char *copy = strdup(text), *rest = copy, *word;
@@ -189,13 +189,13 @@ int sn_launcher_options_parse(struct sn_launcher_options *o, int argc, char **ar
         table[i].name = flags[i].name;
         table[i].has_arg = flags[i].kind < QUIET ? required_argument : no_argument;
     }
-    /* "+": the first word that is no option starts the command, whose own options are not ours. */
+    /* "+": the first word that is not an option starts the command, whose options are not ours. */
     while ((c = getopt_long(argc, argv, "+h", table, &index)) != -1) {
         if (c == 'h') {
             usage(stdout);
             return EXIT_HELP;
         }
-        if (c != 0) { /* getopt has said which option it did not like */
+        if (c != 0) { /* getopt has named the bad option */
             fprintf(stderr, "softnic-run: softnic-run --help lists the options\n");
             return EXIT_USAGE;
         }

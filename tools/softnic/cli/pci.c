@@ -98,7 +98,7 @@ static int shared_bridges(const struct function *a, const struct function *b)
     return shared;
 }
 
-/* Larger is better; network cards win among equals, then the nearest bus number. */
+/* Larger is better. Network cards win among equals, then the nearest bus number. */
 static int score(const struct function *f, const struct function *gpu)
 {
     int value = f->class == CLASS_NETWORK ? 1 : 0;
@@ -107,9 +107,9 @@ static int score(const struct function *f, const struct function *gpu)
     return value;
 }
 
-/* NCCL drops device and function digits of a NIC's address, so a NIC that shares a bus coincides with what else is
- * there. Where a machine has only one bus (virtual machines), that is still better than no PCI device, from which no
- * path leads to a GPU. */
+/* NCCL drops the device and function digits of a NIC's address, so a NIC on a shared bus coincides with the other
+ * devices there. Where a machine has only one bus (virtual machines), that is still better than no PCI device, from
+ * which NCCL finds no path to a GPU. */
 enum strictness { OWN_BUS, OWN_FUNCTION, STRICTNESSES };
 
 static bool eligible(const struct inventory *inv, const struct function *f, enum strictness how)

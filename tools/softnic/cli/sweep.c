@@ -45,7 +45,7 @@ void sn_sweep_each(void (*visit)(const char *path, struct sn_world *world, void 
         if (strncmp(e->d_name, prefix, sizeof(prefix) - 1))
             continue;
         snprintf(path, sizeof(path), "%s/%s", SN_WORLD_DIR, e->d_name);
-        if (sn_world_open(path, &world)) /* not ours to judge: another version, another user's, another container's */
+        if (sn_world_open(path, &world)) /* another version's, another user's or another container's */
             continue;
         visit(path, world, arg);
         sn_world_close(world);
@@ -57,7 +57,8 @@ bool sn_sweep_remove(const char *path, struct sn_world *world, bool force)
 {
     if (!force && (sn_sweep_creator_lives(world) || sn_sweep_members(world)))
         return false;
-    /* A process that opened the file before it is unlinked finds the mark when it enters, and starts over (proc.h). */
+    /* A process that opened the file before it was unlinked finds this mark when it enters, and starts over
+     * (proc.h). */
     sn_lock_take(&world->proc_lock);
     bool first = !world->dead;
     world->dead = 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Worlds as files: listing them, and removing those that nobody can use any more. */
+/* Worlds as files: list them, and remove those that nobody can use any more. */
 #ifndef SOFTNIC_SWEEP_H
 #define SOFTNIC_SWEEP_H
 
@@ -9,14 +9,14 @@
 
 #define SN_WORLD_DIR "/dev/shm"
 
-/** Path of the world that a user calls `name`: a path stays one, anything else is the name given to softnic-run --name.
- */
+/** Path of the world that a user calls `name`: a path is taken as it is; anything else is the name given to softnic-run
+ * --name. */
 void sn_sweep_path(const char *name, char *path, size_t bytes);
 
 /** True when the process that created the world still runs. */
 bool sn_sweep_creator_lives(const struct sn_world *world);
 
-/** How many processes of the world's table still run; what dead ones left is freed on the way. */
+/** Free what dead processes left, and return how many processes of the world still run. */
 unsigned sn_sweep_members(struct sn_world *world);
 
 /** Call visit for every world file, mapped, in no particular order. */

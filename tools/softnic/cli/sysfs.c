@@ -17,8 +17,8 @@
 static const char class_dir[] = "/sys/class";
 static const char ib_dir[] = "/sys/class/infiniband";
 
-/* Write one attribute; directories on its way are made. Failures are remembered in *failed, so that a list of calls
- * needs one check. */
+/* Write one attribute, and make the directories of its path. Failures are remembered in *failed, so that a list of
+ * calls needs one check. */
 __attribute__((format(printf, 3, 4))) static void put(int *failed, const char *path, const char *format, ...)
 {
     char copy[PATH_MAX];
@@ -52,7 +52,7 @@ static int write_text(const char *path, const char *text)
     return r;
 }
 
-/* Root makes a mount namespace; anyone else needs a user namespace around it, with the same user and group inside. */
+/* Root makes a mount namespace. Anyone else needs a user namespace around it, with the same user and group inside. */
 static int unshare_mounts(bool *user_namespace)
 {
     char map[64];
@@ -77,16 +77,15 @@ static int unshare_mounts(bool *user_namespace)
     return write_text("/proc/self/uid_map", map);
 }
 
-/* Each attribute takes a page, some 26 a NIC: 6.6 MB for 64 of them. It is a bound; what is not written takes nothing.
- */
+/* Each attribute takes a page, about 26 for each NIC: 6.6 MB for 64 NICs. This is a limit, not an allocation. */
 static int mount_tmpfs(const char *where)
 {
     return mount("softnic", where, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=32m") ? -errno : 0;
 }
 
-/* sysfs lets nobody make a directory, so where the kernel has no infiniband class all of /sys/class is replaced: a
- * tmpfs in which every class of the kernel is bind-mounted at its old place. Links out of the classes are relative and
- * still resolve. */
+/* Nobody can make a directory in sysfs. So where the kernel has no infiniband class, a tmpfs replaces all of
+ * /sys/class, and every class of the kernel is bind-mounted in it at its old path. Links out of the classes are
+ * relative and still resolve. */
 static int rebuild_class_dir(void)
 {
     char from[PATH_MAX], to[PATH_MAX];
@@ -152,8 +151,8 @@ static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *ni
     }
 }
 
-/* Without a "subsystem" link NCCL sees that this is no PCI device and attaches the NIC to the first CPU. The name is an
- * address all the same, because NVSHMEM and others parse it. */
+/* Without a "subsystem" link NCCL sees that this is no PCI device and attaches the NIC to the first CPU. The name still
+ * looks like a PCI address, because NVSHMEM and others parse it. */
 static void put_virtual_device(int *failed, const char *path, bool efa)
 {
     const struct {
@@ -169,7 +168,7 @@ static void put_virtual_device(int *failed, const char *path, bool efa)
     }
     if (!efa)
         return;
-    /* libfabric asks for its name. */
+    /* libfabric reads the driver's name. */
     snprintf(file, sizeof(file), "%s/.virtual/drivers/efa/name", ib_dir);
     put(failed, file, "%s", "efa");
     snprintf(file, sizeof(file), "%s/driver", path);
@@ -198,7 +197,7 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
     put_port(failed, dir, nic);
     snprintf(device, sizeof(device), "%s", nic->slot.path);
     if (!device[0]) {
-        /* Buses e0 and up: seldom used, and a clash does no harm, since nothing looks the address up. */
+        /* Buses e0 and up are seldom used, and a clash does no harm, since nothing looks the address up. */
         snprintf(device, sizeof(device), "%s/.virtual/%04x:%02x:00.0", ib_dir, index / 32, 0xe0 + index % 32);
         put_virtual_device(failed, device, nic->efa);
     }
@@ -207,14 +206,15 @@ static void put_nic(int *failed, uint32_t index, const struct sn_sysfs_nic *nic)
         *failed = -errno;
 }
 
-/* libfabric wants the version of the verbs interface, and it is there on every machine with RDMA. */
+/* libfabric reads the version of the verbs interface, which every machine with RDMA has. */
 static void put_abi_version(int *failed)
 {
     if (access("/sys/class/infiniband_verbs", F_OK))
         put(failed, "/sys/class/infiniband_verbs/abi_version", "6");
 }
 
-/* Nothing mounted below /sys may spread to the rest of the system. In a chroot the root is no mount point, /sys is. */
+/* Nothing mounted below /sys may spread to the rest of the system. In a chroot the root is not a mount point, but /sys
+ * is. */
 static int keep_to_ourselves(void)
 {
     if (!mount("none", "/sys", NULL, MS_REC | MS_PRIVATE, NULL))

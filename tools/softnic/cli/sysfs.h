@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A /sys/class/infiniband for programs that read one, in a mount namespace of the calling process and its children. */
+/* Give programs a /sys/class/infiniband, in a mount namespace of the calling process and its children. */
 #ifndef SOFTNIC_SYSFS_H
 #define SOFTNIC_SYSFS_H
 
@@ -18,10 +18,10 @@ struct sn_sysfs_nic {
     struct sn_pci_slot slot;
 };
 
-/** Enter a private mount namespace (with a user namespace where that needs no root) and put the NICs into
- *  /sys/class/infiniband; whatever was there is hidden from this process and its children, and only from them.
- *  `story` gets one line, without newline, for the user: what was done, or what failed and what that means.
- *  Return 0, or -errno with the file system as it was (the mount namespace may be private all the same). */
+/** Enter a private mount namespace (with a user namespace where that avoids needing root) and put the NICs into
+ * /sys/class/infiniband. Its former contents are hidden from this process and its children, and only from them.
+ * `story` gets one line for the user, without newline: what was done, or what failed and what that means. Return 0, or
+ * -errno with the file system unchanged (the mount namespace may be private all the same). */
 int sn_sysfs_enter(const struct sn_sysfs_nic *nics, uint32_t count, char *story, size_t story_len);
 
 #endif

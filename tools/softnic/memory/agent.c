@@ -18,26 +18,26 @@
 #include "transport/util/thread.h"
 
 enum {
-    POLL_NS = 50000,         /* after work: the next request of a ping-pong comes sooner than a sleeper would wake up */
-    COPIER_POLL_NS = 200000, /* most of what its process does comes this way, not only what nobody else can do */
+    POLL_NS = 50000,         /* after work: in a ping-pong the next job comes sooner than a sleeper would wake up */
+    COPIER_POLL_NS = 200000, /* longer for the copier, which does most of its process's work */
     DRAIN_NS = 1000000000,
     WAIT_NAP_US = 20,
 };
 
 enum { HELD = SN_COPY_OWNER + 1 }; /* a job cannot begin yet */
 
-/* Flights of one queue pair, in their order. */
+/* The queued copies of one queue pair, in order. */
 struct queue {
     struct sn_copy_queue at;
     struct job *first, *last; /* aloft */
-    struct job *slow;         /* did not fly: nothing passes it */
-    bool refused;             /* nor does anything pass what was refused */
+    struct job *slow;         /* could not be queued and is copied directly: nothing passes it */
+    bool refused;             /* a copy was refused; so is everything after it */
 };
 
 struct job {
     uint64_t id; /* the slot's word without the state; 0: none runs */
     struct sn_copy copy;
-    struct queue *queue; /* NULL: of no lane */
+    struct queue *queue; /* NULL: not a queued copy */
     struct job *next;
     struct sn_queued_copy queued;
     bool is_atomic;
@@ -48,19 +48,19 @@ struct sn_agent {
     struct sn_agent_shm *shm;
     pthread_t thread;
     bool stop;
-    unsigned running, next; /* next: slot to look at first, so that all get their turn */
+    unsigned running, next; /* next: the slot to look at first, so that all get their turn */
     struct job jobs[SN_AGENT_SLOTS];
     /* the copier's: */
     struct queue *queues; /* by queue pair */
     uint32_t head;        /* of shm->order */
-    struct job *held;     /* taken from there, but not begun */
+    struct job *held;     /* taken from shm->order, but cannot begin yet */
     bool spins;           /* there are cores to spare */
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects starting */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects starting and stopping agents */
 
-/* One side as the initiator described it. The peer's memory (an owner's own) is looked up again: the key may be gone,
- * and whatever else the request says, nothing outside registered memory is touched. */
+/* One side, as the initiator described it. The peer's memory (an owner's own) is looked up again: the key may be gone,
+ * and whatever else the job says, nothing outside registered memory may be touched. */
 static bool spans_take(struct sn_span *to, const struct sn_agent_span *from, uint32_t count, uint32_t proc, bool peers)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -109,7 +109,7 @@ static bool job_take(const struct sn_agent *a, struct sn_copy *c, const struct s
                                            : spans_length(c->src, c->src_count) == c->length);
 }
 
-/* Return SN_COPY_BUSY (aloft, or being copied), HELD, or the result. */
+/* Return SN_COPY_BUSY (queued, or being copied), HELD, or the result. */
 static int queued_begin(struct job *job)
 {
     struct queue *queue = job->queue;
@@ -135,7 +135,7 @@ static int queued_begin(struct job *job)
     return r;
 }
 
-/* A step of a flight that was begun. Return as above, but HELD. */
+/* Advance a queued copy. Return as above, except HELD. */
 static int queued_poll(struct job *job)
 {
     struct queue *queue = job->queue;
@@ -181,12 +181,12 @@ static int job_start(struct sn_agent *a, struct job *job, struct sn_agent_slot *
         job->queue = &a->queues[slot->queue];
         job->queue->refused = job->queue->refused && !slot->queue_is_empty;
         return queued_begin(job);
-    default: /* not sn_copy_start: the other side's agent is the initiator's to ask */
+    default: /* not sn_copy_start: only the initiator may ask the other side's agent */
         return sn_device_mem->copy_start(c);
     }
 }
 
-/* Atomics take steps as copies do, so that those of several queue pairs overlap: each is two copies, one after the
+/* Atomics take steps, as copies do, so that those of several queue pairs overlap: each is two copies, one after the
  * other. */
 static int job_poll(struct job *job)
 {
@@ -206,13 +206,13 @@ static void job_end(struct sn_agent *a, struct job *job, int result)
         sn_agent_turn(word, id, SN_AGENT_LEFT, SN_AGENT_FREE);
 }
 
-/* Begin what is posted in a slot, unless its initiator has given it up. Return whether it has begun, or ended. */
+/* Begin the job posted in a slot, unless its initiator has withdrawn it. Return whether it has begun, or ended. */
 static bool slot_begin(struct sn_agent *a, unsigned i, uint64_t id)
 {
     struct job *job = &a->jobs[i];
     int r;
 
-    /* G1: running first, then the key is looked up; pairs with G2 in ibv_dereg_mr. */
+    /* [in-use] first set the slot running, then look the key up; pairs with ibv_dereg_mr. */
     if (!sn_agent_turn(&a->shm->words[i], id, SN_AGENT_POSTED, SN_AGENT_RUNNING))
         return false;
     job->id = id;
@@ -225,10 +225,10 @@ static bool slot_begin(struct sn_agent *a, unsigned i, uint64_t id)
     return true;
 }
 
-/* Of the copier's: what was posted, in that order, as far as it can begin. */
+/* The copier's agent: begin jobs in the order in which they were posted, as far as they can begin. */
 static bool order_take(struct sn_agent *a)
 {
-    /* O2: acquire; pairs with O1 in request.c. */
+    /* [job-order] acquire; pairs with order_put in agent_job.c. */
     uint32_t tail = __atomic_load_n(&a->shm->tail, __ATOMIC_ACQUIRE);
     bool moved = false;
 
@@ -282,8 +282,8 @@ static bool agent_round(struct sn_agent *a, bool take_new)
 
 static void agent_rest(struct sn_agent_shm *shm, uint32_t bell)
 {
-    /* B1: say so first, look at the bell second (the kernel does); pairs with B2 in sn_agent_ring, where the bell comes
-     * first. */
+    /* [agent-bell] first set asleep, then look at the bell (the kernel does); pairs with sn_agent_ring, which does it
+     * the other way round. */
     __atomic_store_n(&shm->asleep, 1, __ATOMIC_SEQ_CST);
     sn_futex_wait(&shm->bell, bell);
     __atomic_store_n(&shm->asleep, 0, __ATOMIC_RELAXED);
@@ -292,9 +292,9 @@ static void agent_rest(struct sn_agent_shm *shm, uint32_t bell)
 static void pause_shortly(const struct sn_agent *a)
 {
     if (a->spins)
-        sn_cpu_relax(); /* Linux 6.18 makes who yields wait a time slice each time, however little it has run */
+        sn_cpu_relax(); /* since Linux 6.18 every yield costs a time slice, however little the thread has run */
     else
-        sn_give_way(); /* movers, the application or the initiator may need this core */
+        sn_give_way(); /* copy threads, the application or the initiator may need this core */
 }
 
 static void *agent_main(void *arg)
@@ -315,7 +315,7 @@ static void *agent_main(void *arg)
             return NULL;
         __atomic_fetch_add(&shm->beat, 1, __ATOMIC_RELAXED);
         if (agent_round(a, !stop))
-            last = sn_now_ns(); /* not now: a round may take longer than the patience after it */
+            last = sn_now_ns(); /* read the clock again: the round may have taken longer than the polling time */
         else if (now < last + (a->queues ? COPIER_POLL_NS : POLL_NS))
             pause_shortly(a);
         else if (a->running && a->spins)
@@ -327,7 +327,8 @@ static void *agent_main(void *arg)
     }
 }
 
-/* Return 0 or -errno. Words are left as they are: an initiator may still be about to give one back, by its number. */
+/* Return 0 or -errno. Slot words keep their values: an initiator may still be about to give its slot back, by its
+ * number. */
 static int agent_run(struct sn_agent *a, struct sn_agent_shm *shm)
 {
     int r;
@@ -385,7 +386,7 @@ int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out)
     if (!a->queues)
         goto free_agent;
     a->spins = !sn_cores_are_few();
-    /* Who had the slots before is dead. */
+    /* The process that had the slots before is dead. */
     memset(shm->words, 0, sizeof(shm->words));
     a->head = shm->tail;
     r = agent_run(a, shm);
@@ -402,7 +403,7 @@ fail:
     return r;
 }
 
-/* Return false when copies still run, which goes on to use *a. */
+/* Return false when copies still run: they go on to use *a. */
 static bool agent_end(struct sn_agent *a)
 {
     __atomic_store_n(&a->stop, true, __ATOMIC_RELEASE);
@@ -420,7 +421,7 @@ void sn_agent_stop(struct sn_agent **agent)
         return;
     if (!agent_end(a)) {
         sn_log("close_device: %u copies made for other processes did not end in 1 s: their memory is lost", a->running);
-        return; /* what they refer to must stay */
+        return; /* running copies still use it */
     }
     free(a);
     *agent = NULL;

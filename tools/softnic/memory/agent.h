@@ -1,21 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Carrying out what other processes ask for: of device memory that this process alone can reach, or, in the copier
- * (copier.h), of any.
+/* An agent is a thread that carries out jobs for other processes: on device memory that only this process can reach,
+ * or, in the copier (copier.h), on any device memory.
  *
- * An initiator (request.c) takes a slot, describes the copy and rings the bell. The owner has slots for each opened
- * device with registered device memory, the copier for each process. The agent, a thread, makes the copy as if it were
- * a request of its own process, so everything that place.h can do is at hand: host memory of others is read and written
- * by process_vm through pinned staging, their device memory is mapped. A word for each slot says whose turn it is:
+ * An initiator (agent_job.h) takes a slot (agent_slot.h), describes the copy and rings the bell. An owner has slots for
+ * each opened device with registered device memory; the copier has slots for each process. The agent makes the copy as
+ * if its own process had asked for it: it reads and writes host memory of others by process_vm through pinned staging,
+ * and maps their device memory.
  *
- *   FREE -> TAKEN (initiator fills in) -> POSTED -> RUNNING (agent) -> DONE (initiator reads the result) -> FREE
- *
- * A word also names the initiator and its request, so a change by whoever comes too late fails. RUNNING -> LEFT: the
- * initiator waits no longer, the agent frees the slot.
- *
- * The copier's agents begin requests in the order in which they were posted. Flights (place.h) are requests, too: those
- * of a queue pair have a lane, in which each is behind the one before. One that cannot fly is copied when the lane is
- * empty, and holds up what comes behind; when its memory cannot be opened here it is refused, and with it all behind it
- * until the initiator, who then knows, begins the lane anew. */
+ * The copier's agents begin jobs in the order in which they were posted. Queued copies (device_mem.h) are jobs, too:
+ * each queue pair has a queue here, in which each copy follows the one before. A copy that cannot be queued waits until
+ * the queue is empty, is made directly, and holds up those after it. If its memory cannot be opened here, it is
+ * refused, and so are all after it, until the initiator, which has learned of it, starts with an empty queue again. */
 #ifndef SOFTNIC_AGENT_H
 #define SOFTNIC_AGENT_H
 
@@ -27,13 +22,13 @@ struct sn_agent;
  * Return 0 or -errno (logged). */
 int sn_agent_start(uint32_t ctx, struct sn_agent **agent);
 
-/** What is running is finished first, for a second at most; what is posted later gets no answer, which its initiators
- * notice by the epoch. */
+/** Stop the agent. Running jobs are finished first, for at most a second. Jobs posted later get no answer; their
+ * initiators notice that by the epoch. */
 void sn_agent_stop(struct sn_agent **agent);
 
-/** An agent of the copier; the slots are as new. Return 0 or -errno (logged). */
+/** Start an agent of the copier, with empty slots. Return 0 or -errno (logged). */
 int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out);
-/** As sn_agent_stop. */
+/** Stop an agent of the copier, as above. */
 void sn_agent_close(struct sn_agent *agent);
 
 #endif

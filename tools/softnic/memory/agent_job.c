@@ -11,15 +11,16 @@
 #include "tools/softnic/world/proc.h"
 
 enum {
-    LOOK_NS = 1000000, /* is the agent still there? a system call, so not at every poll */
+    LOOK_NS = 1000000, /* how often to check that the agent exists: a system call, so not at every poll */
 };
-#define PATIENCE_NS        4000000000ull  /* with an agent that stands still in a process that is stopped */
-#define CROWDED_NS         16000000000ull /* beside these: with one that may only be kept off its core */
-#define COPIER_PATIENCE_NS 20000000000ull /* on a crowded machine it is one process among many: 4 s were seen */
+#define PATIENCE_NS 4000000000ull  /* for an agent that stands still in a stopped process */
+#define CROWDED_NS  16000000000ull /* added for a process that runs: it may only lack a core */
+/* the copier is one process among many: on a crowded machine 4 s of silence were seen */
+#define COPIER_PATIENCE_NS 20000000000ull
 
-static pthread_mutex_t order_mutex = PTHREAD_MUTEX_INITIALIZER; /* protects the tail of this process's order */
+static pthread_mutex_t order_mutex = PTHREAD_MUTEX_INITIALIZER; /* protects the tail of this process's job order */
 
-/* A forked child has a place in the table, and an order, of its own. */
+/* A forked child has a slot of its own in the process table, and an order of its own. */
 static void child_forget(void)
 {
     pthread_mutex_init(&order_mutex, NULL);
@@ -37,12 +38,12 @@ bool sn_job_unanswerable(const struct sn_agent_ref *to, struct sn_world *world)
     if (__atomic_load_n(&to->shm->epoch, __ATOMIC_SEQ_CST) != to->epoch || !(to->epoch & 1) ||
         proc->generation != to->proc_generation)
         return true;
-    /* The copier may live in the launcher's user namespace, where this process may look at nobody's memory; and many
-     * ask. softnic-run reaps it, so it is no zombie for long. */
+    /* The copier may live in the launcher's user namespace, where this process cannot read anybody's memory; and it has
+     * many clients. softnic-run reaps it, so it is never a zombie for long. */
     return to->copier ? kill((pid_t)proc->pid, 0) < 0 && errno == ESRCH : !sn_process_reachable(world, to->proc);
 }
 
-/* Slots of initiators that died before they gave them back. What runs, the agent brings to its end. */
+/* Free slots of initiators that died before they gave them back. Running jobs are left to the agent. */
 static void sweep_slots(struct sn_agent_shm *shm)
 {
     for (uint32_t i = 0; i < SN_AGENT_SLOTS; i++) {
@@ -84,13 +85,13 @@ static void spans_put(const struct sn_world *world, struct sn_agent_span *to, co
             from[i].mr == SN_NONE ? 0 : __atomic_load_n(&world->mrs[from[i].mr].key, __ATOMIC_ACQUIRE), from[i].kind};
 }
 
-/* Slots are taken wherever one is free, so it is told apart which came first. There is always room: whatever is in the
- * order has a slot, or was given up, which the agent soon finds. */
+/* Slots are taken wherever one is free, so the order of posting is kept separately. There is always room: every entry
+ * has a slot, or was withdrawn, which the agent soon finds. */
 static void order_put(struct sn_agent_shm *shm, const struct sn_job *q)
 {
     pthread_mutex_lock(&order_mutex);
     shm->order[shm->tail % SN_AGENT_ORDER] = q->word | q->slot;
-    /* O1: release; pairs with O2 in agent.c: the entry, and the word POSTED, are there. */
+    /* [job-order] release; pairs with order_take in agent.c: the entry and the word POSTED come before it. */
     __atomic_store_n(&shm->tail, shm->tail + 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&order_mutex);
 }
@@ -136,7 +137,7 @@ static void report_standstill(const struct sn_agent_ref *to, const struct sn_wor
                pid, sn_pid_stopped(pid) ? 4 : 20);
 }
 
-/* Is it worth waiting on? A look at the agent from time to time: it must be there, and it must move. */
+/* Is the agent worth waiting for? Check from time to time that it exists and that it moves. */
 static int agent_watch(const struct sn_agent_ref *to, struct sn_job *q, struct sn_world *world)
 {
     uint64_t now = sn_now_ns(), patience = to->copier ? COPIER_PATIENCE_NS : PATIENCE_NS;
@@ -147,7 +148,7 @@ static int agent_watch(const struct sn_agent_ref *to, struct sn_job *q, struct s
     if (now < q->look_at)
         return 0;
     q->look_at = now + LOOK_NS;
-    if (!q->give_up && to->copier) /* to look costs more than what most requests ask for */
+    if (!q->give_up && to->copier) /* checking costs more than most jobs */
         q->give_up = now + patience;
     else if (sn_job_unanswerable(to, world))
         return -ESRCH;
@@ -166,7 +167,7 @@ static int agent_watch(const struct sn_agent_ref *to, struct sn_job *q, struct s
     return -ETIMEDOUT;
 }
 
-/* Give a slot up. Return true when the agent may still read or write what the request names. */
+/* Withdraw from a slot. Return true when the agent may still read or write the memory that the job names. */
 static bool job_leave(const struct sn_agent_ref *to, struct sn_job *q, bool gone)
 {
     uint64_t *word = &to->shm->words[q->slot];
@@ -181,7 +182,7 @@ static bool job_leave(const struct sn_agent_ref *to, struct sn_job *q, bool gone
 
 int sn_job_poll(const struct sn_agent_ref *to, struct sn_job *q, struct sn_world *world, int *result)
 {
-    /* Looked at before the word is: an agent that ends has finished what it had begun. */
+    /* Watch first, read the word second: an agent that ends has finished what it had begun. */
     int r = agent_watch(to, q, world);
 
     if (q->word && __atomic_load_n(&to->shm->words[q->slot], __ATOMIC_ACQUIRE) == (q->word | SN_AGENT_DONE)) {

@@ -23,7 +23,7 @@ void sn_futex_wake(uint32_t *word)
 
 void sn_agent_ring(struct sn_agent_shm *shm)
 {
-    /* B2: the bell first, the sleeper second; pairs with B1 in agent_rest. */
+    /* [agent-bell] first the bell, then asleep; pairs with agent_rest. */
     __atomic_fetch_add(&shm->bell, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&shm->asleep, __ATOMIC_SEQ_CST))
         sn_futex_wake(&shm->bell);

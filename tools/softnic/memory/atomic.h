@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Atomic operations on registered memory that this process can copy: under a lock of the world, read, change, write. */
+/* Atomic operations on registered memory that this process can copy: take the world's lock for that word, read, change,
+ * write. */
 #ifndef SOFTNIC_ATOMIC_H
 #define SOFTNIC_ATOMIC_H
 
 #include "tools/softnic/memory/span.h"
 
-/* An operation on 8 aligned bytes: read, then write, under the world's lock of that word. cas: swap if equal to
- * compare_add, else add. */
+/* An operation on 8 aligned bytes. cas: swap if equal to compare_add, else add. */
 struct sn_atomic {
-    bool cas; /* this and the next three are the caller's */
+    bool cas; /* the caller fills in this and the next three members */
     uint64_t compare_add, swap, *found;
     struct sn_copy *target; /* its dst is the word */
     bool locked, copying, writing;
@@ -17,11 +17,12 @@ struct sn_atomic {
     struct sn_copy word; /* between memory here and the target */
 };
 
-/** Which of the world's atomic_locks guards a word of that process. Whoever has one waits for no other: they are tried.
- */
+/** Which of the world's atomic_locks guards a word of that process. Locks are only tried: a thread that holds one never
+ * waits for another. */
 unsigned sn_atomic_lock_of(uint32_t proc, uint64_t addr);
 
-/** The same for an owner, whom nobody else can help. sn_atomic_step until it is not SN_COPY_BUSY. */
+/** Start, and advance, an operation on memory that this process can copy by itself. Call sn_atomic_step until it does
+ * not return SN_COPY_BUSY. */
 void sn_atomic_begin(struct sn_atomic *atomic, struct sn_copy *target);
 int sn_atomic_step(struct sn_atomic *atomic);
 

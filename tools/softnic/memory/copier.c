@@ -21,7 +21,7 @@ static bool is_live(const struct sn_proc *proc, uint32_t generation)
            sn_proc_alive(proc);
 }
 
-/* Give an agent to who wants one, and take it back from who is gone. Return whether somebody is. */
+/* Start an agent for a process that asked for one; stop that of a process that exited. Return whether one exited. */
 static bool look_at(struct sn_world *world, uint32_t i)
 {
     uint32_t *serves = &world->copier.serves[i], wanted = __atomic_load_n(&world->copier.wanted[i], __ATOMIC_ACQUIRE);
@@ -35,9 +35,11 @@ static bool look_at(struct sn_world *world, uint32_t i)
     if (agents[i] || !wanted || !is_live(&world->procs[i], wanted))
         return gone;
     if (sn_agent_open(&world->copiers[i], &agents[i]) == 0)
-        __atomic_store_n(serves, wanted, __ATOMIC_SEQ_CST); /* W2: release; pairs with W1 in copied.c */
+        /* [copier-serves] release; pairs with agent_find in copier_client.c */
+        __atomic_store_n(serves, wanted, __ATOMIC_SEQ_CST);
     else
-        __atomic_store_n(&world->copier.wanted[i], 0, __ATOMIC_RELEASE); /* to be asked again, not in a loop */
+        /* so that the client asks again, but not in a loop */
+        __atomic_store_n(&world->copier.wanted[i], 0, __ATOMIC_RELEASE);
     return gone;
 }
 
@@ -52,16 +54,16 @@ static _Noreturn void serve(struct sn_world *world)
         for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
             gone |= look_at(world, i);
         if (gone)
-            sn_proc_sweep(world); /* who was killed has deregistered nothing */
-        /* Nobody's kernels run in this process: what is stale can be closed at any time. */
+            sn_proc_sweep(world); /* killed processes have deregistered nothing */
+        /* No kernels run in this process, so stale mappings can be closed at any time. */
         if (gone || bell != closed)
             sn_device_mem->settle();
         closed = bell;
-        sn_futex_wait(&world->copier.bell, bell); /* a second, then a look at who died */
+        sn_futex_wait(&world->copier.bell, bell); /* at most a second, then check for dead processes again */
     }
 }
 
-/* The copier copies by itself. */
+/* The copier itself copies with CUDA. */
 static void use_cuda(const struct sn_world *world)
 {
     (void)world;
@@ -76,7 +78,7 @@ int softnic_copier(int ready_fd)
     if (!self)
         return -errno;
     prctl(PR_SET_NAME, "softnic-copier", 0, 0, 0);
-    /* Released: whoever finds it finds the entry in the table of processes. */
+    /* Release: a process that finds this finds the entry in the process table complete. */
     __atomic_store_n(&self->world->copier.proc, self->proc + 1, __ATOMIC_RELEASE);
     if (write(ready_fd, &ready, 1) != 1) {
         sn_log("copier: softnic-run does not listen: %s", strerror(errno));

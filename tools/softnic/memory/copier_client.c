@@ -20,16 +20,16 @@
 enum {
     NAP_US = 50,
 };
-#define START_NS   10000000000ull /* making a thread */
-#define PREPARE_NS 60000000000ull /* the first starts CUDA, and makes a context: seconds on a host of many GPUs */
+#define START_NS   10000000000ull /* limit for the copier to start an agent */
+#define PREPARE_NS 60000000000ull /* the first job starts CUDA and makes a context: seconds on a host of many GPUs */
 
-/* One transfer that the copier has in hand. */
+/* One copy, as a job of the copier. */
 struct client_job {
     struct client_job *next;
     struct sn_agent_ref to;
     struct sn_job job;
     bool posted, copied_here;
-    uint64_t give_up; /* not posted: until then */
+    uint64_t give_up; /* until the job is posted: when to give up */
     struct sn_copy copy;
 };
 
@@ -48,7 +48,7 @@ static struct client_job *job_new(const struct sn_copy *c)
     if (!a)
         return NULL;
     memset(a, 0, offsetof(struct client_job, copy));
-    /* Large: only what a copy reads. */
+    /* Large: only the members that a copy needs are copied. */
     a->copy.world = c->world;
     a->copy.self = c->self;
     a->copy.dst_proc = c->dst_proc;
@@ -71,7 +71,7 @@ static void job_free(struct client_job *a)
     pthread_mutex_unlock(&mutex);
 }
 
-/* A forked child asks for itself. */
+/* A forked child has no jobs under way. */
 static void child_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
@@ -109,7 +109,7 @@ static void copier_ring(struct sn_world *world)
     sn_futex_wake(&world->copier.bell);
 }
 
-/* The copier's agent for this process. Return 0, SN_COPY_BUSY (it is on its way), or -EIO (logged). */
+/* The copier's agent for this process. Return 0, SN_COPY_BUSY (it is being started), or -EIO (logged). */
 static int agent_find(struct sn_world *world, struct sn_agent_ref *to)
 {
     uint32_t self = sn_self->proc, generation = world->procs[self].generation;
@@ -120,7 +120,7 @@ static int agent_find(struct sn_world *world, struct sn_agent_ref *to)
         return copier_gone(world);
     *to = (struct sn_agent_ref){shm, __atomic_load_n(&shm->epoch, __ATOMIC_SEQ_CST), proc - 1,
                                 world->procs[proc - 1].generation, true};
-    /* W1: acquire; pairs with W2 in copier.c: the slots are this process's. */
+    /* [copier-serves] acquire; pairs with serve_process in copier.c: the slots are this process's. */
     if ((to->epoch & 1) && __atomic_load_n(&world->copier.serves[self], __ATOMIC_ACQUIRE) == generation)
         return 0;
     if (!sn_proc_alive(&world->procs[proc - 1]))
@@ -130,7 +130,7 @@ static int agent_find(struct sn_world *world, struct sn_agent_ref *to)
     return SN_COPY_BUSY;
 }
 
-/* Post it, if that was not done yet. Return 0, SN_COPY_BUSY, or -EIO (logged). */
+/* Post the job if that was not done yet. Return 0, SN_COPY_BUSY, or -EIO (logged). */
 static int job_post(struct client_job *a)
 {
     int r = agent_find(a->copy.world, &a->to);
@@ -145,7 +145,7 @@ static int job_post(struct client_job *a)
     return a->posted ? 0 : SN_COPY_BUSY;
 }
 
-/* The copier cannot open some of it: as in a world without one. */
+/* The copier cannot open some of the memory: copy it as in a world without a copier. */
 static int copied_here_start(struct client_job *a)
 {
     int r = sn_cuda_mem.copy_start(&a->copy);
@@ -154,7 +154,7 @@ static int copied_here_start(struct client_job *a)
     return r == SN_COPY_OWNER ? sn_owner_copy_start(&a->copy) : r;
 }
 
-/* What the copier calls its own is nobody's here. */
+/* To the copier all registered memory is its own; here it is the target's. */
 static int result_of_copier(int r)
 {
     return r == -ENOENT || r == -EINVAL ? -EFAULT : r;
@@ -178,7 +178,7 @@ static int job_poll(struct client_job *a)
     return result == SN_COPY_OWNER ? copied_here_start(a) : result_of_copier(result);
 }
 
-/* Does the side of this process, or the other's, name memory that its owner alone can reach? */
+/* Does this process's side (own), or the other side, name memory that only its owner can reach? */
 static bool owner_only(const struct sn_copy *c, bool own)
 {
     return ((c->dst_proc == c->self) == own && any_owner_only(c, c->dst, c->dst_count)) ||
@@ -187,7 +187,7 @@ static bool owner_only(const struct sn_copy *c, bool own)
 
 static int client_start(struct sn_copy *c)
 {
-    /* Within this process: the side that is not registered (the word of an atomic, say) is the initiator's. */
+    /* Within one process the unregistered side (the word of an atomic, for instance) is the initiator's. */
     bool read = c->dst_proc == c->self && (c->src_proc != c->self || c->dst[0].mr == SN_NONE);
     struct client_job *a;
     int r;
@@ -221,7 +221,7 @@ static int client_poll(struct sn_copy *c)
     return r;
 }
 
-/* As cuda_flight.c has it: what that one would not let fly goes the long way here, too. */
+/* The same conditions as in cuda_queue.c: everything else is copied without a queue. */
 static bool can_enqueue(const struct sn_copy *c)
 {
     if (c->dst_count != 1 || c->src_count == 0 || c->src_proc != c->self || c->dst[0].kind == SN_MEM_HOST ||
@@ -245,7 +245,7 @@ static int client_enqueue(struct sn_copy *c, struct sn_copy_queue *queue, struct
     a->job.peer = c->dst_proc;
     a->job.queue = (uint16_t)queue->id;
     a->job.queue_is_empty = queue->pending == 0;
-    if (job_post(a)) { /* the long way waits, and says what is wrong */
+    if (job_post(a)) { /* the direct way waits for a slot, and logs what is wrong */
         job_free(a);
         return SN_COPY_BUSY;
     }
@@ -260,7 +260,7 @@ static int client_queued_done(struct sn_copy_queue *queue, struct sn_queued_copy
     int r = job_poll(a);
 
     if (r == SN_COPY_BUSY && ask)
-        sn_give_way(); /* the copier may need this core; who has just posted has better things to do */
+        sn_give_way(); /* the copier may need this core; a thread that has just posted does not yield */
     if (r == SN_COPY_BUSY)
         return r;
     job_free(a);
@@ -298,8 +298,8 @@ static int prepare_once(uint32_t mr)
     return r ? r : result;
 }
 
-/* So that contexts, streams and pinned memory are made, and the memory is mapped, before kernels run. An agent that
- * ended just now had served a former process with this one's place in the table. */
+/* Ask the copier to make contexts, streams and pinned memory, and to map this memory, before kernels run. -ESRCH: the
+ * agent that ended just now had served an earlier process with the same slot in the table. */
 static int client_prepare(uint32_t mr)
 {
     int r = -ESRCH;
@@ -315,7 +315,7 @@ static int client_prepare(uint32_t mr)
     return r;
 }
 
-/* The copier lets go of it, which may take its time. */
+/* Let the copier close its mapping, which may take time. */
 static void client_unexport(struct sn_mr_shm *mr)
 {
     sn_cuda_mem.unexport_mr(mr);

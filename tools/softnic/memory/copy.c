@@ -5,7 +5,7 @@
 #include "tools/softnic/memory/local_copy.h"
 #include "tools/softnic/memory/owner_copy.h"
 
-enum { LOCK_TRIES = 200 /* as long as a word in host memory takes whoever has the lock */ };
+enum { LOCK_TRIES = 200 /* as long as an atomic on host memory holds the lock */ };
 
 int sn_copy_start(struct sn_copy *c)
 {
@@ -22,8 +22,8 @@ static int atomic_poll(struct sn_copy *c)
     do
         r = sn_atomic_step(a);
     while (r == SN_COPY_BUSY && !a->locked && a->tries < LOCK_TRIES);
-    /* The owner takes the lock for it. Waiting for the owner with the lock in hand could wait for ever: it may want the
-     * same lock for somebody else. */
+    /* Let the owner take the lock. A thread that waited for the owner with the lock in hand could wait for ever: the
+     * owner may need the same lock for another initiator. */
     return r == SN_COPY_OWNER ? sn_owner_copy_atomic(c, a->cas, a->compare_add, a->swap, a->found) : r;
 }
 

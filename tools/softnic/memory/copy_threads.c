@@ -14,18 +14,19 @@ enum {
     /* Four cores copy about as fast as PCIe takes; a quarter of the cores leaves the application the rest. */
     THREADS_MOST = 4,
     CORES_PER_THREAD = 4,
-    SLICE = 64 << 10,   /* of a shared copy: less than SN_SPLIT_LEAST, so that a slice is not shared again */
-    TAIL = 4096,        /* of a shared copy: what goes last */
-    LINGER_NS = 100000, /* the next piece of a stream of them comes sooner than a sleeper wakes up */
+    SLICE = 64 << 10,   /* of a split copy; less than SN_SPLIT_LEAST, so that a slice is not split again */
+    TAIL = 4096,        /* of a split copy: these bytes go last */
+    LINGER_NS = 100000, /* the next piece of a long transfer comes sooner than a sleeper wakes up */
 };
 
-/* A copy that threads take slices of. On the stack of who asked for it, who leaves when no helper is left. */
+/* A copy that threads take slices of. It lies on the stack of the calling thread, which returns when no helper is
+ * left. */
 struct split {
     struct split *next;
     const struct sn_host_copy *copy;
     uint64_t bytes;   /* without the tail */
-    uint64_t taken;   /* bytes given away */
-    uint32_t helpers; /* threads that are at it, beside who asked */
+    uint64_t taken;   /* bytes handed out */
+    uint32_t helpers; /* threads at work on it, besides the caller */
     int32_t error;    /* of one slice */
 };
 
@@ -35,7 +36,7 @@ static struct sn_host_copy *first, **last = &first;
 static struct split *splits;
 static int threads, sleepers;
 static bool started;
-static uint32_t calls; /* how often work was given; read without the lock by who lingers */
+static uint32_t calls; /* counts calls for help; lingering threads read it without the lock */
 
 int sn_host_copy_now(struct sn_host_copy *copy)
 {
@@ -61,7 +62,7 @@ static void copy_first_locked(void)
         last = &first;
     pthread_mutex_unlock(&mutex);
     int result = sn_host_copy_now(copy);
-    /* M2: release; pairs with M1. The owner may reuse *move from here on. */
+    /* [copy-result] release; pairs with sn_host_copy_result. The caller may reuse *copy from here on. */
     __atomic_store_n(&copy->result, result, __ATOMIC_RELEASE);
     pthread_mutex_lock(&mutex);
 }
@@ -105,12 +106,12 @@ static void split_help_locked(struct split *s)
     __atomic_fetch_add(&s->helpers, 1, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&mutex);
     split_take(s);
-    /* M3: release; pairs with M4. The share is its owner's from here on. */
+    /* [split-helpers] release; pairs with sn_host_copy_split. From here on only the caller touches the split copy. */
     __atomic_fetch_sub(&s->helpers, 1, __ATOMIC_RELEASE);
     pthread_mutex_lock(&mutex);
 }
 
-/* Wait for work: awake for a while where cores are many, then asleep. */
+/* Wait for work: linger awake for a while where cores are many, then sleep. */
 static void rest_locked(void)
 {
     uint32_t seen = calls;
@@ -125,7 +126,7 @@ static void rest_locked(void)
     if (calls != seen)
         return;
     sleepers++;
-    pthread_cond_wait(&more, &mutex); /* unbounded on purpose: there is nothing to do until somebody asks */
+    pthread_cond_wait(&more, &mutex); /* unbounded on purpose: there is nothing to do until work arrives */
     sleepers--;
 }
 
@@ -145,7 +146,7 @@ static void *work(void *unused)
     return unused;
 }
 
-/* Tell the threads that there is work for so many. */
+/* Wake up to `hands` threads. */
 static void call_locked(int hands)
 {
     __atomic_store_n(&calls, calls + 1, __ATOMIC_RELAXED);
@@ -153,7 +154,7 @@ static void call_locked(int hands)
         pthread_cond_signal(&more);
 }
 
-/* The threads never end, so the library must stay even if the program closes it. */
+/* The threads never end, so the library must stay loaded even if the program closes it. */
 static bool stay_loaded(void)
 {
     Dl_info self;
@@ -175,7 +176,7 @@ static void start_threads_locked(void)
     }
 }
 
-/* A forked child has none of the threads; what was queued was its parent's. */
+/* A forked child has none of the threads; queued copies were its parent's. */
 static void child_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
@@ -239,7 +240,8 @@ int sn_host_copy_split(const struct sn_host_copy *copy)
     pthread_mutex_lock(&mutex);
     split_remove_locked(&split);
     pthread_mutex_unlock(&mutex);
-    /* M4: acquire; pairs with M3. What is left is a slice each, which no thread is kept from making. */
+    /* [split-helpers] acquire; pairs with split_help_locked. Each helper has at most one slice left, which nothing
+     * holds up. */
     while (__atomic_load_n(&split.helpers, __ATOMIC_ACQUIRE))
         sn_cpu_relax();
     return split.error ? split.error : copy_part(copy, split.bytes, TAIL);

@@ -41,8 +41,8 @@ static bool load_locked(bool start)
         }
         memcpy((char *)&table + calls[i].offset, &symbol, sizeof(symbol));
     }
-    /* A1: release; pairs with the acquire in sn_cuda_get: the table is whole. The handle stays open: the table points
-     * into it. */
+    /* [cuda-table] release; pairs with the acquire in sn_cuda_get: the table is complete. The handle stays open: the
+     * table points into it. */
     __atomic_store_n(&loaded, &table, __ATOMIC_RELEASE);
     return true;
 }
@@ -65,7 +65,7 @@ static void start_locked(void)
         table.device_get(&devs[i].dev, i);
         table.device_uuid(&devs[i].uuid, devs[i].dev);
     }
-    /* A2: release; pairs with the acquire loads below: the list of devices is whole. */
+    /* [cuda-devices] release; pairs with the acquire loads below: the list of devices is complete. */
     __atomic_store_n(&started, true, __ATOMIC_RELEASE);
 }
 
@@ -112,7 +112,7 @@ int sn_cuda_count(const struct sn_cuda *cuda)
     return dev_count;
 }
 
-/* Non-blocking streams: they must neither wait for the application's default stream nor hold it up. */
+/* Non-blocking streams: they neither wait for the application's default stream nor hold it up. */
 static int make_ready_locked(struct sn_cuda_dev *dev)
 {
     void *ctx, *popped;
@@ -126,7 +126,7 @@ static int make_ready_locked(struct sn_cuda_dev *dev)
     table.ctx_pop(&popped);
     if (r)
         return r;
-    /* A3: release; pairs with the acquire in sn_cuda_dev_get: the streams are there. */
+    /* [cuda-streams] release; pairs with the acquire in sn_cuda_dev_get: the streams are there. */
     __atomic_store_n(&dev->ctx, ctx, __ATOMIC_RELEASE);
     return 0;
 }
@@ -210,8 +210,8 @@ void *sn_cuda_event_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev)
 void sn_cuda_event_give(struct sn_cuda_dev *dev, void *event)
 {
     pthread_mutex_lock(&mutex);
-    /* More than fit were never in use at a time; the surplus of a burst is forgotten, not destroyed, which could block.
-     */
+    /* This many were never in use at the same time. The surplus of a burst is leaked rather than destroyed, which could
+     * block. */
     if (dev->saved_events < (int)(sizeof(dev->events) / sizeof(dev->events[0])))
         dev->events[dev->saved_events++] = event;
     pthread_mutex_unlock(&mutex);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA driver, opened at run time: nothing here needs CUDA to build, and a process without it never notices.
- * The declarations are this project's own, of the few functions used; test/softnic/cuda_abi.c compares them with cuda.h
- * where the kernels are built. */
+/* The CUDA driver, opened at run time: building needs no CUDA, and a process without it never notices. The declarations
+ * of the few functions used are this project's own; test/softnic/test_cuda_abi.c compares them with cuda.h where the
+ * kernels are built. */
 #ifndef SOFTNIC_CUDA_API_H
 #define SOFTNIC_CUDA_API_H
 
@@ -93,8 +93,8 @@ struct sn_cuda {
 #undef SN_CUDA_FIELD
 };
 
-/* A GPU as this process uses it: the primary context, which the application has as well, and streams of our own in it.
- */
+/* A GPU as this process uses it: the primary context, which the application uses as well, and streams of our own in
+ * it. */
 struct sn_cuda_dev {
     int ordinal, dev;
     struct sn_cu_uuid uuid;
@@ -105,12 +105,12 @@ struct sn_cuda_dev {
     void *events[256]; /* created, not in use */
 };
 
-/** The driver. start: open and initialise it if the application has not; otherwise NULL unless it is loaded already.
- *  NULL without a driver. Any thread. */
+/** The driver. start: open and initialize it if the application has not; otherwise NULL unless it is loaded already.
+ * NULL without a driver. Any thread. */
 const struct sn_cuda *sn_cuda_get(bool start);
 
-/** Whether this process could load the driver. It is not initialised: that would cost every program on a GPU host its
- *  time, and a later fork its CUDA. Any thread. */
+/** Whether this process could load the driver. It is not initialized: that would slow every program down on a GPU host,
+ * and CUDA would not survive a later fork. Any thread. */
 bool sn_cuda_installed(void);
 
 /** Log that a call failed. Return -EIO. */
@@ -119,23 +119,23 @@ int sn_cuda_failed(const struct sn_cuda *cuda, const char *call, int result);
 /** How many GPUs this process sees; 0 without a driver. */
 int sn_cuda_count(const struct sn_cuda *cuda);
 
-/** A GPU ready for use (context retained, streams made), or NULL (logged). */
+/** A GPU made ready for use (context retained, streams made), or NULL (logged). */
 struct sn_cuda_dev *sn_cuda_dev_get(const struct sn_cuda *cuda, int ordinal);
 
-/** Its ordinal here, or -1 when this process does not see that GPU. */
+/** Its ordinal here, or -1 when this process cannot see that GPU. */
 int sn_cuda_dev_find(const struct sn_cuda *cuda, const struct sn_cu_uuid *uuid);
 
-/** The GPU to work from when no memory of this process decides it: one that is ready, since making it so (streams,
- * pinned memory) may wait for kernels; else one whose context the application has already made; `liked` first in both;
- * else `liked`; else 0. */
+/** The GPU to work from when no memory of this process decides it: one that is ready, since making one ready (streams,
+ * pinned memory) may wait for kernels; else one whose context the application has made; else `liked`; else 0. `liked`
+ * is tried first each time. */
 int sn_cuda_dev_prefer(const struct sn_cuda *cuda, int liked);
 
-/** Make the GPU current for this thread, and lift the restrictions of a stream capture that some other thread may have
+/** Make the GPU current for this thread, and lift the restrictions of a stream capture that another thread may have
  * under way: nothing done here touches a captured stream. Pairs with sn_cuda_leave. Return 0 or -EIO (logged). */
 int sn_cuda_enter(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, int *saved_mode);
 void sn_cuda_leave(const struct sn_cuda *cuda, int saved_mode);
 
-/** An event of this GPU, which must be current; NULL on failure (logged). Give it back when it has completed. */
+/** An event of this GPU, which must be current, or NULL (logged). Give it back when it has completed. */
 void *sn_cuda_event_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev);
 void sn_cuda_event_give(struct sn_cuda_dev *dev, void *event);
 

@@ -17,30 +17,30 @@
 #include "tools/softnic/world/self.h"
 
 enum {
-    STAGES = 8,              /* pieces of one transfer in flight: load, copy, and store overlap */
-    DIRECT_LEAST = 32 << 10, /* looking whether host memory is pinned pays from here on */
+    STAGES = 8,              /* pieces of one transfer under way: load, copy, and store overlap */
+    DIRECT_LEAST = 32 << 10, /* from here on it pays to ask whether host memory is pinned */
     DROP_NS = 1000000000,
 };
 
 const struct sn_device_mem *sn_device_mem = &sn_cuda_mem;
 
-/* Where a span of the request really is. */
+/* Where a span of the copy really is. */
 struct side {
     uint64_t addr, length;
     bool gpu;      /* a copy engine can reach addr: device memory, or pinned memory of this process */
-    uint32_t proc; /* of the host memory otherwise */
+    uint32_t proc; /* otherwise: the process whose host memory it is */
     struct sn_cuda_map *map;
 };
 
 enum stage_state { STAGE_FREE, STAGE_LOADING, STAGE_COPYING, STAGE_STORING };
 
-/* A piece on its way between pageable host memory and a GPU (or, in mixed lists, two pieces of host memory): into the
- * slot by a thread or the copy engine, out of it by the other. */
+/* A piece on its way between pageable host memory and a GPU (or, in mixed lists, between two pieces of host memory). A
+ * thread or the copy engine copies it into the slot; the other copies it out. */
 struct stage {
     enum stage_state state;
     struct sn_staging_slot *slot;
     uint64_t mark;
-    struct sn_host_copy host_copy; /* the host side's half */
+    struct sn_host_copy host_copy; /* the half on the host's side */
     uint64_t to, bytes;
     uint32_t to_proc;
     bool to_gpu;
@@ -50,7 +50,7 @@ struct transfer {
     struct transfer *next;
     struct sn_cuda_dev *dev;
     struct sn_cuda_stream *stream;
-    uint64_t last; /* mark behind the copies that need no slot */
+    uint64_t last; /* mark after the copies that need no slot */
     uint32_t dst_count, src_count, d, s;
     uint64_t d_off, s_off, left;
     struct stage stages[STAGES];
@@ -82,8 +82,8 @@ static void stage_free(struct transfer *t, struct stage *stage)
     t->staged--;
 }
 
-/* After a failure pieces may still be under way. Threads come to an end soon; a copy engine that does not is not waited
- * for: its slot is lost rather than used for something else. */
+/* After a failure some pieces may still be under way. Threads finish soon. A copy engine may never finish, so it is not
+ * waited for: its slot is lost rather than reused. */
 static void drop_stages(const struct sn_cuda *cuda, struct transfer *t)
 {
     uint64_t give_up = sn_now_ns() + DROP_NS;
@@ -126,8 +126,8 @@ static bool is_pinned(const struct sn_cuda *cuda, uint64_t addr, uint64_t length
            last == SN_CU_MEMORY_HOST;
 }
 
-/* The GPU to work from: that of the caller's own device memory; else the one that holds the other side, if it is in use
- * here. */
+/* The GPU to work from: that of the caller's own device memory; else the one that holds the other side's, if it is in
+ * use here. */
 static int choose_ordinal(const struct sn_cuda *cuda, const struct sn_copy *c)
 {
     for (int own = 1; own >= 0; own--)
@@ -171,8 +171,8 @@ static int resolve(const struct sn_cuda *cuda, struct transfer *t, struct sn_cop
     return 0;
 }
 
-/* Short pieces at once, since waking a thread takes longer; long ones elsewhere, so that pieces and queue pairs
- * overlap. */
+/* Copy short pieces at once, since waking a thread takes longer. Give long ones to threads, so that pieces and queue
+ * pairs overlap. */
 static void host_copy_start(struct sn_host_copy *host_copy)
 {
     if (host_copy->bytes <= SN_STAGING_SMALL)
@@ -210,7 +210,7 @@ static int start_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
 
     if (!slot)
         return SN_COPY_BUSY;
-    while (stage->state != STAGE_FREE) /* the caller has seen that one is */
+    while (stage->state != STAGE_FREE) /* the caller has checked that one is */
         stage++;
     stage->slot = slot;
     stage->to = dst->addr + t->d_off;
@@ -236,7 +236,7 @@ static int start_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
     return 0;
 }
 
-/* The next piece, as long as both sides allow. Return 0, SN_COPY_BUSY (no slot), or -errno. */
+/* Start the next piece, as long as both sides allow. Return 0, SN_COPY_BUSY (no slot), or -errno. */
 static int start_piece(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t)
 {
     int r;
@@ -264,7 +264,7 @@ static int start_piece(const struct sn_cuda *cuda, struct sn_copy *c, struct tra
     return 0;
 }
 
-/* Bring a piece one step further. Return 0 (it moved), SN_COPY_BUSY, or -errno. */
+/* Bring a piece one step further. Return 0 (it advanced), SN_COPY_BUSY, or -errno. */
 static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t, struct stage *stage)
 {
     int r;
@@ -293,7 +293,8 @@ static int step_stage(const struct sn_cuda *cuda, struct sn_copy *c, struct tran
     return 0;
 }
 
-/* The GPU is current, unless all is given to it. Return 0 (all is where it belongs), SN_COPY_BUSY, or -errno. */
+/* The GPU must be current unless all pieces were given to it. Return 0 (all bytes have arrived), SN_COPY_BUSY, or
+ * -errno. */
 static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfer *t)
 {
     int r = 0;
@@ -319,7 +320,7 @@ static int advance(const struct sn_cuda *cuda, struct sn_copy *c, struct transfe
     return sn_cuda_stream_done(cuda, t->stream, t->last, true);
 }
 
-/* Does this process's side, or the other's, name device memory (that its owner alone can reach)? */
+/* Does this process's side (own), or the other side, name device memory (owner_only: that only its owner can reach)? */
 static bool any_span(const struct sn_copy *c, bool own, bool owner_only)
 {
     for (int pass = 0; pass < 2; pass++) {
@@ -401,8 +402,8 @@ static bool cuda_is_device(uint64_t addr, uint64_t length)
     return cuda->pointer_attribute(&managed, SN_CU_ATTR_IS_MANAGED, addr) != SN_CU_OK || !managed;
 }
 
-/* The kernel has no way from a DMA-BUF back to an address of this process; those who export device memory give its
- * address as the iova (NCCL, NVSHMEM), so that is where it is looked for. */
+/* A DMA-BUF does not tell its address in this process. Those who export device memory give its address as the iova
+ * (NCCL, NVSHMEM), so it is looked for there. */
 static int cuda_export_mr(struct sn_mr_shm *mr, int dmabuf_fd, uint64_t offset)
 {
     const struct sn_cuda *cuda = sn_cuda_get(true);
@@ -426,7 +427,8 @@ static bool cuda_dmabuf_supported(void)
 {
     const struct sn_cuda *cuda = sn_cuda_get(false);
     int count = 0, supported = 0;
-    /* A kernel answers the same before and after the application starts its driver; many ask before. */
+    /* A kernel answers the same before and after the application starts its driver, and many applications ask
+     * before. */
     if (!cuda || cuda->device_count(&count) == SN_CU_NOT_INITIALIZED)
         return sn_cuda_installed();
     for (int i = 0, dev; i < count && !supported; i++)
@@ -442,7 +444,7 @@ static void cuda_settle(void)
         sn_cuda_region_reap(cuda);
 }
 
-/* What this process has itself is used as it is. */
+/* Memory of this process needs no mapping. */
 static int cuda_prepare(uint32_t index)
 {
     const struct sn_mr_shm *mr = &sn_self->world->mrs[index];

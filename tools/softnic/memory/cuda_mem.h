@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory for the software NIC: what place.h asks of a device copier (struct sn_device_mem), done with CUDA.
+/* Device memory by CUDA: the functions of device_mem.h.
  *
- * The initiator moves the data, or, when it cannot open the other side's memory, that side's owner does, by the same
- * code with itself as the initiator (handoff.h, agent.h). Its own pointers are used as they are, those of another
- * process are mapped (cuda_region.h); GPU to GPU is one copy, over NVLink where there is one; pageable host memory goes
- * through pinned slots (cuda_staging.h), pinned host memory of the caller's process directly. Everything runs on
- * non-blocking streams of our own, which say how far they are in memory (cuda_stream.h): nothing here waits for, or is
- * waited for by, a stream of the application. Writes into device memory need not even wait for each other
- * (cuda_flight.h). */
+ * The initiator copies, or, when it cannot open the other side's memory, that side's owner does, by the same code with
+ * itself as the initiator (owner_copy.h, agent.h). The process's own pointers are used as they are; those of another
+ * process are mapped (cuda_region.h). GPU to GPU is one copy, over NVLink where there is one. Pageable host memory goes
+ * through pinned slots (cuda_staging.h); pinned host memory of the caller's process is copied directly. All copies run
+ * on non-blocking streams of our own (cuda_stream.h): nothing here waits for a stream of the application, or is waited
+ * for by one. Writes into device memory need not even wait for each other (cuda_queue.h). */
 #ifndef SOFTNIC_CUDA_MEM_H
 #define SOFTNIC_CUDA_MEM_H
 

@@ -13,9 +13,9 @@ static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_COPY_BUSY, "passed on as it is
 
 enum way { FROM_HOST, FROM_DEVICE, TO_HOST };
 
-static bool foreign_refused; /* by the driver: see choose_dev() */
+static bool foreign_refused; /* by the driver, see choose_dev */
 
-/* From one piece of device memory that this process can reach to a few bytes of its own. */
+/* Is it from one piece of device memory that this process can reach, to a few bytes of its own? */
 static bool can_read(const struct sn_copy *c)
 {
     return c->dst_count == 1 && c->dst[0].mr == SN_NONE && c->dst_proc == c->self && c->length <= SN_STAGING_SMALL &&
@@ -23,8 +23,8 @@ static bool can_read(const struct sn_copy *c)
            (c->src_proc == c->self || !sn_cuda_region_owner_only(&c->world->mrs[c->src[0].mr]));
 }
 
-/* Into one piece of device memory that this process can reach, from device memory alone (of another process: one piece,
- * too) or from few bytes elsewhere. */
+/* Is it into one piece of device memory that this process can reach, from device memory alone (one piece, if it is
+ * another process's) or from a few bytes of host memory? */
 static bool can_write(const struct sn_copy *c)
 {
     bool from_device = c->src[0].kind == SN_MEM_CUDA;
@@ -48,9 +48,10 @@ static enum way way_of(const struct sn_copy *c)
     return c->src[0].kind == SN_MEM_CUDA ? FROM_DEVICE : FROM_HOST;
 }
 
-/* Device memory is copied from its own GPU. Between host and device memory it goes where the lane goes, which can reach
- * the memory of others because it is mapped for it; and this process's own on another GPU (foreign) because the driver
- * finds it by its address, which saves waiting for all that is aloft. Without anything aloft, by its own GPU. */
+/* Choose the GPU that copies. Device memory is copied by its own GPU. Between host and device memory the queue's GPU
+ * copies: the memory of other processes is mapped for it, and the driver finds this process's own memory on another GPU
+ * (*foreign) by its address. That saves waiting until the queue is empty. An empty queue moves to the memory's own
+ * GPU. */
 static struct sn_cuda_dev *choose_dev(const struct sn_cuda *cuda, const struct sn_copy *c,
                                       const struct sn_copy_queue *queue, enum way way, bool *foreign)
 {
@@ -75,7 +76,7 @@ static struct sn_cuda_dev *choose_dev(const struct sn_cuda *cuda, const struct s
     return queue_dev;
 }
 
-/* Bytes of the source, one after the other, to memory of this process. */
+/* Copy the bytes of the source, one span after the other, to memory of this process. */
 static int gather(const struct sn_copy *c, void *to)
 {
     uint8_t *at = to;
@@ -89,7 +90,7 @@ static int gather(const struct sn_copy *c, void *to)
                                     .src_proc = c->src_proc,
                                     .src = c->src[i].addr,
                                     .bytes = c->src[i].length};
-        if (c->src[i].mr == SN_NONE && c->src_proc == c->self) /* the request's own */
+        if (c->src[i].mr == SN_NONE && c->src_proc == c->self) /* the request's own memory */
             memcpy(at, (const void *)(uintptr_t)c->src[i].addr, c->src[i].length);
         else
             r = sn_host_copy_now(&move);
@@ -135,8 +136,8 @@ static int enqueue_to_host(const struct sn_cuda *cuda, const struct sn_copy *c, 
     return 0;
 }
 
-/* Where a piece of device memory is here. Return false if it cannot be had: the long way says why, or has its owner
- * copy. */
+/* Find the address of a piece of device memory here. Return false if it cannot be mapped: the direct way logs why, or
+ * has its owner copy. */
 static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, bool is_dst,
                   struct sn_cuda_map **map, sn_cu_ptr *here)
 {
@@ -176,7 +177,7 @@ static int enqueue_entered(const struct sn_cuda *cuda, const struct sn_copy *c, 
     return r;
 }
 
-/* Not now; and not again in this process. */
+/* Not now, and never again in this process. */
 static int refuse_foreign(const struct sn_cuda_dev *dev)
 {
     if (!__atomic_exchange_n(&foreign_refused, true, __ATOMIC_RELAXED))

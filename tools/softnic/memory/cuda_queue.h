@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transfers into device memory that follow each other on one stream without being waited for: place.h says how. A copy
- * is one call, and many share one mark. */
+/* Copies into device memory that follow each other on one stream without being waited for (device_mem.h). Each copy is
+ * one call, and many share one mark. */
 #ifndef SOFTNIC_CUDA_QUEUE_H
 #define SOFTNIC_CUDA_QUEUE_H
 

@@ -15,8 +15,8 @@
 
 enum { KIND_LEGACY = 1, KIND_VMM = 2, KIND_OWNER = 3, CHUNKS_MOST = 65536, BUCKETS = 1024 };
 
-/* In the registration's ipc field. base and bytes: the allocation or allocations that hold the region, at the owner's
- * addresses. */
+/* The contents of the registration's ipc field. base and bytes: the allocation or allocations that hold the region, at
+ * the owner's addresses. */
 struct blob {
     uint32_t kind;
     uint32_t chunks;
@@ -52,8 +52,7 @@ struct sn_cu_uuid sn_cuda_region_uuid(const struct sn_mr_shm *mr)
     return ((const struct blob *)mr->ipc)->uuid;
 }
 
-/* Owner's side
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- owner's side ------------------------------------------------------------------------------------------------ */
 
 static int export_legacy(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct blob *blob)
 {
@@ -135,7 +134,7 @@ static int export_vmm(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct b
     return 0;
 }
 
-/* The owner alone can reach it: others hand it their requests (handoff.c). */
+/* Only the owner can reach it: others have it copy (owner_copy.c). */
 static int export_nothing(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct blob *blob)
 {
     static bool told;
@@ -174,7 +173,7 @@ int sn_cuda_region_export(const struct sn_cuda *cuda, struct sn_mr_shm *mr)
     cuda->pointer_attribute(&buffer_id, SN_CU_ATTR_BUFFER_ID, mr->addr);
     blob.uuid = dev->uuid;
     blob.buffer_id = buffer_id;
-    /* What the first transfer would have to pin is pinned here, where nobody is in a hurry. */
+    /* Pin memory for the first transfer here, where time does not matter. */
     r = sn_staging_init(cuda);
     if (!r)
         r = legacy ? export_legacy(cuda, mr, &blob) : export_vmm(cuda, mr, &blob);
@@ -195,20 +194,19 @@ void sn_cuda_region_unexport(struct sn_mr_shm *mr)
     sn_cuda_region_reap(sn_cuda_get(false));
 }
 
-/* Initiator's side
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- initiator's side -------------------------------------------------------------------------------------------- */
 
-/* One allocation (or run of allocations) of another process, mapped for one GPU. Shared by the registrations that lie
- * in it. */
+/* One allocation (or run of allocations) of another process, mapped for one GPU. The registrations that lie in it share
+ * it. */
 struct sn_cuda_map {
     struct sn_cuda_map *next;
-    uint32_t refs; /* entries and copies under way */
+    uint32_t refs; /* entries, and copies under way */
     uint32_t proc, proc_generation, pid;
     struct sn_cuda_dev *dev;
     struct blob blob;
     sn_cu_ptr at;
     uint64_t reserved, mapped; /* KIND_VMM: bytes from at on */
-    bool broken;               /* not open, or not wholly: to be closed */
+    bool broken;               /* not open, or only in part: to be closed */
 };
 
 /* A registration that was used before. */
@@ -216,7 +214,7 @@ struct entry {
     struct entry *next;
     uint32_t mr, key;
     struct sn_cuda_dev *dev;
-    struct sn_cuda_map *map; /* NULL: it could not be opened, and is not tried again */
+    struct sn_cuda_map *map; /* NULL: it could not be opened, and that is not tried again */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects maps and entries */
@@ -231,7 +229,7 @@ static int read_owner(uint32_t pid, uint64_t from, void *to, size_t bytes)
     return errno == ESRCH ? -ESRCH : -EFAULT;
 }
 
-/* Import one chunk and put it at its place in the reservation. */
+/* Import one chunk and map it at its offset in the reservation. */
 static int map_chunk(const struct sn_cuda *cuda, int pidfd, const struct chunk *chunk, sn_cu_ptr at)
 {
     unsigned long long handle;
@@ -247,7 +245,7 @@ static int map_chunk(const struct sn_cuda *cuda, int pidfd, const struct chunk *
     if (r != SN_CU_OK)
         return sn_cuda_failed(cuda, "cuMemImportFromShareableHandle", r);
     r = cuda->vmm_map(at, chunk->bytes, 0, handle, 0);
-    cuda->vmm_release(handle); /* the mapping holds it */
+    cuda->vmm_release(handle); /* the mapping keeps it alive */
     return r == SN_CU_OK ? 0 : sn_cuda_failed(cuda, "cuMemMap", r);
 }
 
@@ -310,8 +308,8 @@ static void close_map(const struct sn_cuda *cuda, struct sn_cuda_map *map)
     sn_cuda_leave(cuda, mode);
 }
 
-/* Registrations that are gone let go of their mappings. What could not be opened may be tried again once others have
- * been closed. */
+/* Drop the references of registrations that are gone. What could not be opened may be tried again once other mappings
+ * have been closed. */
 static void forget_locked(bool unopened)
 {
     for (int b = 0; b < BUCKETS; b++)
@@ -327,8 +325,8 @@ static void forget_locked(bool unopened)
         }
 }
 
-/* cuIpcCloseMemHandle and cuMemUnmap wait until the GPU is idle, which it is not while a kernel waits for what a
- * transfer is to bring. So nothing is closed in a transfer, and never with the mutex in hand, which transfers take. */
+/* cuIpcCloseMemHandle and cuMemUnmap wait until the GPU is idle, which it is not while a kernel waits for a transfer.
+ * So nothing is closed during a transfer, or under the mutex, which transfers take. */
 void sn_cuda_region_reap(const struct sn_cuda *cuda)
 {
     struct sn_cuda_map *stale = NULL, *next;
@@ -336,7 +334,7 @@ void sn_cuda_region_reap(const struct sn_cuda *cuda)
     pthread_mutex_lock(&mutex);
     forget_locked(true);
     for (struct sn_cuda_map **p = &maps, *m; (m = *p);) {
-        /* References to an unreferenced mapping are only taken under the mutex, which is held. */
+        /* A mapping without references gets one only under the mutex, which is held. */
         if (__atomic_load_n(&m->refs, __ATOMIC_ACQUIRE)) {
             p = &m->next;
             continue;
@@ -363,7 +361,7 @@ static struct sn_cuda_map *find_map_locked(const struct sn_cuda_map *want)
     return NULL;
 }
 
-/* *map stays NULL when the driver, or a sandbox, does not let this process have it: the owner can still copy. */
+/* *map stays NULL when the driver, or a sandbox, does not let this process open it: the owner can still copy. */
 static int add_map_locked(const struct sn_cuda *cuda, const struct sn_cuda_map *want, struct sn_cuda_map **map)
 {
     struct sn_cuda_map *m = malloc(sizeof(*m));
@@ -372,7 +370,7 @@ static int add_map_locked(const struct sn_cuda *cuda, const struct sn_cuda_map *
         return -ENOMEM;
     *m = *want;
     int r = open_map(cuda, m);
-    m->broken = r != 0; /* nothing refers to it: what there is of it is closed with the next that go */
+    m->broken = r != 0; /* nothing refers to it: the next reap closes what there is of it */
     m->next = maps;
     maps = m;
     if (!r) {
@@ -406,8 +404,8 @@ static int add_entry_locked(const struct sn_cuda *cuda, struct sn_cuda_dev *dev,
         if (r)
             return r;
     }
-    /* Deregistered meanwhile: what was read above may be another registration's. An unused mapping goes when
-     * others do. */
+    /* Deregistered meanwhile: what was read above may belong to another registration. An unused mapping is closed with
+     * the others. */
     struct entry *entry = __atomic_load_n(&mr->key, __ATOMIC_ACQUIRE) == key ? malloc(sizeof(*entry)) : NULL;
     if (!entry)
         return -EFAULT;

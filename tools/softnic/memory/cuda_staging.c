@@ -5,8 +5,8 @@
 
 #include "tools/softnic/memory/device_mem.h"
 
-/* 16 MiB and 1 MiB a process: enough for four long transfers to keep eight pieces in flight each. And 4 MiB for
- * transfers that neither side can make alone. */
+/* For each process 16 MiB and 1 MiB, enough for four long transfers of eight pieces each, and 4 MiB for copies that
+ * neither side can make alone. */
 enum { LARGE_SLOTS = 32, SMALL_SLOTS = 64, BOUNCES = 16 };
 
 static_assert((int)SN_BOUNCE_BYTES <= (int)SN_STAGING_LARGE, "the owner stages it in one piece");

@@ -14,7 +14,7 @@ enum { SN_CUDA_STREAM_BUSY = 1 };
 /** Make the streams of a GPU, which must be current. Return 0, -ENOMEM, or -EIO (logged). */
 int sn_cuda_streams_open(const struct sn_cuda *cuda, struct sn_cuda_dev *dev);
 
-/** Streams in turn: transfers of different queue pairs need not wait for each other. */
+/** The next stream in turn, so that copies of different queue pairs need not wait for each other. */
 struct sn_cuda_stream *sn_cuda_stream_next(struct sn_cuda_dev *dev);
 
 /** The GPU that the stream belongs to. */

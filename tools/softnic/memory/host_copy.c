@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host memory: inside the process a plain copy, between processes process_vm_writev and process_vm_readv.
+/* Host memory: a plain copy within the process, process_vm_writev and process_vm_readv between processes.
  *
- * What their kernel side promises, and what is made of it: each iovec, local or remote, is copied by itself, in order,
- * with the kernel's user copy. Within one such copy the order of the bytes is not promised (a fast "rep movsb" may
- * store them in any order), between two it is. So the last 8 bytes always go as an iovec of their own: whoever polls
- * them sees everything before. It is the writer's side that is cut: its pieces are copied one by one as well, while
- * each remote iovec costs 0.5 us for finding its pages. An aligned copy of 8 or 4 bytes is one store on the CPUs this
- * runs on. */
+ * The kernel copies each iovec, local or remote, by itself and in order. Within one of them the order of the bytes is
+ * not promised (a fast "rep movsb" may store them in any order); between two it is. So the last 8 bytes always get an
+ * iovec of their own, and a program that polls them sees all bytes before. The local side is cut, because each remote
+ * iovec costs 0.5 us for finding its pages. An aligned copy of 8 or 4 bytes is one store on the CPUs this runs on. */
 #include "tools/softnic/memory/host_copy.h"
 
 #include <errno.h>
@@ -19,8 +17,8 @@
 
 enum { FLAG_BYTES = 8 };
 
-/* Present when the program runs under ThreadSanitizer: its copies into program memory must go where TSan does not look.
- * The program polls that memory with plain loads, as it would with a NIC. */
+/* Present when the program runs under ThreadSanitizer. Copies into the program's memory must then be hidden from TSan,
+ * since the program polls that memory with plain loads, as it would with a NIC. */
 extern void __tsan_init(void) __attribute__((weak));
 
 struct vec {
@@ -28,7 +26,7 @@ struct vec {
     unsigned local_count, remote_count;
 };
 
-/* Spans to iovecs; the last 8 bytes apart. */
+/* Spans to iovecs; the last 8 bytes get one of their own. */
 static unsigned vec_fill(struct iovec *iov, const struct sn_span *span, uint32_t count, bool split_last)
 {
     unsigned n = 0;
@@ -45,8 +43,7 @@ static unsigned vec_fill(struct iovec *iov, const struct sn_span *span, uint32_t
     return n;
 }
 
-/* By raw system call: the C library's wrappers are intercepted by the sanitizers, which would take the copy for a data
- * race. */
+/* By raw system call: sanitizers intercept the C library's wrappers and would take the copy for a data race. */
 static long vm_call(bool writing, uint32_t pid, const struct iovec *local, unsigned locals, const struct iovec *remote,
                     unsigned remotes)
 {
@@ -120,7 +117,8 @@ static int vm_copy(const struct sn_copy *c, bool writing, uint32_t pid)
     return 0;
 }
 
-/* P1: release; pairs with the program's acquire of a flag it polls: what was placed before is visible with it. */
+/* [write-flag] release; pairs with the program's acquire of a flag that it polls: the bytes before are visible with
+ * it. */
 static void copy_piece(void *dst, const void *src, size_t n)
 {
     if (n == 8 && ((uintptr_t)dst & 7) == 0) {

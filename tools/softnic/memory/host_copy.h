@@ -9,10 +9,11 @@
  * gone), -EFAULT (memory there is not mapped), -EINVAL (memory here is not), -EPERM, or -EIO. */
 int sn_host_copy_spans(const struct sn_copy *copy);
 
-enum { SN_WRITE_BATCH = 32, SN_WRITE_BATCH_BYTES = 4096 /* longer ones gain nothing from sharing a system call */ };
+enum { SN_WRITE_BATCH = 32, SN_WRITE_BATCH_BYTES = 4096 /* longer writes gain nothing from sharing a system call */ };
 
-/** Write count pieces of host memory here to as many there, in order, with one system call. dst[i] and src[i] are
- * equally long. Return 0, or -EAGAIN: perhaps not all are written; write them one by one to learn what is wrong. */
+/** Write count pieces of host memory of this process to the same number of pieces of the other, in order, with one
+ * system call. dst[i] and src[i] are equally long. Return 0, or -EAGAIN: perhaps not all were written; write them one
+ * by one to learn what is wrong. */
 int sn_host_writes(struct sn_world *world, uint32_t dst_proc, const struct sn_span *dst, const struct sn_span *src,
                    unsigned count);
 

@@ -7,7 +7,7 @@
 #include "tools/softnic/memory/device_mem.h"
 #include "tools/softnic/memory/host_copy.h"
 
-/* A long one of one piece each is made by several threads. */
+/* Several threads make a long copy of one piece on each side. */
 static bool is_split(const struct sn_copy *c)
 {
     return c->length >= SN_SPLIT_LEAST && c->dst_count == 1 && c->src_count == 1 && sn_host_copy_can_split();

@@ -5,8 +5,8 @@
 
 #include "tools/softnic/memory/span.h"
 
-/** As sn_copy_start, or SN_COPY_OWNER: only the owner of the other side's memory can copy it. Poll device copies (the only
- * ones that take time) with sn_device_mem->copy_poll. */
+/** Return as sn_copy_start, or SN_COPY_OWNER: only the owner of the other side's memory can copy it. Only device copies
+ * take time; poll them with sn_device_mem->copy_poll. */
 int sn_local_copy_start(struct sn_copy *copy);
 
 #endif

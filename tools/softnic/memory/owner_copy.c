@@ -11,7 +11,7 @@
 #include "tools/softnic/memory/local_copy.h"
 
 enum {
-    PIECES = 4, /* pieces of a transfer under way: each is copied here, then there, or the other way round */
+    PIECES = 4, /* pieces of a copy under way: each is copied here, then by the owner, or the other way round */
 };
 
 enum piece_state { PIECE_IDLE, PIECE_HERE, PIECE_ASKING, PIECE_THERE };
@@ -20,31 +20,31 @@ struct piece {
     enum piece_state state;
     uint64_t offset, bytes;
     void *bounce;
-    bool pinned;            /* bounce is the device copier's; else it is of the heap */
-    struct sn_copy *wanted; /* what the owner is asked to copy */
+    bool pinned;            /* bounce came from sn_device_mem; else from malloc */
+    struct sn_copy *wanted; /* the copy that the owner is asked to make */
     struct sn_job job;
     struct sn_copy copy;
 };
 
 struct owner_copy {
     struct sn_agent_ref owner;
-    struct sn_job wanted; /* as all requests of this transfer begin */
+    struct sn_job wanted; /* the job that each request of this copy starts from */
     bool bouncing;
-    uint64_t given; /* bytes that lanes have taken on */
+    uint64_t given; /* bytes handed out to pieces */
     int error;
     struct piece pieces[PIECES];
 };
 
-/* What the owner calls local is remote here. */
+/* What is local to the owner is remote here. */
 static int result_here(int r)
 {
     switch (r) {
-    case -ENOENT: /* its registration */
+    case -ENOENT: /* the owner's registration is gone */
     case -EINVAL: /* its memory */
         return -EFAULT;
-    case -EFAULT: /* memory of this process */
+    case -EFAULT: /* memory of this process is not mapped */
         return -EINVAL;
-    case -ESRCH: /* this process: it is there */
+    case -ESRCH: /* this process is not reachable, yet it exists */
         return -EIO;
     default:
         return r;
@@ -60,11 +60,12 @@ static int piece_job_poll(struct owner_copy *h, struct piece *piece)
         return result_here(result);
     if (r >= 0 || !piece->job.lost)
         return r;
-    piece->bounce = NULL;                     /* lost as well, rather than written to when it is something else */
-    return piece->job.found ? -ETIMEDOUT : r; /* an atomic that may still be made is not tried again */
+    piece->bounce = NULL;                     /* leak it: the agent may still write to it */
+    return piece->job.found ? -ETIMEDOUT : r; /* the agent may still carry out an atomic: it must not be tried again */
 }
 
-/* One of a piece's two ways: between the bounce buffer and this process's memory, or the owner's. */
+/* Start one half of a piece's way: between the bounce buffer and this process's memory (here), or the owner's
+ * memory. */
 static int leg_start(struct owner_copy *h, const struct sn_copy *c, struct piece *piece, bool here)
 {
     struct sn_copy *leg = &piece->copy;
@@ -91,7 +92,7 @@ static int leg_start(struct owner_copy *h, const struct sn_copy *c, struct piece
     return r;
 }
 
-/* The next piece of a transfer that neither side can make alone. */
+/* Start the next piece of a copy that neither side can make alone. */
 static int piece_start(struct owner_copy *h, const struct sn_copy *c, struct piece *piece)
 {
     if (!piece->bounce) {
@@ -108,7 +109,7 @@ static int piece_start(struct owner_copy *h, const struct sn_copy *c, struct pie
     return leg_start(h, c, piece, h->wanted.op == SN_AGENT_WRITE);
 }
 
-/* A step of whatever the lane is at. Return 0 (that way is done), SN_COPY_BUSY, SN_COPY_OWNER or -errno. */
+/* Advance a piece. Return 0 (this half is done), SN_COPY_BUSY, SN_COPY_OWNER, or -errno. */
 static int piece_step(struct owner_copy *h, struct piece *piece)
 {
     if (piece->state == PIECE_HERE)
@@ -133,7 +134,7 @@ static void piece_run(struct owner_copy *h, const struct sn_copy *c, struct piec
         if (r == 0 && h->bouncing && !h->error && piece->state != PIECE_IDLE &&
             (piece->state == PIECE_HERE) != last_here)
             r = leg_start(h, c, piece, last_here);
-        if (r == 0) /* the second way, at once or after a while; or all there was */
+        if (r == 0) /* the second half is done, or all of a copy without a bounce buffer */
             piece->state = PIECE_IDLE;
         if (r == SN_COPY_OWNER && !h->bouncing) {
             h->bouncing = true;
@@ -141,7 +142,7 @@ static void piece_run(struct owner_copy *h, const struct sn_copy *c, struct piec
         } else if (r != 0 && r != SN_COPY_BUSY) {
             h->error = r < 0 ? r : -EIO;
             if (piece->state == PIECE_HERE && piece->pinned)
-                piece->bounce = NULL; /* a copy engine may be at it: lost, rather than used for something else */
+                piece->bounce = NULL; /* leak it: a copy engine may still use it */
             piece->state = PIECE_IDLE;
         }
     }
@@ -165,7 +166,7 @@ int sn_owner_copy_poll(struct sn_copy *c)
     for (unsigned i = 0; i < PIECES; i++)
         if (h->pieces[i].state != PIECE_IDLE) {
             sn_give_way();       /* the owner may need this core */
-            return SN_COPY_BUSY; /* after an error too: what is under way uses the request's memory */
+            return SN_COPY_BUSY; /* even after an error: what is under way uses the request's memory */
         }
     r = h->error;
     for (unsigned i = 0; i < PIECES; i++)
@@ -190,7 +191,7 @@ static int owner_copy_new(struct sn_copy *c, enum sn_agent_op op, struct owner_c
 
     if (!h)
         return -ENOMEM;
-    while (span->kind == SN_MEM_HOST) /* the device copier found one that is not */
+    while (span->kind == SN_MEM_HOST) /* at least one span is device memory */
         span++;
     h->owner.shm = &c->world->agents[c->world->mrs[span->mr].ctx % SN_MAX_CTXS];
     h->owner.proc = op == SN_AGENT_READ ? c->src_proc : c->dst_proc;
@@ -221,7 +222,7 @@ int sn_owner_copy_start(struct sn_copy *c)
         h->pieces[0].job = h->wanted;
         h->pieces[0].state = PIECE_ASKING;
     }
-    return sn_owner_copy_poll(c); /* not waited for here: those of several queue pairs overlap */
+    return sn_owner_copy_poll(c); /* not waited for here, so that those of several queue pairs overlap */
 }
 
 int sn_owner_copy_atomic(struct sn_copy *c, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found)

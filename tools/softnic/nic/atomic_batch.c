@@ -10,9 +10,9 @@
 #include "tools/softnic/nic/responder.h"
 
 enum {
-    ATOMICS = 32, /* until the locks are given back: others want them, too */
+    ATOMICS = 32, /* then the locks are given back: others need them, too */
     READS = 4,
-    SPAN_BYTES = 4096, /* words that lie so close are read by one copy */
+    SPAN_BYTES = 4096, /* words within this distance are read by one copy */
     WORD = 8,
 };
 #define WRITE_PATIENCE_NS 4000000000ull
@@ -21,10 +21,10 @@ static_assert(SN_ATOMIC_LOCKS == 64, "struct sn_batch has a bit for each");
 struct word {
     uint64_t addr, value;
     uint32_t mr;
-    uint32_t end; /* the value is that for requests below this position: later ones were not posted when it was read */
+    uint32_t end; /* the value holds for requests below this position: later ones were not posted when it was read */
     bool known;
-    bool made;    /* atomics of the batch were */
-    bool changed; /* and the value is not yet given to the lane */
+    bool made;    /* atomics of the batch have changed it */
+    bool changed; /* the value is not yet in the copy queue */
 };
 
 struct read {
@@ -36,13 +36,13 @@ struct read {
 struct sn_batch {
     uint32_t proc;    /* whose memory it is */
     uint64_t locks;   /* of world->atomic_locks, held */
-    unsigned made;    /* atomics, since the first lock */
-    unsigned pending; /* of them, and one that waits for its word */
+    unsigned made;    /* atomics carried out since the first lock was taken */
+    unsigned pending; /* atomics in the pipeline, including one that waits for its word */
     unsigned words;
     struct word word[ATOMICS];
-    bool reading; /* the last atomic in flight waits for its word */
+    bool reading; /* the last atomic in the pipeline waits for its word */
     unsigned reads, reads_done;
-    bool writing; /* some words are changed and not yet given to the lane: those of [first, end) */
+    bool writing; /* some changed words of the requests [first, end) are not yet in the copy queue */
     uint32_t first, end;
     uint64_t give_up; /* writing: then */
     unsigned stores, stores_done;
@@ -63,7 +63,7 @@ static bool word_holds(const struct word *word, uint32_t at)
     return word->known && (int32_t)(word->end - at) > 0;
 }
 
-/* The word that the request there names, if its value is known, or NULL. */
+/* The word that the request at this position names, if its value is known, or NULL. */
 static struct word *word_known(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at)
 {
     struct sn_span span;
@@ -94,11 +94,12 @@ bool sn_batch_covers(const struct sn_qp *qp, uint32_t proc, const struct sn_span
     return false;
 }
 
-/* Whoever has one waits for no other, so those who want several, in whatever order, come to no standstill. */
+/* A lock is only tried: a thread that holds one waits for no other, so there is no deadlock, in whatever order threads
+ * want them. */
 static bool lock_have(struct sn_batch *b, uint64_t addr)
 {
     unsigned i = sn_atomic_lock_of(b->proc, addr);
-    uint32_t tries = 0; /* the long way asks again, until it has it */
+    uint32_t tries = 0; /* not used: the request is tried again later */
 
     if (b->locks >> i & 1)
         return true;
@@ -108,7 +109,7 @@ static bool lock_have(struct sn_batch *b, uint64_t addr)
     return true;
 }
 
-/* Give back those that no word needs. */
+/* Give back the locks that no word needs. */
 static void locks_trim(struct sn_batch *b)
 {
     uint64_t needed = 0;
@@ -120,7 +121,7 @@ static void locks_trim(struct sn_batch *b)
     b->locks &= needed;
 }
 
-/* The read that the word can be part of, grown to hold it; NULL: there are too many. */
+/* Find a read that can include the word, and extend it; or start one. NULL: there are too many. */
 static struct read *read_grow(struct sn_batch *b, const struct sn_span *span)
 {
     for (unsigned i = 0; i < b->reads; i++) {
@@ -140,7 +141,8 @@ static struct read *read_grow(struct sn_batch *b, const struct sn_span *span)
     return &b->read[b->reads++];
 }
 
-/* Words of the atomics in [at, end) that are not known yet, or not for them, with their locks. */
+/* Gather the words of the atomics in [at, end) that are not known yet, or not for these requests, and take their
+ * locks. */
 static void words_gather(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, uint32_t end)
 {
     struct sn_batch *b = qp->batch;
@@ -188,7 +190,7 @@ static bool word_within(const struct word *word, const struct sn_span *span)
     return word->mr == span->mr && word->addr >= span->addr && word->addr < span->addr + span->length;
 }
 
-/* Forget the words whose values will not come; but atomics on them that are under way need their locks. */
+/* Forget the words whose values will not come; but the locks of atomics under way must stay. */
 static void words_trim(struct sn_batch *b)
 {
     unsigned kept = 0;
@@ -213,7 +215,7 @@ bool sn_batch_read(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at
     int r = SN_COPY_BUSY;
 
     if (!b)
-        return false; /* the long way needs less */
+        return false; /* executed alone it needs no batch */
     qp->batch = b;
     if (!b->locks)
         b->proc = target->owner - 1;
@@ -231,7 +233,7 @@ bool sn_batch_read(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at
     return true;
 }
 
-/* Return 0 or SN_COPY_BUSY; or -errno, and then the words that were to come are forgotten. */
+/* Return 0 or SN_COPY_BUSY; or -errno, after forgetting the words that were being read. */
 static int reads_poll(struct sn_qp *qp, bool ask)
 {
     struct sn_batch *b = qp->batch;
@@ -280,7 +282,7 @@ static int by_place(const void *a, const void *b)
     return x->addr < y->addr ? -1 : x->addr > y->addr;
 }
 
-/* Neighbours that are changed, to device memory in one piece. Return how many, or -errno, or 0: not now. */
+/* Queue neighbouring changed words as one copy to device memory. Return how many, -errno, or 0: not now. */
 static int run_enqueue(struct sn_qp *qp, const struct word *word, unsigned left)
 {
     struct sn_batch *b = qp->batch;
@@ -304,7 +306,7 @@ static int run_enqueue(struct sn_qp *qp, const struct word *word, unsigned left)
     return r == 0 ? (int)n : r < 0 ? r : 0;
 }
 
-/* The lane does not take it now: pinned memory is short, which others give back when their copies are done. */
+/* The queue does not take it now: pinned memory is short until other copies are done. */
 static int write_later(struct sn_qp *qp)
 {
     if (sn_now_ns() < qp->batch->give_up)
@@ -315,7 +317,7 @@ static int write_later(struct sn_qp *qp)
     return -EIO;
 }
 
-/* Give what is changed to the lane, as far as it takes it now. */
+/* Put the changed words into the copy queue, as far as it takes them now. */
 static void words_write(struct sn_qp *qp)
 {
     struct sn_batch *b = qp->batch;
@@ -337,7 +339,8 @@ static void words_write(struct sn_qp *qp)
     b->writing = false;
     for (uint32_t at = b->first; at != b->end; at++) {
         sn_wqe_at(qp, at)->stores = b->stores;
-        sn_wqe_at(qp, at)->queue_error = n < 0 ? n : 0; /* then the first fails, and the queue pair with it */
+        /* on error the first request fails, and the queue pair with it */
+        sn_wqe_at(qp, at)->queue_error = n < 0 ? n : 0;
     }
 }
 

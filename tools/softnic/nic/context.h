@@ -16,7 +16,7 @@ struct sn_ctx {
     uint32_t dev;
     struct sn_ctx_shm *shm;
     struct sn_engine engine;
-    struct sn_agent *agent; /* NULL until device memory is registered; agent.c */
+    struct sn_agent *agent; /* NULL until device memory is registered */
     uint32_t pd_next;
     pthread_mutex_t qp_mutex; /* protects qp_list */
     struct sn_qp *qp_list;

@@ -16,14 +16,14 @@
 #include "transport/util/thread.h"
 
 enum {
-    /* The last stretch before a due time is spun. It is as long as this machine's timers were late lately, within these
-     * bounds: 5 us on bare metal, 25 us and more in a virtual machine. */
+    /* The last stretch before a due time is spun, not slept. Its length follows how late this machine's timers were
+     * lately, within these limits: 5 us on bare metal, 25 us and more in a virtual machine. */
     SPIN_LEAST_NS = 5000,
     SPIN_MOST_NS = 60000,
     SPIN_UP_NS = 1800, /* nine times SPIN_DOWN_NS: nine of ten timers end within the spin */
     SPIN_DOWN_NS = 200,
     NICE_BUSY = -10,
-    /* Trust in who polls, see below. */
+    /* See "Who does short due work" below. */
     PATIENCE_NS = 400000,
     IN_TIME_NS = 25000,
     WATCH_NS = 2000000,
@@ -31,9 +31,10 @@ enum {
     TRUST_PROVED = 16,
     PROBE_LEAST = 64,
     PROBE_MOST = 4096,
-    LINGER_NS = 50000,   /* after a look at a device copy: the next one comes sooner than a sleeper would wake up */
-    REAL_NAP_NS = 20000, /* one of a microsecond is over before the thread is off its core */
-    LOOKS_A_PIECE = 64, /* looking at what is in flight comes every microsecond: not each is a piece of work to judge */
+    LINGER_NS = 50000,   /* after a look at a device copy: the next look comes sooner than a sleeper would wake up */
+    REAL_NAP_NS = 20000, /* a nap of a microsecond would be over before the thread is off its core */
+    /* looks at the pipeline come every microsecond; only one in so many is judged as a piece of work */
+    LOOKS_A_PIECE = 64,
 };
 
 int sn_engine_init(struct sn_engine *engine, bool realtime)
@@ -98,12 +99,12 @@ static void heap_remove_locked(struct sn_engine *e, uint32_t at)
     hint_locked(e);
 }
 
-/* A thread that polls does short due work in passing (sn_engine_help). While it does so in time, an engine that spins
- * for the same work only takes a CPU, and on two cores that may be the poster's: 96 transfers of a modelled 0.43 ms
- * took 9. So the engine watches, and steps in when nobody has come PATIENCE_NS after a due time. One such miss ends
- * the trust: a program that polls memory or sleeps has an engine that is punctual by itself. Now and then, more
- * and more rarely, a piece of its work is left to pollers all the same, since a poster that a spinning engine keeps off
- * its CPU could not show that it would come. */
+/* Who does short due work. A thread that polls a completion queue does it in passing (sn_engine_help). While pollers
+ * are in time, an engine that spins for the same work only takes a CPU, perhaps the poster's: on two cores 96 transfers
+ * of a modelled 0.43 ms then took 9 ms. So while pollers are trusted, the engine waits PATIENCE_NS after a due time
+ * before it steps in. One such miss ends the trust: the program polls memory or sleeps, and the engine does the work on
+ * time by itself. It still leaves one piece in probe_every to pollers, because a poster that a spinning engine keeps
+ * off its CPU could not show that it polls again. */
 static uint64_t patience(const struct sn_engine *e, const struct sn_qp *qp)
 {
     return qp->light && (e->trust > 0 || e->taken >= e->probe_at) ? PATIENCE_NS : 0;
@@ -126,8 +127,8 @@ static void judge_locked(struct sn_engine *e, bool helper, bool watched, uint64_
         e->probe_at = e->taken + e->probe_every;
 }
 
-/* What the engine does next, if there is anything. The earliest may be left to pollers, and what is not must not wait
- * with it. */
+/* What the engine does next, if anything. The earliest queue pair may be left to pollers; one that may not must not
+ * wait with it. */
 static struct sn_qp *next_locked(const struct sn_engine *e)
 {
     struct sn_qp *next = e->count ? e->heap[0] : NULL;
@@ -143,7 +144,7 @@ static struct sn_qp *next_locked(const struct sn_engine *e)
     return next;
 }
 
-/* The next if it is due for who asks, out of the heap; NULL if none is. */
+/* Take the next queue pair off the heap if it is due for this caller; NULL if none is. */
 static struct sn_qp *take_due_locked(struct sn_engine *e, uint64_t now, bool helper)
 {
     struct sn_qp *qp = !helper ? next_locked(e) : e->count ? e->heap[0] : NULL;
@@ -161,7 +162,7 @@ static struct sn_qp *take_due_locked(struct sn_engine *e, uint64_t now, bool hel
     return qp;
 }
 
-/* How late did the timer wake us? */
+/* How late did the timer wake this thread? */
 static void spin_learn(struct sn_engine *e, uint64_t asked)
 {
     if (sn_now_ns() > asked + e->spin_ns)
@@ -170,7 +171,7 @@ static void spin_learn(struct sn_engine *e, uint64_t asked)
         e->spin_ns -= e->spin_ns > SPIN_LEAST_NS ? SPIN_DOWN_NS : 0;
 }
 
-/* Somebody else is at work on a device copy: the memory's owner, a mover, a driver's thread. */
+/* Another thread or process is at work on a device copy: the memory's owner, a copy thread, or the driver. */
 static bool copy_is_near(const struct sn_engine *e, uint64_t now)
 {
     uint64_t at = __atomic_load_n(&e->copy_at, __ATOMIC_RELAXED);
@@ -178,8 +179,8 @@ static bool copy_is_near(const struct sn_engine *e, uint64_t now)
     return at && now < at + LINGER_NS;
 }
 
-/* Until then, or until another one is the earliest. Without the lock: who posts meanwhile would otherwise queue up for
- * it behind this thread, 16 us a request. Who makes a copy may need this core. */
+/* Spin until then, or until another queue pair is the earliest. The lock is released: posters would otherwise queue up
+ * for it behind this thread, 16 us for each request. give_way: the thread that makes a copy may need this core. */
 static void spin_locked(struct sn_engine *e, uint64_t until, bool give_way)
 {
     uint64_t at = e->next_at;
@@ -193,14 +194,14 @@ static void spin_locked(struct sn_engine *e, uint64_t until, bool give_way)
     pthread_mutex_lock(&e->mutex);
 }
 
-/* Until when the engine may sleep if this is the earliest. */
+/* How long the engine may sleep if this is the earliest queue pair. */
 static uint64_t rest_end(const struct sn_engine *e, const struct sn_qp *qp)
 {
     uint64_t wait = patience(e, qp);
 
     if (wait)
         return qp->wake_at + wait;
-    /* A burst, each piece due right after the one before, is not spun through on the poster's CPU. */
+    /* In a burst each piece is due right after the one before. Do not spin through it on the poster's CPU. */
     if (e->spun && sched_getcpu() == e->poster_cpu)
         return qp->wake_at;
     return qp->wake_at > e->spin_ns ? qp->wake_at - e->spin_ns : 0;
@@ -216,8 +217,8 @@ static void rest_locked(struct sn_engine *e, uint64_t now)
     if (!idle)
         e->rest_until = rest_end(e, next);
     else if (give_way)
-        e->rest_until = now; /* the next request of a ping-pong need not wake it */
-    else /* a watcher looks in now and then, so that who posts next need not wake it, which costs 5 to 20 us */
+        e->rest_until = now; /* linger, so that the next request of a ping-pong need not wake it */
+    else                     /* look in now and then, so that the next post need not wake it, which costs 5 to 20 us */
         e->rest_until = watching && now < e->last_due + WATCH_NS ? now + PATIENCE_NS : UINT64_MAX;
     if (e->rest_until > now) {
         until = (struct timespec){(time_t)(e->rest_until / 1000000000ull), (long)(e->rest_until % 1000000000ull)};
@@ -243,8 +244,8 @@ static void thread_prepare(struct sn_engine *e)
         setpriority(PRIO_PROCESS, 0, NICE_BUSY); /* may fail as well: then the model is late on a busy machine */
 }
 
-/* A real-time thread that looks at a copy over and over would keep who makes it off the core until the kernel stops
- * it, after 0.95 of every second. */
+/* A real-time thread that kept looking at a copy would keep the thread that makes it off the core, until the kernel
+ * stops the real-time thread after 0.95 of every second. */
 static void give_way_in_real_time(const struct sn_engine *e)
 {
     struct timespec nap = {0, REAL_NAP_NS};
@@ -319,7 +320,7 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
     hint_locked(e);
     wake = e->asleep && rest_end(e, qp) < e->rest_until;
     if (wake)
-        e->rest_until = rest_end(e, qp); /* who pushes before the thread runs need not wake it again */
+        e->rest_until = rest_end(e, qp); /* a thread that pushes before the engine runs need not wake it again */
     if (wake)
         pthread_cond_signal(&e->cond);
 unlock:
@@ -360,7 +361,9 @@ void sn_engine_help(struct sn_engine *e)
     if (qp)
         sn_qp_run_taken(qp);
     else if (__atomic_load_n(&e->copy_at, __ATOMIC_RELAXED) && copy_is_near(e, sn_now_ns()))
-        sn_give_way(); /* with fewer cores than threads, who makes the copy waits for this one's time slice, 4 ms */
+        /* with fewer cores than threads, the thread that makes the copy would wait for the end of this time slice, 4
+         * ms */
+        sn_give_way();
 }
 
 void sn_engine_fini(struct sn_engine *e)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The thread of an opened device that does what posting did not do at once: large transfers, waiting requests, the
- * model. */
+/* The thread of an opened device that does what the posting thread did not do at once: large transfers, waiting
+ * requests, and modelled delays. */
 #ifndef SOFTNIC_ENGINE_H
 #define SOFTNIC_ENGINE_H
 
@@ -14,14 +14,14 @@ struct sn_engine {
     pthread_mutex_t mutex; /* protects everything here but next_at; taken after qp->mutex */
     pthread_cond_t cond;
     struct sn_qp **heap;         /* by wake_at, earliest first */
-    uint32_t count, room, heavy; /* heavy: those that are not light */
+    uint32_t count, room, heavy; /* heavy: how many are not light */
     bool started, stop, asleep;
     bool realtime;
     uint64_t spin_ns;                      /* how long before a due time to stop sleeping */
     uint64_t rest_until;                   /* while asleep: when it wakes by itself; UINT64_MAX: never */
-    int trust;                             /* in threads that poll: more than 0, they do what is due */
+    int trust;                             /* more than 0: threads that poll are trusted to do short due work */
     uint32_t taken, probe_at, probe_every; /* light pieces of work so far; when to test distrust again */
-    uint32_t looks;                        /* at what is in flight, while there was no trust */
+    uint32_t looks;                        /* at the pipeline, while there was no trust */
     int poster_cpu;
     uint64_t last_due;
     bool spun;        /* since it slept */
@@ -34,14 +34,13 @@ struct sn_engine {
 int sn_engine_init(struct sn_engine *engine, bool realtime);
 void sn_engine_fini(struct sn_engine *engine);
 
-/** Hand a queue pair over, to be run at wake_at (monotonic ns). The caller has set qp->queued under qp->mutex. */
+/** Push a queue pair, to be run at wake_at (monotonic ns). The caller has set qp->queued under qp->mutex. */
 int sn_engine_push(struct sn_engine *engine, struct sn_qp *qp, uint64_t wake_at);
 
-/** Take it back. True when it was in the heap, false when the thread has it in hand. */
+/** Take a queue pair back. True when it was in the heap, false when the thread is running it. */
 bool sn_engine_remove(struct sn_engine *engine, struct sn_qp *qp);
 
-/** Do one piece of due work if there is any: lets a thread that polls in vain help instead of waiting to be preempted.
- */
+/** Do one piece of due work, if there is any: a thread that polls in vain helps instead of waiting to be preempted. */
 void sn_engine_help(struct sn_engine *engine);
 
 #endif

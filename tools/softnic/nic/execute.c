@@ -11,7 +11,7 @@
 
 enum {
     SPIN_BYTES = 16 << 10,
-    SPIN_NS = 12000, /* about one small copy and its mark (test/softnic/cuda_rw.c prints what it takes) */
+    SPIN_NS = 12000, /* about one small copy and its mark (test/softnic/test_cuda_rw.c prints the measured time) */
 };
 
 uint64_t sn_rnr_ns(uint32_t code)
@@ -45,7 +45,7 @@ static int local_spans(struct sn_qp *qp, struct sn_wqe *w, uint32_t rights, stru
     return n;
 }
 
-/* Bring result bytes that are in this process (bounce, atomic result) into the request's buffers. */
+/* Copy result bytes that are in this process (bounce buffer, value of an atomic) into the request's buffers. */
 static int result_copy(struct sn_qp *qp, struct sn_wqe *w, const void *from)
 {
     struct sn_copy *c = &qp->result;
@@ -97,7 +97,7 @@ static int exec_atomic(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
     return 0;
 }
 
-/* Short device copies are waited for a little: handing over to the engine costs more. Not those of an owner, which may
+/* Wait a little for short device copies: handing over to the engine costs more. Not for those of an owner, which may
  * have many at a time. */
 static int start_and_wait(struct sn_copy *c)
 {
@@ -109,7 +109,7 @@ static int start_and_wait(struct sn_copy *c)
     return r;
 }
 
-/* The data of a write or send leaves, of a read comes; under the model a read is only sampled, into a bounce buffer. */
+/* Move the data of a write, send or read. Under the model a read is only sampled into a bounce buffer. */
 static int exec_copy(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     struct sn_copy *c = &qp->copy;
@@ -136,7 +136,7 @@ static int exec_copy(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     }
     if (read && w->due_done && w->length) {
         w->bounce = malloc(w->length);
-        if (w->bounce) { /* without it the data comes early, which is the lesser evil */
+        if (w->bounce) { /* without it the data comes early, which does less harm than failing */
             c->dst_count = 1;
             c->dst[0] = (struct sn_span){.addr = (uintptr_t)w->bounce, .length = w->length, .mr = SN_NONE};
         }
@@ -153,7 +153,7 @@ static int exec_copy(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     return r;
 }
 
-/* Its owner may be destroying the target meanwhile, and waits for this copy: then nobody is told of it. */
+/* The owner may be destroying the target meanwhile, and waits for this copy to end: then it gets no completion. */
 static int exec_resume(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     int r = sn_copy_poll(&qp->copy);
@@ -169,8 +169,8 @@ static int exec_resume(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe
     return r;
 }
 
-/* A write that may share a system call: short, one buffer, host memory, valid on both sides, and due. Anything else
- * goes the long way, which also says what is wrong. */
+/* Fill in the spans of a write that may share a system call: short, one buffer, host memory, valid on both sides, and
+ * due. Any other write is executed alone, which also logs what is wrong. */
 static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, uint64_t now,
                         struct sn_span *dst, struct sn_span *src)
 {
@@ -188,7 +188,7 @@ static bool write_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct
            src->kind == SN_MEM_HOST && dst->kind == SN_MEM_HOST;
 }
 
-/* Receives that this queue pair may count on: nobody else takes them. */
+/* Receives that only this queue pair can take. */
 static uint32_t receives_left(const struct sn_qp_shm *target)
 {
     if (target->srq != SN_NONE || target->transport == SN_TRANSPORT_SRD)
@@ -215,9 +215,9 @@ static unsigned gather_writes(struct sn_qp *qp, struct sn_qp_shm *target, uint32
     return count;
 }
 
-/* The data of count requests from first on is placed: tell of it, under one lock of each queue. Return how many are
- * done: fewer when the target failed meanwhile, and its receives are gone; the rest goes the long way, which says so.
- */
+/* The data of count requests from first on is written: push their completions under one lock of each queue. Return how
+ * many are done: fewer when the target failed meanwhile and its receives are gone. The rest is executed one by one,
+ * which reports the failure. */
 static unsigned writes_arrived(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t first, unsigned count)
 {
     struct sn_cqe cqes[SN_WRITE_BATCH];
@@ -269,7 +269,7 @@ unsigned sn_execute_writes(struct sn_qp *qp, uint32_t first, uint32_t end)
     return count;
 }
 
-/* As a guest there. */
+/* Execute w between sn_responder_enter and sn_responder_leave. */
 static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     struct sn_copy *c = &qp->copy;
@@ -281,7 +281,7 @@ static int exec_at_target(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_
     c->length = w->length;
     c->dst_proc = w->opcode == IBV_WR_RDMA_READ ? sn_self->proc : target->owner - 1;
     c->src_proc = w->opcode == IBV_WR_RDMA_READ ? target->owner - 1 : sn_self->proc;
-    /* Without data nothing would notice that the target is dead. */
+    /* A request without data copies nothing that would fail, so check that the target lives. */
     if (w->length == 0 && !sn_process_reachable(c->world, target->owner - 1))
         return SN_EXEC_UNREACHABLE;
     return sn_is_atomic(w->opcode) ? exec_atomic(qp, target, w) : exec_copy(qp, target, w);
@@ -292,7 +292,7 @@ int sn_execute(struct sn_qp *qp, struct sn_wqe *w)
     struct sn_qp_shm *target = sn_qp_find(sn_self->world, w->dest_qpn);
     int r;
 
-    if (w->copying) { /* a guest there, so that the place in the table is still the target's */
+    if (w->copying) { /* entered, so the slot in the table still belongs to the target */
         target = &sn_self->world->qps[w->dest_qpn % SN_MAX_QPS];
         r = exec_resume(qp, target, w);
     } else if (target) {

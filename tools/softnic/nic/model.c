@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One virtual clock per link direction and one per NIC, in shared memory. A request starts at max(now, clock) and moves
- * the clock on by what it occupies, so that queueing comes out by itself. Nothing is placed or completed early: run.c
- * waits for the stamps. */
+/* One virtual clock for each direction of each cable and one for each NIC, in shared memory. A request starts at
+ * max(now, clock) and advances the clock by the time it takes, so queueing needs no code of its own. Nothing is written
+ * or completed early: run.c waits for the stamps. */
 #include "tools/softnic/nic/model.h"
 
 #include "tools/softnic/world/lock.h"
@@ -9,7 +9,7 @@
 #include "tools/softnic/nic/srd.h"
 #include "tools/softnic/world/queues.h"
 
-enum { PURPOSE_ORDER = 1 << 10 /* of a draw: beyond those of losses */ };
+enum { PURPOSE_ORDER = 1 << 10 /* draws for losses use the numbers below */ };
 #define NS_PER_S 1000000000ull
 #define BILLION  1000000000ull
 
@@ -18,8 +18,8 @@ static uint64_t later(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* A uniform number below n, reproducible from the seed, the queue pair, the position of the request and what it is for
- * (splitmix64's finaliser). */
+/* A uniform number below n, reproducible from the seed, the queue pair, the position of the request and the purpose
+ * (splitmix64's finalizer). */
 static uint64_t draw(const struct sn_config *config, uint32_t qpn, uint32_t position, uint32_t purpose, uint64_t n)
 {
     uint64_t x = (config->seed + ((uint64_t)purpose << 40)) * 0x9e3779b97f4a7c15ull +
@@ -37,11 +37,10 @@ static uint64_t transfer_ns(const struct sn_dev *dev, uint64_t bytes)
     return rate_bps ? (uint64_t)((__uint128_t)bytes * 8 * NS_PER_S / rate_bps) : 0;
 }
 
-/* Serialise bytes on the sender's link from at on, and on the receiver's, each at its rate: cut-through, so the last
- * bit arrives latency after it left unless the receiver's link is slower or busy with others. Return when it has
- * arrived. A start that lies in the
- * future (behind a fence) takes its ns from the clocks but does not move them there: until then the link serves other
- * queue pairs. */
+/* Send bytes over the sender's and the receiver's cable, each at its rate, from time `at` on. Forwarding is
+ * cut-through: the last bit arrives one latency after it left, unless the receiver's cable is slower or busy. Return
+ * the arrival time. A start in the future (after a fence) adds its duration to the clocks but does not move them to
+ * that time: until then the cable serves other queue pairs. */
 static uint64_t cable_cross(struct sn_dev *from, struct sn_dev *to, uint64_t now, uint64_t at, uint64_t bytes,
                             uint64_t latency)
 {
@@ -58,7 +57,7 @@ static uint64_t cable_cross(struct sn_dev *from, struct sn_dev *to, uint64_t now
     return arrived;
 }
 
-/* The NIC is busy with one request after the other; as above, a queue pair that waits at a fence does not hold it. */
+/* The NIC handles one request at a time. As above, a queue pair that waits at a fence does not hold it. */
 static uint64_t nic_start(struct sn_dev *dev, uint64_t now, uint64_t at, uint64_t cost)
 {
     uint64_t start;
@@ -70,8 +69,8 @@ static uint64_t nic_start(struct sn_dev *dev, uint64_t now, uint64_t at, uint64_
     return start;
 }
 
-/* How long the initiator waits for an acknowledgement; a queue pair that would wait for ever, or longer than the world
- * lets it, waits as long as that. */
+/* How long the initiator waits for an acknowledgement: what the queue pair asks for, at most the world's limit. A queue
+ * pair without a timeout gets the limit. */
 static uint64_t ack_timeout_ns(const struct sn_qp *qp)
 {
     uint64_t cap = sn_self->world->config.retry_cap_ns / (qp->attr.retry_cnt + 1u);
@@ -81,11 +80,11 @@ static uint64_t ack_timeout_ns(const struct sn_qp *qp)
 }
 
 struct losses {
-    uint64_t request_ns, ack_ns; /* how much later the request arrives, and the acknowledgement behind it */
-    bool exceeded;               /* more in a row than may be retried: then the request never arrives */
+    uint64_t request_ns, ack_ns; /* how much later the request, and then its acknowledgement, arrives */
+    bool exceeded;               /* more losses in a row than retries: the request never arrives */
 };
 
-/* Each try crosses both links twice, there and back; whatever is lost costs the acknowledgement's timeout. */
+/* Each try crosses both cables there and back. Each loss costs the acknowledgement timeout. */
 static struct losses draw_losses(const struct sn_qp *qp, uint32_t position, const struct sn_dev *mine,
                                  const struct sn_dev *theirs)
 {
@@ -126,7 +125,7 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
     w->lost = false;
     if (srd)
         w->due_exec = now + draw(cfg, qp->qpn, position, PURPOSE_ORDER, SN_SRD_SCATTER_NS);
-    /* To itself: never on the link. To an address that nobody has: not either. */
+    /* Requests to itself never use a cable, nor do those to an unknown address. */
     if (!sn_model_on(cfg) || w->dest_qpn == qp->qpn || w->dest_dev >= world->dev_count)
         return;
     theirs = &world->devs[w->dest_dev];
@@ -143,7 +142,7 @@ void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool 
     lost = draw_losses(qp, position, mine, theirs);
     w->due_exec += lost.request_ns;
     w->lost = lost.exceeded;
-    if (!srd) /* one queue pair's requests do not overtake */
+    if (!srd) /* requests of one queue pair do not overtake each other */
         w->due_exec = later(w->due_exec, qp->last_exec_due);
     w->due_done =
         read ? cable_cross(theirs, mine, w->due_exec, w->due_exec, w->length, latency) : w->due_exec + latency;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The model: when a request would be delivered and completed on a NIC with this rate, latency and cost. */
+/* The model: when a request would be delivered and completed on a NIC with these rates, latencies and costs. */
 #ifndef SOFTNIC_MODEL_H
 #define SOFTNIC_MODEL_H
 
 #include "tools/softnic/nic/queue_pair.h"
 
-/** Stamp w, the request at position, at posting, with due_exec and due_done from the virtual clocks of both ports.
- * first: it rang the doorbell, at now, the same for all of its requests: how long the poster takes from one to the next
- * (it may be kept off its core in between) changes nothing. The caller holds the mutex. Does nothing when the model is
+/** Set due_exec and due_done of w, the request at position, from the virtual clocks of both ports, when it is posted.
+ * first: it rang the doorbell. now: the same for all requests of a doorbell, so the time that the poster takes between
+ * them (it may be kept off its core) changes nothing. The caller holds the mutex. Does nothing when the model is
  * off. */
 void sn_model_stamp(struct sn_qp *qp, struct sn_wqe *w, uint32_t position, bool first, uint64_t now);
 

@@ -9,13 +9,15 @@
 #include "tools/softnic/nic/srd.h"
 
 enum {
-    /* Then none is begun until all have landed: who deregisters memory waits for those who are there to have gone once.
-     */
+    /* After so many, none is begun until the pipeline is empty: ibv_dereg_mr waits until each initiator has left
+     * once. */
     BEGUN_MOST = 512,
-    SHORT_BYTES = 16384,   /* longer ones fly from device memory only: a CPU would be busy with them */
-    ROW_MOST = 64,         /* how far is looked for atomics that can share a read */
-    ROW_BYTES = 65536,     /* their locks are not held while a longer write goes by, */
-    AHEAD_BYTES = 1 << 20, /* nor while more than that, some 5 us between GPUs, is before them */
+    /* longer writes are pipelined from device memory only, since a CPU would have to copy the others */
+    SHORT_BYTES = 16384,
+    ROW_MOST = 64,     /* how far to look for atomics that can share a read */
+    ROW_BYTES = 65536, /* longer writes do not pass while locks are held; */
+    /* nor are locks taken while more than this, about 5 us between GPUs, is queued before the atomics */
+    AHEAD_BYTES = 1 << 20,
 };
 
 bool sn_pipeline_suits(const struct sn_wqe *w)
@@ -33,7 +35,7 @@ bool sn_pipeline_suits(const struct sn_wqe *w)
     return w->length <= SHORT_BYTES || (from && from->kind != SN_MEM_HOST);
 }
 
-/* Is it w's turn? A fence waits for what is before; by the specification for reads and atomics only. */
+/* May w start now? A fence waits for earlier requests, or by the specification only for reads and atomics. */
 static bool may_start(const struct sn_qp *qp, const struct sn_wqe *w)
 {
     bool fence = w->flags & IBV_SEND_FENCE, strict = sn_self->world->config.fence_meaning == SN_FENCE_STRICT;
@@ -47,7 +49,7 @@ static bool may_start(const struct sn_qp *qp, const struct sn_wqe *w)
     return w->due_exec == 0 || w->due_exec <= sn_now_ns();
 }
 
-/* The buffers of both sides, or false: the long way says what is wrong with them. */
+/* Fill in the buffers of both sides, or return false: executing it alone logs what is wrong with them. */
 static bool spans_find(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_copy *c)
 {
     c->world = sn_self->world;
@@ -71,7 +73,7 @@ static bool spans_find(struct sn_qp *qp, struct sn_qp_shm *target, const struct 
            sn_responder_span(w->rkey, c->dst_proc, target->pd, w->raddr, w->length, IBV_ACCESS_REMOTE_WRITE, c->dst);
 }
 
-/* Receives that this queue pair may count on, since nobody else takes them. Of SRD others may, and it waits then. */
+/* Receives that only this queue pair can take. Of SRD others may take them too, and the request then waits. */
 static bool receive_is_left(const struct sn_qp *qp, const struct sn_qp_shm *target)
 {
     return target->srq == SN_NONE &&
@@ -79,7 +81,7 @@ static bool receive_is_left(const struct sn_qp *qp, const struct sn_qp_shm *targ
                qp->receives_due;
 }
 
-/* Return whether w is in flight. */
+/* Return whether w is in the pipeline. */
 static bool start(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     struct sn_copy c; /* large: only what a copy reads is filled in */
@@ -87,7 +89,7 @@ static bool start(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 
     if (!spans_find(qp, target, w, &c))
         return false;
-    /* One that finds no receive is not placed: it is tried again when it is the first. */
+    /* Without a receive nothing is written: the request is tried again when it is the first. */
     if (tells && !receive_is_left(qp, target))
         return false;
     if (sn_batch_covers(qp, c.dst_proc, c.dst))
@@ -101,7 +103,8 @@ static bool start(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
     return true;
 }
 
-/* Requests from `at` on that may start one behind the other: atomics, or writes, too. */
+/* Count the requests from `at` on that may start one after the other: atomics only, or writes as well. Return the
+ * end. */
 static uint32_t row_end(struct sn_qp *qp, uint32_t at, uint32_t tail, bool writes)
 {
     uint32_t end = at + 1;
@@ -116,7 +119,7 @@ static uint32_t row_end(struct sn_qp *qp, uint32_t at, uint32_t tail, bool write
     return end;
 }
 
-/* Return how many are in flight now. */
+/* Return how many are in the pipeline now. */
 static unsigned start_atomics(struct sn_qp *qp, struct sn_qp_shm *target, uint32_t at, uint32_t tail)
 {
     unsigned n;
@@ -131,7 +134,8 @@ static unsigned start_atomics(struct sn_qp *qp, struct sn_qp_shm *target, uint32
     return n;
 }
 
-/* G1 for both sides' buffers, from the first in flight to the last: see exec.c's callers in run.c and responder.c. */
+/* [in-use] for both sides' buffers, from the first request in the pipeline to the last; see execute_counted in run.c
+ * and responder.c. */
 static bool enter_target(struct sn_qp *qp, struct sn_qp_shm *target)
 {
     __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_SEQ_CST);
@@ -148,7 +152,7 @@ static void leave_target(struct sn_qp *qp, struct sn_qp_shm *target)
     __atomic_store_n(&qp->runs, qp->runs + 1, __ATOMIC_RELEASE);
 }
 
-/* The next one, if it may follow those in flight: to the same target, too. */
+/* The next request, if it may follow those in the pipeline, to the same target. */
 static struct sn_wqe *next(struct sn_qp *qp, uint32_t at, uint32_t tail)
 {
     struct sn_wqe *w;
@@ -185,14 +189,15 @@ bool sn_pipeline_start(struct sn_qp *qp, uint32_t tail)
     return qp->in_pipeline != before;
 }
 
-/* What became of it. Whatever the copy did, behind one that failed all are flushed; and a queue pair that is gone is
- * told nothing. Return 0, or SN_EXEC_RNR: another initiator has taken the receive that was there. */
+/* Set the outcome of a finished copy. After a failed request all others are flushed, whatever their copies did, and a
+ * queue pair that is gone gets no completion. Return 0, or SN_EXEC_RNR: another initiator has taken the receive that
+ * was there. */
 static int landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, int r)
 {
     bool there = __atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) == w->dest_qpn, none;
     struct sn_recv recv;
 
-    if (w->status != IBV_WC_SUCCESS) /* told meanwhile, see run_flights in run.c */
+    if (w->status != IBV_WC_SUCCESS) /* it has failed already, see run_pipeline in run.c */
         return 0;
     if (sn_qp_state(qp) == IBV_QPS_ERR) {
         w->status = IBV_WC_WR_FLUSH_ERR;
@@ -222,7 +227,7 @@ static int landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, 
 
 int sn_pipeline_retire(struct sn_qp *qp, struct sn_wqe *w, bool ask)
 {
-    /* A guest there, so that the place in the table is still the target's. */
+    /* entered, so the slot in the table still belongs to the target */
     struct sn_qp_shm *target = &sn_self->world->qps[w->dest_qpn % SN_MAX_QPS];
     bool atomic = sn_is_atomic(w->opcode);
     int r;

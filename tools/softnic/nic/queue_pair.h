@@ -105,7 +105,7 @@ static inline struct sn_qp *sn_qp_of(struct ibv_qp *qp)
     return (struct sn_qp *)qp;
 }
 
-/** As what a request to nobody completes. */
+/** Status of a request that no peer answers. */
 static inline uint32_t sn_qp_unanswered(const struct sn_qp *qp)
 {
     return qp->turn ? IBV_WC_RESP_TIMEOUT_ERR : IBV_WC_RETRY_EXC_ERR;
@@ -123,7 +123,7 @@ static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
     return (struct sn_wqe *)(qp->sq + (size_t)(qp->turn ? qp->turn[at] : at) * qp->sq_stride);
 }
 
-/** Who answers one answers the other. */
+/** Would the same peer answer both? */
 static inline bool sn_wqe_same_target(const struct sn_qp *qp, const struct sn_wqe *a, const struct sn_wqe *b)
 {
     return a->dest_qpn == b->dest_qpn && a->dest_dev == b->dest_dev && (!sn_qp_is_srd(qp) || a->qkey == b->qkey);
@@ -135,22 +135,22 @@ static inline uint32_t sn_qp_state(const struct sn_qp *qp)
 }
 
 /* run.c */
-/** A request of it has failed: to the error state; its receives are flushed when the request is completed. event: as
- * for sn_qp_shm_stop. The caller is the runner. */
+/** Move a queue pair to the error state after a failed request; its receives are flushed when that request is
+ * completed. event: as in sn_qp_shm_stop. The caller is the runner. */
 void sn_qp_fail(struct sn_qp *qp, int event);
 
-/** Execute and complete what can be. The caller is the runner. Return when to be called again (UINT64_MAX: nothing
- * left). */
+/** Execute and complete what can be. Return when to call again (UINT64_MAX: nothing is left). The caller is the
+ * runner. */
 uint64_t sn_qp_run(struct sn_qp *qp);
 
-/** An asynchronous copy is under way. The caller is the runner, or holds the mutex while there is none. */
+/** Is an asynchronous copy under way? The caller is the runner, or holds the mutex while there is none. */
 bool sn_qp_copying(struct sn_qp *qp);
 
-/** Nothing that was begun is left to end. As above. */
+/** Has everything that was begun ended? As above. */
 bool sn_qp_drained(struct sn_qp *qp);
 
-/** The runner stops, at is what sn_qp_run said: queue for the engine if anything is left. The caller holds the mutex.
- */
+/** Stop running; `at` is what sn_qp_run returned. Queue for the engine if anything is left. The caller holds the
+ * mutex. */
 void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at);
 
 /** Run a queue pair that was just taken from an engine's heap. */

@@ -7,10 +7,8 @@
 #include "tools/softnic/world/proc.h"
 #include "tools/softnic/world/wake.h"
 
-enum { LOOK_EVERY = 32 /* to ask whether a process lives takes 10 us */ };
+enum { LOOK_EVERY = 32 /* asking whether a process lives takes 10 us */ };
 
-/* A span of one process's registered memory, or false: no such key, other owner or domain, out of bounds, right
- * missing. */
 bool sn_responder_span(uint32_t key, uint32_t proc, uint32_t pd, uint64_t addr, uint64_t length, uint32_t rights,
                        struct sn_span *span)
 {
@@ -42,7 +40,7 @@ struct sn_cqe sn_responder_cqe(const struct sn_qp *qp, const struct sn_qp_shm *t
                            .time_ns = sn_now_ns()};
 }
 
-/* Tell the target by completions in its receive queue. An overrun queue fails the target's queue pair. */
+/* Push completions to the target's receive queue. An overrun queue fails the target's queue pair. */
 void sn_responder_push(struct sn_qp_shm *target, const struct sn_cqe *cqes, uint32_t count, bool solicited)
 {
     sn_count(&sn_self->world->devs[target->dev].counters.cqes_recv, count);
@@ -59,14 +57,14 @@ static void complete(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *
     sn_responder_push(target, &cqe, 1, w->flags & IBV_SEND_SOLICITED);
 }
 
-/* A fault the responder finds: it answers with a NAK and, of RC, goes to the error state itself. */
+/* Report a fault that the responder finds: the initiator gets a NAK, and an RC responder goes to the error state. */
 static int fault(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, uint32_t status, int event,
                  const char *what)
 {
     sn_log("queue pair %u to %u: opcode %u, %llu bytes at 0x%llx, rkey 0x%x: %s", qp->qpn, w->dest_qpn, w->opcode,
            (unsigned long long)w->length, (unsigned long long)w->raddr, w->rkey, what);
     w->status = status;
-    if (sn_qp_is_srd(qp)) /* nobody's connection ends with it */
+    if (sn_qp_is_srd(qp)) /* no connection ends with it */
         return 0;
     if (target == qp->shm)
         sn_qp_fail(qp, event);
@@ -88,7 +86,6 @@ int sn_responder_receive(struct sn_qp_shm *target, struct sn_recv *recv)
     return 0;
 }
 
-/* Where a send goes: the buffers of the receive it took. Return 0, or 1 after both sides got their error. */
 int sn_responder_receive_spans(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, const struct sn_recv *recv,
                                struct sn_copy *copy)
 {
@@ -131,7 +128,7 @@ struct refusal {
     const char *what; /* NULL: granted */
 };
 
-/* The memory that a write, read or atomic names, if it may have it. */
+/* Look up the memory that a write, read or atomic names, and check the rights. */
 static struct refusal request_check(const struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_span *span)
 {
     uint32_t rights = remote_rights(w->opcode);
@@ -166,7 +163,6 @@ int sn_responder_request_span(struct sn_qp *qp, struct sn_qp_shm *target, struct
     return 1;
 }
 
-/* What became of a copy: nothing to say (0), the target is gone, or an error status. */
 int sn_responder_result(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, int r)
 {
     if (r == 0)
@@ -192,7 +188,6 @@ void sn_responder_count(const struct sn_qp *qp, const struct sn_qp_shm *target, 
     sn_count(read ? &mine->bytes_rx : &theirs->bytes_rx, bytes);
 }
 
-/* The target's side of a request that moved its data. */
 void sn_responder_arrived(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
 {
     sn_responder_count(qp, target, w->opcode == IBV_WR_RDMA_READ, w->length);
@@ -233,8 +228,9 @@ static uint64_t entry_take(struct sn_qp_shm *target, bool relieve)
     return 0;
 }
 
-/* G1: announce first, look second; pairs with G2 in sn_qp_initiators_wait, whose callers invalidate first and look for
- * guests second. One of the two sees the other, so memory is never written after its owner was told that it is free. */
+/* [in-use] announce first, look at the key second; pairs with sn_qp_initiators_wait, whose callers invalidate the key
+ * first and look for initiators second. One of the two sees the other, so memory is never written after its owner was
+ * told that it is free. */
 uint64_t sn_responder_enter(struct sn_qp_shm *target)
 {
     static uint32_t crowded;
@@ -242,7 +238,7 @@ uint64_t sn_responder_enter(struct sn_qp_shm *target)
 
     if (entry || __atomic_add_fetch(&crowded, 1, __ATOMIC_RELAXED) % LOOK_EVERY)
         return entry;
-    return entry_take(target, true); /* some may have died in there */
+    return entry_take(target, true); /* some initiators may have died there */
 }
 
 void sn_responder_leave(struct sn_qp_shm *target, uint64_t entry)

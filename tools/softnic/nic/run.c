@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running a send queue: execute in order, complete in order, fail in order. For SRD another request comes to the front
- * first (srd.h), and one that cannot be executed now lets others pass. */
+/* Running a send queue: execute, complete and fail requests in order. On SRD another request may come to the front
+ * (srd.h), and one that cannot be executed now lets others pass. */
 #include "tools/softnic/nic/atomic_batch.h"
 #include "tools/softnic/nic/execute.h"
 #include "tools/softnic/nic/pipeline.h"
@@ -10,10 +10,10 @@
 #include "tools/softnic/world/queues.h"
 
 enum {
-    RUN_BATCH_BYTES = 4 << 20, /* then let other queue pairs of the engine have a turn */
+    RUN_BATCH_BYTES = 4 << 20, /* then other queue pairs of the engine get a turn */
     LIGHT_BYTES = 16384,       /* some 2 us of copying */
     BUSY_POLL_NS = 2000,       /* device copies take some 10 us */
-    PIPELINE_POLL_NS = 1000,   /* to look whether one has landed costs a tenth of that */
+    PIPELINE_POLL_NS = 1000,   /* looking whether a copy is done costs a tenth of that */
     RETRY_FIRST_NS = 50000,
     RETRY_MAX_NS = 2000000,
     RNR_FOREVER = 7,
@@ -42,7 +42,7 @@ static bool is_read(const struct sn_wqe *w)
            w->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
-/* Tell the initiator. The position frees this and all earlier requests once it is polled. */
+/* Report a completion to the initiator. Its position frees this and all earlier requests once it is polled. */
 static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
 {
     struct sn_counters *count = &sn_ctx_dev(qp->ctx)->counters;
@@ -67,7 +67,7 @@ static void complete(struct sn_qp *qp, struct sn_wqe *w, uint32_t position)
         sn_qp_shm_fail(sn_self->world, qp->shm, IBV_EVENT_QP_FATAL);
 }
 
-/* A request has failed: of RC, and so has the connection. SRD has none, and goes on. */
+/* After a failed request an RC connection fails too. SRD has no connection and goes on. */
 static void fail_if_rc(struct sn_qp *qp, const struct sn_wqe *w)
 {
     if (w->status != IBV_WC_SUCCESS && !sn_qp_is_srd(qp))
@@ -76,13 +76,14 @@ static void fail_if_rc(struct sn_qp *qp, const struct sn_wqe *w)
 
 void sn_qp_fail(struct sn_qp *qp, int event)
 {
-    /* F1: first; pairs with F2 in sn_post_recv (post.c), which finds the error state and then looks here. */
+    /* [flush-due] set before the error state; pairs with sn_post_recv (post.c), which finds the error state and then
+     * looks here. */
     __atomic_store_n(&qp->flush_due, true, __ATOMIC_SEQ_CST);
     sn_qp_shm_stop(sn_self->world, qp->shm, event);
 }
 
-/* F3: first, then the ring is emptied; pairs with F2, where a receive is in the ring first. One of the two flushes it.
- */
+/* [flush-due] clear first, then empty the ring; pairs with sn_post_recv, which puts a receive into the ring first. One
+ * of the two flushes it. */
 static void flush_if_due(struct sn_qp *qp)
 {
     if (!qp->flush_due)
@@ -99,7 +100,7 @@ static bool fence_holds(const struct sn_qp *qp, const struct sn_wqe *w)
     return sn_self->world->config.fence_meaning == SN_FENCE_STRICT ? qp->exec != qp->done : qp->reads_open > 0;
 }
 
-/* Nobody answers: try again, more and more rarely, until the transport timeout. Return when, or 0 when it is over. */
+/* Nobody answers: try again at growing intervals until the transport timeout. Return when, or 0 when that is over. */
 static uint64_t retry_at(struct sn_qp *qp, struct sn_wqe *w, uint64_t now)
 {
     uint64_t cap = sn_self->world->config.retry_cap_ns, step;
@@ -131,7 +132,8 @@ static uint64_t rnr_at(struct sn_qp *qp, struct sn_wqe *w, uint64_t now)
     return now + sn_rnr_ns(target->min_rnr_timer);
 }
 
-/* Without the model nothing is stamped, and the clock is not read; with it, once for all that was due by then. */
+/* Without the model nothing is stamped and the clock is not read. With it, one reading serves for all requests due by
+ * then. */
 static bool early(uint64_t due, uint64_t *now)
 {
     if (due > *now)
@@ -139,7 +141,7 @@ static bool early(uint64_t due, uint64_t *now)
     return due > *now;
 }
 
-/* G1 for the request's own buffers: odd before the keys are looked up, even after the copy; pairs with G2 in
+/* [in-use] for the request's own buffers: odd before the keys are looked up, even after the copy; pairs with
  * sn_qp_initiators_wait. An asynchronous copy keeps it odd. */
 static int exec_counted(struct sn_qp *qp, struct sn_wqe *w)
 {
@@ -163,7 +165,7 @@ static uint32_t writes_counted(struct sn_qp *qp, uint32_t tail)
     return n;
 }
 
-/* Nobody took it. Return when to try again, or 0: it has failed for good. */
+/* The target did not take it. Return when to try again, or 0: it has failed for good. */
 static uint64_t retry(struct sn_qp *qp, struct sn_wqe *w, int r)
 {
     uint64_t at = r == SN_EXEC_UNKNOWN ? 0 : (r == SN_EXEC_RNR ? rnr_at : retry_at)(qp, w, sn_now_ns());
@@ -199,7 +201,7 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
                sn_ctx_dev(qp->ctx)->name, qp->attr.retry_cnt + 1u);
         w->status = sn_qp_unanswered(qp);
     }
-    if (w->status != IBV_WC_SUCCESS) /* lost, or refused while it was built (wr.c) */
+    if (w->status != IBV_WC_SUCCESS) /* lost, or refused by sn_wqe_check */
         r = 0;
     else
         r = exec_counted(qp, w);
@@ -212,7 +214,7 @@ static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
     return 0;
 }
 
-/* Stage two, for what is executed. */
+/* Stage two: complete what is executed. */
 static uint64_t run_complete(struct sn_qp *qp)
 {
     uint64_t now = 0;
@@ -253,7 +255,8 @@ bool sn_qp_drained(struct sn_qp *qp)
     return qp->exec == qp->done && !sn_qp_copying(qp);
 }
 
-/* More into flight, and what has landed is executed. Return when to look again, or 0: none is in flight. */
+/* Start more asynchronous copies and retire those that finished. Return when to look again, or 0: the pipeline is
+ * empty. */
 static uint64_t run_pipeline(struct sn_qp *qp, uint32_t tail)
 {
     uint64_t now = 0;
@@ -274,12 +277,12 @@ static uint64_t run_pipeline(struct sn_qp *qp, uint32_t tail)
                 w->due_exec = retry(qp, w, r);
                 if (w->due_exec)
                     continue;
-                r = sn_pipeline_retire(qp, w, !started); /* now it has failed, and that ends it */
+                r = sn_pipeline_retire(qp, w, !started); /* now it has failed, and is retired */
             }
             if (r == SN_EXEC_BUSY)
                 return sn_now_ns() + PIPELINE_POLL_NS;
             if (r == SN_EXEC_WORD_KNOWN)
-                break; /* now it can begin, and more behind it */
+                break; /* now it can begin, and others after it */
             fail_if_rc(qp, w);
             if (w->status != IBV_WC_SUCCESS)
                 w->due_done = 0;
@@ -288,7 +291,7 @@ static uint64_t run_pipeline(struct sn_qp *qp, uint32_t tail)
     }
 }
 
-/* Stage one. Return when to come back: UINT64_MAX when everything posted is executed. */
+/* Stage one: execute. Return when to come back; UINT64_MAX when everything posted is executed. */
 static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
 {
     uint64_t bytes = 0, now = 0, at;
@@ -305,7 +308,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
             sn_srd_next_exec(qp, qp->exec, tail);
         w = sn_wqe_at(qp, qp->exec);
         state = sn_qp_state(qp);
-        /* Stage two waits for a copy; or this queue pair goes away, and what is begun is all that ends. */
+        /* Wait while stage two copies a result. While the queue pair is closing, nothing new begins. */
         if (finishing(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->copying))
             return UINT64_MAX;
         if (state == IBV_QPS_ERR && !w->copying) {
@@ -321,7 +324,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
                 at = run_complete(qp);
                 if (fence_holds(qp, w))
                     return at;
-                continue; /* it may fly now */
+                continue; /* now it may be pipelined */
             }
             if (qp->exec + 1 != tail && (n = writes_counted(qp, tail)) > 0) {
                 qp->exec += n;
@@ -348,7 +351,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
 
 uint64_t sn_qp_run(struct sn_qp *qp)
 {
-    /* Q1: acquire; pairs with Q2 in sn_sq_commit_locked (post.c): the requests are whole. */
+    /* [sq-tail] acquire; pairs with sn_sq_commit_locked (post.c): the requests are complete. */
     uint32_t tail = __atomic_load_n(&qp->tail, __ATOMIC_ACQUIRE);
     uint64_t exec_at = run_execute(qp, tail);
     uint64_t done_at = run_complete(qp);
@@ -358,23 +361,24 @@ uint64_t sn_qp_run(struct sn_qp *qp)
     return exec_at < done_at ? exec_at : done_at;
 }
 
-/* Is there anything a runner could do that it was not told of? */
+/* Is there work that was posted after the runner looked? */
 static bool work_left_locked(const struct sn_qp *qp)
 {
     return qp->exec != qp->tail && sn_qp_state(qp) != IBV_QPS_SQD;
 }
 
-/* What comes next is short enough to be done by a thread that polls for something else. */
+/* Is the next piece of work short enough for a thread that polls for something else? */
 static bool next_is_light(const struct sn_qp *qp)
 {
-    if (qp->in_pipeline) /* only to be looked at; what waits for them to land must not wait for a poller, too */
+    /* it only has to be looked at; but requests that wait for an empty pipeline must not wait for a poller, too */
+    if (qp->in_pipeline)
         return qp->exec + qp->in_pipeline == qp->tail && !sn_batch_waits(qp);
     const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);
 
     return w->length <= LIGHT_BYTES && !w->copying;
 }
 
-/* Once. A queue pair that has left the state meanwhile drains no more. */
+/* Report this once. A queue pair that has left the SQD state meanwhile does not report it. */
 static void report_drained_locked(struct sn_qp *qp)
 {
     if (!sn_qp_drained(qp))
@@ -392,7 +396,7 @@ void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at)
     if ((at == UINT64_MAX || (sn_qp_is_srd(qp) && qp->seen != qp->tail)) && work_left_locked(qp))
         at = 0;
     if (at == UINT64_MAX || (qp->closing && !sn_qp_copying(qp)))
-        return; /* closing waits for a copy, which uses memory that is free afterwards */
+        return; /* closing waits for a copy, whose memory is freed afterwards */
     qp->queued = true;
     qp->light = at != 0 && next_is_light(qp);
     if (sn_engine_push(&qp->ctx->engine, qp, at) < 0) {

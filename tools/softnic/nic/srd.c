@@ -6,16 +6,16 @@
 #include "tools/softnic/world/lock.h"
 
 enum {
-    /* Requests that change places with each other, as a NIC has so many under way. It is a bound on the search, and so
-     * many to a target that does not answer hold up the others. */
+    /* Requests that may change places with each other, as many as a NIC has under way. This limits the search; so many
+     * requests to a target that does not answer hold up the others. */
     WINDOW = 64,
     PIECES = 4,
     PIECE_STEP = 8,         /* pieces begin at multiples of this, so that words stay whole */
-    SCATTER_LEAST = 16,     /* bytes; shorter ones land as one */
+    SCATTER_LEAST = 16,     /* bytes; shorter ones are written in one piece */
     PIECES_FROM = 64 << 10, /* bytes; shorter ones are cut in two */
     RNR_FOREVER = 7,        /* unless ibv_modify_qp says otherwise */
     RNR_TIMER = 12,         /* 0.64 ms; EFA has no such attribute */
-    ACK_TIMEOUT = 12,       /* 17 ms for what is lost; nor these */
+    ACK_TIMEOUT = 12,       /* 17 ms for each loss; EFA has no such attributes, either */
     ACK_RETRIES = 7,
 };
 
@@ -95,8 +95,8 @@ int sn_srd_check(const struct sn_qp *qp, struct sn_wqe *w)
     return 0;
 }
 
-/* Change places with the earliest: positions stay what they are, so that queues are freed and flushed as ever. The
- * poster only touches entries of positions from tail on, which stay where they are. */
+/* Swap the entry that is due first to the front. Positions keep their meaning, so queues are freed and flushed as
+ * usual. The poster only touches entries of positions from tail on, which are never swapped. */
 static void bring_earliest(struct sn_qp *qp, uint32_t at, uint32_t end, size_t due_offset)
 {
     uint32_t mask = qp->sq_size - 1, best = at;
@@ -138,7 +138,7 @@ bool sn_srd_cables_up(const struct sn_qp *qp, const struct sn_wqe *w)
            __atomic_load_n(&world->devs[w->dest_dev].port_up, __ATOMIC_RELAXED);
 }
 
-/* Reproducible, as the model's draws are: by the seed, the queue pair and how far it is. */
+/* Reproducible, as the model's draws are: from the seed, the queue pair and its position. */
 static uint64_t draw(const struct sn_qp *qp, uint32_t purpose, uint64_t n)
 {
     uint64_t x =
@@ -157,7 +157,7 @@ static bool all_host(const struct sn_span *span, uint32_t count)
     return true;
 }
 
-/* Both sides' lists, cut at the same places and put together in another order. */
+/* Cut both sides' lists at the same offsets and put the pieces together in another order. */
 static uint32_t shuffle(struct sn_span *span, uint32_t count, const uint64_t *cut, const uint32_t *order,
                         uint32_t pieces)
 {
@@ -203,7 +203,7 @@ static uint32_t vendor_error(uint32_t status)
     return status < sizeof(codes) ? codes[status] : 2;
 }
 
-/* EFA's driver tells writes apart, and calls all else a send, reads too. */
+/* EFA's driver reports writes as writes, and everything else, including reads, as sends. */
 void sn_srd_cqe(const struct sn_wqe *w, struct sn_cqe *cqe)
 {
     if (cqe->opcode != IBV_WC_RDMA_WRITE)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scalable reliable datagrams, as AWS's EFA has them: every request names its target, is delivered once, and in no
- * order. Everything else is what RC does (run.c, exec.c); this is the difference. Real networks reorder now and then;
- * here it is done on purpose and all the time, so that a program that counts on an order fails soon. */
+/* Scalable reliable datagrams, as AWS's EFA has them: every request names its target and is delivered once, in no
+ * order. This file has the differences from RC (run.c, execute.c). Real networks reorder now and then; here it happens
+ * on purpose and all the time, so that a program that relies on an order fails soon. */
 #ifndef SOFTNIC_SRD_H
 #define SOFTNIC_SRD_H
 
 #include "tools/softnic/nic/queue_pair.h"
 
 enum {
-    SN_SRD_SCATTER_NS = 8000, /* each request starts late by up to this; about half of an EFA's latency */
-    /* What an EFA reports, as efadv_query_device and ibv_query_port have it. */
+    SN_SRD_SCATTER_NS = 8000, /* each request starts late by up to this: about half of an EFA's latency */
+    /* What an EFA reports to efadv_query_device and ibv_query_port. */
     SN_SRD_MAX_SQ_WR = 4096,
     SN_SRD_MAX_RQ_WR = 32768,
     SN_SRD_MAX_SQ_SGE = 2,
@@ -20,39 +20,39 @@ enum {
 };
 #define SN_SRD_MAX_RDMA (1u << 30)
 
-/* An address handle. Those of RC devices are only there to be made. */
+/* An address handle. RC devices have them only because programs create them. */
 struct sn_ah {
     struct ibv_ah ibv; /* first: programs hold a pointer to it */
-    uint32_t dev;      /* SN_NONE: nobody has that address; requests time out */
+    uint32_t dev;      /* SN_NONE: nobody has that address, and requests time out */
 };
 
 /** Return 0, EINVAL or EOPNOTSUPP, logged. */
 int sn_srd_caps_check(const struct ibv_qp_init_attr_ex *attr);
 
-/** What a new or reset queue pair is like. */
+/** Set the attributes of a new or reset queue pair. */
 void sn_srd_defaults(struct sn_qp *qp);
 
-/** Name the target of a request. */
+/** Set the target of a request. */
 void sn_srd_to(struct sn_wqe *w, const struct ibv_ah *ah, uint32_t qpn, uint32_t qkey);
 
-/** Is this a request that EFA takes? Return 0 or EINVAL, logged; what only the device finds is in w->status then. The
+/** Does EFA take this request? Return 0 or EINVAL, logged; errors that only the device finds are set in w->status. The
  * caller holds the mutex. */
 int sn_srd_check(const struct sn_qp *qp, struct sn_wqe *w);
 
-/** Of those from position at on that may change places, up to end: bring the one that is due first to position at. The
- * caller is the runner. */
+/** Among the requests [at, end) that may change places, bring the one that is due first to position `at`. The caller is
+ * the runner. */
 void sn_srd_next_exec(struct sn_qp *qp, uint32_t at, uint32_t end);
 
-/** The same for the completion of what is executed. */
+/** Do the same for the completion of executed requests. */
 void sn_srd_next_done(struct sn_qp *qp);
 
-/** Are the links of both ends up? */
+/** Are the cables of both ends up? */
 bool sn_srd_cables_up(const struct sn_qp *qp, const struct sn_wqe *w);
 
-/** Have a transfer of host memory land in pieces, in any order. The caller is the runner. */
+/** Cut a copy of host memory into pieces, in random order. The caller is the runner. */
 void sn_srd_scatter(const struct sn_qp *qp, struct sn_copy *copy);
 
-/** What the sender's completion has otherwise than that of RC. */
+/** Change a completion of the sender from what RC reports to what EFA reports. */
 void sn_srd_cqe(const struct sn_wqe *w, struct sn_cqe *cqe);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libefa.so.1: the names and versions of the real one; the work is done in libibverbs.so.1 beside it
- * (tools/softnic/verbs/efadv.c). Untyped, as in stub.h; each passes on what it is given. */
+/* libefa.so.1: the names and versions of the real library. libibverbs.so.1 beside it does the work
+ * (tools/softnic/verbs/efadv.c). Pointers are untyped, as in stub.h, and are passed on. */
 #include <stdint.h>
 
 #include "tools/softnic/stub/stub.h"
@@ -24,7 +24,7 @@ FORWARD(int, efadv_query_mr, (void *mr, void *attr, uint32_t bytes), (mr, attr, 
 FORWARD(int, efadv_get_max_sq_depth, (void *context, void *attr, uint32_t bytes), (context, attr, bytes))
 FORWARD(int, efadv_get_max_rq_depth, (void *context, void *attr, uint32_t bytes), (context, attr, bytes))
 
-/* Queues in the program's hands, hints and counters of the device: there is no hardware behind them. */
+/* Queues in the program's memory, hints and counters of the device: there is no hardware for them. */
 STUB_ERRNO(efadv_query_qp_wqs)
 STUB_ERRNO(efadv_query_cq)
 STUB_PTR(efadv_qp_from_ibv_qp_ex)

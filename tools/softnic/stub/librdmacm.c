@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdmacm.so.1 without a connection manager: there is no /dev/infiniband/rdma_cm to talk to. The real library is
- * linked BIND_NOW against private parts of its own libibverbs, so it cannot be left in place. rsockets are absent. */
+/* librdmacm.so.1 without a connection manager: there is no /dev/infiniband/rdma_cm. The real library is linked BIND_NOW
+ * against private parts of its own libibverbs, so it cannot be used. rsockets are absent. */
 #include "tools/softnic/stub/stub.h"
 
 const char *rdma_event_str(int event);
@@ -24,7 +24,7 @@ unsigned short rdma_get_dst_port(void *id)
     return 0;
 }
 
-/* Returns a NULL-terminated list in the real library; callers take NULL as "none" and read the count. */
+/* The real library returns a NULL-terminated list. Callers take NULL as "none" and read the count. */
 void **rdma_get_devices(int *num_devices);
 void **rdma_get_devices(int *num_devices)
 {

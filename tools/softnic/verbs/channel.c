@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completion channels and asynchronous events: what a blocked reader is told. */
+/* Completion channels and asynchronous events: how a blocked reader is notified. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -63,7 +63,7 @@ void sn_channel_settle_locked(struct sn_channel *ch)
     sn_wake_settle(sn_self->world, ch->ibv.fd, ch->wake_id, cq_event_is_left, ch);
 }
 
-/* A queue of this channel with an event, which is taken. */
+/* Find a queue of this channel with an event, and take the event. */
 static struct sn_cq *event_take(struct sn_channel *ch)
 {
     struct sn_cq *found;
@@ -171,7 +171,7 @@ void sn_async_forget(struct ibv_context *context, enum sn_event_of of, uint32_t 
     pthread_mutex_unlock(&context->mutex);
 }
 
-/* From numbers to the program's objects; false: the object is gone, nobody to tell. */
+/* Translate numbers to the program's objects. Return false: the object is gone. */
 static bool async_resolve(const struct sn_async *event, struct ibv_async_event *out)
 {
     struct sn_qp *qp;
@@ -207,7 +207,7 @@ static bool async_resolve(const struct sn_async *event, struct ibv_async_event *
     }
 }
 
-/* Under the mutex, so that a queue pair that is found is not destroyed before its event counts as delivered. */
+/* Hold the mutex, so that a queue pair that is found is not destroyed before its event counts as delivered. */
 static bool async_take(struct ibv_context *context, struct ibv_async_event *event)
 {
     struct sn_ctx *ctx = sn_ctx_of(context);
@@ -256,6 +256,6 @@ void ibv_ack_async_event(struct ibv_async_event *event)
         acknowledged(&event->element.qp->mutex, &event->element.qp->cond, &event->element.qp->events_completed);
         break;
     default:
-        break; /* of the port: nothing is waiting */
+        break; /* a port event: destroying waits for no port */
     }
 }

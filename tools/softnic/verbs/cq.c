@@ -11,7 +11,7 @@
 
 enum { ACK_PATIENCE_S = 10 };
 
-/* Polling a completion gives the queue its entries back: the program has learned that they are free. */
+/* A polled completion frees entries of the queue: the program now knows that they are done. */
 static void entries_free(const struct sn_cqe *cqe)
 {
     struct sn_qp *qp = sn_qp_local(cqe->qp_num);
@@ -30,11 +30,11 @@ bool sn_cq_take_locked(struct sn_cq *cq, struct sn_cqe *cqe)
     uint32_t head = shm->head;
     const struct sn_cqe *ring = sn_at(sn_self->world, shm->ring_off);
 
-    /* C4: acquire; pairs with C3 in sn_cq_push: the entry, and the memory it tells of, are visible. */
+    /* [cq-tail] acquire; pairs with sn_cq_push: the entry, and the memory it reports on, are visible. */
     if (__atomic_load_n(&shm->tail, __ATOMIC_ACQUIRE) == head)
         return false;
     *cqe = ring[head & (shm->capacity - 1)];
-    /* C2: release; pairs with C1 in sn_cq_push: the slot was read. */
+    /* [cq-head] release; pairs with sn_cq_push: the entry was read. */
     __atomic_store_n(&shm->head, head + 1, __ATOMIC_RELEASE);
     entries_free(cqe);
     return true;
@@ -63,7 +63,7 @@ int sn_cq_poll(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
     if (__atomic_load_n(&cq->shm->tail, __ATOMIC_ACQUIRE) == __atomic_load_n(&cq->shm->head, __ATOMIC_RELAXED)) {
         sn_engine_help(&cq->ctx->engine);
         if (__atomic_load_n(&cq->shm->overrun, __ATOMIC_RELAXED))
-            return -EIO; /* after what was there: completions are lost, nobody may believe that all is well */
+            return -EIO; /* after the entries that were there: completions are lost, and the program must learn it */
     }
     pthread_mutex_lock(&cq->mutex);
     while (n < count && sn_cq_take_locked(cq, &cqe))
@@ -94,7 +94,8 @@ void sn_cq_purge(struct sn_cq *cq, uint32_t qpn)
     pthread_mutex_lock(&cq->mutex);
     sn_lock_take(&shm->lock);
     to = shm->tail;
-    /* Newest first, the keepers move up: the producers' end stays, so their positions stay right. */
+    /* Walk from the newest to the oldest, and move the entries to keep up: the tail stays, so their positions stay
+     * right. */
     for (uint32_t from = shm->tail; from != shm->head; from--)
         if (ring[(from - 1) & mask].qp_num != qpn)
             ring[--to & mask] = ring[(from - 1) & mask];
@@ -160,7 +161,7 @@ struct ibv_cq_ex *sn_cq_create_ex(struct ibv_context *context, struct ibv_cq_ini
     uint32_t flags = attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS ? attr->flags : 0;
     struct sn_cq *cq;
 
-    /* For one thread: that it may be so is no promise. An overrun is never ignored. */
+    /* IBV_CREATE_CQ_ATTR_SINGLE_THREADED needs nothing. IGNORE_OVERRUN is accepted, but an overrun is never ignored. */
     if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||
         flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED ||
         attr->wc_flags & ~(uint64_t)(IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
@@ -202,7 +203,7 @@ int ibv_destroy_cq(struct ibv_cq *ibv)
 
     if (__atomic_load_n(&cq->refs, __ATOMIC_ACQUIRE))
         return EBUSY;
-    if (ch) { /* first, so that no event is delivered from here on */
+    if (ch) { /* first, so that no more events are delivered */
         pthread_mutex_lock(&ch->mutex);
         for (link = &ch->list; *link && *link != cq; link = &(*link)->next)
             ;
@@ -234,5 +235,5 @@ int ibv_resize_cq(struct ibv_cq *cq, int cqe)
 int sn_cq_modify(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr)
 {
     return attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE ? EOPNOTSUPP
-                                                             : 0; /* moderation is a hint, and needless here */
+                                                             : 0; /* moderation is a hint, and not needed here */
 }

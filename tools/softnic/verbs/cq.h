@@ -22,10 +22,10 @@ struct sn_cq {
     struct sn_ctx *ctx;
     struct sn_cq_shm *shm;
     uint32_t index;
-    uint32_t refs;         /* queue pairs */
+    uint32_t refs;
     pthread_mutex_t mutex; /* consumers */
     struct sn_cqe current; /* between start_poll and end_poll */
-    struct efadv_cq efa;   /* of one made by efadv_create_cq (efa.c) */
+    struct efadv_cq efa;   /* if made by efadv_create_cq (efadv.c) */
     uint32_t async_events;
     uint32_t comp_events;
     struct sn_cq *next; /* channel list */
@@ -44,23 +44,24 @@ int sn_cq_modify(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr);
 /** Take one completion out. True when there was one. The caller holds the mutex. */
 bool sn_cq_take_locked(struct sn_cq *cq, struct sn_cqe *cqe);
 
-/** Remove what is left of a queue pair that goes away. */
+/** Remove the completions of a queue pair that is being destroyed. */
 void sn_cq_purge(struct sn_cq *cq, uint32_t qpn);
 
 /** Fill in the ibv_start_poll family (cq_ex.c). */
 void sn_cq_ex_fill(struct sn_cq *cq);
 
 /* channel.c */
-/** After queues came or went, or an event was taken: see sn_wake_settle. The caller holds ch->mutex. */
+/** Call after queues were added or removed, or an event was taken: see sn_wake_settle. The caller holds ch->mutex. */
 void sn_channel_settle_locked(struct sn_channel *ch);
 
-/** What an asynchronous event is about. */
+/** The object of an asynchronous event. */
 enum sn_event_of { SN_EVENT_OF_PORT, SN_EVENT_OF_QP, SN_EVENT_OF_CQ, SN_EVENT_OF_SRQ };
 
-/** Drop the unread events of an object that goes away; those that were read count as delivered when this returns. */
+/** Drop the unread events of an object that is being destroyed; those that were read count as delivered when this
+ * returns. */
 void sn_async_forget(struct ibv_context *context, enum sn_event_of of, uint32_t element);
 
-/** Wait, bounded, until *acknowledged reaches delivered; 0 or EBUSY. */
+/** Wait, for a limited time, until *acknowledged reaches delivered. Return 0 or EBUSY. */
 int sn_ack_wait(pthread_mutex_t *mutex, pthread_cond_t *cond, const uint32_t *acknowledged, const uint32_t *delivered,
                 const char *what);
 

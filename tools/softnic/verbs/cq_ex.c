@@ -88,7 +88,7 @@ static uint32_t read_slid(struct ibv_cq_ex *ex)
 
 static uint8_t read_zero(struct ibv_cq_ex *ex)
 {
-    return 0; /* service level and path bits: RoCE has neither */
+    return 0; /* service level and path bits, which RoCE does not have */
 }
 
 static uint64_t read_time(struct ibv_cq_ex *ex)
@@ -96,7 +96,7 @@ static uint64_t read_time(struct ibv_cq_ex *ex)
     return of(ex)->current.time_ns;
 }
 
-/* Since the epoch: what the clock said then, if nobody has set it since. */
+/* Time since the epoch of a time stamp, unless the clock was set since. */
 static uint64_t read_wallclock(struct ibv_cq_ex *ex)
 {
     struct timespec now;

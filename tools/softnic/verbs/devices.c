@@ -36,7 +36,7 @@ static struct sn_device *device_new(uint32_t index)
     return d;
 }
 
-/* One per device for as long as the process lives: lists are freed while devices of theirs are open. */
+/* One for each device as long as the process lives: programs free the list while devices of it are open. */
 static struct sn_device *device_get(uint32_t index)
 {
     static struct sn_device *devices[SN_MAX_DEVS];
@@ -142,7 +142,7 @@ int ibv_close_device(struct ibv_context *context)
     sn_agent_stop(&ctx->agent);
     if (sn_device_mem)
         sn_device_mem->settle();
-    sn_ctx_shm_give(sn_self->world, ctx->index); /* before the descriptor is gone: no event goes to a stranger */
+    sn_ctx_shm_give(sn_self->world, ctx->index); /* before the descriptor is closed: no event may go to its next user */
     close(fd);
     pthread_mutex_destroy(&ctx->qp_mutex);
     free(ctx);
@@ -207,8 +207,8 @@ int sn_device_query_ex(struct ibv_context *context, const struct ibv_query_devic
     return 0;
 }
 
-/* Width and speed codes whose product is nearest to the modelled rate, from below: programs compute bandwidth from
- * them. */
+/* Find the width and speed codes whose product is nearest to the modelled rate, from below: programs compute bandwidth
+ * from them. */
 static void speed_code(uint64_t rate_bps, struct ibv_port_attr *attr)
 {
     static const struct {
@@ -261,7 +261,7 @@ int sn_port_query(struct ibv_context *context, uint8_t port, struct ibv_port_att
 }
 
 #undef ibv_query_port
-/* The old symbol: its callers have a structure that ends with flags. */
+/* The old symbol: its callers' structure ends with flags. */
 int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
 {
     return sn_port_query(context, port, (struct ibv_port_attr *)attr, offsetof(struct ibv_port_attr, port_cap_flags2));

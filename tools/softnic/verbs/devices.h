@@ -11,13 +11,14 @@
 
 struct sn_device {
     struct ibv_device ibv;
-    uint8_t tail_room[1024]; /* mlx5dv and efadv look behind struct ibv_device for their own: they must find zeroes */
-    uint32_t index;          /* in the world */
+    /* mlx5dv and efadv look for their own data after struct ibv_device: they must find zeroes */
+    uint8_t tail_room[1024];
+    uint32_t index; /* in the world */
 };
 
 struct sn_pd {
     struct ibv_pd ibv; /* first: programs hold a pointer to it */
-    uint32_t handles;  /* address handles; what else is in it the world knows */
+    uint32_t handles;  /* address handles; the world knows what else is in the domain */
 };
 
 static inline struct sn_pd *sn_pd_of(struct ibv_pd *pd)
@@ -30,8 +31,8 @@ static inline uint32_t sn_gid_count(const struct sn_dev *dev)
     return dev->efa ? 1 : SN_MAX_GIDS;
 }
 
-/** The device an address names: by GID, or by LID for programs that know no GIDs. SN_NONE: nobody's; requests will time
- * out. */
+/** The device that an address names: by GID, or by LID for programs that use no GIDs. SN_NONE: nobody's; requests will
+ * time out. */
 uint32_t sn_dev_find(const struct ibv_ah_attr *ah);
 
 /** Fill in the function tables of a new context (ops.c). */

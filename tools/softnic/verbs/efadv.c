@@ -10,8 +10,8 @@
 
 enum {
     VENDOR = 0x1d0f, /* Amazon */
-    PART = 0xefa1, /* EFA of the second generation: perftest of Debian 12 knows no later one, and then tries no reads */
-    /* Newer than the header of Debian 12. Not offered: receives of writes that consume no receive (bit 4). */
+    PART = 0xefa1, /* EFA of the second generation: perftest of Debian 12 knows no later one and would test no reads */
+    /* Flags newer than the header of Debian 12. Not offered: writes whose immediate consumes no receive (bit 4). */
     CAPS_RDMA_WRITE = 1 << 3,
 };
 
@@ -20,7 +20,7 @@ static bool is_efa(struct ibv_context *context)
     return sn_ctx_dev(sn_ctx_of(context))->efa;
 }
 
-/* Is the caller's structure, of so many bytes, long enough for ours up to this field; and what is behind ours zero? */
+/* Is the caller's structure, `bytes` long, long enough for ours up to this field, and is everything after ours zero? */
 #define LONG_ENOUGH(type, field, bytes) ((bytes) >= offsetof(type, field) + sizeof(((type *)0)->field))
 
 static bool zero_behind(const void *data, size_t mine, size_t bytes)
@@ -116,7 +116,7 @@ int sn_efadv_query_ah(struct ibv_ah *ah, struct efadv_ah_attr *attr, uint32_t by
     return 0;
 }
 
-/* Of the receive that is being looked at: whose it was. EFA says so only while it knows no address handle for it. */
+/* The sender of the receive that is being polled. EFA reports it only while it has no address handle for the sender. */
 static int wc_read_sgid(struct efadv_cq *efa, union ibv_gid *sgid)
 {
     const struct sn_cq *cq = (const struct sn_cq *)((const uint8_t *)efa - offsetof(struct sn_cq, efa));
@@ -155,7 +155,7 @@ struct efadv_cq *sn_efadv_cq_from_ibv_cq_ex(struct ibv_cq_ex *cq)
     return NULL;
 }
 
-/* Which interconnect each kind of access takes: no such thing here, and none is said to be valid. */
+/* Which interconnect each kind of access uses: there is none here, so no value is marked valid. */
 int sn_efadv_query_mr(struct ibv_mr *mr, void *attr, uint32_t bytes)
 {
     if (!is_efa(mr->context))
@@ -164,7 +164,7 @@ int sn_efadv_query_mr(struct ibv_mr *mr, void *attr, uint32_t bytes)
     return 0;
 }
 
-/* Whatever the buffers: the limit is one for all. */
+/* There is one limit, whatever the buffers. */
 int sn_efadv_get_max_sq_depth(struct ibv_context *context, void *attr, uint32_t bytes)
 {
     return is_efa(context) ? SN_SRD_MAX_SQ_WR : -EOPNOTSUPP;

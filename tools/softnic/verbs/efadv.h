@@ -5,10 +5,10 @@
 
 #include <infiniband/efadv.h>
 
-/** What ibv_query_device says otherwise than of an RC device. */
+/** Where ibv_query_device differs from an RC device. */
 void sn_efa_limits(struct ibv_device_attr *attr);
 
-/* libefa.so.1 (stub/efa.c) calls these; on devices that are no EFA all fail with EOPNOTSUPP. */
+/* libefa.so.1 (stub/libefa.c) calls these. On devices that are no EFA all fail with EOPNOTSUPP. */
 int sn_efadv_query_device(struct ibv_context *context, struct efadv_device_attr *attr, uint32_t bytes);
 struct ibv_qp *sn_efadv_create_driver_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr, uint32_t type);
 struct ibv_qp *sn_efadv_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,

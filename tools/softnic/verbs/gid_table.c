@@ -50,7 +50,7 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
     return max < count ? -EINVAL : (ssize_t)count;
 }
 
-/* Private to rdma-core, used by its tools. */
+/* Private to rdma-core, and used by its tools. */
 int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index, unsigned int *type)
 {
     if (port != 1 || index >= sn_gid_count(sn_ctx_dev(sn_ctx_of(context))))
@@ -86,7 +86,7 @@ uint32_t sn_dev_find(const struct ibv_ah_attr *ah)
     return SN_NONE;
 }
 
-/* Address handles name a destination for datagrams; NVSHMEM makes them even where it only uses RC. */
+/* Address handles name a destination for datagrams. NVSHMEM makes them even where it only uses RC. */
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
     bool efa = sn_ctx_dev(sn_ctx_of(pd->context))->efa;

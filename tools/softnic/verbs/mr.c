@@ -27,7 +27,7 @@ enum {
 
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
-    static uint32_t next; /* unique in the process: a key of one device is not good on another either */
+    static uint32_t next; /* unique in the process: a key of one device is not valid on another */
     struct sn_pd *pd = calloc(1, sizeof(*pd));
 
     if (!pd)
@@ -68,8 +68,8 @@ static bool mapped(uint64_t addr, uint64_t length)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = addr & ~(page - 1),
              to = (addr + length + page - 1) & ~(page - 1);
 
-    /* MADV_NORMAL changes nothing and fails with ENOMEM where a page of the range is not mapped. Of a range that ends
-     * in the last page of all it says EINVAL. */
+    /* MADV_NORMAL changes nothing, and fails with ENOMEM where a page of the range is not mapped. For a range that ends
+     * in the very last page it returns EINVAL. */
     return to > from && (madvise((void *)(uintptr_t)from, to - from, MADV_NORMAL) == 0 || errno != ENOMEM);
 }
 
@@ -78,18 +78,18 @@ static bool page_is_read_only(uint64_t addr)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     void *start = (void *)(uintptr_t)(addr & ~(page - 1));
 
-    /* Both fail on old kernels and special mappings: those get the benefit of the doubt. */
+    /* Both fail on old kernels and special mappings, which are taken as writable. */
     return madvise(start, page, POPULATE_WRITE) && madvise(start, page, POPULATE_READ) == 0;
 }
 
-/* Hardware pins every page for writing and so finds one that cannot be. Here the ends stand for the rest, since filling
- * in gigabytes that may never be used would cost too much. */
+/* Hardware pins every page for writing and so finds pages that cannot be written. Here the ends are tested instead,
+ * since populating gigabytes that may never be used would cost too much. */
 static bool writable(uint64_t addr, uint64_t length)
 {
     return !page_is_read_only(addr) && !page_is_read_only(addr + length - 1);
 }
 
-/* A NIC translates whole pages, so a kernel insists on it. */
+/* A NIC translates whole pages, so a kernel checks this. */
 static bool same_place_in_page(uint64_t addr, uint64_t iova)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -101,7 +101,7 @@ static bool same_place_in_page(uint64_t addr, uint64_t iova)
     return false;
 }
 
-/* Whether a kernel would take it, and whether it is memory of a device. Return 0 or -errno. */
+/* Check what a kernel would check, and find out whether it is device memory. Return 0 or -errno. */
 static int look_at(uint64_t addr, size_t length, uint64_t iova, unsigned int access, int fd, bool *device)
 {
     if ((access & ~(unsigned int)MR_ACCESS_KNOWN) ||
@@ -114,7 +114,7 @@ static int look_at(uint64_t addr, size_t length, uint64_t iova, unsigned int acc
     return mapped(addr, length) && (!(access & IBV_ACCESS_LOCAL_WRITE) || writable(addr, length)) ? 0 : -EFAULT;
 }
 
-/* One road for every kind of registration. fd >= 0: a DMA-BUF, addr is the offset in it. */
+/* Every kind of registration comes through here. fd >= 0: a DMA-BUF, and addr is the offset in it. */
 static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t length, uint64_t iova, unsigned int access,
                                   int fd)
 {
@@ -189,7 +189,7 @@ struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uin
     return mr_register(pd, (uintptr_t)addr, length, iova, (unsigned int)access, -1);
 }
 
-/* As a kernel, which knows the size of what was exported. */
+/* Check the size of the exported buffer, as a kernel does. */
 static bool inside_dmabuf(int fd, uint64_t offset, uint64_t length)
 {
     off_t size = lseek(fd, 0, SEEK_END);
@@ -202,7 +202,7 @@ static bool inside_dmabuf(int fd, uint64_t offset, uint64_t length)
     return false;
 }
 
-/* NCCL probes with fd -1: EOPNOTSUPP means that DMA-BUFs are not to be had, EBADF that they are. */
+/* NCCL probes with fd -1: EOPNOTSUPP means that there are no DMA-BUFs, EBADF that there are. */
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
     if (!sn_device_mem || !sn_device_mem->dmabuf_supported()) {
@@ -226,8 +226,8 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
     return IBV_REREG_MR_ERR_INPUT;
 }
 
-/* Wait until no initiator that saw the key as valid is still at work. Each queue pair of this process has at most one
- * guest (its peer) and one runner (itself). */
+/* Wait until no initiator that saw the key as valid is still at work. On each queue pair of this process there are at
+ * most its initiators and one runner. */
 static void users_wait(const struct ibv_mr *mr)
 {
     struct sn_ctx *ctx = sn_ctx_of(mr->context);
@@ -240,7 +240,7 @@ static void users_wait(const struct ibv_mr *mr)
     pthread_mutex_unlock(&ctx->qp_mutex);
 }
 
-/* Those who may be copying it for a process that died meanwhile. */
+/* Wait for agents that may be copying it for a process that died meanwhile. */
 static int agents_wait(const struct ibv_mr *mr)
 {
     uint64_t give_up = sn_now_ns() + INITIATOR_PATIENCE_NS;
@@ -257,7 +257,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 {
     struct sn_mr_shm *shm = &sn_self->world->mrs[mr->handle];
 
-    /* G2: invalidate first, look for guests second; pairs with G1 in sn_execute. */
+    /* [in-use] invalidate first, look for initiators second; pairs with sn_responder_enter and execute_counted. */
     __atomic_store_n(&shm->key, 0, __ATOMIC_SEQ_CST);
     users_wait(mr);
     if (agents_wait(mr) < 0)

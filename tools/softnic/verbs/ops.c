@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The function tables behind struct ibv_context: inline wrappers in <infiniband/verbs.h> call these, not symbols. A
- * NULL in the extended table means EOPNOTSUPP; what must not be NULL because a wrapper does not check is answered here.
- */
+/* The function tables behind struct ibv_context: inline wrappers in <infiniband/verbs.h> call these instead of symbols.
+ * A NULL in the extended table means EOPNOTSUPP. Entries that a wrapper calls without checking must not be NULL; they
+ * return the error themselves. */
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/verbs/devices.h"
 #include "tools/softnic/verbs/qp.h"
@@ -29,7 +29,7 @@ static int no_close_xrcd(struct ibv_xrcd *xrcd)
 
 static struct ibv_srq *srq_create_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr)
 {
-    errno = EOPNOTSUPP; /* basic ones go to ibv_create_srq: the wrapper sees to that */
+    errno = EOPNOTSUPP; /* the wrapper sends basic ones to ibv_create_srq */
     return NULL;
 }
 

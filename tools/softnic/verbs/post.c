@@ -10,14 +10,15 @@
 #include "tools/softnic/verbs/srq.h"
 #include "tools/softnic/world/queues.h"
 
-/* Up to here the posting thread moves the bytes itself (some 2 us); above, the engine does, and posting returns at
- * once. */
+/* Up to this size the posting thread moves the bytes itself (about 2 us). Above it the engine does, and posting returns
+ * at once. */
 enum { INLINE_RUN_BYTES = 16384 };
 #define MAX_MESSAGE (1ull << 31)
 
 struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position)
 {
-    /* Q3: acquire; pairs with the release in entries_free (cq.c): the completion that frees the entry was polled. */
+    /* [sq-freed] acquire; pairs with the release in entries_free (cq.c): the completion that freed the entry was
+     * polled. */
     if (position - __atomic_load_n(&qp->freed, __ATOMIC_ACQUIRE) >= qp->cap.max_send_wr)
         return NULL;
     return sn_wqe_at(qp, position);
@@ -30,7 +31,7 @@ int sn_post_state_check(const struct sn_qp *qp)
     case IBV_QPS_SQD:
         return 0;
     case IBV_QPS_SQE:
-    case IBV_QPS_ERR: /* comes back flushed; not of EFA's driver, which says no at once */
+    case IBV_QPS_ERR: /* requests are flushed; but EFA's driver refuses them at once */
         return sn_qp_is_srd(qp) ? EINVAL : 0;
     default:
         return EINVAL;
@@ -50,7 +51,7 @@ void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t f
     w->bounce = NULL;
 }
 
-/* A copy engine moves them: the poster only has to say so. */
+/* Can a copy engine make all the copies? Then the poster only starts them. */
 static bool suit_pipeline(struct sn_qp *qp, uint32_t first)
 {
     for (; first != qp->tail; first++)
@@ -59,7 +60,7 @@ static bool suit_pipeline(struct sn_qp *qp, uint32_t first)
     return true;
 }
 
-/* When a runner is wanted for what was posted, and for what it was wanted already. SRD does not wait for the first. */
+/* When to run next: for the posted requests, or at the time planned before. SRD does not wait for the first request. */
 static uint64_t srd_due(struct sn_qp *qp, uint32_t first, uint64_t at)
 {
     for (uint32_t i = first; i != qp->tail; i++)
@@ -90,23 +91,24 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
     sn_count(&count->send_wrs, position - first);
     if (fences)
         sn_count(&count->fences, fences);
-    /* Q2: release; pairs with Q1 in sn_qp_run (run.c). */
+    /* [sq-tail] release; pairs with sn_qp_run (run.c). */
     __atomic_store_n(&qp->tail, position, __ATOMIC_RELEASE);
-    /* What only waits for a copy engine is taken back: this may follow it. And so is what this may overtake. */
+    /* Take back a queue pair that only waits for a copy engine, since the new requests may follow that; on SRD also
+     * because they may overtake. */
     if (!qp->running && qp->queued && (qp->in_pipeline || sn_qp_is_srd(qp)) && sn_engine_remove(&qp->ctx->engine, qp)) {
         qp->queued = false;
         wake_at = qp->wake_at;
     }
     if (qp->running || qp->queued || qp->closing)
-        return; /* that runner looks again before it stops */
+        return; /* the runner looks again before it stops */
     qp->running = true;
     if (sn_qp_is_srd(qp)) {
         sn_qp_hand_over_locked(qp, srd_due(qp, first, wake_at));
         return;
     }
-    due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: not of the model's */
-    /* Before it is due there is nothing to do for it, and no need to wake the engine; but what is in flight is to be
-     * looked at before that. */
+    due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: no delay of the model */
+    /* Before it is due there is nothing to do for it, and no need to wake the engine; but the pipeline must be looked
+     * at before that. */
     if (due == 0 && (bytes <= INLINE_RUN_BYTES || suit_pipeline(qp, first)))
         due = sn_qp_run(qp);
     else if (wake_at < due)
@@ -114,7 +116,7 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
     sn_qp_hand_over_locked(qp, due);
 }
 
-/* Buffers into the request; inline data is copied now. Return 0 or EINVAL. */
+/* Copy the buffers, or inline data, into the request. Return 0 or EINVAL. */
 static int wqe_buffers(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_sge *sge, int num_sge)
 {
     uint8_t *at = (uint8_t *)(w->sge + qp->cap.max_send_sge);
@@ -149,7 +151,7 @@ int sn_wqe_check(const struct sn_qp *qp, struct sn_wqe *w)
     return w->length > MAX_MESSAGE || (atomic && w->length != 8) ? EINVAL : 0;
 }
 
-/* An ibv_send_wr into a send queue entry. Return 0, EINVAL or EOPNOTSUPP. */
+/* Turn an ibv_send_wr into a send queue entry. Return 0, EINVAL or EOPNOTSUPP. */
 static int wqe_fill(struct sn_qp *qp, struct sn_wqe *w, const struct ibv_send_wr *wr)
 {
     bool atomic = wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -244,8 +246,8 @@ int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr 
     pthread_mutex_unlock(&qp->mutex);
     sn_count(&count->recv_wrs, posted);
     sn_count(&count->doorbells, posted != 0);
-    /* Posting stays allowed; it comes back flushed. F2: the state first, then whether that is somebody else's to do;
-     * pairs with F1 and F3 in run.c. */
+    /* In the error state posting stays allowed, and the receive is flushed. [flush-due] read the state first, then
+     * whether the runner will flush; pairs with sn_qp_fail and flush_if_due in run.c. */
     if (sn_qp_state(qp) == IBV_QPS_ERR && !__atomic_load_n(&qp->flush_due, __ATOMIC_SEQ_CST))
         sn_qp_shm_flush_recv(sn_self->world, qp->shm);
     return r;

@@ -16,7 +16,7 @@
 enum { WAIT_NAP_US = 20, WAIT_DEATH_CHECK_NAPS = 500 };
 #define QUIESCE_PATIENCE_NS 10000000000ull
 
-/* EFA has UD as well, and never had RC. */
+/* EFA also has UD, and has never had RC. */
 static int type_check(const struct sn_ctx *ctx, enum ibv_qp_type type)
 {
     bool efa = sn_self->world->devs[ctx->dev].efa;
@@ -44,7 +44,7 @@ static int caps_check(const struct ibv_qp_init_attr_ex *attr)
     return 0;
 }
 
-/* A kernel looks handles up by context: those of another one are not there. */
+/* A kernel looks handles up by context, and does not find those of another one. */
 static int owner_check(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
 {
     if (attr->pd->context == context && attr->send_cq->context == context && attr->recv_cq->context == context &&
@@ -54,8 +54,8 @@ static int owner_check(const struct ibv_context *context, const struct ibv_qp_in
     return EINVAL;
 }
 
-/* The send queue, in this process. One entry more than asked for, so that a posted one never shares its place with the
- * one that is just being completed. */
+/* Allocate the send queue, in this process. It has one entry more than asked for, so that a posted request never shares
+ * its entry with the one that is just being completed. */
 static int sq_init(struct sn_qp *qp, bool srd)
 {
     if (qp->cap.max_send_sge == 0)
@@ -98,7 +98,7 @@ static void shm_fill(struct sn_qp *qp, const struct ibv_qp_init_attr_ex *attr)
     qp->qpn = shm->generation << 14 | qp->index;
     qp->queue.id = qp->index;
     __atomic_store_n(&sn_self->qps[qp->index], qp, __ATOMIC_RELEASE);
-    __atomic_store_n(&shm->qpn, qp->qpn, __ATOMIC_RELEASE); /* to be found from here on */
+    __atomic_store_n(&shm->qpn, qp->qpn, __ATOMIC_RELEASE); /* peers can find it from here on */
 }
 
 static void ibv_fill(struct sn_qp *qp, const struct ibv_qp_init_attr_ex *attr)
@@ -267,7 +267,7 @@ static bool initiator_gone(const uint64_t *word, uint64_t first, bool ask)
     return (uint32_t)entry == 0 || entry != first || (ask && !sn_pid_runs((uint32_t)entry));
 }
 
-/* Waits for whoever is at work now, not for those who come later: they find what the caller invalidated. */
+/* Waits only for those at work now. Later ones find what the caller invalidated. */
 int sn_qp_initiators_wait(struct sn_qp *qp, uint64_t give_up)
 {
     uint32_t first_runs = __atomic_load_n(&qp->runs, __ATOMIC_SEQ_CST);
@@ -295,7 +295,7 @@ int sn_qp_quiesce(struct sn_qp *qp)
 
     pthread_mutex_lock(&qp->mutex);
     __atomic_store_n(&qp->closing, true, __ATOMIC_RELAXED);
-    /* A copy that is under way uses memory that is free after this: it ends first. */
+    /* A copy that is under way must end first: its memory is freed after this. */
     if (qp->queued && !(!qp->running && sn_qp_copying(qp)) && sn_engine_remove(&qp->ctx->engine, qp))
         qp->queued = false;
     pthread_mutex_unlock(&qp->mutex);
@@ -317,7 +317,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 {
     struct sn_qp *qp = sn_qp_of(ibv);
 
-    /* Nobody finds it any more; who has found it is waited for. */
+    /* From here on nobody finds it; those that have found it are waited for. */
     __atomic_store_n(&qp->shm->qpn, 0, __ATOMIC_SEQ_CST);
     if (sn_qp_quiesce(qp) < 0)
         return EBUSY;

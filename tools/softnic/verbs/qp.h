@@ -10,13 +10,13 @@ struct sn_qp *sn_qp_local(uint32_t qpn);
 
 struct ibv_qp *sn_qp_create_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
 
-/** The same for SRD, which is to be had on EFA devices only. */
+/** The same for SRD, which only EFA devices have. */
 struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
 
-/** Wait until neither those initiators nor the runner who are at work now are. Return 0 or -ETIMEDOUT. */
+/** Wait until the initiators, and the runner, that are at work now have left. Return 0 or -ETIMEDOUT. */
 int sn_qp_initiators_wait(struct sn_qp *qp, uint64_t give_up);
 
-/** Wait, bounded, until nobody executes this queue pair and it is in no heap. The caller holds no lock. */
+/** Wait, for a limited time, until nobody executes this queue pair and it is in no heap. The caller holds no lock. */
 int sn_qp_quiesce(struct sn_qp *qp);
 
 /* post.c */
@@ -27,13 +27,13 @@ int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_rec
 /** A free request at position, or NULL when the send queue is full. The caller holds the mutex. */
 struct sn_wqe *sn_sq_slot_locked(struct sn_qp *qp, uint32_t position);
 
-/** What every request begins with. */
+/** Fill in what is common to all requests. */
 void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t flags);
 
-/** Is it one that can be, now that its buffers are there? Return 0 or EINVAL. */
+/** Check a request once its buffers are set. Return 0 or EINVAL. */
 int sn_wqe_check(const struct sn_qp *qp, struct sn_wqe *w);
 
-/** Is this a state in which requests can be posted? Return 0 or EINVAL. */
+/** Can requests be posted in this state? Return 0 or EINVAL. */
 int sn_post_state_check(const struct sn_qp *qp);
 
 /** Publish the requests up to position and run them, here or in the engine. The caller holds the mutex. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ibv_modify_qp and ibv_query_qp: the attributes, and what a change of state does. */
+/* ibv_modify_qp and ibv_query_qp: the attributes, and the effects of a change of state. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ static int values_check(const struct sn_qp *qp, const struct ibv_qp_attr *attr, 
     return EINVAL;
 }
 
-/* Note the given attributes, and what the other side needs of them in the world. */
+/* Keep the given attributes, and put those that the other side needs into the world. */
 static void values_take(struct sn_qp *qp, const struct ibv_qp_attr *attr, int mask)
 {
     struct sn_qp_shm *shm = qp->shm;
@@ -82,7 +82,7 @@ static void values_take(struct sn_qp *qp, const struct ibv_qp_attr *attr, int ma
         to->rnr_retry = attr->rnr_retry;
 }
 
-/* Back to the beginning: both queues empty, their completions gone. */
+/* Back to RESET: both queues are emptied, and their completions are dropped. */
 static int qp_reset(struct sn_qp *qp)
 {
     struct ibv_qp *ibv = &qp->ex.qp_base;
@@ -129,7 +129,7 @@ static int state_enter(struct sn_qp *qp, enum ibv_qp_state to, const struct ibv_
     if (to == IBV_QPS_ERR && sn_qp_state(qp) != IBV_QPS_RESET) {
         sn_qp_shm_fail(sn_self->world, qp->shm, -1);
     } else {
-        sn_lock_take(&qp->shm->lock); /* a peer may move it to the error state just now: that stays */
+        sn_lock_take(&qp->shm->lock); /* a peer may be moving it to the error state just now: that must stay */
         if (__atomic_load_n(&qp->shm->state, __ATOMIC_SEQ_CST) != IBV_QPS_ERR)
             __atomic_store_n(&qp->shm->state, to, __ATOMIC_SEQ_CST);
         sn_lock_drop(&qp->shm->lock);
@@ -139,7 +139,7 @@ static int state_enter(struct sn_qp *qp, enum ibv_qp_state to, const struct ibv_
         qp->drain_due = attr->en_sqd_async_notify;
         pthread_mutex_unlock(&qp->mutex);
     }
-    sn_qp_kick(qp); /* flush, or go on after SQD, or say that there is nothing to drain */
+    sn_qp_kick(qp); /* flush, or go on after SQD, or report that there is nothing to drain */
     return 0;
 }
 
@@ -186,10 +186,10 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 
 int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
-    return 0; /* the last bytes come last, but the rest in any order: place.c */
+    return 0; /* the last bytes come last, but the rest in any order: host_copy.c */
 }
 
-/* Enhanced connection establishment is vendor business. */
+/* Enhanced connection establishment is specific to vendors. */
 int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
     return EOPNOTSUPP;

@@ -33,7 +33,7 @@ static const struct transition transitions[] = {
     {IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
 };
 
-/* As EFA's kernel driver has them. */
+/* As in EFA's kernel driver. */
 static const struct transition srd_transitions[] = {
     {ANY, IBV_QPS_RESET, 0, 0},
     {ANY, IBV_QPS_ERR, 0, 0},

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rest of what libibverbs exports: fork support (needless here), sysfs helpers, what is not supported, and the
- * entry points for provider drivers, so that a real libmlx5 or libefa that a program links finds every symbol and then
- * no device of its own. */
+/* The other exports of libibverbs: fork support (not needed here), sysfs helpers, unsupported calls, and the entry
+ * points for provider drivers, so that a real libmlx5 or libefa finds every symbol, and then no device of its own. */
 #include "tools/softnic/verbs/symbols.h"
 
 #include <fcntl.h>
@@ -102,7 +101,7 @@ void ibv_unimport_dm(struct ibv_dm *dm)
 {
 }
 
-/* Providers call these when a device of theirs is opened, which no device here is. */
+/* Providers call these when one of their devices is opened, which never happens here. */
 #define REFUSED(name)                                                                                                  \
     int name(void);                                                                                                    \
     int name(void)                                                                                                     \
@@ -111,7 +110,7 @@ void ibv_unimport_dm(struct ibv_dm *dm)
         return EOPNOTSUPP;                                                                                             \
     }
 
-/* And these when they are loaded. */
+/* Providers call these when they are loaded. */
 #define IGNORED(name)                                                                                                  \
     int name(void);                                                                                                    \
     int name(void)                                                                                                     \

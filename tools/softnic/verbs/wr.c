@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The extended posting interface: ibv_wr_start takes the queue pair's mutex, each request is built in its place in the
- * send queue, ibv_wr_complete publishes them all at once. The first error is kept and undoes everything. */
+/* The extended posting interface: ibv_wr_start takes the queue pair's mutex, each request is built in its send queue
+ * entry, and ibv_wr_complete publishes all at once. The first error is kept and cancels all of them. */
 #include <errno.h>
 #include <string.h>
 
@@ -45,7 +45,7 @@ static void wr_abort(struct ibv_qp_ex *ex)
     pthread_mutex_unlock(&of(ex)->mutex);
 }
 
-/* The next request, or NULL after noting why there is none. */
+/* Open the next request; NULL, and the error noted, if there is none. */
 static struct sn_wqe *wr_open(struct ibv_qp_ex *ex, uint32_t opcode, uint32_t rkey, uint64_t raddr)
 {
     struct sn_qp *qp = of(ex);
@@ -115,7 +115,7 @@ static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t ra
         w->compare_add = add;
 }
 
-/* The request that setters work on; NULL after an error, or when there is none yet. */
+/* The request that setters work on. NULL after an error, or when there is none yet. */
 static struct sn_wqe *wr_current(struct sn_qp *qp)
 {
     if (qp->wr_at == qp->tail)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Indices and ring space of a world. Rings are powers of two of 4 KiB; freed ones are kept by size and their pages
- * given back. */
+/* Table indices and ring space of a world. Rings are powers of two times 4 KiB. Freed rings are kept by size, and their
+ * pages are given back. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "tools/softnic/world/lock.h"
 
-enum { ARENA_UNIT = 4096, SLOT_REST = 64 /* so many others are freed before an index comes back */ };
+enum { ARENA_UNIT = 4096, SLOT_REST = 64 /* so many other indices are freed before one is reused */ };
 
 static int arena_class(uint64_t bytes)
 {
@@ -42,7 +42,8 @@ int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
     if (*off) {
         world->arena_free[order] = *(uint64_t *)sn_at(world, *off);
     } else if (world->arena_next + size <= world->bytes &&
-               !sn_world_populate(sn_at(world, world->arena_next), ARENA_UNIT, "ring")) { /* for sn_arena_free's link */
+               /* for the link in sn_arena_free */
+               !sn_world_populate(sn_at(world, world->arena_next), ARENA_UNIT, "ring")) {
         *off = world->arena_next;
         world->arena_next += size;
     }
@@ -53,7 +54,7 @@ int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
         sn_arena_free(world, *off, bytes);
         return -ENOMEM;
     }
-    memset(sn_at(world, *off), 0, ARENA_UNIT); /* the rest was never used or was given back */
+    memset(sn_at(world, *off), 0, ARENA_UNIT); /* the rest was never used, or was given back */
     return 0;
 }
 
@@ -72,7 +73,7 @@ void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes)
     sn_lock_drop(&world->arena_lock);
 }
 
-/* Entries below fresh are looked at by everybody, so one is there before it is counted. */
+/* Every process looks at entries below fresh, so populate an entry before counting it. */
 static int fresh_take_locked(struct sn_slots *slots, void *table, size_t entry_bytes, uint32_t *index)
 {
     if (sn_world_populate((uint8_t *)table + slots->fresh * entry_bytes, entry_bytes, "entry of a table"))

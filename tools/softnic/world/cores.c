@@ -8,7 +8,7 @@
 #include "tools/softnic/world/world.h"
 
 enum {
-    MANY = 8, /* for a program's pollers, and the NIC's threads beside them */
+    MANY = 8, /* enough for a program's pollers and the NIC's threads */
     WAY_NAP_NS = 1000,
 };
 
@@ -53,5 +53,5 @@ void sn_give_way(void)
     if (sn_cores_are_few())
         nanosleep(&nap, NULL);
     else
-        sched_yield(); /* costs nothing where nobody else wants the core */
+        sched_yield(); /* costs nothing where no other thread wants the core */
 }

@@ -8,8 +8,8 @@
 #include "tools/softnic/world/quantity.h"
 #include "tools/softnic/world/world.h"
 
-/* RANK comes before Slurm's: under sbatch all processes that torchrun starts inherit the batch script's SLURM_PROCID.
- */
+/* RANK comes before Slurm's variables: under sbatch all processes that torchrun starts inherit the batch script's
+ * SLURM_PROCID. */
 static const struct {
     const char *rank, *size;
 } launchers[] = {

@@ -11,8 +11,9 @@ enum {
     LOCK_SPINS = 200,    /* about as long as the longest holder needs */
     LOCK_NAP_NS = 20000, /* sleep, not yield: a real-time waiter that yields starves a preempted holder for ever */
     LOCK_DEATH_CHECK_NAPS = 25,    /* reading /proc costs 10 us; do it every half millisecond */
-    LOCK_DEATH_CHECK_TRIES = 4096, /* of who does other work between tries */
-    LOCK_PATIENCE_NAPS = 100000 /* some seconds, then take it from a holder that is stopped or whose pid was reused */
+    LOCK_DEATH_CHECK_TRIES = 4096, /* for callers that do other work between tries */
+    /* some seconds; then take it even from a holder that is stopped or whose pid was reused */
+    LOCK_PATIENCE_NAPS = 100000
 };
 
 uint32_t sn_pid;
@@ -72,7 +73,7 @@ bool sn_lock_try(struct sn_lock *lock, uint32_t *tries)
 {
     uint32_t holder;
 
-    if (lock_try(lock, 0)) /* acquire; pairs with L2 in sn_lock_drop */
+    if (lock_try(lock, 0)) /* [lock] acquire; pairs with sn_lock_drop */
         return true;
     holder = __atomic_load_n(&lock->owner, __ATOMIC_RELAXED);
     return holder != 0 && ++*tries % LOCK_DEATH_CHECK_TRIES == 0 && lock_relieve(lock, holder, 0);

@@ -15,7 +15,7 @@ static uint32_t power_of_two(uint32_t n)
     return p;
 }
 
-/* Publishes an object: everything filled in before is seen by whoever finds the owner set (sweep, status tools). */
+/* Publish an object: a process that finds the owner set (sweep, status tools) sees everything filled in before. */
 static void owner_set(uint32_t *owner, uint32_t proc)
 {
     __atomic_store_n(owner, proc + 1, __ATOMIC_RELEASE);

@@ -14,10 +14,10 @@
 struct stat_line {
     char state;
     long threads;
-    uint64_t start; /* when, in ticks */
+    uint64_t start; /* in clock ticks */
 };
 
-/* From /proc/pid/stat; false when there is no such process. */
+/* Read /proc/pid/stat. Return false when there is no such process. */
 static bool stat_read(uint32_t pid, struct stat_line *out)
 {
     char path[40], text[512], *p;
@@ -34,7 +34,7 @@ static bool stat_read(uint32_t pid, struct stat_line *out)
     if (n <= 0)
         return false;
     text[n] = 0;
-    p = strrchr(text, ')'); /* the command name may hold anything, parentheses too */
+    p = strrchr(text, ')'); /* the command name may contain anything, even parentheses */
     if (!p || sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu",
                      &out->state, &out->threads, &ticks) != 3)
         return false;
@@ -42,7 +42,7 @@ static bool stat_read(uint32_t pid, struct stat_line *out)
     return true;
 }
 
-/* A process whose first thread has ended (pthread_exit() in main) is a zombie as well, with others that run. */
+/* A process whose first thread has ended (pthread_exit() in main) also looks like a zombie while other threads run. */
 static bool runs(const struct stat_line *stat)
 {
     return stat->state != 'X' && (stat->state != 'Z' || stat->threads > 1);
@@ -76,9 +76,9 @@ bool sn_proc_alive(const struct sn_proc *proc)
     return stat_read(proc->pid, &stat) && runs(&stat) && stat.start == proc->start_ticks;
 }
 
-/* Is somebody who found its queue pairs before they were hidden still at work on what they name, rings included? One of
- * its own threads, which run on while the program exits, or an initiator: a copy that is under way outlives the process
- * it goes to, and tells its completion queue. The caller holds proc_lock. */
+/* Is anybody who found its queue pairs before they were hidden still at work on their objects, rings included? That may
+ * be one of its own threads, which run on while the program exits, or an initiator: a copy under way outlives its
+ * target process, and is reported to its completion queue. The caller holds proc_lock. */
 static bool in_use_locked(const struct sn_world *world, uint32_t index)
 {
     bool alive = sn_proc_alive(&world->procs[index]);
@@ -91,7 +91,7 @@ static bool in_use_locked(const struct sn_world *world, uint32_t index)
         if (alive)
             return true;
         for (uint32_t g = 0; g < SN_MAX_INITIATORS; g++) {
-            /* G3: after the numbers were taken back; pairs with G1 in sn_responder_enter. */
+            /* [in-use] after the numbers were taken back; pairs with sn_responder_enter. */
             uint32_t guest = (uint32_t)__atomic_load_n(&qp->initiators[g], __ATOMIC_SEQ_CST);
 
             if (guest && sn_pid_runs(guest))
@@ -101,7 +101,7 @@ static bool in_use_locked(const struct sn_world *world, uint32_t index)
     return false;
 }
 
-/* The caller holds proc_lock. What is in use is left to the next sweep. */
+/* The caller holds proc_lock. Objects in use are left to the next sweep. */
 static unsigned sweep_locked(struct sn_world *world)
 {
     unsigned swept = 0;
@@ -111,7 +111,7 @@ static unsigned sweep_locked(struct sn_world *world)
 
         if (proc->state == SN_PROC_FREE || (proc->state == SN_PROC_LIVE && sn_proc_alive(proc)))
             continue;
-        proc->state = SN_PROC_SWEEP; /* so that a sweeper killed half-way is followed up */
+        proc->state = SN_PROC_SWEEP; /* so that another sweep finishes the work of a sweeper that was killed */
         sn_objects_hide(world, i);
         if (in_use_locked(world, i))
             continue;
@@ -175,7 +175,7 @@ bool sn_proc_leave(struct sn_world *world, uint32_t index)
     for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
         last = last && world->procs[i].state != SN_PROC_LIVE;
     if (last)
-        world->dead = 1; /* whoever opened the file just now finds this in sn_proc_enter */
+        world->dead = 1; /* a process that opened the file just now finds this in sn_proc_enter */
     sn_lock_drop(&world->proc_lock);
     return last;
 }

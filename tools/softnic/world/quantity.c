@@ -26,7 +26,7 @@ static int parse(const char *text, const struct unit *units, uint64_t *out)
         *out = 0;
         return 0;
     }
-    /* strtod would also take signs, blanks, hexadecimal, "inf" and "nan". */
+    /* strtod would also accept signs, blanks, hexadecimal, "inf" and "nan". */
     if (!isdigit((unsigned char)text[0]) || text[1] == 'x' || text[1] == 'X')
         return -EINVAL;
     char *end;
@@ -37,7 +37,7 @@ static int parse(const char *text, const struct unit *units, uint64_t *out)
     if (!units->suffix)
         return -EINVAL;
     number = round(number * units->scale);
-    if (!(number < 9.2e18)) /* also false for what overflowed to infinity */
+    if (!(number < 9.2e18)) /* also false for a number that overflowed to infinity */
         return -ERANGE;
     *out = (uint64_t)number;
     return 0;

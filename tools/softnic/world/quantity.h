@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantities on the command line: strict, because a silently misread rate or latency makes every figure after it wrong.
- */
+/* Quantities on the command line. Parsing is strict, because a misread rate or latency makes every figure after it
+ * wrong. */
 #ifndef SOFTNIC_QUANTITY_H
 #define SOFTNIC_QUANTITY_H
 
@@ -14,7 +14,7 @@ int sn_quantity_rate(const char *text, uint64_t *bits_per_s);
  *  Return as above. */
 int sn_quantity_duration(const char *text, uint64_t *ns);
 
-/** A share in parts per billion: "0.001", "0.1%", "1", "off". Return as above; -ERANGE when above the whole. */
+/** A fraction in parts per billion: "0.001", "0.1%", "1", "off". Return as above; -ERANGE when above 1. */
 int sn_quantity_fraction(const char *text, uint64_t *parts_per_billion);
 
 /** A whole number in [least, most]. Return as above. */

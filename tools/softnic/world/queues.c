@@ -25,7 +25,7 @@ int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqes
 
     sn_lock_take(&cq->lock);
     for (uint32_t i = 0; i < count; i++) {
-        /* C1: acquire; pairs with C2 in the consumer (cq.c): a slot is overwritten only after it was read. */
+        /* [cq-head] acquire; pairs with the consumer (cq.c): an entry is overwritten only after it was read. */
         if (cq->tail - __atomic_load_n(&cq->head, __ATOMIC_ACQUIRE) >= cq->capacity) {
             first_overrun = !cq->overrun;
             cq->overrun = 1;
@@ -33,7 +33,7 @@ int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqes
             break;
         }
         ring[cq->tail & (cq->capacity - 1)] = cqes[i];
-        /* C3: release; pairs with C4 in the consumer: the entry, and the data it tells of, come before it. */
+        /* [cq-tail] release; pairs with the consumer: the entry, and the data it reports on, come before it. */
         __atomic_store_n(&cq->tail, cq->tail + 1, __ATOMIC_RELEASE);
         if (arm_matches(cq->armed, &cqes[i], solicited)) {
             wake = true;
@@ -53,7 +53,7 @@ int sn_cq_push(struct sn_world *world, uint32_t index, const struct sn_cqe *cqes
     return r;
 }
 
-/* Under the lock, but initiators look at how many are left without it (exec.c, flight.c). */
+/* The lock is held; but initiators read the number of receives without it (execute.c, pipeline.c). */
 static void step(uint32_t *position)
 {
     __atomic_store_n(position, *position + 1, __ATOMIC_RELAXED);
@@ -82,12 +82,12 @@ int sn_rq_push(struct sn_world *world, struct sn_rq_shm *rq, uint64_t wr_id, con
     return r;
 }
 
-/* Behind the lock: fewer are left. */
+/* Read again under the lock: there may be fewer. */
 static bool limit_reached(struct sn_rq_shm *rq)
 {
     if (!rq->limit || rq->tail - rq->head >= rq->limit)
         return false;
-    rq->limit = 0; /* told once; the owner arms it anew */
+    rq->limit = 0; /* raised once; the owner arms it again */
     return true;
 }
 
@@ -137,11 +137,11 @@ static void flush_recv(struct sn_world *world, struct sn_qp_shm *qp, uint32_t qp
         sn_count(&world->devs[qp->dev].counters.flushed, 1);
         sn_count(&world->devs[qp->dev].counters.cqes_recv, 1);
         if (sn_cq_push(world, qp->rcq, &cqe, 1, true) < 0)
-            return; /* overrun: the rest is lost as well */
+            return; /* overrun: the other entries are lost as well */
     }
 }
 
-/* 0 once the owner destroys the queue pair, which does not take the lock: it must not wait behind a peer. */
+/* 0 once the owner destroys the queue pair. The owner does not take the lock, since it must not wait behind a peer. */
 static uint32_t qpn_of(const struct sn_qp_shm *qp)
 {
     return __atomic_load_n(&qp->qpn, __ATOMIC_ACQUIRE);

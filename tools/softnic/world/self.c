@@ -15,12 +15,12 @@
 #include "tools/softnic/world/proc.h"
 #include "tools/softnic/world/wake.h"
 
-enum { JOIN_TRIES = 100 /* a world that is removed between opening and joining is opened anew */ };
+enum { JOIN_TRIES = 100 /* a world that is removed between opening and joining is opened again */ };
 
 struct sn_self *sn_self;
 static pthread_mutex_t self_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* SOFTNIC_NICS and SOFTNIC_NODES shape the default world that is made when nobody made one. */
+/* SOFTNIC_NICS and SOFTNIC_NODES shape the default world, which is made when there is no other. */
 static uint32_t env_count(const char *name, uint32_t fallback)
 {
     const char *text = getenv(name);
@@ -99,7 +99,8 @@ struct sn_self *sn_self_get(void (*joined)(const struct sn_world *world))
         errno = -r;
         goto unlock;
     }
-    /* Peers move data with process_vm_writev; where Yama restricts ptrace, they need this leave. EINVAL: no Yama. */
+    /* Peers move data with process_vm_writev. Where Yama restricts ptrace they need this permission. EINVAL: no
+     * Yama. */
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
     joined(self->world);
     sn_self = self;
@@ -110,9 +111,9 @@ unlock:
 }
 
 /* A forked child has the mapping but none of the threads, and is not the process in the table: it starts with nothing,
- * and must not undo what is its parent's. What it inherited is left mapped: other inherited objects still point into
+ * and must not undo what belongs to its parent. The inherited mapping stays: other inherited objects still point into
  * it. */
-static struct sn_self *volatile inherited; /* so that leak checkers in the child still see it reachable */
+static struct sn_self *volatile inherited; /* so that leak checkers in the child still find it reachable */
 
 static void child_forget(void)
 {

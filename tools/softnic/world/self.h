@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This process in its world: the mapping, its index, and the way from shared numbers back to local objects. */
+/* This process in its world: the mapping, its index, and the local objects by their shared numbers. */
 #ifndef SOFTNIC_SELF_H
 #define SOFTNIC_SELF_H
 
@@ -14,7 +14,7 @@ struct sn_self {
     uint32_t proc;
     uint64_t nonce;
     char path[256];
-    /* By table index; written under the world-wide uniqueness of the index, read by polling threads. */
+    /* By table index. An index belongs to one object at a time. Polling threads read these. */
     struct sn_qp *qps[SN_MAX_QPS];
     struct sn_cq *cqs[SN_MAX_CQS];
     struct sn_srq *srqs[SN_MAX_SRQS];

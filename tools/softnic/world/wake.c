@@ -62,7 +62,8 @@ void sn_wake_send(struct sn_world *world, uint32_t wake_id)
     socklen_t len = wake_address(world, wake_id, &addr);
     char token = 1;
 
-    /* EAGAIN: full, so already readable. ECONNREFUSED: the owner closed it or is dead. Neither loses anything. */
+    /* EAGAIN: the socket is full, so already readable. ECONNREFUSED: the owner closed it or is dead. Neither loses
+     * anything. */
     if (sendto(sender_get(), &token, 1, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&addr, len) < 0 &&
         errno != EAGAIN && errno != ECONNREFUSED)
         sn_log("wake %u: sendto: errno %d (other network namespace?)", wake_id, errno);
@@ -75,8 +76,8 @@ int sn_wake_take(int fd)
     return recv(fd, &token, 1, 0) < 0 ? -errno : 0;
 }
 
-/* A program that polls the descriptor and then reads must not be kept: a token without an event would. One that is sent
- * between taking the others and looking again stays, since its event is seen. */
+/* A program that polls the descriptor and then reads must not block, as it would on a token without an event. A token
+ * sent between taking the others and looking again stays, since its event is found. */
 void sn_wake_settle(struct sn_world *world, int fd, uint32_t wake_id, bool (*is_left)(const void *of), const void *of)
 {
     struct pollfd readable = {fd, POLLIN, 0};

@@ -17,7 +17,7 @@
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/proc.h"
 
-#define RETRY_CAP_NS 1000000000ull /* one second: long enough for a link flap, short enough for a test */
+#define RETRY_CAP_NS 1000000000ull /* one second: longer than a link flap, short enough for a test */
 
 void sn_log(const char *format, ...)
 {
@@ -60,7 +60,7 @@ void sn_world_path(char *path, size_t bytes)
         snprintf(path, bytes, "/dev/shm/softnic.%u", (unsigned)getuid());
 }
 
-/* Two containers may share /dev/shm and see each other's processes under other numbers, or not at all. */
+/* Two containers may share /dev/shm, yet see each other's processes under other numbers or not at all. */
 static uint64_t pid_namespace(void)
 {
     struct stat st;
@@ -148,8 +148,8 @@ static int world_map(int fd, struct sn_world **out)
     return 0;
 }
 
-/* Plain words that initiators read whenever they stamp a request (model.c): nothing else depends on when they see them.
- */
+/* Plain words, which initiators read when they stamp a request (model.c). Nothing else depends on when they see
+ * them. */
 void sn_world_set_rate(struct sn_world *world, uint32_t dev, uint64_t rate_bps)
 {
     __atomic_store_n(&world->devs[dev].rate_bps, rate_bps, __ATOMIC_RELAXED);
@@ -175,7 +175,7 @@ int sn_world_create(const char *path, const struct sn_config *config, bool ephem
 
     if (config->nics == 0 || config->nodes == 0 || (uint64_t)config->nics * config->nodes > SN_MAX_DEVS)
         return -EINVAL;
-    /* Made under another name and linked into place, so that nobody can open half a world. */
+    /* Create it under another name and link it into place, so that nobody can open a half-made world. */
     snprintf(temp, sizeof(temp), "%s.new.%d", path, (int)getpid());
     unlink(temp);
     fd = open(temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
