@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "tools/softnic/cli/ctl_report.h"
-#include "tools/softnic/world/queues.h"
 #include "tools/softnic/cli/sweep.h"
 #include "tools/softnic/world/quantity.h"
+#include "tools/softnic/world/queues.h"
 #include "tools/softnic/world/wake.h"
 #include "tools/softnic/world/world.h"
 

@@ -93,7 +93,7 @@ static int join_world(struct run *run)
 }
 
 /* Set the cables that differ from the configuration. */
-static void differ_links(struct sn_world *world, const struct sn_launcher_options *o)
+static void set_differing_cables(struct sn_world *world, const struct sn_launcher_options *o)
 {
     for (uint32_t i = 0; i < world->dev_count; i++) {
         uint32_t nic = i % world->config.nics;
@@ -127,7 +127,7 @@ static int make_world(struct run *run)
     if (r)
         fprintf(stderr, "softnic-run: cannot create the world %s: %s\n", run->path, strerror(-r));
     else
-        differ_links(run->world, &run->options);
+        set_differing_cables(run->world, &run->options);
     return r;
 }
 
@@ -266,7 +266,7 @@ static size_t describe_list(const char *name, const double *value, uint32_t coun
     return used < bytes ? used : bytes - 1;
 }
 
-static size_t describe_links(const struct sn_world *world, char *text, size_t bytes)
+static size_t describe_cables(const struct sn_world *world, char *text, size_t bytes)
 {
     double rate[SN_NICS_MOST], latency[SN_NICS_MOST], loss[SN_NICS_MOST];
     uint32_t count = world->config.nics < SN_NICS_MOST ? world->config.nics : SN_NICS_MOST;
@@ -294,13 +294,13 @@ static void describe_model(const struct sn_world *world, char *text, size_t byte
                  {"fence-cost", c->fence_cost_ns},
                  {"jitter", c->jitter_ns}};
     size_t used = (size_t)snprintf(text, bytes, "%s", sn_model_on(c) ? "model" : "model off");
-    used += describe_links(world, text + used, bytes - used);
+    used += describe_cables(world, text + used, bytes - used);
     for (size_t i = 0; i < sizeof(times) / sizeof(times[0]) && used < bytes; i++)
         if (times[i].ns)
             used += (size_t)snprintf(text + used, bytes - used, " %s %gus", times[i].name, (double)times[i].ns / 1e3);
 }
 
-static void tell_world(const struct run *run)
+static void print_world(const struct run *run)
 {
     const struct sn_config *c = &run->world->config;
     char model[1024];
@@ -321,7 +321,7 @@ int main(int argc, char **argv)
     if (find_libdir(run.libdir, sizeof(run.libdir)) || make_world(&run))
         return STATUS_FAILED;
     if (!run.options.quiet)
-        tell_world(&run);
+        print_world(&run);
     int status = run_command(&run);
     if (!run.joined)
         sn_sweep_remove(run.path, run.world, true);

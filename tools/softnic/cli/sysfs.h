@@ -18,7 +18,7 @@ struct sn_sysfs_nic {
     struct sn_pci_slot slot;
 };
 
-/** Enter a private mount namespace (with a user namespace where that avoids needing root) and put the NICs into
+/* Enter a private mount namespace (with a user namespace where that avoids needing root) and put the NICs into
  * /sys/class/infiniband. Its former contents are hidden from this process and its children, and only from them.
  * `story` gets one line for the user, without newline: what was done, or what failed and what that means. Return 0, or
  * -errno with the file system unchanged (the mount namespace may be private all the same). */

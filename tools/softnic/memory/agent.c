@@ -8,13 +8,13 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "tools/softnic/memory/agent_slot.h"
+#include "tools/softnic/memory/atomic.h"
+#include "tools/softnic/memory/device_mem.h"
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/world/self.h"
-#include "tools/softnic/memory/agent_slot.h"
-#include "tools/softnic/memory/atomic.h"
-#include "tools/softnic/memory/device_mem.h"
 #include "transport/util/thread.h"
 
 enum {
@@ -29,7 +29,7 @@ enum { HELD = SN_COPY_OWNER + 1 }; /* a job cannot begin yet */
 /* The queued copies of one queue pair, in order. */
 struct queue {
     struct sn_copy_queue at;
-    struct job *first, *last; /* aloft */
+    struct job *first, *last; /* queued, and not done */
     struct job *slow;         /* could not be queued and is copied directly: nothing passes it */
     bool refused;             /* a copy was refused; so is everything after it */
 };
@@ -120,7 +120,7 @@ static int queued_begin(struct job *job)
     if (queue->slow)
         return HELD;
     r = sn_device_mem->enqueue(&job->copy, &queue->at, &job->queued);
-    if (r == 0) {
+    if (!r) {
         *(queue->first ? &queue->last->next : &queue->first) = job;
         queue->last = job;
         return SN_COPY_BUSY;

@@ -18,17 +18,17 @@
 
 struct sn_agent;
 
-/** Start the agent of an opened device, unless *agent already runs: called before the key of device memory is valid.
+/* Start the agent of an opened device, unless *agent already runs: called before the key of device memory is valid.
  * Return 0 or -errno (logged). */
 int sn_agent_start(uint32_t ctx, struct sn_agent **agent);
 
-/** Stop the agent. Running jobs are finished first, for at most a second. Jobs posted later get no answer; their
+/* Stop the agent. Running jobs are finished first, for at most a second. Jobs posted later get no answer; their
  * initiators notice that by the epoch. */
 void sn_agent_stop(struct sn_agent **agent);
 
-/** Start an agent of the copier, with empty slots. Return 0 or -errno (logged). */
+/* Start an agent of the copier, with empty slots. Return 0 or -errno (logged). */
 int sn_agent_open(struct sn_agent_shm *shm, struct sn_agent **out);
-/** Stop an agent of the copier, as above. */
+/* Stop an agent of the copier, as above. */
 void sn_agent_close(struct sn_agent *agent);
 
 #endif

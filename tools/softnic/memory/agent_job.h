@@ -20,7 +20,7 @@ struct sn_job {
     uint64_t compare_add, swap; /* of atomics */
     uint64_t *found;
     uint64_t patience_ns; /* limit for an agent that does not move; 0: 20 s, or 4 s in a stopped process */
-    uint16_t queue;       /* of flights */
+    uint16_t queue;       /* SN_AGENT_ENQUEUE: see struct sn_agent_slot */
     bool queue_is_empty;
     /* private to agent_job.c */
     uint64_t word; /* without the state; 0: no slot yet */
@@ -30,13 +30,13 @@ struct sn_job {
     bool lost; /* set with -ESRCH: the agent may still use the memory that the job names */
 };
 
-/** True when no agent will answer. */
+/* True when no agent will answer. */
 bool sn_job_unanswerable(const struct sn_agent_ref *to, struct sn_world *world);
 
-/** Post a copy as a job. Return 0, or SN_COPY_BUSY: all slots are in use. */
+/* Post a copy as a job. Return 0, or SN_COPY_BUSY: all slots are in use. */
 int sn_job_post(const struct sn_agent_ref *to, struct sn_job *job, const struct sn_copy *copy);
 
-/** Return 0 (*result is the agent's), SN_COPY_BUSY, or -ESRCH: the agent is gone, or does not move (logged). May be
+/* Return 0 (*result is the agent's), SN_COPY_BUSY, or -ESRCH: the agent is gone, or does not move (logged). May be
  * called before the job is posted, to learn whether waiting for a slot makes sense. */
 int sn_job_poll(const struct sn_agent_ref *to, struct sn_job *job, struct sn_world *world, int *result);
 

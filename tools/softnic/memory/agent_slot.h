@@ -27,7 +27,7 @@ static inline uint32_t sn_agent_state(uint64_t word)
     return word & SN_AGENT_STATE_MASK;
 }
 
-/** Move from one state of the same job to another. False: it was not in that state. */
+/* Move from one state of the same job to another. False: it was not in that state. */
 static inline bool sn_agent_turn(uint64_t *word, uint64_t id, uint32_t from, uint32_t to)
 {
     uint64_t expected = id | from;
@@ -38,13 +38,13 @@ static inline bool sn_agent_turn(uint64_t *word, uint64_t id, uint32_t from, uin
                                        __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 
-/** Wait until every copy that began before the call has ended. Return 0 or -ETIMEDOUT. */
+/* Wait until every copy that began before the call has ended. Return 0 or -ETIMEDOUT. */
 int sn_agent_wait(const struct sn_agent_shm *shm, uint64_t give_up);
 
-/** Tell the agent that a job was posted. */
+/* Tell the agent that a job was posted. */
 void sn_agent_ring(struct sn_agent_shm *shm);
 
-/** Sleep while *word is value, for at most a second; and wake all sleepers. Both work across processes. */
+/* Sleep while *word is value, for at most a second; and wake all sleepers. Both work across processes. */
 void sn_futex_wait(uint32_t *word, uint32_t value);
 void sn_futex_wake(uint32_t *word);
 

@@ -17,11 +17,11 @@ struct sn_atomic {
     struct sn_copy word; /* between memory here and the target */
 };
 
-/** Which of the world's atomic_locks guards a word of that process. Locks are only tried: a thread that holds one never
+/* Which of the world's atomic_locks guards a word of that process. Locks are only tried: a thread that holds one never
  * waits for another. */
 unsigned sn_atomic_lock_of(uint32_t proc, uint64_t addr);
 
-/** Start, and advance, an operation on memory that this process can copy by itself. Call sn_atomic_step until it does
+/* Start, and advance, an operation on memory that this process can copy by itself. Call sn_atomic_step until it does
  * not return SN_COPY_BUSY. */
 void sn_atomic_begin(struct sn_atomic *atomic, struct sn_copy *target);
 int sn_atomic_step(struct sn_atomic *atomic);

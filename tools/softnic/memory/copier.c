@@ -22,7 +22,7 @@ static bool is_live(const struct sn_proc *proc, uint32_t generation)
 }
 
 /* Start an agent for a process that asked for one; stop that of a process that exited. Return whether one exited. */
-static bool look_at(struct sn_world *world, uint32_t i)
+static bool serve_process(struct sn_world *world, uint32_t i)
 {
     uint32_t *serves = &world->copier.serves[i], wanted = __atomic_load_n(&world->copier.wanted[i], __ATOMIC_ACQUIRE);
     bool gone = agents[i] && !is_live(&world->procs[i], *serves);
@@ -52,7 +52,7 @@ static _Noreturn void serve(struct sn_world *world)
         bool gone = false;
 
         for (uint32_t i = 0; i < SN_MAX_PROCS; i++)
-            gone |= look_at(world, i);
+            gone |= serve_process(world, i);
         if (gone)
             sn_proc_sweep(world); /* killed processes have deregistered nothing */
         /* No kernels run in this process, so stale mappings can be closed at any time. */

@@ -9,7 +9,7 @@
 #ifndef SOFTNIC_COPIER_H
 #define SOFTNIC_COPIER_H
 
-/** Join the world of SOFTNIC_WORLD as its copier, write a byte to ready_fd, close it, and serve. Returns only on
+/* Join the world of SOFTNIC_WORLD as its copier, write a byte to ready_fd, close it, and serve. Returns only on
  * failure: -errno, logged. Exported for softnic-run. */
 int softnic_copier(int ready_fd);
 

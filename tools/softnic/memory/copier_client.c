@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/softnic/memory/agent_job.h"
 #include "tools/softnic/memory/agent_slot.h"
 #include "tools/softnic/memory/cuda_mem.h"
 #include "tools/softnic/memory/cuda_staging.h"
@@ -14,7 +15,6 @@
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/proc.h"
-#include "tools/softnic/memory/agent_job.h"
 #include "tools/softnic/world/self.h"
 
 enum {

@@ -7,10 +7,10 @@
 
 #include "tools/softnic/memory/device_mem.h"
 
-/** Set sn_device_mem for a process that has just joined this world: CUDA in this process, or the copier. */
+/* Set sn_device_mem for a process that has just joined this world: CUDA in this process, or the copier. */
 void sn_device_mem_choose(const struct sn_world *world);
 
-/** Wait until the copier has ended every copy that began before the call. Return 0 or -ETIMEDOUT. */
+/* Wait until the copier has ended every copy that began before the call. Return 0 or -ETIMEDOUT. */
 int sn_copier_wait(const struct sn_world *world, uint64_t give_up);
 
 #endif

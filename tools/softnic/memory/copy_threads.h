@@ -18,17 +18,17 @@ struct sn_host_copy {
     int result; /* SN_HOST_COPY_BUSY, then as sn_copy_start; read it with sn_host_copy_result */
 };
 
-/** Copy on the calling thread. Return as sn_copy_start. */
+/* Copy on the calling thread. Return as sn_copy_start. */
 int sn_host_copy_now(struct sn_host_copy *copy);
 
-/** Give the copy to a thread. Where there are no threads, it is made here. */
+/* Give the copy to a thread. Where there are no threads, it is made here. */
 void sn_host_copy_start(struct sn_host_copy *copy);
 
-/** Copy on the calling thread, with the help of idle threads: for SN_SPLIT_LEAST bytes or more. The last bytes are
+/* Copy on the calling thread, with the help of idle threads: for SN_SPLIT_LEAST bytes or more. The last bytes are
  * written when all others are. Return as sn_copy_start; after an error any part may have been copied. */
 int sn_host_copy_split(const struct sn_host_copy *copy);
 
-/** Whether threads may help: not where cores are few. */
+/* Whether threads may help: not where cores are few. */
 bool sn_host_copy_can_split(void);
 
 static inline int sn_host_copy_result(const struct sn_host_copy *copy)

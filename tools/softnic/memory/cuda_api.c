@@ -18,8 +18,8 @@ static const struct {
 #undef SN_CUDA_ROW
 };
 
-static pthread_mutex_t mutex =
-    PTHREAD_MUTEX_INITIALIZER; /* protects everything below, and the streams and events of devices */
+/* Protects everything below, and the streams and events of devices. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct sn_cuda table;
 static const struct sn_cuda *loaded; /* written once, under mutex */
 static bool started;                 /* cuInit was called here, and the devices are listed */

@@ -105,37 +105,37 @@ struct sn_cuda_dev {
     void *events[256]; /* created, not in use */
 };
 
-/** The driver. start: open and initialize it if the application has not; otherwise NULL unless it is loaded already.
+/* The driver. start: open and initialize it if the application has not; otherwise NULL unless it is loaded already.
  * NULL without a driver. Any thread. */
 const struct sn_cuda *sn_cuda_get(bool start);
 
-/** Whether this process could load the driver. It is not initialized: that would slow every program down on a GPU host,
+/* Whether this process could load the driver. It is not initialized: that would slow every program down on a GPU host,
  * and CUDA would not survive a later fork. Any thread. */
 bool sn_cuda_installed(void);
 
-/** Log that a call failed. Return -EIO. */
+/* Log that a call failed. Return -EIO. */
 int sn_cuda_failed(const struct sn_cuda *cuda, const char *call, int result);
 
-/** How many GPUs this process sees; 0 without a driver. */
+/* How many GPUs this process sees; 0 without a driver. */
 int sn_cuda_count(const struct sn_cuda *cuda);
 
-/** A GPU made ready for use (context retained, streams made), or NULL (logged). */
+/* A GPU made ready for use (context retained, streams made), or NULL (logged). */
 struct sn_cuda_dev *sn_cuda_dev_get(const struct sn_cuda *cuda, int ordinal);
 
-/** Its ordinal here, or -1 when this process cannot see that GPU. */
+/* Its ordinal here, or -1 when this process cannot see that GPU. */
 int sn_cuda_dev_find(const struct sn_cuda *cuda, const struct sn_cu_uuid *uuid);
 
-/** The GPU to work from when no memory of this process decides it: one that is ready, since making one ready (streams,
+/* The GPU to work from when no memory of this process decides it: one that is ready, since making one ready (streams,
  * pinned memory) may wait for kernels; else one whose context the application has made; else `liked`; else 0. `liked`
  * is tried first each time. */
 int sn_cuda_dev_prefer(const struct sn_cuda *cuda, int liked);
 
-/** Make the GPU current for this thread, and lift the restrictions of a stream capture that another thread may have
+/* Make the GPU current for this thread, and lift the restrictions of a stream capture that another thread may have
  * under way: nothing done here touches a captured stream. Pairs with sn_cuda_leave. Return 0 or -EIO (logged). */
 int sn_cuda_enter(const struct sn_cuda *cuda, struct sn_cuda_dev *dev, int *saved_mode);
 void sn_cuda_leave(const struct sn_cuda *cuda, int saved_mode);
 
-/** An event of this GPU, which must be current, or NULL (logged). Give it back when it has completed. */
+/* An event of this GPU, which must be current, or NULL (logged). Give it back when it has completed. */
 void *sn_cuda_event_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev);
 void sn_cuda_event_give(struct sn_cuda_dev *dev, void *event);
 

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/softnic/memory/copy_threads.h"
 #include "tools/softnic/memory/cuda_api.h"
 #include "tools/softnic/memory/cuda_queue.h"
 #include "tools/softnic/memory/cuda_region.h"
 #include "tools/softnic/memory/cuda_staging.h"
 #include "tools/softnic/memory/cuda_stream.h"
 #include "tools/softnic/world/lock.h"
-#include "tools/softnic/memory/copy_threads.h"
 #include "tools/softnic/world/self.h"
 
 enum {

@@ -4,10 +4,10 @@
 #include <assert.h>
 #include <string.h>
 
+#include "tools/softnic/memory/copy_threads.h"
 #include "tools/softnic/memory/cuda_region.h"
 #include "tools/softnic/memory/cuda_staging.h"
 #include "tools/softnic/memory/cuda_stream.h"
-#include "tools/softnic/memory/copy_threads.h"
 
 static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_COPY_BUSY, "passed on as it is");
 

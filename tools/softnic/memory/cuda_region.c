@@ -52,7 +52,7 @@ struct sn_cu_uuid sn_cuda_region_uuid(const struct sn_mr_shm *mr)
     return ((const struct blob *)mr->ipc)->uuid;
 }
 
-/* ---- owner's side ------------------------------------------------------------------------------------------------ */
+/* ---- owner's side ---- */
 
 static int export_legacy(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct blob *blob)
 {
@@ -194,7 +194,7 @@ void sn_cuda_region_unexport(struct sn_mr_shm *mr)
     sn_cuda_region_reap(sn_cuda_get(false));
 }
 
-/* ---- initiator's side -------------------------------------------------------------------------------------------- */
+/* ---- initiator's side ---- */
 
 /* One allocation (or run of allocations) of another process, mapped for one GPU. The registrations that lie in it share
  * it. */

@@ -11,21 +11,21 @@ struct sn_cuda_stream;
 
 enum { SN_CUDA_STREAM_BUSY = 1 };
 
-/** Make the streams of a GPU, which must be current. Return 0, -ENOMEM, or -EIO (logged). */
+/* Make the streams of a GPU, which must be current. Return 0, -ENOMEM, or -EIO (logged). */
 int sn_cuda_streams_open(const struct sn_cuda *cuda, struct sn_cuda_dev *dev);
 
-/** The next stream in turn, so that copies of different queue pairs need not wait for each other. */
+/* The next stream in turn, so that copies of different queue pairs need not wait for each other. */
 struct sn_cuda_stream *sn_cuda_stream_next(struct sn_cuda_dev *dev);
 
-/** The GPU that the stream belongs to. */
+/* The GPU that the stream belongs to. */
 struct sn_cuda_dev *sn_cuda_stream_dev(const struct sn_cuda_stream *s);
 
-/** Copy, after what the stream was given before. The GPU is current. *mark: what to ask sn_cuda_stream_done for.
+/* Copy, after what the stream was given before. The GPU is current. *mark: what to ask sn_cuda_stream_done for.
  * Return 0 or -EIO (logged). */
 int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr dst, sn_cu_ptr src,
                         uint64_t bytes, uint64_t *mark);
 
-/** Is everything up to the mark done? Return 0, SN_CUDA_STREAM_BUSY, or -EIO (logged). ask: record the mark if that was
+/* Is everything up to the mark done? Return 0, SN_CUDA_STREAM_BUSY, or -EIO (logged). ask: record the mark if that was
  * not done yet; without it, only look at what is known. No GPU need be current. */
 int sn_cuda_stream_done(const struct sn_cuda *cuda, struct sn_cuda_stream *s, uint64_t mark, bool ask);
 

@@ -5,7 +5,7 @@
 
 #include "tools/softnic/memory/span.h"
 
-/** Return as sn_copy_start, or SN_COPY_OWNER: only the owner of the other side's memory can copy it. Only device copies
+/* Return as sn_copy_start, or SN_COPY_OWNER: only the owner of the other side's memory can copy it. Only device copies
  * take time; poll them with sn_device_mem->copy_poll. */
 int sn_local_copy_start(struct sn_copy *copy);
 

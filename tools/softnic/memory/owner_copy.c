@@ -4,11 +4,11 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "tools/softnic/world/cores.h"
-#include "tools/softnic/world/lock.h"
 #include "tools/softnic/memory/agent_job.h"
 #include "tools/softnic/memory/device_mem.h"
 #include "tools/softnic/memory/local_copy.h"
+#include "tools/softnic/world/cores.h"
+#include "tools/softnic/world/lock.h"
 
 enum {
     PIECES = 4, /* pieces of a copy under way: each is copied here, then by the owner, or the other way round */
@@ -56,7 +56,7 @@ static int piece_job_poll(struct owner_copy *h, struct piece *piece)
 {
     int result, r = sn_job_poll(&h->owner, &piece->job, piece->wanted->world, &result);
 
-    if (r == 0)
+    if (!r)
         return result_here(result);
     if (r >= 0 || !piece->job.lost)
         return r;
@@ -134,7 +134,7 @@ static void piece_run(struct owner_copy *h, const struct sn_copy *c, struct piec
         if (r == 0 && h->bouncing && !h->error && piece->state != PIECE_IDLE &&
             (piece->state == PIECE_HERE) != last_here)
             r = leg_start(h, c, piece, last_here);
-        if (r == 0) /* the second half is done, or all of a copy without a bounce buffer */
+        if (!r) /* the second half is done, or all of a copy without a bounce buffer */
             piece->state = PIECE_IDLE;
         if (r == SN_COPY_OWNER && !h->bouncing) {
             h->bouncing = true;

@@ -9,11 +9,11 @@
 
 #include "tools/softnic/memory/span.h"
 
-/** As sn_copy_start and sn_copy_poll. An owner that is gone, or does not move for 4 s, gives -ESRCH. */
+/* As sn_copy_start and sn_copy_poll. An owner that is gone, or does not move for 4 s, gives -ESRCH. */
 int sn_owner_copy_start(struct sn_copy *copy);
 int sn_owner_copy_poll(struct sn_copy *copy);
 
-/** As sn_copy_atomic, without the steps. */
+/* As sn_copy_atomic, without the steps. */
 int sn_owner_copy_atomic(struct sn_copy *copy, bool cas, uint64_t compare_add, uint64_t swap, uint64_t *found);
 
 #endif

@@ -13,11 +13,11 @@ struct sn_span {
     uint32_t kind; /* enum sn_mem_kind */
 };
 
-/** Take the part [offset, offset + bytes) of a list. Return the number of spans. */
+/* Take the part [offset, offset + bytes) of a list. Return the number of spans. */
 uint32_t sn_spans_slice(struct sn_span *to, const struct sn_span *from, uint32_t count, uint64_t offset,
                         uint64_t bytes);
 
-/** Is any of it device memory? */
+/* Is any of it device memory? */
 bool sn_spans_any_device(const struct sn_span *span, uint32_t count);
 
 /* Who makes a copy that takes time: sn_device_mem, the owner of the memory (owner_copy.h), or the steps of an atomic

@@ -6,8 +6,8 @@
 
 #include "tools/softnic/nic/execute.h"
 #include "tools/softnic/nic/pipeline.h"
-#include "tools/softnic/world/lock.h"
 #include "tools/softnic/nic/responder.h"
+#include "tools/softnic/world/lock.h"
 
 enum {
     ATOMICS = 32, /* then the locks are given back: others need them, too */
@@ -110,7 +110,7 @@ static bool lock_have(struct sn_batch *b, uint64_t addr)
 }
 
 /* Give back the locks that no word needs. */
-static void locks_trim(struct sn_batch *b)
+static void drop_unneeded_locks(struct sn_batch *b)
 {
     uint64_t needed = 0;
 
@@ -191,7 +191,7 @@ static bool word_within(const struct word *word, const struct sn_span *span)
 }
 
 /* Forget the words whose values will not come; but the locks of atomics under way must stay. */
-static void words_trim(struct sn_batch *b)
+static void forget_unread_words(struct sn_batch *b)
 {
     unsigned kept = 0;
 
@@ -204,7 +204,7 @@ static void words_trim(struct sn_batch *b)
             b->word[kept++] = b->word[i];
     }
     b->words = kept;
-    locks_trim(b);
+    drop_unneeded_locks(b);
 }
 
 bool sn_batch_read(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at, uint32_t end)
@@ -223,7 +223,7 @@ bool sn_batch_read(struct sn_qp *qp, const struct sn_qp_shm *target, uint32_t at
     while (pipeline_begun < b->reads && (r = read_enqueue(qp, &b->read[pipeline_begun])) == 0)
         pipeline_begun++;
     b->reads = pipeline_begun;
-    words_trim(b);
+    forget_unread_words(b);
     if (!pipeline_begun && r == SN_COPY_BUSY)
         return false;
     b->reading = pipeline_begun > 0;
@@ -257,7 +257,7 @@ static int reads_poll(struct sn_qp *qp, bool ask)
     }
     b->reading = false;
     b->reads = 0;
-    words_trim(b);
+    forget_unread_words(b);
     return error;
 }
 
@@ -275,7 +275,7 @@ static void word_change(struct word *word, struct sn_wqe *w)
     word->value = value;
 }
 
-static int by_place(const void *a, const void *b)
+static int by_address(const void *a, const void *b)
 {
     const struct word *x = a, *y = b;
 
@@ -323,7 +323,7 @@ static void words_write(struct sn_qp *qp)
     struct sn_batch *b = qp->batch;
     int n = 0;
 
-    qsort(b->word, b->words, sizeof(b->word[0]), by_place);
+    qsort(b->word, b->words, sizeof(b->word[0]), by_address);
     for (unsigned i = 0; i < b->words && n >= 0; i++) {
         if (!b->word[i].changed)
             continue;
@@ -393,7 +393,7 @@ void sn_batch_close(struct sn_qp *qp)
     if (!b || b->pending)
         return;
     b->words = b->made = b->stores = b->stores_done = 0;
-    locks_trim(b);
+    drop_unneeded_locks(b);
 }
 
 void sn_batch_leave(struct sn_qp *qp, bool goes_on)

@@ -9,10 +9,10 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "tools/softnic/nic/queue_pair.h"
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/cores.h"
 #include "tools/softnic/world/lock.h"
-#include "tools/softnic/nic/queue_pair.h"
 #include "transport/util/thread.h"
 
 enum {
@@ -80,7 +80,7 @@ static void heap_down(struct sn_engine *e, uint32_t at, struct sn_qp *qp)
     heap_put(e, at, qp);
 }
 
-static void hint_locked(struct sn_engine *e)
+static void publish_next_locked(struct sn_engine *e)
 {
     __atomic_store_n(&e->next_at, e->count ? e->heap[0]->wake_at : UINT64_MAX, __ATOMIC_RELAXED);
 }
@@ -96,7 +96,7 @@ static void heap_remove_locked(struct sn_engine *e, uint32_t at)
         else
             heap_down(e, at, last);
     }
-    hint_locked(e);
+    publish_next_locked(e);
 }
 
 /* Who does short due work. A thread that polls a completion queue does it in passing (sn_engine_help). While pollers
@@ -110,7 +110,7 @@ static uint64_t patience(const struct sn_engine *e, const struct sn_qp *qp)
     return qp->light && (e->trust > 0 || e->taken >= e->probe_at) ? PATIENCE_NS : 0;
 }
 
-static void judge_locked(struct sn_engine *e, bool helper, bool watched, uint64_t late_ns)
+static void update_trust_locked(struct sn_engine *e, bool helper, bool watched, uint64_t late_ns)
 {
     bool in_time = helper && late_ns <= IN_TIME_NS;
 
@@ -156,7 +156,7 @@ static struct sn_qp *take_due_locked(struct sn_engine *e, uint64_t now, bool hel
     if (qp->wake_at + (helper ? 0 : wait) > now)
         return NULL;
     if (qp->light)
-        judge_locked(e, helper, wait != 0, now - qp->wake_at);
+        update_trust_locked(e, helper, wait != 0, now - qp->wake_at);
     heap_remove_locked(e, qp->heap_at);
     qp->heap_at = UINT32_MAX;
     return qp;
@@ -317,7 +317,7 @@ int sn_engine_push(struct sn_engine *e, struct sn_qp *qp, uint64_t wake_at)
         e->poster_cpu = sched_getcpu();
     e->heavy += !qp->light;
     heap_up(e, e->count++, qp);
-    hint_locked(e);
+    publish_next_locked(e);
     wake = e->asleep && rest_end(e, qp) < e->rest_until;
     if (wake)
         e->rest_until = rest_end(e, qp); /* a thread that pushes before the engine runs need not wake it again */

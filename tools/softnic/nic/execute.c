@@ -4,10 +4,10 @@
 #include <stdlib.h>
 
 #include "tools/softnic/memory/host_copy.h"
-#include "tools/softnic/world/lock.h"
-#include "tools/softnic/world/object.h"
 #include "tools/softnic/nic/responder.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/world/lock.h"
+#include "tools/softnic/world/object.h"
 
 enum {
     SPIN_BYTES = 16 << 10,

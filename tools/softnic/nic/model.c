@@ -4,9 +4,9 @@
  * or completed early: run.c waits for the stamps. */
 #include "tools/softnic/nic/model.h"
 
+#include "tools/softnic/nic/srd.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
-#include "tools/softnic/nic/srd.h"
 #include "tools/softnic/world/queues.h"
 
 enum { PURPOSE_ORDER = 1 << 10 /* draws for losses use the numbers below */ };

@@ -3,10 +3,10 @@
 
 #include "tools/softnic/nic/atomic_batch.h"
 #include "tools/softnic/nic/execute.h"
-#include "tools/softnic/world/lock.h"
-#include "tools/softnic/world/object.h"
 #include "tools/softnic/nic/responder.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/world/lock.h"
+#include "tools/softnic/world/object.h"
 
 enum {
     /* After so many, none is begun until the pipeline is empty: ibv_dereg_mr waits until each initiator has left
@@ -50,7 +50,7 @@ static bool may_start(const struct sn_qp *qp, const struct sn_wqe *w)
 }
 
 /* Fill in the buffers of both sides, or return false: executing it alone logs what is wrong with them. */
-static bool spans_find(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_copy *c)
+static bool find_spans(struct sn_qp *qp, struct sn_qp_shm *target, const struct sn_wqe *w, struct sn_copy *c)
 {
     c->world = sn_self->world;
     c->self = c->src_proc = sn_self->proc;
@@ -87,7 +87,7 @@ static bool start(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w)
     struct sn_copy c; /* large: only what a copy reads is filled in */
     bool tells = sn_takes_receive(w->opcode);
 
-    if (!spans_find(qp, target, w, &c))
+    if (!find_spans(qp, target, w, &c))
         return false;
     /* Without a receive nothing is written: the request is tried again when it is the first. */
     if (tells && !receive_is_left(qp, target))
@@ -192,7 +192,7 @@ bool sn_pipeline_start(struct sn_qp *qp, uint32_t tail)
 /* Set the outcome of a finished copy. After a failed request all others are flushed, whatever their copies did, and a
  * queue pair that is gone gets no completion. Return 0, or SN_EXEC_RNR: another initiator has taken the receive that
  * was there. */
-static int landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, int r)
+static int finish(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, int r)
 {
     bool there = __atomic_load_n(&target->qpn, __ATOMIC_SEQ_CST) == w->dest_qpn, none;
     struct sn_recv recv;
@@ -205,7 +205,7 @@ static int landed(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, 
     }
     none = there && !r && sn_takes_receive(w->opcode) && sn_responder_receive(target, &recv);
     if (none && sn_qp_is_srd(qp)) {
-        w->landed = true;
+        w->copied = true;
         return SN_EXEC_RNR;
     }
     if (!there || none) {
@@ -234,7 +234,7 @@ int sn_pipeline_retire(struct sn_qp *qp, struct sn_wqe *w, bool ask)
 
     if (atomic)
         r = sn_batch_done(qp, w, ask);
-    else if (w->landed)
+    else if (w->copied)
         r = 0;
     else
         r = w->queue_error ? w->queue_error : sn_device_mem->queued_done(&qp->queue, &w->queued_copy, ask);
@@ -242,7 +242,7 @@ int sn_pipeline_retire(struct sn_qp *qp, struct sn_wqe *w, bool ask)
         return SN_EXEC_BUSY;
     if (r == SN_EXEC_WORD_KNOWN)
         qp->reads_open--;
-    else if (landed(qp, target, w, r))
+    else if (finish(qp, target, w, r))
         return SN_EXEC_RNR;
     if (atomic)
         sn_batch_leave(qp, r == SN_EXEC_WORD_KNOWN);

@@ -9,14 +9,14 @@
 
 enum { SN_EXEC_WORD_KNOWN = 4 }; /* continues the values in execute.h */
 
-/** May w be pipelined, as far as its keys tell? For any thread that may read w. */
+/* May w be pipelined, as far as its keys tell? For any thread that may read w. */
 bool sn_pipeline_suits(const struct sn_wqe *w);
 
-/** Start as many requests up to tail as may follow those in the pipeline. Return whether any started. The caller is the
+/* Start as many requests up to tail as may follow those in the pipeline. Return whether any started. The caller is the
  * runner. */
 bool sn_pipeline_start(struct sn_qp *qp, uint32_t tail);
 
-/** Complete w, the oldest in the pipeline, if its copy is done: w->status is the outcome, the target has its
+/* Complete w, the oldest in the pipeline, if its copy is done: w->status is the outcome, the target has its
  * completion, and w has left the pipeline. ask: as queued_done in device_mem.h. Return 0, SN_EXEC_BUSY, SN_EXEC_RNR
  * (done but for a receive: w stays until there is one or w->status says that it failed), or SN_EXEC_WORD_KNOWN (an
  * atomic has left the pipeline because the word that it waited for is known; it can start at once). The caller is the

@@ -165,7 +165,7 @@ int sn_responder_request_span(struct sn_qp *qp, struct sn_qp_shm *target, struct
 
 int sn_responder_result(struct sn_qp *qp, struct sn_qp_shm *target, struct sn_wqe *w, int r)
 {
-    if (r == 0)
+    if (!r)
         return 0;
     if (r == -ESRCH)
         return SN_EXEC_UNREACHABLE;

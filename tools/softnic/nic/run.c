@@ -6,8 +6,8 @@
 #include "tools/softnic/nic/pipeline.h"
 #include "tools/softnic/nic/queue_pair.h"
 #include "tools/softnic/nic/srd.h"
-#include "tools/softnic/world/wake.h"
 #include "tools/softnic/world/queues.h"
+#include "tools/softnic/world/wake.h"
 
 enum {
     RUN_BATCH_BYTES = 4 << 20, /* then other queue pairs of the engine get a turn */
@@ -134,7 +134,7 @@ static uint64_t rnr_at(struct sn_qp *qp, struct sn_wqe *w, uint64_t now)
 
 /* Without the model nothing is stamped and the clock is not read. With it, one reading serves for all requests due by
  * then. */
-static bool early(uint64_t due, uint64_t *now)
+static bool is_early(uint64_t due, uint64_t *now)
 {
     if (due > *now)
         *now = sn_now_ns();
@@ -225,7 +225,7 @@ static uint64_t run_complete(struct sn_qp *qp)
         if (sn_qp_is_srd(qp))
             sn_srd_next_done(qp);
         w = sn_wqe_at(qp, qp->done);
-        if (early(w->due_done, &now))
+        if (is_early(w->due_done, &now))
             return w->due_done;
         if (sn_execute_finish(qp, w) == SN_EXEC_BUSY)
             return sn_now_ns() + BUSY_POLL_NS;
@@ -240,14 +240,14 @@ static uint64_t run_complete(struct sn_qp *qp)
     return UINT64_MAX;
 }
 
-static bool finishing(struct sn_qp *qp)
+static bool result_is_copying(struct sn_qp *qp)
 {
     return qp->done != qp->exec && sn_wqe_at(qp, qp->done)->copying;
 }
 
 bool sn_qp_copying(struct sn_qp *qp)
 {
-    return qp->in_pipeline || finishing(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->copying);
+    return qp->in_pipeline || result_is_copying(qp) || (qp->exec != qp->tail && sn_wqe_at(qp, qp->exec)->copying);
 }
 
 bool sn_qp_drained(struct sn_qp *qp)
@@ -270,7 +270,7 @@ static uint64_t run_pipeline(struct sn_qp *qp, uint32_t tail)
             struct sn_wqe *w = sn_wqe_at(qp, qp->exec);
             int r;
 
-            if (w->landed && early(w->due_exec, &now))
+            if (w->copied && is_early(w->due_exec, &now))
                 return w->due_exec;
             r = sn_pipeline_retire(qp, w, !started);
             if (r == SN_EXEC_RNR) {
@@ -309,7 +309,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
         w = sn_wqe_at(qp, qp->exec);
         state = sn_qp_state(qp);
         /* Wait while stage two copies a result. While the queue pair is closing, nothing new begins. */
-        if (finishing(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->copying))
+        if (result_is_copying(qp) || (__atomic_load_n(&qp->closing, __ATOMIC_RELAXED) && !w->copying))
             return UINT64_MAX;
         if (state == IBV_QPS_ERR && !w->copying) {
             if (w->status == IBV_WC_SUCCESS)
@@ -318,7 +318,7 @@ static uint64_t run_execute(struct sn_qp *qp, uint32_t tail)
         } else {
             if (state == IBV_QPS_SQD && !w->copying)
                 return UINT64_MAX; /* modify_qp kicks it again */
-            if (early(w->due_exec, &now))
+            if (is_early(w->due_exec, &now))
                 return w->due_exec;
             if (fence_holds(qp, w)) {
                 at = run_complete(qp);

@@ -26,33 +26,33 @@ struct sn_ah {
     uint32_t dev;      /* SN_NONE: nobody has that address, and requests time out */
 };
 
-/** Return 0, EINVAL or EOPNOTSUPP, logged. */
+/* Return 0, EINVAL or EOPNOTSUPP, logged. */
 int sn_srd_caps_check(const struct ibv_qp_init_attr_ex *attr);
 
-/** Set the attributes of a new or reset queue pair. */
+/* Set the attributes of a new or reset queue pair. */
 void sn_srd_defaults(struct sn_qp *qp);
 
-/** Set the target of a request. */
+/* Set the target of a request. */
 void sn_srd_to(struct sn_wqe *w, const struct ibv_ah *ah, uint32_t qpn, uint32_t qkey);
 
-/** Does EFA take this request? Return 0 or EINVAL, logged; errors that only the device finds are set in w->status. The
+/* Does EFA take this request? Return 0 or EINVAL, logged; errors that only the device finds are set in w->status. The
  * caller holds the mutex. */
 int sn_srd_check(const struct sn_qp *qp, struct sn_wqe *w);
 
-/** Among the requests [at, end) that may change places, bring the one that is due first to position `at`. The caller is
+/* Among the requests [at, end) that may change places, bring the one that is due first to position `at`. The caller is
  * the runner. */
 void sn_srd_next_exec(struct sn_qp *qp, uint32_t at, uint32_t end);
 
-/** Do the same for the completion of executed requests. */
+/* Do the same for the completion of executed requests. */
 void sn_srd_next_done(struct sn_qp *qp);
 
-/** Are the cables of both ends up? */
+/* Are the cables of both ends up? */
 bool sn_srd_cables_up(const struct sn_qp *qp, const struct sn_wqe *w);
 
-/** Cut a copy of host memory into pieces, in random order. The caller is the runner. */
+/* Cut a copy of host memory into pieces, in random order. The caller is the runner. */
 void sn_srd_scatter(const struct sn_qp *qp, struct sn_copy *copy);
 
-/** Change a completion of the sender from what RC reports to what EFA reports. */
+/* Change a completion of the sender from what RC reports to what EFA reports. */
 void sn_srd_cqe(const struct sn_wqe *w, struct sn_cqe *cqe);
 
 #endif

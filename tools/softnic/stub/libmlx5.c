@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libmlx5.so.1 without mlx5: every call answers "not this hardware". The list contains what Debian's perftest is linked
  * against, and what NCCL, NVSHMEM and UCX look up at run time to find out whether a device is mlx5. */
-#include "tools/softnic/stub/stub.h"
-
 #include <stdbool.h>
+
+#include "tools/softnic/stub/stub.h"
 
 bool mlx5dv_is_supported(void *device);
 bool mlx5dv_is_supported(void *device)

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include "tools/softnic/verbs/cq.h"
-#include "tools/softnic/world/lock.h"
 #include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/verbs/srq.h"
+#include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/wake.h"
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
-#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/world/queues.h"
 
 enum { ACK_PATIENCE_S = 10 };
@@ -77,8 +77,8 @@ int sn_cq_req_notify(struct ibv_cq *ibv, int solicited_only)
     struct sn_cq_shm *shm = sn_cq_of(ibv)->shm;
     uint32_t arm = solicited_only ? SN_CQ_ARM_SOLICITED : SN_CQ_ARM_ANY;
 
-    sn_lock_take(
-        &shm->lock); /* so that a completion pushed after this is noticed, and one pushed before is found by polling */
+    /* Under the lock, so that a completion pushed after this is noticed, and one pushed before is found by polling. */
+    sn_lock_take(&shm->lock);
     if (arm > shm->armed)
         shm->armed = arm;
     sn_lock_drop(&shm->lock);

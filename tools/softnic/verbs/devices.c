@@ -8,13 +8,13 @@
 
 #include "tools/softnic/memory/agent.h"
 #include "tools/softnic/memory/copier_client.h"
+#include "tools/softnic/memory/device_mem.h"
+#include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/verbs/efadv.h"
-#include "tools/softnic/world/object.h"
-#include "tools/softnic/memory/device_mem.h"
 #include "tools/softnic/verbs/qp.h"
-#include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/srq.h"
+#include "tools/softnic/world/object.h"
 #include "tools/softnic/world/wake.h"
 
 enum { COMP_VECTORS = 8, GBPS_WITHOUT_MODEL = 400 };
@@ -254,8 +254,8 @@ int sn_port_query(struct ibv_context *context, uint8_t port, struct ibv_port_att
         mine.port_cap_flags = 0;
     }
     speed_code(__atomic_load_n(&dev->rate_bps, __ATOMIC_RELAXED), &mine);
-    memset(attr, 0,
-           attr_len); /* the caller's structure may be longer (newer headers) or shorter (the old symbol) than ours */
+    /* The caller's structure may be longer (newer headers) or shorter (the old symbol) than ours. */
+    memset(attr, 0, attr_len);
     memcpy(attr, &mine, attr_len < sizeof(mine) ? attr_len : sizeof(mine));
     return 0;
 }

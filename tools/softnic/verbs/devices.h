@@ -31,11 +31,11 @@ static inline uint32_t sn_gid_count(const struct sn_dev *dev)
     return dev->efa ? 1 : SN_MAX_GIDS;
 }
 
-/** The device that an address names: by GID, or by LID for programs that use no GIDs. SN_NONE: nobody's; requests will
+/* The device that an address names: by GID, or by LID for programs that use no GIDs. SN_NONE: nobody's; requests will
  * time out. */
 uint32_t sn_dev_find(const struct ibv_ah_attr *ah);
 
-/** Fill in the function tables of a new context (ops.c). */
+/* Fill in the function tables of a new context (ops.c). */
 void sn_ops_fill(struct verbs_context *verbs);
 
 int sn_device_query(struct ibv_context *context, struct ibv_device_attr *attr);

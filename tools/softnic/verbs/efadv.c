@@ -4,9 +4,9 @@
 #include <errno.h>
 #include <string.h>
 
+#include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/cq.h"
 #include "tools/softnic/verbs/qp.h"
-#include "tools/softnic/nic/srd.h"
 
 enum {
     VENDOR = 0x1d0f, /* Amazon */

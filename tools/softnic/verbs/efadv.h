@@ -5,7 +5,7 @@
 
 #include <infiniband/efadv.h>
 
-/** Where ibv_query_device differs from an RC device. */
+/* Where ibv_query_device differs from an RC device. */
 void sn_efa_limits(struct ibv_device_attr *attr);
 
 /* libefa.so.1 (stub/libefa.c) calls these. On devices that are no EFA all fail with EOPNOTSUPP. */

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/softnic/verbs/devices.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/verbs/devices.h"
 #include "tools/softnic/verbs/symbols.h"
 
 int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)

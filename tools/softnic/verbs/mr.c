@@ -7,10 +7,10 @@
 #include "tools/softnic/memory/agent.h"
 #include "tools/softnic/memory/agent_slot.h"
 #include "tools/softnic/memory/copier_client.h"
-#include "tools/softnic/verbs/devices.h"
-#include "tools/softnic/world/object.h"
 #include "tools/softnic/memory/device_mem.h"
+#include "tools/softnic/verbs/devices.h"
 #include "tools/softnic/verbs/qp.h"
+#include "tools/softnic/world/object.h"
 
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
@@ -63,12 +63,12 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
     return 0;
 }
 
-static bool mapped(uint64_t addr, uint64_t length)
+static bool is_mapped(uint64_t addr, uint64_t length)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = addr & ~(page - 1),
              to = (addr + length + page - 1) & ~(page - 1);
 
-    /* MADV_NORMAL changes nothing, and fails with ENOMEM where a page of the range is not mapped. For a range that ends
+    /* MADV_NORMAL changes nothing, and fails with ENOMEM where a page of the range is not is_mapped. For a range that ends
      * in the very last page it returns EINVAL. */
     return to > from && (madvise((void *)(uintptr_t)from, to - from, MADV_NORMAL) == 0 || errno != ENOMEM);
 }
@@ -90,7 +90,7 @@ static bool writable(uint64_t addr, uint64_t length)
 }
 
 /* A NIC translates whole pages, so a kernel checks this. */
-static bool same_place_in_page(uint64_t addr, uint64_t iova)
+static bool same_offset_in_page(uint64_t addr, uint64_t iova)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 
@@ -102,16 +102,16 @@ static bool same_place_in_page(uint64_t addr, uint64_t iova)
 }
 
 /* Check what a kernel would check, and find out whether it is device memory. Return 0 or -errno. */
-static int look_at(uint64_t addr, size_t length, uint64_t iova, unsigned int access, int fd, bool *device)
+static int check_range(uint64_t addr, size_t length, uint64_t iova, unsigned int access, int fd, bool *device)
 {
     if ((access & ~(unsigned int)MR_ACCESS_KNOWN) ||
         ((access & MR_ACCESS_NEEDS_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)) || addr + length < addr ||
-        length > SN_MAX_MR_BYTES || !(fd >= 0 || (access & IBV_ACCESS_ZERO_BASED) || same_place_in_page(addr, iova)))
+        length > SN_MAX_MR_BYTES || !(fd >= 0 || (access & IBV_ACCESS_ZERO_BASED) || same_offset_in_page(addr, iova)))
         return -EINVAL;
     *device = fd >= 0 || (sn_device_mem && sn_device_mem->is_device(addr, length));
     if (*device || !length)
         return 0;
-    return mapped(addr, length) && (!(access & IBV_ACCESS_LOCAL_WRITE) || writable(addr, length)) ? 0 : -EFAULT;
+    return is_mapped(addr, length) && (!(access & IBV_ACCESS_LOCAL_WRITE) || writable(addr, length)) ? 0 : -EFAULT;
 }
 
 /* Every kind of registration comes through here. fd >= 0: a DMA-BUF, and addr is the offset in it. */
@@ -126,7 +126,7 @@ static struct ibv_mr *mr_register(struct ibv_pd *pd, uint64_t addr, size_t lengt
     int r;
 
     access &= ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
-    r = look_at(addr, length, iova, access, fd, &device);
+    r = check_range(addr, length, iova, access, fd, &device);
     if (r < 0)
         goto fail;
     r = -ENOMEM;

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/softnic/nic/pipeline.h"
 #include "tools/softnic/nic/model.h"
-#include "tools/softnic/verbs/qp.h"
+#include "tools/softnic/nic/pipeline.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/verbs/srq.h"
 #include "tools/softnic/world/queues.h"
 
@@ -47,7 +47,7 @@ void sn_wqe_init(struct sn_qp *qp, struct sn_wqe *w, uint32_t opcode, uint32_t f
     w->status = IBV_WC_SUCCESS;
     w->retry_until = 0;
     w->rnr_left = UINT32_MAX;
-    w->copying = w->landed = false;
+    w->copying = w->copied = false;
     w->bounce = NULL;
 }
 

@@ -5,13 +5,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/cq.h"
+#include "tools/softnic/verbs/qp_state.h"
+#include "tools/softnic/verbs/srq.h"
 #include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/world/proc.h"
-#include "tools/softnic/verbs/qp_state.h"
-#include "tools/softnic/nic/srd.h"
-#include "tools/softnic/verbs/srq.h"
 
 enum { WAIT_NAP_US = 20, WAIT_DEATH_CHECK_NAPS = 500 };
 #define QUIESCE_PATIENCE_NS 10000000000ull

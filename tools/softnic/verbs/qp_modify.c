@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/softnic/nic/srd.h"
 #include "tools/softnic/verbs/cq.h"
-#include "tools/softnic/world/lock.h"
-#include "tools/softnic/world/object.h"
 #include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/verbs/qp_state.h"
-#include "tools/softnic/nic/srd.h"
+#include "tools/softnic/world/lock.h"
+#include "tools/softnic/world/object.h"
 #include "tools/softnic/world/queues.h"
 
 static int values_check(const struct sn_qp *qp, const struct ibv_qp_attr *attr, int mask)
@@ -154,7 +154,7 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
         return EINVAL;
     }
     r = sn_qp_state_check(qp->qpn, qp->shm->transport, from, to, mask);
-    if (r == 0)
+    if (!r)
         r = values_check(qp, attr, mask);
     if (r)
         return r;

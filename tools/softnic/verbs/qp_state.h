@@ -6,7 +6,7 @@
 
 #include <infiniband/verbs.h>
 
-/** Return 0, or EINVAL after logging what is wrong: the transition, or attributes that are missing or not allowed. */
+/* Return 0, or EINVAL after logging what is wrong: the transition, or attributes that are missing or not allowed. */
 int sn_qp_state_check(uint32_t qpn, uint32_t transport, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
 
 #endif

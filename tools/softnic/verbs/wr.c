@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "tools/softnic/verbs/qp.h"
 #include "tools/softnic/nic/srd.h"
+#include "tools/softnic/verbs/qp.h"
 
 static struct sn_qp *of(struct ibv_qp_ex *ex)
 {
@@ -34,7 +34,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 
     for (uint32_t i = qp->tail; i != qp->wr_at && r == 0; i++)
         r = sn_wqe_check(qp, sn_wqe_at(qp, i));
-    if (r == 0)
+    if (!r)
         sn_sq_commit_locked(qp, qp->wr_at);
     pthread_mutex_unlock(&qp->mutex);
     return r;

@@ -8,10 +8,10 @@
 
 unsigned sn_cores(void);
 
-/** Are there fewer cores than a program's pollers and the NIC's threads keep busy? */
+/* Are there fewer cores than a program's pollers and the NIC's threads keep busy? */
 bool sn_cores_are_few(void);
 
-/** Let another thread have this core; for threads that wait in a loop. Where cores are few this is a short sleep, not a
+/* Let another thread have this core; for threads that wait in a loop. Where cores are few this is a short sleep, not a
  * yield: since Linux 6.6 a yield costs the thread a time slice, and the first thread that computes can keep threads
  * that yield to each other off the cores for up to 5 s (measured with three threads on two cores). */
 void sn_give_way(void);

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/** The calling process's node, 0 .. nodes-1: SOFTNIC_NODE, else from its rank in the variables of the launcher (Open
+/* The calling process's node, 0 .. nodes-1: SOFTNIC_NODE, else from its rank in the variables of the launcher (Open
  * MPI, PMI, torchrun's RANK/WORLD_SIZE, Slurm); ranks are dealt out in blocks. Without any of these *node becomes
  * UINT32_MAX, and the process sees every device. Return 0, or -EINVAL when SOFTNIC_NODE names no node of this world
  * (logged). */

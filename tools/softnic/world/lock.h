@@ -19,7 +19,7 @@ static inline void sn_lock_take(struct sn_lock *lock)
         sn_lock_slow(lock);
 }
 
-/** Take the lock if it is free; for callers that try again later. tries: 0 before the first try. */
+/* Take the lock if it is free; for callers that try again later. tries: 0 before the first try. */
 bool sn_lock_try(struct sn_lock *lock, uint32_t *tries);
 
 static inline void sn_lock_drop(struct sn_lock *lock)

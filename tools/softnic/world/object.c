@@ -102,8 +102,8 @@ int sn_qp_shm_take(struct sn_world *world, uint32_t proc, uint32_t *index)
     if (r < 0)
         return r;
     qp = &world->qps[*index];
-    generation = qp->generation % 1023 +
-                 1; /* never 0, so that no number is below SN_MAX_QPS: 0 and 1 are special on real NICs */
+    /* Never 0, so that no number is below SN_MAX_QPS: 0 and 1 are special on real NICs. */
+    generation = qp->generation % 1023 + 1;
     memset(qp, 0, sizeof(*qp));
     qp->generation = generation;
     qp->srq = SN_NONE;

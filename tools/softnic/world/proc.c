@@ -92,9 +92,9 @@ static bool in_use_locked(const struct sn_world *world, uint32_t index)
             return true;
         for (uint32_t g = 0; g < SN_MAX_INITIATORS; g++) {
             /* [in-use] after the numbers were taken back; pairs with sn_responder_enter. */
-            uint32_t guest = (uint32_t)__atomic_load_n(&qp->initiators[g], __ATOMIC_SEQ_CST);
+            uint32_t initiator = (uint32_t)__atomic_load_n(&qp->initiators[g], __ATOMIC_SEQ_CST);
 
-            if (guest && sn_pid_runs(guest))
+            if (initiator && sn_pid_runs(initiator))
                 return true;
         }
     }

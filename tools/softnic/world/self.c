@@ -9,8 +9,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/emulated_node.h"
+#include "tools/softnic/world/lock.h"
 #include "tools/softnic/world/object.h"
 #include "tools/softnic/world/proc.h"
 #include "tools/softnic/world/wake.h"
@@ -65,9 +65,9 @@ static int self_join(struct sn_self *self)
         if (r < 0)
             break;
         r = sn_node_of_process(self->world->config.nodes, &node);
-        if (r == 0)
+        if (!r)
             r = sn_proc_enter(self->world, self->nonce, &self->nonce, node, &self->proc);
-        if (r == 0)
+        if (!r)
             return 0;
         sn_world_close(self->world);
         if (r != -ESTALE)

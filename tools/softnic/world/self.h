@@ -20,11 +20,11 @@ struct sn_self {
     struct sn_srq *srqs[SN_MAX_SRQS];
 };
 
-/** Join the world on first use; joined(world) is then called once, before any thread sees the result. Return it, or NULL
+/* Join the world on first use; joined(world) is then called once, before any thread sees the result. Return it, or NULL
  * with errno set and the reason logged. */
 struct sn_self *sn_self_get(void (*joined)(const struct sn_world *world));
 
-/** The joined world; only after sn_self_get succeeded. */
+/* The joined world; only after sn_self_get succeeded. */
 extern struct sn_self *sn_self;
 
 #endif

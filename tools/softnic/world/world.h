@@ -111,9 +111,9 @@ struct sn_proc {
     uint32_t state;
     uint32_t pid;
     uint64_t start_ticks; /* field 22 of /proc/pid/stat: a process that reuses the pid has another value */
-    uint64_t
-        nonce; /* and its address there: reading it back proves that pid is still that process, not after an exec */
-    uint64_t nonce_addr;
+    /* A word of that process, and its address there: reading it back proves that pid is still the same process, and has
+     * not called exec. */
+    uint64_t nonce, nonce_addr;
     uint32_t generation;
     uint32_t node; /* SN_NONE: sees every device */
     uint8_t spare[24];
@@ -358,43 +358,43 @@ struct sn_world {
     struct sn_agent_shm copiers[SN_MAX_PROCS] __attribute__((aligned(4096)));
 };
 
-/** Fill config with the defaults: one node, one device, model off. */
+/* Fill config with the defaults: one node, one device, model off. */
 void sn_config_default(struct sn_config *config);
 
-/** True when requests must go through the virtual clocks. */
+/* True when requests must go through the virtual clocks. */
 static inline bool sn_model_on(const struct sn_config *c)
 {
     return __atomic_load_n(&c->cables_differ, __ATOMIC_RELAXED) || c->rate_bps || c->latency_ns || c->wr_cost_ns ||
            c->doorbell_cost_ns || c->fence_cost_ns || c->jitter_ns;
 }
 
-/** Give one cable another rate, latency or loss, even while it is in use: for requests posted from now on. */
+/* Give one cable another rate, latency or loss, even while it is in use: for requests posted from now on. */
 void sn_world_set_rate(struct sn_world *world, uint32_t dev, uint64_t rate_bps);
 void sn_world_set_latency(struct sn_world *world, uint32_t dev, uint64_t latency_ns);
 void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb);
 
-/** Create the file, whole or not at all, and map it. ephemeral: the last process to detach unlinks it. Return 0,
+/* Create the file, whole or not at all, and map it. ephemeral: the last process to detach unlinks it. Return 0,
  * -EEXIST (another process was faster: open it), -ENOSPC, or another -errno. */
 int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out);
 
-/** Map an existing world. Return 0, -ENOENT, -EPROTO (not a world, or of another version), -EXDEV (of another process
+/* Map an existing world. Return 0, -ENOENT, -EPROTO (not a world, or of another version), -EXDEV (of another process
  * namespace: its processes cannot be identified or reached from here), or another -errno. */
 int sn_world_open(const char *path, struct sn_world **out);
 
-/** The reason, in words, why a world could not be opened. */
+/* The reason, in words, why a world could not be opened. */
 const char *sn_world_error(int r);
 
-/** Unmap; the file stays. NULL does nothing. */
+/* Unmap; the file stays. NULL does nothing. */
 void sn_world_close(struct sn_world *world);
 
-/** Path of the world this process should use: SOFTNIC_WORLD or /dev/shm/softnic.<uid>. */
+/* Path of the world this process should use: SOFTNIC_WORLD or /dev/shm/softnic.<uid>. */
 void sn_world_path(char *path, size_t bytes);
 
-/** Take the pages of a part of the world now: a full /dev/shm must be an error here, not a SIGBUS at a later write.
+/* Take the pages of a part of the world now: a full /dev/shm must be an error here, not a SIGBUS at a later write.
  * Return 0, or -ENOSPC, logged as "what: /dev/shm is full". Kernels before 5.14 cannot do it. */
 int sn_world_populate(void *at, uint64_t bytes, const char *what);
 
-/** Allocate ring space: zeroed, page aligned, at least bytes long. The offset goes to *off. Return 0 or -ENOMEM. */
+/* Allocate ring space: zeroed, page aligned, at least bytes long. The offset goes to *off. Return 0 or -ENOMEM. */
 int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off);
 void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes);
 
@@ -403,12 +403,12 @@ static inline void *sn_at(struct sn_world *world, uint64_t off)
     return (uint8_t *)world + off;
 }
 
-/** Take an index into table, whose entries have entry_bytes each. Return 0 or -ENOMEM. */
+/* Take an index into table, whose entries have entry_bytes each. Return 0 or -ENOMEM. */
 int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t capacity, void *table, size_t entry_bytes,
                  uint32_t *index);
 void sn_slot_give(struct sn_slots *slots, uint32_t *free_ring, uint32_t capacity, uint32_t index);
 
-/** Log one line to stderr, prefixed "softnic: ". Silent with SOFTNIC_LOG=none. */
+/* Log one line to stderr, prefixed "softnic: ". Silent with SOFTNIC_LOG=none. */
 void sn_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 uint64_t sn_now_ns(void); /* CLOCK_MONOTONIC: the same in every process */
