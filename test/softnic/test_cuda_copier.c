@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A process of the NIC's own that copies device memory. */
-#include "test/softnic/cuda_copier.h"
+#include "test/softnic/test_cuda_copier.h"
 
 #include <pthread.h>
 #include <signal.h>

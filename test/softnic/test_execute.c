@@ -85,7 +85,7 @@ ParameterizedTest(uint32_t *size, exec, a_send_lands_in_the_receive)
     finish();
 }
 
-Test(exec, a_write_with_immediate_tells_the_receiver_after_the_data)
+Test(execute, a_write_with_immediate_tells_the_receiver_after_the_data)
 {
     struct ibv_wc wc;
 
@@ -99,7 +99,7 @@ Test(exec, a_write_with_immediate_tells_the_receiver_after_the_data)
     finish();
 }
 
-Test(exec, scattered_and_gathered_buffers_keep_their_order)
+Test(execute, scattered_and_gathered_buffers_keep_their_order)
 {
     struct ibv_sge from[3], to[2];
     struct ibv_send_wr wr = {.wr_id = 1,
@@ -127,7 +127,7 @@ Test(exec, scattered_and_gathered_buffers_keep_their_order)
     finish();
 }
 
-Test(exec, inline_data_may_change_after_posting)
+Test(execute, inline_data_may_change_after_posting)
 {
     start();
     cr_assert_eq(post_recv(&b, 0, 64, 1), 0);
@@ -142,7 +142,7 @@ Test(exec, inline_data_may_change_after_posting)
     finish();
 }
 
-Test(exec, atomics_return_the_old_value)
+Test(execute, atomics_return_the_old_value)
 {
     struct ibv_sge sge = {0, 8, 0};
     struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED}, *bad;
@@ -173,7 +173,7 @@ Test(exec, atomics_return_the_old_value)
     finish();
 }
 
-Test(exec, a_queue_pair_may_be_connected_to_itself)
+Test(execute, a_queue_pair_may_be_connected_to_itself)
 {
     start();
     end_close(&b);
@@ -204,7 +204,7 @@ static void expect_error(enum ibv_wc_status mine, int theirs)
     cr_assert_eq((int)attr.qp_state, theirs, "responder's state");
 }
 
-Test(exec, a_wrong_rkey_is_a_remote_access_error_on_both_sides)
+Test(execute, a_wrong_rkey_is_a_remote_access_error_on_both_sides)
 {
     struct address wrong;
 
@@ -215,7 +215,7 @@ Test(exec, a_wrong_rkey_is_a_remote_access_error_on_both_sides)
     expect_error(IBV_WC_REM_ACCESS_ERR, IBV_QPS_ERR);
 }
 
-Test(exec, a_write_beyond_the_region_is_refused_whole)
+Test(execute, a_write_beyond_the_region_is_refused_whole)
 {
     start();
     cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 16, &bt, b.bytes - 8, IBV_SEND_SIGNALED, 1), 0);
@@ -223,7 +223,7 @@ Test(exec, a_write_beyond_the_region_is_refused_whole)
     cr_assert_eq(b.buf[b.bytes - 1], 0);
 }
 
-Test(exec, bounds_do_not_wrap_around)
+Test(execute, bounds_do_not_wrap_around)
 {
     struct address wild;
 
@@ -274,7 +274,7 @@ ParameterizedTest(struct right *r, exec, rights_of_queue_pair_and_memory_both_co
         expect_error(IBV_WC_REM_ACCESS_ERR, IBV_QPS_ERR);
 }
 
-Test(exec, a_key_is_dead_after_deregistration)
+Test(execute, a_key_is_dead_after_deregistration)
 {
     struct ibv_mr *mr;
 
@@ -288,7 +288,7 @@ Test(exec, a_key_is_dead_after_deregistration)
     expect_error(IBV_WC_REM_ACCESS_ERR, IBV_QPS_ERR);
 }
 
-Test(exec, a_key_of_another_protection_domain_is_refused)
+Test(execute, a_key_of_another_protection_domain_is_refused)
 {
     struct ibv_pd *pd;
     struct ibv_mr *mr;
@@ -304,7 +304,7 @@ Test(exec, a_key_of_another_protection_domain_is_refused)
     cr_assert_eq(ibv_dealloc_pd(pd), 0);
 }
 
-Test(exec, a_wrong_lkey_is_a_local_protection_error)
+Test(execute, a_wrong_lkey_is_a_local_protection_error)
 {
     struct ibv_sge sge;
     struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE}, *bad;
@@ -317,7 +317,7 @@ Test(exec, a_wrong_lkey_is_a_local_protection_error)
     expect_error(IBV_WC_LOC_PROT_ERR, IBV_QPS_RTS);
 }
 
-Test(exec, a_read_into_read_only_memory_is_a_local_protection_error)
+Test(execute, a_read_into_read_only_memory_is_a_local_protection_error)
 {
     struct ibv_mr *mr;
     struct ibv_mr *own;
@@ -331,7 +331,7 @@ Test(exec, a_read_into_read_only_memory_is_a_local_protection_error)
     a.mr = own;
 }
 
-Test(exec, a_send_longer_than_the_receive_fails_both)
+Test(execute, a_send_longer_than_the_receive_fails_both)
 {
     struct ibv_wc wc;
 
@@ -344,7 +344,7 @@ Test(exec, a_send_longer_than_the_receive_fails_both)
     cr_assert_eq(b.buf[0], 0);
 }
 
-Test(exec, a_receive_with_a_bad_key_fails_both)
+Test(execute, a_receive_with_a_bad_key_fails_both)
 {
     struct ibv_sge sge;
     struct ibv_recv_wr wr = {.wr_id = 4, .sg_list = &sge, .num_sge = 1}, *bad;
@@ -357,14 +357,14 @@ Test(exec, a_receive_with_a_bad_key_fails_both)
     cr_assert_eq(wait_wc(b.cq, "receive").status, IBV_WC_LOC_PROT_ERR);
 }
 
-Test(exec, an_unaligned_atomic_is_an_invalid_request)
+Test(execute, an_unaligned_atomic_is_an_invalid_request)
 {
     start();
     cr_assert_eq(post(&a, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 8, &bt, 4, IBV_SEND_SIGNALED, 1), 0);
     expect_error(IBV_WC_REM_INV_REQ_ERR, IBV_QPS_ERR);
 }
 
-Test(exec, without_a_receive_the_retries_run_out)
+Test(execute, without_a_receive_the_retries_run_out)
 {
     struct link_options link = link_default;
     struct end_options other = {.dev = 1};
@@ -377,7 +377,7 @@ Test(exec, without_a_receive_the_retries_run_out)
     expect_error(IBV_WC_RNR_RETRY_EXC_ERR, IBV_QPS_RTS);
 }
 
-Test(exec, rnr_retry_7_waits_for_the_receive)
+Test(execute, rnr_retry_7_waits_for_the_receive)
 {
     start();
     cr_assert_eq(post(&a, IBV_WR_SEND, 0, 8, NULL, 0, IBV_SEND_SIGNALED, 1), 0);
@@ -388,7 +388,7 @@ Test(exec, rnr_retry_7_waits_for_the_receive)
     finish();
 }
 
-Test(exec, a_target_that_is_not_connected_back_does_not_answer)
+Test(execute, a_target_that_is_not_connected_back_does_not_answer)
 {
     struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
 
@@ -398,7 +398,7 @@ Test(exec, a_target_that_is_not_connected_back_does_not_answer)
     expect_error(IBV_WC_RETRY_EXC_ERR, -1);
 }
 
-Test(exec, memory_that_is_unmapped_is_no_crash)
+Test(execute, memory_that_is_unmapped_is_no_crash)
 {
     start();
     cr_assert_null(ibv_reg_mr(a.pd, (void *)0x10000, 1 << 20, ALL_ACCESS), "registering what is not mapped");
@@ -408,7 +408,7 @@ Test(exec, memory_that_is_unmapped_is_no_crash)
     finish();
 }
 
-Test(exec, iova_is_what_requests_name)
+Test(execute, iova_is_what_requests_name)
 {
     struct ibv_mr *mr;
     struct address shifted;

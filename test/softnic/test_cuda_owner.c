@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory that only its owner can reach: what the owner's application, and its end, do to it. */
-#include "test/softnic/cuda_owner.h"
+#include "test/softnic/test_cuda_owner.h"
 
 #include <signal.h>
 #include <stdio.h>

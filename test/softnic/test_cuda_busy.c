@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels that run until transfers bring what they wait for: nothing in a transfer may wait for them. */
-#include "test/softnic/cuda_busy.h"
+#include "test/softnic/test_cuda_busy.h"
 
 enum { BYTES = 70000, SMALL = 8, SEED = 300, PLANS = 4 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Atomics on device memory, many with one call. */
-#include "test/softnic/cuda_batch.h"
+#include "test/softnic/test_cuda_batch.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -27,7 +27,7 @@ static void sent(uint32_t status, const char *what)
     cr_assert_eq(wc.status, status, "%s: %s", what, ibv_wc_status_str(wc.status));
 }
 
-Test(efa, requests_that_an_efa_does_not_know_are_refused)
+Test(efadv, requests_that_an_efa_does_not_know_are_refused)
 {
     struct ibv_sge sge;
     struct ibv_send_wr wr = {.sg_list = &sge,
@@ -115,7 +115,7 @@ ParameterizedTest(struct create_row *row, efa, queue_pairs_have_the_limits_of_an
     cr_assert_null(ibv_create_qp_ex(a.ctx, &attr), "not by plain verbs");
 }
 
-Test(efa, a_device_says_what_it_is)
+Test(efadv, a_device_says_what_it_is)
 {
     struct efadv_device_attr attr;
     struct ibv_port_attr port;
@@ -136,7 +136,7 @@ Test(efa, a_device_says_what_it_is)
     cr_assert_eq(efadv_query_ah(to_b, &ah, sizeof(ah)), 0);
 }
 
-Test(efa, other_devices_are_no_efa)
+Test(efadv, other_devices_are_no_efa)
 {
     struct efadv_qp_init_attr efa = {.driver_qp_type = EFADV_QP_DRIVER_TYPE_SRD};
     struct ibv_qp_init_attr_ex attr = {.qp_type = IBV_QPT_DRIVER, .comp_mask = IBV_QP_INIT_ATTR_PD};
@@ -168,7 +168,7 @@ static struct step_row step_rows[] = {
     {IBV_QPS_RTS, IBV_QP_SQ_PSN | IBV_QP_RNR_RETRY, 0},
 };
 
-Test(efa, a_queue_pair_has_the_states_and_attributes_of_an_efas)
+Test(efadv, a_queue_pair_has_the_states_and_attributes_of_an_efas)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET, .port_num = 1};
 
@@ -180,7 +180,7 @@ Test(efa, a_queue_pair_has_the_states_and_attributes_of_an_efas)
     }
 }
 
-Test(efa, the_receiver_learns_whose_address_it_was)
+Test(efadv, the_receiver_learns_whose_address_it_was)
 {
     struct ibv_cq_init_attr_ex init = {.cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS};
     struct efadv_cq_init_attr efa = {.wc_flags = EFADV_WC_EX_WITH_SGID};

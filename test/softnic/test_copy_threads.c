@@ -73,7 +73,7 @@ static bool moves(void)
 
     sn_host_copy_start(&move);
     for (int ms = 0; ms < LIMIT_MS; ms++) {
-        /* M1: acquire; pairs with M2 in mover.c. */
+        /* [copy-result] acquire; pairs with the release in copy_threads.c. */
         if (__atomic_load_n(&move.result, __ATOMIC_ACQUIRE) != SN_HOST_COPY_BUSY)
             return move.result == DONE && mover != gettid();
         nanosleep(&(struct timespec){0, 1000000}, NULL);
@@ -81,7 +81,7 @@ static bool moves(void)
     return false;
 }
 
-Test(mover, a_forked_child_has_threads_of_its_own)
+Test(copy_threads, a_forked_child_has_threads_of_its_own)
 {
     int status;
     pid_t pid;
@@ -116,7 +116,7 @@ static int share(void)
     return sn_host_copy_split(&move);
 }
 
-Test(mover, a_shared_copy_is_made_by_several_threads_and_ends_with_its_tail)
+Test(copy_threads, a_shared_copy_is_made_by_several_threads_and_ends_with_its_tail)
 {
     cr_assert_eq(share(), 0);
     cr_assert_eq(memcmp(here, there, WHOLE), 0, "what came is not what went");
@@ -125,7 +125,7 @@ Test(mover, a_shared_copy_is_made_by_several_threads_and_ends_with_its_tail)
     cr_assert_eq(last, WHOLE - TAIL, "the tail did not come last");
 }
 
-Test(mover, a_part_that_fails_is_the_copys_error_and_the_tail_stays)
+Test(copy_threads, a_part_that_fails_is_the_copys_error_and_the_tail_stays)
 {
     refused = 128 << 10;
     cr_assert_eq(share(), REFUSED);
@@ -147,7 +147,7 @@ static void *share_again_and_again(void *seed)
     return NULL;
 }
 
-Test(mover, copies_shared_at_the_same_time_do_not_mix)
+Test(copy_threads, copies_shared_at_the_same_time_do_not_mix)
 {
     int seeds[3] = {0, 85, 170};
     pthread_t threads[3];

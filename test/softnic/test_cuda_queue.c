@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes to device memory that follow each other without being waited for. */
-#include "test/softnic/cuda_flight.h"
+#include "test/softnic/test_cuda_queue.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>

@@ -53,7 +53,7 @@ static void watch_last_words(struct end *end, const struct address *peer, int fd
     }
 }
 
-Test(place, the_last_word_of_a_write_comes_after_all_before_it)
+Test(copy, the_last_word_of_a_write_comes_after_all_before_it)
 {
     struct couple c = couple_open(watch_last_words);
     char byte;
@@ -88,7 +88,7 @@ static void take_with_few_receives(struct end *end, const struct address *peer, 
     }
 }
 
-Test(place, writes_with_immediate_take_receives_in_order_and_wait_for_more)
+Test(copy, writes_with_immediate_take_receives_in_order_and_wait_for_more)
 {
     struct couple c = couple_open(take_with_few_receives);
     char byte;

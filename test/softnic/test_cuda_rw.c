@@ -14,12 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "test/softnic/cuda_batch.h"
-#include "test/softnic/cuda_busy.h"
-#include "test/softnic/cuda_copier.h"
-#include "test/softnic/cuda_flight.h"
-#include "test/softnic/cuda_owner.h"
-#include "test/softnic/cuda_srd.h"
+#include "test/softnic/test_cuda_batch.h"
+#include "test/softnic/test_cuda_busy.h"
+#include "test/softnic/test_cuda_copier.h"
+#include "test/softnic/test_cuda_queue.h"
+#include "test/softnic/test_cuda_owner.h"
+#include "test/softnic/test_cuda_srd.h"
 
 enum { SKIP = 77 };
 

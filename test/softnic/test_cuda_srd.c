@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/softnic/cuda_srd.h"
+#include "test/softnic/test_cuda_srd.h"
 
 #include <arpa/inet.h>
 #include <infiniband/efadv.h>
