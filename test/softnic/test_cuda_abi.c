@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tools/softnic/memory/cuda_api.h says of the driver, beside the driver's own header: compiling is most of the test. */
+/* What tools/softnic/memory/cuda_api.h says of the driver, beside the driver's own header: compiling is most of the
+ * test. */
 #include <cuda.h>
 #include <stdio.h>
 #include <string.h>

@@ -34,7 +34,7 @@ static const struct flag {
     {"latency", LATENCY, offsetof(struct sn_launcher_options, latency_ns), 0, 0,
      "2us[,..] one way, on top of the transfer time; as above (off)"},
     {"loss", LOSS, offsetof(struct sn_launcher_options, loss_ppb), 0, 0,
-     "0.1%[,..] share of messages and acknowledgements that are lost; as above (off)"},
+     "0.1%[,..] fraction of messages and acknowledgements lost; as above (off)"},
     {"wr-cost", DURATION, offsetof(struct sn_launcher_options, wr_cost_ns), 0, 0,
      "50ns   time a NIC spends on each work request (off)"},
     {"doorbell-cost", DURATION, offsetof(struct sn_launcher_options, doorbell_cost_ns), 0, 0,
@@ -48,7 +48,7 @@ static const struct flag {
     {"jitter", DURATION, offsetof(struct sn_launcher_options, jitter_ns), 0, 0,
      "1us     at most this much is added to each delivery (off)"},
     {"retry-cap", DURATION, offsetof(struct sn_launcher_options, retry_cap_ns), 0, 0,
-     "1s   longest wait for who does not answer, whatever the queue pair asks for (1s)"},
+     "1s   longest wait for a peer that does not answer, whatever the queue pair asks for (1s)"},
     {"seed", COUNT, offsetof(struct sn_launcher_options, seed), 0, UINT64_MAX, "S         of jitter and losses (1)"},
     {"name", NAME, 0, 0, 0, "W         name the world, or join the one that has this name"},
     {"no-sysfs", NO_SYSFS, 0, 0, 0, "        leave /sys/class/infiniband as it is"},
@@ -91,7 +91,7 @@ static int refuse(const struct flag *flag, const char *value, int why)
         fprintf(stderr, "is not a rate: a number followed by K, M, G or T (bits per second), such as 400G, or off\n");
     else if (flag->kind == LOSS)
         fprintf(stderr,
-                "is not a share: a number from 0 to 1, such as 0.001, or a percentage, such as 0.1%%, or off\n");
+                "is not a fraction: a number from 0 to 1, such as 0.001, or a percentage, such as 0.1%%, or off\n");
     else if (flag->kind == DURATION || flag->kind == LATENCY)
         fprintf(stderr, "is not a time: a number followed by ns, us, ms or s, such as 2us, or off\n");
     else if (flag->kind == FENCE)

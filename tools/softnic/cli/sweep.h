@@ -22,7 +22,8 @@ unsigned sn_sweep_members(struct sn_world *world);
 /* Call visit for every world file, mapped, in no particular order. */
 void sn_sweep_each(void (*visit)(const char *path, struct sn_world *world, void *arg), void *arg);
 
-/* Remove the file if its creator and all its processes are gone; with `force`, always. Return whether it was removed. */
+/* Remove the file if its creator and all its processes are gone; with `force`, always. Return whether it was
+ * removed. */
 bool sn_sweep_remove(const char *path, struct sn_world *world, bool force);
 
 /* Remove every abandoned world. Return how many. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private streams of a GPU, and how far each has come. A mark is a number that counts up in a stream; it is reached when
- * all copies given to the stream before it are done. A mark is recorded as a CUDA event, and only when somebody asks, so
- * one event may serve for many copies. */
+/* Private streams of a GPU, and how far each has come. A mark is a number that counts up in a stream; it is reached
+ * when all copies given to the stream before it are done. A mark is recorded as a CUDA event, and only when somebody
+ * asks, so one event may serve for many copies. */
 #ifndef SOFTNIC_CUDA_STREAM_H
 #define SOFTNIC_CUDA_STREAM_H
 

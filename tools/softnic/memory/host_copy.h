@@ -5,8 +5,8 @@
 
 #include "tools/softnic/memory/span.h"
 
-/* Copy, the last bytes last; a destination of 4 or 8 aligned bytes gets one store. Return 0, -ESRCH (the other process is
- * gone), -EFAULT (memory there is not mapped), -EINVAL (memory here is not), -EPERM, or -EIO. */
+/* Copy, the last bytes last; a destination of 4 or 8 aligned bytes gets one store. Return 0, -ESRCH (the other process
+ * is gone), -EFAULT (memory there is not mapped), -EINVAL (memory here is not), -EPERM, or -EIO. */
 int sn_host_copy_spans(const struct sn_copy *copy);
 
 enum { SN_WRITE_BATCH = 32, SN_WRITE_BATCH_BYTES = 4096 /* longer writes gain nothing from sharing a system call */ };

@@ -68,7 +68,7 @@ static bool is_mapped(uint64_t addr, uint64_t length)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = addr & ~(page - 1),
              to = (addr + length + page - 1) & ~(page - 1);
 
-    /* MADV_NORMAL changes nothing, and fails with ENOMEM where a page of the range is not is_mapped. For a range that ends
+    /* MADV_NORMAL changes nothing, and fails with ENOMEM where a page of the range is not mapped. For a range that ends
      * in the very last page it returns EINVAL. */
     return to > from && (madvise((void *)(uintptr_t)from, to - from, MADV_NORMAL) == 0 || errno != ENOMEM);
 }
