@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 
+SN, SN_THREAD = "tools/softnic/", "transport/util/thread"
+SN_FORBIDDEN = ("nccl", "cuda_runtime", "perseus/")
 ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that are forbidden)
     "include": ({"include"}, ("infiniband/", "nccl")),
     "transport/util": ({"transport/util"}, ("infiniband/", "nccl", "cuda", "perseus/")),
@@ -19,8 +21,14 @@ ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that 
     "fused/gemm": ({"fused/gemm", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/moe": ({"fused/moe", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
     "fused/attention": ({"fused/attention", "fused/core", "transport/util"}, ("infiniband/", "nccl")),
-    "tools/softnic": ({"tools/softnic", "transport/util/thread"}, ("nccl", "cuda_runtime", "perseus/")),
     "tools/hopper": ({"tools/hopper", "fused/core/launch", "fused/gemm/unfused/lt"}, ("infiniband/", "nccl")),
+    "tools/softnic/world": ({SN + "world", SN_THREAD}, SN_FORBIDDEN),
+    "tools/softnic/memory": ({SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN + ("infiniband/",)),
+    "tools/softnic/nic": ({SN + "nic", SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN),
+    "tools/softnic/verbs": ({SN + "verbs", SN + "nic", SN + "memory", SN + "world", SN_THREAD}, SN_FORBIDDEN),
+    "tools/softnic/cli": ({SN + "cli", SN + "world", SN_THREAD}, SN_FORBIDDEN + ("infiniband/",)),
+    "tools/softnic/stub": ({SN + "stub"}, SN_FORBIDDEN),
+    "tools/softnic": (set(), ()),
     "tools": ({"tools", "transport/util", "plugin/abi"}, ()),
     "test": (None, ()),
 }

@@ -18,8 +18,7 @@ if [ ! -x "$build/test/gpu/ring_gpu" ]; then
         test/gpu/ring_gpu.cu transport/ring.c transport/util/error.c transport/util/log.c || { echo "device.sh: cannot build ring_gpu"; exit 1; }
 fi
 
-plain="$build/tools/softnic/softnic-run --quiet"
-softnic="$plain --stream-stores" # NCCL's streams wait for each other: not for it (doc/softnic.md)
+softnic="$build/tools/softnic/softnic-run --quiet"
 perf="$build/tools/perseus-perf"
 step ring 60 "$build/test/gpu/ring_gpu" "${COMMANDS:-100000000}"
 step hardware_queues 130 "$build/test/gpu/hardware_queues"
@@ -38,9 +37,9 @@ if [ -n "${NCCL_TESTS:-}" ]; then
     export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_IB_GID_INDEX=1 NCCL_GIN_TYPE=2 NCCL_DEBUG=WARN
     export LD_LIBRARY_PATH="${NCCL_LIB:+$NCCL_LIB:}$build/plugin:${LD_LIBRARY_PATH:-}"
     for device in 3 4; do
-        step "gin_perseus_D$device" 90 env NCCL_NET_PLUGIN=perseus $plain --nics 2 -- \
+        step "gin_perseus_D$device" 90 env NCCL_NET_PLUGIN=perseus $softnic --nics 2 -- \
             "$NCCL_TESTS/alltoall_perf" -b 8 -e 1M -f 8 -g 2 -R 2 -D $device
-        step "gin_nccl_ib_D$device" 90 env NCCL_NET_PLUGIN=none $plain --nics 2 -- \
+        step "gin_nccl_ib_D$device" 90 env NCCL_NET_PLUGIN=none $softnic --nics 2 -- \
             "$NCCL_TESTS/alltoall_perf" -b 8 -e 1M -f 8 -g 2 -R 2 -D $device
     done
 fi

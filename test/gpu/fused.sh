@@ -19,7 +19,7 @@ shapes() { # of M x N x K
 }
 
 bench="$build/tools/perseus-fused-bench --json --commit $commit --gpus $gpus"
-softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us --stream-stores"
+softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us"
 
 # Wanted: 95, 400, 2980 us. As the plan has it, ranks as threads and a process each; pushed by the CTAs, copied; tuned.
 gather_shapes="$(shapes 4096x$((4096 / gpus))x4096 8192x$((8192 / gpus))x8192 16384x$((16384 / gpus))x16384)"

@@ -42,7 +42,7 @@ step presets 120 $bench --gpus "$gpus" --preset qwen3-30b --preset gpt-oss-120b 
 step soak 200 $bench --gpus "$gpus" --preset 1024x512x32x4 --tokens 600 --zipf 0.7 --layout nk --iterations 0 --soak 10000 --replay 1000
 # Two emulated nodes of two GPUs over the software NIC: right; then one signal a destination, a piece of it, eight rows; then the ordering
 # policies, which is the paper's comparison on real kernels; then beside NCCL on the same NICs.
-softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us --fence strict --stream-stores --"
+softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us --fence strict --"
 step nodes_right 60 $softnic $bench --gpus 4 --nodes 2 $small --zipf 0 --zipf 1.5
 for g in 8 64 512 100000; do
     step nodes_group_$g 60 $softnic $bench --gpus 4 --nodes 2 --preset deepseek-v3 --tokens 512 --tokens 8192 --layout nk --iterations 8 --group $g

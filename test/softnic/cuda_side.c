@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test/softnic/cuda_side.h"
-#include "test/softnic/cuda_srd.h"
+#include "test/softnic/test_cuda_srd.h"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tools/softnic/world.h"
+#include "tools/softnic/world/world.h"
 
 enum { CHUNK = 2 << 20, PORT = 1, DMA_BUF_FD = 1, POSIX_FD = 1 };
 

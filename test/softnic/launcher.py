@@ -70,11 +70,11 @@ def bad_options_are_refused_by_name_and_value():
 
 def good_options_reach_the_world():
     done = run("--quiet", "--nics", "2", "--nodes", "3", "--rate", "12.5G", "--latency", "1.5us", "--wr-cost", "50ns",
-               "--doorbell-cost", "200ns", "--stream-stores", "--fence-cost", "1us", "--jitter", "1ms", "--retry-cap", "3s", "--seed", "7", "--fence", "strict",
+               "--doorbell-cost", "200ns", "--fence-cost", "1us", "--jitter", "1ms", "--retry-cap", "3s", "--seed", "7", "--fence", "strict",
                "--", CTL, "status", "--json")
     world = json.loads(done.stdout)
     want = {"nics": 2, "nodes": 3, "rate_bps": 12500000000, "latency_ns": 1500, "wr_cost_ns": 50, "doorbell_cost_ns": 200,
-            "stream_stores": 1, "copier": 0, "fence_cost_ns": 1000, "jitter_ns": 1000000, "retry_cap_ns": 3000000000, "seed": 7, "fence": "strict"}
+            "copier": 0, "fence_cost_ns": 1000, "jitter_ns": 1000000, "retry_cap_ns": 3000000000, "seed": 7, "fence": "strict"}
     assert {k: world[k] for k in want} == want, world
     assert [d["node"] for d in world["devices"]] == [0, 0, 1, 1, 2, 2], world["devices"]
     assert len({d["gid"] for d in world["devices"]}) == 6, world["devices"]

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "tools/softnic/world.h"
+#include "tools/softnic/world/world.h"
 
 enum { END_BYTES = 1 << 16, END_WRS = 64, ALL_ACCESS = 15 };
 enum {

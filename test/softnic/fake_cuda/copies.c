@@ -10,19 +10,9 @@
 enum { QUEUE = 1024 };
 
 struct copy {
-    uint8_t *dst, *src; /* src NULL: a store of value */
+    uint8_t *dst, *src;
     size_t bytes;
-    uint64_t value;
 };
-
-/* What a store in a stream is told: the part of CUstreamBatchMemOpParams for it. */
-struct memop {
-    uint32_t operation; /* 2: 32 bits, 5: 64 bits */
-    uint64_t address, value;
-    uint32_t flags;
-    uint64_t alias, unused;
-};
-_Static_assert(sizeof(struct memop) == 48, "as the real one's");
 
 struct stream {
     pthread_mutex_t mutex;
@@ -52,20 +42,13 @@ static void *run_stream(void *arg)
     struct stream *s = arg;
     pthread_mutex_lock(&s->mutex);
     for (;;) {
-        bool idle = s->done == s->given;
         while (s->done == s->given)
             pthread_cond_wait(&s->more, &s->mutex);
         struct copy copy = s->queue[s->done % QUEUE];
         pthread_mutex_unlock(&s->mutex);
-        if (copy.src || idle) /* a store right behind something else costs next to nothing: it is the mark of that */
-            usleep(20);       /* long enough for who does not wait to be found out */
+        usleep(20); /* long enough to catch a reader that does not wait */
         fake_wait_paused();
-        if (copy.src)
-            engine_copy(copy.dst, copy.src, copy.bytes);
-        else if (copy.bytes == 8) /* pairs with the acquire of who polls the word */
-            __atomic_store_n((uint64_t *)copy.dst, copy.value, __ATOMIC_RELEASE);
-        else
-            __atomic_store_n((uint32_t *)copy.dst, (uint32_t)copy.value, __ATOMIC_RELEASE);
+        engine_copy(copy.dst, copy.src, copy.bytes);
         pthread_mutex_lock(&s->mutex);
         __atomic_store_n(&s->done, s->done + 1, __ATOMIC_RELEASE); /* pairs with the acquire in cuEventQuery() */
     }
@@ -103,27 +86,6 @@ static void give(struct stream *s, struct copy copy)
     s->queue[s->given++ % QUEUE] = copy;
     pthread_cond_signal(&s->more);
     pthread_mutex_unlock(&s->mutex);
-}
-
-int cuStreamBatchMemOp_v2(void *stream, unsigned count, const void *operations, unsigned flags)
-{
-    const struct memop *ops = operations;
-    int r = fake_failure(__func__);
-    if (r)
-        return r;
-    if (fake_current() < 0)
-        return INVALID_CONTEXT;
-    for (unsigned i = 0; i < count; i++) {
-        size_t bytes = ops[i].operation == 5 ? 8 : 4, n = bytes;
-        if ((ops[i].operation != 5 && ops[i].operation != 2) || ops[i].address % bytes || ops[i].flags || flags ||
-            count > 255 || !fake_view(ops[i].address, &n) || n != bytes)
-            return INVALID_VALUE;
-    }
-    for (unsigned i = 0; i < count; i++) {
-        size_t bytes = ops[i].operation == 5 ? 8 : 4;
-        give(stream, (struct copy){.dst = fake_view(ops[i].address, &bytes), .bytes = bytes, .value = ops[i].value});
-    }
-    return OK;
 }
 
 int cuStreamQuery(void *stream)

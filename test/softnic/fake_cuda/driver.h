@@ -87,7 +87,6 @@ int cuMemSetAccess(uint64_t va, size_t bytes, const void *desc, size_t count);
 int cuStreamCreate(void **stream, unsigned flags);
 int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void *stream);
 int cuStreamQuery(void *stream);
-int cuStreamBatchMemOp_v2(void *stream, unsigned count, const void *operations, unsigned flags);
 int cuEventCreate(void **event, unsigned flags);
 int cuEventRecord(void *event, void *stream);
 int cuEventQuery(void *event);

@@ -3,10 +3,10 @@
  *
  * The real ones need symbols of version IBVERBS_PRIVATE_<n>, private to the rdma-core release they were built with, so
  * they cannot be loaded beside another libibverbs. Programs that are linked BIND_NOW (Debian's perftest) do not even
- * start unless every symbol and version they name exists. None of these functions is called for a device that is not of
- * that vendor; when one is called all the same it fails as the real one does on foreign hardware, and says nothing.
+ * start unless every symbol and version they name exists. No function here is called for a device of another vendor. If
+ * one is called all the same, it fails as the real one does on foreign hardware, without a message.
  *
- * The prototypes are declared here, with pointers left untyped: the vendor headers of the build machine may be older or
+ * The prototypes are declared here, with untyped pointers: the vendor headers of the build machine may be older or
  * newer than the program, and only the symbol, the version and the failure value matter. */
 #ifndef SOFTNIC_STUB_H
 #define SOFTNIC_STUB_H
@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <stddef.h>
 
-/* A pointer result: NULL and errno. */
+/* A function that returns a pointer: NULL and errno. */
 #define STUB_PTR(name)                                                                                                 \
     void *name(void);                                                                                                  \
     void *name(void)                                                                                                   \
@@ -23,7 +23,7 @@
         return NULL;                                                                                                   \
     }
 
-/* An int result of the verbs kind: the errno value itself. */
+/* A function of verbs that returns int: the errno value itself. */
 #define STUB_ERRNO(name)                                                                                               \
     int name(void);                                                                                                    \
     int name(void)                                                                                                     \
@@ -31,7 +31,7 @@
         return EOPNOTSUPP;                                                                                             \
     }
 
-/* An int result of the socket kind: -1 and errno. */
+/* A function of sockets that returns int: -1 and errno. */
 #define STUB_MINUS1(name)                                                                                              \
     int name(void);                                                                                                    \
     int name(void)                                                                                                     \
@@ -40,7 +40,7 @@
         return -1;                                                                                                     \
     }
 
-/* Undoes something that can never have been done. */
+/* A function that undoes something that can never have been done. */
 #define STUB_VOID(name)                                                                                                \
     void name(void);                                                                                                   \
     void name(void)                                                                                                    \

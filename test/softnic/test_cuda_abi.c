@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tools/softnic/memory/cuda_api.h says of the driver, beside the driver's own header: compiling is most of the
+ * test. */
+#include <cuda.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tools/softnic/memory/cuda_api.h"
+
+#define SAME(ours, theirs) static_assert((int)(ours) == (int)(theirs), #theirs)
+SAME(SN_CU_OK, CUDA_SUCCESS);
+SAME(SN_CU_NOT_INITIALIZED, CUDA_ERROR_NOT_INITIALIZED);
+SAME(SN_CU_NOT_READY, CUDA_ERROR_NOT_READY);
+SAME(SN_CU_ATTR_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+SAME(SN_CU_ATTR_BUFFER_ID, CU_POINTER_ATTRIBUTE_BUFFER_ID);
+SAME(SN_CU_ATTR_IS_MANAGED, CU_POINTER_ATTRIBUTE_IS_MANAGED);
+SAME(SN_CU_ATTR_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+SAME(SN_CU_ATTR_LEGACY_IPC, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
+SAME(SN_CU_MEMORY_HOST, CU_MEMORYTYPE_HOST);
+SAME(SN_CU_MEMORY_DEVICE, CU_MEMORYTYPE_DEVICE);
+SAME(SN_CU_DEVICE_ATTR_DMA_BUF, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+SAME(SN_CU_STREAM_NON_BLOCKING, CU_STREAM_NON_BLOCKING);
+SAME(SN_CU_EVENT_DISABLE_TIMING, CU_EVENT_DISABLE_TIMING);
+SAME(SN_CU_HOST_PORTABLE, CU_MEMHOSTALLOC_PORTABLE);
+SAME(SN_CU_IPC_LAZY_PEER, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+SAME(SN_CU_HANDLE_POSIX_FD, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+SAME(SN_CU_LOCATION_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME(SN_CU_ACCESS_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+SAME(SN_CU_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
+
+SAME(sizeof(sn_cu_ptr), sizeof(CUdeviceptr));
+SAME(sizeof(struct sn_cu_uuid), sizeof(CUuuid));
+SAME(sizeof(struct sn_cu_ipc), sizeof(CUipcMemHandle));
+SAME(sizeof(struct sn_cu_access), sizeof(CUmemAccessDesc));
+SAME(offsetof(struct sn_cu_access, location_type), offsetof(CUmemAccessDesc, location.type));
+SAME(offsetof(struct sn_cu_access, location_id), offsetof(CUmemAccessDesc, location.id));
+SAME(offsetof(struct sn_cu_access, flags), offsetof(CUmemAccessDesc, flags));
+
+/* In the order of SN_CUDA_CALLS. */
+#define FUNCTIONS(X)                                                                                                   \
+    X(init, cuInit)                                                                                                    \
+    X(device_count, cuDeviceGetCount)                                                                                  \
+    X(device_get, cuDeviceGet)                                                                                         \
+    X(device_attribute, cuDeviceGetAttribute)                                                                          \
+    X(device_uuid, cuDeviceGetUuid)                                                                                    \
+    X(primary_retain, cuDevicePrimaryCtxRetain)                                                                        \
+    X(primary_state, cuDevicePrimaryCtxGetState)                                                                       \
+    X(ctx_push, cuCtxPushCurrent_v2)                                                                                   \
+    X(ctx_pop, cuCtxPopCurrent_v2)                                                                                     \
+    X(capture_mode, cuThreadExchangeStreamCaptureMode)                                                                 \
+    X(pointer_attribute, cuPointerGetAttribute)                                                                        \
+    X(address_range, cuMemGetAddressRange_v2)                                                                          \
+    X(host_alloc, cuMemHostAlloc)                                                                                      \
+    X(ipc_get, cuIpcGetMemHandle)                                                                                      \
+    X(ipc_open, cuIpcOpenMemHandle_v2)                                                                                 \
+    X(ipc_close, cuIpcCloseMemHandle)                                                                                  \
+    X(vmm_retain, cuMemRetainAllocationHandle)                                                                         \
+    X(vmm_export, cuMemExportToShareableHandle)                                                                        \
+    X(vmm_import, cuMemImportFromShareableHandle)                                                                      \
+    X(vmm_release, cuMemRelease)                                                                                       \
+    X(vmm_reserve, cuMemAddressReserve)                                                                                \
+    X(vmm_free, cuMemAddressFree)                                                                                      \
+    X(vmm_map, cuMemMap)                                                                                               \
+    X(vmm_unmap, cuMemUnmap)                                                                                           \
+    X(vmm_access, cuMemSetAccess)                                                                                      \
+    X(copy, cuMemcpyAsync)                                                                                             \
+    X(stream_create, cuStreamCreate)                                                                                   \
+    X(event_create, cuEventCreate)                                                                                     \
+    X(event_record, cuEventRecord)                                                                                     \
+    X(event_query, cuEventQuery)                                                                                       \
+    X(error_name, cuGetErrorName)
+
+/* -Wcast-function-type: as many parameters, each of the same size and, if one is, both pointers. Of a handle by value
+ * it knows only that the types differ; its size is compared above. */
+#pragma GCC diagnostic error "-Wcast-function-type"
+typedef CUresult ipc_open_type(CUdeviceptr *, CUipcMemHandle, unsigned);
+static_assert(__builtin_types_compatible_p(__typeof__(cuIpcOpenMemHandle_v2), ipc_open_type), "cuIpcOpenMemHandle_v2");
+#define cuIpcOpenMemHandle_v2  (CUresult(*)(CUdeviceptr *, struct sn_cu_ipc, unsigned))(void *) 0
+#define CHECK(field, function) sizeof((__typeof__(((struct sn_cuda *)NULL)->field))function),
+static const size_t checked[] = {FUNCTIONS(CHECK)};
+#undef cuIpcOpenMemHandle_v2
+
+#define THEIR_NAME(field, function) #function,
+static const char *const their_names[] = {FUNCTIONS(THEIR_NAME)};
+#define OUR_NAME(field, symbol, parameters) symbol,
+static const char *const our_names[] = {SN_CUDA_CALLS(OUR_NAME)};
+SAME(sizeof(our_names), sizeof(their_names));
+
+int main(void)
+{
+    for (size_t i = 0; i < sizeof(checked) / sizeof(checked[0]); i++)
+        if (strcmp(our_names[i], their_names[i])) {
+            fprintf(stderr, "call %zu is opened as %s, compared with %s\n", i, our_names[i], their_names[i]);
+            return 1;
+        }
+    return 0;
+}

@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Atomics on device memory, many with one call. */
+#include "test/softnic/test_cuda_batch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "test/softnic/cuda_chain.h"
+
+void atomics_behind_each_other_share_their_copies(struct side *side)
+{
+    enum { WORDS = 16 };
+    static const struct {
+        enum memory memory;
+        bool own, writes;
+        int copies; /* a read, and a write of what was changed between two other requests */
+    } rows[] = {{LEGACY, false, false, 2}, {VMM, false, false, 2},    {LEGACY, true, false, 2},
+                {PRIVATE, true, false, 2}, {LEGACY, false, true, 33}, {LEGACY, true, true, 33}};
+    struct chain chain;
+    struct buf words, data;
+    struct side by;
+
+    buf_make(side, &data, LEGACY, WORDS * PIECE);
+    chain_open(side, &chain);
+    struct remote there = swap_remote(side, &data);
+    for (size_t row = 0; row < sizeof(rows) / sizeof(rows[0]); row++) {
+        struct remote at = words_open(side, &by, &words, rows[row].memory, rows[row].own);
+        struct remote to = rows[row].own ? (struct remote){data.addr, data.mr->rkey} : there;
+        chain.side = &by;
+        for (uint64_t round = 0; side->initiator && round < 3; round++) {
+            int copies = driver_calls("cuMemcpyAsync");
+            for (size_t i = 0; i < WORDS; i++) {
+                if (rows[row].writes)
+                    write_piece(&chain, &data, i * PIECE, PIECE, to);
+                add(&chain, at, i, i + 1);
+            }
+            chain_run(&chain);
+            copies = driver_calls("cuMemcpyAsync") - copies;
+            if (copies != rows[row].copies)
+                fprintf(stderr, "row %zu: %d copies\n", row, copies);
+            MUST(copies == rows[row].copies);
+            for (int i = 0; i < WORDS; i++)
+                MUST(result(&chain, rows[row].writes ? 2 * i + 1 : i) == round * (uint64_t)(i + 1));
+        }
+        words_close(side, &by, &words);
+    }
+    chain_close(&chain);
+    buf_free(&data);
+}
+
+/* Among others, and what compares among what adds. */
+void adds_to_one_word_each_return_the_value_before_them(struct side *side, enum memory memory)
+{
+    struct chain chain;
+    struct buf words;
+    struct side by;
+
+    chain_open(side, &chain);
+    struct remote at = words_open(side, &by, &words, memory, false);
+    for (uint64_t round = 0; side->initiator && round < 10; round++) {
+        uint64_t was = round * 1000;
+        for (uint64_t i = 0; i < 10; i++) {
+            add(&chain, at, 5, i);
+            add(&chain, at, 6 + i % 2, 1);
+        }
+        swap(&chain, at, 5, was + 44, was + 500); /* is 45: stays */
+        swap(&chain, at, 5, was + 45, was + 900);
+        add(&chain, at, 5, 100);
+        chain_run(&chain);
+        for (int i = 0; i < 10; i++) {
+            MUST(result(&chain, 2 * i) == was + (uint64_t)(i * (i - 1) / 2));
+            MUST(result(&chain, 2 * i + 1) == round * 5 + (uint64_t)(i / 2));
+        }
+        MUST(result(&chain, 20) == was + 45 && result(&chain, 21) == was + 45 && result(&chain, 22) == was + 900);
+    }
+    side_barrier(side);
+    if (!side->initiator)
+        MUST(word_read(&words, 5) == 10000 && word_read(&words, 6) == 50 && word_read(&words, 7) == 50);
+    words_close(side, &by, &words);
+    chain_close(&chain);
+}
+
+/* Of two registrations, by turns; some with the same lock. */
+void words_far_apart_are_changed_like_neighbours(struct side *side)
+{
+    static const size_t steps[] = {1, 2, 64, 600, 64 * 7};
+    enum { ROUNDS = 4 };
+    struct chain chain;
+    struct buf words, more;
+    struct side by;
+
+    chain_open(side, &chain);
+    buf_make(side, &more, VMM, WORDS_BYTES);
+    struct remote at = words_open(side, &by, &words, LEGACY, false), other = swap_remote(side, &more);
+    for (size_t s = 0; s < sizeof(steps) / sizeof(steps[0]); s++) {
+        buf_zero(&words);
+        buf_zero(&more);
+        side_barrier(side);
+        for (uint64_t round = 0; side->initiator && round < ROUNDS; round++) {
+            for (size_t i = 0; i < MOST; i++)
+                add(&chain, i % 3 ? at : other, (i * 7 % MOST) * steps[s], i + 1);
+            chain_run(&chain);
+            for (int i = 0; i < MOST; i++)
+                MUST(result(&chain, i) == round * (uint64_t)(i + 1));
+        }
+        side_barrier(side);
+        for (size_t i = 0; !side->initiator && i < MOST; i++)
+            MUST(word_read(i % 3 ? &words : &more, (i * 7 % MOST) * steps[s]) == ROUNDS * (i + 1));
+        side_barrier(side);
+    }
+    words_close(side, &by, &words);
+    buf_free(&more);
+    chain_close(&chain);
+}
+
+/* The owner writes them meanwhile, and finds what it wrote. A comparison that fails and an addition of nothing write
+ * nothing either. */
+void words_in_between_are_left_alone(struct side *side)
+{
+    enum { MINE = 3, BURSTS = 40 };
+    static const size_t mine[MINE] = {1, 4, 5};
+    struct chain chain;
+    struct buf words;
+    struct side by;
+    char over = 0;
+
+    chain_open(side, &chain);
+    struct remote at = words_open(side, &by, &words, LEGACY, false);
+    for (uint64_t n = 0; side->initiator && n < BURSTS; n++) {
+        add(&chain, at, 0, 1);
+        add(&chain, at, 2, 1);
+        add(&chain, at, 3, 1);
+        swap(&chain, at, 4, 0, 1); /* never 0 while it is the owner's */
+        add(&chain, at, 5, 0);
+        add(&chain, at, 6, 1);
+        chain_run(&chain);
+        if (n == 0) /* it has begun, and the owner may: word 4 was 0 then */
+            side_barrier(side);
+    }
+    if (!side->initiator)
+        side_barrier(side);
+    for (uint32_t n = 1; !side->initiator && n < 400; n++)
+        for (int i = 0; i < MINE; i++) {
+            struct buf word = words;
+            word.addr += 8 * mine[i];
+            word.bytes = 8;
+            buf_fill(&word, n);
+            MUST(buf_check(&word, 8, n, "word between atomics, just written"));
+            for (int k = 0; n > 1 && k < MINE; k++) {
+                word.addr = words.addr + 8 * mine[k];
+                MUST(buf_check(&word, 8, k <= i ? n : n - 1, "word between atomics"));
+            }
+        }
+    side_exchange(side, &over, &over, 1);
+    if (!side->initiator)
+        MUST(word_read(&words, 0) == BURSTS && word_read(&words, 3) == BURSTS && word_read(&words, 6) == BURSTS);
+    words_close(side, &by, &words);
+    chain_close(&chain);
+}
+
+void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side)
+{
+    struct chain chain;
+    struct buf words, data;
+    struct side by;
+
+    chain_open(side, &chain);
+    buf_make(side, &data, PAGEABLE, WORDS_BYTES);
+    struct remote at = words_open(side, &by, &words, LEGACY, false);
+    for (uint64_t round = 0; side->initiator && round < 10; round++) {
+        ((uint64_t *)(uintptr_t)data.addr)[2] = 100 + round;
+        for (int i = 0; i < 3; i++) {
+            add(&chain, at, 1, 1);
+            add(&chain, at, 2, 7);
+            write_piece(&chain, &data, 16, 8, at);
+            add(&chain, at, 2, 1);
+        }
+        chain_run(&chain);
+        for (int i = 0; i < 3; i++) {
+            MUST(result(&chain, 4 * i) == 3 * round + (uint64_t)i);
+            MUST(result(&chain, 4 * i + 1) == (i ? 101 + round : round ? 100 + round : 0));
+            MUST(result(&chain, 4 * i + 3) == 100 + round);
+        }
+    }
+    words_close(side, &by, &words);
+    buf_free(&data);
+    chain_close(&chain);
+}
+
+/* Until word i has changed nothing of the write behind it is there; then all of the write before it is. */
+static void watch_pair(const struct buf *words, const struct buf *data, size_t i, size_t pairs, uint8_t round)
+{
+    double give_up = now_s() + PATIENCE_S;
+    uint8_t piece[PIECE], next = 0;
+
+    for (uint64_t word = 0; word != round;) {
+        if (i + 1 < pairs)
+            buf_read(data, (i + 1) * PIECE, &next, 1);
+        word = word_read(words, i);
+        MUST(next != round || word == round);
+        MUST(now_s() < give_up);
+    }
+    buf_read(data, i * PIECE, piece, PIECE);
+    for (int k = 0; k < PIECE; k++)
+        MUST(piece[k] == round);
+}
+
+/* The target calls no verb. */
+void atomics_and_writes_are_seen_in_their_order(struct side *side)
+{
+    enum { PAIRS = 8, ROUNDS = 20 };
+    struct chain chain;
+    struct buf words, data;
+    struct side by;
+
+    chain_open(side, &chain);
+    buf_make(side, &data, side->initiator ? PAGEABLE : LEGACY, PAIRS * PIECE);
+    struct remote at = words_open(side, &by, &words, LEGACY, false), there = swap_remote(side, &data);
+    for (uint8_t round = 1; round <= ROUNDS; round++) {
+        side_barrier(side);
+        if (side->initiator)
+            memset((void *)(uintptr_t)data.addr, round, PAIRS * PIECE);
+        for (size_t i = 0; side->initiator && i < PAIRS; i++) {
+            write_piece(&chain, &data, i * PIECE, PIECE, there);
+            add(&chain, at, i, 1);
+        }
+        if (side->initiator)
+            chain_run(&chain);
+        for (size_t i = 0; !side->initiator && i < PAIRS; i++)
+            watch_pair(&words, &data, i, PAIRS, round);
+    }
+    words_close(side, &by, &words);
+    buf_free(&data);
+    chain_close(&chain);
+}
+
+/* Whoever saw an atomic may change the word and say so: what is posted then finds that, even while those that were
+ * posted with the first one are under way. */
+void an_atomic_finds_what_the_word_was_when_it_was_posted(struct side *side)
+{
+    enum { PAIRS = 18, ROUNDS = 10 };
+    struct chain chain;
+    struct buf words, data, word;
+    struct side by;
+
+    chain_open(side, &chain);
+    buf_make(side, &data, LEGACY, PAIRS * PIECE);
+    struct remote at = words_open(side, &by, &words, LEGACY, false), there = swap_remote(side, &data);
+    word = words;
+    word.bytes = 8;
+    for (int round = 0; round < ROUNDS; round++) {
+        double give_up = now_s() + PATIENCE_S;
+        side_barrier(side);
+        if (side->initiator) {
+            add(&chain, at, 0, 1);
+            for (size_t i = 0; i < PAIRS; i++) {
+                write_piece(&chain, &data, i * PIECE, PIECE, there);
+                add(&chain, at, i + 1, 1);
+            }
+            chain_post(&chain);
+        } else {
+            while (word_read(&words, 0) != 1)
+                MUST(now_s() < give_up);
+            buf_zero(&word);
+        }
+        side_barrier(side);
+        if (side->initiator) {
+            int first = chain.count;
+            add(&chain, at, 0, 1);
+            struct ibv_send_wr *bad;
+            MUST(!ibv_post_send(side->qp, &chain.wr[first], &bad));
+            chain_expect(&chain);
+            MUST(result(&chain, first) == 0);
+        }
+        side_barrier(side);
+        if (!side->initiator) {
+            MUST(word_read(&words, 0) == 1 && word_read(&words, PAIRS) == (uint64_t)round + 1);
+            buf_zero(&word);
+        }
+    }
+    words_close(side, &by, &words);
+    buf_free(&data);
+    chain_close(&chain);
+}
+
+/* From both sides at a time, the owner's over a queue pair to itself; each fetches values that nobody else did. */
+void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum memory memory)
+{
+    enum { WORDS = 3, BURSTS = 30, ADDS = BURSTS * MOST, FEW = 6 };
+    static bool seen[WORDS][2 * ADDS];
+    struct chain chain;
+    struct buf words;
+    struct side by, loop;
+    int bursts = side->copier ? FEW : BURSTS; /* each by itself, between three processes */
+
+    memset(seen, 0, sizeof(seen));
+    chain_open(side, &chain);
+    struct remote at = words_open(side, &by, &words, memory, false);
+    side_loop(side, &loop);
+    if (!side->initiator) {
+        chain.side = &loop;
+        at = (struct remote){words.addr, words.mr->rkey};
+    }
+    side_barrier(side);
+    for (int burst = 0; burst < bursts; burst++) {
+        for (size_t i = 0; i < MOST; i++)
+            add(&chain, at, (size_t)burst % 2 ? 0 : i % WORDS, 1);
+        chain_run(&chain);
+        for (size_t i = 0; i < MOST; i++) {
+            bool *one = &seen[burst % 2 ? 0 : i % WORDS][result(&chain, (int)i)];
+            MUST(result(&chain, (int)i) < 2 * ADDS && !*one);
+            *one = true;
+        }
+    }
+    side_barrier(side);
+    if (!side->initiator)
+        MUST(word_read(&words, 0) + word_read(&words, 1) + word_read(&words, 2) == 2u * MOST * (uint64_t)bursts);
+    MUST(!ibv_destroy_qp(loop.qp));
+    words_close(side, &by, &words);
+    chain_close(&chain);
+}
+
+void a_batch_ends_before_an_atomic_that_is_refused(struct side *side)
+{
+    static const struct {
+        uint64_t off; /* of the address that is asked for, in bytes */
+        uint32_t key;
+        enum ibv_wc_status status;
+    } rows[] = {{4, 0, IBV_WC_REM_INV_REQ_ERR}, {WORDS_BYTES, 0, IBV_WC_REM_ACCESS_ERR}, {8, 1, IBV_WC_REM_ACCESS_ERR}};
+    enum { GOOD = 3, ALL = 6 };
+    struct chain chain;
+    struct buf words;
+    struct side by;
+
+    chain_open(side, &chain);
+    struct remote at = words_open(side, &by, &words, LEGACY, false);
+    for (size_t row = 0; row < sizeof(rows) / sizeof(rows[0]); row++) {
+        for (int i = 0; side->initiator && i < ALL; i++)
+            add(&chain, at, 1, 1);
+        chain.wr[GOOD].wr.atomic.remote_addr = at.addr + rows[row].off;
+        chain.wr[GOOD].wr.atomic.rkey = at.rkey ^ rows[row].key;
+        if (side->initiator)
+            chain_post(&chain);
+        for (int i = 0; side->initiator && i < ALL; i++) {
+            struct ibv_wc wc = side_poll(side);
+            MUST(wc.wr_id == (uint64_t)i);
+            MUST(wc.status == (i < GOOD ? IBV_WC_SUCCESS : i == GOOD ? rows[row].status : IBV_WC_WR_FLUSH_ERR));
+            MUST(i >= GOOD || result(&chain, i) == row * GOOD + (uint64_t)i);
+        }
+        chain.count = 0;
+        side_barrier(side);
+        side_connect(side);
+        if (!side->initiator)
+            MUST(word_read(&words, 1) == (row + 1) * GOOD);
+        side_barrier(side);
+    }
+    words_close(side, &by, &words);
+    chain_close(&chain);
+}
+
+/* Data on one GPU of the initiator, and words and room for the data on the other; a queue pair to itself. */
+struct apart {
+    struct side by;
+    struct buf data, words, there;
+    struct remote at, to;
+};
+
+static void apart_open(struct side *side, struct apart *apart, enum memory memory)
+{
+    side_loop(side, &apart->by);
+    buf_make(side, &apart->data, memory, MOST / 2 * PIECE);
+    buf_fill(&apart->data, 40);
+    side_other_gpu(true);
+    buf_make(side, &apart->words, memory, WORDS_BYTES);
+    buf_make(side, &apart->there, memory, MOST / 2 * PIECE);
+    buf_zero(&apart->words);
+    side_other_gpu(false);
+    apart->at = (struct remote){apart->words.addr, apart->words.mr->rkey};
+    apart->to = (struct remote){apart->there.addr, apart->there.mr->rkey};
+}
+
+static void apart_close(struct apart *apart)
+{
+    MUST(!ibv_destroy_qp(apart->by.qp));
+    buf_free(&apart->data);
+    buf_free(&apart->words);
+    buf_free(&apart->there);
+}
+
+/* The driver copies to the other GPU's words in the first one's stream; and where it does not, what is posted is
+ * carried out all the same. */
+void words_on_another_gpu_of_the_process_are_changed(struct side *side, enum memory memory)
+{
+    enum { PAIRS = 8 };
+    struct chain chain;
+    struct apart apart;
+
+    if (!side->initiator || side_gpus() < 2)
+        return;
+    chain_open(side, &chain);
+    apart_open(side, &apart, memory);
+    chain.side = &apart.by;
+    for (uint64_t round = 0; round < 4; round++) {
+        side_other_gpu(true);
+        buf_zero(&apart.there);
+        side_other_gpu(false);
+        /* The read of the words, behind the first write. It is not tried again in this process. */
+        if (side->fake && !side->copier && round == 2 && memory == VMM)
+            fail_later("cuMemcpyAsync", 1, 1);
+        for (size_t i = 0; i < PAIRS; i++) {
+            write_piece(&chain, &apart.data, i * PIECE, PIECE, apart.to);
+            add(&chain, apart.at, i, 5);
+        }
+        chain_run(&chain);
+        side_other_gpu(true);
+        MUST(buf_check(&apart.there, PAIRS * PIECE, 40, "data between GPUs of one process"));
+        for (size_t i = 0; i < PAIRS; i++)
+            MUST(word_read(&apart.words, i) == 5 * (round + 1) && result(&chain, 2 * (int)i + 1) == 5 * round);
+        side_other_gpu(false);
+    }
+    apart_close(&apart);
+    chain_close(&chain);
+}
+
+void a_driver_error_in_a_batch_gives_its_locks_back(struct side *side)
+{
+    static const struct {
+        const char *call;
+        int after;
+    } rows[] = {{"cuMemcpyAsync", 0}, {"cuMemcpyAsync", 1}, {"cuEventQuery", 0}};
+    enum { ALL = 6 };
+    struct chain chain;
+    struct buf words;
+    struct side by;
+
+    chain_open(side, &chain);
+    struct remote at = words_open(side, &by, &words, LEGACY, false);
+    for (size_t row = 0; row < sizeof(rows) / sizeof(rows[0]); row++) {
+        if (side->initiator)
+            fail_later(rows[row].call, rows[row].after, 700);
+        for (size_t i = 0; side->initiator && i < ALL; i++)
+            add(&chain, at, i, 1);
+        if (side->initiator)
+            chain_post(&chain);
+        for (int i = 0; side->initiator && i < ALL; i++) {
+            struct ibv_wc wc = side_poll(side);
+            MUST(wc.wr_id == (uint64_t)i);
+            MUST(wc.status == (i ? IBV_WC_WR_FLUSH_ERR : IBV_WC_REM_OP_ERR));
+        }
+        chain.count = 0;
+        side_barrier(side);
+        side_connect(side);
+        for (size_t i = 0; !side->initiator && i < ALL; i++)
+            MUST(word_read(&words, i) == (row > 0)); /* nothing was changed */
+        if (!side->initiator)
+            buf_zero(&words);
+        side_barrier(side);
+        for (size_t i = 0; side->initiator && i < ALL; i++)
+            add(&chain, at, i, 1);
+        if (side->initiator)
+            chain_run(&chain);
+        side_barrier(side);
+        for (size_t i = 0; !side->initiator && i < ALL; i++)
+            MUST(word_read(&words, i) == 1);
+        side_barrier(side);
+    }
+    words_close(side, &by, &words);
+    chain_close(&chain);
+}
+
+static void figures_row(struct side *side, struct chain *chain, const struct buf *data, struct remote words,
+                        struct remote there, bool writes, const char *where)
+{
+    enum { BURST = 16 };
+    static double us[TIMES_MOST];
+    size_t rounds = side->fake ? 2 : 500;
+    char what[80];
+
+    for (size_t n = 0; n < rounds; n++) {
+        double start = now_s();
+        for (size_t i = 0; i < BURST; i++) {
+            if (writes)
+                write_piece(chain, data, i * PIECE, PIECE, there);
+            add(chain, words, i, 1);
+        }
+        chain_run(chain);
+        us[n] = (now_s() - start) * 1e6;
+    }
+    snprintf(what, sizeof(what), "%d %sfetch-and-adds, memory %s", BURST, writes ? "writes and " : "", where);
+    times_print(what, us, rounds);
+}
+
+void batch_figures(struct side *side)
+{
+    struct chain chain;
+    struct buf words, data, secret;
+    struct side by;
+
+    chain_open(side, &chain);
+    buf_make(side, &data, LEGACY, 16 * PIECE);
+    buf_make(side, &secret, PRIVATE, 4096);
+    buf_zero(&secret);
+    struct remote at = words_open(side, &by, &words, LEGACY, false), there = swap_remote(side, &data);
+    struct remote hidden = swap_remote(side, &secret);
+    side_loop(side, &by);
+    for (int writes = 0; side->initiator && writes < 2; writes++) {
+        chain.side = &by;
+        figures_row(side, &chain, &data, (struct remote){words.addr, words.mr->rkey},
+                    (struct remote){data.addr, data.mr->rkey}, writes, "own");
+        chain.side = side;
+        figures_row(side, &chain, &data, at, there, writes, "of the other");
+        figures_row(side, &chain, &data, hidden, there, writes, "of the other, private");
+    }
+    words_close(side, &by, &words);
+    buf_free(&secret);
+    buf_free(&data);
+    chain_close(&chain);
+}
+
+void apart_figures(struct side *side)
+{
+    struct chain chain;
+    struct apart apart;
+
+    if (!side->initiator || side_gpus() < 2)
+        return;
+    chain_open(side, &chain);
+    apart_open(side, &apart, VMM);
+    chain.side = &apart.by;
+    for (int writes = 0; writes < 2; writes++)
+        figures_row(side, &chain, &apart.data, apart.at, apart.to, writes, "own, between GPUs");
+    apart_close(&apart);
+    chain_close(&chain);
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* softnicctl: look into a world of software NICs, and break it on purpose. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/softnic/cli/ctl_report.h"
+#include "tools/softnic/cli/sweep.h"
+#include "tools/softnic/world/quantity.h"
+#include "tools/softnic/world/queues.h"
+#include "tools/softnic/world/wake.h"
+#include "tools/softnic/world/world.h"
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+struct request {
+    const char *world_name; /* --world */
+    bool json;
+    char *words[4]; /* command and its arguments */
+    int num_words;
+};
+
+static void usage(FILE *to)
+{
+    fprintf(to, "usage: softnicctl [--world NAME|PATH] [--json] command\n"
+                "  worlds                what worlds there are\n"
+                "  status                model, devices, processes, queue pairs of a world\n"
+                "  counters              what each device has done\n"
+                "  link DEVICE up|down   plug a port in, or pull it\n"
+                "  set DEVICE rate|latency|loss VALUE\n"
+                "                        for requests posted from now on; values as for softnic-run\n"
+                "  qp-error QPN          put a queue pair into the error state, as a fatal NIC fault does\n"
+                "  sweep                 remove worlds whose processes are all gone\n"
+                "The world is --world, else SOFTNIC_WORLD, else the only one there is.\n");
+}
+
+struct only {
+    unsigned count;
+    char path[PATH_MAX];
+};
+
+static void remember(const char *path, struct sn_world *world, void *arg)
+{
+    struct only *only = arg;
+    if (!sn_sweep_creator_lives(world) && !sn_sweep_members(world))
+        return;
+    only->count++;
+    snprintf(only->path, sizeof(only->path), "%s", path);
+}
+
+static int find_world(const struct request *q, char *path, size_t bytes)
+{
+    const char *named = q->world_name ? q->world_name : getenv(SN_WORLD_ENV);
+    struct only only = {0};
+
+    if (named && *named) {
+        sn_sweep_path(named, path, bytes);
+        return 0;
+    }
+    sn_sweep_each(remember, &only);
+    if (only.count == 1) {
+        snprintf(path, bytes, "%s", only.path);
+        return 0;
+    }
+    fprintf(stderr,
+            "softnicctl: there %s %u worlds: name one with --world or SOFTNIC_WORLD (softnicctl worlds lists them)\n",
+            only.count > 1 ? "are" : "is none;", only.count);
+    return -ENOENT;
+}
+
+static int open_world(const struct request *q, char *path, size_t bytes, struct sn_world **world)
+{
+    int r = find_world(q, path, bytes);
+    if (r)
+        return r;
+    r = sn_world_open(path, world);
+    if (r)
+        fprintf(stderr, "softnicctl: world %s: %s\n", path, sn_world_error(r));
+    return r;
+}
+
+/* Index of a device, or -1 after saying that there is none. */
+static int find_device(const struct sn_world *world, const char *command, const char *name)
+{
+    for (uint32_t i = 0; i < world->dev_count; i++)
+        if (!strcmp(world->devs[i].name, name))
+            return (int)i;
+    fprintf(stderr, "softnicctl: %s: no device %s (softnicctl status lists them)\n", command, name);
+    return -1;
+}
+
+static int set_command(struct sn_world *world, const char *device, const char *what, const char *text)
+{
+    uint64_t value = 0;
+    int dev, r;
+
+    if (!strcmp(what, "rate")) {
+        r = sn_quantity_rate(text, &value);
+    } else if (!strcmp(what, "latency")) {
+        r = sn_quantity_duration(text, &value);
+    } else if (!strcmp(what, "loss")) {
+        r = sn_quantity_fraction(text, &value);
+    } else {
+        fprintf(stderr, "softnicctl: set: '%s' is neither rate nor latency nor loss\n", what);
+        return EXIT_USAGE;
+    }
+    if (r) {
+        fprintf(stderr, "softnicctl: set: %s cannot be '%s'\n", what, text);
+        return EXIT_USAGE;
+    }
+    dev = find_device(world, "set", device);
+    if (dev < 0)
+        return EXIT_FAILED;
+    if (!strcmp(what, "rate"))
+        sn_world_set_rate(world, (uint32_t)dev, value);
+    else if (!strcmp(what, "latency"))
+        sn_world_set_latency(world, (uint32_t)dev, value);
+    else
+        sn_world_set_loss(world, (uint32_t)dev, (uint32_t)value);
+    return EXIT_OK;
+}
+
+static int link_command(struct sn_world *world, const char *device, const char *state)
+{
+    bool up = !strcmp(state, "up");
+    int dev, r;
+
+    if (!up && strcmp(state, "down")) {
+        fprintf(stderr, "softnicctl: link: '%s' is neither up nor down\n", state);
+        return EXIT_USAGE;
+    }
+    dev = find_device(world, "link", device);
+    if (dev < 0)
+        return EXIT_FAILED;
+    r = sn_cable_set(world, (uint32_t)dev, up);
+    if (r)
+        fprintf(stderr, "softnicctl: link %s %s: %s\n", device, state, strerror(-r));
+    return r ? EXIT_FAILED : EXIT_OK;
+}
+
+static int qp_error_command(struct sn_world *world, const char *number)
+{
+    uint64_t qpn;
+    if (sn_quantity_count(number, 1, 0xffffff, &qpn)) {
+        fprintf(stderr, "softnicctl: qp-error: '%s' is not a queue pair number\n", number);
+        return EXIT_USAGE;
+    }
+    int r = sn_qp_error(world, (uint32_t)qpn);
+    if (r)
+        fprintf(stderr, "softnicctl: qp-error %s: %s\n", number,
+                r == -ENOENT ? "no such queue pair in this world" : strerror(-r));
+    return r ? EXIT_FAILED : EXIT_OK;
+}
+
+static int in_world(const struct request *q)
+{
+    char path[PATH_MAX];
+    struct sn_world *world;
+    int status;
+
+    if (open_world(q, path, sizeof(path), &world))
+        return EXIT_FAILED;
+    if (!strcmp(q->words[0], "status")) {
+        sn_report_status(path, world, q->json);
+        status = EXIT_OK;
+    } else if (!strcmp(q->words[0], "counters")) {
+        sn_report_counters(world, q->json);
+        status = EXIT_OK;
+    } else if (!strcmp(q->words[0], "link")) {
+        status = link_command(world, q->words[1], q->words[2]);
+    } else if (!strcmp(q->words[0], "set")) {
+        status = set_command(world, q->words[1], q->words[2], q->words[3]);
+    } else {
+        status = qp_error_command(world, q->words[1]);
+    }
+    sn_world_close(world);
+    return status;
+}
+
+/* Options may stand anywhere. Return EXIT_OK or the status to leave with, plus one. */
+static int parse(struct request *q, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
+            usage(stdout);
+            return EXIT_OK + 1;
+        }
+        if (!strcmp(argv[i], "--json")) {
+            q->json = true;
+        } else if (!strcmp(argv[i], "--world") && i + 1 < argc) {
+            q->world_name = argv[++i];
+        } else if (argv[i][0] == '-' || q->num_words == 4) {
+            fprintf(stderr, "softnicctl: '%s' is not understood here\n", argv[i]);
+            return EXIT_USAGE + 1;
+        } else {
+            q->words[q->num_words++] = argv[i];
+        }
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        int words;
+    } commands[] = {{"worlds", 1}, {"sweep", 1}, {"status", 1},  {"counters", 1},
+                    {"link", 3},   {"set", 4},   {"qp-error", 2}};
+    struct request q = {0};
+    int r = parse(&q, argc, argv);
+
+    if (r)
+        return r - 1;
+    for (size_t i = 0; q.num_words && i < sizeof(commands) / sizeof(commands[0]); i++) {
+        if (strcmp(q.words[0], commands[i].name) || q.num_words != commands[i].words)
+            continue;
+        if (!strcmp(q.words[0], "worlds")) {
+            sn_report_worlds(q.json);
+            return EXIT_OK;
+        }
+        if (!strcmp(q.words[0], "sweep")) {
+            printf("%u\n", sn_sweep_all());
+            return EXIT_OK;
+        }
+        return in_world(&q);
+    }
+    usage(stderr);
+    return EXIT_USAGE;
+}

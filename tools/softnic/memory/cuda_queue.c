@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/softnic/memory/cuda_queue.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "tools/softnic/memory/copy_threads.h"
+#include "tools/softnic/memory/cuda_region.h"
+#include "tools/softnic/memory/cuda_staging.h"
+#include "tools/softnic/memory/cuda_stream.h"
+
+static_assert((int)SN_CUDA_STREAM_BUSY == (int)SN_COPY_BUSY, "passed on as it is");
+
+enum way { FROM_HOST, FROM_DEVICE, TO_HOST };
+
+static bool foreign_refused; /* by the driver, see choose_dev */
+
+/* Is it from one piece of device memory that this process can reach, to a few bytes of its own? */
+static bool can_read(const struct sn_copy *c)
+{
+    return c->dst_count == 1 && c->dst[0].mr == SN_NONE && c->dst_proc == c->self && c->length <= SN_STAGING_SMALL &&
+           c->src_count == 1 && c->src[0].kind == SN_MEM_CUDA &&
+           (c->src_proc == c->self || !sn_cuda_region_owner_only(&c->world->mrs[c->src[0].mr]));
+}
+
+/* Is it into one piece of device memory that this process can reach, from device memory alone (one piece, if it is
+ * another process's) or from a few bytes of host memory? */
+static bool can_write(const struct sn_copy *c)
+{
+    bool from_device = c->src[0].kind == SN_MEM_CUDA;
+
+    if (c->dst_count != 1 || c->src_count == 0 || c->dst[0].kind != SN_MEM_CUDA ||
+        (c->dst_proc != c->self && sn_cuda_region_owner_only(&c->world->mrs[c->dst[0].mr])))
+        return false;
+    if (from_device && c->src_proc != c->self &&
+        (c->src_count != 1 || sn_cuda_region_owner_only(&c->world->mrs[c->src[0].mr])))
+        return false;
+    for (uint32_t i = 1; i < c->src_count; i++)
+        if ((c->src[i].kind == SN_MEM_CUDA) != from_device)
+            return false;
+    return from_device || c->length <= SN_STAGING_SMALL;
+}
+
+static enum way way_of(const struct sn_copy *c)
+{
+    if (c->dst[0].kind != SN_MEM_CUDA)
+        return TO_HOST;
+    return c->src[0].kind == SN_MEM_CUDA ? FROM_DEVICE : FROM_HOST;
+}
+
+/* Choose the GPU that copies. Device memory is copied by its own GPU. Between host and device memory the queue's GPU
+ * copies: the memory of other processes is mapped for it, and the driver finds this process's own memory on another GPU
+ * (*foreign) by its address. That saves waiting until the queue is empty. An empty queue moves to the memory's own
+ * GPU. */
+static struct sn_cuda_dev *choose_dev(const struct sn_cuda *cuda, const struct sn_copy *c,
+                                      const struct sn_copy_queue *queue, enum way way, bool *foreign)
+{
+    const struct sn_span *span = way == FROM_HOST ? c->dst : c->src;
+    bool own = way == FROM_DEVICE || (way == FROM_HOST ? c->dst_proc : c->src_proc) == c->self;
+    struct sn_cu_uuid uuid;
+    struct sn_cuda_dev *dev, *queue_dev = queue->stream ? sn_cuda_stream_dev(queue->stream) : NULL;
+    int ordinal;
+
+    *foreign = false;
+    if (!own && queue_dev)
+        return queue_dev;
+    uuid = sn_cuda_region_uuid(&c->world->mrs[span->mr]);
+    ordinal = sn_cuda_dev_find(cuda, &uuid);
+    if (!own)
+        ordinal = sn_cuda_dev_prefer(cuda, ordinal);
+    dev = sn_cuda_dev_get(cuda, ordinal);
+    if (way == FROM_DEVICE || !queue->pending || queue_dev == dev ||
+        __atomic_load_n(&foreign_refused, __ATOMIC_RELAXED))
+        return dev;
+    *foreign = true;
+    return queue_dev;
+}
+
+/* Copy the bytes of the source, one span after the other, to memory of this process. */
+static int gather(const struct sn_copy *c, void *to)
+{
+    uint8_t *at = to;
+    int r = 0;
+
+    for (uint32_t i = 0; i < c->src_count && !r; i++) {
+        struct sn_host_copy move = {.world = c->world,
+                                    .self = c->self,
+                                    .dst_proc = c->self,
+                                    .dst = (uintptr_t)at,
+                                    .src_proc = c->src_proc,
+                                    .src = c->src[i].addr,
+                                    .bytes = c->src[i].length};
+        if (c->src[i].mr == SN_NONE && c->src_proc == c->self) /* the request's own memory */
+            memcpy(at, (const void *)(uintptr_t)c->src[i].addr, c->src[i].length);
+        else
+            r = sn_host_copy_now(&move);
+        at += c->src[i].length;
+    }
+    return r;
+}
+
+static int enqueue_from_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s,
+                             sn_cu_ptr dst, struct sn_queued_copy *f)
+{
+    struct sn_staging_slot *slot = sn_staging_take(c->length);
+    int r;
+
+    if (!slot)
+        return SN_COPY_BUSY;
+    r = gather(c, slot->host);
+    if (!r)
+        r = sn_cuda_stream_copy(cuda, s, dst, (uintptr_t)slot->host, c->length, &f->mark);
+    if (r)
+        sn_staging_give(slot);
+    else
+        f->slot = slot;
+    return r;
+}
+
+static int enqueue_to_host(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, sn_cu_ptr src,
+                           struct sn_queued_copy *f)
+{
+    struct sn_staging_slot *slot = sn_staging_take(c->length);
+    int r;
+
+    if (!slot)
+        return SN_COPY_BUSY;
+    r = sn_cuda_stream_copy(cuda, s, (uintptr_t)slot->host, src, c->length, &f->mark);
+    if (r) {
+        sn_staging_give(slot);
+        return r;
+    }
+    f->slot = slot;
+    f->to = (void *)(uintptr_t)c->dst[0].addr;
+    f->bytes = c->length;
+    return 0;
+}
+
+/* Find the address of a piece of device memory here. Return false if it cannot be mapped: the direct way logs why, or
+ * has its owner copy. */
+static bool reach(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, bool is_dst,
+                  struct sn_cuda_map **map, sn_cu_ptr *here)
+{
+    const struct sn_span *span = is_dst ? c->dst : c->src;
+
+    *here = span->addr;
+    return (is_dst ? c->dst_proc : c->src_proc) == c->self ||
+           !sn_cuda_map_take(cuda, sn_cuda_stream_dev(s), c->world, span->mr, span->addr, map, here);
+}
+
+/* The GPU is current. */
+static int enqueue_entered(const struct sn_cuda *cuda, const struct sn_copy *c, struct sn_cuda_stream *s, enum way way,
+                           struct sn_queued_copy *f)
+{
+    struct sn_cuda_map *map = NULL, *from_map = NULL;
+    sn_cu_ptr dst = 0, src = 0;
+    int r = 0;
+
+    if ((way != TO_HOST && !reach(cuda, c, s, true, &map, &dst)) ||
+        (way != FROM_HOST && !reach(cuda, c, s, false, &from_map, &src)))
+        r = SN_COPY_BUSY;
+    if (!r && way == FROM_HOST)
+        r = enqueue_from_host(cuda, c, s, dst, f);
+    if (!r && way == TO_HOST)
+        r = enqueue_to_host(cuda, c, s, src, f);
+    for (uint32_t i = 0; way == FROM_DEVICE && i < c->src_count && !r; i++) {
+        r = sn_cuda_stream_copy(cuda, s, dst, i ? c->src[i].addr : src, c->src[i].length, &f->mark);
+        dst += c->src[i].length;
+    }
+    if (r) {
+        sn_cuda_map_give(map);
+        sn_cuda_map_give(from_map);
+    } else {
+        f->map = map;
+        f->from_map = from_map;
+    }
+    return r;
+}
+
+/* Not now, and never again in this process. */
+static int refuse_foreign(const struct sn_cuda_dev *dev)
+{
+    if (!__atomic_exchange_n(&foreign_refused, true, __ATOMIC_RELAXED))
+        sn_log("a stream of GPU %d cannot copy between the host and another GPU of this process: such copies wait for "
+               "those before them from now on",
+               dev->ordinal);
+    return SN_COPY_BUSY;
+}
+
+int sn_cuda_enqueue(struct sn_copy *c, struct sn_copy_queue *queue, struct sn_queued_copy *queued)
+{
+    enum way way = way_of(c);
+    const struct sn_cuda *cuda;
+    struct sn_cuda_dev *dev;
+    bool foreign = false;
+    int mode, r;
+
+    if (way == TO_HOST ? !can_read(c) : !can_write(c))
+        return SN_COPY_BUSY;
+    cuda = sn_cuda_get(true);
+    dev = sn_cuda_count(cuda) ? choose_dev(cuda, c, queue, way, &foreign) : NULL;
+    if (!dev)
+        return SN_COPY_BUSY;
+    if (!queue->stream || sn_cuda_stream_dev(queue->stream) != dev) {
+        if (queue->pending)
+            return SN_COPY_BUSY;
+        queue->stream = sn_cuda_stream_next(dev);
+    }
+    r = sn_cuda_enter(cuda, dev, &mode);
+    if (r)
+        return r;
+    *queued = (struct sn_queued_copy){0};
+    r = sn_staging_init(cuda);
+    if (!r)
+        r = enqueue_entered(cuda, c, queue->stream, way, queued);
+    sn_cuda_leave(cuda, mode);
+    if (!r)
+        queue->pending++;
+    return r < 0 && foreign ? refuse_foreign(dev) : r;
+}
+
+int sn_cuda_queued_done(struct sn_copy_queue *queue, struct sn_queued_copy *queued, bool ask)
+{
+    int r = sn_cuda_stream_done(sn_cuda_get(false), queue->stream, queued->mark, ask);
+
+    if (r == SN_COPY_BUSY)
+        return r;
+    if (queued->to && !r)
+        memcpy(queued->to, ((struct sn_staging_slot *)queued->slot)->host, queued->bytes);
+    if (queued->slot)
+        sn_staging_give(queued->slot);
+    sn_cuda_map_give(queued->map);
+    sn_cuda_map_give(queued->from_map);
+    queue->pending--;
+    return r;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Private streams of a GPU, and how far each has come. A mark is a number that counts up in a stream; it is reached
+ * when all copies given to the stream before it are done. A mark is recorded as a CUDA event, and only when somebody
+ * asks, so one event may serve for many copies. */
+#ifndef SOFTNIC_CUDA_STREAM_H
+#define SOFTNIC_CUDA_STREAM_H
+
+#include "tools/softnic/memory/cuda_api.h"
+
+struct sn_cuda_stream;
+
+enum { SN_CUDA_STREAM_BUSY = 1 };
+
+/* Make the streams of a GPU, which must be current. Return 0, -ENOMEM, or -EIO (logged). */
+int sn_cuda_streams_open(const struct sn_cuda *cuda, struct sn_cuda_dev *dev);
+
+/* The next stream in turn, so that copies of different queue pairs need not wait for each other. */
+struct sn_cuda_stream *sn_cuda_stream_next(struct sn_cuda_dev *dev);
+
+/* The GPU that the stream belongs to. */
+struct sn_cuda_dev *sn_cuda_stream_dev(const struct sn_cuda_stream *s);
+
+/* Copy, after what the stream was given before. The GPU is current. *mark: what to ask sn_cuda_stream_done for.
+ * Return 0 or -EIO (logged). */
+int sn_cuda_stream_copy(const struct sn_cuda *cuda, struct sn_cuda_stream *s, sn_cu_ptr dst, sn_cu_ptr src,
+                        uint64_t bytes, uint64_t *mark);
+
+/* Is everything up to the mark done? Return 0, SN_CUDA_STREAM_BUSY, or -EIO (logged). ask: record the mark if that was
+ * not done yet; without it, only look at what is known. No GPU need be current. */
+int sn_cuda_stream_done(const struct sn_cuda *cuda, struct sn_cuda_stream *s, uint64_t mark, bool ask);
+
+#endif

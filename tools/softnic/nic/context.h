@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An opened device: what the threads that execute requests share, and what programs hold as their ibv_context. */
+#ifndef SOFTNIC_CONTEXT_H
+#define SOFTNIC_CONTEXT_H
+
+#include <infiniband/verbs.h>
+#include <pthread.h>
+
+#include "tools/softnic/nic/engine.h"
+#include "tools/softnic/world/self.h"
+
+struct sn_agent;
+
+struct sn_ctx {
+    uint32_t index; /* in the world */
+    uint32_t dev;
+    struct sn_ctx_shm *shm;
+    struct sn_engine engine;
+    struct sn_agent *agent; /* NULL until device memory is registered */
+    uint32_t pd_next;
+    pthread_mutex_t qp_mutex; /* protects qp_list */
+    struct sn_qp *qp_list;
+    struct verbs_context verbs; /* its last field is the struct ibv_context that programs hold */
+};
+
+static inline struct sn_ctx *sn_ctx_of(struct ibv_context *context)
+{
+    return (struct sn_ctx *)((uint8_t *)context - offsetof(struct sn_ctx, verbs.context));
+}
+
+static inline struct sn_dev *sn_ctx_dev(struct sn_ctx *ctx)
+{
+    return &sn_self->world->devs[ctx->dev];
+}
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A queue pair in its own process: the send queue, and who executes it.
+ * Requests are written into the send queue under the mutex. The *runner* is the thread that has set running (under the
+ * mutex): only this thread executes them, in the order of their positions. On SRD, entries change positions (srd.h). */
+#ifndef SOFTNIC_QUEUE_PAIR_H
+#define SOFTNIC_QUEUE_PAIR_H
+
+#include <infiniband/verbs.h>
+#include <pthread.h>
+
+#include "tools/softnic/memory/copy.h"
+#include "tools/softnic/memory/device_mem.h"
+#include "tools/softnic/nic/context.h"
+
+enum {
+    SN_MAX_INLINE = 1024,
+    SN_MAX_QP_WR = 16384,
+    SN_MAX_RD_ATOMIC = 128,
+};
+
+/* A request in the send queue; followed by max_sge sn_sge and max_inline bytes. */
+struct sn_wqe {
+    /* what was posted */
+    uint64_t wr_id;
+    uint64_t length;
+    uint64_t raddr;
+    uint64_t compare_add, swap;
+    uint32_t rkey;
+    uint32_t imm;
+    uint32_t opcode;             /* enum ibv_wr_opcode */
+    uint32_t flags;              /* enum ibv_send_flags */
+    uint32_t dest_qpn, dest_dev; /* RC: the queue pair's; SRD: the request's own */
+    uint32_t qkey;
+    uint32_t num_sge;
+    /* the model (model.h) */
+    uint64_t due_exec, due_done; /* neither executed nor completed before; 0: at once */
+    /* while it is executed */
+    bool lost;            /* by the model, more often than it may be retried */
+    bool copying;         /* an asynchronous copy is under way */
+    bool copied;          /* pipelined: the copy is done, but there is no receive to take yet */
+    uint32_t rnr_left;    /* tries left of rnr_retry; UINT32_MAX: not yet counted */
+    uint64_t retry_until; /* unreachable; give up then. 0: not retrying */
+    /* in the pipeline (pipeline.h) */
+    int queue_error; /* the copy could not be queued; reported when the request reaches the head of the queue */
+    uint32_t stores; /* an atomic: so many writes of its batch must be done before it is (atomic_batch.h) */
+    struct sn_queued_copy queued_copy;
+    /* the outcome */
+    uint32_t status;     /* enum ibv_wc_status */
+    uint64_t result;     /* the value that an atomic found */
+    uint64_t recv_wr_id; /* of the receive that it took */
+    uint8_t *bounce;     /* the bytes of a read that is not due yet */
+    struct sn_sge sge[];
+};
+
+struct sn_qp {
+    struct ibv_qp_ex ex; /* first: programs hold a pointer to its qp_base */
+    struct sn_ctx *ctx;
+    struct sn_qp_shm *shm;
+    struct sn_qp *next, **prev; /* ctx->qp_list */
+    uint32_t index, qpn;
+    uint32_t pd;
+    bool extended; /* made for ibv_wr_* */
+    bool sig_all;
+    struct ibv_qp_cap cap;
+    struct ibv_qp_attr attr; /* what modify_qp set */
+    uint32_t async_events;   /* delivered; destroy waits until they are acknowledged */
+
+    pthread_mutex_t mutex;
+    /* posting, under the mutex */
+    uint32_t recv_posted, recv_polled;
+    uint32_t wr_at; /* ibv_wr_*: the next position, between wr_start and wr_complete */
+    int wr_error;   /* ibv_wr_*: the first error */
+
+    /* the send queue: free entries, [done, exec) executed, [exec, tail) posted */
+    uint8_t *sq;
+    uint32_t sq_size, sq_stride; /* entries (a power of two, at least cap.max_send_wr); bytes of each */
+    uint16_t *turn;              /* SRD: which entry is at a position; NULL: positions are entries */
+    uint32_t exec, done;         /* positions: next to execute, next to complete; the runner's */
+    uint32_t tail;               /* position: next to post */
+    uint32_t freed;              /* positions below are free again: their completions were polled */
+    uint32_t seen;               /* SRD: the next run was planned with the positions below */
+    uint32_t reads_open;         /* reads and atomics that have begun and are not completed */
+
+    /* who executes it, under the mutex */
+    bool running; /* a runner is at work: only it touches exec, done, copy and the requests [done, tail) */
+    bool queued;  /* in the engine's heap */
+    bool closing;
+    bool drain_due; /* report when the send queue has drained */
+    bool flush_due; /* a request has failed; when it is completed, the receives are flushed */
+    bool light;     /* the next piece of work is short: a thread that polls may do it */
+    uint32_t heap_at;
+    uint64_t wake_at;
+    uint32_t runs; /* odd while a request is being executed: dereg_mr waits for that */
+
+    uint64_t last_exec_due, last_done_due, last_read_due; /* the model's, under the mutex */
+
+    /* the runner's: the request at exec, and the one at done */
+    struct sn_copy copy;     /* of the request at exec */
+    struct sn_atomic atomic; /* the same, if that is an atomic */
+    struct sn_copy result;   /* of the request at done; copy may be under way at the same time */
+    uint64_t entry;          /* what sn_responder_enter returned, while a copy is under way */
+
+    /* the runner's: the pipeline (pipeline.h) */
+    uint32_t in_pipeline;    /* requests from exec on that are in it */
+    uint32_t pipeline_begun; /* since it was empty */
+    uint32_t receives_due;   /* receives that those in it will take */
+    uint64_t pipeline_bytes; /* of the writes in it */
+    struct sn_copy_queue queue;
+    struct sn_batch *batch; /* of atomics in it; NULL: there was none yet */
+};
+
+static inline struct sn_qp *sn_qp_of(struct ibv_qp *qp)
+{
+    return (struct sn_qp *)qp;
+}
+
+/* Status of a request that no peer answers. */
+static inline uint32_t sn_qp_unanswered(const struct sn_qp *qp)
+{
+    return qp->turn ? IBV_WC_RESP_TIMEOUT_ERR : IBV_WC_RETRY_EXC_ERR;
+}
+
+static inline bool sn_qp_is_srd(const struct sn_qp *qp)
+{
+    return qp->turn != NULL;
+}
+
+static inline struct sn_wqe *sn_wqe_at(struct sn_qp *qp, uint32_t position)
+{
+    uint32_t at = position & (qp->sq_size - 1);
+
+    return (struct sn_wqe *)(qp->sq + (size_t)(qp->turn ? qp->turn[at] : at) * qp->sq_stride);
+}
+
+/* Would the same peer answer both? */
+static inline bool sn_wqe_same_target(const struct sn_qp *qp, const struct sn_wqe *a, const struct sn_wqe *b)
+{
+    return a->dest_qpn == b->dest_qpn && a->dest_dev == b->dest_dev && (!sn_qp_is_srd(qp) || a->qkey == b->qkey);
+}
+
+static inline uint32_t sn_qp_state(const struct sn_qp *qp)
+{
+    return __atomic_load_n(&qp->shm->state, __ATOMIC_ACQUIRE);
+}
+
+/* run.c */
+/* Move a queue pair to the error state after a failed request; its receives are flushed when that request is
+ * completed. event: as in sn_qp_shm_stop. The caller is the runner. */
+void sn_qp_fail(struct sn_qp *qp, int event);
+
+/* Execute and complete what can be. Return when to call again (UINT64_MAX: nothing is left). The caller is the
+ * runner. */
+uint64_t sn_qp_run(struct sn_qp *qp);
+
+/* Is an asynchronous copy under way? The caller is the runner, or holds the mutex while there is none. */
+bool sn_qp_copying(struct sn_qp *qp);
+
+/* Has everything that was begun ended? As above. */
+bool sn_qp_drained(struct sn_qp *qp);
+
+/* Stop running; `at` is what sn_qp_run returned. Queue for the engine if anything is left. The caller holds the
+ * mutex. */
+void sn_qp_hand_over_locked(struct sn_qp *qp, uint64_t at);
+
+/* Run a queue pair that was just taken from an engine's heap. */
+void sn_qp_run_taken(struct sn_qp *qp);
+
+/* Become the runner (unless there is one), run, and hand the rest to the engine. */
+void sn_qp_kick(struct sn_qp *qp);
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Table indices and ring space of a world. Rings are powers of two times 4 KiB. Freed rings are kept by size, and their
+ * pages are given back. */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "tools/softnic/world/lock.h"
+
+enum { ARENA_UNIT = 4096, SLOT_REST = 64 /* so many other indices are freed before one is reused */ };
+
+static int arena_class(uint64_t bytes)
+{
+    int order = 0;
+
+    while (((uint64_t)ARENA_UNIT << order) < bytes)
+        order++;
+    return order;
+}
+
+int sn_world_populate(void *at, uint64_t bytes, const char *what)
+{
+    uintptr_t from = (uintptr_t)at & ~(uintptr_t)(ARENA_UNIT - 1);
+
+    if (!madvise((void *)from, (uintptr_t)at + bytes - from, MADV_POPULATE_WRITE) ||
+        (errno != EFAULT && errno != ENOMEM))
+        return 0;
+    sn_log("%s, %llu bytes: /dev/shm is full (mount it larger, e.g. docker --shm-size)", what,
+           (unsigned long long)bytes);
+    return -ENOSPC;
+}
+
+int sn_arena_alloc(struct sn_world *world, uint64_t bytes, uint64_t *off)
+{
+    int order = arena_class(bytes);
+    uint64_t size = (uint64_t)ARENA_UNIT << order;
+
+    if (order >= SN_ARENA_CLASSES)
+        return -ENOMEM;
+    sn_lock_take(&world->arena_lock);
+    *off = world->arena_free[order];
+    if (*off) {
+        world->arena_free[order] = *(uint64_t *)sn_at(world, *off);
+    } else if (world->arena_next + size <= world->bytes &&
+               /* for the link in sn_arena_free */
+               !sn_world_populate(sn_at(world, world->arena_next), ARENA_UNIT, "ring")) {
+        *off = world->arena_next;
+        world->arena_next += size;
+    }
+    sn_lock_drop(&world->arena_lock);
+    if (!*off)
+        return -ENOMEM;
+    if (sn_world_populate(sn_at(world, *off), size, "ring")) {
+        sn_arena_free(world, *off, bytes);
+        return -ENOMEM;
+    }
+    memset(sn_at(world, *off), 0, ARENA_UNIT); /* the rest was never used, or was given back */
+    return 0;
+}
+
+void sn_arena_free(struct sn_world *world, uint64_t off, uint64_t bytes)
+{
+    int order = arena_class(bytes);
+    uint64_t size = (uint64_t)ARENA_UNIT << order;
+
+    if (!off)
+        return;
+    if (size > ARENA_UNIT)
+        madvise((uint8_t *)sn_at(world, off) + ARENA_UNIT, size - ARENA_UNIT, MADV_REMOVE);
+    sn_lock_take(&world->arena_lock);
+    *(uint64_t *)sn_at(world, off) = world->arena_free[order];
+    world->arena_free[order] = off;
+    sn_lock_drop(&world->arena_lock);
+}
+
+/* Every process looks at entries below fresh, so populate an entry before counting it. */
+static int fresh_take_locked(struct sn_slots *slots, void *table, size_t entry_bytes, uint32_t *index)
+{
+    if (sn_world_populate((uint8_t *)table + slots->fresh * entry_bytes, entry_bytes, "entry of a table"))
+        return -ENOMEM;
+    *index = slots->fresh++;
+    return 0;
+}
+
+int sn_slot_take(struct sn_slots *slots, const uint32_t *free_ring, uint32_t capacity, void *table, size_t entry_bytes,
+                 uint32_t *index)
+{
+    int r = 0;
+
+    sn_lock_take(&slots->lock);
+    if (slots->free_tail - slots->free_head > SLOT_REST ||
+        (slots->fresh == capacity && slots->free_tail != slots->free_head))
+        *index = free_ring[slots->free_head++ % capacity];
+    else if (slots->fresh < capacity)
+        r = fresh_take_locked(slots, table, entry_bytes, index);
+    else
+        r = -ENOMEM;
+    sn_lock_drop(&slots->lock);
+    return r;
+}
+
+void sn_slot_give(struct sn_slots *slots, uint32_t *free_ring, uint32_t capacity, uint32_t index)
+{
+    sn_lock_take(&slots->lock);
+    free_ring[slots->free_tail % capacity] = index;
+    slots->free_tail++;
+    sn_lock_drop(&slots->lock);
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/softnic/world/world.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tools/softnic/world/lock.h"
+#include "tools/softnic/world/proc.h"
+
+#define RETRY_CAP_NS 1000000000ull /* one second: longer than a link flap, short enough for a test */
+
+void sn_log(const char *format, ...)
+{
+    const char *level = getenv("SOFTNIC_LOG");
+    char line[512];
+    va_list args;
+    int n;
+
+    if (level && !strcmp(level, "none"))
+        return;
+    n = snprintf(line, sizeof(line), "softnic: ");
+    va_start(args, format);
+    vsnprintf(line + n, sizeof(line) - (size_t)n - 1, format, args);
+    va_end(args);
+    strcat(line, "\n");
+    if (write(STDERR_FILENO, line, strlen(line)) < 0)
+        return; /* nowhere left to complain */
+}
+
+uint64_t sn_now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+void sn_config_default(struct sn_config *config)
+{
+    *config = (struct sn_config){.retry_cap_ns = RETRY_CAP_NS, .nics = 1, .nodes = 1, .seed = 1};
+}
+
+void sn_world_path(char *path, size_t bytes)
+{
+    const char *named = getenv(SN_WORLD_ENV);
+
+    if (named && *named)
+        snprintf(path, bytes, "%s", named);
+    else
+        snprintf(path, bytes, "/dev/shm/softnic.%u", (unsigned)getuid());
+}
+
+/* Two containers may share /dev/shm, yet see each other's processes under other numbers or not at all. */
+static uint64_t pid_namespace(void)
+{
+    struct stat st;
+
+    return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
+}
+
+static bool pids_are_ours(const struct sn_world *world)
+{
+    uint64_t mine = pid_namespace();
+
+    return !mine || !world->pid_ns || mine == world->pid_ns;
+}
+
+const char *sn_world_error(int r)
+{
+    switch (r) {
+    case -EPROTO:
+        return "not a world of this version";
+    case -EXDEV:
+        return "it is of another process namespace (a container that shares /dev/shm, but not its processes?)";
+    default:
+        return strerror(-r);
+    }
+}
+
+/* A locally administered GUID and a 10.x address per device: distinct, stable, and recognisable in a dump. */
+static void device_init(struct sn_world *world, uint32_t index)
+{
+    struct sn_dev *dev = &world->devs[index];
+    uint8_t guid[8] = {0x02, 0x50, 0x52, 0xff, 0xfe, 0x53, 0x00, (uint8_t)(index + 1)};
+
+    snprintf(dev->name, sizeof(dev->name), world->config.efa ? "efa_%u" : "softnic%u", index);
+    dev->efa = world->config.efa;
+    memcpy(&dev->guid, guid, sizeof(guid));
+    dev->lid = index + 1;
+    dev->node = index / world->config.nics;
+    dev->port_up = 1;
+    dev->rate_bps = world->config.rate_bps;
+    dev->latency_ns = world->config.latency_ns;
+    dev->gid[0][0] = 0xfe;
+    dev->gid[0][1] = 0x80;
+    memcpy(dev->gid[0] + 8, guid, sizeof(guid));
+    dev->gid[1][10] = 0xff;
+    dev->gid[1][11] = 0xff;
+    dev->gid[1][12] = 10;
+    dev->gid[1][13] = (uint8_t)(dev->node + 1);
+    dev->gid[1][14] = (uint8_t)(index % world->config.nics);
+    dev->gid[1][15] = 1;
+}
+
+static void world_init(struct sn_world *world, const struct sn_config *config, bool ephemeral)
+{
+    struct timespec t;
+
+    world->version = SN_WORLD_VERSION;
+    world->ephemeral = ephemeral;
+    world->bytes = sizeof(*world) + SN_ARENA_BYTES;
+    if (getrandom(&world->id, sizeof(world->id), 0) != sizeof(world->id))
+        world->id = sn_now_ns() ^ (uint64_t)getpid() << 32;
+    world->creator_pid = (uint32_t)getpid();
+    world->creator_start = sn_pid_start(world->creator_pid);
+    clock_gettime(CLOCK_REALTIME, &t);
+    world->created_ns = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+    world->pid_ns = pid_namespace();
+    world->config = *config;
+    world->dev_count = config->nics * config->nodes;
+    for (uint32_t i = 0; i < world->dev_count; i++)
+        device_init(world, i);
+    world->wake_next = 1;
+    world->arena_off = (sizeof(*world) + 4095) & ~4095ull;
+    world->arena_next = world->arena_off;
+    world->magic = SN_WORLD_MAGIC;
+}
+
+static int world_map(int fd, struct sn_world **out)
+{
+    size_t bytes = sizeof(struct sn_world) + SN_ARENA_BYTES;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+
+    if (p == MAP_FAILED)
+        return -errno;
+    madvise(p, bytes, MADV_DONTDUMP);
+    *out = p;
+    return 0;
+}
+
+/* Plain words, which initiators read when they stamp a request (model.c). Nothing else depends on when they see
+ * them. */
+void sn_world_set_rate(struct sn_world *world, uint32_t dev, uint64_t rate_bps)
+{
+    __atomic_store_n(&world->devs[dev].rate_bps, rate_bps, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.cables_differ, 1, __ATOMIC_RELAXED);
+}
+
+void sn_world_set_latency(struct sn_world *world, uint32_t dev, uint64_t latency_ns)
+{
+    __atomic_store_n(&world->devs[dev].latency_ns, latency_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.cables_differ, 1, __ATOMIC_RELAXED);
+}
+
+void sn_world_set_loss(struct sn_world *world, uint32_t dev, uint32_t loss_ppb)
+{
+    __atomic_store_n(&world->devs[dev].loss_ppb, loss_ppb, __ATOMIC_RELAXED);
+    __atomic_store_n(&world->config.cables_differ, 1, __ATOMIC_RELAXED);
+}
+
+int sn_world_create(const char *path, const struct sn_config *config, bool ephemeral, struct sn_world **out)
+{
+    char temp[300];
+    int fd, r;
+
+    if (config->nics == 0 || config->nodes == 0 || (uint64_t)config->nics * config->nodes > SN_MAX_DEVS)
+        return -EINVAL;
+    /* Create it under another name and link it into place, so that nobody can open a half-made world. */
+    snprintf(temp, sizeof(temp), "%s.new.%d", path, (int)getpid());
+    unlink(temp);
+    fd = open(temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    if (ftruncate(fd, (off_t)(sizeof(struct sn_world) + SN_ARENA_BYTES)) < 0) {
+        r = -errno;
+        goto remove_temp;
+    }
+    r = world_map(fd, out);
+    if (r < 0)
+        goto remove_temp;
+    r = sn_world_populate(*out, offsetof(struct sn_world, ctxs), "world");
+    if (r < 0) {
+        sn_world_close(*out);
+        goto remove_temp;
+    }
+    world_init(*out, config, ephemeral);
+    if (link(temp, path) < 0) {
+        r = -errno;
+        sn_world_close(*out);
+    }
+remove_temp:
+    unlink(temp);
+    close(fd);
+    return r;
+}
+
+int sn_world_open(const char *path, struct sn_world **out)
+{
+    struct stat st;
+    uint32_t version = 0; /* unknown */
+    int fd, r;
+
+    fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &st) < 0) {
+        r = -errno;
+        goto close_fd;
+    }
+    r = -EPROTO;
+    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != sizeof(struct sn_world) + SN_ARENA_BYTES)
+        goto close_fd;
+    r = world_map(fd, out);
+    if (r < 0)
+        goto close_fd;
+    if ((*out)->magic != SN_WORLD_MAGIC || (*out)->version != SN_WORLD_VERSION) {
+        version = (*out)->magic == SN_WORLD_MAGIC ? (*out)->version : 0;
+        sn_world_close(*out);
+        r = -EPROTO;
+    } else if (!pids_are_ours(*out)) {
+        sn_world_close(*out);
+        r = -EXDEV;
+    }
+close_fd:
+    close(fd);
+    if (r == -EPROTO)
+        sn_log("%s: not a world of this version (version %u, want %u; size %lld, want %zu); remove it or name another "
+               "in %s",
+               path, version, (unsigned)SN_WORLD_VERSION, (long long)st.st_size,
+               sizeof(struct sn_world) + (size_t)SN_ARENA_BYTES, SN_WORLD_ENV);
+    return r;
+}
+
+void sn_world_close(struct sn_world *world)
+{
+    if (world)
+        munmap(world, sizeof(*world) + SN_ARENA_BYTES);
+}
