@@ -83,7 +83,7 @@ int bench_open(struct bench *bench, const char *policy)
         .fabric = bench->fabric,
         .rails = &bench->rails,
         .window_ops = WINDOW_OPS,
-        .queues_per_rail = bench->options->queues_per_rail,
+        .queues_per_rail = (int)bench->options->queues_per_rail,
         .traffic_class = -1,
         .policy = policy,
     };

@@ -9,7 +9,7 @@
 
 #include "tools/perf/gpu.h"
 #include "tools/perf/options.h"
-#include "tools/perf/ranks.h"
+#include "tools/common/ranks.h"
 
 struct bench {
     const struct options *options;

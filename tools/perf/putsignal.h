@@ -3,7 +3,7 @@
 #define TOOLS_PERF_PUTSIGNAL_H
 
 #include "tools/perf/bench.h"
-#include "tools/perf/report.h"
+#include "tools/perf/results.h"
 
 /* One cell of the table. */
 struct cell {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/perf/report.h"
+#include "tools/perf/results.h"
 
 enum {
     WORD_DONE = 8,      /* of the ranks' board: rank 0 has finished a size */
@@ -342,8 +342,8 @@ int simple_run(struct bench *bench)
     round.us = calloc(o->iterations, sizeof(double));
     if (!round.us)
         return -ENOMEM;
-    for (uint32_t p = 0; p < o->policy_count && r == 0; p++) {
-        round.policy = o->policies[p];
+    for (uint32_t p = 0; p < o->policies.count && r == 0; p++) {
+        round.policy = options_policy_name(o, p);
         r = bench_open(bench, round.policy);
         for (uint32_t b = 0; b < o->bytes.count && r == 0; b++) {
             round.bytes = o->bytes.value[b];
