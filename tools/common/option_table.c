@@ -146,7 +146,7 @@ static void store(void *field, size_t bytes, uint64_t value)
         *(uint8_t *)field = (uint8_t)value;
     else if (bytes == sizeof(uint32_t))
         *(uint32_t *)field = (uint32_t)value;
-    else
+    else if (bytes == sizeof(uint64_t))
         *(uint64_t *)field = value;
 }
 

@@ -37,7 +37,7 @@ struct option_row {
     const char *name;       /* without the dashes */
     const char *value_name; /* for the help text; NULL: no value */
     const char *help;
-    size_t field, bytes; /* OPTION_FIELD(); a number's field has 1, 4 or 8 bytes */
+    size_t field, bytes; /* OPTION_FIELD(); a number's has 1, 4 or 8 bytes; 0: none */
     uint64_t min, max;
     const char *const *names;                       /* ends with NULL */
     uint64_t factor;                                /* of a range FROM:TO without one; 0: it must have one */
