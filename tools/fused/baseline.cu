@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fused kernels are measured against: cuBLASLt's best of many heuristics, and NCCL, both opened at run time.
- */
+/* What the fused kernels are compared with: cuBLASLt's fastest algorithm of many, and NCCL, both opened at run time. */
 #include "tools/fused/bench.h"
 
 #include <cublasLt.h>
@@ -11,8 +10,7 @@
 
 enum { CANDIDATES = 24, LT_WORKSPACE = 64 << 20, TRIES = 3 };
 
-/* ---- cuBLASLt
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- cuBLASLt ---- */
 struct lt_library {
     decltype(&cublasLtCreate) create;
     decltype(&cublasLtMatmul) matmul;
@@ -142,8 +140,7 @@ void bench_lt_close(struct bench_lt *lt)
     free(lt);
 }
 
-/* ---- NCCL: the few calls that are needed, declared by what nccl.h documents
- * ------------------------------------------------ */
+/* ---- NCCL: the calls that are needed, declared from its documentation ---- */
 struct nccl_id {
     char bytes[128];
 };
@@ -167,7 +164,7 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
     struct bench_nccl *n;
     if (get_id == NULL)
         return NULL;
-    /* NVLink multicast may be shared with others on this host: never touch it, whatever the environment says. */
+    /* NVLink multicast may be in use by others on this host, so it stays off whatever the environment says. */
     setenv("NCCL_NVLS_ENABLE", "0", 1);
     n = (struct bench_nccl *)calloc(1, sizeof(*n));
     init = (int (*)(void **, int, struct nccl_id, int))dlsym(so, "ncclCommInitRank");
@@ -187,7 +184,7 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
     return n;
 }
 
-/* elements: of the smaller side, that is what one rank contributes (all-gather) or receives (reduce-scatter). */
+/* elements: what one rank contributes (all-gather) or receives (reduce-scatter). */
 int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send, void *receive, size_t elements,
                    cudaStream_t stream)
 {
