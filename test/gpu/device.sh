@@ -4,7 +4,7 @@
 #
 #   test/gpu/device.sh [BUILD] [STEP ...]     BUILD: a build folder (default build); it is configured and built when it is not there.
 # OUT (default .) gets one JSON file a step. NCCL_TESTS=DIR: nccl-tests binaries with the device API; NCCL_LIB=DIR: libnccl.so.2.
-# Steps are bounded; a step that fails is told and the next one runs. Exit status: how many failed.
+# Steps are bounded; a step that fails is reported and the next one runs. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.."
 . test/gpu/steps.sh

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/common/json.h"
-
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "tools/common/json.h"
 
 /* What json_print() printed is freed by the caller. */
 #define PRINTED(...)                                                                                                   \

@@ -1,8 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/common/rank_processes.h"
-
-#include "tools/common/ranks.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
@@ -13,6 +9,9 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "tools/common/rank_processes.h"
+#include "tools/common/ranks.h"
 
 enum { RANKS = 3, LONG_S = 100 };
 

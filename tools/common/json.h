@@ -15,8 +15,7 @@ extern "C" {
  *   %s          a string, in quotes; any bytes: what JSON does not allow is escaped, and what is not UTF-8 is replaced
  *   %hhd        true or false
  *   %f %e %g    a number, null when it is not finite
- *   %d %u %lu %llu %zu    a number
- */
+ *   %d %u %lu %llu %zu    a number */
 void json_print(FILE *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #ifdef __cplusplus

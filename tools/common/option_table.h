@@ -2,8 +2,7 @@
 /*
  * A command line by a table: each row names an option, says in which field of the program's options its value goes, and
  * which values are allowed. Usable from C and from C++. Wrong options end the program with status 2 and a line on stderr
- * that names the option, the value and what is allowed; --help prints the table and ends the program with status 0.
- */
+ * that names the option, the value and what is allowed; --help prints the table and ends the program with status 0. */
 #ifndef TOOLS_COMMON_OPTION_TABLE_H
 #define TOOLS_COMMON_OPTION_TABLE_H
 

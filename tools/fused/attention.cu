@@ -66,7 +66,7 @@ static void close_inputs(const struct bench_attention_tensors *in)
     BENCH_CUDA(cudaFree(in->v));
 }
 
-/* ---- measuring: one method --------------------------------------------------------------------------------------------- */
+/* ---- measuring: one method ---- */
 static void negate(void *user)
 {
     struct run *r = (struct run *)user;
@@ -169,7 +169,7 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
     fflush(stdout);
 }
 
-/* ---- many launches, each with other tensors ------------------------------------------------------------------------- */
+/* ---- many launches, each with other tensors ---- */
 struct sets {
     struct run *run;
     struct bench_attention_tensors in[BENCH_SOAK_SETS];

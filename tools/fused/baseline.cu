@@ -36,11 +36,11 @@ static const struct lt_library *lt_library(void)
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     void *so;
     pthread_mutex_lock(&lock);
-    if (lib.create == NULL) {
+    if (!lib.create) {
         so = dlopen("libcublasLt.so.13", RTLD_NOW);
-        if (so == NULL)
+        if (!so)
             so = dlopen("libcublasLt.so", RTLD_NOW);
-        if (so == NULL) {
+        if (!so) {
             fprintf(stderr, "perseus-fused-bench: %s\n", dlerror());
             exit(1);
         }
@@ -135,7 +135,7 @@ struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k
 
 void bench_lt_close(struct bench_lt *lt)
 {
-    if (lt != NULL)
+    if (lt)
         BENCH_CUDA(cudaFree(lt->workspace));
     free(lt);
 }
@@ -158,11 +158,11 @@ struct bench_nccl {
 struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
 {
     void *so = dlopen("libnccl.so.2", RTLD_NOW);
-    int (*get_id)(struct nccl_id *) = so == NULL ? NULL : (int (*)(struct nccl_id *))dlsym(so, "ncclGetUniqueId");
+    int (*get_id)(struct nccl_id *) = !so ? NULL : (int (*)(struct nccl_id *))dlsym(so, "ncclGetUniqueId");
     int (*init)(void **, int, struct nccl_id, int);
     struct nccl_id mine, all[PRS_FUSED_MAX_WORLD];
     struct bench_nccl *n;
-    if (get_id == NULL)
+    if (!get_id)
         return NULL;
     /* NVLink multicast may be in use by others on this host, so it stays off whatever the environment says. */
     setenv("NCCL_NVLS_ENABLE", "0", 1);
@@ -197,7 +197,7 @@ int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send,
 
 void bench_nccl_close(struct bench_nccl *n)
 {
-    if (n != NULL)
+    if (n)
         n->destroy(n->comm);
     free(n);
 }

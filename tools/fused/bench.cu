@@ -65,7 +65,7 @@ static void run_compute(struct run *r)
 static void run_communicate(struct run *r)
 {
     bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
-    if (r->nccl != NULL)
+    if (r->nccl)
         BENCH_CALL(bench_nccl_run(r->nccl, r->problem.shape.op, gathers ? r->a : r->partial,
                                   gathers ? r->gathered : r->c, slice_elements(r), r->stream));
 }
@@ -274,9 +274,8 @@ static void open_run(struct run *r)
         } else if (p->shape.op != PRS_FUSED_GEMM) {
             BENCH_CUDA(cudaMalloc(&r->partial, (size_t)p->shape.m * p->shape.n * 2));
         }
-        r->lt = bench_lt_open(p->shape.m, p->shape.n, p->shape.k, p->shape.b_is_n_k,
-                              r->gathered != NULL ? r->gathered : r->a, r->b, r->partial != NULL ? r->partial : r->c,
-                              r->stream);
+        r->lt = bench_lt_open(p->shape.m, p->shape.n, p->shape.k, p->shape.b_is_n_k, r->gathered ? r->gathered : r->a,
+                              r->b, r->partial ? r->partial : r->c, r->stream);
     }
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
 }

@@ -4,10 +4,11 @@
 #define TOOLS_FUSED_BENCH_H
 
 #include <cuda_runtime.h>
-#include <perseus/fused.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include <perseus/fused.h>
 
 /* ---- command line (options.cu) ---- */
 enum { BENCH_MAX_SHAPES = 64, BENCH_MAX_ITERATIONS = 200 };
@@ -87,7 +88,7 @@ struct bench_start {
 void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench_rank *rank);
 void bench_start_cross(struct bench_start *s, cudaStream_t stream);
 
-/* ---- inputs and checks (check.cu) ---------------------------------------------------------------------------------- */
+/* ---- inputs and checks (check.cu) ---- */
 struct bench_problem {
     struct prs_fused_shape shape;
     uint32_t rank, world, nodes, seed_a, seed_b, samples;
@@ -110,7 +111,7 @@ void bench_poison(void *c, size_t bytes, cudaStream_t stream);
 uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() reads */
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
 
-/* ---- baselines (baseline.cu) --------------------------------------------------------------------------------------- */
+/* ---- baselines (baseline.cu) ---- */
 struct bench_lt;
 struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k, const void *a, const void *b, void *c,
                                cudaStream_t stream);

@@ -32,7 +32,7 @@ struct run {
     struct bench_moe_verdict verdict[METHODS];
 };
 
-/* ---- one batch ----------------------------------------------------------------------------------------------------- */
+/* ---- one batch ---- */
 static void *device(size_t bytes)
 {
     void *p;
@@ -97,7 +97,7 @@ static void close_results(struct prs_moe_batch *b)
     BENCH_CUDA(cudaFree(b->groups));
 }
 
-/* ---- measuring ----------------------------------------------------------------------------------------------------- */
+/* ---- measuring ---- */
 /* Rows change; the ranks that they are sent to do not. */
 static void negate(void *user)
 {
@@ -206,7 +206,7 @@ static bool report(struct run *r)
     return bad == 0 && maps == 0;
 }
 
-/* ---- many launches, each with other tokens and other choices -------------------------------------------------------- */
+/* ---- many launches, each with other tokens and other choices ---- */
 struct sets {
     struct run *run;
     struct bench_moe_problem problem[BENCH_SOAK_SETS];
@@ -270,7 +270,7 @@ static bool soak(struct run *r)
     return bad == 0 && differences == 0;
 }
 
-/* ---- one problem ---------------------------------------------------------------------------------------------------- */
+/* ---- one problem ---- */
 static bool run_problem(struct run *r)
 {
     const struct bench_moe_problem *p = &r->problem;

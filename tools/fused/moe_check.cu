@@ -28,7 +28,7 @@ uint32_t bench_moe_tokens_of(const struct bench_moe_problem *p, uint32_t rank)
     return p->ragged == 0 ? p->tokens : p->tokens - p->tokens * (rank + p->seed % 3) / (p->world + 2);
 }
 
-/* ---- choices ------------------------------------------------------------------------------------------------------- */
+/* ---- choices ---- */
 static double *popularity(const struct bench_moe_problem *p)
 {
     uint32_t n = p->shape.experts, *order = (uint32_t *)malloc(n * sizeof(*order));
@@ -74,7 +74,7 @@ void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t 
     free(log_popularity);
 }
 
-/* ---- what must come out -------------------------------------------------------------------------------------------- */
+/* ---- the rows that must result ---- */
 /* The i-th sender of an expert's rows: node by node from this rank's node on, and on each from this rank's local rank on. */
 static uint32_t sender(const struct bench_moe_problem *p, uint32_t i)
 {
@@ -124,7 +124,7 @@ void bench_moe_want_close(struct bench_moe_want *want)
     free(want->groups);
 }
 
-/* ---- checks -------------------------------------------------------------------------------------------------------- */
+/* ---- checks ---- */
 /* One warp per sample: one column of one row. */
 static __global__ void check_samples(struct bench_moe_problem p, const struct bench_moe_row *rows, uint32_t count,
                                      const __nv_bfloat16 *out, struct bench_sums *to)

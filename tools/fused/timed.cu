@@ -21,14 +21,14 @@ static __global__ void flip(uint16_t *element)
         0x4000; /* the highest bit of a bf16's exponent: zero becomes 2, everything else far larger or smaller */
 }
 
-/* --corrupt: make a launch look wrong. One rank is enough, and not rank 0, which reports. */
+/* The option --corrupt: make a launch look wrong. One rank is enough, and not rank 0, which reports. */
 static void corrupt(struct bench_timed *t)
 {
     const struct bench_rank *rank = t->start->rank;
     uint16_t *element = rank->rank + 1 == rank->world ? t->calls->sampled(t->user) : NULL;
-    if (rank->rank + 1 == rank->world && element == NULL)
+    if (rank->rank + 1 == rank->world && !element)
         fprintf(stderr, "perseus-fused-bench: rank %u has nothing to corrupt\n", rank->rank);
-    if (element == NULL)
+    if (!element)
         return;
     bench_launch(flip, 1, 1, t->stream, element);
 }

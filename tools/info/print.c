@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/info/machine.h"
-
 #include <stdio.h>
 
+#include "tools/info/machine.h"
 #include "tools/common/json.h"
 
 static const char *memory_text(const struct prs_rail_info *rail)

@@ -3,7 +3,7 @@
 """Run NCCL over Perseus, over NCCL's own IB transport and over sockets, in turn on one host, and compare.
 
 Each transport is a set of environment variables; each run is a fresh set of processes, since NCCL reads them once. Runs alternate
-(round 1: perseus, ib, socket; round 2: the same ...) and the table shows medians over rounds, so that a drift of the machine hits all alike.
+(round 1: perseus, ib, socket; round 2: the same ...) and the table shows medians over rounds, so that slow changes of the machine affect all alike.
 """
 import argparse
 import collections
@@ -35,7 +35,7 @@ def find(*candidates):
 
 
 class Stopped(Exception):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 def parse_arguments():
@@ -114,7 +114,7 @@ def parse_tests(text, transport, op, ranks):
 
 
 def run_once(args, transport, op):
-    """One op over one transport: its rows, or None after telling why it failed."""
+    """One op over one transport: its rows, or None after printing why it failed."""
     command = tests_command(args, op) if args.nccl_tests else own_command(args, transport, op)
     if args.softnic is not None and transport != "socket":
         softnic = find(HERE / "softnic/softnic-run", pathlib.Path(shutil.which("softnic-run") or "softnic-run"))
@@ -140,7 +140,7 @@ def key_of(row):
 
 
 def measure(args, transports, samples):
-    """Run everything in turn, adding rows to samples: {(key, transport): [row]}. Whether every run ended well with right data."""
+    """Run everything in turn, adding rows to samples: {(key, transport): [row]}. Return whether every run succeeded with right data."""
     sound = True
     for _ in range(args.rounds):
         for op in args.ops.split(","):
@@ -157,8 +157,8 @@ def stop(_signal, _frame):
 
 
 def collect(args, transports):
-    """Medians over rounds: {(op, type, in_place, bytes): {transport: row}}, and whether every run ended well with right data. A run that is
-    ended early (SIGTERM, timeout(1)) tells what it has."""
+    """Medians over rounds: {(op, type, in_place, bytes): {transport: row}}, and whether every run succeeded with right data. After SIGTERM
+    (timeout(1)) they are of the runs that were done."""
     samples, sound = collections.defaultdict(list), False
     signal.signal(signal.SIGTERM, stop)
     try:

@@ -136,11 +136,11 @@ int connection_register(struct stream *streams, int count)
 
     for (int i = 0; i < count && r == 0; i++) {
         r = reg(&streams[i], streams[i].send, &streams[i].input, &streams[i].input.send_mhandle);
-        if (r == 0)
+        if (!r)
             r = reg(&streams[i], streams[i].send, &streams[i].output, &streams[i].output.send_mhandle);
-        if (r == 0)
+        if (!r)
             r = reg(&streams[i], streams[i].recv, &streams[i].output, &streams[i].output.recv_mhandle);
-        if (r == 0)
+        if (!r)
             r = reg(&streams[i], streams[i].recv, &streams[i].scratch, &streams[i].scratch.recv_mhandle);
     }
     return r;
@@ -155,7 +155,7 @@ int connection_churn(struct stream *stream)
     if (!buffer.data)
         return -ENOMEM;
     r = reg(stream, stream->send, &buffer, &buffer.send_mhandle);
-    if (r == 0)
+    if (!r)
         r = reg(stream, stream->recv, &buffer, &buffer.recv_mhandle);
     r |= dereg(stream, stream->send, &buffer.send_mhandle);
     r |= dereg(stream, stream->recv, &buffer.recv_mhandle);

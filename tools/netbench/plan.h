@@ -2,8 +2,7 @@
 /*
  * What one comm sends and receives in one iteration of an operation: steps, each of a range to send and a range to
  * receive. A range is cut into chunks, one message each; a multi-receive is one irecv for several chunks. A chunk of a
- * step may be sent when the multi-receive that holds it in the step before is complete (and added).
- */
+ * step may be sent when the multi-receive that holds it in the step before is complete (and added). */
 #ifndef NETBENCH_PLAN_H
 #define NETBENCH_PLAN_H
 

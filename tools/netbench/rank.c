@@ -236,9 +236,9 @@ static void *serve(void *argument)
     struct rank *rank = argument;
     int r = connection_open(rank->job, rank->streams, rank->stream_count);
 
-    if (r == 0)
+    if (!r)
         r = map_buffers(rank);
-    if (r == 0)
+    if (!r)
         r = connection_register(rank->streams, rank->stream_count);
     rank->service_result = r;
     if (r < 0)
@@ -505,7 +505,7 @@ int rank_run(const struct options *options, struct job *job, int id)
     r = run_sizes(&rank);
     set_phase(&rank, SERVICE_CLOSING);
     pthread_join(rank.service, NULL);
-    if (r == 0)
+    if (!r)
         r = rank.service_result;
 finalize:
     free(rank.streams);

@@ -118,9 +118,9 @@ int bench_open(struct bench *bench, const char *policy)
     if (prs_rail_query(bench->fabric, bench->rails.rail[0], &rail) == 0)
         proxy.numa_node = rail.numa_node;
     r = prs_proxy_open(&proxy, &bench->proxy);
-    if (r == 0)
+    if (!r)
         r = prs_heap_windows(bench->heap, bench->proxy);
-    if (r == 0)
+    if (!r)
         r = prs_proxy_start(bench->proxy, &bench->device);
     if (r < 0)
         return bench_fail(bench, "opening the proxy", r);

@@ -5,7 +5,6 @@
 
 #include <perseus/heap.h>
 #include <perseus/proxy.h>
-
 #include "tools/perf/gpu.h"
 #include "tools/perf/options.h"
 #include "tools/common/ranks.h"

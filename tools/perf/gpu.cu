@@ -131,7 +131,7 @@ static __global__ void rate_kernel(struct gpu_plan plan, uint64_t puts)
         return;
     for (uint64_t i = blockIdx.x; i < puts && r == 0; i += gridDim.x)
         r = prs_put(&plan.device, &put, &ticket);
-    if (r == 0)
+    if (!r)
         prs_flush(&plan.device, ticket);
 }
 

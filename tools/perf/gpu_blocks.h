@@ -155,7 +155,7 @@ PRS_HD int gpu_end_iteration(const struct gpu_block *block, uint64_t iteration)
     int r = prs_quiet(device);
 
     block->us[iteration - 1] = (double)(prs_now_ns() - block->shared->start_ns) / 1e3;
-    if (r == 0) {
+    if (!r) {
         prs_store_release_sys(&block->meeting->sent, iteration);
         r = prs_wait_signal(device, &block->meeting->checked, PRS_COMPARE_GE, iteration);
     }

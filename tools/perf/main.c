@@ -67,9 +67,9 @@ static int putsignal_tables(struct bench *bench)
         if (is_left_out(bench, policy))
             continue;
         r = bench_open(bench, policy);
-        if (r == 0)
+        if (!r)
             r = run_policy(bench, policy, &table);
-        if (r == 0)
+        if (!r)
             r = ranks_barrier(bench->ranks); /* no rank closes while others still send */
         bench_close(bench);
     }
@@ -94,7 +94,7 @@ static int rank_body(struct ranks *ranks, void *user)
         if (options->peers.value[i] > most)
             most = (uint32_t)options->peers.value[i];
     r = bench_init(&bench, ranks, most + 1, options);
-    if (r != 0)
+    if (r)
         return r;
     r = options->op == PERF_PUTSIGNAL ? putsignal_tables(&bench) : simple_run(&bench);
     bench_fini(&bench);

@@ -78,7 +78,7 @@ static int push_signals(const struct run *run, uint64_t value)
             struct prs_device_signal signal = signal_of(run, t, value);
 
             r = prs_signal(&run->bench->device, &signal, NULL);
-            if (r == 0)
+            if (!r)
                 r = take_turn(run->bench, ++pushed);
         }
     return r;
@@ -97,7 +97,7 @@ static int push(const struct run *run, bool with_signals, uint64_t value)
 
         r = with_signals && coupled ? prs_put_signal(&bench->device, &put, &signal, NULL)
                                     : prs_put(&bench->device, &put, NULL);
-        if (r == 0)
+        if (!r)
             r = take_turn(bench, t + 1);
     }
     if (r == 0 && with_signals && !coupled)
@@ -124,7 +124,7 @@ static int send_once(const struct run *run, uint64_t epoch, bool with_signals, d
     fill_sources(run, epoch);
     start = bench_now_us();
     r = push(run, with_signals, epoch);
-    if (r == 0)
+    if (!r)
         r = bench_quiet(run->bench);
     *us = bench_now_us() - start;
     if (r < 0)
@@ -147,10 +147,10 @@ static int send_all(const struct run *run, struct putsignal_result *result)
         if (i == options->warmup)
             cell_count(run->bench, &before);
         r = send_once(run, 2ull * i + 1, false, &put_only[kept]);
-        if (r == 0)
+        if (!r)
             r = send_once(run, 2ull * i + 2, true, &put_signal[kept]);
     }
-    if (r == 0) {
+    if (!r) {
         cell_count(run->bench, &after);
         cell_conclude(run->cell, options->iterations, put_only, put_signal, &before, &after, result);
     }
@@ -201,7 +201,7 @@ static int receive_all(const struct run *run)
         uint64_t wrong = 0;
         int r = epoch % 2 == 0 ? receive_signals(run, epoch, &wrong) : 0;
 
-        if (r == 0)
+        if (!r)
             r = ranks_wait_word(run->bench->ranks, &words[WORD_EPOCH], epoch, bench_idle, run->bench);
         if (r < 0)
             return bench_fail(run->bench, "receiving", r);
@@ -234,9 +234,9 @@ int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal
     r = ranks_barrier(bench->ranks);
     if (r == 0 && rank == 0)
         words[WORD_EPOCH] = words[WORD_ACKS] = words[WORD_ERRORS] = 0;
-    if (r == 0)
+    if (!r)
         r = bench->gpu ? putsignal_gpu_clear(bench, cell) : clear_arrivals(&run);
-    if (r == 0)
+    if (!r)
         r = ranks_barrier(bench->ranks);
     if (r < 0)
         return bench_fail(bench, "meeting", r);

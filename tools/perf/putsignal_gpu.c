@@ -82,11 +82,11 @@ int putsignal_gpu_send(struct bench *bench, const struct cell *cell, struct puts
 
     if (r == 0 && bench->gpu->send(&plan))
         r = -EIO;
-    if (r == 0)
+    if (!r)
         r = follow_sender(bench, cell, &before);
     if (r == 0 && bench->gpu->finish(us, 2 * plan.iterations))
         r = -EIO;
-    if (r == 0) {
+    if (!r) {
         cell_count(bench, &after);
         for (uint32_t i = 0; i < kept; i++) {
             put_only[i] = us[2 * (warmup + i)];
@@ -123,7 +123,7 @@ int putsignal_gpu_receive(struct bench *bench, const struct cell *cell)
         bool early = alone && epoch % 2 == 0;
         int r = early ? check(bench, &plan, epoch) : 0;
 
-        if (r == 0)
+        if (!r)
             r = ranks_wait_word(bench->ranks, &words[WORD_EPOCH], epoch, NULL, NULL);
         if (r == 0 && !early)
             r = check(bench, &plan, epoch);

@@ -178,18 +178,18 @@ static int run_latency(struct round *round, uint64_t until)
         start = bench_now_us();
         if (rank == 0)
             r = put_and_signal(bench, 1, 0, round->bytes, SIGNAL_PING, base + i + 1);
-        if (r == 0)
+        if (!r)
             r = wait_signal(bench, rank == 0 ? SIGNAL_PONG : SIGNAL_PING, base + i + 1);
         if (rank == 0 && i >= o->warmup)
             round->us[i - o->warmup] = (bench_now_us() - start) / 2;
         wrong += bench_wrong(bench_arrival(bench, 0), round->bytes, base + i, 1 - rank);
         if (r == 0 && rank == 1)
             r = put_and_signal(bench, 0, 0, round->bytes, SIGNAL_PONG, base + i + 1);
-        if (r == 0)
+        if (!r)
             r = bench_quiet(bench);
     }
     __atomic_fetch_add(&ranks_words(bench->ranks)[WORD_WRONG], wrong, __ATOMIC_RELAXED);
-    if (r == 0)
+    if (!r)
         r = ranks_barrier(bench->ranks);
     if (r == 0 && rank == 0)
         report(round, "put_signal", o->iterations, (double)round->bytes, 1);
@@ -241,7 +241,7 @@ static int alltoall_once(struct round *round, uint64_t iteration, bool by_signal
     r = ranks_barrier(bench->ranks);
     if (rank == 0)
         __atomic_store_n(slowest, 0, __ATOMIC_RELAXED);
-    if (r == 0)
+    if (!r)
         r = ranks_barrier(bench->ranks);
     if (r < 0)
         return r;
@@ -256,7 +256,7 @@ static int alltoall_once(struct round *round, uint64_t iteration, bool by_signal
             wrong +=
                 bench_wrong(bench_arrival(bench, from * round->bytes), round->bytes, iteration, from * 1000 + rank);
     __atomic_fetch_add(&ranks_words(bench->ranks)[WORD_WRONG], wrong, __ATOMIC_RELAXED);
-    if (r == 0)
+    if (!r)
         r = ranks_barrier(bench->ranks);
     *us = (double)__atomic_load_n(slowest, __ATOMIC_RELAXED) / 1e3;
     return r;
@@ -280,7 +280,7 @@ static int run_alltoall(struct round *round, uint64_t until)
         if (r == 0 && bench->bootstrap.rank == 0)
             report(round, by_signals ? "put_signal" : "put_barrier", o->iterations, (double)round->bytes * (size - 1),
                    size - 1);
-        if (r == 0)
+        if (!r)
             r = ranks_barrier(bench->ranks);
     }
     return r;
@@ -351,7 +351,7 @@ int simple_run(struct bench *bench)
                 r = run_round(&round, ++until);
             }
         }
-        if (r == 0)
+        if (!r)
             r = ranks_barrier(bench->ranks);
         bench_close(bench);
     }
