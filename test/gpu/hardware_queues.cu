@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether our copies and stores wait while streams of the application wait for a running kernel: streams share the GPU's
- * hardware queues, whose number is CUDA_DEVICE_MAX_CONNECTIONS (doc/softnic.md, "What a copy may wait for"). Prints a
- * table. Status 1: ours wait although no stream does, or softnic-run's 32 queues are not enough for 12 streams. */
+/* Whether our copies and stores wait while streams of the application wait for a running kernel: streams share the
+ * GPU's hardware queues, whose number is CUDA_DEVICE_MAX_CONNECTIONS (doc/softnic.md, "What a copy may wait for").
+ * Prints a table. Status 1: ours wait although no stream does, or softnic-run's 32 queues are not enough for 12
+ * streams. */
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

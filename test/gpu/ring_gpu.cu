@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command ring between a real GPU and a CPU thread: no command is lost or repeated; how fast it is; how long a command
- * and its credit take. usage: ring_gpu [COMMANDS] (100000000) */
+/* The command ring between a real GPU and a CPU thread: no command is lost or repeated; how fast it is; how long a
+ * command and its credit take. usage: ring_gpu [COMMANDS] (100000000) */
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -69,7 +69,8 @@ static __global__ void look(struct prs_device device, double *ns, double ns_per_
     }
 }
 
-/* Take count commands; each must be the next of its producer, and in the slot that it names. Return how many were wrong. */
+/* Take count commands; each must be the next of its producer, and in the slot that it names. Return how many were
+ * wrong. */
 static uint64_t consume(struct prs_ring *ring, uint64_t count, bool ordered)
 {
     std::vector<uint64_t> next(PRODUCERS, 0);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A command line by a table: each row names an option, says in which field of the program's options its value goes, and
- * which values are allowed. Usable from C and from C++. Wrong options end the program with status 2 and a line on stderr
- * that names the option, the value and what is allowed; --help prints the table and ends the program with status 0. */
+/* A command line by a table: each row names an option, says in which field of the program's options its value goes, and
+ * which values are allowed. Usable from C and from C++. Wrong options end the program with status 2 and a line on
+ * stderr that names the option, the value and what is allowed. --help prints the table and ends with status 0. */
 #ifndef TOOLS_COMMON_OPTION_TABLE_H
 #define TOOLS_COMMON_OPTION_TABLE_H
 
@@ -22,11 +21,11 @@ struct option_list {
 };
 
 enum option_kind {
-    OPTION_SET,    /* takes no value; the field becomes min */
-    OPTION_NUMBER, /* from min to max; suffixes K, M and G count in 1024s */
-    OPTION_TEXT,   /* a const char * */
-    OPTION_CHOICE, /* one of names; the field becomes its index */
-    OPTION_NUMBERS, /* a struct option_list: a,b,c or FROM:TO:xFACTOR or FROM:TO:+STEP; a name counts as max + 1 + index */
+    OPTION_SET,     /* takes no value; the field becomes min */
+    OPTION_NUMBER,  /* from min to max; suffixes K, M and G count in 1024s */
+    OPTION_TEXT,    /* a const char * */
+    OPTION_CHOICE,  /* one of names; the field becomes its index */
+    OPTION_NUMBERS, /* a struct option_list: a,b,c or FROM:TO:xFACTOR or FROM:TO:+STEP; names count from max + 1 */
     OPTION_CHOICES, /* a struct option_list of indices of names: a,b,c */
     OPTION_PARSED,  /* parse() reads it, and returns false when the value is not allowed */
 };

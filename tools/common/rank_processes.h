@@ -23,8 +23,8 @@ struct rank_processes {
     uint32_t may_die; /* 1 + the rank that may die of a signal; 0: none */
 };
 
-/* Return 0 when every rank exited with 0, RANK_SKIPPED when the first that did not exited with that, else 1. What failed
- * is on stderr. Ranks die with the thread that calls this. */
+/* Return 0 when every rank exited with 0, RANK_SKIPPED when the first that did not exited with that, else 1. What
+ * failed is on stderr. Ranks die with the thread that calls this. */
 int rank_processes_run(const struct rank_processes *processes);
 
 /* Set a variable of the environment to a number. */

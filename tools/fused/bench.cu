@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and the two one after the other, in turn in one
- * job. Results are poisoned before each run, and those of the timed launches are checked (timed.h). */
+/* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and the two one after the other, in turn in
+ * one job. Results are poisoned before each run, and those of the timed launches are checked (timed.h). */
 #include "tools/fused/attention.h"
 #include "tools/fused/timed.h"
 
@@ -367,7 +367,8 @@ int main(int argc, char **argv)
     struct bench_options o;
     bench_options_parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread starts; NVLink multicast is never used */
-    /* Loading a kernel at its first launch waits for the device, on which a kernel of another rank may wait for this one. */
+    /* Loading a kernel at its first launch waits for the device, on which a kernel of another rank may wait for this
+     * one. */
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     return bench_ranks_run(&o, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
 }

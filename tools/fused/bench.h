@@ -69,8 +69,8 @@ struct bench_rank {
 
 typedef int bench_rank_fn(struct bench_rank *rank, void *user);
 
-/* Run fn for every rank; return 0 when all returned 0. Ranks are threads; with several nodes, or when one is to be killed,
- * they are processes. The nodes are passed to NCCL and the software NIC in their own variables. */
+/* Run fn for every rank; return 0 when all returned 0. Ranks are threads; with several nodes, or when one is to be
+ * killed, they are processes. The nodes are passed to NCCL and the software NIC in their own variables. */
 int bench_ranks_run(const struct bench_options *o, bench_rank_fn *fn, void *user);
 int bench_allgather(void *rank, const void *mine, void *all, size_t bytes);
 double bench_max(struct bench_rank *rank, double mine);
@@ -148,8 +148,8 @@ enum { BENCH_SOAK_SETS = 3 };
 /* Enqueue: poison what launch `set` of BENCH_SOAK_SETS writes, launch, count the differences from its first result. */
 typedef void bench_soak_turn(void *user, uint32_t set, unsigned long long *differences);
 
-/* o->soak launches with random delays, then o->replay replays of a graph that launches each set once. Collective. Return
- * how many differences the worst rank found. */
+/* o->soak launches with random delays, then o->replay replays of a graph that launches each set once. Collective.
+ * Return how many differences the worst rank found. */
 double bench_soak(struct bench_rank *rank, const struct bench_options *o, bench_soak_turn *turn, void *user,
                   cudaStream_t stream);
 

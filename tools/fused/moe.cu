@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench --kernel moe: dispatch with the grouped product, and the product of the same rows alone. Results are
- * poisoned before each launch, and those of the timed launches are checked, with their maps (timed.h). The baselines are
- * in tools/fused/moe_peers.py, which needs torch. */
+/* perseus-fused-bench --kernel moe: dispatch with the grouped product, and the product of the same rows alone. Results
+ * are poisoned before each launch, and those of the timed launches are checked, with their maps (timed.h). The
+ * baselines are in tools/fused/moe_peers.py, which needs torch. */
 #include "tools/fused/moe.h"
 #include "tools/fused/timed.h"
 

@@ -31,8 +31,8 @@ struct bench_moe_verdict {
 
 uint32_t bench_moe_tokens_of(const struct bench_moe_problem *p, uint32_t rank);
 
-/* Fill host memory of the caller: [tokens of the rank][top_k]. The experts of a token differ; expert i of a shuffled list
- * is chosen in proportion to 1 / (i + 1)^zipf. */
+/* Fill host memory of the caller: [tokens of the rank][top_k]. The experts of a token differ; expert i of a shuffled
+ * list is chosen in proportion to 1 / (i + 1)^zipf. */
 void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t *chosen, float *weights);
 
 void bench_moe_want_open(const struct bench_moe_problem *p, struct bench_moe_want *want);

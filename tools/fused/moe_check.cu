@@ -45,7 +45,8 @@ static double *popularity(const struct bench_moe_problem *p)
     return log_popularity;
 }
 
-/* The k experts with the highest popularity plus Gumbel noise: that draws k different ones in proportion to popularity. */
+/* The k experts with the highest popularity plus Gumbel noise: that draws k different ones in proportion to
+ * popularity. */
 void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t *chosen, float *weights)
 {
     uint32_t count = bench_moe_tokens_of(p, rank), k = p->shape.top_k;
@@ -75,7 +76,8 @@ void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t 
 }
 
 /* ---- the rows that must result ---- */
-/* The i-th sender of an expert's rows: node by node from this rank's node on, and on each from this rank's local rank on. */
+/* The i-th sender of an expert's rows: node by node from this rank's node on, and on each from this rank's local rank
+ * on. */
 static uint32_t sender(const struct bench_moe_problem *p, uint32_t i)
 {
     uint32_t locals = p->world / p->nodes, node = (p->rank / locals + i / locals) % p->nodes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the bench's ranks meet: at a barrier in memory that they share. It has a name when each rank is a process (torchrun,
- * mpirun or this program started it), and is private when the ranks are threads. */
+/* How the bench's ranks meet: at a barrier in memory that they share. It has a name when each rank is a process
+ * (torchrun, mpirun or this program started it), and is private when the ranks are threads. */
 #include "tools/fused/bench.h"
 
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many launches, between which the ranks synchronize only by the GPUs' own flags. Three sets of inputs alternate: with
- * fewer, a launch that read data of the launch before it, or of the one before that (same bank), would go unnoticed. Each
- * result must have the bits of that set's first result, which bench_check() has checked. */
+ * fewer, a launch that read data of the launch before it, or of the one before that (same bank), would go unnoticed.
+ * Each result must have the bits of that set's first result, which bench_check() has checked. */
 #include "tools/fused/bench.h"
 #include "tools/fused/launch.cuh"
 
@@ -106,8 +106,8 @@ double bench_soak(struct bench_rank *rank, const struct bench_options *o, bench_
     replay(&s, o->replay);
     BENCH_CUDA(cudaMemcpyAsync(&found, s.differences, sizeof(found), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
-    worst = bench_max(
-        rank, (double)found); /* after it all ranks are done: cudaFree() waits for the GPU, which ranks may share */
+    /* After this all ranks are done: cudaFree() waits for the GPU, which ranks may share. */
+    worst = bench_max(rank, (double)found);
     BENCH_CUDA(cudaFree(s.differences));
     return worst;
 }

@@ -34,8 +34,8 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
     memset(s, 0, sizeof(*s));
     s->rank = rank;
     BENCH_CALL(prs_fused_alloc(ctx, PRS_FUSED_MAX_WORLD * sizeof(uint32_t), &mine));
-    /* Threads reach each other's symmetric memory by plain pointers. Processes cannot: they have no start line on the GPU,
-     * and meet on the host. */
+    /* Threads reach each other's symmetric memory by plain pointers. Processes cannot: they have no start line on the
+     * GPU, and meet on the host. */
     bench_allgather(rank, &mine, all, sizeof(mine));
     for (uint32_t p = 0; p < rank->world; p++)
         s->flags[p] = (uint32_t *)all[p];

@@ -150,12 +150,12 @@ def sampled(op, result, rows, rank):
 
 
 def one_row(op, size, options, perseus, rank, world, cpu_group):
-    share = size // world
-    m, n, k = (size, share, size) if op == "allgather" else (size, size, share)
+    slice_size = size // world
+    m, n, k = (size, slice_size, size) if op == "allgather" else (size, size, slice_size)
     torch.manual_seed(size * 8 + OPS[op] + rank * 1000003)
-    a = torch.rand(share if op == "allgather" else m, k, device="cuda").mul_(2).sub_(1).bfloat16()
+    a = torch.rand(slice_size if op == "allgather" else m, k, device="cuda").mul_(2).sub_(1).bfloat16()
     b = torch.rand(k, n, device="cuda").mul_(2).sub_(1).bfloat16()
-    c = perseus.alloc(share if op == "reduce_scatter" else m, n)
+    c = perseus.alloc(slice_size if op == "reduce_scatter" else m, n)
     plan = perseus.plan(op, m, n, k)
     methods = ways(op, perseus, plan, a, b, c, world, dist.group.WORLD)
     generator = torch.Generator().manual_seed(size)  # the same rows on every rank

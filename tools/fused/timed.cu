@@ -17,8 +17,8 @@ struct rounds {
 
 static __global__ void flip(uint16_t *element)
 {
-    *element ^=
-        0x4000; /* the highest bit of a bf16's exponent: zero becomes 2, everything else far larger or smaller */
+    /* The highest bit of a bf16's exponent: zero becomes 2, everything else far larger or smaller. */
+    *element ^= 0x4000;
 }
 
 /* The option --corrupt: make a launch look wrong. One rank is enough, and not rank 0, which reports. */
@@ -33,8 +33,8 @@ static void corrupt(struct bench_timed *t)
     bench_launch(flip, 1, 1, t->stream, element);
 }
 
-/* What other ranks send goes to memory of the plan, which has at most two banks. A launch that does not wait for it reads
- * what one of the two launches before it was sent: so those two get other data, and the error shows. */
+/* What other ranks send goes to memory of the plan, which has at most two banks. A launch that does not wait for it
+ * reads what one of the two launches before it was sent: so those two get other data, and the error shows. */
 static void leave_other_data(struct bench_timed *t, uint32_t method)
 {
     t->calls->negate(t->user);
@@ -61,8 +61,8 @@ static double time_once(struct rounds *r, uint32_t method)
     return bench_max(t->start->rank, ms * 1e3); /* all ranks are done, and none stores here before all go on */
 }
 
-/* After the time was taken. The baselines' results are compared, too, and the count is ignored, so that every method finds
- * the caches alike. */
+/* After the time was taken. The baselines' results are compared, too, and the count is ignored, so that every method
+ * finds the caches alike. */
 static void check_round(struct rounds *r, uint32_t method, uint32_t round)
 {
     struct bench_timed *t = r->t;

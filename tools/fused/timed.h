@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time launches, and check that each did its work: every timed launch of our own kernels must write the same bits as the
- * last warm-up launch, and the last one is also compared with a reference. Before each launch its results are poisoned, and
- * the plan's memory, which holds what other ranks sent, is filled from other data. */
+/* Time launches, and check that each did its work: every timed launch of our own kernels must write the same bits as
+ * the last warm-up launch, and the last one is also compared with a reference. Before each launch its results are
+ * poisoned, and the plan's memory, which holds what other ranks sent, is filled from other data. */
 #ifndef TOOLS_FUSED_TIMED_H
 #define TOOLS_FUSED_TIMED_H
 
@@ -34,7 +34,8 @@ struct bench_timed {
     double differing;               /* differences in them, on the worst rank */
 };
 
-/* Each round runs every method once. With no iterations, each of our own kernels is launched once, untimed, and checked. */
+/* Each round runs every method once. With no iterations, each of our own kernels is launched once, untimed, and
+ * checked. */
 void bench_timed_run(struct bench_timed *t);
 
 #endif

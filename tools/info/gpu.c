@@ -149,7 +149,8 @@ const char *distance_name(const char *path_a, int numa_a, const char *path_b, in
         return numa_a == numa_b ? "NODE" : "SYS";
     if (common == 1)
         return "PHB";
-    /* Below one switch each path has two more parts: a downstream port and the device. More parts mean more switches. */
+    /* Below one switch each path has two more parts: a downstream port and the device. More parts mean more
+     * switches. */
     rest = depth(a) + depth(b) - 2 * common;
     return rest <= 4 ? "PIX" : "PXB";
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calls of CUDA's driver API that perseus-nccl needs, found at run time, so that it builds and starts without CUDA. */
+/* The calls of CUDA's driver API that perseus-nccl needs, found at run time, so that it builds and starts without
+ * CUDA. */
 #ifndef TOOLS_NCCL_CUDA_DRIVER_H
 #define TOOLS_NCCL_CUDA_DRIVER_H
 

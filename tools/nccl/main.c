@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-nccl-ranks: starts the ranks of one NCCL job in the environment that it is given. perseus-nccl runs it once for
- * each transport. */
+/* perseus-nccl-ranks: starts the ranks of one NCCL job in the environment that it is given. perseus-nccl runs it once
+ * for each transport. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>

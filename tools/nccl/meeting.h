@@ -17,7 +17,8 @@ struct meeting {
     double usec[RANKS_MAX];
 };
 
-/* Wait until all ranks are here. Ends the process when a rank has failed, or, with a line on stderr, after the limit. */
+/* Wait until all ranks are here. Ends the process when a rank has failed, or, with a line on stderr, after the
+ * limit. */
 void meeting_wait(const struct options *options, struct meeting *meeting, uint32_t rank);
 
 #endif

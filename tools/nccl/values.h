@@ -23,8 +23,8 @@ static inline unsigned values_at(unsigned rank, size_t i, unsigned seed)
 /* Write count elements of rank, from index first on. */
 void values_fill(void *out, enum nccl_type type, unsigned rank, size_t first, size_t count, unsigned seed);
 
-/* Count the elements that differ from the reduction (op) over ranks rank_base..rank_base+ranks-1 at the indices from first
- * on; with one rank it is a copy of its data. *where becomes the index of the first wrong element. */
+/* Count the elements that differ from the reduction (op) over ranks rank_base..rank_base+ranks-1 at the indices from
+ * first on; with one rank it is a copy of its data. *where becomes the index of the first wrong element. */
 size_t values_check(const void *got, enum nccl_type type, enum nccl_redop op, unsigned rank_base, unsigned ranks,
                     size_t first, size_t count, unsigned seed, size_t *where);
 

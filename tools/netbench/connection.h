@@ -6,7 +6,8 @@
 #include "tools/netbench/stream.h"
 #include "tools/netbench/job.h"
 
-/* Listen, publish handles, connect and accept until every stream has both comms. Return 0 or -errno after printing why. */
+/* Listen, publish handles, connect and accept until every stream has both comms. Return 0 or -errno after printing
+ * why. */
 int connection_open(struct job *job, struct stream *streams, int count);
 /* Register every stream's buffers on its comms. */
 int connection_register(struct stream *streams, int count);

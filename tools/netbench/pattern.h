@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Test data that shows where it is from. Byte i of rank r's input in iteration t is a hash of (t, i) plus r times another
- * such hash, modulo 256. So the sum over all ranks has a formula, and a byte from a wrong offset, rank or iteration is
- * found. */
+/* Test data that shows where it is from. Byte i of rank r's input in iteration t is a hash of (t, i) plus r times
+ * another such hash, modulo 256. So the sum over all ranks has a formula, and a byte from a wrong offset, rank or
+ * iteration is found. */
 #ifndef NETBENCH_PATTERN_H
 #define NETBENCH_PATTERN_H
 

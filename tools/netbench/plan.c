@@ -72,7 +72,7 @@ void plan_make(struct plan *plan, const struct options *options, size_t bytes, c
 
     *plan = (struct plan){.chunk_bytes = options->chunk_bytes, .per_receive = options->per_receive, .is_chained = true};
     switch (options->op) {
-    case OP_ALLREDUCE: /* after the first round this rank has the sum of block rank + 1, which goes around in the second */
+    case OP_ALLREDUCE: /* the first round ends with the sum of block rank + 1 here; the second passes it on */
         add_ring(plan, bytes, route, route->rank, true);
         add_ring(plan, bytes, route, route->rank + 1, false);
         break;

@@ -41,8 +41,8 @@ struct range plan_block(size_t bytes, int q, int n);
 /* Block q of n equal ones; the rest of the bytes is left out, as in an alltoall. */
 struct range plan_equal(size_t bytes, int q, int n);
 
-/* How many chunks a multi-receive of a range has; 0 when there is no such multi-receive. An empty range has one chunk, of
- * no bytes. */
+/* How many chunks a multi-receive of a range has; 0 when there is no such multi-receive. An empty range has one chunk,
+ * of no bytes. */
 int plan_chunks(const struct plan *plan, const struct range *range, int multi);
 struct range plan_chunk(const struct plan *plan, const struct range *range, int multi, int i);
 

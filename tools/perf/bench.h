@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every benchmark needs: the rails; for one policy a team, a heap and a proxy; and test data that can be checked. */
+/* What every benchmark needs: the rails; for one policy a team, a heap and a proxy; and test data that can be
+ * checked. */
 #ifndef TOOLS_PERF_BENCH_H
 #define TOOLS_PERF_BENCH_H
 

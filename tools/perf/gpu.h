@@ -39,8 +39,8 @@ struct gpu_library {
     /* Start the sender's persistent kernel; us[] (2 * iterations) is filled when finish() returns. */
     int (*send)(const struct gpu_plan *plan);
     int (*finish)(double *us, uint32_t count);
-    /* Check what a rank received in an iteration, and poison it; with_signals: wait for the signal of each transfer first.
-     * Done on return. */
+    /* Check what a rank received in an iteration, and poison it; with_signals: wait for the signal of each transfer
+     * first. Done on return. */
     int (*check)(const struct gpu_plan *plan, uint32_t rank, uint64_t iteration, int with_signals, uint64_t *wrong);
     /* Before receiving: poison the arrivals, zero the signals. */
     int (*clear)(const struct gpu_plan *plan);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rank 0 has `concurrency` transfers to `peers` ranks in flight together, first without signals, then each with one.
- * Efficiency is the second throughput over the first. Each transfer has its own signal word. A receiver checks the data of
- * a transfer as soon as it sees the signal. */
+ * Efficiency is the second throughput over the first. Each transfer has its own signal word. A receiver checks the data
+ * of a transfer as soon as it sees the signal. */
 #include "tools/perf/putsignal.h"
 
 #include <errno.h>

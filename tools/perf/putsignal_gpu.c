@@ -110,8 +110,8 @@ static int check(struct bench *bench, const struct gpu_plan *plan, uint64_t epoc
     return r == 0 ? prs_proxy_check(bench->proxy) : r;
 }
 
-/* With signals, the kernel that checks starts before they come and waits for them; unless this would keep a sender on the
- * same GPU from running. */
+/* With signals, the kernel that checks starts before they come and waits for them; unless this would keep a sender on
+ * the same GPU from running. */
 int putsignal_gpu_receive(struct bench *bench, const struct cell *cell)
 {
     struct gpu_plan plan = plan_of(bench, cell);
