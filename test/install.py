@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""install.py SOURCE BUILD MESON...: install into a scratch folder, look for all that users need, uninstall, and look that nothing stays.
-What a part brings is asked for as soon as the part is built: see CLAIMS."""
+"""install.py SOURCE BUILD MESON...: install into a scratch folder, check that it has all that users need, uninstall, and check that nothing is left.
+What a part installs is checked where the part is built: see CLAIMS."""
 import json
 import os
 import pathlib
@@ -82,7 +82,7 @@ def nccl_finds_the_plugin_by_both_names(it):
         yield f"libnccl-net.so points to {os.readlink(link)}, not to libnccl-net-perseus.so beside it"
 
 
-CLAIMS = [  # (asked for when this is built; "" = always, what)
+CLAIMS = [  # (checked when this is built; "" = always, what)
     ("", everything_planned_is_there),
     ("libperseus.so", every_public_header_is_there),
     ("libperseus.so", pkg_config_leads_to_the_library),
@@ -115,7 +115,7 @@ def main(source, build, meson):
     with tempfile.TemporaryDirectory(prefix="perseus-install-") as root:
         try:
             return check(source, build, meson, pathlib.Path(root))
-        finally:  # uninstall goes by this file: it must still tell of what the user installed before
+        finally:  # uninstall reads this file: it must still list what the user installed before
             if kept is not None:
                 log.write_bytes(kept)
             else:

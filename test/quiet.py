@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast this machine is just now, for tests that promise figures: how long two processes need to hand a byte to and fro, how fast
-one copies, and whether something else has the cores."""
+"""How fast this machine is at the moment, for tests of performance: how long two processes take to pass a byte to each other, how fast
+one copies, and whether the cores are free."""
 import mmap
 import os
 import time
 
-LOOK_S = 0.1  # how long two processes hand the byte to and fro
-HELD_UP_S = 50e-6  # what takes longer is no matter of the caches: one of the two was not running
+LOOK_S = 0.1  # how long two processes pass the byte
+HELD_UP_S = 50e-6  # the caches never take longer: one of the two processes was not running
 
 
 def handoffs():
-    """Times of a byte's way to another process and back, both polling."""
+    """Times for a byte to another process and back, while both poll."""
     shared = memoryview(mmap.mmap(-1, 4096))
     child = os.fork()
     if child == 0:
@@ -36,15 +36,15 @@ def handoffs():
 
 
 def handoff_us():
-    """The usual one of these times; None: the two had no core each."""
+    """The median of these times; None: the two did not have a core each."""
     times = sorted(handoffs())
     median = times[len(times) // 2]
     return 1e6 * median if median < HELD_UP_S else None
 
 
 def cores_are_free():
-    """Both sides of a measurement poll, so both need a core: two processes do, and neither may be held up, be it by a hypervisor of
-    whom this machine's own accounts know nothing."""
+    """Both sides of a measurement poll, so each needs a core of its own. Measured, not read from the system, which does not know what a
+    hypervisor takes away."""
     times = handoffs()
     return sum(t for t in times if t > HELD_UP_S) < 0.1 * sum(times)
 

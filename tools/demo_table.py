@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""demo_table.py FIRST LAST: perseus-netbench's JSON lines, from stdin, as a table. Exit 1 if a row has errors, or if the sizes
-from FIRST to LAST bytes did not all arrive (by its own doubling)."""
+"""demo_table.py FIRST LAST: perseus-netbench's JSON lines, from stdin, as a table. Exit 1 if a row has errors, or if one of
+the sizes from FIRST to LAST bytes, each twice the one before, is missing."""
 import json
 import sys
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the JSON lines of a measurement as doc/results/NAME.json, with what is needed to take it again.
+"""Keep the JSON lines of a measurement as doc/results/NAME.json, with what is needed to repeat it.
 
 usage: some-command --json | tools/record.py NAME --machine "2 x H200" --command "some-command --json" [--commit C] [--note TEXT]
 Lines that are not JSON objects are left out; nothing on standard input is an error.

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Set up what building and testing needs and this machine lacks: Debian packages (as root, or with sudo that asks nothing), and a
+# Install what building and testing needs and this machine lacks: Debian packages (as root, or by sudo without a password), and a
 # CUDA compiler from pip's wheels where there is none. tools/check and tools/demo source this file; run it to do only this.
-# What cannot be had is said and left out; setup_all fails only when nothing could be built.
+# What cannot be installed is reported and left out; setup_all fails only when nothing could be built.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# What must exist: the package that has it. A path is looked for as a file, anything else as a program.
+# What must exist, and the package that has it. A path is a file, anything else a program.
 setup_needed='meson:meson ninja:ninja-build pkg-config:pkg-config gcc:gcc g++:g++ git:git python3:python3
 /usr/include/infiniband/verbs.h:libibverbs-dev'
 setup_wanted='clang-format:clang-format /usr/include/criterion/criterion.h:libcriterion-dev
@@ -60,7 +60,7 @@ setup_packages() {
 
 setup_wheel_nvcc() { compgen -G "$root/build/cuda/lib/python3*/site-packages/nvidia/cu*/bin/nvcc" | head -1; }
 
-# Sets setup_nvcc_root to what Meson's option nvcc_root wants: empty where Meson finds the compiler by itself, or there is none.
+# Set setup_nvcc_root for Meson's option nvcc_root: empty where Meson finds the compiler by itself, or there is none.
 setup_cuda() {
     local venv=$root/build/cuda
     setup_nvcc_root=
@@ -70,7 +70,7 @@ setup_cuda() {
         setup_exists /usr/lib/python3/dist-packages/pip || setup_apt install -y --no-install-recommends python3-venv
         rm -rf "$venv"
         mkdir -p "$root/build"
-        # CUDA's wheels are pinned together: each would otherwise bring the newest of those it needs.
+        # CUDA's wheels are pinned together: each would otherwise install the newest version of those that it needs.
         if ! { python3 -m venv "$venv" && "$venv/bin/python" -m pip install -q --disable-pip-version-check \
             nvidia-cuda-{nvcc,crt,runtime,cccl}=="$setup_cuda_version.*" nvidia-nvvm=="$setup_cuda_version.*"; } \
             </dev/null >>"$setup_log" 2>&1; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A small model trained with PyTorch's DistributedDataParallel must lose the same with Perseus under NCCL as without it.
+"""A small model trained with PyTorch's DistributedDataParallel must have the same losses with Perseus under NCCL as without it.
 
 Needs GPUs and PyTorch; run by hand on a GPU host: test/gpu/ddp_losses.py --ranks 2 [--softnic "--nics 1"]. Exit status 77 where they are
 missing. Every variant trains from the same seed on the same data. NCCL's algorithm, protocol and channel count are fixed, so that the order

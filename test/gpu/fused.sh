@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The fused kernels on a GPU host: what is not measured there yet, and what only a GPU can check.
+# The fused kernels on a GPU host: what has not been measured yet, and what only a GPU can check.
 #
 #   GPUS=4 test/gpu/fused.sh [BUILD] [STEP ...]   OUT (default .) gets one file of JSON lines a step; COMMIT goes into the rows
 # STEP picks steps (default: all, the most valuable first); the limits add up to about 34 minutes.
-# Each step is bounded; one that fails is told and the next one runs. Exit status: how many failed.
+# Each step is bounded; one that fails is reported and the next one runs. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 prefix=fused-
@@ -21,7 +21,7 @@ shapes() { # of M x N x K
 bench="$build/tools/perseus-fused-bench --json --commit $commit --gpus $gpus"
 softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us"
 
-# Wanted: 95, 400, 2980 us. As the plan has it, ranks as threads and a process each; pushed by the CTAs, copied; tuned.
+# Wanted: 95, 400, 2980 us. As the plan chooses, with ranks as threads and as processes; pushed by the CTAs, copied; tuned.
 gather_shapes="$(shapes 4096x$((4096 / gpus))x4096 8192x$((8192 / gpus))x8192 16384x$((16384 / gpus))x16384)"
 step gather 60 $bench --kernel allgather --iterations 12 $gather_shapes
 step gather_processes 60 mpirun --allow-run-as-root -np "$gpus" $build/tools/perseus-fused-bench --json --commit "$commit" --kernel allgather --no-baselines \
@@ -30,14 +30,14 @@ step gather_ctas 60 $bench --kernel allgather --no-baselines --copies-by-ctas --
 step gather_copies 60 $bench --kernel allgather --no-baselines --copy-engine --iterations 12 $gather_shapes
 step autotune_gather 100 $bench --kernel allgather --autotune $gather_shapes
 
-# One element of what a timed launch wrote is changed: the check must fail, for an earlier launch and for the last.
+# One element of what a timed launch wrote is changed: the check must find it, for an earlier launch and for the last.
 step corrupt 60 bash -c "finds $bench --kernel all --iterations 5 --corrupt 5 --shape 1024x1024x512 && finds $bench --kernel all --iterations 5 --corrupt 2 --shape 1024x1024x512"
 
 # A process dies while the others wait for it.
 step lost_rank 40 $bench --kernel reduce_scatter --kill-rank-after 500 --timeout-ms 2000 --shape 8192x8192x$((8192 / gpus))
 step lost_rank_far 40 $softnic -- $bench --nodes 2 --kernel reduce_scatter --kill-rank-after 500 --timeout-ms 2000 --shape 8192x8192x$((8192 / gpus))
 
-# Two nodes over the software NIC, at 400G. First whether it is right, then beside NCCL over this plugin, and over NCCL's own IB.
+# Two nodes over the software NIC, at 400G. First correctness, then beside NCCL over this plugin, and over NCCL's own IB.
 far="--nodes 2 --kernel reduce_scatter --kernel allreduce"
 step nodes_check 60 $softnic -- $bench --nodes 2 --kernel all --no-baselines --iterations 0 $(shapes 1024x1024x512 4000x1384x264)
 nodes_shapes=$(shapes 4096x4096x$((4096 / gpus)) 8192x8192x$((8192 / gpus)) 16384x16384x$((16384 / gpus)))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What copies and stores of ours wait for while streams of the application wait for a running kernel: the GPU's
- * hardware queues, of which streams share as many as CUDA_DEVICE_MAX_CONNECTIONS says (doc/softnic.md, "What a copy may
- * wait for"). A table; status 1 when nothing waits and yet ours do, or when softnic-run's 32 queues do not do for 12
- * streams. usage: hardware_queues */
+/* Whether our copies and stores wait while streams of the application wait for a running kernel: streams share the
+ * GPU's hardware queues, whose number is CUDA_DEVICE_MAX_CONNECTIONS (doc/softnic.md, "What a copy may wait for").
+ * Prints a table. Status 1: ours wait although no stream does, or softnic-run's 32 queues are not enough for 12
+ * streams. */
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -15,9 +15,9 @@
 #include <cuda_runtime.h>
 
 enum { OURS = 8, MOST_WAITING = 40, BYTES = 2048, SLOT_BYTES = 4096, CHILD_LIMIT_S = 60 };
-static const double LOOK_US =
-    20e3; /* what is not done so long after the last of them was enqueued waits for the kernel */
-static const uint64_t KERNEL_LIMIT_NS = 20000000000u; /* it ends by itself if this process goes wrong */
+/* An operation that is not done so long after the last was enqueued waits for the kernel. */
+static const double LOOK_US = 20e3;
+static const uint64_t KERNEL_LIMIT_NS = 20000000000u; /* it ends by itself if this process fails */
 
 enum operation { TO_HOST, TO_DEVICE, STORE, KERNEL };
 static const char *const NAMES[] = {"copy to host", "copy to device", "store", "kernel"};
@@ -31,7 +31,7 @@ static const char *const NAMES[] = {"copy to host", "copy to device", "store", "
         }                                                                                                              \
     } while (0)
 
-struct shared { /* pinned; the kernel looks at it */
+struct shared { /* pinned; the kernel reads it */
     uint32_t go, gave_up;
 };
 
@@ -61,7 +61,7 @@ static __global__ void touch(uint8_t *p)
     *p = 1;
 }
 
-/* slot: each operation has memory of its own. */
+/* slot: each operation uses its own memory. */
 static void enqueue(const struct bench *b, enum operation what, cudaStream_t stream, uint32_t slot)
 {
     uint8_t *device = b->device + (size_t)slot * SLOT_BYTES, *pinned = b->pinned + (size_t)slot * SLOT_BYTES;
@@ -96,17 +96,17 @@ static void open_bench(struct bench *b)
     CHECK(cudaMallocHost((void **)&b->shared, sizeof(*b->shared)));
     memset(b->shared, 0, sizeof(*b->shared));
     CHECK(cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &fn, 12000, cudaEnableDefault, &found));
-    if (fn == NULL) {
+    if (!fn) {
         fprintf(stderr, "hardware_queues: the driver has no cuStreamWriteValue64\n");
         exit(77);
     }
     b->write_value = (CUresult(*)(CUstream, CUdeviceptr, cuuint64_t, unsigned))fn;
-    for (int i = TO_HOST; i <= KERNEL; i++) /* what a first time costs */
+    for (int i = TO_HOST; i <= KERNEL; i++) /* the first call of each takes longer */
         enqueue(b, (enum operation)i, b->ours[0], MOST_WAITING);
     CHECK(cudaDeviceSynchronize());
 }
 
-/* How many of ours were done while the kernel ran; usec: from their first call until the last of them was. */
+/* How many of our operations were done while the kernel ran; usec: from the first call until the last was done. */
 static int count_done(const struct bench *b, std::chrono::steady_clock::time_point from, double *usec)
 {
     bool done[OURS] = {};
@@ -124,7 +124,7 @@ static int count_done(const struct bench *b, std::chrono::steady_clock::time_poi
             *usec = now;
         }
     }
-    (void)cudaGetLastError(); /* cudaErrorNotReady is not one */
+    (void)cudaGetLastError(); /* clears cudaErrorNotReady, which is no error */
     return count;
 }
 
@@ -147,13 +147,13 @@ static int measure(const struct bench *b, int streams, enum operation theirs, en
     __atomic_store_n(&b->shared->go, 1, __ATOMIC_SEQ_CST); /* read by spin() */
     CHECK(cudaDeviceSynchronize());
     if (b->shared->gave_up != 0) {
-        fprintf(stderr, "hardware_queues: the kernel waited 20 s for its word: this process was too slow\n");
+        fprintf(stderr, "hardware_queues: the kernel waited 20 s for its signal: this process was too slow\n");
         exit(1);
     }
     return count;
 }
 
-/* Rows for one number of queues, which CUDA read before main(). */
+/* Rows for one number of queues, which CUDA has read before main(). */
 static int run(int queues)
 {
     static const int STREAMS[] = {0, 1, 12, MOST_WAITING};

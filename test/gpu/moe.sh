@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# MoE dispatch + grouped product on a host with 4 Hopper GPUs: right first, then times, then what to choose, then long runs.
+# MoE dispatch + grouped product on a host with 4 Hopper GPUs: first correctness, then times, then tuning, then long runs.
 #
 #   test/gpu/moe.sh [BUILD] [STEP ...]     BUILD: a build folder (default build); STEP: only these
-# OUT (default .) gets one JSON file a step. Steps are bounded; a step that fails is told and the next one runs. Exit status: how many
+# OUT (default .) gets one JSON file a step. Steps are bounded; a step that fails is reported and the next one runs. Exit status: how many
 # failed. GPUS (default 4). What each step answers is in doc/open.md.
 set -u
 cd "$(dirname "$0")/../.."
@@ -15,15 +15,15 @@ bench="$build/tools/perseus-fused-bench --kernel moe --json --commit $commit"
 small="--preset 512x384x16x3 --preset 7168x264x8x2 --tokens 700 --layout both --iterations 0"
 target="--preset deepseek-v3 --tokens 512 --tokens 2048 --tokens 8192 --layout nk --iterations 12"
 
-# Right? One GPU playing alone, four ranks on one GPU, four GPUs; then with numbers of tokens that differ.
+# Correctness: one GPU playing alone, four ranks on one GPU, four GPUs; then with numbers of tokens that differ.
 step one_gpu 60 $bench --gpus 1 $small
 step one_device 60 $bench --gpus "$gpus" --one-device --ctas 24 $small
 step right 60 $bench --gpus "$gpus" $small --ragged --zipf 0 --zipf 1.5
-# One element of what a timed launch wrote is changed: the check must fail.
+# One element of what a timed launch wrote is changed: the check must find it.
 step corrupt 60 bash -c "finds $bench --gpus $gpus --preset 512x384x16x3 --tokens 700 --iterations 5 --corrupt 5 && finds $bench --gpus $gpus --preset 512x384x16x3 --tokens 700 --iterations 5 --corrupt 2"
-# The figures of the issue, with the baselines in the same run.
+# The figures that are wanted, with the baselines in the same run.
 step peers 240 torchrun --nproc-per-node "$gpus" tools/fused/moe_peers.py --library "$build/fused/libperseus-fused.so" --commit "$commit"
-# What to choose: rows shared by two SMs or not, the other layout of the weights, routing CTAs.
+# Tuning: rows shared by two SMs or not, the other layout of the weights, routing CTAs.
 step share_1 90 $bench --gpus "$gpus" $target --share 1
 step share_2 90 $bench --gpus "$gpus" $target --share 2
 step layout_kn 90 $bench --gpus "$gpus" --preset deepseek-v3 --tokens 512 --tokens 8192 --layout kn --iterations 12
@@ -38,9 +38,9 @@ step alone 60 $bench --gpus 1 --preset 7168x2048x64x2 --tokens 2048 --tokens 819
 # Skew and the other models.
 step zipf 120 $bench --gpus "$gpus" --preset deepseek-v3 --tokens 2048 --layout nk --iterations 12 --zipf 0 --zipf 0.5 --zipf 1 --zipf 1.5
 step presets 120 $bench --gpus "$gpus" --preset qwen3-30b --preset gpt-oss-120b --tokens 512 --tokens 8192 --layout nk --iterations 12
-# Long: random lateness, other tokens and choices each launch; a graph of three launches.
+# Long runs: random delays, other tokens and choices each launch; a graph of three launches.
 step soak 200 $bench --gpus "$gpus" --preset 1024x512x32x4 --tokens 600 --zipf 0.7 --layout nk --iterations 0 --soak 10000 --replay 1000
-# Two emulated nodes of two GPUs over the software NIC: right; then one signal a destination, a piece of it, eight rows; then the ordering
+# Two emulated nodes of two GPUs over the software NIC: correctness; then one signal a destination, part of it, or eight rows; then the ordering
 # policies, which is the paper's comparison on real kernels; then beside NCCL on the same NICs.
 softnic="$build/tools/softnic/softnic-run --quiet --nics 2 --nodes 2 --rate 400G --latency 2us --fence strict --"
 step nodes_right 60 $softnic $bench --gpus 4 --nodes 2 $small --zipf 0 --zipf 1.5

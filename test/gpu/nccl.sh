@@ -1,11 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# NCCL's collectives on a GPU host, over Perseus, NCCL's IB transport and sockets by turns; the first two over the software NIC.
+# NCCL's collectives on a GPU host, over Perseus, NCCL's IB transport and sockets in turn; the first two over the software NIC.
 #
 #   RANKS=2|4 NCCL_TESTS=DIR NCCL_LIB=FILE test/gpu/nccl.sh [BUILD] [STEP ...]      OUT (default .) gets one file of JSON lines a step
 # NCCL_TESTS: nccl-tests binaries, MPI build; NCCL_LIB: libnccl.so.2 (default: the one of the nvidia-nccl wheel). STEP picks steps.
 # SOFTNIC: more options of softnic-run, such as --copier.
-# ROUNDS (1): of gpu and host; one takes 45 and 100 s. Steps are bounded; a step that fails is told and the next one runs. Exit status: how many failed.
+# ROUNDS (1): of gpu and host; one takes 45 and 100 s. Steps are bounded; a step that fails is reported and the next one runs. Exit status: how many failed.
 set -u
 cd "$(dirname "$0")/../.."
 ranks=${RANKS:-2}

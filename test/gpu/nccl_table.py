@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A short table of what a step of nccl.sh wrote: Perseus's time, and how many times as long the others took. Other lines as they are."""
+"""A short table of what a step of nccl.sh wrote: Perseus's time, and how many times as long the others took. Other lines are copied."""
 import collections
 import json
 import sys

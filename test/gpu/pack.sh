@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Put what test/gpu/*.sh need into a folder, to be carried to a GPU host that has no build of this project.
+# Copy what test/gpu/*.sh need into a folder, to take to a GPU host that has no build of this project.
 #   test/gpu/pack.sh BUILD FOLDER; there: OUT=results FOLDER/test/gpu/device.sh FOLDER/build
 set -eu
 build=$(realpath "$1")

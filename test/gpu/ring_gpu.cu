@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command ring between a real GPU and a CPU thread: no command is lost or repeated, how fast it is, and how long a
- * command takes there and its credit back. usage: ring_gpu [COMMANDS] (100000000) */
+/* The command ring between a real GPU and a CPU thread: no command is lost or repeated; how fast it is; how long a
+ * command and its credit take. usage: ring_gpu [COMMANDS] (100000000) */
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -26,8 +26,7 @@ static void check(cudaError_t error, const char *what)
     exit(error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ? 77 : 1);
 }
 
-/* One thread a block, as the blocks of a kernel send. Commands tell who sent them, which it is, and where it must lie.
- */
+/* One thread of each block, as in a kernel. A command holds its sender, its number and the slot that it must be in. */
 static __global__ void produce(struct prs_device device, uint64_t each)
 {
     for (uint64_t i = 0; i < each; i++) {
@@ -59,7 +58,7 @@ static __global__ void ping(struct prs_device device, uint64_t first, double *ns
     }
 }
 
-/* What one look at host memory takes: the way there, and the way back. */
+/* The time of one load from host memory: there and back. */
 static __global__ void look(struct prs_device device, double *ns, double ns_per_clock)
 {
     for (uint64_t i = 0; i < PINGS; i++) {
@@ -70,7 +69,8 @@ static __global__ void look(struct prs_device device, double *ns, double ns_per_
     }
 }
 
-/* Take count commands; each must be the next of its producer and lie where it says. Return how many were wrong. */
+/* Take count commands; each must be the next of its producer, and in the slot that it names. Return how many were
+ * wrong. */
 static uint64_t consume(struct prs_ring *ring, uint64_t count, bool ordered)
 {
     std::vector<uint64_t> next(PRODUCERS, 0);
@@ -149,8 +149,8 @@ int main(int argc, char **argv)
     double there_and_back = report("ring_round_trip", "command to the CPU and credit back", device_ns);
     look<<<1, 1>>>(device, device_ns, 1e6 / khz);
     double one_look = report("host_read", "one look at host memory", device_ns);
-    /* The credit is seen by a look that reaches host memory after it was written, half a look before it ends, and on
-     * average half a look passes until such a one begins. */
+    /* The load that sees the credit reaches host memory after the credit was written. It ends half a load later, and on
+     * average it began half a load late: together one load. */
     printf("{\"test\":\"ring_one_way\",\"p50_ns\":%.0f,\"note\":\"round trip less one look\"}\n",
            there_and_back - one_look);
     return wrong ? 1 : 0;

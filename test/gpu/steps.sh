@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by the scripts of this folder, in the root of the repository, with their arguments [BUILD] [STEP ...]: steps that are bounded,
-# told when they fail, and followed by the next one.
+# Sourced by the scripts of this folder, in the root of the repository, with their arguments [BUILD] [STEP ...]: each step has a
+# time limit, and after one that fails the next one runs.
 # OUT (default .) gets one file of JSON lines a step; STEPS, or the arguments, name the steps to run (default: all).
 build=$(realpath -m "${1:-build}")
 [ $# -lt 2 ] || STEPS="${*:2}"
@@ -8,10 +8,10 @@ out=${OUT:-.}
 commit=${COMMIT:-$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)}
 failed=0
 mkdir -p "$out" || exit 1
-# NVLink multicast is never used on these hosts, by nobody in a run; nothing may be loaded while a persistent kernel runs.
+# NVLink multicast is never used on these hosts. Kernels are loaded at once, since none can be loaded while a persistent one runs.
 export PERSEUS_LOG=${PERSEUS_LOG:-error} NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 CUDA_MODULE_LOADING=EAGER
 
-show() { # file: what is printed of a step; a script may have its own
+show() { # file: print part of a step's output; a script may define its own
     cut -c1-420 "$1"
 }
 
@@ -30,8 +30,8 @@ step() { # name, seconds, command...; files are $OUT/$prefix$name$suffix.{json,e
     fi
 }
 
-# A bench told to change one element of what it wrote must find it: it ends with 1 and rows, each of which says that something differs. A
-# bench that cannot run ends with 1 too. For bash -c.
+# With --corrupt, a bench must find the change: it exits with 1 and prints rows, each with a difference. A bench that cannot run also exits
+# with 1, but prints no row. For bash -c.
 finds() {
     local rows status
     rows=$("$@")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""perseus-perf putsignal over the modelled software NIC must show the disease and its cure (the paper's figures).
+"""perseus-perf putsignal over the modelled software NIC must show what each policy costs (the paper's figures).
 
-usage: efficiency.py SOFTNIC_RUN PERSEUS_PERF. A machine that is busy with other things makes the model late, so a cell may take
-several tries; the fence counts must be right in each. Where no try was undisturbed the efficiency says nothing, and is skipped (77).
+usage: efficiency.py SOFTNIC_RUN PERSEUS_PERF. On a busy machine the model is late, so a cell may take
+several tries; the fence counts must be right in each. Where every try was disturbed, the efficiency is skipped (77).
 """
 import json
 import os
@@ -15,8 +15,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from quiet import cores_are_free  # noqa: E402
 
 MODEL = ["--quiet", "--latency", "50us", "--rate", "10G", "--fence", "strict"]
-# A group per destination: an idle machine gives 0.96 to 1.0 (doc/results/putsignal-softnic.json), but for seconds on end a virtual one can
-# give 0.89, and nobody knows why (doc/open.md).
+# A group per destination: an idle machine gives 0.96 to 1.0 (doc/results/putsignal-softnic.json), but a virtual one can give
+# 0.89 for seconds; the cause is unknown (doc/open.md).
 LEAST = 0.85
 # policy, group, concurrency, peers: efficiency at least, at most; fences an iteration
 CELLS = [
@@ -35,7 +35,7 @@ CELLS = [
     ("drain", "peer", 112, 4, 0.0, 1.2, 4),
 ]
 TRIES = 12
-TRIES_S = 400  # for all cells; a cell has one in any case
+TRIES_S = 400  # for all cells; each cell has at least one
 
 
 def run(softnic_run, perf, cell):
@@ -66,13 +66,13 @@ def main():
             quiet |= not good and free_before and cores_are_free()
             if good or time.monotonic() > give_up:
                 break
-            time.sleep(0.25 * attempt)  # what disturbs may last for seconds
+            time.sleep(0.25 * attempt)  # a disturbance may last for seconds
         failed += quiet and not good
         skipped += not quiet and not good
         print(f"{'ok' if good else 'FAILED' if quiet else 'noise':6} {policy:10} {group:8} {concurrency} x {peers}: {100 * got['efficiency']:.1f} % "
               f"(want {100 * least:.0f} to {100 * most:.0f}), {fences} fences, tries {attempt + 1}")
     if skipped and not failed:
-        print(f"skipped: {skipped} of {len(CELLS)} efficiencies, since other work has the cores of this machine")
+        print(f"skipped: {skipped} of {len(CELLS)} efficiencies, since the cores of this machine are busy")
         return 77
     return 1 if failed else 0
 

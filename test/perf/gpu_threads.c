@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-perf --gpu without a GPU: threads play the blocks of the sender's persistent kernel. Same commands, same
- * meeting with the CPU, same checks (tools/perf/gpu_blocks.h). */
+/* perseus-perf --gpu without a GPU: threads play the blocks of the sender's persistent kernel. The commands, the
+ * meeting with the CPU and the checks are the same (tools/perf/gpu_blocks.h). */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 static struct gpu_shared shared;
 static struct gpu_meeting met;
-static struct gpu_plan plan; /* of the run that is on */
+static struct gpu_plan plan; /* of the current run */
 static struct gpu_block blocks[GPU_GROUPS_MAX];
 static pthread_t threads[GPU_GROUPS_MAX];
 static int results[GPU_GROUPS_MAX];
@@ -65,7 +65,7 @@ static int send_by_threads(const struct gpu_plan *wanted)
     for (uint32_t i = 0; i < plan.concurrency; i++)
         if (pthread_create(&threads[i], NULL, run_block, &blocks[i]) != 0) {
             fprintf(stderr, "gpu_threads: thread %u of %u cannot be started\n", i, plan.concurrency);
-            exit(1); /* those that were wait for it */
+            exit(1); /* the threads that were started wait for it */
         }
     return 0;
 }

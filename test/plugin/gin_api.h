@@ -4,7 +4,7 @@
 #define TEST_PLUGIN_GIN_API_H
 
 #include "plugin/abi_gin.h"
-#include "tools/perf/ranks.h"
+#include "tools/common/ranks.h"
 
 /* The arguments of a transfer, in any version. */
 struct gin_call {

@@ -52,7 +52,7 @@ def main():
     report(status == 1 and "GID 77" in text, "a GID that is not there is named", text)
     status, text, _ = run([*world, "--json"], NCCL_IB_HCA="nosuch")
     told = json.loads(text)
-    report(status == 1 and not told["rails"] and any("mend" in p and p["mend"] for p in told["problems"]),
+    report(status == 1 and not told["rails"] and any("fix" in p and p["fix"] for p in told["problems"]),
            "without a rail it fails, and says what to do", text)
     status, text, _ = run([*world, "--json"], NCCL_IB_TIMEOUT="soon")
     report(status == 1 and "NCCL_IB_TIMEOUT=soon" in json.loads(text)["error"], "an impossible value is named", text)

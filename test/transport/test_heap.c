@@ -12,7 +12,7 @@
 
 #include <perseus/heap.h>
 
-#include "tools/perf/ranks.h"
+#include "tools/common/ranks.h"
 
 enum { RANKS = 3, NODES = 2, TIMEOUT_S = 200, ROUNDS = 200, WORDS = 512, BANKS = 2, HEALTHY_MS = 60000 };
 

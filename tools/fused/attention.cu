@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/common/json.h"
+
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
 
 struct run {
@@ -64,8 +66,7 @@ static void close_inputs(const struct bench_attention_tensors *in)
     BENCH_CUDA(cudaFree(in->v));
 }
 
-/* ---- measuring: one way ---------------------------------------------------------------------------------------------
- */
+/* ---- measuring: one method ---- */
 static void negate(void *user)
 {
     struct run *r = (struct run *)user;
@@ -74,39 +75,39 @@ static void negate(void *user)
     bench_negate(r->in.v, elements, r->stream);
 }
 
-static void prepare(void *user, uint32_t way)
+static void prepare(void *user, uint32_t method)
 {
-    (void)way;
+    (void)method;
     poison((struct run *)user);
 }
 
-static void launch_timed(void *user, uint32_t way)
+static void launch_timed(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
-    (void)way;
+    (void)method;
     launch(r, &r->in);
 }
 
-static void keep(void *user, uint32_t way)
+static void keep(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
-    (void)way;
+    (void)method;
     BENCH_CUDA(cudaMemcpyAsync(r->kept_out, r->out, out_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
     BENCH_CUDA(cudaMemcpyAsync(r->kept_lse, r->lse, lse_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
 }
 
-static void compare(void *user, uint32_t way, unsigned long long *differences)
+static void compare(void *user, uint32_t method, unsigned long long *differences)
 {
     struct run *r = (struct run *)user;
-    (void)way;
+    (void)method;
     bench_count_differences(r->out, r->kept_out, out_bytes(r), differences, r->stream);
     bench_count_differences(r->lse, r->kept_lse, lse_bytes(r), differences, r->stream);
 }
 
-static void check(void *user, uint32_t way)
+static void check(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
-    (void)way;
+    (void)method;
     r->verdict = bench_attention_check(&r->problem, r->out, r->lse, r->stream);
 }
 
@@ -137,46 +138,37 @@ static void print_row(const struct run *r, double error, double bad, uint64_t sa
     struct prs_attention_info info;
     double tflops, floor_us, took_us = r->timed.usec[0];
     const struct prs_attention_tuning *t = &info.tuning;
-    char usec[32] = "null", rate[32] = "null", ratio[32] = "null";
     prs_attention_plan_query(r->plan, &info);
     tflops = 4.0 * s->batch * s->heads_q * s->head_dim * s->seq * s->seq / r->problem.world / took_us * 1e-6 *
              (s->causal != 0 ? 0.5 : 1);
     floor_us = (double)info.sent_bytes / LINK_BYTES_PER_US;
-    if (!isnan(took_us)) {
-        snprintf(usec, sizeof(usec), "%.1f", took_us);
-        snprintf(rate, sizeof(rate), "%.1f", tflops);
-        if (floor_us > 0)
-            snprintf(ratio, sizeof(ratio), "%.3f", took_us / floor_us);
-    }
     if (r->options->json == 0) {
-        printf("attention %ux%ux%ux%ux%u%s %s us, %s TFLOP/s a GPU, %s, group %u slab %u block %u overlap %u "
+        printf("attention %ux%ux%ux%ux%u%s %.1f us, %.1f TFLOP/s a GPU, %s, group %u slab %u block %u overlap %u "
                "spread %u, predicted %.1f; %.0f wrong of %llu; %llu launches checked\n",
-               s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal != 0 ? " causal" : "", usec, rate,
+               s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal ? " causal" : "", took_us, tflops,
                MODES[t->mode], t->heads_per_step, t->slab_rows, t->block_rows, t->overlap, t->spread, info.predicted_us,
                bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked);
     } else {
-        printf(
-            "{\"kernel\":\"attention\",\"layout\":\"%s\",\"B\":%u,\"Hq\":%u,\"Hkv\":%u,\"S\":%u,\"D\":%u,\"causal\":%u,"
-            "\"gpus\":%u,\"nodes\":%u,",
-            s->heads_first != 0 ? "bhsd" : "bshd", s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal,
-            r->problem.world, r->options->nodes);
-        printf("\"usec\":%s,\"comm_floor_usec\":%.1f,\"ratio_to_comm_floor\":%s,\"tflops\":%s,", usec, floor_us, ratio,
-               rate);
-        printf("\"sm_split\":{\"mode\":\"%s\",\"ctas\":%u,\"group\":%u,\"slab_rows\":%u,\"push_ctas\":%u,\"spread\":%u,"
-               "\"block_rows\":%u,\"overlap\":%u,\"copy_engine\":%u,\"reason\":\"%s\"},"
-               "\"workspace_bytes\":%llu,",
-               MODES[t->mode], t->ctas, t->heads_per_step, t->slab_rows, t->push_ctas, t->spread, t->block_rows,
-               t->overlap, t->mover, info.reason, (unsigned long long)info.workspace_bytes);
-        printf("\"predicted_usec\":%.1f,\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"sampled\":%llu,"
-               "\"checked_launches\":%llu,\"differing_vectors\":%.0f,\"commit\":\"%s\"}\n",
-               info.predicted_us, error, bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked,
-               r->timed.differing, r->options->commit);
+        json_print(stdout, "{kernel:attention,layout:%s,B:%u,Hq:%u,Hkv:%u,S:%u,D:%u,causal:%u,gpus:%u,nodes:%u,",
+                   s->heads_first ? "bhsd" : "bshd", s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal,
+                   r->problem.world, r->options->nodes);
+        json_print(stdout, "usec:%.1f,comm_floor_usec:%.1f,ratio_to_comm_floor:%.3f,tflops:%.1f,", took_us, floor_us,
+                   took_us / floor_us, tflops);
+        json_print(stdout,
+                   "sm_split:{mode:%s,ctas:%u,group:%u,slab_rows:%u,push_ctas:%u,spread:%u,block_rows:%u,overlap:%u,"
+                   "copy_engine:%u,reason:%s},workspace_bytes:%llu,",
+                   MODES[t->mode], t->ctas, t->heads_per_step, t->slab_rows, t->push_ctas, t->spread, t->block_rows,
+                   t->overlap, t->mover, info.reason, (unsigned long long)info.workspace_bytes);
+        json_print(stdout,
+                   "predicted_usec:%.1f,max_rel_err:%.2e,beyond_bound:%.0f,sampled:%llu,checked_launches:%llu,"
+                   "differing_vectors:%.0f,commit:%s}\n",
+                   info.predicted_us, error, bad, (unsigned long long)sampled, (unsigned long long)r->timed.checked,
+                   r->timed.differing, r->options->commit);
     }
     fflush(stdout);
 }
 
-/* ---- many launches, each with other tensors -------------------------------------------------------------------------
- */
+/* ---- many launches, each with other tensors ---- */
 struct sets {
     struct run *run;
     struct bench_attention_tensors in[BENCH_SOAK_SETS];
@@ -221,11 +213,11 @@ static bool soak(struct run *r)
     bad = open_sets(r, &sets);
     differences = bench_soak(r->start->rank, o, soak_turn, &sets, r->stream);
     if (r->start->rank->rank == 0)
-        printf("{\"kernel\":\"attention\",\"soak\":true,\"B\":%u,\"Hq\":%u,\"Hkv\":%u,\"S\":%u,\"D\":%u,\"causal\":%u,"
-               "\"gpus\":%u,\"launches\":%u,\"graph_replays\":%u,\"beyond_bound\":%.0f,\"differing_vectors\":%.0f,"
-               "\"commit\":\"%s\"}\n",
-               s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal, r->problem.world, o->soak, o->replay,
-               bad, differences, o->commit);
+        json_print(stdout,
+                   "{kernel:attention,soak:true,B:%u,Hq:%u,Hkv:%u,S:%u,D:%u,causal:%u,gpus:%u,launches:%u,"
+                   "graph_replays:%u,beyond_bound:%.0f,differing_vectors:%.0f,commit:%s}\n",
+                   s->batch, s->heads_q, s->heads_kv, s->seq, s->head_dim, s->causal, r->problem.world, o->soak,
+                   o->replay, bad, differences, o->commit);
     fflush(stdout);
     for (uint32_t i = 0; i < BENCH_SOAK_SETS; i++) {
         close_inputs(&sets.in[i]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bench of ring attention: its inputs, and what must come out. */
+/* The bench of ring attention: its inputs, and the check of its results. */
 #ifndef TOOLS_FUSED_ATTENTION_H
 #define TOOLS_FUSED_ATTENTION_H
 
@@ -8,14 +8,14 @@
 struct bench_attention {
     struct prs_attention_shape shape;
     uint32_t rank, world, seed;
-    uint32_t loopback; /* all ranks have this one's tensors */
+    uint32_t loopback; /* all ranks have this rank's tensors */
 };
 
 struct bench_attention_tensors {
     void *q, *k, *v;
 };
 
-/* Elements of a tensor of a rank with so many heads. */
+/* Elements of a rank's tensor that has so many heads. */
 uint64_t bench_attention_elements(const struct bench_attention *p, uint32_t heads);
 void bench_attention_fill(const struct bench_attention *p, const struct bench_attention_tensors *t,
                           cudaStream_t stream);
@@ -27,7 +27,7 @@ struct bench_verdict bench_attention_check(const struct bench_attention *p, cons
 /* An element of `out` that is in a sampled row. */
 uint64_t bench_attention_sampled(const struct bench_attention *p);
 
-/* Measures and checks one shape; true: all right. */
+/* Measure and check one shape; true: no error. */
 bool bench_attention_run(const struct bench_options *o, struct bench_start *start, struct prs_fused *ctx,
                          const struct bench_attention *problem, cudaStream_t stream);
 

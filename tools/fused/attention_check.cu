@@ -46,12 +46,12 @@ static __device__ uint32_t position_of(const struct bench_attention *p, uint32_t
     return row < half ? p->rank * half + row : (2 * p->world - 1 - p->rank) * half + row - half;
 }
 
-/* What a block's threads tell each other, in global memory: tools/hopper has no static shared memory. */
-struct desk {
+/* Where a block's threads exchange values: in global memory, since the emulator has no static shared memory. */
+struct exchange {
     double all[THREADS], q[MAX_HEAD_DIM];
 };
 
-/* Over the block; op 0: sum, 1: maximum. */
+/* Of one value of each thread of the block; op 0: sum, 1: maximum. */
 static __device__ double reduce(double *all, double mine, int op)
 {
     double result;
@@ -68,11 +68,11 @@ struct sample {
     uint32_t batch, head, row, keys;
 };
 
-/* Scores to `score`; returns the largest. */
-static __device__ double score_keys(const struct bench_attention *p, const struct sample *x, struct desk *desk,
+/* Write the scores to `score`; return the largest. */
+static __device__ double score_keys(const struct bench_attention *p, const struct sample *x, struct exchange *exchange,
                                     double *score)
 {
-    double *q = desk->q;
+    double *q = exchange->q;
     uint32_t d = p->shape.head_dim, head_kv = x->head / (p->shape.heads_q / p->shape.heads_kv);
     double scale = p->shape.scale != 0 ? (double)p->shape.scale : 1 / sqrt((double)d), top = -INFINITY;
     if (threadIdx.x < d)
@@ -88,12 +88,12 @@ static __device__ double score_keys(const struct bench_attention *p, const struc
         score[i] = sum * scale;
         top = fmax(top, score[i]);
     }
-    return reduce(desk->all, top, 1);
+    return reduce(exchange->all, top, 1);
 }
 
 /* One block per sampled row. The bound allows one bf16 rounding of each probability and one of the result. */
 static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 *out, const float *lse,
-                                  struct desk *desks, double *scores, struct bench_sums *to)
+                                  struct exchange *exchanges, double *scores, struct bench_sums *to)
 {
     uint32_t rows = p.shape.seq / p.world, d = p.shape.head_dim;
     double *score = scores + (uint64_t)blockIdx.x * p.shape.seq, top, sum = 0;
@@ -102,12 +102,12 @@ static __global__ void check_rows(struct bench_attention p, const __nv_bfloat16 
     x.head = bench_scatter(blockIdx.x + 1000) % p.shape.heads_q;
     x.batch = bench_scatter(blockIdx.x + 2000) % p.shape.batch;
     x.keys = p.shape.causal != 0 ? position_of(&p, x.row) + 1 : p.shape.seq;
-    top = score_keys(&p, &x, &desks[blockIdx.x], score);
+    top = score_keys(&p, &x, &exchanges[blockIdx.x], score);
     for (uint32_t i = threadIdx.x; i < x.keys; i += THREADS) {
         score[i] = exp(score[i] - top);
         sum += score[i];
     }
-    sum = reduce(desks[blockIdx.x].all, sum, 0);
+    sum = reduce(exchanges[blockIdx.x].all, sum, 0);
     if (threadIdx.x < d) {
         uint32_t head_kv = x.head / (p.shape.heads_q / p.shape.heads_kv);
         double want = 0, size = 0, have;
@@ -155,13 +155,13 @@ struct bench_verdict bench_attention_check(const struct bench_attention *p, cons
     struct bench_sums *device = bench_sums_open(stream), sums;
     uint64_t elements = bench_attention_elements(p, p->shape.heads_q);
     double *scores;
-    struct desk *desks;
-    BENCH_CUDA(cudaMalloc((void **)&desks, SAMPLES * sizeof(*desks)));
+    struct exchange *exchanges;
+    BENCH_CUDA(cudaMalloc((void **)&exchanges, SAMPLES * sizeof(*exchanges)));
     BENCH_CUDA(cudaMalloc((void **)&scores, (size_t)SAMPLES * p->shape.seq * sizeof(*scores)));
-    bench_launch(check_rows, SAMPLES, THREADS, stream, *p, (const __nv_bfloat16 *)out, lse, desks, scores, device);
+    bench_launch(check_rows, SAMPLES, THREADS, stream, *p, (const __nv_bfloat16 *)out, lse, exchanges, scores, device);
     bench_sums_poisoned(device, out, elements, stream);
     sums = bench_sums_close(device, stream);
     BENCH_CUDA(cudaFree(scores));
-    BENCH_CUDA(cudaFree(desks));
+    BENCH_CUDA(cudaFree(exchanges));
     return bench_sums_verdict(&sums, (uint64_t)SAMPLES * p->shape.head_dim);
 }

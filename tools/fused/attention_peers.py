@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ring attention beside cuDNN, FA2 and the ring that is usual (NCCL point to point + FA2), in the same process group.
+"""Ring attention beside cuDNN, FA2 and the usual ring attention (NCCL point to point + FA2), in the same process group.
 
   torchrun --nproc-per-node 4 tools/fused/attention_peers.py --library build/fused/libperseus-fused.so --shape 4x16x16x8192x128 ... [--causal]
   tools/fused/attention_peers.py --alone --library ... --shape 4x16x16x8192x128 --variant 176:3 --variant 128:3      (one GPU: the core)
 
 A shape is batch x query heads x KV heads x whole sequence x head_dim; a variant is keys-a-step:overlap[:group[:slab rows[:spread[:mode[:copy engine]]]]], as in
-struct prs_attention_tuning, 0 for the default. All ways take turns in every round, start together, and are timed by events; a time is the
-median over rounds of the slowest rank. Results are poisoned before each run; those of our timed launches are the same bits each time, and sampled
+struct prs_attention_tuning, 0 for the default. All methods take turns in every round, start together, and are timed by events; a time is the
+median over rounds of the slowest rank. Results are poisoned before each run; those of our timed launches must have the same bits each time, and sampled
 rows of the last one are compared with a softmax in double precision (timed.py; `checked_launches` says how many). `error` is the largest
 difference, `error_over_cudnn` that over cuDNN's own on the same rows, `rms_over_cudnn` the same of the root mean squares. JSON, one object a
 variant. Status 1 when anything was wrong, 77 without torch or GPUs.
@@ -72,7 +72,7 @@ def fa2(q, k, v, causal):
 
 
 class NcclRing:
-    """Keys and values go round by isend/irecv while FA2 works on those at hand; partial results are merged in fp32."""
+    """Keys and values travel around the ring by isend/irecv while FA2 works on those received; partial results are merged in fp32."""
 
     def __init__(self, q, k, v, causal):
         self.q, self.kv, self.causal = q.transpose(1, 2), torch.stack((k.transpose(1, 2), v.transpose(1, 2))).contiguous(), causal
@@ -100,7 +100,7 @@ class NcclRing:
             source, rows, k, v = (self.rank - step) % self.world, slice(None), now[0], now[1]
             if self.causal and step > 0 and source < self.rank:  # zigzag: all queries see the first chunk of an earlier rank
                 k, v = k[:, :, :half], v[:, :, :half]
-            elif self.causal and step > 0:  # only the second chunk of queries sees a later rank's, all of them
+            elif self.causal and step > 0:  # only the second chunk of queries sees the keys of a later rank, all of them
                 rows = slice(half, None)
             out, lse = self.merge(out, lse, *fa2(self.q[:, :, rows], k, v, self.causal and step == 0), rows)
             for w in waits:
@@ -110,7 +110,7 @@ class NcclRing:
 
 
 class Sdpa:
-    """One call of torch's on this rank's queries and its own keys: what a step costs without communication."""
+    """One call of torch on this rank's queries and its own keys: the time of a step without communication."""
 
     def __init__(self, backend, q, k, v, causal):
         self.backend, self.causal = backend, causal
@@ -123,7 +123,7 @@ class Sdpa:
 
 
 def positions(rank, world, rows, causal):
-    """Of a rank's rows in the whole sequence."""
+    """The positions of a rank's rows in the whole sequence."""
     if not causal or world == 1:
         return torch.arange(rank * rows, (rank + 1) * rows)
     half = rows // 2
@@ -131,7 +131,7 @@ def positions(rank, world, rows, causal):
 
 
 def reference(q, k, v, causal, rank, world):
-    """(batch, rows, head), what must come out there and its logarithms of sums, in double precision, and how far off that may be: one bf16
+    """(batch, rows, head), the reference there and its logarithms of sums, in double precision, and the bound of the error: one bf16
     rounding of each probability and one of the result."""
     rows, dim = q.shape[1], q.shape[3]
     batch, head = q.shape[0] - 1, q.shape[2] - 1
@@ -154,13 +154,13 @@ def reference(q, k, v, causal, rank, world):
 
 
 def error_of(out, at, want):
-    """The largest difference, and its root mean square: of rounded results the largest is a matter of chance."""
+    """The largest difference, and the root mean square, since the largest of rounded results is a matter of chance."""
     difference = out[at].double() - want
     return difference.abs().max().item(), difference.square().mean().sqrt().item()
 
 
 def check(run, at, want, want_lse, bound):
-    """Of our result: error_of(), that of the logarithms, elements that are wrong, and those never written."""
+    """For our result: error_of(), the error of the logarithms, the number of wrong elements, and of those never written."""
     lse_error = (run.lse[at[0], at[2], at[1]].double() - want_lse).abs()
     poisoned = run.out.isnan().sum().item()
     beyond = (~((run.out[at].double() - want).abs() <= bound)).sum().item()  # a NaN is beyond any bound
@@ -226,7 +226,7 @@ def main():
     p.add_argument("--causal", action="store_true")
     p.add_argument("--alone", action="store_true")
     p.add_argument("--rounds", type=int, default=10)
-    p.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check has to notice")
+    p.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check must find it")
     p.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     p.add_argument("--commit", default="unknown")
     args = p.parse_args()

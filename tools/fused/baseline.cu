@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fused kernels are measured against: cuBLASLt's best of many heuristics, and NCCL, both opened at run time.
- */
+/* What the fused kernels are compared with: cuBLASLt's fastest algorithm of many, and NCCL, both opened at run time. */
 #include "tools/fused/bench.h"
 
 #include <cublasLt.h>
@@ -11,8 +10,7 @@
 
 enum { CANDIDATES = 24, LT_WORKSPACE = 64 << 20, TRIES = 3 };
 
-/* ---- cuBLASLt
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- cuBLASLt ---- */
 struct lt_library {
     decltype(&cublasLtCreate) create;
     decltype(&cublasLtMatmul) matmul;
@@ -38,11 +36,11 @@ static const struct lt_library *lt_library(void)
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     void *so;
     pthread_mutex_lock(&lock);
-    if (lib.create == NULL) {
+    if (!lib.create) {
         so = dlopen("libcublasLt.so.13", RTLD_NOW);
-        if (so == NULL)
+        if (!so)
             so = dlopen("libcublasLt.so", RTLD_NOW);
-        if (so == NULL) {
+        if (!so) {
             fprintf(stderr, "perseus-fused-bench: %s\n", dlerror());
             exit(1);
         }
@@ -137,13 +135,12 @@ struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k
 
 void bench_lt_close(struct bench_lt *lt)
 {
-    if (lt != NULL)
+    if (lt)
         BENCH_CUDA(cudaFree(lt->workspace));
     free(lt);
 }
 
-/* ---- NCCL: the few calls that are needed, declared by what nccl.h documents
- * ------------------------------------------------ */
+/* ---- NCCL: the calls that are needed, declared from its documentation ---- */
 struct nccl_id {
     char bytes[128];
 };
@@ -161,13 +158,13 @@ struct bench_nccl {
 struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
 {
     void *so = dlopen("libnccl.so.2", RTLD_NOW);
-    int (*get_id)(struct nccl_id *) = so == NULL ? NULL : (int (*)(struct nccl_id *))dlsym(so, "ncclGetUniqueId");
+    int (*get_id)(struct nccl_id *) = !so ? NULL : (int (*)(struct nccl_id *))dlsym(so, "ncclGetUniqueId");
     int (*init)(void **, int, struct nccl_id, int);
     struct nccl_id mine, all[PRS_MAX_LOCAL_RANKS];
     struct bench_nccl *n;
-    if (get_id == NULL)
+    if (!get_id)
         return NULL;
-    /* NVLink multicast may be shared with others on this host: never touch it, whatever the environment says. */
+    /* NVLink multicast may be in use by others on this host, so it stays off whatever the environment says. */
     setenv("NCCL_NVLS_ENABLE", "0", 1);
     n = (struct bench_nccl *)calloc(1, sizeof(*n));
     init = (int (*)(void **, int, struct nccl_id, int))dlsym(so, "ncclCommInitRank");
@@ -187,7 +184,7 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
     return n;
 }
 
-/* elements: of the smaller side, that is what one rank contributes (all-gather) or receives (reduce-scatter). */
+/* elements: what one rank contributes (all-gather) or receives (reduce-scatter). */
 int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send, void *receive, size_t elements,
                    cudaStream_t stream)
 {
@@ -200,7 +197,7 @@ int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send,
 
 void bench_nccl_close(struct bench_nccl *n)
 {
-    if (n != NULL)
+    if (n)
         n->destroy(n->comm);
     free(n);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and one after the other, interleaved in one
- * process group; results poisoned before each run, and those of the timed launches checked (timed.h). */
+/* perseus-fused-bench: each fused kernel beside cuBLASLt alone, NCCL alone and the two one after the other, in turn in
+ * one job. Results are poisoned before each run, and those of the timed launches are checked (timed.h). */
 #include "tools/fused/attention.h"
 #include "tools/fused/timed.h"
 
@@ -13,6 +13,7 @@ enum method { OWN = 0, COMPUTE = 1, COMMUNICATE = 2, UNFUSED = 3 };
 
 static const double LINK_BYTES_PER_US = 394e3; /* peer copy on the test host */
 static const double PORT_BYTES_PER_US = 50e3;  /* between nodes: 400 Gb/s */
+
 /* Everything one rank holds while it measures one shape. */
 struct run {
     const struct bench_options *options;
@@ -25,27 +26,27 @@ struct run {
     cudaStream_t stream;
     void *a, *b, *c;
     void *kept;               /* C of a warm-up launch, which the timed ones must equal */
-    void *gathered, *partial; /* for the unfused way */
+    void *gathered, *partial; /* for the unfused method */
     struct bench_start start;
     struct bench_timed timed;
-    struct prs_fused_traffic before, traffic; /* before the last launch of our own, and what it sent */
+    struct prs_fused_traffic before, traffic; /* counted before the last own launch, and what that launch sent */
     struct bench_verdict verdict;
 };
 
-/* ---- the four ways ---- */
+/* ---- the four methods ---- */
 static void run_own(struct run *r)
 {
     BENCH_CALL(prs_fused_launch(r->plan, r->a, r->b, r->c, r->stream));
 }
 
-/* With a rank that dies: launches are refused once an earlier one has given up, which is looked at elsewhere. */
+/* For --kill-rank-after: after a launch has failed, later ones are refused. bench_lose_rank() checks for the error. */
 static void launch_own(void *user)
 {
     struct run *r = (struct run *)user;
     (void)prs_fused_launch(r->plan, r->a, r->b, r->c, r->stream);
 }
 
-static size_t share_elements(const struct run *r)
+static size_t slice_elements(const struct run *r)
 {
     const struct prs_fused_shape *s = &r->problem.shape;
     size_t rows = s->op == PRS_FUSED_ALLREDUCE ? s->m : s->m / r->rank->world;
@@ -61,9 +62,9 @@ static void run_compute(struct run *r)
 static void run_communicate(struct run *r)
 {
     bool gathers = r->problem.shape.op == PRS_FUSED_ALLGATHER;
-    if (r->nccl != NULL)
+    if (r->nccl)
         BENCH_CALL(bench_nccl_run(r->nccl, r->problem.shape.op, gathers ? r->a : r->partial,
-                                  gathers ? r->gathered : r->c, share_elements(r), r->stream));
+                                  gathers ? r->gathered : r->c, slice_elements(r), r->stream));
 }
 
 static void run_method(void *user, uint32_t method)
@@ -80,8 +81,7 @@ static void run_method(void *user, uint32_t method)
         run_communicate(r);
 }
 
-/* ---- measuring
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- measuring ---- */
 static size_t c_bytes(const struct run *r)
 {
     return bench_rows_c(&r->problem) * (size_t)r->problem.shape.n * 2;
@@ -104,7 +104,7 @@ static void prepare(void *user, uint32_t method)
 static void keep(void *user, uint32_t method)
 {
     struct run *r = (struct run *)user;
-    (void)method; /* of our own there is one */
+    (void)method; /* there is one own kernel */
     BENCH_CUDA(cudaMemcpyAsync(r->kept, r->c, c_bytes(r), cudaMemcpyDeviceToDevice, r->stream));
 }
 
@@ -148,7 +148,7 @@ static void measure(struct run *r)
     uint32_t talks = r->problem.shape.op != PRS_FUSED_GEMM && r->nccl != NULL;
     r->timed.options = r->options, r->timed.start = &r->start, r->timed.stream = r->stream;
     r->timed.calls = &CALLS, r->timed.user = r, r->timed.own = 1;
-    r->timed.ways = 1u << OWN | (r->lt != NULL) << COMPUTE | talks << COMMUNICATE | talks << UNFUSED;
+    r->timed.methods = 1u << OWN | (r->lt != NULL) << COMPUTE | talks << COMMUNICATE | talks << UNFUSED;
     if (r->options->iterations > 0)
         BENCH_CUDA(cudaMalloc(&r->kept, c_bytes(r)));
     bench_timed_run(&r->timed);
@@ -185,7 +185,7 @@ static bool report(struct run *r)
     return row.beyond == 0;
 }
 
-/* What bench_soak runs: inputs by seed, results by one checked launch each. */
+/* What bench_soak() runs: inputs from different seeds, and the checked result of one launch for each. */
 struct sets {
     struct run *run;
     void *a[BENCH_SOAK_SETS], *golden[BENCH_SOAK_SETS];
@@ -209,7 +209,7 @@ static void soak_turn(void *user, uint32_t set, unsigned long long *differences)
     bench_count_differences(r->c, s->golden[set], s->c_bytes, differences, r->stream);
 }
 
-/* Returns elements beyond the bound. */
+/* Return the number of elements beyond the bound. */
 static uint64_t prepare_soak(struct run *r, struct sets *s, size_t a_bytes)
 {
     uint64_t bad = 0;
@@ -271,9 +271,8 @@ static void open_run(struct run *r)
         } else if (p->shape.op != PRS_FUSED_GEMM) {
             BENCH_CUDA(cudaMalloc(&r->partial, (size_t)p->shape.m * p->shape.n * 2));
         }
-        r->lt = bench_lt_open(p->shape.m, p->shape.n, p->shape.k, p->shape.b_is_n_k,
-                              r->gathered != NULL ? r->gathered : r->a, r->b, r->partial != NULL ? r->partial : r->c,
-                              r->stream);
+        r->lt = bench_lt_open(p->shape.m, p->shape.n, p->shape.k, p->shape.b_is_n_k, r->gathered ? r->gathered : r->a,
+                              r->b, r->partial ? r->partial : r->c, r->stream);
     }
     BENCH_CUDA(cudaStreamSynchronize(r->stream));
 }
@@ -364,8 +363,9 @@ int main(int argc, char **argv)
 {
     struct bench_options o;
     bench_options_parse(argc, argv, &o);
-    setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread: NVLink multicast is never used */
-    /* A kernel that is loaded at its first launch waits for the device, where one of another rank may wait for it. */
+    setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread starts; NVLink multicast is never used */
+    /* Loading a kernel at its first launch waits for the device, on which a kernel of another rank may wait for this
+     * one. */
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     return bench_ranks_run(&o, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
 }

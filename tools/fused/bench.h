@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench: what its parts share. */
+/* What the parts of perseus-fused-bench have in common. */
 #ifndef TOOLS_FUSED_BENCH_H
 #define TOOLS_FUSED_BENCH_H
 
 #include <cuda_runtime.h>
-#include <perseus/fused.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include <perseus/fused.h>
 
 /* ---- command line (options.cu) ---- */
 enum { BENCH_MAX_SHAPES = 64, BENCH_MAX_ITERATIONS = 200 };
@@ -37,11 +38,11 @@ struct bench_attention_options {
 
 struct bench_options {
     uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
-    uint32_t samples;  /* elements that a check computes anew; attention has rows of its own number */
-    uint32_t loopback; /* world whose other ranks are all this one: the protocol and the traffic without NVLink */
+    uint32_t samples;  /* elements that a check computes again; attention checks a fixed number of rows */
+    uint32_t loopback; /* the one rank plays so many: the protocol and the traffic without NVLink */
     uint32_t one_device, no_baselines, autotune, json;
-    uint32_t corrupt;    /* what the timed launch of this number wrote is changed before it is checked; 0: of none */
-    uint32_t kill_after; /* ms; the last rank's process then dies, and the others must say so; 0: nobody does */
+    uint32_t corrupt;    /* an element of what this timed launch wrote is changed before the check; 0: never */
+    uint32_t kill_after; /* ms until the last rank's process dies, which the others must report; 0: it does not */
     struct prs_fused_tuning tuning;
     struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;
@@ -52,10 +53,10 @@ struct bench_options {
 
 extern const char *const BENCH_KERNELS[4]; /* by enum prs_fused_op */
 
-/* Ends the program with a usage text when the arguments are wrong. */
+/* Wrong options end the program. */
 void bench_options_parse(int argc, char **argv, struct bench_options *o);
 
-/* ---- ranks (ranks.cu): threads of this process, or processes started by torchrun or mpirun ---------------------- */
+/* ---- ranks (ranks.cu): threads of this process, or processes started by torchrun or mpirun ---- */
 struct bench_meeting;
 
 struct bench_rank {
@@ -68,8 +69,8 @@ struct bench_rank {
 
 typedef int bench_rank_fn(struct bench_rank *rank, void *user);
 
-/* Runs fn for every rank; the worst return value. Ranks are threads, or, with several nodes, or when one is to be
- * killed, processes. NCCL and the software NIC learn of the nodes by their own variables. */
+/* Run fn for every rank; return 0 when all returned 0. Ranks are threads; with several nodes, or when one is to be
+ * killed, they are processes. The nodes are passed to NCCL and the software NIC in their own variables. */
 int bench_ranks_run(const struct bench_options *o, bench_rank_fn *fn, void *user);
 int bench_allgather(void *rank, const void *mine, void *all, size_t bytes);
 double bench_max(struct bench_rank *rank, double mine);
@@ -77,7 +78,7 @@ void bench_meet(struct bench_rank *rank);
 
 double bench_median(double *v, uint32_t count);
 
-/* ---- the start line (start.cu): all ranks have come, and their GPUs go on together ------------------------------- */
+/* ---- the start line (start.cu): all ranks meet, and their GPUs go on together ---- */
 struct bench_start {
     struct bench_rank *rank;
     uint32_t *flags[PRS_MAX_LOCAL_RANKS];
@@ -87,8 +88,7 @@ struct bench_start {
 void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench_rank *rank);
 void bench_start_cross(struct bench_start *s, cudaStream_t stream);
 
-/* ---- inputs and checks (check.cu) ----------------------------------------------------------------------------------
- */
+/* ---- inputs and checks (check.cu) ---- */
 struct bench_problem {
     struct prs_fused_shape shape;
     uint32_t rank, world, nodes, seed_a, seed_b, samples;
@@ -105,14 +105,13 @@ size_t bench_rows_a(const struct bench_problem *p);
 size_t bench_rows_c(const struct bench_problem *p);
 void bench_fill(void *to, uint64_t elements, uint32_t seed, uint32_t rank, uint32_t which, cudaStream_t stream);
 void bench_fill_inputs(const struct bench_problem *p, void *a, void *b, cudaStream_t stream);
-/* Turns the signs of bf16 elements. */
+/* Change the signs of bf16 elements. */
 void bench_negate(void *to, uint64_t elements, cudaStream_t stream);
 void bench_poison(void *c, size_t bytes, cudaStream_t stream);
-uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() looks at */
+uint64_t bench_sampled(const struct bench_problem *p); /* an element of C that bench_check() reads */
 struct bench_verdict bench_check(const struct bench_problem *p, const void *c, cudaStream_t stream);
 
-/* ---- baselines (baseline.cu) ---------------------------------------------------------------------------------------
- */
+/* ---- baselines (baseline.cu) ---- */
 struct bench_lt;
 struct bench_lt *bench_lt_open(uint32_t m, uint32_t n, uint32_t k, bool b_is_n_k, const void *a, const void *b, void *c,
                                cudaStream_t stream);
@@ -125,7 +124,7 @@ int bench_nccl_run(struct bench_nccl *nccl, enum prs_fused_op op, const void *se
                    cudaStream_t stream);
 void bench_nccl_close(struct bench_nccl *nccl);
 
-/* ---- rows (report.cu) ---- */
+/* ---- rows of the GEMM kernels (gemm_row.cu) ---- */
 struct bench_row {
     struct prs_fused_shape shape;
     struct prs_fused_plan_info info;
@@ -140,21 +139,21 @@ struct bench_row {
 
 void bench_report(const struct bench_row *row, bool json);
 
-/* bad: elements of the first results beyond the bound; differences: later results that were not the same bits. */
+/* bad: elements of the first results beyond the bound; differences: vectors of later results with other bits. */
 void bench_report_soak(const struct bench_problem *p, const struct bench_options *o, double bad, double differences);
 
 /* ---- many launches (soak.cu) ---- */
 enum { BENCH_SOAK_SETS = 3 };
 
-/* Enqueues: poison what launch `set` of BENCH_SOAK_SETS writes, launch, count what differs from its first result. */
+/* Enqueue: poison what launch `set` of BENCH_SOAK_SETS writes, launch, count the differences from its first result. */
 typedef void bench_soak_turn(void *user, uint32_t set, unsigned long long *differences);
 
-/* o->soak launches, each unevenly late, then o->replay replays of a graph of one of each set. Collective. Return how
- * many differences the worst rank found. */
+/* o->soak launches with random delays, then o->replay replays of a graph that launches each set once. Collective.
+ * Return how many differences the worst rank found. */
 double bench_soak(struct bench_rank *rank, const struct bench_options *o, bench_soak_turn *turn, void *user,
                   cudaStream_t stream);
 
-/* 16-byte vectors that are not the same; what is left behind the last is one more. */
+/* Count the 16-byte vectors that differ; the rest after the last whole vector counts as one. */
 void bench_count_differences(const void *x, const void *y, size_t bytes, unsigned long long *differences,
                              cudaStream_t stream);
 
@@ -162,11 +161,11 @@ void bench_count_differences(const void *x, const void *y, size_t bytes, unsigne
 int bench_moe_run(struct bench_rank *rank, void *options); /* a bench_rank_fn */
 
 /* ---- a rank that dies (lost.cu) ---- */
-/* Launches until this rank dies or another's death is reported; then never returns. */
+/* Launch until this rank dies or another's death is reported. Does not return. */
 void bench_lose_rank(struct bench_rank *rank, const struct bench_options *o, struct prs_fused *ctx,
                      void (*launch)(void *run), void *run, cudaStream_t stream);
 
-/* A call of the library that failed ends the program; its text says why. */
+/* A call of the library; when it fails, the program ends with the library's error text. */
 #define BENCH_CALL(call)                                                                                               \
     do {                                                                                                               \
         int status_ = (call);                                                                                          \

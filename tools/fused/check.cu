@@ -16,8 +16,8 @@ static __global__ void fill(__nv_bfloat16 *to, uint64_t count, uint32_t seed, ui
         to[i] = __float2bfloat16(bench_element(seed, rank, which, i));
 }
 
-/* The node of the rank that adds up this element: all others round their sum of it. Fused or not, an all-reduce's ranks
- * share the elements alike where both can run. */
+/* The node of the rank that adds up this element: each other node rounds its sum of it. The fused and the unfused
+ * all-reduce assign elements to ranks in the same way wherever both can run. */
 static __device__ uint32_t owner_node(const struct bench_problem &p, uint64_t element)
 {
     uint64_t each = ((uint64_t)p.shape.m * p.shape.n + p.world - 1) / p.world;

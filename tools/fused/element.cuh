@@ -14,7 +14,7 @@ static __device__ __forceinline__ float bench_element(uint32_t seed, uint32_t ra
     return __bfloat162float(__float2bfloat16((float)(int32_t)(uint32_t)x * 0x1p-31f));
 }
 
-/* Spreads sample numbers over what is sampled. */
+/* Spread sample numbers over what is sampled. */
 static __host__ __device__ __forceinline__ uint64_t bench_scatter(uint64_t i)
 {
     i = (i + 1) * 0x9e3779b97f4a7c15ull;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libperseus-fused by ctypes, for scripts that time it beside torch: a context whose ranks meet over a process group's CPU side."""
+"""libperseus-fused by ctypes, for scripts that time it beside torch: a context whose ranks meet by the CPU side of a process group."""
 import ctypes
 import faulthandler
 import sys
@@ -18,12 +18,12 @@ Error = struct("Error", code=ctypes.c_int, from_rank=u32, flag=u32, want=u32, se
 
 
 def bounded(seconds):
-    """From now on, a script that is not done within so many seconds says where each of its threads is, and ends."""
+    """After so many seconds the script prints where each of its threads is, and ends."""
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 class Context:
-    """rank and world are those of `group` (a gloo group); group None: one rank alone. node: 0 is this machine."""
+    """rank and world are those of `group` (a gloo group); group None: a single rank. node: 0 is this machine."""
 
     def __init__(self, library, device, group=None, timeout_ms=10000, node=0):
         self.lib = ctypes.CDLL(library)
@@ -53,7 +53,7 @@ class Context:
             sys.exit(f"{what}: status {status}: {self.lib.prs_fused_error_text().decode()}")
 
     def error(self):
-        """What a kernel gave up waiting for; empty: nothing."""
+        """What a kernel waited for until its limit; empty: no error."""
         e = Error()
         return e.text.decode() if self.lib.prs_fused_poll_error(self.handle, ctypes.byref(e)) != 0 else ""
 

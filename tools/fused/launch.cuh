@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches of the bench's own kernels, by what tools/hopper knows as well. */
+/* Launches of the bench's own kernels, by a call that the Hopper emulator has too. */
 #ifndef TOOLS_FUSED_LAUNCH_CUH
 #define TOOLS_FUSED_LAUNCH_CUH
 
@@ -10,7 +10,7 @@
 
 enum { BENCH_THREADS = 256, BENCH_MOST_BLOCKS = 1024 };
 
-/* For kernels whose threads go over `count` elements in turns. */
+/* The blocks of a kernel whose threads loop over `count` elements. */
 static inline uint64_t bench_blocks(uint64_t count)
 {
     uint64_t blocks = (count + BENCH_THREADS - 1) / BENCH_THREADS;

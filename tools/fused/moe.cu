@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* perseus-fused-bench --kernel moe: dispatch with the grouped product, and the product of the same rows alone; results
- * poisoned before each launch, those of the timed launches checked (timed.h), maps and all. The baselines are in
- * tools/fused/moe_peers.py, which torch needs. */
+/* perseus-fused-bench --kernel moe: dispatch with the grouped product, and the product of the same rows alone. Results
+ * are poisoned before each launch, and those of the timed launches are checked, with their maps (timed.h). The
+ * baselines are in tools/fused/moe_peers.py, which needs torch. */
 #include "tools/fused/moe.h"
 #include "tools/fused/timed.h"
 
@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "tools/common/json.h"
 
 enum { METHODS = 2 };
 enum method { OWN = 0, PRODUCT = 1 };
@@ -30,8 +32,7 @@ struct run {
     struct bench_moe_verdict verdict[METHODS];
 };
 
-/* ---- one batch -----------------------------------------------------------------------------------------------------
- */
+/* ---- one batch ---- */
 static void *device(size_t bytes)
 {
     void *p;
@@ -96,9 +97,8 @@ static void close_results(struct prs_moe_batch *b)
     BENCH_CUDA(cudaFree(b->expert_rows));
 }
 
-/* ---- measuring -----------------------------------------------------------------------------------------------------
- */
-/* Rows travel; who gets which stays. */
+/* ---- measuring ---- */
+/* Rows change; the ranks that they are sent to do not. */
 static void negate(void *user)
 {
     struct run *r = (struct run *)user;
@@ -110,7 +110,7 @@ static void prepare(void *user, uint32_t method)
     struct run *r = (struct run *)user;
     if (method == OWN)
         poison(r, &r->batch);
-    else /* the product alone needs the maps, and leaves them as they are */
+    else /* the product alone reads the maps, and does not write them */
         bench_poison(r->batch.out, out_bytes(r), r->stream);
 }
 
@@ -164,14 +164,6 @@ static void measure(struct run *r)
         close_results(&r->kept[method]);
 }
 
-static void print_number(const char *name, double v)
-{
-    if (isnan(v))
-        printf("\"%s\":null,", name);
-    else
-        printf("\"%s\":%.1f,", name, v);
-}
-
 static bool report(struct run *r)
 {
     const struct bench_moe_verdict *v = &r->verdict[OWN], *product = &r->verdict[PRODUCT];
@@ -194,31 +186,27 @@ static bool report(struct run *r)
             t->cluster, t->ctas, t->route_ctas, bad, (unsigned long long)v->sampled, maps,
             (unsigned long long)r->timed.checked);
     } else {
-        printf("{\"kernel\":\"moe\",\"preset\":\"%s\",\"layout\":\"%s\",\"H\":%u,\"N\":%u,\"E\":%u,\"top_k\":%u,",
-               p->shape.name, p->n_h != 0 ? "nk" : "kn", p->shape.hidden, p->shape.columns, p->shape.experts,
-               p->shape.top_k);
-        printf("\"tokens\":%u,\"ragged\":%u,\"zipf\":%g,\"gpus\":%u,\"nodes\":%u,", p->tokens, p->ragged, p->zipf,
-               p->world, r->rank->nodes);
-        print_number("usec", usec[OWN]);
-        print_number("product_usec", usec[PRODUCT]);
-        print_number("tflops", tflops);
-        printf("\"most_rows\":%.0f,\"sm_split\":{\"share\":%u,\"ctas\":%u,\"route_ctas\":%u,\"spread\":%u,"
-               "\"group\":%u,\"put\":%u,\"passes\":%u}"
-               ",\"predicted_"
-               "usec\":%.1f,",
-               most, t->cluster, t->ctas, t->route_ctas, t->spread, t->rows_per_signal, t->rows_per_put, t->passes,
-               r->info.predicted_us);
-        printf("\"max_rel_err\":%.2e,\"beyond_bound\":%.0f,\"map_errors\":%.0f,\"sampled\":%llu,", error, bad, maps,
-               (unsigned long long)v->sampled);
-        printf("\"checked_launches\":%llu,\"differing_elements\":%.0f,\"commit\":\"%s\"}\n",
-               (unsigned long long)r->timed.checked, r->timed.differing, r->options->commit);
+        json_print(stdout, "{kernel:moe,preset:%s,layout:%s,H:%u,N:%u,E:%u,top_k:%u,tokens:%u,ragged:%u,zipf:%g,",
+                   p->shape.name, p->n_h ? "nk" : "kn", p->shape.hidden, p->shape.columns, p->shape.experts,
+                   p->shape.top_k, p->tokens, p->ragged, p->zipf);
+        json_print(stdout, "gpus:%u,nodes:%u,usec:%.1f,product_usec:%.1f,tflops:%.1f,most_rows:%.0f,", p->world,
+                   r->rank->nodes, usec[OWN], usec[PRODUCT], tflops, most);
+        json_print(stdout,
+                   "sm_split:{share:%u,ctas:%u,route_ctas:%u,spread:%u,group:%u,put:%u,passes:%u},"
+                   "predicted_usec:%.1f,",
+                   t->cluster, t->ctas, t->route_ctas, t->spread, t->rows_per_signal, t->rows_per_put, t->passes,
+                   r->info.predicted_us);
+        json_print(stdout,
+                   "max_rel_err:%.2e,beyond_bound:%.0f,map_errors:%.0f,sampled:%llu,checked_launches:%llu,"
+                   "differing_elements:%.0f,commit:%s}\n",
+                   error, bad, maps, (unsigned long long)v->sampled, (unsigned long long)r->timed.checked,
+                   r->timed.differing, r->options->commit);
     }
     fflush(stdout);
     return bad == 0 && maps == 0;
 }
 
-/* ---- many launches, each with other tokens and other choices --------------------------------------------------------
- */
+/* ---- many launches, each with other tokens and other choices ---- */
 struct sets {
     struct run *run;
     struct bench_moe_problem problem[BENCH_SOAK_SETS];
@@ -268,11 +256,11 @@ static bool soak(struct run *r)
     bad = open_sets(r, &s);
     differences = bench_soak(r->rank, o, soak_turn, &s, r->stream);
     if (r->rank->rank == 0)
-        printf(
-            "{\"kernel\":\"moe\",\"soak\":true,\"preset\":\"%s\",\"tokens\":%u,\"zipf\":%g,\"gpus\":%u,\"launches\":%u,"
-            "\"graph_replays\":%u,\"beyond_bound\":%.0f,\"differing_elements\":%.0f,\"commit\":\"%s\"}\n",
-            r->problem.shape.name, r->problem.tokens, r->problem.zipf, r->problem.world, o->soak, o->replay, bad,
-            differences, o->commit);
+        json_print(stdout,
+                   "{kernel:moe,soak:true,preset:%s,tokens:%u,zipf:%g,gpus:%u,launches:%u,graph_replays:%u,"
+                   "beyond_bound:%.0f,differing_elements:%.0f,commit:%s}\n",
+                   r->problem.shape.name, r->problem.tokens, r->problem.zipf, r->problem.world, o->soak, o->replay, bad,
+                   differences, o->commit);
     fflush(stdout);
     for (uint32_t i = 0; i < BENCH_SOAK_SETS; i++) {
         bench_moe_want_close(&s.want[i]);
@@ -282,8 +270,7 @@ static bool soak(struct run *r)
     return bad == 0 && differences == 0;
 }
 
-/* ---- one problem ----------------------------------------------------------------------------------------------------
- */
+/* ---- one problem ---- */
 static bool run_problem(struct run *r)
 {
     const struct bench_moe_problem *p = &r->problem;

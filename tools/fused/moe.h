@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bench of MoE: what one launch gets, and what must come out. */
+/* The bench of MoE: the input of one launch, and the rows that must result. */
 #ifndef TOOLS_FUSED_MOE_H
 #define TOOLS_FUSED_MOE_H
 
@@ -12,7 +12,7 @@ struct bench_moe_problem {
     uint32_t samples;
 };
 
-/* One row that must come out, on the host and on the device. */
+/* One row that must result. */
 struct bench_moe_row {
     uint32_t row, expert; /* of this rank's own */
     struct prs_moe_row from;
@@ -31,21 +31,21 @@ struct bench_moe_verdict {
 
 uint32_t bench_moe_tokens_of(const struct bench_moe_problem *p, uint32_t rank);
 
-/* Host memory of the caller: [tokens of the rank][top_k]. Different experts for one token; expert i of a shuffled list
- * is liked as 1 / (i + 1)^zipf. */
+/* Fill host memory of the caller: [tokens of the rank][top_k]. The experts of a token differ; expert i of a shuffled
+ * list is chosen in proportion to 1 / (i + 1)^zipf. */
 void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t *chosen, float *weights);
 
 void bench_moe_want_open(const struct bench_moe_problem *p, struct bench_moe_want *want);
 void bench_moe_want_close(struct bench_moe_want *want);
 
-/* All maps, every row in one column at least, and that nothing was left out. */
+/* Check all maps, at least one column of every row, and that every element was written. */
 struct bench_moe_verdict bench_moe_check(const struct bench_moe_problem *p, const struct bench_moe_want *want,
                                          const struct prs_moe_batch *batch, cudaStream_t stream);
 
-/* An element of `out` that bench_moe_check() looks at, where there are rows at all. */
+/* An element of `out` that bench_moe_check() reads; there must be rows. */
 uint64_t bench_moe_sampled(const struct bench_moe_problem *p, const struct bench_moe_want *want);
 
-/* Elements of the rows of `want`, words of their maps, and experts' ranges that are not the same bits in both. */
+/* Count the elements of the rows of `want`, the words of their maps, and the experts' entries that differ. */
 void bench_moe_compare(const struct bench_moe_problem *p, const struct bench_moe_want *want,
                        const struct prs_moe_batch *x, const struct prs_moe_batch *y, unsigned long long *differences,
                        cudaStream_t stream);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choices of a router that any rank can recompute, the rows that they must make, and a reference in double precision.
- */
+/* Choices of a router that any rank can recompute, the rows that must result, and a reference in double precision. */
 #include "tools/fused/element.cuh"
 #include "tools/fused/launch.cuh"
 #include "tools/fused/sums.cuh"
@@ -29,36 +28,36 @@ uint32_t bench_moe_tokens_of(const struct bench_moe_problem *p, uint32_t rank)
     return p->ragged == 0 ? p->tokens : p->tokens - p->tokens * (rank + p->seed % 3) / (p->world + 2);
 }
 
-/* ---- choices -------------------------------------------------------------------------------------------------------
- */
+/* ---- choices ---- */
 static double *popularity(const struct bench_moe_problem *p)
 {
     uint32_t n = p->shape.experts, *order = (uint32_t *)malloc(n * sizeof(*order));
-    double *liked = (double *)malloc(n * sizeof(*liked));
+    double *log_popularity = (double *)malloc(n * sizeof(*log_popularity));
     for (uint32_t i = 0; i < n; i++)
         order[i] = i;
-    for (uint32_t i = n - 1; i > 0; i--) { /* the same on all ranks */
+    for (uint32_t i = n - 1; i > 0; i--) { /* the same shuffle on all ranks */
         uint32_t j = (uint32_t)(hash(p->seed * 7919ull + i) % (i + 1)), keep = order[i];
         order[i] = order[j], order[j] = keep;
     }
     for (uint32_t i = 0; i < n; i++)
-        liked[order[i]] = -p->zipf * log(i + 1.0);
+        log_popularity[order[i]] = -p->zipf * log(i + 1.0);
     free(order);
-    return liked;
+    return log_popularity;
 }
 
-/* The k highest of (liking + noise of the Gumbel kind): k different experts, each by its share. */
+/* The k experts with the highest popularity plus Gumbel noise: that draws k different ones in proportion to
+ * popularity. */
 void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t *chosen, float *weights)
 {
     uint32_t count = bench_moe_tokens_of(p, rank), k = p->shape.top_k;
-    double *liked = popularity(p);
+    double *log_popularity = popularity(p);
     for (uint32_t t = 0; t < count; t++) {
         double best[MAX_CHOICES];
         for (uint32_t j = 0; j < k; j++)
             best[j] = -INFINITY;
         for (uint32_t e = 0; e < p->shape.experts; e++) {
             uint64_t key = (((uint64_t)p->seed * 64 + rank) << 40) + (uint64_t)t * p->shape.experts + e;
-            double score = liked[e] - log(-log(uniform(key)));
+            double score = log_popularity[e] - log(-log(uniform(key)));
             uint32_t j = k;
             if (score <= best[k - 1])
                 continue;
@@ -73,16 +72,16 @@ void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t 
         for (uint32_t j = 0; j < k; j++)
             weights[(size_t)t * k + j] = (float)(1.0 / (j + 2.0) + t * 1e-6);
     }
-    free(liked);
+    free(log_popularity);
 }
 
-/* ---- what must come out --------------------------------------------------------------------------------------------
- */
-/* The i-th sender of an expert's rows: node by node from the own one on, each from the place of the own rank on. */
+/* ---- the rows that must result ---- */
+/* The i-th sender of an expert's rows: node by node from this rank's node on, and on each from this rank's local rank
+ * on. */
 static uint32_t sender(const struct bench_moe_problem *p, uint32_t i)
 {
-    uint32_t seats = p->world / p->nodes, node = (p->rank / seats + i / seats) % p->nodes;
-    return node * seats + (p->rank + i) % seats;
+    uint32_t locals = p->world / p->nodes, node = (p->rank / locals + i / locals) % p->nodes;
+    return node * locals + (p->rank + i) % locals;
 }
 
 /* By definition: expert by expert, sender by sender, token by token. */
@@ -127,8 +126,7 @@ void bench_moe_want_close(struct bench_moe_want *want)
     free(want->expert_rows);
 }
 
-/* ---- checks --------------------------------------------------------------------------------------------------------
- */
+/* ---- checks ---- */
 /* One warp per sample: one column of one row. */
 static __global__ void check_samples(struct bench_moe_problem p, const struct bench_moe_row *rows, uint32_t count,
                                      const __nv_bfloat16 *out, struct bench_sums *to)
@@ -217,14 +215,14 @@ uint64_t bench_moe_sampled(const struct bench_moe_problem *p, const struct bench
     return (uint64_t)want->rows[0].row * p->shape.columns + bench_scatter(0) % p->shape.columns;
 }
 
-struct two {
+struct batch_pair {
     const uint16_t *out[2];
     const struct prs_moe_row *rows[2];
     const struct prs_moe_expert_rows *expert_rows[2];
 };
 
 static __global__ void compare_rows(const struct bench_moe_row *rows, uint32_t count, uint32_t n, uint32_t experts,
-                                    struct two t, unsigned long long *differences)
+                                    struct batch_pair t, unsigned long long *differences)
 {
     unsigned long long mine = 0;
     for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
@@ -246,7 +244,7 @@ void bench_moe_compare(const struct bench_moe_problem *p, const struct bench_moe
                        const struct prs_moe_batch *x, const struct prs_moe_batch *y, unsigned long long *differences,
                        cudaStream_t stream)
 {
-    struct two t = {
+    struct batch_pair t = {
         {(const uint16_t *)x->out, (const uint16_t *)y->out}, {x->rows, y->rows}, {x->expert_rows, y->expert_rows}};
     bench_launch(compare_rows, 128, 256, stream, want->device, want->count, p->shape.columns,
                  p->shape.experts / p->world, t, differences);

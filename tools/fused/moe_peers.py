@@ -5,8 +5,8 @@
   torchrun --nproc-per-node 4 tools/fused/moe_peers.py --library build/fused/libperseus-fused.so --preset deepseek-v3 --tokens 512 2048 8192
 
 The peer is what is usual: sort (token, slot) pairs by expert, exchange counts, all-to-all of one row a pair (its sizes must come to the host),
-sort what came by expert, torch._grouped_mm. Both begin with what the router left on the GPU. Rounds take turns; a figure is the median over
-rounds of the slowest rank. What our timed launches wrote over poison, with and without dispatch, is the same bits each time; of the last one the
+sort what was received by expert, torch._grouped_mm. Both start from the router's choices on the GPU. They alternate; a figure is the median over
+rounds of the slowest rank. What our timed launches wrote over poison, with and without dispatch, must have the same bits each time; of the last one the
 maps are checked in full and rows on samples in double precision (timed.py; `checked_launches` says how many). JSON, one row each.
 Exit status 77 without GPUs or torch.
 """
@@ -40,7 +40,7 @@ Batch = struct("Batch", tokens=pointer, count=u32, chosen=pointer, router_weight
 
 
 def node_of(args):
-    """Ranks of this host are split over emulated nodes."""
+    """The node of a rank: the ranks of this host are split over emulated nodes."""
     return int(os.environ.get("RANK", "0")) * args.nodes // int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -118,7 +118,7 @@ class Peer:
 
 
 def choices(tokens, experts, top_k, zipf, rank, seed):
-    """What a router would leave: different experts for one token; the i-th of a shuffled list is liked as 1 / (i + 1)^zipf."""
+    """What a router would choose: different experts for each token, the i-th of a shuffled list in proportion to 1 / (i + 1)^zipf."""
     order = torch.randperm(experts, generator=torch.Generator().manual_seed(seed))
     liked = torch.empty(experts)
     liked[order] = -zipf * torch.log(torch.arange(experts) + 1.0)
@@ -132,7 +132,7 @@ def random_rows(tokens, hidden, rank):
 
 
 class Expected:
-    """The rows of this rank by definition: expert, sender (node by node from the own one on, each from the place of the own rank on), token, slot."""
+    """The rows of this rank by definition: expert, sender (node by node from this rank's node on, each from this rank's local rank on), token, slot."""
 
     def __init__(self, every_chosen, every_weight, local, nodes):
         world, rank, (count, k) = dist.get_world_size(), dist.get_rank(), every_chosen[0].shape
@@ -154,13 +154,13 @@ class Expected:
         self.pick = torch.randint(max(self.place.numel(), 1), (min(SAMPLED_ROWS, self.place.numel()),), generator=torch.Generator().manual_seed(5)).cuda()
 
     def wrong_maps(self, ours):
-        """Entries of rows and groups that are not as defined."""
+        """The number of wrong entries of rows and of experts."""
         have = ours.rows[self.place]
         wrong = (have[:, :3] != self.source).any(1) | (have[:, 3].contiguous().view(torch.float32) != self.weight)
         return int(wrong.sum() + (ours.groups != self.groups).any(1).sum())
 
     def wrote(self, ours):
-        """What a launch must write: between the rows of two experts there may be anything."""
+        """What a launch must write; between the rows of two experts there may be anything."""
         return ours.out[self.place], ours.rows[self.place], ours.groups
 
     def sampled(self, ours):
@@ -168,7 +168,7 @@ class Expected:
 
 
 def wrong_values(ours, expected, hidden, tokens, weights_nh):
-    """Of sampled rows, elements beyond one bf16 rounding and fp32 accumulation; rows that were never written."""
+    """In sampled rows, the number of elements beyond one bf16 rounding and fp32 accumulation; and of rows never written."""
     wrong, worst = 0, 0.0
     place, expert, want, pick = expected.place, expected.expert, expected.source, expected.pick
     for r in range(dist.get_world_size()):
@@ -211,7 +211,7 @@ def measure(args, preset, count, zipf, hosts):
         return Way(run, poison, lambda: expected.wrote(ours), lambda _: (expected.wrong_maps(ours), *wrong_values(ours, expected, hidden, count, weights)),
                    lambda: expected.sampled(ours), (tokens,))
 
-    # The product alone needs the maps, and leaves them as they are.
+    # The product alone reads the maps, and does not write them.
     own = {"own": way(ours.dispatch_gemm, ours.poison), "product": way(ours.gemm, ours.poison_out)}
     usec = time_all({**own, "peer": Way(peer.both), "dispatch": Way(peer.dispatch), "grouped_mm": Way(peer.multiply)}, args.rounds, world, slowest,
                     args.corrupt if rank == world - 1 else 0)
@@ -248,7 +248,7 @@ def main():
     parser.add_argument("--zipf", nargs="+", type=float, default=[0.0])
     parser.add_argument("--layout", choices=["nk", "kn"], default="nk")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check has to notice")
+    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check must find it")
     parser.add_argument("--timeout-ms", type=int, default=5000)
     parser.add_argument("--nodes", type=int, default=1, help="emulated; start torchrun under softnic-run")
     parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
@@ -259,13 +259,13 @@ def main():
     bounded(args.limit_s)
     if not torch.cuda.is_available():
         sys.exit(77)
-    if args.nodes > 1:  # NCCL and the software NIC learn of the nodes by their own variables
+    if args.nodes > 1:  # NCCL and the software NIC read the node from their own variables
         os.environ["NCCL_HOSTID"], os.environ["SOFTNIC_NODE"] = str(node_of(args) + 1), str(node_of(args))
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl")
     hosts = dist.new_group(backend="gloo")
-    # A copy to pageable memory on the default stream holds a lock of the CUDA driver until it is that copy's turn, and the software NIC
-    # needs the driver for what NCCL's kernel waits for there (doc/softnic.md): so not on the default stream.
+    # A copy to pageable memory on the default stream holds a lock of the CUDA driver until it runs, and the software NIC needs the
+    # driver for what NCCL's kernel waits for there (doc/softnic.md): so work is not on the default stream.
     with torch.cuda.stream(torch.cuda.Stream()):
         good = [measure(args, p, t, z, hosts) for p in args.preset for t in args.tokens for z in args.zipf]
     dist.destroy_process_group()

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the bench's ranks meet: a shared page with a process-shared barrier, private to this process when ranks are
- * threads, named when a launcher (torchrun, mpirun) started one process per rank. */
+/* How the bench's ranks meet: at a barrier in memory that they share. It has a name when each rank is a process
+ * (torchrun, mpirun or this program started it), and is private when the ranks are threads. */
 #include "tools/fused/bench.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
+
+#include "tools/common/rank_processes.h"
 
 enum { MEETING_BYTES = 4096 };
 
@@ -44,7 +44,7 @@ int bench_allgather(void *user, const void *mine, void *all, size_t bytes)
     pthread_barrier_wait(&m->barrier);
     for (uint32_t r = 0; r < rank->world; r++)
         memcpy((uint8_t *)all + r * bytes, m->slot[r], bytes);
-    pthread_barrier_wait(&m->barrier); /* nobody writes its next contribution before all have read this one */
+    pthread_barrier_wait(&m->barrier); /* no rank writes its next contribution before all have read this one */
     return 0;
 }
 
@@ -89,17 +89,10 @@ static void init_barrier(struct bench_meeting *m, uint32_t world)
 static const char *either(const char *a, const char *b)
 {
     const char *v = getenv(a);
-    return v != NULL ? v : getenv(b);
+    return v ? v : getenv(b);
 }
 
-static void set_number(const char *name, uint32_t value)
-{
-    char text[16];
-    snprintf(text, sizeof(text), "%u", value);
-    setenv(name, text, 1);
-}
-
-/* One rank per process: rank 0 makes the page, the others wait for it. */
+/* One rank per process: rank 0 makes the shared memory, the others wait for it. */
 static int run_launched(uint32_t rank, uint32_t world, const struct bench_options *o, int device, bench_rank_fn *fn,
                         void *user)
 {
@@ -107,7 +100,7 @@ static int run_launched(uint32_t rank, uint32_t world, const struct bench_option
     char name[64];
     const char *port = either("MASTER_PORT", "OMPI_MCA_ess_base_jobid");
     int fd = -1;
-    snprintf(name, sizeof(name), "/perseus-fused-bench-%u-%s", (unsigned)getuid(), port != NULL ? port : "0");
+    snprintf(name, sizeof(name), "/perseus-fused-bench-%u-%s", (unsigned)getuid(), port ? port : "0");
     if (rank == 0) {
         shm_unlink(name);
         fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
@@ -124,7 +117,7 @@ static int run_launched(uint32_t rank, uint32_t world, const struct bench_option
         }
     }
     if (fd < 0) {
-        fprintf(stderr, "perseus-fused-bench: rank %u waited 30 s for rank 0's page %s\n", rank, name);
+        fprintf(stderr, "perseus-fused-bench: rank %u waited 30 s for rank 0's shared memory %s\n", rank, name);
         return -110;
     }
     me.rank.meeting =
@@ -138,8 +131,8 @@ static int run_launched(uint32_t rank, uint32_t world, const struct bench_option
     me.rank.nodes = o->nodes;
     me.rank.node = rank / (world / o->nodes);
     if (o->nodes > 1) {
-        set_number("NCCL_HOSTID", me.rank.node + 1);
-        set_number("SOFTNIC_NODE", me.rank.node);
+        rank_setenv("NCCL_HOSTID", me.rank.node + 1);
+        rank_setenv("SOFTNIC_NODE", me.rank.node);
     }
     me.rank.rank = rank, me.rank.world = world, me.rank.device = device, me.fn = fn, me.user = user;
     bench_meet(&me.rank);
@@ -149,35 +142,27 @@ static int run_launched(uint32_t rank, uint32_t world, const struct bench_option
     return me.result;
 }
 
-/* Processes made here: this is before any CUDA call, which a fork would not survive. */
+struct forked {
+    const struct bench_options *o;
+    bench_rank_fn *fn;
+    void *user;
+};
+
+static int be_rank(uint32_t rank, void *user)
+{
+    const struct forked *f = (const struct forked *)user;
+    return run_launched(rank, f->o->world, f->o, f->o->one_device ? 0 : (int)rank, f->fn, f->user) != 0;
+}
+
+/* Before any call of CUDA, whose state does not survive a fork. */
 static int run_forked(const struct bench_options *o, bench_rank_fn *fn, void *user)
 {
-    pid_t *pids = (pid_t *)calloc(o->world, sizeof(*pids));
-    int worst = 0;
-    set_number("MASTER_PORT", (uint32_t)getpid()); /* names the page they meet at */
-    for (uint32_t r = 0; r < o->world; r++) {
-        pids[r] = fork();
-        if (pids[r] == 0)
-            _exit(run_launched(r, o->world, o, o->one_device != 0 ? 0 : (int)r, fn, user) == 0 ? 0 : 1);
-    }
-    for (uint32_t left = o->world; left > 0; left--) {
-        int status;
-        pid_t pid = wait(&status);
-        uint32_t r = 0;
-        while (r + 1 < o->world && pids[r] != pid)
-            r++;
-        pids[r] = 0;
-        if (WIFEXITED(status) ? WEXITSTATUS(status) == 0 : o->kill_after != 0 && r == o->world - 1)
-            continue;
-        fprintf(stderr, "perseus-fused-bench: rank %u %s %d\n", r, WIFEXITED(status) ? "ended with" : "died of signal",
-                WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
-        for (uint32_t other = 0; worst == 0 && other < o->world; other++)
-            if (pids[other] != 0)
-                kill(pids[other], SIGKILL); /* it would wait for the one that failed */
-        worst = 1;
-    }
-    free(pids);
-    return worst;
+    struct forked forked = {o, fn, user};
+    struct rank_processes ranks = {"perseus-fused-bench", o->world, be_rank};
+    ranks.user = &forked;
+    ranks.may_die = o->kill_after ? o->world : 0;
+    rank_setenv("MASTER_PORT", (uint32_t)getpid()); /* names the shared memory in which they meet */
+    return rank_processes_run(&ranks);
 }
 
 static int run_threads(const struct bench_options *o, bench_rank_fn *fn, void *user)
@@ -188,7 +173,7 @@ static int run_threads(const struct bench_options *o, bench_rank_fn *fn, void *u
     init_barrier(meeting, o->world);
     for (uint32_t r = 0; r < o->world; r++) {
         m[r].rank.threads = true;
-        m[r].rank.rank = r, m[r].rank.world = o->world, m[r].rank.device = o->one_device != 0 ? 0 : (int)r,
+        m[r].rank.rank = r, m[r].rank.world = o->world, m[r].rank.device = o->one_device ? 0 : (int)r,
         m[r].rank.meeting = meeting, m[r].rank.nodes = 1;
         m[r].fn = fn, m[r].user = user;
         pthread_create(&m[r].thread, NULL, run_member, &m[r]);
@@ -206,14 +191,14 @@ int bench_ranks_run(const struct bench_options *o, bench_rank_fn *fn, void *user
 {
     const char *rank = either("RANK", "OMPI_COMM_WORLD_RANK"), *size = either("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE");
     const char *local = either("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK");
-    uint32_t world = rank != NULL && size != NULL && local != NULL ? (uint32_t)atoi(size) : 1;
+    uint32_t world = rank && size && local ? (uint32_t)atoi(size) : 1;
     if ((world > 1 ? world : o->world) % o->nodes != 0) {
-        fprintf(stderr, "perseus-fused-bench: %u nodes do not divide the ranks\n", o->nodes);
+        fprintf(stderr, "perseus-fused-bench: --nodes %u: the number of ranks must be a multiple of it\n", o->nodes);
         return 1;
     }
     if (world > 1)
-        return run_launched((uint32_t)atoi(rank), world, o, o->one_device != 0 ? 0 : atoi(local), fn, user);
-    if (o->nodes > 1 || o->kill_after != 0)
+        return run_launched((uint32_t)atoi(rank), world, o, o->one_device ? 0 : atoi(local), fn, user);
+    if (o->nodes > 1 || o->kill_after)
         return run_forked(o, fn, user);
     return run_threads(o, fn, user);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many launches with nothing but the GPUs' own flags between the ranks. Three input sets take turns, because a launch
- * that used what the launch before, or the one before that (same bank), left behind would go unnoticed with fewer.
- * Every result is compared, bit by bit, with that set's first, which bench_check() has checked. */
+/* Many launches, between which the ranks synchronize only by the GPUs' own flags. Three sets of inputs alternate: with
+ * fewer, a launch that read data of the launch before it, or of the one before that (same bank), would go unnoticed.
+ * Each result must have the bits of that set's first result, which bench_check() has checked. */
 #include "tools/fused/bench.h"
 #include "tools/fused/launch.cuh"
 
@@ -69,7 +69,7 @@ static void run(const struct soak *s, uint32_t launches, uint32_t seed)
     uint32_t random = seed;
     for (uint32_t i = 0; i < launches; i++) {
         step(s, i, &random);
-        if (i % 512 == 511) /* keep the queue of launches short of what CUDA buffers */
+        if (i % 512 == 511) /* keep fewer launches in flight than CUDA can buffer */
             BENCH_CUDA(cudaStreamSynchronize(s->stream));
     }
     BENCH_CUDA(cudaStreamSynchronize(s->stream));
@@ -106,7 +106,8 @@ double bench_soak(struct bench_rank *rank, const struct bench_options *o, bench_
     replay(&s, o->replay);
     BENCH_CUDA(cudaMemcpyAsync(&found, s.differences, sizeof(found), cudaMemcpyDeviceToHost, stream));
     BENCH_CUDA(cudaStreamSynchronize(stream));
-    worst = bench_max(rank, (double)found); /* all have ended: freeing memory waits for a GPU, which ranks may share */
+    /* After this all ranks are done: cudaFree() waits for the GPU, which ranks may share. */
+    worst = bench_max(rank, (double)found);
     BENCH_CUDA(cudaFree(s.differences));
     return worst;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The start line: all GPUs begin what is timed together. */
+/* The start line: all GPUs begin a timed launch together. */
 #include "tools/fused/bench.h"
 #include "tools/fused/launch.cuh"
 
@@ -20,7 +20,7 @@ static __global__ void meet_kernel(struct meet_args m)
     __threadfence_system();
     *(volatile uint32_t *)&m.flags[p][m.rank] = m.epoch;
     for (uint64_t spins = 0; (int32_t)(*(volatile uint32_t *)&m.flags[m.rank][p] - m.epoch) < 0; spins++) {
-        __nanosleep(20); /* tools/hopper lets others run there */
+        __nanosleep(20); /* the Hopper emulator runs other threads here */
         if (spins > 100000000ull) {
             printf("perseus-fused-bench: rank %u waited for rank %u at meeting %u\n", m.rank, p, m.epoch);
             __trap();
@@ -34,8 +34,8 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
     memset(s, 0, sizeof(*s));
     s->rank = rank;
     BENCH_CALL(prs_fused_alloc(ctx, PRS_MAX_LOCAL_RANKS * sizeof(uint32_t), &mine));
-    /* Symmetric memory of threads is reachable by its plain pointer; processes let only the library map it, so they
-     * skip the GPU-side start line and meet on the host. */
+    /* Threads reach each other's symmetric memory by plain pointers. Processes cannot: they have no start line on the
+     * GPU, and meet on the host. */
     bench_allgather(rank, &mine, all, sizeof(mine));
     for (uint32_t p = 0; p < rank->world; p++)
         s->flags[p] = (uint32_t *)all[p];
@@ -44,7 +44,7 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
 void bench_start_cross(struct bench_start *s, cudaStream_t stream)
 {
     struct meet_args m;
-    if (!s->rank->threads) /* the others may store here once they have met: what this rank has enqueued comes before */
+    if (!s->rank->threads) /* after the meeting the others may store here, so this rank's work must be done */
         BENCH_CUDA(cudaStreamSynchronize(stream));
     bench_meet(s->rank);
     if (!s->rank->threads)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a check of sampled elements finds, added up on the GPU (check.cu). */
+/* The result of checking sampled elements, added up on the GPU (check.cu). */
 #ifndef TOOLS_FUSED_SUMS_CUH
 #define TOOLS_FUSED_SUMS_CUH
 
@@ -9,10 +9,10 @@
 
 struct bench_sums {
     unsigned long long beyond, poisoned, maps; /* maps: MoE's entries that are wrong */
-    double square, worst;                      /* of what is wanted; the largest error */
+    double square, worst;                      /* of the references; the largest error */
 };
 
-/* By one thread: an element, and what it should be. */
+/* Called by one thread: an element, and its reference. */
 static __device__ __forceinline__ void bench_sums_add(struct bench_sums *to, double have, double want, double bound)
 {
     double error = fabs(have - want);
@@ -24,7 +24,7 @@ static __device__ __forceinline__ void bench_sums_add(struct bench_sums *to, dou
 
 /* On the device, all zero. */
 struct bench_sums *bench_sums_open(cudaStream_t stream);
-/* Add the elements that still are as bench_poison() left them. */
+/* Add the elements that still have the value of bench_poison(). */
 void bench_sums_poisoned(struct bench_sums *device, const void *c, uint64_t count, cudaStream_t stream);
 /* Wait for the stream, and free it. */
 struct bench_sums bench_sums_close(struct bench_sums *device, cudaStream_t stream);

@@ -4,8 +4,8 @@
 
     torchrun --nproc-per-node 4 tools/fused/symm_mem_peers.py --library build/fused/libperseus-fused.so --sizes 4096,8192
 
-One JSON row a kernel and size. The three ways take turns in every round, start together, and are timed by events; a time is the
-median over rounds of the slowest rank. Our results are poisoned before each run; those of the timed launches are the same bits each time, and the last
+One JSON row for each kernel and size. The three methods take turns in every round, start together, and are timed by events; a time is the
+median over rounds of the slowest rank. Our results are poisoned before each run; those of the timed launches must have the same bits each time, and the last
 one's are compared with sums in double precision (timed.py; `checked_launches` says how many), as are the others' last.
 """
 import argparse
@@ -18,7 +18,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from fused_context import Context, bounded, pointer, struct, u32  # noqa: E402
 
-os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # NVLink multicast may be shared with others on the host: never used
+os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # NVLink multicast may be in use by others on the host, so it is off
 os.environ["NCCL_NVLS_ENABLE"] = "0"
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -31,7 +31,7 @@ Shape = struct("Shape", op=u32, m=u32, n=u32, k=u32, b_is_n_k=u32)
 
 
 class Mapped:
-    """Device memory that is not torch's, as torch likes to be told of it."""
+    """Describes device memory that is not torch's to torch."""
 
     def __init__(self, address, count):
         self.__cuda_array_interface__ = {"shape": (count,), "typestr": "<i2", "data": (address, False), "version": 3}
@@ -57,7 +57,7 @@ class Perseus(Context):
 
 
 def ways(op, perseus, plan, a, b, c, world, group):
-    """Callables by name; each gives the tensor that holds its result."""
+    """Callables by name; each returns the tensor that holds its result."""
     name = group.group_name
     rows, n = a.shape[0], b.shape[1]
 
@@ -102,7 +102,7 @@ def ways(op, perseus, plan, a, b, c, world, group):
 
 
 def reference(op, a, b, rows, rank, world):
-    """Of some rows of the result, in double precision, and how far bf16 partial sums may be from it."""
+    """Some rows of the result in double precision, and the bound of the error by bf16 partial sums."""
     if op == "allgather":
         block = a.shape[0]
         mine = torch.zeros(len(rows), a.shape[1], dtype=torch.float64, device="cuda")
@@ -121,7 +121,7 @@ def reference(op, a, b, rows, rank, world):
 
 
 def compare(op, result, want, bound, rows, rank):
-    """Worst error over the root mean square, and the elements beyond the bound, of the sampled rows that are here."""
+    """Worst error over the root mean square, and the elements beyond the bound, of the sampled rows that this rank has."""
     here, at = list(range(len(rows))), rows
     if op == "reduce_scatter":
         block = result.shape[0]
@@ -141,19 +141,19 @@ def most(value, cpu_group):
 
 
 def sampled(op, result, rows, rank):
-    """An element that compare() looks at; the last rank has one of 64 rows."""
+    """An element that compare() reads; the last rank has one of 64 rows."""
     block = result.shape[0]
     at = next(row % block for row in rows if op != "reduce_scatter" or row // block == rank)
     return result[at, :1]
 
 
 def one_row(op, size, options, perseus, rank, world, cpu_group):
-    share = size // world
-    m, n, k = (size, share, size) if op == "allgather" else (size, size, share)
+    slice_size = size // world
+    m, n, k = (size, slice_size, size) if op == "allgather" else (size, size, slice_size)
     torch.manual_seed(size * 8 + OPS[op] + rank * 1000003)
-    a = torch.rand(share if op == "allgather" else m, k, device="cuda").mul_(2).sub_(1).bfloat16()
+    a = torch.rand(slice_size if op == "allgather" else m, k, device="cuda").mul_(2).sub_(1).bfloat16()
     b = torch.rand(k, n, device="cuda").mul_(2).sub_(1).bfloat16()
-    c = perseus.alloc(share if op == "reduce_scatter" else m, n)
+    c = perseus.alloc(slice_size if op == "reduce_scatter" else m, n)
     plan = perseus.plan(op, m, n, k)
     methods = ways(op, perseus, plan, a, b, c, world, dist.group.WORLD)
     generator = torch.Generator().manual_seed(size)  # the same rows on every rank
@@ -167,7 +167,7 @@ def one_row(op, size, options, perseus, rank, world, cpu_group):
     differing = int(most(own.differing, cpu_group))
     row = {"kernel": op, "M": m, "N": n, "K": k, "gpus": world, "nodes": 1}
     for name, way in checked.items():
-        error, _ = way.found  # the others round every partial sum more often than once: told, not judged
+        error, _ = way.found  # the others round every partial sum more than once: reported, but no failure
         prefix = "" if name == "own" else name + "_"
         row[prefix + "usec"] = round(usec[name], 1)
         row[prefix + "max_rel_err"] = float(f"{most(error, cpu_group):.2e}")
@@ -186,7 +186,7 @@ def main():
     parser.add_argument("--sizes", default="4096,8192,16384")
     parser.add_argument("--kernels", default=",".join(OPS))
     parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check has to notice")
+    parser.add_argument("--corrupt", type=int, default=0, help="change an element of what the Nth timed launch wrote: the check must find it")
     parser.add_argument("--limit-s", type=int, default=200, help="of the whole script")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()

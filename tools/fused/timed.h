@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Timed launches, and that each did what it was timed for: every launch of our own kernels leaves the bits of the last
- * warm-up launch, in everything that it writes, and the last one is compared with a reference. What it writes was
- * poisoned, and what other ranks had left in the plan's memory was of other data, before. */
+/* Time launches, and check that each did its work: every timed launch of our own kernels must write the same bits as
+ * the last warm-up launch, and the last one is also compared with a reference. Before each launch its results are
+ * poisoned, and the plan's memory, which holds what other ranks sent, is filled from other data. */
 #ifndef TOOLS_FUSED_TIMED_H
 #define TOOLS_FUSED_TIMED_H
 
 #include "tools/fused/bench.h"
 
-enum { BENCH_MAX_WAYS = 4 };
+enum { BENCH_MAX_METHODS = 4 };
 
-/* What is known of the ways only where they are. All enqueue, but for check(). */
+/* What each bench does by its own means. All calls only enqueue, except check(). */
 struct bench_timed_calls {
-    void (*negate)(void *user);                /* what travels is of the other sign then; twice: as it was */
-    void (*prepare)(void *user, uint32_t way); /* poisons what it writes */
-    void (*launch)(void *user, uint32_t way);
-    void (*keep)(void *user, uint32_t way);                                     /* copies what it wrote */
-    void (*compare)(void *user, uint32_t way, unsigned long long *differences); /* adds what is not as in the copy */
-    void (*check)(void *user, uint32_t way); /* compares what it wrote with the reference; all ranks call it together */
-    uint16_t *(*sampled)(void *user);        /* an element that check() looks at; NULL: there is none here */
+    void (*negate)(void *user);                   /* changes the sign of what ranks send; two calls restore it */
+    void (*prepare)(void *user, uint32_t method); /* poisons what the method writes */
+    void (*launch)(void *user, uint32_t method);
+    void (*keep)(void *user, uint32_t method); /* copies what it wrote */
+    void (*compare)(void *user, uint32_t method,
+                    unsigned long long *differences); /* adds the number of differences from the copy */
+    void (*check)(void *user, uint32_t method);       /* compares what it wrote with the reference; collective */
+    uint16_t *(*sampled)(void *user); /* an element that check() reads; NULL: there is none on this rank */
 };
 
 struct bench_timed {
@@ -26,14 +27,15 @@ struct bench_timed {
     cudaStream_t stream;
     const struct bench_timed_calls *calls;
     void *user;
-    uint32_t own, ways; /* ways [0, own) are our kernels; `ways` has a bit for each that is to run */
+    uint32_t own, methods; /* methods [0, own) are our kernels; `methods` has a bit for each to run */
     /* Results. */
-    double usec[BENCH_MAX_WAYS]; /* medians of the slowest rank; NaN: did not run */
-    uint64_t checked;            /* timed launches of our own that were compared */
-    double differing;            /* what differed in them, on the worst rank */
+    double usec[BENCH_MAX_METHODS]; /* medians, each of the slowest rank's times; NaN: did not run */
+    uint64_t checked;               /* timed launches of our own kernels that were compared */
+    double differing;               /* differences in them, on the worst rank */
 };
 
-/* The ways take turns in every round. Without iterations each of our own is launched once, untimed, and checked. */
+/* Each round runs every method once. With no iterations, each of our own kernels is launched once, untimed, and
+ * checked. */
 void bench_timed_run(struct bench_timed *t);
 
 #endif

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways that take turns, timed by events, and that each timed launch of our own did what it was timed for (timed.h is the same in C): in all that it
-writes it leaves the bits of the last warm-up launch, and the last one is compared with a reference where it lies."""
+"""Time methods in turn, by events, and check that each timed launch of our own did its work (timed.h is the same in C): it must write the same
+bits as the last warm-up launch, and the last one is also compared with a reference."""
 import statistics
 
 import torch
 import torch.distributed as dist
 
 WARMUP = 3
-PAUSE_CLOCKS = 4_000_000  # some 2 ms
+PAUSE_CLOCKS = 4_000_000  # about 2 ms
 SAME_SIZE = {2: torch.int16, 4: torch.int32}
 
 
 def bits(tensor):
-    """Not-a-numbers of the same bits are equal here."""
+    """NaNs of the same bits are equal here."""
     return tensor.view(SAME_SIZE[tensor.element_size()])
 
 
 class Way:
-    """`run` gives its result, or whatever `check` wants of it. Of our own only: `wrote` gives what a launch writes, `travels` of its inputs what goes
-    to other ranks. `check` looks at what the last timed run left and its value is kept as `found`; `sampled` is one element, a view, that it looks at."""
+    """`run` returns its result, as `check` takes it. For our own methods only: `wrote` returns what a launch writes, and `travels` the inputs that are
+    sent to other ranks. `check` reads the result of the last timed run, and its value is kept as `found`; `sampled` is a view of one element that it
+    reads."""
 
     def __init__(self, run, poison=None, wrote=None, check=None, sampled=None, travels=()):
         self.run, self.poison, self.wrote, self.check, self.sampled, self.travels = run, poison, wrote, check, sampled, travels
@@ -32,8 +33,8 @@ class Way:
 
 
 def together(world):
-    """What is enqueued next starts at the same time on all GPUs, and all of it has been enqueued by then, as in a program that does not wait for each
-    step: ranks of Python are 100 us apart, and take 10 us and more for a call that they have just come to."""
+    """What is enqueued next starts at the same time on all GPUs, and after all of it was enqueued, as in a program that does not wait for each step:
+    ranks in Python are 100 us apart, and need 10 us and more for a call."""
     torch.cuda.synchronize()
     if world > 1:
         dist.barrier()
@@ -44,8 +45,8 @@ def together(world):
 
 
 def leave_other_data(own):
-    """What other ranks send waits in memory of the plan, which has two banks at most. A launch that did not wait for it would find what the launch
-    before it, or the one before that, was sent: so those are of other data."""
+    """What other ranks send goes to memory of the plan, which has at most two banks. A launch that does not wait for it reads what one of the two
+    launches before it was sent: so those two get other data, and the error shows."""
     for tensor in own.travels:
         tensor.neg_()
     for _ in range(2):
@@ -55,10 +56,10 @@ def leave_other_data(own):
 
 
 def time_once(way, own, world, slowest):
-    leave_other_data(own)  # before others' runs too: all find the caches alike
+    leave_other_data(own)  # before the baselines too, so that all methods find the caches alike
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if way.poison:
-        way.poison()  # what an earlier run left must not pass for this one's
+        way.poison()  # results of an earlier run must not pass for this one's
     together(world)
     begin.record()
     result = way.run()
@@ -68,13 +69,13 @@ def time_once(way, own, world, slowest):
 
 
 def look_at(way, own, result, timed, rounds, corrupt):
-    """Before anything else writes there. Behind others' runs our own results are compared too, for nothing: each way then finds the caches as the
-    others do. timed: number of the timed round, from 1."""
+    """Call it before anything overwrites the results. After the baselines our own results are compared too, only so that every method finds the caches
+    alike. timed: number of the timed round, from 1."""
     if timed == 0 and way.wrote:
         way.keep()
     if timed < 1:
         return
-    if way.wrote and timed == corrupt:  # what this looks like when a launch was wrong
+    if way.wrote and timed == corrupt:  # make the launch look wrong
         bits(way.sampled()).bitwise_xor_(0x4000)
     differing = (way if way.wrote else own).differences()
     if way.wrote:
@@ -85,8 +86,8 @@ def look_at(way, own, result, timed, rounds, corrupt):
 
 
 def time_all(ways, rounds, world, slowest, corrupt=0):
-    """Microseconds by name: median over rounds of the slowest rank. slowest(usec): over all ranks, which
-    are then through. corrupt: the timed round in which an element is changed before it is compared; 0: in none."""
+    """Microseconds by name: median over rounds of the slowest rank. slowest(usec): the largest over all
+    ranks, which are done then. corrupt: the timed round in which an element is changed before it is compared; 0: in none."""
     own = next(way for way in ways.values() if way.wrote)
     for i in range(WARMUP + rounds):
         for way in ways.values():

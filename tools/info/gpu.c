@@ -26,7 +26,7 @@ static long read_number(const char *address, const char *file, long fallback)
     return text[0] ? strtol(text, NULL, 0) : fallback;
 }
 
-/* The part of NVML that names a device; opened at run time, since a machine without it is no error. */
+/* The part of NVML that names a device. It is opened at run time, since a machine without it is no error. */
 struct nvml {
     void *library;
     int (*init)(void);
@@ -101,10 +101,9 @@ void gpu_find(struct machine *machine)
     name_gpus(machine);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * distance */
+/* ---- distance ---- */
 
-/** From the host bridge on: "pci0000:17/0000:17:01.0/..."; NULL when the path has none. */
+/* The path from the host bridge on, "pci0000:17/0000:17:01.0/..."; NULL when it has none. */
 static const char *from_bridge(const char *path)
 {
     const char *at = strstr(path, "/pci");
@@ -150,7 +149,8 @@ const char *distance_name(const char *path_a, int numa_a, const char *path_b, in
         return numa_a == numa_b ? "NODE" : "SYS";
     if (common == 1)
         return "PHB";
-    /* Below one switch each has its own downstream port and itself left: four parts. More means more switches. */
+    /* Below one switch each path has two more parts: a downstream port and the device. More parts mean more
+     * switches. */
     rest = depth(a) + depth(b) - 2 * common;
     return rest <= 4 ? "PIX" : "PXB";
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** What perseus-info finds out about this machine; filled once, then printed. */
+/* What perseus-info finds out about this machine; filled once, then printed. */
 #ifndef INFO_MACHINE_H
 #define INFO_MACHINE_H
 
@@ -10,12 +10,12 @@ enum { INFO_RAILS = 64, INFO_GPUS = 32, INFO_PROBLEMS = 64, INFO_LINES = 128 };
 struct gpu {
     char address[32];   /* PCI, as in 0000:18:00.0 */
     char pci_path[256]; /* real path below /sys/devices */
-    char name[96];      /* "" when no NVML tells */
+    char name[96];      /* "" without NVML */
     int numa_node;
 };
 
 struct problem {
-    char what[256], mend[256];
+    char what[256], fix[256];
 };
 
 struct machine {
@@ -28,17 +28,17 @@ struct machine {
     char policy[256];
     int problem_count;
     struct problem problem[INFO_PROBLEMS];
-    int line_count; /* what the transport said about devices it found and passed over */
+    int line_count; /* what the transport logged about the devices that it found */
     char line[INFO_LINES][256];
 };
 
-/** NVIDIA GPUs of this machine, from sysfs; names by NVML where it can be opened. */
+/* NVIDIA GPUs of this machine, from sysfs; names by NVML where it can be opened. */
 void gpu_find(struct machine *machine);
 
-/** How far apart two PCI devices are, in nvidia-smi's words: PIX, PXB, PHB, NODE, SYS; "-" when one has no path. */
+/* How far apart two PCI devices are, in nvidia-smi's words: PIX, PXB, PHB, NODE, SYS; "-" when one has no path. */
 const char *distance_name(const char *path_a, int numa_a, const char *path_b, int numa_b);
 
-/** Look for what commonly is wrong. */
+/* Look for common mistakes in the configuration. */
 void problems_find(struct machine *machine);
 
 void print_text(const struct machine *machine);

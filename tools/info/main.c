@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** perseus-info: what there is to use, what would be chosen and why, what is wrong and how to mend it. */
+/* perseus-info: what there is to use, what would be chosen and why, what is wrong and how to fix it. */
 #include <stdio.h>
 #include <string.h>
 
 #include "tools/info/machine.h"
 
-/** prs_log_fn: keeps what the transport says about each device. */
+/* A prs_log_fn that keeps what the transport logs about each device. */
 static void keep_line(void *user, enum prs_log_level level, const char *file, int line, const char *text)
 {
     struct machine *machine = user;
@@ -40,15 +40,15 @@ static void find_rails(struct machine *machine)
 int main(int argc, char **argv)
 {
     static struct machine machine;
-    bool is_json = argc == 2 && strcmp(argv[1], "--json") == 0;
+    bool is_json = argc == 2 && !strcmp(argv[1], "--json");
 
     if (argc > 1 && !is_json) {
-        bool is_help = argc == 2 && strcmp(argv[1], "--help") == 0;
+        bool is_help = argc == 2 && !strcmp(argv[1], "--help");
 
         fprintf(is_help ? stdout : stderr,
                 "usage: perseus-info [--json]\n"
                 "Shows the rails that Perseus would use, GPUs and their distance to them, how memory would be "
-                "registered, the\nordering policy and why, and what is wrong and how to mend it. Exit status 1: "
+                "registered, the\nordering policy and why, and what is wrong and how to fix it. Exit status 1: "
                 "nothing to use.\n");
         return is_help ? 0 : 2;
     }

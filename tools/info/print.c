@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "tools/info/machine.h"
+#include "tools/common/json.h"
 
 static const char *memory_text(const struct prs_rail_info *rail)
 {
@@ -47,97 +48,60 @@ void print_text(const struct machine *machine)
     print_rails(machine);
     print_gpus(machine);
     printf("order of a peer over all rails: %s\n",
-           machine->policy[0] ? machine->policy : "nothing to choose without a rail");
+           machine->policy[0] ? machine->policy : "none, since there is no rail");
     for (int i = 0; i < machine->line_count; i++)
-        printf("  said: %s\n", machine->line[i]);
+        printf("  log: %s\n", machine->line[i]);
     printf("problems: %d\n", machine->problem_count);
     for (int i = 0; i < machine->problem_count; i++)
-        printf("  - %s\n    mend: %s\n", machine->problem[i].what, machine->problem[i].mend);
+        printf("  - %s\n    fix: %s\n", machine->problem[i].what, machine->problem[i].fix);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * JSON */
-
-static void json_string(const char *text)
-{
-    putchar('"');
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
-
-        if (c == '"' || c == '\\')
-            printf("\\%c", c);
-        else if (c < 0x20)
-            printf("\\u%04x", c);
-        else
-            putchar(c);
-    }
-    putchar('"');
-}
-
-static void json_member(const char *name, const char *text)
-{
-    printf("\"%s\": ", name);
-    json_string(text);
-    printf(", ");
-}
+/* ---- JSON ---- */
 
 static void json_rail(const struct prs_rail_info *rail)
 {
-    printf("{");
-    json_member("name", rail->name);
-    json_member("gid", rail->gid);
-    json_member("pci_path", rail->pci_path);
-    json_member("mem_note", rail->mem_note);
-    printf("\"port\": %d, \"gid_index\": %d, \"speed_mbps\": %u, \"guid\": \"%#llx\", \"numa_node\": %d, "
-           "\"latency_us\": %.1f, \"max_peers\": %u, \"rail_id\": %d, \"plane_id\": %d, \"in_order\": %s, "
-           "\"relaxed_ordering\": %s, \"adaptive_routing\": %s, \"link\": \"%s\", \"queues\": \"%s\", \"memory\": "
-           "[\"host\"%s%s]}",
-           rail->port, rail->gid_index, rail->speed_mbps, (unsigned long long)rail->guid, rail->numa_node,
-           (double)rail->latency_us, rail->max_peers, rail->rail_id, rail->plane_id, rail->in_order ? "true" : "false",
-           rail->relaxed_ordering ? "true" : "false", rail->adaptive_routing ? "true" : "false", rail->link,
-           rail->queue_kind, rail->mem_kinds & PRS_MEM_CUDA ? ", \"peermem\"" : "",
-           rail->mem_kinds & PRS_MEM_DMABUF ? ", \"dmabuf\"" : "");
+    json_print(stdout, "{name:%s,gid:%s,pci_path:%s,mem_note:%s,port:%d,gid_index:%d,speed_mbps:%u,", rail->name,
+               rail->gid, rail->pci_path, rail->mem_note, rail->port, rail->gid_index, rail->speed_mbps);
+    printf("\"guid\":\"%#llx\",", (unsigned long long)rail->guid);
+    json_print(stdout,
+               "numa_node:%d,latency_us:%.1f,max_peers:%u,rail_id:%d,plane_id:%d,in_order:%hhd,relaxed_ordering:%hhd,"
+               "adaptive_routing:%hhd,link:%s,queues:%s,memory:[host",
+               rail->numa_node, (double)rail->latency_us, rail->max_peers, rail->rail_id, rail->plane_id,
+               rail->in_order, rail->relaxed_ordering, rail->adaptive_routing, rail->link, rail->queue_kind);
+    json_print(stdout, rail->mem_kinds & PRS_MEM_CUDA ? ",peermem" : "");
+    json_print(stdout, rail->mem_kinds & PRS_MEM_DMABUF ? ",dmabuf]}" : "]}");
 }
 
 static void json_gpu(const struct machine *machine, const struct gpu *gpu)
 {
-    printf("{");
-    json_member("address", gpu->address);
-    json_member("name", gpu->name);
-    json_member("pci_path", gpu->pci_path);
-    printf("\"numa_node\": %d, \"distance\": {", gpu->numa_node);
+    json_print(stdout, "{address:%s,name:%s,pci_path:%s,numa_node:%d,distance:{", gpu->address, gpu->name,
+               gpu->pci_path, gpu->numa_node);
     for (int i = 0; i < machine->rail_count; i++) {
         const struct prs_rail_info *rail = &machine->rail[i];
+        char port[128];
 
-        printf("%s\"%s:%d\": \"%s\"", i ? ", " : "", rail->name, rail->port,
-               distance_name(gpu->pci_path, gpu->numa_node, rail->pci_path, rail->numa_node));
+        snprintf(port, sizeof(port), "%s:%d", rail->name, rail->port);
+        json_print(stdout, i ? ",%s:%s" : "%s:%s", port,
+                   distance_name(gpu->pci_path, gpu->numa_node, rail->pci_path, rail->numa_node));
     }
-    printf("}}");
+    json_print(stdout, "}}");
 }
 
 void print_json(const struct machine *machine)
 {
-    printf("{");
-    json_member("version", prs_version());
-    json_member("policy", machine->policy);
-    json_member("error", machine->open_text);
-    printf("\"rails\": [");
+    json_print(stdout, "{version:%s,policy:%s,error:%s,rails:[", prs_version(), machine->policy, machine->open_text);
     for (int i = 0; i < machine->rail_count; i++) {
-        printf("%s", i ? ", " : "");
+        json_print(stdout, i ? "," : "");
         json_rail(&machine->rail[i]);
     }
-    printf("], \"gpus\": [");
+    json_print(stdout, "],gpus:[");
     for (int i = 0; i < machine->gpu_count; i++) {
-        printf("%s", i ? ", " : "");
+        json_print(stdout, i ? "," : "");
         json_gpu(machine, &machine->gpu[i]);
     }
-    printf("], \"problems\": [");
-    for (int i = 0; i < machine->problem_count; i++) {
-        printf("%s{", i ? ", " : "");
-        json_member("what", machine->problem[i].what);
-        printf("\"mend\": ");
-        json_string(machine->problem[i].mend);
-        printf("}");
-    }
-    printf("]}\n");
+    json_print(stdout, "],problems:[");
+    for (int i = 0; i < machine->problem_count; i++)
+        json_print(stdout, i ? ",{what:%s,fix:%s}" : "{what:%s,fix:%s}", machine->problem[i].what,
+                   machine->problem[i].fix);
+    json_print(stdout, "]}\n");
 }

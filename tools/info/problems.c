@@ -12,10 +12,10 @@
 
 enum { PORTS_MAX = 8 };
 
-static void add(struct machine *machine, const char *mend, const char *format, ...)
+static void add(struct machine *machine, const char *fix, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-static void add(struct machine *machine, const char *mend, const char *format, ...)
+static void add(struct machine *machine, const char *fix, const char *format, ...)
 {
     struct problem *problem = &machine->problem[machine->problem_count];
     va_list args;
@@ -25,18 +25,18 @@ static void add(struct machine *machine, const char *mend, const char *format, .
     va_start(args, format);
     vsnprintf(problem->what, sizeof(problem->what), format, args);
     va_end(args);
-    snprintf(problem->mend, sizeof(problem->mend), "%s", mend);
+    snprintf(problem->fix, sizeof(problem->fix), "%s", fix);
     machine->problem_count++;
 }
 
 static void find_no_rail(struct machine *machine)
 {
     if (machine->open_error)
-        add(machine, "see the text; libibverbs is in the package libibverbs1 (Debian) or libibverbs (RPM)",
+        add(machine, "see the reason; libibverbs is in the package libibverbs1 (Debian) or libibverbs (RPM)",
             "no RDMA: %s", machine->open_text);
     else if (machine->rail_count == 0)
         add(machine,
-            "load the NIC's driver and check 'ibv_devinfo', and NCCL_IB_HCA; without a NIC, try: softnic-run -- "
+            "load the NIC's driver, check 'ibv_devinfo' and NCCL_IB_HCA; without a NIC, try: softnic-run -- "
             "perseus-info",
             "no usable RDMA device was found");
 }
@@ -96,7 +96,8 @@ static void find_in_rails(struct machine *machine)
             add(machine,
                 "load nvidia_peermem ('modprobe nvidia_peermem'), or use a kernel, driver and NIC with DMA-BUF; until "
                 "then NCCL stages through host memory",
-                "%s cannot register GPU memory: %s", rail->name, rail->mem_note[0] ? rail->mem_note : "unknown why");
+                "%s cannot register GPU memory: %s", rail->name,
+                rail->mem_note[0] ? rail->mem_note : "the reason is unknown");
         if (rail->is_roce && strncmp(rail->gid, "fe80", 4) == 0)
             add(machine, "give its network interface an address, or choose by NCCL_IB_GID_INDEX",
                 "%s port %d has only a link-local GID (%s), which routers do not pass on", rail->name, rail->port,

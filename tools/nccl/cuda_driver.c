@@ -9,7 +9,7 @@
 
 enum { CUDA_OK = 0, CUDA_NOT_READY = 600, STREAM_NON_BLOCKING = 1 };
 
-/* Results are int-sized enums; handles are pointers; device pointers 64 bit: CUDA's driver API on LP64. */
+/* CUDA's driver API on LP64: results are enums of int's size, handles are pointers, device pointers have 64 bits. */
 static struct {
     int (*init)(unsigned flags);
     int (*device_count)(int *count);
@@ -17,13 +17,11 @@ static struct {
     int (*context_retain)(void **context, int device);
     int (*context_set)(void *context);
     int (*mem_alloc)(cuda_ptr *ptr, size_t bytes);
-    int (*mem_free)(cuda_ptr ptr);
     int (*copy_in)(cuda_ptr dst, const void *src, size_t bytes);
     int (*copy_out)(void *dst, cuda_ptr src, size_t bytes);
     int (*copy_async)(cuda_ptr dst, cuda_ptr src, size_t bytes, cuda_stream stream);
     int (*fill_async)(cuda_ptr dst, unsigned char byte, size_t bytes, cuda_stream stream);
     int (*stream_new)(cuda_stream *stream, unsigned flags);
-    int (*stream_wait)(cuda_stream stream);
     int (*stream_query)(cuda_stream stream);
     int (*event_new)(cuda_event *event, unsigned flags);
     int (*event_mark)(cuda_event event, cuda_stream stream);
@@ -45,13 +43,11 @@ static void open_driver(void)
         {&cu.context_retain, "cuDevicePrimaryCtxRetain"},
         {&cu.context_set, "cuCtxSetCurrent"},
         {&cu.mem_alloc, "cuMemAlloc_v2"},
-        {&cu.mem_free, "cuMemFree_v2"},
         {&cu.copy_in, "cuMemcpyHtoD_v2"},
         {&cu.copy_out, "cuMemcpyDtoH_v2"},
         {&cu.copy_async, "cuMemcpyDtoDAsync_v2"},
         {&cu.fill_async, "cuMemsetD8Async"},
         {&cu.stream_new, "cuStreamCreate"},
-        {&cu.stream_wait, "cuStreamSynchronize"},
         {&cu.stream_query, "cuStreamQuery"},
         {&cu.event_new, "cuEventCreate"},
         {&cu.event_mark, "cuEventRecord"},
@@ -61,11 +57,11 @@ static void open_driver(void)
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 
     open_result = -ENOSYS;
-    if (library == NULL)
+    if (!library)
         return;
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         *(void **)symbols[i].slot = dlsym(library, symbols[i].name);
-        if (*(void **)symbols[i].slot == NULL)
+        if (!*(void **)symbols[i].slot)
             return;
     }
     open_result = cu.init(0) == CUDA_OK ? 0 : -ENODEV;
@@ -77,7 +73,7 @@ static void must(int result, const char *call)
 
     if (result == CUDA_OK)
         return;
-    if (cu.error_name(result, &name) != CUDA_OK || name == NULL)
+    if (cu.error_name(result, &name) != CUDA_OK || !name)
         name = "unknown";
     fprintf(stderr, "perseus-nccl: %s failed: %s (%d)\n", call, name, result);
     exit(1);
@@ -88,7 +84,7 @@ int cuda_device_count(void)
     int count = 0;
 
     pthread_once(&open_once, open_driver);
-    if (open_result != 0 || cu.device_count(&count) != CUDA_OK)
+    if (open_result || cu.device_count(&count) != CUDA_OK)
         return 0;
     return count;
 }
@@ -99,7 +95,7 @@ int cuda_use_device(int device)
     int handle = 0;
 
     pthread_once(&open_once, open_driver);
-    if (open_result != 0) {
+    if (open_result) {
         fprintf(stderr, "perseus-nccl: no CUDA driver (libcuda.so.1): %d\n", open_result);
         return open_result;
     }
@@ -115,11 +111,6 @@ cuda_ptr cuda_alloc(size_t bytes)
 
     must(cu.mem_alloc(&ptr, bytes), "cuMemAlloc");
     return ptr;
-}
-
-void cuda_release(cuda_ptr ptr)
-{
-    must(cu.mem_free(ptr), "cuMemFree");
 }
 
 void cuda_copy_in(cuda_ptr dst, const void *src, size_t bytes)
@@ -148,11 +139,6 @@ cuda_stream cuda_stream_new(void)
 
     must(cu.stream_new(&stream, STREAM_NON_BLOCKING), "cuStreamCreate");
     return stream;
-}
-
-void cuda_stream_wait(cuda_stream stream)
-{
-    must(cu.stream_wait(stream), "cuStreamSynchronize");
 }
 
 int cuda_stream_idle(cuda_stream stream)

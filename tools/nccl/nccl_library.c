@@ -31,15 +31,15 @@ const struct nccl_library *nccl_library_open(const char *path)
         {&nccl.send, "ncclSend", false},
         {&nccl.recv, "ncclRecv", false},
     };
-    void *library = dlopen(path != NULL ? path : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen(path ? path : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
 
-    if (library == NULL) {
+    if (!library) {
         fprintf(stderr, "perseus-nccl: cannot open NCCL: %s (give --nccl FILE)\n", dlerror());
         return NULL;
     }
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         *(void **)symbols[i].slot = dlsym(library, symbols[i].name);
-        if (*(void **)symbols[i].slot == NULL && !symbols[i].optional) {
+        if (!*(void **)symbols[i].slot && !symbols[i].optional) {
             fprintf(stderr, "perseus-nccl: NCCL has no %s: too old?\n", symbols[i].name);
             return NULL;
         }

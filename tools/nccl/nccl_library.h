@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL's public calls, found at run time in libnccl.so.2: one binary serves every NCCL that is installed. */
+/* NCCL's public calls, found in libnccl.so.2 at run time, so that one binary serves every installed NCCL. */
 #ifndef TOOLS_NCCL_NCCL_LIBRARY_H
 #define TOOLS_NCCL_NCCL_LIBRARY_H
 
@@ -20,6 +20,7 @@ enum nccl_type {
     NCCL_FLOAT64 = 8,
     NCCL_BFLOAT16 = 9,
 };
+enum { NCCL_IN_PROGRESS = 7 }; /* a result */
 enum nccl_redop { NCCL_SUM = 0, NCCL_PROD = 1, NCCL_MAX = 2, NCCL_MIN = 3 };
 
 struct nccl_unique_id {

@@ -3,7 +3,7 @@
 """Run NCCL over Perseus, over NCCL's own IB transport and over sockets, in turn on one host, and compare.
 
 Each transport is a set of environment variables; each run is a fresh set of processes, since NCCL reads them once. Runs alternate
-(round 1: perseus, ib, socket; round 2: the same ...) and the table shows medians over rounds, so that a drift of the machine hits all alike.
+(round 1: perseus, ib, socket; round 2: the same ...) and the table shows medians over rounds, so that slow changes of the machine affect all alike.
 """
 import argparse
 import collections
@@ -23,7 +23,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 COMMON = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_IB_GID_INDEX": "1",
           "NCCL_GIN_TYPE": "2"}  # 2.28.9 crashes on IB devices that are not mlx5 without it
 OPS = ["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
-COLOURS = {"perseus": "#d1495b", "ib": "#00798c", "socket": "#8d96a3"}
+TRANSPORTS = ["perseus", "ib", "socket"]
 
 
 def find(*candidates):
@@ -35,7 +35,7 @@ def find(*candidates):
 
 
 class Stopped(Exception):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 def parse_arguments():
@@ -48,7 +48,7 @@ def parse_arguments():
     parser.add_argument("--iters", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1, help="alternating runs of each transport (%(default)s)")
-    parser.add_argument("--transports", default="perseus,ib,socket", help="comma list (%(default)s)")
+    parser.add_argument("--transports", default=",".join(TRANSPORTS), help="comma list (%(default)s)")
     parser.add_argument("--plugin", default=find(HERE / "../plugin/libnccl-net-perseus.so", HERE / "../lib/libnccl-net-perseus.so"),
                         help="the Perseus plugin (%(default)s)")
     parser.add_argument("--nccl-tests", metavar="DIR", help="run these binaries instead of the own program (MPI builds through mpirun)")
@@ -59,8 +59,7 @@ def parse_arguments():
     parser.add_argument("--register", action="store_true", help="register user buffers")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for every transport")
     parser.add_argument("--timeout", type=int, default=300, help="seconds for one run of one op (%(default)s)")
-    parser.add_argument("--plot", metavar="FILE.svg", help="bus bandwidth over size")
-    parser.add_argument("--json", action="store_true", help="one object a line instead of the table")
+    parser.add_argument("--json", action="store_true", help="one object a line instead of the table (perseus-plot draws them)")
     return parser.parse_args()
 
 
@@ -115,7 +114,7 @@ def parse_tests(text, transport, op, ranks):
 
 
 def run_once(args, transport, op):
-    """One op over one transport: its rows, or None after telling why it failed."""
+    """One op over one transport: its rows, or None after printing why it failed."""
     command = tests_command(args, op) if args.nccl_tests else own_command(args, transport, op)
     if args.softnic is not None and transport != "socket":
         softnic = find(HERE / "softnic/softnic-run", pathlib.Path(shutil.which("softnic-run") or "softnic-run"))
@@ -141,7 +140,7 @@ def key_of(row):
 
 
 def measure(args, transports, samples):
-    """Run everything in turn, adding rows to samples: {(key, transport): [row]}. Whether every run ended well with right data."""
+    """Run everything in turn, adding rows to samples: {(key, transport): [row]}. Return whether every run succeeded with right data."""
     sound = True
     for _ in range(args.rounds):
         for op in args.ops.split(","):
@@ -158,8 +157,8 @@ def stop(_signal, _frame):
 
 
 def collect(args, transports):
-    """Medians over rounds: {(op, type, in_place, bytes): {transport: row}}, and whether every run ended well with right data. A run that is
-    ended early (SIGTERM, timeout(1)) tells what it has."""
+    """Medians over rounds: {(op, type, in_place, bytes): {transport: row}}, and whether every run succeeded with right data. After SIGTERM
+    (timeout(1)) they are of the runs that were done."""
     samples, sound = collections.defaultdict(list), False
     signal.signal(signal.SIGTERM, stop)
     try:
@@ -188,47 +187,12 @@ def print_table(table, transports):
         print(line)
 
 
-def plot(table, transports, path):
-    """Bus bandwidth over size, one panel an op, both axes logarithmic."""
-    import math
-    ops = sorted({key[0] for key in table})
-    width, height, left, top = 340, 220, 60, 40
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{len(ops) * (width + left) + 40}" height="{height + 110}" '
-             'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>']
-    rows = [(key, t, row) for key, per in table.items() for t, row in per.items() if not key[2] and row["busbw_GBps"] > 0]
-    if not rows:
-        return
-    xs = [math.log2(key[3]) for key, _, _ in rows]
-    ys = [math.log10(row["busbw_GBps"]) for _, _, row in rows]
-    x_low, x_span, y_low, y_high = min(xs), max(max(xs) - min(xs), 1), math.floor(min(ys)), math.ceil(max(ys))
-    for panel, op in enumerate(ops):
-        x0 = left + panel * (width + left)
-        parts.append(f'<text x="{x0}" y="{top - 14}" font-size="13">{op}: bus bandwidth, GB/s</text>'
-                     f'<rect x="{x0}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#999"/>')
-        for decade in range(y_low, y_high + 1):
-            y = top + height - (decade - y_low) / max(y_high - y_low, 1) * height
-            parts.append(f'<line x1="{x0}" x2="{x0 + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
-                         f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0 ** decade:g}</text>')
-        for power in range(math.ceil(x_low), int(x_low + x_span) + 1, 4):
-            x = x0 + (power - x_low) / x_span * width
-            name = f"{2 ** (power % 10)}{['', 'K', 'M', 'G'][power // 10]}"
-            parts.append(f'<text x="{x:.1f}" y="{top + height + 15}" text-anchor="middle">{name}</text>')
-        for t in transports:
-            points = sorted((key[3], row["busbw_GBps"]) for key, who, row in rows if who == t and key[0] == op)
-            where = " ".join(f"{x0 + (math.log2(s) - x_low) / x_span * width:.1f},"
-                             f"{top + height - (math.log10(b) - y_low) / max(y_high - y_low, 1) * height:.1f}" for s, b in points)
-            parts.append(f'<polyline points="{where}" fill="none" stroke="{COLOURS[t]}" stroke-width="2"/>')
-    for i, t in enumerate(transports):
-        parts.append(f'<text x="{left + i * 90}" y="{top + height + 45}" fill="{COLOURS[t]}" font-size="13">{t}</text>')
-    pathlib.Path(path).write_text("\n".join(parts) + "</svg>\n")
-
-
 def main():
     args = parse_arguments()
     transports = args.transports.split(",")
-    unknown = [t for t in transports if t not in COLOURS]
+    unknown = [t for t in transports if t not in TRANSPORTS]
     if unknown:
-        sys.exit(f"perseus-nccl: --transports: unknown: {', '.join(unknown)} (known: {', '.join(COLOURS)})")
+        sys.exit(f"perseus-nccl: --transports: unknown: {', '.join(unknown)} (known: {', '.join(TRANSPORTS)})")
     table, sound = collect(args, transports)
     if args.json:
         for _, per in sorted(table.items()):
@@ -236,8 +200,6 @@ def main():
                 print(json.dumps(row))
     else:
         print_table(table, transports)
-    if args.plot:
-        plot(table, transports, args.plot)
     return 0 if sound and table else 1
 
 

@@ -3,33 +3,28 @@
 
 #include <string.h>
 
-static const struct {
-    const char *name;
-    size_t size;
-} types[] = {
-    [NCCL_INT8] = {"int8", 1},         [NCCL_UINT8] = {"uint8", 1},   [NCCL_INT32] = {"int32", 4},
-    [NCCL_UINT32] = {"uint32", 4},     [NCCL_INT64] = {"int64", 8},   [NCCL_UINT64] = {"uint64", 8},
-    [NCCL_FLOAT16] = {"half", 2},      [NCCL_FLOAT32] = {"float", 4}, [NCCL_FLOAT64] = {"double", 8},
-    [NCCL_BFLOAT16] = {"bfloat16", 2},
+const char *const values_type_names[] = {
+    [NCCL_INT8] = "int8",
+    [NCCL_UINT8] = "uint8",
+    [NCCL_INT32] = "int32",
+    [NCCL_UINT32] = "uint32",
+    [NCCL_INT64] = "int64",
+    [NCCL_UINT64] = "uint64",
+    [NCCL_FLOAT16] = "half",
+    [NCCL_FLOAT32] = "float",
+    [NCCL_FLOAT64] = "double",
+    [NCCL_BFLOAT16] = "bfloat16",
+    NULL,
 };
-enum { TYPES = sizeof(types) / sizeof(types[0]) };
+
+static const uint8_t sizes[] = {
+    [NCCL_INT8] = 1,   [NCCL_UINT8] = 1,   [NCCL_INT32] = 4,   [NCCL_UINT32] = 4,  [NCCL_INT64] = 8,
+    [NCCL_UINT64] = 8, [NCCL_FLOAT16] = 2, [NCCL_FLOAT32] = 4, [NCCL_FLOAT64] = 8, [NCCL_BFLOAT16] = 2,
+};
 
 size_t values_size(enum nccl_type type)
 {
-    return (unsigned)type < TYPES ? types[type].size : 0;
-}
-
-const char *values_type_name(enum nccl_type type)
-{
-    return (unsigned)type < TYPES ? types[type].name : "unknown";
-}
-
-int values_type_parse(const char *name)
-{
-    for (int i = 0; i < TYPES; i++)
-        if (strcmp(types[i].name, name) == 0)
-            return i;
-    return -1;
+    return (size_t)type < sizeof(sizes) ? sizes[type] : 0;
 }
 
 /* A whole number in the type's own encoding; the low values_size() bytes count (little endian). */
@@ -49,7 +44,7 @@ static uint64_t encode(enum nccl_type type, unsigned value)
         uint32_t word;
 
         memcpy(&word, &wide, sizeof(word));
-        return word >> 16; /* exact: values stay below 2^8 */
+        return word >> 16; /* exact, since values are below 2^8 */
     }
     case NCCL_FLOAT32: {
         float single = (float)value;
@@ -72,20 +67,20 @@ void values_fill(void *out, enum nccl_type type, unsigned rank, size_t first, si
 {
     uint64_t table[7];
     size_t size = values_size(type);
-    char *place = out;
+    char *at = out;
 
     for (unsigned v = 0; v < 7; v++)
         table[v] = encode(type, v);
-    for (size_t i = 0; i < count; i++, place += size)
-        memcpy(place, &table[values_at(rank, first + i, seed)], size);
+    for (size_t i = 0; i < count; i++, at += size)
+        memcpy(at, &table[values_at(rank, first + i, seed)], size);
 }
 
-static unsigned expected(enum nccl_redop op, unsigned rank_base, unsigned ranks, size_t place, unsigned seed)
+static unsigned expected(enum nccl_redop op, unsigned rank_base, unsigned ranks, size_t i, unsigned seed)
 {
-    unsigned result = values_at(rank_base, place, seed);
+    unsigned result = values_at(rank_base, i, seed);
 
     for (unsigned r = 1; r < ranks; r++) {
-        unsigned value = values_at(rank_base + r, place, seed);
+        unsigned value = values_at(rank_base + r, i, seed);
 
         if (op == NCCL_SUM)
             result += value;
@@ -100,17 +95,17 @@ static unsigned expected(enum nccl_redop op, unsigned rank_base, unsigned ranks,
 size_t values_check(const void *got, enum nccl_type type, enum nccl_redop op, unsigned rank_base, unsigned ranks,
                     size_t first, size_t count, unsigned seed, size_t *where)
 {
-    /* The sum depends on the place only through (place + place / 1021) % 7: seven cases, worked out once. */
+    /* The reduction depends on the index i only by (i + i / 1021) % 7: seven cases. */
     uint64_t table[7];
     size_t size = values_size(type), wrong = 0;
-    const char *place = got;
+    const char *element = got;
 
     for (unsigned phase = 0; phase < 7; phase++)
         table[phase] = encode(type, expected(op, rank_base, ranks, phase, seed));
-    for (size_t i = 0; i < count; i++, place += size) {
+    for (size_t i = 0; i < count; i++, element += size) {
         size_t at = first + i;
 
-        if (memcmp(place, &table[(at + at / 1021) % 7], size) != 0 && wrong++ == 0)
+        if (memcmp(element, &table[(at + at / 1021) % 7], size) && wrong++ == 0)
             *where = at;
     }
     return wrong;

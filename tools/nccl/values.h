@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Test data whose sums are exact in every NCCL type: small whole numbers that depend on rank, place and seed. */
+/* Test data whose sums are exact in every NCCL type: small whole numbers that depend on rank, index and seed. */
 #ifndef TOOLS_NCCL_VALUES_H
 #define TOOLS_NCCL_VALUES_H
 
@@ -10,22 +10,21 @@
 
 /* Bytes of one element; 0 for an unknown type. */
 size_t values_size(enum nccl_type type);
-const char *values_type_name(enum nccl_type type);
-/* The type of that name (as nccl-tests spells it), or -1. */
-int values_type_parse(const char *name);
+/* By enum nccl_type, as nccl-tests spells them; NULL after the last. */
+extern const char *const values_type_names[];
 
-/* What rank holds at place i before the collective: 0..6. */
+/* The element of a rank at index i before the collective: 0..6. */
 static inline unsigned values_at(unsigned rank, size_t i, unsigned seed)
 {
-    /* The second term breaks the period, so that a block that landed seven elements off is seen. */
+    /* The second term breaks the period, so that a block at an offset of seven elements is found. */
     return (unsigned)((i + i / 1021 + 3u * rank + seed) % 7u);
 }
 
-/* Write count elements of rank, from place first on. */
+/* Write count elements of rank, from index first on. */
 void values_fill(void *out, enum nccl_type type, unsigned rank, size_t first, size_t count, unsigned seed);
 
-/* Count the elements that differ from the reduction (op) over ranks 0..ranks-1 at places first.. ; ranks == 1 with
- * rank_base r: a copy of r's data. *where gets the first wrong place. */
+/* Count the elements that differ from the reduction (op) over ranks rank_base..rank_base+ranks-1 at the indices from
+ * first on; with one rank it is a copy of its data. *where becomes the index of the first wrong element. */
 size_t values_check(const void *got, enum nccl_type type, enum nccl_redop op, unsigned rank_base, unsigned ranks,
                     size_t first, size_t count, unsigned seed, size_t *where);
 

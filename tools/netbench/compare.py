@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two NCCL net plugins on the software NIC: time, what they ask of the NIC, and instructions.
+"""Compare two NCCL net plugins on the software NIC: time, requests to the NIC, and instructions.
 
 usage: perseus-compare --peer FILE [--plugin FILE] [--api v8] [--rounds 7] [--json]
 
-Runs alternate (plugin, peer, plugin, peer ...), so that a drift of the machine hits both alike, and medians over rounds are compared. The
-NIC's own counters (work requests, doorbells, completions) are taken over many 8-byte messages with 8 outstanding; what connecting and
-closing cost is taken out by measuring two lengths. Instructions (--callgrind) are those of the plugin's own file, by Valgrind's callgrind.
+Runs alternate (plugin, peer, plugin, peer ...), so that slow changes of the machine affect both alike, and medians over rounds are
+compared. The NIC's own counters (work requests, doorbells, completions) are read after many 8-byte messages with 8 outstanding, for two
+numbers of messages: their difference leaves out connecting and closing. Instructions (--callgrind) are those of the plugin's own file, by
+Valgrind's callgrind.
 """
 import argparse
 import collections
@@ -21,7 +22,7 @@ import tempfile
 
 TOOLS = pathlib.Path(__file__).resolve().parent
 MESSAGE = 8  # bytes of a message where messages are counted
-RUNS = 2     # netbench runs one iteration ahead of those it is asked for, so one iteration moves everything twice
+RUNS = 2     # netbench runs one iteration before the timed ones, so with one timed iteration everything is sent twice
 COUNTERS = ["send_wrs", "recv_wrs", "doorbells", "cqes_send", "cqes_recv"]
 
 
@@ -41,7 +42,7 @@ def netbench(plugin, args, *options, prefix=()):
 
 
 def device_counters(objects):
-    """The sum over devices of each counter, wherever in softnicctl's objects it stands."""
+    """The sum over devices of each counter, wherever it is in softnicctl's objects."""
     total = collections.Counter()
 
     def visit(node):
@@ -66,7 +67,7 @@ def times(args, plugins):
     for _ in range(args.rounds):
         for name, plugin in plugins.items():
             for sizes, iterations in sizes_and_iterations(args):
-                # A quarter of untimed runs: rings of a thousand entries are then in the caches for both.
+                # A quarter of untimed iterations first: after them, rings of a thousand entries are in the caches for both.
                 for row in netbench(plugin, args, "--sizes", sizes, "--iters", iterations, "--warmup", str(int(iterations) // 4))[0]:
                     samples[row["bytes"], name].append(row)
     for size in sorted({size for size, _ in samples}):
@@ -81,7 +82,7 @@ def times(args, plugins):
 
 
 def burst(messages):
-    """Options for one iteration in which each of two ranks sends so many messages to the other."""
+    """Options for one iteration in which each of two ranks sends this many messages to the other."""
     return ["--sizes", str(messages * MESSAGE), "--chunk", str(MESSAGE), "--iters", "1", "--warmup", "0", "--outstanding", "8"]
 
 

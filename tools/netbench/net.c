@@ -12,7 +12,7 @@
 
 enum { NEWEST = 12, OLDEST = 6 };
 
-/** The plugin's logger, with NCCL's variable for how much. */
+/* The logger that the plugin gets. NCCL_DEBUG sets its level, as in NCCL. */
 static void log_line(int level, unsigned long subsystems, const char *file, int line, const char *format, ...)
 {
     const char *wanted = getenv("NCCL_DEBUG");
@@ -87,7 +87,7 @@ net_result net_finalize(struct net *net)
     return net->version >= 11 ? net->table.v11->finalize(net->context) : NET_SUCCESS;
 }
 
-/* Members under one name in the versions that have them. */
+/* The members that all versions have, under the same names. */
 #define TAKE(out, from)                                                                                                \
     do {                                                                                                               \
         (out)->name = (from).name;                                                                                     \

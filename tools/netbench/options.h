@@ -1,32 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** What the command line asks for. */
+/* The command line of perseus-netbench. */
 #ifndef NETBENCH_OPTIONS_H
 #define NETBENCH_OPTIONS_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "tools/common/option_table.h"
 
-enum op { OP_SENDRECV, OP_ALLREDUCE, OP_ALLGATHER, OP_REDUCESCATTER, OP_ALLTOALL, OP_COUNT };
+enum op { OP_SENDRECV, OP_ALLREDUCE, OP_ALLGATHER, OP_REDUCESCATTER, OP_ALLTOALL };
 
-enum { SIZES_MAX = 512, RANKS_MAX = 64, COMMS_MAX = 32, OUTSTANDING_MAX = 32, GROUP_MAX = 8, ITERS_MAX = 1000000 };
+enum { RANKS_MAX = 64, COMMS_MAX = 32, OUTSTANDING_MAX = 32, MULTI_MAX = 8, ITERS_MAX = 1000000 };
 
 struct options {
     const char *plugin;
     int api; /* 0: the newest table that the plugin has */
     enum op op;
-    int ranks, nodes, comms, outstanding, group, iters, warmup;
-    int yield; /* idle passes of the progress thread between two calls of sched_yield() */
+    int ranks, nodes, comms, outstanding, iters, warmup;
+    int per_receive; /* buffers of one NCCL receive (multi-receive) */
+    int yield;       /* idle passes of the progress thread between two calls of sched_yield() */
     int timeout_s;
     int setup_timeout_s; /* of connecting, and of waiting for all ranks; 0 while parsing: as timeout_s */
     size_t chunk_bytes;
-    bool check, json, fuse, flush, churn;
-    int size_count;
-    size_t size[SIZES_MAX];
+    bool odd, check, json, fuse, flush, churn;
+    struct option_list sizes;
 };
 
 const char *op_name(enum op op);
 
-/** Fill from the command line; prints why and how on a mistake. Return 0, or the status to exit with plus one. */
-int options_parse(struct options *options, int argc, char **argv);
+/* Fill from the command line; wrong options end the program. */
+void options_parse(struct options *options, int argc, char **argv);
 
 #endif

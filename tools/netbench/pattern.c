@@ -10,7 +10,7 @@ static uint64_t hash(uint64_t x)
     return x ^ x >> 33;
 }
 
-/** Eight products of a byte each, modulo 256. */
+/* Eight products of one byte each, modulo 256. */
 static uint64_t times_bytes(uint64_t bytes, uint8_t factor)
 {
     const uint64_t even = 0x00ff00ff00ff00ffu;
@@ -35,7 +35,7 @@ struct pattern pattern_of_sum(uint64_t iteration, int ranks)
     return (struct pattern){.iteration = iteration, .base = (uint8_t)ranks, .step = (uint8_t)(ranks * (ranks - 1) / 2)};
 }
 
-/** Bytes 8 * word to 8 * word + 7, the first in the lowest bits. */
+/* Bytes 8 * word to 8 * word + 7, the first in the lowest bits. */
 static uint64_t pattern_word(const struct pattern *pattern, size_t word)
 {
     uint64_t seed = hash(word + (pattern->iteration << 40) + 1);

@@ -10,31 +10,31 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "tools/netbench/link.h"
+#include "tools/netbench/connection.h"
 #include "tools/netbench/pattern.h"
-#include "tools/netbench/report.h"
+#include "tools/netbench/bandwidth.h"
 
 enum {
     SLOT_ALIGN = 64,
-    SLOTS_MAX = 17,         /* one that leads in and 16 timed */
-    SLOTS_BYTES = 64 << 20, /* of larger sizes only two are kept */
+    SLOTS_MAX = 17,         /* one to start with, and 16 that are timed */
+    SLOTS_BYTES = 64 << 20, /* larger sizes have two slots only */
     COMPLAINTS_MAX = 10,
-    LOOK_EVERY = 256, /* idle passes between looks at the clock */
+    CHECK_EVERY = 256, /* idle passes between checks of the clock */
 };
 
 enum phase { SERVICE_OPENING, SERVICE_OPEN, SERVICE_CLOSING };
 
 struct rank {
     const struct options *options;
-    struct world *world;
+    struct job *job;
     int id;
     struct net net;
-    int lane_count;
-    struct lane *lanes;
+    int stream_count;
+    struct stream *streams;
     uint8_t *input, *output, *scratch;
-    size_t buffer_bytes, scratch_bytes; /* of each; scratch: of one lane */
-    int complaints;                     /* about data, that were printed */
-    uint64_t iteration;                 /* of all sizes, counted up: no two have the same data */
+    size_t buffer_bytes, scratch_bytes; /* of each; scratch: of one stream */
+    int complaints;                     /* lines printed about wrong data */
+    uint64_t iteration;                 /* counts over all sizes: no two iterations have the same data */
     /* service thread */
     pthread_t service;
     pthread_mutex_t lock;
@@ -43,8 +43,7 @@ struct rank {
     int service_result;
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * sizes and buffers */
+/* ---- sizes and buffers ---- */
 
 static size_t slot_bytes(size_t bytes)
 {
@@ -81,28 +80,28 @@ static int map_buffers(struct rank *rank)
 {
     const struct options *options = rank->options;
 
-    for (int i = 0; i < options->size_count; i++) {
-        size_t bytes = slot_bytes(options->size[i]) * slots_for(options, options->size[i]);
+    for (int i = 0; i < (int)options->sizes.count; i++) {
+        size_t bytes = slot_bytes(options->sizes.value[i]) * slots_for(options, options->sizes.value[i]);
 
         rank->buffer_bytes = bytes > rank->buffer_bytes ? bytes : rank->buffer_bytes;
     }
-    rank->scratch_bytes = has_scratch(options->op) ? lane_scratch_bytes(options) : 0;
+    rank->scratch_bytes = has_scratch(options->op) ? stream_scratch_bytes(options) : 0;
     rank->output = map_bytes(rank->buffer_bytes);
     rank->input = has_input(options->op) ? map_bytes(rank->buffer_bytes) : NULL;
-    rank->scratch = rank->scratch_bytes ? map_bytes(rank->scratch_bytes * rank->lane_count) : NULL;
+    rank->scratch = rank->scratch_bytes ? map_bytes(rank->scratch_bytes * rank->stream_count) : NULL;
     if (!rank->output || (has_input(options->op) && !rank->input) || (rank->scratch_bytes && !rank->scratch)) {
         fprintf(stderr, "perseus-netbench: rank %d: cannot map buffers of %zu bytes: %s\n", rank->id,
                 rank->buffer_bytes, strerror(errno));
         return -ENOMEM;
     }
-    for (int i = 0; i < rank->lane_count; i++) {
-        struct lane *lane = &rank->lanes[i];
+    for (int i = 0; i < rank->stream_count; i++) {
+        struct stream *stream = &rank->streams[i];
 
-        lane->output = (struct buffer){.data = rank->output, .bytes = rank->buffer_bytes};
-        lane->input = (struct buffer){.data = rank->input, .bytes = rank->input ? rank->buffer_bytes : 0};
-        lane->scratch = (struct buffer){.bytes = rank->scratch_bytes};
+        stream->output = (struct buffer){.data = rank->output, .bytes = rank->buffer_bytes};
+        stream->input = (struct buffer){.data = rank->input, .bytes = rank->input ? rank->buffer_bytes : 0};
+        stream->scratch = (struct buffer){.bytes = rank->scratch_bytes};
         if (rank->scratch)
-            lane->scratch.data = rank->scratch + (size_t)i * rank->scratch_bytes;
+            stream->scratch.data = rank->scratch + (size_t)i * rank->scratch_bytes;
     }
     return 0;
 }
@@ -114,14 +113,13 @@ static void unmap_buffers(struct rank *rank)
     if (rank->input)
         munmap(rank->input, rank->buffer_bytes);
     if (rank->scratch)
-        munmap(rank->scratch, rank->scratch_bytes * rank->lane_count);
+        munmap(rank->scratch, rank->scratch_bytes * rank->stream_count);
     rank->output = rank->input = rank->scratch = NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * devices and lanes */
+/* ---- devices and streams ---- */
 
-/** Return the first device to use and in *count how many, or -errno after printing why. */
+/* Return the first device to use and in *count how many, or -errno after printing why. */
 static int choose_devices(struct rank *rank, int *count)
 {
     struct net_vdevice_v12 all = {.count = 0};
@@ -147,7 +145,7 @@ static int choose_devices(struct rank *rank, int *count)
     return -EIO;
 }
 
-static int check_group(const struct rank *rank, int device)
+static int check_per_receive(const struct rank *rank, int device)
 {
     struct net_properties_v12 properties;
     net_result result = net_properties(&rank->net, device, &properties);
@@ -157,15 +155,15 @@ static int check_group(const struct rank *rank, int device)
                 net_result_text(result));
         return -EIO;
     }
-    if (rank->options->group <= properties.max_recvs)
+    if (rank->options->per_receive <= properties.max_recvs)
         return 0;
-    fprintf(stderr, "perseus-netbench: --group %d: this plugin has maxRecvs %d\n", rank->options->group,
+    fprintf(stderr, "perseus-netbench: --group %d: this plugin has maxRecvs %d\n", rank->options->per_receive,
             properties.max_recvs);
     return -EINVAL;
 }
 
-/** The ring's neighbours, or in an alltoall everybody. */
-static int make_lanes(struct rank *rank)
+/* To the neighbours in the ring of ranks, or, in an alltoall, to every rank. */
+static int make_streams(struct rank *rank)
 {
     const struct options *options = rank->options;
     int peers = options->op == OP_ALLTOALL ? options->ranks - 1 : 1;
@@ -174,29 +172,28 @@ static int make_lanes(struct rank *rank)
 
     if (first < 0)
         return first;
-    rank->lane_count = peers * options->comms;
-    rank->lanes = calloc(rank->lane_count, sizeof(*rank->lanes));
-    if (!rank->lanes)
+    rank->stream_count = peers * options->comms;
+    rank->streams = calloc(rank->stream_count, sizeof(*rank->streams));
+    if (!rank->streams)
         return -ENOMEM;
-    for (int i = 0; i < rank->lane_count; i++) {
-        struct lane *lane = &rank->lanes[i];
+    for (int i = 0; i < rank->stream_count; i++) {
+        struct stream *stream = &rank->streams[i];
         int distance = 1 + i / options->comms;
 
-        lane->net = &rank->net;
-        lane->options = options;
-        lane->share = (struct share){.rank = rank->id,
-                                     .ranks = options->ranks,
-                                     .to = (rank->id + distance) % options->ranks,
-                                     .from = (rank->id + options->ranks - distance) % options->ranks,
-                                     .comm = i % options->comms,
-                                     .comms = options->comms};
-        lane->device = first + (rank->id % per_node + lane->share.comm) % devices;
+        stream->net = &rank->net;
+        stream->options = options;
+        stream->route = (struct route){.rank = rank->id,
+                                       .ranks = options->ranks,
+                                       .to = (rank->id + distance) % options->ranks,
+                                       .from = (rank->id + options->ranks - distance) % options->ranks,
+                                       .comm = i % options->comms,
+                                       .comms = options->comms};
+        stream->device = first + (rank->id % per_node + stream->route.comm) % devices;
     }
-    return check_group(rank, first);
+    return check_per_receive(rank, first);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * service thread */
+/* ---- service thread ---- */
 
 static void set_phase(struct rank *rank, enum phase phase)
 {
@@ -210,11 +207,11 @@ static void await_phase(struct rank *rank, enum phase phase)
 {
     pthread_mutex_lock(&rank->lock);
     while (rank->phase < phase)
-        pthread_cond_wait(&rank->changed, &rank->lock); /* bounded: every call of the service thread is */
+        pthread_cond_wait(&rank->changed, &rank->lock); /* ends, since every call of the service thread has a limit */
     pthread_mutex_unlock(&rank->lock);
 }
 
-/** Until the rank closes. Return 0 or -errno. */
+/* Register and deregister until the rank closes. Return 0 or -errno. */
 static int churn(struct rank *rank)
 {
     const struct timespec pause = {.tv_nsec = 200000};
@@ -228,7 +225,7 @@ static int churn(struct rank *rank)
         pthread_mutex_unlock(&rank->lock);
         if (is_closing)
             break;
-        r = link_churn(&rank->lanes[i % rank->lane_count]);
+        r = connection_churn(&rank->streams[i % rank->stream_count]);
         nanosleep(&pause, NULL);
     }
     return r;
@@ -237,32 +234,31 @@ static int churn(struct rank *rank)
 static void *serve(void *argument)
 {
     struct rank *rank = argument;
-    int r = link_open(rank->world, rank->lanes, rank->lane_count);
+    int r = connection_open(rank->job, rank->streams, rank->stream_count);
 
-    if (r == 0)
+    if (!r)
         r = map_buffers(rank);
-    if (r == 0)
-        r = link_register(rank->lanes, rank->lane_count);
+    if (!r)
+        r = connection_register(rank->streams, rank->stream_count);
     rank->service_result = r;
     if (r < 0)
-        world_stop(rank->world);
+        job_stop(rank->job);
     set_phase(rank, SERVICE_OPEN);
     if (r == 0 && rank->options->churn)
         r = churn(rank);
     await_phase(rank, SERVICE_CLOSING);
     if (r < 0)
         rank->service_result = r;
-    /* NCCL's order: registrations, then the memory, and only then the queues that may still know of it. */
-    r = link_deregister(rank->lanes, rank->lane_count);
+    /* NCCL's order: first registrations, then the memory, then the comms, which may still refer to it. */
+    r = connection_deregister(rank->streams, rank->stream_count);
     unmap_buffers(rank);
-    r |= link_close(rank->lanes, rank->lane_count);
+    r |= connection_close(rank->streams, rank->stream_count);
     if (r < 0 && rank->service_result == 0)
         rank->service_result = -EIO;
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * iterations */
+/* ---- iterations ---- */
 
 static void prepare(struct rank *rank, size_t bytes, int slot, uint64_t iteration)
 {
@@ -315,7 +311,7 @@ static uint64_t check(struct rank *rank, size_t bytes, int slot, uint64_t iterat
             wrong += compare(rank, &of, data + block.offset, block.offset, block.len);
         }
         return wrong;
-    default: /* alltoall: block q came from rank q, out of what it had for this rank */
+    default: /* alltoall: block q is the block that rank q has for this rank */
         block = plan_equal(bytes, rank->id, options->ranks);
         for (int q = 0; q < options->ranks; q++) {
             struct range to = plan_equal(bytes, q, options->ranks);
@@ -327,7 +323,7 @@ static uint64_t check(struct rank *rank, size_t bytes, int slot, uint64_t iterat
     }
 }
 
-/** An alltoall's block for oneself does not take the network. */
+/* In an alltoall, a rank's block for itself does not use the network. */
 static void copy_own(struct rank *rank, size_t bytes, size_t offset)
 {
     struct range block = plan_equal(bytes, rank->id, rank->options->ranks);
@@ -338,58 +334,58 @@ static void copy_own(struct rank *rank, size_t bytes, size_t offset)
 
 static void report_waits(const struct rank *rank)
 {
-    for (int i = 0; i < rank->lane_count; i++) {
+    for (int i = 0; i < rank->stream_count; i++) {
         char text[512];
 
-        if (lane_is_done(&rank->lanes[i]))
+        if (stream_is_done(&rank->streams[i]))
             continue;
-        lane_describe(&rank->lanes[i], text, sizeof(text));
+        stream_describe(&rank->streams[i], text, sizeof(text));
         fprintf(stderr, "perseus-netbench: rank %d: %s\n", rank->id, text);
     }
 }
 
-/** Return 0 to go on waiting, -ECANCELED or -ETIMEDOUT. */
-static int look_up(struct rank *rank, double since)
+/* Return 0 to go on waiting, -ECANCELED or -ETIMEDOUT. */
+static int check_limits(struct rank *rank, double since)
 {
-    __atomic_add_fetch(&rank->world->rank[rank->id].beats, 1, __ATOMIC_RELAXED);
-    if (world_stopped(rank->world))
+    __atomic_add_fetch(&rank->job->rank[rank->id].beats, 1, __ATOMIC_RELAXED);
+    if (job_stopped(rank->job))
         return -ECANCELED;
-    return world_now() - since > rank->options->timeout_s * 1e6 ? -ETIMEDOUT : 0;
+    return job_now() - since > rank->options->timeout_s * 1e6 ? -ETIMEDOUT : 0;
 }
 
-/** One operation. Return 0 or -errno. */
+/* One operation. Return 0 or -errno. */
 static int run_once(struct rank *rank, size_t bytes, int slot)
 {
     size_t offset = (size_t)slot * slot_bytes(bytes);
-    double since = world_now();
-    int idle = 0, left = rank->lane_count;
+    double since = job_now();
+    int idle = 0, left = rank->stream_count;
 
-    for (int i = 0; i < rank->lane_count; i++)
-        lane_begin(&rank->lanes[i], offset);
+    for (int i = 0; i < rank->stream_count; i++)
+        stream_begin(&rank->streams[i], offset);
     copy_own(rank, bytes, offset);
     while (left > 0) {
         int happened = 0;
 
         left = 0;
-        for (int i = 0; i < rank->lane_count; i++) {
+        for (int i = 0; i < rank->stream_count; i++) {
             int r;
 
-            if (lane_is_done(&rank->lanes[i]))
+            if (stream_is_done(&rank->streams[i]))
                 continue;
-            r = lane_step(&rank->lanes[i]);
+            r = stream_step(&rank->streams[i]);
             if (r < 0)
                 return r;
             happened |= r;
-            left += !lane_is_done(&rank->lanes[i]);
+            left += !stream_is_done(&rank->streams[i]);
         }
         if (happened) {
             idle = 0;
             continue;
         }
         if (idle++ == 0)
-            since = world_now();
-        if (idle % LOOK_EVERY == 0) {
-            int r = look_up(rank, since);
+            since = job_now();
+        if (idle % CHECK_EVERY == 0) {
+            int r = check_limits(rank, since);
 
             if (r < 0) {
                 report_waits(rank);
@@ -397,19 +393,17 @@ static int run_once(struct rank *rank, size_t bytes, int slot)
             }
         }
         if (idle % rank->options->yield == 0)
-            sched_yield(); /* ranks may be more than cores */
+            sched_yield(); /* there may be more ranks than cores */
     }
     return 0;
 }
 
-/**
- * A batch: fill all slots, run them back to back, check them. The first leads in: it makes up for ranks leaving the
- * barrier one after the other, and is not timed. Return the number of iterations timed or -errno.
- */
+/* Fill all slots, run them back to back, check them. The first iteration is not timed: the ranks leave the barrier one
+ * after the other, and it absorbs that. Return the number of timed iterations or -errno. */
 static int run_batch(struct rank *rank, size_t bytes, int slots, int done, uint64_t *errors)
 {
     const struct options *options = rank->options;
-    double *usec = world_usec(rank->world, rank->id), before = 0;
+    double *usec = job_usec(rank->job, rank->id), before = 0;
     int total = options->warmup + options->iters - done + 1;
     int batch = slots < total ? slots : total;
     uint64_t first = rank->iteration;
@@ -419,12 +413,12 @@ static int run_batch(struct rank *rank, size_t bytes, int slots, int done, uint6
     for (int i = 0; i < batch; i++)
         if (options->check || done == 0)
             prepare(rank, bytes, i, first + i);
-    r = world_barrier(rank->world, options->setup_timeout_s);
+    r = job_barrier(rank->job, options->setup_timeout_s);
     for (int i = 0; i < batch && r == 0; i++) {
         double now;
 
         r = run_once(rank, bytes, i);
-        now = world_now();
+        now = job_now();
         if (i > 0 && done + i - 1 >= options->warmup)
             usec[done + i - 1 - options->warmup] = now - before;
         before = now;
@@ -436,55 +430,55 @@ static int run_batch(struct rank *rank, size_t bytes, int slots, int done, uint6
     return batch - 1;
 }
 
-/** Return 0 or -errno; the errors found go to the world. */
+/* Return 0 or -errno; the errors found go to the job. */
 static int run_size(struct rank *rank, size_t bytes)
 {
     const struct options *options = rank->options;
-    struct rank_state *state = &rank->world->rank[rank->id];
+    struct rank_state *state = &rank->job->rank[rank->id];
     int slots = slots_for(options, bytes), r = 0;
     uint64_t errors = 0;
 
-    for (int i = 0; i < rank->lane_count; i++) {
-        rank->lanes[i].errors = 0;
-        plan_make(&rank->lanes[i].plan, options, bytes, &rank->lanes[i].share);
+    for (int i = 0; i < rank->stream_count; i++) {
+        rank->streams[i].errors = 0;
+        plan_make(&rank->streams[i].plan, options, bytes, &rank->streams[i].route);
     }
     for (int done = 0; done < options->warmup + options->iters; done += r) {
         r = run_batch(rank, bytes, slots, done, &errors);
         if (r < 0)
             return r;
     }
-    for (int i = 0; i < rank->lane_count; i++)
-        errors += rank->lanes[i].errors;
+    for (int i = 0; i < rank->stream_count; i++)
+        errors += rank->streams[i].errors;
     state->errors = errors;
-    r = world_barrier(rank->world, options->setup_timeout_s);
+    r = job_barrier(rank->job, options->setup_timeout_s);
     if (r == 0 && rank->id == 0)
-        report_size(options, &rank->net, rank->world, bytes);
-    return r < 0 ? r : world_barrier(rank->world, options->setup_timeout_s);
+        bandwidth_print_size(options, &rank->net, rank->job, bytes);
+    return r < 0 ? r : job_barrier(rank->job, options->setup_timeout_s);
 }
 
-/** Return 0 or -errno. */
+/* Return 0 or -errno. */
 static int run_sizes(struct rank *rank)
 {
     bool is_wrong = false;
     int r = rank->service_result;
 
-    for (int i = 0; i < rank->options->size_count && r == 0; i++) {
-        r = run_size(rank, rank->options->size[i]);
-        is_wrong |= rank->world->rank[rank->id].errors > 0;
+    for (int i = 0; i < (int)rank->options->sizes.count && r == 0; i++) {
+        r = run_size(rank, rank->options->sizes.value[i]);
+        is_wrong |= rank->job->rank[rank->id].errors > 0;
     }
     if (r < 0) {
         if (r == -ETIMEDOUT)
             fprintf(stderr, "perseus-netbench: rank %d: no progress for %d s (%d s while all ranks meet)\n", rank->id,
                     rank->options->timeout_s, rank->options->setup_timeout_s);
-        world_stop(rank->world);
+        job_stop(rank->job);
     }
     return r < 0 ? r : is_wrong ? -EBADMSG : 0;
 }
 
-int rank_run(const struct options *options, struct world *world, int id)
+int rank_run(const struct options *options, struct job *job, int id)
 {
     struct rank rank = {.options = options,
-                        .world = world,
+                        .job = job,
                         .id = id,
                         .lock = PTHREAD_MUTEX_INITIALIZER,
                         .changed = PTHREAD_COND_INITIALIZER,
@@ -501,7 +495,7 @@ int rank_run(const struct options *options, struct world *world, int id)
         r = -EIO;
         goto unload;
     }
-    r = make_lanes(&rank);
+    r = make_streams(&rank);
     if (r < 0)
         goto finalize;
     r = -pthread_create(&rank.service, NULL, serve, &rank);
@@ -511,10 +505,10 @@ int rank_run(const struct options *options, struct world *world, int id)
     r = run_sizes(&rank);
     set_phase(&rank, SERVICE_CLOSING);
     pthread_join(rank.service, NULL);
-    if (r == 0)
+    if (!r)
         r = rank.service_result;
 finalize:
-    free(rank.lanes);
+    free(rank.streams);
     result = net_finalize(&rank.net);
     if (result != NET_SUCCESS && r == 0)
         r = -EIO;
@@ -522,6 +516,6 @@ unload:
     net_unload(&rank.net);
 stop:
     if (r < 0)
-        world_stop(world);
+        job_stop(job);
     return r < 0 ? 1 : 0;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/** One rank process. */
+/* One rank process. */
 #ifndef NETBENCH_RANK_H
 #define NETBENCH_RANK_H
 
 #include "tools/netbench/options.h"
-#include "tools/netbench/world.h"
+#include "tools/netbench/job.h"
 
-/** Run all sizes; rank 0 prints the results. Return the process's exit status. */
-int rank_run(const struct options *options, struct world *world, int rank);
+/* Run all sizes; rank 0 prints the results. Return the process's exit status. */
+int rank_run(const struct options *options, struct job *job, int rank);
 
 #endif

@@ -13,7 +13,7 @@
 #define GPU_LIBRARY "libperseus-perf-gpu.so"
 
 enum {
-    HALF_BYTES = 32 << 20, /* transfers beyond it share slots: they carry the same bytes */
+    HALF_BYTES = 32 << 20, /* transfers beyond it share slots, whose bytes are the same */
     RING_SLOTS = 4096,
     WINDOW_OPS = 1024,
     SIGNAL_BYTES = 64 << 10,
@@ -26,7 +26,7 @@ int bench_fail(const struct bench *bench, const char *what, int error)
     return error;
 }
 
-/* The library lies beside the program, or where the loader finds it. */
+/* The library is beside the program, or where the loader finds it. */
 static int load_gpu(struct bench *bench)
 {
     char path[512];
@@ -83,7 +83,7 @@ int bench_open(struct bench *bench, const char *policy)
         .fabric = bench->fabric,
         .rails = &bench->rails,
         .window_ops = WINDOW_OPS,
-        .queues_per_rail = bench->options->queues_per_rail,
+        .queues_per_rail = (int)bench->options->queues_per_rail,
         .traffic_class = -1,
         .policy = policy,
     };
@@ -107,10 +107,10 @@ int bench_open(struct bench *bench, const char *policy)
     bench->half = HALF_BYTES;
     r = prs_bootstrap_team(&bench->bootstrap, &team, &bench->team);
     if (r < 0)
-        return bench_fail(bench, "making the team", r);
+        return bench_fail(bench, "opening the team", r);
     r = prs_heap_open(&bench->bootstrap, &heap, &bench->heap);
     if (r < 0)
-        return bench_fail(bench, "making the heap", r);
+        return bench_fail(bench, "opening the heap", r);
     r = prs_team_connect(bench->team, 0);
     if (r < 0)
         return bench_fail(bench, "connecting", r);
@@ -118,12 +118,12 @@ int bench_open(struct bench *bench, const char *policy)
     if (prs_rail_query(bench->fabric, bench->rails.rail[0], &rail) == 0)
         proxy.numa_node = rail.numa_node;
     r = prs_proxy_open(&proxy, &bench->proxy);
-    if (r == 0)
+    if (!r)
         r = prs_heap_windows(bench->heap, bench->proxy);
-    if (r == 0)
+    if (!r)
         r = prs_proxy_start(bench->proxy, &bench->device);
     if (r < 0)
-        return bench_fail(bench, "making the proxy", r);
+        return bench_fail(bench, "opening the proxy", r);
     return ranks_barrier(bench->ranks);
 }
 
@@ -157,7 +157,7 @@ int bench_quiet(struct bench *bench)
             return bench_fail(bench, "stepping the proxy", r);
         idle = r > 0 ? 0 : idle + 1;
         if (idle > IDLE_SPINS)
-            sched_yield(); /* more ranks than cores: a software NIC's thread may be waiting for this one */
+            sched_yield(); /* with more ranks than cores, a software NIC's thread may wait for this core */
         if (r == 0 && bench_now_us() > give_up) {
             fprintf(stderr, "rank %u: %llu of %llu commands complete after %u s\n", ranks_rank(bench->ranks),
                     (unsigned long long)bench->device.control->done, (unsigned long long)claim,
@@ -195,7 +195,7 @@ struct prs_device_put bench_put(const struct bench *bench, uint32_t peer, uint64
                                    .group = group};
 }
 
-/* Large transfers are marked and checked in part: every 64th word (each 512 bytes) and the last. */
+/* In large transfers only every 64th word (each 512 bytes) and the last are written and checked. */
 static uint64_t stride_of(uint64_t bytes)
 {
     return bytes <= 16384 ? 1 : 64;

@@ -25,8 +25,7 @@ static int fail(const char *what, cudaError_t error)
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the sender */
+/* ---- the sender ---- */
 
 static __global__ void send_kernel(struct gpu_plan plan, struct gpu_shared *state, struct gpu_meeting *meeting,
                                    double *us)
@@ -71,8 +70,7 @@ static int gpu_finish(double *us, uint32_t count)
            fail("cudaMemcpy", cudaStreamSynchronize(stream));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * a receiver */
+/* ---- a receiver ---- */
 
 static __global__ void check_kernel(struct gpu_plan plan, uint32_t rank, uint64_t iteration, int with_signals,
                                     unsigned long long *wrong)
@@ -121,8 +119,7 @@ static int gpu_clear(const struct gpu_plan *plan)
     return fail("clearing", cudaStreamSynchronize(stream));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the ring by itself */
+/* ---- the ring by itself ---- */
 
 static __global__ void rate_kernel(struct gpu_plan plan, uint64_t puts)
 {
@@ -134,7 +131,7 @@ static __global__ void rate_kernel(struct gpu_plan plan, uint64_t puts)
         return;
     for (uint64_t i = blockIdx.x; i < puts && r == 0; i += gridDim.x)
         r = prs_put(&plan.device, &put, &ticket);
-    if (r == 0)
+    if (!r)
         prs_flush(&plan.device, ticket);
 }
 
@@ -181,7 +178,7 @@ static int gpu_round_trip(const struct gpu_plan *plan, uint32_t count, double *n
         fail("clock rate", cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, device)) ||
         fail("cudaMalloc", cudaMalloc(&out, count * sizeof(double))))
         return 1;
-    /* At the highest clock, which is where a busy GPU of this kind runs. */
+    /* At the highest clock, at which a busy GPU of this kind runs. */
     round_trip_kernel<<<1, 1, 0, stream>>>(*plan, count, out, 1e6 / khz);
     if (fail("the round-trip kernel", cudaStreamSynchronize(stream)))
         return 1;
@@ -189,7 +186,7 @@ static int gpu_round_trip(const struct gpu_plan *plan, uint32_t count, double *n
            fail("cudaMemcpy", cudaStreamSynchronize(stream)) || fail("cudaFree", cudaFree(out));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
+/* ---- the library ---- */
 
 static int gpu_open(uint32_t rank)
 {

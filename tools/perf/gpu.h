@@ -9,11 +9,11 @@
 extern "C" {
 #endif
 
-/* Host memory that the kernel and the CPU meet in. Each word has one writer. */
+/* Host memory in which the kernel and the CPU meet. Each word has one writer. */
 struct gpu_meeting {
-    uint64_t sent;    /* the kernel's: iterations that are complete */
-    uint64_t checked; /* the CPU's: iterations that every receiver has checked */
-    uint64_t wrong;   /* a check kernel's: words that were wrong */
+    uint64_t sent;    /* written by the kernel: iterations that are complete */
+    uint64_t checked; /* by the CPU: iterations that every receiver has checked */
+    uint64_t wrong;   /* by a kernel that checks: words that were wrong */
     uint64_t pad[5];
 };
 
@@ -23,30 +23,30 @@ struct gpu_plan {
     uint64_t half;  /* sources below, arrivals above */
     uint64_t slots; /* transfers beyond share slots */
     uint64_t bytes;
-    uint64_t group; /* 0: coupled; else puts per group (as many as there are: one group a destination) */
+    uint64_t group; /* 0: coupled; else puts per group; at least `concurrency`: one group a destination */
     uint64_t poison;
     uint32_t concurrency, peers;
     uint32_t iterations; /* of each kind: odd iterations put only, even ones put with signals */
 };
 
 struct gpu_library {
-    int host; /* its memory is that of the host, and no CUDA is there: threads play blocks, in tests */
-    /* Use the GPU of this rank. Return 0 or 1, said on stderr. */
+    int host; /* in tests, without CUDA: its memory is the host's, and threads play the blocks */
+    /* Use the GPU of this rank. Return 0, or 1 with the reason on stderr; so do the others that return int. */
     int (*open)(uint32_t rank);
-    /* Whether each of so many ranks has a GPU to itself: then a kernel that waits holds up nobody else's. */
+    /* Whether each of so many ranks has its own GPU: then a kernel that waits does not delay another rank's. */
     int (*alone)(uint32_t ranks);
     struct gpu_meeting *(*meeting)(void); /* zeroed; valid until the process ends */
     /* Start the sender's persistent kernel; us[] (2 * iterations) is filled when finish() returns. */
     int (*send)(const struct gpu_plan *plan);
     int (*finish)(double *us, uint32_t count);
-    /* Check what arrived for a rank in an iteration, when with_signals each transfer behind its signal, which is waited
-     * for; and poison it. Done on return. */
+    /* Check what a rank received in an iteration, and poison it; with_signals: wait for the signal of each transfer
+     * first. Done on return. */
     int (*check)(const struct gpu_plan *plan, uint32_t rank, uint64_t iteration, int with_signals, uint64_t *wrong);
-    /* Make ready to receive: poison the arrivals, zero the signals. */
+    /* Before receiving: poison the arrivals, zero the signals. */
     int (*clear)(const struct gpu_plan *plan);
     /* Threads push `puts` puts of plan->bytes to rank 1 as fast as the ring takes them. */
     int (*rate)(const struct gpu_plan *plan, uint64_t puts, uint32_t blocks, double *us);
-    /* One put of plan->bytes at a time to rank 1, until it is complete: nanoseconds of each. */
+    /* One put of plan->bytes at a time to rank 1, until it is complete; the nanoseconds of each go to ns[]. */
     int (*round_trip)(const struct gpu_plan *plan, uint32_t count, double *ns);
 };
 

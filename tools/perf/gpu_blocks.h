@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the blocks of perseus-perf --gpu do. Compiles for the device (gpu.cu), and for the host, where threads play
- * blocks (test/perf/gpu_threads.c): the same commands in the same order, without a GPU. */
+/* What the blocks of perseus-perf --gpu do. This file compiles for the device (gpu.cu) and for the host, where threads
+ * play the blocks (test/perf/gpu_threads.c): the same commands in the same order, without a GPU. */
 #ifndef TOOLS_PERF_GPU_BLOCKS_H
 #define TOOLS_PERF_GPU_BLOCKS_H
 
@@ -8,12 +8,12 @@
 
 enum { GPU_GROUPS_MAX = 128, GPU_STRIDE_LARGE = 64, GPU_STRIDE_FROM = 16384 };
 
-/* What the blocks of the sender share, in device memory; zeroed before a run. */
+/* What the blocks of the sender have in common, in device memory; zeroed before a run. */
 struct gpu_shared {
     uint64_t barrier; /* arrivals over all barriers */
     uint64_t start_ns;
     struct prs_group groups[GPU_GROUPS_MAX];
-    struct prs_device_signal deposits[GPU_GROUPS_MAX]; /* one a transfer */
+    struct prs_device_signal deposits[GPU_GROUPS_MAX]; /* one for each transfer */
 };
 
 /* What one block knows. */
@@ -22,12 +22,11 @@ struct gpu_block {
     struct gpu_shared *shared;
     struct gpu_meeting *meeting;
     double *us;        /* [2 * iterations] */
-    uint32_t transfer; /* the block's */
+    uint32_t transfer; /* that this block sends */
     uint64_t passed;   /* barriers */
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * data that tells what it is: the same marks as bench.c */
+/* ---- test data: the same values as in bench.c ---- */
 
 PRS_HD uint64_t gpu_mark(uint64_t iteration, uint64_t slot, uint64_t word)
 {
@@ -51,7 +50,7 @@ PRS_HD uint64_t *gpu_signal(const struct gpu_plan *plan, uint64_t transfer)
     return (uint64_t *)(uintptr_t)prs_device_map(&plan->device, 1, plan->device.rank) + transfer;
 }
 
-/* By thread `index` of `count`, as the two below. */
+/* This and the two functions below are called by each thread, `index` of `count`. */
 PRS_HD void gpu_fill(const struct gpu_plan *plan, uint64_t slot, uint64_t iteration, uint32_t index, uint32_t count)
 {
     uint64_t *words = gpu_data(plan, slot * plan->bytes), all = plan->bytes / 8, stride = gpu_stride(plan);
@@ -86,17 +85,16 @@ PRS_HD void gpu_poison(const struct gpu_plan *plan, uint64_t slot, uint32_t inde
         words[all - 1] = plan->poison;
 }
 
-/* Thread 0 of a receiver's block: wait for a transfer's signal. What it stands for may be looked at then, and not
- * before: completion at the sender means that the signal has been handed over (counted: the receiver raises it). */
+/* Thread 0 of a receiver's block: wait for a transfer's signal. Only after it may the data be read: completion at the
+ * sender does not mean that the signal was raised (under `counted` the receiver raises it). */
 PRS_HD int gpu_await(const struct gpu_plan *plan, uint32_t transfer, uint64_t iteration)
 {
     return prs_wait_signal(&plan->device, gpu_signal(plan, transfer), PRS_COMPARE_EQ, iteration);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the sender */
+/* ---- the sender ---- */
 
-/* All blocks (they run together); thread 0 of each. Ends early when the device fails. */
+/* Wait for all blocks, which run at the same time; called by thread 0 of each. Ends early when the device fails. */
 PRS_HD int gpu_meet(struct gpu_block *block)
 {
     struct prs_wait wait = {0, 0};
@@ -150,14 +148,14 @@ PRS_HD int gpu_start_transfer(const struct gpu_block *block, uint64_t iteration,
     return r < 0 ? r : 0;
 }
 
-/* Block 0: everything is complete; tell the CPU and wait until the receivers have looked. */
+/* Block 0: wait until everything is complete, tell the CPU, and wait until the receivers have checked. */
 PRS_HD int gpu_end_iteration(const struct gpu_block *block, uint64_t iteration)
 {
     const struct prs_device *device = &block->plan->device;
     int r = prs_quiet(device);
 
     block->us[iteration - 1] = (double)(prs_now_ns() - block->shared->start_ns) / 1e3;
-    if (r == 0) {
+    if (!r) {
         prs_store_release_sys(&block->meeting->sent, iteration);
         r = prs_wait_signal(device, &block->meeting->checked, PRS_COMPARE_GE, iteration);
     }
@@ -176,7 +174,7 @@ PRS_HD int gpu_iterate(struct gpu_block *block, uint64_t iteration)
     r = r ? r : gpu_meet(block);
     if (r == 0 && block->transfer == 0)
         r = gpu_end_iteration(block, iteration);
-    return r ? r : gpu_meet(block); /* nobody fills before the receivers have looked */
+    return r ? r : gpu_meet(block); /* no block fills its source before the receivers have checked */
 }
 
 #endif

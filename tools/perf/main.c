@@ -6,7 +6,7 @@
 #include "tools/perf/bench.h"
 #include "tools/perf/options.h"
 #include "tools/perf/putsignal.h"
-#include "tools/perf/report.h"
+#include "tools/perf/results.h"
 #include "tools/perf/simple.h"
 
 enum { RESULTS_MAX = 4096 };
@@ -46,12 +46,12 @@ static int run_policy(struct bench *bench, const char *policy, struct table *tab
     return 0;
 }
 
-/* Rails without order (EFA) have neither of these; who asks for one by name learns that from the transport. */
-static bool left_out(const struct bench *bench, const char *policy)
+/* Rails without order (EFA) have neither of these policies. A user who names one gets the transport's error. */
+static bool is_left_out(const struct bench *bench, const char *policy)
 {
     struct prs_rail_info rail;
 
-    return bench->options->every_policy && (strcmp(policy, "in_order") == 0 || strcmp(policy, "nic_fence") == 0) &&
+    return bench->options->every_policy && (!strcmp(policy, "in_order") || !strcmp(policy, "nic_fence")) &&
            prs_rail_query(bench->fabric, bench->rails.rail[0], &rail) == 0 && !rail.in_order;
 }
 
@@ -61,21 +61,20 @@ static int putsignal_tables(struct bench *bench)
     struct table table = {calloc(RESULTS_MAX, sizeof(*table.results)), 0, 0};
     int r = table.results ? 0 : -1;
 
-    for (uint32_t p = 0; p < o->policy_count && r == 0; p++) {
-        if (left_out(bench, o->policies[p]))
+    for (uint32_t p = 0; p < o->policies.count && r == 0; p++) {
+        const char *policy = options_policy_name(o, p);
+
+        if (is_left_out(bench, policy))
             continue;
-        r = bench_open(bench, o->policies[p]);
-        if (r == 0)
-            r = run_policy(bench, o->policies[p], &table);
-        if (r == 0)
-            r = ranks_barrier(bench->ranks); /* nobody closes while others still send */
+        r = bench_open(bench, policy);
+        if (!r)
+            r = run_policy(bench, policy, &table);
+        if (!r)
+            r = ranks_barrier(bench->ranks); /* no rank closes while others still send */
         bench_close(bench);
     }
-    if (r == 0 && bench->bootstrap.rank == 0) {
+    if (r == 0 && bench->bootstrap.rank == 0)
         report_fits(table.results, table.count, o->json);
-        if (o->plot)
-            r = report_plot(o->plot, table.results, table.count);
-    }
     if (table.errors) {
         fprintf(stderr, "perseus-perf: %llu words were wrong\n", (unsigned long long)table.errors);
         r = 1;
@@ -95,7 +94,7 @@ static int rank_body(struct ranks *ranks, void *user)
         if (options->peers.value[i] > most)
             most = (uint32_t)options->peers.value[i];
     r = bench_init(&bench, ranks, most + 1, options);
-    if (r != 0)
+    if (r)
         return r;
     r = options->op == PERF_PUTSIGNAL ? putsignal_tables(&bench) : simple_run(&bench);
     bench_fini(&bench);
@@ -106,10 +105,8 @@ int main(int argc, char **argv)
 {
     struct options options;
     uint32_t ranks = 0;
-    int r = options_parse(argc, argv, &options);
 
-    if (r != 0)
-        return r == 2 ? 0 : 2;
+    options_parse(argc, argv, &options);
     if (options.op == PERF_LATENCY || options.op == PERF_MSGRATE) {
         options.peers.count = 1;
         options.peers.value[0] = 1;

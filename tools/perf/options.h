@@ -3,36 +3,28 @@
 #ifndef TOOLS_PERF_OPTIONS_H
 #define TOOLS_PERF_OPTIONS_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
-enum { OPTIONS_VALUES = 24, OPTIONS_POLICIES = 8, OPTIONS_POLICY_CHARS = 16 };
-
-struct values {
-    uint64_t value[OPTIONS_VALUES];
-    uint32_t count;
-};
+#include "tools/common/option_table.h"
 
 enum perf_op { PERF_PUTSIGNAL, PERF_PUT, PERF_LATENCY, PERF_MSGRATE, PERF_ALLTOALL };
 
-/* How puts and signals are arranged; any other value is a number of puts per group. */
-enum { GROUP_COUPLED = 0, GROUP_PEER = 1 << 20 };
+/* How puts and signals are arranged. Up to GROUP_PUTS_MAX: a number of puts per group. */
+enum { GROUP_PUTS_MAX = (1 << 20) - 1, GROUP_COUPLED, GROUP_PEER };
 
 struct options {
     enum perf_op op;
-    char policies[OPTIONS_POLICIES][OPTIONS_POLICY_CHARS];
-    uint32_t policy_count;
-    bool every_policy; /* none was asked for: those that the rails can keep */
-    struct values groups, bytes, concurrency, peers;
-    uint32_t iterations, warmup, nodes, timeout_s;
-    int queues_per_rail;
-    bool json, gpu;
-    const char *plot; /* SVG file, or NULL */
     const char *op_name;
+    struct option_list policies; /* options_policy_name() */
+    bool every_policy;           /* none was asked for: take those that the rails can keep */
+    struct option_list groups, bytes, concurrency, peers;
+    uint32_t iterations, warmup, nodes, timeout_s;
+    uint32_t queues_per_rail; /* 0: the transport's default */
+    bool json, gpu;
 };
 
-/* Return 0, 1 (wrong: said on stderr) or 2 (help was asked for and printed). */
-int options_parse(int argc, char **argv, struct options *out);
+/* Fill *out; wrong options end the program. */
+void options_parse(int argc, char **argv, struct options *out);
+/* Of the i-th policy to measure. */
+const char *options_policy_name(const struct options *options, uint32_t i);
 /* "coupled", "peer" or the number. */
 const char *options_group_name(uint64_t group, char *text, uint32_t bytes);
 

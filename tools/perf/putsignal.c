@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The paper's experiment: rank 0 has `concurrency` transfers to `peers` ranks in flight together, first without
- * signals, then each with one. Efficiency is the second throughput over the first. Each transfer has a signal word of
- * its own; a receiver checks a transfer's data as soon as it sees the signal. */
+/* Rank 0 has `concurrency` transfers to `peers` ranks in flight together, first without signals, then each with one.
+ * Efficiency is the second throughput over the first. Each transfer has its own signal word. A receiver checks the data
+ * of a transfer as soon as it sees the signal. */
 #include "tools/perf/putsignal.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "tools/perf/putsignal_gpu.h"
 
 enum { TURN_COMMANDS = 16 };
 
@@ -33,7 +35,7 @@ static uint32_t peer_of(const struct run *run, uint32_t transfer)
     return 1 + transfer % run->cell->peers;
 }
 
-/* Coupled: each transfer by itself. Else the k-th transfer to a peer is in its group k / size. */
+/* Coupled: each transfer is a group. Else the k-th transfer to a peer is in the peer's group k / size. */
 static uint32_t group_of(const struct run *run, uint32_t transfer)
 {
     const struct cell *cell = run->cell;
@@ -45,8 +47,7 @@ static uint32_t group_of(const struct run *run, uint32_t transfer)
     return 1 + (uint32_t)(transfer / cell->peers / cell->group);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the sender */
+/* ---- the sender ---- */
 
 static struct prs_device_signal signal_of(const struct run *run, uint32_t transfer, uint64_t value)
 {
@@ -57,7 +58,7 @@ static struct prs_device_signal signal_of(const struct run *run, uint32_t transf
                                       .group = group_of(run, transfer)};
 }
 
-/* A kernel pushes while the proxy posts; here one thread does both by turns. */
+/* A kernel pushes while the proxy posts; here one thread alternates between the two. */
 static int take_turn(struct bench *bench, uint32_t pushed)
 {
     int r = pushed % TURN_COMMANDS == 0 ? prs_proxy_step(bench->proxy) : 0;
@@ -65,7 +66,7 @@ static int take_turn(struct bench *bench, uint32_t pushed)
     return r < 0 ? r : 0;
 }
 
-/* Phase 2: the signals of each group together, as the last arriver of a group sends them. */
+/* After all puts: the signals of each group together, as the last thread to arrive at a group sends them. */
 static int push_signals(const struct run *run, uint64_t value)
 {
     const struct cell *cell = run->cell;
@@ -77,7 +78,7 @@ static int push_signals(const struct run *run, uint64_t value)
             struct prs_device_signal signal = signal_of(run, t, value);
 
             r = prs_signal(&run->bench->device, &signal, NULL);
-            if (r == 0)
+            if (!r)
                 r = take_turn(run->bench, ++pushed);
         }
     return r;
@@ -96,7 +97,7 @@ static int push(const struct run *run, bool with_signals, uint64_t value)
 
         r = with_signals && coupled ? prs_put_signal(&bench->device, &put, &signal, NULL)
                                     : prs_put(&bench->device, &put, NULL);
-        if (r == 0)
+        if (!r)
             r = take_turn(bench, t + 1);
     }
     if (r == 0 && with_signals && !coupled)
@@ -123,7 +124,7 @@ static int send_once(const struct run *run, uint64_t epoch, bool with_signals, d
     fill_sources(run, epoch);
     start = bench_now_us();
     r = push(run, with_signals, epoch);
-    if (r == 0)
+    if (!r)
         r = bench_quiet(run->bench);
     *us = bench_now_us() - start;
     if (r < 0)
@@ -132,60 +133,33 @@ static int send_once(const struct run *run, uint64_t epoch, bool with_signals, d
     return ranks_wait_word(run->bench->ranks, &words[WORD_ACKS], acks, bench_idle, run->bench);
 }
 
-void putsignal_count(struct bench *bench, struct putsignal_counts *out)
-{
-    struct prs_stats stats;
-
-    prs_proxy_stats(bench->proxy, &out->proxy);
-    prs_team_stats(bench->team, 0, &stats);
-    out->fences = out->proxy.fences + stats.fences + stats.drains;
-}
-
-void putsignal_conclude(const struct cell *cell, uint32_t iterations, double *put_only_us, double *put_signal_us,
-                        const struct putsignal_counts *before, const struct putsignal_counts *after,
-                        struct putsignal_result *result)
-{
-    double total = (double)cell->bytes * cell->concurrency;
-
-    result->iterations = iterations;
-    result->put_only_us = bench_median(put_only_us, iterations);
-    result->put_signal_us = bench_median(put_signal_us, iterations);
-    result->put_only_GBps = total / result->put_only_us / 1e3;
-    result->put_signal_GBps = total / result->put_signal_us / 1e3;
-    result->efficiency = result->put_only_us / result->put_signal_us;
-    result->fences = (double)(after->fences - before->fences) / iterations;
-    result->signals = (double)(after->proxy.signals - before->proxy.signals) / iterations;
-    result->stall_us = (double)(after->proxy.stall_ns - before->proxy.stall_ns) / 1e3 / iterations;
-}
-
 static int send_all(const struct run *run, struct putsignal_result *result)
 {
     const struct options *options = run->bench->options;
     uint32_t rounds = options->warmup + options->iterations;
     double *put_only = calloc(rounds, sizeof(double)), *put_signal = calloc(rounds, sizeof(double));
-    struct putsignal_counts before, after;
+    struct cell_counts before, after;
     int r = put_only && put_signal ? 0 : -ENOMEM;
 
     for (uint32_t i = 0; i < rounds && r == 0; i++) {
         uint32_t kept = i < options->warmup ? 0 : i - options->warmup;
 
         if (i == options->warmup)
-            putsignal_count(run->bench, &before);
+            cell_count(run->bench, &before);
         r = send_once(run, 2ull * i + 1, false, &put_only[kept]);
-        if (r == 0)
+        if (!r)
             r = send_once(run, 2ull * i + 2, true, &put_signal[kept]);
     }
-    if (r == 0) {
-        putsignal_count(run->bench, &after);
-        putsignal_conclude(run->cell, options->iterations, put_only, put_signal, &before, &after, result);
+    if (!r) {
+        cell_count(run->bench, &after);
+        cell_conclude(run->cell, options->iterations, put_only, put_signal, &before, &after, result);
     }
     free(put_only);
     free(put_signal);
     return r;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * a receiver */
+/* ---- a receiver ---- */
 
 static uint64_t check_transfer(const struct run *run, uint32_t transfer, uint64_t epoch)
 {
@@ -202,7 +176,7 @@ static void poison_arrivals(const struct run *run)
         bench_poison(bench_arrival(run->bench, slot * bytes), bytes);
 }
 
-/* Wait for each signal, then look at what it stands for at once. */
+/* Wait for each signal, and check its data at once. */
 static int receive_signals(const struct run *run, uint64_t epoch, uint64_t *wrong)
 {
     uint32_t rank = ranks_rank(run->bench->ranks);
@@ -227,7 +201,7 @@ static int receive_all(const struct run *run)
         uint64_t wrong = 0;
         int r = epoch % 2 == 0 ? receive_signals(run, epoch, &wrong) : 0;
 
-        if (r == 0)
+        if (!r)
             r = ranks_wait_word(run->bench->ranks, &words[WORD_EPOCH], epoch, bench_idle, run->bench);
         if (r < 0)
             return bench_fail(run->bench, "receiving", r);
@@ -256,13 +230,13 @@ int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal
     char number[24];
     int r;
 
-    /* Nobody is in the cell before when the counters start afresh. */
+    /* No rank is still in the cell before when the counters are set to zero. */
     r = ranks_barrier(bench->ranks);
     if (r == 0 && rank == 0)
         words[WORD_EPOCH] = words[WORD_ACKS] = words[WORD_ERRORS] = 0;
-    if (r == 0)
+    if (!r)
         r = bench->gpu ? putsignal_gpu_clear(bench, cell) : clear_arrivals(&run);
-    if (r == 0)
+    if (!r)
         r = ranks_barrier(bench->ranks);
     if (r < 0)
         return bench_fail(bench, "meeting", r);
@@ -277,6 +251,6 @@ int putsignal_run(struct bench *bench, const struct cell *cell, struct putsignal
         return r < 0 ? bench_fail(bench, "sending", r) : 0;
     }
     if (rank > cell->peers)
-        return 0; /* waits at the next barrier */
+        return 0; /* it has no part in this cell, and waits at the next barrier */
     return bench->gpu ? putsignal_gpu_receive(bench, cell) : receive_all(&run);
 }

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tools/perf/putsignal.h"
+#include "tools/perf/putsignal_gpu.h"
 
 static struct gpu_plan plan_of(const struct bench *bench, const struct cell *cell)
 {
@@ -31,7 +31,7 @@ int putsignal_gpu_clear(struct bench *bench, const struct cell *cell)
     return bench->gpu->clear(&plan) ? -EIO : 0;
 }
 
-/* Wait for the kernel's word; it fails with the proxy, whose error names why. */
+/* Wait until the kernel has sent. When it fails, the proxy's error names the cause. */
 static int wait_sent(struct bench *bench, uint64_t epoch)
 {
     const struct gpu_meeting *meeting = bench->gpu->meeting();
@@ -49,7 +49,7 @@ static int wait_sent(struct bench *bench, uint64_t epoch)
     return 0;
 }
 
-static int accompany(struct bench *bench, const struct cell *cell, struct putsignal_counts *before)
+static int follow_sender(struct bench *bench, const struct cell *cell, struct cell_counts *before)
 {
     struct gpu_meeting *meeting = bench->gpu->meeting();
     uint64_t *words = ranks_words(bench->ranks);
@@ -57,7 +57,7 @@ static int accompany(struct bench *bench, const struct cell *cell, struct putsig
     int r = 0;
 
     if (bench->options->warmup == 0)
-        putsignal_count(bench, before);
+        cell_count(bench, before);
     for (uint64_t epoch = 1; epoch <= epochs && r == 0; epoch++) {
         r = wait_sent(bench, epoch);
         if (r < 0)
@@ -65,7 +65,7 @@ static int accompany(struct bench *bench, const struct cell *cell, struct putsig
         __atomic_store_n(&words[WORD_EPOCH], epoch, __ATOMIC_RELEASE);
         r = ranks_wait_word(bench->ranks, &words[WORD_ACKS], epoch * cell->peers, NULL, NULL);
         if (epoch == 2ull * bench->options->warmup)
-            putsignal_count(bench, before); /* the kernel is waiting for us: nothing is in flight */
+            cell_count(bench, before); /* the kernel waits for `checked`: nothing is in flight */
         __atomic_store_n(&meeting->checked, epoch, __ATOMIC_RELEASE);
     }
     return r;
@@ -77,22 +77,22 @@ int putsignal_gpu_send(struct bench *bench, const struct cell *cell, struct puts
     uint32_t warmup = bench->options->warmup, kept = bench->options->iterations;
     double *us = calloc(2ull * plan.iterations, sizeof(double)), *put_only = calloc(plan.iterations, sizeof(double)),
            *put_signal = calloc(plan.iterations, sizeof(double));
-    struct putsignal_counts before = {0}, after;
+    struct cell_counts before = {0}, after;
     int r = us && put_only && put_signal ? 0 : -ENOMEM;
 
     if (r == 0 && bench->gpu->send(&plan))
         r = -EIO;
-    if (r == 0)
-        r = accompany(bench, cell, &before);
+    if (!r)
+        r = follow_sender(bench, cell, &before);
     if (r == 0 && bench->gpu->finish(us, 2 * plan.iterations))
         r = -EIO;
-    if (r == 0) {
-        putsignal_count(bench, &after);
+    if (!r) {
+        cell_count(bench, &after);
         for (uint32_t i = 0; i < kept; i++) {
             put_only[i] = us[2 * (warmup + i)];
             put_signal[i] = us[2 * (warmup + i) + 1];
         }
-        putsignal_conclude(cell, kept, put_only, put_signal, &before, &after, result);
+        cell_conclude(cell, kept, put_only, put_signal, &before, &after, result);
     }
     free(us);
     free(put_only);
@@ -110,8 +110,8 @@ static int check(struct bench *bench, const struct gpu_plan *plan, uint64_t epoc
     return r == 0 ? prs_proxy_check(bench->proxy) : r;
 }
 
-/* Where there are signals they say when to look, and the kernel that looks is there before them; unless it would keep
- * a sender on the same GPU from running. */
+/* With signals, the kernel that checks starts before they come and waits for them; unless this would keep a sender on
+ * the same GPU from running. */
 int putsignal_gpu_receive(struct bench *bench, const struct cell *cell)
 {
     struct gpu_plan plan = plan_of(bench, cell);
@@ -123,7 +123,7 @@ int putsignal_gpu_receive(struct bench *bench, const struct cell *cell)
         bool early = alone && epoch % 2 == 0;
         int r = early ? check(bench, &plan, epoch) : 0;
 
-        if (r == 0)
+        if (!r)
             r = ranks_wait_word(bench->ranks, &words[WORD_EPOCH], epoch, NULL, NULL);
         if (r == 0 && !early)
             r = check(bench, &plan, epoch);

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/perf/report.h"
+#include "tools/perf/results.h"
 
 enum {
-    WORD_DONE = 8,      /* of the ranks' board: rank 0 has finished a size */
+    WORD_DONE = 8,      /* of the words that the ranks share: the last size that rank 0 has finished */
     WORD_WRONG = 9,     /* wrong words over all ranks */
     WORD_SLOWEST = 10,  /* alltoall: slowest rank of an iteration, ns */
-    SIGNAL_PING = 1024, /* words of the heap's signals, clear of each other's lines */
+    SIGNAL_PING = 1024, /* signal words in different cache lines */
     SIGNAL_PONG = 1032,
     SIGNAL_ALL = 1040,
     RATE_PUTS = 20000,
@@ -27,7 +27,7 @@ struct round {
     uint64_t bytes;
     uint32_t concurrency;
     double *us; /* [iterations] */
-    bool first; /* of the table */
+    bool first; /* no row was printed yet */
     uint64_t errors;
 };
 
@@ -36,7 +36,7 @@ static int wait_signal(struct bench *bench, uint64_t index, uint64_t value)
     double give_up = bench_now_us() + bench->options->timeout_s * 1e6;
     unsigned idle = 0;
 
-    /* Spins: a latency is measured here. But there may be more ranks than cores. */
+    /* Spin, since this measures a latency; but yield sometimes, since there may be more ranks than cores. */
     while (prs_load_acquire_sys(bench_word(bench, index)) < value) {
         int r = prs_proxy_step(bench->proxy);
 
@@ -85,7 +85,7 @@ static void report(struct round *round, const char *mode, uint32_t count, double
     ranks_words(round->bench->ranks)[WORD_WRONG] = 0;
 }
 
-/* Ranks that only receive drive their NIC until rank 0 says so. */
+/* A rank that only receives drives its NIC until rank 0 calls finish(). */
 static int attend(struct bench *bench, uint64_t until)
 {
     return ranks_wait_word(bench->ranks, &ranks_words(bench->ranks)[WORD_DONE], until, bench_idle, bench);
@@ -96,7 +96,7 @@ static void finish(struct bench *bench, uint64_t until)
     __atomic_store_n(&ranks_words(bench->ranks)[WORD_DONE], until, __ATOMIC_RELEASE);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
+/* ---- put and msgrate, latency ---- */
 
 static int put_once(struct round *round, uint32_t puts, double *us)
 {
@@ -109,7 +109,7 @@ static int put_once(struct round *round, uint32_t puts, double *us)
         struct prs_device_put put =
             bench_put(bench, peer, i % round->concurrency % slots * round->bytes, round->bytes, 1);
 
-        /* The host pushes and steps: make room first, nobody else does. */
+        /* This thread also steps the proxy, so it must make room in the ring first. */
         while (bench->device.local->claim - bench->device.control->done >= round->concurrency) {
             int r = prs_proxy_step(bench->proxy);
 
@@ -126,7 +126,7 @@ static int put_once(struct round *round, uint32_t puts, double *us)
     return 0;
 }
 
-/* Rank 0 puts; the others look at the last iteration's bytes when all is done. */
+/* Rank 0 puts; at the end, the others check the bytes of the last iteration. */
 static int run_puts(struct round *round, uint32_t puts, uint64_t until)
 {
     struct bench *bench = round->bench;
@@ -150,7 +150,7 @@ static int run_puts(struct round *round, uint32_t puts, uint64_t until)
         finish(bench, until);
     else if ((r = attend(bench, until)) < 0)
         return bench_fail(bench, "receiving", r);
-    /* Slots that this rank got: those of transfers i with 1 + i % peers == rank. */
+    /* This rank received transfers i with 1 + i % peers == rank. */
     for (uint32_t i = rank - 1; rank > 0 && i < puts && i < used; i += peers)
         if (peers == 1 || round->concurrency % peers == 0)
             wrong += bench_wrong(bench_arrival(bench, i * round->bytes), round->bytes, until, i);
@@ -178,26 +178,25 @@ static int run_latency(struct round *round, uint64_t until)
         start = bench_now_us();
         if (rank == 0)
             r = put_and_signal(bench, 1, 0, round->bytes, SIGNAL_PING, base + i + 1);
-        if (r == 0)
+        if (!r)
             r = wait_signal(bench, rank == 0 ? SIGNAL_PONG : SIGNAL_PING, base + i + 1);
         if (rank == 0 && i >= o->warmup)
             round->us[i - o->warmup] = (bench_now_us() - start) / 2;
         wrong += bench_wrong(bench_arrival(bench, 0), round->bytes, base + i, 1 - rank);
         if (r == 0 && rank == 1)
             r = put_and_signal(bench, 0, 0, round->bytes, SIGNAL_PONG, base + i + 1);
-        if (r == 0)
+        if (!r)
             r = bench_quiet(bench);
     }
     __atomic_fetch_add(&ranks_words(bench->ranks)[WORD_WRONG], wrong, __ATOMIC_RELAXED);
-    if (r == 0)
+    if (!r)
         r = ranks_barrier(bench->ranks);
     if (r == 0 && rank == 0)
         report(round, "put_signal", o->iterations, (double)round->bytes, 1);
     return r;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * alltoall: every rank sends a block to every other one */
+/* ---- alltoall: every rank sends a block to every other one ---- */
 
 static int exchange_blocks(struct round *round, uint64_t iteration, bool by_signals)
 {
@@ -219,7 +218,7 @@ static int exchange_blocks(struct round *round, uint64_t iteration, bool by_sign
     }
     if (r != 0 || bench_quiet(bench) < 0)
         return -EIO;
-    if (!by_signals) /* the host's way: everything is complete, then all meet */
+    if (!by_signals) /* as a host does it: wait for completion, then a barrier */
         return ranks_barrier(bench->ranks);
     for (uint32_t step = 1; step < size && r == 0; step++)
         r = wait_signal(bench, SIGNAL_ALL + (rank + step) % size, iteration);
@@ -242,7 +241,7 @@ static int alltoall_once(struct round *round, uint64_t iteration, bool by_signal
     r = ranks_barrier(bench->ranks);
     if (rank == 0)
         __atomic_store_n(slowest, 0, __ATOMIC_RELAXED);
-    if (r == 0)
+    if (!r)
         r = ranks_barrier(bench->ranks);
     if (r < 0)
         return r;
@@ -257,7 +256,7 @@ static int alltoall_once(struct round *round, uint64_t iteration, bool by_signal
             wrong +=
                 bench_wrong(bench_arrival(bench, from * round->bytes), round->bytes, iteration, from * 1000 + rank);
     __atomic_fetch_add(&ranks_words(bench->ranks)[WORD_WRONG], wrong, __ATOMIC_RELAXED);
-    if (r == 0)
+    if (!r)
         r = ranks_barrier(bench->ranks);
     *us = (double)__atomic_load_n(slowest, __ATOMIC_RELAXED) / 1e3;
     return r;
@@ -281,15 +280,15 @@ static int run_alltoall(struct round *round, uint64_t until)
         if (r == 0 && bench->bootstrap.rank == 0)
             report(round, by_signals ? "put_signal" : "put_barrier", o->iterations, (double)round->bytes * (size - 1),
                    size - 1);
-        if (r == 0)
+        if (!r)
             r = ranks_barrier(bench->ranks);
     }
     return r;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
+/* ---- all of them ---- */
 
-/* A kernel pushes: latency is from command to completion seen by the GPU, message rate that of the whole path. */
+/* A kernel pushes. Latency: from the command until the GPU sees its completion. Message rate: of the whole path. */
 static int run_gpu(struct round *round, uint64_t until)
 {
     struct bench *bench = round->bench;
@@ -342,8 +341,8 @@ int simple_run(struct bench *bench)
     round.us = calloc(o->iterations, sizeof(double));
     if (!round.us)
         return -ENOMEM;
-    for (uint32_t p = 0; p < o->policy_count && r == 0; p++) {
-        round.policy = o->policies[p];
+    for (uint32_t p = 0; p < o->policies.count && r == 0; p++) {
+        round.policy = options_policy_name(o, p);
         r = bench_open(bench, round.policy);
         for (uint32_t b = 0; b < o->bytes.count && r == 0; b++) {
             round.bytes = o->bytes.value[b];
@@ -352,7 +351,7 @@ int simple_run(struct bench *bench)
                 r = run_round(&round, ++until);
             }
         }
-        if (r == 0)
+        if (!r)
             r = ranks_barrier(bench->ranks);
         bench_close(bench);
     }

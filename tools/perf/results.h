@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Results: a table or JSON on stdout, an SVG of efficiency over concurrency, and the alpha-beta fit. */
-#ifndef TOOLS_PERF_REPORT_H
-#define TOOLS_PERF_REPORT_H
+/* Results on stdout, as a table or as JSON, and the alpha-beta fit. */
+#ifndef TOOLS_PERF_RESULTS_H
+#define TOOLS_PERF_RESULTS_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@ struct putsignal_result {
     uint32_t concurrency, peers, iterations;
     double put_only_us, put_signal_us; /* medians of one iteration */
     double put_only_GBps, put_signal_GBps, efficiency;
-    double fences, signals, stall_us; /* an iteration; stall: time in which nothing was posted */
+    double fences, signals, stall_us; /* per iteration; stall: time in which nothing was posted */
     uint64_t errors;                  /* words that were wrong, and signals seen before their data */
 };
 
@@ -27,15 +27,7 @@ struct simple_result {
 };
 void report_simple(const struct simple_result *result, bool json, bool first);
 
-/* T = alpha + beta * bytes, least squares. r2 is 0 with fewer than two points. */
-struct fit {
-    double alpha_us, GBps, r2;
-};
-struct fit report_fit(const double *bytes, const double *us, uint32_t count);
-/* One fit for each policy, group, concurrency and peers with at least two sizes. */
+/* T = alpha + bytes / beta, for each policy, group, concurrency and peers with at least two sizes. */
 void report_fits(const struct putsignal_result *results, uint32_t count, bool json);
-
-/* Return 0 or 1 (the file cannot be written: said on stderr). */
-int report_plot(const char *file, const struct putsignal_result *results, uint32_t count);
 
 #endif

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/netbench/report.h"
+#include "tools/netbench/bandwidth.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "tools/common/json.h"
 
 static int by_value(const void *a, const void *b)
 {
@@ -11,7 +13,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/** Bytes each link carries for a byte of the operation, as nccl-tests counts. */
+/* Bytes that each port carries for a byte of the operation, as nccl-tests counts. */
 static double bus_factor(const struct options *options)
 {
     double ranks = options->ranks;
@@ -28,13 +30,13 @@ static double bus_factor(const struct options *options)
     }
 }
 
-void report_head(const struct options *options)
+void bandwidth_print_head(const struct options *options)
 {
     if (options->json)
         return;
-    printf("# %s, %s, %d ranks on %d nodes, %d comms, %d outstanding, groups of %d, %d iterations, data %s\n",
+    printf("# %s, %s, %d ranks on %d nodes, %d comms, %d outstanding, %d a receive, %d iterations, data %s\n",
            options->plugin, op_name(options->op), options->ranks, options->nodes, options->comms, options->outstanding,
-           options->group, options->iters, options->check ? "checked" : "not checked");
+           options->per_receive, options->iters, options->check ? "checked" : "not checked");
     printf("#%12s %4s %10s %10s %10s %10s %8s\n", "bytes", "api", "p50 us", "p99 us", "alg GB/s", "bus GB/s", "errors");
     fflush(stdout);
 }
@@ -43,13 +45,13 @@ struct times {
     double least, p50, p99;
 };
 
-/** An iteration takes as long as it does for the last rank; over iterations. */
-static struct times summarise(const struct options *options, struct world *world)
+/* Of all iterations. An iteration takes as long as it does for its slowest rank. */
+static struct times summarize(const struct options *options, struct job *job)
 {
-    double *slowest = world_usec(world, 0);
+    double *slowest = job_usec(job, 0);
 
     for (int rank = 1; rank < options->ranks; rank++) {
-        const double *other = world_usec(world, rank);
+        const double *other = job_usec(job, rank);
 
         for (int i = 0; i < options->iters; i++)
             slowest[i] = other[i] > slowest[i] ? other[i] : slowest[i];
@@ -58,24 +60,24 @@ static struct times summarise(const struct options *options, struct world *world
     return (struct times){slowest[0], slowest[options->iters / 2], slowest[(options->iters * 99 - 1) / 100]};
 }
 
-void report_size(const struct options *options, const struct net *net, struct world *world, size_t bytes)
+void bandwidth_print_size(const struct options *options, const struct net *net, struct job *job, size_t bytes)
 {
-    struct times usec = summarise(options, world);
+    struct times usec = summarize(options, job);
     double alg = usec.p50 > 0 ? bytes / usec.p50 / 1e3 : 0, bus;
     uint64_t errors = 0;
 
     bus = alg * bus_factor(options);
     for (int rank = 0; rank < options->ranks; rank++)
-        errors += world->rank[rank].errors;
+        errors += job->rank[rank].errors;
     if (options->json)
-        printf(
-            "{\"plugin\": \"%s\", \"name\": \"%s\", \"api\": %d, \"op\": \"%s\", \"ranks\": %d, \"nodes\": %d, "
-            "\"comms\": %d, \"outstanding\": %d, \"group\": %d, \"chunk\": %zu, \"bytes\": %zu, \"iterations\": %d, "
-            "\"usec_min\": %.2f, \"usec_p50\": %.2f, \"usec_p99\": %.2f, \"algbw_GBps\": %.4f, \"busbw_GBps\": %.4f, "
-            "\"checked\": %s, \"errors\": %llu}\n",
-            options->plugin, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
-            options->comms, options->outstanding, options->group, options->chunk_bytes, bytes, options->iters,
-            usec.least, usec.p50, usec.p99, alg, bus, options->check ? "true" : "false", (unsigned long long)errors);
+        json_print(stdout,
+                   "{plugin:%s,name:%s,api:%d,op:%s,ranks:%d,nodes:%d,comms:%d,outstanding:%d,group:%d,chunk:%zu,"
+                   "bytes:%zu,iterations:%d,usec_min:%.2f,usec_p50:%.2f,usec_p99:%.2f,algbw_GBps:%.4f,busbw_GBps:%.4f,"
+                   "checked:%hhd,errors:%llu}\n",
+                   options->plugin, net->name, net->version, op_name(options->op), options->ranks, options->nodes,
+                   options->comms, options->outstanding, options->per_receive, options->chunk_bytes, bytes,
+                   options->iters, usec.least, usec.p50, usec.p99, alg, bus, options->check,
+                   (unsigned long long)errors);
     else
         printf("%13zu %4s%d %9.2f %10.2f %10.3f %10.3f %8llu\n", bytes, "v", net->version, usec.p50, usec.p99, alg, bus,
                (unsigned long long)errors);

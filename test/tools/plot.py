@@ -1,0 +1,30 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""perseus-plot draws results files and JSON lines as well-formed SVG, a line for each series. usage: plot.py SOURCE_ROOT"""
+import json
+import pathlib
+import subprocess
+import sys
+import xml.dom.minidom
+
+ROOT = pathlib.Path(sys.argv[1])
+
+
+def lines_drawn(arguments, text=""):
+    done = subprocess.run([sys.executable, ROOT / "tools/plot.py", *arguments], input=text, capture_output=True, text=True, timeout=50)
+    if done.returncode != 0:
+        raise SystemExit(f"{arguments}: status {done.returncode}: {done.stderr}")
+    return len(xml.dom.minidom.parseString(done.stdout).getElementsByTagName("polyline"))
+
+
+def main():
+    results = ROOT / "doc/results"
+    assert lines_drawn([results / "putsignal-softnic.json"]) == 8, "four policies, two groups"
+    assert lines_drawn([results / "nccl-2gpu-gpu-memory.json"]) == 10, "five operations, two transports"
+    rows = [{"op": "allreduce", "name": "<&>", "bytes": size, "busbw_GBps": size / 1e3} for size in (8, 1024)]
+    assert lines_drawn([], "\n".join(map(json.dumps, rows))) == 1
+    assert subprocess.run([sys.executable, ROOT / "tools/plot.py"], input="{}", capture_output=True, text=True).returncode != 0, "nothing to draw"
+
+
+if __name__ == "__main__":
+    main()

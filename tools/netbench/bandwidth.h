@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The result of one size: a row of the table, or with --json an object. */
+#ifndef NETBENCH_BANDWIDTH_H
+#define NETBENCH_BANDWIDTH_H
+
+#include "tools/netbench/net.h"
+#include "tools/netbench/job.h"
+
+void bandwidth_print_head(const struct options *options);
+/* The times of all ranks are in the job, and are sorted there. */
+void bandwidth_print_size(const struct options *options, const struct net *net, struct job *job, size_t bytes);
+
+#endif

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draw results as an SVG: efficiency over concurrency, or bus bandwidth over size.
+
+RESULTS are files of doc/results, or JSON lines as perseus-perf, perseus-nccl and perseus-netbench print with --json; without a file they are
+read from standard input. Rows of perseus-perf putsignal become one plot of efficiency, a line for each policy, group and size. Rows with a
+bus bandwidth become one panel for each operation, a line for each transport or plugin. Other rows are left out, and so are lines of
+one point where others have more.
+"""
+import argparse
+import collections
+import html
+import json
+import math
+import sys
+
+COLOURS = ["#c0392b", "#2980b9", "#16a085", "#e67e22", "#8e44ad", "#7f8c8d", "#2c3e50", "#d4ac0d"]
+WIDTH, HEIGHT, LEFT, TOP, BELOW, LEGEND = 510, 350, 60, 40, 50, 190
+
+
+def read_rows(file):
+    text = file.read()
+    try:
+        return json.loads(text)["rows"]
+    except (ValueError, KeyError, TypeError):
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def size_name(size):
+    power = max(0, int(math.log2(size)) // 10)
+    return f"{size / 1024 ** power:g}{['', 'K', 'M', 'G', 'T'][power]}"
+
+
+def panels_of(rows):
+    """Panels: {(title, name of x): {line: [(x, y)]}}, and whether they are of bandwidths, whose axes are logarithmic."""
+    efficiency, bandwidth = (collections.defaultdict(lambda: collections.defaultdict(list)) for _ in range(2))
+    for row in rows:
+        if row.get("op") == "putsignal":
+            line = f"{row['policy']}, {row['group']}, {row['bytes']} B, {row['peers']} peers"
+            efficiency["put+signal as a share of put only, %", "transfers in flight together"][line].append(
+                (row["concurrency"], min(100 * row["efficiency"], 110)))
+        elif row.get("busbw_GBps", 0) > 0 and not row.get("in_place"):
+            name = row.get("transport") or row.get("name") or "bus bandwidth"
+            bandwidth[f"{row['op']}: bus bandwidth, GB/s", "bytes"][name].append((row["bytes"], row["busbw_GBps"]))
+    panels = efficiency or bandwidth
+    if any(len(line) > 1 for lines in panels.values() for line in lines.values()):
+        panels = {panel: {name: line for name, line in lines.items() if len(line) > 1} for panel, lines in panels.items()}
+    return panels, not efficiency
+
+
+# An axis: a function from a value to 0..1, and ticks as (value, name).
+def linear_axis(most, last_tick):
+    return lambda v: v / most, [(last_tick * i / 5, f"{last_tick * i / 5:g}") for i in range(6)]
+
+
+def decade_axis(values):
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    high = max(high, low + 1)
+    return lambda v: (math.log10(v) - low) / (high - low), [(10.0 ** i, f"{10.0 ** i:g}") for i in range(low, high + 1)]
+
+
+def size_axis(values):
+    low, high = math.log2(min(values)), math.log2(max(values))
+    ticks = [2 ** i for i in range(math.ceil(low), int(high) + 1, 4)]
+    return lambda v: (math.log2(v) - low) / max(high - low, 1), [(tick, size_name(tick)) for tick in ticks]
+
+
+def draw_panel(left, title, x_name, lines, x_axis, y_axis, colours):
+    (to_x, x_ticks), (to_y, y_ticks) = x_axis, y_axis
+    parts = [f'<text x="{left}" y="{TOP - 14}" font-size="15">{html.escape(title)}</text>']
+    for value, name in y_ticks:
+        y = TOP + HEIGHT * (1 - to_y(value))
+        parts.append(f'<line x1="{left}" x2="{left + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
+                     f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
+    for value, name in x_ticks:
+        parts.append(f'<text x="{left + WIDTH * to_x(value):.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{name}</text>')
+    parts.append(f'<text x="{left + WIDTH / 2}" y="{TOP + HEIGHT + 38}" text-anchor="middle">{x_name}</text>')
+    for line, points in lines.items():
+        at = [(left + WIDTH * to_x(x), TOP + HEIGHT * (1 - to_y(y))) for x, y in sorted(points)]
+        parts.append(f'<polyline fill="none" stroke="{colours[line]}" stroke-width="2" points="' +
+                     " ".join(f"{x:.1f},{y:.1f}" for x, y in at) + '"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[line]}"/>' for x, y in at]
+    return parts
+
+
+def draw(rows):
+    panels, is_bandwidth = panels_of(rows)
+    if not panels:
+        sys.exit("perseus-plot: no row of putsignal and none with a bus bandwidth")
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    points = [point for lines in panels.values() for line in lines.values() for point in line]
+    x_values, y_values = zip(*points)
+    x_axis = size_axis(x_values) if is_bandwidth else linear_axis(max(x_values), max(x_values))
+    y_axis = decade_axis(y_values) if is_bandwidth else linear_axis(110, 100)
+    width = len(panels) * (LEFT + WIDTH) + LEGEND
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{TOP + HEIGHT + BELOW}" font-family="sans-serif" font-size="12">'
+             '<rect width="100%" height="100%" fill="white"/>']
+    for i, ((title, x_name), lines) in enumerate(panels.items()):
+        parts += draw_panel(LEFT + i * (LEFT + WIDTH), title, x_name, lines, x_axis, y_axis, colours)
+    for i, name in enumerate(names):
+        parts.append(f'<text x="{width - LEGEND + 10}" y="{TOP + 12 + 16 * i}" fill="{colours[name]}">{html.escape(name)}</text>')
+    return "\n".join(parts) + "\n</svg>\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="perseus-plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*", type=argparse.FileType(), default=[sys.stdin])
+    parser.add_argument("-o", dest="out", type=argparse.FileType("w"), default=sys.stdout, help="the SVG (standard output)")
+    args = parser.parse_args()
+    args.out.write(draw([row for file in args.results for row in read_rows(file)]))
+
+
+if __name__ == "__main__":
+    main()
