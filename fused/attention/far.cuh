@@ -16,7 +16,7 @@ PRS_DEVICE uint64_t staging_place(const struct prs_attention_args &args, uint32_
 /* A message has landed in the relay slot; index: of its arrival counter. The last one of a slab puts it to the
  * counterparts that look at it. They may write over the slot only with their credit for it, which says that the puts
  * are done. */
-static __device__ __noinline__ void relay_message(const struct prs_attention_args &args, uint32_t epoch, uint32_t index)
+PRS_DEVICE_OUTLINED void relay_message(const struct prs_attention_args &args, uint32_t epoch, uint32_t index)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t slab = index % s->slabs, segment = index / s->slabs % s->segments;
@@ -39,7 +39,7 @@ static __device__ __noinline__ void relay_message(const struct prs_attention_arg
 
 /* By one thread of the rank: credit to the counterparts, group by group, when every CTA has read what they put here and
  * has sent it on. */
-static __device__ __noinline__ void give_far_credit(const struct prs_attention_args &args)
+PRS_DEVICE_OUTLINED void give_far_credit(const struct prs_attention_args &args)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t epoch = launch_epoch(&args.sync);

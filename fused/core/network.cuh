@@ -8,16 +8,16 @@
 
 #include "fused/core/sync.cuh"
 
-static __device__ __noinline__ void network_put(const struct prs_sync *sync, const struct prs_device *device,
-                                                const struct prs_device_put &put)
+PRS_DEVICE_OUTLINED void network_put(const struct prs_sync *sync, const struct prs_device *device,
+                                     const struct prs_device_put &put)
 {
     int r = prs_put(device, &put, NULL);
     if (r)
         give_up(sync, PRS_AWAIT_NETWORK, put.peer, put.group, 0, (uint32_t)-r, 0);
 }
 
-static __device__ __noinline__ void network_signal(const struct prs_sync *sync, const struct prs_device *device,
-                                                   const struct prs_device_signal &signal)
+PRS_DEVICE_OUTLINED void network_signal(const struct prs_sync *sync, const struct prs_device *device,
+                                        const struct prs_device_signal &signal)
 {
     int r = prs_signal(device, &signal, NULL);
     if (r)
@@ -25,7 +25,7 @@ static __device__ __noinline__ void network_signal(const struct prs_sync *sync, 
 }
 
 /* Last thing in a launch: nothing that was put is still read here, so that it may be written. */
-static __device__ __noinline__ void network_quiet(const struct prs_sync *sync, const struct prs_device *device)
+PRS_DEVICE_OUTLINED void network_quiet(const struct prs_sync *sync, const struct prs_device *device)
 {
     int r = prs_quiet(device);
     if (r)

@@ -8,6 +8,8 @@
 #include <stdint.h>
 
 #define PRS_DEVICE static __device__ __forceinline__
+/* For what runs rarely: inlined, it would cost the roles registers. */
+#define PRS_DEVICE_OUTLINED static __device__ __noinline__
 
 /* The dynamic shared memory of this CTA; swizzles look at address bits below 1024. */
 PRS_DEVICE uint8_t *dynamic_shared(void)

@@ -19,8 +19,8 @@ struct wait_clock {
 
 /* The first fault of a rank stays. This and the next function are out of line, so that they cost the roles no
  * registers. */
-static __device__ __noinline__ void record_fault(const struct prs_sync *sync, uint32_t what, uint32_t from,
-                                                 uint32_t index, uint32_t want, uint32_t seen, uint64_t waited)
+PRS_DEVICE_OUTLINED void record_fault(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
+                                      uint32_t want, uint32_t seen, uint64_t waited)
 {
     struct prs_fault *f = sync->fault;
     if (atomicCAS_system(&f->state, 0u, 1u) != 0u)
@@ -36,8 +36,8 @@ static __device__ __noinline__ void record_fault(const struct prs_sync *sync, ui
 }
 
 /* The first wait that runs out of time writes the fault report. After that no wait on this rank waits any more. */
-static __device__ __noinline__ void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
-                                            uint32_t want, uint32_t seen, uint64_t waited)
+PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
+                                 uint32_t want, uint32_t seen, uint64_t waited)
 {
     struct prs_plan_words *words = sync->words;
     record_fault(sync, what, from, index, want, seen, waited);

@@ -18,8 +18,7 @@ PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint
 
 /* A half of this node's sums for a tile of a counterpart's block has landed in the slot it is put from. The second half
  * of the last tile of a group puts the group, and signals. */
-static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &args, uint32_t epoch, uint32_t block,
-                                               uint32_t tile)
+PRS_DEVICE_OUTLINED void relay_tile(const struct prs_kernel_args &args, uint32_t epoch, uint32_t block, uint32_t tile)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t node = block / s->place.local_ranks, to = prs_index_after(node, s->place.node, s->place.nodes), place;
@@ -42,7 +41,7 @@ static __device__ __noinline__ void relay_tile(const struct prs_kernel_args &arg
 
 /* All-reduce: half a tile of the own block is in C. The CTA that completes a row tile puts its rows, which lie
  * together, into the counterparts' C. */
-static __device__ __noinline__ void put_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile)
+PRS_DEVICE_OUTLINED void put_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t rows = prs_schedule_tile_rows(s, row_tile);
@@ -69,8 +68,8 @@ PRS_DEVICE uint64_t strip_place(const struct prs_schedule *s, uint32_t slot, uin
 
 /* All-gather: a chunk of the own block has landed in the slot it is put from. The last chunk of the last strip of a
  * group puts the group, and signals. */
-static __device__ __noinline__ void relay_chunk(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile,
-                                                uint32_t strip)
+PRS_DEVICE_OUTLINED void relay_chunk(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile,
+                                     uint32_t strip)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, s->place.rank);
@@ -109,8 +108,7 @@ PRS_DEVICE void copy_row(uint4 *to, const uint4 *from, uint32_t vectors, uint32_
 
 /* All-reduce, a whole warp of every CTA: rows of the counterparts' blocks, once they have come, to the other ranks of
  * this node. */
-static __device__ __noinline__ void forward_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t cta,
-                                                 uint32_t ctas)
+PRS_DEVICE_OUTLINED void forward_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t cta, uint32_t ctas)
 {
     const struct prs_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32, vectors = args.n / 8;

@@ -248,7 +248,7 @@ PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_m
 }
 
 /* The messages for the ranks of other nodes, one put and one signal each, and the forwarding tables of counterparts. */
-static __device__ __noinline__ void put_messages(const struct prs_moe_args &args, uint32_t epoch)
+PRS_DEVICE_OUTLINED void put_messages(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
     for (uint32_t p = 1; p < r->place.world; p++) {

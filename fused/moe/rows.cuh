@@ -147,8 +147,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
 
 /* ---- warp 3: other nodes ---- */
 /* A row for the node at distance n has been written to where it is put from. */
-static __device__ __noinline__ void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n,
-                                                  uint32_t row)
+PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row)
 {
     const struct prs_route *r = &args.route;
     const struct prs_moe_far *far = &args.far;
@@ -307,8 +306,7 @@ PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *
 
 /* Out of line, so that the other roles do not pay in registers. Only the last loop waits for other ranks, when all own
  * rows have been sent. */
-static __device__ __noinline__ void send_rows_far(const struct prs_moe_args &args, uint8_t *at, uint64_t *full,
-                                                  uint32_t epoch)
+PRS_DEVICE_OUTLINED void send_rows_far(const struct prs_moe_args &args, uint8_t *at, uint64_t *full, uint32_t epoch)
 {
     struct row_buffer b = {at, full, 0};
     relay_out(args, &b, epoch); /* first, because it is the slower way */

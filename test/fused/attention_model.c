@@ -51,7 +51,7 @@ static void land(struct sent *x)
     x->to = NULL;
 }
 
-/* As relay_message() in attention_far.cuh. */
+/* As relay_message() in far.cuh. */
 static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
@@ -223,7 +223,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
     return true;
 }
 
-/* ---- copy engines: one behind the other, as one stream has them ---- */
+/* ---- copy engines: one copy after the other, as on one stream ---- */
 /* Where they put a word: as it lies in the sender's tensor. */
 static uint32_t copied_word(const struct prs_attention_schedule *s, uint32_t order, uint32_t kind, uint32_t pair,
                             uint32_t segment, uint32_t chunk)

@@ -297,7 +297,7 @@ static void leave(struct cluster *c, uint32_t epoch)
     watch_raise(&r->epoch, epoch);
 }
 
-/* The epoch may begin; false: the rank stops before it, or somebody failed. */
+/* The epoch may begin; false: the rank stops before it, or another thread failed. */
 static bool enter(struct cluster *c, uint32_t epoch)
 {
     struct model *m = c->model;

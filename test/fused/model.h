@@ -3,7 +3,7 @@
  * piece of data. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer sees
  * a wait that is missing or too weak. Each cluster is a thread that computes, one that stores and one that pushes or
  * spreads; ranks run free, with random delays, through many epochs that begin shortly before the epoch wraps. Between
- * nodes a thread a rank plays proxy and NIC: puts are done in any order, a signal behind the puts of its group. */
+ * nodes a thread a rank plays proxy and NIC: puts are done in any order, a signal after the puts of its group. */
 #ifndef TEST_FUSED_MODEL_H
 #define TEST_FUSED_MODEL_H
 

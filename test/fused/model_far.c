@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As fused/gemm/far.cuh and push.cuh, with words for pieces. */
+/* As fused/gemm/relay.cuh and push.cuh, with words for pieces. */
 #include <string.h>
 
 #include "test/fused/model.h"

@@ -129,7 +129,7 @@ static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
     for (uint32_t i = 0; i < me->item_count; i++) {
         bool crosses = prs_route_node_of(&me->r, me->deliveries[i]->peer) != 0;
         if (far && !crosses)
-            watch_fail(&m->watch, "delivery behind one of another node", rank, i, rank, epoch, me->deliveries[i]->at);
+            watch_fail(&m->watch, "delivery after one of another node", rank, i, rank, epoch, me->deliveries[i]->at);
         far = crosses;
     }
     for (uint32_t e = 0; e < LOCAL && me->r.place.nodes > 1 && !me->refused; e++) {

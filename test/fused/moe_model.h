@@ -3,7 +3,7 @@
  * place of each row. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer
  * sees a wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which together
  * also run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before the
- * epoch wraps. Between nodes a rank also has a NIC (nic.h). Choices are anew in every epoch: even, all to one expert,
+ * epoch wraps. Between nodes a rank also has a NIC (nic.h). Choices are new in every epoch: even, all to one expert,
  * half of the experts empty, a node without any, ranks without tokens. */
 #ifndef TEST_FUSED_MOE_MODEL_H
 #define TEST_FUSED_MOE_MODEL_H

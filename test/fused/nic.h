@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Proxy and NIC of one rank in the models: a thread that does puts in any order and as late as it likes, and a signal
- * only behind the puts of its group to its peer: what include/perseus/device.h promises, and nothing more. */
+ * only after the puts of its group to its peer: what include/perseus/device.h promises, and nothing more. */
 #ifndef TEST_FUSED_NIC_H
 #define TEST_FUSED_NIC_H
 
@@ -33,7 +33,7 @@ void nic_open(struct nic *nic, struct watch *watch, uint32_t seed);
 void nic_close(struct nic *nic);
 
 void nic_post(struct nic *nic, const struct nic_command *command);
-/* Everything that was put has been read and written, as prs_quiet() says. False: somebody failed. */
+/* Everything that was put has been read and written, as prs_quiet() says. False: another thread failed. */
 bool nic_quiet(struct nic *nic);
 
 #endif

@@ -99,7 +99,8 @@ Test(attention_protocol, nodes_of_one_gpu_with_one_buffer_come_to_an_end, .timeo
     run(small(1, 1), 3, 1, &slice);
 }
 
-/* The ranks of one node stop between two launches: whoever waits says for which word of which rank, and all end. */
+/* The ranks of one node stop between two launches: every thread that waits reports for which word of which rank, and
+ * all end. */
 Test(attention_protocol, nodes_name_the_lost_one, .timeout = 300)
 {
     struct prs_attention_slice slice = {1, 4, 4, 0, 100, 2};

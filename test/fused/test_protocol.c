@@ -83,7 +83,8 @@ Test(protocol, nodes_of_one_gpu_gather, .timeout = 600)
     run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 4, WORLD * 300, 256, 320, .band = 1, .group = 3});
 }
 
-/* The ranks of one node stop between two launches: whoever waits says for which flag of which rank, and all end. */
+/* The ranks of one node stop between two launches: every thread that waits reports for which flag of which rank, and
+ * all end. */
 static void lose_a_node(uint32_t op)
 {
     unsigned waits, awaited;

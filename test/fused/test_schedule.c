@@ -109,7 +109,7 @@ static uint32_t *rounds_of(const struct prs_schedule *s)
 }
 
 /* Why no rank can wait in a circle: what a unit waits for lies in an earlier round of the other rank's list, and
- * whoever sends it gives it away there: a near rank sends, a far one relays. */
+ * its sender gives it away there: a rank of this node sends, one of another node relays. */
 ParameterizedTest(struct row *row, schedule, whatever_is_added_up_was_sent_in_an_earlier_round)
 {
     uint32_t *rounds[16];
@@ -143,8 +143,7 @@ ParameterizedTestParameters(schedule, every_partial_sum_has_a_place_of_its_own)
     return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
 }
 
-/* Writers and readers agree where sums lie, no two of them share a slot, and every rank's sum is in every result once.
- */
+/* Writers and readers agree where sums lie, no two have one slot, and every rank's sum is in every result once. */
 ParameterizedTest(struct row *row, schedule, every_partial_sum_has_a_place_of_its_own)
 {
     if (row->op != PRS_FUSED_REDUCE_SCATTER && row->op != PRS_FUSED_ALLREDUCE)

@@ -345,7 +345,7 @@ Test(unfused, ranks_may_have_less_to_add_up_or_nothing, .timeout = 600)
     run_soundly(PRS_FUSED_ALLREDUCE, 2, 10, 1);
 }
 
-/* The ranks of one node stop between two launches: whoever waits says for what of which rank, and all end. */
+/* The ranks of one node stop between two launches: every thread that waits reports what it waits for, and all end. */
 Test(unfused, a_lost_node_is_named_by_whoever_waits_for_it, .timeout = 300)
 {
     for (uint32_t op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op++) {

@@ -22,7 +22,7 @@ static void wake(uint32_t *p)
 
 void watch_pause(const uint32_t *p, uint32_t seen)
 {
-    /* Also because nothing wakes it when somebody failed. */
+    /* Also because nothing wakes it when another thread has failed. */
     syscall(SYS_futex, p, FUTEX_WAIT_PRIVATE, seen, &(struct timespec){.tv_nsec = 10000000}, NULL, 0);
 }
 

@@ -26,9 +26,9 @@ struct watch {
     uint32_t leaving;    /* atomic: how many of them are still there */
     uint32_t staying;    /* threads of the other nodes */
     uint32_t under_way;  /* atomic: commands that the NICs have still to do */
-    uint32_t failed;     /* atomic: 1 somebody gave up or found a wrong value, 2 and the text is whole */
+    uint32_t failed;     /* atomic: 1 a thread gave up or found a wrong value, 2 and the text is complete */
     char text[200];
-    pthread_mutex_t lock; /* protects those who wait, which is written down only once a node is lost */
+    pthread_mutex_t lock; /* protects the list of waiting threads, which is kept only once a node is lost */
     const struct watch_word *waiting[WATCH_THREADS];
     uint32_t waiting_count;
 };
@@ -53,7 +53,7 @@ bool watch_leaves(struct watch *w, uint32_t launch);
 /* from: the rank that should have raised the flag, or sent the value. */
 void watch_fail(struct watch *w, const char *what, uint32_t rank, uint32_t index, uint32_t from, uint32_t want,
                 uint32_t seen);
-/* Until the flag has reached `want`. False: gave up, or somebody else failed. */
+/* Waits until the flag has reached `want`. False: it gave up, or another thread failed. */
 bool watch_wait(struct watch *w, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank, uint32_t index,
                 uint32_t from);
 /* Until it holds `want`. */
