@@ -53,9 +53,9 @@ int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_t
     full.rank = bootstrap->rank;
     full.size = bootstrap->size;
     r = prs_bootstrap_agree(bootstrap, result, "team: listening");
-    if (r == 0) {
+    if (!r) {
         r = prs_bootstrap_gather(bootstrap, &mine, handles, sizeof(mine), "team");
-        if (r == 0)
+        if (!r)
             r = prs_team_open(&full, &team);
         r = prs_bootstrap_agree(bootstrap, r, "team: opening");
     }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/config.h"
 
-#include "transport/order.h"
-#include "transport/util/env.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "transport/order.h"
+#include "transport/util/env.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 struct number {
     const char *name;
@@ -37,7 +37,7 @@ static int read_numbers(struct prs_config *config)
         {"NCCL_IB_RETURN_ASYNC_EVENTS", 1, 0, 1, &config->return_async_events},
     };
 
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
         long value;
         int r = prs_env_int(numbers[i].name, numbers[i].fallback, numbers[i].min, numbers[i].max, &value);
 
@@ -61,7 +61,7 @@ static int read_range(struct prs_config *config)
 
     if (!text)
         return 0;
-    snprintf(address, sizeof address, "%s", text);
+    snprintf(address, sizeof(address), "%s", text);
     slash = strchr(address, '/');
     if (slash)
         *slash = 0;
@@ -132,7 +132,7 @@ void prs_config_warn_unheard(void)
         {"NCCL_IB_WARN_RAIL_LOCAL", "unequal rails are always named"},
     };
 
-    for (size_t i = 0; i < sizeof unheard / sizeof *unheard; i++) {
+    for (size_t i = 0; i < sizeof(unheard) / sizeof(*unheard); i++) {
         const char *value = prs_env_text(unheard[i].name);
 
         if (value)

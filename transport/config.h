@@ -4,10 +4,10 @@
 #ifndef TRANSPORT_CONFIG_H
 #define TRANSPORT_CONFIG_H
 
-#include "transport/hca_filter.h"
-
-#include <perseus/perseus.h>
 #include <sys/socket.h>
+
+#include "transport/hca_filter.h"
+#include <perseus/perseus.h>
 
 struct prs_config {
     struct prs_hca_filter hca;    /* NCCL_IB_HCA */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/cuda.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -32,12 +33,12 @@ struct cuda_alloc_prop {
     uint16_t usage;
     uint8_t reserved[4];
 };
-_Static_assert(sizeof(struct cuda_alloc_prop) == 32, "as the driver has it");
+static_assert(sizeof(struct cuda_alloc_prop) == 32, "as the driver has it");
 struct cuda_access {
     struct cuda_location location;
     int flags;
 };
-_Static_assert(sizeof(struct cuda_access) == 12, "as the driver has it");
+static_assert(sizeof(struct cuda_access) == 12, "as the driver has it");
 
 static struct {
     int (*init)(unsigned);
@@ -148,7 +149,7 @@ int prs_cuda_alloc(void **out, size_t bytes)
     if (need_driver() < 0)
         return prs_fail(-ENODEV, "device memory asked for: %s", load_text);
     r = cuda.alloc(&address, bytes ? bytes : 1);
-    if (r != 0)
+    if (r)
         return fail("cuMemAlloc", 0, bytes, r);
     *out = (void *)(uintptr_t)address;
     return prs_cuda_zero(*out, bytes);
@@ -182,7 +183,7 @@ int prs_cuda_map_host(void *pointer, size_t bytes)
     if (need_driver() < 0)
         return prs_fail(-ENODEV, "mapping host memory for the device: %s", load_text);
     r = cuda.host_register(pointer, bytes, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICEMAP);
-    if (r != 0)
+    if (r)
         return fail("cuMemHostRegister", (uint64_t)(uintptr_t)pointer, bytes, r);
     r = cuda.host_pointer(&seen, pointer, 0);
     if (r == 0 && seen == (uint64_t)(uintptr_t)pointer)
@@ -198,8 +199,6 @@ void prs_cuda_unmap_host(void *pointer)
         cuda.host_unregister(pointer);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 static int span_prop(struct cuda_alloc_prop *prop)
 {
     int device = 0;
@@ -208,7 +207,7 @@ static int span_prop(struct cuda_alloc_prop *prop)
     if (need_driver() < 0)
         return prs_fail(-ENODEV, "shared device memory asked for: %s", load_text);
     r = cuda.context_device(&device);
-    if (r != 0)
+    if (r)
         return fail("cuCtxGetDevice", 0, 0, r);
     memset(prop, 0, sizeof(*prop));
     prop->type = CUDA_TYPE_PINNED;
@@ -226,17 +225,17 @@ static int span_map(struct prs_cuda_span *span, const struct cuda_alloc_prop *pr
     struct cuda_access access = {.location = prop->location, .flags = CUDA_ACCESS_READ_WRITE};
     int r = cuda.reserve(&span->address, span->bytes, 0, 0, 0);
 
-    if (r != 0) {
+    if (r) {
         r = fail("cuMemAddressReserve", 0, span->bytes, r);
         goto release;
     }
     r = cuda.map(span->address, span->bytes, 0, span->handle, 0);
-    if (r != 0) {
+    if (r) {
         r = fail("cuMemMap", span->address, span->bytes, r);
         goto unreserve;
     }
     r = cuda.set_access(span->address, span->bytes, &access, 1);
-    if (r != 0) {
+    if (r) {
         r = fail("cuMemSetAccess", span->address, span->bytes, r);
         goto unmap;
     }
@@ -261,11 +260,11 @@ int prs_cuda_span_make(size_t bytes, struct prs_cuda_span *out)
     if (r < 0)
         return r;
     r = cuda.granularity(&grain, &prop, 1);
-    if (r != 0)
+    if (r)
         return fail("cuMemGetAllocationGranularity", 0, bytes, r);
     out->bytes = (bytes + grain - 1) / grain * grain;
     r = cuda.create(&out->handle, out->bytes, &prop, 0);
-    if (r != 0)
+    if (r)
         return fail("cuMemCreate", 0, out->bytes, r);
     r = span_map(out, &prop);
     return r < 0 ? r : prs_cuda_zero((void *)(uintptr_t)out->address, out->bytes);
@@ -286,7 +285,7 @@ int prs_cuda_span_import(int fd, size_t bytes, struct prs_cuda_span *out)
     if (r < 0)
         return r;
     r = cuda.import(&out->handle, (void *)(intptr_t)fd, CUDA_HANDLE_POSIX);
-    if (r != 0)
+    if (r)
         return fail("cuMemImportFromShareableHandle", 0, bytes, r);
     out->bytes = bytes;
     return span_map(out, &prop);
@@ -314,7 +313,7 @@ int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool only_way, int *fd)
         return only_way ? prs_fail(-EOPNOTSUPP, "DMA-BUF of device memory asked for: libcuda.so.1 is older than 11.7")
                         : -EOPNOTSUPP;
     r = cuda.range_handle(fd, address, bytes, CUDA_RANGE_DMABUF, 0);
-    if (r == 0)
+    if (!r)
         return 0;
     return only_way ? fail("cuMemGetHandleForAddressRange", address, bytes, r) : -EIO;
 }

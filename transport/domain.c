@@ -1,14 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/domain.h"
 
-#include "transport/efa.h"
-#include "transport/nic.h"
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/fork.h"
-#include "transport/util/log.h"
-#include "transport/util/thread.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -19,11 +11,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "transport/efa.h"
+#include "transport/nic.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/fork.h"
+#include "transport/util/log.h"
+#include "transport/util/thread.h"
+
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects domains and their refs */
 static struct prs_domain *domains;
 PRS_RENEW_IN_CHILD(list, list_lock)
 
-/* --------------------------------------------------------------------------------------------- events */
+/* ---- events ---- */
 
 /* Only what makes the rail unusable counts; a changed GID, LID or a client re-registration of any port does not. Events
  * of a queue reach their peer as failed completions; an overrun completion queue gives no more of them. */
@@ -104,7 +104,7 @@ static void stop_events(struct prs_domain *domain)
 {
     uint64_t one = 1;
 
-    if (write(domain->stop_fd, &one, sizeof one) != sizeof one)
+    if (write(domain->stop_fd, &one, sizeof(one)) != sizeof(one))
         PRS_WARN("%s: cannot wake the event thread: %s", domain->name, strerror(errno));
     pthread_join(domain->event_thread, NULL);
     close(domain->stop_fd);
@@ -124,7 +124,7 @@ int prs_domain_check(const struct prs_domain *domain, int port, uint64_t patienc
     return -EIO;
 }
 
-/* --------------------------------------------------------------------------------------------- open, close */
+/* ---- open, close ---- */
 
 static int open_scratch(struct prs_domain *domain)
 {
@@ -154,13 +154,13 @@ static void choose_nic(struct prs_domain *domain)
 
 static int open_new(struct ibv_device *device, struct prs_domain **out)
 {
-    struct prs_domain *domain = calloc(1, sizeof *domain);
+    struct prs_domain *domain = calloc(1, sizeof(*domain));
     const char *name = prs_verbs.get_device_name(device);
     int r;
 
     if (!domain)
         return prs_fail(-ENOMEM, "%s: no memory for a domain", name);
-    snprintf(domain->name, sizeof domain->name, "%s", name);
+    snprintf(domain->name, sizeof(domain->name), "%s", name);
     domain->refs = 1;
     domain->owner = getpid();
     prs_mr_cache_init(&domain->mrs);

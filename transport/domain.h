@@ -3,11 +3,11 @@
 #ifndef TRANSPORT_DOMAIN_H
 #define TRANSPORT_DOMAIN_H
 
-#include "transport/mr_cache.h"
-#include "transport/verbs.h"
-
 #include <stddef.h>
 #include <sys/types.h>
+
+#include "transport/mr_cache.h"
+#include "transport/verbs.h"
 
 enum { PRS_DOMAIN_SCRATCH_BYTES = 4096, PRS_DOMAIN_PORTS = 8 };
 

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/fabric.h"
 
-#include "transport/nic.h"
-#include "transport/policy.h"
-#include "transport/util/error.h"
-#include "transport/util/fork.h"
-#include "transport/util/log.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "transport/nic.h"
+#include "transport/policy.h"
+#include "transport/util/error.h"
+#include "transport/util/fork.h"
+#include "transport/util/log.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects fabrics and their refs */
 static struct prs_fabric *fabrics;
@@ -34,7 +34,7 @@ static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struc
             PRS_INFO("%s:%d passed over: NCCL_IB_HCA", domain->name, port);
             continue;
         }
-        if (prs_rail_probe(domain, (uint8_t)port, config, rail, why, sizeof why)) {
+        if (prs_rail_probe(domain, (uint8_t)port, config, rail, why, sizeof(why))) {
             PRS_INFO("%s:%d passed over: %s", domain->name, port, why);
             continue;
         }
@@ -85,13 +85,13 @@ static int find_rails(struct prs_fabric *fabric)
     }
     prs_verbs.free_device_list(devices);
     /* The same order in every process, whatever order the kernel found them in: rails are paired by position. */
-    qsort(fabric->rail, (size_t)fabric->rail_count, sizeof *fabric->rail, compare_rails);
+    qsort(fabric->rail, (size_t)fabric->rail_count, sizeof(*fabric->rail), compare_rails);
     return 0;
 }
 
 static int open_new(const struct prs_config *config, struct prs_fabric **out)
 {
-    struct prs_fabric *fabric = calloc(1, sizeof *fabric);
+    struct prs_fabric *fabric = calloc(1, sizeof(*fabric));
     int r = 0;
 
     if (!fabric)
@@ -124,7 +124,7 @@ int prs_fabric_open(const struct prs_fabric_options *options, struct prs_fabric 
         return r;
     pthread_mutex_lock(&list_lock);
     for (fabric = fabrics; fabric; fabric = fabric->next)
-        if (fabric->owner == getpid() && !memcmp(&fabric->config, &config, sizeof config))
+        if (fabric->owner == getpid() && !memcmp(&fabric->config, &config, sizeof(config)))
             break;
     if (fabric) {
         fabric->refs++;
@@ -211,7 +211,7 @@ int prs_fabric_check_rail(const struct prs_fabric *fabric, int index, bool waiti
     if (!fabric->config.return_async_events ||
         !prs_domain_check(rail->domain, rail->port, waiting ? patience_ns(&fabric->config) : UINT64_MAX, &event))
         return 0;
-    snprintf(text, sizeof text, "%s:%d: %s", rail->info.name, rail->port, event);
+    snprintf(text, sizeof(text), "%s:%d: %s", rail->info.name, rail->port, event);
     return prs_error_repeat(-EIO, text); /* the event thread has logged it */
 }
 
@@ -247,9 +247,9 @@ int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set
 {
     enum prs_policy policy;
     char why[128];
-    int r = choose_policy(fabric, rails, &policy, why, sizeof why);
+    int r = choose_policy(fabric, rails, &policy, why, sizeof(why));
 
-    if (r == 0)
+    if (!r)
         snprintf(text, bytes, "%s (%s)", prs_policy_names[policy], why);
     return r;
 }
@@ -259,7 +259,7 @@ int prs_fabric_raises(const struct prs_fabric *fabric, const struct prs_rail_set
     const struct prs_nic_ops *nic;
     enum prs_policy policy;
     char why[128];
-    int r = choose_policy(fabric, rails, &policy, why, sizeof why);
+    int r = choose_policy(fabric, rails, &policy, why, sizeof(why));
 
     if (r)
         return r;

@@ -16,7 +16,7 @@ static bool is_mapped_ipv4(const uint8_t raw[16])
 {
     static const uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-    return !memcmp(raw, prefix, sizeof prefix);
+    return !memcmp(raw, prefix, sizeof(prefix));
 }
 
 static bool is_link_local(const uint8_t raw[16])
@@ -73,20 +73,20 @@ static void read_slot(struct ibv_context *context, uint8_t port, int index, bool
 
     *out = (struct prs_gid){.index = index, .type = PRS_GID_EMPTY};
     if (prs_verbs.query_gid_ex) {
-        if (prs_verbs.query_gid_ex(context, port, (uint32_t)index, &entry, 0, sizeof entry))
+        if (prs_verbs.query_gid_ex(context, port, (uint32_t)index, &entry, 0, sizeof(entry)))
             return;
-        memcpy(out->raw, entry.gid.raw, sizeof out->raw);
+        memcpy(out->raw, entry.gid.raw, sizeof(out->raw));
         out->type = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? PRS_GID_ROCE_V2
                     : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? PRS_GID_ROCE_V1
                                                              : PRS_GID_IB;
     } else {
         if (prs_verbs.query_gid(context, port, index, &gid))
             return;
-        memcpy(out->raw, gid.raw, sizeof out->raw);
+        memcpy(out->raw, gid.raw, sizeof(out->raw));
         /* A library without query_gid_ex cannot tell the versions apart; an IPv4-mapped GID is v2 in practice. */
         out->type = !is_roce ? PRS_GID_IB : is_mapped_ipv4(out->raw) ? PRS_GID_ROCE_V2 : PRS_GID_ROCE_V1;
     }
-    if (!memcmp(out->raw, nobody, sizeof nobody))
+    if (!memcmp(out->raw, nobody, sizeof(nobody)))
         out->type = PRS_GID_EMPTY;
 }
 

@@ -12,8 +12,7 @@
  * REFUSE in place of what is due, from either side, tells why the connection is given up.
  *
  * Each frame has a head with magic, version, type, length and the cookie of the handle. Whatever does not fit is
- * refused. Integers are in the sender's order; both ends must be little-endian, which the magic tells.
- */
+ * refused. Integers are in the sender's order; both ends must be little-endian, which the magic tells. */
 #ifndef TRANSPORT_HANDSHAKE_H
 #define TRANSPORT_HANDSHAKE_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <perseus/heap.h>
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -35,8 +36,8 @@ struct card {
     struct prs_share_address share;
     char why[160];
 };
-_Static_assert(sizeof(struct prs_keys) == 4 * PRS_MAX_RAILS, "plain data");
-_Static_assert(sizeof(struct card) == 24 + 32 + 64 + 32 + 160, "no hidden padding: it travels");
+static_assert(sizeof(struct prs_keys) == 4 * PRS_MAX_RAILS, "plain data");
+static_assert(sizeof(struct card) == 24 + 32 + 64 + 32 + 160, "no hidden padding: it travels");
 
 /* One part's memory: ours, or another rank's as mapped here. */
 struct span {
@@ -57,8 +58,7 @@ struct prs_heap {
     struct prs_share share;
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * spans */
+/* ---- spans ---- */
 
 static int span_map_host(struct span *span)
 {
@@ -122,8 +122,7 @@ static void span_drop(struct span *span)
     span->fd = -1; /* 0 is a file */
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * opening */
+/* ---- opening ---- */
 
 static int register_part(struct prs_heap *heap, enum prs_heap_part part)
 {
@@ -150,7 +149,7 @@ static int make_own(struct prs_heap *heap)
 
     for (int part = 0; part < PRS_HEAP_PARTS && r == 0; part++) {
         r = span_make(&heap->own[part], bytes[part] ? bytes[part] : 1, heap->options.cuda);
-        if (r == 0)
+        if (!r)
             r = register_part(heap, part);
     }
     return r == 0 ? prs_share_open(&heap->share) : r;
@@ -222,7 +221,7 @@ static int map_node(struct prs_heap *heap, const struct card *cards)
         for (int part = 0; part < PRS_HEAP_PARTS; part++) {
             struct span *span = &heap->mapped[ranks[i] * PRS_HEAP_PARTS + part];
 
-            if (r == 0)
+            if (!r)
                 r = span_import(span, got[i][part], cards[ranks[i]].bytes[part], heap->options.cuda);
             else
                 close(got[i][part]);
@@ -248,9 +247,9 @@ static int exchange(struct prs_heap *heap, int result)
         return prs_fail(-ENOMEM, "heap: no memory for %u ranks", heap->bootstrap.size);
     fill_card(heap, result, &mine);
     r = prs_bootstrap_gather(&heap->bootstrap, &mine, cards, sizeof(mine), "heap");
-    if (r == 0)
+    if (!r)
         r = check_cards(heap, cards);
-    if (r == 0) {
+    if (!r) {
         for (uint32_t rank = 0; rank < heap->bootstrap.size; rank++)
             for (int part = 0; part < PRS_HEAP_PARTS; part++) {
                 heap->remotes[part][rank].base = cards[rank].base[part];
@@ -317,8 +316,6 @@ void prs_heap_close(struct prs_heap *heap)
     free(heap->mapped);
     free(heap);
 }
-
-/* ------------------------------------------------------------------------------------------------------------------ */
 
 void *prs_heap_base(const struct prs_heap *heap, enum prs_heap_part part)
 {

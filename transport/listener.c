@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for peers: several handshakes at a time, none of which can hold up another. */
-#include "transport/setup.h"
-
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
+
+#include "transport/setup.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum {
     HALF_OPEN = 64, /* handshakes at a time; further callers wait in the kernel's backlog */
@@ -50,16 +49,16 @@ int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rails, stru
 
     if (r)
         return r;
-    listener = calloc(1, sizeof *listener);
+    listener = calloc(1, sizeof(*listener));
     if (!listener)
         return prs_fail(-ENOMEM, "no memory for a listener");
     listener->fabric = fabric;
     listener->rails = *rails;
-    if (getrandom(listener->cookie, sizeof listener->cookie, 0) != sizeof listener->cookie) {
+    if (getrandom(listener->cookie, sizeof(listener->cookie), 0) != sizeof(listener->cookie)) {
         r = prs_fail(-EIO, "getrandom: %s", strerror(errno));
         goto free_listener;
     }
-    r = prs_socket_interface(&fabric->config, &address, interface, sizeof interface);
+    r = prs_socket_interface(&fabric->config, &address, interface, sizeof(interface));
     if (r)
         goto free_listener;
     listener->fd = prs_socket_listen(&address);
@@ -93,9 +92,9 @@ static int refuse(struct half_open *half, int error)
     bool tell_caller = half->tell_caller;
     struct prs_wire_refusal refusal = {.error = error};
 
-    snprintf(refusal.text, sizeof refusal.text, "%s", prs_error_text());
+    snprintf(refusal.text, sizeof(refusal.text), "%s", prs_error_text());
     if (half->stage != STAGE_HELLO) { /* a stranger gets no answer */
-        prs_stream_put(half->stream, PRS_FRAME_REFUSE, &refusal, sizeof refusal);
+        prs_stream_put(half->stream, PRS_FRAME_REFUSE, &refusal, sizeof(refusal));
         if (prs_stream_flush(half->stream))
             PRS_DEBUG("%s: the refusal did not get through", half->stream->remote);
     }
@@ -137,7 +136,7 @@ static int take_callers(struct prs_listener *listener)
         r = prs_socket_accept(listener->fd, &from, &fd);
         if (r)
             return r < 0 ? r : 0;
-        stream = malloc(sizeof *stream);
+        stream = malloc(sizeof(*stream));
         if (!stream) {
             close(fd);
             return prs_fail(-ENOMEM, "no memory for a connection that a peer wants");
@@ -193,7 +192,7 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     reply.queues_per_pair = per_path;
     reply.private_data = setup.private_data;
     prs_setup_addresses(half->peer, &reply.queues);
-    prs_stream_put(half->stream, PRS_FRAME_REPLY, &reply, sizeof reply);
+    prs_stream_put(half->stream, PRS_FRAME_REPLY, &reply, sizeof(reply));
     half->tell_caller = false;
     return 0;
 }
@@ -250,7 +249,7 @@ static int step(struct prs_listener *listener, struct half_open *half, const str
             return r;
         prs_setup_addresses(half->peer, &own);
         ready.records = own.records;
-        prs_stream_put(half->stream, PRS_FRAME_READY, &ready, sizeof ready);
+        prs_stream_put(half->stream, PRS_FRAME_READY, &ready, sizeof(ready));
         half->stage = STAGE_READY;
     }
     return prs_stream_flush(half->stream);
@@ -279,7 +278,7 @@ int prs_accept(struct prs_listener *listener, const struct prs_peer_options *opt
         if (half->stage == STAGE_FREE)
             continue;
         r = step(listener, half, options);
-        if (r == 0) {
+        if (!r) {
             prs_setup_finish(half->peer, half->stream, &half->private_data);
             *out = half->peer;
             half->peer = NULL;

@@ -2,14 +2,14 @@
 /* What all back ends share. */
 #include "transport/nic.h"
 
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "transport/domain.h"
 #include "transport/receives.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
-
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
 {
@@ -33,7 +33,7 @@ int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *opti
 
     if (r)
         return r;
-    link->queue = calloc(options->queues, sizeof *link->queue);
+    link->queue = calloc(options->queues, sizeof(*link->queue));
     if (!link->queue)
         return prs_nic_fail(link->rail, ENOMEM, "link");
     for (; link->queue_count < options->queues; link->queue_count++) {

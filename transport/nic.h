@@ -4,8 +4,7 @@
  *
  * in_order promises: requests of one queue take effect at the remote side in the order of posting, and a completion
  * with immediate is seen there only after the bytes of that request and of all earlier ones of the queue.
- * Without it, only the bytes of a request itself precede its own completion with immediate.
- */
+ * Without it, only the bytes of a request itself precede its own completion with immediate. */
 #ifndef TRANSPORT_NIC_H
 #define TRANSPORT_NIC_H
 

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reliable connected queues: the NIC keeps the order. */
-#include "transport/nic.h"
-#include "transport/receives.h"
-
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+
+#include "transport/nic.h"
+#include "transport/receives.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum {
     MIN_RNR_TIMER = 6, /* 0.08 ms, in which a receiver that is awake replenishes its queue: with 0.64 ms a sender of
@@ -50,7 +49,7 @@ static struct rc_queue *to_rc_queue(struct prs_queue *queue)
     return (struct rc_queue *)queue;
 }
 
-/* ------------------------------------------------------------------------------------------------- queues */
+/* ---- queues ---- */
 
 static void prepare_requests(struct rc_queue *queue, uint32_t depth)
 {
@@ -120,20 +119,20 @@ static void queue_close(struct prs_queue *base)
 static int queue_open(struct prs_link *base, uint32_t id, const struct prs_receive_sizes *sizes, struct prs_queue **out)
 {
     struct rc_link *link = to_rc_link(base);
-    struct rc_queue *queue = calloc(1, sizeof *queue);
+    struct rc_queue *queue = calloc(1, sizeof(*queue));
     int r;
 
     if (!queue)
         return prs_nic_fail(base->rail, ENOMEM, "queue");
     queue->base = (struct prs_queue){.link = base, .id = id};
-    queue->wr = calloc(link->depth, sizeof *queue->wr);
-    queue->sge = calloc(link->depth, sizeof *queue->sge);
+    queue->wr = calloc(link->depth, sizeof(*queue->wr));
+    queue->sge = calloc(link->depth, sizeof(*queue->sge));
     r = queue->wr && queue->sge ? 0 : prs_nic_fail(base->rail, ENOMEM, "queue");
     if (!r)
         r = create_qp(link, queue, sizes->depth);
     if (!r)
         r = to_init(link, queue);
-    if (!r && getrandom(&queue->start, sizeof queue->start, 0) != sizeof queue->start)
+    if (!r && getrandom(&queue->start, sizeof(queue->start), 0) != sizeof(queue->start))
         r = prs_nic_fail(base->rail, errno, "getrandom");
     queue->start &= 0xffffff;
     if (!r)
@@ -156,7 +155,7 @@ static void rc_close(struct prs_link *base)
 
 static int rc_open(const struct prs_link_options *options, struct prs_link **out)
 {
-    struct rc_link *link = calloc(1, sizeof *link);
+    struct rc_link *link = calloc(1, sizeof(*link));
     int r;
 
     if (!link)
@@ -187,7 +186,7 @@ static uint8_t rc_reads(const struct prs_rail *rail)
     return (uint8_t)(most < 1 ? 1 : most > MAX_READS ? MAX_READS : most);
 }
 
-/* ------------------------------------------------------------------------------------------------ connect */
+/* ---- connect ---- */
 
 static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, const struct prs_queue_address *address,
                                const struct prs_link_remote *remote)
@@ -208,7 +207,7 @@ static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, con
     };
 
     if (routed) {
-        memcpy(attr.ah_attr.grh.dgid.raw, remote->gid, sizeof remote->gid);
+        memcpy(attr.ah_attr.grh.dgid.raw, remote->gid, sizeof(remote->gid));
         attr.ah_attr.grh.sgid_index = (uint8_t)rail->info.gid_index;
         attr.ah_attr.grh.hop_limit = 255;
         attr.ah_attr.grh.traffic_class = (uint8_t)link->traffic_class;
@@ -266,7 +265,7 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
     struct prs_queue_address address;
     int error, r;
 
-    memcpy(self.gid, base->rail->gid, sizeof self.gid);
+    memcpy(self.gid, base->rail->gid, sizeof(self.gid));
     if (!base->loopback) {
         r = queue_open(base, id, &none, &base->loopback);
         if (r)
@@ -280,7 +279,7 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
     return r;
 }
 
-/* ---------------------------------------------------------------------------------------------- data path */
+/* ---- data path ---- */
 
 static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, const struct prs_wr *in,
                                 uint32_t position)

@@ -3,19 +3,18 @@
  * queue, nor their completions. A queue here still speaks with one other queue only, so that its arrivals need no
  * source. What EFA lacks, the layers above learn from the properties: no order, no fence, no atomics, and no payload
  * inside a write's request. */
-#include "transport/nic.h"
-
-#include "transport/efa.h"
-#include "transport/prefix.h"
-#include "transport/receives.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+
+#include "transport/nic.h"
+#include "transport/efa.h"
+#include "transport/prefix.h"
+#include "transport/receives.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum {
     RNR_FOREVER = 7, /* a slow receiver is not an error */
@@ -58,7 +57,7 @@ static struct srd_queue *to_srd_queue(struct prs_queue *queue)
     return (struct srd_queue *)queue;
 }
 
-/* ------------------------------------------------------------------------------------------------- queues */
+/* ---- queues ---- */
 
 static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t receive_depth)
 {
@@ -122,7 +121,7 @@ static void queue_close(struct prs_queue *base)
 static int queue_open(struct prs_link *base, uint32_t id, const struct prs_receive_sizes *sizes, struct prs_queue **out)
 {
     struct srd_link *link = to_srd_link(base);
-    struct srd_queue *queue = calloc(1, sizeof *queue);
+    struct srd_queue *queue = calloc(1, sizeof(*queue));
     int r;
 
     if (!queue)
@@ -132,7 +131,7 @@ static int queue_open(struct prs_link *base, uint32_t id, const struct prs_recei
     queue->wr_id_high = (uint64_t)id << 32;
     r = prs_prefix_init(&queue->prefix, link->depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
     /* Random: what was meant for an earlier queue of this number is not taken for ours. */
-    if (!r && getrandom(&queue->key, sizeof queue->key, 0) != sizeof queue->key)
+    if (!r && getrandom(&queue->key, sizeof(queue->key), 0) != sizeof(queue->key))
         r = prs_nic_fail(base->rail, errno, "getrandom");
     queue->key &= 0x7fffffff; /* the upper half belongs to privileged users */
     if (!r)
@@ -168,7 +167,7 @@ static void srd_close(struct prs_link *base)
 static int srd_open(const struct prs_link_options *options, struct prs_link **out)
 {
     const struct prs_rail *rail = options->rail;
-    struct srd_link *link = calloc(1, sizeof *link);
+    struct srd_link *link = calloc(1, sizeof(*link));
     int r;
 
     if (!link)
@@ -200,7 +199,7 @@ static uint8_t srd_reads(const struct prs_rail *rail)
     return 1; /* EFA knows no such limit */
 }
 
-/* ------------------------------------------------------------------------------------------------ connect */
+/* ---- connect ---- */
 
 /* The way to a rail. Both sides need one to each other before either writes: EFA refuses a write from whom it holds no
  * address handle of. So they are made before the handshake ends. */
@@ -215,7 +214,7 @@ static int make_ah(struct srd_link *link, const uint8_t gid[16], struct ibv_ah *
 
     if (*out)
         return 0;
-    memcpy(attr.grh.dgid.raw, gid, sizeof attr.grh.dgid.raw);
+    memcpy(attr.grh.dgid.raw, gid, sizeof(attr.grh.dgid.raw));
     errno = 0;
     *out = prs_verbs.create_ah(rail->domain->pd, &attr);
     return *out ? 0 : errno ? -errno : -EIO;
@@ -265,7 +264,7 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
     return 0;
 }
 
-/* ---------------------------------------------------------------------------------------------- data path */
+/* ---- data path ---- */
 
 /* Return 0 or -EOPNOTSUPP: the layers above asked for what the properties deny. */
 static int put_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_t position)

@@ -2,17 +2,17 @@
 /* The data path: op -> order -> queue, and back. */
 #include "transport/peer.h"
 
-#include "transport/gid.h"
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+
+#include "transport/gid.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum {
     IDLE_POLLS = PRS_PEER_IDLE_POLLS,
@@ -23,7 +23,7 @@ enum {
 
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-/* -------------------------------------------------------------------------------------------------- errors */
+/* ---- errors ---- */
 
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
 {
@@ -33,10 +33,10 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     if (peer->error)
         return peer->error;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     peer->error = code;
-    snprintf(peer->error_text, sizeof peer->error_text, "%s; %s", text, peer->description);
+    snprintf(peer->error_text, sizeof(peer->error_text), "%s; %s", text, peer->description);
     prs_fail(code, "%s", peer->error_text);
     /* Before the ops are given back: their memory may be reused at once, so that no NIC may still read or write it. */
     for (uint32_t i = 0; i < peer->path_count; i++)
@@ -60,14 +60,14 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
     const struct prs_wire_rail *other = &peer->path[path].peer;
     char gid[64];
 
-    prs_gid_text(other->gid, gid, sizeof gid);
+    prs_gid_text(other->gid, gid, sizeof(gid));
     return prs_peer_fail(peer, event->error,
                          "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s", event->text,
                          event->status, event->vendor, event->queue, own->name, own->port, own->gid, other->name,
                          other->port, gid, peer->remote, event->cause);
 }
 
-/* --------------------------------------------------------------------------------------------------- start */
+/* ---- start ---- */
 
 static int post_waiting(struct prs_peer *peer)
 {
@@ -169,7 +169,7 @@ int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_s
 
     if (unlikely(peer->error))
         return repeat_error(peer);
-    if (signal->dst_addr % sizeof signal->value || !signal->dst)
+    if (signal->dst_addr % sizeof(signal->value) || !signal->dst)
         return prs_fail(-EINVAL, "signal at %#llx: must be 8-byte aligned and have remote keys",
                         (unsigned long long)signal->dst_addr);
     r = prs_order_signal(&peer->order, op, signal);
@@ -250,7 +250,7 @@ int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_re
     return r ? r : admitted(peer, alone);
 }
 
-/* ------------------------------------------------------------------------------------------------ progress */
+/* ---- progress ---- */
 
 static inline void notify(struct prs_peer *peer, uint32_t first_id, uint32_t count, uint64_t bytes)
 {
@@ -276,7 +276,7 @@ static __attribute__((noinline)) int take_special_arrival(struct prs_peer *peer,
         return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: %s", event->value,
                              r ? "not of this protocol" : "but the caller asked for no notifications");
     r = prs_arrivals_add(&peer->arriving, &imm, event->bytes, &notice);
-    if (r == 0)
+    if (!r)
         return 0;
     if (unlikely(r < 0))
         return prs_peer_fail(peer, r, "arrival with immediate %#x contradicts earlier parts of id %u", event->value,
@@ -509,7 +509,7 @@ int prs_peer_awaited(struct prs_peer *peer)
                              : 0;
 }
 
-/* -------------------------------------------------------------------------------------------------- queries */
+/* ---- queries ---- */
 
 void prs_peer_set_user(struct prs_peer *peer, void *user)
 {

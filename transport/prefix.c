@@ -23,8 +23,8 @@ int prs_prefix_init(struct prs_prefix *prefix, uint32_t depth)
     size_t words = (depth + WORD_BITS - 1) / WORD_BITS;
 
     *prefix = (struct prs_prefix){.mask = depth - 1};
-    prefix->done = calloc(words, sizeof *prefix->done);
-    prefix->signaled = calloc(words, sizeof *prefix->signaled);
+    prefix->done = calloc(words, sizeof(*prefix->done));
+    prefix->signaled = calloc(words, sizeof(*prefix->signaled));
     if (prefix->done && prefix->signaled)
         return 0;
     prs_prefix_fini(prefix);

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/rail.h"
 
-#include "transport/gid.h"
-#include "transport/nic.h"
-#include "transport/order.h"
-#include "transport/util/log.h"
-
 #include <ctype.h>
 #include <endian.h>
 #include <errno.h>
@@ -14,6 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "transport/gid.h"
+#include "transport/nic.h"
+#include "transport/order.h"
+#include "transport/util/log.h"
 
 struct code {
     unsigned code, value;
@@ -33,8 +33,8 @@ static uint32_t speed_mbps(const struct ibv_port_attr *attr)
     static const struct code lanes[] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
     static const struct code speeds[] = {{1, 2500},   {2, 5000},   {4, 10000},    {8, 10000},   {16, 14000},
                                          {32, 25000}, {64, 50000}, {128, 100000}, {256, 200000}};
-    uint32_t mbps = lookup(lanes, sizeof lanes / sizeof *lanes, attr->active_width) *
-                    lookup(speeds, sizeof speeds / sizeof *speeds, attr->active_speed);
+    uint32_t mbps = lookup(lanes, sizeof(lanes) / sizeof(*lanes), attr->active_width) *
+                    lookup(speeds, sizeof(speeds) / sizeof(*speeds), attr->active_speed);
 
     return mbps ? mbps : 10000;
 }
@@ -58,15 +58,15 @@ static void fill_place(struct prs_rail_info *info)
     size_t length;
 
     info->numa_node = -1;
-    snprintf(link, sizeof link, "/sys/class/infiniband/%s/device", info->name);
-    if (!realpath(link, real) || strlen(real) >= sizeof info->pci_path)
+    snprintf(link, sizeof(link), "/sys/class/infiniband/%s/device", info->name);
+    if (!realpath(link, real) || strlen(real) >= sizeof(info->pci_path))
         return; /* a virtual device */
-    snprintf(file, sizeof file, "%s/numa_node", real);
+    snprintf(file, sizeof(file), "%s/numa_node", real);
     info->numa_node = (int16_t)read_number(file, -1);
     length = strlen(real);
     if (length > 2 && real[length - 2] == '.' && isdigit((unsigned char)real[length - 1]))
         real[length - 1] = '0'; /* ports of one card are functions of one device */
-    snprintf(info->pci_path, sizeof info->pci_path, "%s", real);
+    snprintf(info->pci_path, sizeof(info->pci_path), "%s", real);
 }
 
 static bool peermem_loaded(void)
@@ -75,7 +75,7 @@ static bool peermem_loaded(void)
                                         "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
                                         "/sys/module/nvidia_peermem/version"};
 
-    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+    for (size_t i = 0; i < sizeof(marks) / sizeof(*marks); i++)
         if (access(marks[i], F_OK) == 0)
             return true;
     return false;
@@ -103,7 +103,7 @@ static void fill_memory(struct prs_domain *domain, const struct prs_config *conf
 
     info->mem_kinds = PRS_MEM_HOST | (peermem ? PRS_MEM_CUDA : 0u) | (dmabuf ? PRS_MEM_DMABUF : 0u);
     if (!peermem || !dmabuf)
-        snprintf(info->mem_note, sizeof info->mem_note, "%s%s%s", peermem ? "" : "CUDA: nvidia_peermem is not loaded",
+        snprintf(info->mem_note, sizeof(info->mem_note), "%s%s%s", peermem ? "" : "CUDA: nvidia_peermem is not loaded",
                  peermem || dmabuf ? "" : "; ",
                  dmabuf            ? ""
                  : !config->dmabuf ? "DMA-BUF: NCCL_DMABUF_ENABLE=0"
@@ -152,12 +152,12 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
         snprintf(why, why_bytes, "link layer %d is neither InfiniBand nor Ethernet", attr.link_layer);
         return 1;
     }
-    snprintf(out->info.name, sizeof out->info.name, "%s", domain->name);
+    snprintf(out->info.name, sizeof(out->info.name), "%s", domain->name);
     out->info.is_roce = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
     if (choose_gid(domain, port, &attr, out->info.is_roce, config, &gid, why, why_bytes))
         return 1;
-    memcpy(out->gid, gid.raw, sizeof out->gid);
-    prs_gid_text(gid.raw, out->info.gid, sizeof out->info.gid);
+    memcpy(out->gid, gid.raw, sizeof(out->gid));
+    prs_gid_text(gid.raw, out->info.gid, sizeof(out->info.gid));
     out->info.gid_index = (int16_t)gid.index;
     out->lid = attr.lid;
     out->mtu = (uint8_t)attr.active_mtu;
@@ -170,8 +170,8 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* a probe queue each */
     out->info.latency_us = 1;
     out->info.port = port;
-    snprintf(out->info.queue_kind, sizeof out->info.queue_kind, "%s", domain->nic->name);
-    snprintf(out->info.link, sizeof out->info.link, "%s",
+    snprintf(out->info.queue_kind, sizeof(out->info.queue_kind), "%s", domain->nic->name);
+    snprintf(out->info.link, sizeof(out->info.link), "%s",
              domain->nic != &prs_nic_rc ? "EFA"
              : out->info.is_roce        ? "RoCE"
                                         : "InfiniBand");

@@ -5,7 +5,6 @@
 
 #include "transport/config.h"
 #include "transport/domain.h"
-
 #include <perseus/perseus.h>
 
 struct prs_rail {

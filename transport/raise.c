@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/raise.h"
 
+#include <errno.h>
+#include <unistd.h>
+
 #include "transport/peer.h"
 #include "transport/util/clock.h"
 #include "transport/util/fork.h"
-
-#include <errno.h>
-#include <unistd.h>
 
 static pthread_mutex_t claim_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list */
 static struct prs_raise *claims;
 PRS_RENEW_IN_CHILD(claim, claim_lock)
 
-/* --------------------------------------------------------------------------------------------------- claims */
+/* ---- claims ---- */
 
 /* Return whether the word is ours now. */
 static bool claim(struct prs_raise *raise, uint64_t word)
@@ -48,7 +48,7 @@ void prs_raise_drop(struct prs_raise *raise)
     raise->record = NULL;
 }
 
-/* ----------------------------------------------------------------------------------------------- host memory */
+/* ---- host memory ---- */
 
 struct word {
     const struct prs_record *record;
@@ -73,7 +73,7 @@ static void raise_on_host(void *arg, const struct prs_mr_key *key)
         __atomic_store_n(at, record->value, __ATOMIC_RELEASE);
 }
 
-/* --------------------------------------------------------------------------------------------- device memory */
+/* ---- device memory ---- */
 
 static int post(struct prs_peer *peer, struct prs_raise *raise, uint8_t opcode, uint64_t value, uint64_t addr,
                 uint32_t key)
@@ -83,7 +83,7 @@ static int post(struct prs_peer *peer, struct prs_raise *raise, uint8_t opcode, 
                         .remote_addr = addr,
                         .remote_key = key,
                         .value = value,
-                        .len_bytes = sizeof value,
+                        .len_bytes = sizeof(value),
                         .opcode = opcode};
 
     return prs_order_self(&peer->order, &raise->op, &wr) ? PRS_AGAIN : 0;
@@ -152,7 +152,7 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
         raise->record = NULL;
         return 0;
     }
-    if (!prs_mr_cache_use(&peer->link[0]->rail->domain->mrs, record->addr, sizeof record->value, record->key,
+    if (!prs_mr_cache_use(&peer->link[0]->rail->domain->mrs, record->addr, sizeof(record->value), record->key,
                           raise_on_host, &word))
         return prs_peer_fail(
             peer, -EREMOTEIO,

@@ -9,10 +9,10 @@
 #ifndef TRANSPORT_RAISE_H
 #define TRANSPORT_RAISE_H
 
-#include "transport/tally.h"
-
-#include <perseus/perseus.h>
 #include <sys/types.h>
+
+#include "transport/tally.h"
+#include <perseus/perseus.h>
 
 struct prs_peer;
 

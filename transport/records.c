@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/records.h"
 
-#include "transport/peer.h"
-#include "transport/util/error.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "transport/peer.h"
+#include "transport/util/error.h"
 
 enum {
     RING_BYTES = PRS_RECORDS * (int)sizeof(struct prs_record),
@@ -21,7 +21,7 @@ int prs_records_open(struct prs_peer *peer)
 
     if (peer->records)
         return 0;
-    records = calloc(1, sizeof *records);
+    records = calloc(1, sizeof(*records));
     if (!records)
         return prs_fail(-ENOMEM, "no memory for signal records");
     peer->records = records; /* from here on prs_records_close() undoes what has been done */
@@ -82,7 +82,7 @@ int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_
         records->others++;
     if (!imm->bare || imm->kind == PRS_BARE_COUNT)
         return prs_counts_arrive(&records->counts, imm->tag, imm->bare ? 1 : imm->run);
-    memcpy(&record, records->memory + imm->tag * sizeof record, sizeof record);
+    memcpy(&record, records->memory + imm->tag * sizeof(record), sizeof(record));
     return prs_counts_record(&records->counts, imm->tag, &record);
 }
 
@@ -153,7 +153,7 @@ static int raise_one(struct prs_peer *peer, const struct prs_record *record)
     struct prs_wr wr = {.remote_addr = record->addr,
                         .remote_key = record->key,
                         .value = record->value,
-                        .len_bytes = sizeof record->value,
+                        .len_bytes = sizeof(record->value),
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
 
     if (!raises(record))

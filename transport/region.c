@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/region.h"
 
-#include "transport/cuda.h"
-#include "transport/nic.h"
-#include "transport/util/error.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include "transport/cuda.h"
+#include "transport/nic.h"
+#include "transport/util/error.h"
 
 struct registration {
     const struct prs_rail *rail;
@@ -31,7 +31,7 @@ static int explain(const struct registration *what, const struct prs_mr_key *key
 
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (limit.rlim_cur != RLIM_INFINITY)
-        snprintf(locked, sizeof locked, "%llu KiB", (unsigned long long)limit.rlim_cur >> 10);
+        snprintf(locked, sizeof(locked), "%llu KiB", (unsigned long long)limit.rlim_cur >> 10);
     if (error == ENOMEM || error == EAGAIN)
         return prs_fail(
             -ENOMEM,
@@ -106,7 +106,7 @@ int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *ra
     r = check_memory(fabric, rails, mem);
     if (r)
         return r;
-    region = calloc(1, sizeof *region);
+    region = calloc(1, sizeof(*region));
     if (!region)
         return prs_fail(-ENOMEM, "no memory for a region");
     region->owner = getpid();
@@ -147,7 +147,7 @@ int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_se
     peermem = rail.mem_kinds & PRS_MEM_CUDA;
     if (rail.mem_kinds & PRS_MEM_DMABUF) {
         r = prs_cuda_dmabuf((uintptr_t)addr - offset, pages, !peermem, &mem.dmabuf_fd);
-        if (r == 0) {
+        if (!r) {
             mem.dmabuf_offset = offset;
             mem.kind = PRS_MEM_DMABUF;
             r = prs_region_register(fabric, rails, &mem, out);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public face of transport/util/log and transport/util/error. */
+#include <assert.h>
+#include <stddef.h>
+
 #include "transport/util/error.h"
 #include "transport/util/log.h"
-
-#include <assert.h>
 #include <perseus/perseus.h>
-#include <stddef.h>
 
 static_assert(PRS_LOG_ERROR == (int)PRS_LEVEL_ERROR && PRS_LOG_DEBUG == (int)PRS_LEVEL_DEBUG, "two names, one scale");
 

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/setup.h"
 
-#include "transport/gid.h"
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +8,11 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "transport/gid.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum {
     DEFAULT_WINDOW = 256,
@@ -49,11 +49,11 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
     return prs_policy_parse(from->policy, (enum prs_policy)fabric->config.policy, &out->policy);
 }
 
-/* ------------------------------------------------------------------------------------------------ describe */
+/* ---- describe ---- */
 
 static void describe(struct prs_peer *peer, const char *why)
 {
-    size_t room = sizeof peer->description;
+    size_t room = sizeof(peer->description);
     int at = snprintf(peer->description, room, "peer %s over", peer->remote[0] ? peer->remote : "(connecting)");
 
     for (uint32_t i = 0; i < peer->path_count && (size_t)at < room; i++) {
@@ -61,7 +61,7 @@ static void describe(struct prs_peer *peer, const char *why)
         const struct prs_wire_rail *other = &peer->path[i].peer;
         char gid[64];
 
-        prs_gid_text(other->gid, gid, sizeof gid);
+        prs_gid_text(other->gid, gid, sizeof(gid));
         at += snprintf(peer->description + at, room - (size_t)at, "%s %s:%d (GID %s) to %s:%u (GID %s)", i ? "," : "",
                        own->name, own->port, own->gid, other->name, other->port, gid);
     }
@@ -70,7 +70,7 @@ static void describe(struct prs_peer *peer, const char *why)
                  peer->queues == 1 ? "" : "s", prs_policy_names[peer->order.policy], why);
 }
 
-/* ---------------------------------------------------------------------------------------------------- open */
+/* ---- open ---- */
 
 static uint32_t power_of_two_up_to(uint32_t limit)
 {
@@ -195,7 +195,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
                    const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
                    uint32_t queues_per_path, struct prs_peer **out)
 {
-    struct prs_peer *peer = calloc(1, sizeof *peer);
+    struct prs_peer *peer = calloc(1, sizeof(*peer));
     char why[128];
     uint32_t depth;
     int r;
@@ -218,7 +218,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
         peer->rail_mask |= 1ull << path[i].local_rail;
     }
     depth = choose_depth(peer, options->window_ops);
-    r = open_order(peer, options, remote_position, depth, why, sizeof why);
+    r = open_order(peer, options, remote_position, depth, why, sizeof(why));
     if (r)
         goto free_peer;
     r = open_links(peer, depth);
@@ -275,7 +275,7 @@ int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *recor
                                  (const uint64_t *)(uintptr_t)own_credit.addr);
 }
 
-/* ------------------------------------------------------------------------------------------------- connect */
+/* ---- connect ---- */
 
 static int try_later(const struct prs_peer *peer, struct prs_setup_progress *progress, uint32_t path, int error)
 {
@@ -284,7 +284,7 @@ static int try_later(const struct prs_peer *peer, struct prs_setup_progress *pro
     const struct prs_wire_rail *other = &peer->path[path].peer;
     char gid[64];
 
-    prs_gid_text(other->gid, gid, sizeof gid);
+    prs_gid_text(other->gid, gid, sizeof(gid));
     if (progress->tries++ >= config->mqp_retry_count)
         return prs_fail(-error,
                         "%s:%d (GID %s) cannot reach %s:%u (GID %s): %s after %d tries; are the rails in one "
@@ -309,7 +309,7 @@ int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remot
         struct prs_link_remote where = {.lid = other->lid, .mtu = other->mtu, .reads = other->reads};
         int error = 0, r;
 
-        memcpy(where.gid, other->gid, sizeof where.gid);
+        memcpy(where.gid, other->gid, sizeof(where.gid));
         r = peer->nic->connect(peer->queue[q], &remote->queue[q], &where, &error);
         if (r == PRS_AGAIN)
             return try_later(peer, progress, path, error);
@@ -322,20 +322,20 @@ int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remot
 void prs_setup_finish(struct prs_peer *peer, struct prs_stream *stream, const struct prs_wire_private *private_data)
 {
     const char *rest = strchr(peer->description, ' ');
-    char text[sizeof peer->description];
+    char text[sizeof(peer->description)];
 
     peer->private_bytes = private_data->bytes;
     memcpy(peer->private_data, private_data->data, private_data->bytes);
     peer->stream_fd = stream->fd;
     stream->fd = -1;
-    memcpy(peer->remote, stream->remote, sizeof peer->remote);
+    memcpy(peer->remote, stream->remote, sizeof(peer->remote));
     rest = strstr(rest ? rest : "", " over");
-    snprintf(text, sizeof text, "peer %s%s", peer->remote, rest ? rest : "");
-    memcpy(peer->description, text, sizeof text);
+    snprintf(text, sizeof(text), "peer %s%s", peer->remote, rest ? rest : "");
+    memcpy(peer->description, text, sizeof(text));
     PRS_INFO("connected: %s", peer->description);
 }
 
-/* --------------------------------------------------------------------------------------------------- close */
+/* ---- close ---- */
 
 void prs_peer_close(struct prs_peer *peer)
 {

@@ -237,11 +237,11 @@ int prs_share_exchange(struct prs_share *share, const int files[PRS_SHARE_FILES]
         return prs_fail(-ENOMEM, "sharing memory: no memory for %u sockets", count);
     while (asked < count && r == 0) {
         r = ask(&addresses[asked], give_up, &sockets[asked]);
-        if (r == 0)
+        if (!r)
             asked++;
     }
     /* Everyone asks, then serves, then takes what comes: nobody waits for somebody who waits for him. */
-    if (r == 0)
+    if (!r)
         r = serve(share, files, count, give_up);
     while (received < count && r == 0) {
         r = receive_files(sockets[received], got[received], give_up);

@@ -3,6 +3,7 @@
 #ifndef TRANSPORT_SHARE_H
 #define TRANSPORT_SHARE_H
 
+#include <assert.h>
 #include <stdint.h>
 
 enum { PRS_SHARE_FILES = 2 };
@@ -12,7 +13,7 @@ struct prs_share_address {
     uint8_t name[16];   /* random, names the socket */
     uint8_t cookie[16]; /* random, must be shown by who asks */
 };
-_Static_assert(sizeof(struct prs_share_address) == 32, "travels between processes");
+static_assert(sizeof(struct prs_share_address) == 32, "travels between processes");
 
 struct prs_share {
     int listener; /* -1: closed */
@@ -24,8 +25,7 @@ void prs_share_close(struct prs_share *share);
 /*
  * Give files[] to `count` processes, which do the same at the same time with ours among their addresses; got[i] are the
  * files of addresses[i], the caller's to close. timeout_ms bounds all of it. Return 0, -ETIMEDOUT (who is missing), or
- * -errno; on failure no file is left open.
- */
+ * -errno; on failure no file is left open. */
 int prs_share_exchange(struct prs_share *share, const int files[PRS_SHARE_FILES],
                        const struct prs_share_address *addresses, uint32_t count, int (*got)[PRS_SHARE_FILES],
                        uint32_t timeout_ms);

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/socket.h"
 
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -14,6 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
 enum {
     BACKLOG = 1024,
     KEEPALIVE_IDLE_S = 10, /* a host that lost its power says nothing: who only receives would wait for ever */
@@ -23,7 +23,7 @@ enum {
 
 static socklen_t address_bytes(const union prs_address *address)
 {
-    return address->any.sa_family == AF_INET6 ? sizeof address->v6 : sizeof address->v4;
+    return address->any.sa_family == AF_INET6 ? sizeof(address->v6) : sizeof(address->v4);
 }
 
 void prs_address_text(const union prs_address *address, char text[PRS_ADDRESS_TEXT])
@@ -31,10 +31,10 @@ void prs_address_text(const union prs_address *address, char text[PRS_ADDRESS_TE
     char host[INET6_ADDRSTRLEN] = "?";
 
     if (address->any.sa_family == AF_INET6) {
-        inet_ntop(AF_INET6, &address->v6.sin6_addr, host, sizeof host);
+        inet_ntop(AF_INET6, &address->v6.sin6_addr, host, sizeof(host));
         snprintf(text, PRS_ADDRESS_TEXT, "[%s]:%u", host, ntohs(address->v6.sin6_port));
     } else {
-        inet_ntop(AF_INET, &address->v4.sin_addr, host, sizeof host);
+        inet_ntop(AF_INET, &address->v4.sin_addr, host, sizeof(host));
         snprintf(text, PRS_ADDRESS_TEXT, "%s:%u", host, ntohs(address->v4.sin_port));
     }
 }
@@ -80,14 +80,14 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
         int score = interface_score(config, at);
 
         if (at->ifa_addr && at->ifa_addr->sa_family != AF_PACKET)
-            snprintf(seen + strlen(seen), sizeof seen - strlen(seen), " %s", at->ifa_name);
+            snprintf(seen + strlen(seen), sizeof(seen) - strlen(seen), " %s", at->ifa_name);
         if (score > best_score) {
             best = at;
             best_score = score;
         }
     }
     if (best) {
-        memset(out, 0, sizeof *out);
+        memset(out, 0, sizeof(*out));
         memcpy(out, best->ifa_addr,
                best->ifa_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in));
         snprintf(name, name_bytes, "%s", best->ifa_name);
@@ -110,8 +110,8 @@ int prs_socket_scope(const struct prs_config *config, union prs_address *address
     if (address->any.sa_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&address->v6.sin6_addr))
         return 0;
     v6.socket_family = AF_INET6;
-    r = prs_socket_interface(&v6, &own, name, sizeof name);
-    if (r == 0)
+    r = prs_socket_interface(&v6, &own, name, sizeof(name));
+    if (!r)
         address->v6.sin6_scope_id = if_nametoindex(name);
     return r;
 }
@@ -120,11 +120,11 @@ static void set_options(int fd)
 {
     static const int one = 1, idle = KEEPALIVE_IDLE_S, every = KEEPALIVE_EVERY_S, probes = KEEPALIVE_PROBES;
 
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* a hint: failure costs time only */
-    if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one) ||
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle) ||
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every) ||
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes))
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* a hint: failure costs time only */
+    if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle)) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof(every)) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes)))
         PRS_WARN("no TCP keepalive: %s; a peer whose host vanishes will be noticed late", strerror(errno));
 }
 
@@ -152,7 +152,7 @@ int prs_socket_listen(union prs_address *address)
 
 int prs_socket_accept(int listen_fd, union prs_address *from, int *fd)
 {
-    socklen_t bytes = sizeof *from;
+    socklen_t bytes = sizeof(*from);
 
     *fd = accept4(listen_fd, &from->any, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (*fd >= 0) {

@@ -3,10 +3,10 @@
 #ifndef TRANSPORT_SOCKET_H
 #define TRANSPORT_SOCKET_H
 
-#include "transport/config.h"
-
 #include <netinet/in.h>
 #include <stddef.h>
+
+#include "transport/config.h"
 
 union prs_address {
     struct sockaddr any;

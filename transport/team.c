@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <perseus/team.h>
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -26,7 +27,7 @@ struct hello {
     uint32_t magic, rank, size, context;
     uint8_t card[PRS_TEAM_CARD_BYTES];
 };
-_Static_assert(sizeof(struct hello) <= PRS_PRIVATE_DATA_BYTES, "travels as private data");
+static_assert(sizeof(struct hello) <= PRS_PRIVATE_DATA_BYTES, "travels as private data");
 
 /* One rank in one context. */
 struct link {
@@ -93,8 +94,7 @@ static int fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int
     return prs_error_repeat(error, text);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * life */
+/* ---- life ---- */
 
 int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
 {
@@ -221,8 +221,7 @@ static void activate_locked(struct context *context, uint32_t rank)
     __atomic_store_n(&context->active_count, context->active_count + 1, __ATOMIC_RELEASE);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * connecting */
+/* ---- connecting ---- */
 
 static void peer_options(const struct prs_team *team, uint32_t context, struct hello *hello,
                          struct prs_peer_options *out)
@@ -288,7 +287,7 @@ static int accept_locked(struct prs_team *team)
     peer_options(team, 0, &hello, &options);
     for (;;) {
         r = prs_accept(team->options.listener, &options, &peer);
-        if (r != 0)
+        if (r)
             return r < 0 ? r : 0;
         r = file_accepted_locked(team, peer);
         if (r < 0)
@@ -392,8 +391,7 @@ void prs_team_drop(struct prs_team *team, uint32_t index)
         close_context(team, &gone);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * progress */
+/* ---- progress ---- */
 
 static int progress_link(struct prs_team *team, uint32_t index, uint32_t rank, struct link *link)
 {
@@ -523,7 +521,7 @@ static int connect_ranks(struct prs_team *team, uint32_t index, const uint32_t *
                 r = prs_team_peer(team, index, ranks[i], &peer);
             if (r < 0)
                 return r;
-            if (r == 0)
+            if (!r)
                 have++;
             else
                 missing = ranks[i];

@@ -137,7 +137,7 @@ int prs_windows_check(const struct prs_windows *windows, const struct prs_cmd_fi
         return prs_fail(-EBADMSG, "device command refused: put to peer %u with flags %u: malformed", cmd->peer,
                         cmd->flags);
     r = check_span(windows, cmd, "source", cmd->src_window, cmd->src_offset, cmd->bytes);
-    if (r == 0)
+    if (!r)
         r = check_span(windows, cmd, "destination", cmd->dst_window, cmd->dst_offset, cmd->bytes);
     return r;
 }

@@ -32,8 +32,7 @@ int prs_windows_add(struct prs_windows *windows, const struct prs_window_options
 void prs_windows_drop(struct prs_windows *windows, uint32_t index);
 /*
  * Whether a command may be executed. Return 0, -EBADMSG (malformed), -ESTALE (another epoch), -EINVAL (no such peer or
- * window, or a word that cannot be a signal) or -ERANGE (outside the window); the text names command and field.
- */
+ * window, or a word that cannot be a signal) or -ERANGE (outside the window); the text names command and field. */
 int prs_windows_check(const struct prs_windows *windows, const struct prs_cmd_fields *cmd);
 
 #endif

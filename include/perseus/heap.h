@@ -2,8 +2,7 @@
 /**
  * Symmetric memory: the same two windows on every rank of a team, one for data and one for signal words, registered on
  * the rails and mapped by the other ranks of the node. In device memory (CUDA, virtual memory management) or, without a
- * GPU, in host memory; both are shared as POSIX files over a UNIX socket.
- */
+ * GPU, in host memory; both are shared as POSIX files over a UNIX socket. */
 #ifndef PERSEUS_HEAP_H
 #define PERSEUS_HEAP_H
 
@@ -44,8 +43,7 @@ PRS_API const struct prs_window_remote *prs_heap_remotes(const struct prs_heap *
 
 /**
  * Set aside a piece; the offset is the same on every rank when all ask for the same pieces in the same order. align is
- * a power of two. Return 0 or -ENOMEM (the text says how much is left).
- */
+ * a power of two. Return 0 or -ENOMEM (the text says how much is left). */
 PRS_API int prs_heap_alloc(struct prs_heap *heap, enum prs_heap_part part, uint64_t bytes, uint64_t align,
                            uint64_t *offset);
 /** Give back everything that was set aside at or after an offset. */

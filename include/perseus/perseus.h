@@ -15,8 +15,7 @@
  * listener, connector or peer is for one thread at a time (the caller serialises); different peers need no common lock.
  * Only prs_region_register() and prs_region_release() may run beside the data path of a peer that uses the same rails.
  *
- * Nothing here blocks longer than a system call, unless its comment gives a bound.
- */
+ * Nothing here blocks longer than a system call, unless its comment gives a bound. */
 #ifndef PERSEUS_PERSEUS_H
 #define PERSEUS_PERSEUS_H
 
@@ -45,8 +44,7 @@ enum prs_condition {
     PRS_AGAIN = 2, /* connecting takes longer: call the same step function again */
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * log */
+/* ---- log ---- */
 
 enum prs_log_level { PRS_LOG_ERROR = 0, PRS_LOG_WARN, PRS_LOG_INFO, PRS_LOG_DEBUG };
 
@@ -64,8 +62,7 @@ PRS_API const char *prs_error_text(void);
 /** "0.1.0" */
 PRS_API const char *prs_version(void);
 
-/* ---------------------------------------------------------------------------------------------------------------
- * fabric */
+/* ---- fabric ---- */
 
 enum prs_mem_kind {
     PRS_MEM_HOST = 1,   /* ordinary memory */
@@ -113,8 +110,7 @@ struct prs_fabric_options {
  * Find the rails that can be used, open each, and say in one INFO line each what was found and what was passed over and
  * why. The fabric counts references per process: a second open of the same options is cheap and shares devices. Return
  * 0 (also when no rail was found: prs_fabric_rails() is 0 then), -EINVAL for a variable with an impossible value,
- * -ENOMEM, -EACCES or -ENOSYS (no libibverbs).
- */
+ * -ENOMEM, -EACCES or -ENOSYS (no libibverbs). */
 PRS_API int prs_fabric_open(const struct prs_fabric_options *options, struct prs_fabric **out);
 /** Drop one reference. Regions and peers must be gone. NULL is allowed; after a fork the child's call does nothing. */
 PRS_API void prs_fabric_close(struct prs_fabric *fabric);
@@ -133,14 +129,12 @@ struct prs_rail_set {
  * First asynchronous fatal event of a rail in the set: device fatal, completion queue overrun, or a port that has been
  * down for longer than retries last (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT). Return 0 while the rails are sound, and
  * always with NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO with prs_error_text() naming device, port and event. Cheap: no
- * system call.
- */
+ * system call. */
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
 /**
  * The ordering policy that a peer over these rails would get, as "name (why)", from PERSEUS_ORDER or chosen. Return 0,
- * -EINVAL or -EOPNOTSUPP (a forced policy that these rails cannot keep).
- */
+ * -EINVAL or -EOPNOTSUPP (a forced policy that these rails cannot keep). */
 PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text,
                               size_t bytes);
 
@@ -148,8 +142,7 @@ PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_
  * NIC: 1 or 0, or an error as prs_fabric_policy() has. */
 PRS_API int prs_fabric_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
-/* ---------------------------------------------------------------------------------------------------------------
- * memory */
+/* ---- memory ---- */
 
 struct prs_region;
 
@@ -178,8 +171,7 @@ struct prs_keys {
  * Register memory on every rail of the set. Registrations are cached by page-aligned range, kind and flags and counted,
  * never merged partially; zero bytes are legal (nothing is registered). The memory stays the caller's and must stay
  * mapped until release. Return 0, -ENOMEM (the text gives RLIMIT_MEMLOCK or the device's limit), -EOPNOTSUPP (kind not
- * supported by a rail: the text says why), -EFAULT or -EINVAL.
- */
+ * supported by a rail: the text says why), -EFAULT or -EINVAL. */
 PRS_API int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_mem *mem,
                                 struct prs_region **out);
 /** The same for memory of the current CUDA context's device: by a DMA-BUF file where driver and rails can do that, else
@@ -190,8 +182,7 @@ PRS_API int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs
 PRS_API void prs_region_release(struct prs_region *region);
 PRS_API void prs_region_keys(const struct prs_region *region, struct prs_keys *out);
 
-/* -----------------------------------------------------------------------------------------------------------
- * connecting */
+/* ---- connecting ---- */
 
 /** Opaque and checked: magic, version, length, transport, 128-bit cookie, address. A foreign one is refused by name. */
 struct prs_handle {
@@ -221,16 +212,14 @@ struct prs_peer_options {
 
 /**
  * Listen for peers on a TCP port of the interface that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY choose.
- * The handle may be given to any number of connectors. Return 0 or -errno.
- */
+ * The handle may be given to any number of connectors. Return 0 or -errno. */
 PRS_API int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_handle *handle,
                        struct prs_listener **out);
 /**
  * One step of accepting the next peer; never blocks. options are read when the peer is made. Strangers (garbage, wrong
  * version, wrong cookie, silent for the time limit) are refused, logged once, and do not disturb the others. Return 0
  * (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno: also when a peer was refused for what fails on
- * this side (no memory, no queues, no common rail), or says that it failed. The listener stays sound.
- */
+ * this side (no memory, no queues, no common rail), or says that it failed. The listener stays sound. */
 PRS_API int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out);
 /** Half-open connections are dropped. NULL is allowed. */
 PRS_API void prs_listener_close(struct prs_listener *listener);
@@ -248,8 +237,7 @@ PRS_API void prs_connector_close(struct prs_connector *connector);
 
 /**
  * Change the first argument of on_notify: for who accepts several peers at once and learns only afterwards which is
- * which. Before the first call of prs_peer_progress(), which is the first that notifies.
- */
+ * which. Before the first call of prs_peer_progress(), which is the first that notifies. */
 PRS_API void prs_peer_set_user(struct prs_peer *peer, void *user);
 /** The other side's private data; *bytes is its length. Valid until the peer is closed. */
 PRS_API const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes);
@@ -262,13 +250,11 @@ PRS_API const char *prs_peer_error(const struct prs_peer *peer);
  */
 PRS_API const char *prs_peer_describe(const struct prs_peer *peer);
 
-/* ------------------------------------------------------------------------------------------------------------
- * transfers */
+/* ---- transfers ---- */
 
 /**
  * Storage of one transfer: the caller's, from the call that starts it until status leaves PRS_OP_PENDING. Then the
- * source may be reused, and (for puts) the bytes are in the remote memory. Start values do not matter.
- */
+ * source may be reused, and (for puts) the bytes are in the remote memory. Start values do not matter. */
 struct prs_op {
     int32_t status;   /* PRS_OP_PENDING, 0 or -errno; written only by functions called on the peer */
     uint32_t parts;   /* transport's own */
@@ -302,8 +288,7 @@ struct prs_put {
  * Start to write len_bytes to the peer. It is posted at once when nothing of this peer is in flight, else with others
  * behind one doorbell at the next prs_peer_progress() or when a batch is full. Puts are not ordered among each other; a
  * notification and a signal are (see there). Striped over rails by speed and measured completion when large. Return 0,
- * PRS_BUSY (nothing was started), or the peer's sticky error.
- */
+ * PRS_BUSY (nothing was started), or the peer's sticky error. */
 PRS_API int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put *put);
 
 struct prs_get {
@@ -318,8 +303,7 @@ PRS_API int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct 
 
 /**
  * Make bytes that NICs have written into this region visible to a reader of the device memory, by a read of our own
- * through each rail. Return 0 (op is pending), PRS_BUSY, or -errno.
- */
+ * through each rail. Return 0 (op is pending), PRS_BUSY, or -errno. */
 PRS_API int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr);
 
 enum prs_signal_kind { PRS_SIGNAL_SET = 0, PRS_SIGNAL_ADD = 1 };
@@ -338,28 +322,24 @@ struct prs_signal {
  * Set or add to a 64-bit word of the peer, which sees it only after the bytes of every put of the group that was
  * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`,
  * and on rails without atomics (EFA), the receiver raises it within its prs_peer_progress(), and op is done when the
- * signal has been handed over; prs_peer_settle() tells when it is raised. Returns as prs_peer_put().
- */
+ * signal has been handed over; prs_peer_settle() tells when it is raised. Returns as prs_peer_put(). */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 /**
  * Whether everything that was started has taken effect at the peer, signals that its process raises among it: what the
  * peer may be told before it gives memory up that signals go to. Return 0, PRS_AGAIN (progress, and ask again) or
- * -errno. A signal that waits for a put which never comes is never settled: bound the wait.
- */
+ * -errno. A signal that waits for a put which never comes is never settled: bound the wait. */
 PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
  * Post what waits, take completions and arrivals, raise notifications. Call it until the ops are done: nothing else
  * drives them. Return how many events were handled (>= 0) or the sticky error: -ECONNRESET, -ETIMEDOUT, -EREMOTEIO (a
- * remote access refused), -EIO; all ops of the peer have that status then.
- */
+ * remote access refused), -EIO; all ops of the peer have that status then. */
 PRS_API int prs_peer_progress(struct prs_peer *peer);
 
 /**
  * For who waits for the other side to write: can anything still come? Return 0, or the sticky error: -ECONNRESET when
  * the other side has closed this peer, which by itself is no error. Only after many a prs_peer_progress() that found
- * nothing, so that what was written before is told of before. Cheap: no system call.
- */
+ * nothing, so that what was written before is told of before. Cheap: no system call. */
 PRS_API int prs_peer_awaited(struct prs_peer *peer);
 
 /** Counters since the peer was made; those of several peers may be added. */

@@ -49,8 +49,7 @@ PRS_API bool prs_team_drains(const struct prs_team *team);
 
 /**
  * The peer to a rank (its own included: a loop through the NIC) in a context. Return 0, PRS_AGAIN (connecting: progress
- * and ask again) or -errno.
- */
+ * and ask again) or -errno. */
 PRS_API int prs_team_peer(struct prs_team *team, uint32_t context, uint32_t rank, struct prs_peer **out);
 /** The card of a rank that is connected in a context: card_bytes bytes, or NULL. Its content is from the wire. */
 PRS_API const void *prs_team_card(struct prs_team *team, uint32_t context, uint32_t rank);
@@ -60,8 +59,7 @@ PRS_API void prs_team_drop(struct prs_team *team, uint32_t context);
 PRS_API int prs_team_progress(struct prs_team *team, uint32_t context);
 /**
  * Collective: have a peer to every other rank in a context, one connection a pair. Blocks, at most the time limit.
- * Return 0, -ETIMEDOUT (the text names a rank that is missing) or another -errno.
- */
+ * Return 0, -ETIMEDOUT (the text names a rank that is missing) or another -errno. */
 PRS_API int prs_team_connect(struct prs_team *team, uint32_t context);
 /** The same for one's two neighbours on the ring of ranks only. */
 PRS_API int prs_team_connect_ring(struct prs_team *team, uint32_t context);
@@ -71,8 +69,7 @@ PRS_API int prs_team_settle(struct prs_team *team, uint32_t context);
 /**
  * The receiving half: whether signals that have come to a context, with all that they stand for, are still being raised
  * here. Where that is false after a prs_team_progress() that handled nothing, the memory of signals that no peer is
- * still sending may go. For the thread that progresses the context.
- */
+ * still sending may go. For the thread that progresses the context. */
 PRS_API bool prs_team_raises(struct prs_team *team, uint32_t context);
 /** Add up the counters of a context's peers. */
 PRS_API void prs_team_stats(struct prs_team *team, uint32_t context, struct prs_stats *out);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/transport/ends.h"
-#include "transport/util/clock.h"
-
 #include <criterion/criterion.h>
 #include <string.h>
+
+#include "test/transport/ends.h"
+#include "transport/util/clock.h"
 
 struct prs_fabric *fabric;
 const struct prs_rail_set one_rail = {1, {0}};

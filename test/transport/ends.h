@@ -3,8 +3,9 @@
 #ifndef TEST_TRANSPORT_ENDS_H
 #define TEST_TRANSPORT_ENDS_H
 
-#include <perseus/perseus.h>
 #include <stdint.h>
+
+#include <perseus/perseus.h>
 
 enum { HEALTHY_MS = 60000 }; /* what must go well may take long on a busy machine */
 

@@ -1,8 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/transport/pair.h"
-#include "transport/fabric.h"
-#include "transport/util/clock.h"
-
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <signal.h>
@@ -13,6 +9,10 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "test/transport/pair.h"
+#include "transport/fabric.h"
+#include "transport/util/clock.h"
 
 enum { WORDS = 512, UNORDERED = 128 /* beside the number of rails, in an exit status */ };
 
@@ -118,10 +118,10 @@ static void open_side(struct pair *pair)
         pair->rails.rail[i] = i;
     pair->buffer_bytes = pair->spec->buffer_bytes ? pair->spec->buffer_bytes : 1 << 20;
     pair->buffer = map(pair->buffer_bytes);
-    pair->words = map(WORDS * sizeof *pair->words);
+    pair->words = map(WORDS * sizeof(*pair->words));
     data = (struct prs_mem){.addr = pair->buffer, .len_bytes = pair->buffer_bytes, .kind = PRS_MEM_HOST};
     words = (struct prs_mem){
-        .addr = pair->words, .len_bytes = WORDS * sizeof *pair->words, .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
+        .addr = pair->words, .len_bytes = WORDS * sizeof(*pair->words), .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
     for (int i = 0; pair->spec->words_on_device && i < count; i++)
         pair->fabric->rail[i].info.mem_kinds |= PRS_MEM_CUDA;
     if (pair->spec->words_on_device)
@@ -162,7 +162,7 @@ static void run_side(struct pair *pair, pair_fn *fn)
 {
     struct hello own = {0}, other;
     struct prs_peer_options options = {.private_data = &own,
-                                       .private_bytes = sizeof own,
+                                       .private_bytes = sizeof(own),
                                        .on_notify = on_notify,
                                        .user = pair,
                                        .window_ops = pair->spec->window_ops,
@@ -178,8 +178,8 @@ static void run_side(struct pair *pair, pair_fn *fn)
     prs_region_keys(pair->region, &own.keys);
     prs_region_keys(pair->words_region, &own.words_keys);
     pair->peer = connect_side(pair, &options);
-    memcpy(&other, prs_peer_private(pair->peer, &bytes), sizeof other);
-    must(bytes == sizeof other, "%u private bytes", bytes);
+    memcpy(&other, prs_peer_private(pair->peer, &bytes), sizeof(other));
+    must(bytes == sizeof(other), "%u private bytes", bytes);
     pair->remote_buffer = other.buffer;
     pair->remote_words = other.words;
     pair->remote_keys = other.keys;
@@ -201,18 +201,18 @@ static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, p
                                   text[6], text[7],  text[8], text[9], text[10], text[11], NULL};
     pid_t child;
 
-    snprintf(text[0], sizeof text[0], "%d", side);
-    snprintf(text[1], sizeof text[1], "%td", (char *)(uintptr_t)fn - (char *)(uintptr_t)pair_run);
-    snprintf(text[2], sizeof text[2], "%d", shared_fd);
-    snprintf(text[3], sizeof text[3], "%d", spec->rails[0]);
-    snprintf(text[4], sizeof text[4], "%d", spec->rails[1]);
-    snprintf(text[5], sizeof text[5], "%d", spec->queues_per_rail);
-    snprintf(text[6], sizeof text[6], "%s", spec->policy ? spec->policy : "");
-    snprintf(text[7], sizeof text[7], "%zu", spec->buffer_bytes);
-    snprintf(text[8], sizeof text[8], "%u", spec->window_ops);
-    snprintf(text[9], sizeof text[9], "%d", spec->b_dies);
-    snprintf(text[10], sizeof text[10], "%d", spec->words_on_device);
-    snprintf(text[11], sizeof text[11], "%d", spec->adds_alone);
+    snprintf(text[0], sizeof(text[0]), "%d", side);
+    snprintf(text[1], sizeof(text[1]), "%td", (char *)(uintptr_t)fn - (char *)(uintptr_t)pair_run);
+    snprintf(text[2], sizeof(text[2]), "%d", shared_fd);
+    snprintf(text[3], sizeof(text[3]), "%d", spec->rails[0]);
+    snprintf(text[4], sizeof(text[4]), "%d", spec->rails[1]);
+    snprintf(text[5], sizeof(text[5]), "%d", spec->queues_per_rail);
+    snprintf(text[6], sizeof(text[6]), "%s", spec->policy ? spec->policy : "");
+    snprintf(text[7], sizeof(text[7]), "%zu", spec->buffer_bytes);
+    snprintf(text[8], sizeof(text[8]), "%u", spec->window_ops);
+    snprintf(text[9], sizeof(text[9]), "%d", spec->b_dies);
+    snprintf(text[10], sizeof(text[10]), "%d", spec->words_on_device);
+    snprintf(text[11], sizeof(text[11]), "%d", spec->adds_alone);
     fflush(NULL);
     child = fork();
     if (child)
@@ -239,7 +239,7 @@ int pair_side_main(char **argv)
                               .adds_alone = atoi(argv[13])};
     pair.spec = &spec;
     pair.side = atoi(argv[2]);
-    pair.shared = mmap(NULL, sizeof *pair.shared, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);
+    pair.shared = mmap(NULL, sizeof(*pair.shared), PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);
     must(pair.shared != MAP_FAILED, "mmap");
     close(atoi(argv[4]));
     run_side(&pair, fn);
@@ -326,7 +326,7 @@ static void progress(struct pair *pair, uint64_t give_up, const char *what)
 
     must(r >= 0, "progress: %d %s", r, prs_error_text());
     must(prs_clock_ms() < give_up, "waited too long for %s", what);
-    if (r == 0)
+    if (!r)
         sched_yield(); /* soft-RoCE needs the processor as well */
 }
 

@@ -3,9 +3,10 @@
 #ifndef TEST_TRANSPORT_PAIR_H
 #define TEST_TRANSPORT_PAIR_H
 
-#include <perseus/perseus.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include <perseus/perseus.h>
 
 enum {
     PAIR_TIMEOUT_MS = 200000

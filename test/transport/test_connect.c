@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connecting: both ends in one process and thread, strangers in between. */
-#include "test/support/open_files.h"
-#include "test/transport/ends.h"
-#include "transport/fabric.h"
-#include "transport/handshake.h"
-#include "transport/util/clock.h"
-
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -16,6 +10,12 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "test/support/open_files.h"
+#include "test/transport/ends.h"
+#include "transport/fabric.h"
+#include "transport/handshake.h"
+#include "transport/util/clock.h"
 
 static long resident_pages(void)
 {
@@ -116,7 +116,7 @@ Test(connect, one_listener_serves_many, .init = open_default, .fini = close_defa
     prs_listener_close(listener);
 }
 
-/* --------------------------------------------------------------------------------------------- bad handles */
+/* ---- bad handles ---- */
 
 Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fini = close_default)
 {
@@ -126,20 +126,20 @@ Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fin
     struct prs_handle_wire *wire = (struct prs_handle_wire *)bad.bytes;
 
     listener = open_listener(&good);
-    memset(&bad, 0, sizeof bad);
+    memset(&bad, 0, sizeof(bad));
     cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "all zero");
     cr_assert(strstr(prs_error_text(), "foreign"), "%s", prs_error_text());
-    for (size_t i = 0; i < sizeof bad.bytes; i++)
+    for (size_t i = 0; i < sizeof(bad.bytes); i++)
         bad.bytes[i] = (uint8_t)(i * 37);
     cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "another transport's");
     bad = good;
     wire->version++;
     cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO);
     cr_assert(strstr(prs_error_text(), "version"), "%s", prs_error_text());
-    for (size_t kept = 8; kept < sizeof *wire; kept += 8) {
+    for (size_t kept = 8; kept < sizeof(*wire); kept += 8) {
         bad = good;
-        memset(bad.bytes + kept, 0, sizeof bad.bytes - kept);
-        if (memcmp(&bad, &good, sizeof *wire) == 0)
+        memset(bad.bytes + kept, 0, sizeof(bad.bytes) - kept);
+        if (memcmp(&bad, &good, sizeof(*wire)) == 0)
             continue; /* those bytes are zero anyway */
         cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "cut after %zu bytes", kept);
     }
@@ -209,7 +209,7 @@ Test(connect, ends_at_the_time_limit, .fini = close_default)
     prs_listener_close(listener);
 }
 
-/* ----------------------------------------------------------------------------------------------- strangers */
+/* ---- strangers ---- */
 
 static int call(const struct prs_handle *handle)
 {
@@ -219,7 +219,7 @@ static int call(const struct prs_handle *handle)
 
     cr_assert_eq(prs_handle_parse(handle, cookie, &address), 0);
     fd = socket(address.any.sa_family, SOCK_STREAM, 0);
-    cr_assert_eq(connect(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.v6 : sizeof address.v4),
+    cr_assert_eq(connect(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof(address.v6) : sizeof(address.v4)),
                  0);
     return fd;
 }
@@ -247,19 +247,19 @@ Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_d
     listener = open_listener(&handle);
     for (int i = 0; i < 8; i++)
         fd[i] = call(&handle);
-    memset(garbage, 'G', sizeof garbage);
-    say(fd[0], garbage, sizeof garbage);
+    memset(garbage, 'G', sizeof(garbage));
+    say(fd[0], garbage, sizeof(garbage));
     say(fd[1], "GET / HTTP/1.1\r\n\r\n", 18); /* shorter than a frame's head: silent until the limit */
     head.version = 99;
-    say(fd[2], &head, sizeof head);
+    say(fd[2], &head, sizeof(head));
     head.version = PRS_WIRE_VERSION;
-    say(fd[3], &head, sizeof head); /* no cookie */
+    say(fd[3], &head, sizeof(head)); /* no cookie */
     cr_assert_eq(prs_handle_parse(&handle, head.cookie, &address), 0);
     head.length = 1u << 31;
-    say(fd[4], &head, sizeof head);
-    head.length = sizeof hello;
-    say(fd[5], &head, sizeof head); /* the right cookie, impossible numbers */
-    say(fd[5], &hello, sizeof hello);
+    say(fd[4], &head, sizeof(head));
+    head.length = sizeof(hello);
+    say(fd[5], &head, sizeof(head)); /* the right cookie, impossible numbers */
+    say(fd[5], &hello, sizeof(hello));
     close(fd[6]);
     /* fd[7] says nothing */
     fabric->config.timeout_ms = STRANGER_MS; /* of those who call now */
@@ -363,7 +363,7 @@ Test(connect, a_listener_out_of_descriptors_says_so, .init = open_default, .fini
     prs_listener_close(listener);
 }
 
-/* ------------------------------------------------------------------------------------------- the environment */
+/* ---- the environment ---- */
 
 Test(connect, impossible_settings_are_refused_by_name)
 {
@@ -380,7 +380,7 @@ Test(connect, impossible_settings_are_refused_by_name)
                                           {"NCCL_IB_ADDR_RANGE", "10.0.0.0/18446744073709551615"},
                                           {"PERSEUS_LOG", "loud"}};
 
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         setenv(rows[i][0], rows[i][1], 1);
         cr_assert_eq(prs_fabric_open(NULL, &fabric), -EINVAL, "%s=%s", rows[i][0], rows[i][1]);
         cr_assert(strstr(prs_error_text(), rows[i][0]), "%s", prs_error_text());

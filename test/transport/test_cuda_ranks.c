@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <perseus/heap.h>
-
 #include "tools/perf/ranks.h"
 
 enum { RANKS = 8, PEERS = RANKS - 1, BYTES = 4096, TRANSFERS = 56, ITERATIONS = 6, HALF = 1 << 20, TIMEOUT_S = 200 };

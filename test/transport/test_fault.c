@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What goes wrong on a connected pair comes out as a bounded, named error. */
-#include "test/transport/pair.h"
-#include "transport/peer.h"
-#include "transport/util/clock.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "test/transport/pair.h"
+#include "transport/peer.h"
+#include "transport/util/clock.h"
 
 static const struct pair_spec plain = {.buffer_bytes = 1 << 20};
 
@@ -205,7 +205,7 @@ static void write_to_one_that_closed(struct pair *pair)
             r = prs_peer_put(pair->peer, &op, &put);
         if (r >= 0)
             r = prs_peer_progress(pair->peer);
-        if (r == 0)
+        if (!r)
             sched_yield();
     }
     must(prs_clock_ms() - start < 100000, "took %llu ms", (unsigned long long)(prs_clock_ms() - start));
@@ -313,7 +313,7 @@ static void lose_the_connection(struct pair *pair)
     struct sockaddr_in nobody = {.sin_family = AF_INET, .sin_port = htons(1), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     int broken = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), r;
 
-    must(broken >= 0 && connect(broken, (struct sockaddr *)&nobody, sizeof nobody) < 0, "somebody listens on port 1");
+    must(broken >= 0 && connect(broken, (struct sockaddr *)&nobody, sizeof(nobody)) < 0, "somebody listens on port 1");
     must(dup2(broken, pair->peer->stream_fd) >= 0, "dup2");
     r = pair_wait_error(pair);
     must(r == -ECONNRESET, "%d %s", r, prs_error_text());

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <perseus/heap.h>
-
 #include "tools/perf/ranks.h"
 
 enum { RANKS = 3, NODES = 2, TIMEOUT_S = 200, ROUNDS = 200, WORDS = 512, BANKS = 2, HEALTHY_MS = 60000 };
@@ -95,8 +94,6 @@ static int run(int (*body)(struct world *w))
     return r;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 static uint64_t mark(uint32_t from, uint32_t to, uint64_t round, uint32_t word)
 {
     return (uint64_t)(from + 1) << 56 | (uint64_t)to << 48 | round << 16 | word;
@@ -176,8 +173,6 @@ Test(heap, ranks_of_a_node_write_memory_and_others_the_nic, .timeout = 400)
 {
     cr_assert_eq(run(exchange), 0);
 }
-
-/* ------------------------------------------------------------------------------------------------------------------ */
 
 static int count_files(void)
 {
@@ -284,7 +279,7 @@ static int die(struct world *w)
     uint64_t ticket = 0;
     int r = world_open(w);
 
-    if (r != 0)
+    if (r)
         return r;
     if (w->rank == 2) {
         while (!__atomic_load_n(&ranks_words(w->ranks)[0], __ATOMIC_ACQUIRE))
@@ -300,7 +295,7 @@ static int die(struct world *w)
     __atomic_store_n(&ranks_words(w->ranks)[0], 1, __ATOMIC_RELEASE);
     for (int i = 0; i < 30000 && r == 0; i++) {
         r = prs_put(&w->device, &put, &ticket);
-        if (r == 0)
+        if (!r)
             r = prs_flush(&w->device, ticket);
         usleep(1000);
     }

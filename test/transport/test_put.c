@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Puts, notifications and gets between two processes. */
-#include "test/transport/pair.h"
-
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "test/transport/pair.h"
 
 #define ROW(rails_a, rails_b, queues)                                                                                  \
     (&(struct pair_spec){.rails = {rails_a, rails_b}, .queues_per_rail = queues, .buffer_bytes = 8 << 20})
 
 static const size_t sizes[] = {0, 1, 7, 8, 63, 64, 65, 4095, 4096, 4097, 65536, 65537, 131073, 1000003, 4194304};
-enum { SIZES = sizeof sizes / sizeof *sizes };
+enum { SIZES = sizeof(sizes) / sizeof(*sizes) };
 
 static void send_sizes(struct pair *pair)
 {
@@ -145,9 +145,9 @@ static void send_inline(struct pair *pair)
 
         put.src = NULL;
         put.src_addr = bytes;
-        pair_fill(bytes, sizeof bytes, i);
+        pair_fill(bytes, sizeof(bytes), i);
         pair_put(pair, &op[i], &put);
-        memset(bytes, 0xee, sizeof bytes); /* was copied */
+        memset(bytes, 0xee, sizeof(bytes)); /* was copied */
         if (i == 199)
             for (uint32_t k = 0; k < 200; k++)
                 pair_wait_op(pair, &op[k]);

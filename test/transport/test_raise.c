@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two peers of one process that add to one word, each driven by a thread of its own: on rails with atomics and without.
  */
-#include "test/transport/pair.h"
-#include "transport/peer.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
+
+#include "test/transport/pair.h"
+#include "transport/peer.h"
 
 enum { ADDS = 600 };
 
@@ -29,7 +29,7 @@ static struct prs_peer *accept_second(struct pair *pair)
     int r;
 
     must(prs_listen(pair->fabric, &pair->rails, &handle, &listener) == 0, "%s", prs_error_text());
-    memcpy(words, &handle, sizeof words);
+    memcpy(words, &handle, sizeof(words));
     for (size_t i = 0; i < PRS_HANDLE_BYTES / 8; i++)
         pair_swap(pair, words[i]);
     while ((r = prs_accept(listener, &options, &peer)) == PRS_AGAIN) /* bounded by alarm() */
@@ -50,7 +50,7 @@ static struct prs_peer *connect_second(struct pair *pair)
 
     for (size_t i = 0; i < PRS_HANDLE_BYTES / 8; i++)
         words[i] = pair_swap(pair, 0);
-    memcpy(&handle, words, sizeof words);
+    memcpy(&handle, words, sizeof(words));
     must(prs_connect(pair->fabric, &pair->rails, &handle, &options, &connector) == 0, "%s", prs_error_text());
     while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN)
         sched_yield();
@@ -169,8 +169,6 @@ Test(raise, sets_of_one_word_in_host_memory_keep_their_order)
 {
     pair_run(&(struct pair_spec){.policy = "counted"}, set_often_and_meet, see_them_grow);
 }
-
-/* ------------------------------------------------------------------------------------------------------------------ */
 
 /* Nobody drives the peer that holds the word: whoever waits for it learns that in time. */
 static void add_beside_one_that_stands_still(struct pair *pair)

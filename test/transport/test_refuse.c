@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connections that cannot be: whoever lacks something, both ends learn of it, in time. Both in one process. */
-#include "test/transport/ends.h"
-#include "transport/verbs.h"
-#include "transport/util/clock.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "test/transport/ends.h"
+#include "transport/verbs.h"
+#include "transport/util/clock.h"
 
 /* Drive both ends, with these options at the listener, until each has connected or failed. */
 static void drive(struct prs_listener *listener, const struct prs_peer_options *options,
@@ -110,7 +110,7 @@ Test(refuse, an_impossible_window, .init = open_default, .fini = close_default, 
     struct prs_handle handle;
 
     listener = open_listener(&handle);
-    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
+    for (size_t i = 0; i < sizeof(windows) / sizeof(*windows); i++) {
         const struct prs_peer_options options = {.traffic_class = -1, .window_ops = windows[i]};
 
         cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), -EINVAL, "window %u", windows[i]);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Signals between two processes, under each policy: never seen before the puts of their group. */
-#include "test/transport/pair.h"
-#include "transport/peer.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "test/transport/pair.h"
+#include "transport/peer.h"
 
 enum { ROUNDS = 300, PUTS = 6, SLICE = 3000, BIG = 200000 };
 
@@ -252,7 +252,7 @@ Test(signal, policies_that_rails_cannot_keep_are_refused)
 
         setenv("PERSEUS_ORDER", policies[i], 1);
         cr_assert_eq(prs_fabric_open(NULL, &fabric), 0);
-        r = prs_fabric_policy(fabric, &rails, text, sizeof text);
+        r = prs_fabric_policy(fabric, &rails, text, sizeof(text));
         if (i < 2 && !pair_rails_in_order())
             cr_assert(r == -EINVAL && strstr(prs_error_text(), policies[i]) &&
                           strstr(prs_error_text(), "use counted or drain"),

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/config.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "transport/config.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
 static char logged[1024];
 
 static void keep(void *user, int level, const char *file, int line, const char *text)
 {
-    strncat(logged, text, sizeof logged - strlen(logged) - 1);
+    strncat(logged, text, sizeof(logged) - strlen(logged) - 1);
 }
 
 Test(config, what_nccl_means_by_an_unset_variable_holds)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Completions in any order, told of in the order of posting. */
-#include "transport/prefix.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "transport/prefix.h"
 
 enum { DEPTH = 8, ROW_TEXT = 48 };
 
@@ -32,7 +32,7 @@ ParameterizedTestParameters(prefix, tells_of_signaled_requests_oldest_first)
         {"uuuuuuuu", "0[]1[]2[]3[]4[]5[]6[]7[]"},         /* nobody asks */
     };
 
-    return cr_make_param_array(struct row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 /* first: the position that stands for digit 0; near 2^32 positions wrap around. */
@@ -50,10 +50,10 @@ static void play(const struct row *row, uint32_t first)
         if (*at < '0' || *at > '7' || (at[1] != '['))
             continue;
         cr_assert_eq(prs_prefix_done(&prefix, first + (uint32_t)(*at - '0')), 0);
-        snprintf(seen + strlen(seen), sizeof seen - strlen(seen), "%c[", *at);
+        snprintf(seen + strlen(seen), sizeof(seen) - strlen(seen), "%c[", *at);
         while (prs_prefix_next(&prefix, &position))
-            snprintf(seen + strlen(seen), sizeof seen - strlen(seen), "%u", position - first);
-        snprintf(seen + strlen(seen), sizeof seen - strlen(seen), "]");
+            snprintf(seen + strlen(seen), sizeof(seen) - strlen(seen), "%u", position - first);
+        snprintf(seen + strlen(seen), sizeof(seen) - strlen(seen), "]");
     }
     cr_assert_str_eq(seen, row->steps, "of %s from %u", row->posted, first);
     prs_prefix_fini(&prefix);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/util/log.h"
 
-#include "transport/util/fork.h"
-
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
+
+#include "transport/util/fork.h"
 
 struct sink {
     prs_log_sink_fn *fn;
@@ -67,7 +67,7 @@ void prs_log_line(int level, const char *file, int line, const char *format, ...
     va_list args;
 
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     if (now.fn)
         now.fn(now.user, level, file, line, text); /* without the lock: the sink may log or set another sink */
