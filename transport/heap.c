@@ -12,7 +12,7 @@
 
 #include "transport/bootstrap.h"
 #include "transport/cuda.h"
-#include "transport/share.h"
+#include "transport/fd_pass.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 #include "transport/util/node.h"
@@ -33,7 +33,7 @@ struct card {
     uint64_t base[PRS_HEAP_PARTS];
     uint64_t bytes[PRS_HEAP_PARTS];
     struct prs_keys keys[PRS_HEAP_PARTS];
-    struct prs_share_address share;
+    struct prs_fd_pass_address fd_pass;
     char why[160];
 };
 static_assert(sizeof(struct prs_keys) == 4 * PRS_MAX_RAILS, "plain data");
@@ -43,7 +43,7 @@ static_assert(sizeof(struct card) == 24 + 32 + 64 + 32 + 160, "no hidden padding
 struct span {
     void *base; /* NULL: none */
     uint64_t bytes;
-    int fd; /* host: memfd; CUDA: exported handle; open until it was shared; -1: none */
+    int fd; /* host: memfd; CUDA: exported handle; open until it was passed; -1: none */
     struct prs_cuda_span cuda;
 };
 
@@ -55,7 +55,7 @@ struct prs_heap {
     struct prs_window_remote *remotes[PRS_HEAP_PARTS]; /* [size] */
     struct span *mapped;                               /* [size][PRS_HEAP_PARTS] */
     uint64_t used[PRS_HEAP_PARTS];
-    struct prs_share share;
+    struct prs_fd_pass fd_pass;
 };
 
 /* ---- spans ---- */
@@ -152,7 +152,7 @@ static int make_own(struct prs_heap *heap)
         if (!r)
             r = register_part(heap, part);
     }
-    return r == 0 ? prs_share_open(&heap->share) : r;
+    return r == 0 ? prs_fd_pass_open(&heap->fd_pass) : r;
 }
 
 static void fill_card(const struct prs_heap *heap, int result, struct card *card)
@@ -165,7 +165,7 @@ static void fill_card(const struct prs_heap *heap, int result, struct card *card
         snprintf(card->why, sizeof(card->why), "%s", prs_error_text());
     card->cuda = heap->options.cuda;
     card->node = heap->options.node ? heap->options.node : prs_node_id();
-    card->share = heap->share.address;
+    card->fd_pass = heap->fd_pass.address;
     for (int part = 0; part < PRS_HEAP_PARTS; part++) {
         card->base[part] = (uint64_t)(uintptr_t)heap->own[part].base;
         card->bytes[part] = heap->own[part].bytes;
@@ -200,10 +200,10 @@ static int map_node(struct prs_heap *heap, const struct card *cards)
 {
     uint32_t size = heap->bootstrap.size, mine = heap->bootstrap.rank, count = 0;
     uint32_t timeout = heap->options.timeout_ms ? heap->options.timeout_ms : DEFAULT_TIMEOUT_MS;
-    struct prs_share_address *addresses = calloc(size, sizeof(*addresses));
-    int(*got)[PRS_SHARE_FILES] = calloc(size, sizeof(*got));
+    struct prs_fd_pass_address *addresses = calloc(size, sizeof(*addresses));
+    int(*got)[PRS_FD_PASS_FILES] = calloc(size, sizeof(*got));
     uint32_t *ranks = calloc(size, sizeof(*ranks));
-    int files[PRS_SHARE_FILES] = {heap->own[0].fd, heap->own[1].fd};
+    int files[PRS_FD_PASS_FILES] = {heap->own[0].fd, heap->own[1].fd};
     int r = -ENOMEM;
 
     if (!addresses || !got || !ranks) {
@@ -213,10 +213,10 @@ static int map_node(struct prs_heap *heap, const struct card *cards)
     for (uint32_t rank = 0; rank < size; rank++) {
         if (rank == mine || cards[rank].node != cards[mine].node)
             continue;
-        addresses[count] = cards[rank].share;
+        addresses[count] = cards[rank].fd_pass;
         ranks[count++] = rank;
     }
-    r = prs_share_exchange(&heap->share, files, addresses, count, got, timeout);
+    r = prs_fd_pass_exchange(&heap->fd_pass, files, addresses, count, got, timeout);
     for (uint32_t i = 0; i < count && r == 0; i++) {
         for (int part = 0; part < PRS_HEAP_PARTS; part++) {
             struct span *span = &heap->mapped[ranks[i] * PRS_HEAP_PARTS + part];
@@ -273,7 +273,7 @@ int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_o
         return prs_fail(-ENOMEM, "heap: no memory");
     heap->options = *options;
     heap->bootstrap = *bootstrap;
-    heap->share.listener = -1;
+    heap->fd_pass.listener = -1;
     heap->mapped = calloc((size_t)size * PRS_HEAP_PARTS, sizeof(*heap->mapped));
     r = heap->mapped ? 0 : -ENOMEM;
     for (uint32_t i = 0; heap->mapped && i < size * PRS_HEAP_PARTS; i++)
@@ -289,7 +289,7 @@ int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_o
         return prs_fail(r, "heap: no memory for %u ranks", size);
     }
     r = exchange(heap, make_own(heap));
-    prs_share_close(&heap->share);
+    prs_fd_pass_close(&heap->fd_pass);
     for (int part = 0; part < PRS_HEAP_PARTS; part++)
         span_close(&heap->own[part]);
     if (r < 0) {
