@@ -11,14 +11,14 @@
 
 #include "transport/nic.h"
 #include "transport/efa.h"
-#include "transport/prefix.h"
+#include "transport/reorder.h"
 #include "transport/receives.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
 enum {
     RNR_FOREVER = 7, /* a slow receiver is not an error */
-    LOOPBACK = 63,   /* its bit in srd_link.untold; the data queues of a link are fewer */
+    LOOPBACK = 63,   /* its bit in srd_link.unreported; the data queues of a link are fewer */
 };
 static_assert((int)PRS_ORDER_MAX_QUEUES_PER_RAIL <= (int)LOOPBACK, "each queue of a link has its bit");
 
@@ -28,9 +28,9 @@ struct srd_queue {
     struct ibv_ah *ah;    /* where it sends to; the link's */
     uint32_t remote_number, remote_key;
     uint32_t key; /* that the other side must show */
-    uint32_t bit; /* in srd_link.untold */
+    uint32_t bit; /* in srd_link.unreported */
     uint64_t wr_id_high;
-    struct prs_prefix prefix;
+    struct prs_reorder reorder;
     struct prs_receives receives;
 };
 
@@ -41,9 +41,10 @@ struct srd_link {
     uint16_t pkey_index;
     int traffic_class;
     struct ibv_ah *ah, *own_ah; /* of the peer's rail, made with the first queue that is connected; of our own */
-    struct ibv_sge nowhere; /* Where a receive would put data; writes with immediate have none for it. But EFA's driver
+    struct ibv_sge
+        dummy_sge;       /* Where a receive would put data; writes with immediate have none for it. But EFA's driver
                                makes a descriptor for each piece, and so would post nothing for a receive without. */
-    uint64_t untold;        /* queues with completions that have not been looked through */
+    uint64_t unreported; /* queues with completions that have not been looked through */
     struct ibv_wc wc[PRS_POLL_MOST];
 };
 
@@ -114,7 +115,7 @@ static void queue_close(struct prs_queue *base)
         return;
     if (base->qp && prs_verbs.destroy_qp(base->qp))
         PRS_WARN("%s: cannot destroy SRD queue %u", base->link->rail->info.name, base->qp->qp_num);
-    prs_prefix_fini(&queue->prefix);
+    prs_reorder_fini(&queue->reorder);
     free(queue);
 }
 
@@ -129,7 +130,7 @@ static int queue_open(struct prs_link *base, uint32_t id, const struct prs_recei
     queue->base = (struct prs_queue){.link = base, .id = id};
     queue->bit = base->queue_count; /* its place among the data queues; srd_loopback() gives its own another */
     queue->wr_id_high = (uint64_t)id << 32;
-    r = prs_prefix_init(&queue->prefix, link->depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
+    r = prs_reorder_init(&queue->reorder, link->depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
     /* Random: what was meant for an earlier queue of this number is not taken for ours. */
     if (!r && getrandom(&queue->key, sizeof(queue->key), 0) != sizeof(queue->key))
         r = prs_nic_fail(base->rail, errno, "getrandom");
@@ -139,7 +140,7 @@ static int queue_open(struct prs_link *base, uint32_t id, const struct prs_recei
     if (!r)
         r = start_qp(link, queue);
     if (!r)
-        r = prs_receives_open(&queue->receives, &queue->base, sizes, &link->nowhere);
+        r = prs_receives_open(&queue->receives, &queue->base, sizes, &link->dummy_sge);
     if (r) {
         queue_close(&queue->base);
         return r;
@@ -177,7 +178,7 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     link->pkey_index = (uint16_t)options->config->pkey_index;
     link->traffic_class = options->traffic_class;
     link->receives = prs_receives_sizes(options->receive_depth);
-    link->nowhere =
+    link->dummy_sge =
         (struct ibv_sge){(uintptr_t)rail->domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, rail->domain->scratch_mr->lkey};
     r = prs_nic_open_link(&link->base, options, &link->receives, queue_open);
     if (r) {
@@ -270,7 +271,7 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
 static int put_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_t position)
 {
     struct ibv_qp_ex *ex = queue->ex;
-    const struct ibv_sge *nowhere = &to_srd_link(queue->base.link)->nowhere;
+    const struct ibv_sge *dummy_sge = &to_srd_link(queue->base.link)->dummy_sge;
 
     ex->wr_id = queue->wr_id_high | position;
     ex->wr_flags = IBV_SEND_SIGNALED;
@@ -293,7 +294,7 @@ static int put_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_
     if (wr->len_bytes)
         ibv_wr_set_sge(ex, wr->local_key, wr->local_addr, wr->len_bytes);
     else
-        ibv_wr_set_sge(ex, nowhere->lkey, nowhere->addr, 0);
+        ibv_wr_set_sge(ex, dummy_sge->lkey, dummy_sge->addr, 0);
     ibv_wr_set_ud_addr(ex, queue->ah, queue->remote_number, queue->remote_key);
     return 0;
 }
@@ -314,7 +315,7 @@ static int srd_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
     if (r)
         return r > 0 ? -r : r;
     for (uint32_t i = 0; i < count; i++)
-        prs_prefix_post(&queue->prefix, ring[(first + i) & mask].flags & PRS_WR_SIGNALED);
+        prs_reorder_post(&queue->reorder, ring[(first + i) & mask].flags & PRS_WR_SIGNALED);
     return 0;
 }
 
@@ -378,18 +379,18 @@ static int fill_arrival(struct srd_link *link, struct srd_queue *queue, const st
 
 /* Tell of requests that are complete with all before them, as far as there is room. Return how many events there are.
  */
-static int tell_done(struct srd_link *link, struct prs_event *events, int count)
+static int report_completed(struct srd_link *link, struct prs_event *events, int count)
 {
-    while (link->untold) {
-        uint32_t bit = (uint32_t)__builtin_ctzll(link->untold);
+    while (link->unreported) {
+        uint32_t bit = (uint32_t)__builtin_ctzll(link->unreported);
         struct srd_queue *queue = to_srd_queue(bit == LOOPBACK ? link->base.loopback : link->base.queue[bit]);
         uint32_t position;
 
-        while (count < PRS_POLL_MOST && prs_prefix_next(&queue->prefix, &position))
+        while (count < PRS_POLL_MOST && prs_reorder_next(&queue->reorder, &position))
             events[count++] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = queue->base.id, .value = position};
         if (count == PRS_POLL_MOST)
             break; /* the rest next time */
-        link->untold &= link->untold - 1;
+        link->unreported &= link->unreported - 1;
     }
     return count;
 }
@@ -409,8 +410,8 @@ static __attribute__((noinline)) int take_completions(struct srd_link *link, int
         } else if (arrival) {
             r = fill_arrival(link, queue, wc, &events[count++]);
         } else {
-            r = prs_prefix_done(&queue->prefix, (uint32_t)wc->wr_id);
-            link->untold |= 1ull << queue->bit;
+            r = prs_reorder_complete(&queue->reorder, (uint32_t)wc->wr_id);
+            link->unreported |= 1ull << queue->bit;
         }
         if (r)
             return r;
@@ -421,7 +422,7 @@ static __attribute__((noinline)) int take_completions(struct srd_link *link, int
 static int srd_poll(struct prs_link *base, struct prs_event *events)
 {
     struct srd_link *link = to_srd_link(base);
-    int count = link->untold ? tell_done(link, events, 0) : 0;
+    int count = link->unreported ? report_completed(link, events, 0) : 0;
     int taken = count < PRS_POLL_MOST ? ibv_poll_cq(base->cq, PRS_POLL_MOST - count, link->wc) : 0;
 
     if (taken < 0)
@@ -429,7 +430,7 @@ static int srd_poll(struct prs_link *base, struct prs_event *events)
     if (!taken)
         return count;
     count = take_completions(link, taken, events, count);
-    return count < 0 ? count : tell_done(link, events, count);
+    return count < 0 ? count : report_completed(link, events, count);
 }
 
 const struct prs_nic_ops prs_nic_srd = {
