@@ -111,7 +111,7 @@ static int read_words(struct prs_config *config)
     return prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
 }
 
-void prs_config_warn_unheard(void)
+void prs_config_warn_ignored(void)
 {
     static const struct {
         const char *name, *why;

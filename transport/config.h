@@ -41,6 +41,6 @@ struct prs_config {
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out);
 
 /* Warn of each variable that is set, means something to NCCL's own transport and nothing here. */
-void prs_config_warn_unheard(void);
+void prs_config_warn_ignored(void);
 
 #endif

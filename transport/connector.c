@@ -112,7 +112,7 @@ static int take_reply(struct prs_connector *connector)
     r = prs_setup_open(connector->fabric, &connector->setup, path, remote_position, reply->pair_count,
                        reply->queues_per_pair, &connector->peer);
     if (!r)
-        r = prs_setup_counting(connector->peer, &reply->queues);
+        r = prs_setup_accept_records(connector->peer, &reply->queues);
     connector->stage = STAGE_CONNECT;
     return r;
 }
@@ -146,7 +146,7 @@ static int step(struct prs_connector *connector)
     if (!r && connector->stage == STAGE_READY)
         r = prs_stream_get(&connector->stream, PRS_FRAME_READY);
     if (!r)
-        r = prs_setup_counted(connector->peer, &connector->stream.in.body.ready.records);
+        r = prs_setup_send_records(connector->peer, &connector->stream.in.body.ready.records);
     return r;
 }
 

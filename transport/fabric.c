@@ -99,7 +99,7 @@ static int open_new(const struct prs_config *config, struct prs_fabric **out)
     fabric->refs = 1;
     fabric->owner = getpid();
     fabric->config = *config;
-    prs_config_warn_unheard();
+    prs_config_warn_ignored();
     if (config->disabled)
         PRS_INFO("NCCL_IB_DISABLE=1: no rails are used");
     else
@@ -254,7 +254,7 @@ int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set
     return r;
 }
 
-int prs_fabric_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
+int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
 {
     const struct prs_nic_ops *nic;
     enum prs_policy policy;

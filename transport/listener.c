@@ -206,9 +206,9 @@ static int take_queues(struct half_open *half)
     if (r)
         return r;
     half->queues = half->stream->in.body.queues;
-    r = prs_setup_counting(half->peer, &half->queues);
+    r = prs_setup_accept_records(half->peer, &half->queues);
     half->tell_caller = r < 0;
-    return r ? r : prs_setup_counted(half->peer, &half->queues.records);
+    return r ? r : prs_setup_send_records(half->peer, &half->queues.records);
 }
 
 /* Return 0, PRS_AGAIN or -errno. */

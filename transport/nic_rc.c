@@ -373,7 +373,7 @@ static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct pr
     out->bytes = wc->byte_len;
     if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
         return -EPROTO;
-    return prs_receives_took(&queue->receives);
+    return prs_receives_consume(&queue->receives);
 }
 
 static __attribute__((noinline)) int fill_events(struct rc_link *link, int count, struct prs_event *events)

@@ -374,7 +374,7 @@ static int fill_arrival(struct srd_link *link, struct srd_queue *queue, const st
         .kind = PRS_EVENT_ARRIVAL, .queue = queue->base.id, .value = ntohl(wc->imm_data), .bytes = wc->byte_len};
     if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
         return -EPROTO;
-    return prs_receives_took(&queue->receives);
+    return prs_receives_consume(&queue->receives);
 }
 
 /* Tell of requests that are complete with all before them, as far as there is room. Return how many events there are.

@@ -498,7 +498,7 @@ int prs_peer_progress(struct prs_peer *peer)
     return count || peer->path_count > 1 ? take_all(peer, count) : idle(peer);
 }
 
-int prs_peer_awaited(struct prs_peer *peer)
+int prs_peer_check_remote(struct prs_peer *peer)
 {
     if (peer->error)
         return repeat_error(peer);

@@ -23,7 +23,7 @@ struct prs_peer {
     uint32_t unposted;
     uint32_t path_count;
     bool measured;   /* several paths: completions are timed */
-    bool adds_alone; /* only peers of this process add to its words in device memory */
+    bool exclusive_adds; /* only peers of this process add to its words in device memory */
     uint32_t idle_polls;
     const struct prs_nic_ops *nic;
     prs_notify_fn *on_notify;

@@ -110,7 +110,7 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
 {
     bool add = record->kind == PRS_RECORD_ADD;
 
-    if (add && !peer->adds_alone)
+    if (add && !peer->exclusive_adds)
         return prs_peer_fail(
             peer, -EOPNOTSUPP,
             "the peer adds to a word in device memory at %#llx, where others may add as well: %s has no "

@@ -37,7 +37,7 @@ int prs_receives_open(struct prs_receives *receives, struct prs_queue *queue, co
 int prs_receives_post(struct prs_receives *receives);
 
 /* An arrival has taken one. Return 0 or -errno. */
-static inline int prs_receives_took(struct prs_receives *receives)
+static inline int prs_receives_consume(struct prs_receives *receives)
 {
     if (++receives->consumed < receives->batch)
         return 0;

@@ -29,19 +29,19 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
 
     if (from->private_bytes > PRS_PRIVATE_DATA_BYTES)
         return prs_fail(-EINVAL, "%u bytes of private data: at most %d", from->private_bytes, PRS_PRIVATE_DATA_BYTES);
-    if (from->window_ops > MOST_OPS)
-        return prs_fail(-EINVAL, "a window of %u ops: at most %d", from->window_ops, MOST_OPS);
+    if (from->max_ops > MOST_OPS)
+        return prs_fail(-EINVAL, "a window of %u ops: at most %d", from->max_ops, MOST_OPS);
     if (from->queues_per_rail < 0 || from->queues_per_rail > PRS_ORDER_MAX_QUEUES_PER_RAIL)
         return prs_fail(-EINVAL, "%d queues per rail: at most %d", from->queues_per_rail,
                         PRS_ORDER_MAX_QUEUES_PER_RAIL);
     *out = (struct prs_setup_options){
         .on_notify = from->on_notify,
         .user = from->user,
-        .window_ops = from->window_ops ? from->window_ops : DEFAULT_WINDOW,
+        .max_ops = from->max_ops ? from->max_ops : DEFAULT_WINDOW,
         .traffic_class = from->traffic_class >= 0 ? from->traffic_class : fabric->config.traffic_class,
         .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
         .private_data.bytes = from->private_bytes,
-        .adds_alone = from->adds_alone,
+        .exclusive_adds = from->exclusive_adds,
         .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
     };
     if (from->private_bytes)
@@ -82,9 +82,9 @@ static uint32_t power_of_two_up_to(uint32_t limit)
 }
 
 /* Send slots: a window's worth, if the devices have them. */
-static uint32_t choose_depth(const struct prs_peer *peer, uint32_t window_ops)
+static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
 {
-    uint32_t wanted = power_of_two_up_to(2 * window_ops - 1);
+    uint32_t wanted = power_of_two_up_to(2 * max_ops - 1);
 
     for (uint32_t i = 0; i < peer->path_count; i++) {
         const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
@@ -92,7 +92,7 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t window_ops)
 
         if (most && wanted > most) {
             PRS_INFO("%s:%d holds %u requests a queue: %u of a window of %u ops", rail->info.name, rail->port, most,
-                     power_of_two_up_to(most), window_ops);
+                     power_of_two_up_to(most), max_ops);
             wanted = power_of_two_up_to(most);
         }
     }
@@ -102,7 +102,7 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t window_ops)
 static int open_order(struct prs_peer *peer, const struct prs_setup_options *options, const uint32_t *remote_position,
                       uint32_t depth, char *why, size_t why_bytes)
 {
-    struct prs_order_options order = {.window_ops = options->window_ops,
+    struct prs_order_options order = {.window_ops = options->max_ops,
                                       .in_order = peer->nic->in_order,
                                       .fence = peer->nic->fence,
                                       .path_count = peer->path_count,
@@ -208,7 +208,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     peer->on_notify = options->on_notify;
     peer->user = options->user;
     peer->traffic_class = options->traffic_class;
-    peer->adds_alone = options->adds_alone;
+    peer->exclusive_adds = options->exclusive_adds;
     peer->path_count = path_count;
     peer->measured = path_count > 1;
     peer->queues_per_path = queues_per_path;
@@ -217,7 +217,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
         peer->path[i] = path[i];
         peer->rail_mask |= 1ull << path[i].local_rail;
     }
-    depth = choose_depth(peer, options->window_ops);
+    depth = choose_depth(peer, options->max_ops);
     r = open_order(peer, options, remote_position, depth, why, sizeof(why));
     if (r)
         goto free_peer;
@@ -248,7 +248,7 @@ void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *ou
         prs_records_window(peer, &out->records, &out->credit);
 }
 
-int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remote)
+int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote)
 {
     int r;
 
@@ -262,7 +262,7 @@ int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remo
     return r;
 }
 
-int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *records)
+int prs_setup_send_records(struct prs_peer *peer, const struct prs_wire_window *records)
 {
     struct prs_wire_window own_ring, own_credit;
 

@@ -9,11 +9,11 @@
 struct prs_setup_options {
     prs_notify_fn *on_notify;
     void *user;
-    uint32_t window_ops;
+    uint32_t max_ops;
     int traffic_class;
     uint32_t queues_per_rail;
     enum prs_policy policy; /* may be auto */
-    bool adds_alone;
+    bool exclusive_adds;
     uint32_t timeout_ms;
     struct prs_wire_private private_data;
 };
@@ -36,9 +36,9 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
                    uint32_t queues_per_path, struct prs_peer **out);
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out);
 /* The other side has told about its queues: make ready to count for it, if it says so. Return 0 or -errno. */
-int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remote);
+int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote);
 /* Where our own records go, if we are counted. Return 0 or -errno. */
-int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *records);
+int prs_setup_send_records(struct prs_peer *peer, const struct prs_wire_window *records);
 /* Connect to the other side's queues. Return 0, PRS_AGAIN or -errno. */
 int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remote, struct prs_setup_progress *progress);
 /* The handshake is over: keep the stream and the private data. */

@@ -165,11 +165,11 @@ static void run_side(struct pair *pair, pair_fn *fn)
                                        .private_bytes = sizeof(own),
                                        .on_notify = on_notify,
                                        .user = pair,
-                                       .window_ops = pair->spec->window_ops,
+                                       .max_ops = pair->spec->max_ops,
                                        .traffic_class = -1,
                                        .queues_per_rail = pair->spec->queues_per_rail,
                                        .policy = pair->spec->policy,
-                                       .adds_alone = pair->spec->adds_alone};
+                                       .exclusive_adds = pair->spec->exclusive_adds};
     uint32_t bytes;
 
     open_side(pair);
@@ -209,10 +209,10 @@ static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, p
     snprintf(text[5], sizeof(text[5]), "%d", spec->queues_per_rail);
     snprintf(text[6], sizeof(text[6]), "%s", spec->policy ? spec->policy : "");
     snprintf(text[7], sizeof(text[7]), "%zu", spec->buffer_bytes);
-    snprintf(text[8], sizeof(text[8]), "%u", spec->window_ops);
+    snprintf(text[8], sizeof(text[8]), "%u", spec->max_ops);
     snprintf(text[9], sizeof(text[9]), "%d", spec->b_dies);
     snprintf(text[10], sizeof(text[10]), "%d", spec->words_on_device);
-    snprintf(text[11], sizeof(text[11]), "%d", spec->adds_alone);
+    snprintf(text[11], sizeof(text[11]), "%d", spec->exclusive_adds);
     fflush(NULL);
     child = fork();
     if (child)
@@ -233,10 +233,10 @@ int pair_side_main(char **argv)
                               .queues_per_rail = atoi(argv[7]),
                               .policy = argv[8][0] ? argv[8] : NULL,
                               .buffer_bytes = (size_t)atol(argv[9]),
-                              .window_ops = (uint32_t)atol(argv[10]),
+                              .max_ops = (uint32_t)atol(argv[10]),
                               .b_dies = atoi(argv[11]),
                               .words_on_device = atoi(argv[12]),
-                              .adds_alone = atoi(argv[13])};
+                              .exclusive_adds = atoi(argv[13])};
     pair.spec = &spec;
     pair.side = atoi(argv[2]);
     pair.shared = mmap(NULL, sizeof(*pair.shared), PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);

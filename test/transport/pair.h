@@ -19,10 +19,10 @@ struct pair_spec {
     int queues_per_rail; /* 0: one */
     const char *policy;  /* NULL: auto */
     size_t buffer_bytes; /* registered on each side; 0: 1 MiB */
-    uint32_t window_ops;
+    uint32_t max_ops;
     bool words_on_device; /* host memory stands in: the transport takes the words for device memory */
     bool b_dies;          /* B ends without farewell, by pair_vanish() */
-    bool adds_alone;      /* as in struct prs_peer_options */
+    bool exclusive_adds;      /* as in struct prs_peer_options */
 };
 
 /* One side. */

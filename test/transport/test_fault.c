@@ -229,7 +229,7 @@ static void outlive_one_that_closed(struct pair *pair)
     pair_put(pair, &lazy, &put);
     pair_barrier(pair);
     start = prs_clock_ms();
-    while ((r = prs_peer_awaited(pair->peer)) == 0) {
+    while ((r = prs_peer_check_remote(pair->peer)) == 0) {
         r = prs_peer_progress(pair->peer);
         must(r >= 0, "a lazy put to one that closed: %s", prs_error_text());
         must(prs_clock_ms() - start < 30000, "who waits was not told");
@@ -264,7 +264,7 @@ static void owe_credit_to_one_that_closed(struct pair *pair)
         sched_yield();
     }
     must(pair->words[SIGNALS_A_CREDIT - 1] == SIGNALS_A_CREDIT, "the last signal is not raised");
-    must(prs_peer_awaited(pair->peer) == -ECONNRESET, "who waits is told");
+    must(prs_peer_check_remote(pair->peer) == -ECONNRESET, "who waits is told");
 }
 
 static void signal_and_close(struct pair *pair)

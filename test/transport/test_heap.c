@@ -231,12 +231,13 @@ Test(heap, when_one_rank_fails_all_fail_and_name_it, .timeout = 400)
 
 static int wrong_card(struct world *w)
 {
-    struct prs_team_options options = {.fabric = w->fabric, .rails = &w->rails, .traffic_class = -1, .card = "card"};
+    struct prs_team_options options = {
+        .fabric = w->fabric, .rails = &w->rails, .traffic_class = -1, .rank_info = "info"};
 
-    options.card_bytes = w->rank == 1 ? PRS_TEAM_CARD_BYTES + 1 : 4;
+    options.rank_info_bytes = w->rank == 1 ? PRS_TEAM_RANK_INFO_BYTES + 1 : 4;
     CHECK(prs_bootstrap_team(&w->bootstrap, &options, &w->team) == -EINVAL, "opened though rank 1 could not");
     CHECK(w->rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
-    options.card_bytes = 4;
+    options.rank_info_bytes = 4;
     CHECK(prs_bootstrap_team(&w->bootstrap, &options, &w->team) == 0, "the second time all is well");
     CHECK(ranks_barrier(w->ranks) == 0, "meeting before the end");
     prs_team_close(w->team);

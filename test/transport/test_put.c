@@ -240,5 +240,5 @@ static void do_nothing(struct pair *pair)
 
 Test(put, beyond_the_window_is_refused_and_later_accepted)
 {
-    pair_run(&(struct pair_spec){.window_ops = 8}, send_more_than_the_window, do_nothing);
+    pair_run(&(struct pair_spec){.max_ops = 8}, send_more_than_the_window, do_nothing);
 }

@@ -15,7 +15,7 @@ enum { ADDS = 600 };
 static struct prs_peer_options options_of(const struct pair *pair)
 {
     return (struct prs_peer_options){
-        .traffic_class = -1, .policy = pair->spec->policy, .adds_alone = pair->spec->adds_alone};
+        .traffic_class = -1, .policy = pair->spec->policy, .exclusive_adds = pair->spec->exclusive_adds};
 }
 
 /* The listening side. */
@@ -123,8 +123,8 @@ static void sum_up_over_both(struct pair *pair)
     }
 
 RUN(two_peers_lose_no_add_to_a_word_in_host_memory, .policy = "counted")
-RUN(two_peers_lose_no_add_to_a_word_in_device_memory, .policy = "counted", .words_on_device = true, .adds_alone = true)
-RUN(two_peers_that_drain_lose_no_add, .policy = "drain", .words_on_device = true, .adds_alone = true)
+RUN(two_peers_lose_no_add_to_a_word_in_device_memory, .policy = "counted", .words_on_device = true, .exclusive_adds = true)
+RUN(two_peers_that_drain_lose_no_add, .policy = "drain", .words_on_device = true, .exclusive_adds = true)
 
 /* Sets of one word come out in the order in which they were made, though two writes of a NIC might not. */
 static void set_often(struct pair *pair)
@@ -210,7 +210,7 @@ Test(raise, who_waits_for_a_word_that_nobody_gives_back_learns_that_in_time)
 {
     if (pair_rails_in_order())
         cr_skip_test("these rails have atomics");
-    pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true, .adds_alone = true, .b_dies = true},
+    pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true, .exclusive_adds = true, .b_dies = true},
              add_beside_one_that_stands_still, wait_beside_one_that_stands_still);
 }
 

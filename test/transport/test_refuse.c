@@ -111,7 +111,7 @@ Test(refuse, an_impossible_window, .init = open_default, .fini = close_default, 
 
     listener = open_listener(&handle);
     for (size_t i = 0; i < sizeof(windows) / sizeof(*windows); i++) {
-        const struct prs_peer_options options = {.traffic_class = -1, .window_ops = windows[i]};
+        const struct prs_peer_options options = {.traffic_class = -1, .max_ops = windows[i]};
 
         cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), -EINVAL, "window %u", windows[i]);
         cr_assert(strstr(prs_error_text(), "window"), "%s", prs_error_text());
