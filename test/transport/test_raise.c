@@ -200,7 +200,7 @@ static void wait_beside_one_that_stands_still(struct pair *pair)
     pair_swap(pair, 0); /* drives the other, which waits */
     pair->fabric->config.timeout_ms = 300;
     r = pair_wait_error(pair);
-    must(r == -ETIMEDOUT && strstr(prs_peer_error(pair->peer), "nobody driving"), "%d %s", r,
+    must(r == -ETIMEDOUT && strstr(prs_peer_error(pair->peer), "does nobody progress"), "%d %s", r,
          prs_peer_error(pair->peer));
     pair_swap(pair, 0);
     prs_peer_close(holder);

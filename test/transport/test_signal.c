@@ -54,8 +54,8 @@ static void check_rounds(struct pair *pair)
     for (uint32_t round = 1; round <= ROUNDS; round++) {
         wait_word(pair, pair->words, round);
         if (pair->spec->words_on_device)
-            must(records->flushed == records->others, "round %u was raised before a read behind %llu of %llu arrivals",
-                 round, (unsigned long long)(records->others - records->flushed), (unsigned long long)records->others);
+            must(records->flushed == records->unordered, "round %u was raised before a read behind %llu of %llu arrivals",
+                 round, (unsigned long long)(records->unordered - records->flushed), (unsigned long long)records->unordered);
         for (uint32_t i = 0; i < PUTS; i++)
             pair_check(pair->buffer + i * (size_t)BIG, i == 2 && round % 16 == 0 ? BIG : SLICE, round + i, "put");
         pair_wait_notified(pair, round); /* the bytes are here; their notification is still to be polled */
