@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connecting to a listener: one handshake, step by step. */
+/* Connects to a listener: one handshake, step by step. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,7 +125,7 @@ static int connect_queues(struct prs_connector *connector)
     if (r)
         return r;
     prs_setup_addresses(connector->peer, &own);
-    prs_stream_put(&connector->stream, PRS_FRAME_QUEUES, &own, sizeof(own)); /* says as well that we are ready */
+    prs_stream_put(&connector->stream, PRS_FRAME_QUEUES, &own, sizeof(own)); /* also says that we are ready */
     connector->stage = STAGE_READY;
     return 0;
 }
@@ -159,8 +159,8 @@ static const char *stage_text(enum stage stage)
                                   : "the network between the rails";
 }
 
-/* The listener has answered and waits for our queues: tell it why they do not come. The text stays. */
-static void tell_failure(struct prs_connector *connector, int error)
+/* The listener has replied and waits for our queues: tell it why they do not come. Keeps the error text. */
+static void send_refusal(struct prs_connector *connector, int error)
 {
     struct prs_wire_refusal refusal = {.error = error};
 
@@ -184,7 +184,7 @@ int prs_connector_step(struct prs_connector *connector, struct prs_peer **out)
         *out = connector->peer;
         connector->peer = NULL;
     } else if (connector->stage == STAGE_CONNECT) {
-        tell_failure(connector, r);
+        send_refusal(connector, r);
     }
     prs_connector_close(connector);
     return r;

@@ -25,8 +25,8 @@ PRS_RENEW_IN_CHILD(list, list_lock)
 
 /* ---- events ---- */
 
-/* Only what makes the rail unusable counts; a changed GID, LID or a client re-registration of any port does not. Events
- * of a queue reach their peer as failed completions; an overrun completion queue gives no more of them. */
+/* Only events that make the rail unusable count, not a changed GID or LID or a client re-registration. Errors of a
+ * queue reach the peer as failed completions; an overrun completion queue delivers no more of them, so it counts. */
 static void take_event(struct prs_domain *domain, const struct ibv_async_event *event)
 {
     uint64_t *down_since = &domain->down_since_ns[event->element.port_num % PRS_DOMAIN_PORTS];
@@ -41,7 +41,8 @@ static void take_event(struct prs_domain *domain, const struct ibv_async_event *
         __atomic_store_n(&domain->fatal_event, (int)event->event_type + 1, __ATOMIC_RELAXED);
         break;
     case IBV_EVENT_PORT_ERR:
-        PRS_WARN("%s port %d: %s: link down? retries go on for a while", domain->name, event->element.port_num, name);
+        PRS_WARN("%s port %d: %s: is the link down? requests are retried for a while", domain->name,
+                 event->element.port_num, name);
         __atomic_store_n(down_since, prs_clock_ns(), __ATOMIC_RELAXED);
         break;
     case IBV_EVENT_PORT_ACTIVE:
@@ -64,7 +65,7 @@ static void *watch_events(void *arg)
     struct pollfd fds[2] = {{.fd = domain->context->async_fd, .events = POLLIN},
                             {.fd = domain->stop_fd, .events = POLLIN}};
 
-    while (poll(fds, 2, -1) >= 0 || errno == EINTR) { /* ends by stop_fd, in prs_domain_close() */
+    while (poll(fds, 2, -1) >= 0 || errno == EINTR) { /* prs_domain_close() ends the loop through stop_fd */
         struct ibv_async_event event;
 
         if (fds[1].revents)
@@ -86,7 +87,7 @@ static int start_events(struct prs_domain *domain)
 {
     int flags = fcntl(domain->context->async_fd, F_GETFL), r;
 
-    /* poll() may wake for an event that another reader took: the read must not block then. */
+    /* poll() may wake for an event that another reader has taken; the read must not block then. */
     if (flags >= 0)
         fcntl(domain->context->async_fd, F_SETFL, flags | O_NONBLOCK);
     domain->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -128,7 +129,7 @@ int prs_domain_check(const struct prs_domain *domain, int port, uint64_t patienc
 
 static int open_scratch(struct prs_domain *domain)
 {
-    /* A mapping of its own: after a fork no page of the heap may be shared with memory the NIC knows. */
+    /* A separate mapping: after a fork, no page of the heap may be shared with memory that the NIC uses. */
     domain->scratch = mmap(NULL, PRS_DOMAIN_SCRATCH_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (domain->scratch == MAP_FAILED)
         return prs_fail(-errno, "%s: mmap of a page: %s", domain->name, strerror(errno));
@@ -144,7 +145,7 @@ static int open_scratch(struct prs_domain *domain)
     return 0;
 }
 
-/* By what the device is, not by its name. */
+/* RC, unless the device is an EFA. */
 static void choose_nic(struct prs_domain *domain)
 {
     domain->nic = &prs_nic_rc;
@@ -239,7 +240,7 @@ static void close_last(struct prs_domain *domain)
     stop_events(domain);
     leaked = prs_mr_cache_fini(&domain->mrs, release_mr);
     if (leaked)
-        PRS_WARN("%s: %u registrations were still there at close", domain->name, leaked);
+        PRS_WARN("%s: %u registrations were not released before close", domain->name, leaked);
     prs_verbs.dereg_mr(domain->scratch_mr);
     munmap(domain->scratch, PRS_DOMAIN_SCRATCH_BYTES);
     if (prs_verbs.dealloc_pd(domain->pd))

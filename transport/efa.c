@@ -9,7 +9,7 @@
 #include "transport/nic.h"
 #include "transport/util/log.h"
 
-/* Capabilities that older headers than the device's library have no name for. */
+/* Capabilities that older headers do not name. */
 enum { CAPS_RDMA_READ = 1 << 0, CAPS_RNR_RETRY = 1 << 1, CAPS_RDMA_WRITE = 1 << 3 };
 
 static struct {
@@ -28,10 +28,10 @@ static void *find(void *library, const char *name, const char *version)
     return address ? address : dlsym(library, name);
 }
 
-/* Return false and say why. */
+/* Return false, with the reason in why. */
 static bool load_locked(char *why, size_t why_bytes)
 {
-    /* libibverbs has opened it already, as the device's provider. Never closed, for the same reasons. */
+    /* libibverbs has opened it already, as the device's provider. Never closed, like libibverbs. */
     void *library = dlopen("libefa.so.1", RTLD_NOW | RTLD_GLOBAL), *query, *create;
 
     if (!library) {
@@ -71,7 +71,7 @@ void prs_efa_claim(struct prs_domain *domain)
         return;
     r = efa.query_device(domain->context, &attr, sizeof(attr));
     if (r) {
-        snprintf(domain->why_not, sizeof(domain->why_not), "of Amazon, but libefa does not know it: %s",
+        snprintf(domain->why_not, sizeof(domain->why_not), "an Amazon device that libefa does not know: %s",
                  strerror(r < 0 ? -r : r));
         return;
     }

@@ -10,7 +10,7 @@
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are written as they lie in memory");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs are sent as they are in memory");
 
 /* ---- frames ---- */
 
@@ -74,7 +74,7 @@ static uint32_t body_bytes(unsigned type)
     }
 }
 
-/* 0, PRS_AGAIN or -errno; reads no byte beyond upto, so that nothing of a later frame is taken. */
+/* Read up to byte `upto` and not beyond, where the next frame begins. Return 0, PRS_AGAIN or -errno. */
 static int fill_in(struct prs_stream *stream, size_t upto)
 {
     while (stream->in_bytes < upto) {
@@ -88,7 +88,7 @@ static int fill_in(struct prs_stream *stream, size_t upto)
         if (n == 0)
             return prs_fail(-ECONNRESET,
                             "%s: the other side hung up after %zu bytes of a frame; has it died, or "
-                            "refused what we hold (its log tells)?",
+                            "refused our handle (see its log)?",
                             stream->remote, stream->in_bytes);
         stream->in_bytes += (size_t)n;
     }
@@ -141,7 +141,7 @@ int prs_stream_get(struct prs_stream *stream, enum prs_frame_type type)
 static uint32_t handle_check(const struct prs_handle_wire *handle)
 {
     struct prs_handle_wire copy = *handle;
-    uint32_t hash = 2166136261u; /* FNV-1a: against truncation and mix-ups, not against malice; that is the cookie's */
+    uint32_t hash = 2166136261u; /* FNV-1a: detects truncation and mix-ups; the cookie protects against malice */
 
     copy.check = 0;
     for (size_t i = 0; i < sizeof(copy); i++)

@@ -504,7 +504,7 @@ int prs_peer_check_remote(struct prs_peer *peer)
         return repeat_error(peer);
     return peer->remote_gone ? prs_peer_fail(peer, -ECONNRESET,
                                              "the peer at %s has closed, so the awaited writes will never arrive; had "
-                                             "it an error (its log tells), or was it aborted?",
+                                             "it an error (see its log), or was it aborted?",
                                              peer->remote)
                              : 0;
 }

@@ -15,9 +15,9 @@
 #include "transport/util/log.h"
 
 enum {
-    DEFAULT_WINDOW = 256,
-    MOST_OPS = 1 << 20,                 /* far more than a queue of any device holds */
-    RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* as many notifications may be out */
+    DEFAULT_MAX_OPS = 256,
+    LIMIT_OPS = 1 << 20,                /* far more than a queue of any device holds */
+    RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* the most unfinished notifications */
     MAX_PART_BYTES = 1 << 30,
 };
 
@@ -29,15 +29,15 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
 
     if (from->private_bytes > PRS_PRIVATE_DATA_BYTES)
         return prs_fail(-EINVAL, "%u bytes of private data: at most %d", from->private_bytes, PRS_PRIVATE_DATA_BYTES);
-    if (from->max_ops > MOST_OPS)
-        return prs_fail(-EINVAL, "a window of %u ops: at most %d", from->max_ops, MOST_OPS);
+    if (from->max_ops > LIMIT_OPS)
+        return prs_fail(-EINVAL, "max_ops %u: at most %d", from->max_ops, LIMIT_OPS);
     if (from->queues_per_rail < 0 || from->queues_per_rail > PRS_ORDER_MAX_QUEUES_PER_RAIL)
         return prs_fail(-EINVAL, "%d queues per rail: at most %d", from->queues_per_rail,
                         PRS_ORDER_MAX_QUEUES_PER_RAIL);
     *out = (struct prs_setup_options){
         .on_notify = from->on_notify,
         .user = from->user,
-        .max_ops = from->max_ops ? from->max_ops : DEFAULT_WINDOW,
+        .max_ops = from->max_ops ? from->max_ops : DEFAULT_MAX_OPS,
         .traffic_class = from->traffic_class >= 0 ? from->traffic_class : fabric->config.traffic_class,
         .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
         .private_data.bytes = from->private_bytes,
@@ -81,7 +81,7 @@ static uint32_t power_of_two_up_to(uint32_t limit)
     return power;
 }
 
-/* Send slots: a window's worth, if the devices have them. */
+/* Send slots: max_ops, if the devices have that many. */
 static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
 {
     uint32_t wanted = power_of_two_up_to(2 * max_ops - 1);
@@ -91,7 +91,7 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
         uint32_t most = rail->domain->max_send_wr;
 
         if (most && wanted > most) {
-            PRS_INFO("%s:%d holds %u requests a queue: %u of a window of %u ops", rail->info.name, rail->port, most,
+            PRS_INFO("%s:%d holds %u requests in a queue: %u send slots for %u ops", rail->info.name, rail->port, most,
                      power_of_two_up_to(most), max_ops);
             wanted = power_of_two_up_to(most);
         }
@@ -146,7 +146,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
         int r;
 
         for (uint32_t k = 0; k < peer->queues_per_path; k++)
-            ids[k] = k * peer->path_count + i; /* as order.h numbers them */
+            ids[k] = k * peer->path_count + i; /* numbered as in order.h */
         r = peer->nic->open(&options, &peer->link[i]);
         if (r)
             return r;
@@ -156,7 +156,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
     return 0;
 }
 
-/* Copies of inline payloads; registered only where the NIC needs it. */
+/* Memory for copies of inline payloads. It is registered only where the NIC has no inline data. */
 static int open_inline(struct prs_peer *peer, uint32_t depth)
 {
     size_t each = (size_t)depth * PRS_INLINE_BYTES;
@@ -167,7 +167,7 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
         peer->inline_bytes = NULL;
         return prs_fail(-errno, "mmap of %zu bytes: %s", peer->inline_room, strerror(errno));
     }
-    for (uint32_t q = 0; q <= peer->queues; q++) { /* the last is the probe queue of path 0, made as the others are */
+    for (uint32_t q = 0; q <= peer->queues; q++) { /* the last is the probe queue of path 0, which is like queue 0 */
         const struct prs_queue *like = peer->queue[q < peer->queues ? q : 0];
         struct prs_order_queue *queue = &peer->order.queue[q];
         struct prs_domain *domain = like->link->rail->domain;
@@ -203,7 +203,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     if (!peer)
         return prs_fail(-ENOMEM, "no memory for a peer");
     peer->fabric = fabric;
-    peer->nic = fabric->rail[path[0].local_rail].domain->nic; /* of all paths: prs_fabric_check_set() */
+    peer->nic = fabric->rail[path[0].local_rail].domain->nic; /* the same on all paths: prs_fabric_check_set() */
     peer->stream_fd = -1;
     peer->on_notify = options->on_notify;
     peer->user = options->user;
@@ -342,8 +342,7 @@ void prs_peer_close(struct prs_peer *peer)
     if (!peer)
         return;
     if (peer->fabric->owner != getpid()) {
-        /* In a child of a fork: queues and connection are the parent's, and what is copied memory goes with the child.
-         */
+        /* In a forked child: queues and connection belong to the parent; copied memory ends with the child. */
         if (peer->stream_fd >= 0)
             close(peer->stream_fd);
         return;
@@ -362,10 +361,10 @@ void prs_peer_close(struct prs_peer *peer)
     if (peer->inline_bytes)
         munmap(peer->inline_bytes, peer->inline_room);
     if (peer->stream_fd >= 0) {
-        /* One byte says that this end is deliberate; its absence at the end of the stream, that the process died.
-         * shutdown(), since a forked child may hold the descriptor as well. */
+        /* The farewell: this byte says that the end of the stream is deliberate. Without it, the process has died.
+         * shutdown() is needed, since a forked child may hold the descriptor too. */
         if (send(peer->stream_fd, "C", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-            PRS_DEBUG("%s: had gone before us", peer->remote);
+            PRS_DEBUG("%s: had closed before us", peer->remote);
         shutdown(peer->stream_fd, SHUT_WR);
         close(peer->stream_fd);
     }

@@ -102,19 +102,19 @@ Test(refuse, a_limit_of_its_own_counts, .init = open_default, .fini = close_defa
     prs_listener_close(listener);
 }
 
-Test(refuse, an_impossible_window, .init = open_default, .fini = close_default, .timeout = 20)
+Test(refuse, an_impossible_number_of_ops, .init = open_default, .fini = close_default, .timeout = 20)
 {
-    static const uint32_t windows[] = {(1u << 20) + 1, 1u << 31, UINT32_MAX};
+    static const uint32_t numbers[] = {(1u << 20) + 1, 1u << 31, UINT32_MAX};
     struct prs_connector *connector;
     struct prs_listener *listener;
     struct prs_handle handle;
 
     listener = open_listener(&handle);
-    for (size_t i = 0; i < sizeof(windows) / sizeof(*windows); i++) {
-        const struct prs_peer_options options = {.traffic_class = -1, .max_ops = windows[i]};
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+        const struct prs_peer_options options = {.traffic_class = -1, .max_ops = numbers[i]};
 
-        cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), -EINVAL, "window %u", windows[i]);
-        cr_assert(strstr(prs_error_text(), "window"), "%s", prs_error_text());
+        cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), -EINVAL, "max_ops %u", numbers[i]);
+        cr_assert(strstr(prs_error_text(), "max_ops"), "%s", prs_error_text());
     }
     prs_listener_close(listener);
 }
