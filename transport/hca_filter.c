@@ -8,7 +8,7 @@
 
 #include "transport/util/error.h"
 
-/* ":number" at *text; advances. */
+/* Parse ":number" at *text, if there is one, and advance. */
 static int parse_number(const char **text, const char *end, int *out)
 {
     char *stop;

@@ -78,7 +78,7 @@ static int get_locked(struct prs_mr_cache *cache, const struct prs_mr_key *key, 
     if (!mr)
         return prs_fail(-ENOMEM, "memory registration: no memory for a cache entry");
     *mr = (struct prs_mr){.key = *key, .refs = 1};
-    r = insert_locked(cache, at, mr); /* first, so that nothing can fail once the NIC knows the memory */
+    r = insert_locked(cache, at, mr); /* first, so that nothing can fail after the registration */
     if (r)
         goto free_mr;
     r = fn(arg, key, &mr->mr);

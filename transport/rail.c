@@ -27,7 +27,7 @@ static uint32_t lookup(const struct code *table, size_t count, unsigned code)
     return 0;
 }
 
-/* Codes of the InfiniBand architecture's PortInfo; RoCE drivers map their Ethernet speed onto them. */
+/* Codes of PortInfo in the InfiniBand architecture; RoCE drivers map their Ethernet speeds to them. */
 static uint32_t speed_mbps(const struct ibv_port_attr *attr)
 {
     static const struct code lanes[] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
@@ -52,7 +52,7 @@ static int read_number(const char *path, int fallback)
     return number;
 }
 
-static void fill_place(struct prs_rail_info *info)
+static void fill_pci_slot(struct prs_rail_info *info)
 {
     char link[PATH_MAX], real[PATH_MAX], file[PATH_MAX + 16];
     size_t length;
@@ -65,7 +65,7 @@ static void fill_place(struct prs_rail_info *info)
     info->numa_node = (int16_t)read_number(file, -1);
     length = strlen(real);
     if (length > 2 && real[length - 2] == '.' && isdigit((unsigned char)real[length - 1]))
-        real[length - 1] = '0'; /* ports of one card are functions of one device */
+        real[length - 1] = '0'; /* the ports of a NIC are functions of one PCI device */
     snprintf(info->pci_path, sizeof(info->pci_path), "%s", real);
 }
 
@@ -81,7 +81,7 @@ static bool peermem_loaded(void)
     return false;
 }
 
-/* A registration of an impossible file fails either for want of the feature or for the bad file. */
+/* Register an invalid file: the error shows whether the feature or only the file is missing. */
 static bool dmabuf_works(struct prs_domain *domain)
 {
     struct ibv_mr *mr;
@@ -111,7 +111,7 @@ static void fill_memory(struct prs_domain *domain, const struct prs_config *conf
     info->relaxed_ordering = config->relaxed_ordering && prs_verbs.reg_mr_iova2;
 }
 
-/* An EFA has one GID and needs no choice: what chooses among RoCE's may stand in a job's environment all the same. */
+/* An EFA has only one GID. A job's environment may still contain variables that choose among RoCE GIDs: ignore them. */
 static int choose_gid(struct prs_domain *domain, uint8_t port, const struct ibv_port_attr *attr, bool is_roce,
                       const struct prs_config *config, struct prs_gid *gid, char *why, size_t why_bytes)
 {
@@ -120,7 +120,7 @@ static int choose_gid(struct prs_domain *domain, uint8_t port, const struct ibv_
     if (domain->nic == &prs_nic_rc)
         return prs_gid_query(domain->context, port, attr->gid_tbl_len, is_roce, config, gid, why, why_bytes);
     if (config->gid_index > 0 || config->gid_range_set)
-        PRS_INFO("%s: an EFA has one GID, so that NCCL_IB_GID_INDEX and NCCL_IB_ADDR_RANGE are ignored", domain->name);
+        PRS_INFO("%s: an EFA has only one GID: NCCL_IB_GID_INDEX and NCCL_IB_ADDR_RANGE are ignored", domain->name);
     only_one.gid_index = -1;
     only_one.gid_range_set = false;
     return prs_gid_query(domain->context, port, attr->gid_tbl_len, is_roce, &only_one, gid, why, why_bytes);
@@ -146,7 +146,7 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
         snprintf(why, why_bytes, "port state %d is not active (4): cable, switch or subnet manager?", attr.state);
         return 1;
     }
-    /* EFA's has no name. */
+    /* The link layer of an EFA is unspecified. */
     if (domain->nic == &prs_nic_rc && attr.link_layer != IBV_LINK_LAYER_INFINIBAND &&
         attr.link_layer != IBV_LINK_LAYER_ETHERNET) {
         snprintf(why, why_bytes, "link layer %d is neither InfiniBand nor Ethernet", attr.link_layer);
@@ -167,7 +167,7 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     out->info.max_put_bytes = PRS_ORDER_SURE_PARTS * out->max_message_bytes;
     out->info.guid = be64toh(domain->attr.sys_image_guid ? domain->attr.sys_image_guid : domain->attr.node_guid);
     out->info.speed_mbps = speed_mbps(&attr);
-    out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* a probe queue each */
+    out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* with probe queues */
     out->info.latency_us = 1;
     out->info.port = port;
     snprintf(out->info.queue_kind, sizeof(out->info.queue_kind), "%s", domain->nic->name);
@@ -177,7 +177,7 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
                                         : "InfiniBand");
     out->info.in_order = domain->nic->in_order;
     out->info.adaptive_routing = config->adaptive_routing < 0 ? !out->info.is_roce : config->adaptive_routing;
-    fill_place(&out->info);
+    fill_pci_slot(&out->info);
     fill_memory(domain, config, &out->info);
     return 0;
 }

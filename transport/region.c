@@ -47,7 +47,7 @@ static int register_one(void *arg, const struct prs_mr_key *key, struct ibv_mr *
 {
     const struct registration *what = arg;
     struct ibv_pd *pd = what->rail->domain->pd;
-    /* EFA's driver refuses a registration for what the device cannot do. */
+    /* EFA's driver refuses access flags that the device does not support. */
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                  (what->rail->domain->nic->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0);
     uint64_t addr = (uintptr_t)what->mem->addr, bytes = key->end - key->start;
@@ -137,7 +137,7 @@ int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_se
 {
     struct prs_mem mem = {.addr = addr, .len_bytes = len_bytes, .kind = PRS_MEM_CUDA, .dmabuf_fd = -1, .flags = flags};
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), offset = (uintptr_t)addr & (page - 1);
-    uint64_t pages = (offset + len_bytes + page - 1) & ~(page - 1); /* the driver exports whole ones */
+    uint64_t pages = (offset + len_bytes + page - 1) & ~(page - 1); /* the driver exports whole pages */
     struct prs_rail_info rail;
     bool peermem;
     int r = prs_rail_query(fabric, rails->rail[0], &rail);
@@ -153,7 +153,7 @@ int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_se
             r = prs_region_register(fabric, rails, &mem, out);
             close(mem.dmabuf_fd);
         }
-        if (r == 0 || !peermem)
+        if (!r || !peermem)
             return r;
         mem.dmabuf_fd = -1;
         mem.kind = PRS_MEM_CUDA;

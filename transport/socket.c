@@ -16,7 +16,7 @@
 
 enum {
     BACKLOG = 1024,
-    KEEPALIVE_IDLE_S = 10, /* a host that lost its power says nothing: who only receives would wait for ever */
+    KEEPALIVE_IDLE_S = 10, /* a host that loses power says nothing; without probes a receiver would wait for ever */
     KEEPALIVE_EVERY_S = 5,
     KEEPALIVE_PROBES = 3,
 };
@@ -51,15 +51,15 @@ static int interface_score(const struct prs_config *config, const struct ifaddrs
         return 0;
     if (!prs_hca_filter_admits(&config->ifname, at->ifa_name, -1))
         return 0;
-    /* Without a cable, or a bridge that nothing is plugged into: it has an address, but others do not reach it. */
+    /* Without a cable, or as an empty bridge, an interface may have an address that others cannot reach. */
     if (at->ifa_flags & IFF_RUNNING)
         score += 16;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr))
-        score -= 1; /* needs a scope that only this host can name */
+        score -= 1; /* needs a scope id, which differs between hosts */
     else if (family == AF_INET)
         score += 1;
     if (config->ifname.count && !config->ifname.exclude)
-        return score; /* asked for: no further opinion */
+        return score; /* named by the user: no further preference */
     if (at->ifa_flags & IFF_LOOPBACK)
         score -= 6;
     else if (!strncmp(at->ifa_name, "docker", 6) || !strncmp(at->ifa_name, "veth", 4) ||
@@ -95,9 +95,8 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
     freeifaddrs(list);
     if (best)
         return 0;
-    return prs_fail(-ENODEV,
-                    "no network interface to connect over: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of:%s",
-                    seen);
+    return prs_fail(
+        -ENODEV, "no network interface to listen on: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of:%s", seen);
 }
 
 int prs_socket_scope(const struct prs_config *config, union prs_address *address)
@@ -120,12 +119,12 @@ static void set_options(int fd)
 {
     static const int one = 1, idle = KEEPALIVE_IDLE_S, every = KEEPALIVE_EVERY_S, probes = KEEPALIVE_PROBES;
 
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* a hint: failure costs time only */
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* only an optimisation: ignore a failure */
     if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)) ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle)) ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof(every)) ||
         setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes)))
-        PRS_WARN("no TCP keepalive: %s; a peer whose host vanishes will be noticed late", strerror(errno));
+        PRS_WARN("no TCP keepalive: %s; if the host of a peer disappears, it will be noticed late", strerror(errno));
 }
 
 int prs_socket_listen(union prs_address *address)
@@ -159,7 +158,7 @@ int prs_socket_accept(int listen_fd, union prs_address *from, int *fd)
         set_options(*fd);
         return 0;
     }
-    /* A caller that gave up between its SYN and our accept is not our error. */
+    /* If the other side gave up before the accept, that is no error here. */
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED || errno == EPROTO)
         return PRS_AGAIN;
     return prs_fail(-errno, "accept: %s", strerror(errno));

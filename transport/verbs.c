@@ -57,8 +57,8 @@ static int loaded;
 
 static int load_locked(void)
 {
-    /* .so.1 only: the unversioned name belongs to -dev packages and may be another ABI. Never closed: providers keep
-     * threads and callbacks. */
+    /* Only .so.1: the unversioned name belongs to -dev packages and may have another ABI. Never closed, since providers
+     * keep threads and callbacks. */
     void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_GLOBAL);
     int r;
 
@@ -74,7 +74,7 @@ static int load_locked(void)
                             symbols[i].version);
         memcpy((char *)&prs_verbs + symbols[i].slot, &address, sizeof(address));
     }
-    r = prs_verbs.fork_init(); /* must precede the first verbs object: data loaders fork after initialisation */
+    r = prs_verbs.fork_init(); /* before the first verbs object, since data loaders fork later */
     if (r)
         PRS_WARN("ibv_fork_init failed (%s): a fork may corrupt registered memory", strerror(r));
     return 0;
