@@ -108,7 +108,7 @@ static int check_signal(const struct prs_windows *windows, const struct prs_cmd_
     if (r < 0)
         return r;
     if (!(windows->window[cmd->dst_window].flags & PRS_WINDOW_SIGNALS))
-        return prs_fail(-EINVAL, "device command refused: %s to peer %u in window %u, which is not for signals",
+        return prs_fail(-EINVAL, "device command refused: %s to peer %u in window %u, which is not made for signals",
                         op_name(cmd->op), cmd->peer, cmd->dst_window);
     if (cmd->dst_offset % 8 != 0)
         return prs_fail(-EINVAL, "device command refused: %s to peer %u at offset %" PRIu64 ", not a multiple of 8",
