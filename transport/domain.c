@@ -41,8 +41,7 @@ static void take_event(struct prs_domain *domain, const struct ibv_async_event *
         __atomic_store_n(&domain->fatal_event, (int)event->event_type + 1, __ATOMIC_RELAXED);
         break;
     case IBV_EVENT_PORT_ERR:
-        PRS_WARN("%s port %d: %s: is the link down? requests are retried for a while", domain->name,
-                 event->element.port_num, name);
+        PRS_WARN("%s port %d: %s: link down? retries go on for a while", domain->name, event->element.port_num, name);
         __atomic_store_n(down_since, prs_clock_ns(), __ATOMIC_RELAXED);
         break;
     case IBV_EVENT_PORT_ACTIVE:
