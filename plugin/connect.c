@@ -117,7 +117,7 @@ static void free_send(struct send_comm *comm)
 static int start_connecting(struct plugin_context *context, int device, int traffic_class, const void *handle,
                             struct send_comm **out)
 {
-    struct prs_peer_options options = {.window_ops = COMM_REQUESTS, .traffic_class = traffic_class};
+    struct prs_peer_options options = {.max_ops = COMM_REQUESTS, .traffic_class = traffic_class};
     struct sender_info info = {.magic = INFO_MAGIC, .version = INFO_VERSION, .ring_records = CTS_RING};
     struct prs_handle copy;
     struct send_comm *comm;
@@ -299,7 +299,7 @@ net_result connect_accept(void *listen_comm, void **out, struct net_device_handl
 {
     struct listen_comm *listen = listen_comm;
     struct prs_peer_options options = {
-        .on_notify = request_arrived, .window_ops = RECV_MAX_OPS, .traffic_class = listen->traffic_class};
+        .on_notify = request_arrived, .max_ops = RECV_MAX_OPS, .traffic_class = listen->traffic_class};
     struct recv_comm *comm;
     int r;
 

@@ -82,7 +82,7 @@ int gather_connect(struct gather *g, struct prs_team *team)
     r = prs_team_connect_ring(team, GATHER_CONTEXT);
     if (r < 0)
         return r;
-    sent = prs_team_card(team, GATHER_CONTEXT, (g->rank + 1) % g->ranks);
+    sent = prs_team_rank_info(team, GATHER_CONTEXT, (g->rank + 1) % g->ranks);
     if (sent)
         memcpy(&info, sent, sizeof(info));
     if (info.magic != INFO_MAGIC || info.version != INFO_VERSION)
@@ -143,7 +143,7 @@ static int wait_for(struct gather *g, struct prs_peer *left, uint32_t rank)
         if (r > 0)
             continue;
         if (!r && !has_flag(g, rank))
-            r = prs_peer_awaited(left); /* if it has closed, nothing will come */
+            r = prs_peer_check_remote(left); /* if it has closed, nothing will come */
         if (!r)
             r = wait_more(g, &wait);
         if (r < 0)

@@ -73,13 +73,13 @@ static int open_team(struct gin_comm *comm, struct gin_listener *listener, void 
         .handles = copy,
         .rank = comm->rank,
         .size = comm->ranks,
-        .window_ops = GIN_MAX_OPS,
+        .max_ops = GIN_MAX_OPS,
         .traffic_class = -1,
         /* Only GIN adds to NCCL's signals, and no kernel resets one while adds are in flight. */
-        .adds_alone = true,
+        .exclusive_adds = true,
         .timeout_ms = GIN_CONNECT_MS,
-        .card = &info,
-        .card_bytes = sizeof(info),
+        .rank_info = &info,
+        .rank_info_bytes = sizeof(info),
     };
     long gather_ms;
     int r;
@@ -123,7 +123,8 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     comm->rank = (uint32_t)rank;
     comm->ranks = (uint32_t)ranks;
     comm->relaxed = any_rail_relaxed(comm);
-    comm->raises = prs_fabric_raises(comm->fabric, &comm->rails) == 1; /* an error is reported when peers connect */
+    comm->raises =
+        prs_fabric_receiver_raises(comm->fabric, &comm->rails) == 1; /* an error is reported when peers connect */
     pthread_mutex_init(&comm->lock, NULL);
     comm->hold_ns = (uint32_t)hold_ns;
     r = open_team(comm, listener, handles);
@@ -228,7 +229,7 @@ net_result gin_set_destroy(void *handle)
     remove_from_comm(set);
     /* Close the peers before the requests are freed: completions write to requests. */
     for (uint32_t c = 0; c < set->contexts; c++)
-        prs_team_drop(set->base.comm->team, set->first_context + c);
+        prs_team_close_context(set->base.comm->team, set->first_context + c);
     gin_request_free_all(set);
     free(set->queues);
     free(set);

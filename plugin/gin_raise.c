@@ -31,7 +31,7 @@ void gin_raise_answer(struct gin_set *set, uint32_t asked, int handled)
     if (asked == set->answered || handled > 0)
         return;
     for (uint32_t c = 0; c < set->contexts; c++)
-        if (prs_team_raises(set->base.comm->team, set->first_context + c))
+        if (prs_team_is_raising(set->base.comm->team, set->first_context + c))
             return;
     /* [raise-answered] The signals are raised before the answer is seen. Pairs with raise_in_set(). */
     __atomic_store_n(&set->answered, asked, __ATOMIC_RELEASE);

@@ -32,7 +32,7 @@ static int check_health(struct comm *comm)
 
     if (!r)
         r = prs_peer_progress(comm->peer);
-    return r ? r : prs_peer_awaited(comm->peer);
+    return r ? r : prs_peer_check_remote(comm->peer);
 }
 
 /* ---- receiver ---- */
@@ -137,7 +137,7 @@ static PRS_OUTLINED int check_recv_health(struct recv_comm *comm, bool for_sende
         return comm->error;
     comm->misses = 0;
     r = prs_fabric_check(comm->base.fabric, &comm->base.rails);
-    return !r && for_sender ? prs_peer_awaited(comm->base.peer) : r;
+    return !r && for_sender ? prs_peer_check_remote(comm->base.peer) : r;
 }
 
 /* for_sender: the caller still expects data. A flush does not: the sender may have closed. Return 1 if there were

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The receiving half of ordering: parts and runs come in, whole notifications go out. Pure. */
+/* The receiving half of ordering: assembles whole notifications from parts and runs. Pure. */
 #ifndef TRANSPORT_ARRIVAL_H
 #define TRANSPORT_ARRIVAL_H
 
 #include "transport/wire.h"
 
-/* Parts of messages that are not whole yet, by id. */
+/* Notifications of which some parts have arrived, by id. */
 struct prs_arrivals {
-    uint8_t wanted[PRS_NOTIFY_IDS]; /* parts; 0: nothing has come yet */
+    uint8_t wanted[PRS_NOTIFY_IDS]; /* parts; 0: none has arrived yet */
     uint8_t missing[PRS_NOTIFY_IDS];
     uint64_t bytes[PRS_NOTIFY_IDS];
 };
 
-/* Ids first, first+1 ... (modulo PRS_NOTIFY_IDS) are whole, each with that many bytes. */
+/* `count` ids from first_id on (modulo PRS_NOTIFY_IDS) are whole; each has `bytes` bytes. */
 struct prs_notice {
     uint32_t first_id;
     uint32_t count;
     uint64_t bytes;
 };
 
-/* One arrival. Return 1 (*out is filled), 0 (parts are missing) or -EPROTO (parts contradict each other). */
+/* Handle one arrival. Return 1 (*out is filled), 0 (parts are missing) or -EPROTO (parts contradict each other). */
 static inline int prs_arrivals_add(struct prs_arrivals *arrivals, const struct prs_imm *imm, uint32_t bytes,
                                    struct prs_notice *out)
 {

@@ -12,8 +12,9 @@ int prs_bootstrap_gather(const struct prs_bootstrap *bootstrap, const void *mine
 {
     int r = bootstrap->allgather(bootstrap->user, mine, all, bytes);
 
-    if (r > 0) /* as MPI and others have it: no errno, but it failed */
-        return prs_fail(-EIO, "%s: the caller's allgather failed: it returned %d, want 0 or a negative errno", what, r);
+    if (r > 0) /* an error code of MPI or another library, not an errno */
+        return prs_fail(-EIO, "%s: the caller's allgather failed: it returned %d, expected 0 or a negative errno", what,
+                        r);
     return r < 0 ? prs_fail(r, "%s: the caller's allgather failed: %s", what, strerror(-r)) : 0;
 }
 
@@ -26,7 +27,7 @@ int prs_bootstrap_agree(const struct prs_bootstrap *bootstrap, int result, const
     if (!all)
         return prs_fail(-ENOMEM, "%s: no memory for %u ranks", what, bootstrap->size);
     r = prs_bootstrap_gather(bootstrap, &mine, all, sizeof(mine), what);
-    for (uint32_t rank = 0; r == 0 && rank < bootstrap->size; rank++)
+    for (uint32_t rank = 0; !r && rank < bootstrap->size; rank++)
         if (all[rank] < 0)
             r = rank == bootstrap->rank
                     ? result
@@ -53,14 +54,14 @@ int prs_bootstrap_team(const struct prs_bootstrap *bootstrap, const struct prs_t
     full.rank = bootstrap->rank;
     full.size = bootstrap->size;
     r = prs_bootstrap_agree(bootstrap, result, "team: listening");
-    if (r == 0) {
+    if (!r) {
         r = prs_bootstrap_gather(bootstrap, &mine, handles, sizeof(mine), "team");
-        if (r == 0)
+        if (!r)
             r = prs_team_open(&full, &team);
         r = prs_bootstrap_agree(bootstrap, r, "team: opening");
     }
     if (r < 0 && team)
-        prs_team_close(team); /* its listener with it */
+        prs_team_close(team); /* closes the listener too */
     else if (r < 0)
         prs_listener_close(full.listener);
     else

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/config.h"
 
-#include "transport/order.h"
-#include "transport/util/env.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "transport/order.h"
+#include "transport/util/env.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 struct number {
     const char *name;
@@ -37,7 +37,7 @@ static int read_numbers(struct prs_config *config)
         {"NCCL_IB_RETURN_ASYNC_EVENTS", 1, 0, 1, &config->return_async_events},
     };
 
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
         long value;
         int r = prs_env_int(numbers[i].name, numbers[i].fallback, numbers[i].min, numbers[i].max, &value);
 
@@ -52,7 +52,7 @@ static int read_numbers(struct prs_config *config)
     return 0;
 }
 
-/* "10.0.0.0/8" or "fd00::/16", kept as the leading bits of a 16-byte address (IPv4 mapped). */
+/* Parse "10.0.0.0/8" or "fd00::/16" into the leading bits of a 16-byte address (IPv4 is mapped). */
 static int read_range(struct prs_config *config)
 {
     const char *text = prs_env_text("NCCL_IB_ADDR_RANGE");
@@ -61,7 +61,7 @@ static int read_range(struct prs_config *config)
 
     if (!text)
         return 0;
-    snprintf(address, sizeof address, "%s", text);
+    snprintf(address, sizeof(address), "%s", text);
     slash = strchr(address, '/');
     if (slash)
         *slash = 0;
@@ -89,7 +89,7 @@ static int read_words(struct prs_config *config)
     static const char *const levels[] = {"error", "warn", "info", "debug", NULL};
     int family, off, on, level, r;
 
-    r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* transport/util/log.c reads it, but can refuse nothing */
+    r = prs_env_word("PERSEUS_LOG", -1, levels, &level); /* transport/util/log.c uses it, but cannot return an error */
     if (r)
         return r;
     r = prs_env_word("NCCL_SOCKET_FAMILY", -1, families, &family);
@@ -111,32 +111,32 @@ static int read_words(struct prs_config *config)
     return prs_env_word("PERSEUS_ORDER", PRS_POLICY_AUTO, prs_policy_names, &config->policy);
 }
 
-void prs_config_warn_unheard(void)
+void prs_config_warn_ignored(void)
 {
     static const struct {
         const char *name, *why;
-    } unheard[] = {
+    } ignored[] = {
         {"NCCL_IB_AR_THRESHOLD", "a message is one write with immediate at any size, also under adaptive routing"},
         {"NCCL_IB_DATA_DIRECT", "data-direct devices are not used"},
         {"NCCL_IB_DEVICE_PCI_ORDER", "rails are in the order of their names"},
         {"NCCL_IB_ECE_ENABLE", "enhanced connection establishment is not negotiated"},
         {"NCCL_IB_FIFO_TC", "clear-to-send records share the queue and the traffic class of the data: NCCL_IB_TC"},
-        {"NCCL_IB_MERGE_VFS", "virtual functions are rails of their own"},
-        {"NCCL_IB_MQP_RETRY_ALL", "only errors that can pass are tried again: NCCL_IB_MQP_RETRY_CNT"},
+        {"NCCL_IB_MERGE_VFS", "each virtual function is a separate rail"},
+        {"NCCL_IB_MQP_RETRY_ALL", "only temporary errors are retried: NCCL_IB_MQP_RETRY_CNT"},
         {"NCCL_IB_OOO_RQ", "out-of-order receive queues are not used"},
         {"NCCL_IB_RESILIENCY_PORT_FAILOVER", "a rail that fails is not replaced by another"},
         {"NCCL_IB_ROUTABLE_FLID_GID_INDEX",
          "the GID is chosen by family, range and RoCE version, or NCCL_IB_GID_INDEX"},
         {"NCCL_IB_SUBNET_AWARE_ROUTING", "rails are paired by position: NCCL_IB_HCA lists them in order"},
-        {"NCCL_IB_USE_INLINE", "what fits is always sent inline"},
-        {"NCCL_IB_WARN_RAIL_LOCAL", "unequal rails are always named"},
+        {"NCCL_IB_USE_INLINE", "payloads that fit are always sent inline"},
+        {"NCCL_IB_WARN_RAIL_LOCAL", "unequal rails are always logged"},
     };
 
-    for (size_t i = 0; i < sizeof unheard / sizeof *unheard; i++) {
-        const char *value = prs_env_text(unheard[i].name);
+    for (size_t i = 0; i < sizeof(ignored) / sizeof(*ignored); i++) {
+        const char *value = prs_env_text(ignored[i].name);
 
         if (value)
-            PRS_WARN("%s=%s has no effect: %s", unheard[i].name, value, unheard[i].why);
+            PRS_WARN("%s=%s has no effect: %s", ignored[i].name, value, ignored[i].why);
     }
 }
 

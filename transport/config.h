@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The environment's settings, read and checked once per fabric. NCCL's names and ranges; PERSEUS_* only for what NCCL
- * has no name for. */
+/* The settings of the environment, read and checked once per fabric. Names and ranges are NCCL's; PERSEUS_* variables
+ * exist only for settings that NCCL does not have. */
 #ifndef TRANSPORT_CONFIG_H
 #define TRANSPORT_CONFIG_H
 
-#include "transport/hca_filter.h"
-
-#include <perseus/perseus.h>
 #include <sys/socket.h>
+
+#include "transport/hca_filter.h"
+#include <perseus/perseus.h>
 
 struct prs_config {
     struct prs_hca_filter hca;    /* NCCL_IB_HCA */
@@ -27,7 +27,7 @@ struct prs_config {
     int retry_count;
     int queues_per_rail;
     int split_queues;
-    int relaxed_ordering; /* 0 off, 1 on, 2 where supported */
+    int relaxed_ordering; /* 0 off, 1 on, 2 on where supported */
     int adaptive_routing; /* -1: by link layer */
     int mqp_retry_count;
     int mqp_retry_ms;
@@ -40,7 +40,7 @@ struct prs_config {
 /* Return 0 or -EINVAL (a variable with an impossible value). */
 int prs_config_read(const struct prs_fabric_options *options, struct prs_config *out);
 
-/* Warn of each variable that is set, means something to NCCL's own transport and nothing here. */
-void prs_config_warn_unheard(void);
+/* Warn about each variable that is set, and that NCCL's own transport uses but this one does not. */
+void prs_config_warn_ignored(void);
 
 #endif

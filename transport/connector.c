@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connecting to a listener: one handshake, step by step. */
-#include "transport/setup.h"
-
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
+/* Connects to a listener: one handshake, step by step. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "transport/setup.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 enum stage { STAGE_TCP, STAGE_REPLY, STAGE_CONNECT, STAGE_READY };
 
@@ -41,7 +40,7 @@ int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, con
         r = prs_socket_scope(&fabric->config, &address);
     if (r)
         return r;
-    connector = calloc(1, sizeof *connector);
+    connector = calloc(1, sizeof(*connector));
     if (!connector)
         return prs_fail(-ENOMEM, "no memory for a connector");
     r = prs_setup_options(fabric, options, &connector->setup);
@@ -87,7 +86,7 @@ static int say_hello(struct prs_connector *connector)
     if (r)
         return r;
     prs_wire_rails(connector->fabric, &connector->rails, hello.rail);
-    prs_stream_put(&connector->stream, PRS_FRAME_HELLO, &hello, sizeof hello);
+    prs_stream_put(&connector->stream, PRS_FRAME_HELLO, &hello, sizeof(hello));
     connector->stage = STAGE_REPLY;
     return 0;
 }
@@ -113,7 +112,7 @@ static int take_reply(struct prs_connector *connector)
     r = prs_setup_open(connector->fabric, &connector->setup, path, remote_position, reply->pair_count,
                        reply->queues_per_pair, &connector->peer);
     if (!r)
-        r = prs_setup_counting(connector->peer, &reply->queues);
+        r = prs_setup_accept_records(connector->peer, &reply->queues);
     connector->stage = STAGE_CONNECT;
     return r;
 }
@@ -126,7 +125,7 @@ static int connect_queues(struct prs_connector *connector)
     if (r)
         return r;
     prs_setup_addresses(connector->peer, &own);
-    prs_stream_put(&connector->stream, PRS_FRAME_QUEUES, &own, sizeof own); /* says as well that we are ready */
+    prs_stream_put(&connector->stream, PRS_FRAME_QUEUES, &own, sizeof(own)); /* also says that we are ready */
     connector->stage = STAGE_READY;
     return 0;
 }
@@ -147,7 +146,7 @@ static int step(struct prs_connector *connector)
     if (!r && connector->stage == STAGE_READY)
         r = prs_stream_get(&connector->stream, PRS_FRAME_READY);
     if (!r)
-        r = prs_setup_counted(connector->peer, &connector->stream.in.body.ready.records);
+        r = prs_setup_send_records(connector->peer, &connector->stream.in.body.ready.records);
     return r;
 }
 
@@ -160,13 +159,13 @@ static const char *stage_text(enum stage stage)
                                   : "the network between the rails";
 }
 
-/* The listener has answered and waits for our queues: tell it why they do not come. The text stays. */
-static void tell_failure(struct prs_connector *connector, int error)
+/* The listener has replied and waits for our queues: tell it why they do not come. Keeps the error text. */
+static void send_refusal(struct prs_connector *connector, int error)
 {
     struct prs_wire_refusal refusal = {.error = error};
 
-    snprintf(refusal.text, sizeof refusal.text, "%s", prs_error_text());
-    prs_stream_put(&connector->stream, PRS_FRAME_REFUSE, &refusal, sizeof refusal);
+    snprintf(refusal.text, sizeof(refusal.text), "%s", prs_error_text());
+    prs_stream_put(&connector->stream, PRS_FRAME_REFUSE, &refusal, sizeof(refusal));
     if (prs_stream_flush(&connector->stream))
         prs_error_repeat(error, refusal.text);
 }
@@ -180,12 +179,12 @@ int prs_connector_step(struct prs_connector *connector, struct prs_peer **out)
                      connector->setup.timeout_ms, stage_text(connector->stage));
     if (r == PRS_AGAIN)
         return r;
-    if (r == 0) {
+    if (!r) {
         prs_setup_finish(connector->peer, &connector->stream, &connector->reply.private_data);
         *out = connector->peer;
         connector->peer = NULL;
     } else if (connector->stage == STAGE_CONNECT) {
-        tell_failure(connector, r);
+        send_refusal(connector, r);
     }
     prs_connector_close(connector);
     return r;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/cuda.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -9,9 +10,9 @@
 
 #include "transport/util/error.h"
 
-/* What of the driver's interface is used, declared afresh. Names as exported; the suffix is the version of the ABI. */
+/* The part of the driver API that is used, declared here. Names are as exported; a suffix is the version of the ABI. */
 enum {
-    CUDA_HOST_PORTABLE = 1, /* for every context of the process */
+    CUDA_HOST_PORTABLE = 1, /* usable in every CUDA context of the process */
     CUDA_HOST_DEVICEMAP = 2,
     CUDA_TYPE_PINNED = 1,
     CUDA_HANDLE_POSIX = 1,
@@ -32,12 +33,12 @@ struct cuda_alloc_prop {
     uint16_t usage;
     uint8_t reserved[4];
 };
-_Static_assert(sizeof(struct cuda_alloc_prop) == 32, "as the driver has it");
+static_assert(sizeof(struct cuda_alloc_prop) == 32, "layout of the driver API");
 struct cuda_access {
     struct cuda_location location;
     int flags;
 };
-_Static_assert(sizeof(struct cuda_access) == 12, "as the driver has it");
+static_assert(sizeof(struct cuda_access) == 12, "layout of the driver API");
 
 static struct {
     int (*init)(unsigned);
@@ -102,7 +103,7 @@ static void load(void)
 
     load_result = -ENODEV;
     if (!library) {
-        strcpy(load_text, "libcuda.so.1 is not there: no NVIDIA driver on this machine");
+        strcpy(load_text, "libcuda.so.1 was not found: no NVIDIA driver on this machine");
         return;
     }
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
@@ -113,7 +114,7 @@ static void load(void)
             strcat(load_text, symbols[i].name);
             return;
         }
-        memcpy(symbols[i].where, &symbol, sizeof(symbol)); /* data to function pointer: POSIX allows it */
+        memcpy(symbols[i].where, &symbol, sizeof(symbol)); /* data pointer to function pointer, as POSIX allows */
     }
     if (cuda.init(0) != 0 || cuda.device_count(&count) != 0 || count == 0) {
         strcpy(load_text, "the NVIDIA driver finds no device");
@@ -146,9 +147,9 @@ int prs_cuda_alloc(void **out, size_t bytes)
     int r;
 
     if (need_driver() < 0)
-        return prs_fail(-ENODEV, "device memory asked for: %s", load_text);
+        return prs_fail(-ENODEV, "cannot allocate device memory: %s", load_text);
     r = cuda.alloc(&address, bytes ? bytes : 1);
-    if (r != 0)
+    if (r)
         return fail("cuMemAlloc", 0, bytes, r);
     *out = (void *)(uintptr_t)address;
     return prs_cuda_zero(*out, bytes);
@@ -164,14 +165,14 @@ int prs_cuda_copy(void *dst, const void *src, size_t bytes)
 {
     int r = cuda.copy((uint64_t)(uintptr_t)dst, (uint64_t)(uintptr_t)src, bytes);
 
-    return r == 0 ? 0 : fail("cuMemcpy", (uint64_t)(uintptr_t)dst, bytes, r);
+    return r ? fail("cuMemcpy", (uint64_t)(uintptr_t)dst, bytes, r) : 0;
 }
 
 int prs_cuda_zero(void *pointer, size_t bytes)
 {
     int r = cuda.fill((uint64_t)(uintptr_t)pointer, 0, bytes);
 
-    return r == 0 ? 0 : fail("cuMemsetD8", (uint64_t)(uintptr_t)pointer, bytes, r);
+    return r ? fail("cuMemsetD8", (uint64_t)(uintptr_t)pointer, bytes, r) : 0;
 }
 
 int prs_cuda_map_host(void *pointer, size_t bytes)
@@ -180,9 +181,9 @@ int prs_cuda_map_host(void *pointer, size_t bytes)
     int r;
 
     if (need_driver() < 0)
-        return prs_fail(-ENODEV, "mapping host memory for the device: %s", load_text);
+        return prs_fail(-ENODEV, "cannot map host memory for the device: %s", load_text);
     r = cuda.host_register(pointer, bytes, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICEMAP);
-    if (r != 0)
+    if (r)
         return fail("cuMemHostRegister", (uint64_t)(uintptr_t)pointer, bytes, r);
     r = cuda.host_pointer(&seen, pointer, 0);
     if (r == 0 && seen == (uint64_t)(uintptr_t)pointer)
@@ -198,17 +199,15 @@ void prs_cuda_unmap_host(void *pointer)
         cuda.host_unregister(pointer);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 static int span_prop(struct cuda_alloc_prop *prop)
 {
     int device = 0;
     int r;
 
     if (need_driver() < 0)
-        return prs_fail(-ENODEV, "shared device memory asked for: %s", load_text);
+        return prs_fail(-ENODEV, "cannot allocate shared device memory: %s", load_text);
     r = cuda.context_device(&device);
-    if (r != 0)
+    if (r)
         return fail("cuCtxGetDevice", 0, 0, r);
     memset(prop, 0, sizeof(*prop));
     prop->type = CUDA_TYPE_PINNED;
@@ -226,17 +225,17 @@ static int span_map(struct prs_cuda_span *span, const struct cuda_alloc_prop *pr
     struct cuda_access access = {.location = prop->location, .flags = CUDA_ACCESS_READ_WRITE};
     int r = cuda.reserve(&span->address, span->bytes, 0, 0, 0);
 
-    if (r != 0) {
+    if (r) {
         r = fail("cuMemAddressReserve", 0, span->bytes, r);
         goto release;
     }
     r = cuda.map(span->address, span->bytes, 0, span->handle, 0);
-    if (r != 0) {
+    if (r) {
         r = fail("cuMemMap", span->address, span->bytes, r);
         goto unreserve;
     }
     r = cuda.set_access(span->address, span->bytes, &access, 1);
-    if (r != 0) {
+    if (r) {
         r = fail("cuMemSetAccess", span->address, span->bytes, r);
         goto unmap;
     }
@@ -248,7 +247,7 @@ unreserve:
     cuda.unreserve(span->address, span->bytes);
 release:
     cuda.release(span->handle);
-    memset(span, 0, sizeof(*span)); /* who drops it later gives nothing back twice */
+    memset(span, 0, sizeof(*span)); /* so that prs_cuda_span_drop() frees nothing twice */
     return r;
 }
 
@@ -261,11 +260,11 @@ int prs_cuda_span_make(size_t bytes, struct prs_cuda_span *out)
     if (r < 0)
         return r;
     r = cuda.granularity(&grain, &prop, 1);
-    if (r != 0)
+    if (r)
         return fail("cuMemGetAllocationGranularity", 0, bytes, r);
     out->bytes = (bytes + grain - 1) / grain * grain;
     r = cuda.create(&out->handle, out->bytes, &prop, 0);
-    if (r != 0)
+    if (r)
         return fail("cuMemCreate", 0, out->bytes, r);
     r = span_map(out, &prop);
     return r < 0 ? r : prs_cuda_zero((void *)(uintptr_t)out->address, out->bytes);
@@ -275,7 +274,7 @@ int prs_cuda_span_export(const struct prs_cuda_span *span, int *fd)
 {
     int r = cuda.export(fd, span->handle, CUDA_HANDLE_POSIX, 0);
 
-    return r == 0 ? 0 : fail("cuMemExportToShareableHandle", span->address, span->bytes, r);
+    return r ? fail("cuMemExportToShareableHandle", span->address, span->bytes, r) : 0;
 }
 
 int prs_cuda_span_import(int fd, size_t bytes, struct prs_cuda_span *out)
@@ -286,7 +285,7 @@ int prs_cuda_span_import(int fd, size_t bytes, struct prs_cuda_span *out)
     if (r < 0)
         return r;
     r = cuda.import(&out->handle, (void *)(intptr_t)fd, CUDA_HANDLE_POSIX);
-    if (r != 0)
+    if (r)
         return fail("cuMemImportFromShareableHandle", 0, bytes, r);
     out->bytes = bytes;
     return span_map(out, &prop);
@@ -302,19 +301,20 @@ void prs_cuda_span_drop(struct prs_cuda_span *span)
     memset(span, 0, sizeof(*span));
 }
 
-int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool only_way, int *fd)
+int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool required, int *fd)
 {
     int r;
 
     *fd = -1;
     r = need_driver();
     if (r < 0)
-        return only_way ? prs_fail(r, "DMA-BUF of device memory asked for: %s", load_text) : r;
+        return required ? prs_fail(r, "cannot export device memory as DMA-BUF: %s", load_text) : r;
     if (!cuda.range_handle)
-        return only_way ? prs_fail(-EOPNOTSUPP, "DMA-BUF of device memory asked for: libcuda.so.1 is older than 11.7")
-                        : -EOPNOTSUPP;
+        return required
+                   ? prs_fail(-EOPNOTSUPP, "cannot export device memory as DMA-BUF: libcuda.so.1 is older than 11.7")
+                   : -EOPNOTSUPP;
     r = cuda.range_handle(fd, address, bytes, CUDA_RANGE_DMABUF, 0);
-    if (r == 0)
+    if (!r)
         return 0;
-    return only_way ? fail("cuMemGetHandleForAddressRange", address, bytes, r) : -EIO;
+    return required ? fail("cuMemGetHandleForAddressRange", address, bytes, r) : -EIO;
 }

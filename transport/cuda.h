@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA driver API, opened when first needed. Every function acts on the calling thread's current context and
- * returns 0 or -errno with a text that names the driver's call and its error. Without a driver: -ENODEV. */
+/* The CUDA driver API, opened when first needed. Every function uses the current CUDA context of the calling thread and
+ * returns 0 or -errno; the text names the driver call and its error. Without a driver: -ENODEV. */
 #ifndef TRANSPORT_CUDA_H
 #define TRANSPORT_CUDA_H
 
@@ -10,9 +10,9 @@
 
 int prs_cuda_alloc(void **out, size_t bytes); /* device memory, zeroed */
 void prs_cuda_free(void *pointer);
-int prs_cuda_copy(void *dst, const void *src, size_t bytes); /* any direction, done on return */
+int prs_cuda_copy(void *dst, const void *src, size_t bytes); /* in any direction; complete on return */
 int prs_cuda_zero(void *pointer, size_t bytes);
-int prs_cuda_map_host(void *pointer, size_t bytes); /* the device reaches it by the same address */
+int prs_cuda_map_host(void *pointer, size_t bytes); /* the device uses the same address */
 void prs_cuda_unmap_host(void *pointer);
 
 /* Memory that other processes of the node can map (virtual memory management, POSIX file handles). */
@@ -25,7 +25,7 @@ int prs_cuda_span_make(size_t bytes, struct prs_cuda_span *out);
 int prs_cuda_span_export(const struct prs_cuda_span *span, int *fd);
 int prs_cuda_span_import(int fd, size_t bytes, struct prs_cuda_span *out);
 void prs_cuda_span_drop(struct prs_cuda_span *span);
-/* A DMA-BUF file for a range of whole pages. A failure is told only when there is no other way. */
-int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool only_way, int *fd);
+/* A DMA-BUF file for a range of whole pages. required: there is no other way, so a failure is logged. */
+int prs_cuda_dmabuf(uint64_t address, size_t bytes, bool required, int *fd);
 
 #endif

@@ -1,14 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/domain.h"
 
-#include "transport/efa.h"
-#include "transport/nic.h"
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/fork.h"
-#include "transport/util/log.h"
-#include "transport/util/thread.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -19,14 +11,22 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "transport/efa.h"
+#include "transport/nic.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/fork.h"
+#include "transport/util/log.h"
+#include "transport/util/thread.h"
+
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects domains and their refs */
 static struct prs_domain *domains;
 PRS_RENEW_IN_CHILD(list, list_lock)
 
-/* --------------------------------------------------------------------------------------------- events */
+/* ---- events ---- */
 
-/* Only what makes the rail unusable counts; a changed GID, LID or a client re-registration of any port does not. Events
- * of a queue reach their peer as failed completions; an overrun completion queue gives no more of them. */
+/* Only events that make the rail unusable count, not a changed GID or LID or a client re-registration. Errors of a
+ * queue reach the peer as failed completions; an overrun completion queue delivers no more of them, so it counts. */
 static void take_event(struct prs_domain *domain, const struct ibv_async_event *event)
 {
     uint64_t *down_since = &domain->down_since_ns[event->element.port_num % PRS_DOMAIN_PORTS];
@@ -64,7 +64,7 @@ static void *watch_events(void *arg)
     struct pollfd fds[2] = {{.fd = domain->context->async_fd, .events = POLLIN},
                             {.fd = domain->stop_fd, .events = POLLIN}};
 
-    while (poll(fds, 2, -1) >= 0 || errno == EINTR) { /* ends by stop_fd, in prs_domain_close() */
+    while (poll(fds, 2, -1) >= 0 || errno == EINTR) { /* prs_domain_close() ends the loop through stop_fd */
         struct ibv_async_event event;
 
         if (fds[1].revents)
@@ -86,7 +86,7 @@ static int start_events(struct prs_domain *domain)
 {
     int flags = fcntl(domain->context->async_fd, F_GETFL), r;
 
-    /* poll() may wake for an event that another reader took: the read must not block then. */
+    /* poll() may wake for an event that another reader has taken; the read must not block then. */
     if (flags >= 0)
         fcntl(domain->context->async_fd, F_SETFL, flags | O_NONBLOCK);
     domain->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -104,7 +104,7 @@ static void stop_events(struct prs_domain *domain)
 {
     uint64_t one = 1;
 
-    if (write(domain->stop_fd, &one, sizeof one) != sizeof one)
+    if (write(domain->stop_fd, &one, sizeof(one)) != sizeof(one))
         PRS_WARN("%s: cannot wake the event thread: %s", domain->name, strerror(errno));
     pthread_join(domain->event_thread, NULL);
     close(domain->stop_fd);
@@ -124,11 +124,11 @@ int prs_domain_check(const struct prs_domain *domain, int port, uint64_t patienc
     return -EIO;
 }
 
-/* --------------------------------------------------------------------------------------------- open, close */
+/* ---- open, close ---- */
 
 static int open_scratch(struct prs_domain *domain)
 {
-    /* A mapping of its own: after a fork no page of the heap may be shared with memory the NIC knows. */
+    /* A separate mapping: after a fork, no page of the heap may be shared with memory that the NIC uses. */
     domain->scratch = mmap(NULL, PRS_DOMAIN_SCRATCH_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (domain->scratch == MAP_FAILED)
         return prs_fail(-errno, "%s: mmap of a page: %s", domain->name, strerror(errno));
@@ -144,7 +144,7 @@ static int open_scratch(struct prs_domain *domain)
     return 0;
 }
 
-/* By what the device is, not by its name. */
+/* RC, unless the device is an EFA. */
 static void choose_nic(struct prs_domain *domain)
 {
     domain->nic = &prs_nic_rc;
@@ -154,13 +154,13 @@ static void choose_nic(struct prs_domain *domain)
 
 static int open_new(struct ibv_device *device, struct prs_domain **out)
 {
-    struct prs_domain *domain = calloc(1, sizeof *domain);
+    struct prs_domain *domain = calloc(1, sizeof(*domain));
     const char *name = prs_verbs.get_device_name(device);
     int r;
 
     if (!domain)
         return prs_fail(-ENOMEM, "%s: no memory for a domain", name);
-    snprintf(domain->name, sizeof domain->name, "%s", name);
+    snprintf(domain->name, sizeof(domain->name), "%s", name);
     domain->refs = 1;
     domain->owner = getpid();
     prs_mr_cache_init(&domain->mrs);
@@ -239,7 +239,7 @@ static void close_last(struct prs_domain *domain)
     stop_events(domain);
     leaked = prs_mr_cache_fini(&domain->mrs, release_mr);
     if (leaked)
-        PRS_WARN("%s: %u registrations were still there at close", domain->name, leaked);
+        PRS_WARN("%s: %u registrations were not released before close", domain->name, leaked);
     prs_verbs.dereg_mr(domain->scratch_mr);
     munmap(domain->scratch, PRS_DOMAIN_SCRATCH_BYTES);
     if (prs_verbs.dealloc_pd(domain->pd))

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/efa.h"
 
-#include "transport/nic.h"
-#include "transport/util/log.h"
-
 #include <dlfcn.h>
 #include <infiniband/efadv.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Capabilities that older headers than the device's library have no name for. */
+#include "transport/nic.h"
+#include "transport/util/log.h"
+
+/* Capabilities that older headers do not name. */
 enum { CAPS_RDMA_READ = 1 << 0, CAPS_RNR_RETRY = 1 << 1, CAPS_RDMA_WRITE = 1 << 3 };
 
 static struct {
@@ -28,10 +28,10 @@ static void *find(void *library, const char *name, const char *version)
     return address ? address : dlsym(library, name);
 }
 
-/* Return false and say why. */
+/* Return false, with the reason in why. */
 static bool load_locked(char *why, size_t why_bytes)
 {
-    /* libibverbs has opened it already, as the device's provider. Never closed, for the same reasons. */
+    /* libibverbs has opened it already, as the device's provider. Never closed, like libibverbs. */
     void *library = dlopen("libefa.so.1", RTLD_NOW | RTLD_GLOBAL), *query, *create;
 
     if (!library) {
@@ -45,8 +45,8 @@ static bool load_locked(char *why, size_t why_bytes)
         snprintf(why, why_bytes, "an EFA, but rdma-core is too old to post to it: 27 or newer is needed");
         return false;
     }
-    memcpy(&efa.query_device, &query, sizeof query);
-    memcpy(&efa.create_qp_ex, &create, sizeof create);
+    memcpy(&efa.query_device, &query, sizeof(query));
+    memcpy(&efa.create_qp_ex, &create, sizeof(create));
     return true;
 }
 
@@ -67,17 +67,17 @@ void prs_efa_claim(struct prs_domain *domain)
     if (domain->attr.vendor_id != PRS_EFA_VENDOR)
         return;
     domain->nic = NULL;
-    if (!load(domain->why_not, sizeof domain->why_not))
+    if (!load(domain->why_not, sizeof(domain->why_not)))
         return;
-    r = efa.query_device(domain->context, &attr, sizeof attr);
+    r = efa.query_device(domain->context, &attr, sizeof(attr));
     if (r) {
-        snprintf(domain->why_not, sizeof domain->why_not, "of Amazon, but libefa does not know it: %s",
+        snprintf(domain->why_not, sizeof(domain->why_not), "an Amazon device that libefa does not know: %s",
                  strerror(r < 0 ? -r : r));
         return;
     }
     if (!(attr.device_caps & CAPS_RDMA_READ) || !(attr.device_caps & CAPS_RDMA_WRITE)) {
         snprintf(
-            domain->why_not, sizeof domain->why_not,
+            domain->why_not, sizeof(domain->why_not),
             "an EFA without RDMA %s (capabilities %#x): an older generation, or rdma-core or its driver is too old",
             attr.device_caps & CAPS_RDMA_READ ? "writes" : "reads", attr.device_caps);
         return;
@@ -94,5 +94,5 @@ struct ibv_qp *prs_efa_create_srd(struct ibv_context *context, struct ibv_qp_ini
     struct efadv_qp_init_attr srd = {.driver_qp_type = EFADV_QP_DRIVER_TYPE_SRD};
 
     attr->qp_type = IBV_QPT_DRIVER;
-    return efa.create_qp_ex(context, attr, &srd, sizeof srd);
+    return efa.create_qp_ex(context, attr, &srd, sizeof(srd));
 }

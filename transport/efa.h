@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AWS EFA devices: known by their vendor, driven through libefa, which is opened at run time. Built as efa.c, or
- * without <infiniband/efadv.h> as efa_absent.c, which only says why such a device is passed over. */
+/* AWS EFA devices: recognised by their vendor id, used through libefa, which is opened at run time. Without
+ * <infiniband/efadv.h>, efa_absent.c is built instead of efa.c; it only says why such a device is skipped. */
 #ifndef TRANSPORT_EFA_H
 #define TRANSPORT_EFA_H
 
 #include "transport/domain.h"
 
-enum { PRS_EFA_VENDOR = 0x1d0f }; /* Amazon's PCI vendor id, which the driver reports as its own */
+enum { PRS_EFA_VENDOR = 0x1d0f }; /* Amazon's PCI vendor id, which the driver reports as vendor_id */
 
 struct ibv_qp_init_attr_ex;
 
-/* If the opened device is an EFA: it gets SRD queues and their limits, or the reason why it cannot be used. */
+/* If the device is an EFA, set its back end to SRD, with its limits, or set the reason why it cannot be used. */
 void prs_efa_claim(struct prs_domain *domain);
 
-/* An SRD queue that is posted to by ibv_wr_*(). NULL with errno set: there is none. */
+/* Create an SRD queue for posting by ibv_wr_*(). On failure NULL, with errno set. */
 struct ibv_qp *prs_efa_create_srd(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
 
 #endif

@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/fabric.h"
 
-#include "transport/nic.h"
-#include "transport/policy.h"
-#include "transport/util/error.h"
-#include "transport/util/fork.h"
-#include "transport/util/log.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,11 +8,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "transport/nic.h"
+#include "transport/policy.h"
+#include "transport/util/error.h"
+#include "transport/util/fork.h"
+#include "transport/util/log.h"
+
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* protects fabrics and their refs */
 static struct prs_fabric *fabrics;
 PRS_RENEW_IN_CHILD(list, list_lock)
 
-/* Add the admitted ports of an opened device, each with a reference to it. Return how many. */
+/* Add the admitted ports of an open device; each takes a reference to it. Return how many were added. */
 static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struct prs_domain *domain)
 {
     const struct prs_config *config = &fabric->config;
@@ -34,7 +34,7 @@ static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struc
             PRS_INFO("%s:%d passed over: NCCL_IB_HCA", domain->name, port);
             continue;
         }
-        if (prs_rail_probe(domain, (uint8_t)port, config, rail, why, sizeof why)) {
+        if (prs_rail_probe(domain, (uint8_t)port, config, rail, why, sizeof(why))) {
             PRS_INFO("%s:%d passed over: %s", domain->name, port, why);
             continue;
         }
@@ -57,9 +57,9 @@ static int add_ports(struct prs_fabric *fabric, struct ibv_device *device, struc
 static int compare_rails(const void *a, const void *b)
 {
     const struct prs_rail_info *x = &((const struct prs_rail *)a)->info, *y = &((const struct prs_rail *)b)->info;
-    int by_place = strcmp(x->pci_path, y->pci_path), by_name = strcmp(x->name, y->name);
+    int by_path = strcmp(x->pci_path, y->pci_path), by_name = strcmp(x->name, y->name);
 
-    return by_place ? by_place : by_name ? by_name : x->port - y->port;
+    return by_path ? by_path : by_name ? by_name : x->port - y->port;
 }
 
 static int find_rails(struct prs_fabric *fabric)
@@ -69,29 +69,30 @@ static int find_rails(struct prs_fabric *fabric)
 
     devices = prs_verbs.get_device_list(&count);
     if (!devices)
-        return prs_fail(errno ? -errno : -ENOSYS, "no list of RDMA devices: %s; is ib_uverbs loaded?", strerror(errno));
+        return prs_fail(errno ? -errno : -ENOSYS, "cannot list RDMA devices: %s; is ib_uverbs loaded?",
+                        strerror(errno));
     for (int i = 0; i < count; i++) {
         const char *name = prs_verbs.get_device_name(devices[i]);
         struct prs_domain *domain;
 
         if (!fabric->config.hca.exclude && !prs_hca_filter_admits(&fabric->config.hca, name, -1)) {
-            PRS_INFO("%s passed over: NCCL_IB_HCA", name); /* without opening it */
+            PRS_INFO("%s passed over: NCCL_IB_HCA", name); /* before opening it */
             continue;
         }
         if (prs_domain_open(devices[i], &domain))
-            continue; /* logged; the others may still work */
+            continue; /* logged; other devices may still work */
         add_ports(fabric, devices[i], domain);
         prs_domain_close(domain);
     }
     prs_verbs.free_device_list(devices);
-    /* The same order in every process, whatever order the kernel found them in: rails are paired by position. */
-    qsort(fabric->rail, (size_t)fabric->rail_count, sizeof *fabric->rail, compare_rails);
+    /* The same order in every process, whatever the order of the kernel, because rails are paired by position. */
+    qsort(fabric->rail, (size_t)fabric->rail_count, sizeof(*fabric->rail), compare_rails);
     return 0;
 }
 
 static int open_new(const struct prs_config *config, struct prs_fabric **out)
 {
-    struct prs_fabric *fabric = calloc(1, sizeof *fabric);
+    struct prs_fabric *fabric = calloc(1, sizeof(*fabric));
     int r = 0;
 
     if (!fabric)
@@ -99,7 +100,7 @@ static int open_new(const struct prs_config *config, struct prs_fabric **out)
     fabric->refs = 1;
     fabric->owner = getpid();
     fabric->config = *config;
-    prs_config_warn_unheard();
+    prs_config_warn_ignored();
     if (config->disabled)
         PRS_INFO("NCCL_IB_DISABLE=1: no rails are used");
     else
@@ -116,7 +117,7 @@ static int open_new(const struct prs_config *config, struct prs_fabric **out)
 
 int prs_fabric_open(const struct prs_fabric_options *options, struct prs_fabric **out)
 {
-    struct prs_config config; /* zeroed as a whole by prs_config_read(), so that it can be compared as bytes */
+    struct prs_config config; /* prs_config_read() zeroes all of it, so memcmp() works */
     struct prs_fabric *fabric;
     int r = prs_config_read(options, &config);
 
@@ -124,7 +125,7 @@ int prs_fabric_open(const struct prs_fabric_options *options, struct prs_fabric 
         return r;
     pthread_mutex_lock(&list_lock);
     for (fabric = fabrics; fabric; fabric = fabric->next)
-        if (fabric->owner == getpid() && !memcmp(&fabric->config, &config, sizeof config))
+        if (fabric->owner == getpid() && !memcmp(&fabric->config, &config, sizeof(config)))
             break;
     if (fabric) {
         fabric->refs++;
@@ -171,30 +172,31 @@ int prs_rail_query(const struct prs_fabric *fabric, int rail, struct prs_rail_in
     return 0;
 }
 
-int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *who)
+int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *caller)
 {
     const struct prs_nic_ops *nic = NULL;
     uint64_t seen = 0;
 
     if (rails->count < 1 || rails->count > PRS_MAX_RAILS)
-        return prs_fail(-EINVAL, "%s: %d rails: must be 1 to %d", who, rails->count, PRS_MAX_RAILS);
+        return prs_fail(-EINVAL, "%s: %d rails: must be 1 to %d", caller, rails->count, PRS_MAX_RAILS);
     for (int i = 0; i < rails->count; i++) {
         int rail = rails->rail[i];
 
         if (rail < 0 || rail >= fabric->rail_count || (seen >> rail & 1))
-            return prs_fail(-EINVAL, "%s: rail %d is named twice or does not exist (the fabric has %d)", who, rail,
+            return prs_fail(-EINVAL, "%s: rail %d is named twice or does not exist (the fabric has %d)", caller, rail,
                             fabric->rail_count);
         seen |= 1ull << rail;
         if (nic && fabric->rail[rail].domain->nic != nic)
             return prs_fail(-EINVAL, "%s: %s has %s queues, %s has %s: one peer cannot use both; NCCL_IB_HCA chooses",
-                            who, fabric->rail[rails->rail[0]].info.name, fabric->rail[rails->rail[0]].info.queue_kind,
-                            fabric->rail[rail].info.name, fabric->rail[rail].info.queue_kind);
+                            caller, fabric->rail[rails->rail[0]].info.name,
+                            fabric->rail[rails->rail[0]].info.queue_kind, fabric->rail[rail].info.name,
+                            fabric->rail[rail].info.queue_kind);
         nic = fabric->rail[rail].domain->nic;
     }
     return 0;
 }
 
-/* What a reliable queue's retries last: a link that comes back sooner has lost nothing. */
+/* How long a reliable queue retries: a link that is back sooner has lost nothing. */
 static uint64_t patience_ns(const struct prs_config *config)
 {
     if (config->timeout == 0) /* the NIC would retry for ever */
@@ -211,7 +213,7 @@ int prs_fabric_check_rail(const struct prs_fabric *fabric, int index, bool waiti
     if (!fabric->config.return_async_events ||
         !prs_domain_check(rail->domain, rail->port, waiting ? patience_ns(&fabric->config) : UINT64_MAX, &event))
         return 0;
-    snprintf(text, sizeof text, "%s:%d: %s", rail->info.name, rail->port, event);
+    snprintf(text, sizeof(text), "%s:%d: %s", rail->info.name, rail->port, event);
     return prs_error_repeat(-EIO, text); /* the event thread has logged it */
 }
 
@@ -219,7 +221,7 @@ int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set 
 {
     int r = 0;
 
-    for (int i = 0; i < rails->count && r == 0; i++)
+    for (int i = 0; i < rails->count && !r; i++)
         r = prs_fabric_check_rail(fabric, rails->rail[i], true);
     return r;
 }
@@ -247,19 +249,19 @@ int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set
 {
     enum prs_policy policy;
     char why[128];
-    int r = choose_policy(fabric, rails, &policy, why, sizeof why);
+    int r = choose_policy(fabric, rails, &policy, why, sizeof(why));
 
-    if (r == 0)
+    if (!r)
         snprintf(text, bytes, "%s (%s)", prs_policy_names[policy], why);
     return r;
 }
 
-int prs_fabric_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
+int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
 {
     const struct prs_nic_ops *nic;
     enum prs_policy policy;
     char why[128];
-    int r = choose_policy(fabric, rails, &policy, why, sizeof why);
+    int r = choose_policy(fabric, rails, &policy, why, sizeof(why));
 
     if (r)
         return r;

@@ -16,7 +16,7 @@ static bool is_mapped_ipv4(const uint8_t raw[16])
 {
     static const uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
 
-    return !memcmp(raw, prefix, sizeof prefix);
+    return !memcmp(raw, prefix, sizeof(prefix));
 }
 
 static bool is_link_local(const uint8_t raw[16])
@@ -64,41 +64,41 @@ int prs_gid_choose(const struct prs_gid *table, int count, const struct prs_conf
     return best;
 }
 
-/* One slot of the table; sysfs and old kernels answer EINVAL for an empty one, which is no error. */
-static void read_slot(struct ibv_context *context, uint8_t port, int index, bool is_roce, struct prs_gid *out)
+/* Read one entry of the table. sysfs and old kernels return EINVAL for an empty entry, which is no error. */
+static void read_entry(struct ibv_context *context, uint8_t port, int index, bool is_roce, struct prs_gid *out)
 {
-    static const uint8_t nobody[16];
+    static const uint8_t all_zero[16];
     struct ibv_gid_entry entry;
     union ibv_gid gid;
 
     *out = (struct prs_gid){.index = index, .type = PRS_GID_EMPTY};
     if (prs_verbs.query_gid_ex) {
-        if (prs_verbs.query_gid_ex(context, port, (uint32_t)index, &entry, 0, sizeof entry))
+        if (prs_verbs.query_gid_ex(context, port, (uint32_t)index, &entry, 0, sizeof(entry)))
             return;
-        memcpy(out->raw, entry.gid.raw, sizeof out->raw);
+        memcpy(out->raw, entry.gid.raw, sizeof(out->raw));
         out->type = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? PRS_GID_ROCE_V2
                     : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? PRS_GID_ROCE_V1
                                                              : PRS_GID_IB;
     } else {
         if (prs_verbs.query_gid(context, port, index, &gid))
             return;
-        memcpy(out->raw, gid.raw, sizeof out->raw);
-        /* A library without query_gid_ex cannot tell the versions apart; an IPv4-mapped GID is v2 in practice. */
+        memcpy(out->raw, gid.raw, sizeof(out->raw));
+        /* Without query_gid_ex the version is unknown; in practice an IPv4-mapped GID is v2. */
         out->type = !is_roce ? PRS_GID_IB : is_mapped_ipv4(out->raw) ? PRS_GID_ROCE_V2 : PRS_GID_ROCE_V1;
     }
-    if (!memcmp(out->raw, nobody, sizeof nobody))
+    if (!memcmp(out->raw, all_zero, sizeof(all_zero)))
         out->type = PRS_GID_EMPTY;
 }
 
 int prs_gid_query(struct ibv_context *context, uint8_t port, int table_length, bool is_roce,
                   const struct prs_config *config, struct prs_gid *out, char *why_not, size_t why_not_bytes)
 {
-    enum { MOST = 256 };
-    struct prs_gid table[MOST];
-    int count = table_length < MOST ? table_length : MOST, filled = 0, chosen;
+    enum { LIMIT = 256 };
+    struct prs_gid table[LIMIT];
+    int count = table_length < LIMIT ? table_length : LIMIT, filled = 0, chosen;
 
     for (int i = 0; i < count; i++) {
-        read_slot(context, port, i, is_roce, &table[i]);
+        read_entry(context, port, i, is_roce, &table[i]);
         filled += table[i].type != PRS_GID_EMPTY;
     }
     chosen = prs_gid_choose(table, count, config);
@@ -107,7 +107,7 @@ int prs_gid_query(struct ibv_context *context, uint8_t port, int table_length, b
         return 0;
     }
     if (config->gid_index >= 0)
-        snprintf(why_not, why_not_bytes, "GID %d (NCCL_IB_GID_INDEX) is empty; %d of %d slots are filled",
+        snprintf(why_not, why_not_bytes, "GID %d (NCCL_IB_GID_INDEX) is empty; %d of %d entries are filled",
                  config->gid_index, filled, count);
     else
         snprintf(why_not, why_not_bytes, "none of its %d GIDs can be used%s", filled,

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/handshake.h"
 
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are written as they lie in memory");
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
-/* ------------------------------------------------------------------------------------------------- frames */
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs are sent as they are in memory");
+
+/* ---- frames ---- */
 
 void prs_stream_init(struct prs_stream *stream, int fd, const union prs_address *remote, const uint8_t cookie[16])
 {
-    memset(stream, 0, sizeof *stream);
+    memset(stream, 0, sizeof(*stream));
     stream->fd = fd;
-    memcpy(stream->cookie, cookie, sizeof stream->cookie);
+    memcpy(stream->cookie, cookie, sizeof(stream->cookie));
     prs_address_text(remote, stream->remote);
 }
 
@@ -33,10 +33,10 @@ void prs_stream_put(struct prs_stream *stream, enum prs_frame_type type, const v
 {
     stream->out.head = (struct prs_frame_head){
         .magic = PRS_FRAME_MAGIC, .version = PRS_WIRE_VERSION, .type = (uint16_t)type, .length = bytes};
-    memcpy(stream->out.head.cookie, stream->cookie, sizeof stream->cookie);
+    memcpy(stream->out.head.cookie, stream->cookie, sizeof(stream->cookie));
     if (bytes)
         memcpy(&stream->out.body, body, bytes);
-    stream->out_bytes = sizeof stream->out.head + bytes;
+    stream->out_bytes = sizeof(stream->out.head) + bytes;
     stream->out_done = 0;
 }
 
@@ -74,7 +74,7 @@ static uint32_t body_bytes(unsigned type)
     }
 }
 
-/* 0, PRS_AGAIN or -errno; reads no byte beyond upto, so that nothing of a later frame is taken. */
+/* Read up to byte `upto` and not beyond, where the next frame begins. Return 0, PRS_AGAIN or -errno. */
 static int fill_in(struct prs_stream *stream, size_t upto)
 {
     while (stream->in_bytes < upto) {
@@ -88,7 +88,7 @@ static int fill_in(struct prs_stream *stream, size_t upto)
         if (n == 0)
             return prs_fail(-ECONNRESET,
                             "%s: the other side hung up after %zu bytes of a frame; has it died, or "
-                            "refused what we hold (its log tells)?",
+                            "refused our handle (see its log)?",
                             stream->remote, stream->in_bytes);
         stream->in_bytes += (size_t)n;
     }
@@ -105,7 +105,7 @@ static int check_head(const struct prs_stream *stream, enum prs_frame_type wante
     if (head->version != PRS_WIRE_VERSION)
         return prs_fail(-EPROTO, "%s: wire version %u, expected %d: both sides need the same release", stream->remote,
                         head->version, PRS_WIRE_VERSION);
-    if (memcmp(head->cookie, stream->cookie, sizeof head->cookie))
+    if (memcmp(head->cookie, stream->cookie, sizeof(head->cookie)))
         return prs_fail(-EPROTO, "%s: wrong cookie: it holds the handle of another listener", stream->remote);
     if (head->type != wanted && head->type != PRS_FRAME_REFUSE)
         return prs_fail(-EPROTO, "%s: frame type %u, expected %d", stream->remote, head->type, (int)wanted);
@@ -118,43 +118,45 @@ static int check_head(const struct prs_stream *stream, enum prs_frame_type wante
 int prs_stream_get(struct prs_stream *stream, enum prs_frame_type type)
 {
     struct prs_wire_refusal *refusal = &stream->in.body.refusal;
-    int r = fill_in(stream, sizeof stream->in.head);
+    int r = fill_in(stream, sizeof(stream->in.head));
 
     if (r)
         return r;
     r = check_head(stream, type);
     if (r)
         return r;
-    r = fill_in(stream, sizeof stream->in.head + stream->in.head.length);
+    r = fill_in(stream, sizeof(stream->in.head) + stream->in.head.length);
     if (r)
         return r;
     stream->in_bytes = 0;
     if (stream->in.head.type != PRS_FRAME_REFUSE)
         return 0;
-    refusal->text[sizeof refusal->text - 1] = 0;
+    refusal->text[sizeof(refusal->text) - 1] = 0;
     return prs_fail(refusal->error < 0 && refusal->error > -4096 ? refusal->error : -EPROTO, "%s refused: %s",
                     stream->remote, refusal->text);
 }
 
-/* ------------------------------------------------------------------------------------------------- handle */
+/* ---- handle ---- */
 
 static uint32_t handle_check(const struct prs_handle_wire *handle)
 {
     struct prs_handle_wire copy = *handle;
-    uint32_t hash = 2166136261u; /* FNV-1a: against truncation and mix-ups, not against malice; that is the cookie's */
+    uint32_t hash = 2166136261u; /* FNV-1a: detects truncation and mix-ups; the cookie protects against malice */
 
     copy.check = 0;
-    for (size_t i = 0; i < sizeof copy; i++)
+    for (size_t i = 0; i < sizeof(copy); i++)
         hash = (hash ^ ((const uint8_t *)&copy)[i]) * 16777619u;
     return hash;
 }
 
 void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address, struct prs_handle *out)
 {
-    struct prs_handle_wire handle = {
-        .magic = PRS_HANDLE_MAGIC, .version = PRS_WIRE_VERSION, .length = sizeof handle, .transport = PRS_TRANSPORT_RC};
+    struct prs_handle_wire handle = {.magic = PRS_HANDLE_MAGIC,
+                                     .version = PRS_WIRE_VERSION,
+                                     .length = sizeof(handle),
+                                     .transport = PRS_TRANSPORT_RC};
 
-    memcpy(handle.cookie, cookie, sizeof handle.cookie);
+    memcpy(handle.cookie, cookie, sizeof(handle.cookie));
     if (address->any.sa_family == AF_INET6) {
         handle.family = 6;
         handle.port = ntohs(address->v6.sin6_port);
@@ -167,28 +169,28 @@ void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address,
     }
     handle.check = handle_check(&handle);
     memset(out->bytes, 0, PRS_HANDLE_BYTES - PRS_HANDLE_CALLER_BYTES);
-    memcpy(out->bytes, &handle, sizeof handle);
+    memcpy(out->bytes, &handle, sizeof(handle));
 }
 
 int prs_handle_parse(const struct prs_handle *bytes, uint8_t cookie[16], union prs_address *out)
 {
     struct prs_handle_wire handle;
 
-    memcpy(&handle, bytes->bytes, sizeof handle);
+    memcpy(&handle, bytes->bytes, sizeof(handle));
     if (handle.magic != PRS_HANDLE_MAGIC)
         return prs_fail(-EPROTO, "foreign handle: magic %#x, expected %#x; does the peer use another network plugin?",
                         handle.magic, PRS_HANDLE_MAGIC);
     if (handle.version != PRS_WIRE_VERSION)
         return prs_fail(-EPROTO, "handle of wire version %u, expected %d: both sides need the same release",
                         handle.version, PRS_WIRE_VERSION);
-    if (handle.length != sizeof handle || handle.check != handle_check(&handle))
+    if (handle.length != sizeof(handle) || handle.check != handle_check(&handle))
         return prs_fail(-EPROTO,
                         "damaged handle: length %u (expected %zu), check %#x (expected %#x); was it truncated?",
-                        handle.length, sizeof handle, handle.check, handle_check(&handle));
+                        handle.length, sizeof(handle), handle.check, handle_check(&handle));
     if (handle.transport != PRS_TRANSPORT_RC || (handle.family != 4 && handle.family != 6))
         return prs_fail(-EPROTO, "handle of transport %u, address family %u: not known here", handle.transport,
                         handle.family);
-    memset(out, 0, sizeof *out);
+    memset(out, 0, sizeof(*out));
     if (handle.family == 6) {
         out->v6.sin6_family = AF_INET6;
         out->v6.sin6_port = htons(handle.port);
@@ -199,11 +201,11 @@ int prs_handle_parse(const struct prs_handle *bytes, uint8_t cookie[16], union p
         out->v4.sin_port = htons(handle.port);
         memcpy(&out->v4.sin_addr, handle.address, 4);
     }
-    memcpy(cookie, handle.cookie, sizeof handle.cookie);
+    memcpy(cookie, handle.cookie, sizeof(handle.cookie));
     return 0;
 }
 
-/* -------------------------------------------------------------------------------------------------- rails */
+/* ---- rails ---- */
 
 void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_wire_rail *out)
 {
@@ -219,8 +221,8 @@ void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *
                                         .reads = rail->domain->nic->reads(rail),
                                         .is_roce = rail->info.is_roce,
                                         .nic = rail->domain->nic == &prs_nic_rc ? PRS_WIRE_RC : PRS_WIRE_SRD};
-        memcpy(out[i].name, rail->info.name, sizeof out[i].name);
-        memcpy(out[i].gid, rail->gid, sizeof out[i].gid);
+        memcpy(out[i].name, rail->info.name, sizeof(out[i].name));
+        memcpy(out[i].gid, rail->gid, sizeof(out[i].gid));
     }
 }
 
@@ -258,8 +260,8 @@ int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connecto
             }
         }
     }
-    list_rails(connector, connector_count, ours, sizeof ours);
-    list_rails(listener, listener_count, theirs, sizeof theirs);
+    list_rails(connector, connector_count, ours, sizeof(ours));
+    list_rails(listener, listener_count, theirs, sizeof(theirs));
     if (!pairs)
         return prs_fail(-ENETUNREACH,
                         "no rail of the connector (%s) can reach one of the listener (%s): planes, link "
@@ -275,8 +277,8 @@ static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const c
     if (count < 1 || count > PRS_MAX_RAILS)
         return prs_fail(-EPROTO, "%s: %u rails: expected 1 to %d", remote, count, PRS_MAX_RAILS);
     for (uint32_t i = 0; i < count; i++)
-        if (memchr(rail[i].name, 0, sizeof rail[i].name) == NULL || rail[i].mtu < 1 || rail[i].mtu > 5 ||
-            rail[i].reads < 1 || (rail[i].nic != PRS_WIRE_RC && rail[i].nic != PRS_WIRE_SRD))
+        if (!memchr(rail[i].name, 0, sizeof(rail[i].name)) || rail[i].mtu < 1 || rail[i].mtu > 5 || rail[i].reads < 1 ||
+            (rail[i].nic != PRS_WIRE_RC && rail[i].nic != PRS_WIRE_SRD))
             return prs_fail(-EPROTO, "%s: rail %u: impossible name, MTU code %u, reads %u or kind of queues %u", remote,
                             i, rail[i].mtu, rail[i].reads, rail[i].nic);
     return 0;
@@ -284,7 +286,7 @@ static int check_rails(const struct prs_wire_rail *rail, uint32_t count, const c
 
 static int check_private(const struct prs_wire_private *private_data, const char *remote)
 {
-    return private_data->bytes > sizeof private_data->data
+    return private_data->bytes > sizeof(private_data->data)
                ? prs_fail(-EPROTO, "%s: %u private bytes", remote, private_data->bytes)
                : 0;
 }

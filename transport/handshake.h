@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What two processes say to each other over TCP to become peers.
+/* The messages that two processes exchange over TCP to become peers.
  *
  *   connector                               listener
  *     HELLO  rails, queues, private data ->
@@ -9,11 +9,10 @@
  *                                           connects its queues
  *                                        <- READY
  *
- * REFUSE in place of what is due, from either side, tells why the connection is given up.
+ * Either side may send REFUSE instead of its next frame; it says why the connection is given up.
  *
- * Each frame has a head with magic, version, type, length and the cookie of the handle. Whatever does not fit is
- * refused. Integers are in the sender's order; both ends must be little-endian, which the magic tells.
- */
+ * Each frame has a head with magic, version, type, length and the cookie of the handle. A frame that does not match is
+ * refused. Both ends must be little-endian, which the magic shows. */
 #ifndef TRANSPORT_HANDSHAKE_H
 #define TRANSPORT_HANDSHAKE_H
 
@@ -31,8 +30,8 @@ enum {
 struct prs_handle_wire {
     uint32_t magic;
     uint16_t version;
-    uint16_t length; /* of this record */
-    uint32_t check;  /* over the record with this field zero */
+    uint16_t length; /* of this struct */
+    uint32_t check;  /* hash of the struct with this field zero */
     uint32_t transport;
     uint8_t cookie[16];
     uint8_t address[16];
@@ -48,7 +47,7 @@ struct prs_frame_head {
     uint32_t magic;
     uint16_t version;
     uint16_t type;
-    uint32_t length; /* of what follows */
+    uint32_t length; /* of the body */
     uint32_t reserved;
     uint8_t cookie[16];
 };
@@ -87,12 +86,12 @@ struct prs_wire_hello {
 };
 
 struct prs_wire_pair {
-    uint16_t connector_rail; /* positions in the two lists */
+    uint16_t connector_rail; /* indices in the two lists of rails */
     uint16_t listener_rail;
 };
 
-/* Strict memory of one side that the other one writes to: the ring of signal records, or the word for credits. Keys are
- * by path (pair). addr 0: none. */
+/* Strict memory that the other side writes to: the ring of signal records, or the word for credits. One key for each
+ * path (pair of rails). addr 0: none. */
 struct prs_wire_window {
     uint64_t addr;
     uint32_t key[PRS_MAX_RAILS];
@@ -100,10 +99,10 @@ struct prs_wire_window {
 
 struct prs_wire_queues {
     uint32_t count;
-    uint32_t counted; /* 1: the sender's signals come as records, and credits may be sent */
+    uint32_t counted; /* 1: the sender's signals are records, and it takes credits */
     struct prs_queue_address queue[PRS_ORDER_MAX_DATA_QUEUES];
     struct prs_wire_window credit;
-    struct prs_wire_window records; /* present when the other side said `counted` before */
+    struct prs_wire_window records; /* present if the other side said `counted` before */
 };
 
 struct prs_wire_ready {
@@ -133,7 +132,7 @@ union prs_wire_any {
     struct prs_wire_refusal refusal;
 };
 
-/* One TCP connection that carries frames; one at a time in each direction. */
+/* A TCP connection that carries frames, one at a time in each direction. */
 struct prs_stream {
     int fd;
     uint8_t cookie[16];
@@ -145,30 +144,30 @@ struct prs_stream {
     } in, out;
 };
 
-/* Take a connected or connecting descriptor. */
+/* Take over a connected or connecting descriptor. */
 void prs_stream_init(struct prs_stream *stream, int fd, const union prs_address *remote, const uint8_t cookie[16]);
 void prs_stream_close(struct prs_stream *stream);
-/* Queue one frame; prs_stream_flush() sends it. */
+/* Prepare one frame; prs_stream_flush() sends it. */
 void prs_stream_put(struct prs_stream *stream, enum prs_frame_type type, const void *body, uint32_t bytes);
 /* Return 0 (all sent), PRS_AGAIN or -errno. */
 int prs_stream_flush(struct prs_stream *stream);
-/* Return 0 (a frame of that type is in stream->in, until the next call), PRS_AGAIN, -EPROTO (not what was expected),
- * -ECONNRESET (the other side has gone) or the error that the other side refused with. */
+/* Return 0 (a frame of that type is in stream->in, until the next call), PRS_AGAIN, -EPROTO (an unexpected frame),
+ * -ECONNRESET (the other side has closed) or the error of the other side's REFUSE. */
 int prs_stream_get(struct prs_stream *stream, enum prs_frame_type type);
 
 void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address, struct prs_handle *out);
 /* Return 0 or -EPROTO. */
 int prs_handle_parse(const struct prs_handle *handle, uint8_t cookie[16], union prs_address *out);
 
-/* Own rails, as others shall see them. */
+/* Describe our own rails for the other side. */
 void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_wire_rail *out);
-/* Which rail speaks with which: by rail id where both sides know it, else by position, unlike ids only when none are
- * alike; never over different planes, link layers or kinds of queues; as many pairs as fit. Return their number, or
- * -ENETUNREACH (the text names both lists). */
+/* Pair the rails of two sides: by rail id where both know it, else by position. Rails with different ids are paired
+ * only if no ids match; rails of different planes, link layers or kinds of queues never. Return the number of pairs, as
+ * many as possible, or -ENETUNREACH (the text names both lists). */
 int prs_wire_pair_rails(const struct prs_wire_rail *connector, uint32_t connector_count,
                         const struct prs_wire_rail *listener, uint32_t listener_count,
                         struct prs_wire_pair pair[PRS_MAX_RAILS]);
-/* Are the numbers of a received frame possible? Return 0 or -EPROTO. */
+/* Check the values of a received frame. Return 0 or -EPROTO. */
 int prs_wire_check_hello(const struct prs_wire_hello *hello, const char *remote);
 int prs_wire_check_reply(const struct prs_wire_reply *reply, uint32_t own_rails, const char *remote);
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/hca_filter.h"
 
-#include "transport/util/error.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ":number" at *text; advances. */
+#include "transport/util/error.h"
+
+/* Parse ":number" at *text, if there is one, and advance. */
 static int parse_number(const char **text, const char *end, int *out)
 {
     char *stop;
@@ -29,7 +29,7 @@ static int parse_item(const char *text, const char *end, struct prs_hca_item *it
     size_t name_bytes = strcspn(text, ":,");
 
     *item = (struct prs_hca_item){.port = -1, .rail = -1, .plane = -1};
-    if (name_bytes == 0 || name_bytes >= sizeof item->name)
+    if (name_bytes == 0 || name_bytes >= sizeof(item->name))
         return -EINVAL;
     memcpy(item->name, text, name_bytes);
     text += name_bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists of names in NCCL's syntax: "^" in front excludes, "=" compares exactly (else by prefix), items are
- * name[:port[:rail[:plane]]] separated by commas. Used for NCCL_IB_HCA and NCCL_SOCKET_IFNAME. */
+/* Lists of names in NCCL's syntax, for NCCL_IB_HCA and NCCL_SOCKET_IFNAME. A leading "^" excludes the items; "="
+ * compares names exactly instead of by prefix. Items are name[:port[:rail[:plane]]], separated by commas. */
 #ifndef TRANSPORT_HCA_FILTER_H
 #define TRANSPORT_HCA_FILTER_H
 
@@ -22,13 +22,13 @@ struct prs_hca_filter {
     struct prs_hca_item item[HCA_FILTER_ITEMS];
 };
 
-/* variable is only for the text. NULL or "" matches everything. Return 0 or -EINVAL. */
+/* `variable` is used only in the error text. NULL or "" admits everything. Return 0 or -EINVAL. */
 int prs_hca_filter_parse(const char *variable, const char *text, struct prs_hca_filter *out);
 
-/* The item that name and port hit, else -1; an empty list hits nothing. */
+/* Index of the first item that matches name and port, else -1. An empty list matches nothing. */
 int prs_hca_filter_find(const struct prs_hca_filter *filter, const char *name, int port);
 
-/* Is it to be used? An empty list admits everything. */
+/* May this device or interface be used? An empty list admits everything. */
 bool prs_hca_filter_admits(const struct prs_hca_filter *filter, const char *name, int port);
 
 #endif

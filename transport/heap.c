@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <perseus/heap.h>
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,38 +12,38 @@
 
 #include "transport/bootstrap.h"
 #include "transport/cuda.h"
-#include "transport/share.h"
+#include "transport/fd_pass.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 #include "transport/util/node.h"
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,
-    CARD_MAGIC = 0x50484550, /* "PEHP" */
-    CARD_VERSION = 1,
+    RANK_INFO_MAGIC = 0x50484550, /* "PEHP" */
+    RANK_INFO_VERSION = 1,
     HOST_GRAIN = 4096,
 };
 
-/* What ranks tell each other: from another process, so checked. */
-struct card {
+/* What a rank tells the others about itself. It comes from another process, so it is checked. */
+struct rank_info {
     uint32_t magic, version;
-    int32_t result; /* of everything before the exchange: when one rank fails, all do */
+    int32_t result; /* of all steps before the exchange: when one rank fails, all do */
     uint32_t cuda;
     uint64_t node;
     uint64_t base[PRS_HEAP_PARTS];
     uint64_t bytes[PRS_HEAP_PARTS];
     struct prs_keys keys[PRS_HEAP_PARTS];
-    struct prs_share_address share;
+    struct prs_fd_pass_address fd_pass;
     char why[160];
 };
-_Static_assert(sizeof(struct prs_keys) == 4 * PRS_MAX_RAILS, "plain data");
-_Static_assert(sizeof(struct card) == 24 + 32 + 64 + 32 + 160, "no hidden padding: it travels");
+static_assert(sizeof(struct prs_keys) == 4 * PRS_MAX_RAILS, "plain data");
+static_assert(sizeof(struct rank_info) == 24 + 32 + 64 + 32 + 160, "sent to other processes: no hidden padding");
 
-/* One part's memory: ours, or another rank's as mapped here. */
+/* The memory of one part: our own, or another rank's mapped into this process. */
 struct span {
     void *base; /* NULL: none */
     uint64_t bytes;
-    int fd; /* host: memfd; CUDA: exported handle; open until it was shared; -1: none */
+    int fd; /* host: memfd; CUDA: exported handle; open until it has been passed on; -1: none */
     struct prs_cuda_span cuda;
 };
 
@@ -54,11 +55,10 @@ struct prs_heap {
     struct prs_window_remote *remotes[PRS_HEAP_PARTS]; /* [size] */
     struct span *mapped;                               /* [size][PRS_HEAP_PARTS] */
     uint64_t used[PRS_HEAP_PARTS];
-    struct prs_share share;
+    struct prs_fd_pass fd_pass;
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * spans */
+/* ---- spans ---- */
 
 static int span_map_host(struct span *span)
 {
@@ -89,7 +89,7 @@ static int span_make(struct span *span, uint64_t bytes, bool cuda)
     return span_map_host(span);
 }
 
-/* The mapping needs no file. */
+/* Close the file. The mapping remains. */
 static void span_close(struct span *span)
 {
     if (span->fd >= 0)
@@ -97,7 +97,7 @@ static void span_close(struct span *span)
     span->fd = -1;
 }
 
-/* Takes the file. */
+/* Map memory of another rank. Closes fd in any case. */
 static int span_import(struct span *span, int fd, uint64_t bytes, bool cuda)
 {
     int r;
@@ -105,7 +105,7 @@ static int span_import(struct span *span, int fd, uint64_t bytes, bool cuda)
     span->fd = fd;
     span->bytes = bytes;
     r = cuda ? prs_cuda_span_import(fd, bytes, &span->cuda) : span_map_host(span);
-    if (r == 0 && cuda)
+    if (!r && cuda)
         span->base = (void *)(uintptr_t)span->cuda.address;
     span_close(span);
     return r;
@@ -119,11 +119,10 @@ static void span_drop(struct span *span)
     else if (span->base)
         munmap(span->base, span->bytes);
     memset(span, 0, sizeof(*span));
-    span->fd = -1; /* 0 is a file */
+    span->fd = -1; /* 0 would be a file */
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * opening */
+/* ---- opening ---- */
 
 static int register_part(struct prs_heap *heap, enum prs_heap_part part)
 {
@@ -136,7 +135,7 @@ static int register_part(struct prs_heap *heap, enum prs_heap_part part)
     };
 
     if (!heap->options.fabric || heap->options.rails->count == 0)
-        return 0; /* no rails: only the node's mappings serve */
+        return 0; /* no rails: ranks use only the mappings within their node */
     if (heap->options.cuda)
         return prs_region_register_cuda(heap->options.fabric, heap->options.rails, mem.addr, mem.len_bytes, mem.flags,
                                         &heap->region[part]);
@@ -148,63 +147,63 @@ static int make_own(struct prs_heap *heap)
     const uint64_t bytes[PRS_HEAP_PARTS] = {heap->options.data_bytes, heap->options.signal_bytes};
     int r = 0;
 
-    for (int part = 0; part < PRS_HEAP_PARTS && r == 0; part++) {
+    for (int part = 0; part < PRS_HEAP_PARTS && !r; part++) {
         r = span_make(&heap->own[part], bytes[part] ? bytes[part] : 1, heap->options.cuda);
-        if (r == 0)
+        if (!r)
             r = register_part(heap, part);
     }
-    return r == 0 ? prs_share_open(&heap->share) : r;
+    return r ? r : prs_fd_pass_open(&heap->fd_pass);
 }
 
-static void fill_card(const struct prs_heap *heap, int result, struct card *card)
+static void fill_rank_info(const struct prs_heap *heap, int result, struct rank_info *info)
 {
-    memset(card, 0, sizeof(*card));
-    card->magic = CARD_MAGIC;
-    card->version = CARD_VERSION;
-    card->result = result;
+    memset(info, 0, sizeof(*info));
+    info->magic = RANK_INFO_MAGIC;
+    info->version = RANK_INFO_VERSION;
+    info->result = result;
     if (result < 0)
-        snprintf(card->why, sizeof(card->why), "%s", prs_error_text());
-    card->cuda = heap->options.cuda;
-    card->node = heap->options.node ? heap->options.node : prs_node_id();
-    card->share = heap->share.address;
+        snprintf(info->why, sizeof(info->why), "%s", prs_error_text());
+    info->cuda = heap->options.cuda;
+    info->node = heap->options.node ? heap->options.node : prs_node_id();
+    info->fd_pass = heap->fd_pass.address;
     for (int part = 0; part < PRS_HEAP_PARTS; part++) {
-        card->base[part] = (uint64_t)(uintptr_t)heap->own[part].base;
-        card->bytes[part] = heap->own[part].bytes;
+        info->base[part] = (uint64_t)(uintptr_t)heap->own[part].base;
+        info->bytes[part] = heap->own[part].bytes;
         if (heap->region[part])
-            prs_region_keys(heap->region[part], &card->keys[part]);
+            prs_region_keys(heap->region[part], &info->keys[part]);
     }
 }
 
-static int check_cards(const struct prs_heap *heap, const struct card *cards)
+static int check_rank_infos(const struct prs_heap *heap, const struct rank_info *infos)
 {
-    const struct card *mine = &cards[heap->bootstrap.rank];
+    const struct rank_info *mine = &infos[heap->bootstrap.rank];
 
     for (uint32_t rank = 0; rank < heap->bootstrap.size; rank++) {
-        const struct card *card = &cards[rank];
+        const struct rank_info *info = &infos[rank];
 
-        if (card->magic != CARD_MAGIC || card->version != CARD_VERSION)
+        if (info->magic != RANK_INFO_MAGIC || info->version != RANK_INFO_VERSION)
             return prs_fail(-EPROTO, "heap: rank %u sent magic %#x version %u, want %#x version %d: another release?",
-                            rank, card->magic, card->version, CARD_MAGIC, CARD_VERSION);
-        if (card->result < 0)
-            return rank == heap->bootstrap.rank ? card->result
-                                                : prs_fail(card->result, "heap: rank %u failed: %.*s", rank,
-                                                           (int)sizeof(card->why) - 1, card->why);
+                            rank, info->magic, info->version, RANK_INFO_MAGIC, RANK_INFO_VERSION);
+        if (info->result < 0)
+            return rank == heap->bootstrap.rank ? info->result
+                                                : prs_fail(info->result, "heap: rank %u failed: %.*s", rank,
+                                                           (int)sizeof(info->why) - 1, info->why);
         for (int part = 0; part < PRS_HEAP_PARTS; part++)
-            if (card->bytes[part] != mine->bytes[part] || card->cuda != mine->cuda)
+            if (info->bytes[part] != mine->bytes[part] || info->cuda != mine->cuda)
                 return prs_fail(-EINVAL, "heap: part %d is %" PRIu64 " bytes on rank %u, %" PRIu64 " here", part,
-                                card->bytes[part], rank, mine->bytes[part]);
+                                info->bytes[part], rank, mine->bytes[part]);
     }
     return 0;
 }
 
-static int map_node(struct prs_heap *heap, const struct card *cards)
+static int map_node(struct prs_heap *heap, const struct rank_info *infos)
 {
     uint32_t size = heap->bootstrap.size, mine = heap->bootstrap.rank, count = 0;
     uint32_t timeout = heap->options.timeout_ms ? heap->options.timeout_ms : DEFAULT_TIMEOUT_MS;
-    struct prs_share_address *addresses = calloc(size, sizeof(*addresses));
-    int(*got)[PRS_SHARE_FILES] = calloc(size, sizeof(*got));
+    struct prs_fd_pass_address *addresses = calloc(size, sizeof(*addresses));
+    int(*got)[PRS_FD_PASS_FILES] = calloc(size, sizeof(*got));
     uint32_t *ranks = calloc(size, sizeof(*ranks));
-    int files[PRS_SHARE_FILES] = {heap->own[0].fd, heap->own[1].fd};
+    int files[PRS_FD_PASS_FILES] = {heap->own[0].fd, heap->own[1].fd};
     int r = -ENOMEM;
 
     if (!addresses || !got || !ranks) {
@@ -212,18 +211,18 @@ static int map_node(struct prs_heap *heap, const struct card *cards)
         goto free_lists;
     }
     for (uint32_t rank = 0; rank < size; rank++) {
-        if (rank == mine || cards[rank].node != cards[mine].node)
+        if (rank == mine || infos[rank].node != infos[mine].node)
             continue;
-        addresses[count] = cards[rank].share;
+        addresses[count] = infos[rank].fd_pass;
         ranks[count++] = rank;
     }
-    r = prs_share_exchange(&heap->share, files, addresses, count, got, timeout);
-    for (uint32_t i = 0; i < count && r == 0; i++) {
+    r = prs_fd_pass_exchange(&heap->fd_pass, files, addresses, count, got, timeout);
+    for (uint32_t i = 0; i < count && !r; i++) {
         for (int part = 0; part < PRS_HEAP_PARTS; part++) {
             struct span *span = &heap->mapped[ranks[i] * PRS_HEAP_PARTS + part];
 
-            if (r == 0)
-                r = span_import(span, got[i][part], cards[ranks[i]].bytes[part], heap->options.cuda);
+            if (!r)
+                r = span_import(span, got[i][part], infos[ranks[i]].bytes[part], heap->options.cuda);
             else
                 close(got[i][part]);
             heap->remotes[part][ranks[i]].mapped = (uint64_t)(uintptr_t)span->base;
@@ -241,26 +240,26 @@ free_lists:
 
 static int exchange(struct prs_heap *heap, int result)
 {
-    struct card mine, *cards = calloc(heap->bootstrap.size, sizeof(*cards));
+    struct rank_info mine, *infos = calloc(heap->bootstrap.size, sizeof(*infos));
     int r;
 
-    if (!cards)
+    if (!infos)
         return prs_fail(-ENOMEM, "heap: no memory for %u ranks", heap->bootstrap.size);
-    fill_card(heap, result, &mine);
-    r = prs_bootstrap_gather(&heap->bootstrap, &mine, cards, sizeof(mine), "heap");
-    if (r == 0)
-        r = check_cards(heap, cards);
-    if (r == 0) {
+    fill_rank_info(heap, result, &mine);
+    r = prs_bootstrap_gather(&heap->bootstrap, &mine, infos, sizeof(mine), "heap");
+    if (!r)
+        r = check_rank_infos(heap, infos);
+    if (!r) {
         for (uint32_t rank = 0; rank < heap->bootstrap.size; rank++)
             for (int part = 0; part < PRS_HEAP_PARTS; part++) {
-                heap->remotes[part][rank].base = cards[rank].base[part];
-                heap->remotes[part][rank].keys = cards[rank].keys[part];
+                heap->remotes[part][rank].base = infos[rank].base[part];
+                heap->remotes[part][rank].keys = infos[rank].keys[part];
             }
         if (heap->options.map_local)
-            r = map_node(heap, cards);
+            r = map_node(heap, infos);
         r = prs_bootstrap_agree(&heap->bootstrap, r, "heap: mapping the node's memory");
     }
-    free(cards);
+    free(infos);
     return r;
 }
 
@@ -274,7 +273,7 @@ int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_o
         return prs_fail(-ENOMEM, "heap: no memory");
     heap->options = *options;
     heap->bootstrap = *bootstrap;
-    heap->share.listener = -1;
+    heap->fd_pass.listener = -1;
     heap->mapped = calloc((size_t)size * PRS_HEAP_PARTS, sizeof(*heap->mapped));
     r = heap->mapped ? 0 : -ENOMEM;
     for (uint32_t i = 0; heap->mapped && i < size * PRS_HEAP_PARTS; i++)
@@ -290,7 +289,7 @@ int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_o
         return prs_fail(r, "heap: no memory for %u ranks", size);
     }
     r = exchange(heap, make_own(heap));
-    prs_share_close(&heap->share);
+    prs_fd_pass_close(&heap->fd_pass);
     for (int part = 0; part < PRS_HEAP_PARTS; part++)
         span_close(&heap->own[part]);
     if (r < 0) {
@@ -318,8 +317,6 @@ void prs_heap_close(struct prs_heap *heap)
     free(heap);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 void *prs_heap_base(const struct prs_heap *heap, enum prs_heap_part part)
 {
     return heap->own[part].base;
@@ -328,11 +325,6 @@ void *prs_heap_base(const struct prs_heap *heap, enum prs_heap_part part)
 uint64_t prs_heap_bytes(const struct prs_heap *heap, enum prs_heap_part part)
 {
     return heap->own[part].bytes;
-}
-
-const struct prs_region *prs_heap_region(const struct prs_heap *heap, enum prs_heap_part part)
-{
-    return heap->region[part];
 }
 
 const struct prs_window_remote *prs_heap_remotes(const struct prs_heap *heap, enum prs_heap_part part)
@@ -345,17 +337,11 @@ int prs_heap_alloc(struct prs_heap *heap, enum prs_heap_part part, uint64_t byte
     uint64_t start = (heap->used[part] + align - 1) & ~(align - 1);
 
     if (start > heap->own[part].bytes || bytes > heap->own[part].bytes - start)
-        return prs_fail(-ENOMEM, "heap part %d: %" PRIu64 " bytes asked for, %" PRIu64 " of %" PRIu64 " are left", part,
+        return prs_fail(-ENOMEM, "heap part %d: %" PRIu64 " bytes requested, %" PRIu64 " of %" PRIu64 " are left", part,
                         bytes, heap->own[part].bytes - heap->used[part], heap->own[part].bytes);
     heap->used[part] = start + bytes;
     *offset = start;
     return 0;
-}
-
-void prs_heap_rewind(struct prs_heap *heap, enum prs_heap_part part, uint64_t offset)
-{
-    if (offset < heap->used[part])
-        heap->used[part] = offset;
 }
 
 int prs_heap_windows(const struct prs_heap *heap, struct prs_proxy *proxy)
@@ -373,7 +359,7 @@ int prs_heap_windows(const struct prs_heap *heap, struct prs_proxy *proxy)
         if (r < 0)
             return r;
         if (r != part)
-            return prs_fail(-EINVAL, "heap: the proxy has windows already: part %d would be window %d", part, r);
+            return prs_fail(-EINVAL, "heap: the proxy already has windows: part %d would be window %d", part, r);
     }
     return 0;
 }

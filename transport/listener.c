@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waiting for peers: several handshakes at a time, none of which can hold up another. */
-#include "transport/setup.h"
-
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
+/* Accepts peers: several handshakes at a time, none of which can delay another. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,17 +7,22 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "transport/setup.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
 enum {
-    HALF_OPEN = 64, /* handshakes at a time; further callers wait in the kernel's backlog */
-    SILENT_MS =
-        200, /* who has not said a word for so long gives way to them: a peer speaks as soon as it is connected */
+    HALF_OPEN = 64, /* handshakes at a time; further connections wait in the kernel's backlog */
+    /* A connection that has sent nothing for this long gives way to others: a real peer speaks at once. */
+    SILENT_MS = 200,
 };
 
 enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY };
 
 struct half_open {
     enum stage stage;
-    bool tell_caller; /* who waits for this peer: something is wanting on this side, or the peer says so of its own */
+    bool report_to_caller; /* a failure now is returned by prs_accept(): it is on this side, or the peer reported it */
     uint64_t since_ns, deadline_ns;
     struct prs_stream *stream;
     struct prs_peer *peer;
@@ -50,16 +49,16 @@ int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rails, stru
 
     if (r)
         return r;
-    listener = calloc(1, sizeof *listener);
+    listener = calloc(1, sizeof(*listener));
     if (!listener)
         return prs_fail(-ENOMEM, "no memory for a listener");
     listener->fabric = fabric;
     listener->rails = *rails;
-    if (getrandom(listener->cookie, sizeof listener->cookie, 0) != sizeof listener->cookie) {
+    if (getrandom(listener->cookie, sizeof(listener->cookie), 0) != sizeof(listener->cookie)) {
         r = prs_fail(-EIO, "getrandom: %s", strerror(errno));
         goto free_listener;
     }
-    r = prs_socket_interface(&fabric->config, &address, interface, sizeof interface);
+    r = prs_socket_interface(&fabric->config, &address, interface, sizeof(interface));
     if (r)
         goto free_listener;
     listener->fd = prs_socket_listen(&address);
@@ -86,26 +85,25 @@ static void drop(struct half_open *half)
     *half = (struct half_open){.stage = STAGE_FREE};
 }
 
-/* Tell the other side why, as far as it listens; then forget it. The text is that of the last failure, and stays.
- * Return the error when it is our caller's as well, else 0. */
+/* Send the other side the text of the last failure, if it listens, and drop the connection. Return the error if
+ * prs_accept() must return it too, else 0. Keeps the error text. */
 static int refuse(struct half_open *half, int error)
 {
-    bool tell_caller = half->tell_caller;
+    bool report_to_caller = half->report_to_caller;
     struct prs_wire_refusal refusal = {.error = error};
 
-    snprintf(refusal.text, sizeof refusal.text, "%s", prs_error_text());
-    if (half->stage != STAGE_HELLO) { /* a stranger gets no answer */
-        prs_stream_put(half->stream, PRS_FRAME_REFUSE, &refusal, sizeof refusal);
+    snprintf(refusal.text, sizeof(refusal.text), "%s", prs_error_text());
+    if (half->stage != STAGE_HELLO) { /* strangers get no answer */
+        prs_stream_put(half->stream, PRS_FRAME_REFUSE, &refusal, sizeof(refusal));
         if (prs_stream_flush(half->stream))
-            PRS_DEBUG("%s: the refusal did not get through", half->stream->remote);
+            PRS_DEBUG("%s: the refusal could not be sent", half->stream->remote);
     }
     drop(half);
-    return tell_caller ? prs_error_repeat(error, refusal.text) : 0;
+    return report_to_caller ? prs_error_repeat(error, refusal.text) : 0;
 }
 
-/* Where the next caller goes: a free place, else that of the stranger who has been silent longest; NULL: there is none.
- */
-static struct half_open *find_place(struct prs_listener *listener, uint64_t now_ns)
+/* A slot for the next connection: a free one, else that of the stranger that has been silent longest, else NULL. */
+static struct half_open *find_slot(struct prs_listener *listener, uint64_t now_ns)
 {
     struct half_open *oldest = NULL;
 
@@ -121,13 +119,13 @@ static struct half_open *find_place(struct prs_listener *listener, uint64_t now_
     return oldest;
 }
 
-/* Return 0, also when nobody calls, or -errno: no descriptors or no memory for one who does. */
-static int take_callers(struct prs_listener *listener)
+/* Accept waiting connections. Return 0, or -errno: no descriptors or no memory for one. */
+static int accept_connections(struct prs_listener *listener)
 {
     uint64_t now_ns = prs_clock_ns();
 
     for (int i = 0; i < HALF_OPEN; i++) {
-        struct half_open *half = find_place(listener, now_ns);
+        struct half_open *half = find_slot(listener, now_ns);
         struct prs_stream *stream;
         union prs_address from;
         int fd, r;
@@ -137,13 +135,13 @@ static int take_callers(struct prs_listener *listener)
         r = prs_socket_accept(listener->fd, &from, &fd);
         if (r)
             return r < 0 ? r : 0;
-        stream = malloc(sizeof *stream);
+        stream = malloc(sizeof(*stream));
         if (!stream) {
             close(fd);
-            return prs_fail(-ENOMEM, "no memory for a connection that a peer wants");
+            return prs_fail(-ENOMEM, "no memory for the connection of a peer");
         }
         if (half->stage != STAGE_FREE) {
-            PRS_INFO("%s: dropped, since it said nothing and %d others wait too", half->stream->remote, HALF_OPEN);
+            PRS_INFO("%s: dropped a silent connection, because %d others wait", half->stream->remote, HALF_OPEN);
             drop(half);
         }
         prs_stream_init(stream, fd, &from, listener->cookie);
@@ -155,7 +153,7 @@ static int take_callers(struct prs_listener *listener)
     return 0;
 }
 
-/* HELLO is here: make our half and reply. */
+/* HELLO has arrived: create our queues and reply. */
 static int answer_hello(struct prs_listener *listener, struct half_open *half, const struct prs_peer_options *options)
 {
     const struct prs_wire_hello *hello = &half->stream->in.body.hello;
@@ -168,8 +166,8 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     r = prs_wire_check_hello(hello, half->stream->remote);
     if (r)
         return r;
-    half->stage = STAGE_QUEUES; /* no stranger: it holds the cookie */
-    half->tell_caller = true;   /* until the reply is made */
+    half->stage = STAGE_QUEUES;    /* it holds the cookie: no stranger */
+    half->report_to_caller = true; /* until the reply is complete */
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)
         return r;
@@ -193,8 +191,8 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     reply.queues_per_pair = per_path;
     reply.private_data = setup.private_data;
     prs_setup_addresses(half->peer, &reply.queues);
-    prs_stream_put(half->stream, PRS_FRAME_REPLY, &reply, sizeof reply);
-    half->tell_caller = false;
+    prs_stream_put(half->stream, PRS_FRAME_REPLY, &reply, sizeof(reply));
+    half->report_to_caller = false;
     return 0;
 }
 
@@ -203,13 +201,13 @@ static int take_queues(struct half_open *half)
 {
     int r = prs_stream_get(half->stream, PRS_FRAME_QUEUES);
 
-    half->tell_caller = r < 0 && half->stream->in.head.type == PRS_FRAME_REFUSE;
+    half->report_to_caller = r < 0 && half->stream->in.head.type == PRS_FRAME_REFUSE;
     if (r)
         return r;
     half->queues = half->stream->in.body.queues;
-    r = prs_setup_counting(half->peer, &half->queues);
-    half->tell_caller = r < 0;
-    return r ? r : prs_setup_counted(half->peer, &half->queues.records);
+    r = prs_setup_accept_records(half->peer, &half->queues);
+    half->report_to_caller = r < 0;
+    return r ? r : prs_setup_send_records(half->peer, &half->queues.records);
 }
 
 /* Return 0, PRS_AGAIN or -errno. */
@@ -217,7 +215,7 @@ static int connect_queues(struct half_open *half)
 {
     int r = prs_setup_connect(half->peer, &half->queues, &half->progress);
 
-    half->tell_caller = r < 0;
+    half->report_to_caller = r < 0;
     return r;
 }
 
@@ -250,7 +248,7 @@ static int step(struct prs_listener *listener, struct half_open *half, const str
             return r;
         prs_setup_addresses(half->peer, &own);
         ready.records = own.records;
-        prs_stream_put(half->stream, PRS_FRAME_READY, &ready, sizeof ready);
+        prs_stream_put(half->stream, PRS_FRAME_READY, &ready, sizeof(ready));
         half->stage = STAGE_READY;
     }
     return prs_stream_flush(half->stream);
@@ -258,16 +256,16 @@ static int step(struct prs_listener *listener, struct half_open *half, const str
 
 static const char *stage_text(enum stage stage)
 {
-    return stage == STAGE_HELLO    ? "its first words"
+    return stage == STAGE_HELLO    ? "its hello"
            : stage == STAGE_QUEUES ? "its queues"
-           : stage == STAGE_READY  ? "room to send"
+           : stage == STAGE_READY  ? "space to send"
                                    : "the network";
 }
 
 int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out)
 {
     uint64_t now_ns;
-    int failed = take_callers(listener);
+    int failed = accept_connections(listener);
 
     if (failed)
         return failed;
@@ -279,7 +277,7 @@ int prs_accept(struct prs_listener *listener, const struct prs_peer_options *opt
         if (half->stage == STAGE_FREE)
             continue;
         r = step(listener, half, options);
-        if (r == 0) {
+        if (!r) {
             prs_setup_finish(half->peer, half->stream, &half->private_data);
             *out = half->peer;
             half->peer = NULL;
@@ -287,7 +285,7 @@ int prs_accept(struct prs_listener *listener, const struct prs_peer_options *opt
             return 0;
         }
         if (r == PRS_AGAIN && now_ns > half->deadline_ns)
-            r = prs_fail(-ETIMEDOUT, "%s: dropped, since it did not connect within %u ms (waited for %s)",
+            r = prs_fail(-ETIMEDOUT, "%s: dropped, because it did not connect within %u ms (waited for %s)",
                          half->stream->remote, listener->fabric->config.timeout_ms, stage_text(half->stage));
         if (r < 0)
             r = refuse(half, r);

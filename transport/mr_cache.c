@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/mr_cache.h"
 
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <errno.h>
 #include <infiniband/verbs.h>
-#include <perseus/perseus.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+#include <perseus/perseus.h>
 
 struct prs_mr_key prs_mr_key_make(uint64_t addr, uint64_t len_bytes, int kind, bool strict)
 {
@@ -74,11 +74,11 @@ static int get_locked(struct prs_mr_cache *cache, const struct prs_mr_key *key, 
             return 0;
         }
     }
-    mr = calloc(1, sizeof *mr);
+    mr = calloc(1, sizeof(*mr));
     if (!mr)
         return prs_fail(-ENOMEM, "memory registration: no memory for a cache entry");
     *mr = (struct prs_mr){.key = *key, .refs = 1};
-    r = insert_locked(cache, at, mr); /* first, so that nothing can fail once the NIC knows the memory */
+    r = insert_locked(cache, at, mr); /* first, so that nothing can fail after the registration */
     if (r)
         goto free_mr;
     r = fn(arg, key, &mr->mr);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Registrations of one domain, counted. Keyed by page-aligned range, kind and strictness; a request that lies wholly
- * inside an existing registration shares it, a partial overlap never does. */
+/* The memory registrations of one domain, reference-counted, keyed by page-aligned range, kind and strictness. A range
+ * inside an existing registration shares it; a partial overlap does not. */
 #ifndef TRANSPORT_MR_CACHE_H
 #define TRANSPORT_MR_CACHE_H
 
@@ -24,30 +24,32 @@ struct prs_mr {
 };
 
 struct prs_mr_cache {
-    pthread_mutex_t lock;  /* protects all below, and orders registration against release of the same range */
+    pthread_mutex_t lock;  /* protects the members below, and serialises registering and releasing the same range */
     struct prs_mr **entry; /* sorted by key.start */
     uint32_t count, room;
 };
 
-/* How the cache gets and gives back registrations: 0 or -errno (already logged). */
+/* Register or deregister memory for the cache. Return 0 or -errno; a failure to register is logged. */
 typedef int prs_mr_register_fn(void *arg, const struct prs_mr_key *key, struct ibv_mr **out);
 typedef int prs_mr_release_fn(struct ibv_mr *mr);
 
 struct prs_mr_key prs_mr_key_make(uint64_t addr, uint64_t len_bytes, int kind, bool strict);
 
 void prs_mr_cache_init(struct prs_mr_cache *cache);
-/* Whatever is still registered is a leak of the caller's: released and counted. */
+/* Release what is still registered, which is a leak of the caller. Return the number of leaks. */
 uint32_t prs_mr_cache_fini(struct prs_mr_cache *cache, prs_mr_release_fn *release);
 
-/* Return 0, -ENOMEM or what fn returned. */
+/* Find or register. Return 0, -ENOMEM or the error of fn. */
 int prs_mr_cache_get(struct prs_mr_cache *cache, const struct prs_mr_key *key, prs_mr_register_fn *fn, void *arg,
                      struct prs_mr **out);
-/* The remote key of a registration of device memory that covers the range; false: there is none. */
+/* The remote key of a registration of device memory that covers the range. Return false: there is none. */
 bool prs_mr_cache_device_key(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t *rkey);
-/* Call fn while the registration with that remote key stays, which covers the range. Return false: there is none. */
+/* Find the registration with this remote key that covers the range, and call fn; the registration stays until fn
+ * returns. Return false: there is none. */
 typedef void prs_mr_use_fn(void *arg, const struct prs_mr_key *key);
 bool prs_mr_cache_use(struct prs_mr_cache *cache, uint64_t addr, uint32_t len_bytes, uint32_t rkey, prs_mr_use_fn *fn,
                       void *arg);
+/* Drop one reference. */
 void prs_mr_cache_put(struct prs_mr_cache *cache, struct prs_mr *mr, prs_mr_release_fn *release);
 
 #endif

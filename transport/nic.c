@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all back ends share. */
+/* Code common to all back ends. */
 #include "transport/nic.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "transport/domain.h"
 #include "transport/receives.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
-
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 int prs_nic_fail(const struct prs_rail *rail, int error, const char *what)
 {
@@ -33,7 +33,7 @@ int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *opti
 
     if (r)
         return r;
-    link->queue = calloc(options->queues, sizeof *link->queue);
+    link->queue = calloc(options->queues, sizeof(*link->queue));
     if (!link->queue)
         return prs_nic_fail(link->rail, ENOMEM, "link");
     for (; link->queue_count < options->queues; link->queue_count++) {
@@ -49,7 +49,7 @@ int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *opti
 
 void prs_nic_close_link(struct prs_link *link, prs_queue_close_fn *close)
 {
-    /* Destroying a queue pair returns only when the NIC has let go of the memory of its requests. */
+    /* Destroying a queue pair returns only when the NIC no longer uses the memory of its requests. */
     for (uint32_t i = 0; i < link->queue_count; i++)
         close(link->queue[i]);
     close(link->loopback);
@@ -62,7 +62,7 @@ static void kill_queue(struct prs_queue *queue)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
 
-    prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE); /* a failure means it is in that state already */
+    prs_verbs.modify_qp(queue->qp, &attr, IBV_QP_STATE); /* fails only if it is in that state already */
 }
 
 void prs_nic_kill_link(struct prs_link *link)
@@ -73,6 +73,32 @@ void prs_nic_kill_link(struct prs_link *link)
         kill_queue(link->loopback);
 }
 
+static int status_error(enum ibv_wc_status status, const char **cause)
+{
+    switch (status) {
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+        *cause = "the peer does not poll for arrivals";
+        return -ETIMEDOUT;
+    case IBV_WC_REM_ACCESS_ERR:
+        *cause = "the remote key is wrong or was deregistered, or the address is outside its region";
+        return -EREMOTEIO;
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_ABORT_ERR:
+        *cause = "the remote NIC could not perform the request";
+        return -EREMOTEIO;
+    case IBV_WC_LOC_PROT_ERR:
+        *cause = "the local memory is not registered, or was deregistered while in use";
+        return -EIO;
+    case IBV_WC_WR_FLUSH_ERR:
+        *cause = "the queue was closed by an earlier error";
+        return -ECONNRESET;
+    default:
+        *cause = "see the kernel's log";
+        return -EIO;
+    }
+}
+
 void prs_nic_error_event(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out)
 {
     out->kind = PRS_EVENT_ERROR;
@@ -80,4 +106,5 @@ void prs_nic_error_event(const struct ibv_wc *wc, uint32_t queue, struct prs_eve
     out->status = (int)wc->status;
     out->vendor = wc->vendor_err;
     out->text = prs_verbs.wc_status_str(wc->status);
+    out->error = status_error(wc->status, &out->cause);
 }

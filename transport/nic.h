@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a kind of NIC queue must do for the layers above, which never ask for its name, only for its properties. Which
- * kind a device has is its domain's nic.
+/* A back end for one kind of NIC queue. The layers above ask only for its properties, never for its name. Each device's
+ * domain holds the back end that drives it.
  *
- * in_order promises: requests of one queue take effect at the remote side in the order of posting, and a completion
- * with immediate is seen there only after the bytes of that request and of all earlier ones of the queue.
- * Without it, only the bytes of a request itself precede its own completion with immediate.
- */
+ * in_order promises that requests of one queue take effect at the remote side in the order of posting, and that a
+ * completion with immediate is seen there only after the bytes of its request and of all earlier ones of the queue.
+ * Without in_order, only the bytes of the request itself precede its completion with immediate. */
 #ifndef TRANSPORT_NIC_H
 #define TRANSPORT_NIC_H
 
@@ -17,12 +16,12 @@ struct ibv_qp;
 struct ibv_wc;
 struct prs_receive_sizes;
 
-/* Made by a back end, which embeds it; so is the link. */
+/* Base of a back end's own struct; so is struct prs_link. */
 struct prs_queue {
     struct prs_link *link;
     struct ibv_qp *qp;
-    uint32_t id;       /* the caller's name for it; comes back in events */
-    bool takes_inline; /* the NIC takes PRS_INLINE_BYTES out of the request itself */
+    uint32_t id;       /* given by the caller; comes back in events */
+    bool takes_inline; /* the NIC takes PRS_INLINE_BYTES from the request itself */
 };
 
 /* Queues of one peer over one rail, with one completion queue. */
@@ -33,8 +32,8 @@ struct prs_link {
     uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
     uint32_t queue_count;
-    struct prs_queue *loopback;                    /* NULL until asked for */
-    struct prs_queue *by_id[PRS_ORDER_MAX_QUEUES]; /* as completions name them; for RC without the loopback queue */
+    struct prs_queue *loopback;                    /* NULL until first used */
+    struct prs_queue *by_id[PRS_ORDER_MAX_QUEUES]; /* for completions; with RC, without the loopback queue */
 };
 
 struct prs_link_options {
@@ -42,22 +41,22 @@ struct prs_link_options {
     const struct prs_config *config;
     int traffic_class;
     uint32_t queues;
-    const uint32_t *ids;    /* one a queue */
+    const uint32_t *ids;    /* one for each queue */
     uint32_t depth;         /* send slots of each queue; a power of two */
-    uint32_t receive_depth; /* arrivals that may wait to be polled, of each queue */
+    uint32_t receive_depth; /* of each queue: arrivals that may wait to be polled */
 };
 
-/* Where a queue is found by the other side. */
+/* What the other side needs to reach a queue. */
 struct prs_queue_address {
     uint32_t number;
-    uint32_t start; /* first sequence number (RC), or the key that a request must show (SRD) */
+    uint32_t start; /* RC: first sequence number; SRD: the key that a request must show */
 };
 
 struct prs_link_remote {
     uint8_t gid[16];
     uint16_t lid;
     uint8_t mtu;
-    uint8_t reads; /* that the remote side answers at a time */
+    uint8_t reads; /* reads and atomics that the remote side serves at a time */
 };
 
 enum prs_event_kind { PRS_EVENT_DONE, PRS_EVENT_ARRIVAL, PRS_EVENT_ERROR };
@@ -67,11 +66,11 @@ struct prs_event {
     uint32_t queue;    /* prs_queue.id */
     uint32_t value;    /* DONE: position; ARRIVAL: immediate */
     uint32_t bytes;    /* ARRIVAL */
-    int error;         /* ERROR only, as the rest: -errno */
-    int status;        /* the NIC's own code */
-    uint32_t vendor;   /* the vendor's */
-    const char *text;  /* what the NIC calls it */
-    const char *cause; /* what it usually means */
+    int error;         /* ERROR, like the members below: -errno */
+    int status;        /* enum ibv_wc_status */
+    uint32_t vendor;   /* the vendor's code */
+    const char *text;  /* name of the status */
+    const char *cause; /* usual cause */
 };
 
 enum { PRS_POLL_MOST = 16 };
@@ -80,19 +79,19 @@ struct prs_nic_ops {
     const char *name;
     bool in_order;
     bool fence; /* a request can be held until earlier ones of its queue are complete */
-    bool adds;  /* PRS_WR_ADD; without it a signal is raised by its receiver's CPU (raise.h) */
+    bool adds;  /* supports PRS_WR_ADD; without it the receiver's CPU raises signals (raise.h) */
 
     /* Create the completion queue and the queues, ready to be connected. Return 0 or -errno. */
     int (*open)(const struct prs_link_options *options, struct prs_link **out);
-    /* Flush, let the NIC let go of all memory, free. Bounded by the driver. */
+    /* Flush, wait until the NIC no longer uses any memory, free. The driver bounds the wait. */
     void (*close)(struct prs_link *link);
     void (*address)(const struct prs_queue *queue, struct prs_queue_address *out);
-    /* How many reads and atomics of the other side this rail answers at a time. */
+    /* How many reads and atomics of the other side this rail serves at a time. */
     uint8_t (*reads)(const struct prs_rail *rail);
-    /* Return 0, PRS_AGAIN (the network is not ready: try later; error holds the cause) or -errno. */
+    /* Return 0, PRS_AGAIN (the network is not ready: try later; *error is the cause, an errno) or -errno. */
     int (*connect)(struct prs_queue *queue, const struct prs_queue_address *address,
                    const struct prs_link_remote *remote, int *error);
-    /* A queue of the link that is connected to itself, made at first use; its event id is id. */
+    /* A queue of the link that is connected to itself, made at first use. Its events carry id. */
     int (*loopback)(struct prs_link *link, uint32_t id, struct prs_queue **out);
     /* Post ring[first] ... ring[first + count - 1] (modulo mask + 1) behind one doorbell. Return 0 or -errno, not
      * logged. */
@@ -104,26 +103,26 @@ struct prs_nic_ops {
 extern const struct prs_nic_ops prs_nic_rc;  /* nic_rc.c: reliable connected queues */
 extern const struct prs_nic_ops prs_nic_srd; /* nic_srd.c: AWS EFA's scalable reliable datagrams; not in all builds */
 
-/* Fail with the rail's name: error is an errno, 0 when the library gave none. */
+/* Log a failure with the name of the rail. error is an errno; 0: the library gave none. Return -errno. */
 int prs_nic_fail(const struct prs_rail *rail, int error, const char *what);
 
-/* For back ends: make a link's completion queue, with room for all that may complete at once, the loopback queue's
- * requests too, and its queues by open(). Return 0 or -errno, logged; what was made is left to prs_nic_close_link(). */
+/* For back ends: create a link's completion queue, with room for everything that may complete at once (the loopback
+ * queue included), and its queues by open(). Return 0 or -errno, logged; prs_nic_close_link() undoes a partial open. */
 typedef int prs_queue_open_fn(struct prs_link *link, uint32_t id, const struct prs_receive_sizes *receives,
                               struct prs_queue **out);
 int prs_nic_open_link(struct prs_link *link, const struct prs_link_options *options,
                       const struct prs_receive_sizes *receives, prs_queue_open_fn *open);
 
-/* Close its queues, and with them the NIC's hold on the memory of their requests, and the completion queue. close()
- * takes NULL for a loopback queue that nobody has asked for. */
+/* Close the queues, after which the NIC no longer uses the memory of their requests, and the completion queue. close()
+ * accepts NULL, for a loopback queue that was never used. */
 typedef void prs_queue_close_fn(struct prs_queue *queue);
 void prs_nic_close_link(struct prs_link *link, prs_queue_close_fn *close);
 
-/* All queues to the error state: nothing that is not complete will take effect. */
+/* Put all queues into the error state: requests that are not complete will not take effect. */
 void prs_nic_kill_link(struct prs_link *link);
 
-/* Of a failed completion only wr_id, status, vendor_err and qp_num mean anything. Error and cause are the back end's to
- * fill in. */
+/* Fill in an error event. Of a failed completion only wr_id, status, vendor_err and qp_num are valid. Error and cause
+ * are those common to all back ends, which replace them where they know more. */
 void prs_nic_error_event(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out);
 
 #endif

@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reliable connected queues: the NIC keeps the order. */
-#include "transport/nic.h"
-#include "transport/receives.h"
-
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <limits.h>
@@ -13,16 +7,23 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "transport/nic.h"
+#include "transport/receives.h"
+#include "transport/util/compiler.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
 enum {
-    MIN_RNR_TIMER = 6, /* 0.08 ms, in which a receiver that is awake replenishes its queue: with 0.64 ms a sender of
-                        * counted puts that is faster than its receiver is at work a quarter of the time */
-    RNR_FOREVER = 7,   /* a slow receiver is not an error */
-    MAX_READS = 16,    /* reads and atomics in flight on a queue */
+    /* 0.08 ms, in which a running receiver replenishes its queue. With 0.64 ms, a sender of counted puts that is faster
+     * than its receiver transfers only a quarter of the time. */
+    MIN_RNR_TIMER = 6,
+    RNR_FOREVER = 7, /* a slow receiver is not an error */
+    MAX_READS = 16,  /* reads and atomics in flight on a queue */
 };
 
 struct rc_queue {
     struct prs_queue base;
-    struct ibv_send_wr *wr; /* by position, linked into a ring */
+    struct ibv_send_wr *wr; /* by position; each is linked to the next, the last to the first */
     struct ibv_sge *sge;    /* by position */
     unsigned ibv_flags[8];  /* enum prs_wr_flags -> ibv_send_flags */
     uint64_t wr_id_high;    /* id << 32 */
@@ -50,7 +51,7 @@ static struct rc_queue *to_rc_queue(struct prs_queue *queue)
     return (struct rc_queue *)queue;
 }
 
-/* ------------------------------------------------------------------------------------------------- queues */
+/* ---- queues ---- */
 
 static void prepare_requests(struct rc_queue *queue, uint32_t depth)
 {
@@ -120,20 +121,20 @@ static void queue_close(struct prs_queue *base)
 static int queue_open(struct prs_link *base, uint32_t id, const struct prs_receive_sizes *sizes, struct prs_queue **out)
 {
     struct rc_link *link = to_rc_link(base);
-    struct rc_queue *queue = calloc(1, sizeof *queue);
+    struct rc_queue *queue = calloc(1, sizeof(*queue));
     int r;
 
     if (!queue)
         return prs_nic_fail(base->rail, ENOMEM, "queue");
     queue->base = (struct prs_queue){.link = base, .id = id};
-    queue->wr = calloc(link->depth, sizeof *queue->wr);
-    queue->sge = calloc(link->depth, sizeof *queue->sge);
+    queue->wr = calloc(link->depth, sizeof(*queue->wr));
+    queue->sge = calloc(link->depth, sizeof(*queue->sge));
     r = queue->wr && queue->sge ? 0 : prs_nic_fail(base->rail, ENOMEM, "queue");
     if (!r)
         r = create_qp(link, queue, sizes->depth);
     if (!r)
         r = to_init(link, queue);
-    if (!r && getrandom(&queue->start, sizeof queue->start, 0) != sizeof queue->start)
+    if (!r && getrandom(&queue->start, sizeof(queue->start), 0) != sizeof(queue->start))
         r = prs_nic_fail(base->rail, errno, "getrandom");
     queue->start &= 0xffffff;
     if (!r)
@@ -156,7 +157,7 @@ static void rc_close(struct prs_link *base)
 
 static int rc_open(const struct prs_link_options *options, struct prs_link **out)
 {
-    struct rc_link *link = calloc(1, sizeof *link);
+    struct rc_link *link = calloc(1, sizeof(*link));
     int r;
 
     if (!link)
@@ -187,7 +188,7 @@ static uint8_t rc_reads(const struct prs_rail *rail)
     return (uint8_t)(most < 1 ? 1 : most > MAX_READS ? MAX_READS : most);
 }
 
-/* ------------------------------------------------------------------------------------------------ connect */
+/* ---- connect ---- */
 
 static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, const struct prs_queue_address *address,
                                const struct prs_link_remote *remote)
@@ -208,7 +209,7 @@ static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, con
     };
 
     if (routed) {
-        memcpy(attr.ah_attr.grh.dgid.raw, remote->gid, sizeof remote->gid);
+        memcpy(attr.ah_attr.grh.dgid.raw, remote->gid, sizeof(remote->gid));
         attr.ah_attr.grh.sgid_index = (uint8_t)rail->info.gid_index;
         attr.ah_attr.grh.hop_limit = 255;
         attr.ah_attr.grh.traffic_class = (uint8_t)link->traffic_class;
@@ -247,7 +248,7 @@ static int rc_connect(struct prs_queue *base, const struct prs_queue_address *ad
         return 0;
     r = to_ready_to_receive(link, queue, address, remote);
     if (r == ETIMEDOUT || r == EHOSTUNREACH || r == ENETUNREACH) {
-        *error = r; /* no ARP answer yet, or a link that flaps */
+        *error = r; /* no ARP reply yet, or an unstable link */
         return PRS_AGAIN;
     }
     if (r)
@@ -266,7 +267,7 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
     struct prs_queue_address address;
     int error, r;
 
-    memcpy(self.gid, base->rail->gid, sizeof self.gid);
+    memcpy(self.gid, base->rail->gid, sizeof(self.gid));
     if (!base->loopback) {
         r = queue_open(base, id, &none, &base->loopback);
         if (r)
@@ -280,7 +281,7 @@ static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **ou
     return r;
 }
 
-/* ---------------------------------------------------------------------------------------------- data path */
+/* ---- data path ---- */
 
 static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out, const struct prs_wr *in,
                                 uint32_t position)
@@ -296,10 +297,10 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
     out->opcode = opcodes[in->opcode];
     out->send_flags = queue->ibv_flags[in->flags];
     out->imm_data = htonl(in->imm);
-    if (__builtin_expect(in->opcode == PRS_WR_ADD, 0)) {
+    if (unlikely(in->opcode == PRS_WR_ADD)) {
         const struct prs_domain *domain = queue->base.link->rail->domain;
 
-        sge->addr = (uintptr_t)domain->scratch; /* where the old value, which nobody wants, goes */
+        sge->addr = (uintptr_t)domain->scratch; /* receives the old value, which is not used */
         sge->lkey = domain->scratch_mr->lkey;
         sge->length = in->len_bytes;
         out->wr.atomic.remote_addr = in->remote_addr;
@@ -315,54 +316,30 @@ static inline void fill_request(struct rc_queue *queue, struct ibv_send_wr *out,
 static int rc_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t mask, uint32_t first, uint32_t count)
 {
     struct rc_queue *queue = to_rc_queue(base);
-    struct ibv_send_wr *head = &queue->wr[first & mask], *behind = head, *last, *bad;
+    struct ibv_send_wr *head = &queue->wr[first & mask], *next = head, *last, *bad;
     uint32_t position = first;
     int r;
 
     do { /* a chain has at least one request */
-        last = behind;
+        last = next;
         fill_request(queue, last, &ring[position & mask], position);
-        behind = last->next;
+        next = last->next;
     } while (++position != first + count);
     last->next = NULL;
     r = ibv_post_send(queue->base.qp, head, &bad);
-    last->next = behind;
+    last->next = next; /* close the ring of requests again */
     return r > 0 ? -r : r;
-}
-
-static int status_error(enum ibv_wc_status status, const char **cause)
-{
-    switch (status) {
-    case IBV_WC_RETRY_EXC_ERR:
-        *cause = "no answer: the peer has died or closed, a link is down, or NCCL_IB_TIMEOUT is too short";
-        return -ETIMEDOUT;
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-        *cause = "the peer does not poll for arrivals";
-        return -ETIMEDOUT;
-    case IBV_WC_REM_ACCESS_ERR:
-        *cause = "the remote key is wrong or was deregistered, or the address is outside its region";
-        return -EREMOTEIO;
-    case IBV_WC_REM_OP_ERR:
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_ABORT_ERR:
-        *cause = "the remote NIC could not perform the request";
-        return -EREMOTEIO;
-    case IBV_WC_LOC_PROT_ERR:
-        *cause = "the local memory is not registered, or was deregistered while in use";
-        return -EIO;
-    case IBV_WC_WR_FLUSH_ERR:
-        *cause = "the queue was closed by an earlier error, here or at the peer";
-        return -ECONNRESET;
-    default:
-        *cause = "see the NIC's log";
-        return -EIO;
-    }
 }
 
 static void fill_error(const struct ibv_wc *wc, struct prs_event *out)
 {
     prs_nic_error_event(wc, out->queue, out);
-    out->error = status_error(wc->status, &out->cause);
+    if (wc->status == IBV_WC_RETRY_EXC_ERR) {
+        out->error = -ETIMEDOUT;
+        out->cause = "no answer: the peer has died or closed, a link is down, or NCCL_IB_TIMEOUT is too short";
+    } else if (wc->status == IBV_WC_WR_FLUSH_ERR) {
+        out->cause = "the queue was closed by an earlier error, here or at the peer";
+    }
 }
 
 static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct prs_event *out)
@@ -372,12 +349,12 @@ static int fill_arrival(struct rc_link *link, const struct ibv_wc *wc, struct pr
     out->kind = PRS_EVENT_ARRIVAL;
     out->value = ntohl(wc->imm_data);
     out->bytes = wc->byte_len;
-    if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
+    if (unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
         return -EPROTO;
-    return prs_receives_took(&queue->receives);
+    return prs_receives_consume(&queue->receives);
 }
 
-static __attribute__((noinline)) int fill_events(struct rc_link *link, int count, struct prs_event *events)
+static PRS_OUTLINED int fill_events(struct rc_link *link, int count, struct prs_event *events)
 {
     for (int i = 0; i < count; i++) {
         const struct ibv_wc *wc = &link->wc[i];
@@ -385,7 +362,7 @@ static __attribute__((noinline)) int fill_events(struct rc_link *link, int count
 
         if (wc->wr_id & PRS_ARRIVAL_BIT) {
             event->queue = (uint32_t)wc->wr_id;
-            if (__builtin_expect(wc->status != IBV_WC_SUCCESS, 0)) {
+            if (unlikely(wc->status != IBV_WC_SUCCESS)) {
                 fill_error(wc, event);
             } else {
                 int r = fill_arrival(link, wc, event);
@@ -398,7 +375,7 @@ static __attribute__((noinline)) int fill_events(struct rc_link *link, int count
         event->queue = (uint32_t)(wc->wr_id >> 32);
         event->value = (uint32_t)wc->wr_id;
         event->kind = PRS_EVENT_DONE;
-        if (__builtin_expect(wc->status != IBV_WC_SUCCESS, 0))
+        if (unlikely(wc->status != IBV_WC_SUCCESS))
             fill_error(wc, event);
     }
     return count;
@@ -409,7 +386,7 @@ static int rc_poll(struct prs_link *base, struct prs_event *events)
     struct rc_link *link = to_rc_link(base);
     int count = ibv_poll_cq(base->cq, PRS_POLL_MOST, link->wc);
 
-    if (__builtin_expect(count <= 0, 1))
+    if (likely(count <= 0))
         return count < 0 ? -EIO : 0;
     return fill_events(link, count, events);
 }

@@ -1,37 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AWS EFA's scalable reliable datagrams. Every byte arrives once, but nothing keeps order: neither two requests of one
- * queue, nor their completions. A queue here still speaks with one other queue only, so that its arrivals need no
- * source. What EFA lacks, the layers above learn from the properties: no order, no fence, no atomics, and no payload
- * inside a write's request. */
-#include "transport/nic.h"
-
-#include "transport/efa.h"
-#include "transport/prefix.h"
-#include "transport/receives.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
+/* AWS EFA's scalable reliable datagrams (SRD). Every byte arrives once, but nothing keeps order: neither the requests
+ * of one queue nor their completions. Here each queue still talks to one other queue only, so arrivals need not name
+ * their source. The layers above learn what EFA lacks from the properties of prs_nic_srd: no order, no fence, no
+ * atomics, and no inline payload. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
+#include "transport/nic.h"
+#include "transport/efa.h"
+#include "transport/reorder.h"
+#include "transport/receives.h"
+#include "transport/util/compiler.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
 enum {
     RNR_FOREVER = 7, /* a slow receiver is not an error */
-    LOOPBACK = 63,   /* its bit in srd_link.untold; the data queues of a link are fewer */
+    LOOPBACK = 63,   /* bit of the loopback queue in srd_link.unreported, above those of all data queues */
 };
-static_assert((int)PRS_ORDER_MAX_QUEUES_PER_RAIL <= (int)LOOPBACK, "each queue of a link has its bit");
+static_assert((int)PRS_ORDER_MAX_QUEUES_PER_RAIL <= (int)LOOPBACK, "each queue of a link has its own bit");
 
 struct srd_queue {
     struct prs_queue base;
     struct ibv_qp_ex *ex; /* base.qp, for posting */
-    struct ibv_ah *ah;    /* where it sends to; the link's */
+    struct ibv_ah *ah;    /* of the rail that it sends to; the link owns it */
     uint32_t remote_number, remote_key;
-    uint32_t key; /* that the other side must show */
-    uint32_t bit; /* in srd_link.untold */
+    uint32_t key; /* that a sender to this queue must show */
+    uint32_t bit; /* in srd_link.unreported */
     uint64_t wr_id_high;
-    struct prs_prefix prefix;
+    struct prs_reorder reorder;
     struct prs_receives receives;
 };
 
@@ -41,10 +41,11 @@ struct srd_link {
     struct prs_receive_sizes receives;
     uint16_t pkey_index;
     int traffic_class;
-    struct ibv_ah *ah, *own_ah; /* of the peer's rail, made with the first queue that is connected; of our own */
-    struct ibv_sge nowhere; /* Where a receive would put data; writes with immediate have none for it. But EFA's driver
-                               makes a descriptor for each piece, and so would post nothing for a receive without. */
-    uint64_t untold;        /* queues with completions that have not been looked through */
+    struct ibv_ah *ah, *own_ah; /* of the peer's rail, made when the first queue connects; of our own rail */
+    /* Memory that receives and writes of zero bytes name. Writes with immediate deliver no data into it, but EFA's
+     * driver posts nothing for a receive without memory. */
+    struct ibv_sge dummy_sge;
+    uint64_t unreported; /* bits of queues that may have completions to report */
     struct ibv_wc wc[PRS_POLL_MOST];
 };
 
@@ -58,7 +59,7 @@ static struct srd_queue *to_srd_queue(struct prs_queue *queue)
     return (struct srd_queue *)queue;
 }
 
-/* ------------------------------------------------------------------------------------------------- queues */
+/* ---- queues ---- */
 
 static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t receive_depth)
 {
@@ -70,7 +71,7 @@ static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t re
                 .max_recv_wr = receive_depth ? receive_depth : 1,
                 .max_send_sge = 1,
                 .max_recv_sge = 1},
-        .sq_sig_all = 1, /* EFA completes each request, whatever it is asked */
+        .sq_sig_all = 1, /* EFA completes every request anyway */
         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
         .pd = domain->pd,
         .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ,
@@ -81,10 +82,10 @@ static int create_qp(struct srd_link *link, struct srd_queue *queue, uint32_t re
     if (!queue->base.qp)
         return prs_nic_fail(link->base.rail, errno, "cannot create an SRD queue; out of queues or locked memory?");
     queue->ex = prs_verbs.qp_to_qp_ex(queue->base.qp);
-    return queue->ex ? 0 : prs_nic_fail(link->base.rail, ENOSYS, "an SRD queue that cannot be posted to by ibv_wr");
+    return queue->ex ? 0 : prs_nic_fail(link->base.rail, ENOSYS, "an SRD queue does not support posting by ibv_wr");
 }
 
-/* All the way at once: a datagram queue needs to know nobody. */
+/* Bring the queue to RTS at once: a datagram queue needs no remote address for that. */
 static int start_qp(struct srd_link *link, struct srd_queue *queue)
 {
     const struct prs_rail *rail = link->base.rail;
@@ -115,24 +116,24 @@ static void queue_close(struct prs_queue *base)
         return;
     if (base->qp && prs_verbs.destroy_qp(base->qp))
         PRS_WARN("%s: cannot destroy SRD queue %u", base->link->rail->info.name, base->qp->qp_num);
-    prs_prefix_fini(&queue->prefix);
+    prs_reorder_fini(&queue->reorder);
     free(queue);
 }
 
 static int queue_open(struct prs_link *base, uint32_t id, const struct prs_receive_sizes *sizes, struct prs_queue **out)
 {
     struct srd_link *link = to_srd_link(base);
-    struct srd_queue *queue = calloc(1, sizeof *queue);
+    struct srd_queue *queue = calloc(1, sizeof(*queue));
     int r;
 
     if (!queue)
         return prs_nic_fail(base->rail, ENOMEM, "queue");
     queue->base = (struct prs_queue){.link = base, .id = id};
-    queue->bit = base->queue_count; /* its place among the data queues; srd_loopback() gives its own another */
+    queue->bit = base->queue_count; /* position among the data queues; srd_loopback() sets LOOPBACK */
     queue->wr_id_high = (uint64_t)id << 32;
-    r = prs_prefix_init(&queue->prefix, link->depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
-    /* Random: what was meant for an earlier queue of this number is not taken for ours. */
-    if (!r && getrandom(&queue->key, sizeof queue->key, 0) != sizeof queue->key)
+    r = prs_reorder_init(&queue->reorder, link->depth) ? prs_nic_fail(base->rail, ENOMEM, "queue") : 0;
+    /* Random, so that requests meant for an earlier queue with this number are refused. */
+    if (!r && getrandom(&queue->key, sizeof(queue->key), 0) != sizeof(queue->key))
         r = prs_nic_fail(base->rail, errno, "getrandom");
     queue->key &= 0x7fffffff; /* the upper half belongs to privileged users */
     if (!r)
@@ -140,7 +141,7 @@ static int queue_open(struct prs_link *base, uint32_t id, const struct prs_recei
     if (!r)
         r = start_qp(link, queue);
     if (!r)
-        r = prs_receives_open(&queue->receives, &queue->base, sizes, &link->nowhere);
+        r = prs_receives_open(&queue->receives, &queue->base, sizes, &link->dummy_sge);
     if (r) {
         queue_close(&queue->base);
         return r;
@@ -160,7 +161,7 @@ static void srd_close(struct prs_link *base)
     struct srd_link *link = to_srd_link(base);
 
     prs_nic_close_link(base, queue_close);
-    destroy_ah(link, link->ah); /* now nobody sends by them any more */
+    destroy_ah(link, link->ah); /* no queue uses them any more */
     destroy_ah(link, link->own_ah);
     free(link);
 }
@@ -168,7 +169,7 @@ static void srd_close(struct prs_link *base)
 static int srd_open(const struct prs_link_options *options, struct prs_link **out)
 {
     const struct prs_rail *rail = options->rail;
-    struct srd_link *link = calloc(1, sizeof *link);
+    struct srd_link *link = calloc(1, sizeof(*link));
     int r;
 
     if (!link)
@@ -178,7 +179,7 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
     link->pkey_index = (uint16_t)options->config->pkey_index;
     link->traffic_class = options->traffic_class;
     link->receives = prs_receives_sizes(options->receive_depth);
-    link->nowhere =
+    link->dummy_sge =
         (struct ibv_sge){(uintptr_t)rail->domain->scratch, PRS_DOMAIN_SCRATCH_BYTES, rail->domain->scratch_mr->lkey};
     r = prs_nic_open_link(&link->base, options, &link->receives, queue_open);
     if (r) {
@@ -197,13 +198,13 @@ static void srd_address(const struct prs_queue *base, struct prs_queue_address *
 static uint8_t srd_reads(const struct prs_rail *rail)
 {
     (void)rail;
-    return 1; /* EFA knows no such limit */
+    return 1; /* EFA has no such limit */
 }
 
-/* ------------------------------------------------------------------------------------------------ connect */
+/* ---- connect ---- */
 
-/* The way to a rail. Both sides need one to each other before either writes: EFA refuses a write from whom it holds no
- * address handle of. So they are made before the handshake ends. */
+/* Make the address handle of a rail. EFA rejects writes from peers that it has no address handle for, so both sides
+ * make theirs before the handshake ends. */
 static int make_ah(struct srd_link *link, const uint8_t gid[16], struct ibv_ah **out)
 {
     const struct prs_rail *rail = link->base.rail;
@@ -215,7 +216,7 @@ static int make_ah(struct srd_link *link, const uint8_t gid[16], struct ibv_ah *
 
     if (*out)
         return 0;
-    memcpy(attr.grh.dgid.raw, gid, sizeof attr.grh.dgid.raw);
+    memcpy(attr.grh.dgid.raw, gid, sizeof(attr.grh.dgid.raw));
     errno = 0;
     *out = prs_verbs.create_ah(rail->domain->pd, &attr);
     return *out ? 0 : errno ? -errno : -EIO;
@@ -265,13 +266,13 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
     return 0;
 }
 
-/* ---------------------------------------------------------------------------------------------- data path */
+/* ---- data path ---- */
 
-/* Return 0 or -EOPNOTSUPP: the layers above asked for what the properties deny. */
-static int put_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_t position)
+/* Return 0 or -EOPNOTSUPP: the layers above used a feature that prs_nic_srd does not offer. */
+static int build_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_t position)
 {
     struct ibv_qp_ex *ex = queue->ex;
-    const struct ibv_sge *nowhere = &to_srd_link(queue->base.link)->nowhere;
+    const struct ibv_sge *dummy_sge = &to_srd_link(queue->base.link)->dummy_sge;
 
     ex->wr_id = queue->wr_id_high | position;
     ex->wr_flags = IBV_SEND_SIGNALED;
@@ -290,11 +291,11 @@ static int put_request(struct srd_queue *queue, const struct prs_wr *wr, uint32_
     default:
         return -EOPNOTSUPP;
     }
-    /* Zero bytes come from memory that is registered all the same: EFA looks at the key. */
+    /* EFA checks the key even of zero bytes, so they name registered memory too. */
     if (wr->len_bytes)
         ibv_wr_set_sge(ex, wr->local_key, wr->local_addr, wr->len_bytes);
     else
-        ibv_wr_set_sge(ex, nowhere->lkey, nowhere->addr, 0);
+        ibv_wr_set_sge(ex, dummy_sge->lkey, dummy_sge->addr, 0);
     ibv_wr_set_ud_addr(ex, queue->ah, queue->remote_number, queue->remote_key);
     return 0;
 }
@@ -306,7 +307,7 @@ static int srd_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
 
     ibv_wr_start(queue->ex);
     for (uint32_t i = 0; !r && i < count; i++)
-        r = put_request(queue, &ring[(first + i) & mask], first + i);
+        r = build_request(queue, &ring[(first + i) & mask], first + i);
     if (r) {
         ibv_wr_abort(queue->ex);
         return r;
@@ -315,88 +316,70 @@ static int srd_post(struct prs_queue *base, const struct prs_wr *ring, uint32_t 
     if (r)
         return r > 0 ? -r : r;
     for (uint32_t i = 0; i < count; i++)
-        prs_prefix_post(&queue->prefix, ring[(first + i) & mask].flags & PRS_WR_SIGNALED);
+        prs_reorder_post(&queue->reorder, ring[(first + i) & mask].flags & PRS_WR_SIGNALED);
     return 0;
 }
 
-/* What EFA's codes become in its driver, and what they usually mean. */
-static int status_error(enum ibv_wc_status status, const char **cause)
-{
-    switch (status) {
-    case IBV_WC_RESP_TIMEOUT_ERR:
-        *cause = "the remote NIC is unresponsive or unreachable: the peer has died or closed, its link is down, or its "
-                 "security group lets nothing through";
-        return -ETIMEDOUT;
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-        *cause = "the peer does not poll for arrivals";
-        return -ETIMEDOUT;
-    case IBV_WC_REM_INV_RD_REQ_ERR:
-        *cause = "the remote queue does not exist: the peer has died or closed";
-        return -ECONNRESET;
-    case IBV_WC_REM_OP_ERR:
-        *cause = "the remote NIC does not know us: the peer holds no address handle of ours, or has closed";
-        return -ECONNRESET;
-    case IBV_WC_REM_ACCESS_ERR:
-        *cause = "the remote key is wrong or was deregistered, or the address is outside its region";
-        return -EREMOTEIO;
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_ABORT_ERR:
-    case IBV_WC_BAD_RESP_ERR:
-        *cause = "the remote NIC could not perform the request";
-        return -EREMOTEIO;
-    case IBV_WC_LOC_PROT_ERR:
-        *cause = "the local memory is not registered, or was deregistered while in use";
-        return -EIO;
-    case IBV_WC_LOC_QP_OP_ERR:
-        *cause = "the NIC refuses the operation or the address handle";
-        return -EIO;
-    case IBV_WC_LOC_LEN_ERR:
-        *cause = "longer than the NIC's largest transfer";
-        return -EIO;
-    case IBV_WC_WR_FLUSH_ERR:
-        *cause = "the queue was closed by an earlier error";
-        return -ECONNRESET;
-    default:
-        *cause = "see the kernel's log";
-        return -EIO;
-    }
-}
-
+/* Causes that EFA's driver reports by codes of its own choice. */
 static void fill_error(const struct ibv_wc *wc, uint32_t queue, struct prs_event *out)
 {
     prs_nic_error_event(wc, queue, out);
-    out->error = status_error(wc->status, &out->cause);
+    switch (wc->status) {
+    case IBV_WC_RESP_TIMEOUT_ERR:
+        out->error = -ETIMEDOUT;
+        out->cause = "the remote NIC is unresponsive or unreachable: the peer has died or closed, its link is down, or "
+                     "its security group lets nothing through";
+        break;
+    case IBV_WC_REM_INV_RD_REQ_ERR:
+        out->error = -ECONNRESET;
+        out->cause = "the remote queue does not exist: the peer has died or closed";
+        break;
+    case IBV_WC_REM_OP_ERR:
+        out->error = -ECONNRESET;
+        out->cause = "the remote NIC does not know us: the peer holds no address handle of ours, or has closed";
+        break;
+    case IBV_WC_BAD_RESP_ERR:
+        out->error = -EREMOTEIO;
+        out->cause = "the remote NIC could not perform the request";
+        break;
+    case IBV_WC_LOC_QP_OP_ERR:
+        out->cause = "the NIC refuses the operation or the address handle";
+        break;
+    case IBV_WC_LOC_LEN_ERR:
+        out->cause = "longer than the NIC's largest transfer";
+        break;
+    default:
+        break;
+    }
 }
 
 static int fill_arrival(struct srd_link *link, struct srd_queue *queue, const struct ibv_wc *wc, struct prs_event *out)
 {
     *out = (struct prs_event){
         .kind = PRS_EVENT_ARRIVAL, .queue = queue->base.id, .value = ntohl(wc->imm_data), .bytes = wc->byte_len};
-    if (__builtin_expect(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM, 0))
+    if (unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
         return -EPROTO;
-    return prs_receives_took(&queue->receives);
+    return prs_receives_consume(&queue->receives);
 }
 
-/* Tell of requests that are complete with all before them, as far as there is room. Return how many events there are.
- */
-static int tell_done(struct srd_link *link, struct prs_event *events, int count)
+/* Report requests whose predecessors have all completed, up to the space left in events[]. Return the event count. */
+static int report_completed(struct srd_link *link, struct prs_event *events, int count)
 {
-    while (link->untold) {
-        uint32_t bit = (uint32_t)__builtin_ctzll(link->untold);
+    while (link->unreported) {
+        uint32_t bit = (uint32_t)__builtin_ctzll(link->unreported);
         struct srd_queue *queue = to_srd_queue(bit == LOOPBACK ? link->base.loopback : link->base.queue[bit]);
         uint32_t position;
 
-        while (count < PRS_POLL_MOST && prs_prefix_next(&queue->prefix, &position))
+        while (count < PRS_POLL_MOST && prs_reorder_next(&queue->reorder, &position))
             events[count++] = (struct prs_event){.kind = PRS_EVENT_DONE, .queue = queue->base.id, .value = position};
         if (count == PRS_POLL_MOST)
             break; /* the rest next time */
-        link->untold &= link->untold - 1;
+        link->unreported &= link->unreported - 1;
     }
     return count;
 }
 
-static __attribute__((noinline)) int take_completions(struct srd_link *link, int taken, struct prs_event *events,
-                                                      int count)
+static PRS_OUTLINED int take_completions(struct srd_link *link, int taken, struct prs_event *events, int count)
 {
     for (int i = 0; i < taken; i++) {
         const struct ibv_wc *wc = &link->wc[i];
@@ -405,13 +388,13 @@ static __attribute__((noinline)) int take_completions(struct srd_link *link, int
         struct srd_queue *queue = to_srd_queue(link->base.by_id[id % PRS_ORDER_MAX_QUEUES]);
         int r = 0;
 
-        if (__builtin_expect(wc->status != IBV_WC_SUCCESS, 0)) {
+        if (unlikely(wc->status != IBV_WC_SUCCESS)) {
             fill_error(wc, queue->base.id, &events[count++]);
         } else if (arrival) {
             r = fill_arrival(link, queue, wc, &events[count++]);
         } else {
-            r = prs_prefix_done(&queue->prefix, (uint32_t)wc->wr_id);
-            link->untold |= 1ull << queue->bit;
+            r = prs_reorder_complete(&queue->reorder, (uint32_t)wc->wr_id);
+            link->unreported |= 1ull << queue->bit;
         }
         if (r)
             return r;
@@ -422,7 +405,7 @@ static __attribute__((noinline)) int take_completions(struct srd_link *link, int
 static int srd_poll(struct prs_link *base, struct prs_event *events)
 {
     struct srd_link *link = to_srd_link(base);
-    int count = link->untold ? tell_done(link, events, 0) : 0;
+    int count = link->unreported ? report_completed(link, events, 0) : 0;
     int taken = count < PRS_POLL_MOST ? ibv_poll_cq(base->cq, PRS_POLL_MOST - count, link->wc) : 0;
 
     if (taken < 0)
@@ -430,7 +413,7 @@ static int srd_poll(struct prs_link *base, struct prs_event *events)
     if (!taken)
         return count;
     count = take_completions(link, taken, events, count);
-    return count < 0 ? count : tell_done(link, events, count);
+    return count < 0 ? count : report_completed(link, events, count);
 }
 
 const struct prs_nic_ops prs_nic_srd = {

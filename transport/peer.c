@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The data path: op -> order -> queue, and back. */
+/* The data path: from an op through the order engine to a queue, and back. */
 #include "transport/peer.h"
-
-#include "transport/gid.h"
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -14,16 +9,19 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "transport/gid.h"
+#include "transport/util/clock.h"
+#include "transport/util/compiler.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
 enum {
-    IDLE_POLLS = PRS_PEER_IDLE_POLLS,
-    FAREWELL_MS =
-        500, /* from when the other side's queues are gone until it says so; what failed before is lost anyway */
-    FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST, /* more than all flushed receives of some queues */
+    /* Wait this long for the farewell of the other side after its queues are gone. */
+    FAREWELL_MS = 500,
+    FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST, /* more than all flushed receives of several queues */
 };
 
-#define unlikely(x) __builtin_expect(!!(x), 0)
-
-/* -------------------------------------------------------------------------------------------------- errors */
+/* ---- errors ---- */
 
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
 {
@@ -33,12 +31,12 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     if (peer->error)
         return peer->error;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     peer->error = code;
-    snprintf(peer->error_text, sizeof peer->error_text, "%s; %s", text, peer->description);
+    snprintf(peer->error_text, sizeof(peer->error_text), "%s; %s", text, peer->description);
     prs_fail(code, "%s", peer->error_text);
-    /* Before the ops are given back: their memory may be reused at once, so that no NIC may still read or write it. */
+    /* Before the ops are failed: their memory may be reused at once, so no NIC may still read or write it. */
     for (uint32_t i = 0; i < peer->path_count; i++)
         prs_nic_kill_link(peer->link[i]);
     if (peer->records)
@@ -47,12 +45,12 @@ int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...)
     return code;
 }
 
-static __attribute__((cold)) int repeat_error(struct prs_peer *peer)
+static PRS_COLD int repeat_error(struct prs_peer *peer)
 {
     return prs_error_repeat(peer->error, peer->error_text);
 }
 
-/* Name the rails that the failed queue runs over. */
+/* A request has failed: name the rails of its queue. */
 static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
 {
     uint32_t path = peer->order.queue[event->queue].path;
@@ -60,14 +58,14 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
     const struct prs_wire_rail *other = &peer->path[path].peer;
     char gid[64];
 
-    prs_gid_text(other->gid, gid, sizeof gid);
+    prs_gid_text(other->gid, gid, sizeof(gid));
     return prs_peer_fail(peer, event->error,
                          "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s", event->text,
                          event->status, event->vendor, event->queue, own->name, own->port, own->gid, other->name,
                          other->port, gid, peer->remote, event->cause);
 }
 
-/* --------------------------------------------------------------------------------------------------- start */
+/* ---- start ---- */
 
 static int post_waiting(struct prs_peer *peer)
 {
@@ -88,15 +86,15 @@ static int post_waiting(struct prs_peer *peer)
     return 0;
 }
 
-/* An op was admitted: does it go now, or with those that follow? */
-static inline int admitted(struct prs_peer *peer, bool alone)
+/* An op was admitted: post it now, or later with the ops that follow? */
+static inline int post_or_batch(struct prs_peer *peer, bool post_now)
 {
-    if (alone || ++peer->unposted >= PRS_ORDER_BATCH)
+    if (post_now || ++peer->unposted >= PRS_ORDER_BATCH)
         return post_waiting(peer);
     return 0;
 }
 
-static __attribute__((cold)) int bad_put(const struct prs_peer *peer, const struct prs_put *put)
+static PRS_COLD int bad_put(const struct prs_peer *peer, const struct prs_put *put)
 {
     if (put->flags & PRS_PUT_INLINE && put->len_bytes > PRS_INLINE_BYTES)
         return prs_fail(-EINVAL, "inline put of %zu bytes: at most %d", put->len_bytes, PRS_INLINE_BYTES);
@@ -117,7 +115,7 @@ static inline bool region_fits(const struct prs_peer *peer, const struct prs_reg
 int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put *put)
 {
     const uint32_t *local_keys = NULL;
-    bool alone;
+    bool post_now;
     int r;
 
     if (unlikely(peer->error))
@@ -133,19 +131,19 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
     if (unlikely((put->len_bytes && !put->dst) || put->notify_id >= PRS_NOTIFY_IDS))
         return bad_put(peer, put);
     if (unlikely(!put->len_bytes && !(put->flags & PRS_PUT_NOTIFY))) {
-        op->status = 0; /* nothing to write, nobody to tell */
+        op->status = 0; /* nothing to write or to notify */
         return 0;
     }
-    alone = prs_order_idle(&peer->order) || put->len_bytes >= PRS_ORDER_PROMPT_BYTES;
+    post_now = prs_order_idle(&peer->order) || put->len_bytes >= PRS_ORDER_PROMPT_BYTES;
     r = prs_order_put(&peer->order, op, put, local_keys);
     if (r)
         return r;
-    return admitted(peer, alone);
+    return post_or_batch(peer, post_now);
 }
 
 int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get *get)
 {
-    bool alone = prs_order_idle(&peer->order);
+    bool post_now = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
@@ -159,21 +157,21 @@ int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get 
                         "get of %zu bytes: no remote keys, or a region that is not registered on all rails of %s",
                         get->len_bytes, peer->remote);
     r = prs_order_get(&peer->order, op, get, get->dst->local_key);
-    return r ? r : admitted(peer, alone);
+    return r ? r : post_or_batch(peer, post_now);
 }
 
 int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal)
 {
-    bool alone = prs_order_idle(&peer->order);
+    bool post_now = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
         return repeat_error(peer);
-    if (signal->dst_addr % sizeof signal->value || !signal->dst)
+    if (signal->dst_addr % sizeof(signal->value) || !signal->dst)
         return prs_fail(-EINVAL, "signal at %#llx: must be 8-byte aligned and have remote keys",
                         (unsigned long long)signal->dst_addr);
     r = prs_order_signal(&peer->order, op, signal);
-    return r ? r : admitted(peer, alone);
+    return r ? r : post_or_batch(peer, post_now);
 }
 
 int prs_peer_settle(struct prs_peer *peer)
@@ -186,7 +184,8 @@ int prs_peer_settle(struct prs_peer *peer)
     posted = peer->order.dirty ? post_waiting(peer) : 0;
     if (r == PRS_AGAIN && peer->remote_closed)
         return prs_peer_fail(peer, -ECONNRESET,
-                             "the peer at %s has closed without saying that it had raised all signals", peer->remote);
+                             "the peer at %s has closed before it confirmed that all signals were raised",
+                             peer->remote);
     return posted < 0 ? posted : r;
 }
 
@@ -224,7 +223,7 @@ int prs_peer_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, cons
 int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
 {
     uint32_t rkey[PRS_MAX_RAILS];
-    bool alone = prs_order_idle(&peer->order);
+    bool post_now = prs_order_idle(&peer->order);
     int r;
 
     if (unlikely(peer->error))
@@ -232,7 +231,7 @@ int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_re
     if (!region_fits(peer, region))
         return prs_fail(-EINVAL, "flush of a region that is not registered on all rails of %s", peer->remote);
     if (!region->count) {
-        op->status = 0; /* zero bytes: nothing can have been written there */
+        op->status = 0; /* zero bytes: nothing was written there */
         return 0;
     }
     r = prs_peer_open_probes(peer);
@@ -247,10 +246,10 @@ int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_re
         rkey[i] = region->keys.rkey[at];
     }
     r = prs_peer_probe(peer, op, (uintptr_t)addr, rkey);
-    return r ? r : admitted(peer, alone);
+    return r ? r : post_or_batch(peer, post_now);
 }
 
-/* ------------------------------------------------------------------------------------------------ progress */
+/* ---- progress ---- */
 
 static inline void notify(struct prs_peer *peer, uint32_t first_id, uint32_t count, uint64_t bytes)
 {
@@ -259,8 +258,8 @@ static inline void notify(struct prs_peer *peer, uint32_t first_id, uint32_t cou
         peer->on_notify(peer->user, id % PRS_NOTIFY_IDS, bytes);
 }
 
-/* Parts, what is counted, and what is wrong. */
-static __attribute__((noinline)) int take_special_arrival(struct prs_peer *peer, const struct prs_event *event)
+/* Parts of notifications, counted puts, signal records, and invalid arrivals. */
+static PRS_OUTLINED int take_irregular_arrival(struct prs_peer *peer, const struct prs_event *event)
 {
     struct prs_notice notice;
     struct prs_imm imm;
@@ -276,7 +275,7 @@ static __attribute__((noinline)) int take_special_arrival(struct prs_peer *peer,
         return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: %s", event->value,
                              r ? "not of this protocol" : "but the caller asked for no notifications");
     r = prs_arrivals_add(&peer->arriving, &imm, event->bytes, &notice);
-    if (r == 0)
+    if (!r)
         return 0;
     if (unlikely(r < 0))
         return prs_peer_fail(peer, r, "arrival with immediate %#x contradicts earlier parts of id %u", event->value,
@@ -290,15 +289,16 @@ static inline int take_arrival(struct prs_peer *peer, const struct prs_event *ev
     uint32_t value = event->value, id = value % PRS_NOTIFY_IDS, run = value / PRS_NOTIFY_IDS + 1;
 
     peer->arrivals++;
-    /* Most are a run, and no part of it has come before: nothing to put together. */
+    /* Most arrivals are whole runs: there are no parts to assemble. */
     if (unlikely(!prs_imm_is_run(value) || peer->arriving.wanted[id] || !peer->on_notify))
-        return take_special_arrival(peer, event);
+        return take_irregular_arrival(peer, event);
     notify(peer, id - run + 1, run, event->bytes);
     return 0;
 }
 
-/* Handle events; of failures keep the one that tells most: a queue that fails flushes the rest, in whatever order the
- * NIC reports. first->kind stays as it was when nothing has failed. Return 0 or -errno (the peer has failed). */
+/* Handle events. Of several failures keep in *first the most informative one: a queue that fails flushes its other
+ * requests, and the NIC may report them in any order. Without a failure first->kind does not change. Return 0 or -errno
+ * (the peer has failed). */
 static int take_events(struct prs_peer *peer, const struct prs_event *events, int count, struct prs_event *first)
 {
     uint64_t now_ns = peer->measured ? prs_clock_ns() : 0;
@@ -324,9 +324,9 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
     return 0;
 }
 
-/* Is something under way to the other side that somebody waits for? Not so requests to ourselves, credits, and lazy
- * puts that no completion is asked for yet. */
-static bool awaits_answers(const struct prs_order *order)
+/* Is a request to the other side in flight that somebody waits for? Requests to ourselves, credits and unsignaled lazy
+ * puts do not count. */
+static bool has_awaited_requests(const struct prs_order *order)
 {
     for (uint32_t i = 0; i < order->data_queues; i++) {
         const struct prs_order_queue *queue = &order->queue[i];
@@ -341,7 +341,7 @@ static bool awaits_answers(const struct prs_order *order)
     return order->held_count != 0;
 }
 
-/* Has the other side closed? Its farewell follows the end of its queues. */
+/* Has the other side closed? It sends its farewell after its queues are gone. */
 static bool has_closed(struct prs_peer *peer)
 {
     struct pollfd stream = {.fd = peer->stream_fd, .events = POLLIN};
@@ -353,8 +353,8 @@ static bool has_closed(struct prs_peer *peer)
     return peer->remote_closed;
 }
 
-/* Something failed on this link: look through what else has come before saying what. */
-static __attribute__((cold)) int take_failure(struct prs_peer *peer, struct prs_link *link, struct prs_event *first)
+/* A request on this link failed: drain the other completions before deciding on the cause. */
+static PRS_COLD int diagnose_failure(struct prs_peer *peer, struct prs_link *link, struct prs_event *first)
 {
     struct prs_event events[PRS_POLL_MOST];
 
@@ -367,17 +367,17 @@ static __attribute__((cold)) int take_failure(struct prs_peer *peer, struct prs_
         if (r)
             return r;
     }
-    if ((first->error == -ETIMEDOUT || first->error == -ECONNRESET) && !awaits_answers(&peer->order) &&
+    if ((first->error == -ETIMEDOUT || first->error == -ECONNRESET) && !has_awaited_requests(&peer->order) &&
         has_closed(peer)) {
-        peer->remote_gone = true; /* it was a credit, or a put that nobody waits for: no harm is done */
+        peer->remote_gone = true; /* it was a credit, or a put that nobody waits for: no error */
         first->kind = PRS_EVENT_DONE;
         return 0;
     }
     return fail_completion(peer, first);
 }
 
-/* Nothing has come for long: does the other process still live? */
-static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
+/* Nothing has arrived for many polls: is the other process still alive? */
+static PRS_COLD int check_peer_alive(struct prs_peer *peer)
 {
     char byte;
     ssize_t n;
@@ -386,22 +386,22 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
     if (peer->stream_fd < 0)
         return 0;
     if (peer->remote_closed) {
-        /* Its queues are gone since the last look, and what they had answered has come since: the rest never will. The
-         * NIC would say so too, but only after all its retries. */
+        /* The farewell came at the last check, and all earlier answers have arrived since then: no more will come. The
+         * NIC would report that too, but only after all its retries. */
         peer->remote_gone = true;
-        return awaits_answers(&peer->order)
+        return has_awaited_requests(&peer->order)
                    ? prs_peer_fail(peer, -ECONNRESET, "the peer at %s has closed while %u transfers were in flight",
                                    peer->remote, peer->order.ops)
                    : 0;
     }
     n = recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT);
     if (n == 1) {
-        peer->remote_closed = true; /* deliberately: an error only for who still sends or waits, at the next look */
+        peer->remote_closed = true; /* an error, at the next check, only if we still send or wait */
         return 0;
     }
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return 0;
-    if (n < 0 && errno != ECONNRESET) /* which a killed process leaves as well */
+    if (n < 0 && errno != ECONNRESET) /* a killed process causes ECONNRESET too */
         return prs_peer_fail(peer, -ECONNRESET,
                              "the TCP connection to %s was lost: %s; is that host down, or the network of "
                              "NCCL_SOCKET_IFNAME?",
@@ -410,41 +410,41 @@ static __attribute__((cold)) int look_at_stream(struct prs_peer *peer)
                          peer->remote);
 }
 
-/* Nothing has come, but what was to be raised waits for another peer of this process. */
-static int raise_again(struct prs_peer *peer)
+/* Nothing has arrived, but a signal waits for another peer of this process. */
+static int retry_raising(struct prs_peer *peer)
 {
     int r = prs_records_raise(peer);
 
     return r || !peer->order.dirty ? r : post_waiting(peer);
 }
 
-/* A device that is lost completes nothing any more: what is in flight would be waited for without an end. */
-static int look_at_rails(struct prs_peer *peer)
+/* A lost device completes nothing any more, so waiting for its requests would never end. */
+static int check_rails(struct prs_peer *peer)
 {
     int r = 0;
 
     for (uint32_t i = 0; i < peer->path_count && r == 0; i++)
-        r = prs_fabric_check_rail(peer->fabric, peer->path[i].local_rail, awaits_answers(&peer->order));
+        r = prs_fabric_check_rail(peer->fabric, peer->path[i].local_rail, has_awaited_requests(&peer->order));
     return r < 0 ? prs_peer_fail(peer, r, "%s", prs_error_text()) : 0;
 }
 
-static __attribute__((cold)) int idle_long(struct prs_peer *peer)
+static PRS_COLD int check_health(struct prs_peer *peer)
 {
     int r;
 
     if (peer->records && peer->records->raise.refused_ns)
-        return raise_again(peer);
-    r = look_at_rails(peer);
-    return r < 0 ? r : look_at_stream(peer);
+        return retry_raising(peer);
+    r = check_rails(peer);
+    return r < 0 ? r : check_peer_alive(peer);
 }
 
-static inline int idle(struct prs_peer *peer)
+static inline int count_idle_poll(struct prs_peer *peer)
 {
-    return unlikely(++peer->idle_polls >= IDLE_POLLS) ? idle_long(peer) : 0;
+    return unlikely(++peer->idle_polls >= PRS_PEER_IDLE_POLLS) ? check_health(peer) : 0;
 }
 
-/* Path 0 has brought so many events; take them, and those of the other paths. Return how many, or -errno. */
-static __attribute__((noinline)) int take_all(struct prs_peer *peer, int count)
+/* Handle `count` events of path 0, then those of the other paths. Return how many, or -errno. */
+static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, int count)
 {
     struct prs_event first;
     int handled = 0, r;
@@ -457,7 +457,7 @@ static __attribute__((noinline)) int take_all(struct prs_peer *peer, int count)
                                  strerror(-count));
         r = take_events(peer, peer->events, count, &first);
         if (unlikely(first.kind == PRS_EVENT_ERROR))
-            r = r ? r : take_failure(peer, peer->link[i], &first);
+            r = r ? r : diagnose_failure(peer, peer->link[i], &first);
         if (unlikely(r))
             return r;
         handled += count;
@@ -466,14 +466,14 @@ static __attribute__((noinline)) int take_all(struct prs_peer *peer, int count)
         count = peer->nic->poll(peer->link[i], peer->events);
     }
     if (!handled)
-        return idle(peer);
+        return count_idle_poll(peer);
     peer->idle_polls = 0;
     if (unlikely(peer->records)) {
         r = prs_records_raise(peer);
         if (unlikely(r))
             return r;
     }
-    if (peer->order.dirty) { /* signals that were held, and puts made by on_notify */
+    if (peer->order.dirty) { /* signals that were held, and puts that on_notify started */
         r = post_waiting(peer);
         if (unlikely(r))
             return r;
@@ -493,23 +493,23 @@ int prs_peer_progress(struct prs_peer *peer)
         if (unlikely(r))
             return r;
     }
-    /* Most calls find nothing: they must cost little. */
+    /* Most calls find nothing, so they must be cheap. */
     count = peer->nic->poll(peer->link[0], peer->events);
-    return count || peer->path_count > 1 ? take_all(peer, count) : idle(peer);
+    return count || peer->path_count > 1 ? poll_all_paths(peer, count) : count_idle_poll(peer);
 }
 
-int prs_peer_awaited(struct prs_peer *peer)
+int prs_peer_check_remote(struct prs_peer *peer)
 {
     if (peer->error)
         return repeat_error(peer);
     return peer->remote_gone ? prs_peer_fail(peer, -ECONNRESET,
-                                             "the peer at %s has closed, so that what is waited for never comes; had "
-                                             "it an error (its log tells), or was it aborted?",
+                                             "the peer at %s has closed, so the awaited writes will never arrive; had "
+                                             "it an error (see its log), or was it aborted?",
                                              peer->remote)
                              : 0;
 }
 
-/* -------------------------------------------------------------------------------------------------- queries */
+/* ---- queries ---- */
 
 void prs_peer_set_user(struct prs_peer *peer, void *user)
 {

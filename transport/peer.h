@@ -10,20 +10,21 @@
 #include "transport/records.h"
 #include "transport/region.h"
 
-enum { PRS_PEER_IDLE_POLLS = 1 << 14 }; /* empty polls between two looks at the stream: a system call */
+enum { PRS_PEER_IDLE_POLLS = 1 << 14 }; /* empty polls between two checks of the TCP stream, each a system call */
 
-struct prs_path {              /* a pair of rails */
-    int local_rail;            /* of the fabric */
-    struct prs_wire_rail peer; /* what the other side said */
+/* A pair of rails. */
+struct prs_path {
+    int local_rail;            /* index in the fabric */
+    struct prs_wire_rail peer; /* as the other side described it */
 };
 
 struct prs_peer {
-    /* What every call touches. */
+    /* Used by every call. */
     int error; /* 0 or the sticky -errno */
     uint32_t unposted;
     uint32_t path_count;
-    bool measured;   /* several paths: completions are timed */
-    bool adds_alone; /* only peers of this process add to its words in device memory */
+    bool measured;       /* several paths: completions are timed */
+    bool exclusive_adds; /* as in struct prs_peer_options */
     uint32_t idle_polls;
     const struct prs_nic_ops *nic;
     prs_notify_fn *on_notify;
@@ -31,23 +32,23 @@ struct prs_peer {
     uint64_t rail_mask; /* rails of the fabric that the paths use: a region must be on all of them */
     struct prs_link *link[PRS_MAX_RAILS];
     struct prs_queue *queue[PRS_ORDER_MAX_QUEUES];
-    struct prs_records *records;            /* either side is counted */
-    struct prs_event events[PRS_POLL_MOST]; /* of one poll */
+    struct prs_records *records;            /* NULL: neither side sends its signals as records */
+    struct prs_event events[PRS_POLL_MOST]; /* scratch for one poll */
     uint64_t doorbells, work_requests, completions, arrivals, notifications;
     struct prs_order order;
     struct prs_arrivals arriving;
-    /* Set up once. */
+    /* Set once. */
     const struct prs_fabric *fabric;
     int traffic_class;
     uint32_t queues; /* data queues of all paths */
     uint32_t queues_per_path;
     struct prs_path path[PRS_MAX_RAILS];
-    uint8_t *inline_bytes; /* of all data queues and of the first probe queue */
+    uint8_t *inline_bytes; /* copies of inline payloads, for all data queues and the first probe queue */
     size_t inline_room;
-    struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC cannot take them from the request */
-    int stream_fd;      /* open as long as the peer: its end tells that the other process has died */
-    bool remote_closed; /* its farewell has come */
-    bool remote_gone;   /* and long after it nothing more */
+    struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC has no inline data */
+    int stream_fd;                           /* TCP, open as long as the peer: it ends when the other process dies */
+    bool remote_closed;                      /* its farewell has arrived */
+    bool remote_gone;                        /* and long afterwards nothing more has arrived */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];
@@ -55,14 +56,14 @@ struct prs_peer {
     char description[1024];
 };
 
-/* First error wins: remember and log it, stop the queues, fail all ops. Return the code. */
+/* Fail the peer: log the error, stop the queues, fail all ops. Only the first error counts. Return its code. */
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 
-/* Read a byte at addr over each path's own queue to itself, by these keys: op is done when all that the paths' NICs had
- * written is visible there. The probes must be open. Return 0, PRS_BUSY or -errno. */
+/* Read a byte at addr through each path's probe queue, with these keys. When op is done, everything that the paths'
+ * NICs had written there is visible. The probe queues must be open. Return 0, PRS_BUSY or -errno. */
 int prs_peer_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, const uint32_t *rkey);
 
-/* The queues that read from and write to our own memory; made when first asked for. Return 0 or -errno. */
+/* Make the probe queues, which read and write our own memory, unless they exist. Return 0 or -errno. */
 int prs_peer_open_probes(struct prs_peer *peer);
 
 #endif

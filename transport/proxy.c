@@ -12,7 +12,7 @@
 
 #include "transport/cuda.h"
 #include "transport/dispatch.h"
-#include "transport/near.h"
+#include "transport/affinity.h"
 #include "transport/ring.h"
 #include "transport/window.h"
 #include "transport/util/error.h"
@@ -137,7 +137,7 @@ static void *run(void *argument)
     struct prs_proxy *proxy = argument;
     unsigned idle = 0;
 
-    prs_near_node(proxy->options.numa_node);
+    prs_affinity_set_node(proxy->options.numa_node);
     while (!__atomic_load_n(&proxy->stop, __ATOMIC_RELAXED)) {
         int r;
 

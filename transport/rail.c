@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/rail.h"
 
-#include "transport/gid.h"
-#include "transport/nic.h"
-#include "transport/order.h"
-#include "transport/util/log.h"
-
 #include <ctype.h>
 #include <endian.h>
 #include <errno.h>
@@ -14,6 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "transport/gid.h"
+#include "transport/nic.h"
+#include "transport/order.h"
+#include "transport/util/log.h"
 
 struct code {
     unsigned code, value;
@@ -27,14 +27,14 @@ static uint32_t lookup(const struct code *table, size_t count, unsigned code)
     return 0;
 }
 
-/* Codes of the InfiniBand architecture's PortInfo; RoCE drivers map their Ethernet speed onto them. */
+/* Codes of PortInfo in the InfiniBand architecture; RoCE drivers map their Ethernet speeds to them. */
 static uint32_t speed_mbps(const struct ibv_port_attr *attr)
 {
     static const struct code lanes[] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
     static const struct code speeds[] = {{1, 2500},   {2, 5000},   {4, 10000},    {8, 10000},   {16, 14000},
                                          {32, 25000}, {64, 50000}, {128, 100000}, {256, 200000}};
-    uint32_t mbps = lookup(lanes, sizeof lanes / sizeof *lanes, attr->active_width) *
-                    lookup(speeds, sizeof speeds / sizeof *speeds, attr->active_speed);
+    uint32_t mbps = lookup(lanes, sizeof(lanes) / sizeof(*lanes), attr->active_width) *
+                    lookup(speeds, sizeof(speeds) / sizeof(*speeds), attr->active_speed);
 
     return mbps ? mbps : 10000;
 }
@@ -52,21 +52,21 @@ static int read_number(const char *path, int fallback)
     return number;
 }
 
-static void fill_place(struct prs_rail_info *info)
+static void fill_pci_slot(struct prs_rail_info *info)
 {
     char link[PATH_MAX], real[PATH_MAX], file[PATH_MAX + 16];
     size_t length;
 
     info->numa_node = -1;
-    snprintf(link, sizeof link, "/sys/class/infiniband/%s/device", info->name);
-    if (!realpath(link, real) || strlen(real) >= sizeof info->pci_path)
+    snprintf(link, sizeof(link), "/sys/class/infiniband/%s/device", info->name);
+    if (!realpath(link, real) || strlen(real) >= sizeof(info->pci_path))
         return; /* a virtual device */
-    snprintf(file, sizeof file, "%s/numa_node", real);
+    snprintf(file, sizeof(file), "%s/numa_node", real);
     info->numa_node = (int16_t)read_number(file, -1);
     length = strlen(real);
     if (length > 2 && real[length - 2] == '.' && isdigit((unsigned char)real[length - 1]))
-        real[length - 1] = '0'; /* ports of one card are functions of one device */
-    snprintf(info->pci_path, sizeof info->pci_path, "%s", real);
+        real[length - 1] = '0'; /* the ports of a NIC are functions of one PCI device */
+    snprintf(info->pci_path, sizeof(info->pci_path), "%s", real);
 }
 
 static bool peermem_loaded(void)
@@ -75,13 +75,13 @@ static bool peermem_loaded(void)
                                         "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
                                         "/sys/module/nvidia_peermem/version"};
 
-    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+    for (size_t i = 0; i < sizeof(marks) / sizeof(*marks); i++)
         if (access(marks[i], F_OK) == 0)
             return true;
     return false;
 }
 
-/* A registration of an impossible file fails either for want of the feature or for the bad file. */
+/* Register an invalid file: the error shows whether the feature or only the file is missing. */
 static bool dmabuf_works(struct prs_domain *domain)
 {
     struct ibv_mr *mr;
@@ -103,7 +103,7 @@ static void fill_memory(struct prs_domain *domain, const struct prs_config *conf
 
     info->mem_kinds = PRS_MEM_HOST | (peermem ? PRS_MEM_CUDA : 0u) | (dmabuf ? PRS_MEM_DMABUF : 0u);
     if (!peermem || !dmabuf)
-        snprintf(info->mem_note, sizeof info->mem_note, "%s%s%s", peermem ? "" : "CUDA: nvidia_peermem is not loaded",
+        snprintf(info->mem_note, sizeof(info->mem_note), "%s%s%s", peermem ? "" : "CUDA: nvidia_peermem is not loaded",
                  peermem || dmabuf ? "" : "; ",
                  dmabuf            ? ""
                  : !config->dmabuf ? "DMA-BUF: NCCL_DMABUF_ENABLE=0"
@@ -111,7 +111,7 @@ static void fill_memory(struct prs_domain *domain, const struct prs_config *conf
     info->relaxed_ordering = config->relaxed_ordering && prs_verbs.reg_mr_iova2;
 }
 
-/* An EFA has one GID and needs no choice: what chooses among RoCE's may stand in a job's environment all the same. */
+/* An EFA has only one GID. A job's environment may still contain variables that choose among RoCE GIDs: ignore them. */
 static int choose_gid(struct prs_domain *domain, uint8_t port, const struct ibv_port_attr *attr, bool is_roce,
                       const struct prs_config *config, struct prs_gid *gid, char *why, size_t why_bytes)
 {
@@ -120,7 +120,7 @@ static int choose_gid(struct prs_domain *domain, uint8_t port, const struct ibv_
     if (domain->nic == &prs_nic_rc)
         return prs_gid_query(domain->context, port, attr->gid_tbl_len, is_roce, config, gid, why, why_bytes);
     if (config->gid_index > 0 || config->gid_range_set)
-        PRS_INFO("%s: an EFA has one GID, so that NCCL_IB_GID_INDEX and NCCL_IB_ADDR_RANGE are ignored", domain->name);
+        PRS_INFO("%s: an EFA has only one GID: NCCL_IB_GID_INDEX and NCCL_IB_ADDR_RANGE are ignored", domain->name);
     only_one.gid_index = -1;
     only_one.gid_range_set = false;
     return prs_gid_query(domain->context, port, attr->gid_tbl_len, is_roce, &only_one, gid, why, why_bytes);
@@ -146,18 +146,18 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
         snprintf(why, why_bytes, "port state %d is not active (4): cable, switch or subnet manager?", attr.state);
         return 1;
     }
-    /* EFA's has no name. */
+    /* The link layer of an EFA is unspecified. */
     if (domain->nic == &prs_nic_rc && attr.link_layer != IBV_LINK_LAYER_INFINIBAND &&
         attr.link_layer != IBV_LINK_LAYER_ETHERNET) {
         snprintf(why, why_bytes, "link layer %d is neither InfiniBand nor Ethernet", attr.link_layer);
         return 1;
     }
-    snprintf(out->info.name, sizeof out->info.name, "%s", domain->name);
+    snprintf(out->info.name, sizeof(out->info.name), "%s", domain->name);
     out->info.is_roce = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
     if (choose_gid(domain, port, &attr, out->info.is_roce, config, &gid, why, why_bytes))
         return 1;
-    memcpy(out->gid, gid.raw, sizeof out->gid);
-    prs_gid_text(gid.raw, out->info.gid, sizeof out->info.gid);
+    memcpy(out->gid, gid.raw, sizeof(out->gid));
+    prs_gid_text(gid.raw, out->info.gid, sizeof(out->info.gid));
     out->info.gid_index = (int16_t)gid.index;
     out->lid = attr.lid;
     out->mtu = (uint8_t)attr.active_mtu;
@@ -167,17 +167,17 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     out->info.max_put_bytes = PRS_ORDER_SURE_PARTS * out->max_message_bytes;
     out->info.guid = be64toh(domain->attr.sys_image_guid ? domain->attr.sys_image_guid : domain->attr.node_guid);
     out->info.speed_mbps = speed_mbps(&attr);
-    out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* a probe queue each */
+    out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* with probe queues */
     out->info.latency_us = 1;
     out->info.port = port;
-    snprintf(out->info.queue_kind, sizeof out->info.queue_kind, "%s", domain->nic->name);
-    snprintf(out->info.link, sizeof out->info.link, "%s",
+    snprintf(out->info.queue_kind, sizeof(out->info.queue_kind), "%s", domain->nic->name);
+    snprintf(out->info.link, sizeof(out->info.link), "%s",
              domain->nic != &prs_nic_rc ? "EFA"
              : out->info.is_roce        ? "RoCE"
                                         : "InfiniBand");
     out->info.in_order = domain->nic->in_order;
     out->info.adaptive_routing = config->adaptive_routing < 0 ? !out->info.is_roce : config->adaptive_routing;
-    fill_place(&out->info);
+    fill_pci_slot(&out->info);
     fill_memory(domain, config, &out->info);
     return 0;
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One usable NIC port: what it is, where it sits, what it can do. */
+/* One usable NIC port: its name, location and abilities. */
 #ifndef TRANSPORT_RAIL_H
 #define TRANSPORT_RAIL_H
 
 #include "transport/config.h"
 #include "transport/domain.h"
-
 #include <perseus/perseus.h>
 
 struct prs_rail {
@@ -18,7 +17,7 @@ struct prs_rail {
     uint64_t max_message_bytes;
 };
 
-/* Look at one port of an opened device. Return 0, or 1: passed over, and why says why. */
+/* Examine one port of an open device. Return 0, or 1: the port is unusable, for the reason in why. */
 int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_config *config, struct prs_rail *out,
                    char *why, size_t why_bytes);
 

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/raise.h"
 
+#include <errno.h>
+#include <unistd.h>
+
 #include "transport/peer.h"
 #include "transport/util/clock.h"
 #include "transport/util/fork.h"
-
-#include <errno.h>
-#include <unistd.h>
 
 static pthread_mutex_t claim_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list */
 static struct prs_raise *claims;
 PRS_RENEW_IN_CHILD(claim, claim_lock)
 
-/* --------------------------------------------------------------------------------------------------- claims */
+/* ---- claims ---- */
 
-/* Return whether the word is ours now. */
+/* Try to claim the word. */
 static bool claim(struct prs_raise *raise, uint64_t word)
 {
     struct prs_raise *other;
@@ -48,7 +48,7 @@ void prs_raise_drop(struct prs_raise *raise)
     raise->record = NULL;
 }
 
-/* ----------------------------------------------------------------------------------------------- host memory */
+/* ---- host memory ---- */
 
 struct word {
     const struct prs_record *record;
@@ -65,15 +65,15 @@ static void raise_on_host(void *arg, const struct prs_mr_key *key)
     word->on_device = key->kind != PRS_MEM_HOST;
     if (word->on_device)
         return;
-    /* The bytes that the signal stands for were there when their completions were polled, on this thread: whoever
-     * acquires the word (any reader of signals) sees them. */
+    /* This thread has polled the completions of the puts that the signal follows, so their bytes are in memory. The
+     * release makes them visible to every reader that acquires the word. */
     if (record->kind == PRS_RECORD_ADD)
         __atomic_fetch_add(at, record->value, __ATOMIC_RELEASE);
     else
         __atomic_store_n(at, record->value, __ATOMIC_RELEASE);
 }
 
-/* --------------------------------------------------------------------------------------------- device memory */
+/* ---- device memory ---- */
 
 static int post(struct prs_peer *peer, struct prs_raise *raise, uint8_t opcode, uint64_t value, uint64_t addr,
                 uint32_t key)
@@ -83,13 +83,13 @@ static int post(struct prs_peer *peer, struct prs_raise *raise, uint8_t opcode, 
                         .remote_addr = addr,
                         .remote_key = key,
                         .value = value,
-                        .len_bytes = sizeof value,
+                        .len_bytes = sizeof(value),
                         .opcode = opcode};
 
     return prs_order_self(&peer->order, &raise->op, &wr) ? PRS_AGAIN : 0;
 }
 
-/* Another peer of this process is at that word, and ends with its next progress. */
+/* Another peer of this process has claimed the word, until its next progress. */
 static int await_claim(struct prs_peer *peer, struct prs_raise *raise, const struct prs_record *record)
 {
     uint32_t limit_ms = peer->fabric->config.timeout_ms;
@@ -100,9 +100,9 @@ static int await_claim(struct prs_peer *peer, struct prs_raise *raise, const str
     if (now_ns - raise->refused_ns > limit_ms * 1000000ull)
         return prs_peer_fail(peer, -ETIMEDOUT,
                              "a signal waited %u ms for another peer of this process that is writing the same word of "
-                             "device memory, at %#llx: is nobody driving that peer?",
+                             "device memory, at %#llx: does nobody progress that peer?",
                              limit_ms, (unsigned long long)record->addr);
-    peer->idle_polls = PRS_PEER_IDLE_POLLS; /* look again at the next call, whether anything has come or not */
+    peer->idle_polls = PRS_PEER_IDLE_POLLS; /* retry at the next progress, even if nothing arrives */
     return PRS_AGAIN;
 }
 
@@ -110,11 +110,11 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
 {
     bool add = record->kind == PRS_RECORD_ADD;
 
-    if (add && !peer->adds_alone)
+    if (add && !peer->exclusive_adds)
         return prs_peer_fail(
             peer, -EOPNOTSUPP,
             "the peer adds to a word in device memory at %#llx, where others may add as well: %s has no "
-            "atomics, so that one of them could be lost; set such signals, or have the word in host "
+            "atomics, so one of them could be lost; use PRS_SIGNAL_SET, or keep the word in host "
             "memory",
             (unsigned long long)record->addr, peer->link[0]->rail->info.name);
     if (!claim(raise, record->addr))
@@ -123,7 +123,7 @@ static int start_on_device(struct prs_peer *peer, struct prs_raise *raise, const
     raise->stage = add ? PRS_RAISE_READING : PRS_RAISE_WRITING;
     if (post(peer, raise, add ? PRS_WR_READ : PRS_WR_WRITE, record->value, record->addr, record->key)) {
         prs_raise_drop(raise);
-        return PRS_AGAIN; /* no room: completions make some, and come by here */
+        return PRS_AGAIN; /* no room: retried after the next completion */
     }
     if (!add)
         return 0;
@@ -145,14 +145,14 @@ int prs_raise_signal(struct prs_peer *peer, const struct prs_record *record)
     if (raise->stage != PRS_RAISE_IDLE && raise->op.status == PRS_OP_PENDING)
         return PRS_AGAIN;
     prs_raise_finish(raise);
-    if (raise->stage == PRS_RAISE_READING) { /* nobody else has added since: the word is claimed */
+    if (raise->stage == PRS_RAISE_READING) { /* nobody has added since the read: the word is claimed */
         if (post(peer, raise, PRS_WR_WRITE, *raise->landing + record->value, record->addr, record->key))
             return PRS_AGAIN;
         raise->stage = PRS_RAISE_WRITING;
         raise->record = NULL;
         return 0;
     }
-    if (!prs_mr_cache_use(&peer->link[0]->rail->domain->mrs, record->addr, sizeof record->value, record->key,
+    if (!prs_mr_cache_use(&peer->link[0]->rail->domain->mrs, record->addr, sizeof(record->value), record->key,
                           raise_on_host, &word))
         return prs_peer_fail(
             peer, -EREMOTEIO,

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/records.h"
 
-#include "transport/peer.h"
-#include "transport/util/error.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "transport/peer.h"
+#include "transport/util/error.h"
+
 enum {
     RING_BYTES = PRS_RECORDS * (int)sizeof(struct prs_record),
     MEMORY_BYTES = RING_BYTES + 4096,
-    LANDING_AT = RING_BYTES + 64, /* apart from the credits, which are the peer's to write */
+    LANDING_AT = RING_BYTES + 64, /* not next to the credits, which the peer writes */
 };
 
 int prs_records_open(struct prs_peer *peer)
@@ -21,10 +21,10 @@ int prs_records_open(struct prs_peer *peer)
 
     if (peer->records)
         return 0;
-    records = calloc(1, sizeof *records);
+    records = calloc(1, sizeof(*records));
     if (!records)
         return prs_fail(-ENOMEM, "no memory for signal records");
-    peer->records = records; /* from here on prs_records_close() undoes what has been done */
+    peer->records = records; /* from here on prs_records_close() cleans up */
     records->memory = mmap(NULL, MEMORY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (records->memory == MAP_FAILED) {
         records->memory = NULL;
@@ -33,7 +33,7 @@ int prs_records_open(struct prs_peer *peer)
     for (uint32_t i = 0; i < peer->path_count; i++) {
         const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
 
-        /* Without relaxed ordering: a record must be there when its completion is. */
+        /* Without relaxed ordering: when the completion is visible, the record must be too. */
         records->mr[i] = prs_verbs.reg_mr(rail->domain->pd, records->memory, MEMORY_BYTES,
                                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
         if (!records->mr[i])
@@ -77,12 +77,12 @@ int prs_records_arrive(struct prs_peer *peer, const struct prs_imm *imm, uint32_
     struct prs_record record;
 
     if (!records || !records->credit.addr)
-        return -EPROTO; /* the peer never said that it counts */
+        return -EPROTO; /* the peer did not announce records */
     if (path != 0 || !peer->nic->in_order)
-        records->others++;
+        records->unordered++;
     if (!imm->bare || imm->kind == PRS_BARE_COUNT)
         return prs_counts_arrive(&records->counts, imm->tag, imm->bare ? 1 : imm->run);
-    memcpy(&record, records->memory + imm->tag * sizeof record, sizeof record);
+    memcpy(&record, records->memory + imm->tag * sizeof(record), sizeof(record));
     return prs_counts_record(&records->counts, imm->tag, &record);
 }
 
@@ -103,23 +103,23 @@ static int start_flush(struct prs_peer *peer, uint64_t addr, uint32_t first_key)
             return prs_peer_fail(
                 peer, -EINVAL,
                 "a signal goes to device memory at %#llx that is not registered on %s, over which data "
-                "came: it cannot be kept behind that",
+                "arrived: it cannot be ordered after that data",
                 (unsigned long long)addr, domain->name);
     }
     if (prs_peer_probe(peer, &records->flush, addr, rkey))
-        return PRS_AGAIN; /* no room: completions make some, and come by here */
-    records->flush_covers = records->others;
+        return PRS_AGAIN; /* no room: retried after the next completion */
+    records->flush_covers = records->unordered;
     records->flushing = true;
     records->flushes++;
     return PRS_AGAIN;
 }
 
-/* May the record be raised as far as device memory goes? A completion in host memory says nothing about bytes on their
- * way to a device, and only those of the rail that writes the signal are sure to stay before it, if it keeps order. So
- * when data has come over other rails, each reads from the device first: a read does not pass the writes before it.
- * Host memory needs none of that: its writes and completions go the same way. Return 0, PRS_AGAIN or -errno (the peer
- * has failed). */
-static int settle(struct prs_peer *peer, const struct prs_record *record)
+/* Before a signal in device memory, make data visible that arrived over other rails. Their completions are in host
+ * memory and say nothing about bytes on their way to the device; only bytes of the rail that writes the signal are sure
+ * to precede it, if that rail keeps order. So each other rail first reads from the device: a read does not overtake
+ * earlier writes. Host memory needs no flush, since data and completions take the same way. Return 0 (the signal may be
+ * raised), PRS_AGAIN or -errno (the peer has failed). */
+static int flush_before(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_records *records = peer->records;
     uint64_t *ready_at = &records->ready_at[record->number % PRS_RECORDS];
@@ -130,34 +130,34 @@ static int settle(struct prs_peer *peer, const struct prs_record *record)
         records->flushing = false;
     }
     if (!*ready_at)
-        *ready_at = records->others + 1;
+        *ready_at = records->unordered + 1;
     if (records->flushed + 1 >= *ready_at || !raises(record) ||
         !prs_mr_cache_device_key(&peer->link[0]->rail->domain->mrs, record->addr, sizeof(uint64_t), &key))
         return 0;
     return records->flushing ? PRS_AGAIN : start_flush(peer, record->addr, key);
 }
 
-/* An ask is answered when our NIC has done what the signals before it made us ask of it. Return 0 or PRS_AGAIN: its
- * completion comes by here. */
-static int take_ask(struct prs_peer *peer)
+/* The peer asks whether all signals are raised. Answer once our NIC has completed its writes for the signals before.
+ * Return 0 or PRS_AGAIN: retried after the next completion. */
+static int answer_ask(struct prs_peer *peer)
 {
     if (!prs_order_self_idle(&peer->order))
         return PRS_AGAIN;
-    peer->records->asked = true;
+    peer->records->credits_wanted = true;
     return 0;
 }
 
-/* Return 0, PRS_BUSY or PRS_AGAIN (later), or -errno (the peer has failed). */
+/* Return 0, PRS_BUSY or PRS_AGAIN (try later), or -errno (the peer has failed). */
 static int raise_one(struct prs_peer *peer, const struct prs_record *record)
 {
     struct prs_wr wr = {.remote_addr = record->addr,
                         .remote_key = record->key,
                         .value = record->value,
-                        .len_bytes = sizeof record->value,
+                        .len_bytes = sizeof(record->value),
                         .opcode = record->kind == PRS_RECORD_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
 
     if (!raises(record))
-        return record->kind == PRS_RECORD_ASK ? take_ask(peer) : 0;
+        return record->kind == PRS_RECORD_ASK ? answer_ask(peer) : 0;
     return peer->nic->adds ? prs_order_self(&peer->order, NULL, &wr) : prs_raise_signal(peer, record);
 }
 
@@ -175,22 +175,22 @@ int prs_records_raise(struct prs_peer *peer)
         if (!record) {
             r = prs_counts_next(counts, &record);
             if (r)
-                return prs_peer_fail(peer, r, "more puts of a group have come than its signal announced");
-            r = record ? settle(peer, record) : PRS_AGAIN;
+                return prs_peer_fail(peer, r, "more puts of a group have arrived than its signal announced");
+            r = record ? flush_before(peer, record) : PRS_AGAIN;
         }
         if (!r)
             r = raise_one(peer, record);
         if (r < 0)
             return r;
         if (r)
-            break; /* nothing may leave yet, or no room: the next progress comes by here again */
+            break; /* not ready yet, or no room: the next progress tries again */
         records->ready_at[record->number % PRS_RECORDS] = 0;
         prs_counts_raised(counts, record);
     }
-    if ((records->asked || counts->raised - records->credits_sent >= PRS_RECORD_CREDIT) &&
+    if ((records->credits_wanted || counts->raised - records->credits_sent >= PRS_RECORD_CREDIT) &&
         prs_order_word(&peer->order, records->credit.addr, records->credit.key[0], counts->raised) == 0) {
         records->credits_sent = counts->raised;
-        records->asked = false;
+        records->credits_wanted = false;
     }
     return 0;
 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/region.h"
 
-#include "transport/cuda.h"
-#include "transport/nic.h"
-#include "transport/util/error.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include "transport/cuda.h"
+#include "transport/nic.h"
+#include "transport/util/error.h"
 
 struct registration {
     const struct prs_rail *rail;
@@ -31,7 +31,7 @@ static int explain(const struct registration *what, const struct prs_mr_key *key
 
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (limit.rlim_cur != RLIM_INFINITY)
-        snprintf(locked, sizeof locked, "%llu KiB", (unsigned long long)limit.rlim_cur >> 10);
+        snprintf(locked, sizeof(locked), "%llu KiB", (unsigned long long)limit.rlim_cur >> 10);
     if (error == ENOMEM || error == EAGAIN)
         return prs_fail(
             -ENOMEM,
@@ -47,7 +47,7 @@ static int register_one(void *arg, const struct prs_mr_key *key, struct ibv_mr *
 {
     const struct registration *what = arg;
     struct ibv_pd *pd = what->rail->domain->pd;
-    /* EFA's driver refuses a registration for what the device cannot do. */
+    /* EFA's driver refuses access flags that the device does not support. */
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                  (what->rail->domain->nic->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0);
     uint64_t addr = (uintptr_t)what->mem->addr, bytes = key->end - key->start;
@@ -106,7 +106,7 @@ int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *ra
     r = check_memory(fabric, rails, mem);
     if (r)
         return r;
-    region = calloc(1, sizeof *region);
+    region = calloc(1, sizeof(*region));
     if (!region)
         return prs_fail(-ENOMEM, "no memory for a region");
     region->owner = getpid();
@@ -137,7 +137,7 @@ int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_se
 {
     struct prs_mem mem = {.addr = addr, .len_bytes = len_bytes, .kind = PRS_MEM_CUDA, .dmabuf_fd = -1, .flags = flags};
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), offset = (uintptr_t)addr & (page - 1);
-    uint64_t pages = (offset + len_bytes + page - 1) & ~(page - 1); /* the driver exports whole ones */
+    uint64_t pages = (offset + len_bytes + page - 1) & ~(page - 1); /* the driver exports whole pages */
     struct prs_rail_info rail;
     bool peermem;
     int r = prs_rail_query(fabric, rails->rail[0], &rail);
@@ -147,13 +147,13 @@ int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_se
     peermem = rail.mem_kinds & PRS_MEM_CUDA;
     if (rail.mem_kinds & PRS_MEM_DMABUF) {
         r = prs_cuda_dmabuf((uintptr_t)addr - offset, pages, !peermem, &mem.dmabuf_fd);
-        if (r == 0) {
+        if (!r) {
             mem.dmabuf_offset = offset;
             mem.kind = PRS_MEM_DMABUF;
             r = prs_region_register(fabric, rails, &mem, out);
             close(mem.dmabuf_fd);
         }
-        if (r == 0 || !peermem)
+        if (!r || !peermem)
             return r;
         mem.dmabuf_fd = -1;
         mem.kind = PRS_MEM_CUDA;

@@ -6,7 +6,7 @@
 #include "transport/fabric.h"
 
 struct prs_region {
-    uint64_t rail_mask;                   /* rails of the fabric it is registered on */
+    uint64_t rail_mask;                   /* rails of the fabric that it is registered on */
     uint32_t local_key[PRS_FABRIC_RAILS]; /* by rail of the fabric */
     struct prs_keys keys;                 /* by position in the set */
     int count;

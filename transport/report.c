@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public face of transport/util/log and transport/util/error. */
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
+/* The public functions for log and errors, over transport/util. */
 #include <assert.h>
-#include <perseus/perseus.h>
 #include <stddef.h>
 
-static_assert(PRS_LOG_ERROR == (int)PRS_LEVEL_ERROR && PRS_LOG_DEBUG == (int)PRS_LEVEL_DEBUG, "two names, one scale");
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+#include <perseus/perseus.h>
 
-static prs_log_fn *caller_fn; /* published by prs_log_sink()'s lock, which follows the store */
+static_assert(PRS_LOG_ERROR == (int)PRS_LEVEL_ERROR && PRS_LOG_DEBUG == (int)PRS_LEVEL_DEBUG,
+              "the public levels are those of util/log.h");
+
+static prs_log_fn *caller_fn; /* prs_log_sink(), called after the store, publishes it by its lock */
 
 static void forward(void *user, int level, const char *file, int line, const char *text)
 {

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/setup.h"
 
-#include "transport/gid.h"
-#include "transport/util/clock.h"
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,10 +9,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "transport/gid.h"
+#include "transport/util/clock.h"
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
 enum {
-    DEFAULT_WINDOW = 256,
-    MOST_OPS = 1 << 20,                 /* far more than a queue of any device holds */
-    RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* as many notifications may be out */
+    DEFAULT_MAX_OPS = 256,
+    LIMIT_OPS = 1 << 20,                /* far more than a queue of any device holds */
+    RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* the most unfinished notifications */
     MAX_PART_BYTES = 1 << 30,
 };
 
@@ -29,19 +29,19 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
 
     if (from->private_bytes > PRS_PRIVATE_DATA_BYTES)
         return prs_fail(-EINVAL, "%u bytes of private data: at most %d", from->private_bytes, PRS_PRIVATE_DATA_BYTES);
-    if (from->window_ops > MOST_OPS)
-        return prs_fail(-EINVAL, "a window of %u ops: at most %d", from->window_ops, MOST_OPS);
+    if (from->max_ops > LIMIT_OPS)
+        return prs_fail(-EINVAL, "max_ops %u: at most %d", from->max_ops, LIMIT_OPS);
     if (from->queues_per_rail < 0 || from->queues_per_rail > PRS_ORDER_MAX_QUEUES_PER_RAIL)
         return prs_fail(-EINVAL, "%d queues per rail: at most %d", from->queues_per_rail,
                         PRS_ORDER_MAX_QUEUES_PER_RAIL);
     *out = (struct prs_setup_options){
         .on_notify = from->on_notify,
         .user = from->user,
-        .window_ops = from->window_ops ? from->window_ops : DEFAULT_WINDOW,
+        .max_ops = from->max_ops ? from->max_ops : DEFAULT_MAX_OPS,
         .traffic_class = from->traffic_class >= 0 ? from->traffic_class : fabric->config.traffic_class,
         .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
         .private_data.bytes = from->private_bytes,
-        .adds_alone = from->adds_alone,
+        .exclusive_adds = from->exclusive_adds,
         .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
     };
     if (from->private_bytes)
@@ -49,11 +49,11 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
     return prs_policy_parse(from->policy, (enum prs_policy)fabric->config.policy, &out->policy);
 }
 
-/* ------------------------------------------------------------------------------------------------ describe */
+/* ---- describe ---- */
 
 static void describe(struct prs_peer *peer, const char *why)
 {
-    size_t room = sizeof peer->description;
+    size_t room = sizeof(peer->description);
     int at = snprintf(peer->description, room, "peer %s over", peer->remote[0] ? peer->remote : "(connecting)");
 
     for (uint32_t i = 0; i < peer->path_count && (size_t)at < room; i++) {
@@ -61,7 +61,7 @@ static void describe(struct prs_peer *peer, const char *why)
         const struct prs_wire_rail *other = &peer->path[i].peer;
         char gid[64];
 
-        prs_gid_text(other->gid, gid, sizeof gid);
+        prs_gid_text(other->gid, gid, sizeof(gid));
         at += snprintf(peer->description + at, room - (size_t)at, "%s %s:%d (GID %s) to %s:%u (GID %s)", i ? "," : "",
                        own->name, own->port, own->gid, other->name, other->port, gid);
     }
@@ -70,7 +70,7 @@ static void describe(struct prs_peer *peer, const char *why)
                  peer->queues == 1 ? "" : "s", prs_policy_names[peer->order.policy], why);
 }
 
-/* ---------------------------------------------------------------------------------------------------- open */
+/* ---- open ---- */
 
 static uint32_t power_of_two_up_to(uint32_t limit)
 {
@@ -81,18 +81,18 @@ static uint32_t power_of_two_up_to(uint32_t limit)
     return power;
 }
 
-/* Send slots: a window's worth, if the devices have them. */
-static uint32_t choose_depth(const struct prs_peer *peer, uint32_t window_ops)
+/* Send slots: max_ops, if the devices have that many. */
+static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
 {
-    uint32_t wanted = power_of_two_up_to(2 * window_ops - 1);
+    uint32_t wanted = power_of_two_up_to(2 * max_ops - 1);
 
     for (uint32_t i = 0; i < peer->path_count; i++) {
         const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
         uint32_t most = rail->domain->max_send_wr;
 
         if (most && wanted > most) {
-            PRS_INFO("%s:%d holds %u requests a queue: %u of a window of %u ops", rail->info.name, rail->port, most,
-                     power_of_two_up_to(most), window_ops);
+            PRS_INFO("%s:%d holds %u requests in a queue: %u send slots for %u ops", rail->info.name, rail->port, most,
+                     power_of_two_up_to(most), max_ops);
             wanted = power_of_two_up_to(most);
         }
     }
@@ -102,7 +102,7 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t window_ops)
 static int open_order(struct prs_peer *peer, const struct prs_setup_options *options, const uint32_t *remote_position,
                       uint32_t depth, char *why, size_t why_bytes)
 {
-    struct prs_order_options order = {.window_ops = options->window_ops,
+    struct prs_order_options order = {.window_ops = options->max_ops,
                                       .in_order = peer->nic->in_order,
                                       .fence = peer->nic->fence,
                                       .path_count = peer->path_count,
@@ -146,7 +146,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
         int r;
 
         for (uint32_t k = 0; k < peer->queues_per_path; k++)
-            ids[k] = k * peer->path_count + i; /* as order.h numbers them */
+            ids[k] = k * peer->path_count + i; /* numbered as in order.h */
         r = peer->nic->open(&options, &peer->link[i]);
         if (r)
             return r;
@@ -156,7 +156,7 @@ static int open_links(struct prs_peer *peer, uint32_t depth)
     return 0;
 }
 
-/* Copies of inline payloads; registered only where the NIC needs it. */
+/* Memory for copies of inline payloads. It is registered only where the NIC has no inline data. */
 static int open_inline(struct prs_peer *peer, uint32_t depth)
 {
     size_t each = (size_t)depth * PRS_INLINE_BYTES;
@@ -167,7 +167,7 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
         peer->inline_bytes = NULL;
         return prs_fail(-errno, "mmap of %zu bytes: %s", peer->inline_room, strerror(errno));
     }
-    for (uint32_t q = 0; q <= peer->queues; q++) { /* the last is the probe queue of path 0, made as the others are */
+    for (uint32_t q = 0; q <= peer->queues; q++) { /* the last is the probe queue of path 0, which is like queue 0 */
         const struct prs_queue *like = peer->queue[q < peer->queues ? q : 0];
         struct prs_order_queue *queue = &peer->order.queue[q];
         struct prs_domain *domain = like->link->rail->domain;
@@ -195,7 +195,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
                    const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
                    uint32_t queues_per_path, struct prs_peer **out)
 {
-    struct prs_peer *peer = calloc(1, sizeof *peer);
+    struct prs_peer *peer = calloc(1, sizeof(*peer));
     char why[128];
     uint32_t depth;
     int r;
@@ -203,12 +203,12 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     if (!peer)
         return prs_fail(-ENOMEM, "no memory for a peer");
     peer->fabric = fabric;
-    peer->nic = fabric->rail[path[0].local_rail].domain->nic; /* of all paths: prs_fabric_check_set() */
+    peer->nic = fabric->rail[path[0].local_rail].domain->nic; /* the same on all paths: prs_fabric_check_set() */
     peer->stream_fd = -1;
     peer->on_notify = options->on_notify;
     peer->user = options->user;
     peer->traffic_class = options->traffic_class;
-    peer->adds_alone = options->adds_alone;
+    peer->exclusive_adds = options->exclusive_adds;
     peer->path_count = path_count;
     peer->measured = path_count > 1;
     peer->queues_per_path = queues_per_path;
@@ -217,8 +217,8 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
         peer->path[i] = path[i];
         peer->rail_mask |= 1ull << path[i].local_rail;
     }
-    depth = choose_depth(peer, options->window_ops);
-    r = open_order(peer, options, remote_position, depth, why, sizeof why);
+    depth = choose_depth(peer, options->max_ops);
+    r = open_order(peer, options, remote_position, depth, why, sizeof(why));
     if (r)
         goto free_peer;
     r = open_links(peer, depth);
@@ -248,7 +248,7 @@ void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *ou
         prs_records_window(peer, &out->records, &out->credit);
 }
 
-int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remote)
+int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote)
 {
     int r;
 
@@ -262,7 +262,7 @@ int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remo
     return r;
 }
 
-int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *records)
+int prs_setup_send_records(struct prs_peer *peer, const struct prs_wire_window *records)
 {
     struct prs_wire_window own_ring, own_credit;
 
@@ -275,7 +275,7 @@ int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *recor
                                  (const uint64_t *)(uintptr_t)own_credit.addr);
 }
 
-/* ------------------------------------------------------------------------------------------------- connect */
+/* ---- connect ---- */
 
 static int try_later(const struct prs_peer *peer, struct prs_setup_progress *progress, uint32_t path, int error)
 {
@@ -284,7 +284,7 @@ static int try_later(const struct prs_peer *peer, struct prs_setup_progress *pro
     const struct prs_wire_rail *other = &peer->path[path].peer;
     char gid[64];
 
-    prs_gid_text(other->gid, gid, sizeof gid);
+    prs_gid_text(other->gid, gid, sizeof(gid));
     if (progress->tries++ >= config->mqp_retry_count)
         return prs_fail(-error,
                         "%s:%d (GID %s) cannot reach %s:%u (GID %s): %s after %d tries; are the rails in one "
@@ -309,7 +309,7 @@ int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remot
         struct prs_link_remote where = {.lid = other->lid, .mtu = other->mtu, .reads = other->reads};
         int error = 0, r;
 
-        memcpy(where.gid, other->gid, sizeof where.gid);
+        memcpy(where.gid, other->gid, sizeof(where.gid));
         r = peer->nic->connect(peer->queue[q], &remote->queue[q], &where, &error);
         if (r == PRS_AGAIN)
             return try_later(peer, progress, path, error);
@@ -322,28 +322,27 @@ int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remot
 void prs_setup_finish(struct prs_peer *peer, struct prs_stream *stream, const struct prs_wire_private *private_data)
 {
     const char *rest = strchr(peer->description, ' ');
-    char text[sizeof peer->description];
+    char text[sizeof(peer->description)];
 
     peer->private_bytes = private_data->bytes;
     memcpy(peer->private_data, private_data->data, private_data->bytes);
     peer->stream_fd = stream->fd;
     stream->fd = -1;
-    memcpy(peer->remote, stream->remote, sizeof peer->remote);
+    memcpy(peer->remote, stream->remote, sizeof(peer->remote));
     rest = strstr(rest ? rest : "", " over");
-    snprintf(text, sizeof text, "peer %s%s", peer->remote, rest ? rest : "");
-    memcpy(peer->description, text, sizeof text);
+    snprintf(text, sizeof(text), "peer %s%s", peer->remote, rest ? rest : "");
+    memcpy(peer->description, text, sizeof(text));
     PRS_INFO("connected: %s", peer->description);
 }
 
-/* --------------------------------------------------------------------------------------------------- close */
+/* ---- close ---- */
 
 void prs_peer_close(struct prs_peer *peer)
 {
     if (!peer)
         return;
     if (peer->fabric->owner != getpid()) {
-        /* In a child of a fork: queues and connection are the parent's, and what is copied memory goes with the child.
-         */
+        /* In a forked child: queues and connection belong to the parent; copied memory ends with the child. */
         if (peer->stream_fd >= 0)
             close(peer->stream_fd);
         return;
@@ -362,10 +361,10 @@ void prs_peer_close(struct prs_peer *peer)
     if (peer->inline_bytes)
         munmap(peer->inline_bytes, peer->inline_room);
     if (peer->stream_fd >= 0) {
-        /* One byte says that this end is deliberate; its absence at the end of the stream, that the process died.
-         * shutdown(), since a forked child may hold the descriptor as well. */
+        /* The farewell: this byte says that the end of the stream is deliberate. Without it, the process has died.
+         * shutdown() is needed, since a forked child may hold the descriptor too. */
         if (send(peer->stream_fd, "C", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-            PRS_DEBUG("%s: had gone before us", peer->remote);
+            PRS_DEBUG("%s: had closed before us", peer->remote);
         shutdown(peer->stream_fd, SHUT_WR);
         close(peer->stream_fd);
     }

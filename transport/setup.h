@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making a peer: what listener and connector do alike, whoever of them speaks first. */
+/* Makes a peer: the steps that listener and connector have in common. */
 #ifndef TRANSPORT_SETUP_H
 #define TRANSPORT_SETUP_H
 
@@ -9,11 +9,11 @@
 struct prs_setup_options {
     prs_notify_fn *on_notify;
     void *user;
-    uint32_t window_ops;
+    uint32_t max_ops;
     int traffic_class;
     uint32_t queues_per_rail;
-    enum prs_policy policy; /* may be auto */
-    bool adds_alone;
+    enum prs_policy policy; /* may be PRS_POLICY_AUTO */
+    bool exclusive_adds;
     uint32_t timeout_ms;
     struct prs_wire_private private_data;
 };
@@ -22,26 +22,27 @@ struct prs_setup_options {
 int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_options *options,
                       struct prs_setup_options *out);
 
-/* Connecting the queues may need several tries. */
+/* State of prs_setup_connect(), which may need several tries. */
 struct prs_setup_progress {
     uint32_t next_queue;
     int tries;
     uint64_t again_ns;
 };
 
-/* Create the queues of a peer over these paths. remote_position[i] is the place of path i's remote rail in the other
- * side's list (and so in its keys). Return 0 or -errno. */
+/* Create the queues of a peer over these paths. remote_position[i] is the index of path i's remote rail in the other
+ * side's list, and so in its keys. Return 0 or -errno. */
 int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,
                    const struct prs_path *path, const uint32_t *remote_position, uint32_t path_count,
                    uint32_t queues_per_path, struct prs_peer **out);
+/* Our queues, and our memory for records, as the other side needs to know them. */
 void prs_setup_addresses(const struct prs_peer *peer, struct prs_wire_queues *out);
-/* The other side has told about its queues: make ready to count for it, if it says so. Return 0 or -errno. */
-int prs_setup_counting(struct prs_peer *peer, const struct prs_wire_queues *remote);
-/* Where our own records go, if we are counted. Return 0 or -errno. */
-int prs_setup_counted(struct prs_peer *peer, const struct prs_wire_window *records);
+/* If the other side will send its signals as records, prepare to raise them. Return 0 or -errno. */
+int prs_setup_accept_records(struct prs_peer *peer, const struct prs_wire_queues *remote);
+/* If our own signals go as records, send them to this memory. Return 0 or -errno. */
+int prs_setup_send_records(struct prs_peer *peer, const struct prs_wire_window *records);
 /* Connect to the other side's queues. Return 0, PRS_AGAIN or -errno. */
 int prs_setup_connect(struct prs_peer *peer, const struct prs_wire_queues *remote, struct prs_setup_progress *progress);
-/* The handshake is over: keep the stream and the private data. */
+/* The handshake is over: take over the stream and the private data. */
 void prs_setup_finish(struct prs_peer *peer, struct prs_stream *stream, const struct prs_wire_private *private_data);
 
 #endif

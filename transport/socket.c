@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/socket.h"
 
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -14,16 +11,19 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "transport/util/error.h"
+#include "transport/util/log.h"
+
 enum {
     BACKLOG = 1024,
-    KEEPALIVE_IDLE_S = 10, /* a host that lost its power says nothing: who only receives would wait for ever */
+    KEEPALIVE_IDLE_S = 10, /* a host that loses power says nothing; without probes a receiver would wait for ever */
     KEEPALIVE_EVERY_S = 5,
     KEEPALIVE_PROBES = 3,
 };
 
 static socklen_t address_bytes(const union prs_address *address)
 {
-    return address->any.sa_family == AF_INET6 ? sizeof address->v6 : sizeof address->v4;
+    return address->any.sa_family == AF_INET6 ? sizeof(address->v6) : sizeof(address->v4);
 }
 
 void prs_address_text(const union prs_address *address, char text[PRS_ADDRESS_TEXT])
@@ -31,10 +31,10 @@ void prs_address_text(const union prs_address *address, char text[PRS_ADDRESS_TE
     char host[INET6_ADDRSTRLEN] = "?";
 
     if (address->any.sa_family == AF_INET6) {
-        inet_ntop(AF_INET6, &address->v6.sin6_addr, host, sizeof host);
+        inet_ntop(AF_INET6, &address->v6.sin6_addr, host, sizeof(host));
         snprintf(text, PRS_ADDRESS_TEXT, "[%s]:%u", host, ntohs(address->v6.sin6_port));
     } else {
-        inet_ntop(AF_INET, &address->v4.sin_addr, host, sizeof host);
+        inet_ntop(AF_INET, &address->v4.sin_addr, host, sizeof(host));
         snprintf(text, PRS_ADDRESS_TEXT, "%s:%u", host, ntohs(address->v4.sin_port));
     }
 }
@@ -51,15 +51,15 @@ static int interface_score(const struct prs_config *config, const struct ifaddrs
         return 0;
     if (!prs_hca_filter_admits(&config->ifname, at->ifa_name, -1))
         return 0;
-    /* Without a cable, or a bridge that nothing is plugged into: it has an address, but others do not reach it. */
+    /* Without a cable, or as an empty bridge, an interface may have an address that others cannot reach. */
     if (at->ifa_flags & IFF_RUNNING)
         score += 16;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr))
-        score -= 1; /* needs a scope that only this host can name */
+        score -= 1; /* needs a scope id, which differs between hosts */
     else if (family == AF_INET)
         score += 1;
     if (config->ifname.count && !config->ifname.exclude)
-        return score; /* asked for: no further opinion */
+        return score; /* named by the user: no further preference */
     if (at->ifa_flags & IFF_LOOPBACK)
         score -= 6;
     else if (!strncmp(at->ifa_name, "docker", 6) || !strncmp(at->ifa_name, "veth", 4) ||
@@ -80,14 +80,14 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
         int score = interface_score(config, at);
 
         if (at->ifa_addr && at->ifa_addr->sa_family != AF_PACKET)
-            snprintf(seen + strlen(seen), sizeof seen - strlen(seen), " %s", at->ifa_name);
+            snprintf(seen + strlen(seen), sizeof(seen) - strlen(seen), " %s", at->ifa_name);
         if (score > best_score) {
             best = at;
             best_score = score;
         }
     }
     if (best) {
-        memset(out, 0, sizeof *out);
+        memset(out, 0, sizeof(*out));
         memcpy(out, best->ifa_addr,
                best->ifa_addr->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in));
         snprintf(name, name_bytes, "%s", best->ifa_name);
@@ -95,9 +95,8 @@ int prs_socket_interface(const struct prs_config *config, union prs_address *out
     freeifaddrs(list);
     if (best)
         return 0;
-    return prs_fail(-ENODEV,
-                    "no network interface to connect over: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of:%s",
-                    seen);
+    return prs_fail(
+        -ENODEV, "no network interface to listen on: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY admit none of:%s", seen);
 }
 
 int prs_socket_scope(const struct prs_config *config, union prs_address *address)
@@ -110,8 +109,8 @@ int prs_socket_scope(const struct prs_config *config, union prs_address *address
     if (address->any.sa_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&address->v6.sin6_addr))
         return 0;
     v6.socket_family = AF_INET6;
-    r = prs_socket_interface(&v6, &own, name, sizeof name);
-    if (r == 0)
+    r = prs_socket_interface(&v6, &own, name, sizeof(name));
+    if (!r)
         address->v6.sin6_scope_id = if_nametoindex(name);
     return r;
 }
@@ -120,12 +119,12 @@ static void set_options(int fd)
 {
     static const int one = 1, idle = KEEPALIVE_IDLE_S, every = KEEPALIVE_EVERY_S, probes = KEEPALIVE_PROBES;
 
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* a hint: failure costs time only */
-    if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one) ||
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle) ||
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every) ||
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes))
-        PRS_WARN("no TCP keepalive: %s; a peer whose host vanishes will be noticed late", strerror(errno));
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* only an optimisation: ignore a failure */
+    if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle)) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof(every)) ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes)))
+        PRS_WARN("no TCP keepalive: %s; if the host of a peer disappears, it will be noticed late", strerror(errno));
 }
 
 int prs_socket_listen(union prs_address *address)
@@ -152,14 +151,14 @@ int prs_socket_listen(union prs_address *address)
 
 int prs_socket_accept(int listen_fd, union prs_address *from, int *fd)
 {
-    socklen_t bytes = sizeof *from;
+    socklen_t bytes = sizeof(*from);
 
     *fd = accept4(listen_fd, &from->any, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (*fd >= 0) {
         set_options(*fd);
         return 0;
     }
-    /* A caller that gave up between its SYN and our accept is not our error. */
+    /* If the other side gave up before the accept, that is no error here. */
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED || errno == EPROTO)
         return PRS_AGAIN;
     return prs_fail(-errno, "accept: %s", strerror(errno));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <perseus/team.h>
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -17,29 +18,29 @@
 
 enum {
     DEFAULT_TIMEOUT_MS = 30000,
-    ACCEPT_EVERY = 64,        /* rounds between looks at the listener: a look is a system call, connecting is rare */
+    ACCEPT_EVERY = 64,        /* progress calls between two polls of the listener, which cost a system call */
     HELLO_MAGIC = 0x4d544550, /* "PETM" */
 };
 
-/* What one side says when connecting: which rank, in which context. */
+/* What each side sends while connecting. */
 struct hello {
     uint32_t magic, rank, size, context;
-    uint8_t card[PRS_TEAM_CARD_BYTES];
+    uint8_t rank_info[PRS_TEAM_RANK_INFO_BYTES];
 };
-_Static_assert(sizeof(struct hello) <= PRS_PRIVATE_DATA_BYTES, "travels as private data");
+static_assert(sizeof(struct hello) <= PRS_PRIVATE_DATA_BYTES, "sent as private data");
 
-/* One rank in one context. */
-struct link {
-    struct prs_peer *made;            /* we connected */
+/* One rank in one context, with up to two connections, since both ranks may connect at once. */
+struct member {
+    struct prs_peer *made;            /* this rank connected */
     struct prs_peer *accepted;        /* the other side connected */
-    struct prs_connector *connecting; /* not yet made */
-    struct prs_peer *chosen;          /* the one our transfers use: never changes once set */
+    struct prs_connector *connecting; /* in progress */
+    struct prs_peer *chosen;          /* the one that this rank sends on: never changes once set */
 };
 
-struct context {
-    uint64_t key;       /* atomic: its number plus 1, from when the rest is whole; 0: free */
-    struct link *links; /* [size] */
-    uint32_t *active;   /* ranks with a peer or a connector, in no order */
+struct team_context {
+    uint64_t key;           /* atomic: context id plus 1, stored after all other members; 0: free */
+    struct member *members; /* [size] */
+    uint32_t *active;       /* ranks with a peer or a connector, in any order */
     uint32_t active_count;
     unsigned rounds;
 };
@@ -49,12 +50,12 @@ struct prs_team {
     struct prs_rail_set rails;
     struct prs_handle *handles;
     char policy[24];
-    uint8_t card[PRS_TEAM_CARD_BYTES];
-    /* Guards the listener, every link's making, and which context is where. Transfers on chosen peers need no lock: one
-     * thread at a time per context. */
+    uint8_t rank_info[PRS_TEAM_RANK_INFO_BYTES];
+    /* Protects the listener, all connecting, and the table of contexts. Transfers on chosen peers need no lock, since
+     * one thread at a time uses a context. */
     pthread_mutex_t lock;
-    struct context contexts[PRS_TEAM_CONTEXTS]; /* a number's is at that modulo the size, or the next that was free */
-    pthread_mutex_t text_lock; /* contexts of several threads may fail at once: the first one's text stays */
+    struct team_context contexts[PRS_TEAM_CONTEXTS]; /* hash table with linear probing, by context id */
+    pthread_mutex_t text_lock;                       /* protects text: contexts of several threads may fail at once */
     char text[512];
 };
 
@@ -73,7 +74,7 @@ const char *prs_team_error(const struct prs_team *team)
     return team->text;
 }
 
-/* The team's error is its first one's text. */
+/* Remember the text of the team's first error. */
 static void keep_text(struct prs_team *team, const char *text)
 {
     pthread_mutex_lock(&team->text_lock);
@@ -82,7 +83,7 @@ static void keep_text(struct prs_team *team, const char *text)
     pthread_mutex_unlock(&team->text_lock);
 }
 
-/* Say with whom it failed; the peer or connector has logged why. */
+/* Add the rank to the text of an error. The peer or connector has logged the cause. */
 static int fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int error)
 {
     char text[sizeof(team->text)];
@@ -93,16 +94,15 @@ static int fail_rank(struct prs_team *team, uint32_t context, uint32_t rank, int
     return prs_error_repeat(error, text);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * life */
+/* ---- life ---- */
 
 int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
 {
     struct prs_team *team;
 
-    if (options->card_bytes > PRS_TEAM_CARD_BYTES)
-        return prs_fail(-EINVAL, "team: a card of %u bytes, at most %d are possible", options->card_bytes,
-                        PRS_TEAM_CARD_BYTES);
+    if (options->rank_info_bytes > PRS_TEAM_RANK_INFO_BYTES)
+        return prs_fail(-EINVAL, "team: rank_info of %u bytes: at most %d", options->rank_info_bytes,
+                        PRS_TEAM_RANK_INFO_BYTES);
     if (options->size == 0 || options->rank >= options->size || !options->listener || !options->handles)
         return prs_fail(-EINVAL, "team: rank %u of %u, or no listener or handles", options->rank, options->size);
     team = calloc(1, sizeof(*team));
@@ -117,8 +117,8 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
     team->options = *options;
     team->rails = *options->rails;
     team->options.rails = &team->rails;
-    if (options->card_bytes)
-        memcpy(team->card, options->card, options->card_bytes);
+    if (options->rank_info_bytes)
+        memcpy(team->rank_info, options->rank_info, options->rank_info_bytes);
     if (options->policy) {
         snprintf(team->policy, sizeof(team->policy), "%s", options->policy);
         team->options.policy = team->policy;
@@ -139,35 +139,35 @@ bool prs_team_drains(const struct prs_team *team)
            policy == PRS_POLICY_DRAIN;
 }
 
-/* Of that key, from where its number has its place. Without the lock as well: it is gone only when nobody uses it. */
-static struct context *find_key(struct prs_team *team, uint32_t number, uint64_t key)
+/* The slot with this key. Works without the lock too, since a context is closed only while no thread uses it. */
+static struct team_context *find_key(struct prs_team *team, uint32_t context_id, uint64_t key)
 {
     for (uint32_t i = 0; i < PRS_TEAM_CONTEXTS; i++) {
-        struct context *context = &team->contexts[(number + i) % PRS_TEAM_CONTEXTS];
+        struct team_context *context = &team->contexts[(context_id + i) % PRS_TEAM_CONTEXTS];
 
-        /* Pairs with the release in make_context_locked(): it is seen whole. */
+        /* [context-key] pairs with the release in make_context_locked(): the other members are complete. */
         if (__atomic_load_n(&context->key, __ATOMIC_ACQUIRE) == key)
             return context;
     }
     return NULL;
 }
 
-static struct context *find_context(struct prs_team *team, uint32_t number)
+static struct team_context *find_context(struct prs_team *team, uint32_t context_id)
 {
-    return find_key(team, number, number + 1ull);
+    return find_key(team, context_id, context_id + 1ull);
 }
 
-static void close_context(struct prs_team *team, struct context *context)
+static void close_context(struct prs_team *team, struct team_context *context)
 {
     for (uint32_t rank = 0; rank < team->options.size; rank++) {
-        struct link *link = &context->links[rank];
+        struct member *member = &context->members[rank];
 
-        prs_connector_close(link->connecting);
-        prs_peer_close(link->made);
-        prs_peer_close(link->accepted);
+        prs_connector_close(member->connecting);
+        prs_peer_close(member->made);
+        prs_peer_close(member->accepted);
     }
     free(context->active);
-    free(context->links);
+    free(context->members);
 }
 
 void prs_team_close(struct prs_team *team)
@@ -184,78 +184,78 @@ void prs_team_close(struct prs_team *team)
     free(team);
 }
 
-/* Found, or made. NULL, told, when there are too many or there is no memory. */
-static struct context *make_context_locked(struct prs_team *team, uint32_t number)
+/* Find or create the context. NULL, logged: too many contexts, or no memory. */
+static struct team_context *make_context_locked(struct prs_team *team, uint32_t context_id)
 {
-    struct context *context = find_context(team, number);
+    struct team_context *context = find_context(team, context_id);
 
     if (context)
         return context;
-    context = find_key(team, number, 0);
+    context = find_key(team, context_id, 0);
     if (!context) {
-        prs_fail(-ENOSPC, "team: context %u would be one more than %d at a time", number, PRS_TEAM_CONTEXTS);
+        prs_fail(-ENOSPC, "team: context %u would be one more than %d at a time", context_id, PRS_TEAM_CONTEXTS);
         return NULL;
     }
-    context->links = calloc(team->options.size, sizeof(*context->links));
+    context->members = calloc(team->options.size, sizeof(*context->members));
     context->active = calloc(team->options.size, sizeof(*context->active));
-    if (!context->links || !context->active) {
-        prs_fail(-ENOMEM, "team: no memory for context %u", number);
-        free(context->links);
+    if (!context->members || !context->active) {
+        prs_fail(-ENOMEM, "team: no memory for context %u", context_id);
+        free(context->members);
         free(context->active);
         return NULL;
     }
     context->active_count = 0;
     context->rounds = 0;
-    /* Pairs with the acquire in find_key(). */
-    __atomic_store_n(&context->key, number + 1ull, __ATOMIC_RELEASE);
+    /* [context-key] pairs with the acquire in find_key(). */
+    __atomic_store_n(&context->key, context_id + 1ull, __ATOMIC_RELEASE);
     return context;
 }
 
-static void activate_locked(struct context *context, uint32_t rank)
+static void activate_locked(struct team_context *context, uint32_t rank)
 {
     for (uint32_t i = 0; i < context->active_count; i++)
         if (context->active[i] == rank)
             return;
     context->active[context->active_count] = rank;
-    /* Pairs with the acquire in prs_team_progress(), which runs beside other contexts' accepts. */
+    /* [active-count] pairs with the acquires in prs_team_progress(), prs_team_settle() and prs_team_is_raising():
+     * another thread may be accepting for this context. */
     __atomic_store_n(&context->active_count, context->active_count + 1, __ATOMIC_RELEASE);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * connecting */
+/* ---- connecting ---- */
 
 static void peer_options(const struct prs_team *team, uint32_t context, struct hello *hello,
                          struct prs_peer_options *out)
 {
     *hello = (struct hello){HELLO_MAGIC, team->options.rank, team->options.size, context, {0}};
-    memcpy(hello->card, team->card, sizeof(hello->card));
+    memcpy(hello->rank_info, team->rank_info, sizeof(hello->rank_info));
     memset(out, 0, sizeof(*out));
     out->private_data = hello;
     out->private_bytes = sizeof(*hello);
-    out->window_ops = team->options.window_ops;
+    out->max_ops = team->options.max_ops;
     out->queues_per_rail = team->options.queues_per_rail;
     out->traffic_class = team->options.traffic_class;
     out->policy = team->options.policy;
-    out->adds_alone = team->options.adds_alone;
+    out->exclusive_adds = team->options.exclusive_adds;
     out->timeout_ms = team->options.timeout_ms > team->options.fabric->config.timeout_ms ? team->options.timeout_ms : 0;
 }
 
-/* A peer came in: whose is it? It is from the wire, so check it. */
+/* A peer was accepted: find out which rank and context it belongs to. Its hello comes over the network, so check it. */
 static int file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
 {
-    struct context *context;
+    struct team_context *context;
     struct hello hello;
     uint32_t bytes = 0;
     const void *data = prs_peer_private(peer, &bytes);
 
     if (bytes != sizeof(hello)) {
-        PRS_WARN("team rank %u: a peer with %u bytes of private data came, want %zu: not of this team, closed",
+        PRS_WARN("team rank %u: closed a peer with %u bytes of private data, expected %zu: not of this team",
                  team->options.rank, bytes, sizeof(hello));
         goto close;
     }
     memcpy(&hello, data, sizeof(hello));
     if (hello.magic != HELLO_MAGIC || hello.rank >= team->options.size || hello.size != team->options.size) {
-        PRS_WARN("team rank %u of %u: a peer says magic %#x, rank %u of %u, context %u: not of this team, closed",
+        PRS_WARN("team rank %u of %u: closed a peer with magic %#x, rank %u of %u, context %u: not of this team",
                  team->options.rank, team->options.size, hello.magic, hello.rank, hello.size, hello.context);
         goto close;
     }
@@ -264,12 +264,12 @@ static int file_accepted_locked(struct prs_team *team, struct prs_peer *peer)
         prs_peer_close(peer);
         return -ENOMEM;
     }
-    if (context->links[hello.rank].accepted) {
-        PRS_WARN("team rank %u: rank %u connected a second time in context %u: closed", team->options.rank, hello.rank,
+    if (context->members[hello.rank].accepted) {
+        PRS_WARN("team rank %u: closed a second connection of rank %u in context %u", team->options.rank, hello.rank,
                  hello.context);
         goto close;
     }
-    __atomic_store_n(&context->links[hello.rank].accepted, peer, __ATOMIC_RELEASE);
+    __atomic_store_n(&context->members[hello.rank].accepted, peer, __ATOMIC_RELEASE);
     activate_locked(context, hello.rank);
     return 0;
 
@@ -288,7 +288,7 @@ static int accept_locked(struct prs_team *team)
     peer_options(team, 0, &hello, &options);
     for (;;) {
         r = prs_accept(team->options.listener, &options, &peer);
-        if (r != 0)
+        if (r)
             return r < 0 ? r : 0;
         r = file_accepted_locked(team, peer);
         if (r < 0)
@@ -296,95 +296,96 @@ static int accept_locked(struct prs_team *team)
     }
 }
 
-static int start_connecting_locked(struct prs_team *team, struct context *context, uint32_t index, uint32_t rank)
+static int start_connecting_locked(struct prs_team *team, struct team_context *context, uint32_t context_id,
+                                   uint32_t rank)
 {
-    struct link *link = &context->links[rank];
+    struct member *member = &context->members[rank];
     struct prs_peer_options options;
     struct hello hello;
     int r;
 
-    peer_options(team, index, &hello, &options);
-    r = prs_connect(team->options.fabric, &team->rails, &team->handles[rank], &options, &link->connecting);
+    peer_options(team, context_id, &hello, &options);
+    r = prs_connect(team->options.fabric, &team->rails, &team->handles[rank], &options, &member->connecting);
     if (r < 0)
-        return fail_rank(team, index, rank, r);
+        return fail_rank(team, context_id, rank, r);
     activate_locked(context, rank);
     return 0;
 }
 
-static int step_connector_locked(struct prs_team *team, uint32_t index, uint32_t rank, struct link *link)
+static int step_connector_locked(struct prs_team *team, uint32_t context_id, uint32_t rank, struct member *member)
 {
-    struct prs_connector *connector = link->connecting;
-    int r = prs_connector_step(connector, &link->made);
+    struct prs_connector *connector = member->connecting;
+    int r = prs_connector_step(connector, &member->made);
 
     if (r == PRS_AGAIN)
         return 0;
-    link->connecting = NULL; /* freed by the step, whether it succeeded or failed */
+    member->connecting = NULL; /* the step has freed it */
     if (r < 0)
-        return fail_rank(team, index, rank, r);
-    link->chosen = link->made;
+        return fail_rank(team, context_id, rank, r);
+    member->chosen = member->made;
     return 1;
 }
 
-int prs_team_peer(struct prs_team *team, uint32_t index, uint32_t rank, struct prs_peer **out)
+int prs_team_peer(struct prs_team *team, uint32_t context_id, uint32_t rank, struct prs_peer **out)
 {
-    struct context *context;
-    struct link *link;
+    struct team_context *context;
+    struct member *member;
     int r = 0;
 
     if (rank >= team->options.size)
-        return prs_fail(-EINVAL, "team of %u: no rank %u (context %u)", team->options.size, rank, index);
-    context = find_context(team, index);
-    if (context && context->links[rank].chosen) {
-        *out = context->links[rank].chosen;
+        return prs_fail(-EINVAL, "team of %u: no rank %u (context %u)", team->options.size, rank, context_id);
+    context = find_context(team, context_id);
+    if (context && context->members[rank].chosen) {
+        *out = context->members[rank].chosen;
         return 0;
     }
     pthread_mutex_lock(&team->lock);
-    context = make_context_locked(team, index);
+    context = make_context_locked(team, context_id);
     if (!context) {
         r = -ENOMEM;
         goto unlock;
     }
-    link = &context->links[rank];
-    if (!link->chosen && !link->connecting) {
-        if (link->accepted)
-            link->chosen = link->accepted; /* one connection serves both ways */
+    member = &context->members[rank];
+    if (!member->chosen && !member->connecting) {
+        if (member->accepted)
+            member->chosen = member->accepted; /* one connection serves both directions */
         else
-            r = start_connecting_locked(team, context, index, rank);
+            r = start_connecting_locked(team, context, context_id, rank);
     }
-    *out = link->chosen;
-    if (r == 0 && !link->chosen)
+    *out = member->chosen;
+    if (!r && !member->chosen)
         r = PRS_AGAIN;
 unlock:
     pthread_mutex_unlock(&team->lock);
     return r;
 }
 
-const void *prs_team_card(struct prs_team *team, uint32_t index, uint32_t rank)
+const void *prs_team_rank_info(struct prs_team *team, uint32_t context_id, uint32_t rank)
 {
-    struct context *context = rank < team->options.size ? find_context(team, index) : NULL;
+    struct team_context *context = rank < team->options.size ? find_context(team, context_id) : NULL;
     const struct prs_peer *peer;
     uint32_t bytes;
 
     if (!context)
         return NULL;
-    peer = context->links[rank].made;
+    peer = context->members[rank].made;
     if (!peer)
-        peer = __atomic_load_n(&context->links[rank].accepted, __ATOMIC_ACQUIRE);
+        peer = __atomic_load_n(&context->members[rank].accepted, __ATOMIC_ACQUIRE);
     if (!peer)
         return NULL;
     const struct hello *hello = prs_peer_private(peer, &bytes);
 
-    return bytes == sizeof(*hello) ? hello->card : NULL;
+    return bytes == sizeof(*hello) ? hello->rank_info : NULL;
 }
 
-void prs_team_drop(struct prs_team *team, uint32_t index)
+void prs_team_close_context(struct prs_team *team, uint32_t context_id)
 {
-    struct context *context, gone;
+    struct team_context *context, gone;
 
     pthread_mutex_lock(&team->lock);
-    context = find_context(team, index);
+    context = find_context(team, context_id);
     if (context) {
-        gone = *context; /* its place may be taken as soon as the lock is free */
+        gone = *context; /* its slot may be taken as soon as the lock is released */
         __atomic_store_n(&context->key, 0, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&team->lock);
@@ -392,51 +393,50 @@ void prs_team_drop(struct prs_team *team, uint32_t index)
         close_context(team, &gone);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * progress */
+/* ---- progress ---- */
 
-static int progress_link(struct prs_team *team, uint32_t index, uint32_t rank, struct link *link)
+static int progress_member(struct prs_team *team, uint32_t context_id, uint32_t rank, struct member *member)
 {
-    struct prs_peer *accepted = __atomic_load_n(&link->accepted, __ATOMIC_ACQUIRE);
+    struct prs_peer *accepted = __atomic_load_n(&member->accepted, __ATOMIC_ACQUIRE);
     int did = 0;
     int r;
 
-    if (link->connecting) {
+    if (member->connecting) {
         pthread_mutex_lock(&team->lock);
-        r = step_connector_locked(team, index, rank, link);
+        r = step_connector_locked(team, context_id, rank, member);
         pthread_mutex_unlock(&team->lock);
         if (r < 0)
             return r;
         did += r;
     }
-    if (link->made) {
-        r = prs_peer_progress(link->made);
+    if (member->made) {
+        r = prs_peer_progress(member->made);
         if (r < 0)
-            return fail_rank(team, index, rank, r);
+            return fail_rank(team, context_id, rank, r);
         did += r;
     }
     if (accepted) {
         r = prs_peer_progress(accepted);
         if (r < 0)
-            return fail_rank(team, index, rank, r);
+            return fail_rank(team, context_id, rank, r);
         did += r;
     }
     return did;
 }
 
-int prs_team_progress(struct prs_team *team, uint32_t index)
+int prs_team_progress(struct prs_team *team, uint32_t context_id)
 {
-    struct context *context = find_context(team, index);
+    struct team_context *context = find_context(team, context_id);
     uint32_t active = 0;
     int did = 0;
     int r = 0;
 
     if (!context || context->rounds++ % ACCEPT_EVERY == 0) {
-        /* Another thread that holds the lock accepts for us. */
+        /* If another thread holds the lock, it accepts on behalf of this one. */
         if (pthread_mutex_trylock(&team->lock) == 0) {
             r = accept_locked(team);
             if (!context)
-                context = make_context_locked(team, index);
+                context = make_context_locked(team, context_id);
             pthread_mutex_unlock(&team->lock);
         }
         if (r < 0)
@@ -447,7 +447,7 @@ int prs_team_progress(struct prs_team *team, uint32_t index)
     for (uint32_t i = 0; i < active; i++) {
         uint32_t rank = context->active[i];
 
-        r = progress_link(team, index, rank, &context->links[rank]);
+        r = progress_member(team, context_id, rank, &context->members[rank]);
         if (r < 0)
             return r;
         did += r;
@@ -455,83 +455,83 @@ int prs_team_progress(struct prs_team *team, uint32_t index)
     return did;
 }
 
-int prs_team_settle(struct prs_team *team, uint32_t index)
+int prs_team_settle(struct prs_team *team, uint32_t context_id)
 {
-    struct context *context = find_context(team, index);
+    struct team_context *context = find_context(team, context_id);
     uint32_t active = context ? __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE) : 0;
     int all = 0;
 
     for (uint32_t i = 0; i < active; i++) {
-        struct link *link = &context->links[context->active[i]];
-        struct prs_peer *peers[2] = {link->made, __atomic_load_n(&link->accepted, __ATOMIC_ACQUIRE)};
+        struct member *member = &context->members[context->active[i]];
+        struct prs_peer *peers[2] = {member->made, __atomic_load_n(&member->accepted, __ATOMIC_ACQUIRE)};
 
         for (int side = 0; side < 2; side++) {
             int r = peers[side] ? prs_peer_settle(peers[side]) : 0;
 
             if (r < 0)
-                return fail_rank(team, index, context->active[i], r);
-            all = r ? r : all; /* ask them all: they answer side by side */
+                return fail_rank(team, context_id, context->active[i], r);
+            all = r ? r : all; /* ask all peers, so that they answer at the same time */
         }
     }
     return all;
 }
 
-bool prs_team_raises(struct prs_team *team, uint32_t index)
+bool prs_team_is_raising(struct prs_team *team, uint32_t context_id)
 {
-    struct context *context = find_context(team, index);
+    struct team_context *context = find_context(team, context_id);
     uint32_t active = context ? __atomic_load_n(&context->active_count, __ATOMIC_ACQUIRE) : 0;
 
     for (uint32_t i = 0; i < active; i++) {
-        const struct link *link = &context->links[context->active[i]];
-        const struct prs_peer *accepted = __atomic_load_n(&link->accepted, __ATOMIC_ACQUIRE);
+        const struct member *member = &context->members[context->active[i]];
+        const struct prs_peer *accepted = __atomic_load_n(&member->accepted, __ATOMIC_ACQUIRE);
 
-        if ((link->made && prs_records_busy(link->made)) || (accepted && prs_records_busy(accepted)))
+        if ((member->made && prs_records_busy(member->made)) || (accepted && prs_records_busy(accepted)))
             return true;
     }
     return false;
 }
 
-/* Is rank the one of the pair that connects? The lower one; oneself too. */
+/* Of a pair, the lower rank connects. A rank connects to itself too. */
 static bool we_connect(const struct prs_team *team, uint32_t rank)
 {
     return team->options.rank <= rank;
 }
 
-/* Have a peer to each of the ranks; wait for those who connect to us. */
-static int connect_ranks(struct prs_team *team, uint32_t index, const uint32_t *ranks, uint32_t count)
+/* Connect to these ranks, or wait until they have connected. */
+static int connect_ranks(struct prs_team *team, uint32_t context_id, const uint32_t *ranks, uint32_t count)
 {
-    uint64_t give_up = prs_clock_ms() + team->options.timeout_ms;
+    uint64_t deadline_ms = prs_clock_ms() + team->options.timeout_ms;
     uint32_t have = 0, missing = 0;
     struct prs_peer *peer;
     int r;
 
     while (have < count) {
-        struct context *context = find_context(team, index);
+        struct team_context *context = find_context(team, context_id);
 
         if (context)
-            context->rounds = 0; /* accept each time: here it is what we wait for */
-        r = prs_team_progress(team, index);
+            context->rounds = 0; /* accept in each round: this is what we wait for */
+        r = prs_team_progress(team, context_id);
         if (r < 0)
             return r;
         have = 0;
-        context = find_context(team, index);
+        context = find_context(team, context_id);
         for (uint32_t i = 0; i < count; i++) {
             if (!we_connect(team, ranks[i]) &&
-                (!context || !__atomic_load_n(&context->links[ranks[i]].accepted, __ATOMIC_ACQUIRE)))
+                (!context || !__atomic_load_n(&context->members[ranks[i]].accepted, __ATOMIC_ACQUIRE)))
                 r = PRS_AGAIN;
             else
-                r = prs_team_peer(team, index, ranks[i], &peer);
+                r = prs_team_peer(team, context_id, ranks[i], &peer);
             if (r < 0)
                 return r;
-            if (r == 0)
+            if (!r)
                 have++;
             else
                 missing = ranks[i];
         }
-        if (have < count && prs_clock_ms() > give_up) {
+        if (have < count && prs_clock_ms() > deadline_ms) {
             r = prs_fail(-ETIMEDOUT,
                          "rank %u: %u of %u peers of context %u did not connect within %u ms, rank %u among them",
-                         team->options.rank, count - have, count, index, team->options.timeout_ms, missing);
+                         team->options.rank, count - have, count, context_id, team->options.timeout_ms, missing);
             keep_text(team, prs_error_text());
             return r;
         }
@@ -567,13 +567,13 @@ int prs_team_connect_ring(struct prs_team *team, uint32_t context)
     return connect_ranks(team, context, ranks, size == 2 ? 1 : 2);
 }
 
-void prs_team_stats(struct prs_team *team, uint32_t index, struct prs_stats *out)
+void prs_team_stats(struct prs_team *team, uint32_t context_id, struct prs_stats *out)
 {
-    struct context *context = find_context(team, index);
+    struct team_context *context = find_context(team, context_id);
 
     memset(out, 0, sizeof(*out));
     for (uint32_t rank = 0; context && rank < team->options.size; rank++) {
-        struct prs_peer *peers[2] = {context->links[rank].made, context->links[rank].accepted};
+        struct prs_peer *peers[2] = {context->members[rank].made, context->members[rank].accepted};
 
         for (int i = 0; i < 2; i++) {
             struct prs_stats one;

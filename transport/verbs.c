@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/verbs.h"
 
-#include "transport/util/error.h"
-#include "transport/util/log.h"
-
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <string.h>
+
+#include "transport/util/error.h"
+#include "transport/util/log.h"
 
 struct prs_verbs prs_verbs;
 
@@ -57,14 +57,14 @@ static int loaded;
 
 static int load_locked(void)
 {
-    /* .so.1 only: the unversioned name belongs to -dev packages and may be another ABI. Never closed: providers keep
-     * threads and callbacks. */
+    /* Only .so.1: the unversioned name belongs to -dev packages and may have another ABI. Never closed, since providers
+     * keep threads and callbacks. */
     void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_GLOBAL);
     int r;
 
     if (!library)
         return prs_fail(-ENOSYS, "libibverbs.so.1 cannot be opened (%s): install rdma-core", dlerror());
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(*symbols); i++) {
         void *address = dlvsym(library, symbols[i].name, symbols[i].version);
 
         if (!address)
@@ -72,9 +72,9 @@ static int load_locked(void)
         if (!address && !symbols[i].optional)
             return prs_fail(-ENOSYS, "libibverbs.so.1 lacks %s@%s: it is older than rdma-core 1.1", symbols[i].name,
                             symbols[i].version);
-        memcpy((char *)&prs_verbs + symbols[i].slot, &address, sizeof address);
+        memcpy((char *)&prs_verbs + symbols[i].slot, &address, sizeof(address));
     }
-    r = prs_verbs.fork_init(); /* must precede the first verbs object: data loaders fork after initialisation */
+    r = prs_verbs.fork_init(); /* before the first verbs object, since data loaders fork later */
     if (r)
         PRS_WARN("ibv_fork_init failed (%s): a fork may corrupt registered memory", strerror(r));
     return 0;
@@ -98,9 +98,9 @@ int prs_verbs_query_port(struct ibv_context *context, uint8_t port, struct ibv_p
     struct verbs_context *extended = verbs_get_ctx_op(context, query_port);
     int r;
 
-    memset(attr, 0, sizeof *attr);
+    memset(attr, 0, sizeof(*attr));
     if (extended)
-        r = extended->query_port(context, port, attr, sizeof *attr);
+        r = extended->query_port(context, port, attr, sizeof(*attr));
     else
         r = prs_verbs.query_port_legacy(context, port, (struct _compat_ibv_port_attr *)attr);
     return r > 0 ? -r : r;

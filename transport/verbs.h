@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libibverbs, opened at run time: loading Perseus never fails for want of it. Calls that verbs.h routes through the
+/* libibverbs, opened at run time, so that Perseus can be loaded without it. Functions that verbs.h calls through the
  * device context (post, poll) need no entry here. */
 #ifndef TRANSPORT_VERBS_H
 #define TRANSPORT_VERBS_H
@@ -30,7 +30,7 @@ struct prs_verbs {
     int (*fork_init)(void);
     const char *(*event_type_str)(enum ibv_event_type event);
     const char *(*wc_status_str)(enum ibv_wc_status status);
-    /* From here on optional: NULL where the library is too old. */
+    /* The following are optional: NULL if the library is too old. */
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
                         uint32_t flags, size_t entry_size);
     struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
@@ -47,7 +47,7 @@ extern struct prs_verbs prs_verbs;
 /* Open the library once per process and prepare it for fork. Return 0 or -ENOSYS. Any thread. */
 int prs_verbs_load(void);
 
-/* Extended query where the provider has it, else the old one; never leaves a field unset. 0 or -errno, not logged. */
+/* Use the extended query if the provider has it, else the old one. Sets every field. Return 0 or -errno, not logged. */
 int prs_verbs_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr);
 
 #endif

@@ -49,7 +49,7 @@ int prs_windows_add(struct prs_windows *windows, const struct prs_window_options
     window->region = options->region;
     window->flags = options->flags;
     if (index == windows->count)
-        __atomic_store_n(&windows->count, index + 1, __ATOMIC_RELAXED); /* a wrong command may read it meanwhile */
+        __atomic_store_n(&windows->count, index + 1, __ATOMIC_RELAXED); /* an invalid command may read it now */
     return (int)index;
 }
 
@@ -88,7 +88,7 @@ static int check_span(const struct prs_windows *windows, const struct prs_cmd_fi
     if (!window->remotes)
         return prs_fail(-EINVAL, "device command refused: %s to peer %u names %s window %u, which was given back",
                         op_name(cmd->op), cmd->peer, end, index);
-    /* Written so that no sum can wrap. */
+    /* No sum here can wrap around. */
     if (offset > window->bytes || bytes > window->bytes - offset)
         return prs_fail(-ERANGE,
                         "device command refused: %s to peer %u: %s window %u, offset %" PRIu64 " + %" PRIu64
@@ -122,7 +122,7 @@ int prs_windows_check(const struct prs_windows *windows, const struct prs_cmd_fi
 
     if (cmd->op != PRS_CMD_PUT && cmd->op != PRS_CMD_SIGNAL_SET && cmd->op != PRS_CMD_SIGNAL_ADD)
         return prs_fail(-EBADMSG, "device command refused: operation %u is unknown: malformed", cmd->op);
-    /* Before anything else that a stale kernel could have got right by accident. */
+    /* Checked first: the other fields of a stale command may be valid by accident. */
     if (cmd->epoch != windows->epoch)
         return prs_fail(-ESTALE,
                         "device command refused: %s to peer %u has epoch %u, this ring has %u: the kernel holds the "
@@ -137,7 +137,7 @@ int prs_windows_check(const struct prs_windows *windows, const struct prs_cmd_fi
         return prs_fail(-EBADMSG, "device command refused: put to peer %u with flags %u: malformed", cmd->peer,
                         cmd->flags);
     r = check_span(windows, cmd, "source", cmd->src_window, cmd->src_offset, cmd->bytes);
-    if (r == 0)
+    if (!r)
         r = check_span(windows, cmd, "destination", cmd->dst_window, cmd->dst_offset, cmd->bytes);
     return r;
 }

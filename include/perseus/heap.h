@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Symmetric memory: the same two windows on every rank of a team, one for data and one for signal words, registered on
- * the rails and mapped by the other ranks of the node. In device memory (CUDA, virtual memory management) or, without a
- * GPU, in host memory; both are shared as POSIX files over a UNIX socket.
- */
+ * Symmetric memory: the same two windows on every rank of a team, one for data and one for signal words. They are
+ * registered on the rails and mapped by the other ranks of the node. The memory is device memory (CUDA, virtual memory
+ * management) or, without a GPU, host memory; ranks pass both to each other as file descriptors over UNIX sockets. */
 #ifndef PERSEUS_HEAP_H
 #define PERSEUS_HEAP_H
 
@@ -29,29 +28,25 @@ struct prs_heap_options {
     uint32_t timeout_ms; /* 0: 30000 */
 };
 
-/** Collective. Zeroed memory. Return 0 or -errno; when one rank fails, all do, and the text names it. */
+/** Collective. The memory is zeroed. Return 0 or -errno; when one rank fails, all do, and the text names it. */
 PRS_API int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_options *options,
                           struct prs_heap **out);
-/** After every proxy and peer that uses it is closed. NULL is allowed. */
+/** Call it after every proxy and peer that uses the heap is closed. NULL is allowed. */
 PRS_API void prs_heap_close(struct prs_heap *heap);
 
-/** Where a part begins here, and its size. */
+/** Address of a part on this rank, and its size. */
 PRS_API void *prs_heap_base(const struct prs_heap *heap, enum prs_heap_part part);
 PRS_API uint64_t prs_heap_bytes(const struct prs_heap *heap, enum prs_heap_part part);
-PRS_API const struct prs_region *prs_heap_region(const struct prs_heap *heap, enum prs_heap_part part);
-/** [size of the team] */
+/** The part on every rank: [size of the team]. */
 PRS_API const struct prs_window_remote *prs_heap_remotes(const struct prs_heap *heap, enum prs_heap_part part);
 
 /**
- * Set aside a piece; the offset is the same on every rank when all ask for the same pieces in the same order. align is
- * a power of two. Return 0 or -ENOMEM (the text says how much is left).
- */
+ * Allocate bytes of a part. When all ranks make the same calls in the same order, the offset is the same on every rank.
+ * align is a power of two. Return 0 or -ENOMEM (the text says how much is left). */
 PRS_API int prs_heap_alloc(struct prs_heap *heap, enum prs_heap_part part, uint64_t bytes, uint64_t align,
                            uint64_t *offset);
-/** Give back everything that was set aside at or after an offset. */
-PRS_API void prs_heap_rewind(struct prs_heap *heap, enum prs_heap_part part, uint64_t offset);
 
-/** Make the heap's parts windows 0 (PRS_HEAP_DATA) and 1 (PRS_HEAP_SIGNALS) of a proxy that has none yet. */
+/** Make the heap's parts windows 0 (PRS_HEAP_DATA) and 1 (PRS_HEAP_SIGNALS) of a proxy that has no windows yet. */
 PRS_API int prs_heap_windows(const struct prs_heap *heap, struct prs_proxy *proxy);
 
 #ifdef __cplusplus

@@ -5,18 +5,17 @@
  *
  * Terms. A *rail* is one NIC port. A *fabric* is the process's set of usable rails. A *region* is memory registered on
  * every rail it will use. A *peer* is one connection to one remote rank: its queues over 1..R rails. An *op* is one
- * transfer. A *group* is a set of puts that signals are ordered behind.
+ * transfer. A *group* is a set of puts that a signal must follow. To *progress* is to call prs_peer_progress().
  *
- * Returns. 0 is done; a negative value is -errno, is to be forwarded unchanged, and has been logged once by whoever
- * detected it, with prs_error_text() telling what failed, on which object, with which value, and the likely cause; a
+ * Returns. 0 means done. A negative value is -errno: forward it unchanged. The function that detected the error has
+ * logged it once, and prs_error_text() says what failed, on which object, with which value, and the likely cause. A
  * positive value is a named condition (PRS_BUSY, PRS_AGAIN) that the caller handles.
  *
- * Threads. Functions on the fabric and on regions may be called from any thread at any time. Everything on one
- * listener, connector or peer is for one thread at a time (the caller serialises); different peers need no common lock.
- * Only prs_region_register() and prs_region_release() may run beside the data path of a peer that uses the same rails.
+ * Threads. Functions on the fabric and on regions may be called from any thread at any time. Only one thread at a time
+ * may use a listener, connector or peer (the caller serialises); different peers need no common lock. While one thread
+ * transfers data on a peer, others may call only prs_region_register() and prs_region_release() for the same rails.
  *
- * Nothing here blocks longer than a system call, unless its comment gives a bound.
- */
+ * Nothing here blocks longer than a system call, unless its comment gives a bound. */
 #ifndef PERSEUS_PERSEUS_H
 #define PERSEUS_PERSEUS_H
 
@@ -32,40 +31,37 @@ extern "C" {
 
 enum {
     PRS_MAX_RAILS = 8,            /* rails one peer may be striped over */
-    PRS_HANDLE_BYTES = 128,       /* what a listener gives out of band to those who connect; NCCL's limit */
-    PRS_HANDLE_CALLER_BYTES = 16, /* its last bytes are the caller's: never read nor written here */
+    PRS_HANDLE_BYTES = 128,       /* passed out of band from a listener to its connectors; NCCL's limit */
+    PRS_HANDLE_CALLER_BYTES = 16, /* its last bytes belong to the caller: never read or written here */
     PRS_PRIVATE_DATA_BYTES = 256, /* caller's bytes exchanged while connecting */
     PRS_NOTIFY_IDS = 1024,        /* notification ids of one peer; ids are used modulo this */
-    PRS_INLINE_BYTES = 64,        /* PRS_PUT_INLINE reaches this far on every rail */
+    PRS_INLINE_BYTES = 64,        /* limit of PRS_PUT_INLINE on every rail */
 };
 
-/** Named conditions: not errors, never logged. */
+/** Named conditions. They are not errors and are never logged. */
 enum prs_condition {
-    PRS_BUSY = 1,  /* the peer's window is full: prs_peer_progress(), then try again */
-    PRS_AGAIN = 2, /* connecting takes longer: call the same step function again */
+    PRS_BUSY = 1,  /* too many ops are in flight: prs_peer_progress(), then try again */
+    PRS_AGAIN = 2, /* not finished yet: call the same function again */
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * log */
+/* ---- log ---- */
 
 enum prs_log_level { PRS_LOG_ERROR = 0, PRS_LOG_WARN, PRS_LOG_INFO, PRS_LOG_DEBUG };
 
-/** Receives each line (without newline). May be called from any thread, never while a lock of the caller's is needed.
- */
+/** Receives each line, without newline. Called from any thread, inside any function here: take no lock that a caller of
+ * this library may hold. */
 typedef void prs_log_fn(void *user, enum prs_log_level level, const char *file, int line, const char *text);
 
-/** Send log lines to fn (NULL: to stderr, from the level that PERSEUS_LOG names on; silent by default). Process-wide.
- */
+/** Send the log lines of this process to fn. NULL: to stderr, up to the level that PERSEUS_LOG names, else nowhere. */
 PRS_API void prs_log_set(prs_log_fn *fn, void *user);
 
-/** Why the last function that failed on this thread failed, one line; "" if none did. Valid until the next failure. */
+/** One line about the last failure on this thread; "" if there was none. Valid until the next failure. */
 PRS_API const char *prs_error_text(void);
 
 /** "0.1.0" */
 PRS_API const char *prs_version(void);
 
-/* ---------------------------------------------------------------------------------------------------------------
- * fabric */
+/* ---- fabric ---- */
 
 enum prs_mem_kind {
     PRS_MEM_HOST = 1,   /* ordinary memory */
@@ -77,46 +73,44 @@ struct prs_fabric;
 
 /** One usable rail. Strings are NUL-terminated; pci_path is "" for a virtual device. */
 struct prs_rail_info {
-    char name[64];      /* as verbs names the device, e.g. "mlx5_0" */
-    char pci_path[256]; /* real path below /sys/devices; PCI function digit zeroed so that ports of one card coincide */
-    char gid[64];       /* the GID in use, as text */
+    char name[64]; /* as verbs names the device, e.g. "mlx5_0" */
+    char pci_path[256]; /* real path below /sys/devices; PCI function digit zeroed: equal for all ports of a NIC */
+    char gid[64]; /* the GID in use, as text */
     char mem_note[128]; /* why CUDA or DMA-BUF memory cannot be registered; "" where it can */
     char queue_kind[8]; /* "rc", or "srd" (AWS EFA) */
     char link[16];      /* "InfiniBand", "RoCE" or "EFA" */
-    uint64_t guid;      /* of the chip: equal for ports of one card */
-    /* Of a put with PRS_PUT_NOTIFY, over however many rails and queues; others may be longer. */
+    uint64_t guid;      /* of the chip: equal for all ports of a NIC */
+    /* Limit of a put with PRS_PUT_NOTIFY, over any number of rails and queues; other puts may be longer. */
     uint64_t max_put_bytes;
-    uint32_t speed_mbps;   /* width times lane speed */
+    uint32_t speed_mbps;   /* of the whole link */
     uint32_t mem_kinds;    /* mask of enum prs_mem_kind */
-    uint32_t max_peers;    /* how many peers the device has queues for */
-    float latency_us;      /* one way, an estimate for topology models */
+    uint32_t max_peers;    /* as many as the device has queues for */
+    float latency_us;      /* one way; an estimate for topology models */
     int16_t port;          /* 1-based */
-    int16_t gid_index;     /* local meaning only; never sent */
+    int16_t gid_index;     /* meaningful only on this host; never sent */
     int16_t numa_node;     /* -1 unknown */
-    int16_t rail_id;       /* same value: same rail of a rail-optimised network; -1 unknown */
-    int16_t plane_id;      /* different values never reach each other; -1 unknown */
-    bool in_order;         /* one queue delivers in the order of posting (RC; not SRD) */
+    int16_t rail_id;       /* rails with equal values are one rail of a rail-optimised network; -1 unknown */
+    int16_t plane_id;      /* rails with different values cannot reach each other; -1 unknown */
+    bool in_order;         /* one queue delivers in the order of posting (RC does, SRD does not) */
     bool relaxed_ordering; /* data regions are registered with relaxed PCI ordering */
     bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
     bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
 };
 
-/** What to use; NULL and zeros mean the environment's values (README, "Variables"), which use NCCL's names and syntax.
- */
+/** What to use. NULL and zeros mean the values of the environment variables (README), which have NCCL's names. */
 struct prs_fabric_options {
     const char *hca;     /* NCCL_IB_HCA syntax: "^=name:port,..." */
     int traffic_class;   /* 0: NCCL_IB_TC, else the network's default */
-    uint32_t timeout_ms; /* limit of each connection set-up and of each wait; 0: PERSEUS_TIMEOUT_MS, else 30000 */
+    uint32_t timeout_ms; /* limit of connecting and of each wait; 0: PERSEUS_TIMEOUT_MS, else 30000 */
 };
 
 /**
- * Find the rails that can be used, open each, and say in one INFO line each what was found and what was passed over and
- * why. The fabric counts references per process: a second open of the same options is cheap and shares devices. Return
- * 0 (also when no rail was found: prs_fabric_rails() is 0 then), -EINVAL for a variable with an impossible value,
- * -ENOMEM, -EACCES or -ENOSYS (no libibverbs).
- */
+ * Find and open the usable rails. One INFO line for each device port says what was found, or why it was skipped. The
+ * fabric counts references per process: a second open with the same options is cheap and shares the devices. Return 0
+ * (also when no rail was found: prs_fabric_rails() is 0 then), -EINVAL for a variable with an impossible value,
+ * -ENOMEM, -EACCES or -ENOSYS (no libibverbs). */
 PRS_API int prs_fabric_open(const struct prs_fabric_options *options, struct prs_fabric **out);
-/** Drop one reference. Regions and peers must be gone. NULL is allowed; after a fork the child's call does nothing. */
+/** Drop one reference. Release regions and close peers first. NULL is allowed; in a forked child this does nothing. */
 PRS_API void prs_fabric_close(struct prs_fabric *fabric);
 
 PRS_API int prs_fabric_rails(const struct prs_fabric *fabric);
@@ -130,33 +124,28 @@ struct prs_rail_set {
 };
 
 /**
- * First asynchronous fatal event of a rail in the set: device fatal, completion queue overrun, or a port that has been
- * down for longer than retries last (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT). Return 0 while the rails are sound, and
- * always with NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO with prs_error_text() naming device, port and event. Cheap: no
- * system call.
- */
+ * Has a rail of the set reported a fatal asynchronous event: a device failure, a completion queue overrun, or a port
+ * that has been down for longer than all retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT)? Return 0 while the rails work,
+ * and always with NCCL_IB_RETURN_ASYNC_EVENTS=0; else -EIO, and prs_error_text() names device, port and event. Cheap:
+ * no system call. */
 PRS_API int prs_fabric_check(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
 /**
- * The ordering policy that a peer over these rails would get, as "name (why)", from PERSEUS_ORDER or chosen. Return 0,
- * -EINVAL or -EOPNOTSUPP (a forced policy that these rails cannot keep).
- */
+ * The ordering policy that a peer over these rails would get, as "name (why)": the one in PERSEUS_ORDER, else the best.
+ * Return 0, -EINVAL or -EOPNOTSUPP (these rails cannot keep the policy in PERSEUS_ORDER). */
 PRS_API int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set *rails, char *text,
                               size_t bytes);
 
-/** Whether signals over these rails are raised by the CPU of who receives them, when it makes progress, and not by the
- * NIC: 1 or 0, or an error as prs_fabric_policy() has. */
-PRS_API int prs_fabric_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
+/** Who raises signals over these rails: 1 the receiver, inside its prs_peer_progress(); 0 the sender's NIC, alone.
+ * Errors as in prs_fabric_policy(). */
+PRS_API int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails);
 
-/* ---------------------------------------------------------------------------------------------------------------
- * memory */
+/* ---- memory ---- */
 
 struct prs_region;
 
 enum prs_mem_flags {
-    /* Signals, flags and records: never registered with relaxed ordering, so that what is written later is seen later.
-     */
-    PRS_MEM_STRICT = 1,
+    PRS_MEM_STRICT = 1, /* for signals and flags: never relaxed ordering, so that later writes are seen later */
 };
 
 struct prs_mem {
@@ -168,32 +157,32 @@ struct prs_mem {
     uint32_t flags;         /* enum prs_mem_flags */
 };
 
-/** Remote keys of a region, one a rail in the order of the owner's rail set. Plain data: send it to who will write
- * there. */
+/** Remote keys of a region, one for each rail in the order of the owner's rail set. Plain data: send it to the ranks
+ * that write there. */
 struct prs_keys {
     uint32_t rkey[PRS_MAX_RAILS];
 };
 
 /**
- * Register memory on every rail of the set. Registrations are cached by page-aligned range, kind and flags and counted,
- * never merged partially; zero bytes are legal (nothing is registered). The memory stays the caller's and must stay
- * mapped until release. Return 0, -ENOMEM (the text gives RLIMIT_MEMLOCK or the device's limit), -EOPNOTSUPP (kind not
- * supported by a rail: the text says why), -EFAULT or -EINVAL.
- */
+ * Register memory on every rail of the set. Registrations are cached by page-aligned range, kind and flags, and
+ * counted: a range inside a registered one shares it, a partial overlap does not. Zero bytes are legal (nothing is
+ * registered). The caller owns the memory and keeps it mapped until the release. Return 0, -ENOMEM (the text gives
+ * RLIMIT_MEMLOCK or the device's limit), -EOPNOTSUPP (a rail does not support the kind: the text says why), -EFAULT or
+ * -EINVAL. */
 PRS_API int prs_region_register(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_mem *mem,
                                 struct prs_region **out);
-/** The same for memory of the current CUDA context's device: by a DMA-BUF file where driver and rails can do that, else
- * by address. flags: enum prs_mem_flags. */
+/** Register memory of the current CUDA context's device: by a DMA-BUF file where driver and rails support it, else by
+ * address. flags: enum prs_mem_flags. Return as prs_region_register(). */
 PRS_API int prs_region_register_cuda(struct prs_fabric *fabric, const struct prs_rail_set *rails, void *addr,
                                      size_t len_bytes, uint32_t flags, struct prs_region **out);
-/** After it, no NIC touches the memory; transfers still in flight there fail at their peer. NULL is allowed. */
+/** When it returns, no NIC uses the memory any more; transfers still in flight fail at their peer. NULL is allowed. */
 PRS_API void prs_region_release(struct prs_region *region);
 PRS_API void prs_region_keys(const struct prs_region *region, struct prs_keys *out);
 
-/* -----------------------------------------------------------------------------------------------------------
- * connecting */
+/* ---- connecting ---- */
 
-/** Opaque and checked: magic, version, length, transport, 128-bit cookie, address. A foreign one is refused by name. */
+/** Opaque and checked: magic, version, length, transport, 128-bit cookie, address. The error for a foreign one says
+ * so. */
 struct prs_handle {
     uint8_t bytes[PRS_HANDLE_BYTES];
 };
@@ -202,89 +191,85 @@ struct prs_listener;
 struct prs_connector;
 struct prs_peer;
 
-/** Bytes arrived under an id, once all parts of that notification are here. Called within prs_peer_progress() only. */
+/** All bytes of the notification `id` have arrived. Called only inside prs_peer_progress(). */
 typedef void prs_notify_fn(void *user, uint32_t id, uint64_t bytes);
 
 struct prs_peer_options {
-    const void *private_data; /* copied; handed to the other side as it is */
+    const void *private_data; /* copied; the other side gets it unchanged */
     uint32_t private_bytes;   /* at most PRS_PRIVATE_DATA_BYTES */
     prs_notify_fn *on_notify; /* NULL: notifications are an error */
     void *user;               /* first argument of on_notify */
-    uint32_t window_ops;      /* ops that may be in flight; 0: 256, at most 2^20. Beyond it puts return PRS_BUSY */
+    uint32_t max_ops;         /* in flight at a time, at most 2^20; 0: 256. Beyond it puts return PRS_BUSY */
     int traffic_class;        /* -1: the fabric's */
     int queues_per_rail;      /* 0: NCCL_IB_QPS_PER_CONNECTION, else 1 */
     const char *policy;       /* ordering policy by name; NULL: PERSEUS_ORDER, else "auto" */
-    bool adds_alone;          /* only peers of this process, each with this set, write to those words of its device
-                                 memory that are added to: what such adds need on rails without atomics (EFA) */
-    uint32_t timeout_ms;      /* limit of connecting; 0: the fabric's */
+    /* Promise for words in device memory of this process that are added to: only peers of this process write to them,
+     * and all of those peers set this. Adds to such words need it on rails without atomics (EFA). */
+    bool exclusive_adds;
+    uint32_t timeout_ms; /* limit of connecting; 0: the fabric's */
 };
 
 /**
- * Listen for peers on a TCP port of the interface that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY choose.
- * The handle may be given to any number of connectors. Return 0 or -errno.
- */
+ * Listen for peers on a TCP port of the interface that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY choose. Any number of
+ * connectors may use the handle. Return 0 or -errno. */
 PRS_API int prs_listen(struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_handle *handle,
                        struct prs_listener **out);
 /**
  * One step of accepting the next peer; never blocks. options are read when the peer is made. Strangers (garbage, wrong
- * version, wrong cookie, silent for the time limit) are refused, logged once, and do not disturb the others. Return 0
- * (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno: also when a peer was refused for what fails on
- * this side (no memory, no queues, no common rail), or says that it failed. The listener stays sound.
- */
+ * version, wrong cookie, silent until the time limit) are refused and logged once; they do not disturb other peers.
+ * Return 0 (*out is a connected peer, owned by the caller), PRS_AGAIN, or -errno. -errno is also returned when a peer
+ * had to be refused because something failed here (no memory, no queues, no common rail), or when the peer reports that
+ * it failed. The listener remains usable. */
 PRS_API int prs_accept(struct prs_listener *listener, const struct prs_peer_options *options, struct prs_peer **out);
-/** Half-open connections are dropped. NULL is allowed. */
+/** Drop unfinished connections and stop listening. NULL is allowed. */
 PRS_API void prs_listener_close(struct prs_listener *listener);
 
-/** Begin to connect. Return 0 or -errno (-EPROTO: the handle is foreign, truncated or of another version). */
+/** Start to connect. Return 0 or -errno (-EPROTO: the handle is foreign, truncated or of another version). */
 PRS_API int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_handle *handle,
                         const struct prs_peer_options *options, struct prs_connector **out);
 /**
- * One step; never blocks. Return 0 (*out is a connected peer; the connector is freed), PRS_AGAIN, or -errno (freed as
- * well): -ETIMEDOUT and -ECONNREFUSED name the address and the likely cause, -EPROTO what was expected and what came.
+ * One step of connecting; never blocks. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the
+ * connector. The text of -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO what was
+ * expected and what came.
  */
 PRS_API int prs_connector_step(struct prs_connector *connector, struct prs_peer **out);
-/** Give up a connection not yet made. NULL is allowed. */
+/** Abandon a connection that is not made yet. NULL is allowed. */
 PRS_API void prs_connector_close(struct prs_connector *connector);
 
 /**
- * Change the first argument of on_notify: for who accepts several peers at once and learns only afterwards which is
- * which. Before the first call of prs_peer_progress(), which is the first that notifies.
- */
+ * Replace on_notify's user argument, for callers that accept several peers at once and only later learn which is which.
+ * Call it before the first prs_peer_progress(), since only that function notifies. */
 PRS_API void prs_peer_set_user(struct prs_peer *peer, void *user);
 /** The other side's private data; *bytes is its length. Valid until the peer is closed. */
 PRS_API const void *prs_peer_private(const struct prs_peer *peer, uint32_t *bytes);
-/** Flush every queue to the error state, wait for the NIC to let go (bounded by the time limit), free. NULL is allowed;
- *  in a child of a fork the parent's queues are left alone. */
+/** Put every queue into the error state, wait until the NIC no longer uses its memory (bounded by the time limit),
+ * free. NULL is allowed. In a forked child the parent's queues are left alone. */
 PRS_API void prs_peer_close(struct prs_peer *peer);
-/** The sticky first error of the peer, naming peer, rails and GIDs; "" while it is sound. */
+/** The first error of the peer, which is sticky, naming peer, rails and GIDs; "" while there is none. */
 PRS_API const char *prs_peer_error(const struct prs_peer *peer);
-/** One line for logs: addresses, rails with GIDs, queues, policy and why it was chosen. Valid until the peer is closed.
- */
+/** One line for logs: addresses, rails, GIDs, queues, policy and why it was chosen. Valid until the peer is closed. */
 PRS_API const char *prs_peer_describe(const struct prs_peer *peer);
 
-/* ------------------------------------------------------------------------------------------------------------
- * transfers */
+/* ---- transfers ---- */
 
 /**
- * Storage of one transfer: the caller's, from the call that starts it until status leaves PRS_OP_PENDING. Then the
- * source may be reused, and (for puts) the bytes are in the remote memory. Start values do not matter.
- */
+ * Storage of one transfer. The caller provides it, uninitialised, and keeps it from the call that starts the transfer
+ * until status leaves PRS_OP_PENDING. Then the source may be reused, and the bytes of a put are in the remote
+ * memory. */
 struct prs_op {
     int32_t status;   /* PRS_OP_PENDING, 0 or -errno; written only by functions called on the peer */
-    uint32_t parts;   /* transport's own */
-    uint64_t mark[2]; /* transport's own */
+    uint32_t parts;   /* internal */
+    uint64_t mark[2]; /* internal */
 };
 enum { PRS_OP_PENDING = 1 };
 
-/* Group of a put that no signal, not even a strong one, is to be ordered behind: it costs least. */
+/* Group of a put that no signal, not even a strong one, needs to follow. It costs least. */
 #define PRS_GROUP_NONE 0xffffffffu
 
 enum prs_put_flags {
-    PRS_PUT_NOTIFY = 1, /* on_notify(id, len_bytes) at the remote side once all bytes are visible there */
-    PRS_PUT_INLINE =
-        2, /* copy the source now (len_bytes <= PRS_INLINE_BYTES); src may be memory that is not registered */
-    PRS_PUT_LAZY = 4, /* nobody waits for this op: it may be reported done as late as some later ones, and does not keep
-                         a later op from being posted at once */
+    PRS_PUT_NOTIFY = 1, /* call on_notify(id, len_bytes) at the remote side once all bytes are visible there */
+    PRS_PUT_INLINE = 2, /* copy the source now (len_bytes <= PRS_INLINE_BYTES); it need not be registered */
+    PRS_PUT_LAZY = 4,   /* nobody waits for this op: report it with later ones, and let it not delay their posting */
 };
 
 struct prs_put {
@@ -293,17 +278,16 @@ struct prs_put {
     uint64_t dst_addr;          /* remote virtual address */
     const struct prs_keys *dst; /* keys of the remote region, read during the call */
     size_t len_bytes;           /* 0 is legal */
-    uint32_t notify_id;         /* < PRS_NOTIFY_IDS; not in use by an earlier, unfinished notification */
-    uint32_t group;             /* the group it belongs to; 0: the peer's default group; or PRS_GROUP_NONE */
+    uint32_t notify_id;         /* < PRS_NOTIFY_IDS; no unfinished notification may be using it */
+    uint32_t group;             /* its group; 0: the peer's default group; or PRS_GROUP_NONE */
     uint32_t flags;             /* enum prs_put_flags */
 };
 
 /**
- * Start to write len_bytes to the peer. It is posted at once when nothing of this peer is in flight, else with others
- * behind one doorbell at the next prs_peer_progress() or when a batch is full. Puts are not ordered among each other; a
- * notification and a signal are (see there). Striped over rails by speed and measured completion when large. Return 0,
- * PRS_BUSY (nothing was started), or the peer's sticky error.
- */
+ * Start to write len_bytes to the peer. The put is posted at once when this peer has nothing in flight; else it is
+ * posted together with others, behind one doorbell, at the next prs_peer_progress() or when a batch is full. Puts are
+ * not ordered among each other; notifications and signals are (see there). Large puts are striped over rails by speed
+ * and measured completion times. Return 0, PRS_BUSY (nothing was started), or the peer's sticky error. */
 PRS_API int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put *put);
 
 struct prs_get {
@@ -317,14 +301,13 @@ struct prs_get {
 PRS_API int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get *get);
 
 /**
- * Make bytes that NICs have written into this region visible to a reader of the device memory, by a read of our own
- * through each rail. Return 0 (op is pending), PRS_BUSY, or -errno.
- */
+ * Make bytes that NICs have written into this region visible to a reader of the device memory, by a local read through
+ * each rail. Return 0 (op is pending), PRS_BUSY, or -errno. */
 PRS_API int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr);
 
 enum prs_signal_kind { PRS_SIGNAL_SET = 0, PRS_SIGNAL_ADD = 1 };
 enum prs_signal_flags {
-    PRS_SIGNAL_STRONG = 1, /* ordered behind every earlier op on this peer; without it only behind its group */
+    PRS_SIGNAL_STRONG = 1, /* follows every earlier op on this peer; without it only the puts of its group */
 };
 struct prs_signal {
     uint64_t dst_addr; /* 8-byte aligned word in a PRS_MEM_STRICT region of the peer */
@@ -335,42 +318,39 @@ struct prs_signal {
     uint32_t flags; /* enum prs_signal_flags */
 };
 /**
- * Set or add to a 64-bit word of the peer, which sees it only after the bytes of every put of the group that was
- * started before. How this is ensured is the peer's policy (transport/order.h): never by waiting here. Under `counted`,
- * and on rails without atomics (EFA), the receiver raises it within its prs_peer_progress(), and op is done when the
- * signal has been handed over; prs_peer_settle() tells when it is raised. Returns as prs_peer_put().
- */
+ * Set or add to a 64-bit word of the peer. The peer sees it only after the bytes of every put of the group that was
+ * started before. The peer's policy (transport/order.h) ensures this, never by waiting in this call. Under `counted`,
+ * and on rails without atomics (EFA), the receiver raises the signal inside its prs_peer_progress(), and op is done
+ * when the signal has reached it; prs_peer_settle() says when it is raised. Returns as prs_peer_put(). */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 /**
- * Whether everything that was started has taken effect at the peer, signals that its process raises among it: what the
- * peer may be told before it gives memory up that signals go to. Return 0, PRS_AGAIN (progress, and ask again) or
- * -errno. A signal that waits for a put which never comes is never settled: bound the wait.
- */
+ * Has everything that was started taken effect at the peer, including signals raised by its own process? Check this
+ * before telling the peer that it may release memory that signals target. Return 0, PRS_AGAIN (make progress and ask
+ * again) or -errno. A signal that waits for a put which never comes never settles: bound the wait. */
 PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
- * Post what waits, take completions and arrivals, raise notifications. Call it until the ops are done: nothing else
- * drives them. Return how many events were handled (>= 0) or the sticky error: -ECONNRESET, -ETIMEDOUT, -EREMOTEIO (a
- * remote access refused), -EIO; all ops of the peer have that status then.
- */
+ * Post waiting requests, handle completions and arrivals, call on_notify. Call it until the ops are done: nothing else
+ * drives them. Return the number of events handled (>= 0) or the sticky error, which all ops of the peer then have as
+ * their status: -ECONNRESET, -ETIMEDOUT, -EREMOTEIO (a remote access was refused) or -EIO. */
 PRS_API int prs_peer_progress(struct prs_peer *peer);
 
 /**
- * For who waits for the other side to write: can anything still come? Return 0, or the sticky error: -ECONNRESET when
- * the other side has closed this peer, which by itself is no error. Only after many a prs_peer_progress() that found
- * nothing, so that what was written before is told of before. Cheap: no system call.
- */
-PRS_API int prs_peer_awaited(struct prs_peer *peer);
+ * For a caller waiting on remote writes: can any still arrive? Return 0, or the sticky error: -ECONNRESET when the
+ * other side has closed this peer, which by itself is no error. Call it only after prs_peer_progress() has returned 0
+ * repeatedly, so that writes that did arrive are reported first. Cheap: no system call. */
+PRS_API int prs_peer_check_remote(struct prs_peer *peer);
 
-/** Counters since the peer was made; those of several peers may be added. */
+/** Counters since the peer was made. They may be summed over peers. */
 struct prs_stats {
-    uint64_t puts, gets, signals, notifications; /* asked by the caller; arrivals for notifications */
+    uint64_t puts, gets, signals;                /* started by the caller */
+    uint64_t notifications;                      /* that arrived */
     uint64_t work_requests, receives, doorbells; /* posted */
-    uint64_t completions, arrivals;              /* taken from completion queues: own requests, remote notifications */
-    uint64_t fences, drains, merged_signals; /* fence flags posted; waits for all completions; adds merged into one */
+    uint64_t completions, arrivals;              /* polled: of own requests, of remote ones */
+    uint64_t fences, drains, merged_signals;     /* fence flags posted; waits for all completions; adds merged */
     uint64_t bytes;
     uint64_t rail_bytes[PRS_MAX_RAILS];
-    uint64_t signal_flushes; /* reads before a signal was raised here in device memory, for data of other rails */
+    uint64_t signal_flushes; /* reads before a signal in device memory was raised, for data of other rails */
 };
 PRS_API void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out);
 

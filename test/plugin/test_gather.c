@@ -23,7 +23,7 @@ int prs_team_connect_ring(struct prs_team *team, uint32_t context)
     return 0;
 }
 
-const void *prs_team_card(struct prs_team *team, uint32_t context, uint32_t rank)
+const void *prs_team_rank_info(struct prs_team *team, uint32_t context, uint32_t rank)
 {
     (void)team;
     (void)context;
@@ -54,7 +54,7 @@ void prs_region_keys(const struct prs_region *region, struct prs_keys *out)
 
 static int left_error;
 
-int prs_peer_awaited(struct prs_peer *peer)
+int prs_peer_check_remote(struct prs_peer *peer)
 {
     (void)peer;
     return left_error;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/support/fake_team.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "test/support/fake_team.h"
 #include "transport/op.h"
 #include "transport/util/error.h"
 
@@ -252,7 +251,7 @@ int prs_team_settle(struct prs_team *team, uint32_t context)
     int error = __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
 
     (void)context;
-    if (error != 0)
+    if (error)
         return prs_fail(error, "rank 0 to rank 1: the peer is dead");
     return fake_team_in_flight(team) ? PRS_AGAIN : 0; /* its signals are placed when they are done */
 }
@@ -262,7 +261,7 @@ int prs_team_progress(struct prs_team *team, uint32_t context)
     int error = __atomic_load_n(&team->error, __ATOMIC_ACQUIRE);
     int did = 0;
 
-    if (error != 0)
+    if (error)
         return prs_fail(error, "rank 0 to rank 1: the peer is dead");
     if (held(team))
         return 0;

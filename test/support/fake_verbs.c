@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <criterion/criterion.h>
+
 #include "test/support/fake_verbs.h"
 #include "transport/verbs.h"
-
-#include <criterion/criterion.h>
 
 struct fake_verbs fake_verbs;
 
@@ -87,6 +87,6 @@ void fake_verbs_install(void)
 
 void fake_verbs_complete(struct ibv_wc wc)
 {
-    cr_assert_lt(fake_verbs.queued_count, sizeof fake_verbs.queued / sizeof *fake_verbs.queued);
+    cr_assert_lt(fake_verbs.queued_count, sizeof(fake_verbs.queued) / sizeof(*fake_verbs.queued));
     fake_verbs.queued[fake_verbs.queued_count++] = wc;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/transport/ends.h"
-#include "transport/util/clock.h"
-
 #include <criterion/criterion.h>
 #include <string.h>
+
+#include "test/transport/ends.h"
+#include "transport/util/clock.h"
 
 struct prs_fabric *fabric;
 const struct prs_rail_set one_rail = {1, {0}};
@@ -44,7 +44,7 @@ struct prs_connector *open_connector(const struct prs_handle *handle)
 
 int meet(struct prs_listener *listener, struct prs_connector *connector, struct prs_peer **a, struct prs_peer **b)
 {
-    uint64_t give_up = prs_clock_ms() + 2 * HEALTHY_MS;
+    uint64_t deadline_ms = prs_clock_ms() + 2 * HEALTHY_MS;
     int ra = PRS_AGAIN, rb = PRS_AGAIN;
 
     while (ra == PRS_AGAIN || rb == PRS_AGAIN) {
@@ -54,7 +54,7 @@ int meet(struct prs_listener *listener, struct prs_connector *connector, struct 
             rb = prs_accept(listener, NULL, b);
         if (ra < 0 || rb < 0)
             return ra < 0 ? ra : rb;
-        cr_assert_lt(prs_clock_ms(), give_up, "neither connected nor failed");
+        cr_assert_lt(prs_clock_ms(), deadline_ms, "neither connected nor failed");
     }
     return 0;
 }

@@ -3,26 +3,27 @@
 #ifndef TEST_TRANSPORT_ENDS_H
 #define TEST_TRANSPORT_ENDS_H
 
-#include <perseus/perseus.h>
 #include <stdint.h>
 
-enum { HEALTHY_MS = 60000 }; /* what must go well may take long on a busy machine */
+#include <perseus/perseus.h>
+
+enum { HEALTHY_MS = 60000 }; /* long, for busy machines */
 
 extern struct prs_fabric *fabric;
 extern const struct prs_rail_set one_rail;
 
 void open_with(uint32_t timeout_ms);
-/* For .init and .fini: with a limit of HEALTHY_MS. */
+/* For .init and .fini; the limit is HEALTHY_MS. */
 void open_default(void);
 void close_default(void);
 
-/* Listen on the rail, and call there; what fails fails the test. */
+/* Listen on the first rail; connect to it. An error fails the test. */
 struct prs_listener *open_listener(struct prs_handle *handle);
 struct prs_connector *open_connector(const struct prs_handle *handle);
 
 /* Drive both ends until both are peers or one has failed. Return 0 or the error. */
 int meet(struct prs_listener *listener, struct prs_connector *connector, struct prs_peer **a, struct prs_peer **b);
-/* The listener is as good as new: another one comes, and goes. */
+/* Connect and close once, to show that the listener still works. */
 void connect_once(struct prs_listener *listener, const struct prs_handle *handle);
 
 #endif

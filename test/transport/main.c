@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Criterion's main, after a look whether there is anything to run on: 77 tells Meson to count a skip. */
-#include "test/transport/pair.h"
-
+/* Criterion's main(). Without a usable rail it exits with 77, which Meson counts as a skip. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "test/transport/pair.h"
 
 int main(int argc, char **argv)
 {

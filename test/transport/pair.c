@@ -1,8 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/transport/pair.h"
-#include "transport/fabric.h"
-#include "transport/util/clock.h"
-
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <signal.h>
@@ -14,7 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WORDS = 512, UNORDERED = 128 /* beside the number of rails, in an exit status */ };
+#include "test/transport/pair.h"
+#include "transport/fabric.h"
+#include "transport/util/clock.h"
+
+enum { WORDS = 512, UNORDERED = 128 }; /* UNORDERED: a flag beside the number of rails in an exit status */
 
 struct pair_shared {
     struct prs_handle handle;
@@ -40,7 +40,7 @@ void pair_die(const char *file, int line, const char *what, const char *format, 
     _exit(1);
 }
 
-/* Of this process: after it there may be threads. */
+/* In this process, which may have more threads afterwards. */
 int pair_rails_here(void)
 {
     struct prs_fabric *fabric;
@@ -118,10 +118,10 @@ static void open_side(struct pair *pair)
         pair->rails.rail[i] = i;
     pair->buffer_bytes = pair->spec->buffer_bytes ? pair->spec->buffer_bytes : 1 << 20;
     pair->buffer = map(pair->buffer_bytes);
-    pair->words = map(WORDS * sizeof *pair->words);
+    pair->words = map(WORDS * sizeof(*pair->words));
     data = (struct prs_mem){.addr = pair->buffer, .len_bytes = pair->buffer_bytes, .kind = PRS_MEM_HOST};
     words = (struct prs_mem){
-        .addr = pair->words, .len_bytes = WORDS * sizeof *pair->words, .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
+        .addr = pair->words, .len_bytes = WORDS * sizeof(*pair->words), .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
     for (int i = 0; pair->spec->words_on_device && i < count; i++)
         pair->fabric->rail[i].info.mem_kinds |= PRS_MEM_CUDA;
     if (pair->spec->words_on_device)
@@ -132,7 +132,7 @@ static void open_side(struct pair *pair)
 
 static struct prs_peer *connect_side(struct pair *pair, const struct prs_peer_options *options)
 {
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    uint64_t deadline_ms = prs_clock_ms() + PAIR_TIMEOUT_MS;
     struct prs_listener *listener = NULL;
     struct prs_connector *connector;
     struct prs_peer *peer;
@@ -141,18 +141,19 @@ static struct prs_peer *connect_side(struct pair *pair, const struct prs_peer_op
     if (pair->side == 1) {
         r = prs_listen(pair->fabric, &pair->rails, &pair->shared->handle, &listener);
         must(r == 0, "%s", prs_error_text());
-        __atomic_store_n(&pair->shared->listening, 1, __ATOMIC_RELEASE); /* pairs with the acquire below: the handle */
-        while ((r = prs_accept(listener, options, &peer)) == PRS_AGAIN && prs_clock_ms() < give_up)
+        __atomic_store_n(&pair->shared->listening, 1,
+                         __ATOMIC_RELEASE); /* pairs with the acquire below: publishes the handle */
+        while ((r = prs_accept(listener, options, &peer)) == PRS_AGAIN && prs_clock_ms() < deadline_ms)
             sched_yield();
         must(r == 0, "accept: %d %s", r, prs_error_text());
         prs_listener_close(listener);
         return peer;
     }
-    while (!__atomic_load_n(&pair->shared->listening, __ATOMIC_ACQUIRE) && prs_clock_ms() < give_up)
+    while (!__atomic_load_n(&pair->shared->listening, __ATOMIC_ACQUIRE) && prs_clock_ms() < deadline_ms)
         usleep(100);
     must(prs_connect(pair->fabric, &pair->rails, &pair->shared->handle, options, &connector) == 0, "%s",
          prs_error_text());
-    while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN && prs_clock_ms() < give_up)
+    while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN && prs_clock_ms() < deadline_ms)
         sched_yield();
     must(r == 0, "connect: %d %s", r, prs_error_text());
     return peer;
@@ -162,14 +163,14 @@ static void run_side(struct pair *pair, pair_fn *fn)
 {
     struct hello own = {0}, other;
     struct prs_peer_options options = {.private_data = &own,
-                                       .private_bytes = sizeof own,
+                                       .private_bytes = sizeof(own),
                                        .on_notify = on_notify,
                                        .user = pair,
-                                       .window_ops = pair->spec->window_ops,
+                                       .max_ops = pair->spec->max_ops,
                                        .traffic_class = -1,
                                        .queues_per_rail = pair->spec->queues_per_rail,
                                        .policy = pair->spec->policy,
-                                       .adds_alone = pair->spec->adds_alone};
+                                       .exclusive_adds = pair->spec->exclusive_adds};
     uint32_t bytes;
 
     open_side(pair);
@@ -178,8 +179,8 @@ static void run_side(struct pair *pair, pair_fn *fn)
     prs_region_keys(pair->region, &own.keys);
     prs_region_keys(pair->words_region, &own.words_keys);
     pair->peer = connect_side(pair, &options);
-    memcpy(&other, prs_peer_private(pair->peer, &bytes), sizeof other);
-    must(bytes == sizeof other, "%u private bytes", bytes);
+    memcpy(&other, prs_peer_private(pair->peer, &bytes), sizeof(other));
+    must(bytes == sizeof(other), "%u private bytes", bytes);
     pair->remote_buffer = other.buffer;
     pair->remote_words = other.words;
     pair->remote_keys = other.keys;
@@ -193,31 +194,31 @@ static void run_side(struct pair *pair, pair_fn *fn)
     prs_fabric_close(pair->fabric);
 }
 
-/* A side is a fresh process, not a mere fork: thread sanitizers allow no threads after a fork, and no process of a real
- * job starts with another one's memory. Functions of the same program keep their distance to each other. */
+/* A side is a fresh process (fork and exec): ThreadSanitizer allows no threads after a plain fork, and no process of a
+ * real job starts with another one's memory. fn is passed as its distance to pair_run(), which is the same there. */
 static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, pair_fn *fn)
 {
     char text[12][32], *argv[] = {"pair",  "--side", text[0], text[1], text[2],  text[3],  text[4], text[5],
                                   text[6], text[7],  text[8], text[9], text[10], text[11], NULL};
     pid_t child;
 
-    snprintf(text[0], sizeof text[0], "%d", side);
-    snprintf(text[1], sizeof text[1], "%td", (char *)(uintptr_t)fn - (char *)(uintptr_t)pair_run);
-    snprintf(text[2], sizeof text[2], "%d", shared_fd);
-    snprintf(text[3], sizeof text[3], "%d", spec->rails[0]);
-    snprintf(text[4], sizeof text[4], "%d", spec->rails[1]);
-    snprintf(text[5], sizeof text[5], "%d", spec->queues_per_rail);
-    snprintf(text[6], sizeof text[6], "%s", spec->policy ? spec->policy : "");
-    snprintf(text[7], sizeof text[7], "%zu", spec->buffer_bytes);
-    snprintf(text[8], sizeof text[8], "%u", spec->window_ops);
-    snprintf(text[9], sizeof text[9], "%d", spec->b_dies);
-    snprintf(text[10], sizeof text[10], "%d", spec->words_on_device);
-    snprintf(text[11], sizeof text[11], "%d", spec->adds_alone);
+    snprintf(text[0], sizeof(text[0]), "%d", side);
+    snprintf(text[1], sizeof(text[1]), "%td", (char *)(uintptr_t)fn - (char *)(uintptr_t)pair_run);
+    snprintf(text[2], sizeof(text[2]), "%d", shared_fd);
+    snprintf(text[3], sizeof(text[3]), "%d", spec->rails[0]);
+    snprintf(text[4], sizeof(text[4]), "%d", spec->rails[1]);
+    snprintf(text[5], sizeof(text[5]), "%d", spec->queues_per_rail);
+    snprintf(text[6], sizeof(text[6]), "%s", spec->policy ? spec->policy : "");
+    snprintf(text[7], sizeof(text[7]), "%zu", spec->buffer_bytes);
+    snprintf(text[8], sizeof(text[8]), "%u", spec->max_ops);
+    snprintf(text[9], sizeof(text[9]), "%d", spec->b_dies);
+    snprintf(text[10], sizeof(text[10]), "%d", spec->words_on_device);
+    snprintf(text[11], sizeof(text[11]), "%d", spec->exclusive_adds);
     fflush(NULL);
     child = fork();
     if (child)
         return child;
-    unsetenv("BXFI_MAP"); /* else Criterion's sandbox takes the program over before its main() */
+    unsetenv("BXFI_MAP"); /* else Criterion's sandbox takes over the program before main() */
     execv("/proc/self/exe", argv);
     _exit(126);
 }
@@ -233,13 +234,13 @@ int pair_side_main(char **argv)
                               .queues_per_rail = atoi(argv[7]),
                               .policy = argv[8][0] ? argv[8] : NULL,
                               .buffer_bytes = (size_t)atol(argv[9]),
-                              .window_ops = (uint32_t)atol(argv[10]),
+                              .max_ops = (uint32_t)atol(argv[10]),
                               .b_dies = atoi(argv[11]),
                               .words_on_device = atoi(argv[12]),
-                              .adds_alone = atoi(argv[13])};
+                              .exclusive_adds = atoi(argv[13])};
     pair.spec = &spec;
     pair.side = atoi(argv[2]);
-    pair.shared = mmap(NULL, sizeof *pair.shared, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);
+    pair.shared = mmap(NULL, sizeof(*pair.shared), PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[4]), 0);
     must(pair.shared != MAP_FAILED, "mmap");
     close(atoi(argv[4]));
     run_side(&pair, fn);
@@ -271,7 +272,7 @@ void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b)
             status[1] = how;
         if (spec->b_dies && ended == side[1] && WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL)
             status[1] = how = 0;
-        if (how && done == 0) /* the other one would only wait for it */
+        if (how && done == 0) /* the other side would only wait for it */
             kill(ended == side[0] ? side[1] : side[0], SIGALRM);
     }
     close(shared_fd);
@@ -287,12 +288,12 @@ void pair_vanish(void)
 void pair_barrier(struct pair *pair)
 {
     uint32_t *own = &pair->shared->arrived[pair->side], *other = &pair->shared->arrived[!pair->side];
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    uint64_t deadline_ms = prs_clock_ms() + PAIR_TIMEOUT_MS;
 
     pair->barriers++;
     __atomic_store_n(own, pair->barriers, __ATOMIC_RELEASE); /* pairs with the acquire below, in the other process */
     while (__atomic_load_n(other, __ATOMIC_ACQUIRE) < pair->barriers) {
-        must(prs_clock_ms() < give_up, "the other side did not come to barrier %u", pair->barriers);
+        must(prs_clock_ms() < deadline_ms, "the other side did not come to barrier %u", pair->barriers);
         prs_peer_progress(pair->peer);
         sched_yield();
     }
@@ -320,60 +321,60 @@ struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len
                             .flags = flags};
 }
 
-static void progress(struct pair *pair, uint64_t give_up, const char *what)
+static void progress(struct pair *pair, uint64_t deadline_ms, const char *what)
 {
     int r = prs_peer_progress(pair->peer);
 
     must(r >= 0, "progress: %d %s", r, prs_error_text());
-    must(prs_clock_ms() < give_up, "waited too long for %s", what);
-    if (r == 0)
-        sched_yield(); /* soft-RoCE needs the processor as well */
+    must(prs_clock_ms() < deadline_ms, "waited too long for %s", what);
+    if (!r)
+        sched_yield(); /* soft-RoCE needs the processor too */
 }
 
 void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put)
 {
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    uint64_t deadline_ms = prs_clock_ms() + PAIR_TIMEOUT_MS;
     int r;
 
     while ((r = prs_peer_put(pair->peer, op, put)) == PRS_BUSY)
-        progress(pair, give_up, "room for a put");
+        progress(pair, deadline_ms, "room for a put");
     must(r == 0, "put: %d %s", r, prs_error_text());
 }
 
 void pair_signal(struct pair *pair, struct prs_op *op, const struct prs_signal *signal)
 {
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    uint64_t deadline_ms = prs_clock_ms() + PAIR_TIMEOUT_MS;
     int r;
 
     while ((r = prs_peer_signal(pair->peer, op, signal)) == PRS_BUSY)
-        progress(pair, give_up, "room for a signal");
+        progress(pair, deadline_ms, "room for a signal");
     must(r == 0, "signal: %d %s", r, prs_error_text());
 }
 
 void pair_wait_op(struct pair *pair, struct prs_op *op)
 {
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    uint64_t deadline_ms = prs_clock_ms() + PAIR_TIMEOUT_MS;
 
     while (op->status == PRS_OP_PENDING)
-        progress(pair, give_up, "an op");
+        progress(pair, deadline_ms, "an op");
     must(op->status == 0, "op status %d: %s", op->status, prs_peer_error(pair->peer));
 }
 
 void pair_wait_notified(struct pair *pair, uint32_t total)
 {
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    uint64_t deadline_ms = prs_clock_ms() + PAIR_TIMEOUT_MS;
 
     while (pair->notified < total)
-        progress(pair, give_up, "notifications");
+        progress(pair, deadline_ms, "notifications");
 }
 
 int pair_wait_error(struct pair *pair)
 {
-    uint64_t give_up = prs_clock_ms() + PAIR_TIMEOUT_MS;
+    uint64_t deadline_ms = prs_clock_ms() + PAIR_TIMEOUT_MS;
     int r;
 
     while ((r = prs_peer_progress(pair->peer)) >= 0) {
-        must(prs_clock_ms() < give_up, "no error came");
+        must(prs_clock_ms() < deadline_ms, "no error came");
         sched_yield();
     }
     return r;

@@ -3,13 +3,13 @@
 #ifndef TEST_TRANSPORT_PAIR_H
 #define TEST_TRANSPORT_PAIR_H
 
-#include <perseus/perseus.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-enum {
-    PAIR_TIMEOUT_MS = 200000
-}; /* only a failure waits so long; soft-RoCE in QEMU, or a core shared with others, is slow */
+#include <perseus/perseus.h>
+
+/* Long, since only a failure waits so long: soft-RoCE in QEMU or a shared core is slow. */
+enum { PAIR_TIMEOUT_MS = 200000 };
 
 struct pair_shared;
 
@@ -18,10 +18,10 @@ struct pair_spec {
     int queues_per_rail; /* 0: one */
     const char *policy;  /* NULL: auto */
     size_t buffer_bytes; /* registered on each side; 0: 1 MiB */
-    uint32_t window_ops;
-    bool words_on_device; /* host memory stands in: the transport takes the words for device memory */
-    bool b_dies;          /* B ends without farewell, by pair_vanish() */
-    bool adds_alone;      /* as in struct prs_peer_options */
+    uint32_t max_ops;
+    bool words_on_device; /* the transport treats the words, which are host memory, as device memory */
+    bool b_dies;          /* B may end without a farewell, as by pair_vanish() */
+    bool exclusive_adds;  /* as in struct prs_peer_options */
 };
 
 /* One side. */
@@ -45,24 +45,24 @@ struct pair {
     uint32_t notified;
     uint32_t count[PRS_NOTIFY_IDS];
     uint64_t bytes[PRS_NOTIFY_IDS];
-    uint32_t order[4096]; /* ids as they came */
+    uint32_t order[4096]; /* ids in the order of arrival */
 };
 
 typedef void pair_fn(struct pair *pair);
 
-/* How many rails there are; 0 also when there is no libibverbs. Asked in a process of its own. */
+/* The number of rails, found in a separate process; 0 also when there is no libibverbs. */
 int pair_rails(void);
-/* Whether their queues keep order (RC; not SRD): the same. */
+/* Whether their queues keep order (RC does, SRD does not), found in a separate process. */
 bool pair_rails_in_order(void);
-/* For main(): "--rails" and "--side ...". */
+/* For main(), when called with "--rails" or "--side ...". */
 int pair_rails_here(void);
 int pair_side_main(char **argv);
 
-/* Run a and b in two processes, connected; fails the test unless both return. Skips the test where there are too few
- * rails, or the policy is one that they cannot keep. */
+/* Run a and b in two connected processes. The test fails unless both return. It is skipped if there are too few rails,
+ * or if the rails cannot keep the policy. */
 void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b);
 
-/* In a side's process: print and exit. */
+/* In a side's process: print the message and exit. */
 #define must(condition, ...)                                                                                           \
     do {                                                                                                               \
         if (!(condition))                                                                                              \
@@ -74,23 +74,23 @@ void pair_die(const char *file, int line, const char *what, const char *format, 
 /* Whether this side's rails keep order. */
 bool pair_in_order(const struct pair *pair);
 
-/* Both sides meet; progress is made meanwhile. */
+/* Wait for the other side, making progress. */
 void pair_barrier(struct pair *pair);
-/* A 64-bit value for the other side, and its value for us; both call it. */
+/* Exchange a 64-bit value with the other side; both call it. */
 uint64_t pair_swap(struct pair *pair, uint64_t value);
 
 struct prs_put pair_put_of(struct pair *pair, size_t from, size_t to, size_t len_bytes, uint32_t id, uint32_t flags);
-/* Start it, progressing while the window is full. */
+/* Start the put or signal, making progress while the peer returns PRS_BUSY. */
 void pair_put(struct pair *pair, struct prs_op *op, const struct prs_put *put);
 void pair_signal(struct pair *pair, struct prs_op *op, const struct prs_signal *signal);
 void pair_wait_op(struct pair *pair, struct prs_op *op);
 void pair_wait_notified(struct pair *pair, uint32_t total);
-/* End this process at once, as a crash would. */
+/* End this process at once, like a crash. */
 void pair_vanish(void) __attribute__((noreturn));
-/* Progress until it fails; return the error. */
+/* Progress until the peer fails; return the error. */
 int pair_wait_error(struct pair *pair);
 
-/* The byte that belongs at this place of stream seed. */
+/* The expected byte at position `at` of stream `seed`. */
 static inline uint8_t pair_byte(uint32_t seed, size_t at)
 {
     uint32_t x = (uint32_t)at * 2654435761u + seed * 40503u;

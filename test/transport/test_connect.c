@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connecting: both ends in one process and thread, strangers in between. */
-#include "test/support/open_files.h"
-#include "test/transport/ends.h"
-#include "transport/fabric.h"
-#include "transport/handshake.h"
-#include "transport/util/clock.h"
-
+/* Connecting: both ends, and strangers, in one process and thread. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -16,6 +10,12 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "test/support/open_files.h"
+#include "test/transport/ends.h"
+#include "transport/fabric.h"
+#include "transport/handshake.h"
+#include "transport/util/clock.h"
 
 static long resident_pages(void)
 {
@@ -40,13 +40,13 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
         listener = open_listener(&handle);
         connect_once(listener, &handle);
         prs_listener_close(listener);
-        if (i == 20) { /* what is made once is there now */
+        if (i == 20) { /* everything that is made only once exists now */
             files = open_files();
             pages = resident_pages();
         }
     }
     cr_assert_leq(open_files(), files);
-    /* One keeps what is freed for a while, the other what it knows of words that were unmapped. */
+    /* One keeps freed memory for a while, the other its notes about unmapped words. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     cr_assert_lt(resident_pages() - pages, 1024, "%ld pages more", resident_pages() - pages);
 #else
@@ -54,8 +54,8 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
 #endif
 }
 
-/* Both ends: else one that only receives never learns that the other's host has lost its power. */
-Test(connect, a_peer_asks_now_and_then_whether_the_other_host_lives, .init = open_default, .fini = close_default)
+/* On both ends: else a receiver never notices that the other host has lost power. */
+Test(connect, a_peer_probes_whether_the_other_host_is_alive, .init = open_default, .fini = close_default)
 {
     struct prs_listener *listener;
     struct prs_connector *connector;
@@ -74,7 +74,7 @@ Test(connect, a_peer_asks_now_and_then_whether_the_other_host_lives, .init = ope
             getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, &bytes) == 0 &&
             getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, &bytes) == 0 &&
             getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &alive, &bytes) == 0 && alive)
-            ends += idle_s + every_s * probes <= 30; /* as long as the default limit of a wait */
+            ends += idle_s + every_s * probes <= 30; /* not longer than the default limit of a wait */
     }
     cr_assert_eq(ends, 2);
     prs_peer_close(a);
@@ -116,7 +116,7 @@ Test(connect, one_listener_serves_many, .init = open_default, .fini = close_defa
     prs_listener_close(listener);
 }
 
-/* --------------------------------------------------------------------------------------------- bad handles */
+/* ---- bad handles ---- */
 
 Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fini = close_default)
 {
@@ -126,20 +126,20 @@ Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fin
     struct prs_handle_wire *wire = (struct prs_handle_wire *)bad.bytes;
 
     listener = open_listener(&good);
-    memset(&bad, 0, sizeof bad);
+    memset(&bad, 0, sizeof(bad));
     cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "all zero");
     cr_assert(strstr(prs_error_text(), "foreign"), "%s", prs_error_text());
-    for (size_t i = 0; i < sizeof bad.bytes; i++)
+    for (size_t i = 0; i < sizeof(bad.bytes); i++)
         bad.bytes[i] = (uint8_t)(i * 37);
-    cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "another transport's");
+    cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "a handle of another transport");
     bad = good;
     wire->version++;
     cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO);
     cr_assert(strstr(prs_error_text(), "version"), "%s", prs_error_text());
-    for (size_t kept = 8; kept < sizeof *wire; kept += 8) {
+    for (size_t kept = 8; kept < sizeof(*wire); kept += 8) {
         bad = good;
-        memset(bad.bytes + kept, 0, sizeof bad.bytes - kept);
-        if (memcmp(&bad, &good, sizeof *wire) == 0)
+        memset(bad.bytes + kept, 0, sizeof(bad.bytes) - kept);
+        if (memcmp(&bad, &good, sizeof(*wire)) == 0)
             continue; /* those bytes are zero anyway */
         cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "cut after %zu bytes", kept);
     }
@@ -209,7 +209,7 @@ Test(connect, ends_at_the_time_limit, .fini = close_default)
     prs_listener_close(listener);
 }
 
-/* ----------------------------------------------------------------------------------------------- strangers */
+/* ---- strangers ---- */
 
 static int call(const struct prs_handle *handle)
 {
@@ -219,7 +219,7 @@ static int call(const struct prs_handle *handle)
 
     cr_assert_eq(prs_handle_parse(handle, cookie, &address), 0);
     fd = socket(address.any.sa_family, SOCK_STREAM, 0);
-    cr_assert_eq(connect(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.v6 : sizeof address.v4),
+    cr_assert_eq(connect(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof(address.v6) : sizeof(address.v4)),
                  0);
     return fd;
 }
@@ -247,22 +247,22 @@ Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_d
     listener = open_listener(&handle);
     for (int i = 0; i < 8; i++)
         fd[i] = call(&handle);
-    memset(garbage, 'G', sizeof garbage);
-    say(fd[0], garbage, sizeof garbage);
-    say(fd[1], "GET / HTTP/1.1\r\n\r\n", 18); /* shorter than a frame's head: silent until the limit */
+    memset(garbage, 'G', sizeof(garbage));
+    say(fd[0], garbage, sizeof(garbage));
+    say(fd[1], "GET / HTTP/1.1\r\n\r\n", 18); /* shorter than the head of a frame: counts as silent */
     head.version = 99;
-    say(fd[2], &head, sizeof head);
+    say(fd[2], &head, sizeof(head));
     head.version = PRS_WIRE_VERSION;
-    say(fd[3], &head, sizeof head); /* no cookie */
+    say(fd[3], &head, sizeof(head)); /* no cookie */
     cr_assert_eq(prs_handle_parse(&handle, head.cookie, &address), 0);
     head.length = 1u << 31;
-    say(fd[4], &head, sizeof head);
-    head.length = sizeof hello;
-    say(fd[5], &head, sizeof head); /* the right cookie, impossible numbers */
-    say(fd[5], &hello, sizeof hello);
+    say(fd[4], &head, sizeof(head));
+    head.length = sizeof(hello);
+    say(fd[5], &head, sizeof(head)); /* the right cookie, impossible numbers */
+    say(fd[5], &hello, sizeof(hello));
     close(fd[6]);
     /* fd[7] says nothing */
-    fabric->config.timeout_ms = STRANGER_MS; /* of those who call now */
+    fabric->config.timeout_ms = STRANGER_MS; /* for connections from now on */
     for (int i = 0; i < 50; i++)
         cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
     fabric->config.timeout_ms = HEALTHY_MS;
@@ -278,19 +278,19 @@ Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_d
         uint64_t give_up = prs_clock_ms() + HEALTHY_MS;
 
         while ((got = recv(fd[i], garbage, 1, MSG_DONTWAIT)) < 0 && errno == EAGAIN) {
-            cr_assert_lt(prs_clock_ms(), give_up, "stranger %d is still waited for", i);
+            cr_assert_lt(prs_clock_ms(), give_up, "stranger %d is not dropped yet", i);
             cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
             usleep(1000);
         }
-        cr_assert_leq(got, 0, "stranger %d got an answer", i); /* 0, or a reset: what it had sent was not read */
+        cr_assert_leq(got, 0, "stranger %d got an answer", i); /* 0, or a reset, since its bytes were not read */
     }
-    cr_assert_geq(prs_clock_ms() - began, (uint64_t)STRANGER_MS, "they had their time");
+    cr_assert_geq(prs_clock_ms() - began, (uint64_t)STRANGER_MS, "they were dropped too early");
     connect_once(listener, &handle);
     prs_listener_close(listener);
 }
 
-/* More of them than handshakes at a time: who knows the cookie must not wait until their limit. */
-Test(connect, silent_strangers_make_room_for_who_speaks, .fini = close_default)
+/* More strangers than handshakes at a time: a peer with the cookie must not wait for their limit. */
+Test(connect, silent_strangers_give_way_to_a_peer, .fini = close_default)
 {
     enum { STRANGERS = 150, LIMIT_MS = 2 * HEALTHY_MS };
     struct prs_listener *listener;
@@ -338,7 +338,7 @@ Test(connect, a_connector_that_gives_up_leaves_the_listener_sound, .init = open_
     prs_listener_close(listener);
 }
 
-/* Once a call, and not for ever without a word or with one a poll: the caller decides whether to go on. */
+/* Once in each call; the caller decides whether to go on. */
 Test(connect, a_listener_out_of_descriptors_says_so, .init = open_default, .fini = close_default)
 {
     struct rlimit limit, before;
@@ -357,13 +357,13 @@ Test(connect, a_listener_out_of_descriptors_says_so, .init = open_default, .fini
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
     cr_assert_eq(prs_accept(listener, NULL, &peer), -EMFILE, "%s", prs_error_text());
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
-    cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN, "goes on when there are some again");
+    cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN, "it goes on when there are descriptors again");
     close(caller);
     connect_once(listener, &handle);
     prs_listener_close(listener);
 }
 
-/* ------------------------------------------------------------------------------------------- the environment */
+/* ---- the environment ---- */
 
 Test(connect, impossible_settings_are_refused_by_name)
 {
@@ -380,7 +380,7 @@ Test(connect, impossible_settings_are_refused_by_name)
                                           {"NCCL_IB_ADDR_RANGE", "10.0.0.0/18446744073709551615"},
                                           {"PERSEUS_LOG", "loud"}};
 
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         setenv(rows[i][0], rows[i][1], 1);
         cr_assert_eq(prs_fabric_open(NULL, &fabric), -EINVAL, "%s=%s", rows[i][0], rows[i][1]);
         cr_assert(strstr(prs_error_text(), rows[i][0]), "%s", prs_error_text());

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory in the transport, between two processes that start CUDA after the fabric is open. There is no GPU: the
  * driver is test/softnic/fake_cuda, where a CPU that touches device memory ends. */
-#include "test/transport/pair.h"
-
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -12,14 +10,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "test/transport/pair.h"
 #include <perseus/heap.h>
-
 #include "test/softnic/fake_cuda/driver.h"
 
 enum { DATA_BYTES = 3 << 20, SIGNAL_BYTES = 4096, RANKS = 2, ROUNDS = 40, SLICE = 70001 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * CUDA of a side */
+/* ---- CUDA of a side ---- */
 
 static struct {
     int (*init)(unsigned), (*retain)(void **, int), (*push)(void *);
@@ -91,8 +88,7 @@ static void must_be_clean(bool nic_was_used)
          have.reserved);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * regions */
+/* ---- regions ---- */
 
 static const struct piece {
     size_t at, bytes;
@@ -199,8 +195,7 @@ Test(cuda, memory_that_cannot_be_exported_is_refused_by_name)
     pair_run(&(struct pair_spec){0}, no_dmabuf, no_dmabuf);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * symmetric memory */
+/* ---- symmetric memory ---- */
 
 static int allgather(void *user, const void *mine, void *all, size_t bytes)
 {
@@ -378,8 +373,7 @@ Test(cuda, ranks_of_a_node_map_each_others_device_memory)
     pair_run(&(struct pair_spec){0}, map_each_other, map_each_other);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * failing calls */
+/* ---- failing calls ---- */
 
 static const struct {
     const char *call;
@@ -464,7 +458,7 @@ static void fail_proxies(struct pair *pair)
         proxy = NULL;
         r = prs_proxy_open(&options, &proxy);
         must((r == 0) == proxy_failures[i].while_starting, "%s: %d", name, r);
-        if (r == 0)
+        if (!r)
             r = prs_proxy_start(proxy, &device);
         must(r == -ENOMEM && strstr(prs_error_text(), name), "%s: %d %s", name, r, prs_error_text());
         prs_proxy_close(proxy);

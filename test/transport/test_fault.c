@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes wrong on a connected pair comes out as a bounded, named error. */
-#include "test/transport/pair.h"
-#include "transport/peer.h"
-#include "transport/util/clock.h"
-
+/* Every failure of a connected pair is reported as an error, in bounded time and by name. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <sched.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "test/transport/pair.h"
+#include "transport/peer.h"
+#include "transport/util/clock.h"
 
 static const struct pair_spec plain = {.buffer_bytes = 1 << 20};
 
@@ -49,7 +49,7 @@ static void write_with_a_bad_key(struct pair *pair)
 
 static void see_the_queue_closed(struct pair *pair)
 {
-    int r = pair_wait_error(pair); /* the violation, or the end of the other process */
+    int r = pair_wait_error(pair); /* the violation itself, or the end of the other process */
 
     must(r == -ECONNRESET || r == -EIO || r == -EREMOTEIO, "%d %s", r, prs_error_text());
 }
@@ -136,7 +136,7 @@ static void send_to_one_that_died(struct pair *pair)
         ;
     while ((r = prs_peer_progress(pair->peer)) >= 0) {
         must(prs_clock_ms() - start < 100000, "no error came");
-        for (int i = 0; i < started; i++) /* keep sending: what completed before it died is fine */
+        for (int i = 0; i < started; i++) /* keep sending: puts may complete until the peer dies */
             if (op[i].status == 0)
                 prs_peer_put(pair->peer, &op[i], &put);
     }
@@ -205,7 +205,7 @@ static void write_to_one_that_closed(struct pair *pair)
             r = prs_peer_put(pair->peer, &op, &put);
         if (r >= 0)
             r = prs_peer_progress(pair->peer);
-        if (r == 0)
+        if (!r)
             sched_yield();
     }
     must(prs_clock_ms() - start < 100000, "took %llu ms", (unsigned long long)(prs_clock_ms() - start));
@@ -218,7 +218,7 @@ Test(fault, a_sender_learns_that_its_peer_has_closed)
     pair_run(&(struct pair_spec){.b_dies = true}, write_to_one_that_closed, close_early);
 }
 
-/* Nobody waits for a lazy put; but who waits for the other side to write waits in vain. */
+/* Nobody waits for a lazy put, so it is no error; but waiting for writes of the other side is. */
 static void outlive_one_that_closed(struct pair *pair)
 {
     struct prs_put put = pair_put_of(pair, 0, 0, 8, 1, PRS_PUT_LAZY | PRS_PUT_NOTIFY);
@@ -229,10 +229,10 @@ static void outlive_one_that_closed(struct pair *pair)
     pair_put(pair, &lazy, &put);
     pair_barrier(pair);
     start = prs_clock_ms();
-    while ((r = prs_peer_awaited(pair->peer)) == 0) {
+    while ((r = prs_peer_check_remote(pair->peer)) == 0) {
         r = prs_peer_progress(pair->peer);
-        must(r >= 0, "a lazy put to one that closed: %s", prs_error_text());
-        must(prs_clock_ms() - start < 30000, "who waits was not told");
+        must(r >= 0, "a lazy put to a closed peer: %s", prs_error_text());
+        must(prs_clock_ms() - start < 30000, "the waiting side got no error");
     }
     must(r == -ECONNRESET && strstr(prs_error_text(), "closed"), "%d %s", r, prs_error_text());
     must(prs_peer_progress(pair->peer) == -ECONNRESET, "the error stays");
@@ -244,14 +244,14 @@ static void close_when_it_is_here(struct pair *pair)
     pair_barrier(pair);
 }
 
-Test(fault, who_waits_for_one_that_has_closed_is_told)
+Test(fault, waiting_for_a_peer_that_has_closed_is_an_error)
 {
     pair_run(&(struct pair_spec){.b_dies = true}, outlive_one_that_closed, close_when_it_is_here);
 }
 
 enum { SIGNALS_A_CREDIT = 256 }; /* PRS_RECORD_CREDIT */
 
-/* Whose signals this side raises, and tells so, when the other has closed: a credit that nobody takes any more. */
+/* This side raises the signals of a peer that has closed, and sends it a credit that nobody receives. */
 static void owe_credit_to_one_that_closed(struct pair *pair)
 {
     uint64_t start;
@@ -259,12 +259,12 @@ static void owe_credit_to_one_that_closed(struct pair *pair)
     pair_barrier(pair);
     sleep(1);
     start = prs_clock_ms();
-    while (prs_clock_ms() - start < 4000) { /* the NIC tries for one */
-        must(prs_peer_progress(pair->peer) >= 0, "nobody here waits for the other: %s", prs_error_text());
+    while (prs_clock_ms() - start < 4000) { /* the NIC retries for one second */
+        must(prs_peer_progress(pair->peer) >= 0, "nothing here waits for the other side: %s", prs_error_text());
         sched_yield();
     }
     must(pair->words[SIGNALS_A_CREDIT - 1] == SIGNALS_A_CREDIT, "the last signal is not raised");
-    must(prs_peer_awaited(pair->peer) == -ECONNRESET, "who waits is told");
+    must(prs_peer_check_remote(pair->peer) == -ECONNRESET, "waiting is an error");
 }
 
 static void signal_and_close(struct pair *pair)
@@ -285,35 +285,36 @@ static void signal_and_close(struct pair *pair)
         pair_wait_op(pair, &op[i]);
 }
 
-Test(fault, a_credit_to_one_that_has_closed_harms_nobody)
+Test(fault, a_credit_to_a_peer_that_has_closed_is_no_error)
 {
     pair_run(&(struct pair_spec){.policy = "counted", .b_dies = true}, owe_credit_to_one_that_closed, signal_and_close);
 }
 
-/* Its queues are silent for ever, so that only the event tells. */
+/* The queues stay silent, so only the event shows the failure. */
 static void lose_the_device(struct pair *pair)
 {
     struct prs_domain *domain = pair->peer->fabric->rail[pair->rails.rail[0]].domain;
     int r;
 
-    __atomic_store_n(&domain->fatal_event, IBV_EVENT_DEVICE_FATAL + 1, __ATOMIC_RELAXED); /* as the event thread does */
+    __atomic_store_n(&domain->fatal_event, IBV_EVENT_DEVICE_FATAL + 1,
+                     __ATOMIC_RELAXED); /* as the event thread would */
     r = pair_wait_error(pair);
     must(r == -EIO, "%d %s", r, prs_error_text());
     must(strstr(prs_peer_error(pair->peer), domain->name), "%s", prs_peer_error(pair->peer));
 }
 
-Test(fault, who_only_waits_learns_that_the_device_is_lost)
+Test(fault, a_lost_device_is_an_error_even_while_only_waiting)
 {
     pair_run(&plain, lose_the_device, do_nothing);
 }
 
-/* As when keepalive finds nobody: the process over there may be well, and the network of the rails too. */
+/* As when keepalive probes fail: the other process may be alive, and the network of the rails may work. */
 static void lose_the_connection(struct pair *pair)
 {
     struct sockaddr_in nobody = {.sin_family = AF_INET, .sin_port = htons(1), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     int broken = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), r;
 
-    must(broken >= 0 && connect(broken, (struct sockaddr *)&nobody, sizeof nobody) < 0, "somebody listens on port 1");
+    must(broken >= 0 && connect(broken, (struct sockaddr *)&nobody, sizeof(nobody)) < 0, "somebody listens on port 1");
     must(dup2(broken, pair->peer->stream_fd) >= 0, "dup2");
     r = pair_wait_error(pair);
     must(r == -ECONNRESET, "%d %s", r, prs_error_text());
@@ -321,7 +322,7 @@ static void lose_the_connection(struct pair *pair)
          prs_peer_error(pair->peer));
 }
 
-Test(fault, a_connection_that_breaks_is_not_told_as_a_death)
+Test(fault, a_broken_connection_is_not_reported_as_a_death)
 {
     pair_run(&plain, lose_the_connection, do_nothing);
 }

@@ -95,8 +95,6 @@ static int run(int (*body)(struct world *w))
     return r;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 static uint64_t mark(uint32_t from, uint32_t to, uint64_t round, uint32_t word)
 {
     return (uint64_t)(from + 1) << 56 | (uint64_t)to << 48 | round << 16 | word;
@@ -177,8 +175,6 @@ Test(heap, ranks_of_a_node_write_memory_and_others_the_nic, .timeout = 400)
     cr_assert_eq(run(exchange), 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 static int count_files(void)
 {
     struct dirent *entry;
@@ -236,12 +232,13 @@ Test(heap, when_one_rank_fails_all_fail_and_name_it, .timeout = 400)
 
 static int wrong_card(struct world *w)
 {
-    struct prs_team_options options = {.fabric = w->fabric, .rails = &w->rails, .traffic_class = -1, .card = "card"};
+    struct prs_team_options options = {
+        .fabric = w->fabric, .rails = &w->rails, .traffic_class = -1, .rank_info = "info"};
 
-    options.card_bytes = w->rank == 1 ? PRS_TEAM_CARD_BYTES + 1 : 4;
+    options.rank_info_bytes = w->rank == 1 ? PRS_TEAM_RANK_INFO_BYTES + 1 : 4;
     CHECK(prs_bootstrap_team(&w->bootstrap, &options, &w->team) == -EINVAL, "opened though rank 1 could not");
     CHECK(w->rank == 1 || strstr(prs_error_text(), "rank 1 failed"), "who failed");
-    options.card_bytes = 4;
+    options.rank_info_bytes = 4;
     CHECK(prs_bootstrap_team(&w->bootstrap, &options, &w->team) == 0, "the second time all is well");
     CHECK(ranks_barrier(w->ranks) == 0, "meeting before the end");
     prs_team_close(w->team);
@@ -284,7 +281,7 @@ static int die(struct world *w)
     uint64_t ticket = 0;
     int r = world_open(w);
 
-    if (r != 0)
+    if (r)
         return r;
     if (w->rank == 2) {
         while (!__atomic_load_n(&ranks_words(w->ranks)[0], __ATOMIC_ACQUIRE))
@@ -300,7 +297,7 @@ static int die(struct world *w)
     __atomic_store_n(&ranks_words(w->ranks)[0], 1, __ATOMIC_RELEASE);
     for (int i = 0; i < 30000 && r == 0; i++) {
         r = prs_put(&w->device, &put, &ticket);
-        if (r == 0)
+        if (!r)
             r = prs_flush(&w->device, ticket);
         usleep(1000);
     }

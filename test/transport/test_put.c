@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Puts, notifications and gets between two processes. */
-#include "test/transport/pair.h"
-
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "test/transport/pair.h"
 
 #define ROW(rails_a, rails_b, queues)                                                                                  \
     (&(struct pair_spec){.rails = {rails_a, rails_b}, .queues_per_rail = queues, .buffer_bytes = 8 << 20})
 
 static const size_t sizes[] = {0, 1, 7, 8, 63, 64, 65, 4095, 4096, 4097, 65536, 65537, 131073, 1000003, 4194304};
-enum { SIZES = sizeof sizes / sizeof *sizes };
+enum { SIZES = sizeof(sizes) / sizeof(*sizes) };
 
 static void send_sizes(struct pair *pair)
 {
@@ -22,7 +22,7 @@ static void send_sizes(struct pair *pair)
         pair_fill(pair->buffer, sizes[i], i);
         pair_put(pair, &op, &put);
         pair_wait_op(pair, &op);
-        pair_barrier(pair); /* the other side has looked at it */
+        pair_barrier(pair); /* the other side has checked it */
     }
 }
 
@@ -65,7 +65,7 @@ static void send_by_both_rails(struct pair *pair)
 
     send_sizes(pair);
     prs_peer_stats(pair->peer, &stats);
-    /* Not halves: the rates that it has seen decide, and a rail was slow when its thread was kept off its core. */
+    /* Not exactly halves: measured rates decide, and a rail is slow while its thread is kept off its core. */
     must(stats.rail_bytes[0] > 1 << 18 && stats.rail_bytes[1] > 1 << 18, "rail bytes %llu and %llu",
          (unsigned long long)stats.rail_bytes[0], (unsigned long long)stats.rail_bytes[1]);
 }
@@ -117,7 +117,7 @@ static void receive_burst_cheaply(struct pair *pair)
 
     check_burst(pair);
     prs_peer_stats(pair->peer, &stats);
-    if (!pair_in_order(pair)) { /* then no message speaks for another */
+    if (!pair_in_order(pair)) { /* then each message has its own completion */
         must(stats.arrivals == BURST, "%llu arrivals", (unsigned long long)stats.arrivals);
         return;
     }
@@ -145,9 +145,9 @@ static void send_inline(struct pair *pair)
 
         put.src = NULL;
         put.src_addr = bytes;
-        pair_fill(bytes, sizeof bytes, i);
+        pair_fill(bytes, sizeof(bytes), i);
         pair_put(pair, &op[i], &put);
-        memset(bytes, 0xee, sizeof bytes); /* was copied */
+        memset(bytes, 0xee, sizeof(bytes)); /* it was copied before */
         if (i == 199)
             for (uint32_t k = 0; k < 200; k++)
                 pair_wait_op(pair, &op[k]);
@@ -213,7 +213,7 @@ Test(flush, completes_on_every_rail)
     pair_run(ROW(2, 2, 1), flush_own, flush_own);
 }
 
-static void send_more_than_the_window(struct pair *pair)
+static void send_more_than_max_ops(struct pair *pair)
 {
     static struct prs_op op[40];
     struct prs_put put = pair_put_of(pair, 0, 0, 8, 0, 0);
@@ -238,7 +238,7 @@ static void do_nothing(struct pair *pair)
     (void)pair;
 }
 
-Test(put, beyond_the_window_is_refused_and_later_accepted)
+Test(put, beyond_max_ops_is_refused_and_later_accepted)
 {
-    pair_run(&(struct pair_spec){.window_ops = 8}, send_more_than_the_window, do_nothing);
+    pair_run(&(struct pair_spec){.max_ops = 8}, send_more_than_max_ops, do_nothing);
 }

@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two peers of one process that add to one word, each driven by a thread of its own: on rails with atomics and without.
- */
-#include "test/transport/pair.h"
-#include "transport/peer.h"
-
+/* Two peers of one process add to one word, each driven by its own thread: on rails with and without atomics. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
 
+#include "test/transport/pair.h"
+#include "transport/peer.h"
+
 enum { ADDS = 600 };
 
 static struct prs_peer_options options_of(const struct pair *pair)
 {
     return (struct prs_peer_options){
-        .traffic_class = -1, .policy = pair->spec->policy, .adds_alone = pair->spec->adds_alone};
+        .traffic_class = -1, .policy = pair->spec->policy, .exclusive_adds = pair->spec->exclusive_adds};
 }
 
-/* The listening side. */
+/* Side B listens. */
 static struct prs_peer *accept_second(struct pair *pair)
 {
     struct prs_peer_options options = options_of(pair);
@@ -29,7 +28,7 @@ static struct prs_peer *accept_second(struct pair *pair)
     int r;
 
     must(prs_listen(pair->fabric, &pair->rails, &handle, &listener) == 0, "%s", prs_error_text());
-    memcpy(words, &handle, sizeof words);
+    memcpy(words, &handle, sizeof(words));
     for (size_t i = 0; i < PRS_HANDLE_BYTES / 8; i++)
         pair_swap(pair, words[i]);
     while ((r = prs_accept(listener, &options, &peer)) == PRS_AGAIN) /* bounded by alarm() */
@@ -50,7 +49,7 @@ static struct prs_peer *connect_second(struct pair *pair)
 
     for (size_t i = 0; i < PRS_HANDLE_BYTES / 8; i++)
         words[i] = pair_swap(pair, 0);
-    memcpy(&handle, words, sizeof words);
+    memcpy(&handle, words, sizeof(words));
     must(prs_connect(pair->fabric, &pair->rails, &handle, &options, &connector) == 0, "%s", prs_error_text());
     while ((r = prs_connector_step(connector, &peer)) == PRS_AGAIN)
         sched_yield();
@@ -74,12 +73,12 @@ static void add_over_both(struct pair *pair)
         while ((r = prs_peer_signal(peer[i % 2], &op[i % 2][i / 2], &signal)) == PRS_BUSY)
             must(prs_peer_progress(peer[i % 2]) >= 0, "%s", prs_error_text());
         must(r == 0, "signal: %s", prs_error_text());
-        must(prs_peer_progress(peer[i % 2]) >= 0, "%s", prs_error_text()); /* each by itself: few are merged */
+        must(prs_peer_progress(peer[i % 2]) >= 0, "%s", prs_error_text()); /* after each one, so that few are merged */
     }
     for (int i = 0; i < 2 * ADDS; i++)
         while (op[i % 2][i / 2].status == PRS_OP_PENDING)
             must(prs_peer_progress(peer[0]) >= 0 && prs_peer_progress(peer[1]) >= 0, "%s", prs_error_text());
-    pair_barrier(pair); /* the sum has been seen */
+    pair_barrier(pair); /* the other side has seen the sum */
     prs_peer_close(peer[1]);
 }
 
@@ -93,7 +92,7 @@ static void *drive(void *arg)
 {
     struct driver *driver = arg;
 
-    /* Pairs with the release that raises; bounded by alarm(). */
+    /* Pairs with the release store that raises the signal; bounded by alarm(). */
     while (__atomic_load_n(driver->word, __ATOMIC_ACQUIRE) != driver->value) {
         must(prs_peer_progress(driver->peer) >= 0, "%s", prs_error_text());
         sched_yield();
@@ -112,7 +111,7 @@ static void sum_up_over_both(struct pair *pair)
     drive(&drivers[0]);
     pthread_join(thread, NULL);
     pair_barrier(pair);
-    must(pair->words[0] == sum, "%llu behind the last add", (unsigned long long)pair->words[0]);
+    must(pair->words[0] == sum, "%llu after the last add", (unsigned long long)pair->words[0]);
     prs_peer_close(second);
 }
 
@@ -123,10 +122,11 @@ static void sum_up_over_both(struct pair *pair)
     }
 
 RUN(two_peers_lose_no_add_to_a_word_in_host_memory, .policy = "counted")
-RUN(two_peers_lose_no_add_to_a_word_in_device_memory, .policy = "counted", .words_on_device = true, .adds_alone = true)
-RUN(two_peers_that_drain_lose_no_add, .policy = "drain", .words_on_device = true, .adds_alone = true)
+RUN(two_peers_lose_no_add_to_a_word_in_device_memory, .policy = "counted", .words_on_device = true,
+    .exclusive_adds = true)
+RUN(two_peers_that_drain_lose_no_add, .policy = "drain", .words_on_device = true, .exclusive_adds = true)
 
-/* Sets of one word come out in the order in which they were made, though two writes of a NIC might not. */
+/* Sets of one word take effect in order, although two writes of a NIC might not. */
 static void set_often(struct pair *pair)
 {
     static struct prs_op op[ADDS];
@@ -151,7 +151,7 @@ static void see_them_grow(struct pair *pair)
         must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
     }
     pair_barrier(pair);
-    must(pair->words[0] == ADDS, "the last one stays: %llu", (unsigned long long)pair->words[0]);
+    must(pair->words[0] == ADDS, "the last value does not stay: %llu", (unsigned long long)pair->words[0]);
 }
 
 static void set_often_and_meet(struct pair *pair)
@@ -170,10 +170,8 @@ Test(raise, sets_of_one_word_in_host_memory_keep_their_order)
     pair_run(&(struct pair_spec){.policy = "counted"}, set_often_and_meet, see_them_grow);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
-/* Nobody drives the peer that holds the word: whoever waits for it learns that in time. */
-static void add_beside_one_that_stands_still(struct pair *pair)
+/* Nobody progresses the peer that has claimed the word. A peer that waits for it reports an error in time. */
+static void add_next_to_an_idle_peer(struct pair *pair)
 {
     static struct prs_op op[2];
     struct prs_peer *peer[2] = {connect_second(pair), pair->peer};
@@ -187,33 +185,33 @@ static void add_beside_one_that_stands_still(struct pair *pair)
             must(prs_peer_progress(peer[i]) >= 0, "%s", prs_error_text());
         pair_swap(pair, 0);
     }
-    pair_swap(pair, 0); /* its end is not what the other side is to learn of */
+    pair_swap(pair, 0); /* do not close before the other side is done */
     prs_peer_close(peer[0]);
 }
 
-static void wait_beside_one_that_stands_still(struct pair *pair)
+static void wait_next_to_an_idle_peer(struct pair *pair)
 {
     struct prs_peer *holder = accept_second(pair);
     int r;
 
-    pair_swap(pair, 0); /* its record is here */
+    pair_swap(pair, 0); /* its record has arrived */
     while (holder->records->raise.stage == PRS_RAISE_IDLE)
         must(prs_peer_progress(holder) >= 0, "%s", prs_error_text());
-    pair_swap(pair, 0); /* drives the other, which waits */
+    pair_swap(pair, 0); /* progresses the other peer, which waits */
     pair->fabric->config.timeout_ms = 300;
     r = pair_wait_error(pair);
-    must(r == -ETIMEDOUT && strstr(prs_peer_error(pair->peer), "nobody driving"), "%d %s", r,
+    must(r == -ETIMEDOUT && strstr(prs_peer_error(pair->peer), "does nobody progress"), "%d %s", r,
          prs_peer_error(pair->peer));
     pair_swap(pair, 0);
     prs_peer_close(holder);
 }
 
-Test(raise, who_waits_for_a_word_that_nobody_gives_back_learns_that_in_time)
+Test(raise, waiting_for_a_word_that_is_never_released_is_an_error_in_time)
 {
     if (pair_rails_in_order())
         cr_skip_test("these rails have atomics");
-    pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true, .adds_alone = true, .b_dies = true},
-             add_beside_one_that_stands_still, wait_beside_one_that_stands_still);
+    pair_run(&(struct pair_spec){.policy = "counted", .words_on_device = true, .exclusive_adds = true, .b_dies = true},
+             add_next_to_an_idle_peer, wait_next_to_an_idle_peer);
 }
 
 static void add_once(struct pair *pair)
@@ -224,7 +222,7 @@ static void add_once(struct pair *pair)
 
     must(prs_peer_signal(pair->peer, &op, &signal) == 0, "%s", prs_error_text());
     while (op.status == PRS_OP_PENDING && prs_peer_progress(pair->peer) >= 0)
-        ; /* it is done when it has been handed over, or the other side gives up before */
+        ; /* done when the record has arrived, unless the other side fails first */
 }
 
 static void refuse_to_add(struct pair *pair)

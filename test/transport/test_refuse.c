@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections that cannot be: whoever lacks something, both ends learn of it, in time. Both in one process. */
-#include "test/transport/ends.h"
-#include "transport/verbs.h"
-#include "transport/util/clock.h"
-
+/* Connections that fail on one side: both sides report the error in time. Both are in one process. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "test/transport/ends.h"
+#include "transport/verbs.h"
+#include "transport/util/clock.h"
+
 /* Drive both ends, with these options at the listener, until each has connected or failed. */
 static void drive(struct prs_listener *listener, const struct prs_peer_options *options,
                   struct prs_connector *connector, int *connected, int *accepted)
 {
-    uint64_t give_up = prs_clock_ms() + 20000;
+    uint64_t deadline_ms = prs_clock_ms() + 20000;
     struct prs_peer *a = NULL, *b = NULL;
 
     *connected = *accepted = PRS_AGAIN;
@@ -22,13 +22,13 @@ static void drive(struct prs_listener *listener, const struct prs_peer_options *
             *connected = prs_connector_step(connector, &a);
         if (*accepted == PRS_AGAIN)
             *accepted = prs_accept(listener, options, &b);
-        cr_assert_lt(prs_clock_ms(), give_up, "connect said %d, accept %d", *connected, *accepted);
+        cr_assert_lt(prs_clock_ms(), deadline_ms, "connect said %d, accept %d", *connected, *accepted);
     }
     prs_peer_close(a);
     prs_peer_close(b);
 }
 
-/* A peer that holds the handle, and a listener that lacks what a peer takes: here, a policy that exists. */
+/* The listener cannot make a peer: its policy does not exist. */
 Test(refuse, both_sides_learn_what_the_listener_cannot_do, .init = open_default, .fini = close_default)
 {
     const struct prs_peer_options wrong = {.policy = "by_luck", .traffic_class = -1};
@@ -60,7 +60,7 @@ static struct ibv_cq *create_few_cqs(struct ibv_context *context, int entries, v
     return NULL;
 }
 
-/* The listener has made its queues, and waits for those of the connector. */
+/* The connector fails when the listener has created its queues and waits for those of the connector. */
 Test(refuse, both_sides_learn_what_the_connector_cannot_do, .init = open_default, .fini = close_default)
 {
     struct prs_connector *connector;
@@ -82,7 +82,7 @@ Test(refuse, both_sides_learn_what_the_connector_cannot_do, .init = open_default
     prs_listener_close(listener);
 }
 
-Test(refuse, a_limit_of_its_own_counts, .init = open_default, .fini = close_default)
+Test(refuse, the_limit_of_the_options_counts, .init = open_default, .fini = close_default)
 {
     const struct prs_peer_options options = {.traffic_class = -1, .timeout_ms = 300};
     struct prs_connector *connector;
@@ -102,19 +102,19 @@ Test(refuse, a_limit_of_its_own_counts, .init = open_default, .fini = close_defa
     prs_listener_close(listener);
 }
 
-Test(refuse, an_impossible_window, .init = open_default, .fini = close_default, .timeout = 20)
+Test(refuse, an_impossible_number_of_ops, .init = open_default, .fini = close_default, .timeout = 20)
 {
-    static const uint32_t windows[] = {(1u << 20) + 1, 1u << 31, UINT32_MAX};
+    static const uint32_t numbers[] = {(1u << 20) + 1, 1u << 31, UINT32_MAX};
     struct prs_connector *connector;
     struct prs_listener *listener;
     struct prs_handle handle;
 
     listener = open_listener(&handle);
-    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
-        const struct prs_peer_options options = {.traffic_class = -1, .window_ops = windows[i]};
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+        const struct prs_peer_options options = {.traffic_class = -1, .max_ops = numbers[i]};
 
-        cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), -EINVAL, "window %u", windows[i]);
-        cr_assert(strstr(prs_error_text(), "window"), "%s", prs_error_text());
+        cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), -EINVAL, "max_ops %u", numbers[i]);
+        cr_assert(strstr(prs_error_text(), "max_ops"), "%s", prs_error_text());
     }
     prs_listener_close(listener);
 }

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Signals between two processes, under each policy: never seen before the puts of their group. */
-#include "test/transport/pair.h"
-#include "transport/peer.h"
-
+/* Signals between two processes, under each policy, are never seen before the puts of their group. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
@@ -10,9 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "test/transport/pair.h"
+#include "transport/peer.h"
+
 enum { ROUNDS = 300, PUTS = 6, SLICE = 3000, BIG = 200000 };
 
-/* Each round: PUTS puts of one group, then a signal with the round's number, then it is seen and checked. */
+/* Each round: PUTS puts of one group, then a signal with the number of the round. The other side checks the bytes. */
 static void signal_rounds(struct pair *pair)
 {
     static struct prs_op put_op[PUTS], signal_op;
@@ -54,11 +54,12 @@ static void check_rounds(struct pair *pair)
     for (uint32_t round = 1; round <= ROUNDS; round++) {
         wait_word(pair, pair->words, round);
         if (pair->spec->words_on_device)
-            must(records->flushed == records->others, "round %u was raised before a read behind %llu of %llu arrivals",
-                 round, (unsigned long long)(records->others - records->flushed), (unsigned long long)records->others);
+            must(records->flushed == records->unordered,
+                 "round %u was raised before a read after %llu of %llu arrivals", round,
+                 (unsigned long long)(records->unordered - records->flushed), (unsigned long long)records->unordered);
         for (uint32_t i = 0; i < PUTS; i++)
             pair_check(pair->buffer + i * (size_t)BIG, i == 2 && round % 16 == 0 ? BIG : SLICE, round + i, "put");
-        pair_wait_notified(pair, round); /* the bytes are here; their notification is still to be polled */
+        pair_wait_notified(pair, round); /* the bytes have arrived; their notification may not be polled yet */
         pair_barrier(pair);
     }
 }
@@ -74,8 +75,8 @@ RUN(follows_its_puts_in_order_over_many_queues, .policy = "in_order", .rails = {
 RUN(follows_its_puts_drained, .policy = "drain", .rails = {2, 2}, .queues_per_rail = 2)
 RUN(follows_its_puts_fenced, .policy = "nic_fence", .rails = {2, 2})
 
-/* Data that came by another rail than the signal's may still be on its way to a device when its completion is here:
- * each round then reads behind it, once. Host memory and a single rail need no such read, unless it keeps no order. */
+/* Data that arrived over another rail than the signal may still be on its way to a device when its completion is here,
+ * so each round then flushes it by a read, once. Host memory, or a single rail that keeps order, needs no such read. */
 static void check_flushes(struct pair *pair)
 {
     bool wanted = pair->spec->words_on_device && (pair->spec->rails[1] > 1 || !pair_in_order(pair));
@@ -133,20 +134,20 @@ Test(signal, adds_in_order_are_never_lost)
     pair_run(&(struct pair_spec){.policy = "in_order"}, add_often, sum_up);
 }
 
-Test(signal, adds_counted_are_never_lost) /* passes the ring of records: credits */
+Test(signal, adds_counted_are_never_lost) /* more adds than the ring of records has slots: needs credits */
 {
     pair_run(&(struct pair_spec){.policy = "counted"}, add_often, sum_up);
     pair_run(&(struct pair_spec){.policy = "counted", .rails = {2, 2}}, add_often, sum_up);
 }
 
-Test(signal, adds_drained_are_never_lost) /* records too, where the rails have no adds */
+Test(signal, adds_drained_are_never_lost) /* by records too, if the rails have no atomics */
 {
     pair_run(&(struct pair_spec){.policy = "drain"}, add_often, sum_up);
 }
 
 enum { SENT = 40, WORDS = 4, LOOKS = 200, GO_ON = 1, SETTLED = 2 };
 
-/* A byte that B sees without progress. */
+/* Write a byte that B sees without progress. */
 static void tell(struct pair *pair, uint8_t what)
 {
     struct prs_put put = pair_put_of(pair, 0, 0, 1, 0, 0);
@@ -174,7 +175,7 @@ static void settle_what_was_sent(struct pair *pair)
     }
     for (uint32_t i = 0; i < SENT; i++)
         pair_wait_op(pair, &op[i]);
-    for (int i = 0; i < LOOKS && pair->peer->order.tally; i++) { /* handed over, but B does nothing yet */
+    for (int i = 0; i < LOOKS && pair->peer->order.tally; i++) { /* the records have arrived, but B does nothing yet */
         must(prs_peer_settle(pair->peer) == PRS_AGAIN, "settled before anything was raised");
         must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
     }
@@ -183,7 +184,7 @@ static void settle_what_was_sent(struct pair *pair)
         must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
     must(r == 0, "settle: %d %s", r, prs_error_text());
     tell(pair, SETTLED);
-    must(prs_peer_settle(pair->peer) == 0, "nothing was sent since that signals stand behind");
+    must(prs_peer_settle(pair->peer) == 0, "nothing was sent since, so it is still settled");
 }
 
 static void find_it_raised(struct pair *pair)
@@ -252,15 +253,15 @@ Test(signal, policies_that_rails_cannot_keep_are_refused)
 
         setenv("PERSEUS_ORDER", policies[i], 1);
         cr_assert_eq(prs_fabric_open(NULL, &fabric), 0);
-        r = prs_fabric_policy(fabric, &rails, text, sizeof text);
+        r = prs_fabric_policy(fabric, &rails, text, sizeof(text));
         if (i < 2 && !pair_rails_in_order())
             cr_assert(r == -EINVAL && strstr(prs_error_text(), policies[i]) &&
                           strstr(prs_error_text(), "use counted or drain"),
                       "%s: %d %s", policies[i], r, prs_error_text());
         else
             cr_assert(r == 0 && strstr(text, policies[i]) == text, "%s: %d %s", policies[i], r, text);
-        /* counted, and whatever a NIC that cannot add keeps */
-        cr_assert_eq(prs_fabric_raises(fabric, &rails), r != 0 ? r : i == 2 || !pair_rails_in_order());
+        /* counted, and every policy of a NIC without atomics */
+        cr_assert_eq(prs_fabric_receiver_raises(fabric, &rails), r != 0 ? r : i == 2 || !pair_rails_in_order());
         prs_fabric_close(fabric);
     }
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a build without EFA makes of devices. */
-#include "transport/efa.h"
-#include "transport/nic.h"
-
 #include <criterion/criterion.h>
 #include <string.h>
+
+#include "transport/efa.h"
+#include "transport/nic.h"
 
 Test(efa_absent, an_efa_is_passed_over_with_the_reason)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/util/env.h"
-#include "transport/util/error.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "transport/util/env.h"
+#include "transport/util/error.h"
 
 struct row {
     char value[24];
@@ -29,7 +29,7 @@ ParameterizedTestParameters(env, a_number_must_be_whole_and_in_range)
         {"3.0", -EINVAL, 0},
         {"99999999999999999", -EINVAL, 0},
     };
-    return cr_make_param_array(struct row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct row *row, env, a_number_must_be_whole_and_in_range)

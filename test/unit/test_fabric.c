@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sets of rails, without a NIC. */
-#include "transport/fabric.h"
-#include "transport/nic.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
+
+#include "transport/fabric.h"
+#include "transport/nic.h"
 
 static const struct prs_nic_ops other = {.name = "srd"};
 static struct prs_domain domains[2] = {{.nic = &prs_nic_rc}, {.nic = &other}};

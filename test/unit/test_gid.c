@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/gid.h"
-
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
+
+#include "transport/gid.h"
 
 static struct prs_gid gid(int index, enum prs_gid_type type, const char *text)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which rails may speak with which. */
-#include "transport/handshake.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
+
+#include "transport/handshake.h"
 
 static struct prs_wire_rail rail_of(enum prs_wire_nic nic)
 {
@@ -32,7 +32,7 @@ Test(handshake, rails_that_are_known_to_differ_are_not_paired_beside_equal_ones)
         {{0, -1}, {0, 3}, 2}, {{0, 1}, {2, 3}, 2}, /* nothing fits: then it is tried */
     };
 
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_wire_rail ours[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
         struct prs_wire_rail theirs[2] = {rail_of(PRS_WIRE_RC), rail_of(PRS_WIRE_RC)};
         struct prs_wire_pair pair[PRS_MAX_RAILS];

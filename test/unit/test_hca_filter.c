@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/hca_filter.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
+
+#include "transport/hca_filter.h"
 
 struct row {
     char text[48];
@@ -33,7 +33,7 @@ ParameterizedTestParameters(hca_filter, follows_nccl_syntax)
         {"^", "mlx5_0", 1, 1},
         {",,mlx5_3,", "mlx5_3", 1, 1},
     };
-    return cr_make_param_array(struct row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct row *row, hca_filter, follows_nccl_syntax)
@@ -50,7 +50,7 @@ Test(hca_filter, refuses_what_is_no_list)
     static const char *const texts[] = {"mlx5_0:", "mlx5_0:x", "mlx5_0:1:2:3:4", ":1", "mlx5_0:-1", "mlx5_0:99999"};
     struct prs_hca_filter filter;
 
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+    for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++)
         cr_assert_eq(prs_hca_filter_parse("NCCL_IB_HCA", texts[i], &filter), -EINVAL, "\"%s\"", texts[i]);
 }
 

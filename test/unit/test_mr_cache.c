@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/mr_cache.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
+
+#include "transport/mr_cache.h"
 
 static int registered, released, refuse;
 

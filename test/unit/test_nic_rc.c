@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The RC back end on devices smaller than any we have. */
-#include "test/support/fake_verbs.h"
-#include "transport/nic.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+
+#include "test/support/fake_verbs.h"
+#include "transport/nic.h"
 
 struct row {
     uint32_t depth;    /* what the device takes */
@@ -17,7 +17,7 @@ ParameterizedTestParameters(nic_rc, small_devices_get_receives_too)
     static struct row rows[] = {{1, 1, 1},    {2, 2, 1},      {16, 16, 8},     {63, 62, 31},
                                 {64, 64, 32}, {100, 100, 50}, {1024, 1024, 64}};
 
-    return cr_make_param_array(struct row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct row *row, nic_rc, small_devices_get_receives_too)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The SRD back end by itself: its device completes what it is told to, in the order in which it is told. */
-#include "test/support/fake_verbs.h"
-#include "transport/efa.h"
-#include "transport/nic.h"
-
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
 #include <string.h>
+
+#include "test/support/fake_verbs.h"
+#include "transport/efa.h"
+#include "transport/nic.h"
 
 enum { DEPTH = 64, RECEIVES = 8 };
 
@@ -22,7 +22,7 @@ static struct {
 static uint32_t sent_count, session_count;
 static bool aborted;
 
-/* --------------------------------------------------------------------------------------------- the device */
+/* ---- the device ---- */
 
 struct ibv_qp *prs_efa_create_srd(struct ibv_context *on, struct ibv_qp_init_attr_ex *attr)
 {
@@ -77,7 +77,7 @@ static void set_addr(struct ibv_qp_ex *ex, struct ibv_ah *to, uint32_t number, u
     sent[(sent_count + session_count++) % DEPTH] = now;
 }
 
-/* ---------------------------------------------------------------------------------------------- the queue */
+/* ---- the queue ---- */
 
 static struct prs_link *open_link(void)
 {
@@ -210,7 +210,7 @@ ParameterizedTestParameters(nic_srd, failures_are_named)
         {IBV_WC_GENERAL_ERR, -EIO, "log"},
     };
 
-    return cr_make_param_array(struct row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct row *row, nic_srd, failures_are_named)

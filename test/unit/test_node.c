@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/util/node.h"
-
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "transport/util/node.h"
 
 Test(node, is_what_perseus_node_says)
 {

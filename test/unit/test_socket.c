@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which interface is listened on: on a machine made up here. */
-#include "transport/socket.h"
-
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <ifaddrs.h>
@@ -9,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "transport/socket.h"
 
 struct card {
     const char *name, *address;
@@ -26,8 +26,8 @@ int getifaddrs(struct ifaddrs **out)
     static union prs_address address[8];
     int count = 0;
 
-    memset(list, 0, sizeof list);
-    memset(address, 0, sizeof address);
+    memset(list, 0, sizeof(list));
+    memset(address, 0, sizeof(address));
     for (const struct card *card = cards; card->name; card++, count++) {
         bool v6 = strchr(card->address, ':');
 
@@ -72,15 +72,15 @@ Test(socket, the_interface_is_one_that_others_reach)
         {"eth7", {{"eth0", "10.0.0.1", RUNNING}}, NULL},
     };
 
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct prs_config config = {.socket_family = AF_UNSPEC};
         union prs_address address;
         char name[64] = "";
 
         cr_assert_eq(prs_hca_filter_parse("NCCL_SOCKET_IFNAME", rows[i].asked, &config.ifname), 0);
         cards = rows[i].card;
-        cr_assert_eq(prs_socket_interface(&config, &address, name, sizeof name) == 0, rows[i].chosen != NULL, "row %zu",
-                     i);
+        cr_assert_eq(prs_socket_interface(&config, &address, name, sizeof(name)) == 0, rows[i].chosen != NULL,
+                     "row %zu", i);
         if (rows[i].chosen)
             cr_assert_str_eq(name, rows[i].chosen, "row %zu", i);
     }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/util/thread.h"
-
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "transport/util/thread.h"
 
 static char *shut; /* a page that the program watches, as collectors of garbage do */
 
@@ -42,11 +42,11 @@ Test(thread, faults_alone_reach_the_programs_handlers)
     pthread_sigmask(SIG_BLOCK, NULL, &after);
     pthread_join(thread, NULL);
     cr_assert_eq(*shut, 1);
-    for (size_t i = 0; i < sizeof of_the_program / sizeof *of_the_program; i++) {
+    for (size_t i = 0; i < sizeof(of_the_program) / sizeof(*of_the_program); i++) {
         cr_expect(sigismember(&blocked, of_the_program[i]), "%s", strsignal(of_the_program[i]));
         cr_expect_eq(sigismember(&after, of_the_program[i]), sigismember(&before, of_the_program[i]),
                      "%s of who starts it", strsignal(of_the_program[i]));
     }
-    for (size_t i = 0; i < sizeof of_the_thread / sizeof *of_the_thread; i++)
+    for (size_t i = 0; i < sizeof(of_the_thread) / sizeof(*of_the_thread); i++)
         cr_expect_not(sigismember(&blocked, of_the_thread[i]), "%s", strsignal(of_the_thread[i]));
 }

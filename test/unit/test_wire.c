@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/wire.h"
-#include "transport/arrival.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
+
+#include "transport/wire.h"
+#include "transport/arrival.h"
 
 Test(wire, every_possible_immediate_comes_back)
 {

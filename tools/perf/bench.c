@@ -82,7 +82,7 @@ int bench_open(struct bench *bench, const char *policy)
     struct prs_team_options team = {
         .fabric = bench->fabric,
         .rails = &bench->rails,
-        .window_ops = WINDOW_OPS,
+        .max_ops = WINDOW_OPS,
         .queues_per_rail = (int)bench->options->queues_per_rail,
         .traffic_class = -1,
         .policy = policy,

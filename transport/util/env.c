@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/util/env.h"
 
-#include "transport/util/error.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include "transport/util/error.h"
 
 const char *prs_env_text(const char *name)
 {
@@ -45,7 +45,7 @@ int prs_env_word(const char *name, int fallback, const char *const words[], int 
             *out = i;
             return 0;
         }
-        snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), "%s%s", i ? ", " : "", words[i]);
+        snprintf(allowed + strlen(allowed), sizeof(allowed) - strlen(allowed), "%s%s", i ? ", " : "", words[i]);
     }
     return prs_fail(-EINVAL, "%s=%s: must be one of %s", name, value, allowed);
 }

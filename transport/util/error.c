@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/util/error.h"
 
-#include "transport/util/log.h"
-
 #include <stdarg.h>
 #include <stdio.h>
+
+#include "transport/util/log.h"
 
 static __thread char last_text[1024];
 
@@ -13,7 +13,7 @@ int prs_error_raise(const char *file, int line, int code, const char *format, ..
     va_list args;
 
     va_start(args, format);
-    vsnprintf(last_text, sizeof last_text, format, args);
+    vsnprintf(last_text, sizeof(last_text), format, args);
     va_end(args);
     if (prs_log_wanted(PRS_LEVEL_ERROR))
         prs_log_line(PRS_LEVEL_ERROR, file, line, "%s", last_text);
@@ -22,7 +22,7 @@ int prs_error_raise(const char *file, int line, int code, const char *format, ..
 
 int prs_error_repeat(int code, const char *text)
 {
-    snprintf(last_text, sizeof last_text, "%s", text);
+    snprintf(last_text, sizeof(last_text), "%s", text);
     return code;
 }
 

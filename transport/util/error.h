@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Errors: whoever first detects one calls prs_fail(), which keeps the text for this thread, logs it once and returns
- * the code; everybody above forwards the code unchanged and says nothing. */
+/* Errors. The function that detects an error calls prs_fail(), which keeps the text for this thread, logs it once and
+ * returns the code. All callers forward the code unchanged and log nothing. */
 #ifndef UTIL_ERROR_H
 #define UTIL_ERROR_H
 
@@ -12,7 +12,7 @@
 int prs_error_raise(const char *file, int line, int code, const char *format, ...)
     __attribute__((format(printf, 4, 5), cold));
 
-/* Keep a text without logging it: for an error that was logged when it happened and comes out again now. */
+/* Keep a text without logging it: for an error that was logged before and is now returned again. */
 int prs_error_repeat(int code, const char *text);
 
 /* The text of this thread's last failure; "" if none. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fork copies a mutex as another thread holds it, but not the thread: the child would wait for ever. */
+/* A forked child inherits mutexes that other threads hold, but not those threads: it would wait for ever. */
 #ifndef UTIL_FORK_H
 #define UTIL_FORK_H
 
 #include <pthread.h>
 
-/* At file level: the child of a fork finds this mutex free. What it protects must be harmless half changed: here all
- * of it belongs to the parent, and is known by its owner's pid. */
+/* At file scope: reset this mutex in forked children. The child may see half-changed data, which must be harmless: here
+ * all of it belongs to the parent, which the owner's pid shows. */
 #define PRS_RENEW_IN_CHILD(name, mutex)                                                                                \
     static void renew_##name(void)                                                                                     \
     {                                                                                                                  \

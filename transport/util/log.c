@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/util/log.h"
 
-#include "transport/util/fork.h"
-
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
+
+#include "transport/util/fork.h"
 
 struct sink {
     prs_log_sink_fn *fn;
@@ -18,7 +18,7 @@ struct sink {
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER; /* protects sink */
 static struct sink sink;
 PRS_RENEW_IN_CHILD(sink, sink_lock)
-static int stderr_level = -2; /* highest level written to stderr; -2: PERSEUS_LOG not read yet, -1: silent */
+static int stderr_level = -2; /* highest level written to stderr; -1: none; -2: PERSEUS_LOG is not read yet */
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 
@@ -34,7 +34,7 @@ static struct sink sink_now(void)
 
 static int level_from_environment(void)
 {
-    int level = __atomic_load_n(&stderr_level, __ATOMIC_RELAXED); /* idempotent: two threads store the same value */
+    int level = __atomic_load_n(&stderr_level, __ATOMIC_RELAXED); /* two threads may both set it, to the same value */
     const char *name;
 
     if (level != -2)
@@ -67,7 +67,7 @@ void prs_log_line(int level, const char *file, int line, const char *format, ...
     va_list args;
 
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     if (now.fn)
         now.fn(now.user, level, file, line, text); /* without the lock: the sink may log or set another sink */

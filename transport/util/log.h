@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where log lines go. Silent until a sink is set or PERSEUS_LOG names a level (error, warn, info, debug). */
+/* The log. Silent unless a sink is set or PERSEUS_LOG names a level (error, warn, info, debug). */
 #ifndef UTIL_LOG_H
 #define UTIL_LOG_H
 
@@ -8,10 +8,10 @@ enum { PRS_LEVEL_ERROR = 0, PRS_LEVEL_WARN, PRS_LEVEL_INFO, PRS_LEVEL_DEBUG };
 
 typedef void prs_log_sink_fn(void *user, int level, const char *file, int line, const char *text);
 
-/* NULL: back to stderr and PERSEUS_LOG. Process-wide; a line that is being written may still reach the former sink. */
+/* Set the sink of this process. NULL: stderr, by PERSEUS_LOG. A concurrent line may still reach the former sink. */
 void prs_log_sink(prs_log_sink_fn *fn, void *user);
 
-/* Would a line of this level go anywhere? For callers that would have to build it first. */
+/* Is a line of this level written anywhere? For callers that must build it first. */
 int prs_log_wanted(int level);
 
 void prs_log_line(int level, const char *file, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));

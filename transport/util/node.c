@@ -18,13 +18,13 @@ static uint64_t hash_text(const char *text)
     return hash ? hash : 1;
 }
 
-/* Memory is handed on over abstract UNIX sockets, which end where the network namespace does: pods of one machine, for
- * which one boot id stands, do not reach each other's. */
+/* Ranks pass memory over abstract UNIX sockets, which work only inside one network namespace. Pods of one machine have
+ * one boot id but cannot reach each other's sockets. */
 static uint64_t network_id(void)
 {
     struct stat net;
 
-    return stat("/proc/self/ns/net", &net) == 0 ? (uint64_t)net.st_ino : 0;
+    return !stat("/proc/self/ns/net", &net) ? (uint64_t)net.st_ino : 0;
 }
 
 uint64_t prs_node_id(void)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which ranks share a node: those with equal numbers. */
+/* Identifies the node: ranks with equal numbers share one. */
 #ifndef UTIL_NODE_H
 #define UTIL_NODE_H
 
 #include <stdint.h>
 
-/* From the text of PERSEUS_NODE, else from the machine's boot id and the container's network; never 0. */
+/* From PERSEUS_NODE if set, else from the boot id and the network namespace; never 0. */
 uint64_t prs_node_id(void);
 
 #endif

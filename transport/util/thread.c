@@ -15,7 +15,7 @@ int prs_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), 
     pthread_sigmask(SIG_BLOCK, &others, &old); /* the new thread begins with this mask */
     r = pthread_create(thread, NULL, run, arg);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (r == 0)
+    if (!r)
         pthread_setname_np(*thread, name);
     return r;
 }

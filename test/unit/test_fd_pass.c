@@ -13,16 +13,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "transport/share.h"
+#include "transport/fd_pass.h"
 #include "transport/util/error.h"
 
-enum { SIDES = 3, HEALTHY_MS = 60000 /* for what comes: a machine may keep a thread off its cores for seconds */ };
+enum { SIDES = 3, HEALTHY_MS = 60000 }; /* long: a busy machine may keep a thread off its cores for seconds */
 
 struct side {
-    struct prs_share share;
-    struct prs_share_address others[SIDES - 1];
-    int files[PRS_SHARE_FILES];
-    int got[SIDES - 1][PRS_SHARE_FILES];
+    struct prs_fd_pass pass;
+    struct prs_fd_pass_address others[SIDES - 1];
+    int files[PRS_FD_PASS_FILES];
+    int got[SIDES - 1][PRS_FD_PASS_FILES];
     uint32_t count, timeout_ms;
     int result;
     char text[256];
@@ -31,7 +31,7 @@ struct side {
 
 static void make_files(struct side *side, int number)
 {
-    for (int k = 0; k < PRS_SHARE_FILES; k++) {
+    for (int k = 0; k < PRS_FD_PASS_FILES; k++) {
         char name[16];
 
         snprintf(name, sizeof(name), "%d.%d", number, k);
@@ -45,7 +45,7 @@ static void *exchange(void *argument)
     struct side *side = argument;
 
     side->result =
-        prs_share_exchange(&side->share, side->files, side->others, side->count, side->got, side->timeout_ms);
+        prs_fd_pass_exchange(&side->pass, side->files, side->others, side->count, side->got, side->timeout_ms);
     snprintf(side->text, sizeof(side->text), "%s", prs_error_last());
     return NULL;
 }
@@ -56,43 +56,43 @@ static void open_sides(struct side *sides)
     for (int i = 0; i < SIDES; i++) {
         make_files(&sides[i], i);
         sides[i].timeout_ms = HEALTHY_MS;
-        cr_assert_eq(prs_share_open(&sides[i].share), 0);
+        cr_assert_eq(prs_fd_pass_open(&sides[i].pass), 0);
     }
     for (int i = 0; i < SIDES; i++)
         for (int k = 0; k < SIDES; k++)
             if (k != i)
-                sides[i].others[sides[i].count++] = sides[k].share.address;
+                sides[i].others[sides[i].count++] = sides[k].pass.address;
 }
 
-/* Somebody who knows the socket's name. */
-static int call(const struct prs_share *share)
+/* A process that knows the socket's name. */
+static int call(const struct prs_fd_pass *pass)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     socklen_t length = sizeof(name);
     int s = socket(AF_UNIX, SOCK_STREAM, 0);
 
-    cr_assert_eq(getsockname(share->listener, (struct sockaddr *)&name, &length), 0);
+    cr_assert_eq(getsockname(pass->listener, (struct sockaddr *)&name, &length), 0);
     cr_assert_eq(connect(s, (struct sockaddr *)&name, length), 0);
     return s;
 }
 
-/* One who does not know the cookie. */
-static int stranger(const struct prs_share *share)
+/* A process that does not know the cookie. */
+static int stranger(const struct prs_fd_pass *pass)
 {
-    int s = call(share);
+    int s = call(pass);
 
     cr_assert_eq(send(s, "0123456789abcdef", 16, 0), 16);
     return s;
 }
 
-Test(share, everyone_gets_everyones_files_and_a_stranger_none, .timeout = 120)
+Test(fd_pass, everyone_gets_everyones_files_and_a_stranger_none, .timeout = 120)
 {
     struct side sides[SIDES];
     char byte;
     int s;
 
     open_sides(sides);
-    s = stranger(&sides[0].share);
+    s = stranger(&sides[0].pass);
     for (int i = 0; i < SIDES; i++)
         cr_assert_eq(pthread_create(&sides[i].thread, NULL, exchange, &sides[i]), 0);
     for (int i = 0; i < SIDES; i++) {
@@ -101,7 +101,7 @@ Test(share, everyone_gets_everyones_files_and_a_stranger_none, .timeout = 120)
     }
     for (int i = 0; i < SIDES; i++)
         for (int k = 0; k < SIDES - 1; k++)
-            for (int n = 0; n < PRS_SHARE_FILES; n++) {
+            for (int n = 0; n < PRS_FD_PASS_FILES; n++) {
                 char want[16], have[4] = "";
 
                 snprintf(want, sizeof(want), "%d.%d", k < i ? k : k + 1, n);
@@ -110,10 +110,10 @@ Test(share, everyone_gets_everyones_files_and_a_stranger_none, .timeout = 120)
             }
     cr_assert_eq(recv(s, &byte, 1, 0), 0, "the stranger was given something");
     for (int i = 0; i < SIDES; i++)
-        prs_share_close(&sides[i].share);
+        prs_fd_pass_close(&sides[i].pass);
 }
 
-Test(share, who_does_not_come_is_waited_for_with_a_limit, .timeout = 120)
+Test(fd_pass, a_process_that_does_not_come_is_waited_for_with_a_limit, .timeout = 120)
 {
     struct side sides[SIDES];
 
@@ -122,15 +122,15 @@ Test(share, who_does_not_come_is_waited_for_with_a_limit, .timeout = 120)
     exchange(&sides[0]);
     cr_assert_eq(sides[0].result, -ETIMEDOUT);
     cr_assert(strstr(sides[0].text, "2 of 2 processes"), "%s", sides[0].text);
-    prs_share_close(&sides[1].share);
+    prs_fd_pass_close(&sides[1].pass);
     sides[0].timeout_ms = HEALTHY_MS;
     exchange(&sides[0]);
     cr_assert_eq(sides[0].result, -ECONNREFUSED, "%d", sides[0].result);
     cr_assert(strstr(sides[0].text, "did that rank die"), "%s", sides[0].text);
 }
 
-/* More of them than are remembered; the first came before everybody. */
-Test(share, who_connects_and_says_nothing_holds_up_nobody, .timeout = 120)
+/* More silent connections than are kept, and they come first. */
+Test(fd_pass, a_silent_connection_delays_nobody, .timeout = 120)
 {
     enum { SILENT = 70 };
     struct side sides[SIDES];
@@ -138,7 +138,7 @@ Test(share, who_connects_and_says_nothing_holds_up_nobody, .timeout = 120)
 
     open_sides(sides);
     for (int i = 0; i < SILENT; i++)
-        s[i] = call(&sides[0].share);
+        s[i] = call(&sides[0].pass);
     for (int i = 0; i < SIDES; i++)
         cr_assert_eq(pthread_create(&sides[i].thread, NULL, exchange, &sides[i]), 0);
     for (int i = 0; i < SIDES; i++) {
@@ -149,15 +149,15 @@ Test(share, who_connects_and_says_nothing_holds_up_nobody, .timeout = 120)
         close(s[i]);
 }
 
-/* Connecting itself waits then. */
-Test(share, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeout = 60)
+/* Here connect() itself waits. */
+Test(fd_pass, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeout = 60)
 {
     struct side sides[SIDES];
     int others;
 
     open_sides(sides);
-    cr_assert_eq(listen(sides[1].share.listener, 0), 0);
-    others = call(&sides[1].share);
+    cr_assert_eq(listen(sides[1].pass.listener, 0), 0);
+    others = call(&sides[1].pass);
     sides[0].timeout_ms = 50;
     exchange(&sides[0]);
     cr_assert_eq(sides[0].result, -ETIMEDOUT, "%d: %s", sides[0].result, sides[0].text);
@@ -165,7 +165,7 @@ Test(share, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeout
     close(others);
 }
 
-/* Leave this process so many descriptors. Return the first of them. */
+/* Leave this process `count` free descriptors. Return the first of them. */
 static int leave_files(int count, struct rlimit *before)
 {
     struct rlimit limit;
@@ -174,7 +174,7 @@ static int leave_files(int count, struct rlimit *before)
     for (int fd = 0; fd < 1024; fd++)
         last = fcntl(fd, F_GETFD) >= 0 ? fd : last;
     while ((first = dup(0)) < last)
-        cr_assert_geq(first, 0); /* no holes below */
+        cr_assert_geq(first, 0); /* fill the holes below it */
     close(first);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, before), 0);
     limit = *before;
@@ -183,7 +183,7 @@ static int leave_files(int count, struct rlimit *before)
     return first;
 }
 
-/* Two sides, the second a process of its own; the first has `count` descriptors left. Return the first of them. */
+/* Exchange between two processes; ours has `count` free descriptors. Return the first of them. */
 static int exchange_with_few_files(struct side *sides, int count)
 {
     struct rlimit before;
@@ -191,36 +191,36 @@ static int exchange_with_few_files(struct side *sides, int count)
     pid_t other;
 
     open_sides(sides);
-    sides[0].others[0] = sides[1].share.address;
-    sides[1].others[0] = sides[0].share.address;
+    sides[0].others[0] = sides[1].pass.address;
+    sides[1].others[0] = sides[0].pass.address;
     sides[0].count = sides[1].count = 1;
     other = fork();
     if (other == 0) {
-        prs_share_close(&sides[0].share);
+        prs_fd_pass_close(&sides[0].pass);
         exchange(&sides[1]);
         _exit(0);
     }
     first = leave_files(count, &before);
     exchange(&sides[0]);
-    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0); /* sanitizers want some at the end */
-    prs_share_close(&sides[0].share);                   /* the other need not wait */
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0); /* sanitizers need some at the end */
+    prs_fd_pass_close(&sides[0].pass);                  /* so that the other does not wait */
     cr_assert_eq(waitpid(other, &status, 0), other);
     return first;
 }
 
-Test(share, without_a_descriptor_for_who_asks_it_ends_at_once_and_says_so, .timeout = 120)
+Test(fd_pass, without_a_descriptor_to_accept_with_it_ends_at_once_and_says_so, .timeout = 120)
 {
     struct side sides[SIDES];
 
-    exchange_with_few_files(sides, 1); /* for asking */
+    exchange_with_few_files(sides, 1); /* to ask with */
     cr_assert_eq(sides[0].result, -EMFILE, "%d: %s", sides[0].result, sides[0].text);
     cr_assert(strstr(sides[0].text, "Too many open files"), "%s", sides[0].text);
 }
 
-Test(share, without_descriptors_for_what_comes_none_of_it_is_left_open, .timeout = 120)
+Test(fd_pass, when_descriptors_run_out_none_that_came_is_left_open, .timeout = 120)
 {
     struct side sides[SIDES];
-    int first = exchange_with_few_files(sides, 2); /* for asking, and for who asks: one for the two files */
+    int first = exchange_with_few_files(sides, 2); /* to ask, and to accept: then one is left for the two files */
 
     cr_assert_eq(sides[0].result, -EMFILE, "%d: %s", sides[0].result, sides[0].text);
     for (int fd = first; fd < first + 2; fd++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/near.h"
+#include "transport/affinity.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -9,7 +9,7 @@
 
 #include "transport/util/log.h"
 
-int prs_near_parse(const char *list, void *cpu_set)
+int prs_affinity_parse(const char *list, void *cpu_set)
 {
     cpu_set_t *set = cpu_set;
 
@@ -35,10 +35,10 @@ int prs_near_parse(const char *list, void *cpu_set)
     return 0;
 }
 
-void prs_near_node(int node)
+void prs_affinity_set_node(int node)
 {
     char path[96], list[1024] = "";
-    cpu_set_t near, allowed, both;
+    cpu_set_t of_node, allowed, both;
     FILE *file;
 
     if (node < 0)
@@ -50,9 +50,9 @@ void prs_near_node(int node)
     if (!fgets(list, sizeof(list), file))
         list[0] = 0;
     fclose(file);
-    if (prs_near_parse(list, &near) < 0 || sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
+    if (prs_affinity_parse(list, &of_node) < 0 || sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
         return;
-    CPU_AND(&both, &near, &allowed);
+    CPU_AND(&both, &of_node, &allowed);
     if (CPU_COUNT(&both) == 0 || sched_setaffinity(0, sizeof(both), &both) < 0)
-        PRS_WARN("proxy thread: cannot run on NUMA node %d (CPUs %s): it stays where it is", node, list);
+        PRS_WARN("proxy thread: cannot run on NUMA node %d (CPUs %s): its CPUs stay as they are", node, list);
 }

@@ -3,9 +3,9 @@
 #include <errno.h>
 #include <sched.h>
 
-#include "transport/near.h"
+#include "transport/affinity.h"
 
-Test(near, a_list_of_cpus_as_the_kernel_writes_it_is_understood)
+Test(affinity, a_list_of_cpus_as_the_kernel_writes_it_is_understood)
 {
     static const struct {
         const char *list;
@@ -19,7 +19,7 @@ Test(near, a_list_of_cpus_as_the_kernel_writes_it_is_understood)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         cpu_set_t set;
 
-        cr_assert_eq(prs_near_parse(rows[i].list, &set), rows[i].result, "'%s'", rows[i].list);
+        cr_assert_eq(prs_affinity_parse(rows[i].list, &set), rows[i].result, "'%s'", rows[i].list);
         if (rows[i].result < 0)
             continue;
         cr_assert_eq(CPU_COUNT(&set), rows[i].count, "'%s': %d CPUs", rows[i].list, CPU_COUNT(&set));
@@ -30,13 +30,13 @@ Test(near, a_list_of_cpus_as_the_kernel_writes_it_is_understood)
     }
 }
 
-Test(near, a_node_that_is_not_there_leaves_the_thread_where_it_is)
+Test(affinity, a_node_that_is_not_there_leaves_the_thread_where_it_is)
 {
     cpu_set_t before, after;
 
     cr_assert_eq(sched_getaffinity(0, sizeof(before), &before), 0);
-    prs_near_node(-1);
-    prs_near_node(4711);
+    prs_affinity_set_node(-1);
+    prs_affinity_set_node(4711);
     cr_assert_eq(sched_getaffinity(0, sizeof(after), &after), 0);
     cr_assert(CPU_EQUAL(&before, &after));
 }
