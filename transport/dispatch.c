@@ -183,7 +183,7 @@ static int post_queue(struct prs_dispatch *d, uint32_t rank)
 
     if (!queue->peer) {
         r = prs_team_peer(d->team, d->context, rank, &queue->peer);
-        if (r != 0)
+        if (r)
             return r < 0 ? r : 0;
     }
     while (queue->first != NO_ENTRY) {

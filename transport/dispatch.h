@@ -5,7 +5,6 @@
 #define TRANSPORT_DISPATCH_H
 
 #include <perseus/proxy.h>
-
 #include "transport/order_drain.h"
 #include "transport/ring.h"
 #include "transport/window.h"

@@ -4,8 +4,9 @@
 #ifndef TRANSPORT_OP_H
 #define TRANSPORT_OP_H
 
-#include <perseus/perseus.h>
 #include <stdbool.h>
+
+#include <perseus/perseus.h>
 
 static inline void prs_op_start(struct prs_op *op, uint32_t parts)
 {

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/order.h"
 
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "transport/op.h"
 #include "transport/order_cut.h"
 #include "transport/order_queue.h"
 #include "transport/stripe.h"
 #include "transport/wire.h"
 #include "transport/util/error.h"
-
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum {
     SMALL_SLACK_BYTES = 16384, /* how much more than the best queue the current small queue may have before it changes:
@@ -27,7 +27,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
         options->depth == 0 || (options->depth & (options->depth - 1)))
         return prs_fail(-EINVAL, "order: impossible shape: %u paths, %u queues, window %u, depth %u", paths, data,
                         options->window_ops, options->depth);
-    memset(order, 0, sizeof *order);
+    memset(order, 0, sizeof(*order));
     order->policy = options->policy;
     order->window_ops = options->window_ops;
     order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
@@ -44,7 +44,7 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->split_bytes = data > 1 && options->policy != PRS_POLICY_NIC_FENCE ? 2 * STRIPE_MIN_BYTES : ~0ull;
     if (order->split_bytes > order->max_part_bytes)
         order->split_bytes = order->max_part_bytes;
-    memcpy(order->path, options->path, sizeof order->path);
+    memcpy(order->path, options->path, sizeof(order->path));
     prs_op_start(&order->closers, 1u << 31); /* parts are never used up: prs_op_part_done() stays false */
     for (uint32_t i = 0; i < data + paths; i++) {
         struct prs_order_queue *queue = &order->queue[i];
@@ -53,8 +53,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
         queue->path = i < data ? i % paths : i - data;
         queue->local_rail = options->path[queue->path].local_rail;
         queue->remote_rail = options->path[queue->path].remote_rail;
-        queue->wr = calloc(options->depth, sizeof *queue->wr);
-        queue->owner = calloc(options->depth, sizeof *queue->owner);
+        queue->wr = calloc(options->depth, sizeof(*queue->wr));
+        queue->owner = calloc(options->depth, sizeof(*queue->owner));
         if (!queue->wr || !queue->owner) {
             prs_order_fini(order);
             return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", data + paths, options->depth);
@@ -70,22 +70,22 @@ void prs_order_fini(struct prs_order *order)
         free(order->queue[i].owner);
     }
     free(order->tally);
-    memset(order, 0, sizeof *order);
+    memset(order, 0, sizeof(*order));
 }
 
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
                           const uint64_t *credit_word)
 {
-    order->tally = malloc(sizeof *order->tally);
+    order->tally = malloc(sizeof(*order->tally));
     if (!order->tally)
         return prs_fail(-ENOMEM, "order: no memory to count groups");
     prs_tally_init(order->tally, credit_word);
     order->record_addr = record_addr;
-    memcpy(order->record_key, record_key, sizeof order->record_key);
+    memcpy(order->record_key, record_key, sizeof(order->record_key));
     return 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------- admit */
+/* ---- admit ---- */
 
 /* Remember where a put went, for the signals behind it. */
 static inline void note_put(struct prs_order *order, const struct prs_put *put, uint32_t index)
@@ -397,7 +397,7 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
     wr = admit_request(order, order->data_queues, owner_of(order, op));
     *wr = *request;
     if (request->opcode == PRS_WR_WRITE)
-        copy_inline(queue, wr, &request->value, sizeof request->value);
+        copy_inline(queue, wr, &request->value, sizeof(request->value));
     return 0;
 }
 
@@ -413,14 +413,14 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remot
     wr = admit_request(order, 0, &order->closers);
     order->last_word = queue->head;
     *wr = (struct prs_wr){
-        .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof value, .opcode = PRS_WR_WRITE};
-    copy_inline(queue, wr, &value, sizeof value);
+        .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof(value), .opcode = PRS_WR_WRITE};
+    copy_inline(queue, wr, &value, sizeof(value));
     end_run(queue);
-    account(order, 0, sizeof value);
+    account(order, 0, sizeof(value));
     return 0;
 }
 
-/* ----------------------------------------------------------------------------------------- post, complete */
+/* ---- post, complete ---- */
 
 bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out)
 {

@@ -19,17 +19,16 @@
  *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h). Where the NIC
  * has no adds, drain's signals are records as well, which wait for no arrivals.
  *   - in_order therefore keeps puts without notification on the home queue of their group, so that nothing is ever
- * held; notified puts may stripe, since their parts are counted by the receiver anyway.
- */
+ * held; notified puts may stripe, since their parts are counted by the receiver anyway. */
 #ifndef TRANSPORT_ORDER_H
 #define TRANSPORT_ORDER_H
 
-#include "transport/policy.h"
-#include "transport/tally.h"
-
-#include <perseus/perseus.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "transport/policy.h"
+#include "transport/tally.h"
+#include <perseus/perseus.h>
 
 enum {
     PRS_ORDER_MAX_QUEUES = 64, /* bits of a mask; data queues and one probe queue a rail */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/order_cut.h"
 
+#include <assert.h>
+#include <errno.h>
+
 #include "transport/wire.h"
 #include "transport/util/error.h"
-
-#include <errno.h>
 
 /* The queue of a path whose turn it is: the one with least to do, of several such the next one. */
 static uint32_t take_turn(struct prs_order *order, uint32_t path)

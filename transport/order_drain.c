@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include <perseus/perseus.h>
-
 #include "transport/util/error.h"
 
 int prs_order_drain_init(struct prs_order_drain *drain, bool enabled, uint32_t rank_count, uint32_t group_count)

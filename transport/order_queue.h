@@ -3,9 +3,9 @@
 #ifndef TRANSPORT_ORDER_QUEUE_H
 #define TRANSPORT_ORDER_QUEUE_H
 
-#include "transport/order.h"
-
 #include <string.h>
+
+#include "transport/order.h"
 
 static inline bool queue_full(const struct prs_order_queue *queue)
 {

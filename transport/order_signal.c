@@ -50,7 +50,7 @@ static void fence(struct prs_order *order, struct prs_wr *wr)
     wr->flags |= PRS_WR_FENCE;
 }
 
-/* ------------------------------------------------------------------------------------------------- records */
+/* ---- records ---- */
 
 static void admit_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_record *record)
 {
@@ -58,17 +58,17 @@ static void admit_record(struct prs_order *order, uint32_t index, struct prs_op 
     uint32_t slot = record->number % PRS_RECORDS;
     struct prs_wr *wr = admit_request(order, index, op);
 
-    static_assert(sizeof *record <= PRS_INLINE_BYTES, "a record travels inside its request");
-    *wr = (struct prs_wr){.remote_addr = order->record_addr + slot * sizeof *record,
+    static_assert(sizeof(*record) <= PRS_INLINE_BYTES, "a record travels inside its request");
+    *wr = (struct prs_wr){.remote_addr = order->record_addr + slot * sizeof(*record),
                           .remote_key = order->record_key[queue->path],
-                          .len_bytes = sizeof *record,
+                          .len_bytes = sizeof(*record),
                           .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
                           .opcode = PRS_WR_WRITE_IMM};
-    copy_inline(queue, wr, record, sizeof *record);
+    copy_inline(queue, wr, record, sizeof(*record));
     /* MUTANT(order) a drained signal knows where records went: delete */
     queue->last_kept = queue->head;
     end_run(queue);
-    account(order, index, sizeof *record);
+    account(order, index, sizeof(*record));
 }
 
 /* An add that nothing came before since the last one to its word: join that one's record. */
@@ -81,18 +81,18 @@ static bool join_record(struct prs_order *order, struct prs_order_queue *queue, 
     void *copy;
 
     /* MUTANT(order) a record is joined only while its group is closed: s/|| order->tally->interval[slot].tag// */
-    if (!wr || wr->opcode != PRS_WR_WRITE_IMM || wr->len_bytes != sizeof record ||
+    if (!wr || wr->opcode != PRS_WR_WRITE_IMM || wr->len_bytes != sizeof(record) ||
         (wr->imm & 0x801fffff) != prs_imm_make_bare(PRS_BARE_RECORD, 0) || order->tally->interval[slot].tag)
         return false;
     copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
-    memcpy(&record, copy, sizeof record);
+    memcpy(&record, copy, sizeof(record));
     /* MUTANT(order) a record is joined only by its own group: s/record.slot != slot ||// */
     /* MUTANT(order) only adds to the same word share a record: s/record.addr != signal->dst_addr ||// */
     if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
         record.key != keys->rkey[order->path[0].remote_rail])
         return false;
     record.value += signal->value;
-    memcpy(copy, &record, sizeof record);
+    memcpy(copy, &record, sizeof(record));
     join(order, queue, op);
     return true;
 }
@@ -119,7 +119,7 @@ static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_o
     return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------- words */
+/* ---- words ---- */
 
 /* Put the signal on its queue, whose earlier requests it may rely on. Return 0 or PRS_BUSY. */
 static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
@@ -159,18 +159,18 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
     *wr = (struct prs_wr){.remote_addr = signal->dst_addr,
                           .remote_key = remote_key,
                           .value = signal->value,
-                          .len_bytes = sizeof signal->value,
+                          .len_bytes = sizeof(signal->value),
                           .opcode = signal->kind == PRS_SIGNAL_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
     /* MUTANT(order) a signal carries its value with it: delete */
     if (signal->kind == PRS_SIGNAL_SET)
-        copy_inline(queue, wr, &signal->value, sizeof signal->value);
+        copy_inline(queue, wr, &signal->value, sizeof(signal->value));
     if (fenced)
         fence(order, wr);
     /* MUTANT(order) a group has one fence, not one a signal: delete */
     group->unfenced = false;
     /* MUTANT(order) a signal ends a run: delete */
     end_run(queue);
-    account(order, index, sizeof signal->value);
+    account(order, index, sizeof(signal->value));
     /* MUTANT(order) later signals of a group know of the earlier: delete */
     group_note(group, index, queue->head - 1);
     order->signal_used |= 1ull << index;
@@ -190,7 +190,7 @@ static void hold_signal(struct prs_order *order, struct prs_op *op, const struct
     /* MUTANT(order) a held signal has its own copy of the keys: s#*signal->dst#(struct prs_keys){{0}}# */
     held->keys = *signal->dst; /* the caller's copy is read during the call only */
     held->need = need;
-    memcpy(held->need_position, position, order->data_queues * sizeof *position);
+    memcpy(held->need_position, position, order->data_queues * sizeof(*position));
     if (order->policy == PRS_POLICY_DRAIN) {
         /* MUTANT(order) a held drained signal stalls the rest: delete */
         order->stalled = true;
@@ -203,7 +203,7 @@ static inline bool at_most_one(uint64_t mask)
     return (mask & (mask - 1)) == 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- counted */
+/* ---- counted ---- */
 
 /* Queues with reads that the peer must not be told about before they are done. */
 static uint64_t unfinished_reads(const struct prs_order *order)
@@ -284,7 +284,7 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
     return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------- admit */
+/* ---- admit ---- */
 
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
 {

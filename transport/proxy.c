@@ -49,8 +49,7 @@ struct prs_proxy {
     char text[512];
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * errors */
+/* ---- errors ---- */
 
 static int set_error(struct prs_proxy *proxy, int error, const char *text)
 {
@@ -89,19 +88,18 @@ const char *prs_proxy_error(struct prs_proxy *proxy)
     return __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE) ? proxy->text : "";
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the loop */
+/* ---- the loop ---- */
 
 int prs_proxy_step(struct prs_proxy *proxy)
 {
     int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
 
-    if (r != 0)
+    if (r)
         return prs_error_repeat(r, proxy->text);
     r = prs_dispatch_step(&proxy->dispatch);
     if (r < 0)
         return set_error(proxy, r, prs_error_text());
-    if (r == 0)
+    if (!r)
         r = take_report(proxy); /* only looked for when there is nothing better to do */
     return r;
 }
@@ -154,8 +152,7 @@ static void *run(void *argument)
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * life */
+/* ---- life ---- */
 
 /* Every proxy of this process has an epoch of its own, never 0, so that a kernel that outlived its proxy is found out.
  */
@@ -291,7 +288,7 @@ int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *o
 {
     int index, r = await_drop(proxy);
 
-    if (r == 0)
+    if (!r)
         r = check_mapping(proxy, options);
     if (r < 0)
         return r;
@@ -375,7 +372,7 @@ static int make_map(struct prs_proxy *proxy)
     proxy->device_map = proxy->map;
     if (proxy->options.cuda) {
         r = prs_cuda_alloc((void **)&proxy->device_map, words * sizeof(uint64_t));
-        if (r == 0)
+        if (!r)
             r = prs_cuda_copy(proxy->device_map, proxy->map, words * sizeof(uint64_t));
         if (r < 0)
             return r;
@@ -401,7 +398,7 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
     if (proxy->options.stepped)
         return 0;
     r = prs_thread_start(&proxy->thread, "prs-proxy", run, proxy);
-    if (r != 0)
+    if (r)
         return prs_fail(-r, "proxy of rank %u: cannot start its thread: %s", device->rank, strerror(r));
     proxy->running = true;
     return 0;
@@ -417,7 +414,7 @@ static void end_commands(struct prs_proxy *proxy)
         uint64_t now_ns, look_ns;
 
         r = prs_dispatch_finish(&proxy->dispatch);
-        if (r == 0)
+        if (!r)
             sched_yield();
         now_ns = prs_now_ns();
         look_ns = now_ns - last_ns;

@@ -5,11 +5,11 @@
 #include <stddef.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------- sender */
+/* ---- sender ---- */
 
 void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word)
 {
-    memset(tally, 0, sizeof *tally);
+    memset(tally, 0, sizeof(*tally));
     tally->credit_word = credit_word;
     for (uint16_t tag = PRS_TAGS - 1; tag > 0; tag--)
         tally->free_tag[tally->free_count++] = tag;
@@ -86,7 +86,7 @@ bool prs_tally_answered(struct prs_tally *tally)
     return prs_tally_asked(tally) && tally->credited == tally->asked;
 }
 
-/* ----------------------------------------------------------------------------------------------- receiver */
+/* ---- receiver ---- */
 
 int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals)
 {

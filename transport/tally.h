@@ -7,8 +7,7 @@
  *   receiver  prs_counts    arrivals by tag; records in order of their numbers
  *
  * A record is raised when its tag's arrivals are complete, all records with lower numbers have come, and no earlier one
- * of the same group slot (for a barrier: no earlier one at all) is still waiting.
- */
+ * of the same group slot (for a barrier: no earlier one at all) is still waiting. */
 #ifndef TRANSPORT_TALLY_H
 #define TRANSPORT_TALLY_H
 

@@ -9,16 +9,16 @@
  *   bit  31     bare    no notification: the low 21 bits are an enum prs_wire_bare instead of id, run and parts
  *
  * The size is the sum of the byte counts that completions report over the parts; each message of a run has the byte
- * count of the last. Whatever comes from the wire goes through prs_imm_parse().
- */
+ * count of the last. Whatever comes from the wire goes through prs_imm_parse(). */
 #ifndef TRANSPORT_WIRE_H
 #define TRANSPORT_WIRE_H
 
 #include <assert.h>
 #include <errno.h>
-#include <perseus/perseus.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include <perseus/perseus.h>
 
 enum {
     PRS_WIRE_VERSION = 2, /* of handles, handshakes and immediates together */

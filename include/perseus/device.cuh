@@ -2,8 +2,7 @@
 /**
  * The device API for CUDA: device.h (thread-wide) and the same calls for a warp and for a block. All threads of the
  * warp or block call them, converged, with the same arguments; what the put reads may have been written by any of them.
- * All return the same value. A peer that is mapped is written by all threads together.
- */
+ * All return the same value. A peer that is mapped is written by all threads together. */
 #ifndef PERSEUS_DEVICE_CUH
 #define PERSEUS_DEVICE_CUH
 

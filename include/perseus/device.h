@@ -12,8 +12,7 @@
  *
  * Returns. 0 (or a positive value where said), or a negative prs_device_code. The first error of a device is sticky:
  * every later call fails at once, and the report (ring.h) tells the CPU what was awaited. Every wait has the limit
- * prs_device.timeout_ns and ends early when the proxy fails or is closed.
- */
+ * prs_device.timeout_ns and ends early when the proxy fails or is closed. */
 #ifndef PERSEUS_DEVICE_H
 #define PERSEUS_DEVICE_H
 
@@ -58,8 +57,7 @@ struct prs_device_signal {
     uint16_t strong; /* 1: behind every earlier command to that peer, not only those of the group */
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * errors and bounded waits */
+/* ---- errors and bounded waits ---- */
 
 PRS_HD uint64_t prs_device_who(void)
 {
@@ -151,7 +149,7 @@ PRS_HD int prs_wait_more(const struct prs_device *dev, struct prs_wait *wait, en
     now = prs_now_ns();
     prs_ring_look(dev, now, PRS_LOOK_ABORT_NS);
     error = prs_device_error(dev);
-    if (error != 0)
+    if (error)
         return error;
     if (prs_load_relaxed(&dev->local->abort_seen) != 0)
         return prs_device_fail(dev, PRS_DEVICE_ABORTED, kind, index, want, have);
@@ -162,8 +160,7 @@ PRS_HD int prs_wait_more(const struct prs_device *dev, struct prs_wait *wait, en
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the ring */
+/* ---- the ring ---- */
 
 /** Wait until the proxy has come as far as want; *seen is what is known of it (credit_seen or done_seen). */
 PRS_HD int prs_ring_await(const struct prs_device *dev, const uint64_t *seen, uint64_t want, enum prs_wait_kind kind,
@@ -180,7 +177,7 @@ PRS_HD int prs_ring_await(const struct prs_device *dev, const uint64_t *seen, ui
         if (have >= want)
             break;
         r = prs_wait_more(dev, &wait, kind, index, want, have);
-        if (r != 0)
+        if (r)
             return r;
     }
     return 0;
@@ -192,7 +189,7 @@ PRS_HD int prs_ring_claim(const struct prs_device *dev, uint32_t count, uint64_t
     uint64_t need;
     int r = prs_device_error(dev);
 
-    if (r != 0)
+    if (r)
         return r;
     *first = prs_add_relaxed_gpu(&dev->local->claim, count);
     need = *first + count;
@@ -235,8 +232,7 @@ PRS_HD struct prs_cmd_fields prs_cmd_of_signal(const struct prs_device *dev, con
     return f;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * checks and mapped peers */
+/* ---- checks and mapped peers ---- */
 
 /** Where the window of a rank is mapped here; 0: reach it through the proxy. */
 PRS_HD uint64_t prs_device_map(const struct prs_device *dev, uint32_t window, uint32_t rank)
@@ -303,13 +299,11 @@ PRS_HD void prs_signal_mapped(uint64_t *word, const struct prs_device_signal *si
         prs_store_release_sys(word, signal->value);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * thread-wide calls */
+/* ---- thread-wide calls ---- */
 
 /**
  * Start to write. *ticket (may be NULL) is for prs_flush(): the source may be written again, and the bytes are at the
- * peer, once it is done. A peer that is mapped has the bytes when the next signal to it is seen.
- */
+ * peer, once it is done. A peer that is mapped has the bytes when the next signal to it is seen. */
 PRS_HD int prs_put(const struct prs_device *dev, const struct prs_device_put *put, uint64_t *ticket)
 {
     struct prs_cmd_fields f;
@@ -317,7 +311,7 @@ PRS_HD int prs_put(const struct prs_device *dev, const struct prs_device_put *pu
     int r;
 
     r = prs_device_check_put(dev, put);
-    if (r != 0)
+    if (r)
         return r;
     mapped = prs_device_map(dev, put->dst_window, put->peer);
     if (mapped != 0) {
@@ -329,7 +323,7 @@ PRS_HD int prs_put(const struct prs_device *dev, const struct prs_device_put *pu
         return prs_device_error(dev);
     }
     r = prs_ring_claim(dev, 1, &at);
-    if (r != 0)
+    if (r)
         return r;
     f = prs_cmd_of_put(dev, put);
     prs_ring_write(dev, at, &f);
@@ -346,7 +340,7 @@ PRS_HD int prs_signal(const struct prs_device *dev, const struct prs_device_sign
     int r;
 
     r = prs_device_check_signal(dev, signal);
-    if (r != 0)
+    if (r)
         return r;
     mapped = prs_device_map(dev, signal->window, signal->peer);
     if (mapped != 0) {
@@ -356,7 +350,7 @@ PRS_HD int prs_signal(const struct prs_device *dev, const struct prs_device_sign
         return prs_device_error(dev);
     }
     r = prs_ring_claim(dev, 1, &at);
-    if (r != 0)
+    if (r)
         return r;
     f = prs_cmd_of_signal(dev, signal);
     prs_ring_write(dev, at, &f);
@@ -380,11 +374,11 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
         return r != 0 ? r : prs_signal(dev, signal, ticket);
     }
     r = prs_device_check_put(dev, put);
-    if (r == 0)
+    if (!r)
         r = prs_device_check_signal(dev, signal);
-    if (r == 0)
+    if (!r)
         r = prs_ring_claim(dev, 2, &at);
-    if (r != 0)
+    if (r)
         return r;
     f = prs_cmd_of_put(dev, put);
     prs_ring_write(dev, at, &f);
@@ -397,8 +391,7 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
 
 /**
  * Wait until everything up to a ticket is complete: sources reusable, bytes at the peer, signals handed over. When a
- * signal is seen is for its receiver to say: under the counted policy it is the receiver that raises it.
- */
+ * signal is seen is for its receiver to say: under the counted policy it is the receiver that raises it. */
 PRS_HD int prs_flush(const struct prs_device *dev, uint64_t ticket)
 {
     int r = prs_device_error(dev);
@@ -420,7 +413,7 @@ PRS_HD int prs_wait_signal(const struct prs_device *dev, const uint64_t *word, e
     struct prs_wait wait = {0, 0};
     int r = prs_device_error(dev);
 
-    while (r == 0) {
+    while (!r) {
         uint64_t have = prs_load_acquire_sys(word);
         if (compare == PRS_COMPARE_GE ? have >= value : compare == PRS_COMPARE_EQ ? have == value : have != value)
             return 0;
@@ -429,13 +422,11 @@ PRS_HD int prs_wait_signal(const struct prs_device *dev, const uint64_t *word, e
     return r;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * groups: the last of n arrivals sends every signal of the group, behind one ordering point */
+/* ---- groups: the last of n arrivals sends every signal of the group, behind one ordering point ---- */
 
 /**
  * A group in device memory, shared by the threads that put to one peer. Used again and again: a round is `expected`
- * arrivals. Counters only grow, so a captured graph can be replayed.
- */
+ * arrivals. Counters only grow, so a captured graph can be replayed. */
 struct prs_group {
     uint64_t deposited;                /* arrivals begun */
     uint64_t arrived;                  /* arrivals whose puts are all in the ring */
@@ -468,7 +459,7 @@ PRS_HD int prs_group_flush(const struct prs_device *dev, struct prs_group *group
 
         signal.group = group->id;
         r = prs_signal(dev, &signal, NULL);
-        if (r != 0)
+        if (r)
             return r;
     }
     /* G0: the signals of this round have been read before the next round may overwrite them. Pairs with G1. */
@@ -478,8 +469,7 @@ PRS_HD int prs_group_flush(const struct prs_device *dev, struct prs_group *group
 
 /**
  * This thread's puts of the round are started; its signal is to be sent with those of the others. The last arrival
- * sends them all. Return 1 for that one, 0 for the others, or the error.
- */
+ * sends them all. Return 1 for that one, 0 for the others, or the error. */
 PRS_HD int prs_group_arrive(const struct prs_device *dev, struct prs_group *group,
                             const struct prs_device_signal *signal)
 {
@@ -496,7 +486,7 @@ PRS_HD int prs_group_arrive(const struct prs_device *dev, struct prs_group *grou
         if (flushed >= round)
             break;
         r = prs_wait_more(dev, &wait, PRS_WAIT_GROUP, group->id, round, flushed);
-        if (r != 0)
+        if (r)
             return r;
     }
     group->signals[place % group->expected] = *signal;

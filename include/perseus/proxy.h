@@ -4,8 +4,7 @@
  * and may touch only memory that was given to it as windows.
  *
  * A command that is malformed, stale or out of bounds is refused: it and everything after it is not executed, the error
- * is sticky, prs_proxy_error() names it, and every wait on the device ends.
- */
+ * is sticky, prs_proxy_error() names it, and every wait on the device ends. */
 #ifndef PERSEUS_PROXY_H
 #define PERSEUS_PROXY_H
 

@@ -10,8 +10,7 @@
  *
  * Positions are 64 bit and never wrap. A producer claims positions by one atomic add, and may write them when
  * position < credit + slots. The proxy raises credit when it has copied a slot out, and done when everything below has
- * completed.
- */
+ * completed. */
 #ifndef PERSEUS_RING_H
 #define PERSEUS_RING_H
 
@@ -113,8 +112,7 @@ PRS_STATIC_ASSERT(offsetof(struct prs_ring_control, credit) == 0 && offsetof(str
 
 /**
  * The producers' own memory (of the device), shared by them. Whoever waits looks here; one thread at a time looks at
- * host memory for all (prs_ring_look(), device.h).
- */
+ * host memory for all (prs_ring_look(), device.h). */
 struct prs_ring_local {
     uint64_t claim; /* next position to claim */
     uint64_t pad[7];

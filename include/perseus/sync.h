@@ -3,8 +3,7 @@
  * The few memory operations that GPU, CPU and NIC agree on, each by one name that compiles for the device (PTX) and for
  * the host (compiler builtins), so that threads of a CPU can run the device protocol.
  *
- * "sys" reaches the CPU, the NIC and other GPUs; "gpu" only the threads of this GPU. On the host both are the same.
- */
+ * "sys" reaches the CPU, the NIC and other GPUs; "gpu" only the threads of this GPU. On the host both are the same. */
 #ifndef PERSEUS_SYNC_H
 #define PERSEUS_SYNC_H
 
@@ -86,8 +85,7 @@ PRS_HD void prs_store_release_sys(uint64_t *word, uint64_t value)
 /**
  * Four neighbouring words (16-byte aligned), in any order among themselves; everything written before is visible to who
  * acquires any of them. Dearer than one prs_store_release_sys() only by the stores: behind a store to host memory a
- * release waits until that has crossed PCIe and was answered, 0.7 us and more, so the fence comes before all four.
- */
+ * release waits until that has crossed PCIe and was answered, 0.7 us and more, so the fence comes before all four. */
 PRS_HD void prs_store_four_release_sys(uint64_t *words, const uint64_t *values)
 {
 #if defined(__CUDA_ARCH__)

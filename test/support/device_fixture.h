@@ -5,7 +5,6 @@
 #define TEST_SUPPORT_DEVICE_FIXTURE_H
 
 #include <perseus/proxy.h>
-
 #include "test/support/fake_team.h"
 
 enum {

@@ -17,10 +17,10 @@ struct bench {
 extern const struct prs_keys bench_keys;
 extern const uint32_t bench_local_keys[PRS_MAX_RAILS];
 
-/** The one bench, as new. */
+/* The one bench, as new. */
 struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queues);
 
-/** A put that must be admitted; BENCH_OPS of them may be pending. */
+/* A put that must be admitted; BENCH_OPS of them may be pending. */
 void bench_put(struct bench *bench, size_t bytes, uint32_t id, uint32_t group, uint32_t flags);
 
 #endif

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/support/order_net.h"
-
-#include "transport/wire.h"
-
 #include <criterion/criterion.h>
 #include <string.h>
+
+#include "test/support/order_net.h"
+#include "transport/wire.h"
 
 /* Adds share words, a bit each, so that they may be merged; a set has a word of its own. */
 enum { ADD_WORDS = 1 << 20, ADDS_A_WORD = 32 };
@@ -26,7 +25,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
                                         .split_queues = split_queues,
                                         .max_part_bytes = 1 << 20};
 
-    memset(net, 0, sizeof *net);
+    memset(net, 0, sizeof(*net));
     net->network = network;
     for (uint32_t i = 0; i < paths; i++)
         options.path[i].rate = 1000.0f * (float)(i + 1);

@@ -54,27 +54,27 @@ struct net {
 void net_init(struct net *net, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
               bool split_queues);
 
-/** Admit the next put or signal; dst, dst_addr, and the id or value are filled in. Return false: busy, as before. */
+/* Admit the next put or signal; dst, dst_addr, and the id or value are filled in. Return false: busy, as before. */
 bool net_put(struct net *net, struct prs_put put);
 bool net_signal(struct net *net, struct prs_signal signal);
 
-/** Post one chain. Return false when nothing waits. */
+/* Post one chain. Return false when nothing waits. */
 bool net_post(struct net *net);
 
-/** A posted request takes effect at the other side, if the network may let it. */
+/* A posted request takes effect at the other side, if the network may let it. */
 bool net_may_deliver(const struct net *net, uint32_t queue, uint32_t position);
 void net_deliver(struct net *net, uint32_t queue, uint32_t position);
 
-/** The receiver raises what it may. */
+/* The receiver raises what it may. */
 void net_raise(struct net *net);
 
-/** The oldest completion of that queue is polled, if there is one. */
+/* The oldest completion of that queue is polled, if there is one. */
 bool net_complete(struct net *net, uint32_t queue);
 
-/** Ask whether all has settled; if it is said to have, it has. */
+/* Ask whether all has settled; if it is said to have, it has. */
 bool net_settle(struct net *net);
 
-/** Every op is done, every signal was seen. */
+/* Every op is done, every signal was seen. */
 void net_finish(struct net *net);
 
 #endif

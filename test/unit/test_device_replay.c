@@ -2,12 +2,12 @@
 /* The device protocol with threads as blocks: the same ring, group and wait code that a kernel runs, a real proxy, and
  * a fake NIC that completes late and out of order. Data is plain memory, so ThreadSanitizer checks that each byte a
  * receiver reads happened before through ring, proxy and signal. */
-#include "test/support/device_fixture.h"
-
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
+
+#include "test/support/device_fixture.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { ROUNDS = 300 };
@@ -149,8 +149,6 @@ Test(device_replay, a_mapped_peer_needs_no_proxy, .timeout = 120)
     cr_assert_eq(stats.commands, 0);
     close_fixture();
 }
-
-/* ------------------------------------------------------------------------------------------------------------------ */
 
 /* It divided by zero. */
 Test(device_replay, an_arrival_at_a_group_of_none_is_refused)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order engine, rule by rule; its limits are in test_order_limits.c, networks in test_order_sim.c and _every.c. */
-#include "test/support/order_bench.h"
-#include "transport/wire.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
 #include <string.h>
+
+#include "test/support/order_bench.h"
+#include "transport/wire.h"
 
 struct run_row {
     char ids[8];   /* notified puts, one chain */
@@ -22,7 +22,7 @@ ParameterizedTestParameters(order, consecutive_equal_messages_share_one_immediat
         {"02", "88", "ii", 1},       {"10", "88", "ii", 1},       {"01", "84", "ii", 1},
         {"0123", "8844", "wiwi", 2}, {"0124", "8888", "wwii", 1}, {"0012", "8888", "iwwi", 3},
     };
-    return cr_make_param_array(struct run_row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct run_row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct run_row *row, order, consecutive_equal_messages_share_one_immediate)
@@ -48,7 +48,7 @@ Test(order, a_long_message_has_its_own_notification_and_completion)
         bool alone;
     } rows[] = {{8, false}, {PRS_ORDER_PROMPT_BYTES - 1, false}, {PRS_ORDER_PROMPT_BYTES, true}, {65536, true}};
 
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
         const struct prs_wr *wr = bench->order.queue[0].wr;
 
@@ -167,7 +167,7 @@ Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
                 {PRS_POLICY_COUNTED, 0, 0},
                 {PRS_POLICY_DRAIN, 0, 1}};
 
-    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+    for (size_t row = 0; row < sizeof(rows) / sizeof(*rows); row++) {
         struct bench *bench = bench_fresh(rows[row].policy, 1, 1);
         struct prs_op op[4];
 
@@ -226,7 +226,7 @@ ParameterizedTestParameters(order, a_long_message_takes_one_queue_of_each_rail_u
     static struct split_row rows[] = {
         {1, 1, false, 1, 1}, {1, 4, false, 1, 3}, {1, 4, true, 4, 4}, {2, 3, false, 2, 6}, {2, 2, true, 4, 4},
     };
-    return cr_make_param_array(struct split_row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct split_row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct split_row *row, order, a_long_message_takes_one_queue_of_each_rail_unless_it_may_split)
@@ -310,7 +310,7 @@ Test(order, adds_to_one_word_share_a_request_until_it_is_posted)
 {
     static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_NIC_FENCE, PRS_POLICY_COUNTED};
 
-    for (size_t row = 0; row < sizeof policies / sizeof *policies; row++) {
+    for (size_t row = 0; row < sizeof(policies) / sizeof(*policies); row++) {
         struct bench *bench = bench_fresh(policies[row], 1, 1);
         struct prs_signal add = {.dst = &bench_keys, .dst_addr = 64, .value = 5, .kind = PRS_SIGNAL_ADD};
         const struct prs_order_queue *queue = &bench->order.queue[0];

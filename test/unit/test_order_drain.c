@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Drain across peers: which signals of a proxy wait, for what, and how often. */
-#include "transport/order_drain.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+
+#include "transport/order_drain.h"
 #include <perseus/perseus.h>
 
 enum { RANKS = 3, GROUPS = 128 };

@@ -2,12 +2,12 @@
 /* The order engine, without chance: every program of three puts and two signals in two groups on two queues, and for
  * each every order of posting, delivery and completion that the network allows. States seen before are not entered
  * again. */
-#include "test/support/order_net.h"
-
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "test/support/order_net.h"
 
 enum {
     STEPS = 5, /* of a program */
@@ -61,35 +61,35 @@ static void choose_parts(void)
 
     part_count = 0;
     keep_part(order, offsetof(struct prs_order, stats));
-    keep_part(order->path, sizeof order->path);
-    keep_part(order->queue, QUEUES * sizeof *order->queue);
-    keep_part(order->group, GROUPS * sizeof *order->group);
-    keep_part(order->held, (SIGNALS + 1) * sizeof *order->held);
+    keep_part(order->path, sizeof(order->path));
+    keep_part(order->queue, QUEUES * sizeof(*order->queue));
+    keep_part(order->group, GROUPS * sizeof(*order->group));
+    keep_part(order->held, (SIGNALS + 1) * sizeof(*order->held));
     for (int q = 0; q < QUEUES; q++) {
-        keep_part(order->queue[q].wr, KEPT * sizeof *order->queue[q].wr);
-        keep_part(order->queue[q].owner, KEPT * sizeof *order->queue[q].owner);
+        keep_part(order->queue[q].wr, KEPT * sizeof(*order->queue[q].wr));
+        keep_part(order->queue[q].owner, KEPT * sizeof(*order->queue[q].owner));
         keep_part(net.copies[q], KEPT * PRS_INLINE_BYTES);
-        keep_part(net.delivered[q], KEPT * sizeof net.delivered[q][0]);
-        keep_part(net.posted[q], KEPT * sizeof net.posted[q][0]);
+        keep_part(net.delivered[q], KEPT * sizeof(net.delivered[q][0]));
+        keep_part(net.posted[q], KEPT * sizeof(net.posted[q][0]));
     }
     if (order->tally) {
-        keep_part(order->tally, offsetof(struct prs_tally, closed_by) + KEPT * sizeof order->tally->closed_by[0]);
-        keep_part(&order->tally->free_count, sizeof order->tally->free_count);
+        keep_part(order->tally, offsetof(struct prs_tally, closed_by) + KEPT * sizeof(order->tally->closed_by[0]));
+        keep_part(&order->tally->free_count, sizeof(order->tally->free_count));
     }
-    keep_part(net.to_deliver, QUEUES * sizeof net.to_deliver[0]);
-    keep_part(net.posted_to, QUEUES * sizeof net.posted_to[0]);
-    keep_part(net.put, (STEPS - SIGNALS + 1) * sizeof net.put[0]);
-    keep_part(net.signal, (SIGNALS + 1) * sizeof net.signal[0]);
-    keep_part(&net.puts, sizeof net.puts);
-    keep_part(&net.signals, sizeof net.signals);
+    keep_part(net.to_deliver, QUEUES * sizeof(net.to_deliver[0]));
+    keep_part(net.posted_to, QUEUES * sizeof(net.posted_to[0]));
+    keep_part(net.put, (STEPS - SIGNALS + 1) * sizeof(net.put[0]));
+    keep_part(net.signal, (SIGNALS + 1) * sizeof(net.signal[0]));
+    keep_part(&net.puts, sizeof(net.puts));
+    keep_part(&net.signals, sizeof(net.signals));
     keep_part(net.arrivals.wanted, KEPT);
     keep_part(net.arrivals.missing, KEPT);
-    keep_part(net.arrivals.bytes, KEPT * sizeof net.arrivals.bytes[0]);
-    keep_part(net.counts.arrived, KEPT * sizeof net.counts.arrived[0]);
+    keep_part(net.arrivals.bytes, KEPT * sizeof(net.arrivals.bytes[0]));
+    keep_part(net.counts.arrived, KEPT * sizeof(net.counts.arrived[0]));
     keep_part(&net.counts.upto, offsetof(struct prs_counts, here) - offsetof(struct prs_counts, upto) + KEPT);
     keep_part(net.counts.done, KEPT);
-    keep_part(net.counts.record, KEPT * sizeof net.counts.record[0]);
-    keep_part(net.ring, KEPT * sizeof net.ring[0]);
+    keep_part(net.counts.record, KEPT * sizeof(net.counts.record[0]));
+    keep_part(net.ring, KEPT * sizeof(net.ring[0]));
 }
 
 /* Copy the state out; return its hash. */
@@ -99,13 +99,13 @@ static uint64_t save(uint8_t *to)
     size_t at = 0;
 
     for (int i = 0; i < part_count; i++) {
-        cr_assert_leq(at + parts[i].bytes, SPACE_BYTES - sizeof word);
+        cr_assert_leq(at + parts[i].bytes, SPACE_BYTES - sizeof(word));
         memcpy(to + at, parts[i].at, parts[i].bytes);
         at += parts[i].bytes;
     }
-    memset(to + at, 0, sizeof word);
-    for (size_t i = 0; i < at; i += sizeof word) { /* four lanes, for speed */
-        memcpy(word, to + i, sizeof word);
+    memset(to + at, 0, sizeof(word));
+    for (size_t i = 0; i < at; i += sizeof(word)) { /* four lanes, for speed */
+        memcpy(word, to + i, sizeof(word));
         for (int k = 0; k < 4; k++) {
             hash[k] = (hash[k] ^ word[k]) * 0xff51afd7ed558ccdu;
             hash[k] ^= hash[k] >> 32;
@@ -244,10 +244,10 @@ ParameterizedTestParameters(order_every, no_program_of_five_requests_shows_a_sig
         {PRS_POLICY_DRAIN, NET_FREE, 2, 1, 0},        {PRS_POLICY_DRAIN, NET_IN_ORDER, 2, 1, 0},
         {PRS_POLICY_COUNTED, NET_FREE, 2, 1, 0},
     };
-    static struct row rows[sizeof shapes / sizeof *shapes * (MIXED + 1)];
+    static struct row rows[sizeof(shapes) / sizeof(*shapes) * (MIXED + 1)];
     size_t count = 0;
 
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
         for (int flavour = SMALL; flavour <= MIXED; flavour++) {
             rows[count] = shapes[i];
             rows[count++].flavour = flavour;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order engine's limits, and what is held or waits at them, rule by rule. */
-#include "test/support/order_bench.h"
-#include "transport/wire.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
+
+#include "test/support/order_bench.h"
+#include "transport/wire.h"
 
 static int signal_one(struct bench *bench, struct prs_op *op, uint32_t group, uint32_t flags)
 {
@@ -106,7 +106,7 @@ Test(order_limits, a_signal_is_held_behind_lazy_puts_no_longer_than_they_take)
                 {PRS_POLICY_DRAIN, 2, 0},
                 {PRS_POLICY_IN_ORDER, 2, PRS_SIGNAL_STRONG}};
 
-    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+    for (size_t row = 0; row < sizeof(rows) / sizeof(*rows); row++) {
         struct bench *bench = bench_fresh(rows[row].policy, rows[row].paths, 1);
         struct prs_chain chain[4];
         struct prs_op op;
@@ -185,7 +185,7 @@ Test(order_limits, a_plain_put_ends_a_run)
     cr_assert(prs_imm_parse(wr[2].imm, &imm) == 0 && imm.id == 1 && imm.run == 1);
 }
 
-/* ------------------------------------------------------------------------------------------------- counted */
+/* ---- counted ---- */
 
 Test(order_limits, a_put_waits_for_a_free_tag_and_a_signal_for_room)
 {
@@ -240,7 +240,7 @@ Test(order_limits, a_strong_signal_behind_more_groups_than_slots_leaves_bit_by_b
         cr_assert_lt(++tries, 10, "still busy");
         post_and_complete_all(bench);
     }
-    memcpy(&record, queue->inline_bytes + ((queue->head - 1) & 7) * PRS_INLINE_BYTES, sizeof record);
+    memcpy(&record, queue->inline_bytes + ((queue->head - 1) & 7) * PRS_INLINE_BYTES, sizeof(record));
     cr_assert(record.barrier && record.slot == 3 && record.expected == 1 && record.number == 19,
               "19 other groups, each closed once: number %u", record.number);
     post_and_complete_all(bench);
@@ -276,7 +276,7 @@ Test(order_limits, an_add_behind_a_put_on_another_queue_joins_no_earlier_record)
     cr_assert_eq(bench->order.stats.merged, 0);
 }
 
-/* ---------------------------------------------------------------------------------------------------- gets */
+/* ---- gets ---- */
 
 Test(order_limits, a_strong_signal_fences_behind_a_read_on_its_queue)
 {
@@ -339,7 +339,7 @@ Test(order_limits, a_strong_counted_signal_waits_while_two_queues_read)
     cr_assert(bench->order.queue[1].wr[1].flags & PRS_WR_FENCE);
 }
 
-/* ------------------------------------------------------------------------------- neither order, fence nor adds */
+/* ---- neither order, fence nor adds ---- */
 
 static struct bench *bench_srd(enum prs_policy policy)
 {
@@ -377,12 +377,12 @@ Test(order_limits, without_adds_a_drained_signal_is_a_record_that_waits_for_noth
     bench_put(bench, 8, 0, 1, 0);
     cr_assert_eq(prs_order_signal(&bench->order, &op, &signal), 0);
     cr_assert_eq(queue->head, 1, "it is held");
-    memset(&keys, 0, sizeof keys); /* the caller's, read during the call only */
+    memset(&keys, 0, sizeof(keys)); /* the caller's, read during the call only */
     post_and_complete_all(bench);
     cr_assert_eq(op.status, 0);
     cr_assert_eq(queue->wr[0].opcode, PRS_WR_WRITE, "a put is not counted");
     cr_assert_eq(queue->wr[1].opcode, PRS_WR_WRITE_IMM);
-    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof record);
+    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof(record));
     cr_assert(record.kind == PRS_RECORD_ADD && record.addr == 64 && record.value == 5 && record.key == 7 &&
               record.tag == 0 && record.expected == 0);
 }
@@ -428,7 +428,7 @@ Test(order_limits, settling_asks_behind_all_that_was_sent)
     cr_assert_eq(signal_one(bench, &op, 3, 0), 0);
     post_and_complete_all(bench);
     cr_assert_eq(prs_order_settle(&bench->order), PRS_AGAIN);
-    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof record);
+    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof(record));
     cr_assert(record.kind == PRS_RECORD_ASK && record.barrier && record.number == 1);
     post_and_complete_all(bench);
     cr_assert_eq(prs_order_settle(&bench->order), PRS_AGAIN);
@@ -455,7 +455,7 @@ Test(order_limits, a_notified_put_of_as_many_parts_as_rails_promise_always_leave
 {
     static const uint32_t shapes[][2] = {{1, 1}, {1, 16}, {2, 2}, {8, 1}, {8, 7}};
 
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
         struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, shapes[i][0], shapes[i][1]);
         struct prs_put put = {.dst = &bench_keys,
                               .len_bytes = PRS_ORDER_SURE_PARTS * bench->order.max_part_bytes,
@@ -513,7 +513,7 @@ Test(order_limits, the_parts_of_a_message_cover_it_once)
 {
     static const uint64_t sizes[] = {200000, 3 << 20, (3 << 20) + 1, 9999999};
 
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
         struct prs_put put = {.dst = &bench_keys,
                               .dst_addr = 1 << 30,
                               .src_addr = (void *)(uintptr_t)4096,

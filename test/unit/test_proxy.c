@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The proxy: windows that come and go, commands and peers that are not as they should be, settling, and its end. */
-#include "test/support/device_fixture.h"
-
-#include "transport/util/error.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <string.h>
+
+#include "test/support/device_fixture.h"
+#include "transport/util/error.h"
 
 static struct prs_cmd_fields good_put(void)
 {
@@ -283,8 +282,7 @@ Test(proxy, a_signal_that_never_comes_is_named)
     close_fixture();
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * settling */
+/* ---- settling ---- */
 
 Test(proxy, has_settled_when_its_signals_are_raised)
 {
@@ -326,8 +324,7 @@ Test(proxy, that_failed_settles_with_its_error)
     close_fixture();
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * closing with commands in flight */
+/* ---- closing with commands in flight ---- */
 
 /* Posted to rank 1 and not completed, as from a kernel that nobody waited for. */
 static void open_with_commands_in_flight(bool drain)

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <perseus/device.h>
-
 #include "transport/ring.h"
 #include "transport/window.h"
 #include "transport/util/error.h"
@@ -154,8 +153,6 @@ Test(ring, a_size_that_is_no_power_of_two_is_refused)
     cr_assert(strstr(prs_error_last(), "power of two"), "%s", prs_error_last());
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
 enum { PRODUCERS = 4 };
 
 struct producer {
@@ -225,8 +222,7 @@ Test(ring, no_command_is_lost_or_repeated_over_many_wraps, .timeout = 600)
     prs_ring_fini(&b.ring);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * what a command may touch */
+/* ---- what a command may touch ---- */
 
 enum { WINDOW_BYTES = 4096 };
 

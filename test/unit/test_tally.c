@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counting: what the receiver believes of records and arrivals, which come from the wire. */
-#include "transport/tally.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
+
+#include "transport/tally.h"
 
 static struct prs_counts counts;
 
