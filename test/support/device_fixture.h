@@ -24,7 +24,7 @@ struct fixture {
     struct prs_device device;
     uint64_t data[WORLD][BANKS * BANK_WORDS];
     uint64_t signals[WORLD][BANKS * BLOCKS];
-    struct prs_group groups[WORLD];
+    struct prs_arrival_counter groups[WORLD];
     struct prs_device_signal deposits[WORLD][BLOCKS];
     uint64_t credits[WORLD]; /* rounds that a receiver has read: rank 0 waits for it */
     uint64_t map_peers;      /* bit per rank whose windows are mapped */

@@ -54,7 +54,7 @@ static void *send_rounds(void *argument)
             if (block->grouped) {
                 block->result = prs_put(&f.device, &put, &tickets[round % BANKS][rank]);
                 if (block->result >= 0)
-                    block->result = prs_group_arrive(&f.device, &f.groups[rank], &signal);
+                    block->result = prs_arrival_counter_arrive(&f.device, &f.groups[rank], &signal);
             } else {
                 block->result = prs_put_signal(&f.device, &put, &signal, &tickets[round % BANKS][rank]);
             }
@@ -91,7 +91,7 @@ static uint64_t run_rounds(bool grouped)
     uint64_t wrong = 0;
 
     for (uint32_t rank = 1; rank < WORLD; rank++)
-        prs_group_begin(&f.groups[rank], rank, BLOCKS, f.deposits[rank]);
+        prs_arrival_counter_init(&f.groups[rank], rank, BLOCKS, f.deposits[rank]);
     for (uint32_t rank = 1; rank < WORLD; rank++) {
         receivers[rank].id = rank;
         pthread_create(&receivers[rank].thread, NULL, receive_rounds, &receivers[rank]);
@@ -156,8 +156,8 @@ Test(device_replay, an_arrival_at_a_group_of_none_is_refused)
     struct prs_device_signal signal = signal_of(1, 0, 0);
 
     open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
-    prs_group_begin(&f.groups[1], 5, 0, f.deposits[1]);
-    cr_assert_eq(prs_group_arrive(&f.device, &f.groups[1], &signal), -PRS_DEVICE_MISUSE);
+    prs_arrival_counter_init(&f.groups[1], 5, 0, f.deposits[1]);
+    cr_assert_eq(prs_arrival_counter_arrive(&f.device, &f.groups[1], &signal), -PRS_DEVICE_MISUSE);
     while (prs_proxy_check(f.proxy) == 0)
         sched_yield();
     cr_assert(strstr(prs_proxy_error(f.proxy), "at group 0x5"), "%s", prs_proxy_error(f.proxy));
