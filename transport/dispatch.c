@@ -98,7 +98,8 @@ static int admit(struct prs_dispatch *d, const struct prs_cmd_fields *cmd, uint6
     return r;
 }
 
-/* The newest command that was taken waits: enqueue it as soon as the order engine lets it go. Return false until then. */
+/* The newest command that was taken waits: enqueue it as soon as the order engine lets it go. Return false until
+ * then. */
 static bool end_stall(struct prs_dispatch *d)
 {
     if (!prs_order_drain_release(&d->drain, d->retired))

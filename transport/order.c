@@ -14,7 +14,8 @@
 #include "transport/util/error.h"
 
 enum {
-    /* Small puts stay on their queue while it has at most so much more to do than the best one: that makes longer runs. */
+    /* Small puts stay on their queue while it has at most so much more to do than the best one: that makes longer
+     * runs. */
     SMALL_SLACK_BYTES = 16384,
     MEASURE_MIN_BYTES = 65536, /* shorter intervals measure latency, not rate */
     MEASURE_OLD = 7,           /* weight of the former rate; that of a new sample is 1 */

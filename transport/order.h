@@ -12,8 +12,8 @@
  *
  * How each policy keeps a signal after the puts of its group:
  *   - in_order and nic_fence remember, for each group and queue, the position of the last put. When at most one queue
- *     has unfinished puts of the group, the signal goes to that queue at once: under in_order the queue keeps the order,
- *     under nic_fence the fence flag does. Otherwise the signal is held until only one such queue is left; puts go on.
+ *     has unfinished puts of the group, the signal goes to that queue at once, where the order of the queue (in_order)
+ *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts go on.
  *     To hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be
  *     striped, because the receiver counts their parts anyway.
  *   - drain, the baseline, holds the signal until all puts and gets are complete, and starts nothing meanwhile. Signals
@@ -167,8 +167,8 @@ struct prs_order_options {
 /* Queue q runs on path q % path_count; a probe queue for each path follows. Return 0, -EINVAL or -ENOMEM. */
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
 void prs_order_fini(struct prs_order *order);
-/* Make signals travel as records: where the peer's ring is, and the word in which the peer returns credits. To be called
- * before the first op. Return 0 or -ENOMEM. */
+/* Make signals travel as records: where the peer's ring is, and the word in which the peer returns credits. To be
+ * called before the first op. Return 0 or -ENOMEM. */
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
                           const uint64_t *credit_word);
 
@@ -176,8 +176,8 @@ int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const u
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys);
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal);
-/* Admit a request to ourselves, for the probe queue of path 0. op may be NULL. The window does not bound it, because the
- * ops in the window may wait for it. Return 0 or PRS_BUSY. */
+/* Admit a request to ourselves, for the probe queue of path 0. op may be NULL. The window does not bound it, because
+ * the ops in the window may wait for it. Return 0 or PRS_BUSY. */
 int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
 /* Admit the write of an aligned word to the peer, on the first queue and without an op. Where queues keep no order only
  * one may be in flight, since an older word could land after a newer one and stay. Return 0 or PRS_BUSY. */
@@ -185,7 +185,8 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remot
 /* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
  * in flight and ask again. This may admit a record: look at dirty. */
 int prs_order_settle(struct prs_order *order);
-/* Admit one read on the probe queue of each path. requests[i] is complete except for the opcode. Return 0 or PRS_BUSY. */
+/* Admit one read on the probe queue of each path. requests[i] is complete except for the opcode. Return 0 or
+ * PRS_BUSY. */
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests);
 
 struct prs_chain {

@@ -6,7 +6,8 @@
 #include "transport/order.h"
 #include "transport/stripe.h"
 
-/* Fill in the rate and backlog of each data queue, into PRS_ORDER_MAX_DATA_QUEUES stripes. Inline: small puts call it. */
+/* Fill in the rate and backlog of each data queue, into PRS_ORDER_MAX_DATA_QUEUES stripes. Inline: small puts call
+ * it. */
 static inline void prs_order_backlogs(const struct prs_order *order, struct prs_stripe *stripes)
 {
     float queues_per_path = (float)(order->data_queues / order->path_count);
@@ -23,7 +24,8 @@ int prs_order_check_parts(const struct prs_order *order, const char *what, uint6
                           bool one_queue);
 
 /* Cut a message over the queues, by speed and backlog, or give all to only_queue (-1: any). A stripe longer than
- * max_part_bytes becomes several requests. Return the number of requests; 0 when a queue has no room for its own now. */
+ * max_part_bytes becomes several requests. Return the number of requests; 0 when a queue has no room for its own
+ * now. */
 uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, struct prs_stripe *stripes);
 
 /* One request of a message that has been cut. */

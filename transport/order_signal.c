@@ -4,7 +4,8 @@
 #include "transport/order_queue.h"
 #include "transport/wire.h"
 
-/* Return the mask of the queues with unfinished requests that the signal must follow. position[] gets the last of them. */
+/* Return the mask of the queues with unfinished requests that the signal must follow. position[] gets the last of
+ * them. */
 static uint64_t unfinished(const struct prs_order *order, const struct prs_signal *signal, uint32_t *position)
 {
     const struct prs_order_group *group = &order->group[signal->group % PRS_ORDER_GROUPS];

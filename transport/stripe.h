@@ -17,7 +17,8 @@ struct prs_stripe {
     uint64_t bytes;         /* result: of this transfer */
 };
 
-/* Fill in bytes of each stripe; they add up to len_bytes. A stripe that would get less than STRIPE_MIN_BYTES gets none. */
+/* Fill in bytes of each stripe; they add up to len_bytes. A stripe that would get less than STRIPE_MIN_BYTES gets
+ * none. */
 void prs_stripe_cut(struct prs_stripe *stripes, uint32_t count, uint64_t len_bytes);
 
 /* Return the index of the queue on which the whole transfer would be complete first. */
