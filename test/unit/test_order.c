@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine, rule by rule; its limits are in test_order_limits.c, networks in test_order_sim.c and _every.c. */
+/* The order engine, rule by rule. Its limits are in test_order_limits.c, networks in test_order_sim.c and
+ * test_order_every.c, drain over several peers in test_order_drain.c. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
@@ -40,7 +41,7 @@ ParameterizedTest(struct run_row *row, order, consecutive_equal_messages_share_o
     cr_assert(imm.run == row->last_run && imm.id == (uint32_t)(row->ids[count - 1] - '0'));
 }
 
-/* Else the first of several long messages would be told of only when the last has arrived. */
+/* Otherwise the first of several long messages would be reported only when the last has arrived. */
 Test(order, a_long_message_has_its_own_notification_and_completion)
 {
     static const struct {
@@ -61,7 +62,7 @@ Test(order, a_long_message_has_its_own_notification_and_completion)
     }
 }
 
-/* Posted one by one: how many completions do n lazy puts cost, and do they free what they hold? */
+/* Puts are posted one by one. How many completions do n lazy puts cost, and do these free all that the puts hold? */
 Test(order, lazy_puts_share_completions_and_never_run_out_of_them)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
@@ -83,7 +84,7 @@ Test(order, lazy_puts_share_completions_and_never_run_out_of_them)
     cr_assert_eq(signaled, 4 * BENCH_DEPTH / PRS_ORDER_LAZY);
 }
 
-/* The backlog of lazy puts makes the next ones go elsewhere: what would complete those that stay behind? */
+/* The backlog of lazy puts makes later puts take another queue. Then nothing may complete the lazy ones. */
 Test(order, no_queue_is_left_with_lazy_puts_at_its_end)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 2);
@@ -145,7 +146,7 @@ Test(order, a_run_ends_where_the_wire_format_does)
     cr_assert_eq(imm.run, PRS_IMM_MAX_RUN, "over the end of the ids");
 }
 
-/* Puts complete, so that the first signal leaves; that one stays in flight. */
+/* Complete the puts, so that the first signal leaves, and post that. It stays in flight. */
 static void drain(struct bench *bench)
 {
     struct prs_chain chain;
@@ -155,7 +156,7 @@ static void drain(struct bench *bench)
     cr_assert(prs_order_take(&bench->order, 0, &chain));
 }
 
-/* 28 puts to one destination, then 4 signals: what each policy spends. */
+/* What does each policy spend on 28 puts to one destination and 4 signals after them? */
 Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
 {
     static const struct {
@@ -257,7 +258,7 @@ Test(order, measured_completions_move_the_shares)
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
     uint64_t now = 1000;
 
-    for (int i = 0; i < 60; i++) { /* path 1, said to be twice as fast, takes four times as long as path 0 */
+    for (int i = 0; i < 60; i++) { /* path 1 has twice the nominal speed of path 0, but takes four times as long */
         struct prs_chain chain[2];
         uint64_t ns[2];
 

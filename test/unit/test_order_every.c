@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order engine, without chance: every program of three puts and two signals in two groups on two queues, and for
- * each every order of posting, delivery and completion that the network allows. States seen before are not entered
- * again. */
+ * each program every order of posting, delivery and completion that the network allows. No state is entered twice. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
@@ -13,17 +12,17 @@ enum {
     STEPS = 5, /* of a program */
     SIGNALS = 2,
     GROUPS = 2,
-    KEPT = 8, /* ring slots, group slots, words ... that so few requests can reach */
+    KEPT = 8, /* ring slots, group slots, words and so on: no more can be reached with so few requests */
     QUEUES = 2,
     SPACE_BYTES = 16 << 10,
     MOST_DEPTH = 40,
     SEEN = 1 << 20,
 };
 
-/* What the requests of a program look like. */
+/* The kind of requests of a program. */
 enum flavour {
     SMALL,    /* plain puts, signals that set */
-    NOTIFIED, /* puts with notification, which may go to any queue; signals that add to one word */
+    NOTIFIED, /* puts with notification, which may take any queue; signals that add to one word */
     LONG,     /* the first two puts are cut over the queues */
     STRONG,   /* the last signal is a strong one */
     MIXED,    /* a long put, a notified and a small one; an add and a strong set */
@@ -54,7 +53,7 @@ static void keep_part(void *at, size_t bytes)
     parts[part_count++] = (struct part){at, bytes};
 }
 
-/* All that so short a program can change. */
+/* List all state that so short a program can change. */
 static void choose_parts(void)
 {
     struct prs_order *order = &net.order;
@@ -92,7 +91,7 @@ static void choose_parts(void)
     keep_part(net.ring, KEPT * sizeof(net.ring[0]));
 }
 
-/* Copy the state out; return its hash. */
+/* Copy the state out and return its hash. */
 static uint64_t save(uint8_t *to)
 {
     uint64_t hash[4] = {1, 2, 3, 4}, word[4];
@@ -104,7 +103,7 @@ static uint64_t save(uint8_t *to)
         at += parts[i].bytes;
     }
     memset(to + at, 0, sizeof(word));
-    for (size_t i = 0; i < at; i += sizeof(word)) { /* four lanes, for speed */
+    for (size_t i = 0; i < at; i += sizeof(word)) { /* four hashes at once, for speed */
         memcpy(word, to + i, sizeof(word));
         for (int k = 0; k < 4; k++) {
             hash[k] = (hash[k] ^ word[k]) * 0xff51afd7ed558ccdu;
@@ -120,7 +119,7 @@ static void restore(const uint8_t *from)
         memcpy(parts[i].at, from, parts[i].bytes);
 }
 
-/* True the first time in this program. */
+/* Return true the first time that this program comes to a state. */
 static bool enter(uint64_t hash)
 {
     for (uint64_t i = hash;; i++) {
@@ -163,7 +162,7 @@ static bool all_done(void)
 
     for (int i = 0; i < net.puts; i++)
         done = done && net.put[i].op.status == 0 && net.put[i].missing == 0 &&
-               net.put[i].told == (net.put[i].put.flags & PRS_PUT_NOTIFY);
+               net.put[i].notified == (net.put[i].put.flags & PRS_PUT_NOTIFY);
     for (int i = 0; i < net.signals; i++)
         done = done && net.signal[i].op.status == 0 && net.signal[i].raised;
     return done;
@@ -189,7 +188,7 @@ static void explore(const struct program *program, enum flavour flavour, int dep
     if (done < STEPS && admit(program, flavour, done))
         go_on(program, flavour, depth, &ways);
     else
-        restore(kept[depth]); /* a refused request may have left traces that mean nothing */
+        restore(kept[depth]); /* a refused request may have left traces, which do not matter */
     if (net.order.dirty && net_post(&net))
         go_on(program, flavour, depth, &ways);
     for (uint32_t q = 0; q < net.order.data_queues; q++) {
@@ -209,7 +208,7 @@ static void explore(const struct program *program, enum flavour flavour, int dep
               program->step, done);
 }
 
-/* Three puts and two signals in any order, each of either group; the first put's group is called a. */
+/* Make all programs: three puts and two signals in any order, each of either group. The first step is of group a. */
 static int make_programs(struct program *programs)
 {
     int count = 0;
@@ -221,7 +220,7 @@ static int make_programs(struct program *programs)
             struct program *program = &programs[count];
 
             if (groups & 1)
-                continue; /* the first step is of group a, without loss */
+                continue; /* the other half is the same with the groups exchanged */
             for (int i = 0; i < STEPS; i++)
                 program->step[i] = (char)((signals >> i & 1 ? 'A' : 'a') + (groups >> i & 1));
             program->step[STEPS] = 0;
@@ -258,7 +257,7 @@ ParameterizedTestParameters(order_every, no_program_of_five_requests_shows_a_sig
 ParameterizedTest(struct row *row, order_every, no_program_of_five_requests_shows_a_signal_before_its_puts)
 {
     static struct program programs[1 << (2 * STEPS)];
-    const char *stride_text = getenv("PRS_TEST_STRIDE"); /* a sample, for who runs this many times */
+    const char *stride_text = getenv("PRS_TEST_STRIDE"); /* run a sample only */
     int count = make_programs(programs), stride = stride_text ? atoi(stride_text) : 1;
 
     for (int i = 0; i<count; i += stride> 0 ? stride : 1) {
@@ -268,7 +267,7 @@ ParameterizedTest(struct row *row, order_every, no_program_of_five_requests_show
         explore(&programs[i], (enum flavour)row->flavour, 0);
         prs_order_fini(&net.order);
     }
-    if (getenv("PRS_TEST_TELL"))
+    if (getenv("PRS_TEST_VERBOSE"))
         cr_log_warn("%s, flavour %d: %d programs, %lu states, %lu ends", prs_policy_names[row->policy], row->flavour,
                     count, states, ends);
     cr_assert_gt(ends, 0ul);

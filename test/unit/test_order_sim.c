@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine, by random steps, against a network that does the worst its promise allows. */
+/* The order engine in random steps, against a network that does the worst that it may. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
@@ -55,14 +55,14 @@ static void deliver_some(struct net *net)
     }
     if (any(net, 4) == 0)
         net_raise(net);
-    if (any(net, 4) == 0 && net->signals < NET_SIGNALS) /* at the end only who is asked says how far it is */
+    if (any(net, 4) == 0 && net->signals < NET_SIGNALS) /* at the end credits come only as the answer to an ask */
         net->credit = net->counts.raised;
 }
 
 static void run(enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues, unsigned seed)
 {
     static struct net net;
-    bool pause = false; /* nothing new until all has settled */
+    bool pause = false; /* start nothing until all has settled */
     int idle = 0;
 
     net_init(&net, policy, network, paths, queues, seed & 1);
