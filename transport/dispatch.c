@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "transport/peer.h"
-#include "transport/util/compiler.h"
 #include "transport/util/error.h"
 
 enum {
@@ -151,7 +150,7 @@ static int post_command(struct prs_dispatch *d, struct prs_peer *peer, struct pr
     const struct prs_window *to = &d->windows->window[cmd->dst_window];
     const struct prs_window *from = &d->windows->window[cmd->src_window];
 
-    if (unlikely(!to->remotes || (cmd->op == PRS_CMD_PUT && !from->remotes)))
+    if (!to->remotes || (cmd->op == PRS_CMD_PUT && !from->remotes))
         return prs_windows_check(d->windows, cmd); /* the window went while the command waited: this names it */
     if (cmd->op == PRS_CMD_PUT) {
         struct prs_put put = {

@@ -469,7 +469,7 @@ static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns
     }
 }
 
-static PRS_OUTLINED uint32_t retire_merged(struct prs_op *owner)
+static uint32_t retire_merged(struct prs_op *owner)
 {
     uint32_t done = 0;
 
@@ -482,7 +482,7 @@ static PRS_OUTLINED uint32_t retire_merged(struct prs_op *owner)
 /* Complete a part of the op or ops of one request. Return how many ops are done with that. */
 static inline uint32_t retire(struct prs_op *owner)
 {
-    return unlikely((uintptr_t)owner & OWNER_MERGED) ? retire_merged(owner) : prs_op_part_done(owner);
+    return (uintptr_t)owner & OWNER_MERGED ? retire_merged(owner) : prs_op_part_done(owner);
 }
 
 /* Take the next requests to retire off the backlog by which queues are chosen. */

@@ -143,7 +143,7 @@ struct prs_order {
     uint64_t record_addr;               /* of the peer's ring for them */
     uint32_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
     uint32_t last_word;                 /* position on queue 0 after the last prs_order_word(); 0: none */
-    struct prs_op no_op;                /* owner of requests that no caller's op stands for: never done */
+    struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
     struct prs_order_stats stats;
     struct prs_order_path path[PRS_MAX_RAILS];
     struct prs_order_queue queue[PRS_ORDER_MAX_QUEUES];
@@ -211,9 +211,9 @@ static inline bool prs_order_idle(const struct prs_order *order)
     return order->signaled == 0 && !order->dirty;
 }
 
-/* Retire the signaled request at that position, which is complete, and all before it. Return how many ops are done, or
+/* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many ops are done, or
  * -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
-int prs_order_complete(struct prs_order *order, uint32_t queue, uint32_t position, uint64_t now_ns);
+int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns);
 
 /* Give every op in flight or held this status: nothing will complete any more. */
 void prs_order_fail(struct prs_order *order, int status);

@@ -15,7 +15,6 @@
 #include "transport/near.h"
 #include "transport/ring.h"
 #include "transport/window.h"
-#include "transport/util/compiler.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 #include "transport/util/thread.h"
@@ -112,7 +111,7 @@ static void drop_asked(struct prs_proxy *proxy)
 {
     uint32_t asked = __atomic_load_n(&proxy->dropping, __ATOMIC_ACQUIRE); /* [window-drop] the window is whole */
 
-    if (unlikely(asked)) {
+    if (asked) {
         prs_windows_drop(&proxy->windows, asked - 1);
         __atomic_store_n(&proxy->dropping, 0, __ATOMIC_RELEASE); /* [window-dropped] Pairs with await_drop(). */
     }
@@ -124,13 +123,13 @@ static void settle_asked(struct prs_proxy *proxy)
     uint32_t asked = __atomic_load_n(&proxy->asked, __ATOMIC_RELAXED);
     int r;
 
-    if (likely(asked == proxy->answered))
+    if (asked == proxy->answered)
         return;
     r = prs_team_settle(proxy->options.team, proxy->options.context);
     if (r < 0)
         set_error(proxy, r, prs_error_text());
     if (r != PRS_AGAIN)
-        __atomic_store_n(&proxy->answered, asked, __ATOMIC_RELEASE); /* [settled] Pairs with settled(). */
+        __atomic_store_n(&proxy->answered, asked, __ATOMIC_RELEASE); /* [proxy-settled] Pairs with settled(). */
 }
 
 static void *run(void *argument)
@@ -338,7 +337,7 @@ static int settled(struct prs_proxy *proxy)
             return r;
         settle_asked(proxy);
     }
-    /* [settled] Pairs with settle_asked(). */
+    /* [proxy-settled] Pairs with settle_asked(). */
     return __atomic_load_n(&proxy->answered, __ATOMIC_ACQUIRE) == proxy->asked ? prs_proxy_check(proxy) : PRS_AGAIN;
 }
 

@@ -92,7 +92,7 @@ int prs_ring_report(const struct prs_ring *ring, struct prs_device_report *repor
     report->index = prs_load_relaxed(&from->index);
     report->want = prs_load_relaxed(&from->want);
     report->have = prs_load_relaxed(&from->have);
-    report->who = prs_load_relaxed(&from->who);
+    report->thread = prs_load_relaxed(&from->thread);
     return 1;
 }
 
@@ -114,5 +114,5 @@ void prs_ring_report_text(const struct prs_device_report *r, char *text, size_t 
     snprintf(text, bytes,
              "the device %s; block %" PRIu64 " thread %" PRIu64 " waited for %s %s%" PRIx64 ": want %" PRIu64
              ", have %" PRIu64,
-             code, r->who >> 32, r->who & 0xffffffffu, kind, "0x", r->index, r->want, r->have);
+             code, r->thread >> 32, r->thread & 0xffffffffu, kind, "0x", r->index, r->want, r->have);
 }

@@ -33,6 +33,6 @@ void prs_ring_abort(struct prs_ring *ring, int error);
 /* Read the first error of the producers. Return 1 and fill in the report, or return 0: there is none. */
 int prs_ring_report(const struct prs_ring *ring, struct prs_device_report *report);
 /* Describe a report in one line, for logs. */
-void prs_ring_report_text(const struct prs_device_report *report, char *text, size_t bytes);
+void prs_ring_report_text(const struct prs_device_report *r, char *text, size_t bytes);
 
 #endif

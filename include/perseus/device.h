@@ -69,7 +69,7 @@ struct prs_device_signal {
 /* ---- errors and bounded waits ---- */
 
 /** The calling thread, as reports name it: block << 32 | thread. 0 on the host. */
-PRS_HD uint64_t prs_device_who(void)
+PRS_HD uint64_t prs_device_thread(void)
 {
 #if defined(__CUDA_ARCH__)
     return (uint64_t)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)) << 32 | threadIdx.x;
@@ -89,7 +89,7 @@ PRS_HD int prs_device_fail(const struct prs_device *dev, enum prs_device_code co
         prs_store_relaxed(&report->index, index);
         prs_store_relaxed(&report->want, want);
         prs_store_relaxed(&report->have, have);
-        prs_store_relaxed(&report->who, prs_device_who());
+        prs_store_relaxed(&report->thread, prs_device_thread());
         /* [device-report] The report is whole before its code is seen. Pairs with prs_ring_report(),
          * transport/ring.c. */
         prs_store_release_sys(&report->code, (uint64_t)code);
@@ -524,7 +524,7 @@ PRS_HD int prs_arrival_counter_arrive(const struct prs_device *dev, struct prs_a
             return r;
     }
     counter->signals[position % counter->expected] = *signal;
-    /* [arrivals] This thread has claimed its puts and stored its signal before it is counted. The last arrival acquires
+    /* [arrival-count] This thread has claimed its puts and stored its signal before it is counted. The last arrival acquires
      * all that the others did, so its signals get later positions than any put of the round. Pairs with itself. */
     if ((prs_add_acq_rel_gpu(&counter->arrived, 1) + 1) % counter->expected != 0)
         return 0;

@@ -94,7 +94,7 @@ struct prs_device_report {
     uint64_t index; /* position, address of the signal word, group or peer, by kind */
     uint64_t want;
     uint64_t have;
-    uint64_t who; /* block << 32 | thread */
+    uint64_t thread; /* block << 32 | thread */
     uint64_t pad[2];
 };
 PRS_STATIC_ASSERT(sizeof(struct prs_device_report) == 64, "a line of its own");

@@ -56,22 +56,22 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
 
 /* Admit the next put or signal. dst, dst_addr, and the id or value are filled in. Return false: busy, nothing
  * changed. */
-bool net_put(struct net *net, struct prs_put put);
-bool net_signal(struct net *net, struct prs_signal signal);
+bool net_put(struct net *net, struct prs_put wanted);
+bool net_signal(struct net *net, struct prs_signal wanted);
 
 /* Post one chain. Return false when nothing waits. */
 bool net_post(struct net *net);
 
 /* May the network deliver this posted request now? */
-bool net_may_deliver(const struct net *net, uint32_t queue, uint32_t position);
+bool net_may_deliver(const struct net *net, uint32_t q, uint32_t position);
 /* Let it take effect at the other side. */
-void net_deliver(struct net *net, uint32_t queue, uint32_t position);
+void net_deliver(struct net *net, uint32_t q, uint32_t position);
 
 /* Let the receiver raise all signals that it may. */
 void net_raise(struct net *net);
 
 /* Poll the oldest completion of a queue. Return false when there is none. */
-bool net_complete(struct net *net, uint32_t queue);
+bool net_complete(struct net *net, uint32_t q);
 
 /* Ask whether all has settled, and if so check it. */
 bool net_settle(struct net *net);
