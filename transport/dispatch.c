@@ -10,22 +10,23 @@
 #include "transport/util/error.h"
 
 enum {
-    TAKE_BATCH = 64,    /* commands a round: enough to fill a doorbell's chain for several peers, short enough that
-                           completions are not left waiting */
+    /* Commands a round: enough to fill a chain for several peers, few enough that completions are soon looked at. */
+    TAKE_BATCH = 64,
     MIN_ENTRIES = 4096, /* commands in flight are bounded by this or the ring, whichever is larger */
-    NOBODY = UINT32_MAX,
+    NO_ENTRY = UINT32_MAX,
 };
 
 int prs_dispatch_init(struct prs_dispatch *d, struct prs_ring *ring, const struct prs_windows *windows,
                       struct prs_team *team, uint32_t context)
 {
+    int r;
+
     memset(d, 0, sizeof(*d));
     d->ring = ring;
     d->windows = windows;
     d->team = team;
     d->context = context;
     d->world = windows->world;
-    d->drain = prs_team_drains(team);
     d->entry_count = ring->slot_count > MIN_ENTRIES ? ring->slot_count : MIN_ENTRIES;
     d->entries = calloc(d->entry_count, sizeof(*d->entries));
     d->queues = calloc(d->world, sizeof(*d->queues));
@@ -34,14 +35,16 @@ int prs_dispatch_init(struct prs_dispatch *d, struct prs_ring *ring, const struc
         return prs_fail(-ENOMEM, "proxy: no memory for %" PRIu64 " commands in flight", d->entry_count);
     }
     for (uint32_t i = 0; i < d->world; i++)
-        d->queues[i].first = d->queues[i].last = NOBODY;
-    return 0;
+        d->queues[i].first = d->queues[i].last = NO_ENTRY;
+    r = prs_order_drain_init(&d->drain, prs_team_drains(team), d->world, PRS_CMD_GROUPS);
+    if (r < 0)
+        prs_dispatch_fini(d);
+    return r;
 }
 
 void prs_dispatch_fini(struct prs_dispatch *d)
 {
-    for (uint32_t i = 0; d->queues && i < d->world; i++)
-        free(d->queues[i].dirty);
+    prs_order_drain_fini(&d->drain);
     free(d->queues);
     free(d->entries);
     d->queues = NULL;
@@ -58,31 +61,7 @@ bool prs_dispatch_idle(const struct prs_dispatch *d)
     return d->retired == d->ring->taken;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
-static int mark_dirty(struct prs_dispatch *d, const struct prs_cmd_fields *cmd)
-{
-    struct prs_dispatch_queue *queue = &d->queues[cmd->peer];
-
-    if (!queue->dirty)
-        queue->dirty = calloc(PRS_CMD_GROUPS / 64, sizeof(uint64_t));
-    if (!queue->dirty)
-        return prs_fail(-ENOMEM, "proxy: no memory to tell the groups of rank %u apart", cmd->peer);
-    queue->dirty[cmd->group / 64] |= 1ull << (cmd->group % 64);
-    return 0;
-}
-
-/* Whether a signal needs a fence; asking takes the need away. */
-static bool take_dirty(struct prs_dispatch *d, const struct prs_cmd_fields *cmd)
-{
-    uint64_t *dirty = d->queues[cmd->peer].dirty;
-    uint64_t bit = 1ull << (cmd->group % 64);
-
-    if (!dirty || !(dirty[cmd->group / 64] & bit))
-        return false;
-    dirty[cmd->group / 64] &= ~bit;
-    return true;
-}
+/* ---- taking commands ---- */
 
 static void enqueue(struct prs_dispatch *d, uint64_t position)
 {
@@ -90,8 +69,8 @@ static void enqueue(struct prs_dispatch *d, uint64_t position)
     struct prs_dispatch_queue *queue = &d->queues[entry->cmd.peer];
     uint32_t index = (uint32_t)(position & (d->entry_count - 1));
 
-    entry->next = NOBODY;
-    if (queue->last == NOBODY)
+    entry->next = NO_ENTRY;
+    if (queue->last == NO_ENTRY)
         queue->first = index;
     else
         d->entries[queue->last].next = index;
@@ -100,28 +79,46 @@ static void enqueue(struct prs_dispatch *d, uint64_t position)
     d->queued++;
 }
 
-/* The fence at the newest position taken: return true when it holds no more. */
-static bool fence_over(struct prs_dispatch *d)
+/* Hand a command to the order engine. Return 0: enqueue it; PRS_BUSY: it waits, and so does all after it; or -errno. */
+static int admit(struct prs_dispatch *d, const struct prs_cmd_fields *cmd, uint64_t position)
 {
-    if (d->retired != d->ring->taken - 1)
+    int r;
+
+    if (cmd->op == PRS_CMD_PUT) {
+        d->stats.puts++;
+        return prs_order_drain_put(&d->drain, cmd->peer, cmd->group);
+    }
+    d->stats.signals++;
+    r = prs_order_drain_signal(&d->drain, cmd->peer, cmd->group, position);
+    if (r == PRS_BUSY) {
+        d->stats.fences++;
+        d->stall_began_ns = prs_now_ns();
+    }
+    return r;
+}
+
+/* The newest command that was taken waits: enqueue it as soon as the order engine lets it go. Return false until
+ * then. */
+static bool end_stall(struct prs_dispatch *d)
+{
+    if (!prs_order_drain_release(&d->drain, d->retired))
         return false;
-    d->stats.stall_ns += prs_now_ns() - d->fence_began_ns;
-    d->fence_began_ns = 0;
+    d->stats.stall_ns += prs_now_ns() - d->stall_began_ns;
     enqueue(d, d->ring->taken - 1);
     return true;
 }
 
-/* Take what is there. Return how many, or the error of a refused command. */
+/* Take the commands that are in the ring. Return how many, or the error of a refused command. */
 static int take_commands(struct prs_dispatch *d)
 {
     int taken = 0;
-    int r;
 
-    if (d->fence_began_ns != 0 && !fence_over(d))
+    if (d->drain.waits && !end_stall(d))
         return 0;
     while (taken < TAKE_BATCH && d->ring->taken - d->retired < d->entry_count) {
         uint64_t position = d->ring->taken;
         struct prs_dispatch_entry *entry = entry_of(d, position);
+        int r;
 
         if (!prs_ring_take(d->ring, &entry->cmd))
             break;
@@ -130,18 +127,11 @@ static int take_commands(struct prs_dispatch *d)
         entry->op.status = r < 0 ? r : PRS_OP_PENDING;
         if (r < 0)
             return r;
-        if (entry->cmd.op == PRS_CMD_PUT) {
-            d->stats.puts++;
-            if (d->drain && (r = mark_dirty(d, &entry->cmd)) < 0)
-                return r;
-        } else {
-            d->stats.signals++;
-            if (d->drain && take_dirty(d, &entry->cmd)) {
-                d->stats.fences++;
-                d->fence_began_ns = prs_now_ns();
-                break; /* it is enqueued when everything before it is complete */
-            }
-        }
+        r = admit(d, &entry->cmd, position);
+        if (r < 0)
+            return r;
+        if (r == PRS_BUSY)
+            break;
         enqueue(d, position);
     }
     if (taken > 0) {
@@ -152,7 +142,7 @@ static int take_commands(struct prs_dispatch *d)
     return taken;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
+/* ---- posting, retiring ---- */
 
 static int post_command(struct prs_dispatch *d, struct prs_peer *peer, struct prs_dispatch_entry *entry)
 {
@@ -160,8 +150,8 @@ static int post_command(struct prs_dispatch *d, struct prs_peer *peer, struct pr
     const struct prs_window *to = &d->windows->window[cmd->dst_window];
     const struct prs_window *from = &d->windows->window[cmd->src_window];
 
-    if (__builtin_expect(!to->remotes || (cmd->op == PRS_CMD_PUT && !from->remotes), 0))
-        return prs_windows_check(d->windows, cmd); /* given back while the command waited: this says so */
+    if (!to->remotes || (cmd->op == PRS_CMD_PUT && !from->remotes))
+        return prs_windows_check(d->windows, cmd); /* the window went while the command waited: this names it */
     if (cmd->op == PRS_CMD_PUT) {
         struct prs_put put = {
             .src = cmd->bytes ? from->region : NULL,
@@ -193,10 +183,10 @@ static int post_queue(struct prs_dispatch *d, uint32_t rank)
 
     if (!queue->peer) {
         r = prs_team_peer(d->team, d->context, rank, &queue->peer);
-        if (r != 0)
+        if (r)
             return r < 0 ? r : 0;
     }
-    while (queue->first != NOBODY) {
+    while (queue->first != NO_ENTRY) {
         struct prs_dispatch_entry *entry = &d->entries[queue->first];
 
         r = post_command(d, queue->peer, entry);
@@ -205,8 +195,8 @@ static int post_queue(struct prs_dispatch *d, uint32_t rank)
         if (r > 0)
             break;
         queue->first = entry->next;
-        if (queue->first == NOBODY)
-            queue->last = NOBODY;
+        if (queue->first == NO_ENTRY)
+            queue->last = NO_ENTRY;
         queue->count--;
         d->queued--;
         posted++;
@@ -214,7 +204,7 @@ static int post_queue(struct prs_dispatch *d, uint32_t rank)
     return posted;
 }
 
-/* In ring order: done promises that everything below is complete. */
+/* In the order of the ring: publishing a position as done promises that everything below it is complete. */
 static int retire(struct prs_dispatch *d)
 {
     uint64_t before = d->retired;
@@ -267,12 +257,12 @@ int prs_dispatch_step(struct prs_dispatch *d)
 
 int prs_dispatch_finish(struct prs_dispatch *d)
 {
-    if (d->fence_began_ns != 0)
-        (void)fence_over(d);
+    if (d->drain.waits)
+        (void)end_stall(d);
     return advance(d);
 }
 
-/* Commands to a rank that are neither complete nor failed. */
+/* How many commands to a rank are neither complete nor failed. */
 static uint64_t count_pending(struct prs_dispatch *d, uint32_t rank)
 {
     uint64_t pending = 0;
@@ -280,7 +270,7 @@ static uint64_t count_pending(struct prs_dispatch *d, uint32_t rank)
     for (uint64_t position = d->retired; position != d->ring->taken; position++) {
         const struct prs_dispatch_entry *entry = entry_of(d, position);
 
-        /* A refused one is not pending, and its peer may be no rank at all. */
+        /* A refused command is not pending. Its peer may be no rank at all. */
         pending += entry->op.status == PRS_OP_PENDING && entry->cmd.peer == rank;
     }
     return pending;
@@ -295,6 +285,6 @@ void prs_dispatch_cancel(struct prs_dispatch *d)
 
         if (pending > 0)
             (void)prs_peer_fail(d->queues[rank].peer, -ECANCELED,
-                                "the proxy was closed with %" PRIu64 " commands to rank %u under way", pending, rank);
+                                "the proxy was closed with %" PRIu64 " commands to rank %u in flight", pending, rank);
     }
 }

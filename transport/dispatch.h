@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From commands to transfers: takes from a ring, checks, queues by rank, posts, and retires in ring order. No thread
- * and no clock but for the time spent in fences; one caller at a time. */
+/* Turns the commands of a ring into transfers: takes and checks them, hands them to the order engine in the order of
+ * the ring, queues them by rank, posts them, and retires them in the order of the ring. No thread; one caller at a
+ * time. */
 #ifndef TRANSPORT_DISPATCH_H
 #define TRANSPORT_DISPATCH_H
 
 #include <perseus/proxy.h>
-
+#include "transport/order_drain.h"
 #include "transport/ring.h"
 #include "transport/window.h"
 
-/* The op is the dispatch's from take to retire. Once posted it is lent to the peer, whose order engine writes its
- * status last: entries may be freed only when nothing is lent, which prs_dispatch_cancel() sees to. */
+/* A command that was taken and is not retired. Once its op is posted, the op is lent to the peer, whose order engine
+ * writes the status last. Entries may be freed only when nothing is lent: prs_dispatch_cancel() sees to that. */
 struct prs_dispatch_entry {
     struct prs_op op;
     struct prs_cmd_fields cmd;
-    uint32_t next; /* in its rank's queue */
+    uint32_t next; /* index of the next entry in the queue of its rank */
 };
 
-/* Commands to one rank that wait for its peer: connecting, or its window is full. */
+/* Commands to one rank that wait for its peer, which is still connecting or whose window is full. */
 struct prs_dispatch_queue {
     struct prs_peer *peer; /* NULL until connected */
-    uint32_t first, last, count;
-    uint64_t *dirty; /* drain: groups with puts since their last fence, one bit each; NULL until used */
+    uint32_t first, last;  /* indices of entries */
+    uint32_t count;
 };
 
 struct prs_dispatch {
@@ -30,28 +31,29 @@ struct prs_dispatch {
     struct prs_team *team;
     struct prs_dispatch_entry *entries; /* [entry_count], by position */
     struct prs_dispatch_queue *queues;  /* [world] */
-    uint64_t entry_count;               /* power of two: commands that may be incomplete */
-    uint64_t retired;                   /* positions below are complete */
-    uint64_t queued;                    /* over all queues */
-    uint64_t fence_began_ns;            /* 0: no fence is waited for */
-    uint32_t context;
+    struct prs_order_drain drain;
+    uint64_t entry_count;    /* power of two: commands that may be incomplete */
+    uint64_t retired;        /* positions below it are complete */
+    uint64_t queued;         /* over all queues */
+    uint64_t stall_began_ns; /* when the signal that drain holds began to wait */
+    uint32_t context;        /* of the team */
     uint32_t world;
-    bool drain;
     struct prs_proxy_stats stats;
 };
 
-int prs_dispatch_init(struct prs_dispatch *dispatch, struct prs_ring *ring, const struct prs_windows *windows,
+/* Return 0 or -ENOMEM. */
+int prs_dispatch_init(struct prs_dispatch *d, struct prs_ring *ring, const struct prs_windows *windows,
                       struct prs_team *team, uint32_t context);
 /* Only when idle or cancelled, while the team is open. */
-void prs_dispatch_fini(struct prs_dispatch *dispatch);
-/* One round. Return how much was done, or the first error: of a command, or of a peer. */
-int prs_dispatch_step(struct prs_dispatch *dispatch);
-/* One round over what is taken already: no new command is. The same returns. */
-int prs_dispatch_finish(struct prs_dispatch *dispatch);
-/* Take back what is not complete: peers that still have some of it fail with -ECANCELED, and with that all their ops.
- * No peer knows of an op of this dispatch afterwards; the only call that may follow is fini. */
-void prs_dispatch_cancel(struct prs_dispatch *dispatch);
-/* No command is taken and not complete. */
-bool prs_dispatch_idle(const struct prs_dispatch *dispatch);
+void prs_dispatch_fini(struct prs_dispatch *d);
+/* One round. Return how much was done, or the first error of a command or a peer. */
+int prs_dispatch_step(struct prs_dispatch *d);
+/* One round that takes no new command. Return as prs_dispatch_step(). */
+int prs_dispatch_finish(struct prs_dispatch *d);
+/* Take back what is not complete: peers that still have some of it fail with -ECANCELED, and so do all their ops.
+ * Afterwards no peer knows of an op of this dispatch, and only fini may be called. */
+void prs_dispatch_cancel(struct prs_dispatch *d);
+/* Return true when every command that was taken is complete. */
+bool prs_dispatch_idle(const struct prs_dispatch *d);
 
 #endif

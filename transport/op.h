@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The life of one transfer: started with a number of parts, each part one work request; done when the last part is,
- * or failed. The storage is the caller's and may vanish the moment status leaves PRS_OP_PENDING. */
+/* The life of one op: it starts with a number of parts, each of them one work request, and is done when the last part
+ * is done, or fails. The caller owns the storage, which may vanish the moment status leaves PRS_OP_PENDING. */
 #ifndef TRANSPORT_OP_H
 #define TRANSPORT_OP_H
 
-#include <perseus/perseus.h>
 #include <stdbool.h>
+
+#include <perseus/perseus.h>
 
 static inline void prs_op_start(struct prs_op *op, uint32_t parts)
 {
@@ -13,7 +14,7 @@ static inline void prs_op_start(struct prs_op *op, uint32_t parts)
     op->parts = parts;
 }
 
-/* Return true when that was the last part: op must not be touched again. */
+/* Return true when that was the last part. Then op must not be touched again. */
 static inline bool prs_op_part_done(struct prs_op *op)
 {
     if (--op->parts)

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/order.h"
 
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "transport/op.h"
 #include "transport/order_cut.h"
 #include "transport/order_queue.h"
 #include "transport/stripe.h"
 #include "transport/wire.h"
+#include "transport/util/compiler.h"
 #include "transport/util/error.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum {
-    SMALL_SLACK_BYTES = 16384, /* how much more than the best queue the current small queue may have before it changes:
-                                  staying makes longer runs */
+    /* Small puts stay on their queue while it has at most so much more to do than the best one: that makes longer
+     * runs. */
+    SMALL_SLACK_BYTES = 16384,
     MEASURE_MIN_BYTES = 65536, /* shorter intervals measure latency, not rate */
-    MEASURE_OLD = 7,           /* of 8: weight of the former rate */
+    MEASURE_OLD = 7,           /* weight of the former rate; that of a new sample is 1 */
 };
 
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options)
@@ -27,12 +29,13 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
         options->depth == 0 || (options->depth & (options->depth - 1)))
         return prs_fail(-EINVAL, "order: impossible shape: %u paths, %u queues, window %u, depth %u", paths, data,
                         options->window_ops, options->depth);
-    memset(order, 0, sizeof *order);
+    memset(order, 0, sizeof(*order));
     order->policy = options->policy;
     order->window_ops = options->window_ops;
-    order->tracked = options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
-    order->plain = options->policy == PRS_POLICY_IN_ORDER && data == 1;
-    order->holds = options->policy == PRS_POLICY_DRAIN || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
+    order->tracks_groups =
+        options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
+    order->one_in_order = options->policy == PRS_POLICY_IN_ORDER && data == 1;
+    order->may_hold = options->policy == PRS_POLICY_DRAIN || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->in_order = options->in_order;
     order->fence = options->fence;
     order->max_run = options->in_order ? PRS_IMM_MAX_RUN : 1;
@@ -44,8 +47,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     order->split_bytes = data > 1 && options->policy != PRS_POLICY_NIC_FENCE ? 2 * STRIPE_MIN_BYTES : ~0ull;
     if (order->split_bytes > order->max_part_bytes)
         order->split_bytes = order->max_part_bytes;
-    memcpy(order->path, options->path, sizeof order->path);
-    prs_op_start(&order->closers, 1u << 31); /* parts are never used up: prs_op_part_done() stays false */
+    memcpy(order->path, options->path, sizeof(order->path));
+    prs_op_start(&order->no_op, 1u << 31); /* parts enough that it is never done */
     for (uint32_t i = 0; i < data + paths; i++) {
         struct prs_order_queue *queue = &order->queue[i];
 
@@ -53,8 +56,8 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
         queue->path = i < data ? i % paths : i - data;
         queue->local_rail = options->path[queue->path].local_rail;
         queue->remote_rail = options->path[queue->path].remote_rail;
-        queue->wr = calloc(options->depth, sizeof *queue->wr);
-        queue->owner = calloc(options->depth, sizeof *queue->owner);
+        queue->wr = calloc(options->depth, sizeof(*queue->wr));
+        queue->owner = calloc(options->depth, sizeof(*queue->owner));
         if (!queue->wr || !queue->owner) {
             prs_order_fini(order);
             return prs_fail(-ENOMEM, "order: no memory for %u queues of %u slots", data + paths, options->depth);
@@ -70,24 +73,24 @@ void prs_order_fini(struct prs_order *order)
         free(order->queue[i].owner);
     }
     free(order->tally);
-    memset(order, 0, sizeof *order);
+    memset(order, 0, sizeof(*order));
 }
 
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
                           const uint64_t *credit_word)
 {
-    order->tally = malloc(sizeof *order->tally);
+    order->tally = malloc(sizeof(*order->tally));
     if (!order->tally)
         return prs_fail(-ENOMEM, "order: no memory to count groups");
     prs_tally_init(order->tally, credit_word);
     order->record_addr = record_addr;
-    memcpy(order->record_key, record_key, sizeof order->record_key);
+    memcpy(order->record_key, record_key, sizeof(order->record_key));
     return 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------- admit */
+/* ---- admit ---- */
 
-/* Remember where a put went, for the signals behind it. */
+/* Remember where a put went, for the signals that must follow it. */
 static inline void note_put(struct prs_order *order, const struct prs_put *put, uint32_t index)
 {
     struct prs_order_queue *queue = &order->queue[index];
@@ -96,10 +99,10 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
     /* MUTANT(order) no signal waits for puts of no group: delete */
     if (put->group == PRS_GROUP_NONE)
         return;
-    /* MUTANT(order) a strong signal knows where puts went: s/last_kept = queue->// */
-    /* MUTANT(order) drain remembers where puts went: s/queue->last_work =// */
-    queue->last_work = queue->last_kept = queue->head;
-    if (!order->tracked)
+    /* MUTANT(order) a strong signal knows where puts went: s/last_ordered = queue->// */
+    /* MUTANT(order) drain remembers where puts went: s/queue->last_transfer =// */
+    queue->last_transfer = queue->last_ordered = queue->head;
+    if (!order->tracks_groups)
         return;
     group = group_of(order, put->group);
     /* MUTANT(order) a group remembers where its puts went: delete */
@@ -108,7 +111,8 @@ static inline void note_put(struct prs_order *order, const struct prs_put *put, 
     group->unfenced = true;
 }
 
-/* counted: the tag that a put of so many parts names; else 0. Return -1 when no tag is free. */
+/* Announce a put of so many parts to the receiver, under counted. Return the tag that each part names, 0 under another
+ * policy, or -1 when no tag is free. */
 static inline int count_put(struct prs_order *order, const struct prs_put *put, uint32_t parts)
 {
     uint16_t tag;
@@ -122,7 +126,7 @@ static inline int count_put(struct prs_order *order, const struct prs_put *put, 
     return tag ? tag : -1;
 }
 
-/* Does a queue end in lazy requests, which hold their ops until a later one there has a completion? */
+/* Does a queue end in lazy requests? Their ops stay pending until a later request of that queue is signaled. */
 static inline bool ends_lazily(const struct prs_order_queue *queue)
 {
     bool will_be_signaled = queue->eager && queue->head != queue->posted;
@@ -130,20 +134,20 @@ static inline bool ends_lazily(const struct prs_order_queue *queue)
     return queue->head != queue->signaled && !will_be_signaled;
 }
 
-/* The queue that would be first to finish, but no change for a small gain. */
+/* The queue that would finish first; but the present one, unless another gains much. */
 static uint32_t choose_small_queue(struct prs_order *order, uint64_t len_bytes)
 {
-    struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
+    struct prs_stripe stripes[PRS_ORDER_MAX_DATA_QUEUES];
     uint32_t now = order->small_queue, best;
     float slack;
 
-    prs_order_lanes(order, lanes);
-    best = prs_stripe_first(lanes, order->data_queues, len_bytes);
-    slack = (float)(lanes[best].backlog_bytes + len_bytes + SMALL_SLACK_BYTES) / lanes[best].rate;
-    if ((float)(lanes[now].backlog_bytes + len_bytes) / lanes[now].rate <= slack)
+    prs_order_backlogs(order, stripes);
+    best = prs_stripe_fastest(stripes, order->data_queues, len_bytes);
+    slack = (float)(stripes[best].backlog_bytes + len_bytes + SMALL_SLACK_BYTES) / stripes[best].rate;
+    if ((float)(stripes[now].backlog_bytes + len_bytes) / stripes[now].rate <= slack)
         return now;
     /* MUTANT(order) a queue is left behind a signaled request: s/(ends_lazily/(0 && ends_lazily/ */
-    if (ends_lazily(&order->queue[now])) { /* perhaps nothing follows there for ever: one more, which is signaled */
+    if (ends_lazily(&order->queue[now])) { /* nothing may ever follow there: add one more request, signaled */
         order->queue[now].eager = true;
         return now;
     }
@@ -175,13 +179,14 @@ static inline void fill_write(const struct prs_order_queue *queue, struct prs_wr
     wr->flags = 0;
 }
 
-/* What makes a message the next of a run, in one word; never 0. */
+/* All that a message must match to continue a run, in one word; never 0. */
 static inline uint64_t run_key(uint32_t id, uint32_t tag, uint32_t bytes)
 {
     return (uint64_t)bytes << 32 | tag << 16 | (id % PRS_NOTIFY_IDS + 1);
 }
 
-/* A single-part message ends a run: give the immediate of the former last one to this one, if it continues it. */
+/* Make a single-part message the end of a run. If it continues the run before it, it takes over the immediate of the
+ * message that ended that run. */
 static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, uint32_t id, uint32_t tag,
                               uint32_t max_run)
 {
@@ -200,27 +205,27 @@ static inline void extend_run(struct prs_order_queue *queue, struct prs_wr *wr, 
     wr->imm = prs_imm_make(id, run, 1, tag);
 }
 
-static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
-                                                  const uint32_t *local_keys)
+static PRS_OUTLINED int put_in_parts(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
+                                     const uint32_t *local_keys)
 {
     bool pinned =
         order->policy == PRS_POLICY_NIC_FENCE ||
         (order->policy == PRS_POLICY_IN_ORDER && !(put->flags & PRS_PUT_NOTIFY) && put->group != PRS_GROUP_NONE);
-    struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
+    struct prs_stripe stripes[PRS_ORDER_MAX_DATA_QUEUES];
     uint32_t parts;
     int tag, r;
 
     r = prs_order_check_parts(order, "put", put->len_bytes, put->flags & PRS_PUT_NOTIFY, pinned);
     if (r)
         return r;
-    parts = prs_order_cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, lanes);
+    parts = prs_order_cut(order, put->len_bytes, pinned ? (int)choose_queue(order, put) : -1, stripes);
     if (!parts)
         return PRS_BUSY;
     tag = count_put(order, put, parts);
     if (tag < 0)
         return PRS_BUSY;
     prs_op_start(op, parts);
-    for (struct prs_order_part part = PRS_ORDER_FIRST_PART; prs_order_next_part(order, lanes, &part);) {
+    for (struct prs_order_part part = PRS_ORDER_FIRST_PART; prs_order_next_part(order, stripes, &part);) {
         struct prs_order_queue *queue = &order->queue[part.queue];
         struct prs_wr *wr = admit_request(order, part.queue, op);
 
@@ -237,7 +242,7 @@ static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struc
             signal_request(order, queue, queue->head - 1);
         end_run(queue);
         note_put(order, put, part.queue);
-        account(order, part.queue, part.bytes);
+        add_backlog(order, part.queue, part.bytes);
     }
     order->ops++;
     order->stats.puts++;
@@ -245,19 +250,18 @@ static __attribute__((noinline)) int put_in_parts(struct prs_order *order, struc
     return 0;
 }
 
-/* Apart and last: a call, which the others need not be ready for. */
-static __attribute__((noinline)) int copy_payload(const struct prs_order_queue *queue, struct prs_wr *wr,
-                                                  const struct prs_put *put)
+/* Out of line and called last, so that puts without inline data need no stack frame. */
+static PRS_OUTLINED int copy_payload(const struct prs_order_queue *queue, struct prs_wr *wr, const struct prs_put *put)
 {
     copy_inline(queue, wr, put->src_addr, put->len_bytes);
     return 0;
 }
 
-/* A put that is one request. Compiled for plain orders as well, where most of it falls away. */
-static inline __attribute__((always_inline)) int
-put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys, bool plain)
+/* A put that is one request. Compiled once more for one_in_order, where most of it falls away. */
+static PRS_SPECIALIZED int put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
+                                     const uint32_t *local_keys, bool one_in_order)
 {
-    uint32_t index = plain ? 0 : choose_queue(order, put), flags = put->flags;
+    uint32_t index = one_in_order ? 0 : choose_queue(order, put), flags = put->flags;
     struct prs_order_queue *queue = &order->queue[index];
     struct prs_wr *wr;
     int tag;
@@ -265,7 +269,7 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
     /* MUTANT(order) a put needs a free slot: delete */
     if (queue_full(queue))
         return PRS_BUSY;
-    tag = plain ? 0 : count_put(order, put, 1);
+    tag = one_in_order ? 0 : count_put(order, put, 1);
     if (tag < 0)
         return PRS_BUSY;
     prs_op_start(op, 1);
@@ -273,13 +277,13 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
     fill_write(queue, wr, put, local_keys, 0, (uint32_t)put->len_bytes);
     /* MUTANT(order) a put of no group stays lazy: s/&& put->group != PRS_GROUP_NONE// */
     /* MUTANT(order) what a held signal waits for is signaled:
-     * s/|| (!plain && order->holds && put->group != PRS_GROUP_NONE)// */
+     * s/|| (!one_in_order && order->may_hold && put->group != PRS_GROUP_NONE)// */
     /* MUTANT(order) a long request is signaled itself:
      * s/if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES) signal_request(order, queue, queue->head - 1); else// */
     if (put->len_bytes >= PRS_ORDER_PROMPT_BYTES)
         signal_request(order, queue, queue->head - 1);
-    else if (!(flags & PRS_PUT_LAZY) || (!plain && order->holds && put->group != PRS_GROUP_NONE))
-        queue->eager = true; /* a signal that is held must see this one's completion, however lazy its owner is */
+    else if (!(flags & PRS_PUT_LAZY) || (!one_in_order && order->may_hold && put->group != PRS_GROUP_NONE))
+        queue->eager = true; /* a held signal needs the completion of a put that itself is lazy */
     if (flags & PRS_PUT_NOTIFY) {
         extend_run(queue, wr, put->notify_id, (uint32_t)tag, order->max_run);
     } else {
@@ -291,9 +295,9 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
             wr->imm = prs_imm_make_bare(PRS_BARE_COUNT, (uint32_t)tag);
         }
     }
-    if (!plain) {
+    if (!one_in_order) {
         note_put(order, put, index);
-        account(order, index, put->len_bytes);
+        add_backlog(order, index, put->len_bytes);
     }
     order->ops++;
     order->stats.puts++;
@@ -301,8 +305,8 @@ put_whole(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
     return flags & PRS_PUT_INLINE ? copy_payload(queue, wr, put) : 0;
 }
 
-static __attribute__((noinline)) int put_with_choice(struct prs_order *order, struct prs_op *op,
-                                                     const struct prs_put *put, const uint32_t *local_keys)
+static PRS_OUTLINED int put_general(struct prs_order *order, struct prs_op *op, const struct prs_put *put,
+                                    const uint32_t *local_keys)
 {
     return put_whole(order, op, put, local_keys, false);
 }
@@ -315,12 +319,12 @@ int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_p
         return PRS_BUSY;
     if (put->len_bytes > order->split_bytes)
         return put_in_parts(order, op, put, local_keys);
-    return order->plain ? put_whole(order, op, put, local_keys, true) : put_with_choice(order, op, put, local_keys);
+    return order->one_in_order ? put_whole(order, op, put, local_keys, true) : put_general(order, op, put, local_keys);
 }
 
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys)
 {
-    struct prs_lane lanes[PRS_ORDER_MAX_DATA_QUEUES];
+    struct prs_stripe stripes[PRS_ORDER_MAX_DATA_QUEUES];
     uint32_t parts;
     int only = -1, r;
 
@@ -332,11 +336,11 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
     r = prs_order_check_parts(order, "get", get->len_bytes, false, only >= 0);
     if (r)
         return r;
-    parts = prs_order_cut(order, get->len_bytes, only, lanes);
+    parts = prs_order_cut(order, get->len_bytes, only, stripes);
     if (!parts)
         return PRS_BUSY;
     prs_op_start(op, parts);
-    for (struct prs_order_part part = PRS_ORDER_FIRST_PART; prs_order_next_part(order, lanes, &part);) {
+    for (struct prs_order_part part = PRS_ORDER_FIRST_PART; prs_order_next_part(order, stripes, &part);) {
         struct prs_order_queue *queue = &order->queue[part.queue];
 
         *admit_request(order, part.queue, op) = (struct prs_wr){.local_addr = (uintptr_t)get->dst_addr + part.offset,
@@ -346,11 +350,11 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
                                                                 .len_bytes = part.bytes,
                                                                 .opcode = PRS_WR_READ};
         end_run(queue);
-        /* MUTANT(order) a strong signal knows where gets went: s/last_kept = queue->// */
-        /* MUTANT(order) drain remembers where gets went: s/last_work = queue->// */
+        /* MUTANT(order) a strong signal knows where gets went: s/last_ordered = queue->// */
+        /* MUTANT(order) drain remembers where gets went: s/last_transfer = queue->// */
         /* MUTANT(order) a get is remembered for strong signals: s/queue->last_read =// */
-        queue->last_read = queue->last_work = queue->last_kept = queue->head;
-        account(order, part.queue, part.bytes);
+        queue->last_read = queue->last_transfer = queue->last_ordered = queue->head;
+        add_backlog(order, part.queue, part.bytes);
     }
     order->ops++;
     order->stats.gets++;
@@ -377,11 +381,11 @@ int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs
     return 0;
 }
 
-/* Who stands behind a request of our own: perhaps nobody. */
-static struct prs_op *owner_of(struct prs_order *order, struct prs_op *op)
+/* Start an op that the caller may have left out. Return the owner of its request. */
+static struct prs_op *start_optional(struct prs_order *order, struct prs_op *op)
 {
     if (!op)
-        return &order->closers;
+        return &order->no_op;
     prs_op_start(op, 1);
     order->ops++;
     return op;
@@ -394,10 +398,10 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
 
     if (queue_full(queue))
         return PRS_BUSY;
-    wr = admit_request(order, order->data_queues, owner_of(order, op));
+    wr = admit_request(order, order->data_queues, start_optional(order, op));
     *wr = *request;
     if (request->opcode == PRS_WR_WRITE)
-        copy_inline(queue, wr, &request->value, sizeof request->value);
+        copy_inline(queue, wr, &request->value, sizeof(request->value));
     return 0;
 }
 
@@ -410,17 +414,17 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remot
      * s/|| (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1))// */
     if (queue_full(queue) || (!order->in_order && order->last_word && queue_has(queue, order->last_word - 1)))
         return PRS_BUSY;
-    wr = admit_request(order, 0, &order->closers);
+    wr = admit_request(order, 0, &order->no_op);
     order->last_word = queue->head;
     *wr = (struct prs_wr){
-        .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof value, .opcode = PRS_WR_WRITE};
-    copy_inline(queue, wr, &value, sizeof value);
+        .remote_addr = remote_addr, .remote_key = remote_key, .len_bytes = sizeof(value), .opcode = PRS_WR_WRITE};
+    copy_inline(queue, wr, &value, sizeof(value));
     end_run(queue);
-    account(order, 0, sizeof value);
+    add_backlog(order, 0, sizeof(value));
     return 0;
 }
 
-/* ----------------------------------------------------------------------------------------- post, complete */
+/* ---- post, complete ---- */
 
 bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out)
 {
@@ -433,7 +437,7 @@ bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *
     order->dirty &= order->dirty - 1;
     queue = &order->queue[index];
     *out = (struct prs_chain){index, queue->posted, queue->head - queue->posted};
-    /* Requests without a completion hold their slots and their ops until a later one has one: not for long. */
+    /* Unsignaled requests keep their slots and ops until a later one completes: that must not take long. */
     /* MUTANT(order) lazy requests are signaled now and then: s/queue->head - queue->signaled >= PRS_ORDER_LAZY ||// */
     /* MUTANT(order) a chain that is waited for ends signaled: s/eager || queue->// */
     if (queue->eager || queue->head - queue->signaled >= PRS_ORDER_LAZY || order->ops >= order->window_ops / 2)
@@ -441,13 +445,13 @@ bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *
     queue->eager = false;
     queue->posted = queue->head;
     /* MUTANT(order) a posted request is in no run any more: delete */
-    end_run(queue); /* what is posted cannot be changed any more */
+    end_run(queue); /* a posted request can no longer give its immediate away */
     if (now_ns && !order->path[queue->path].since_ns)
         order->path[queue->path].since_ns = now_ns;
     return true;
 }
 
-/* Fold an interval in which the path was busy into its rate. */
+/* Update the rate of a path after bytes have completed on it. */
 static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns)
 {
     path->done_bytes += bytes;
@@ -465,24 +469,24 @@ static void measure(struct prs_order_path *path, uint64_t bytes, uint64_t now_ns
     }
 }
 
-static __attribute__((noinline)) uint32_t retire_merged(struct prs_op *owner)
+static uint32_t retire_merged(struct prs_op *owner)
 {
     uint32_t done = 0;
 
     /* MUTANT(order) merged signals are all done: s/while (owner)// */
     while (owner)
-        done += prs_op_part_done(owner_pop(&owner)); /* popped before done: then its storage may vanish */
+        done += prs_op_part_done(owner_pop(&owner)); /* pop first: once it is done, its storage may vanish */
     return done;
 }
 
-/* One request is done. Return how many ops that ends. */
+/* Complete a part of the op or ops of one request. Return how many ops are done with that. */
 static inline uint32_t retire(struct prs_op *owner)
 {
-    return __builtin_expect((uintptr_t)owner & OWNER_MERGED, 0) ? retire_merged(owner) : prs_op_part_done(owner);
+    return (uintptr_t)owner & OWNER_MERGED ? retire_merged(owner) : prs_op_part_done(owner);
 }
 
-/* How much is done, for choosing among queues. */
-static void take_account(struct prs_order *order, struct prs_order_queue *queue, uint32_t count, uint64_t now_ns)
+/* Take the next requests to retire off the backlog by which queues are chosen. */
+static void remove_backlog(struct prs_order *order, struct prs_order_queue *queue, uint32_t count, uint64_t now_ns)
 {
     struct prs_order_path *path = &order->path[queue->path];
     uint64_t bytes = 0;
@@ -507,14 +511,14 @@ int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t positio
     if (end == tail || end - tail > queue->posted - tail)
         return -EPROTO;
     if (order->data_queues > 1 && index < order->data_queues)
-        take_account(order, queue, end - tail, now_ns);
+        remove_backlog(order, queue, end - tail, now_ns);
     do
         done += retire(owner[tail++ & mask]);
     while (tail != end);
     queue->tail = tail;
     order->ops -= done;
     order->signaled--;
-    order->closers.parts = 1u << 31; /* never to reach zero */
+    order->no_op.parts = 1u << 31; /* so that it never reaches zero */
     /* MUTANT(order) a completion looks after held signals: delete */
     if (order->held_count)
         prs_order_release(order);

@@ -1,54 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one place where order is decided. Pure: no verbs, no clock, no thread, no allocation after prs_order_init().
+/* The order engine of one peer. Order is decided here, and for the policy drain over several peers in order_drain.h;
+ * nowhere else. Pure: no verbs, no clock, no thread, no allocation after prs_order_init().
  *
  *   admit     prs_order_put / get / signal / probe   an op becomes work requests, each with a queue and a position
- *   post      prs_order_take                         what waits on one queue becomes a chain, its last one signaled
- *   complete  prs_order_complete                     everything on that queue up to the position is retired
+ *   post      prs_order_take                         the requests that wait on one queue become a chain
+ *   complete  prs_order_complete                     all requests of that queue up to a position are retired
  *   arrive    prs_arrivals_add (arrival.h)           the receiving half
  *
  * Positions count the requests of a queue, modulo 2^32. A request takes its slot of the send queue when it is admitted
- * and gives it back when a *signaled* request at or behind it completes, which is also what hardware does.
+ * and gives it back when a *signaled* request at its position or a later one completes, as in the hardware.
  *
- * What "behind its group" costs:
- *   - Each group remembers, per queue, the position of its last put. A signal whose group has unfinished requests on
- * one queue at most goes to that queue at once: the queue keeps the order (in_order), with a fence flag under
- * nic_fence.
- *   - Otherwise it is held here until all but one of those queues have finished the group. Puts are not held meanwhile
- *     (except under drain, the baseline: there a signal waits for all puts and gets, once for signals in a row).
- * Signals leave in the order in which they came.
- *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h). Where the NIC
- * has no adds, drain's signals are records as well, which wait for no arrivals.
- *   - in_order therefore keeps puts without notification on the home queue of their group, so that nothing is ever
- * held; notified puts may stripe, since their parts are counted by the receiver anyway.
- */
+ * How each policy keeps a signal after the puts of its group:
+ *   - in_order and nic_fence remember, for each group and queue, the position of the last put. When at most one queue
+ *     has unfinished puts of the group, the signal goes to that queue at once, where the order of the queue (in_order)
+ *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts go on.
+ *     To hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be
+ *     striped, because the receiver counts their parts anyway.
+ *   - drain, the baseline, holds the signal until all puts and gets are complete, and starts nothing meanwhile. Signals
+ *     in a row wait once. Where the NIC has no adds, the signal then leaves as a record that waits for no arrivals.
+ *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
+ * Held signals leave in the order in which they were admitted. */
 #ifndef TRANSPORT_ORDER_H
 #define TRANSPORT_ORDER_H
 
-#include "transport/policy.h"
-#include "transport/tally.h"
-
-#include <perseus/perseus.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "transport/policy.h"
+#include "transport/tally.h"
+#include <perseus/perseus.h>
+
 enum {
-    PRS_ORDER_MAX_QUEUES = 64, /* bits of a mask; data queues and one probe queue a rail */
+    PRS_ORDER_MAX_QUEUES = 64, /* bits of a mask: the data queues, and a probe queue for each rail */
     PRS_ORDER_MAX_DATA_QUEUES = PRS_ORDER_MAX_QUEUES - PRS_MAX_RAILS,
     PRS_ORDER_MAX_QUEUES_PER_RAIL = 16,
-    PRS_ORDER_GROUPS = PRS_TALLY_SLOTS, /* groups share a slot modulo this: which only makes signals wait for more */
-    PRS_ORDER_HELD = 32,                /* signals waiting for other queues; a further one is PRS_BUSY */
-    PRS_ORDER_LAZY = 16,                /* lazy requests on one queue behind which one is signaled all the same */
-    PRS_ORDER_PROMPT_BYTES = 8192, /* a request this long gains nothing from company: it is posted at once, signaled,
-                                      and has its own notification, so that neither side waits for another's bytes */
-    PRS_ORDER_SURE_PARTS = 8,      /* requests that a notified put may always have, over however many queues */
-    PRS_ORDER_BATCH = 16,          /* requests on one queue that make the caller post without waiting for more */
+    PRS_ORDER_GROUPS = PRS_TALLY_SLOTS, /* group numbers count modulo this; then a signal may wait for more puts */
+    PRS_ORDER_HELD = 32,                /* signals that may be held; one more is PRS_BUSY */
+    PRS_ORDER_LAZY = 16,                /* at the latest after so many lazy requests on a queue one is signaled */
+    /* A request this long gains nothing from company. It is posted at once, signaled, and has a notification of its
+     * own, so that neither side waits for the bytes of other requests. */
+    PRS_ORDER_PROMPT_BYTES = 8192,
+    PRS_ORDER_SURE_PARTS = 8, /* requests that a notified put may always have, over however many queues */
+    PRS_ORDER_BATCH = 16,     /* requests on one queue after which the caller posts without waiting for more */
 };
 
 enum prs_wr_opcode { PRS_WR_WRITE, PRS_WR_WRITE_IMM, PRS_WR_READ, PRS_WR_ADD };
 enum prs_wr_flags { PRS_WR_SIGNALED = 1, PRS_WR_FENCE = 2, PRS_WR_INLINE = 4 };
 
-/* One work request, ready for any NIC. For PRS_WR_ADD the NIC's back end supplies where the old value goes. */
-struct prs_wr { /* in the order in which back ends copy it: what is local, what is remote */
+/* One work request, for any NIC. For PRS_WR_ADD the NIC's back end says where the old value goes. */
+struct prs_wr { /* in the order in which back ends copy it: first what is local, then what is remote */
     uint64_t local_addr;
     uint32_t len_bytes;
     uint32_t local_key;
@@ -63,7 +63,7 @@ struct prs_wr { /* in the order in which back ends copy it: what is local, what 
 struct prs_order_path {   /* one rail to the peer */
     uint32_t local_rail;  /* index into a region's local keys */
     uint32_t remote_rail; /* index into the peer's struct prs_keys */
-    float rate;           /* bytes per microsecond: link speed first, then as measured */
+    float rate;           /* bytes per microsecond: at first the speed of the link, then as measured */
     uint64_t since_ns;    /* start of the interval that the next measurement covers; 0: idle */
     uint64_t done_bytes;  /* in that interval */
     uint64_t inflight_bytes;
@@ -71,30 +71,30 @@ struct prs_order_path {   /* one rail to the peer */
 };
 
 struct prs_order_queue {
-    /* Rings of size mask + 1, indexed by position. */
+    /* Rings of mask + 1 slots, indexed by position. */
     struct prs_wr *wr;
     struct prs_op **owner;
-    uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copy must live until the request completes */
-    uint32_t inline_key;   /* where the NIC cannot take the bytes from the request itself */
+    uint8_t *inline_bytes; /* PRS_INLINE_BYTES each: a copied payload must live until its request completes */
+    uint32_t inline_key;   /* of inline_bytes, where the NIC cannot take the bytes out of the request itself */
     uint32_t mask;
-    uint32_t head;     /* next to admit */
+    uint32_t head;     /* next position to admit */
     uint32_t posted;   /* next to post */
     uint32_t tail;     /* next to retire */
-    uint32_t signaled; /* behind the last signaled one */
-    bool eager;        /* somebody waits for what is not posted yet */
+    uint32_t signaled; /* the position after the last signaled request */
+    bool eager;        /* somebody waits for a request that is not posted yet */
     uint32_t path;
-    uint32_t local_rail; /* the path's */
+    uint32_t local_rail; /* of the path */
     uint32_t remote_rail;
-    uint32_t run;       /* length of the run that the request before head ends */
-    uint64_t run_next;  /* run_key() of the message that would make it longer; 0: none may */
-    uint32_t last_read; /* position + 1 of the last read; 0: none */
-    uint32_t last_work; /* the same of the last put or get that signals stay behind: not of PRS_GROUP_NONE */
-    uint32_t last_kept; /* the same, with signals */
+    uint32_t run;           /* length of the run that ends with the request before head */
+    uint64_t run_next;      /* run_key() of the message that would continue this run; 0: none may */
+    uint32_t last_read;     /* position after the last read; 0: none */
+    uint32_t last_transfer; /* position after the last put or get that signals must follow (PRS_GROUP_NONE: need not) */
+    uint32_t last_ordered;  /* position after the last such put, get or signal: a strong signal must follow all */
     uint64_t backlog_bytes;
 };
 
 struct prs_order_group {
-    uint64_t used; /* queues on which last is meant */
+    uint64_t used; /* mask of the queues for which last[] holds a position */
     bool unfenced; /* puts since the last fenced signal */
     uint32_t last[PRS_ORDER_MAX_QUEUES];
 };
@@ -103,7 +103,7 @@ struct prs_order_held {
     struct prs_op *op;
     struct prs_signal signal;
     struct prs_keys keys;
-    uint64_t need; /* queues that have not reached need_position yet */
+    uint64_t need; /* mask of the queues that have not completed need_position yet */
     uint32_t need_position[PRS_ORDER_MAX_QUEUES];
 };
 
@@ -115,31 +115,35 @@ struct prs_order_stats {
 struct prs_order {
     enum prs_policy policy;
     uint32_t window_ops;
-    uint32_t ops;      /* in flight */
-    uint32_t signaled; /* requests that will bring a completion somebody waits for, or nobody does */
-    uint32_t data_queues;
-    uint32_t probe_queues; /* behind the data queues */
+    uint32_t ops;          /* in flight */
+    uint32_t signaled;     /* signaled requests in flight, whether or not anyone waits for them */
+    uint32_t data_queues;  /* the first queues */
+    uint32_t probe_queues; /* the queues after them */
     uint32_t path_count;
-    uint32_t max_run;
-    bool in_order;           /* the queues keep order */
-    bool fence;              /* a request can be held until earlier ones of its queue are complete */
-    bool tracked;            /* signals depend on where the puts of their group went */
-    bool plain;              /* in_order on a single queue: a put has no choice, and nobody asks where it went */
-    bool holds;              /* a signal may wait for completions */
-    uint32_t small_queue;    /* where small notified puts go while it is not much slower than another */
-    uint64_t split_bytes;    /* a longer put is cut */
-    bool split_queues;       /* over all queues; else over one queue of each path, by turns */
+    uint32_t max_run; /* messages that may share an immediate */
+
+    /* What the NIC promises (nic.h). */
+    bool in_order; /* the requests of a queue take effect in the order of posting */
+    bool fence;    /* a request with PRS_WR_FENCE waits for the earlier ones of its queue */
+    /* What follows from policy and number of queues. */
+    bool tracks_groups; /* groups remember where their puts went: nic_fence, and in_order over several queues */
+    bool may_hold;      /* signals may be held until completions come: drain, and in_order over several queues */
+    bool one_in_order; /* in_order over a single queue: puts are neither tracked, counted nor given a choice of queue */
+
+    uint32_t small_queue;    /* for small notified puts, as long as it is not much slower than another */
+    uint64_t split_bytes;    /* a longer put is cut over queues */
+    bool split_queues;       /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
     uint64_t max_part_bytes; /* of one request */
-    uint64_t dirty;          /* queues on which something waits to be posted */
+    uint64_t dirty;          /* mask of the queues with requests to post */
     bool stalled;            /* drain: nothing starts until the held signal has left */
     uint32_t held_first, held_count;
-    uint64_t signal_used; /* queues on which signal_last is meant */
+    uint64_t signal_used; /* mask of the queues for which signal_last[] holds the position of the last signal */
     uint32_t signal_last[PRS_ORDER_MAX_QUEUES];
-    struct prs_tally *tally;            /* signals travel as records: counted, and where the NIC has no adds */
-    uint64_t record_addr;               /* then: the peer's ring of records */
-    uint32_t record_key[PRS_MAX_RAILS]; /* by path */
-    uint32_t last_word;                 /* position + 1 on queue 0 of the last prs_order_word(); 0: none */
-    struct prs_op closers;              /* owner of records that only close an interval: never done */
+    struct prs_tally *tally;            /* not NULL: signals travel as records (counted, or a NIC without adds) */
+    uint64_t record_addr;               /* of the peer's ring for them */
+    uint32_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
+    uint32_t last_word;                 /* position on queue 0 after the last prs_order_word(); 0: none */
+    struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
     struct prs_order_stats stats;
     struct prs_order_path path[PRS_MAX_RAILS];
     struct prs_order_queue queue[PRS_ORDER_MAX_QUEUES];
@@ -149,8 +153,8 @@ struct prs_order {
 
 struct prs_order_options {
     enum prs_policy policy; /* not auto */
-    bool in_order;          /* as nic.h promises it; without it, messages share no immediate */
-    bool fence;             /* the same */
+    bool in_order;          /* nic.h; without it, messages share no immediate */
+    bool fence;             /* nic.h */
     uint32_t window_ops;
     uint32_t path_count;
     uint32_t queues_per_path;
@@ -160,27 +164,29 @@ struct prs_order_options {
     struct prs_order_path path[PRS_MAX_RAILS]; /* rails and rate */
 };
 
-/* Queue q runs on path q % path_count; probe queues follow, one a path. Return 0, -EINVAL or -ENOMEM. */
+/* Queue q runs on path q % path_count; a probe queue for each path follows. Return 0, -EINVAL or -ENOMEM. */
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
 void prs_order_fini(struct prs_order *order);
-/* Signals travel as records: where the peer's are, and the word in which it returns credits. Before the first op. */
+/* Make signals travel as records: where the peer's ring is, and the word in which the peer returns credits. To be
+ * called before the first op. Return 0 or -ENOMEM. */
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
                           const uint64_t *credit_word);
 
-/* local_keys is indexed by prs_order_path.local_rail. Return 0, PRS_BUSY (nothing changed) or -EINVAL. */
+/* Admit an op. local_keys is indexed by prs_order_path.local_rail. Return 0, PRS_BUSY (nothing changed) or -EINVAL. */
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys);
 int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_get *get, const uint32_t *local_keys);
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal);
-/* A request for the probe queue of path 0; op may be NULL. Beyond the window: what is in flight may wait for it. Return
- * 0 or PRS_BUSY. */
+/* Admit a request to ourselves, for the probe queue of path 0. op may be NULL. The window does not bound it, because
+ * the ops in the window may wait for it. Return 0 or PRS_BUSY. */
 int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_wr *request);
-/* An aligned word for the peer, on the first queue, that no op stands behind. Where nothing keeps order, one at a time:
- * an older one could land on a newer one, and stay. Return 0 or PRS_BUSY. */
+/* Admit the write of an aligned word to the peer, on the first queue and without an op. Where queues keep no order only
+ * one may be in flight, since an older word could land after a newer one and stay. Return 0 or PRS_BUSY. */
 int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value);
-/* Has everything that was admitted taken effect at the peer, its signals too? Return 0 or PRS_AGAIN: complete what is
- * in flight and ask again. May make a record leave: look at dirty. */
+/* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
+ * in flight and ask again. This may admit a record: look at dirty. */
 int prs_order_settle(struct prs_order *order);
-/* One read on the probe queue of each path; requests[i] is complete but for the opcode. */
+/* Admit one read on the probe queue of each path. requests[i] is complete except for the opcode. Return 0 or
+ * PRS_BUSY. */
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests);
 
 struct prs_chain {
@@ -188,10 +194,10 @@ struct prs_chain {
     uint32_t first; /* position */
     uint32_t count;
 };
-/* Close what waits on one queue into a chain that is to be posted now. Return false when nothing waits. */
+/* Make a chain of the requests that wait on one queue; the caller must post it now. Return false when none waits. */
 bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out);
 
-/* The NIC has done all that prs_order_self() asked of it. */
+/* Return true when all requests of prs_order_self() are complete. */
 static inline bool prs_order_self_idle(const struct prs_order *order)
 {
     const struct prs_order_queue *queue = &order->queue[order->data_queues];
@@ -199,17 +205,17 @@ static inline bool prs_order_self_idle(const struct prs_order *order)
     return queue->head == queue->tail;
 }
 
-/* Nothing is in flight that somebody waits for, and nothing waits to be posted. */
+/* Return true when no signaled request is in flight and nothing waits to be posted. */
 static inline bool prs_order_idle(const struct prs_order *order)
 {
     return order->signaled == 0 && !order->dirty;
 }
 
-/* The signaled request at that position is complete. Return how many ops are done, or -EPROTO (not a position that is
- * in flight). May make held signals leave: look at dirty. */
-int prs_order_complete(struct prs_order *order, uint32_t queue, uint32_t position, uint64_t now_ns);
+/* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many ops are done, or
+ * -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
+int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns);
 
-/* Nothing will complete any more: every op in flight or held gets this status. */
+/* Give every op in flight or held this status: nothing will complete any more. */
 void prs_order_fail(struct prs_order *order, int status);
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/order_cut.h"
 
+#include <assert.h>
+#include <errno.h>
+
 #include "transport/wire.h"
 #include "transport/util/error.h"
 
-#include <errno.h>
-
-/* The queue of a path whose turn it is: the one with least to do, of several such the next one. */
+/* The queue of a path that takes the next long message: the one with the least backlog, and of equal ones the next. */
 static uint32_t take_turn(struct prs_order *order, uint32_t path)
 {
     uint32_t each = order->data_queues / order->path_count, last = order->path[path].turn, best = 0;
@@ -22,37 +23,37 @@ static uint32_t take_turn(struct prs_order *order, uint32_t path)
     return best * order->path_count + path;
 }
 
-/* One queue of each path carries all of the path's share: as few requests as there are paths. */
-static void cut_over_paths(struct prs_order *order, uint64_t len_bytes, struct prs_lane *lanes)
+/* Let one queue of each path carry all that the path carries: no more requests than there are paths. */
+static void cut_over_paths(struct prs_order *order, uint64_t len_bytes, struct prs_stripe *stripes)
 {
-    struct prs_lane path[PRS_MAX_RAILS];
+    struct prs_stripe path[PRS_MAX_RAILS];
 
     for (uint32_t i = 0; i < order->path_count; i++)
-        path[i] = (struct prs_lane){.rate = order->path[i].rate, .backlog_bytes = order->path[i].inflight_bytes};
+        path[i] = (struct prs_stripe){.rate = order->path[i].rate, .backlog_bytes = order->path[i].inflight_bytes};
     prs_stripe_cut(path, order->path_count, len_bytes);
     for (uint32_t i = 0; i < order->data_queues; i++)
-        lanes[i].share_bytes = 0;
+        stripes[i].bytes = 0;
     for (uint32_t i = 0; i < order->path_count; i++)
-        if (path[i].share_bytes)
-            lanes[take_turn(order, i)].share_bytes = path[i].share_bytes;
+        if (path[i].bytes)
+            stripes[take_turn(order, i)].bytes = path[i].bytes;
 }
 
-uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, struct prs_lane *lanes)
+uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_queue, struct prs_stripe *stripes)
 {
     uint32_t parts = 0;
 
     if (only_queue >= 0) {
         for (uint32_t i = 0; i < order->data_queues; i++)
-            lanes[i].share_bytes = i == (uint32_t)only_queue ? len_bytes : 0;
+            stripes[i].bytes = i == (uint32_t)only_queue ? len_bytes : 0;
     } else if (!order->split_queues) {
-        cut_over_paths(order, len_bytes, lanes);
+        cut_over_paths(order, len_bytes, stripes);
     } else {
-        prs_order_lanes(order, lanes);
-        prs_stripe_cut(lanes, order->data_queues, len_bytes);
+        prs_order_backlogs(order, stripes);
+        prs_stripe_cut(stripes, order->data_queues, len_bytes);
     }
     for (uint32_t i = 0; i < order->data_queues; i++) {
         const struct prs_order_queue *queue = &order->queue[i];
-        uint64_t here = (lanes[i].share_bytes + order->max_part_bytes - 1) / order->max_part_bytes;
+        uint64_t here = (stripes[i].bytes + order->max_part_bytes - 1) / order->max_part_bytes;
 
         /* MUTANT(order) a cut put needs room on each queue: delete */
         if (here > queue->mask + 1 - (queue->head - queue->tail))
@@ -62,7 +63,7 @@ uint32_t prs_order_cut(struct prs_order *order, uint64_t len_bytes, int only_que
     return parts;
 }
 
-bool prs_order_next_part(const struct prs_order *order, const struct prs_lane *lanes, struct prs_order_part *part)
+bool prs_order_next_part(const struct prs_order *order, const struct prs_stripe *stripes, struct prs_order_part *part)
 {
     /* MUTANT(order) the parts of a message do not overlap: delete */
     part->offset += part->bytes;
@@ -70,7 +71,7 @@ bool prs_order_next_part(const struct prs_order *order, const struct prs_lane *l
     while (!part->left) {
         if (++part->queue == order->data_queues)
             return false;
-        part->left = lanes[part->queue].share_bytes;
+        part->left = stripes[part->queue].bytes;
     }
     /* MUTANT(order) no part is longer than the NIC takes:
      * s/(part->left < order->max_part_bytes ? part->left : order->max_part_bytes)/part->left/ */

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside the order engine: what order.c and order_signal.c do alike with a queue. Nobody else includes it. */
+/* Private to the order engine: what order.c and order_signal.c both do with a queue. */
 #ifndef TRANSPORT_ORDER_QUEUE_H
 #define TRANSPORT_ORDER_QUEUE_H
 
-#include "transport/order.h"
-
 #include <string.h>
+
+#include "transport/order.h"
 
 static inline bool queue_full(const struct prs_order_queue *queue)
 {
     return queue->head - queue->tail > queue->mask;
 }
 
+/* Is the request at that position in flight or waiting to be posted? */
 static inline bool queue_has(const struct prs_order_queue *queue, uint32_t position)
 {
-    return position - queue->tail < queue->head - queue->tail; /* in flight or waiting to be posted */
+    return position - queue->tail < queue->head - queue->tail;
 }
 
-/* For an op that nobody waits for yet. */
+/* Admit a request. Nobody waits for its completion, so that its queue need not ask for one soon. */
 static inline struct prs_wr *admit_lazily(struct prs_order *order, uint32_t index, struct prs_op *op)
 {
     struct prs_order_queue *queue = &order->queue[index];
@@ -28,13 +29,14 @@ static inline struct prs_wr *admit_lazily(struct prs_order *order, uint32_t inde
     return &queue->wr[slot];
 }
 
+/* Admit a request that somebody waits for. */
 static inline struct prs_wr *admit_request(struct prs_order *order, uint32_t index, struct prs_op *op)
 {
     order->queue[index].eager = true;
     return admit_lazily(order, index, op);
 }
 
-/* The last request is not to share its notification with a later one. */
+/* The last request shall not share its notification with a later one. */
 static inline void end_run(struct prs_order_queue *queue)
 {
     queue->run_next = 0;
@@ -63,8 +65,8 @@ static inline void group_note(struct prs_order_group *group, uint32_t index, uin
     group->last[index] = position;
 }
 
-/* Who has how much to do; with a single queue there is nothing to choose by it. */
-static inline void account(struct prs_order *order, uint32_t index, uint64_t bytes)
+/* Add to the backlog by which queues are chosen. With a single queue there is no choice. */
+static inline void add_backlog(struct prs_order *order, uint32_t index, uint64_t bytes)
 {
     struct prs_order_queue *queue = &order->queue[index];
 
@@ -75,7 +77,7 @@ static inline void account(struct prs_order *order, uint32_t index, uint64_t byt
     queue->backlog_bytes += bytes;
 }
 
-/* Keep a copy of a payload until its request completes, and let the request send that. */
+/* Keep a copy of the payload until the request completes, and let the request send the copy. */
 static inline void copy_inline(const struct prs_order_queue *queue, struct prs_wr *wr, const void *bytes, size_t count)
 {
     uint8_t *copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
@@ -86,8 +88,8 @@ static inline void copy_inline(const struct prs_order_queue *queue, struct prs_w
     wr->local_key = queue->inline_key;
 }
 
-/* Adds to one word that are merged share a request: its owner is then the last op, with bit 0 set, and each op's
- * mark[0] holds the owner before it. */
+/* Adds to one word may be merged into one request. Its owner is then the last of their ops, with bit 0 set, and mark[0]
+ * of each op holds the owner before it. */
 enum { OWNER_MERGED = 1 };
 
 static inline void owner_merge(struct prs_op **owner, struct prs_op *op)
@@ -96,7 +98,7 @@ static inline void owner_merge(struct prs_op **owner, struct prs_op *op)
     *owner = (struct prs_op *)((uintptr_t)op | OWNER_MERGED);
 }
 
-/* Take the first op off a merged owner; *owner becomes the rest, NULL at the end. */
+/* Take one op off a merged owner. *owner becomes the rest, NULL after the last. */
 static inline struct prs_op *owner_pop(struct prs_op **owner)
 {
     struct prs_op *op = (struct prs_op *)((uintptr_t)*owner & ~(uintptr_t)OWNER_MERGED);
@@ -110,7 +112,7 @@ static inline uint32_t lowest(uint64_t mask)
     return (uint32_t)__builtin_ctzll(mask);
 }
 
-/* Let held signals leave, oldest first, as far as their queues have come. */
+/* Let held signals leave, oldest first, as far as what they wait for is complete. */
 void prs_order_release(struct prs_order *order);
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Signals: when they may leave, over which queue, with which flag or record. */
+/* The order engine: when a signal may leave, over which queue, and with which flag or record. */
 #include "transport/op.h"
 #include "transport/order_queue.h"
 #include "transport/wire.h"
 
-/* Queues on which something that the signal must stay behind is unfinished; position[] tells up to where. */
+/* Return the mask of the queues with unfinished requests that the signal must follow. position[] gets the last of
+ * them. */
 static uint64_t unfinished(const struct prs_order *order, const struct prs_signal *signal, uint32_t *position)
 {
     const struct prs_order_group *group = &order->group[signal->group % PRS_ORDER_GROUPS];
@@ -13,13 +14,15 @@ static uint64_t unfinished(const struct prs_order *order, const struct prs_signa
     /* MUTANT(order) a strong signal drains behind signals too: s/&& !strong// */
     /* MUTANT(order) where queues keep no order each signal drains: s/order->in_order &&// */
     /* MUTANT(order) signals in a row drain once: s/drain && order->in_order && !strong/false/ */
-    bool work = drain && order->in_order && !strong; /* earlier signals of the group are on the same queue */
+    bool transfers_only = drain && order->in_order && !strong; /* earlier signals of the group are on the same queue */
     uint64_t found = 0;
 
     for (uint32_t i = 0; i < order->data_queues; i++) {
         const struct prs_order_queue *queue = &order->queue[i];
 
-        position[i] = work ? queue->last_work - 1 : drain || strong ? queue->last_kept - 1 : group->last[i];
+        position[i] = transfers_only    ? queue->last_transfer - 1
+                      : drain || strong ? queue->last_ordered - 1
+                                        : group->last[i];
         /* MUTANT(order) a drained signal waits for work of all groups: s/drain ||// */
         if ((drain || strong || (group->used >> i & 1)) && queue_has(queue, position[i]))
             found |= 1ull << i;
@@ -27,8 +30,8 @@ static uint64_t unfinished(const struct prs_order *order, const struct prs_signa
     return found;
 }
 
-/* The request before head, if it has not been posted and the signal may join it: then nothing that the signal must stay
- * behind can be behind that request on this queue. */
+/* The last request of the queue, if it is not posted and the signal adds: the two may then be merged. Since it is the
+ * last, nothing that the signal must follow can come after it on this queue. */
 static struct prs_wr *joinable(struct prs_order_queue *queue, const struct prs_signal *signal)
 {
     /* MUTANT(order) only adds are joined: s/signal->kind == PRS_SIGNAL_ADD &&// */
@@ -43,14 +46,14 @@ static void join(struct prs_order *order, struct prs_order_queue *queue, struct 
     order->stats.merged++;
 }
 
-static void fence(struct prs_order *order, struct prs_wr *wr)
+static void set_fence(struct prs_order *order, struct prs_wr *wr)
 {
     if (!(wr->flags & PRS_WR_FENCE))
         order->stats.fences++;
     wr->flags |= PRS_WR_FENCE;
 }
 
-/* ------------------------------------------------------------------------------------------------- records */
+/* ---- signals as records ---- */
 
 static void admit_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_record *record)
 {
@@ -58,20 +61,20 @@ static void admit_record(struct prs_order *order, uint32_t index, struct prs_op 
     uint32_t slot = record->number % PRS_RECORDS;
     struct prs_wr *wr = admit_request(order, index, op);
 
-    static_assert(sizeof *record <= PRS_INLINE_BYTES, "a record travels inside its request");
-    *wr = (struct prs_wr){.remote_addr = order->record_addr + slot * sizeof *record,
+    static_assert(sizeof(*record) <= PRS_INLINE_BYTES, "a record travels inside its request");
+    *wr = (struct prs_wr){.remote_addr = order->record_addr + slot * sizeof(*record),
                           .remote_key = order->record_key[queue->path],
-                          .len_bytes = sizeof *record,
+                          .len_bytes = sizeof(*record),
                           .imm = prs_imm_make_bare(PRS_BARE_RECORD, slot),
                           .opcode = PRS_WR_WRITE_IMM};
-    copy_inline(queue, wr, record, sizeof *record);
+    copy_inline(queue, wr, record, sizeof(*record));
     /* MUTANT(order) a drained signal knows where records went: delete */
-    queue->last_kept = queue->head;
+    queue->last_ordered = queue->head;
     end_run(queue);
-    account(order, index, sizeof *record);
+    add_backlog(order, index, sizeof(*record));
 }
 
-/* An add that nothing came before since the last one to its word: join that one's record. */
+/* Merge an add into the record of the last add to its word, if nothing came between the two. */
 static bool join_record(struct prs_order *order, struct prs_order_queue *queue, struct prs_op *op,
                         const struct prs_signal *signal, const struct prs_keys *keys)
 {
@@ -81,24 +84,24 @@ static bool join_record(struct prs_order *order, struct prs_order_queue *queue, 
     void *copy;
 
     /* MUTANT(order) a record is joined only while its group is closed: s/|| order->tally->interval[slot].tag// */
-    if (!wr || wr->opcode != PRS_WR_WRITE_IMM || wr->len_bytes != sizeof record ||
+    if (!wr || wr->opcode != PRS_WR_WRITE_IMM || wr->len_bytes != sizeof(record) ||
         (wr->imm & 0x801fffff) != prs_imm_make_bare(PRS_BARE_RECORD, 0) || order->tally->interval[slot].tag)
         return false;
     copy = queue->inline_bytes + (size_t)(wr - queue->wr) * PRS_INLINE_BYTES;
-    memcpy(&record, copy, sizeof record);
+    memcpy(&record, copy, sizeof(record));
     /* MUTANT(order) a record is joined only by its own group: s/record.slot != slot ||// */
     /* MUTANT(order) only adds to the same word share a record: s/record.addr != signal->dst_addr ||// */
     if (record.kind != PRS_RECORD_ADD || record.addr != signal->dst_addr || record.slot != slot ||
         record.key != keys->rkey[order->path[0].remote_rail])
         return false;
     record.value += signal->value;
-    memcpy(copy, &record, sizeof record);
+    memcpy(copy, &record, sizeof(record));
     join(order, queue, op);
     return true;
 }
 
-/* Where the NIC has no adds, drain's signal is a record too, when all that it is behind has come. So the receiver
- * raises every signal, one after the other. There is room: none is admitted without. */
+/* Where the NIC has no adds, a drained signal leaves as a record too, once all that it must follow is complete. The
+ * receiver then raises it. The record has room: prs_order_signal() has checked that. */
 static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
                            const struct prs_keys *keys)
 {
@@ -119,9 +122,9 @@ static int admit_as_record(struct prs_order *order, uint32_t index, struct prs_o
     return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------- words */
+/* ---- signals as words ---- */
 
-/* Put the signal on its queue, whose earlier requests it may rely on. Return 0 or PRS_BUSY. */
+/* Admit the signal on a queue whose earlier requests it follows. Return 0 or PRS_BUSY. */
 static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *op, const struct prs_signal *signal,
                         const struct prs_keys *keys)
 {
@@ -129,8 +132,8 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
     struct prs_order_group *group = group_of(order, signal->group);
     uint32_t remote_key = keys->rkey[order->path[queue->path].remote_rail];
     bool strong = signal->flags & PRS_SIGNAL_STRONG;
-    /* A strong signal may tell the peer that its memory has been read: a later request may overtake the response of an
-     * earlier read, so that it needs the fence under every policy. */
+    /* A strong signal may tell the peer that its memory has been read. A later request may overtake the response to an
+     * earlier read, so a strong signal after a read needs the fence under every policy. */
     /* MUTANT(order) a strong signal fences behind reads:
      * s/(strong && queue->last_read && queue_has(queue, queue->last_read - 1))/false/ */
     /* MUTANT(order) nic_fence fences strong signals: s/(group->unfenced || strong)/group->unfenced/ */
@@ -147,7 +150,7 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
         /* MUTANT(order) a join adds: delete */
         wr->value += signal->value;
         if (fenced)
-            fence(order, wr);
+            set_fence(order, wr);
         group->unfenced = false;
         group_note(group, index, queue->head - 1);
         join(order, queue, op);
@@ -159,24 +162,24 @@ static int admit_signal(struct prs_order *order, uint32_t index, struct prs_op *
     *wr = (struct prs_wr){.remote_addr = signal->dst_addr,
                           .remote_key = remote_key,
                           .value = signal->value,
-                          .len_bytes = sizeof signal->value,
+                          .len_bytes = sizeof(signal->value),
                           .opcode = signal->kind == PRS_SIGNAL_ADD ? PRS_WR_ADD : PRS_WR_WRITE};
     /* MUTANT(order) a signal carries its value with it: delete */
     if (signal->kind == PRS_SIGNAL_SET)
-        copy_inline(queue, wr, &signal->value, sizeof signal->value);
+        copy_inline(queue, wr, &signal->value, sizeof(signal->value));
     if (fenced)
-        fence(order, wr);
+        set_fence(order, wr);
     /* MUTANT(order) a group has one fence, not one a signal: delete */
     group->unfenced = false;
     /* MUTANT(order) a signal ends a run: delete */
     end_run(queue);
-    account(order, index, sizeof signal->value);
+    add_backlog(order, index, sizeof(signal->value));
     /* MUTANT(order) later signals of a group know of the earlier: delete */
     group_note(group, index, queue->head - 1);
     order->signal_used |= 1ull << index;
     order->signal_last[index] = queue->head - 1;
     /* MUTANT(order) a strong signal knows where signals went: delete */
-    queue->last_kept = queue->head;
+    queue->last_ordered = queue->head;
     return 0;
 }
 
@@ -188,9 +191,9 @@ static void hold_signal(struct prs_order *order, struct prs_op *op, const struct
     held->op = op;
     held->signal = *signal;
     /* MUTANT(order) a held signal has its own copy of the keys: s#*signal->dst#(struct prs_keys){{0}}# */
-    held->keys = *signal->dst; /* the caller's copy is read during the call only */
+    held->keys = *signal->dst; /* the caller may change its keys after the call */
     held->need = need;
-    memcpy(held->need_position, position, order->data_queues * sizeof *position);
+    memcpy(held->need_position, position, order->data_queues * sizeof(*position));
     if (order->policy == PRS_POLICY_DRAIN) {
         /* MUTANT(order) a held drained signal stalls the rest: delete */
         order->stalled = true;
@@ -203,9 +206,9 @@ static inline bool at_most_one(uint64_t mask)
     return (mask & (mask - 1)) == 0;
 }
 
-/* ------------------------------------------------------------------------------------------------- counted */
+/* ---- counted ---- */
 
-/* Queues with reads that the peer must not be told about before they are done. */
+/* Return the mask of the queues with unfinished reads. */
 static uint64_t unfinished_reads(const struct prs_order *order)
 {
     uint64_t found = 0;
@@ -216,6 +219,7 @@ static uint64_t unfinished_reads(const struct prs_order *order)
     return found;
 }
 
+/* Return the mask of the group slots, other than one, with puts that no record has announced. */
 static uint32_t open_intervals(const struct prs_tally *tally, uint32_t except)
 {
     uint32_t open = 0;
@@ -226,7 +230,7 @@ static uint32_t open_intervals(const struct prs_tally *tally, uint32_t except)
     return open;
 }
 
-/* Close others' intervals, as many as there is room for, on one queue. Return those that are left. */
+/* Close these intervals by records on one queue, as many as there is room for. Return those that are left. */
 static uint32_t close_intervals(struct prs_order *order, uint32_t index, uint32_t open)
 {
     const struct prs_order_queue *queue = &order->queue[index];
@@ -235,12 +239,12 @@ static uint32_t close_intervals(struct prs_order *order, uint32_t index, uint32_
     /* MUTANT(order) closing needs slots of the queue: s/!queue_full(queue) &&// */
     for (; open && !queue_full(queue) && prs_tally_room(order->tally, 1); open &= open - 1) {
         prs_tally_close(order->tally, lowest(open), &record);
-        admit_record(order, index, &order->closers, &record);
+        admit_record(order, index, &order->no_op, &record);
     }
     return open;
 }
 
-/* The signal becomes a record; a strong one closes the intervals of all other groups first. */
+/* Admit the signal as a record. A strong one closes the intervals of all other groups first. Return 0 or PRS_BUSY. */
 static int signal_counted(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
 {
     bool strong = signal->flags & PRS_SIGNAL_STRONG;
@@ -261,7 +265,8 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
     queue = &order->queue[index];
     if (!strong && join_record(order, queue, op, signal, signal->dst))
         return 0;
-    if (records > queue->mask + 1) { /* never together: what is closed now is not open when the caller comes again */
+    if (records >
+        queue->mask + 1) { /* the queue can never hold all: those that are closed now need no record at the next try */
         /* MUTANT(order) records that have no room together leave one by one: delete */
         (void)close_intervals(order, index, others);
         return PRS_BUSY;
@@ -278,13 +283,13 @@ static int signal_counted(struct prs_order *order, struct prs_op *op, const stru
                                  .barrier = strong};
     prs_tally_close(order->tally, slot, &record);
     admit_record(order, index, op, &record);
-    /* MUTANT(order) a strong record follows reads: s/fence(order, &queue->wr[(queue->head - 1) & queue->mask])// */
+    /* MUTANT(order) a strong record follows reads: s/set_fence(order, &queue->wr[(queue->head - 1) & queue->mask])// */
     if (reads)
-        fence(order, &queue->wr[(queue->head - 1) & queue->mask]);
+        set_fence(order, &queue->wr[(queue->head - 1) & queue->mask]);
     return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------- admit */
+/* ---- admit ---- */
 
 int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct prs_signal *signal)
 {
@@ -305,7 +310,7 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
         order->stats.signals++;
         return 0;
     }
-    /* Before it is held: nothing but the peer's progress makes room, and no completion tells of that. */
+    /* Check this before the signal is held: only the peer makes room, and no completion here reports that. */
     /* MUTANT(order) a drained record needs room before it is held: delete */
     if (order->tally && !prs_tally_room(order->tally, 1))
         return PRS_BUSY;
@@ -344,13 +349,13 @@ int prs_order_settle(struct prs_order *order)
     /* MUTANT(order) one ask is enough: s/!prs_tally_asked(order->tally) &&// */
     if (!prs_tally_asked(order->tally) && prs_tally_room(order->tally, 1) && !queue_full(&order->queue[index])) {
         prs_tally_close(order->tally, 0, &record);
-        admit_record(order, index, &order->closers, &record);
+        admit_record(order, index, &order->no_op, &record);
     }
     return PRS_AGAIN;
 }
 
-/* Queues with a signal in flight. One that was held knows nothing of those that left meanwhile, and must not overtake
- * them. */
+/* Return the mask of the queues with a signal in flight. The need of a held signal does not cover the signals that were
+ * held before it and have left since; it must not overtake them. */
 static uint64_t unfinished_signals(struct prs_order *order)
 {
     for (uint64_t left = order->signal_used; left; left &= left - 1) {
@@ -385,7 +390,7 @@ void prs_order_release(struct prs_order *order)
         /* MUTANT(order) a released signal goes to the queue that is left: s/need ? lowest(need) :// */
         index = need ? lowest(need) : held->signal.group % order->data_queues;
         if (admit_signal(order, index, held->op, &held->signal, &held->keys))
-            return; /* that queue is full: its next completion comes by here again */
+            return; /* that queue is full: its next completion tries again */
         /* MUTANT(order) held signals leave oldest first: delete */
         order->held_first = (order->held_first + 1) % PRS_ORDER_HELD;
         order->held_count--;

@@ -334,7 +334,7 @@ static bool has_awaited_requests(const struct prs_order *order)
         for (uint32_t at = queue->tail; at != queue->head; at++) {
             bool is_lazy = at - queue->signaled < queue->posted - queue->signaled;
 
-            if (!is_lazy && queue->owner[at & queue->mask] != &order->closers)
+            if (!is_lazy && queue->owner[at & queue->mask] != &order->no_op)
                 return true;
         }
     }

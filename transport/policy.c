@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/policy.h"
 
-#include "transport/util/error.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "transport/util/error.h"
 
 const char *const prs_policy_names[PRS_POLICY_COUNT + 1] = {"in_order", "drain", "nic_fence", "counted", "auto", NULL};
 

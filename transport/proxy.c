@@ -22,10 +22,10 @@
 enum {
     DEFAULT_SLOTS = 1024,
     DEFAULT_TIMEOUT_MS = 10000,
-    CLOSE_MS = 1000,    /* for what is in flight at close: far more than a round trip, and who closes does wait */
-    CLOSE_LOOK_MS = 10, /* that a look costs at most: a thread that was kept off its core has not waited */
-    IDLE_SPINS = 2000,  /* rounds without work before the thread lets others run */
-    THREAD_MS = 5000,   /* for a round of the thread, which never blocks but may be kept off its core */
+    CLOSE_MS = 1000,     /* for what is in flight at close: far more than a round trip */
+    CLOSE_ROUND_MS = 10, /* most that one round at close is charged: time off the core does not count as waiting */
+    IDLE_SPINS = 2000,   /* rounds without work after which the thread yields */
+    THREAD_MS = 5000,    /* limit for one round of the thread, which never blocks but may be kept off its core */
     THREAD_NAP_NS = 20000,
 };
 
@@ -35,35 +35,35 @@ struct prs_proxy {
     struct prs_windows windows;
     struct prs_dispatch dispatch;
     struct prs_device device;
-    struct prs_ring_local *local; /* host memory, or of the device */
+    struct prs_ring_local *local; /* in host memory, or in that of the device */
     uint64_t *map; /* [PRS_PROXY_WINDOWS][world], then [PRS_PROXY_WINDOWS] sizes: device->map and device->bytes */
-    uint64_t *device_map; /* the device's copy; same as map without CUDA */
+    uint64_t *device_map; /* the device's copy; map itself without CUDA */
     pthread_t thread;
     bool running;
-    int ended;         /* atomic: the thread looks at nothing any more */
-    uint32_t dropping; /* atomic: the window that the thread is to give up, plus one; 0: none */
+    int ended;         /* atomic: the thread has left its loop */
+    uint32_t dropping; /* atomic: index of the window that the thread shall drop, plus one; 0: none */
     uint32_t asked;    /* atomic: number of the last prs_proxy_settle() */
-    uint32_t answered; /* atomic: of the last that the thread answered */
+    uint32_t answered; /* atomic: number of the last one that is answered */
     int stop;          /* atomic: asks the thread to end */
-    int error;         /* atomic: sticky; text is written before it */
+    int error;         /* atomic: sticky; written after text */
     char text[512];
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * errors */
+/* ---- errors ---- */
 
 static int set_error(struct prs_proxy *proxy, int error, const char *text)
 {
     if (__atomic_load_n(&proxy->error, __ATOMIC_RELAXED) == 0) {
         snprintf(proxy->text, sizeof(proxy->text), "%s", text);
-        /* P0: the text is whole before the error is seen. Pairs with P1 in prs_proxy_check(). */
+        /* [proxy-error] The text is whole before the error is seen. Pairs with prs_proxy_check() and
+         * prs_proxy_error(). */
         __atomic_store_n(&proxy->error, error, __ATOMIC_RELEASE);
         prs_ring_abort(&proxy->ring, error);
     }
     return error;
 }
 
-/* The device failed by itself: its report becomes the proxy's error. */
+/* Make the report of a device that failed, if there is one, the error of the proxy. Return 0 or the error. */
 static int take_report(struct prs_proxy *proxy)
 {
     struct prs_device_report report;
@@ -79,57 +79,57 @@ static int take_report(struct prs_proxy *proxy)
 
 int prs_proxy_check(struct prs_proxy *proxy)
 {
-    int error = __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE); /* P1 */
+    int error = __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE); /* [proxy-error] */
 
     return error ? prs_error_repeat(error, proxy->text) : 0;
 }
 
 const char *prs_proxy_error(struct prs_proxy *proxy)
 {
-    return __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE) ? proxy->text : "";
+    return __atomic_load_n(&proxy->error, __ATOMIC_ACQUIRE) ? proxy->text : ""; /* [proxy-error] */
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the loop */
+/* ---- the loop ---- */
 
 int prs_proxy_step(struct prs_proxy *proxy)
 {
     int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
 
-    if (r != 0)
+    if (r)
         return prs_error_repeat(r, proxy->text);
     r = prs_dispatch_step(&proxy->dispatch);
     if (r < 0)
         return set_error(proxy, r, prs_error_text());
-    if (r == 0)
-        r = take_report(proxy); /* only looked for when there is nothing better to do */
+    if (!r)
+        r = take_report(proxy); /* read only when there is nothing else to do */
     return r;
 }
 
-/* Between two rounds nothing is held of a window, but commands that name it may wait: they are refused then. */
+/* Drop the window that another thread asked to drop. Between two rounds nothing of it is in use. Commands that name it
+ * may still wait; they are refused afterwards. */
 static void drop_asked(struct prs_proxy *proxy)
 {
-    uint32_t asked = __atomic_load_n(&proxy->dropping, __ATOMIC_ACQUIRE); /* P5: pairs with P6: the window is whole */
+    uint32_t asked = __atomic_load_n(&proxy->dropping, __ATOMIC_ACQUIRE); /* [window-drop] the window is whole */
 
-    if (__builtin_expect(asked != 0, 0)) {
+    if (asked) {
         prs_windows_drop(&proxy->windows, asked - 1);
-        __atomic_store_n(&proxy->dropping, 0, __ATOMIC_RELEASE); /* P2: pairs with P3 in await_drop() */
+        __atomic_store_n(&proxy->dropping, 0, __ATOMIC_RELEASE); /* [window-dropped] Pairs with await_drop(). */
     }
 }
 
-/* What settles is asked between two rounds as well: peers are the thread's. */
+/* Answer prs_proxy_settle(): between two rounds too, because only this thread may use the peers. */
 static void settle_asked(struct prs_proxy *proxy)
 {
     uint32_t asked = __atomic_load_n(&proxy->asked, __ATOMIC_RELAXED);
     int r;
 
-    if (__builtin_expect(asked == proxy->answered, 1))
+    if (asked == proxy->answered)
         return;
     r = prs_team_settle(proxy->options.team, proxy->options.context);
     if (r < 0)
         set_error(proxy, r, prs_error_text());
     if (r != PRS_AGAIN)
-        __atomic_store_n(&proxy->answered, asked, __ATOMIC_RELEASE); /* P7: pairs with P8 */
+        __atomic_store_n(&proxy->answered, asked, __ATOMIC_RELEASE); /* [proxy-settled] Pairs with settled(). */
 }
 
 static void *run(void *argument)
@@ -150,15 +150,13 @@ static void *run(void *argument)
         if (idle > IDLE_SPINS)
             sched_yield();
     }
-    __atomic_store_n(&proxy->ended, 1, __ATOMIC_RELEASE); /* P4: pairs with P3 */
+    __atomic_store_n(&proxy->ended, 1, __ATOMIC_RELEASE); /* [proxy-ended] Pairs with await_drop(), settled(). */
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * life */
+/* ---- life ---- */
 
-/* Every proxy of this process has an epoch of its own, never 0, so that a kernel that outlived its proxy is found out.
- */
+/* Give each proxy of this process its own epoch, never 0: it tells commands of a kernel that outlived its proxy. */
 static uint32_t next_epoch(void)
 {
     static uint32_t last;
@@ -225,7 +223,7 @@ free_proxy:
     return r;
 }
 
-/* A window's part of the tables that the device reads; it must not be in use there. */
+/* Fill in a window's part of the tables that the device reads. No kernel may be using it. */
 static void map_window(struct prs_proxy *proxy, uint32_t w, const struct prs_window *window)
 {
     uint32_t world = proxy->device.world;
@@ -248,7 +246,8 @@ static int publish_window(struct prs_proxy *proxy, uint32_t w, const struct prs_
     return r < 0 ? r : prs_cuda_copy(proxy->device_map + size, proxy->map + size, sizeof(uint64_t));
 }
 
-/* A store to a mapped signal word would overtake puts to a window that only the NIC reaches: nothing orders the two. */
+/* Refuse a window that is mapped where others are not: a store to a mapped signal word would overtake puts that only
+ * the NIC carries. */
 static int check_mapping(const struct prs_proxy *proxy, const struct prs_window_options *options)
 {
     for (uint32_t w = 0; w < proxy->windows.count; w++) {
@@ -264,15 +263,15 @@ static int check_mapping(const struct prs_proxy *proxy, const struct prs_window_
     return 0;
 }
 
-/* The thread looks at windows: it gives up the one that it was asked to within a round or two. One whose drop met
- * -ETIMEDOUT is still asked for, and awaited first by whoever comes next. */
+/* Wait until the thread has dropped the window that it was asked to drop, within a round or two. After -ETIMEDOUT the
+ * request stands: the next caller waits for it first. */
 static int await_drop(struct prs_proxy *proxy)
 {
     uint64_t give_up_ns = prs_now_ns() + 1000000ull * THREAD_MS;
     struct timespec nap = {0, THREAD_NAP_NS};
     uint32_t asked;
 
-    /* P3: pairs with P2 and P4. */
+    /* [window-dropped], [proxy-ended] The thread no longer uses the window. Pairs with drop_asked() and run(). */
     while ((asked = __atomic_load_n(&proxy->dropping, __ATOMIC_ACQUIRE)) != 0) {
         if (__atomic_load_n(&proxy->ended, __ATOMIC_ACQUIRE)) {
             drop_asked(proxy);
@@ -291,7 +290,7 @@ int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *o
 {
     int index, r = await_drop(proxy);
 
-    if (r == 0)
+    if (!r)
         r = check_mapping(proxy, options);
     if (r < 0)
         return r;
@@ -314,7 +313,7 @@ int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index)
         return r;
     if (index >= proxy->windows.count || !proxy->windows.window[index].remotes)
         return prs_fail(-EINVAL, "proxy of rank %u has no window %u to drop", proxy->device.rank, index);
-    /* First for the device: also where the thread is late, no command of a later kernel names the window. */
+    /* First for the device, so that no later kernel names the window even if the thread is late. */
     r = proxy->map ? publish_window(proxy, index, &none) : 0;
     if (r < 0)
         return r;
@@ -322,23 +321,23 @@ int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index)
         prs_windows_drop(&proxy->windows, index);
         return 0;
     }
-    __atomic_store_n(&proxy->dropping, index + 1, __ATOMIC_RELEASE); /* P6 */
+    __atomic_store_n(&proxy->dropping, index + 1, __ATOMIC_RELEASE); /* [window-drop] Pairs with drop_asked(). */
     return await_drop(proxy);
 }
 
-/* Return 0, PRS_AGAIN or -errno. */
+/* Is the last prs_proxy_settle() answered? Return 0, PRS_AGAIN or -errno. */
 static int settled(struct prs_proxy *proxy)
 {
-    bool ended = __atomic_load_n(&proxy->ended, __ATOMIC_ACQUIRE); /* P3: pairs with P4 */
+    bool ended = __atomic_load_n(&proxy->ended, __ATOMIC_ACQUIRE); /* [proxy-ended] */
 
-    if (!proxy->running || ended) { /* nobody else asks */
+    if (!proxy->running || ended) { /* then no thread answers */
         int r = prs_proxy_step(proxy);
 
         if (r < 0)
             return r;
         settle_asked(proxy);
     }
-    /* P8: pairs with P7 */
+    /* [proxy-settled] Pairs with settle_asked(). */
     return __atomic_load_n(&proxy->answered, __ATOMIC_ACQUIRE) == proxy->asked ? prs_proxy_check(proxy) : PRS_AGAIN;
 }
 
@@ -360,7 +359,7 @@ int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms)
     return r;
 }
 
-/* The tables that the device reads: where windows are mapped, and their sizes; room for those that come later. */
+/* Make the tables that the device reads: where windows are mapped, and their sizes, with room for later windows. */
 static int make_map(struct prs_proxy *proxy)
 {
     uint32_t world = proxy->device.world;
@@ -375,7 +374,7 @@ static int make_map(struct prs_proxy *proxy)
     proxy->device_map = proxy->map;
     if (proxy->options.cuda) {
         r = prs_cuda_alloc((void **)&proxy->device_map, words * sizeof(uint64_t));
-        if (r == 0)
+        if (!r)
             r = prs_cuda_copy(proxy->device_map, proxy->map, words * sizeof(uint64_t));
         if (r < 0)
             return r;
@@ -396,32 +395,32 @@ int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out)
     device->map = proxy->device_map;
     device->bytes = proxy->device_map + (size_t)PRS_PROXY_WINDOWS * device->world;
     device->slot_count = proxy->ring.slot_count;
-    device->windows = PRS_PROXY_WINDOWS; /* one that does not exist has no bytes */
+    device->windows = PRS_PROXY_WINDOWS; /* a window that does not exist has 0 bytes */
     *out = *device;
     if (proxy->options.stepped)
         return 0;
     r = prs_thread_start(&proxy->thread, "prs-proxy", run, proxy);
-    if (r != 0)
+    if (r)
         return prs_fail(-r, "proxy of rank %u: cannot start its thread: %s", device->rank, strerror(r));
     proxy->running = true;
     return 0;
 }
 
-/* Let what was taken come to its end, within CLOSE_MS of looking and while nothing has failed; cancel the rest. */
+/* Let the commands that were taken end, for at most CLOSE_MS and while nothing has failed. Cancel the rest. */
 static void end_commands(struct prs_proxy *proxy)
 {
     uint64_t last_ns = prs_now_ns(), waited_ns = 0;
     int r = __atomic_load_n(&proxy->error, __ATOMIC_RELAXED);
 
     while (r >= 0 && !prs_dispatch_idle(&proxy->dispatch) && waited_ns < 1000000ull * CLOSE_MS) {
-        uint64_t now_ns, look_ns;
+        uint64_t now_ns, round_ns;
 
         r = prs_dispatch_finish(&proxy->dispatch);
-        if (r == 0)
+        if (!r)
             sched_yield();
         now_ns = prs_now_ns();
-        look_ns = now_ns - last_ns;
-        waited_ns += look_ns < 1000000ull * CLOSE_LOOK_MS ? look_ns : 1000000ull * CLOSE_LOOK_MS;
+        round_ns = now_ns - last_ns;
+        waited_ns += round_ns < 1000000ull * CLOSE_ROUND_MS ? round_ns : 1000000ull * CLOSE_ROUND_MS;
         last_ns = now_ns;
     }
     prs_dispatch_cancel(&proxy->dispatch);
@@ -434,7 +433,7 @@ void prs_proxy_close(struct prs_proxy *proxy)
     prs_ring_abort(&proxy->ring, -ECANCELED);
     __atomic_store_n(&proxy->stop, 1, __ATOMIC_RELAXED);
     if (proxy->running)
-        pthread_join(proxy->thread, NULL); /* its loop never blocks, so this is one round at most */
+        pthread_join(proxy->thread, NULL); /* its loop never blocks, so this takes one round at most */
     end_commands(proxy);
     if (proxy->options.cuda) {
         prs_cuda_unmap_host(proxy->ring.control);

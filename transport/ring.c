@@ -18,7 +18,7 @@ int prs_ring_init(struct prs_ring *ring, uint64_t slot_count)
         return prs_fail(-EINVAL, "command ring of %" PRIu64 " slots: want a power of two from 4 to %u", slot_count,
                         1u << 20);
     ring->map_bytes = sizeof(struct prs_ring_control) + slot_count * sizeof(struct prs_cmd);
-    /* Shared, so that a test may put producers in another process; pages of its own, so that CUDA can map it. */
+    /* Shared, so that a test may have producers in another process. In pages of its own, so that CUDA can map it. */
     map = mmap(NULL, ring->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return prs_fail(-ENOMEM, "command ring: mmap of %zu bytes: %s", ring->map_bytes, strerror(errno));
@@ -41,8 +41,8 @@ int prs_ring_take(struct prs_ring *ring, struct prs_cmd_fields *out)
     uint64_t lap = prs_cmd_lap(ring->taken, ring->slot_count);
     struct prs_cmd cmd;
 
-    /* A1: each word is checked by itself, so the words may come in any order; with the last one acquired, so is all
-     * that its writer had seen. Pairs with A0 in prs_ring_write(), include/perseus/device.h. */
+    /* [ring-slot] Each word is checked by itself, so the words may arrive in any order. Acquiring the last one acquires
+     * all that its writer had seen. Pairs with prs_ring_write(), perseus/device.h. */
     cmd.word[3] = prs_load_acquire_sys(&slot->word[3]);
     if ((cmd.word[3] & 1) != lap)
         return 0;
@@ -61,7 +61,7 @@ void prs_ring_return(struct prs_ring *ring)
     if (ring->returned == ring->taken)
         return;
     ring->returned = ring->taken;
-    /* R1: the slots have been read before they may be written again. Pairs with R2 in prs_ring_look(). */
+    /* [ring-credit] The slots have been read before they may be written again. Pairs with prs_ring_look(). */
     prs_store_release_sys(&ring->control->credit, ring->returned);
 }
 
@@ -70,7 +70,7 @@ void prs_ring_done(struct prs_ring *ring, uint64_t position)
     if (ring->done == position)
         return;
     ring->done = position;
-    /* D1: what the commands stood for has happened before. Pairs with R2 in prs_ring_look(). */
+    /* [ring-done] The effects of the commands come before. Pairs with prs_ring_look(). */
     prs_store_release_sys(&ring->control->done, position);
 }
 
@@ -84,7 +84,7 @@ int prs_ring_report(const struct prs_ring *ring, struct prs_device_report *repor
 {
     const struct prs_device_report *from = &ring->control->report;
 
-    /* E1: pairs with E0 in prs_device_fail(). */
+    /* [device-report] Pairs with prs_device_fail(). */
     report->code = prs_load_acquire_sys(&from->code);
     if (report->code == 0)
         return 0;
@@ -92,7 +92,7 @@ int prs_ring_report(const struct prs_ring *ring, struct prs_device_report *repor
     report->index = prs_load_relaxed(&from->index);
     report->want = prs_load_relaxed(&from->want);
     report->have = prs_load_relaxed(&from->have);
-    report->who = prs_load_relaxed(&from->who);
+    report->thread = prs_load_relaxed(&from->thread);
     return 1;
 }
 
@@ -103,7 +103,7 @@ void prs_ring_report_text(const struct prs_device_report *r, char *text, size_t 
         "a free slot of the command ring, for position",
         "completion of position",
         "the signal word at",
-        "the flush of the round before, of group",
+        "the signals of the round before, of group",
         "nothing; refused a command for peer",
         "nothing; refused an arrival, where none is expected, at group",
     };
@@ -114,5 +114,5 @@ void prs_ring_report_text(const struct prs_device_report *r, char *text, size_t 
     snprintf(text, bytes,
              "the device %s; block %" PRIu64 " thread %" PRIu64 " waited for %s %s%" PRIx64 ": want %" PRIu64
              ", have %" PRIu64,
-             code, r->who >> 32, r->who & 0xffffffffu, kind, "0x", r->index, r->want, r->have);
+             code, r->thread >> 32, r->thread & 0xffffffffu, kind, "0x", r->index, r->want, r->have);
 }

@@ -5,11 +5,11 @@
 #include <stddef.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------- sender */
+/* ---- sender ---- */
 
 void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word)
 {
-    memset(tally, 0, sizeof *tally);
+    memset(tally, 0, sizeof(*tally));
     tally->credit_word = credit_word;
     for (uint16_t tag = PRS_TAGS - 1; tag > 0; tag--)
         tally->free_tag[tally->free_count++] = tag;
@@ -17,12 +17,12 @@ void prs_tally_init(struct prs_tally *tally, const uint64_t *credit_word)
 
 static void take_credits(struct prs_tally *tally)
 {
-    /* Written by the peer's NIC, as one aligned word; nothing else is read on the strength of it. */
+    /* The peer's NIC writes it as one aligned word. Nothing else is read because of it, so relaxed is enough. */
     uint32_t raised = (uint32_t)__atomic_load_n(tally->credit_word, __ATOMIC_RELAXED);
 
     /* MUTANT(order) credits for what was never sent are ignored: delete */
     if (raised - tally->credited > tally->next_number - tally->credited)
-        return; /* more than was ever sent: ignore it; the tags simply stay taken */
+        return; /* more than was ever sent: ignore it, and the tags stay taken */
     for (; tally->credited != raised; tally->credited++) {
         uint16_t tag = tally->closed_by[tally->credited % PRS_RECORDS];
 
@@ -86,7 +86,7 @@ bool prs_tally_answered(struct prs_tally *tally)
     return prs_tally_asked(tally) && tally->credited == tally->asked;
 }
 
-/* ----------------------------------------------------------------------------------------------- receiver */
+/* ---- receiver ---- */
 
 int prs_counts_arrive(struct prs_counts *counts, uint32_t tag, uint32_t arrivals)
 {
@@ -144,7 +144,7 @@ int prs_counts_next(const struct prs_counts *counts, const struct prs_record **o
 void prs_counts_raised(struct prs_counts *counts, const struct prs_record *record)
 {
     /* MUTANT(order) a raised tag counts from nothing: s/counts/if (record->number % 2) counts/ */
-    counts->arrived[record->tag] = 0; /* tag 0 counts nothing anyway */
+    counts->arrived[record->tag] = 0; /* nothing counts for tag 0 */
     /* MUTANT(order) a record is raised once: s/true/record->kind != PRS_RECORD_SET/ */
     counts->done[record->number % PRS_RECORDS] = true;
     counts->waiting--;

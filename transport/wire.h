@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What travels in the 32-bit immediate of a write: which notification it completes, or which group it counts for.
+/* The 32-bit immediate of a write: which notification the write completes, or for which group it counts.
  *
  *   bits  0-9   id      of the last message of a run
- *   bits 10-14  run-1   consecutive ids of equal-sized, single-part messages posted in one chain on one queue share one
- *                       immediate: the earlier ones are plain writes in front of it
+ *   bits 10-14  run-1   messages of equal size, one part and consecutive ids that are posted in one chain on one queue
+ *                       share one immediate: that of the last, which the others precede as plain writes
  *   bits 15-20  parts-1 of this message; every part carries the same immediate
- *   bits 21-30  tag     counted policy: the open interval of a signal group that this write counts for; 0: none
+ *   bits 21-30  tag     policy counted: the open interval of the group for which this write counts; 0: none
  *   bit  31     bare    no notification: the low 21 bits are an enum prs_wire_bare instead of id, run and parts
  *
- * The size is the sum of the byte counts that completions report over the parts; each message of a run has the byte
- * count of the last. Whatever comes from the wire goes through prs_imm_parse().
- */
+ * The size of a message is the sum of the byte counts that the completions of its parts report. All messages of a run
+ * have the byte count of the last. Every immediate from the wire goes through prs_imm_parse(). */
 #ifndef TRANSPORT_WIRE_H
 #define TRANSPORT_WIRE_H
 
 #include <assert.h>
 #include <errno.h>
-#include <perseus/perseus.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include <perseus/perseus.h>
 
 enum {
     PRS_WIRE_VERSION = 2, /* of handles, handshakes and immediates together */
@@ -28,8 +28,8 @@ enum {
 };
 
 enum prs_wire_bare {
-    PRS_BARE_COUNT = 0,  /* a put of the group that tag names */
-    PRS_BARE_RECORD = 1, /* a signal record was written to the slot that tag names */
+    PRS_BARE_COUNT = 0,  /* a put of the group whose interval the tag is */
+    PRS_BARE_RECORD = 1, /* a signal record was written to the slot that the tag numbers */
 };
 
 static_assert(PRS_NOTIFY_IDS == 1024, "an id has ten bits on the wire");
@@ -53,13 +53,13 @@ static inline uint32_t prs_imm_make_bare(enum prs_wire_bare kind, uint32_t tag)
     return 1u << 31 | tag << 21 | (uint32_t)kind;
 }
 
-/* Whether this is a run of whole messages that no group counts: then id and run are all that it says. */
+/* Is this a run of whole messages that no group counts? Then it has an id and a run only. */
 static inline bool prs_imm_is_run(uint32_t value)
 {
     return value < 1u << 15;
 }
 
-/* Return 0 or -EPROTO (no sender of this version makes such a value). */
+/* Take an immediate apart. Return 0 or -EPROTO: no sender of this version makes such a value. */
 static inline int prs_imm_parse(uint32_t value, struct prs_imm *out)
 {
     out->bare = value >> 31;

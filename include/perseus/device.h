@@ -1,19 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Puts and signals started by the threads of a kernel. Everything here also compiles for the host, where threads play
- * blocks; device.cuh adds what only a GPU has (warp-wide and block-wide calls).
+ * Puts and signals that the threads of a kernel start. Everything here also compiles for the host, where threads play
+ * blocks. device.cuh adds what only a GPU has: the same calls for a warp and for a block.
  *
- * Memory is named by window and offset (heap.h, proxy.h): a window is the same size on every rank. A peer whose windows
- * are mapped here (same node) is reached by plain stores; every other one by a command to the proxy of this rank.
+ * Memory is named by window and offset (heap.h, proxy.h). A window has the same size on every rank. A peer whose
+ * windows are mapped here (same node) is reached by plain stores, any other by a command to the proxy of this rank.
  *
- * Order. A signal is seen only after the bytes of every put of its group that was started before it by the same thread,
- * or by a thread whose prs_group_arrive() or other release/acquire chain came before. Puts are not ordered among each
- * other. What a put reads must be written by the calling thread, or be ordered before the call by a barrier.
+ * Order. A signal is seen only after the bytes of every put of its group that the same thread started before it, and of
+ * every such put of a thread that arrived before it at an arrival counter or is ordered before it by another
+ * release/acquire chain. Puts are not ordered among each other. What a put reads must be written by the calling thread,
+ * or be ordered before the call by a barrier.
+ *
+ * Threads. Any number of threads may call any function at the same time, unless its comment says otherwise.
+ *
+ * Ownership. Descriptions of puts and signals are read during the call only. The source of a put must not be written
+ * until prs_flush() or prs_quiet() says that the put is complete.
  *
  * Returns. 0 (or a positive value where said), or a negative prs_device_code. The first error of a device is sticky:
- * every later call fails at once, and the report (ring.h) tells the CPU what was awaited. Every wait has the limit
- * prs_device.timeout_ns and ends early when the proxy fails or is closed.
- */
+ * every later call fails at once, and the report (ring.h) says to the CPU what was awaited. Every wait has the limit
+ * prs_device.timeout_ns and ends early when the proxy fails or is closed. */
 #ifndef PERSEUS_DEVICE_H
 #define PERSEUS_DEVICE_H
 
@@ -23,21 +28,23 @@
 #include <perseus/ring.h>
 #include <perseus/sync.h>
 
-/** What a kernel needs to know: plain data, passed by value or kept in device memory. Made by prs_proxy_device(). */
+/** What a kernel needs to know: plain data, to be passed by value or kept in device memory. prs_proxy_start() fills it
+ * in. It and what it points to live until the proxy is closed. */
 struct prs_device {
-    struct prs_cmd *slots;
-    struct prs_ring_control *control;
-    struct prs_ring_local *local;
-    const uint64_t *map;   /* [windows][world] address of the window of a rank, 0 where only the proxy reaches it */
-    const uint64_t *bytes; /* [windows] */
-    uint64_t slot_count;   /* power of two */
-    uint64_t timeout_ns;
-    uint32_t epoch;
-    uint32_t rank;
-    uint32_t world;
+    struct prs_cmd *slots;            /* the command ring, [slot_count] */
+    struct prs_ring_control *control; /* of the ring, in host memory */
+    struct prs_ring_local *local;     /* of the ring, in device memory */
+    const uint64_t *map;              /* [windows][world] address of a rank's window; 0: only the proxy reaches it */
+    const uint64_t *bytes;            /* [windows] */
+    uint64_t slot_count;              /* power of two */
+    uint64_t timeout_ns;              /* limit of each wait */
+    uint32_t epoch;                   /* names the proxy, so that a kernel that outlived it is found out */
+    uint32_t rank;                    /* this one */
+    uint32_t world;                   /* number of ranks */
     uint32_t windows;
 };
 
+/** What prs_put() writes: bytes from a window of this rank to a window of peer. */
 struct prs_device_put {
     uint64_t src_offset;
     uint64_t dst_offset;
@@ -45,9 +52,10 @@ struct prs_device_put {
     uint32_t peer;
     uint32_t dst_window;
     uint32_t src_window;
-    uint32_t group;
+    uint32_t group; /* signals of this group follow the put */
 };
 
+/** What prs_signal() does to a signal word of peer. */
 struct prs_device_signal {
     uint64_t offset; /* of a 64-bit word, 8-byte aligned, in a window made for signals */
     uint64_t value;
@@ -55,13 +63,13 @@ struct prs_device_signal {
     uint32_t window;
     uint32_t group;
     uint16_t add;    /* 0: set the word to value; 1: add value to it */
-    uint16_t strong; /* 1: behind every earlier command to that peer, not only those of the group */
+    uint16_t strong; /* 1: after every earlier command to that peer, not only those of the group */
 };
 
-/* ------------------------------------------------------------------------------------------------------------------
- * errors and bounded waits */
+/* ---- errors and bounded waits ---- */
 
-PRS_HD uint64_t prs_device_who(void)
+/** The calling thread, as reports name it: block << 32 | thread. 0 on the host. */
+PRS_HD uint64_t prs_device_thread(void)
 {
 #if defined(__CUDA_ARCH__)
     return (uint64_t)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)) << 32 | threadIdx.x;
@@ -70,19 +78,20 @@ PRS_HD uint64_t prs_device_who(void)
 #endif
 }
 
-/** Make the device fail; the first reason wins. Return the code to hand up. */
+/** Make the device fail, and report what was awaited; only the first error counts. Return -code. */
 PRS_HD int prs_device_fail(const struct prs_device *dev, enum prs_device_code code, enum prs_wait_kind kind,
                            uint64_t index, uint64_t want, uint64_t have)
 {
     struct prs_device_report *report = &dev->control->report;
 
-    if (prs_swap_if_gpu(&dev->local->failed, 0, (uint64_t)code) == 0) {
+    if (prs_compare_and_swap_gpu(&dev->local->failed, 0, (uint64_t)code) == 0) {
         prs_store_relaxed(&report->kind, (uint64_t)kind);
         prs_store_relaxed(&report->index, index);
         prs_store_relaxed(&report->want, want);
         prs_store_relaxed(&report->have, have);
-        prs_store_relaxed(&report->who, prs_device_who());
-        /* E0: the report is whole before its code is seen. Pairs with E1 in prs_ring_report(), transport/ring.c. */
+        prs_store_relaxed(&report->thread, prs_device_thread());
+        /* [device-report] The report is whole before its code is seen. Pairs with prs_ring_report(),
+         * transport/ring.c. */
         prs_store_release_sys(&report->code, (uint64_t)code);
     }
     return -(int)code;
@@ -94,16 +103,18 @@ PRS_HD int prs_device_error(const struct prs_device *dev)
     return -(int)prs_load_acquire_gpu(&dev->local->failed);
 }
 
-/* How old what is known of the proxy must be before one of those who wait looks again. A look is a read or two of host
- * memory, more than 1 us each. Reads of a line of host memory are served one after the other, and what a copy engine
- * or a NIC reads there waits among them: so there must be few, however many threads wait. */
+/** How often waiting threads read the state of the proxy, which all of them cache in struct prs_ring_local. A look is
+ * one or two reads of host memory, more than 1 us each. Reads of one line of host memory are served one after the
+ * other, and a copy engine or a NIC that reads there waits among them. So looks must be few, however many threads
+ * wait. */
 enum {
-    PRS_LOOK_NS = 2000,        /* for a thread that waits for the proxy: credit or completion */
-    PRS_LOOK_ABORT_NS = 20000, /* for one that waits for something else, and would only hear of an abort */
-    PRS_WAIT_LOOKS = 16,       /* looks at the awaited word between two at the clock and for errors */
+    PRS_LOOK_NS = 2000,        /* minimum age of the cached state for a thread that waits for credit or completion */
+    PRS_LOOK_ABORT_NS = 20000, /* for a thread that waits for something else, and looks only to notice an abort */
+    PRS_WAIT_LOOKS = 16,       /* reads of the awaited word between two checks of the clock and for errors */
 };
 
-/** Learn what the proxy says, and tell the others, unless one of them is about it or has just been. Never waits. */
+/** Refresh the cached state of the proxy for all threads if it is older than every_ns, unless another thread is doing
+ * so. Never waits. */
 PRS_HD void prs_ring_look(const struct prs_device *dev, uint64_t now, uint64_t every_ns)
 {
     struct prs_ring_local *local = dev->local;
@@ -112,33 +123,37 @@ PRS_HD void prs_ring_look(const struct prs_device *dev, uint64_t now, uint64_t e
 
     if (looked == PRS_LOOKING || now < looked + every_ns)
         return;
-    /* L0: from here to L1 this thread alone reads host memory and writes what was seen, so that it only grows. */
-    if (prs_swap_if_gpu(&local->looked_ns, looked, PRS_LOOKING) != looked)
+    /* [look-lock] From here to the last store only this thread reads host memory and writes the cached state. So the
+     * state only grows. Pairs with that store of the thread before. */
+    if (prs_compare_and_swap_gpu(&local->looked_ns, looked, PRS_LOOKING) != looked)
         return;
     prs_add_relaxed_gpu(&local->looks, 1);
     if (now >= prs_load_relaxed(&local->abort_ns) + PRS_LOOK_ABORT_NS) {
         abort = prs_load_relaxed(&dev->control->abort);
         prs_store_relaxed(&local->abort_ns, now);
     }
-    /* R2: the proxy has copied a slot out before we may write it again. Pairs with R1 in prs_ring_return(); and what
-     * completed commands stood for has happened: with D1 in prs_ring_done(), transport/ring.c. */
+    /* [ring-credit] The proxy has copied a slot out before a thread writes it again. Pairs with prs_ring_return().
+     * [ring-done] The effects of complete commands precede what follows. Pairs with prs_ring_done(),
+     * transport/ring.c. */
     prs_load_pair_acquire_sys(&dev->control->credit, &credit, &done);
-    /* R3: handed on to the other producers. Pairs with the acquire in prs_ring_claim() and prs_ring_await(). */
+    /* [ring-seen] Hand both on to the other threads. Pairs with prs_ring_await(). */
     if (credit != prs_load_relaxed(&local->credit_seen))
         prs_store_release_gpu(&local->credit_seen, credit);
     if (done != prs_load_relaxed(&local->done_seen))
         prs_store_release_gpu(&local->done_seen, done);
     if (abort != 0)
         prs_store_relaxed(&local->abort_seen, abort);
-    prs_store_release_gpu(&local->looked_ns, now); /* L1: pairs with L0 of the next */
+    prs_store_release_gpu(&local->looked_ns, now); /* [look-lock] of the next thread */
 }
 
+/** State of one wait, zeroed when it begins. */
 struct prs_wait {
-    uint64_t give_up_ns; /* 0 until the first look at the clock */
-    uint32_t looks;
+    uint64_t give_up_ns; /* 0 until the clock is read for the first time */
+    uint32_t looks;      /* reads of the awaited word */
 };
 
-/** After a look that did not find what is wanted. Return 0 to look again, or the error that ends the wait. */
+/** Call it after reading an awaited word in vain. kind, index, want and have are for the report. Return 0 to read
+ * again, or the error that ends the wait. */
 PRS_HD int prs_wait_more(const struct prs_device *dev, struct prs_wait *wait, enum prs_wait_kind kind, uint64_t index,
                          uint64_t want, uint64_t have)
 {
@@ -151,7 +166,7 @@ PRS_HD int prs_wait_more(const struct prs_device *dev, struct prs_wait *wait, en
     now = prs_now_ns();
     prs_ring_look(dev, now, PRS_LOOK_ABORT_NS);
     error = prs_device_error(dev);
-    if (error != 0)
+    if (error)
         return error;
     if (prs_load_relaxed(&dev->local->abort_seen) != 0)
         return prs_device_fail(dev, PRS_DEVICE_ABORTED, kind, index, want, have);
@@ -162,15 +177,14 @@ PRS_HD int prs_wait_more(const struct prs_device *dev, struct prs_wait *wait, en
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * the ring */
+/* ---- the ring ---- */
 
-/** Wait until the proxy has come as far as want; *seen is what is known of it (credit_seen or done_seen). */
+/** Wait until the proxy has reached position want. seen points to the cached position: credit_seen or done_seen. */
 PRS_HD int prs_ring_await(const struct prs_device *dev, const uint64_t *seen, uint64_t want, enum prs_wait_kind kind,
                           uint64_t index)
 {
     struct prs_wait wait = {0, 0};
-    uint64_t have = prs_load_acquire_gpu(seen); /* R3 */
+    uint64_t have = prs_load_acquire_gpu(seen); /* [ring-seen] */
 
     while (have < want) {
         int r;
@@ -180,19 +194,20 @@ PRS_HD int prs_ring_await(const struct prs_device *dev, const uint64_t *seen, ui
         if (have >= want)
             break;
         r = prs_wait_more(dev, &wait, kind, index, want, have);
-        if (r != 0)
+        if (r)
             return r;
     }
     return 0;
 }
 
-/** Claim count consecutive positions and wait until their slots are free. Return 0 or the error. */
+/** Claim count consecutive positions, from *first on, and wait until their slots are free. Every claimed position must
+ * be written. Return 0 or the error. */
 PRS_HD int prs_ring_claim(const struct prs_device *dev, uint32_t count, uint64_t *first)
 {
     uint64_t need;
     int r = prs_device_error(dev);
 
-    if (r != 0)
+    if (r)
         return r;
     *first = prs_add_relaxed_gpu(&dev->local->claim, count);
     need = *first + count;
@@ -201,17 +216,19 @@ PRS_HD int prs_ring_claim(const struct prs_device *dev, uint32_t count, uint64_t
     return prs_ring_await(dev, &dev->local->credit_seen, need - dev->slot_count, PRS_WAIT_CREDIT, *first);
 }
 
-/** Write the command of a claimed position. */
+/** Write the command of a claimed position. From then on the proxy may execute it. */
 PRS_HD void prs_ring_write(const struct prs_device *dev, uint64_t position, const struct prs_cmd_fields *fields)
 {
     struct prs_cmd *slot = &dev->slots[position & (dev->slot_count - 1)];
     struct prs_cmd cmd = prs_cmd_pack(fields, prs_cmd_lap(position, dev->slot_count));
 
-    /* A0: what the put reads, and every earlier command of the group, is visible before this command can be taken (all
-     * four words must show the lap). Pairs with A1 in prs_ring_take(), transport/ring.c. System scope: a CPU reads. */
+    /* [ring-slot] What the put reads, and every earlier command of the group, is visible before this command can be
+     * taken, which is when all four words show the lap. Pairs with prs_ring_take(), transport/ring.c. System scope,
+     * because a CPU reads. */
     prs_store_four_release_sys(slot->word, cmd.word);
 }
 
+/** The command of a put. */
 PRS_HD struct prs_cmd_fields prs_cmd_of_put(const struct prs_device *dev, const struct prs_device_put *put)
 {
     struct prs_cmd_fields f = {put->src_offset, put->dst_offset, put->bytes, PRS_CMD_PUT, 0, put->peer,
@@ -219,6 +236,7 @@ PRS_HD struct prs_cmd_fields prs_cmd_of_put(const struct prs_device *dev, const 
     return f;
 }
 
+/** The command of a signal. */
 PRS_HD struct prs_cmd_fields prs_cmd_of_signal(const struct prs_device *dev, const struct prs_device_signal *signal)
 {
     struct prs_cmd_fields f = {0,
@@ -235,21 +253,21 @@ PRS_HD struct prs_cmd_fields prs_cmd_of_signal(const struct prs_device *dev, con
     return f;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * checks and mapped peers */
+/* ---- checks and mapped peers ---- */
 
-/** Where the window of a rank is mapped here; 0: reach it through the proxy. */
+/** The address at which the window of a rank is mapped here; 0: only the proxy reaches it. Both must be in range. */
 PRS_HD uint64_t prs_device_map(const struct prs_device *dev, uint32_t window, uint32_t rank)
 {
     return dev->map[(uint64_t)window * dev->world + rank];
 }
 
+/** Is there such a window, and does the range lie within it? */
 PRS_HD int prs_device_in_window(const struct prs_device *dev, uint32_t window, uint64_t offset, uint64_t bytes)
 {
     return window < dev->windows && offset <= dev->bytes[window] && bytes <= dev->bytes[window] - offset;
 }
 
-/** Return 0 or -PRS_DEVICE_MISUSE; the report's want and have are what was allowed and what came. */
+/** Check all fields of a put. Return 0 or -PRS_DEVICE_MISUSE; the report then has what was allowed and what came. */
 PRS_HD int prs_device_check_put(const struct prs_device *dev, const struct prs_device_put *put)
 {
     if (put->peer >= dev->world)
@@ -263,6 +281,7 @@ PRS_HD int prs_device_check_put(const struct prs_device *dev, const struct prs_d
     return 0;
 }
 
+/** Check all fields of a signal. Return as prs_device_check_put(). */
 PRS_HD int prs_device_check_signal(const struct prs_device *dev, const struct prs_device_signal *signal)
 {
     if (signal->peer >= dev->world)
@@ -274,7 +293,8 @@ PRS_HD int prs_device_check_signal(const struct prs_device *dev, const struct pr
     return 0;
 }
 
-/** Copy by part of a team: thread `index` of `count`. 16 bytes at a time where both ends allow it. */
+/** Copy the part of thread `index` of `count` threads that copy together: 16 bytes at a time where both ends allow
+ * it. */
 PRS_HD void prs_copy_part(void *dst, const void *src, uint64_t bytes, uint32_t index, uint32_t count)
 {
     char *to = (char *)dst;
@@ -293,23 +313,23 @@ PRS_HD void prs_copy_part(void *dst, const void *src, uint64_t bytes, uint32_t i
         to[i] = from[i];
 }
 
+/** Set or add to the signal word of a mapped peer. */
 PRS_HD void prs_signal_mapped(uint64_t *word, const struct prs_device_signal *signal)
 {
-    /* Everything this thread has written or acquired is visible at the peer before the signal. Pairs with the acquire
-     * in prs_wait_signal(). */
+    /* [mapped-signal] Everything that this thread has written or acquired is visible at the peer before the signal.
+     * Pairs with prs_wait_signal(). */
     if (signal->add)
         prs_add_release_sys(word, signal->value);
     else
         prs_store_release_sys(word, signal->value);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * thread-wide calls */
+/* ---- thread-wide calls ---- */
 
 /**
- * Start to write. *ticket (may be NULL) is for prs_flush(): the source may be written again, and the bytes are at the
- * peer, once it is done. A peer that is mapped has the bytes when the next signal to it is seen.
- */
+ * Start a put; waits at most for a free slot of the ring. *ticket (may be NULL) is for prs_flush(): once that has
+ * returned 0 the source may be written again and the bytes are at the peer. A mapped peer has the bytes when it sees
+ * the next signal. */
 PRS_HD int prs_put(const struct prs_device *dev, const struct prs_device_put *put, uint64_t *ticket)
 {
     struct prs_cmd_fields f;
@@ -317,7 +337,7 @@ PRS_HD int prs_put(const struct prs_device *dev, const struct prs_device_put *pu
     int r;
 
     r = prs_device_check_put(dev, put);
-    if (r != 0)
+    if (r)
         return r;
     mapped = prs_device_map(dev, put->dst_window, put->peer);
     if (mapped != 0) {
@@ -329,7 +349,7 @@ PRS_HD int prs_put(const struct prs_device *dev, const struct prs_device_put *pu
         return prs_device_error(dev);
     }
     r = prs_ring_claim(dev, 1, &at);
-    if (r != 0)
+    if (r)
         return r;
     f = prs_cmd_of_put(dev, put);
     prs_ring_write(dev, at, &f);
@@ -338,7 +358,7 @@ PRS_HD int prs_put(const struct prs_device *dev, const struct prs_device_put *pu
     return 0;
 }
 
-/** Start a signal behind the puts of its group. */
+/** Start a signal: the peer sees it after the puts of its group. *ticket as for prs_put(). */
 PRS_HD int prs_signal(const struct prs_device *dev, const struct prs_device_signal *signal, uint64_t *ticket)
 {
     struct prs_cmd_fields f;
@@ -346,7 +366,7 @@ PRS_HD int prs_signal(const struct prs_device *dev, const struct prs_device_sign
     int r;
 
     r = prs_device_check_signal(dev, signal);
-    if (r != 0)
+    if (r)
         return r;
     mapped = prs_device_map(dev, signal->window, signal->peer);
     if (mapped != 0) {
@@ -356,7 +376,7 @@ PRS_HD int prs_signal(const struct prs_device *dev, const struct prs_device_sign
         return prs_device_error(dev);
     }
     r = prs_ring_claim(dev, 1, &at);
-    if (r != 0)
+    if (r)
         return r;
     f = prs_cmd_of_signal(dev, signal);
     prs_ring_write(dev, at, &f);
@@ -365,7 +385,8 @@ PRS_HD int prs_signal(const struct prs_device *dev, const struct prs_device_sign
     return 0;
 }
 
-/** A put and its signal (same peer): two slots claimed together, so nothing comes between them. */
+/** Start a put and its signal, to the same peer. Their slots are claimed together, so that no command comes between
+ * them. *ticket as for prs_put(), of both. */
 PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_put *put,
                           const struct prs_device_signal *signal, uint64_t *ticket)
 {
@@ -373,18 +394,18 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
     uint64_t at = 0;
     int r;
 
-    /* Out of range goes to the calls that refuse it with a report. */
+    /* What is out of range goes to the calls that refuse it with a report. */
     if (put->peer >= dev->world || put->dst_window >= dev->windows ||
         prs_device_map(dev, put->dst_window, put->peer) != 0) {
         r = prs_put(dev, put, ticket);
         return r != 0 ? r : prs_signal(dev, signal, ticket);
     }
     r = prs_device_check_put(dev, put);
-    if (r == 0)
+    if (!r)
         r = prs_device_check_signal(dev, signal);
-    if (r == 0)
+    if (!r)
         r = prs_ring_claim(dev, 2, &at);
-    if (r != 0)
+    if (r)
         return r;
     f = prs_cmd_of_put(dev, put);
     prs_ring_write(dev, at, &f);
@@ -396,9 +417,8 @@ PRS_HD int prs_put_signal(const struct prs_device *dev, const struct prs_device_
 }
 
 /**
- * Wait until everything up to a ticket is complete: sources reusable, bytes at the peer, signals handed over. When a
- * signal is seen is for its receiver to say: under the counted policy it is the receiver that raises it.
- */
+ * Wait until everything up to a ticket is complete: sources may be written again, bytes are at the peer, signals are
+ * handed over. Only the receiver of a signal knows when it is seen: under the policy counted the receiver raises it. */
 PRS_HD int prs_flush(const struct prs_device *dev, uint64_t ticket)
 {
     int r = prs_device_error(dev);
@@ -406,22 +426,25 @@ PRS_HD int prs_flush(const struct prs_device *dev, uint64_t ticket)
     return r != 0 ? r : prs_ring_await(dev, &dev->local->done_seen, ticket, PRS_WAIT_DONE, ticket);
 }
 
-/** Wait until every command that any thread has claimed so far is complete. */
+/** Wait until every command that any thread has claimed so far is complete, in the sense of prs_flush(). */
 PRS_HD int prs_quiet(const struct prs_device *dev)
 {
     return prs_flush(dev, prs_load_relaxed(&dev->local->claim));
 }
 
+/** How prs_wait_signal() compares the word with the value: greater or equal, equal, not equal. */
 enum prs_compare { PRS_COMPARE_GE = 0, PRS_COMPARE_EQ = 1, PRS_COMPARE_NE = 2 };
 
-/** Wait until a signal word of this rank compares true with value; what it stands for may be read then. */
+/** Wait until a signal word of this rank compares true with value. Then the bytes of the puts that it follows may be
+ * read. */
 PRS_HD int prs_wait_signal(const struct prs_device *dev, const uint64_t *word, enum prs_compare compare, uint64_t value)
 {
     struct prs_wait wait = {0, 0};
     int r = prs_device_error(dev);
 
-    while (r == 0) {
-        uint64_t have = prs_load_acquire_sys(word);
+    while (!r) {
+        uint64_t have = prs_load_acquire_sys(word); /* [mapped-signal] */
+
         if (compare == PRS_COMPARE_GE ? have >= value : compare == PRS_COMPARE_EQ ? have == value : have != value)
             return 0;
         r = prs_wait_more(dev, &wait, PRS_WAIT_SIGNAL, (uint64_t)(uintptr_t)word, value, have);
@@ -429,83 +452,84 @@ PRS_HD int prs_wait_signal(const struct prs_device *dev, const uint64_t *word, e
     return r;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * groups: the last of n arrivals sends every signal of the group, behind one ordering point */
+/* ---- arrival counters: the last of n arrivals sends the signals of all ---- */
 
 /**
- * A group in device memory, shared by the threads that put to one peer. Used again and again: a round is `expected`
- * arrivals. Counters only grow, so a captured graph can be replayed.
- */
-struct prs_group {
-    uint64_t deposited;                /* arrivals begun */
-    uint64_t arrived;                  /* arrivals whose puts are all in the ring */
-    uint64_t flushed;                  /* rounds whose signals are all in the ring */
-    struct prs_device_signal *signals; /* [expected] */
-    uint32_t expected;
-    uint32_t id; /* group of the puts and signals */
+ * An arrival counter, in device memory: shared by the threads that put to one group and signal it together. Each round
+ * has `expected` arrivals. Counters only grow, so that rounds need no reset and a captured graph can be replayed. */
+struct prs_arrival_counter {
+    uint64_t deposited;                /* arrivals that have begun */
+    uint64_t arrived;                  /* arrivals whose puts are all started and whose signal is in signals[] */
+    uint64_t flushed;                  /* rounds whose signals are all started */
+    struct prs_device_signal *signals; /* [expected] of the present round */
+    uint32_t expected;                 /* arrivals in a round */
+    uint32_t group;                    /* of the puts and signals */
     uint64_t pad[3];
 };
-PRS_STATIC_ASSERT(sizeof(struct prs_group) == 64, "a group has a line of its own");
+PRS_STATIC_ASSERT(sizeof(struct prs_arrival_counter) == 64, "a counter has a line of its own");
 
-/** Before the first use, by one thread. signals has room for expected entries and stays the caller's. */
-PRS_HD void prs_group_begin(struct prs_group *group, uint32_t id, uint32_t expected, struct prs_device_signal *signals)
+/** Prepare a counter, by one thread, before any thread arrives. signals has room for `expected` entries; it stays the
+ * caller's and must live as long as the counter is used. */
+PRS_HD void prs_arrival_counter_init(struct prs_arrival_counter *counter, uint32_t group, uint32_t expected,
+                                     struct prs_device_signal *signals)
 {
-    group->deposited = 0;
-    group->arrived = 0;
-    group->flushed = 0;
-    group->signals = signals;
-    group->expected = expected;
-    group->id = id;
+    counter->deposited = 0;
+    counter->arrived = 0;
+    counter->flushed = 0;
+    counter->signals = signals;
+    counter->expected = expected;
+    counter->group = group;
 }
 
-/** Send the signals of the round: the caller knows that all its puts are in the ring. Usually prs_group_arrive() does.
- */
-PRS_HD int prs_group_flush(const struct prs_device *dev, struct prs_group *group)
+/** Start the signals of the round. Only the last arrival may call it, which prs_arrival_counter_arrive() does. */
+PRS_HD int prs_arrival_counter_flush(const struct prs_device *dev, struct prs_arrival_counter *counter)
 {
-    for (uint32_t i = 0; i < group->expected; i++) {
-        struct prs_device_signal signal = group->signals[i];
+    for (uint32_t i = 0; i < counter->expected; i++) {
+        struct prs_device_signal signal = counter->signals[i];
         int r;
 
-        signal.group = group->id;
+        signal.group = counter->group;
         r = prs_signal(dev, &signal, NULL);
-        if (r != 0)
+        if (r)
             return r;
     }
-    /* G0: the signals of this round have been read before the next round may overwrite them. Pairs with G1. */
-    prs_add_acq_rel_gpu(&group->flushed, 1);
+    /* [round-flushed] The signals of this round have been read before the next round overwrites them. Pairs with
+     * prs_arrival_counter_arrive(). */
+    prs_add_acq_rel_gpu(&counter->flushed, 1);
     return 0;
 }
 
 /**
- * This thread's puts of the round are started; its signal is to be sent with those of the others. The last arrival
- * sends them all. Return 1 for that one, 0 for the others, or the error.
- */
-PRS_HD int prs_group_arrive(const struct prs_device *dev, struct prs_group *group,
-                            const struct prs_device_signal *signal)
+ * Arrive: this thread has started its puts of the round, and its signal is to be sent with those of the others. Waits
+ * only while the signals of the round before are being sent. The last arrival sends all signals. Return 1 to it, 0 to
+ * the others, or the error. */
+PRS_HD int prs_arrival_counter_arrive(const struct prs_device *dev, struct prs_arrival_counter *counter,
+                                      const struct prs_device_signal *signal)
 {
     struct prs_wait wait = {0, 0};
-    uint64_t place, round;
+    uint64_t position, round;
     int r;
 
-    if (group->expected == 0) /* who arrives is one more than are expected */
-        return prs_device_fail(dev, PRS_DEVICE_MISUSE, PRS_WAIT_ARRIVAL, group->id, 0, 1);
-    place = prs_add_relaxed_gpu(&group->deposited, 1);
-    round = place / group->expected;
+    if (!counter->expected) /* any arrival is one too many */
+        return prs_device_fail(dev, PRS_DEVICE_MISUSE, PRS_WAIT_ARRIVAL, counter->group, 0, 1);
+    position = prs_add_relaxed_gpu(&counter->deposited, 1);
+    round = position / counter->expected;
     for (;;) {
-        uint64_t flushed = prs_load_acquire_gpu(&group->flushed); /* G1 */
+        uint64_t flushed = prs_load_acquire_gpu(&counter->flushed); /* [round-flushed] */
+
         if (flushed >= round)
             break;
-        r = prs_wait_more(dev, &wait, PRS_WAIT_GROUP, group->id, round, flushed);
-        if (r != 0)
+        r = prs_wait_more(dev, &wait, PRS_WAIT_ROUND, counter->group, round, flushed);
+        if (r)
             return r;
     }
-    group->signals[place % group->expected] = *signal;
-    /* B0: this thread's puts are claimed, and its signal is deposited, before the count shows it; the last arrival
-     * acquires all of them, so its signals get later positions than any put of the round. Pairs with itself. */
-    if ((prs_add_acq_rel_gpu(&group->arrived, 1) + 1) % group->expected != 0)
+    counter->signals[position % counter->expected] = *signal;
+    /* [arrival-count] This thread has claimed its puts and stored its signal before it is counted. The last arrival acquires
+     * all that the others did, so its signals get later positions than any put of the round. Pairs with itself. */
+    if ((prs_add_acq_rel_gpu(&counter->arrived, 1) + 1) % counter->expected != 0)
         return 0;
-    r = prs_group_flush(dev, group);
-    return r != 0 ? r : 1;
+    r = prs_arrival_counter_flush(dev, counter);
+    return r ? r : 1;
 }
 
 #endif

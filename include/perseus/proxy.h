@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * The proxy: what turns the commands of a kernel into transfers. It owns one command ring and one context of a team,
- * and may touch only memory that was given to it as windows.
+ * The proxy turns the commands of a kernel into transfers. It owns one command ring and one context of a team, and
+ * touches only memory that was given to it as windows.
  *
- * A command that is malformed, stale or out of bounds is refused: it and everything after it is not executed, the error
- * is sticky, prs_proxy_error() names it, and every wait on the device ends.
- */
+ * A command that is malformed, stale or out of bounds is refused: neither it nor any later one is executed, the error
+ * is sticky, prs_proxy_error() describes it, and every wait on the device ends.
+ *
+ * Functions return 0 or -errno where nothing else is said. One thread at a time may call them, unless said
+ * otherwise. */
 #ifndef PERSEUS_PROXY_H
 #define PERSEUS_PROXY_H
 
@@ -16,36 +18,40 @@
 extern "C" {
 #endif
 
+/** A proxy; opaque. */
 struct prs_proxy;
 
+/** Options of prs_proxy_open(); copied. */
 struct prs_proxy_options {
     struct prs_team *team; /* must outlive the proxy; at most 65536 ranks */
-    uint32_t context;      /* the proxy's alone while it is open */
+    uint32_t context;      /* of the team; nobody else may use it while the proxy is open */
     uint32_t ring_slots;   /* power of two; 0: 1024 */
     uint32_t timeout_ms;   /* limit of each wait on the device; 0: 10000 */
-    /* true: no thread is made, the caller runs prs_proxy_step() */
-    bool stepped;
-    bool cuda;     /* the ring is mapped for, and its local part lies in, the current CUDA context's device */
-    int numa_node; /* where the thread runs; -1: anywhere */
+    bool stepped;          /* without a thread: the caller runs prs_proxy_step() */
+    bool cuda;             /* the device of the current CUDA context maps the ring and holds its local part */
+    int numa_node;         /* where the thread runs; -1: anywhere */
 };
 
+/** Make a proxy. Kernels can use it after prs_proxy_start(). Return 0, -EINVAL or -ENOMEM. */
 PRS_API int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **out);
-/** End every wait on the device, stop the thread, let the transfers that are under way end (1 s at most; no further
- * command is taken), free. A rank to which some remain can no longer be reached in this context: its peer fails with
- * -ECANCELED. The team and the windows' memory must still be there. NULL is allowed. */
+/** End every wait on the device, stop the thread, let the transfers in flight end, and free. Takes 1 s at most and
+ * takes no further command. A rank to which some commands remain can no longer be reached in this context: its peer
+ * fails with -ECANCELED. The team and the memory of the windows must still be there. NULL is allowed. */
 PRS_API void prs_proxy_close(struct prs_proxy *proxy);
 
+/** What a window may be used for, besides data. */
 enum prs_window_flags {
     PRS_WINDOW_SIGNALS = 1, /* strict memory (PRS_MEM_STRICT): signals may be put here */
 };
 
-/** The same window at another rank. */
+/** A window of another rank. */
 struct prs_window_remote {
-    uint64_t base;        /* there */
-    uint64_t mapped;      /* where it is mapped here; 0: only the NIC reaches it. The same for all windows of a rank */
-    struct prs_keys keys; /* of the region there */
+    uint64_t base;        /* its address at that rank */
+    uint64_t mapped;      /* its address here; 0: only the NIC reaches it. All windows of a rank are mapped, or none */
+    struct prs_keys keys; /* of its region */
 };
 
+/** Options of prs_proxy_window(). */
 struct prs_window_options {
     void *base;
     uint64_t bytes;                          /* the same on every rank */
@@ -54,40 +60,43 @@ struct prs_window_options {
     uint32_t flags;                          /* enum prs_window_flags */
 };
 
+/** Windows that a proxy may have at once. */
 enum { PRS_PROXY_WINDOWS = 64 };
 
-/** Collective by contract: the same windows in the same order on every rank, before or after prs_proxy_start(). The
- * lowest free index is taken. Return it (>= 0) or -errno: -EINVAL also for a window that is mapped of a rank whose
- * others are not, or the other way round, since signals would not stay behind puts then. */
+/** Add a window, before or after prs_proxy_start(). Every rank must add the same windows in the same order. The window
+ * gets the lowest free index. Return it (>= 0) or -errno; -EINVAL also for a window that is mapped while other windows
+ * of that rank are not, or the other way round, since signals would then overtake puts. */
 PRS_API int prs_proxy_window(struct prs_proxy *proxy, const struct prs_window_options *options);
-/** Wait until what commands that are done have sent has taken effect at its peers, signals that their processes raise
- * (policy `counted`, rails without atomics) among it; one call at a time. prs_quiet() does not: a receiver could give
- * up the memory of a signal that nobody awaited before its own proxy raises it. So, before memory goes: settle, then
- * meet the other ranks, then drop and release. Return 0, -ETIMEDOUT or the sticky error. */
+/** Wait until all complete commands have taken effect at their peers, including signals that the peers' processes raise
+ * (policy `counted`, rails without atomics). prs_quiet() does not wait for these: the receiver of a signal that nobody
+ * awaits could give up its memory before its own proxy raises the signal. So before memory goes: settle, then meet the
+ * other ranks, then drop and release. One call at a time. Return 0, -ETIMEDOUT or the sticky error. */
 PRS_API int prs_proxy_settle(struct prs_proxy *proxy, uint32_t timeout_ms);
-/** Collective by contract, one call at a time. A command that names the window and still waits, of a kernel that gave
- * up, ends in the sticky error and touches nothing; the window's index may come again. Return 0, -EINVAL or -ETIMEDOUT
- * (the proxy's thread did not run for 5 s: the window goes when it does, and its region must stay until then; the next
- * call, for this window or another, waits for it first). */
+/** Drop a window; every rank must do so. A command that names it and still waits, left by a kernel that gave up, ends
+ * in the sticky error and touches nothing. The index may be given again. One call at a time. Return 0, -EINVAL or
+ * -ETIMEDOUT: the proxy's thread did not run for 5 s. Then the window goes when the thread runs again, until when its
+ * region must stay; the next call, for this window or another, waits for that first. */
 PRS_API int prs_proxy_window_drop(struct prs_proxy *proxy, uint32_t index);
-/** *out is what kernels (or threads) need, valid until close, also for windows that come later; the thread runs. */
+/** Start the thread, and fill in what kernels (or threads of the host) need: valid until close, also for later
+ * windows. */
 PRS_API int prs_proxy_start(struct prs_proxy *proxy, struct prs_device *out);
 
-/** One round of the loop, for a stepped proxy. Return how much was done (0: idle) or the sticky error. */
+/** Run one round of the loop of a stepped proxy. Return how much was done (0: idle) or the sticky error. */
 PRS_API int prs_proxy_step(struct prs_proxy *proxy);
 
-/** 0 or the sticky error, also of the device. From any thread. */
+/** Return 0 or the sticky error, also of the device. From any thread. */
 PRS_API int prs_proxy_check(struct prs_proxy *proxy);
-/** Its text, "" while sound; valid until close. */
+/** Return the text of the sticky error, or "" without one; valid until close. From any thread. */
 PRS_API const char *prs_proxy_error(struct prs_proxy *proxy);
 
+/** Counters of a proxy. */
 struct prs_proxy_stats {
     uint64_t commands, puts, signals;
-    uint64_t fences;   /* waits for everything: of a proxy whose team's policy is drain */
-    uint64_t stall_ns; /* time in them */
+    uint64_t fences;   /* waits for all commands; only under the policy drain */
+    uint64_t stall_ns; /* time in these waits */
     uint64_t batches;  /* rounds that took commands */
 };
-/** Exact when the proxy is idle. */
+/** Read the counters, which are exact while the proxy is idle. */
 PRS_API void prs_proxy_stats(const struct prs_proxy *proxy, struct prs_proxy_stats *out);
 
 #ifdef __cplusplus

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * The few memory operations that GPU, CPU and NIC agree on, each by one name that compiles for the device (PTX) and for
- * the host (compiler builtins), so that threads of a CPU can run the device protocol.
+ * The few memory operations that GPU, CPU and NIC agree on. Each has one name, which compiles for the device (PTX) and
+ * for the host (compiler builtins), so that threads of a CPU can run the device protocol.
  *
- * "sys" reaches the CPU, the NIC and other GPUs; "gpu" only the threads of this GPU. On the host both are the same.
- */
+ * "sys": ordered for the CPU, the NIC and other GPUs too; "gpu": for the threads of this GPU only. On the host both are
+ * the same. */
 #ifndef PERSEUS_SYNC_H
 #define PERSEUS_SYNC_H
 
 #include <stdint.h>
 
+/** Makes a function of this header compile for the device and for the host. */
 #if defined(__CUDACC__)
 #    define PRS_HD static __host__ __device__ __forceinline__
 #else
@@ -21,6 +22,7 @@
 #    include <time.h>
 #endif
 
+/** Load a word; orders nothing else. */
 PRS_HD uint64_t prs_load_relaxed(const uint64_t *word)
 {
 #if defined(__CUDA_ARCH__)
@@ -32,6 +34,7 @@ PRS_HD uint64_t prs_load_relaxed(const uint64_t *word)
 #endif
 }
 
+/** Load a word: what its writer released before it is visible afterwards. */
 PRS_HD uint64_t prs_load_acquire_sys(const uint64_t *word)
 {
 #if defined(__CUDA_ARCH__)
@@ -43,6 +46,7 @@ PRS_HD uint64_t prs_load_acquire_sys(const uint64_t *word)
 #endif
 }
 
+/** As prs_load_acquire_sys(), for words that threads of this GPU write. */
 PRS_HD uint64_t prs_load_acquire_gpu(const uint64_t *word)
 {
 #if defined(__CUDA_ARCH__)
@@ -54,7 +58,7 @@ PRS_HD uint64_t prs_load_acquire_gpu(const uint64_t *word)
 #endif
 }
 
-/** Two neighbouring words (16-byte aligned) for the price of one read; each by itself as prs_load_acquire_sys(). */
+/** Load two neighbouring words (16-byte aligned) at the cost of one read, each as by prs_load_acquire_sys(). */
 PRS_HD void prs_load_pair_acquire_sys(const uint64_t *words, uint64_t *first, uint64_t *second)
 {
 #if defined(__CUDA_ARCH__)
@@ -65,6 +69,7 @@ PRS_HD void prs_load_pair_acquire_sys(const uint64_t *words, uint64_t *first, ui
 #endif
 }
 
+/** Store a word; orders nothing else. */
 PRS_HD void prs_store_relaxed(uint64_t *word, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
@@ -74,6 +79,7 @@ PRS_HD void prs_store_relaxed(uint64_t *word, uint64_t value)
 #endif
 }
 
+/** Store a word: everything written before is visible to a reader that acquires it. */
 PRS_HD void prs_store_release_sys(uint64_t *word, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
@@ -84,10 +90,9 @@ PRS_HD void prs_store_release_sys(uint64_t *word, uint64_t value)
 }
 
 /**
- * Four neighbouring words (16-byte aligned), in any order among themselves; everything written before is visible to who
- * acquires any of them. Dearer than one prs_store_release_sys() only by the stores: behind a store to host memory a
- * release waits until that has crossed PCIe and was answered, 0.7 us and more, so the fence comes before all four.
- */
+ * Store four neighbouring words (16-byte aligned), in any order among themselves: everything written before is visible
+ * to a reader that acquires any of them. A release after a store to host memory waits until that store has crossed PCIe
+ * and was answered, 0.7 us and more. So the fence comes before all four, and they cost little more than one. */
 PRS_HD void prs_store_four_release_sys(uint64_t *words, const uint64_t *values)
 {
 #if defined(__CUDA_ARCH__)
@@ -95,11 +100,12 @@ PRS_HD void prs_store_four_release_sys(uint64_t *words, const uint64_t *values)
     asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(words), "l"(values[0]), "l"(values[1]) : "memory");
     asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(words + 2), "l"(values[2]), "l"(values[3]) : "memory");
 #else
-    for (int i = 0; i < 4; i++) /* ThreadSanitizer knows no fences */
+    for (int i = 0; i < 4; i++) /* each with release: ThreadSanitizer knows no fences */
         __atomic_store_n(&words[i], values[i], __ATOMIC_RELEASE);
 #endif
 }
 
+/** As prs_store_release_sys(), for words that threads of this GPU read. */
 PRS_HD void prs_store_release_gpu(uint64_t *word, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
@@ -109,7 +115,7 @@ PRS_HD void prs_store_release_gpu(uint64_t *word, uint64_t value)
 #endif
 }
 
-/** Add and return the value before; orders nothing else. */
+/** Add to a word and return its former value; orders nothing else. */
 PRS_HD uint64_t prs_add_relaxed_gpu(uint64_t *word, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
@@ -121,6 +127,7 @@ PRS_HD uint64_t prs_add_relaxed_gpu(uint64_t *word, uint64_t value)
 #endif
 }
 
+/** Add to a word and return its former value: acquires what earlier adds have released, and releases. */
 PRS_HD uint64_t prs_add_acq_rel_gpu(uint64_t *word, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
@@ -132,7 +139,8 @@ PRS_HD uint64_t prs_add_acq_rel_gpu(uint64_t *word, uint64_t value)
 #endif
 }
 
-/** For a word that another GPU or the CPU reads: everything written before is visible to who acquires the sum. */
+/** Add to a word that another GPU or the CPU reads: everything written before is visible to a reader that acquires
+ * it. */
 PRS_HD void prs_add_release_sys(uint64_t *word, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
@@ -142,8 +150,8 @@ PRS_HD void prs_add_release_sys(uint64_t *word, uint64_t value)
 #endif
 }
 
-/** If the word is `expected` make it value; return what it was. */
-PRS_HD uint64_t prs_swap_if_gpu(uint64_t *word, uint64_t expected, uint64_t value)
+/** Store value in the word if the word is `expected`; return its former value. Acquires and releases. */
+PRS_HD uint64_t prs_compare_and_swap_gpu(uint64_t *word, uint64_t expected, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)
     uint64_t before;
@@ -158,7 +166,7 @@ PRS_HD uint64_t prs_swap_if_gpu(uint64_t *word, uint64_t expected, uint64_t valu
 #endif
 }
 
-/** What this thread has read or written is before what it does next, for every other thread of the system. */
+/** Order what this thread has read and written before what it does next, for every other thread of the system. */
 PRS_HD void prs_fence_acq_rel_sys(void)
 {
 #if defined(__CUDA_ARCH__)
@@ -168,7 +176,7 @@ PRS_HD void prs_fence_acq_rel_sys(void)
 #endif
 }
 
-/** Nanoseconds of a clock that only grows; coarse (about 1 us) on a GPU. */
+/** Nanoseconds of a clock that never goes back; coarse (about 1 us) on a GPU. */
 PRS_HD uint64_t prs_now_ns(void)
 {
 #if defined(__CUDA_ARCH__)
@@ -182,7 +190,7 @@ PRS_HD uint64_t prs_now_ns(void)
 #endif
 }
 
-/** Between two looks at a word that is not yet there. */
+/** Pause between two reads of a word that is awaited. */
 PRS_HD void prs_spin_pause(void)
 {
 #if defined(__CUDA_ARCH__)

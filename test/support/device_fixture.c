@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/support/device_fixture.h"
-
 #include <criterion/criterion.h>
+
+#include "test/support/device_fixture.h"
 
 struct fixture f;
 const struct fake_team_options busy_team = {.size = WORLD, .window = 16, .seed = 7, .connect_asks = 20};

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A real proxy and its command ring over a team without a NIC (fake_team.h): rank 0's, with two windows of plain memory
- * on each rank. Each Criterion test has a process, and so a fixture, of its own. */
+/* The proxy of rank 0 and its command ring, over a team without a NIC (fake_team.h). Each rank has two windows of plain
+ * memory. Each Criterion test runs in a process of its own, and so has its own fixture. */
 #ifndef TEST_SUPPORT_DEVICE_FIXTURE_H
 #define TEST_SUPPORT_DEVICE_FIXTURE_H
 
 #include <perseus/proxy.h>
-
 #include "test/support/fake_team.h"
 
 enum {
@@ -16,7 +15,7 @@ enum {
     SIGNALS = 1, /* window of signal words */
     BANKS = 2,   /* receive banks by round parity */
     BANK_WORDS = BLOCKS * WORDS,
-    HEALTHY_MS = 60000, /* for what comes: a machine may keep a thread off its cores for seconds */
+    HEALTHY_MS = 60000, /* for a wait that succeeds: a machine may keep a thread off its cores for seconds */
 };
 
 struct fixture {
@@ -25,26 +24,27 @@ struct fixture {
     struct prs_device device;
     uint64_t data[WORLD][BANKS * BANK_WORDS];
     uint64_t signals[WORLD][BANKS * BLOCKS];
-    struct prs_group groups[WORLD];
+    struct prs_arrival_counter counters[WORLD];
     struct prs_device_signal deposits[WORLD][BLOCKS];
-    uint64_t credits[WORLD]; /* rounds that a receiver has read: rank 0 waits for it */
-    uint64_t map_peers;      /* bit per rank whose windows are mapped */
+    uint64_t credits[WORLD]; /* rounds that each receiver has read; rank 0 waits for them */
+    uint64_t map_peers;      /* mask of the ranks whose windows are mapped */
 };
 
 extern struct fixture f;
-extern const struct fake_team_options busy_team; /* late, and in any order */
+extern const struct fake_team_options busy_team; /* completes late and in any order */
 
 /* options.team and numa_node are filled in. */
 void open_fixture(const struct fake_team_options *team, struct prs_proxy_options options);
 void close_fixture(void);
 
-/* What a block puts and signals to a rank in a round: a bank by turns, a place of its own there, the rank's group. */
+/* What a block puts and signals to a rank in a round: banks alternate, each block has its own part, and the group is
+ * the number of the rank. */
 struct prs_device_put put_of(uint32_t rank, uint32_t block, uint64_t round);
 struct prs_device_signal signal_of(uint32_t rank, uint32_t block, uint64_t round);
-/* Those of block 0 and round 0, in a group. */
+/* Start the put, the signal or both of block 0 and round 0, in a group. */
 void put_and_signal(uint32_t rank, uint32_t group, bool put, bool signal);
 
-/* Of a stepped proxy. */
+/* Step a stepped proxy many times. */
 void step_until_idle(void);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/support/order_bench.h"
-
 #include <criterion/criterion.h>
 #include <string.h>
+
+#include "test/support/order_bench.h"
 
 const struct prs_keys bench_keys;
 const uint32_t bench_local_keys[PRS_MAX_RAILS];
@@ -22,7 +22,7 @@ struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queue
                                         .max_part_bytes = 1 << 20};
 
     prs_order_fini(&bench.order); /* of the row before */
-    memset(&bench, 0, sizeof bench);
+    memset(&bench, 0, sizeof(bench));
     for (uint32_t i = 0; i < paths; i++)
         options.path[i].rate = 1000.0f * (float)(i + 1);
     cr_assert_eq(prs_order_init(&bench.order, &options), 0);

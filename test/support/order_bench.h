@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An order engine by itself, for tests of single rules. */
+/* An order engine alone, for tests of single rules. */
 #ifndef TEST_SUPPORT_ORDER_BENCH_H
 #define TEST_SUPPORT_ORDER_BENCH_H
 
@@ -7,7 +7,7 @@
 
 enum { BENCH_OPS = 400, BENCH_DEPTH = 32, BENCH_WINDOW = 48 };
 
-/* An engine and what its owner gives it. */
+/* An engine and the memory that its owner gives it. */
 struct bench {
     struct prs_order order;
     uint8_t copies[PRS_ORDER_MAX_QUEUES][BENCH_DEPTH * PRS_INLINE_BYTES];
@@ -17,10 +17,10 @@ struct bench {
 extern const struct prs_keys bench_keys;
 extern const uint32_t bench_local_keys[PRS_MAX_RAILS];
 
-/** The one bench, as new. */
+/* Return the only bench, as new. */
 struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queues);
 
-/** A put that must be admitted; BENCH_OPS of them may be pending. */
+/* Admit a put, which must succeed. At most BENCH_OPS may be pending. */
 void bench_put(struct bench *bench, size_t bytes, uint32_t id, uint32_t group, uint32_t flags);
 
 #endif

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test/support/order_net.h"
-
-#include "transport/wire.h"
-
 #include <criterion/criterion.h>
 #include <string.h>
 
-/* Adds share words, a bit each, so that they may be merged; a set has a word of its own. */
+#include "test/support/order_net.h"
+#include "transport/wire.h"
+
+/* Adds share words, one bit each, so that they may be merged. A set has a word of its own. */
 enum { ADD_WORDS = 1 << 20, ADDS_A_WORD = 32 };
 
 static const struct prs_keys keys;
@@ -26,7 +25,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
                                         .split_queues = split_queues,
                                         .max_part_bytes = 1 << 20};
 
-    memset(net, 0, sizeof *net);
+    memset(net, 0, sizeof(*net));
     net->network = network;
     for (uint32_t i = 0; i < paths; i++)
         options.path[i].rate = 1000.0f * (float)(i + 1);
@@ -37,7 +36,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
         cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, record_key, &net->credit), 0);
 }
 
-/* A signal becomes visible: everything it stands for must be there. */
+/* A signal becomes visible: everything that it must follow must be there. */
 static void raise_signal(struct net *net, int index)
 {
     struct net_signal *signal = &net->signal[index];
@@ -77,7 +76,7 @@ static void notice(struct net *net, const struct prs_imm *imm, uint32_t bytes)
     for (uint32_t i = 0; r == 1 && i < out.count; i++) {
         struct net_put *put = &net->put[(out.first_id + i) % PRS_NOTIFY_IDS]; /* ids are indices here */
 
-        cr_assert_eq(put->told++, 0u);
+        cr_assert_eq(put->notified++, 0u);
         cr_assert(put->put.flags & PRS_PUT_NOTIFY && put->put.len_bytes == out.bytes && put->missing == 0,
                   "notification of %llu bytes for a put of %zu, %llu missing", (unsigned long long)out.bytes,
                   put->put.len_bytes, (unsigned long long)put->missing);
@@ -256,8 +255,9 @@ void net_finish(struct net *net)
 {
     for (int i = 0; i < net->puts; i++)
         cr_assert(net->put[i].op.status == 0 && net->put[i].missing == 0 &&
-                      net->put[i].told == (net->put[i].put.flags & PRS_PUT_NOTIFY),
-                  "put %d: status %d, told %u times (seed %u)", i, net->put[i].op.status, net->put[i].told, net->seed);
+                      net->put[i].notified == (net->put[i].put.flags & PRS_PUT_NOTIFY),
+                  "put %d: status %d, notified %u times (seed %u)", i, net->put[i].op.status, net->put[i].notified,
+                  net->seed);
     for (int i = 0; i < net->signals; i++)
         cr_assert(net->signal[i].op.status == 0 && net->signal[i].raised, "signal %d was lost (seed %u)", i, net->seed);
     prs_order_fini(&net->order);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine against a network that does the worst its promise allows, one event at a time: who tests says which.
- * What may never happen is asserted here: a signal seen before its puts, or twice; a put done that has not arrived. */
+/* The order engine against a network that does the worst that it may. The test chooses each event. Checked here: no
+ * signal is seen before its puts, or twice, and no put is done that has not arrived. */
 #ifndef TEST_SUPPORT_ORDER_NET_H
 #define TEST_SUPPORT_ORDER_NET_H
 
@@ -9,12 +9,12 @@
 
 enum { NET_PUTS = 400, NET_SIGNALS = 120, NET_DEPTH = 32, NET_WINDOW = 48 };
 
-/* How a queue may disorder its requests. */
+/* How a queue may reorder its requests. */
 enum network {
     NET_IN_ORDER, /* RC: not at all */
     NET_FENCED,   /* freely, but nothing passes a fence: what nic_fence relies on */
     NET_FREE,     /* freely */
-    NET_SRD,      /* the same, and without adds: signals are records under any policy */
+    NET_SRD,      /* freely, and without adds: signals are records under any policy */
 };
 
 struct net_put {
@@ -22,7 +22,7 @@ struct net_put {
     struct prs_put put;
     uint64_t missing; /* bytes not yet delivered */
     uint32_t parts_missing;
-    uint32_t told; /* notifications */
+    uint32_t notified; /* times */
 };
 
 struct net_signal {
@@ -35,12 +35,12 @@ struct net_signal {
 struct net {
     struct prs_order order;
     enum network network;
-    unsigned seed;     /* for messages */
-    bool raises_later; /* what came as a record is raised by net_raise() only: the receiver does something else */
+    unsigned seed;     /* of random steps; error texts name it */
+    bool raises_later; /* records are raised by net_raise() only, as by a receiver that is busy */
     _Alignas(8) uint8_t copies[PRS_ORDER_MAX_QUEUES][NET_DEPTH * PRS_INLINE_BYTES];
     bool delivered[PRS_ORDER_MAX_QUEUES][NET_DEPTH];
-    struct prs_wr posted[PRS_ORDER_MAX_QUEUES][NET_DEPTH]; /* as it was when posted */
-    uint32_t to_deliver[PRS_ORDER_MAX_QUEUES];             /* positions below it were delivered */
+    struct prs_wr posted[PRS_ORDER_MAX_QUEUES][NET_DEPTH]; /* a copy, as posted */
+    uint32_t to_deliver[PRS_ORDER_MAX_QUEUES];             /* all positions below it are delivered */
     uint32_t posted_to[PRS_ORDER_MAX_QUEUES];
     struct net_put put[NET_PUTS];
     struct net_signal signal[NET_SIGNALS];
@@ -54,27 +54,29 @@ struct net {
 void net_init(struct net *net, enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues,
               bool split_queues);
 
-/** Admit the next put or signal; dst, dst_addr, and the id or value are filled in. Return false: busy, as before. */
-bool net_put(struct net *net, struct prs_put put);
-bool net_signal(struct net *net, struct prs_signal signal);
+/* Admit the next put or signal. dst, dst_addr, and the id or value are filled in. Return false: busy, nothing
+ * changed. */
+bool net_put(struct net *net, struct prs_put wanted);
+bool net_signal(struct net *net, struct prs_signal wanted);
 
-/** Post one chain. Return false when nothing waits. */
+/* Post one chain. Return false when nothing waits. */
 bool net_post(struct net *net);
 
-/** A posted request takes effect at the other side, if the network may let it. */
-bool net_may_deliver(const struct net *net, uint32_t queue, uint32_t position);
-void net_deliver(struct net *net, uint32_t queue, uint32_t position);
+/* May the network deliver this posted request now? */
+bool net_may_deliver(const struct net *net, uint32_t q, uint32_t position);
+/* Let it take effect at the other side. */
+void net_deliver(struct net *net, uint32_t q, uint32_t position);
 
-/** The receiver raises what it may. */
+/* Let the receiver raise all signals that it may. */
 void net_raise(struct net *net);
 
-/** The oldest completion of that queue is polled, if there is one. */
-bool net_complete(struct net *net, uint32_t queue);
+/* Poll the oldest completion of a queue. Return false when there is none. */
+bool net_complete(struct net *net, uint32_t q);
 
-/** Ask whether all has settled; if it is said to have, it has. */
+/* Ask whether all has settled, and if so check it. */
 bool net_settle(struct net *net);
 
-/** Every op is done, every signal was seen. */
+/* Check that every op is done and every signal was seen. */
 void net_finish(struct net *net);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How often threads that wait read host memory. On a GPU such a read takes more than a microsecond, and those of one
- * line queue up: many threads that each looked would hold up the very copies that they wait for. Every load of the
- * protocol is counted here that goes to the ring's control lines. */
+/* How often waiting threads read host memory. On a GPU such a read takes more than a microsecond, and reads of one line
+ * are served one after the other. Many threads that all read would delay the very copies that they wait for. So this
+ * test counts every load of the protocol from the ring's control lines. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -47,7 +47,7 @@ static void counted_load_pair_acquire_sys(const uint64_t *words, uint64_t *first
     prs_load_pair_acquire_sys(words, first, second);
 }
 
-/* From here on the protocol loads through the counters. */
+/* From here on the protocol loads through the counting functions. */
 #define prs_load_relaxed          counted_load_relaxed
 #define prs_load_acquire_sys      counted_load_acquire_sys
 #define prs_load_acquire_gpu      counted_load_acquire_gpu
@@ -60,8 +60,8 @@ enum {
     THREADS = 16,
     SLOTS = 4,
     WAIT_MS = 40,
-    HEALTHY_MS = 60000, /* for what comes: a machine may keep a thread off its cores for seconds */
-    FEW = 4,            /* looks by who began just before or ends just after */
+    HEALTHY_MS = 60000, /* for a wait that succeeds: a machine may keep a thread off its cores for seconds */
+    FEW = 4,            /* looks that began just before or end just after */
 };
 
 static struct prs_ring ring;
@@ -119,7 +119,7 @@ static void join(const pthread_t *threads, int count, int want)
     }
 }
 
-/* All wait until their limit; how many reads were made, and how many one thread could have made in that time? */
+/* Let all threads wait until their limit. Return how many reads they made; *elapsed_ns bounds what one thread makes. */
 static uint64_t reads_of(void *(*first)(void *), void *(*second)(void *), uint64_t *elapsed_ns)
 {
     pthread_t threads[THREADS];
@@ -148,7 +148,7 @@ Test(device_looks, who_waits_for_a_signal_hardly_reads_host_memory)
 {
     uint64_t elapsed_ns, reads = reads_of(wait_for_a_signal, wait_for_a_signal, &elapsed_ns);
 
-    cr_assert_geq(reads, 2, "nobody would have heard of an abort");
+    cr_assert_geq(reads, 2, "no thread would have noticed an abort");
     cr_assert_leq(reads, 2 * (elapsed_ns / PRS_LOOK_ABORT_NS) + FEW, "%" PRIu64 " reads in %" PRIu64 " ns", reads,
                   elapsed_ns);
 }
@@ -178,7 +178,7 @@ Test(device_looks, while_one_looks_the_others_only_learn_from_it)
     pthread_t threads[THREADS];
 
     open_ring(HEALTHY_MS);
-    local.looked_ns = PRS_LOOKING; /* a thread is about it, and takes its time */
+    local.looked_ns = PRS_LOOKING; /* another thread is looking, and takes long */
     start(threads, THREADS, wait_for_completion, 7);
     usleep(5000);
     __atomic_store_n(&local.done_seen, 7, __ATOMIC_RELEASE);
@@ -192,7 +192,7 @@ Test(device_looks, who_leaves_leaves_the_looking_to_the_others)
     pthread_t first, threads[THREADS];
 
     open_ring(HEALTHY_MS);
-    for (uint64_t done = 1; done <= 200; done++) { /* each round the looker may be another */
+    for (uint64_t done = 1; done <= 200; done++) { /* in each round another thread may be the one that looks */
         start(&first, 1, wait_for_completion, done);
         start(threads, THREADS / 4, wait_for_completion, done);
         prs_ring_done(&ring, done);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The device protocol with threads as blocks: the same ring, group and wait code that a kernel runs, a real proxy, and
- * a fake NIC that completes late and out of order. Data is plain memory, so ThreadSanitizer checks that each byte a
- * receiver reads happened before through ring, proxy and signal. */
-#include "test/support/device_fixture.h"
-
+/* The device protocol with threads as blocks: the code that a kernel runs, a real proxy, and a fake NIC that completes
+ * late and out of order. Data is plain memory, so ThreadSanitizer checks that ring, proxy and signal order the write of
+ * each byte before its receiver reads it. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
+
+#include "test/support/device_fixture.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { ROUNDS = 300 };
@@ -28,7 +28,7 @@ struct block {
     uint64_t wrong;
 };
 
-/* One source area a block and bank, the same for every receiver, so the words must not depend on the rank. */
+/* Each block and bank has one source area for all receivers, so the words do not depend on the rank. */
 static void *send_rounds(void *argument)
 {
     struct block *block = argument;
@@ -46,7 +46,7 @@ static void *send_rounds(void *argument)
             struct prs_device_put put = put_of(rank, block->id, round);
             struct prs_device_signal signal = signal_of(rank, block->id, round);
 
-            /* The receiver has read what lies in this bank. */
+            /* Wait until the receiver has read this bank. */
             if (round >= BANKS)
                 block->result = prs_wait_signal(&f.device, &f.credits[rank], PRS_COMPARE_GE, round - BANKS + 1);
             if (block->result < 0)
@@ -54,7 +54,7 @@ static void *send_rounds(void *argument)
             if (block->grouped) {
                 block->result = prs_put(&f.device, &put, &tickets[round % BANKS][rank]);
                 if (block->result >= 0)
-                    block->result = prs_group_arrive(&f.device, &f.groups[rank], &signal);
+                    block->result = prs_arrival_counter_arrive(&f.device, &f.counters[rank], &signal);
             } else {
                 block->result = prs_put_signal(&f.device, &put, &signal, &tickets[round % BANKS][rank]);
             }
@@ -84,14 +84,14 @@ static void *receive_rounds(void *argument)
     return NULL;
 }
 
-/* Run all rounds; return how many words were wrong. */
+/* Run all rounds. Return how many words were wrong. */
 static uint64_t run_rounds(bool grouped)
 {
     struct block senders[BLOCKS] = {0}, receivers[WORLD] = {0};
     uint64_t wrong = 0;
 
     for (uint32_t rank = 1; rank < WORLD; rank++)
-        prs_group_begin(&f.groups[rank], rank, BLOCKS, f.deposits[rank]);
+        prs_arrival_counter_init(&f.counters[rank], rank, BLOCKS, f.deposits[rank]);
     for (uint32_t rank = 1; rank < WORLD; rank++) {
         receivers[rank].id = rank;
         pthread_create(&receivers[rank].thread, NULL, receive_rounds, &receivers[rank]);
@@ -134,7 +134,7 @@ Test(device_replay, a_group_sends_its_signals_behind_all_its_puts, .timeout = 12
     cr_assert_eq(run_rounds(true), 0);
     cr_assert_eq(prs_quiet(&f.device), 0);
     for (int rank = 1; rank < WORLD; rank++)
-        cr_assert_eq(f.groups[rank].flushed, (uint64_t)ROUNDS);
+        cr_assert_eq(f.counters[rank].flushed, (uint64_t)ROUNDS);
     close_fixture();
 }
 
@@ -150,23 +150,21 @@ Test(device_replay, a_mapped_peer_needs_no_proxy, .timeout = 120)
     close_fixture();
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
-
-/* It divided by zero. */
+/* Such an arrival once divided by zero. */
 Test(device_replay, an_arrival_at_a_group_of_none_is_refused)
 {
     struct prs_device_signal signal = signal_of(1, 0, 0);
 
     open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS});
-    prs_group_begin(&f.groups[1], 5, 0, f.deposits[1]);
-    cr_assert_eq(prs_group_arrive(&f.device, &f.groups[1], &signal), -PRS_DEVICE_MISUSE);
+    prs_arrival_counter_init(&f.counters[1], 5, 0, f.deposits[1]);
+    cr_assert_eq(prs_arrival_counter_arrive(&f.device, &f.counters[1], &signal), -PRS_DEVICE_MISUSE);
     while (prs_proxy_check(f.proxy) == 0)
         sched_yield();
     cr_assert(strstr(prs_proxy_error(f.proxy), "at group 0x5"), "%s", prs_proxy_error(f.proxy));
     close_fixture();
 }
 
-/* Step until the signal of a put is seen, a hundred times; how often was its data not there yet? */
+/* Step until the signal of a put is seen, a hundred times. Return how often its data was not there yet. */
 static int signals_before_data(bool ignore_groups)
 {
     struct fake_team_options nic = busy_team;
@@ -196,7 +194,8 @@ Test(device_replay, a_nic_that_ignores_groups_is_noticed)
     cr_assert_gt(signals_before_data(true), 0, "signals overtook their puts and nobody saw it");
 }
 
-/* The paper's 112 transfers to 4 peers, here 56 to 2: a fence each when coupled, one a destination when grouped. */
+/* The paper has 112 transfers to 4 peers, this test 56 to 2. Each put and signal pair costs a fence; all puts, then all
+ * signals, cost one fence for each destination. */
 Test(device_replay, draining_counts_a_fence_a_group)
 {
     struct fake_team_options drained = busy_team;

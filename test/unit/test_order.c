@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine, rule by rule; its limits are in test_order_limits.c, networks in test_order_sim.c and _every.c. */
-#include "test/support/order_bench.h"
-#include "transport/wire.h"
-
+/* The order engine, rule by rule. Its limits are in test_order_limits.c, networks in test_order_sim.c and
+ * test_order_every.c, drain over several peers in test_order_drain.c. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
 #include <string.h>
+
+#include "test/support/order_bench.h"
+#include "transport/wire.h"
 
 struct run_row {
     char ids[8];   /* notified puts, one chain */
@@ -22,7 +23,7 @@ ParameterizedTestParameters(order, consecutive_equal_messages_share_one_immediat
         {"02", "88", "ii", 1},       {"10", "88", "ii", 1},       {"01", "84", "ii", 1},
         {"0123", "8844", "wiwi", 2}, {"0124", "8888", "wwii", 1}, {"0012", "8888", "iwwi", 3},
     };
-    return cr_make_param_array(struct run_row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct run_row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct run_row *row, order, consecutive_equal_messages_share_one_immediate)
@@ -40,7 +41,7 @@ ParameterizedTest(struct run_row *row, order, consecutive_equal_messages_share_o
     cr_assert(imm.run == row->last_run && imm.id == (uint32_t)(row->ids[count - 1] - '0'));
 }
 
-/* Else the first of several long messages would be told of only when the last has arrived. */
+/* Otherwise the first of several long messages would be reported only when the last has arrived. */
 Test(order, a_long_message_has_its_own_notification_and_completion)
 {
     static const struct {
@@ -48,7 +49,7 @@ Test(order, a_long_message_has_its_own_notification_and_completion)
         bool alone;
     } rows[] = {{8, false}, {PRS_ORDER_PROMPT_BYTES - 1, false}, {PRS_ORDER_PROMPT_BYTES, true}, {65536, true}};
 
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
         const struct prs_wr *wr = bench->order.queue[0].wr;
 
@@ -61,7 +62,7 @@ Test(order, a_long_message_has_its_own_notification_and_completion)
     }
 }
 
-/* Posted one by one: how many completions do n lazy puts cost, and do they free what they hold? */
+/* Puts are posted one by one. How many completions do n lazy puts cost, and do these free all that the puts hold? */
 Test(order, lazy_puts_share_completions_and_never_run_out_of_them)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
@@ -83,7 +84,7 @@ Test(order, lazy_puts_share_completions_and_never_run_out_of_them)
     cr_assert_eq(signaled, 4 * BENCH_DEPTH / PRS_ORDER_LAZY);
 }
 
-/* The backlog of lazy puts makes the next ones go elsewhere: what would complete those that stay behind? */
+/* The backlog of lazy puts makes later puts take another queue. Then nothing may complete the lazy ones. */
 Test(order, no_queue_is_left_with_lazy_puts_at_its_end)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 2);
@@ -145,7 +146,7 @@ Test(order, a_run_ends_where_the_wire_format_does)
     cr_assert_eq(imm.run, PRS_IMM_MAX_RUN, "over the end of the ids");
 }
 
-/* Puts complete, so that the first signal leaves; that one stays in flight. */
+/* Complete the puts, so that the first signal leaves, and post that. It stays in flight. */
 static void drain(struct bench *bench)
 {
     struct prs_chain chain;
@@ -155,7 +156,7 @@ static void drain(struct bench *bench)
     cr_assert(prs_order_take(&bench->order, 0, &chain));
 }
 
-/* 28 puts to one destination, then 4 signals: what each policy spends. */
+/* What does each policy spend on 28 puts to one destination and 4 signals after them? */
 Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
 {
     static const struct {
@@ -167,7 +168,7 @@ Test(order, a_group_costs_one_fence_or_one_drain_or_nothing)
                 {PRS_POLICY_COUNTED, 0, 0},
                 {PRS_POLICY_DRAIN, 0, 1}};
 
-    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+    for (size_t row = 0; row < sizeof(rows) / sizeof(*rows); row++) {
         struct bench *bench = bench_fresh(rows[row].policy, 1, 1);
         struct prs_op op[4];
 
@@ -226,7 +227,7 @@ ParameterizedTestParameters(order, a_long_message_takes_one_queue_of_each_rail_u
     static struct split_row rows[] = {
         {1, 1, false, 1, 1}, {1, 4, false, 1, 3}, {1, 4, true, 4, 4}, {2, 3, false, 2, 6}, {2, 2, true, 4, 4},
     };
-    return cr_make_param_array(struct split_row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct split_row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct split_row *row, order, a_long_message_takes_one_queue_of_each_rail_unless_it_may_split)
@@ -257,7 +258,7 @@ Test(order, measured_completions_move_the_shares)
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
     uint64_t now = 1000;
 
-    for (int i = 0; i < 60; i++) { /* path 1, said to be twice as fast, takes four times as long as path 0 */
+    for (int i = 0; i < 60; i++) { /* path 1 has twice the nominal speed of path 0, but takes four times as long */
         struct prs_chain chain[2];
         uint64_t ns[2];
 
@@ -310,7 +311,7 @@ Test(order, adds_to_one_word_share_a_request_until_it_is_posted)
 {
     static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_NIC_FENCE, PRS_POLICY_COUNTED};
 
-    for (size_t row = 0; row < sizeof policies / sizeof *policies; row++) {
+    for (size_t row = 0; row < sizeof(policies) / sizeof(*policies); row++) {
         struct bench *bench = bench_fresh(policies[row], 1, 1);
         struct prs_signal add = {.dst = &bench_keys, .dst_addr = 64, .value = 5, .kind = PRS_SIGNAL_ADD};
         const struct prs_order_queue *queue = &bench->order.queue[0];

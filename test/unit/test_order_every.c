@@ -1,29 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order engine, without chance: every program of three puts and two signals in two groups on two queues, and for
- * each every order of posting, delivery and completion that the network allows. States seen before are not entered
- * again. */
-#include "test/support/order_net.h"
-
+ * each program every order of posting, delivery and completion that the network allows. No state is entered twice. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "test/support/order_net.h"
+
 enum {
     STEPS = 5, /* of a program */
     SIGNALS = 2,
     GROUPS = 2,
-    KEPT = 8, /* ring slots, group slots, words ... that so few requests can reach */
+    KEPT = 8, /* ring slots, group slots, words and so on: no more can be reached with so few requests */
     QUEUES = 2,
     SPACE_BYTES = 16 << 10,
     MOST_DEPTH = 40,
     SEEN = 1 << 20,
 };
 
-/* What the requests of a program look like. */
+/* The kind of requests of a program. */
 enum flavour {
     SMALL,    /* plain puts, signals that set */
-    NOTIFIED, /* puts with notification, which may go to any queue; signals that add to one word */
+    NOTIFIED, /* puts with notification, which may take any queue; signals that add to one word */
     LONG,     /* the first two puts are cut over the queues */
     STRONG,   /* the last signal is a strong one */
     MIXED,    /* a long put, a notified and a small one; an add and a strong set */
@@ -54,58 +53,58 @@ static void keep_part(void *at, size_t bytes)
     parts[part_count++] = (struct part){at, bytes};
 }
 
-/* All that so short a program can change. */
+/* List all state that so short a program can change. */
 static void choose_parts(void)
 {
     struct prs_order *order = &net.order;
 
     part_count = 0;
     keep_part(order, offsetof(struct prs_order, stats));
-    keep_part(order->path, sizeof order->path);
-    keep_part(order->queue, QUEUES * sizeof *order->queue);
-    keep_part(order->group, GROUPS * sizeof *order->group);
-    keep_part(order->held, (SIGNALS + 1) * sizeof *order->held);
+    keep_part(order->path, sizeof(order->path));
+    keep_part(order->queue, QUEUES * sizeof(*order->queue));
+    keep_part(order->group, GROUPS * sizeof(*order->group));
+    keep_part(order->held, (SIGNALS + 1) * sizeof(*order->held));
     for (int q = 0; q < QUEUES; q++) {
-        keep_part(order->queue[q].wr, KEPT * sizeof *order->queue[q].wr);
-        keep_part(order->queue[q].owner, KEPT * sizeof *order->queue[q].owner);
+        keep_part(order->queue[q].wr, KEPT * sizeof(*order->queue[q].wr));
+        keep_part(order->queue[q].owner, KEPT * sizeof(*order->queue[q].owner));
         keep_part(net.copies[q], KEPT * PRS_INLINE_BYTES);
-        keep_part(net.delivered[q], KEPT * sizeof net.delivered[q][0]);
-        keep_part(net.posted[q], KEPT * sizeof net.posted[q][0]);
+        keep_part(net.delivered[q], KEPT * sizeof(net.delivered[q][0]));
+        keep_part(net.posted[q], KEPT * sizeof(net.posted[q][0]));
     }
     if (order->tally) {
-        keep_part(order->tally, offsetof(struct prs_tally, closed_by) + KEPT * sizeof order->tally->closed_by[0]);
-        keep_part(&order->tally->free_count, sizeof order->tally->free_count);
+        keep_part(order->tally, offsetof(struct prs_tally, closed_by) + KEPT * sizeof(order->tally->closed_by[0]));
+        keep_part(&order->tally->free_count, sizeof(order->tally->free_count));
     }
-    keep_part(net.to_deliver, QUEUES * sizeof net.to_deliver[0]);
-    keep_part(net.posted_to, QUEUES * sizeof net.posted_to[0]);
-    keep_part(net.put, (STEPS - SIGNALS + 1) * sizeof net.put[0]);
-    keep_part(net.signal, (SIGNALS + 1) * sizeof net.signal[0]);
-    keep_part(&net.puts, sizeof net.puts);
-    keep_part(&net.signals, sizeof net.signals);
+    keep_part(net.to_deliver, QUEUES * sizeof(net.to_deliver[0]));
+    keep_part(net.posted_to, QUEUES * sizeof(net.posted_to[0]));
+    keep_part(net.put, (STEPS - SIGNALS + 1) * sizeof(net.put[0]));
+    keep_part(net.signal, (SIGNALS + 1) * sizeof(net.signal[0]));
+    keep_part(&net.puts, sizeof(net.puts));
+    keep_part(&net.signals, sizeof(net.signals));
     keep_part(net.arrivals.wanted, KEPT);
     keep_part(net.arrivals.missing, KEPT);
-    keep_part(net.arrivals.bytes, KEPT * sizeof net.arrivals.bytes[0]);
-    keep_part(net.counts.arrived, KEPT * sizeof net.counts.arrived[0]);
+    keep_part(net.arrivals.bytes, KEPT * sizeof(net.arrivals.bytes[0]));
+    keep_part(net.counts.arrived, KEPT * sizeof(net.counts.arrived[0]));
     keep_part(&net.counts.upto, offsetof(struct prs_counts, here) - offsetof(struct prs_counts, upto) + KEPT);
     keep_part(net.counts.done, KEPT);
-    keep_part(net.counts.record, KEPT * sizeof net.counts.record[0]);
-    keep_part(net.ring, KEPT * sizeof net.ring[0]);
+    keep_part(net.counts.record, KEPT * sizeof(net.counts.record[0]));
+    keep_part(net.ring, KEPT * sizeof(net.ring[0]));
 }
 
-/* Copy the state out; return its hash. */
+/* Copy the state out and return its hash. */
 static uint64_t save(uint8_t *to)
 {
     uint64_t hash[4] = {1, 2, 3, 4}, word[4];
     size_t at = 0;
 
     for (int i = 0; i < part_count; i++) {
-        cr_assert_leq(at + parts[i].bytes, SPACE_BYTES - sizeof word);
+        cr_assert_leq(at + parts[i].bytes, SPACE_BYTES - sizeof(word));
         memcpy(to + at, parts[i].at, parts[i].bytes);
         at += parts[i].bytes;
     }
-    memset(to + at, 0, sizeof word);
-    for (size_t i = 0; i < at; i += sizeof word) { /* four lanes, for speed */
-        memcpy(word, to + i, sizeof word);
+    memset(to + at, 0, sizeof(word));
+    for (size_t i = 0; i < at; i += sizeof(word)) { /* four hashes at once, for speed */
+        memcpy(word, to + i, sizeof(word));
         for (int k = 0; k < 4; k++) {
             hash[k] = (hash[k] ^ word[k]) * 0xff51afd7ed558ccdu;
             hash[k] ^= hash[k] >> 32;
@@ -120,7 +119,7 @@ static void restore(const uint8_t *from)
         memcpy(parts[i].at, from, parts[i].bytes);
 }
 
-/* True the first time in this program. */
+/* Return true the first time that this program comes to a state. */
 static bool enter(uint64_t hash)
 {
     for (uint64_t i = hash;; i++) {
@@ -163,7 +162,7 @@ static bool all_done(void)
 
     for (int i = 0; i < net.puts; i++)
         done = done && net.put[i].op.status == 0 && net.put[i].missing == 0 &&
-               net.put[i].told == (net.put[i].put.flags & PRS_PUT_NOTIFY);
+               net.put[i].notified == (net.put[i].put.flags & PRS_PUT_NOTIFY);
     for (int i = 0; i < net.signals; i++)
         done = done && net.signal[i].op.status == 0 && net.signal[i].raised;
     return done;
@@ -189,7 +188,7 @@ static void explore(const struct program *program, enum flavour flavour, int dep
     if (done < STEPS && admit(program, flavour, done))
         go_on(program, flavour, depth, &ways);
     else
-        restore(kept[depth]); /* a refused request may have left traces that mean nothing */
+        restore(kept[depth]); /* a refused request may have left traces, which do not matter */
     if (net.order.dirty && net_post(&net))
         go_on(program, flavour, depth, &ways);
     for (uint32_t q = 0; q < net.order.data_queues; q++) {
@@ -209,7 +208,7 @@ static void explore(const struct program *program, enum flavour flavour, int dep
               program->step, done);
 }
 
-/* Three puts and two signals in any order, each of either group; the first put's group is called a. */
+/* Make all programs: three puts and two signals in any order, each of either group. The first step is of group a. */
 static int make_programs(struct program *programs)
 {
     int count = 0;
@@ -221,7 +220,7 @@ static int make_programs(struct program *programs)
             struct program *program = &programs[count];
 
             if (groups & 1)
-                continue; /* the first step is of group a, without loss */
+                continue; /* the other half is the same with the groups exchanged */
             for (int i = 0; i < STEPS; i++)
                 program->step[i] = (char)((signals >> i & 1 ? 'A' : 'a') + (groups >> i & 1));
             program->step[STEPS] = 0;
@@ -244,10 +243,10 @@ ParameterizedTestParameters(order_every, no_program_of_five_requests_shows_a_sig
         {PRS_POLICY_DRAIN, NET_FREE, 2, 1, 0},        {PRS_POLICY_DRAIN, NET_IN_ORDER, 2, 1, 0},
         {PRS_POLICY_COUNTED, NET_FREE, 2, 1, 0},
     };
-    static struct row rows[sizeof shapes / sizeof *shapes * (MIXED + 1)];
+    static struct row rows[sizeof(shapes) / sizeof(*shapes) * (MIXED + 1)];
     size_t count = 0;
 
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
         for (int flavour = SMALL; flavour <= MIXED; flavour++) {
             rows[count] = shapes[i];
             rows[count++].flavour = flavour;
@@ -258,7 +257,7 @@ ParameterizedTestParameters(order_every, no_program_of_five_requests_shows_a_sig
 ParameterizedTest(struct row *row, order_every, no_program_of_five_requests_shows_a_signal_before_its_puts)
 {
     static struct program programs[1 << (2 * STEPS)];
-    const char *stride_text = getenv("PRS_TEST_STRIDE"); /* a sample, for who runs this many times */
+    const char *stride_text = getenv("PRS_TEST_STRIDE"); /* run a sample only */
     int count = make_programs(programs), stride = stride_text ? atoi(stride_text) : 1;
 
     for (int i = 0; i<count; i += stride> 0 ? stride : 1) {
@@ -268,7 +267,7 @@ ParameterizedTest(struct row *row, order_every, no_program_of_five_requests_show
         explore(&programs[i], (enum flavour)row->flavour, 0);
         prs_order_fini(&net.order);
     }
-    if (getenv("PRS_TEST_TELL"))
+    if (getenv("PRS_TEST_VERBOSE"))
         cr_log_warn("%s, flavour %d: %d programs, %lu states, %lu ends", prs_policy_names[row->policy], row->flavour,
                     count, states, ends);
     cr_assert_gt(ends, 0ul);

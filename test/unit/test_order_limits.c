@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine's limits, and what is held or waits at them, rule by rule. */
-#include "test/support/order_bench.h"
-#include "transport/wire.h"
-
+/* The limits of the order engine, and what is held or waits there, rule by rule. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
+
+#include "test/support/order_bench.h"
+#include "transport/wire.h"
 
 static int signal_one(struct bench *bench, struct prs_op *op, uint32_t group, uint32_t flags)
 {
@@ -44,7 +44,7 @@ Test(order_limits, the_window_bounds_puts_gets_and_signals)
     cr_assert_eq(signal_one(bench, &op, 1, 0), 0);
 }
 
-/* Nothing is ever held under in_order while puts are not notified: a group has one queue. */
+/* Under in_order all puts of a group without notification use one queue, so nothing is ever held. */
 Test(order_limits, in_order_holds_no_signal_behind_plain_puts)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 4);
@@ -70,13 +70,13 @@ Test(order_limits, a_signal_beyond_the_room_for_held_ones_is_busy)
         cr_assert_eq(signal_one(bench, &op[i], 1, 0), 0);
     cr_assert_eq(bench->order.held_count, PRS_ORDER_HELD);
     cr_assert_eq(signal_one(bench, &op[PRS_ORDER_HELD], 1, 0), PRS_BUSY);
-    post_and_complete_all(bench); /* the put, then one signal after the other */
+    post_and_complete_all(bench); /* the put, then each signal */
     cr_assert_eq(bench->order.held_count, 0);
     for (int i = 0; i < PRS_ORDER_HELD; i++)
         cr_assert_eq(op[i].status, 0);
 }
 
-/* The caller's keys are read during the call only. */
+/* The caller may change its keys after the call. */
 Test(order_limits, a_held_signal_leaves_with_the_keys_it_came_with)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
@@ -95,7 +95,7 @@ Test(order_limits, a_held_signal_leaves_with_the_keys_it_came_with)
     cr_assert_eq(bench->order.queue[1].wr[1].remote_key + bench->order.queue[0].wr[1].remote_key, 7);
 }
 
-/* It was held for ever: nothing asked for the completion that it waits for. */
+/* Such a signal was once held forever: no request asked for the completion that it waits for. */
 Test(order_limits, a_signal_is_held_behind_lazy_puts_no_longer_than_they_take)
 {
     static const struct {
@@ -106,7 +106,7 @@ Test(order_limits, a_signal_is_held_behind_lazy_puts_no_longer_than_they_take)
                 {PRS_POLICY_DRAIN, 2, 0},
                 {PRS_POLICY_IN_ORDER, 2, PRS_SIGNAL_STRONG}};
 
-    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+    for (size_t row = 0; row < sizeof(rows) / sizeof(*rows); row++) {
         struct bench *bench = bench_fresh(rows[row].policy, rows[row].paths, 1);
         struct prs_chain chain[4];
         struct prs_op op;
@@ -118,7 +118,7 @@ Test(order_limits, a_signal_is_held_behind_lazy_puts_no_longer_than_they_take)
             posted++;
         cr_assert_eq(signal_one(bench, &op, 1, rows[row].flags), 0);
         cr_assert_eq(bench->order.held_count, 1, "row %zu", row);
-        for (int i = 0; i < posted; i++) { /* as the NIC does: only what is signaled */
+        for (int i = 0; i < posted; i++) { /* as the NIC does: only signaled requests */
             uint32_t last = chain[i].first + chain[i].count - 1;
 
             if (bench->order.queue[chain[i].queue].wr[last].flags & PRS_WR_SIGNALED)
@@ -128,7 +128,7 @@ Test(order_limits, a_signal_is_held_behind_lazy_puts_no_longer_than_they_take)
     }
 }
 
-/* Nor does it ask them for completions: what costs least stays so. */
+/* Nor does it make such puts ask for completions, which would cost time. */
 Test(order_limits, no_signal_waits_for_puts_of_no_group)
 {
     static const uint32_t flags[] = {0, PRS_SIGNAL_STRONG};
@@ -171,7 +171,7 @@ Test(order_limits, a_second_signal_waits_while_the_first_drains)
     cr_assert_eq(signal_one(bench, &op[1], 2, 0), PRS_BUSY);
 }
 
-/* Two messages of one size, but another put between them: they share no immediate. */
+/* Two messages of one size share no immediate if another put is between them. */
 Test(order_limits, a_plain_put_ends_a_run)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
@@ -185,7 +185,7 @@ Test(order_limits, a_plain_put_ends_a_run)
     cr_assert(prs_imm_parse(wr[2].imm, &imm) == 0 && imm.id == 1 && imm.run == 1);
 }
 
-/* ------------------------------------------------------------------------------------------------- counted */
+/* ---- counted ---- */
 
 Test(order_limits, a_put_waits_for_a_free_tag_and_a_signal_for_room)
 {
@@ -221,7 +221,7 @@ Test(order_limits, a_strong_signal_needs_slots_for_the_records_of_all_groups)
     cr_assert_eq(signal_one(bench, &op, 0, 0), 0);
 }
 
-/* It stayed PRS_BUSY for ever: the records have no room together, however long one waits. */
+/* Such a signal once stayed PRS_BUSY forever: its records never have room at the same time. */
 Test(order_limits, a_strong_signal_behind_more_groups_than_slots_leaves_bit_by_bit)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
@@ -240,14 +240,14 @@ Test(order_limits, a_strong_signal_behind_more_groups_than_slots_leaves_bit_by_b
         cr_assert_lt(++tries, 10, "still busy");
         post_and_complete_all(bench);
     }
-    memcpy(&record, queue->inline_bytes + ((queue->head - 1) & 7) * PRS_INLINE_BYTES, sizeof record);
+    memcpy(&record, queue->inline_bytes + ((queue->head - 1) & 7) * PRS_INLINE_BYTES, sizeof(record));
     cr_assert(record.barrier && record.slot == 3 && record.expected == 1 && record.number == 19,
               "19 other groups, each closed once: number %u", record.number);
     post_and_complete_all(bench);
     cr_assert_eq(op.status, 0);
 }
 
-/* A record says how much of its own group has come: it cannot speak for another's add. */
+/* A record announces the arrivals of its own group only, so the add of another group cannot join it. */
 Test(order_limits, an_add_joins_no_record_of_another_group_or_of_an_open_interval)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
@@ -263,7 +263,7 @@ Test(order_limits, an_add_joins_no_record_of_another_group_or_of_an_open_interva
     cr_assert_eq(bench->order.stats.merged, 1, "another group's record");
 }
 
-/* The put of the interval may be on another queue than the record, so that the record is still the last of its own. */
+/* The put that opens an interval may use another queue, so that the record is still the last request of its queue. */
 Test(order_limits, an_add_behind_a_put_on_another_queue_joins_no_earlier_record)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 2, 1);
@@ -271,12 +271,12 @@ Test(order_limits, an_add_behind_a_put_on_another_queue_joins_no_earlier_record)
     struct prs_op op[2];
 
     cr_assert_eq(prs_order_signal(&bench->order, &op[0], &add), 0);
-    cr_assert_not_null(prs_tally_count(bench->order.tally, 1, 1) ? &op[0] : NULL); /* as such a put would */
+    cr_assert_not_null(prs_tally_count(bench->order.tally, 1, 1) ? &op[0] : NULL); /* as such a put does */
     cr_assert_eq(prs_order_signal(&bench->order, &op[1], &add), 0);
     cr_assert_eq(bench->order.stats.merged, 0);
 }
 
-/* ---------------------------------------------------------------------------------------------------- gets */
+/* ---- gets ---- */
 
 Test(order_limits, a_strong_signal_fences_behind_a_read_on_its_queue)
 {
@@ -339,7 +339,7 @@ Test(order_limits, a_strong_counted_signal_waits_while_two_queues_read)
     cr_assert(bench->order.queue[1].wr[1].flags & PRS_WR_FENCE);
 }
 
-/* ------------------------------------------------------------------------------- neither order, fence nor adds */
+/* ---- neither order, fence nor adds ---- */
 
 static struct bench *bench_srd(enum prs_policy policy)
 {
@@ -377,12 +377,12 @@ Test(order_limits, without_adds_a_drained_signal_is_a_record_that_waits_for_noth
     bench_put(bench, 8, 0, 1, 0);
     cr_assert_eq(prs_order_signal(&bench->order, &op, &signal), 0);
     cr_assert_eq(queue->head, 1, "it is held");
-    memset(&keys, 0, sizeof keys); /* the caller's, read during the call only */
+    memset(&keys, 0, sizeof(keys)); /* the caller may change them after the call */
     post_and_complete_all(bench);
     cr_assert_eq(op.status, 0);
     cr_assert_eq(queue->wr[0].opcode, PRS_WR_WRITE, "a put is not counted");
     cr_assert_eq(queue->wr[1].opcode, PRS_WR_WRITE_IMM);
-    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof record);
+    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof(record));
     cr_assert(record.kind == PRS_RECORD_ADD && record.addr == 64 && record.value == 5 && record.key == 7 &&
               record.tag == 0 && record.expected == 0);
 }
@@ -416,7 +416,7 @@ Test(order_limits, without_adds_a_drained_signal_is_not_held_without_room_for_it
     cr_assert_eq(signal_one(bench, &op, 1, 0), 0);
 }
 
-/* The receiver may find it before what came over another rail. */
+/* Without a barrier, the receiver might answer before requests over another rail have arrived. */
 Test(order_limits, settling_asks_behind_all_that_was_sent)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 1, 1);
@@ -428,7 +428,7 @@ Test(order_limits, settling_asks_behind_all_that_was_sent)
     cr_assert_eq(signal_one(bench, &op, 3, 0), 0);
     post_and_complete_all(bench);
     cr_assert_eq(prs_order_settle(&bench->order), PRS_AGAIN);
-    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof record);
+    memcpy(&record, queue->inline_bytes + PRS_INLINE_BYTES, sizeof(record));
     cr_assert(record.kind == PRS_RECORD_ASK && record.barrier && record.number == 1);
     post_and_complete_all(bench);
     cr_assert_eq(prs_order_settle(&bench->order), PRS_AGAIN);
@@ -450,12 +450,12 @@ Test(order_limits, where_nothing_keeps_order_a_word_waits_for_the_one_before)
     cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0, "RC keeps them apart");
 }
 
-/* A device with short messages promised more than a notification can tell of. */
+/* A device with short messages once promised more parts than a notification can count. */
 Test(order_limits, a_notified_put_of_as_many_parts_as_rails_promise_always_leaves)
 {
     static const uint32_t shapes[][2] = {{1, 1}, {1, 16}, {2, 2}, {8, 1}, {8, 7}};
 
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
         struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, shapes[i][0], shapes[i][1]);
         struct prs_put put = {.dst = &bench_keys,
                               .len_bytes = PRS_ORDER_SURE_PARTS * bench->order.max_part_bytes,
@@ -469,7 +469,7 @@ Test(order_limits, a_notified_put_of_as_many_parts_as_rails_promise_always_leave
     }
 }
 
-/* They would be PRS_BUSY for ever. Without a notification the wire sets no limit. */
+/* It would be PRS_BUSY forever. Without a notification the wire format sets no limit. */
 Test(order_limits, a_transfer_of_more_parts_than_slots_is_refused)
 {
     struct bench *bench = bench_fresh(PRS_POLICY_COUNTED, 4, 1);
@@ -486,7 +486,7 @@ Test(order_limits, a_transfer_of_more_parts_than_slots_is_refused)
     cr_assert_eq(get_one(bench, &op, put.len_bytes), -EINVAL);
 }
 
-/* What lies at each place of a message is moved once, to the same place. */
+/* Check that each byte of a message is transferred once, from and to the same offset. */
 static void check_parts(const struct bench *bench, uint64_t remote_addr, uint64_t bytes)
 {
     uint64_t covered = 0;
@@ -513,7 +513,7 @@ Test(order_limits, the_parts_of_a_message_cover_it_once)
 {
     static const uint64_t sizes[] = {200000, 3 << 20, (3 << 20) + 1, 9999999};
 
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
         struct prs_put put = {.dst = &bench_keys,
                               .dst_addr = 1 << 30,
                               .src_addr = (void *)(uintptr_t)4096,

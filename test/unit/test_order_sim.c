@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine, by random steps, against a network that does the worst its promise allows. */
-#include "test/support/order_net.h"
-
+/* The order engine in random steps, against a network that does the worst that it may. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
+
+#include "test/support/order_net.h"
 
 enum { GROUPS = 4 };
 
@@ -17,7 +17,7 @@ static size_t some_size(struct net *net)
 {
     static const size_t sizes[] = {8, 8, 8, 64, 1, 4096, 65536, 65537, 200000, 3 << 20};
 
-    return sizes[any(net, sizeof sizes / sizeof *sizes)];
+    return sizes[any(net, sizeof(sizes) / sizeof(*sizes))];
 }
 
 static void try_put(struct net *net)
@@ -55,14 +55,14 @@ static void deliver_some(struct net *net)
     }
     if (any(net, 4) == 0)
         net_raise(net);
-    if (any(net, 4) == 0 && net->signals < NET_SIGNALS) /* at the end only who is asked says how far it is */
+    if (any(net, 4) == 0 && net->signals < NET_SIGNALS) /* at the end credits come only as the answer to an ask */
         net->credit = net->counts.raised;
 }
 
 static void run(enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues, unsigned seed)
 {
     static struct net net;
-    bool pause = false; /* nothing new until all has settled */
+    bool pause = false; /* start nothing until all has settled */
     int idle = 0;
 
     net_init(&net, policy, network, paths, queues, seed & 1);
@@ -106,7 +106,7 @@ ParameterizedTestParameters(order_sim, a_signal_is_never_seen_before_its_puts)
         {PRS_POLICY_COUNTED, NET_FREE, 2, 2},       {PRS_POLICY_COUNTED, NET_IN_ORDER, 4, 1},
         {PRS_POLICY_DRAIN, NET_SRD, 1, 1},          {PRS_POLICY_DRAIN, NET_SRD, 2, 2},
     };
-    return cr_make_param_array(struct row, rows, sizeof rows / sizeof *rows);
+    return cr_make_param_array(struct row, rows, sizeof(rows) / sizeof(*rows));
 }
 
 ParameterizedTest(struct row *row, order_sim, a_signal_is_never_seen_before_its_puts)

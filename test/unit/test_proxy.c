@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The proxy: windows that come and go, commands and peers that are not as they should be, settling, and its end. */
-#include "test/support/device_fixture.h"
-
-#include "transport/util/error.h"
-
+/* The proxy: windows that come and go, bad commands and peers, settling, and closing. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <string.h>
+
+#include "test/support/device_fixture.h"
+#include "transport/util/error.h"
 
 static struct prs_cmd_fields good_put(void)
 {
@@ -25,9 +24,9 @@ static void push_raw(const struct prs_cmd_fields *fields)
     prs_ring_write(&f.device, at, fields);
 }
 
-/* A window that is made when the proxy runs: this much memory of each rank. Return its index. */
 static uint64_t late[WORLD][8];
 
+/* Add a window while the proxy runs: this memory of each rank. Return its index. */
 static int late_window(void)
 {
     struct prs_window_remote remotes[WORLD] = {0};
@@ -40,7 +39,7 @@ static int late_window(void)
     return prs_proxy_window(f.proxy, &options);
 }
 
-/* Plans open and close while kernels of others run: the device's description stays as it is. */
+/* Plans open and close while the kernels of other plans run: the description of the device does not change. */
 Test(proxy, a_window_that_comes_later_is_reached_and_one_that_went_is_not)
 {
     struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
@@ -61,7 +60,7 @@ Test(proxy, a_window_that_comes_later_is_reached_and_one_that_went_is_not)
     close_fixture();
 }
 
-/* What a kernel left behind that gave up: the command was taken, its peer was not there yet. */
+/* A kernel that gave up left a command. The proxy has taken it, but its peer is still connecting. */
 Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
 {
     struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
@@ -83,7 +82,7 @@ Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
     close_fixture();
 }
 
-/* Nobody steps the proxy: what went by the ring would not be there. */
+/* Nobody steps the proxy, so a command would have no effect. */
 Test(proxy, a_put_and_its_signal_to_a_mapped_peer_are_stores_also_when_window_0_went)
 {
     struct prs_device_put put = {.bytes = 8, .dst_offset = 16, .peer = 2};
@@ -105,7 +104,7 @@ Test(proxy, a_put_and_its_signal_to_a_mapped_peer_are_stores_also_when_window_0_
     close_fixture();
 }
 
-/* Else the store to the signal word overtakes the put, which waits for the proxy. */
+/* Otherwise the store to the signal word would overtake the put, which waits for the proxy. */
 Test(proxy, a_window_that_is_mapped_is_refused_where_others_of_that_rank_are_not)
 {
     open_fixture(&busy_team, (struct prs_proxy_options){.timeout_ms = HEALTHY_MS, .stepped = true});
@@ -117,7 +116,7 @@ Test(proxy, a_window_that_is_mapped_is_refused_where_others_of_that_rank_are_not
     close_fixture();
 }
 
-/* A command has 16 bits for the rank: the next would be taken for rank 0, in another window. */
+/* A command has 16 bits for the rank. One rank more would be read as rank 0 and another window. */
 Test(proxy, a_team_of_more_ranks_than_a_command_can_name_is_refused)
 {
     struct fake_team_options many = {.size = PRS_CMD_PEERS + 1, .window = 1};
@@ -152,7 +151,7 @@ Test(proxy, windows_go_while_the_thread_carries_commands_of_others)
     close_fixture();
 }
 
-/* For longer than a drop waits for it. */
+/* Stop the thread of the proxy for longer than a drop waits for it. */
 static void stop_thread(void)
 {
     fake_team_hold_for(f.team, 1, 7000);
@@ -161,7 +160,7 @@ static void stop_thread(void)
         sched_yield();
 }
 
-/* Its window was forgotten when the next drop asked for another. */
+/* Once its window was forgotten when the next drop asked for another. */
 Test(proxy, a_window_whose_drop_timed_out_goes_before_the_next, .timeout = 120)
 {
     struct prs_device_put put = {.bytes = 16, .peer = 2};
@@ -256,7 +255,7 @@ Test(proxy, a_dead_peer_ends_every_wait_with_its_error)
     close_fixture();
 }
 
-/* A stepped proxy that nobody steps is a proxy that was killed. */
+/* Nobody steps this proxy, as if it had been killed. */
 Test(proxy, without_a_proxy_a_wait_ends_and_says_for_what)
 {
     struct prs_ring_control *control;
@@ -283,8 +282,7 @@ Test(proxy, a_signal_that_never_comes_is_named)
     close_fixture();
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * settling */
+/* ---- settling ---- */
 
 Test(proxy, has_settled_when_its_signals_are_raised)
 {
@@ -296,7 +294,7 @@ Test(proxy, has_settled_when_its_signals_are_raised)
     step_until_idle();
     cr_assert_eq(prs_proxy_settle(f.proxy, 50), -ETIMEDOUT);
     cr_assert(strstr(prs_error_text(), "rank 0") && strstr(prs_error_text(), "50 ms"), "%s", prs_error_text());
-    cr_assert_eq(prs_proxy_check(f.proxy), 0, "who waited in vain may wait again");
+    cr_assert_eq(prs_proxy_check(f.proxy), 0, "a caller that waited in vain may wait again");
     fake_team_hold(f.team, false);
     cr_assert_eq(prs_proxy_settle(f.proxy, HEALTHY_MS), 0, "%s", prs_proxy_error(f.proxy));
     cr_assert_eq(f.signals[1][0], 1);
@@ -326,10 +324,9 @@ Test(proxy, that_failed_settles_with_its_error)
     close_fixture();
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * closing with commands in flight */
+/* ---- closing with commands in flight ---- */
 
-/* Posted to rank 1 and not completed, as from a kernel that nobody waited for. */
+/* Post commands to rank 1 that do not complete, as from a kernel that nobody waited for. */
 static void open_with_commands_in_flight(bool drain)
 {
     struct fake_team_options team = busy_team;
@@ -361,21 +358,21 @@ Test(proxy, a_close_lets_commands_in_flight_end)
 
 Test(proxy, a_close_lets_commands_behind_a_fence_end)
 {
-    close_lets_commands_end(true, 1); /* what follows the fence is not taken */
+    close_lets_commands_end(true, 1); /* the commands after the fence are not taken */
 }
 
-/* The close waits as long as it looks, and not as long as something else has its core. */
+/* The close counts the time in which it looks, not the time in which something else has its core. */
 Test(proxy, a_close_that_is_kept_off_its_core_lets_commands_end)
 {
     open_with_commands_in_flight(false);
-    fake_team_hold_for(f.team, 3, 500); /* three looks, and the whole time is over */
+    fake_team_hold_for(f.team, 3, 500); /* three looks take longer than the whole limit */
     prs_proxy_close(f.proxy);
     cr_assert_eq(f.signals[1][0], 3, "%" PRIu64 " of 3 signals came", f.signals[1][0]);
     cr_assert_eq(fake_team_peer_error(f.team, 1), 0, "the peer was failed, though it was hardly looked at");
     fake_team_close(f.team);
 }
 
-/* It once freed ops that the team still had, and whose status the team wrote when it was closed. */
+/* A close once freed ops that the team still had. The team then wrote their status when it was closed. */
 Test(proxy, a_closed_proxy_leaves_no_op_in_its_team, .timeout = 120)
 {
     open_with_commands_in_flight(false);
@@ -396,8 +393,8 @@ Test(proxy, a_proxy_that_failed_leaves_no_op_in_its_team, .timeout = 120)
     fake_team_close(f.team);
 }
 
-/* What the ring holds and nobody took stays there; what waits for a peer that never connects holds the close up for its
- * limit and no longer. */
+/* Commands that nobody took stay in the ring. A command that waits for a peer which never connects delays the close by
+ * its limit and no longer. */
 Test(proxy, a_close_takes_no_new_commands_and_ends_without_a_peer, .timeout = 120)
 {
     struct fake_team_options team = busy_team;

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <perseus/device.h>
-
 #include "transport/ring.h"
 #include "transport/window.h"
 #include "transport/util/error.h"
@@ -25,7 +24,7 @@ static uint64_t draw(uint64_t *state)
     return *state ^ *state >> 29;
 }
 
-/* A device whose ring nobody drains but the test. */
+/* A device whose ring only the test empties. */
 struct bench {
     struct prs_ring ring;
     struct prs_ring_local local;
@@ -76,7 +75,7 @@ Test(ring, a_torn_command_is_never_taken)
     struct bench b;
 
     bench_open(&b, 4, 1000000);
-    /* Three laps, so that words of the lap before lie in the slots. */
+    /* Three laps, so that the slots hold words of the lap before. */
     for (uint64_t position = 0; position < 12; position++) {
         struct prs_cmd_fields in = {.op = PRS_CMD_PUT, .bytes = position + 1, .src_offset = ~0ull >> 1}, out;
         struct prs_cmd cmd = prs_cmd_pack(&in, prs_cmd_lap(position, 4));
@@ -114,7 +113,7 @@ Test(ring, a_full_ring_waits_with_a_limit_and_says_for_what)
     cr_assert_eq(report.have, 0u);
     prs_ring_report_text(&report, text, sizeof(text));
     cr_assert(strstr(text, "timed out") && strstr(text, "a free slot"), "%s", text);
-    /* Sticky: nothing is claimed any more, and at once. */
+    /* The error is sticky: the next claim fails at once and claims nothing. */
     cr_assert_eq(prs_ring_claim(&b.device, 1, &at), -PRS_DEVICE_TIMEOUT);
     cr_assert_eq(b.local.claim, 5u);
     prs_ring_fini(&b.ring);
@@ -153,8 +152,6 @@ Test(ring, a_size_that_is_no_power_of_two_is_refused)
     cr_assert_eq(prs_ring_init(&ring, 2), -EINVAL);
     cr_assert(strstr(prs_error_last(), "power of two"), "%s", prs_error_last());
 }
-
-/* ------------------------------------------------------------------------------------------------------------------ */
 
 enum { PRODUCERS = 4 };
 
@@ -225,8 +222,7 @@ Test(ring, no_command_is_lost_or_repeated_over_many_wraps, .timeout = 600)
     prs_ring_fini(&b.ring);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
- * what a command may touch */
+/* ---- what a command may touch ---- */
 
 enum { WINDOW_BYTES = 4096 };
 
@@ -306,7 +302,7 @@ Test(window, what_is_given_back_is_refused_until_its_index_comes_again)
     prs_windows_fini(&windows);
 }
 
-/* Whatever a broken kernel writes: a command is taken only when all it touches lies within windows. */
+/* Whatever a broken kernel writes, a command passes only when all that it touches lies within windows. */
 Test(window, random_words_never_pass_out_of_bounds)
 {
     struct prs_window_remote remotes[2] = {{0}};
@@ -323,7 +319,7 @@ Test(window, random_words_never_pass_out_of_bounds)
         struct prs_cmd cmd = {{draw(&state), draw(&state), draw(&state), draw(&state)}};
         struct prs_cmd_fields f;
 
-        /* Mostly plausible: small fields are often right, so that the later checks are reached. */
+        /* Make most commands plausible, with small fields, so that they reach the later checks. */
         if (i % 4) {
             cmd.word[0] = (cmd.word[0] & 7) % 5 << 1 | (cmd.word[0] >> 20 & 1) << 8 | (cmd.word[0] >> 30 & 1) << 24 |
                           (cmd.word[0] >> 40 & 1) << 36;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counting: what the receiver believes of records and arrivals, which come from the wire. */
-#include "transport/tally.h"
-
+/* The policy counted: what the receiver accepts of records and arrivals, which come from the wire. */
 #include <criterion/criterion.h>
 #include <errno.h>
+
+#include "transport/tally.h"
 
 static struct prs_counts counts;
 
@@ -19,7 +19,7 @@ static int take(uint32_t number, uint16_t tag, uint32_t expected)
     return prs_counts_record(&counts, number % PRS_RECORDS, &record);
 }
 
-/* The number of the next record that may be raised, which it then is; -1: none. */
+/* Raise the next record that may be raised. Return its number, or -1: none. */
 static int raise_next(void)
 {
     const struct prs_record *record;
@@ -81,7 +81,7 @@ Test(tally, records_wait_for_those_before_them)
     cr_assert_eq(raise_next(), 1);
 }
 
-/* Both halves, for several laps of numbers and tags: what a tag counted is forgotten when its record is raised. */
+/* Both halves, for several laps of numbers and tags: a tag counts from zero again once its record is raised. */
 Test(tally, numbers_and_tags_are_used_again)
 {
     static struct prs_tally tally;

@@ -12,7 +12,7 @@ enum { GPU_GROUPS_MAX = 128, GPU_STRIDE_LARGE = 64, GPU_STRIDE_FROM = 16384 };
 struct gpu_shared {
     uint64_t barrier; /* arrivals over all barriers */
     uint64_t start_ns;
-    struct prs_group groups[GPU_GROUPS_MAX];
+    struct prs_arrival_counter groups[GPU_GROUPS_MAX];
     struct prs_device_signal deposits[GPU_GROUPS_MAX]; /* one for each transfer */
 };
 
@@ -103,7 +103,7 @@ PRS_HD int gpu_meet(struct gpu_block *block)
 
     prs_add_acq_rel_gpu(&block->shared->barrier, 1);
     while (r == 0 && (have = prs_load_acquire_gpu(&block->shared->barrier)) < want)
-        r = prs_wait_more(&block->plan->device, &wait, PRS_WAIT_GROUP, 0xffff, want, have);
+        r = prs_wait_more(&block->plan->device, &wait, PRS_WAIT_ROUND, 0xffff, want, have);
     return r;
 }
 
@@ -125,7 +125,8 @@ PRS_HD void gpu_begin_groups(struct gpu_block *block)
     for (uint32_t t = 0; t < plan->concurrency; t++)
         sizes[gpu_group(plan, t)]++;
     for (uint32_t g = 0; g < GPU_GROUPS_MAX; g++) {
-        prs_group_begin(&block->shared->groups[g], g + 1, sizes[g] ? sizes[g] : 1, &block->shared->deposits[next]);
+        prs_arrival_counter_init(&block->shared->groups[g], g + 1, sizes[g] ? sizes[g] : 1,
+                                 &block->shared->deposits[next]);
         next += sizes[g];
     }
 }
@@ -144,7 +145,7 @@ PRS_HD int gpu_start_transfer(const struct gpu_block *block, uint64_t iteration,
     put.group = gpu_group(plan, t) + 1;
     r = prs_put(&plan->device, &put, NULL);
     if (r == 0 && with_signals)
-        r = prs_group_arrive(&plan->device, &block->shared->groups[put.group - 1], &signal);
+        r = prs_arrival_counter_arrive(&plan->device, &block->shared->groups[put.group - 1], &signal);
     return r < 0 ? r : 0;
 }
 
