@@ -25,13 +25,13 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
 {
     uint32_t paths = options->path_count, data = paths * options->queues_per_path;
 
-    if (paths == 0 || paths > PRS_MAX_RAILS || data > PRS_ORDER_MAX_DATA_QUEUES || options->window_ops == 0 ||
+    if (paths == 0 || paths > PRS_MAX_RAILS || data > PRS_ORDER_MAX_DATA_QUEUES || options->max_ops == 0 ||
         options->depth == 0 || (options->depth & (options->depth - 1)))
         return prs_fail(-EINVAL, "order: impossible shape: %u paths, %u queues, window %u, depth %u", paths, data,
-                        options->window_ops, options->depth);
+                        options->max_ops, options->depth);
     memset(order, 0, sizeof(*order));
     order->policy = options->policy;
-    order->window_ops = options->window_ops;
+    order->max_ops = options->max_ops;
     order->tracks_groups =
         options->policy == PRS_POLICY_NIC_FENCE || (options->policy == PRS_POLICY_IN_ORDER && data > 1);
     order->one_in_order = options->policy == PRS_POLICY_IN_ORDER && data == 1;
@@ -314,8 +314,8 @@ static PRS_OUTLINED int put_general(struct prs_order *order, struct prs_op *op, 
 int prs_order_put(struct prs_order *order, struct prs_op *op, const struct prs_put *put, const uint32_t *local_keys)
 {
     /* MUTANT(order) drain starts no put while a signal is held: s/|| order->stalled// */
-    /* MUTANT(order) the window bounds puts: s/ops >= order->window_ops || order->// */
-    if (order->ops >= order->window_ops || order->stalled)
+    /* MUTANT(order) the window bounds puts: s/ops >= order->max_ops || order->// */
+    if (order->ops >= order->max_ops || order->stalled)
         return PRS_BUSY;
     if (put->len_bytes > order->split_bytes)
         return put_in_parts(order, op, put, local_keys);
@@ -328,7 +328,7 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
     uint32_t parts;
     int only = -1, r;
 
-    if (order->ops >= order->window_ops || order->stalled)
+    if (order->ops >= order->max_ops || order->stalled)
         return PRS_BUSY;
     /* MUTANT(order) a get is cut over the queues: s/<= order->split_bytes// */
     if (get->len_bytes <= order->split_bytes || order->policy == PRS_POLICY_NIC_FENCE)
@@ -364,7 +364,7 @@ int prs_order_get(struct prs_order *order, struct prs_op *op, const struct prs_g
 
 int prs_order_probe(struct prs_order *order, struct prs_op *op, const struct prs_wr *requests)
 {
-    if (order->ops >= order->window_ops)
+    if (order->ops >= order->max_ops)
         return PRS_BUSY;
     for (uint32_t i = 0; i < order->probe_queues; i++)
         if (queue_full(&order->queue[order->data_queues + i]))
@@ -440,7 +440,7 @@ bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *
     /* Unsignaled requests keep their slots and ops until a later one completes: that must not take long. */
     /* MUTANT(order) lazy requests are signaled now and then: s/queue->head - queue->signaled >= PRS_ORDER_LAZY ||// */
     /* MUTANT(order) a chain that is waited for ends signaled: s/eager || queue->// */
-    if (queue->eager || queue->head - queue->signaled >= PRS_ORDER_LAZY || order->ops >= order->window_ops / 2)
+    if (queue->eager || queue->head - queue->signaled >= PRS_ORDER_LAZY || order->ops >= order->max_ops / 2)
         signal_request(order, queue, queue->head - 1);
     queue->eager = false;
     queue->posted = queue->head;

@@ -114,7 +114,7 @@ struct prs_order_stats {
 
 struct prs_order {
     enum prs_policy policy;
-    uint32_t window_ops;
+    uint32_t max_ops;
     uint32_t ops;          /* in flight */
     uint32_t signaled;     /* signaled requests in flight, whether or not anyone waits for them */
     uint32_t data_queues;  /* the first queues */
@@ -155,7 +155,7 @@ struct prs_order_options {
     enum prs_policy policy; /* not auto */
     bool in_order;          /* nic.h; without it, messages share no immediate */
     bool fence;             /* nic.h */
-    uint32_t window_ops;
+    uint32_t max_ops;
     uint32_t path_count;
     uint32_t queues_per_path;
     uint32_t depth; /* slots of each send queue; a power of two */

@@ -298,9 +298,9 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
     uint32_t index;
 
     /* MUTANT(order) a second signal waits while drain stalls: s/stalled || order->// */
-    /* MUTANT(order) the window bounds signals: s/ops >= order->window_ops || order->// */
+    /* MUTANT(order) the window bounds signals: s/ops >= order->max_ops || order->// */
     /* MUTANT(order) no signal is held beyond the room for it: s/|| order->held_count == PRS_ORDER_HELD// */
-    if (order->ops >= order->window_ops || order->stalled || order->held_count == PRS_ORDER_HELD)
+    if (order->ops >= order->max_ops || order->stalled || order->held_count == PRS_ORDER_HELD)
         return PRS_BUSY;
     if (order->policy == PRS_POLICY_COUNTED) {
         if (signal_counted(order, op, signal))

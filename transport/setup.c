@@ -102,7 +102,7 @@ static uint32_t choose_depth(const struct prs_peer *peer, uint32_t max_ops)
 static int open_order(struct prs_peer *peer, const struct prs_setup_options *options, const uint32_t *remote_position,
                       uint32_t depth, char *why, size_t why_bytes)
 {
-    struct prs_order_options order = {.window_ops = options->max_ops,
+    struct prs_order_options order = {.max_ops = options->max_ops,
                                       .in_order = peer->nic->in_order,
                                       .fence = peer->nic->fence,
                                       .path_count = peer->path_count,

@@ -73,9 +73,9 @@ struct prs_fabric;
 
 /** One usable rail. Strings are NUL-terminated; pci_path is "" for a virtual device. */
 struct prs_rail_info {
-    char name[64]; /* as verbs names the device, e.g. "mlx5_0" */
+    char name[64];      /* as verbs names the device, e.g. "mlx5_0" */
     char pci_path[256]; /* real path below /sys/devices; PCI function digit zeroed: equal for all ports of a NIC */
-    char gid[64]; /* the GID in use, as text */
+    char gid[64];       /* the GID in use, as text */
     char mem_note[128]; /* why CUDA or DMA-BUF memory cannot be registered; "" where it can */
     char queue_kind[8]; /* "rc", or "srd" (AWS EFA) */
     char link[16];      /* "InfiniBand", "RoCE" or "EFA" */

@@ -76,14 +76,7 @@ Test(hopper, allgather_by_copy_engine_is_right, .timeout = 600)
     static const struct row rows[] = {
         {PRS_FUSED_ALLGATHER, 2, 1024, 264, 128, 1, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1}},
         {PRS_FUSED_ALLGATHER, 4, 1632, 328, 264, 0, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES, .segments = 2}},
-        {PRS_FUSED_ALLGATHER,
-         3,
-         1536,
-         264,
-         328,
-         1,
-         3,
-         {.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1, .segments = 2}},
+        {PRS_FUSED_ALLGATHER, 3, 1536, 264, 328, 1, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES, .band = 1, .segments = 2}},
         /* pieces as the plan chooses them */
         {PRS_FUSED_ALLGATHER, 4, 1632, 328, 136, 0, 2, {.mover = PRS_MOVED_BY_COPY_ENGINES}},
     };

@@ -12,7 +12,7 @@ struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queue
     static const uint32_t record_key[PRS_MAX_RAILS];
     static struct bench bench;
     struct prs_order_options options = {.policy = policy,
-                                        .window_ops = BENCH_WINDOW,
+                                        .max_ops = BENCH_WINDOW,
                                         .in_order = true,
                                         .fence = true,
                                         .path_count = paths,

@@ -16,7 +16,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
 {
     static const uint32_t record_key[PRS_MAX_RAILS];
     struct prs_order_options options = {.policy = policy,
-                                        .window_ops = NET_WINDOW,
+                                        .max_ops = NET_WINDOW,
                                         .in_order = network == NET_IN_ORDER,
                                         .fence = network < NET_FREE,
                                         .path_count = paths,

@@ -8,7 +8,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#define PRS_DEVICE static __device__ __inline__ __attribute__((always_inline, unused))
+#define PRS_DEVICE          static __device__ __inline__ __attribute__((always_inline, unused))
 #define PRS_DEVICE_OUTLINED static __device__ __noinline__
 
 PRS_DEVICE uint8_t *dynamic_shared(void)
