@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fail when a source has no test that a reader can find: one with the same stem (test_STEM.*), or a row of test/README.md that names the source.
+
+usage: findable.py ROOT. Also fails when test/README.md names a test that does not exist.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+FOLDERS = ("transport/", "plugin/", "fused/", "tools/softnic/", "tools/hopper/", "tools/common/")
+SOURCES = (".c", ".cpp", ".cu", ".cuh")
+ROW = re.compile(r"^\| (.+?) \| (.+?) \|$", re.M)
+NAME = re.compile(r"`([\w./-]+)`")
+
+
+def listed(root):
+    done = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True)
+    names = done.stdout.splitlines() if done.returncode == 0 else [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
+    return [name for name in names if (root / name).is_file()]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    names = listed(root)
+    stems = {pathlib.PurePath(n).stem for n in names if n.startswith("test/") and pathlib.PurePath(n).name.startswith("test_")}
+    text = (root / "test/README.md").read_text()
+    named, failed = set(), False
+    for sources, tests in ROW.findall(text):
+        named.update(NAME.findall(sources))
+        for test in NAME.findall(tests):
+            if "/" in test and not (root / "test" / test).is_file():
+                print(f"test/README.md names {test}, which does not exist")
+                failed = True
+    for name in names:
+        path = pathlib.PurePath(name)
+        if name.startswith(FOLDERS) and path.suffix in SOURCES and f"test_{path.stem}" not in stems and name not in named:
+            print(f"{name}: no test/**/test_{path.stem}.*, and test/README.md does not name it")
+            failed = True
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
