@@ -22,7 +22,7 @@ import initramfs
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAMS = {  # what the host must have: package
-    "qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "depmod": "kmod", "rdma": "rdma-core", "ip": "iproute2",
+    "qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "depmod": "kmod", "rdma": "iproute2", "ip": "iproute2",
     "ibv_rc_pingpong": "ibverbs-utils", "strip": "binutils", "apt-get": "apt", "dpkg-deb": "dpkg",
 }
 PROVIDERS = pathlib.Path("/usr/lib/x86_64-linux-gnu/libibverbs")
@@ -81,7 +81,7 @@ def find_kernel():
 def image_key(package):
     """All that the image is made of."""
     digest = hashlib.sha256(quiet("apt-cache", "show", "--no-all-versions", package).encode())
-    digest.update(quiet("dpkg-query", "-W", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "busybox-static", "rdma-core",
+    digest.update(quiet("dpkg-query", "-W", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "busybox-static",
                         "iproute2", "libc6").encode())
     for name in ("image.py", "initramfs.py", "guest-init"):
         digest.update((HERE / name).read_bytes())
