@@ -21,9 +21,9 @@ net_result compat_init_v6(net_log_fn *log)
     void *context;
     net_result result;
 
-    /* These tables have no finalize either, and NCCL calls init once each time it loads the plugin. A second init thus
-     * comes from another NCCL of this process: then the context stays, since the first one's comms need its devices.
-     * Or from an NCCL that has unloaded and loaded the plugin: then what it left behind is freed now. */
+    /* These tables have no finalize either, and NCCL calls init once each time it loads the plugin. A second init may
+     * come from another NCCL of this process: then the context stays, since the first one's comms need its devices. Or
+     * it comes from an NCCL that has unloaded and reloaded the plugin: then the old context is freed now. */
     if (only_context && connect_has_comms() && device_reuse(only_context, log))
         return NET_SUCCESS;
     connect_finalize(only_context);

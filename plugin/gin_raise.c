@@ -14,7 +14,7 @@
 enum {
     MAX_ROUNDS = 1000, /* if traffic never pauses: signals older than the question have been raised by then */
     WAIT_MS = 100,     /* for an answer */
-    IDLE_MS = 20,      /* for a first round; without one nobody drives the set, and nothing is raised */
+    IDLE_MS = 20,      /* for a first round; without one no thread drives the set, and nothing is raised */
 };
 
 uint32_t gin_raise_asked(const struct gin_set *set)
@@ -45,7 +45,7 @@ static void raise_in_set(struct gin_set *set, gin_progress_fn *progress)
     bool is_driver = first > 0 && pthread_equal(__atomic_load_n(&set->driver, __ATOMIC_RELAXED), pthread_self());
     uint64_t began = prs_clock_ms();
 
-    if (first == set->gave_up_at) /* nobody has driven the set since, or ever (0) */
+    if (first == set->gave_up_at) /* no thread has driven the set since, or ever (0) */
         return;
     /* [raise-answered] Pairs with gin_raise_answer(). */
     while (__atomic_load_n(&set->answered, __ATOMIC_ACQUIRE) != asked) {

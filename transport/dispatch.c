@@ -10,7 +10,7 @@
 #include "transport/util/error.h"
 
 enum {
-    /* Commands a round: enough to fill a chain for several peers, few enough that completions are soon looked at. */
+    /* Commands per round: enough to fill a chain for several peers, few enough that completions are polled soon. */
     TAKE_BATCH = 64,
     MIN_ENTRIES = 4096, /* commands in flight are bounded by this or the ring, whichever is larger */
     NO_ENTRY = UINT32_MAX,
@@ -151,7 +151,7 @@ static int post_command(struct prs_dispatch *d, struct prs_peer *peer, struct pr
     const struct prs_window *from = &d->windows->window[cmd->src_window];
 
     if (!to->remotes || (cmd->op == PRS_CMD_PUT && !from->remotes))
-        return prs_windows_check(d->windows, cmd); /* the window went while the command waited: this names it */
+        return prs_windows_check(d->windows, cmd); /* the window was dropped while the command waited: this names it */
     if (cmd->op == PRS_CMD_PUT) {
         struct prs_put put = {
             .src = cmd->bytes ? from->region : NULL,

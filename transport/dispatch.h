@@ -10,8 +10,8 @@
 #include "transport/ring.h"
 #include "transport/window.h"
 
-/* A command that was taken and is not retired. Once its op is posted, the op is lent to the peer, whose order engine
- * writes the status last. Entries may be freed only when nothing is lent: prs_dispatch_cancel() sees to that. */
+/* A command that was taken and is not retired. Once its op is posted, the op belongs to the peer, whose order engine
+ * writes the status last. Entries may be freed only when no peer has an op: prs_dispatch_cancel() ensures that. */
 struct prs_dispatch_entry {
     struct prs_op op;
     struct prs_cmd_fields cmd;

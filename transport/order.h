@@ -36,9 +36,9 @@ enum {
     PRS_ORDER_MAX_QUEUES_PER_RAIL = 16,
     PRS_ORDER_GROUPS = PRS_TALLY_SLOTS, /* group numbers count modulo this; then a signal may wait for more puts */
     PRS_ORDER_HELD = 32,                /* signals that may be held; one more is PRS_BUSY */
-    PRS_ORDER_LAZY = 16,                /* at the latest after so many lazy requests on a queue one is signaled */
-    /* A request this long gains nothing from company. It is posted at once, signaled, and has a notification of its
-     * own, so that neither side waits for the bytes of other requests. */
+    PRS_ORDER_LAZY = 16,                /* at most this many lazy requests on a queue come before one is signaled */
+    /* A request this long gains nothing from being batched with others. It is posted at once, signaled, and has a
+     * notification of its own, so that neither side waits for the bytes of other requests. */
     PRS_ORDER_PROMPT_BYTES = 8192,
     PRS_ORDER_SURE_PARTS = 8, /* requests that a notified put may always have, over however many queues */
     PRS_ORDER_BATCH = 16,     /* requests on one queue after which the caller posts without waiting for more */
@@ -81,7 +81,7 @@ struct prs_order_queue {
     uint32_t posted;   /* next to post */
     uint32_t tail;     /* next to retire */
     uint32_t signaled; /* the position after the last signaled request */
-    bool eager;        /* somebody waits for a request that is not posted yet */
+    bool eager;        /* a caller waits for a request that is not posted yet */
     uint32_t path;
     uint32_t local_rail; /* of the path */
     uint32_t remote_rail;
@@ -167,8 +167,8 @@ struct prs_order_options {
 /* Queue q runs on path q % path_count; a probe queue for each path follows. Return 0, -EINVAL or -ENOMEM. */
 int prs_order_init(struct prs_order *order, const struct prs_order_options *options);
 void prs_order_fini(struct prs_order *order);
-/* Make signals travel as records: where the peer's ring is, and the word in which the peer returns credits. To be
- * called before the first op. Return 0 or -ENOMEM. */
+/* Make signals travel as records: give the address of the peer's ring, and the word in which the peer returns credits.
+ * Call it before the first op. Return 0 or -ENOMEM. */
 int prs_order_set_records(struct prs_order *order, uint64_t record_addr, const uint32_t *record_key,
                           const uint64_t *credit_word);
 

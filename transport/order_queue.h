@@ -18,7 +18,7 @@ static inline bool queue_has(const struct prs_order_queue *queue, uint32_t posit
     return position - queue->tail < queue->head - queue->tail;
 }
 
-/* Admit a request. Nobody waits for its completion, so that its queue need not ask for one soon. */
+/* Admit a request. No caller waits for its completion, so its queue need not ask for one soon. */
 static inline struct prs_wr *admit_lazily(struct prs_order *order, uint32_t index, struct prs_op *op)
 {
     struct prs_order_queue *queue = &order->queue[index];
@@ -29,7 +29,7 @@ static inline struct prs_wr *admit_lazily(struct prs_order *order, uint32_t inde
     return &queue->wr[slot];
 }
 
-/* Admit a request that somebody waits for. */
+/* Admit a request that a caller waits for. */
 static inline struct prs_wr *admit_request(struct prs_order *order, uint32_t index, struct prs_op *op)
 {
     order->queue[index].eager = true;

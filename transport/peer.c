@@ -324,7 +324,7 @@ static int take_events(struct prs_peer *peer, const struct prs_event *events, in
     return 0;
 }
 
-/* Is a request to the other side in flight that somebody waits for? Requests to ourselves, credits and unsignaled lazy
+/* Is a request to the other side in flight that a caller waits for? Requests to ourselves, credits and unsignaled lazy
  * puts do not count. */
 static bool has_awaited_requests(const struct prs_order *order)
 {
@@ -369,7 +369,7 @@ static PRS_COLD int diagnose_failure(struct prs_peer *peer, struct prs_link *lin
     }
     if ((first->error == -ETIMEDOUT || first->error == -ECONNRESET) && !has_awaited_requests(&peer->order) &&
         has_closed(peer)) {
-        peer->remote_gone = true; /* it was a credit, or a put that nobody waits for: no error */
+        peer->remote_gone = true; /* it was a credit, or a put that no caller waits for: no error */
         first->kind = PRS_EVENT_DONE;
         return 0;
     }

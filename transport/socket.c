@@ -16,7 +16,7 @@
 
 enum {
     BACKLOG = 1024,
-    KEEPALIVE_IDLE_S = 10, /* a host that loses power says nothing; without probes a receiver would wait for ever */
+    KEEPALIVE_IDLE_S = 10, /* a host without power sends nothing; without probes a receiver would wait for ever */
     KEEPALIVE_EVERY_S = 5,
     KEEPALIVE_PROBES = 3,
 };

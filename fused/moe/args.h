@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the host and the kernels of MoE dispatch + grouped product agree on. */
+/* The structures that the host passes to the kernels of MoE dispatch + grouped product. */
 #ifndef PERSEUS_FUSED_MOE_ARGS_H
 #define PERSEUS_FUSED_MOE_ARGS_H
 
@@ -14,23 +14,23 @@
 
 enum { PRS_ROUTE_THREADS = 256 };
 
-/* What the product's kernel learns from the routing kernel. */
+/* The routing kernel writes these for the product's kernel. */
 struct prs_moe_totals {
-    uint32_t blocks; /* of rows here */
+    uint32_t blocks; /* row blocks of this rank's experts */
     uint32_t deliveries;
     uint32_t sent[PRS_ROUTE_MAX_WORLD];    /* [p]: tokens for the peer at distance p */
     uint32_t relayed[PRS_ROUTE_MAX_WORLD]; /* [b]: tokens for the node at distance b */
 };
 
-/* What a kernel needs to reach other nodes. The source of a put must be in a window too. The next launch may overwrite
- * it, because a launch ends only when its puts are complete. */
+/* What a kernel needs to reach other nodes. The source of a put must lie in a window, too. The next launch may
+ * overwrite the source, because a launch ends only when its puts are complete. */
 struct prs_moe_far {
     struct prs_device device;
-    uint64_t *signals;  /* own words, set to the epoch; their low halves are awaited like flags */
-    uint8_t *relay;     /* own: rows of and for other nodes, route.h */
-    uint32_t *tokens;   /* own [b][tokens]: which token is row i of what the node at distance b gets */
-    uint32_t *counters; /* own: rows and puts so far; the routing kernel clears them */
-    uint32_t *near;     /* own [expert here]: prs_route_near_blocks() of each expert */
+    uint64_t *signals;  /* this rank's words, which peers set to the epoch; kernels poll the low halves like flags */
+    uint8_t *relay;     /* this rank's: rows from and for other nodes; see route.h */
+    uint32_t *tokens;   /* this rank's [b][i]: the token that is row i of those for the node at distance b */
+    uint32_t *counters; /* this rank's: rows and puts so far; the routing kernel clears them */
+    uint32_t *near;     /* this rank's [expert here]: prs_route_near_blocks() of each expert */
     uint32_t message_window, relay_window, signal_window;
 };
 
@@ -41,7 +41,7 @@ struct prs_moe_args {
     struct prs_route route;
     struct prs_sync sync;
 
-    /* The caller's: */
+    /* From the caller: */
     const uint8_t *tokens;
     const int64_t *chosen;
     const float *weights;
@@ -51,20 +51,20 @@ struct prs_moe_args {
     uint32_t n;     /* columns of the result */
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
-    uint32_t dispatches; /* 0: the product alone, of rows that are there */
+    uint32_t dispatches; /* 0: the product alone, of rows that an earlier launch has delivered */
 
-    /* This rank's own: */
+    /* This rank's memory: */
     struct prs_moe_totals *totals;
     struct prs_moe_expert_rows *table; /* [expert here] */
     uint64_t *chunks;                  /* [routing CTA][expert]: choices, leads << 16, relay leads << 32 */
-    uint32_t *sent;                    /* [p][tokens]: which token is row i of what the peer at distance p gets */
+    uint32_t *sent;                    /* [p][i]: the token that is row i of those for the peer at distance p */
     uint8_t *deliveries;
-    uint32_t *ready;    /* [block]: rows in place; the routing kernel clears them */
-    uint32_t *next;     /* [0] units taken so far in this launch, [1] CTAs that left it */
-    uint32_t *arrivals; /* of routing CTAs, two a launch; only grows */
+    uint32_t *ready;    /* [block]: number of rows in place; the routing kernel clears it */
+    uint32_t *next;     /* [0] units taken so far in this launch, [1] CTAs that have left it */
+    uint32_t *arrivals; /* of routing CTAs, two per CTA and launch; only grows */
     uint8_t *row_bytes; /* memory of `rows` */
 
-    /* Symmetric, [q]: at neighbour q of this node. */
+    /* Symmetric memory; [q]: at neighbour q of this node. */
     uint8_t *messages[PRS_MAX_LOCAL_RANKS];       /* all messages and forwarding tables: route.h */
     uint32_t *message_flags[PRS_MAX_LOCAL_RANKS]; /* [sender's distance]: epoch */
     uint8_t *staging[PRS_MAX_LOCAL_RANKS];        /* tokens of other ranks */
@@ -78,7 +78,7 @@ enum { PRS_ROUTE_TABLES = 6, PRS_ROUTE_TOTALS = 2 + PRS_ROUTE_MAX_WORLD + 2 };
 
 PRS_SHARED uint32_t prs_moe_table_words(const struct prs_route *r)
 {
-    return (r->experts + 3) / 4 * 4; /* what follows the tables is read as 16-byte vectors */
+    return (r->experts + 3) / 4 * 4; /* the memory after the tables is read as 16-byte vectors */
 }
 
 PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
@@ -91,11 +91,11 @@ PRS_SHARED uint32_t prs_moe_route_shared(const struct prs_route *r)
 extern "C" {
 #endif
 
-/* Readies the kernels on the current device. cluster: CTAs that share rows (1 or 2); *clusters: how many
- * run at once. 0 or -ENOTSUP. */
+/* Prepares the kernels on the current device. cluster: CTAs that share rows (1 or 2); *clusters: how many clusters can
+ * run at once. Returns 0 or -ENOTSUP. */
 int prs_moe_kernels_prepare(const struct prs_route *route, int b_n_major, uint32_t cluster, uint32_t *clusters);
 
-/* Enqueues the routing kernel, unless args->dispatches is 0, and the product's. 0 or -EIO. */
+/* Enqueues the routing kernel, unless args->dispatches is 0, and the product's kernel. Returns 0 or -EIO. */
 int prs_moe_kernels_launch(const struct prs_moe_args *args, int b_n_major, uint32_t cluster, uint32_t clusters,
                            cudaStream_t stream);
 

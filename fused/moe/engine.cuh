@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The grouped product of MoE: the tile product over row blocks, whose expert and number of rows are found on the
- * device. A CTA computes one 128 x 256 tile of one expert. With E::cluster = 2 two CTAs compute two column tiles of the
- * same rows, of which each loads half and multicasts it. In a CTA:
+/* The grouped product of MoE: the tile product over row blocks. The device finds each block's expert and number of
+ * rows. A CTA computes one 128 x 256 tile of one expert. With E::cluster = 2, two CTAs compute two column tiles of the
+ * same rows; each loads half of the rows and multicasts it. The warps of a CTA:
  *   warp 0         load_blocks      fills the stages
  *   warp 1         store_blocks     stores finished slabs
  *   warp 2         place_rows       delivers received rows to the experts
@@ -23,18 +23,18 @@ template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
     static constexpr bool far = FAR; /* several nodes */
 };
 
-/* What one CTA does of a unit. */
+/* The part of a unit that one CTA computes. */
 struct moe_tile {
     struct prs_route_unit unit;
     uint32_t column; /* tile of 256 */
-    bool empty;      /* the second of a pair that is cut by the edge: shares its half of the rows, computes nothing */
+    bool empty;      /* there is no such tile: the CTA only loads its half of the rows for the other one */
 };
 
 template <class E>
 PRS_DEVICE void find_tile(const struct prs_moe_args &args, const struct cta_position &at,
                           struct prs_route_cursor *cursor, uint32_t unit, struct moe_tile *t)
 {
-    /* Without dispatch the product waits for nothing: then each weight is read once. */
+    /* Without dispatch the product waits for nothing. One pass is then enough, and reads each weight once. */
     const uint32_t *near = E::far && args.dispatches != 0 ? args.far.near : NULL;
     prs_route_unit(&args.route, args.table, near, cursor, unit, &t->unit);
     t->column = t->unit.column * E::cluster + at.rank;
@@ -99,7 +99,7 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
         await_block(args, t.unit);
         for (uint32_t step = 0; step < args.k_steps; step++, pipeline_next(&r)) {
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
-            __syncwarp(); /* as in load_tiles(): no lane may look a phase late */
+            __syncwarp(); /* as in load_tiles(): no lane may test the barrier a phase late */
             if (lane == 0)
                 load_moe_stage<E>(args, m, at, r.stage, t, step);
         }
@@ -107,9 +107,10 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
 }
 
 /* ---- warps 4 to 11 ---- */
-/* Stages go by unread. What is left over of the tile before is handed over as slabs come free; it is waited for only
- * when all stages of this tile are released, and before one of the next is needed: the store warp may be waiting for
- * the other half's, which waits for stages of this tile, or, when that is done, for this half's. */
+/* This half has nothing to compute: it releases the stages of the tile unread. Meanwhile it hands over the rest of the
+ * previous tile, but only into slabs that are free. It waits for a slab only after it has released all stages of this
+ * tile: the store warp may be waiting for a slab of the other half, which needs those stages. It does so before the
+ * next tile, because the store warp may also be waiting for a slab of this half. */
 template <class E>
 PRS_DEVICE void skip_tile(const struct cta_memory &m, struct pipeline *r, uint32_t half, uint32_t steps,
                           struct left_over<E> *left, struct slab_pipeline *slabs)

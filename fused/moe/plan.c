@@ -11,15 +11,16 @@
 #include "transport/util/error.h"
 
 enum {
-    CHOICES_PER_ROUTE_CTA = 512, /* two for each thread; with more CTAs adding up their counts takes longer */
-    LEAST_ROUTE_CTAS = 16,       /* with few choices, reading them takes longest */
+    CHOICES_PER_ROUTE_CTA = 512, /* two per thread; more CTAs take longer to add up their counts */
+    LEAST_ROUTE_CTAS = 16,       /* with few choices, most of the time goes into reading them */
     MAX_ROUTE_CTAS = 128,
     FEW_TOKENS = 512,
-    /* Between nodes. A put takes the software NIC 4 us at least, in which 400G move 190 KB: 1024 puts of 115 KB come in
-     * 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with one group of all, less the product's 2980). */
+    /* Between nodes. The software NIC needs at least 4 us for a put; a link of 400G moves 190 KB in that time. So 1024
+     * puts of 115 KB take 4.2 ms (moe-nodes-small-puts-2xH200.json: 7244 us with all rows in one group, minus 2980 us
+     * of the product). */
     PUT_BYTES = 512 << 10,
-    MOST_GROUPS = 32,  /* so that the first experts need not wait for the last rows; */
-    LEAST_GROUP = 128, /* but a signal takes as long as a put */
+    MOST_GROUPS = 32,  /* several, so that the first experts need not wait for the last rows */
+    LEAST_GROUP = 128, /* not fewer rows, because a signal takes as long as a put */
 };
 
 static const double ROUTING_US = 25; /* counts, offsets, maps */
@@ -28,7 +29,7 @@ struct prs_moe_plan {
     struct prs_plan base;
     struct prs_moe_shape shape;
     struct prs_moe_info info;
-    struct prs_moe_args args; /* all but the caller's pointers and the maps of weights and out */
+    struct prs_moe_args args; /* without the caller's pointers and the maps of weights and out */
     uint8_t *own;             /* tables, then the rows of all experts */
 };
 
@@ -63,7 +64,7 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_moe_shape *
     return 0;
 }
 
-/* When every choice of every rank comes here, and each expert's last block is nearly empty. */
+/* The rows needed if every choice of every rank comes here and each expert's last block is nearly empty. */
 static uint64_t most_rows(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     uint32_t local = s->experts / ctx->config.world;
@@ -76,7 +77,7 @@ static uint32_t at_most(uint32_t v, uint32_t most)
     return v < 1 ? 1 : v > most ? most : v;
 }
 
-/* Rows of a put, and of the puts that share one signal. */
+/* Chooses the rows of a put, and the rows that one signal announces. */
 static void choose_put_sizes(const struct prs_moe_shape *s, struct prs_moe_tuning *t)
 {
     if (t->rows_per_signal == 0)
@@ -88,10 +89,10 @@ static void choose_put_sizes(const struct prs_moe_shape *s, struct prs_moe_tunin
     t->rows_per_signal = prs_ceil_div(t->rows_per_signal, t->rows_per_put) * t->rows_per_put;
 }
 
-/* A second pass reads weights a second time, and the first has work only where experts have whole blocks of this node's
- * rows. 4096 and 8192 tokens of DeepSeek-V3 on 2 x 1 nodes: 2485 and 4042 us for 2604 and 4529 in one pass over one NIC
- * of 400G, which is busy for as long as the product; 2399 and 3978 for 2366 and 4066 over two (moe-passes-2xH200.json).
- */
+/* A second pass reads weights a second time, and the first pass has work only where experts have whole blocks of this
+ * node's rows. Measured for 4096 and 8192 tokens of DeepSeek-V3 on 2 x 1 nodes (moe-passes-2xH200.json): with one NIC
+ * of 400G, which is busy for as long as the product, 2485 and 4042 us in two passes, 2604 and 4529 us in one; with two
+ * NICs, 2399 and 3978 us in two passes, 2366 and 4066 us in one. */
 static uint32_t best_passes(const struct prs_fused *ctx, const struct prs_moe_shape *s)
 {
     const struct prs_place *at = &ctx->place;
@@ -121,7 +122,7 @@ static void choose(struct prs_moe_plan *p)
     p->info.capacity = p->shape.capacity != 0 ? p->shape.capacity : (uint32_t)most_rows(p->base.ctx, &p->shape);
 }
 
-/* Also sets how far apart rows are sent. */
+/* Predicts the time of a launch. Also sets the time between two rows that a CTA sends. */
 static void predict(struct prs_moe_plan *p)
 {
     const struct prs_moe_shape *s = &p->shape;
@@ -160,7 +161,7 @@ static void init_route(struct prs_moe_plan *p)
 }
 
 /* ---- memory ---- */
-/* The next `bytes` bytes after base + *used; with base NULL it only counts. */
+/* Returns the next `bytes` bytes after base + *used; if base is NULL, it only counts them. */
 static void *take(uint8_t *base, uint64_t *used, uint64_t bytes)
 {
     void *at = !base ? NULL : base + *used;
@@ -305,7 +306,7 @@ int prs_moe_plan_open(struct prs_fused *ctx, const struct prs_moe_shape *shape, 
     static const struct prs_plan_steps steps = {
         .name = "MoE", .own = open_own, .shared = open_shared, .close = close_own, .kernel = launch_kernels};
     struct prs_moe_plan *p;
-    int r = prs_context_agree(ctx, check_shape(ctx, shape)); /* one rank's mistake must not leave others waiting */
+    int r = prs_context_agree(ctx, check_shape(ctx, shape)); /* one rank's error must not leave others waiting */
     if (!r)
         r = agree_on_shape(ctx, shape);
     if (r)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The routing kernel turns the router's choices into a plan of what is sent where, in one launch of a few CTAs that run
- * at the same time.
+/* The routing kernel turns the router's choices into a plan of which rows are sent to which rank, in one launch of
+ * a few CTAs that run at the same time.
  *
  *   count      each CTA numbers the choices of its tokens, expert by expert
- *   send       all CTAs know all counts, hence the place of each choice; the receivers get counts and entries
- *   receive    the other ranks' counts are here, hence the place of each row is known
+ *   send       all CTAs know all counts, hence the position of each choice; receivers get counts and entries
+ *   receive    the other ranks' counts are here, hence the position of each row is known
  *
  * In each launch every rank waits here for every other one. So no rank is in the product of launch e + 1 before all
  * have finished that of launch e: staging needs one bank. Messages are written before that wait, so they may come while
@@ -43,7 +43,7 @@ PRS_DEVICE struct route_memory route_memory_map(const struct prs_moe_args &args,
     return m;
 }
 
-/* Exclusive sums in place, by one warp; returns the sum of all. */
+/* One warp replaces v by its exclusive prefix sums; returns the total. */
 PRS_DEVICE uint32_t scan_exclusive(uint32_t *v, uint32_t count)
 {
     uint32_t lane = threadIdx.x % 32, carry = 0;
@@ -80,8 +80,8 @@ PRS_DEVICE void read_choices(const struct prs_moe_args &args, const struct route
     }
 }
 
-/* One thread per expert goes through all choices of the CTA: without atomics, so that the place of every result is the
- * same in every run. */
+/* One thread per expert goes through all choices of the CTA. It uses no atomics, so that every result has the same
+ * position in every run. */
 PRS_DEVICE void number_choices(const struct prs_moe_args &args, const struct route_memory &m,
                                const struct routing_cta &at)
 {
@@ -115,7 +115,7 @@ PRS_DEVICE bool arrive_cta(const struct prs_moe_args &args, const struct routing
     return arrives_last(args.arrivals, *want);
 }
 
-/* A barrier of all CTAs: what each has written before is visible to all after. */
+/* A barrier of all CTAs: after it, each sees what all have written before it. */
 PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct routing_cta &at)
 {
     __syncthreads();
@@ -128,7 +128,8 @@ PRS_DEVICE void meet_ctas(const struct prs_moe_args &args, const struct routing_
 }
 
 /* ---- send ---- */
-/* Tables; FIRST_: of this CTA. ALL_RELAYS goes by prs_route_relay_order(). */
+/* Tables by expert. FIRST_: counts of all CTAs before this one; ALL_: of all CTAs. ALL_RELAYS is indexed by
+ * prs_route_relay_order(). */
 enum { FIRST_INDEX = 0, FIRST_LEAD = 1, ALL_ROWS = 2, ALL_LEADS = 3, FIRST_RELAY = 4, ALL_RELAYS = 5 };
 
 PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
@@ -154,7 +155,8 @@ PRS_DEVICE void sum_chunks(const struct prs_moe_args &args, const struct route_m
     }
 }
 
-/* Where the message for the peer at distance p is written: at the peer, or, for another node, where it is put from. */
+/* Where to write the message for the peer at distance p: in the peer's memory, or, if the peer is on another node, in
+ * the memory that the put reads. */
 PRS_DEVICE uint8_t *message_to(const struct prs_moe_args &args, const struct routing_cta &at, uint32_t p)
 {
     const struct prs_route *r = &args.route;
@@ -164,7 +166,7 @@ PRS_DEVICE uint8_t *message_to(const struct prs_moe_args &args, const struct rou
            prs_route_counts_at(r, at.bank, prs_distance_back(p, r->place.world));
 }
 
-/* Counts of a peer's experts, by CTA 0. Must come before ALL_LEADS becomes sums. */
+/* CTA 0 sends each peer the counts of its experts. Call it before place_leads() turns ALL_LEADS into prefix sums. */
 PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
@@ -174,7 +176,8 @@ PRS_DEVICE void send_counts(const struct prs_moe_args &args, const struct route_
     }
 }
 
-/* Sums up where each expert's leads begin in what its owner gets, and its relay leads in what its node gets. */
+/* Finds where each expert's leads begin among the entries for its owner, and its relay leads among the rows for its
+ * node. */
 PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
@@ -196,7 +199,7 @@ PRS_DEVICE void place_leads(const struct prs_moe_args &args, const struct route_
     }
 }
 
-/* Row of a relay lead among all for its node. */
+/* The row of a relay lead among all rows for its node. */
 PRS_DEVICE uint32_t relay_row(const struct prs_moe_args &args, const struct route_memory &m, uint32_t choice)
 {
     uint32_t expert = m.code[choice] & PRS_ROUTE_NONE;
@@ -204,7 +207,7 @@ PRS_DEVICE uint32_t relay_row(const struct prs_moe_args &args, const struct rout
            m.relay[choice];
 }
 
-/* By the thread of the relay lead: the token's row of the forwarding table. */
+/* The thread of a relay lead writes the token's row of the forwarding table. */
 PRS_DEVICE void write_forwarding(const struct prs_moe_args &args, const struct route_memory &m,
                                  const struct routing_cta &at, uint32_t choice)
 {
@@ -225,7 +228,7 @@ PRS_DEVICE void write_forwarding(const struct prs_moe_args &args, const struct r
     }
 }
 
-/* The entry of one token that is sent. */
+/* Writes the entry of one token that is sent. */
 PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_memory &m, const struct routing_cta &at,
                            uint32_t choice)
 {
@@ -247,7 +250,8 @@ PRS_DEVICE void send_entry(const struct prs_moe_args &args, const struct route_m
     args.sent[(uint64_t)p * r->tokens + place] = token;
 }
 
-/* The messages for the ranks of other nodes, one put and one signal each, and the forwarding tables of counterparts. */
+/* Sends the messages for ranks of other nodes, each by one put and one signal, and the forwarding tables for
+ * counterparts. */
 PRS_DEVICE_OUTLINED void put_messages(const struct prs_moe_args &args, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
@@ -266,7 +270,7 @@ PRS_DEVICE_OUTLINED void put_messages(const struct prs_moe_args &args, uint32_t 
     }
 }
 
-/* The last CTA that has sent signals all ranks. */
+/* The last CTA that has written its messages signals all ranks. */
 PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
@@ -291,7 +295,7 @@ PRS_DEVICE void signal_ranks(const struct prs_moe_args &args, const struct routi
 enum {
     ROW_BASE = 0,   /* where the sender's rows of the expert begin among all */
     LEAD_BASE = 1,  /* where its leads begin */
-    LEAD_FIRST = 2, /* place of the expert's first lead in what the sender sent */
+    LEAD_FIRST = 2, /* position of the expert's first lead among the sender's entries */
     ROWS = 3,       /* [expert here] */
     BLOCKS = 4,     /* [expert here]; later: first block */
     DELIVERIES = 5  /* [expert here] leads of this node's senders, then of the others; later: first delivery */
@@ -350,7 +354,7 @@ PRS_DEVICE bool receive_counts(const struct prs_moe_args &args, const struct rou
     return true;
 }
 
-/* More rows have come than there is room for. None is computed, but this rank does its other work of the epoch. */
+/* More rows come than there is room for. This rank computes none of them, but does its other work of the epoch. */
 PRS_DEVICE void refuse_rows(const struct prs_moe_args &args, const struct route_memory &m)
 {
     const struct prs_route *r = &args.route;
@@ -361,7 +365,7 @@ PRS_DEVICE void refuse_rows(const struct prs_moe_args &args, const struct route_
                  m.total[TOTAL_BLOCKS] * PRS_TILE_M, r->blocks * PRS_TILE_M, 0);
 }
 
-/* Also when rows are refused, because they are pushed all the same. */
+/* Needed even if this rank refuses its rows, because it still sends rows to other nodes. */
 PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct routing_cta &at)
 {
     const struct prs_route *r = &args.route;
@@ -370,7 +374,7 @@ PRS_DEVICE void reset_counters(const struct prs_moe_args &args, const struct rou
         args.far.counters[i] = 0;
 }
 
-/* What the product's kernel and the caller read, except deliveries and rows. */
+/* Writes what the product's kernel and the caller read, except deliveries and rows. */
 PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route_memory &m,
                              const struct routing_cta &at)
 {
@@ -385,7 +389,7 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
             struct prs_moe_expert_rows x = {first, rows};
             args.table[e] = x;
             args.expert_map[e] = x;
-            if (r->place.nodes > 1) /* its rows of this node: all before those of the first sender of another one */
+            if (r->place.nodes > 1) /* the rows from this node: all before those of the first sender on another node */
                 args.far.near[e] = prs_route_near_blocks(
                     r, e, &x, m.table[ROW_BASE][prs_route_sender(r, r->place.local_ranks) * r->experts_per_rank + e]);
         }
@@ -394,8 +398,9 @@ PRS_DEVICE void write_tables(const struct prs_moe_args &args, const struct route
     }
 }
 
-/* Row i that the peer at distance p sends: a delivery for the product's kernel, and its rows for the caller. Items of
- * what does not cross between nodes come first, for all experts: nothing that is here waits for what is not. */
+/* Writes the delivery of row i from the peer at distance p for the product's kernel, and the map entries of its rows
+ * for the caller. For all experts, deliveries from this node come first, so that they do not wait for rows from other
+ * nodes. */
 /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
  * deliveries of other nodes have places of their own: s/prs_route_node_of(r, p) == 0 ? 0 : r->experts_per_rank/0/ */
 PRS_DEVICE void receive_entry(const struct prs_moe_args &args, const struct route_memory &m,
@@ -462,14 +467,14 @@ static __global__ void __launch_bounds__(PRS_ROUTE_THREADS)
     }
     signal_ranks(args, at);
 
-    __syncthreads(); /* the tables are used again */
+    __syncthreads(); /* other threads have read the tables, which are now reused */
     bool here = receive_counts(args, m, at), fits = here && m.total[TOTAL_BLOCKS] <= r->blocks;
     if (at.cta == 0 && threadIdx.x == 0) {
         args.totals->blocks = fits ? m.total[TOTAL_BLOCKS] : 0;
         args.totals->deliveries = fits ? m.total[TOTAL_DELIVERIES] : 0;
         if (here && !fits)
             refuse_rows(args, m);
-        /* A rank that did not answer may still read what it was sent last: send it nothing more. */
+        /* A rank that did not answer may still be reading its last message: send it nothing more. */
         for (uint32_t p = 0; p < r->place.world && !here; p++)
             args.totals->sent[p] = args.totals->relayed[p] = 0;
     }

@@ -33,7 +33,7 @@
 enum {
     PRS_ROUTE_MAX_EXPERTS = 1024,   /* over all ranks */
     PRS_ROUTE_MAX_CHOICES = 32,     /* of one token */
-    PRS_ROUTE_CHUNK_CHOICES = 8192, /* that one routing CTA handles: 8 bytes of shared memory each */
+    PRS_ROUTE_CHUNK_CHOICES = 8192, /* of one routing CTA; 8 bytes of shared memory each */
     PRS_ROUTE_NONE = 0x3fff,        /* code of a choice without an expert; mask of the expert in a code */
     PRS_ROUTE_LEAD = 0x8000,        /* bits of a code */
     PRS_ROUTE_RELAY = 0x4000,
@@ -51,17 +51,17 @@ struct prs_route {
     uint32_t row_bytes; /* of a token */
     uint32_t ctas;      /* of the routing kernel */
     uint32_t put;       /* between nodes: rows that one put moves */
-    uint32_t group;     /* and that one signal stands for, a multiple of `put` */
-    uint32_t passes;    /* several nodes: 2: first some of what waits for no other node; 1: expert by expert */
+    uint32_t group;     /* between nodes: rows that one signal stands for; a multiple of `put` */
+    uint32_t passes;    /* several nodes. 2: blocks that need no other node may come first; 1: expert by expert */
 };
 
-/* An entry of a message: one token that is sent, then a target for each row that it becomes. */
+/* An entry of a message: one token that is sent, and a target for each of its rows at the receiver. */
 struct prs_route_entry {
     uint32_t token, targets, pad[2];
 };
 
 struct prs_route_target {
-    uint32_t expert; /* of the receiver's own; the first target is the lead's */
+    uint32_t expert; /* among the receiver's experts; the first target is the lead's */
     uint32_t slot;   /* of the token's top-k */
     uint32_t index;  /* among this sender's choices of the expert */
     float weight;
@@ -71,7 +71,7 @@ static_assert(sizeof(struct prs_route_entry) == 16 && sizeof(struct prs_route_ta
 
 /* A received row: where it lies, and the rows that it is copied to. */
 struct prs_route_delivery {
-    uint32_t peer, at; /* peer 0: own token `at`; else row `at` of what that peer sends */
+    uint32_t peer, at; /* peer 0: own token `at`; else row `at` of those that the peer sends */
     uint32_t targets;
     uint32_t pad;
     uint32_t row[4]; /* as many as choices, rounded up to 4 */
@@ -87,7 +87,7 @@ PRS_SHARED uint32_t prs_route_delivery_bytes(const struct prs_route *r)
     return 16 + 16 * prs_ceil_div(r->choices, 4);
 }
 
-/* The message of one sender, one in each bank: rows and leads of each expert here, then its entries. */
+/* Each sender has a message in each bank: the numbers of rows and leads of each expert here, then the entries. */
 PRS_SHARED uint64_t prs_route_counts_bytes(const struct prs_route *r)
 {
     return (uint64_t)r->experts_per_rank * 8;
@@ -98,7 +98,7 @@ PRS_SHARED uint64_t prs_route_message_bytes(const struct prs_route *r)
     return (prs_route_counts_bytes(r) + 15) / 16 * 16 + (uint64_t)r->tokens * prs_route_entry_bytes(r);
 }
 
-/* Offset of sender's (its distance p) counts, of bank `bank`. */
+/* Offset of the counts from the sender at distance p, in bank `bank`. */
 PRS_SHARED uint64_t prs_route_counts_at(const struct prs_route *r, uint32_t bank, uint32_t p)
 {
     /* MUTANT(model moe) mail has two banks: s#bank#(bank / 2 * 2)# */
@@ -111,21 +111,21 @@ PRS_SHARED uint64_t prs_route_entry_at(const struct prs_route *r, uint32_t bank,
            (uint64_t)at * prs_route_entry_bytes(r);
 }
 
-/* Row `at` of what the peer at distance p >= 1 sends. One bank: a row of epoch e + 1 is sent only when all ranks have
- * begun e + 1, see route.cuh. */
+/* Offset of row `at` from the peer at distance p >= 1. One bank is enough: a row of epoch e + 1 is sent only after all
+ * ranks have begun e + 1; see route.cuh. */
 PRS_SHARED uint64_t prs_route_staging_at(const struct prs_route *r, uint32_t p, uint32_t at)
 {
     return ((uint64_t)(p - 1) * r->tokens + at) * r->row_bytes;
 }
 
-/* The word that holds the epoch when the row is there. */
+/* Index of the word that holds the epoch once the row has arrived. */
 PRS_SHARED uint32_t prs_route_row_flag(const struct prs_route *r, uint32_t p, uint32_t at)
 {
     return (p - 1) * r->tokens + at;
 }
 
 /* ---- several nodes ---- */
-/* Distance of the node of the peer at distance p: 0 is the own node. */
+/* Distance of the node of the peer at distance p; 0 is this node. */
 PRS_SHARED uint32_t prs_route_node_of(const struct prs_route *r, uint32_t p)
 {
     return prs_place_node_distance(&r->place, prs_place_after(&r->place, p));
@@ -143,7 +143,7 @@ PRS_SHARED uint32_t prs_route_local(const struct prs_route *r, uint32_t local_ra
     return prs_place_distance(&r->place, prs_place_rank(&r->place, r->place.node, local_rank));
 }
 
-/* Where the expert comes in its node's order: all first experts of its ranks, then all second ones ... */
+/* Position of the expert in its node's order: the first experts of all its ranks, then the second ones, and so on. */
 PRS_SHARED uint32_t prs_route_relay_order(const struct prs_route *r, uint32_t expert)
 {
     uint32_t rank = expert / r->experts_per_rank;
@@ -151,9 +151,9 @@ PRS_SHARED uint32_t prs_route_relay_order(const struct prs_route *r, uint32_t ex
            expert % r->experts_per_rank * r->place.local_ranks + rank % r->place.local_ranks;
 }
 
-/* After the received messages, two banks: the messages for other nodes, in the same layout, [distance of the receiver],
- * from where they are put; then forwarding tables, received ones [bank][distance of the sender's node] and those to be
- * put [distance of the receiver's node]. */
+/* After the two banks of received messages come the messages for other nodes, [distance of the receiver], in the same
+ * layout: puts read them here. Then come forwarding tables: received ones [bank][distance of the sender's node], and
+ * those to be put [distance of the receiver's node]. */
 PRS_SHARED uint64_t prs_route_outgoing_at(const struct prs_route *r, uint32_t p)
 {
     return prs_route_counts_at(r, 2, p);
@@ -164,28 +164,28 @@ PRS_SHARED uint64_t prs_route_forwarding_bytes(const struct prs_route *r)
     return 16 + ((uint64_t)r->tokens * r->place.local_ranks * 4 + 15) / 16 * 16;
 }
 
-/* A forwarding table: number of rows, padding, then [row][local rank] the row's place in what that rank gets. bank 2:
- * the tables to be put. */
+/* Offset of a forwarding table: number of rows, padding, then [row][local rank] the row's position in that rank's
+ * staging. bank 2: the tables to be put. */
 PRS_SHARED uint64_t prs_route_forwarding_at(const struct prs_route *r, uint32_t bank, uint32_t b)
 {
     /* MUTANT(model moe) forwarding tables have two banks: s#bank#(bank / 2 * 2)# */
     return prs_route_counts_at(r, 3, 0) + ((uint64_t)bank * r->place.nodes + b) * prs_route_forwarding_bytes(r);
 }
 
-/* All of this memory. */
+/* Size of the memory for all messages and forwarding tables. */
 PRS_SHARED uint64_t prs_route_messages_bytes(const struct prs_route *r)
 {
     return r->place.nodes == 1 ? prs_route_counts_at(r, 2, 0) : prs_route_forwarding_at(r, 3, 0);
 }
 
-/* Relay memory: the rows that came from the node at distance b >= 1, or (out = 1) those for it. */
+/* Offset in relay memory of a row from the node at distance b >= 1, or (out = 1) of a row for it. */
 PRS_SHARED uint64_t prs_route_relay_at(const struct prs_route *r, uint32_t out, uint32_t b, uint32_t row)
 {
     /* MUTANT(model moe) rows in and rows out are apart: s/out * (r->place.nodes - 1)/0 * out/ */
     return (((uint64_t)out * (r->place.nodes - 1) + b - 1) * r->tokens + row) * r->row_bytes;
 }
 
-/* Distance of the i-th sender in the order in which an expert's rows lie: what does not cross comes first. */
+/* Distance of the i-th sender in the order of an expert's rows: senders on this node come first. */
 PRS_SHARED uint32_t prs_route_sender(const struct prs_route *r, uint32_t i)
 {
     /* MUTANT(model moe) rows of the own node come first: s@, i)@, r->place.world - 1 - i)@ */
@@ -197,14 +197,14 @@ PRS_SHARED uint32_t prs_route_groups(const struct prs_route *r)
     return prs_ceil_div(r->tokens, r->group);
 }
 
-/* Signal words: one for each rank's routes, then [distance of the sender's node][group]. */
+/* Signal words: one for each rank's message, then [distance of the sender's node][group]. */
 PRS_SHARED uint32_t prs_route_relay_word(const struct prs_route *r, uint32_t b, uint32_t group)
 {
     /* MUTANT(model moe) groups of all sizes have a word each: s/prs_route_groups(r/(prs_route_groups(r) - 1/ */
     return r->place.world + (b - 1) * prs_route_groups(r) + group;
 }
 
-/* Counters of relayed rows: of each put, then of each group. */
+/* Counters of relay_row_out(): the rows of each put, then the puts of each group. */
 PRS_SHARED uint32_t prs_route_put_counter(const struct prs_route *r, uint32_t b, uint32_t row)
 {
     return (b - 1) * prs_ceil_div(r->tokens, r->put) + row / r->put;
@@ -215,7 +215,7 @@ PRS_SHARED uint32_t prs_route_group_counter(const struct prs_route *r, uint32_t 
     return prs_route_put_counter(r, r->place.nodes, 0) + (b - 1) * prs_route_groups(r) + row / r->group;
 }
 
-/* Rows of the piece of `size` rows that holds `row`, of `count` rows in all. */
+/* `count` rows are cut into pieces of `size`: the number of rows in the piece that holds `row`. */
 PRS_SHARED uint32_t prs_route_piece_rows(uint32_t row, uint32_t size, uint32_t count)
 {
     uint32_t left = count - row / size * size;
@@ -250,8 +250,8 @@ PRS_SHARED uint32_t prs_route_code(const struct prs_route *r, const int64_t *cho
     return code;
 }
 
-/* The choices of a token that go to the owner of its lead `lead` (a slot): the lead, then the others by slot. before:
- * what the last call gave, at first `choices`; gives `choices` when there are no more. */
+/* Iterates over the choices of a token that go to the owner of its lead `lead` (a slot): the lead, then the others by
+ * slot. before: the result of the last call, at first `choices`. Returns `choices` when there are no more. */
 PRS_SHARED uint32_t prs_route_next_target(const struct prs_route *r, const int64_t *chosen, uint32_t lead,
                                           uint32_t before)
 {
@@ -274,14 +274,14 @@ PRS_SHARED uint32_t prs_route_chunk_tokens(const struct prs_route *r, uint32_t c
 struct prs_route_unit {
     uint32_t expert;
     uint32_t block;  /* of this rank's rows */
-    uint32_t rows;   /* that are there, 1 .. PRS_TILE_M */
+    uint32_t rows;   /* in use, 1 .. PRS_TILE_M */
     uint32_t column; /* tile, or pair of tiles */
 };
 
 /* Position in the list of experts; units only grow. */
 struct prs_route_cursor {
     uint32_t expert;
-    uint32_t far, before; /* two passes: 1: the second; blocks that come before those of the expert in this pass */
+    uint32_t far, before; /* far: 1 in the second of two passes; before: blocks of this pass before the expert's */
 };
 
 PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_moe_expert_rows *e)
@@ -289,9 +289,9 @@ PRS_SHARED uint32_t prs_route_expert_blocks(const struct prs_moe_expert_rows *e)
     return prs_ceil_div(e->rows, PRS_TILE_M);
 }
 
-/* The first blocks of a rank's expert-th expert that come in the first pass, because they wait for nothing from another
- * node: its first `near` rows are of this node. Of the second half of the experts only: those blocks are enough to do
- * until rows come, which come for the first experts first, and each expert that is met twice has its weights read
+/* How many blocks of a rank's expert-th expert come in the first pass, because they need no row from another node: its
+ * first `near` rows are from this node. Experts of the first half have none: the blocks of the second half are enough
+ * work until rows arrive, which come for the first experts first, and an expert in both passes has its weights read
  * twice (doc/fused-notes.md). */
 PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t expert,
                                           const struct prs_moe_expert_rows *e, uint32_t near)
@@ -306,7 +306,7 @@ PRS_SHARED uint32_t prs_route_near_blocks(const struct prs_route *r, uint32_t ex
     return near == e->rows ? prs_route_expert_blocks(e) : near / PRS_TILE_M;
 }
 
-/* Blocks of the cursor's expert in its pass; *first: which is the first. */
+/* Returns the number of blocks of the cursor's expert in its pass; *first: the first of them. */
 /* MUTANT(model route) moe, what waits for no other node is multiplied first:
  * s/c->far ? near[c->expert] : 0; return c->far/0; return c->far == 0/ */
 PRS_SHARED uint32_t prs_route_pass(const struct prs_moe_expert_rows *experts, const uint32_t *near,
@@ -317,9 +317,10 @@ PRS_SHARED uint32_t prs_route_pass(const struct prs_moe_expert_rows *experts, co
     return c->far ? prs_route_expert_blocks(&experts[c->expert]) - *first : near[c->expert];
 }
 
-/* Unit `at`, which must exist and must not be smaller than in the cursor's last call. Expert by expert, so that an
- * expert's weights are read from memory once; within an expert in rasters of PRS_RASTER row blocks. near: of each
- * expert, prs_route_near_blocks(): those come first, then, in a second pass, all others. NULL: one pass. */
+/* Finds unit `at`, which must exist and must not be smaller than in the cursor's last call. The order is expert by
+ * expert, so that an expert's weights are read from memory once, and within an expert in rasters of PRS_RASTER row
+ * blocks. near: prs_route_near_blocks() of each expert; those blocks come in a first pass, all others in a second.
+ * NULL: one pass. */
 PRS_SHARED void prs_route_unit(const struct prs_route *r, const struct prs_moe_expert_rows *experts,
                                const uint32_t *near, struct prs_route_cursor *c, uint32_t at, struct prs_route_unit *u)
 {

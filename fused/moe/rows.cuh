@@ -5,8 +5,8 @@
  *
  * Other nodes. Rows for a node are first written, in the order in which its ranks compute, to memory that puts may
  * read. The CTA that completes the rows of a put puts them to the counterpart there; the CTA that completes a group
- * signals it. Then warp 3 sends its own rows for this node. Between them it forwards the rows that counterparts have
- * put here to the ranks of this node. It waits for such rows only when all own rows have been sent. */
+ * signals it. Then warp 3 sends its own rows for this node. Between two of them it forwards, to the ranks of this node,
+ * rows that counterparts have put here. It waits for such rows only when all own rows have been sent. */
 #ifndef PERSEUS_FUSED_ROWS_CUH
 #define PERSEUS_FUSED_ROWS_CUH
 
@@ -28,7 +28,7 @@ PRS_DEVICE uint32_t piece_bytes(uint32_t row_bytes)
     return (prs_ceil_div(row_bytes, pieces) + 15) / 16 * 16;
 }
 
-/* Starts to fill the buffer, which the stores before have read. */
+/* Starts to fill the buffer when earlier stores have read it. */
 PRS_DEVICE void fetch_piece(struct row_buffer *b, const uint8_t *from, uint32_t bytes)
 {
     bulk_wait_read<0>();
@@ -42,7 +42,7 @@ PRS_DEVICE void await_piece(struct row_buffer *b)
     b->phase ^= 1;
 }
 
-/* Where the row of sender (a distance) goes at a neighbour that is at distance p from here. */
+/* Where to stage a row at the neighbour at distance p. sender: the distance of the row's sender from that neighbour. */
 PRS_DEVICE uint8_t *staged_at(const struct prs_moe_args &args, uint32_t p, uint32_t sender, uint32_t row)
 {
     const struct prs_route *r = &args.route;
@@ -55,7 +55,8 @@ PRS_DEVICE void flag_row(const struct prs_moe_args &args, uint32_t epoch, uint32
     store_release_sys(args.staging_flags[prs_route_neighbour(r, p)] + prs_route_row_flag(r, sender, row), epoch);
 }
 
-/* Writes a row's pieces, one after the other, each to all places; signals the row before while the first is fetched. */
+/* Copies a row piece by piece; store() writes a piece to all destinations. Signals the previous row while the first
+ * piece is fetched. */
 template <class Store, class Signal>
 PRS_DEVICE void copy_row_of(struct row_buffer *b, const uint8_t *from, uint32_t row_bytes, Store store,
                             Signal signal_last)
@@ -72,9 +73,9 @@ PRS_DEVICE void copy_row_of(struct row_buffer *b, const uint8_t *from, uint32_t 
     }
 }
 
-/* Waits until the word is exactly this epoch. The word of a row, or of a group of rows, may not be raised for many
- * epochs, so that an old value could pass for a later one after a wrap. No rank raises it for the next epoch before
- * this rank has begun that epoch. */
+/* Waits until the word equals this epoch; a larger value is not enough. The word of a row, or of a group of rows, can
+ * stay unchanged for many epochs, and after a wrap an old value would look like a later one. No rank raises the word
+ * for the next epoch before this rank has begun that epoch. */
 PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *flag, uint32_t epoch, uint32_t from,
                             uint32_t index)
 {
@@ -88,12 +89,12 @@ PRS_DEVICE void await_token(const struct prs_moe_args &args, const uint32_t *fla
 }
 
 /* ---- warp 3: own rows for this node ---- */
-/* A row to push: row `row` of what this rank sends to the neighbour at distance p. */
+/* Row `row` of those that this rank pushes to the neighbour at distance p. */
 struct pushed_row {
-    uint32_t at, p, row, token; /* at: among the positions of all CTAs */
+    uint32_t at, p, row, token; /* at: position in the list that all CTAs share */
 };
 
-/* The first from position `at` on that exists; beyond `end` if none does. */
+/* Returns the first existing row at position `at` or later; its position is `end` or more if there is none. */
 PRS_DEVICE struct pushed_row find_row(const struct prs_moe_args &args, uint32_t at, uint32_t end)
 {
     const struct prs_route *r = &args.route;
@@ -146,7 +147,7 @@ PRS_DEVICE void push_rows(const struct prs_moe_args &args, struct row_buffer *b,
 }
 
 /* ---- warp 3: other nodes ---- */
-/* A row for the node at distance n has been written to where it is put from. */
+/* Counts a row for the node at distance n, stored in relay memory; puts and signals what is then complete. */
 PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t epoch, uint32_t n, uint32_t row)
 {
     const struct prs_route *r = &args.route;
@@ -178,8 +179,8 @@ PRS_DEVICE_OUTLINED void relay_row_out(const struct prs_moe_args &args, uint32_t
         network_signal(&args.sync, &far->device, signal);
 }
 
-/* Own rows for other nodes, all destinations in turn. Nothing is forwarded meanwhile: memory takes rows ten times as
- * fast as a link, and the command ring has room. */
+/* Stores own rows for other nodes in relay memory, for all nodes in turn. It forwards nothing meanwhile: memory takes
+ * rows ten times as fast as a link, and the command ring has room. */
 PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch)
 {
     const struct prs_route *r = &args.route;
@@ -205,13 +206,13 @@ PRS_DEVICE void relay_out(const struct prs_moe_args &args, struct row_buffer *b,
     signal_last();
 }
 
-/* Rows that counterparts put here: the one that this CTA forwards next, all nodes in turn, and the last one until it is
- * flagged at its receivers. */
+/* Rows that counterparts put here: the row that this CTA forwards next, from all nodes in turn, and the previous row
+ * until its receivers' flags are raised. */
 struct incoming {
-    uint32_t at, end; /* among the positions of all CTAs */
-    uint32_t n, row;  /* row `row` of what the node at distance n sends */
+    uint32_t at, end; /* positions in the list that all CTAs share */
+    uint32_t n, row;  /* row `row` of those from the node at distance n */
     uint32_t last_n;
-    const int32_t *last; /* its row of the forwarding table; NULL: it has been flagged */
+    const int32_t *last; /* its row of the forwarding table; NULL: it is flagged */
 };
 
 /* The forwarding table from the node at distance n: prs_route_forwarding_at(). */
@@ -220,7 +221,7 @@ PRS_DEVICE const uint32_t *forwarding_of(const struct prs_moe_args &args, uint32
     return (const uint32_t *)(args.messages[0] + prs_route_forwarding_at(&args.route, epoch & 1, n));
 }
 
-/* The first from position `at` on that exists; beyond `end` if none does. */
+/* Moves to the first existing row at position in->at or later; in->at becomes in->end or more if there is none. */
 PRS_DEVICE void find_incoming(const struct prs_moe_args &args, uint32_t epoch, struct incoming *in)
 {
     uint32_t others = args.route.place.nodes - 1;
@@ -271,8 +272,9 @@ PRS_DEVICE void flag_incoming(const struct prs_moe_args &args, uint32_t epoch, s
     in->last = NULL;
 }
 
-/* Forwards the next row that came to all ranks of this node that get it, this one too. False: it has not come, or, if
- * this waits for it, there is none. If it has not come, the row before is flagged first. */
+/* Forwards the next row from another node to all ranks of this node that get it, this rank included. Returns false if
+ * there is none, or if it has not come and `waits` is false. In both cases, and before it waits, it flags the previous
+ * row. */
 PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *b, uint32_t epoch, struct incoming *in,
                             bool waits)
 {
@@ -304,12 +306,12 @@ PRS_DEVICE bool forward_row(const struct prs_moe_args &args, struct row_buffer *
     return true;
 }
 
-/* Out of line, so that the other roles do not pay in registers. Only the last loop waits for other ranks, when all own
- * rows have been sent. */
+/* Out of line, so that the other roles do not need more registers. Only the last loop waits for other ranks, after all
+ * own rows have been sent. */
 PRS_DEVICE_OUTLINED void send_rows_far(const struct prs_moe_args &args, uint8_t *at, uint64_t *full, uint32_t epoch)
 {
     struct row_buffer b = {at, full, 0};
-    relay_out(args, &b, epoch); /* first, because it is the slower way */
+    relay_out(args, &b, epoch); /* first, because links between nodes are slower */
     struct incoming in = first_incoming(args, epoch);
     push_rows(args, &b, epoch, [&](int64_t until) {
         while (forward_row(args, &b, epoch, &in, false) && clock64() < until)
@@ -331,10 +333,10 @@ PRS_DEVICE void send_rows(const struct prs_moe_args &args, const struct cta_memo
 }
 
 /* ---- warp 2 ---- */
-/* All lanes: each looks up one of the next 32 deliveries and waits for its row; each writes, and counts, one target row
- * of a delivery. One lane would spend most of its time waiting for a few words. */
+/* All lanes take part: each looks up one of the next 32 deliveries and waits for its row; each writes and counts one
+ * target row of a delivery. A single lane would spend most of its time waiting for a few words. */
 struct placed_row {
-    uint32_t peer, at, targets, place; /* place: among the deliveries */
+    uint32_t peer, at, targets, place; /* place: index of the delivery */
 };
 
 PRS_DEVICE const struct prs_route_delivery *delivery_at(const struct prs_moe_args &args, uint32_t place)
@@ -343,14 +345,15 @@ PRS_DEVICE const struct prs_route_delivery *delivery_at(const struct prs_moe_arg
                                                (uint64_t)place * prs_route_delivery_bytes(&args.route));
 }
 
-/* The word of this lane's delivery; exactly this epoch: see await_token(). */
+/* The flag of this lane's delivery, which must equal this epoch: see await_token(). */
 PRS_DEVICE uint32_t delivery_seen(const struct prs_moe_args &args, uint32_t epoch, const struct placed_row &mine,
                                   uint32_t index)
 {
     return mine.peer == 0 ? epoch : load_acquire_sys(args.staging_flags[0] + index);
 }
 
-/* Waits until the delivery of lane `wanted` is here. Returns which of the lanes' are, or all when it gave up. */
+/* Waits until the delivery of lane `wanted` is here. Returns the mask of the lanes whose deliveries are here; all lanes
+ * if it gave up. */
 PRS_DEVICE uint32_t await_deliveries(const struct prs_moe_args &args, uint32_t epoch, const struct placed_row &mine,
                                      uint32_t wanted)
 {
@@ -369,7 +372,7 @@ PRS_DEVICE uint32_t await_deliveries(const struct prs_moe_args &args, uint32_t e
     }
 }
 
-/* The delivery of lane `wanted`. */
+/* Whether the delivery of lane `wanted` is here. */
 PRS_DEVICE bool delivery_is_here(const struct prs_moe_args &args, uint32_t epoch, const struct placed_row &mine,
                                  uint32_t wanted)
 {
@@ -378,7 +381,7 @@ PRS_DEVICE bool delivery_is_here(const struct prs_moe_args &args, uint32_t epoch
     return __shfl_sync(~0u, here, wanted);
 }
 
-/* Lane u's rows of a delivery: u, u + 32 and so on. */
+/* Calls act() for each target row of this lane: number lane, lane + 32 and so on. row: the first of them. */
 template <class Act>
 PRS_DEVICE void each_target(const struct prs_moe_args &args, const struct placed_row &delivery, uint32_t row, Act act)
 {
@@ -399,7 +402,8 @@ PRS_DEVICE void count_delivery(const struct prs_moe_args &args, const struct pla
     each_target(args, delivery, row, [&](uint32_t r) { add_relaxed_gpu(args.ready + r / PRS_TILE_M, 1); });
 }
 
-/* One delivery: to all its rows, piece by piece; the one before is flagged while the first piece is fetched. */
+/* Copies one delivery to all its rows, piece by piece. Counts the previous delivery while the first piece is
+ * fetched. */
 PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *b, const struct placed_row &delivery,
                             uint32_t row, const struct placed_row &last, uint32_t last_row)
 {
@@ -418,7 +422,7 @@ PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *
         if (offset == 0)
             count_delivery(args, last, last_row);
         await_piece(b);
-        __syncwarp(); /* a late lane would take the phase of the next use for this one */
+        __syncwarp(); /* else a late lane could mistake the phase of the next use for this one */
         each_target(args, delivery, row, [&](uint32_t to) {
             bulk_store(args.row_bytes + (uint64_t)to * r->row_bytes + offset, b->at, bytes);
         });
@@ -426,8 +430,8 @@ PRS_DEVICE void deliver_row(const struct prs_moe_args &args, struct row_buffer *
     }
 }
 
-/* Deliveries are sorted by the expert that needs them first, and all CTAs take turns: so the first blocks are complete
- * first. */
+/* Deliveries are sorted by the first expert that needs them, and dealt to all CTAs in turn, so the first blocks are
+ * complete first. */
 template <class E>
 PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_memory &m, uint32_t epoch)
 {
@@ -447,7 +451,7 @@ PRS_DEVICE void place_rows(const struct prs_moe_args &args, const struct cta_mem
             uint32_t row = lane < delivery.targets ? delivery_at(args, delivery.place)->row[lane] : 0;
             if ((here >> k & 1) == 0) {
                 if (E::far && !delivery_is_here(args, epoch, mine, k)) {
-                    count_delivery(args, last, last_row); /* between nodes the next row may take long to come */
+                    count_delivery(args, last, last_row); /* a row from another node may take long to come */
                     /* MUTANT(emulator moe/tokens_cross_between_nodes_and_are_given_to_all_who_want_them)
                      * a delivery that was counted is not counted again: delete */
                     last.targets = 0;

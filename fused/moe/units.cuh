@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which unit comes next, for a list whose units take different times. The first CTA of a cluster takes it from a
- * counter that all clusters share, and passes it to every role of every CTA of the cluster through two slots: to its
- * own roles by a store (compute-sanitizer reports a copy to the own CTA as out of bounds), to the other CTA by a copy
- * that completes on the barrier there. */
+/* Deals out units at run time, because they take different times. The first CTA of a cluster takes the next unit from a
+ * counter that all clusters share. It passes the unit to every role of every CTA of the cluster through two slots: to
+ * its own roles by a store (compute-sanitizer reports a copy to the own CTA as out of bounds), to the other CTA by a
+ * copy that completes on the barrier there. */
 #ifndef PERSEUS_FUSED_UNITS_CUH
 #define PERSEUS_FUSED_UNITS_CUH
 
@@ -13,9 +13,9 @@ enum { UNIT_SLOTS = 2, UNIT_BYTES = 16, UNIT_READERS = CONSUMER_WARPS + 2 /* the
 
 /* In shared memory after the barriers of cta.cuh. */
 struct unit_memory {
-    uint64_t *full, *empty; /* empty: the first CTA's is used */
+    uint64_t *full, *empty; /* empty: only the first CTA's is used */
     uint8_t *slot;          /* 16 bytes each, of which the first 4 are the unit */
-    uint8_t *out;           /* what the first CTA sends */
+    uint8_t *out;           /* the first CTA sends units from here */
 };
 
 /* How many units one role has taken. */
@@ -45,7 +45,7 @@ template <class E> PRS_DEVICE void unit_memory_init(const struct unit_memory &u)
     }
 }
 
-/* By one thread of the loading warp in every CTA, before it takes the unit itself. */
+/* In every CTA, one thread of the loading warp calls it before it takes the unit itself. */
 template <class E>
 PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_memory &u, const struct cta_position &at,
                            const struct unit_pipeline &ring)
@@ -67,7 +67,7 @@ PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_me
     mbarrier_arrive(&u.full[slot]);
 }
 
-/* Reader: a whole warp, or one thread when it is its warp's only one. */
+/* Called by a whole warp, or by one thread if no other thread of its warp reads. */
 PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_pipeline *ring, bool whole_warp)
 {
     uint32_t slot = ring->taken % UNIT_SLOTS, phase = ring->taken / UNIT_SLOTS & 1, unit;
@@ -81,7 +81,7 @@ PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_pipeline 
     return unit;
 }
 
-/* One thread per CTA, at its end: the next launch counts from 0 again. */
+/* One thread of each CTA calls it at the end. The last one resets the counter for the next launch. */
 PRS_DEVICE void units_restart(const struct prs_moe_args &args)
 {
     if (add_acq_rel_gpu(args.next + 1, 1) + 1 != gridDim.x)

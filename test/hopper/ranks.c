@@ -137,8 +137,8 @@ static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
 }
 
-/* The node of the rank that adds up this element; every other node rounds its sum of it to bf16. The fused and the
- * unfused all-reduce give the same elements to the same ranks wherever both can run. */
+/* The node of the rank that adds up this element; every other node rounds its partial sum to bf16. The fused and the
+ * unfused all-reduce assign elements to the same ranks wherever both can run. */
 static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_t element)
 {
     uint64_t each = ((uint64_t)p->shape.m * p->shape.n + p->world - 1) / p->world;

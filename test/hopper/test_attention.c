@@ -275,13 +275,13 @@ Test(attention, causal_alone_is_right, .timeout = 600)
                  {1, {2, 3, 1, 128, 333, 1, 1, 0.4f}, 1}, {1, {1, 1, 1, 128, 130, 1, 0, 0}, 1});
 }
 
-/* Four CTAs, and one group per task: some CTAs begin with a later group, and its credit needs the groups before it. */
+/* Four CTAs and one head per step: some CTAs begin with a later step, whose credit needs the steps before it. */
 Test(attention, a_cta_that_begins_with_a_later_group_gives_credit_for_those_before, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 5, 5, 128, 250, 0, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}});
 }
 
-/* Four CTAs, and a number of tasks that they do not divide. test_attention_deal.c asserts that tasks are cut. */
+/* Four CTAs, and a number of tasks that is no multiple of four. test_attention_deal.c asserts that tasks are cut. */
 Test(attention, tasks_that_are_cut_are_put_together, .timeout = 900)
 {
     ASSERT_RIGHT(
@@ -322,7 +322,7 @@ Test(attention, a_ring_of_two_buffers_is_right, .timeout = 900)
         {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .heads_per_step = 2, .push_ctas = 1}});
 }
 
-/* Copy engines, in both layouts; groups are whole batches, some heads of one batch, or heads of two batches. */
+/* Copy engines, in both layouts; steps hold whole batches, some heads of one batch, or heads of two batches. */
 Test(attention, keys_that_are_copied_are_right, .timeout = 900)
 {
     ASSERT_RIGHT({2, {1, 2, 2, 128, 512, 0, 0, 0}, 3, {.mover = PRS_MOVED_BY_COPY_ENGINES}},

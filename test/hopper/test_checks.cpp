@@ -169,7 +169,7 @@ WRONG(a_barrier_that_was_overwritten_is_found, 1, 1, "was overwritten")
 WRONG(one_arrival_too_many_is_found, 1, 1, "one arrival too many")
 {
     mbarrier_init(barrier_at(0), 1);
-    mbarrier_expect(barrier_at(0), 16); /* they never come */
+    mbarrier_expect(barrier_at(0), 16); /* these bytes never come */
     mbarrier_arrive(barrier_at(0));
 }
 

@@ -128,7 +128,7 @@ Test(device, the_last_block_to_arrive_sends_the_signals_of_all, .timeout = 200)
         cr_assert_eq(memory->wrong[thread], 0, "thread %d read %d wrong bytes", thread, memory->wrong[thread]);
 }
 
-/* prs_put_block() returned 0 where every other call fails at once. */
+/* In an earlier version prs_put_block() returned 0 where every other call fails at once. */
 Test(device, after_the_first_error_each_call_returns_it_to_each_thread, .timeout = 200)
 {
     assert_all_return(run(put_by_teams, 1, PRS_DEVICE_TIMEOUT), -PRS_DEVICE_TIMEOUT);

@@ -34,7 +34,7 @@ Test(hopper, a_product_alone_is_right, .timeout = 900)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
-/* Each operand maps the memory of every peer, so peer access could be enabled again and again. */
+/* Each operand maps the memory of every peer, so without care peer access would be enabled again and again. */
 Test(hopper, access_to_a_peer_is_asked_for_once, .timeout = 900)
 {
     static const struct row rows[] = {{PRS_FUSED_ALLGATHER, 3, 768, 256, 128, 1},
@@ -225,7 +225,7 @@ Test(hopper, what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout =
     assert_late_rank_knows(PRS_PATH_FUSED, RANKS_PATIENCE_MS);
 }
 
-/* Here the late rank waits for nothing: the rank that gave up has set all its flags. */
+/* Here the late rank need not wait: the rank that gave up has set all flags that it waits for. */
 Test(hopper, unfused_what_a_rank_that_gave_up_sent_is_an_error_where_it_came, .timeout = 900)
 {
     assert_late_rank_knows(PRS_PATH_UNFUSED, 300);

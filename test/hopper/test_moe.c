@@ -295,7 +295,7 @@ Test(moe, rows_of_one_rank_are_sorted_and_multiplied, .timeout = 600)
 {
     static const struct row rows[] = {
         {1, 150, 128, 512, 4, 2, 1, 2, EVEN, 0, {0}},
-        {1, 150, 136, 264, 4, 2, 0, 2, EVEN, 0, {0}}, /* tails of H and N */
+        {1, 150, 136, 264, 4, 2, 0, 2, EVEN, 0, {0}}, /* H and N are no multiples of a tile */
         {1, 40, 72, 8, 8, 3, 1, 1, SOME_NONE, 0, {0}},
     };
     assert_right(rows, sizeof(rows) / sizeof(*rows));
@@ -377,7 +377,7 @@ Test(moe, a_rank_that_does_not_come_is_named, .timeout = 600)
     cr_assert_eq(run.error[2].code, 0, "%s", run.error[2].text);
 }
 
-/* A put has half a megabyte, or one row if that is longer; a group has whole puts. */
+/* A put moves half a megabyte, or one row if that is longer; a signal stands for whole puts. */
 Test(moe, puts_are_as_long_as_a_link_needs, .timeout = 300)
 {
     static const struct choice {

@@ -120,7 +120,7 @@ struct lost {
     char text[4][sizeof(((struct prs_fused_error *)NULL)->text)];
 };
 
-/* From lost->first on, a rank opens everything and launches nothing. */
+/* Ranks from lost->first on open everything and launch nothing. */
 static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *user)
 {
     struct lost *lost = user;
@@ -237,7 +237,7 @@ static void open_with_a_failing_copy(uint32_t rank, struct ranks_self *self, voi
     prs_fused_close(ctx);
 }
 
-/* Once, the failing rank left, and its peers waited for it in the next all-gather, about signals. */
+/* In an earlier version the failing rank left, and its peers waited for it in the next all-gather, about signals. */
 Test(nodes, a_rank_that_cannot_tell_its_neighbours_of_its_alarm_tells_all, .timeout = 600)
 {
     int result[2] = {0};
@@ -316,7 +316,8 @@ Test(nodes, ranks_of_a_node_share_its_rails, .timeout = 600)
     assert_rails(4, 1);
 }
 
-/* To each counterpart: one put of sums, one put of rows, and a signal for each; or a credit where no rows are put. */
+/* To each counterpart go one put of sums, one put of rows, and a signal for each; or a credit if there are no rows to
+ * put. */
 Test(nodes, unfused_a_share_crosses_once_with_a_put_and_a_signal_each_way, .timeout = 600)
 {
     static const struct {

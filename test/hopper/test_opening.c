@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening plans while one rank fails or knows something else: no other rank may wait for ever or decide differently. */
+/* Opening plans while one rank fails or has other data: no other rank may wait for ever or decide differently. */
 #include <criterion/criterion.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>

@@ -77,7 +77,8 @@ static __global__ void raise_flag(uint32_t *const p)
     store_release_sys(p, 1);
 }
 
-/* Whether `ctas` CTAs, each of which takes one of four SMs, saw what a CTA of another stream did meanwhile. */
+/* Whether `ctas` CTAs, each of which takes one of four SMs, saw the flag that a CTA of another stream raised
+ * meanwhile. */
 static bool sees_the_other(uint32_t ctas)
 {
     static const struct launch_shape most = {1, 1, 200 << 10};

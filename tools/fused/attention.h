@@ -15,7 +15,7 @@ struct bench_attention_tensors {
     void *q, *k, *v;
 };
 
-/* Elements of a rank's tensor that has so many heads. */
+/* Elements of a rank's tensor with this many heads. */
 uint64_t bench_attention_elements(const struct bench_attention *p, uint32_t heads);
 void bench_attention_fill(const struct bench_attention *p, const struct bench_attention_tensors *t,
                           cudaStream_t stream);

@@ -51,7 +51,7 @@ struct exchange {
     double all[THREADS], q[MAX_HEAD_DIM];
 };
 
-/* Of one value of each thread of the block; op 0: sum, 1: maximum. */
+/* Combines one value of each thread of the block; op 0: sum, 1: maximum. */
 static __device__ double reduce(double *all, double mine, int op)
 {
     double result;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fused kernels are compared with: cuBLASLt's fastest algorithm of many, and NCCL, both opened at run time. */
+/* The baselines of the fused kernels: the fastest of many cuBLASLt algorithms, and NCCL, both opened at run time. */
 #include "tools/fused/bench.h"
 
 #include <cublasLt.h>
@@ -66,7 +66,7 @@ static const struct lt_library *lt_library(void)
         }                                                                                                              \
     } while (0)
 
-/* cuBLASLt thinks in column-major: it computes the transpose of C as transpose(B) transpose(A). */
+/* cuBLASLt's matrices are column-major, so it computes the transpose of C as transpose(B) transpose(A). */
 static int try_algo(struct bench_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream)
 {
     float one = 1, zero = 0;
@@ -164,7 +164,7 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
     struct bench_nccl *n;
     if (!get_id)
         return NULL;
-    /* NVLink multicast may be in use by others on this host, so it stays off whatever the environment says. */
+    /* Others on this host may be using NVLink multicast, so it stays off, whatever the environment says. */
     setenv("NCCL_NVLS_ENABLE", "0", 1);
     n = (struct bench_nccl *)calloc(1, sizeof(*n));
     init = (int (*)(void **, int, struct nccl_id, int))dlsym(so, "ncclCommInitRank");
@@ -184,7 +184,7 @@ struct bench_nccl *bench_nccl_open(struct bench_rank *rank)
     return n;
 }
 
-/* elements: what one rank contributes (all-gather) or receives (reduce-scatter). */
+/* elements: how many one rank contributes (all-gather) or receives (reduce-scatter). */
 int bench_nccl_run(struct bench_nccl *n, enum prs_fused_op op, const void *send, void *receive, size_t elements,
                    cudaStream_t stream)
 {

@@ -172,7 +172,7 @@ static bool report(struct run *r)
     row.floor_us = fmax((double)row.info.sent_bytes / LINK_BYTES_PER_US,
                         row.traffic.rails ? (double)row.info.far_bytes / (PORT_BYTES_PER_US * row.traffic.rails) : 0);
     if (row.compute_us > row.floor_us)
-        row.floor_us = row.compute_us; /* not measured: NaN is never larger */
+        row.floor_us = row.compute_us; /* NaN, which is never larger, means not measured */
     row.speedup = (s->op == PRS_FUSED_GEMM ? row.compute_us : row.unfused_us) / row.own_us;
     row.tflops = 2.0 * s->m * s->n * s->k / row.own_us * 1e-6;
     row.beyond = bench_max(r->rank, (double)(v->beyond + v->poisoned)) + r->timed.differing;
@@ -185,7 +185,7 @@ static bool report(struct run *r)
     return row.beyond == 0;
 }
 
-/* What bench_soak() runs: inputs from different seeds, and the checked result of one launch for each. */
+/* The sets that bench_soak() runs: inputs from different seeds, each with the checked result of one launch. */
 struct sets {
     struct run *run;
     void *a[BENCH_SOAK_SETS], *golden[BENCH_SOAK_SETS];
@@ -364,8 +364,8 @@ int main(int argc, char **argv)
     struct bench_options o;
     bench_options_parse(argc, argv, &o);
     setenv("NCCL_NVLS_ENABLE", "0", 1); /* before any thread starts; NVLink multicast is never used */
-    /* Loading a kernel at its first launch waits for the device, on which a kernel of another rank may wait for this
-     * one. */
+    /* Loading a kernel at its first launch would wait for the device, where a kernel of another rank may be waiting for
+     * this rank. */
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     return bench_ranks_run(&o, o.moe.on ? bench_moe_run : run_rank, &o) == 0 ? 0 : 1;
 }

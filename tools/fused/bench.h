@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of perseus-fused-bench have in common. */
+/* Types and functions that the parts of perseus-fused-bench use together. */
 #ifndef TOOLS_FUSED_BENCH_H
 #define TOOLS_FUSED_BENCH_H
 
@@ -39,10 +39,10 @@ struct bench_attention_options {
 struct bench_options {
     uint32_t world, nodes, iterations, kernels, layouts, soak, replay, timeout_ms;
     uint32_t samples;  /* elements that a check computes again; attention checks a fixed number of rows */
-    uint32_t loopback; /* the one rank plays so many: the protocol and the traffic without NVLink */
+    uint32_t loopback; /* a single rank acts as this many: the same protocol and traffic without NVLink */
     uint32_t one_device, no_baselines, autotune, json;
-    uint32_t corrupt;    /* an element of what this timed launch wrote is changed before the check; 0: never */
-    uint32_t kill_after; /* ms until the last rank's process dies, which the others must report; 0: it does not */
+    uint32_t corrupt;    /* change an element of this timed launch's result before the check; 0: never */
+    uint32_t kill_after; /* ms until the last rank's process dies, which the others must report; 0: it does not die */
     struct prs_fused_tuning tuning;
     struct prs_fused_shape shapes[BENCH_MAX_SHAPES];
     uint32_t shape_count;

@@ -16,7 +16,7 @@ static __global__ void fill(__nv_bfloat16 *to, uint64_t count, uint32_t seed, ui
         to[i] = __float2bfloat16(bench_element(seed, rank, which, i));
 }
 
-/* The node of the rank that adds up this element: each other node rounds its sum of it. The fused and the unfused
+/* The node of the rank that adds up this element; each other node rounds its partial sum. The fused and the unfused
  * all-reduce assign elements to ranks in the same way wherever both can run. */
 static __device__ uint32_t owner_node(const struct bench_problem &p, uint64_t element)
 {
@@ -144,7 +144,7 @@ void bench_negate(void *to, uint64_t elements, cudaStream_t stream)
 
 void bench_poison(void *c, size_t bytes, cudaStream_t stream)
 {
-    BENCH_CUDA(cudaMemsetAsync(c, 0xff, bytes, stream)); /* a NaN that no sum rounds to */
+    BENCH_CUDA(cudaMemsetAsync(c, 0xff, bytes, stream)); /* a NaN that is never the result of a sum */
 }
 
 uint64_t bench_sampled(const struct bench_problem *p)

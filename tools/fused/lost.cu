@@ -10,7 +10,7 @@
 #include "tools/common/json.h"
 #include "transport/util/clock.h"
 
-enum { LAUNCHES_AT_ONCE = 4, LIMITS = 4 /* the report may take so many times timeout_ms */ };
+enum { LAUNCHES_AT_ONCE = 4, LIMITS = 4 /* the report may take this many times timeout_ms */ };
 
 static double now_ms(void)
 {

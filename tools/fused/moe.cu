@@ -98,7 +98,7 @@ static void close_results(struct prs_moe_batch *b)
 }
 
 /* ---- measuring ---- */
-/* Rows change; the ranks that they are sent to do not. */
+/* This changes the rows, but not the ranks that they are sent to. */
 static void negate(void *user)
 {
     struct run *r = (struct run *)user;
@@ -110,7 +110,7 @@ static void prepare(void *user, uint32_t method)
     struct run *r = (struct run *)user;
     if (method == OWN)
         poison(r, &r->batch);
-    else /* the product alone reads the maps, and does not write them */
+    else /* the product alone reads the maps and does not write them */
         bench_poison(r->batch.out, out_bytes(r), r->stream);
 }
 

@@ -45,8 +45,8 @@ static double *popularity(const struct bench_moe_problem *p)
     return log_popularity;
 }
 
-/* The k experts with the highest popularity plus Gumbel noise: that draws k different ones in proportion to
- * popularity. */
+/* Chooses the k experts with the highest sum of log popularity and Gumbel noise, which draws k different ones in
+ * proportion to popularity. */
 void bench_moe_choose(const struct bench_moe_problem *p, uint32_t rank, int64_t *chosen, float *weights)
 {
     uint32_t count = bench_moe_tokens_of(p, rank), k = p->shape.top_k;
@@ -84,7 +84,7 @@ static uint32_t sender(const struct bench_moe_problem *p, uint32_t i)
     return node * locals + (p->rank + i) % locals;
 }
 
-/* By definition: expert by expert, sender by sender, token by token. */
+/* By the definition in perseus/fused.h: expert by expert, sender by sender, token by token. */
 void bench_moe_want_open(const struct bench_moe_problem *p, struct bench_moe_want *want)
 {
     uint32_t k = p->shape.top_k, local = p->shape.experts / p->world, row = 0;

@@ -164,7 +164,7 @@ static const struct option_table TABLE = {
     sizeof(ROWS) / sizeof(ROWS[0]),
 };
 
-/* Each kernel that was asked for needs something to run on. */
+/* Each requested kernel needs a shape to run on. */
 static void check_kernels(struct bench_options *o)
 {
     struct bench_attention_options *a = &o->attention;
@@ -193,7 +193,7 @@ void bench_options_parse(int argc, char **argv, struct bench_options *o)
     if (option_table_parse(&TABLE, o, argc, argv) < argc)
         option_table_refuse(&TABLE, "'%s' is not an option", argv[argc - 1]);
     check_kernels(o);
-    o->layouts++; /* a bit for each */
+    o->layouts++; /* a bit for each layout */
     if (o->moe.zipf_count == 0)
         o->moe.zipf_count = 1; /* 0: all experts are equally popular */
     if (o->corrupt > o->iterations)

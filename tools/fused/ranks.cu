@@ -154,7 +154,7 @@ static int be_rank(uint32_t rank, void *user)
     return run_launched(rank, f->o->world, f->o, f->o->one_device ? 0 : (int)rank, f->fn, f->user) != 0;
 }
 
-/* Before any call of CUDA, whose state does not survive a fork. */
+/* Call it before any call of CUDA, whose state does not survive a fork. */
 static int run_forked(const struct bench_options *o, bench_rank_fn *fn, void *user)
 {
     struct forked forked = {o, fn, user};

@@ -33,7 +33,7 @@ static __global__ void count_differences(const uint4 *x, const uint4 *y, uint64_
 
 static __global__ void delay(uint32_t ns)
 {
-    __nanosleep(ns); /* up to twice as long */
+    __nanosleep(ns); /* sleeps up to twice as long */
 }
 
 static uint32_t next_random(uint32_t *state)
@@ -55,7 +55,7 @@ struct soak {
     cudaStream_t stream;
 };
 
-/* Half of the launches start at once, the others up to 60 us late, or twice that. */
+/* Half of the launches start at once, the others after a delay of up to 120 us. */
 static void step(const struct soak *s, uint32_t i, uint32_t *random)
 {
     uint32_t late = next_random(random);

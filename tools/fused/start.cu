@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The start line: all GPUs begin a timed launch together. */
+/* Lets all GPUs begin a timed launch together. */
 #include "tools/fused/bench.h"
 #include "tools/fused/launch.cuh"
 
@@ -34,8 +34,8 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
     memset(s, 0, sizeof(*s));
     s->rank = rank;
     BENCH_CALL(prs_fused_alloc(ctx, PRS_MAX_LOCAL_RANKS * sizeof(uint32_t), &mine));
-    /* Threads reach each other's symmetric memory by plain pointers. Processes cannot: they have no start line on the
-     * GPU, and meet on the host. */
+    /* Threads reach each other's symmetric memory by plain pointers. Processes cannot, so they meet on the host
+     * only. */
     bench_allgather(rank, &mine, all, sizeof(mine));
     for (uint32_t p = 0; p < rank->world; p++)
         s->flags[p] = (uint32_t *)all[p];
@@ -44,7 +44,7 @@ void bench_start_open(struct bench_start *s, struct prs_fused *ctx, struct bench
 void bench_start_cross(struct bench_start *s, cudaStream_t stream)
 {
     struct meet_args m;
-    if (!s->rank->threads) /* after the meeting the others may store here, so this rank's work must be done */
+    if (!s->rank->threads) /* others may store here after the meeting, so this rank's work must be done before it */
         BENCH_CUDA(cudaStreamSynchronize(stream));
     bench_meet(s->rank);
     if (!s->rank->threads)

@@ -21,7 +21,8 @@ static __global__ void flip(uint16_t *element)
     *element ^= 0x4000;
 }
 
-/* The option --corrupt: make a launch look wrong. One rank is enough, and not rank 0, which reports. */
+/* The option --corrupt makes a launch look wrong. One rank is enough; it is not rank 0, which must also report errors
+ * of others. */
 static void corrupt(struct bench_timed *t)
 {
     const struct bench_rank *rank = t->start->rank;
@@ -33,15 +34,15 @@ static void corrupt(struct bench_timed *t)
     bench_launch(flip, 1, 1, t->stream, element);
 }
 
-/* What other ranks send goes to memory of the plan, which has at most two banks. A launch that does not wait for it
- * reads what one of the two launches before it was sent: so those two get other data, and the error shows. */
+/* Other ranks' data goes to memory of the plan, which has at most two banks. A launch that does not wait for its data
+ * reads that of one of the two launches before it. So those two get other data, and the error shows. */
 static void leave_other_data(struct bench_timed *t, uint32_t method)
 {
     t->calls->negate(t->user);
     t->calls->launch(t->user, method);
     t->calls->launch(t->user, method);
     t->calls->negate(t->user);
-    BENCH_CUDA(cudaStreamSynchronize(t->stream)); /* or its puts to other nodes would count as the next launch's */
+    BENCH_CUDA(cudaStreamSynchronize(t->stream)); /* else its puts to other nodes would count as the next launch's */
 }
 
 static double time_once(struct rounds *r, uint32_t method)
@@ -49,7 +50,7 @@ static double time_once(struct rounds *r, uint32_t method)
     struct bench_timed *t = r->t;
     float ms;
     leave_other_data(t, method < t->own ? method
-                                        : 0); /* before the baselines too, so that all methods find the caches alike */
+                                        : 0); /* before the baselines too, so that all methods have the same caches */
     /* Before every timed run, and before the ranks meet: results of an earlier run must not pass for this one's. */
     t->calls->prepare(t->user, method);
     bench_start_cross(t->start, t->stream);
@@ -58,11 +59,11 @@ static double time_once(struct rounds *r, uint32_t method)
     BENCH_CUDA(cudaEventRecord(r->to, t->stream));
     BENCH_CUDA(cudaEventSynchronize(r->to));
     BENCH_CUDA(cudaEventElapsedTime(&ms, r->from, r->to));
-    return bench_max(t->start->rank, ms * 1e3); /* all ranks are done, and none stores here before all go on */
+    return bench_max(t->start->rank, ms * 1e3); /* all ranks are done, and none stores here before all ranks continue */
 }
 
-/* After the time was taken. The baselines' results are compared, too, and the count is ignored, so that every method
- * finds the caches alike. */
+/* Runs after the time was taken. It compares the baselines' results too, and ignores their count, so that the caches
+ * are in the same state for every method. */
 static void check_round(struct rounds *r, uint32_t method, uint32_t round)
 {
     struct bench_timed *t = r->t;

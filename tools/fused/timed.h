@@ -9,15 +9,15 @@
 
 enum { BENCH_MAX_METHODS = 4 };
 
-/* What each bench does by its own means. All calls only enqueue, except check(). */
+/* The parts that each bench implements. All calls only enqueue, except check(). */
 struct bench_timed_calls {
-    void (*negate)(void *user);                   /* changes the sign of what ranks send; two calls restore it */
+    void (*negate)(void *user);                   /* changes the sign of all data that is sent; two calls restore it */
     void (*prepare)(void *user, uint32_t method); /* poisons what the method writes */
     void (*launch)(void *user, uint32_t method);
-    void (*keep)(void *user, uint32_t method); /* copies what it wrote */
+    void (*keep)(void *user, uint32_t method); /* copies the results */
     void (*compare)(void *user, uint32_t method,
                     unsigned long long *differences); /* adds the number of differences from the copy */
-    void (*check)(void *user, uint32_t method);       /* compares what it wrote with the reference; collective */
+    void (*check)(void *user, uint32_t method);       /* compares the results with the reference; collective */
     uint16_t *(*sampled)(void *user); /* an element that check() reads; NULL: there is none on this rank */
 };
 

@@ -93,8 +93,8 @@ static void move_swizzled(const struct copy *c, uint8_t *shared, uint8_t *ordere
     }
 }
 
-/* What another copy has written since the issuer's warp last fenced may still be invisible to this copy, even though
- * the warp has seen the flag that announces it. */
+/* Bytes that another copy has written since the last fence of the issuer's warp may still be invisible to this copy,
+ * even if the warp has seen the flag that announces them. */
 static void check_global_fenced(const struct copy *c, const uint8_t *global, uint32_t bytes)
 {
     if (memory_newest_write(global, bytes) > c->writes_fenced && !late_writes_forgiven)

@@ -172,7 +172,7 @@ cudaError_t cudaMemGetInfo(size_t *unused, size_t *total)
 
 cudaError_t cudaFree(void *p)
 {
-    cudaError_t e = cudaDeviceSynchronize(); /* CUDA's own waits too, in effect */
+    cudaError_t e = cudaDeviceSynchronize(); /* CUDA's cudaFree() waits too, in effect */
     if (p && !memory_free(p, MEMORY_DEVICE))
         return result(cudaErrorInvalidValue);
     return e;
@@ -200,7 +200,7 @@ cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned)
     return cudaSuccess;
 }
 
-/* Ordinary host memory, which is what it is for the NIC. */
+/* Reports ordinary host memory, because that is what the NIC sees. */
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *p)
 {
     memset(attributes, 0, sizeof(*attributes));
@@ -240,7 +240,7 @@ cudaError_t cudaIpcCloseMemHandle(void *)
     return cudaSuccess;
 }
 
-/* Whether there is an allocation on each side that the kind of the copy says is on a device. */
+/* Whether an allocation exists on each side that is on a device by the kind of the copy. */
 static bool sides_exist(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
 {
     struct allocation a;
@@ -312,7 +312,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
     return result(stream_enqueue(stream_here(stream), w));
 }
 
-/* Asynchronous to the host, as CUDA's own is for device memory. */
+/* Asynchronous to the host, as CUDA's cudaMemset() is for device memory. */
 cudaError_t cudaMemset(void *to, int value, size_t bytes)
 {
     return cudaMemsetAsync(to, value, bytes, NULL);

@@ -13,7 +13,7 @@ namespace hopper
 
 static std::mutex lock; /* protects everything below; nothing below is ever destroyed */
 static std::map<uintptr_t, allocation> &allocations = *new std::map<uintptr_t, allocation>();
-/* By the base of an allocation, and by its 16-byte granules: the number of the newest write. */
+/* The number of the newest write to each 16-byte granule, by the base of the allocation. */
 static std::map<uintptr_t, std::vector<uint32_t>> &stamps = *new std::map<uintptr_t, std::vector<uint32_t>>();
 static uint32_t writes;
 static std::set<std::pair<int, int>> &peers = *new std::set<std::pair<int, int>>();

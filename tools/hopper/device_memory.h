@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which memory exists, which device owns it, and what copies and tensor cores may read. "Asynchronous operations" below
- * are the copies and products that run beside the threads (the async proxy of PTX). */
+/* Knows which memory exists, which device owns it, and which bytes copies and tensor cores may read. "Asynchronous
+ * operations" below are the copies and products that run beside the threads (the async proxy of PTX). */
 #ifndef TOOLS_HOPPER_DEVICE_MEMORY_H
 #define TOOLS_HOPPER_DEVICE_MEMORY_H
 
@@ -37,7 +37,7 @@ uint32_t memory_newest_write(const void *p, size_t bytes);
 /* A violation of `who` unless its device may reach the range. what: the operation, for the text. */
 void memory_check(const struct fiber *who, const void *p, size_t bytes, const char *what);
 
-/* The CTA that a shared-memory address names when `from` uses it, and the bytes there, both checked. */
+/* The CTA that a shared-memory address of `from` names, and the memory at that address; both check the address. */
 struct cta *shared_cta(struct cta *from, uint32_t address, const char *what);
 uint8_t *shared_bytes_at(struct cta *from, uint32_t address, uint32_t bytes, uint32_t alignment, const char *what);
 /* An asynchronous operation is about to read: a violation if an ordinary store there was not fenced. */

@@ -27,7 +27,7 @@ void thread_yield(void);
 void thread_sleep(uint32_t ns);
 /* Grows with every step of the emulator; runs with the same seed agree on it. */
 int64_t thread_clock(void);
-/* What the scheduler's OS thread has run for. The second replaces clock_gettime(), on any thread. */
+/* The time that the scheduler's OS thread has run. The second replaces clock_gettime() on any thread. */
 uint64_t thread_timer_ns(void);
 int thread_gettime(int clock, struct timespec *now);
 [[noreturn]] void thread_trap(void);

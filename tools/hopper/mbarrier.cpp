@@ -117,7 +117,7 @@ void mbarrier_block(uint32_t address, uint32_t parity)
         return;
     b->waiting.push_back(self);
     scheduler_block({"barrier", address, parity, CALLER});
-    /* On a GPU a thread may look only now; it would find the old parity again and wait for ever. */
+    /* On a GPU a thread may test the barrier only now; it would see the old parity again and wait for ever. */
     if (b->phase != phase + 1)
         violation("%s: waited for phase %llu of the barrier at shared offset %u, which is in phase %llu now: it "
                   "completed more "

@@ -143,8 +143,8 @@ int64_t thread_clock(void)
     return (int64_t)(machine.step * 16);
 }
 
-/* The scheduler's thread runs all kernels and never sleeps while one waits. On an idle host its CPU time therefore
- * passes like real time; on a busy host it passes more slowly, and no wait of a kernel reaches its limit for that. */
+/* The scheduler's thread runs all kernels and never sleeps while one waits. So on an idle host its CPU time passes like
+ * real time. On a busy host it passes more slowly, so that waits of kernels do not time out because of the load. */
 uint64_t thread_timer_ns(void)
 {
     struct timespec now;
@@ -303,7 +303,7 @@ static void fill_cta(struct cta *b, uint32_t index)
     b->shared_bytes = l->shared_bytes;
     if (l->shared_bytes != 0) {
         b->shared = (uint8_t *)aligned_alloc(1024, (l->shared_bytes + 1023) / 1024 * 1024);
-        memset(b->shared, 0xff, l->shared_bytes); /* not-a-numbers; on a GPU, whatever was there before */
+        memset(b->shared, 0xff, l->shared_bytes); /* not-a-numbers; on a GPU, the old contents */
     }
     b->dirty.resize((l->shared_bytes + 15) / 16);
     b->barriers.resize((l->shared_bytes + 7) / 8);
@@ -458,9 +458,8 @@ static void run_fiber(struct fiber *f)
         throw violation_raised();
 }
 
-/* All lanes that can run go on, each to its next stop, which is how a GPU runs them nearly always. With
- * HOPPER_LANES=free one lane goes on alone, so that lanes get as far apart as their collectives allow. CUDA promises no
- * more than that. */
+/* Runs all lanes that can run, each to its next stop, as a GPU nearly always does. With HOPPER_LANES=free it runs one
+ * lane alone, so that lanes get as far apart as their collectives allow. CUDA promises no more than that. */
 static void run_warp(struct warp *w)
 {
     uint32_t turn = (uint32_t)scheduler_random() % WARP, lanes = w->ready, first = w->index * WARP;

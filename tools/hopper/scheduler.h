@@ -33,7 +33,7 @@ struct copy_group {
 
 enum thread_state { THREAD_READY, THREAD_ASLEEP, THREAD_BLOCKED, THREAD_GONE };
 
-/* What a blocked thread waits for; shown when nothing can run any more. */
+/* The reason why a thread is blocked; shown when nothing can run any more. */
 struct wait_reason {
     const char *what;
     uint64_t object, value;
@@ -73,7 +73,7 @@ struct warp {
     uint32_t index, alive;
     uint32_t ready;
     bool queued;
-    uint8_t lazy; /* in 256 choices: how often it is passed over; changes at random */
+    uint8_t lazy; /* how many of 256 choices pass it over; changes at random */
     uint32_t registers;
     uint32_t writes_fenced; /* memory_write_count() at its last fence.proxy.async.global */
     std::vector<std::shared_ptr<meeting>> meetings;

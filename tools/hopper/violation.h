@@ -19,7 +19,7 @@ struct violation_raised {
 
 /* Ends everything that runs, with this text. Called by a CUDA thread, it adds the lines of the kernel. */
 [[noreturn]] void violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* As violation(), with the name of f before the text. */
+/* As violation(); the name of f comes before the text. */
 [[noreturn]] void violation_of(const struct fiber *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* "kernel <name>, device 0, CTA 3 (rank 1 of its cluster), thread 37 (warp 1 lane 5)" */
