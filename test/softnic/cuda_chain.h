@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests posted with one call, atomics above all, and the words that they are for. */
+/* Requests posted with one call, mostly atomics, and the words that they change. */
 #ifndef TEST_SOFTNIC_CUDA_CHAIN_H
 #define TEST_SOFTNIC_CUDA_CHAIN_H
 
@@ -7,7 +7,7 @@
 
 enum { MOST = 40, WORDS_BYTES = 256 << 10, PIECE = 4096 };
 
-/* A chain of requests, and where their results come. */
+/* A chain of requests, and the buffer of their results. */
 struct chain {
     struct side *side;
     struct buf results; /* a word for each request, in host memory */
@@ -19,23 +19,23 @@ struct chain {
 void chain_open(struct side *side, struct chain *chain);
 void chain_close(struct chain *chain);
 
-/** One more: an atomic on a word by its number, or a write to the same offset there. */
+/** Append a request: an atomic on the word of that index, or a write to the same offset. */
 void add(struct chain *chain, struct remote words, size_t word, uint64_t value);
 void swap(struct chain *chain, struct remote words, size_t word, uint64_t compare, uint64_t value);
 void write_piece(struct chain *chain, const struct buf *from, size_t offset, uint32_t bytes, struct remote to);
 
 void chain_post(struct chain *chain);
-/** All succeed, in order; then the chain is empty again. */
+/** Expect that all succeed, in order; then empty the chain. */
 void chain_expect(struct chain *chain);
-/** Both. */
+/** Post the chain, then chain_expect(). */
 void chain_run(struct chain *chain);
-/** What the i-th found. */
+/** The old value that the i-th request fetched. */
 uint64_t result(const struct chain *chain, int i);
 
 uint64_t word_read(const struct buf *words, size_t word);
 
-/** Words of 0 on each side, and a queue pair that reaches them: the initiator's to the other side, or (own) each side's
- * to itself. */
+/** Make words of 0 on each side, and a queue pair that reaches them: the initiator's to the other side, or (own) each
+ * side's to itself. */
 struct remote words_open(struct side *side, struct side *by, struct buf *words, enum memory memory, bool own);
 void words_close(struct side *side, struct side *by, struct buf *words);
 

@@ -18,7 +18,7 @@ enum { CHUNK = 2 << 20, PORT = 1, DMA_BUF_FD = 1, POSIX_FD = 1 };
 
 const char *const memory_names[MEMORY_KINDS] = {"legacy", "vmm", "dmabuf", "private", "pageable", "pinned"};
 
-/* The beginning of CUmemAllocationProp, zero to its end. */
+/* The first members of CUmemAllocationProp; the others are zero. */
 struct vmm_prop {
     int type, handle_types, location_type, location_id;
     void *win32;
@@ -54,7 +54,7 @@ static bool watching;
 static const struct {
     const char *name;
     void *field;
-    bool optional; /* fake_cuda has none */
+    bool optional; /* fake_cuda does not have it */
 } symbols[] = {
     {"cuInit", &cu.init},
     {"cuDeviceGetCount", &cu.count},
@@ -227,7 +227,7 @@ void side_connect(struct side *side)
 {
     struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
     MUST(!ibv_modify_qp(side->qp, &reset, IBV_QP_STATE));
-    side_barrier(side); /* what is left of the old connection ends before the new one begins */
+    side_barrier(side); /* the old connection must be idle before the new one begins */
     struct address mine = address_of(side), theirs;
     side_exchange(side, &mine, &theirs, sizeof(mine));
     connect_to(side, &theirs);
@@ -292,7 +292,7 @@ bool side_open(struct side *side)
     return true;
 }
 
-/* Several allocations in a row, as expandable segments have them. */
+/* Several allocations in a row, like PyTorch's expandable segments. */
 static void vmm_make(struct buf *buf)
 {
     bool private = buf->memory == PRIVATE;
@@ -301,7 +301,7 @@ static void vmm_make(struct buf *buf)
     int access[3] = {1, device, 3};
     size_t chunk = buf->bytes > CHUNK * 3u ? (buf->bytes / 2 + CHUNK - 1) / CHUNK * CHUNK : CHUNK;
 
-    prop.flags[1] = private; /* gpuDirectRDMACapable: a DMA-BUF is asked for */
+    prop.flags[1] = private; /* gpuDirectRDMACapable: allows a DMA-BUF */
     if (private)
         chunk = (buf->bytes + CHUNK - 1) / CHUNK * CHUNK;
 
@@ -313,7 +313,7 @@ static void vmm_make(struct buf *buf)
         MUST(!cu.map(buf->addr + chunk * (size_t)i, chunk, 0, buf->handles[i], 0));
     }
     MUST(!cu.access(buf->addr, chunk * (size_t)buf->num_handles, access, 1));
-    for (access[1] = 0; access[1] < side_gpus(); access[1]++) /* as NCCL does, where the GPUs reach each other */
+    for (access[1] = 0; access[1] < side_gpus(); access[1]++) /* as NCCL does, if the GPUs reach each other */
         (void)(access[1] == device || cu.access(buf->addr, chunk * (size_t)buf->num_handles, access, 1));
     buf->bytes = chunk * (size_t)buf->num_handles;
 }
@@ -368,16 +368,16 @@ void buf_free(struct buf *buf)
         MUST(!cu.address_free(buf->addr, buf->bytes));
     if (buf->memory == PAGEABLE)
         free((void *)(uintptr_t)buf->addr);
-    /* Pinned memory stays until the process ends: freeing it is not what is tested. */
+    /* Pinned memory stays until the process ends: freeing it is not under test. */
 }
 
 static uint8_t pattern(size_t i, uint32_t seed)
 {
-    return (uint8_t)((i * 2654435761u + seed * 40503u) >> 13) | 1; /* never 0, which is what an unwritten byte is */
+    return (uint8_t)((i * 2654435761u + seed * 40503u) >> 13) | 1; /* never 0: unwritten bytes are 0 */
 }
 
-/* From pageable memory cuMemcpyHtoD comes back before the bytes are in place, and the NIC, as one of hardware, does not
- * wait for what the application has not waited for. */
+/* From pageable memory, cuMemcpyHtoD returns before the bytes are in place. Like hardware, the NIC does not wait for
+ * copies that the application has not waited for. */
 static void device_put(const struct buf *buf, const uint8_t *bytes)
 {
     MUST(!cu.h2d(buf->addr, bytes, buf->bytes));
@@ -443,7 +443,7 @@ struct ibv_wc side_poll(struct side *side)
         if (n)
             return wc;
         clock_gettime(CLOCK_MONOTONIC, &now);
-        MUST(now.tv_sec < give_up); /* no completion for PATIENCE_S */
+        MUST(now.tv_sec < give_up); /* fails if no completion came for PATIENCE_S */
     }
 }
 

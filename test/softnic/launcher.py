@@ -16,7 +16,7 @@ import tempfile
 import time
 
 SKIP = 77
-LIMIT_S = 100  # what waits so long has failed; a busy machine may take seconds for anything
+LIMIT_S = 100  # a longer wait is a failure; a busy machine may take seconds for anything
 SHM = pathlib.Path("/dev/shm")
 RUN, CTL = None, None
 
@@ -157,7 +157,7 @@ def the_copier_goes_with_the_launcher():
         wait_until(lambda: gone(copier), f"copier {copier} to end with its launcher")
         assert run("--quiet", "--", "true").returncode == 0  # sweeps
         assert not world.exists(), world
-    # What the terminal sends to the command's group is not for the copier.
+    # Signals from the terminal to the command's group must not reach the copier.
     process, world = start("--copier", "--", "sh", "-c", SAY_WORLD + "echo $$; exec sleep 1000")
     command, copier = int(process.stdout.readline()), copier_of(world)
     assert os.getpgid(copier) == copier and os.getpgid(command) != copier
@@ -166,7 +166,7 @@ def the_copier_goes_with_the_launcher():
 
 
 def a_copier_that_ends_early_is_told_of():
-    # Until the launcher has collected it: then it has seen that, and tells before it looks after the command.
+    # Wait until the launcher has reaped the copier: then it reports that before it handles the command's end.
     kill = f"""pid=$("{CTL}" status --json | sed 's/.*"pid": \\([0-9]*\\)[^}}]*"copier": true.*/\\1/'); kill -9 $pid
 while [ -e /proc/$pid ]; do sleep 0.02; done; exit 5"""
     done = run("--quiet", "--copier", "--", "sh", "-c", kill)

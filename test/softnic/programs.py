@@ -21,7 +21,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from quiet import copy_gbytes, cores_are_free, handoff_us  # noqa: E402
 
 SKIP = 77
-LIMIT_S = 250  # what waits so long has failed; a busy machine may take seconds for anything
+LIMIT_S = 250  # a longer wait is a failure; a busy machine may take seconds for anything
 TRIES_S = 200  # for all tries of a figure
 LISTEN = "0A"  # tcp state in /proc/net/tcp
 
@@ -143,7 +143,7 @@ def pingpong_checks_its_data(run):
 
 def threads_that_share_a_copy_keep_its_data_right(run):
     need("ibv_rc_pingpong")
-    os.environ["SOFTNIC_CORES"] = "16"  # where cores are few nothing is shared
+    os.environ["SOFTNIC_CORES"] = "16"  # with few cores no threads help with copies
     text = inside(run, [], "pair", "ibv_rc_pingpong", "-g", "0", "-c", "-s", "1000001", "-n", "60")
     assert "iters in" in text and "invalid data" not in text and "SOFTNIC_CORES" not in text, text
     os.environ["SOFTNIC_CORES"] = "many"
@@ -180,7 +180,7 @@ def perftest_runs_over_srd(run):
 def libfabric_runs_over_srd_and_finds_its_data_whole(run):
     need("fi_pingpong")
     need_sysfs(run)
-    os.environ["FI_EFA_ENABLE_SHM_TRANSFER"] = "0"  # else peers of one host share memory
+    os.environ["FI_EFA_ENABLE_SHM_TRANSFER"] = "0"  # otherwise peers of one host use shared memory
     for size in ("8", "1048576"):
         text = inside(run, ["--efa"], "pair", "fi_pingpong", "-p", "efa", "-e", "rdm", "-c", "-I", "50", "-S", size)
         assert re.search(r"^\S+\s+50\s+=50", text, re.M), text

@@ -22,8 +22,8 @@ static const struct end_options no_options;
 const struct link_options link_default = {
     .rnr_retry = 7, .retry_cnt = 1, .timeout = 10, .min_rnr_timer = 1, .access = ALL_ACCESS, .rd_atomic = 16};
 
-/* Criterion's assertions talk to its runner through threads that a forked child does not have: there they would hang.
- */
+/* A forked child has no copy of the threads through which Criterion's assertions talk to its runner: there they would
+ * hang. */
 void require(bool ok, const char *format, ...)
 {
     char text[256];
@@ -333,7 +333,7 @@ static void child_main(int fd, void *act)
     hear(fd, &peer, sizeof(peer));
     end_connect(&end, &peer, &link_default);
     tell(fd, "c", 1);
-    hear(fd, &go, 1); /* before the other side is connected too, writes would time out */
+    hear(fd, &go, 1); /* until the other side is connected, writes would time out */
     (*(act_fn **)act)(&end, &peer, fd);
     end_close(&end);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a program that polls a descriptor before it blocks on an event may count on. */
+/* What a program may expect that polls a descriptor before it blocks on an event. */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@ static bool readable(int fd)
     return poll(&p, 1, 0) == 1;
 }
 
-/* A completion queue of the channel, with an event in it that nobody has taken. */
+/* A completion queue of the channel, with one pending event. */
 static struct ibv_cq *queue_with_an_event(struct ibv_comp_channel *ch, struct ibv_qp **qp)
 {
     struct ibv_cq *cq = ibv_create_cq(a.ctx, 4, NULL, ch, 0), *old_cq = a.cq;
@@ -40,7 +40,7 @@ static struct ibv_cq *queue_with_an_event(struct ibv_comp_channel *ch, struct ib
     return cq;
 }
 
-/* Had a token been left over, a program with other things to do would wait in ibv_get_cq_event for ever. */
+/* A leftover token would make a program with other work wait in ibv_get_cq_event for ever. */
 Test(channel, a_channel_is_readable_as_long_as_there_are_events)
 {
     enum { QUEUES = 5 };
@@ -111,7 +111,7 @@ Test(channel, events_of_a_destroyed_object_go_with_it)
     cr_assert_not(readable(b.ctx->async_fd));
 }
 
-/* Whoever shuts down an SRQ waits for this event of each queue pair. */
+/* To shut down an SRQ, a program waits for this event of each queue pair. */
 Test(channel, every_queue_pair_of_many_that_fail_says_so)
 {
     enum { PAIRS = 200 };
@@ -164,7 +164,7 @@ static void *read_event(void *arg)
     return NULL;
 }
 
-/* As read(2) does in rdma-core: that is how programs leave it when they are to end. */
+/* As read(2) does in rdma-core: programs rely on it to stop a thread that waits. */
 Test(channel, a_signal_ends_the_wait_for_an_event)
 {
     struct sigaction action = {.sa_handler = on_signal}; /* without SA_RESTART */
@@ -179,7 +179,7 @@ Test(channel, a_signal_ends_the_wait_for_an_event)
     cr_assert_eq(pthread_create(&thread, NULL, read_event, &reader), 0);
     give_up = now_ns() + 5000000000ull;
     while (!__atomic_load_n(&reader.done, __ATOMIC_ACQUIRE) && now_ns() < give_up) {
-        pthread_kill(thread, SIGUSR1); /* again and again, since it may not be waiting yet */
+        pthread_kill(thread, SIGUSR1); /* again and again: it may not be waiting yet */
         usleep(1000);
     }
     cr_assert(__atomic_load_n(&reader.done, __ATOMIC_ACQUIRE), "5 s of signals");

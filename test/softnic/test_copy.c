@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes between processes that share a system call: their order, and what those with immediate data tell. */
+/* Writes between processes that share a system call: their order, and what their immediate data implies. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static uint64_t word_at(const struct end *end, uint32_t index)
     return __atomic_load_n((uint64_t *)(void *)end->buf + index, __ATOMIC_ACQUIRE);
 }
 
-/* From the last piece to the first: what came before it must all be there. */
+/* Look from the last piece to the first: when a piece is there, all before it must be there. */
 static void watch_last_words(struct end *end, const struct address *peer, int fd)
 {
     (void)peer;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads that move large pieces, with a copy of our own in place of host_copy.c's. */
+/* The threads that copy large pieces. This file replaces the copy of host_copy.c by its own. */
 #include "tools/softnic/memory/copy_threads.h"
 #include "tools/softnic/memory/host_copy.h"
 
@@ -17,13 +17,13 @@
 enum { DONE = 7, LIMIT_MS = 60000, WHOLE = (1 << 20) + 4711, TAIL = 4096, REFUSED = -14 };
 
 static pid_t mover;
-static bool shared;             /* of the next four: a copy that threads share is under way */
-static pid_t helper;            /* who, beside the test's own thread, copied a part of it */
-static uint64_t copied, last;   /* bytes so far, and how many there were before the last part */
+static bool shared;             /* true while the next four describe a copy by several threads */
+static pid_t helper;            /* another thread than the test's own that copied a part */
+static uint64_t copied, last;   /* bytes so far, and before the last part */
 static uint64_t refused = ~0ul; /* the part that begins here fails */
 static pid_t owner;
 
-/* These stand in for cores.c and world.c: as many cores as make threads worth while. */
+/* These replace cores.c and world.c: enough cores that threads are used. */
 unsigned sn_cores(void)
 {
     return 16;
@@ -48,7 +48,7 @@ static int part_copy(const struct sn_copy *c)
 
     if (gettid() != owner)
         __atomic_store_n(&helper, gettid(), __ATOMIC_RELAXED);
-    else if (bytes != TAIL) /* until another has taken a part, however late it gets a core; the tail is the owner's */
+    else if (bytes != TAIL) /* wait until another thread has taken a part; the owner copies the tail */
         for (int ms = 0; ms < LIMIT_MS && !__atomic_load_n(&helper, __ATOMIC_RELAXED); ms++)
             nanosleep(&(struct timespec){0, 1000000}, NULL);
     if (c->src[0].addr == __atomic_load_n(&refused, __ATOMIC_RELAXED))
@@ -66,7 +66,7 @@ int sn_host_copy_spans(const struct sn_copy *copy)
     return DONE;
 }
 
-/* Whether it is done within the limit. */
+/* True if it is done within the limit. */
 static bool moves(void)
 {
     static struct sn_host_copy move;

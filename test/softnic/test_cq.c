@@ -18,7 +18,7 @@ static bool readable(int fd, int ms)
     return poll(&p, 1, ms) == 1;
 }
 
-/* b receives with a completion channel. */
+/* b receives, with a completion channel. */
 static struct ibv_comp_channel *start_with_channel(void)
 {
     struct end_options other = {.dev = 1};
@@ -217,7 +217,7 @@ Test(cq, an_overrun_cannot_be_ignored)
     end_close(&a);
 }
 
-/* An extended queue of so many entries, and a's queue pair on it, connected to itself. */
+/* An extended queue with that many entries, and a's queue pair on it, connected to itself. */
 static struct ibv_cq_ex *start_extended(uint32_t entries)
 {
     struct ibv_cq_init_attr_ex init = {

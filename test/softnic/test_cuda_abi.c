@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tools/softnic/memory/cuda_api.h says of the driver, beside the driver's own header: compiling is most of the
- * test. */
+/* Compare tools/softnic/memory/cuda_api.h with the driver's own header: most of the test is that this compiles. */
 #include <cuda.h>
 #include <stdio.h>
 #include <string.h>
@@ -70,8 +69,8 @@ SAME(offsetof(struct sn_cu_access, flags), offsetof(CUmemAccessDesc, flags));
     X(event_query, cuEventQuery)                                                                                       \
     X(error_name, cuGetErrorName)
 
-/* -Wcast-function-type: as many parameters, each of the same size and, if one is, both pointers. Of a handle by value
- * it knows only that the types differ; its size is compared above. */
+/* -Wcast-function-type checks that the numbers of parameters are equal, that each pair has the same size, and that both
+ * are pointers if one is. For a handle by value it sees only that the types differ; its size is compared above. */
 #pragma GCC diagnostic error "-Wcast-function-type"
 typedef CUresult ipc_open_type(CUdeviceptr *, CUipcMemHandle, unsigned);
 static_assert(__builtin_types_compatible_p(__typeof__(cuIpcOpenMemHandle_v2), ipc_open_type), "cuIpcOpenMemHandle_v2");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Atomics on device memory, many with one call. */
+/* Atomics on device memory, many posted with one call. */
 #include "test/softnic/test_cuda_batch.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ void atomics_behind_each_other_share_their_copies(struct side *side)
     static const struct {
         enum memory memory;
         bool own, writes;
-        int copies; /* a read, and a write of what was changed between two other requests */
+        int copies; /* a read, and a write of changed words between two other requests */
     } rows[] = {{LEGACY, false, false, 2}, {VMM, false, false, 2},    {LEGACY, true, false, 2},
                 {PRIVATE, true, false, 2}, {LEGACY, false, true, 33}, {LEGACY, true, true, 33}};
     struct chain chain;
@@ -48,7 +48,7 @@ void atomics_behind_each_other_share_their_copies(struct side *side)
     buf_free(&data);
 }
 
-/* Among others, and what compares among what adds. */
+/* With atomics on other words between them, and with compare-and-swaps. */
 void adds_to_one_word_each_return_the_value_before_them(struct side *side, enum memory memory)
 {
     struct chain chain;
@@ -63,7 +63,7 @@ void adds_to_one_word_each_return_the_value_before_them(struct side *side, enum 
             add(&chain, at, 5, i);
             add(&chain, at, 6 + i % 2, 1);
         }
-        swap(&chain, at, 5, was + 44, was + 500); /* is 45: stays */
+        swap(&chain, at, 5, was + 44, was + 500); /* the word is 45: it stays */
         swap(&chain, at, 5, was + 45, was + 900);
         add(&chain, at, 5, 100);
         chain_run(&chain);
@@ -80,7 +80,7 @@ void adds_to_one_word_each_return_the_value_before_them(struct side *side, enum 
     chain_close(&chain);
 }
 
-/* Of two registrations, by turns; some with the same lock. */
+/* Words of two registrations in turn; some use the same lock. */
 void words_far_apart_are_changed_like_neighbours(struct side *side)
 {
     static const size_t steps[] = {1, 2, 64, 600, 64 * 7};
@@ -113,8 +113,8 @@ void words_far_apart_are_changed_like_neighbours(struct side *side)
     chain_close(&chain);
 }
 
-/* The owner writes them meanwhile, and finds what it wrote. A comparison that fails and an addition of nothing write
- * nothing either. */
+/* The owner writes them meanwhile, and must find its own values. A failed comparison and an addition of 0 write nothing
+ * either. */
 void words_in_between_are_left_alone(struct side *side)
 {
     enum { MINE = 3, BURSTS = 40 };
@@ -130,11 +130,11 @@ void words_in_between_are_left_alone(struct side *side)
         add(&chain, at, 0, 1);
         add(&chain, at, 2, 1);
         add(&chain, at, 3, 1);
-        swap(&chain, at, 4, 0, 1); /* never 0 while it is the owner's */
+        swap(&chain, at, 4, 0, 1); /* never 0 after the owner has begun */
         add(&chain, at, 5, 0);
         add(&chain, at, 6, 1);
         chain_run(&chain);
-        if (n == 0) /* it has begun, and the owner may: word 4 was 0 then */
+        if (n == 0) /* the batch has begun; now the owner may begin. Word 4 was 0 until then */
             side_barrier(side);
     }
     if (!side->initiator)
@@ -187,7 +187,7 @@ void an_atomic_behind_a_write_to_its_word_finds_it(struct side *side)
     chain_close(&chain);
 }
 
-/* Until word i has changed nothing of the write behind it is there; then all of the write before it is. */
+/* Before word i changes, nothing of the write after it is there; after that, all of the write before it is. */
 static void watch_pair(const struct buf *words, const struct buf *data, size_t i, size_t pairs, uint8_t round)
 {
     double give_up = now_s() + PATIENCE_S;
@@ -234,8 +234,8 @@ void atomics_and_writes_are_seen_in_their_order(struct side *side)
     chain_close(&chain);
 }
 
-/* Whoever saw an atomic may change the word and say so: what is posted then finds that, even while those that were
- * posted with the first one are under way. */
+/* A program that saw an atomic may change the word and report it. Atomics posted after that must find the new value,
+ * even while those posted with the first one are under way. */
 void an_atomic_finds_what_the_word_was_when_it_was_posted(struct side *side)
 {
     enum { PAIRS = 18, ROUNDS = 10 };
@@ -283,7 +283,7 @@ void an_atomic_finds_what_the_word_was_when_it_was_posted(struct side *side)
     chain_close(&chain);
 }
 
-/* From both sides at a time, the owner's over a queue pair to itself; each fetches values that nobody else did. */
+/* Both sides at the same time, the owner over a queue pair to itself; no two atomics fetch the same value. */
 void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum memory memory)
 {
     enum { WORDS = 3, BURSTS = 30, ADDS = BURSTS * MOST, FEW = 6 };
@@ -291,7 +291,7 @@ void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum
     struct chain chain;
     struct buf words;
     struct side by, loop;
-    int bursts = side->copier ? FEW : BURSTS; /* each by itself, between three processes */
+    int bursts = side->copier ? FEW : BURSTS; /* with the copier each atomic is done alone, through three processes */
 
     memset(seen, 0, sizeof(seen));
     chain_open(side, &chain);
@@ -323,7 +323,7 @@ void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum
 void a_batch_ends_before_an_atomic_that_is_refused(struct side *side)
 {
     static const struct {
-        uint64_t off; /* of the address that is asked for, in bytes */
+        uint64_t off; /* from the buffer's address, in bytes */
         uint32_t key;
         enum ibv_wc_status status;
     } rows[] = {{4, 0, IBV_WC_REM_INV_REQ_ERR}, {WORDS_BYTES, 0, IBV_WC_REM_ACCESS_ERR}, {8, 1, IBV_WC_REM_ACCESS_ERR}};
@@ -358,7 +358,7 @@ void a_batch_ends_before_an_atomic_that_is_refused(struct side *side)
     chain_close(&chain);
 }
 
-/* Data on one GPU of the initiator, and words and room for the data on the other; a queue pair to itself. */
+/* Data on one GPU of the initiator, words and a target for the data on its other GPU, and a queue pair to itself. */
 struct apart {
     struct side by;
     struct buf data, words, there;
@@ -387,7 +387,7 @@ static void apart_close(struct apart *apart)
     buf_free(&apart->there);
 }
 
-/* The driver copies to the other GPU's words in the first one's stream; and where it does not, what is posted is
+/* The driver copies to the other GPU's words in a stream of the first GPU; if the driver does not, the requests must be
  * carried out all the same. */
 void words_on_another_gpu_of_the_process_are_changed(struct side *side, enum memory memory)
 {
@@ -404,7 +404,7 @@ void words_on_another_gpu_of_the_process_are_changed(struct side *side, enum mem
         side_other_gpu(true);
         buf_zero(&apart.there);
         side_other_gpu(false);
-        /* The read of the words, behind the first write. It is not tried again in this process. */
+        /* Fails the read of the words, after the first write. This process does not try such a read again. */
         if (side->fake && !side->copier && round == 2 && memory == VMM)
             fail_later("cuMemcpyAsync", 1, 1);
         for (size_t i = 0; i < PAIRS; i++) {

@@ -13,14 +13,14 @@ void atomics_and_writes_are_seen_in_their_order(struct side *side);
 void atomics_of_two_queue_pairs_on_one_word_lose_nothing(struct side *side, enum memory memory);
 void a_batch_ends_before_an_atomic_that_is_refused(struct side *side);
 
-/* On the driver of fake_cuda only: it counts calls, and fails them. */
+/* Only with fake_cuda: it counts calls, and makes them fail. */
 void atomics_behind_each_other_share_their_copies(struct side *side);
 void a_driver_error_in_a_batch_gives_its_locks_back(struct side *side);
 
-/* Print what bursts of atomics take. */
+/* Print how long bursts of atomics take. */
 void batch_figures(struct side *side);
 
-/* With two GPUs in one process, which use both from then on: for memory of others, too. Late, therefore. */
+/* From here on one process uses two GPUs, also for the memory of other tests; so this comes late. */
 void words_on_another_gpu_of_the_process_are_changed(struct side *side, enum memory memory);
 void apart_figures(struct side *side);
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels that run until transfers bring what they wait for: nothing in a transfer may wait for them. */
+/* Kernels that run until a transfer brings their data: no transfer may wait for such a kernel. */
 #include "test/softnic/test_cuda_busy.h"
 
 enum { BYTES = 70000, SMALL = 8, SEED = 300, PLANS = 4 };
 
-/* The target's memory is another one each time, so that an old mapping stands in the way of each new one. */
+/* The target's memory is new each time, so that each new mapping finds an old one to replace. */
 void no_transfer_waits_for_a_running_kernel(struct side *side, enum memory memory)
 {
     struct buf device, host, target;
 
-    /* The other side has let go of what it had for earlier tests. So the registration below closes what is mapped of
-     * that, and it is not counted as if it had been mapped here: one mapping too many in a tenth of the runs. */
+    /* The other side has freed its memory of earlier tests. So the registration below closes those mappings, and they
+     * are not counted here; without it one run in ten counted one too many. */
     side_barrier(side);
     buf_make(side, &device, memory, BYTES);
     buf_make(side, &host, PAGEABLE, BYTES);
@@ -42,8 +42,8 @@ void no_transfer_waits_for_a_running_kernel(struct side *side, enum memory memor
         side_barrier(side);
     }
     int closed = driver_calls("cuIpcCloseMemHandle");
-    buf_free(&device); /* here it may wait: what has gone stale is closed */
-    /* But where another process maps it (cuda_copier.c). */
+    buf_free(&device); /* here the driver may wait: stale mappings are closed */
+    /* With the copier, another process maps it (test_cuda_copier.c). */
     MUST(memory != LEGACY || !side->initiator || side->copier || driver_calls("cuIpcCloseMemHandle") == closed + PLANS);
     buf_free(&host);
 }

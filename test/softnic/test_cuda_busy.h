@@ -4,7 +4,7 @@
 
 #include "test/softnic/cuda_side.h"
 
-/* On the driver of fake_cuda only: it knows which calls wait. */
+/* Only with fake_cuda: it knows which calls wait. */
 void no_transfer_waits_for_a_running_kernel(struct side *side, enum memory memory);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process of the NIC's own that copies device memory. */
+/* The copier: a separate process that copies device memory. */
 #include "test/softnic/test_cuda_copier.h"
 
 #include <pthread.h>
@@ -8,7 +8,7 @@
 
 enum { BYTES = 300000, SEED = 800, BURST = 40, WAITED = 4096 };
 
-/* On both sides a thread waits with the lock in hand, as in a copy of pageable memory behind a kernel. */
+/* On both sides a thread waits and holds the lock, as in a copy of pageable memory after a kernel. */
 void copies_go_on_while_the_application_holds_the_drivers_lock(struct side *side)
 {
     static const struct {
@@ -33,7 +33,7 @@ void copies_go_on_while_the_application_holds_the_drivers_lock(struct side *side
         struct remote remote = swap_remote(side, &buf);
         driver_locked(true);
         side_barrier(side);
-        for (int n = 0; side->initiator && n < BURST; n++) /* more than the copier takes at once */
+        for (int n = 0; side->initiator && n < BURST; n++) /* more than the copier takes at a time */
             post(side, rows[i].opcode, &buf, 0, rows[i].bytes, remote);
         for (int n = 0; side->initiator && n < BURST; n++)
             expect_success(side, "copy while the driver is locked");
@@ -47,7 +47,7 @@ void copies_go_on_while_the_application_holds_the_drivers_lock(struct side *side
     MUST(driver_lock_waits() == waits);
 }
 
-/* To pageable memory on the legacy default stream: behind the kernel, with the driver's lock in hand. */
+/* Copy to pageable memory on the legacy default stream: it waits for the kernel and holds the driver's lock. */
 static void *read_behind(void *flag)
 {
     static uint8_t bytes[WAITED];
@@ -57,7 +57,8 @@ static void *read_behind(void *flag)
     return NULL;
 }
 
-/* The same with a real lock: without the copier the kernels give up. */
+/* As copies_go_on_while_the_application_holds_the_drivers_lock, with the real lock: without the copier the kernels give
+ * up. */
 void kernels_are_reached_while_a_copy_waits_for_them(struct side *side)
 {
     uint64_t words[2];
@@ -75,7 +76,7 @@ void kernels_are_reached_while_a_copy_waits_for_them(struct side *side)
     MUST(mine == theirs);
     if (mine == 'y') {
         MUST(!pthread_create(&reader, NULL, read_behind, &flag));
-        usleep(200000); /* it waits by now */
+        usleep(200000); /* give the thread time to begin its wait */
         side_barrier(side);
         post(side, IBV_WR_RDMA_WRITE, &one, 0, 8, remote);
         expect_success(side, "write to a kernel that a copy waits for");
@@ -89,7 +90,7 @@ void kernels_are_reached_while_a_copy_waits_for_them(struct side *side)
     buf_free(&one);
 }
 
-/* Else what the application frees would stay in use. */
+/* Otherwise memory that the application frees would stay in use. */
 void deregistered_memory_is_closed_soon(struct side *side)
 {
     double give_up = now_s() + PATIENCE_S;
@@ -144,7 +145,7 @@ void a_killed_copier_ends_in_errors_soon(struct side *side)
     side_barrier(side);
     side_connect(side);
     if (side->initiator)
-        write_fails(side, &other, there); /* one that would fly */
+        write_fails(side, &other, there); /* a write that would not wait for the one before */
     side_barrier(side);
     side_connect(side);
     buf_free(&buf);

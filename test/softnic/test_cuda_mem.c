@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process without CUDA is told about DMA-BUFs, and what it costs it; device memory under the model. How device
- * memory moves: cuda_rw.c. */
+/* DMA-BUFs and their cost for a process without CUDA; device memory with a model. test_cuda_rw.c tests the
+ * transfers. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <dlfcn.h>
@@ -14,7 +14,7 @@
 #include "test/softnic/fake_cuda/driver.h"
 #include "test/softnic/support.h"
 
-/* As NCCL and the transport ask, with an impossible file: EBADF says yes, EOPNOTSUPP no. */
+/* NCCL and the transport probe with an invalid file: EBADF means yes, EOPNOTSUPP means no. */
 static int probe(const struct end *end)
 {
     errno = 0;
@@ -76,7 +76,7 @@ Test(cuda_mem, without_a_driver_there_are_no_dmabufs)
     end_close(&end);
 }
 
-/* A function of the driver's, which is opened when first asked for. */
+/* A function of the driver, which is opened at the first call. */
 #define DRIVER(function, name)                                                                                         \
     __typeof__(&(name)) function;                                                                                      \
     do {                                                                                                               \
@@ -115,7 +115,7 @@ static void post_write(struct end *from, uint32_t key, uint64_t at, uint32_t byt
 
 enum { SHORT = 4096, LONG = 8 << 20, LATER = 30 };
 
-/* Two ends under a model of the rate, and device memory for both. */
+/* Two ends with a modelled rate, and device memory for both. */
 struct modelled {
     struct end a, b;
     uint64_t device;
@@ -147,7 +147,7 @@ static void modelled_close(struct modelled *m)
     end_close(&m->b);
 }
 
-/* A short write, while the copy engines stand still: returns when they have been given it. */
+/* Post a short write while the copy engines stand still; return when they have been given it. */
 static void copy_held(struct modelled *m)
 {
     uint64_t give_up = now_ns() + WAIT_S * 1000000000ull;
@@ -171,14 +171,14 @@ static void copy_goes_on(struct modelled *m)
     cr_assert(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS, "%s", ibv_wc_status_str(wc.status));
 }
 
-/* 41 ms and 84 s at this rate: more than any wait here. */
+/* These take 41 ms and 84 s at this rate: the latter is longer than any wait here. */
 Test(cuda_mem, what_is_posted_for_later_delays_no_copy_under_way, .timeout = 150)
 {
     struct modelled m;
 
     modelled_open(&m, 800000);
     copy_held(&m);
-    for (int i = 0; i < LATER; i++) { /* one of them finds the queue pair where it waits for its next look */
+    for (int i = 0; i < LATER; i++) { /* one of them is posted while the queue pair waits for its next look */
         post_write(&m.a, m.from->lkey, m.device, LONG, m.at, 2);
         usleep(100);
     }
@@ -186,7 +186,7 @@ Test(cuda_mem, what_is_posted_for_later_delays_no_copy_under_way, .timeout = 150
     modelled_close(&m);
 }
 
-/* How often threads of that name have gone to sleep by themselves. */
+/* How often threads of that name have gone to sleep voluntarily. */
 static long sleeps_of(const char *name)
 {
     DIR *tasks = opendir("/proc/self/task");
@@ -221,7 +221,7 @@ Test(cuda_mem, an_engine_that_waits_for_a_copy_leaves_others_its_core, .timeout 
     long before;
 
     setenv("SOFTNIC_CORES", "2", 1);
-    modelled_open(&m, 800000000); /* with a model it asks for real time */
+    modelled_open(&m, 800000000); /* with a model, the engine asks for real-time scheduling */
     copy_held(&m);
     before = sleeps_of("softnic-engine");
     while (sleeps_of("softnic-engine") < before + MANY && now_ns() < give_up)

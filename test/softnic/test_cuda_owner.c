@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory that only its owner can reach: what the owner's application, and its end, do to it. */
+/* Device memory that only its owner can reach: the effects of the owner's application and of its end. */
 #include "test/softnic/test_cuda_owner.h"
 
 #include <signal.h>
@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The owner's application looks at its memory without a pause and calls no verb: each word is there before the next one
- * is sent, and in order. */
+/* The owner's application reads its memory all the time and calls no verb: each word arrives before the next one is
+ * sent, and in order. */
 void a_busy_owner_copies(struct side *side)
 {
     enum { WORDS = 200 };
@@ -35,14 +35,14 @@ void a_busy_owner_copies(struct side *side)
         buf_read(&word, 0, &value, 8);
         MUST(value >= seen && value <= WORDS);
         clock_gettime(CLOCK_MONOTONIC, &now);
-        MUST(now.tv_sec < start.tv_sec + PATIENCE_S); /* the words did not come */
+        MUST(now.tv_sec < start.tv_sec + PATIENCE_S); /* fails if the words did not come */
     }
     side_barrier(side);
     buf_free(&word);
     buf_free(&values);
 }
 
-/* More requests at once than an owner has slots: all get their turn. */
+/* More requests at once than an owner has slots: each must get its turn. */
 void more_queue_pairs_than_slots_are_served(struct side *side)
 {
     enum { QPS = 40, BYTES = 40000 };
@@ -51,7 +51,7 @@ void more_queue_pairs_than_slots_are_served(struct side *side)
 
     for (int i = 0; i < QPS; i++)
         side_add(side, &more[i]);
-    buf_make(side, &buf, side->initiator ? PAGEABLE : PRIVATE, 2 << 20); /* one chunk: the same size on both sides */
+    buf_make(side, &buf, side->initiator ? PAGEABLE : PRIVATE, 2 << 20); /* one chunk on both sides */
     if (side->initiator)
         buf_fill(&buf, 60);
     else
@@ -83,7 +83,7 @@ static void add_post(struct side *side, const struct buf *result, size_t at, str
     MUST(!ibv_post_send(side->qp, &wr, &bad));
 }
 
-/* Of both sides at a time, the owner's over queue pairs to itself: to one word that all add to, and to a word for each
+/* Both sides at the same time, the owner over queue pairs to itself: on one word for all, and on one word for each
  * queue pair. */
 void atomics_of_many_queue_pairs_add_up(struct side *side, enum memory memory)
 {
@@ -113,7 +113,7 @@ void atomics_of_many_queue_pairs_add_up(struct side *side, enum memory memory)
     }
     for (size_t n = 0; n < ALL; n++) {
         buf_read(&results, 8 * n, &value, 8);
-        MUST(value < 2 * ALL && !seen[value]); /* nobody else fetched what was there */
+        MUST(value < 2 * ALL && !seen[value]); /* no other atomic fetched this value */
         seen[value] = true;
         buf_read(&results, 8 * (ALL + n), &value, 8);
         MUST(value == n / QPS);
@@ -129,7 +129,7 @@ void atomics_of_many_queue_pairs_add_up(struct side *side, enum memory memory)
     buf_free(&results);
 }
 
-/* Rounds of one fetch-and-add for each queue pair, which are posted and then waited for. */
+/* Rounds that post one fetch-and-add for each queue pair and wait for all of them. */
 static void adds_row(struct side *side, struct side *more, size_t qps, const struct buf *results, struct remote words,
                      const char *where)
 {
@@ -149,8 +149,7 @@ static void adds_row(struct side *side, struct side *more, size_t qps, const str
     times_print(what, us, rounds);
 }
 
-/* On this process's own memory, as one process with several GPUs has it, beside a kernel that waits, as a kernel that
- * has asked for them does. */
+/* On this process's own memory, as in one process with several GPUs, while a kernel waits for the atomics. */
 static void own_rows(struct side *side, struct side *loop, size_t qps, const struct buf *results)
 {
     struct buf words, flag, one;
@@ -167,7 +166,7 @@ static void own_rows(struct side *side, struct side *loop, size_t qps, const str
     if (spin_start(flag.addr)) {
         for (size_t n = 1; n <= qps; n *= 2)
             adds_row(side, loop, n, results, own, "own memory beside a kernel");
-        spin_watch(); /* as a program that looks for the kernel's end does, with the driver's locks */
+        spin_watch(); /* as a program does that polls for the kernel's end, and so takes the driver's locks */
         for (size_t n = 1; n <= qps; n *= 2)
             adds_row(side, loop, n, results, own, "own memory, kernel watched");
         spin_watch_end();
@@ -206,7 +205,7 @@ void owner_figures(struct side *side)
     buf_free(&results);
 }
 
-/* The copy ends, or nobody touches the memory any more; and whoever goes does not wait for long. */
+/* The copy ends, or it no longer touches the memory; and the side that ends does not wait long. */
 void a_queue_pair_may_go_while_a_copy_is_under_way(struct side *side, bool initiator_first)
 {
     enum { BYTES = 48 << 20 };
@@ -235,7 +234,7 @@ void a_queue_pair_may_go_while_a_copy_is_under_way(struct side *side, bool initi
     side_barrier(side);
 }
 
-/* A key that was good a moment ago. */
+/* A key that was valid just before. */
 void a_deregistered_region_is_refused(struct side *side)
 {
     struct buf buf, here;
@@ -259,7 +258,7 @@ void a_deregistered_region_is_refused(struct side *side)
     buf_free(&here);
 }
 
-/* An owner that runs no more does not answer; when it does again, it is as good as before. */
+/* A stopped owner does not answer; when it runs again, it works as before. */
 void a_stopped_owner_ends_in_retry_exceeded(struct side *side, pid_t owner)
 {
     struct buf buf;
@@ -292,7 +291,7 @@ void a_stopped_owner_ends_in_retry_exceeded(struct side *side, pid_t owner)
     buf_free(&buf);
 }
 
-/* The owner dies with requests in its hands: they end as with any dead peer, soon. */
+/* The owner dies with requests under way: they fail soon, as with any dead peer. */
 void a_killed_owner_ends_in_retry_exceeded(struct side *side)
 {
     enum { REQUESTS = 12, BYTES = 4 << 20 };
@@ -316,7 +315,7 @@ void a_killed_owner_ends_in_retry_exceeded(struct side *side)
         struct ibv_wc wc = side_poll(side);
         if (wc.status == IBV_WC_SUCCESS) {
             MUST(!failed && now_s() < give_up);
-            post(side, IBV_WR_RDMA_WRITE, &buf, 0, BYTES, remote); /* it is not dead yet */
+            post(side, IBV_WR_RDMA_WRITE, &buf, 0, BYTES, remote); /* the owner is still alive */
             open++;
         } else {
             MUST(wc.status == (failed++ ? IBV_WC_WR_FLUSH_ERR : IBV_WC_RETRY_EXC_ERR));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes to device memory that follow each other without being waited for. */
+/* Writes to device memory that are issued without waiting for the one before. */
 #include "test/softnic/test_cuda_queue.h"
 
 #include <arpa/inet.h>
@@ -11,8 +11,8 @@
 
 enum { BURST = 16, PIECE = 40000, SIGNALS = 4096 /* offset of words in their buffer */ };
 
-/* A chain of writes of PIECE bytes, each to a place of its own, posted with one call; the last `signaled` of them tell.
- */
+/* A chain of writes of PIECE bytes, each to its own offset, posted with one call; the last `signaled` of them are
+ * signaled. */
 static void burst_post(struct side *side, const struct buf *from, struct remote to, int count, int signaled,
                        enum ibv_wr_opcode opcode)
 {
@@ -47,8 +47,8 @@ static void signal_post(struct side *side, struct remote to, uint64_t value, boo
     MUST(!ibv_post_send(side->qp, &wr, &bad));
 }
 
-/* The target looks at a word on its GPU, calls no verb, and finds all of the data when the word is there. Nothing is
- * waited for in between. */
+/* The target polls a word on its GPU, calls no verb, and finds all data when the word is there. The initiator waits for
+ * nothing in between. */
 void a_signal_comes_after_its_data(struct side *side)
 {
     enum { ROUNDS = 6 };
@@ -67,7 +67,7 @@ void a_signal_comes_after_its_data(struct side *side)
         if (side->initiator) {
             burst_post(side, &data, there, BURST, 0, IBV_WR_RDMA_WRITE);
             struct remote word = {signals.addr + SIGNALS + 8 * (round % 2), signals.rkey};
-            signal_post(side, word, round - 1, false); /* two in a row: the last one counts */
+            signal_post(side, word, round - 1, false); /* two in a row: the second one is checked */
             signal_post(side, word, round, true);
             expect_success(side, "data and signal");
         } else {
@@ -113,7 +113,7 @@ void an_immediate_comes_after_its_data(struct side *side)
     free(want);
 }
 
-/* Of writes that fly and writes that do not, mixed. */
+/* Writes that wait for the one before, and writes that do not, mixed. */
 void completions_come_in_order(struct side *side)
 {
     enum { MIXED = 24 };
@@ -144,7 +144,8 @@ void completions_come_in_order(struct side *side)
     buf_free(&host);
 }
 
-/* Has the driver all of it when the posting call returns? One mark stands for all in any case. */
+/* True if the driver has the whole burst when the posting call returns. In any case, at most two events cover all of
+ * it. */
 static bool burst_is_given_at_once(struct side *side, const struct buf *data, struct remote there)
 {
     int copies = driver_calls("cuMemcpyAsync"), marks = driver_calls("cuEventRecord");
@@ -156,7 +157,7 @@ static bool burst_is_given_at_once(struct side *side, const struct buf *data, st
     return at_once;
 }
 
-/* A copy, with an event after it once somebody asks. */
+/* A signal is one copy, and one event after it once a program asks for it. */
 static bool signal_is_given_at_once(struct side *side, struct remote there)
 {
     int copies = driver_calls("cuMemcpyAsync");
@@ -168,8 +169,8 @@ static bool signal_is_given_at_once(struct side *side, struct remote there)
     return at_once;
 }
 
-/* The thread that completed what was before may not have let go of the queue pair yet. Then it takes what is posted,
- * and one try after the other, each with a pause before it, until one was the poster's. */
+/* The thread that completed the request before may still hold the queue pair, and then issues the burst itself. So try
+ * again after a pause, until the posting thread issued one. */
 void a_burst_is_given_away_at_once(struct side *side)
 {
     double give_up = now_s() + PATIENCE_S;
@@ -233,7 +234,7 @@ static void put_post(struct side *side, const struct buf *from, struct remote to
     MUST(!ibv_post_send(side->qp, &wr, &bad));
 }
 
-/* Rounds of `puts` writes and a signal, which is waited for; one post each. */
+/* Rounds of `puts` writes and a signal, which is waited for; one posting call for each. */
 static void figures_row(struct side *side, const struct buf *from, struct remote to, struct remote word, uint32_t bytes,
                         int puts)
 {

@@ -32,12 +32,12 @@ static const struct row {
     {IBV_WR_RDMA_WRITE, LEGACY, LEGACY, 8},
     {IBV_WR_RDMA_WRITE, LEGACY, LEGACY, 4095},
     {IBV_WR_RDMA_WRITE, LEGACY, LEGACY, 3000001},
-    {IBV_WR_RDMA_WRITE, VMM, VMM, 5000001}, /* three allocations */
+    {IBV_WR_RDMA_WRITE, VMM, VMM, 5000001}, /* in three allocations */
     {IBV_WR_RDMA_WRITE, VMM, LEGACY, 65537},
     {IBV_WR_RDMA_WRITE, DMABUF, DMABUF, 1048576},
     {IBV_WR_RDMA_WRITE, PAGEABLE, LEGACY, 7},
     {IBV_WR_RDMA_WRITE, PAGEABLE, LEGACY, 16385}, /* one more than a small slot */
-    {IBV_WR_RDMA_WRITE, PAGEABLE, VMM, 6000000},  /* more than all pieces in flight */
+    {IBV_WR_RDMA_WRITE, PAGEABLE, VMM, 6000000},  /* more than all staging pieces together */
     {IBV_WR_RDMA_WRITE, PINNED, LEGACY, 2000003},
     {IBV_WR_RDMA_WRITE, LEGACY, PAGEABLE, 5},
     {IBV_WR_RDMA_WRITE, LEGACY, PAGEABLE, 4000001},
@@ -53,14 +53,14 @@ static const struct row {
     {IBV_WR_SEND, PAGEABLE, LEGACY, 300},
     {IBV_WR_SEND, LEGACY, PAGEABLE, 2000000},
     {IBV_WR_RDMA_WRITE, PAGEABLE, PAGEABLE, 100000},
-    {IBV_WR_RDMA_WRITE, PAGEABLE, PRIVATE, 8}, /* here the owner copies */
+    {IBV_WR_RDMA_WRITE, PAGEABLE, PRIVATE, 8}, /* from here on, the owner copies */
     {IBV_WR_RDMA_WRITE, PAGEABLE, PRIVATE, 5000001},
     {IBV_WR_RDMA_WRITE, LEGACY, PRIVATE, 4095},
     {IBV_WR_RDMA_WRITE, VMM, PRIVATE, 3000001},
     {IBV_WR_RDMA_WRITE, PINNED, PRIVATE, 700001},
-    {IBV_WR_RDMA_WRITE, PRIVATE, LEGACY, 100000}, /* the initiator can */
+    {IBV_WR_RDMA_WRITE, PRIVATE, LEGACY, 100000}, /* the initiator can copy */
     {IBV_WR_RDMA_WRITE, PRIVATE, PAGEABLE, 1000001},
-    {IBV_WR_RDMA_WRITE, PRIVATE, PRIVATE, 1}, /* neither can: through host memory, in pieces */
+    {IBV_WR_RDMA_WRITE, PRIVATE, PRIVATE, 1}, /* neither side can: through host memory, in pieces */
     {IBV_WR_RDMA_WRITE, PRIVATE, PRIVATE, 7340033},
     {IBV_WR_RDMA_READ, PAGEABLE, PRIVATE, 8},
     {IBV_WR_RDMA_READ, VMM, PRIVATE, 2500001},
@@ -107,8 +107,7 @@ static void transfer_row(struct side *side, const struct row *row, uint32_t seed
     buf_free(&buf);
 }
 
-/* Each side works on a word on the other's GPU, at the same time; the results it gets go to host and to device memory.
- */
+/* Each side changes a word on the other's GPU, at the same time; results go to host memory and to device memory. */
 static void atomics(struct side *side, enum memory memory)
 {
     enum { ADDS = 40 };
@@ -119,7 +118,7 @@ static void atomics(struct side *side, enum memory memory)
     buf_zero(&word);
     buf_make(side, &result, side->initiator ? PAGEABLE : memory, 64);
     struct remote remote = swap_remote(side, &word);
-    if (!side->initiator) /* words of their own: the values are checked */
+    if (!side->initiator) /* each side has its own words, because the values are checked */
         remote.addr += 8;
     struct ibv_sge sge = {result.addr, 8, result.mr->lkey};
     struct ibv_send_wr *bad,
@@ -146,14 +145,14 @@ static void atomics(struct side *side, enum memory memory)
     buf_free(&result);
 }
 
-/* Memory freed and allocated again is likely to be at the same address: the old mapping must not be used for it. */
+/* Memory that is freed and allocated again often has the same address: the old mapping must not be used for it. */
 static void a_new_allocation_is_mapped_anew(struct side *side)
 {
     for (uint32_t i = 0; i < 12; i++)
         transfer_row(side, &(struct row){IBV_WR_RDMA_WRITE, LEGACY, i % 2 ? LEGACY : VMM, 100000}, 1000 + i);
 }
 
-/* The driver packs small allocations into one block: each must be found at its own place. */
+/* The driver packs small allocations into one block: each must be found at its own offset. */
 static void small_neighbours_are_told_apart(struct side *side)
 {
     enum { NEIGHBOURS = 6, BYTES = 512 };
@@ -180,7 +179,7 @@ static void small_neighbours_are_told_apart(struct side *side)
     buf_free(&here);
 }
 
-/* A registration that begins and ends inside allocations, and spans two of three. */
+/* A registration that begins and ends inside allocations, and covers parts of two out of three. */
 static void a_part_of_a_segment_is_found(struct side *side)
 {
     enum { OFFSET = (1 << 20) + 4096, BYTES = 2 << 20 };
@@ -218,8 +217,8 @@ static void a_part_of_a_segment_is_found(struct side *side)
     free(want);
 }
 
-/* On both GPUs a kernel of the application spins on the legacy default stream until the other side's write arrives,
- * which names a registration for the first time: nothing on the way, mapping included, may wait for that stream. */
+/* On both GPUs a kernel of the application spins on the legacy default stream until the other side's write arrives. The
+ * write is the first to name its registration: neither it nor its mapping may wait for that stream. */
 static void spinning_kernels_are_reached(struct side *side, enum memory memory)
 {
     uint64_t words[2];
@@ -248,13 +247,13 @@ static void spinning_kernels_are_reached(struct side *side, enum memory memory)
     buf_free(&one);
 }
 
-/* Whatever the driver refuses, the request that needed it fails, and only that queue pair. */
+/* When a call of the driver fails, the request that needed it fails, and only its queue pair. */
 static void a_driver_error_is_a_completion_error(struct side *side)
 {
     static const struct {
         const char *call;
         enum memory theirs;
-        bool carried; /* the owner copies what cannot be opened */
+        bool carried; /* succeeds, because the owner copies what cannot be opened */
     } failures[] = {{"cuMemcpyAsync", LEGACY, false},
                     {"cuEventQuery", LEGACY, false},
                     {"cuIpcOpenMemHandle_v2", LEGACY, true},
@@ -289,14 +288,14 @@ static void what_cannot_be_shared_is_refused(struct side *side)
 {
     errno = 0;
     MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) &&
-         errno == EBADF); /* DMA-BUFs are to be had */
+         errno == EBADF); /* DMA-BUFs are supported */
     int fd = open("/dev/null", O_RDONLY);
     MUST(!ibv_reg_dmabuf_mr(side->pd, 0, 4096, 0x1000, fd, IBV_ACCESS_LOCAL_WRITE) && errno == EOPNOTSUPP);
     close(fd);
     struct buf buf;
     buf_make(side, &buf, DMABUF, 65536);
     MUST(!ibv_reg_dmabuf_mr(side->pd, 1ull << 40, 65536, buf.addr, buf.dmabuf, IBV_ACCESS_LOCAL_WRITE) &&
-         errno == EINVAL); /* it is not that large */
+         errno == EINVAL); /* longer than the buffer */
     buf_free(&buf);
 }
 
@@ -311,7 +310,7 @@ static double bandwidth(struct side *side, enum memory mine, enum memory theirs,
     struct remote remote = swap_remote(side, &buf);
     double start = now_s();
     if (side->initiator) {
-        post(side, IBV_WR_RDMA_WRITE, &buf, 0, message, remote); /* maps what must be mapped */
+        post(side, IBV_WR_RDMA_WRITE, &buf, 0, message, remote); /* makes the mappings */
         expect_success(side, "first write");
         for (start = now_s(); done < count; done++) {
             for (; posted < count && posted < done + WINDOW; posted++)
@@ -340,7 +339,7 @@ static void latency(struct side *side, enum memory mine, enum memory theirs, siz
         double start = now_s();
         post(side, IBV_WR_RDMA_WRITE, &buf, 0, bytes, remote);
         expect_success(side, "latency");
-        if (i) /* the first one maps what must be mapped */
+        if (i) /* the first one makes the mappings */
             us[i - 1] = (now_s() - start) * 1e6;
     }
     snprintf(what, sizeof(what), "%s to %s, %zu bytes", memory_names[mine], memory_names[theirs], bytes);
@@ -350,7 +349,7 @@ static void latency(struct side *side, enum memory mine, enum memory theirs, siz
     buf_free(&buf);
 }
 
-/* What iflush is: a byte of this process's own device memory is read, over a queue pair to itself. */
+/* As NCCL's iflush: a read of one byte of this process's own device memory, over a queue pair to itself. */
 static void flush_latency(struct side *side)
 {
     static double us[TIMES_MOST];
@@ -395,7 +394,7 @@ static void change_words(struct side *side)
     a_batch_ends_before_an_atomic_that_is_refused(side);
 }
 
-/* Where memory is, who reaches it, and what a receiver may see. */
+/* Kinds of memory, how other processes reach them, and what a receiver may see. */
 static void move_data(struct side *side)
 {
     a_new_allocation_is_mapped_anew(side);
@@ -414,7 +413,7 @@ static void move_data(struct side *side)
     completions_come_in_order(side);
 }
 
-/* What takes a driver that fails and stands still when asked to, or a process that copies. */
+/* Tests that need a driver that fails or stops on request, or a process that copies. */
 static void disturb(struct side *side)
 {
     if (side->fake) {
@@ -435,7 +434,7 @@ static void disturb(struct side *side)
     }
 }
 
-/* Return what device to device comes to, GB/s. */
+/* Return the device-to-device bandwidth, GB/s. */
 static double figures(struct side *side)
 {
     double gbytes;
@@ -460,12 +459,12 @@ static double figures(struct side *side)
     return gbytes;
 }
 
-/* What leaves the process other than it was: broken marks, two GPUs in use, no copier. */
+/* Tests after which the process differs: failed events, two GPUs in use, no copier. */
 static void finish(struct side *side)
 {
     if (side->fake) {
         a_driver_error_is_a_completion_error(side);
-        a_signal_comes_after_its_data(side); /* now by events */
+        a_signal_comes_after_its_data(side); /* now with events */
         an_immediate_comes_after_its_data(side);
         completions_come_in_order(side);
     }
@@ -516,7 +515,7 @@ static int run(struct side *side, double least)
     return mine == 'n';
 }
 
-/* The other process: before CUDA, which does not survive a fork. */
+/* Start the other process. It must be before CUDA, which does not survive a fork. */
 static pid_t other_start(struct side *side)
 {
     int sockets[2];
@@ -547,7 +546,7 @@ int main(int argc, char **argv)
     int r = run(&side, least);
     if (!child)
         return r;
-    if (victim < 0) { /* of SRD nobody dies */
+    if (victim < 0) { /* with SRD no process is killed */
         MUST(waitpid(child, &status, 0) == child && WIFEXITED(status));
         return r ? r : WEXITSTATUS(status);
     }

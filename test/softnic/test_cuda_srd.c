@@ -8,7 +8,7 @@
 
 #include "tools/softnic/world/world.h"
 
-enum { QKEY = 77, BURST = 12, ROUNDS = 10, PIECE = 6000, SRD_OPS = 31 /* all IBV_QP_EX_WITH_ but atomics */ };
+enum { QKEY = 77, BURST = 12, ROUNDS = 10, PIECE = 6000, SRD_OPS = 31 /* all IBV_QP_EX_WITH_ except atomics */ };
 
 bool srd_wanted(void)
 {
@@ -80,7 +80,7 @@ void srd_post(struct side *side, enum ibv_wr_opcode opcode, const struct buf *bu
     post_at(side, opcode, buf, offset, bytes, remote, IMM);
 }
 
-/* Each round into a buffer of its own bytes; the target looks at a piece as soon as it is told of it. */
+/* Each round writes to a buffer of its own; the target checks a piece as soon as its immediate arrives. */
 void immediates_come_after_their_own_bytes(struct side *side, enum memory memory)
 {
     struct ibv_recv_wr *bad, receive = {.num_sge = 0};
@@ -112,7 +112,7 @@ void immediates_come_after_their_own_bytes(struct side *side, enum memory memory
             if (side->initiator)
                 continue;
             buf_read(&buf, i * PIECE, have, PIECE);
-            MUST(!memcmp(have, want + i * PIECE, PIECE)); /* those of the immediate that has come */
+            MUST(!memcmp(have, want + i * PIECE, PIECE)); /* the bytes of the immediate that arrived */
         }
         side_barrier(side);
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an EFA says it is, takes and refuses. */
+/* What an EFA device reports, takes and refuses. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
@@ -152,7 +152,7 @@ Test(efadv, other_devices_are_no_efa)
     cr_assert_eq(errno, EOPNOTSUPP);
 }
 
-/* Attributes as EFA's kernel driver takes them. */
+/* The attributes that EFA's kernel driver takes. */
 struct step_row {
     int to, mask, result;
 };
@@ -195,7 +195,7 @@ Test(efadv, the_receiver_learns_whose_address_it_was)
     cq = efadv_create_cq(b.ctx, &init, &efa, sizeof(efa));
     cr_assert_not_null(cq);
     cr_assert_eq(efadv_query_ah(srd_ah(&b, &at), &ah, sizeof(ah)), 0);
-    plain = b.cq; /* another end on the same device, with this queue for its completions */
+    plain = b.cq; /* make another end on the same device, with this completion queue */
     b.cq = ibv_cq_ex_to_cq(cq);
     srd_queue_make(&b, END_WRS);
     srd_ready(&b, -1);

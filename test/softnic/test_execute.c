@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each request does, and the error completion of each fault. */
+/* The effect of each request, and the error completion of each fault. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static void finish(void)
     end_close(&b);
 }
 
-/* Inline in post_send, across its limit, by the engine, odd, empty. */
+/* Sizes that are copied in post_send or by the engine, at the limit between them, odd, and empty. */
 static uint32_t sizes[] = {0, 1, 3, 4, 7, 8, 9, 63, 64, 65, 4095, 4096, 4097, 16384, 16385, 65536};
 
 ParameterizedTestParameters(exec, a_write_arrives_whole)
@@ -112,7 +112,7 @@ Test(execute, scattered_and_gathered_buffers_keep_their_order)
 
     start();
     from[0] = (struct ibv_sge){at.addr + 100, 10, a.mr->lkey};
-    from[1] = (struct ibv_sge){at.addr, 0, 0}; /* nothing, so its key does not matter */
+    from[1] = (struct ibv_sge){at.addr, 0, 0}; /* length 0, so its key is not checked */
     from[2] = (struct ibv_sge){at.addr + 300, 25, a.mr->lkey};
     to[0] = (struct ibv_sge){bt.addr + 1000, 17, b.mr->lkey};
     to[1] = (struct ibv_sge){bt.addr + 2000, 100, b.mr->lkey};
@@ -186,8 +186,6 @@ Test(execute, a_queue_pair_may_be_connected_to_itself)
     cr_assert_eq(b.buf[1099], 3);
     finish();
 }
-
-/* Faults. */
 
 static void expect_error(enum ibv_wc_status mine, int theirs)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What registration refuses, as a kernel does. */
+/* Registration refuses what a kernel refuses. */
 #include <criterion/criterion.h>
 
 #include "test/softnic/support.h"
@@ -65,7 +65,7 @@ Test(mr, a_domain_with_an_address_handle_is_in_use)
     end_close(&a);
 }
 
-/* The device says that it cannot, in odp_caps. */
+/* The device reports in odp_caps that it does not support it. */
 Test(mr, there_is_no_paging_on_demand)
 {
     struct ibv_device_attr_ex attr;

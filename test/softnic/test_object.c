@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When there is no room for one more. */
+/* Making one more object fails when there is no room. */
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@ enum { MOST = 4096 };
 
 static struct end e;
 
-/* A /dev/shm of this thread's own, of which kib are left. */
+/* Give this thread a /dev/shm of its own with kib left. */
 static void small_shm(unsigned kib)
 {
     char size[32];
@@ -19,7 +19,7 @@ static void small_shm(unsigned kib)
     if (unshare(CLONE_NEWNS))
         cr_skip_test("no mount namespace of one's own: not root?");
     snprintf(size, sizeof(size), "size=%uk", kib);
-    /* In a chroot the root is no mount point. */
+    /* In a chroot the root is not a mount point. */
     if (mount("none", "/dev/shm", NULL, MS_PRIVATE, NULL))
         cr_assert_eq(mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
     if (mount("test", "/dev/shm", "tmpfs", 0, size))
@@ -38,7 +38,7 @@ Test(object, a_world_that_does_not_fit_is_not_made)
     cr_assert_eq(sn_world_open("/dev/shm/softnic.test", &world), -ENOENT, "nothing of it is left");
 }
 
-/* Not the death by SIGBUS of whoever writes there first. */
+/* Without the check, the first write to the memory would end a process by SIGBUS. */
 Test(object, a_full_dev_shm_is_an_error_of_who_wants_more)
 {
     static struct ibv_context *contexts[MOST];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several processes: atomics between them, a killed peer, what is left behind. */
+/* Several processes: atomics between them, a killed peer, what a process leaves after its end. */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@ Test(proc, data_crosses_processes_and_the_target_need_not_run)
 {
     struct couple c = couple_open(wait_for_word);
 
-    cr_assert_eq(kill(c.pid, SIGSTOP), 0); /* cannot take part */
+    cr_assert_eq(kill(c.pid, SIGSTOP), 0); /* the target cannot run */
     for (uint32_t size = 1; size <= 60000; size = size * 3 + 1) {
         memset(c.end.buf, (int)size, size);
         memset(c.end.buf + size, 0, c.end.bytes - size);
@@ -36,7 +36,7 @@ Test(proc, data_crosses_processes_and_the_target_need_not_run)
     end_close(&c.end);
 }
 
-/* Writes of 1, 2, 3 ... bytes, 64 bytes apart, to the same places of the other end; the last one is signaled. */
+/* Writes of 1, 2, 3 ... bytes, 64 bytes apart, to the same offsets of the other end; the last one is signaled. */
 static void fill_chain(const struct couple *c, struct ibv_send_wr *wr, struct ibv_sge *sge, uint32_t count)
 {
     for (uint64_t i = 0; i < count; i++) {
@@ -53,7 +53,7 @@ static void fill_chain(const struct couple *c, struct ibv_send_wr *wr, struct ib
     }
 }
 
-/* A chain of short writes shares system calls; a bad one in the middle must not show in those before it. */
+/* The short writes of a chain share system calls; a bad one in the middle must not affect those before it. */
 Test(proc, a_chain_across_processes_fails_at_its_bad_request)
 {
     enum { BAD = 37 };
@@ -114,7 +114,7 @@ Test(proc, atomics_of_two_processes_add_up)
     struct end own;
     char byte;
 
-    end_open(&own, NULL); /* adds to the same word over a queue pair connected to itself */
+    end_open(&own, NULL); /* this end adds to the same word over a queue pair connected to itself */
     self = end_address(&own);
     end_connect(&own, &self, &link_default);
     cr_assert_eq(ibv_dereg_mr(own.mr), 0);
@@ -131,7 +131,7 @@ Test(proc, atomics_of_two_processes_add_up)
     reap(c.pid);
 }
 
-/* Writes words whose eight bytes are all the same, until told to stop. */
+/* Write words whose eight bytes are all equal, until the other side sends a byte. */
 static void write_words(struct end *end, const struct address *peer, int fd)
 {
     struct pollfd stop = {fd, POLLIN, 0};
@@ -149,7 +149,7 @@ Test(proc, an_aligned_word_is_never_torn)
     struct couple c = couple_open(write_words);
     uint64_t began, seen = 0, last = 0;
 
-    /* For 3 s; on, until the writer was seen at work, if others had its core. */
+    /* For 3 s, or longer until the writer made some changes, in case it had no core. */
     for (began = now_ns(); seen < CHANGES && now_ns() < began + (seen > 10 ? 3 : WAIT_S) * 1000000000ull;) {
         uint64_t v = __atomic_load_n((volatile uint64_t *)(c.end.buf + 64), __ATOMIC_RELAXED);
 
@@ -165,7 +165,7 @@ Test(proc, an_aligned_word_is_never_torn)
 
 enum { MESSAGES_LEAST = 20 };
 
-/* Writes messages whose last word is a count that all bytes before it carry too. */
+/* Write messages whose last word is a count that all bytes before it carry too. */
 static void write_messages(struct end *end, const struct address *peer, int fd)
 {
     uint64_t until = now_ns() + 400000000;
@@ -232,9 +232,9 @@ Test(proc, a_killed_peer_exceeds_the_retries_in_bounded_time)
     before = now_ns();
     cr_assert_eq(post(&c.end, IBV_WR_RDMA_WRITE, 0, 8, &c.peer, 0, IBV_SEND_SIGNALED, 1), 0);
     cr_assert_eq(wait_wc(c.end.cq, "write to a killed peer").status, IBV_WC_RETRY_EXC_ERR);
-    /* 8 ms were asked for; the rest is for a machine that does something else meanwhile. */
+    /* The time-out is 8 ms; the rest is for a machine that runs other work meanwhile. */
     cr_assert_lt(now_ns() - before, 20000000000);
-    end_close(&c.end); /* also when it died in the middle of a write to us */
+    end_close(&c.end); /* also when the child died in the middle of a write to us */
 }
 
 Test(proc, an_empty_message_notices_a_killed_peer_too)
@@ -268,7 +268,7 @@ Test(proc, what_the_dead_left_is_swept)
     end_close(&c.end);
 }
 
-/* The only queue pair of the other process, where the world keeps it. */
+/* The only queue pair of the other process, as the world stores it. */
 static struct sn_qp_shm *queue_pair_of(const struct couple *c)
 {
     for (uint32_t i = 0; i < SN_MAX_QPS; i++) {
@@ -281,9 +281,9 @@ static struct sn_qp_shm *queue_pair_of(const struct couple *c)
     return NULL;
 }
 
-/* An initiator that has copied to a process that died then tells its completion queue: until then that ring is nobody
- * else's. Who is at work is written down as sn_responder_enter does, since a copy that is long enough would take too
- * long. */
+/* An initiator that has copied to a process that died then completes on its completion queue: until then nobody else
+ * may get that ring. The thread enters itself as sn_responder_enter does, since a copy that is long enough for the test
+ * would take too long. */
 static void *end_when_told(void *arg)
 {
     char word;
@@ -360,7 +360,8 @@ static void end_at_once(struct end *end, const struct address *peer, int fd)
     _exit(0);
 }
 
-/* Other threads of a program run on while it exits, the NIC's too: they may complete requests that are under way. */
+/* While a program exits, its other threads still run, and so do the NIC's: they may complete requests that are under
+ * way. */
 Test(proc, the_rings_of_a_program_that_exits_are_its_own_until_its_end)
 {
     struct couple c = couple_open(end_at_once);
@@ -401,7 +402,7 @@ Test(proc, a_thousand_cycles_leave_nothing, .timeout = 500)
         }
     }
     cr_assert_eq(open_files(), fds);
-    /* Queue pair indices rest before they are reused, their rings do not. */
+    /* Indices of queue pairs are not reused at once, but their rings are. */
     cr_assert_eq(world->arena_next, arena);
     for (uint32_t i = 0; i < SN_MAX_CTXS; i++)
         cr_assert_eq(world->ctxs[i].owner, 0);
@@ -432,7 +433,7 @@ Test(proc, a_forked_child_that_exits_takes_nothing_with_it)
     end_close(&b);
 }
 
-/* Two threads on one queue pair and one completion queue: legal verbs. */
+/* Two threads use one queue pair and one completion queue, as verbs allow. */
 struct poster {
     struct end *end;
     struct address to;

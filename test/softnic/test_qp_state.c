@@ -18,7 +18,7 @@ enum {
         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC
 };
 
-/* From a state reached the right way, one step. */
+/* One step from a state that was reached correctly. */
 struct row {
     int from, to, mask, result;
 };
@@ -141,7 +141,7 @@ Test(qp_state, a_reset_queue_pair_works_again)
     pair_open(&a, &b);
     at = end_address(&a);
     bt = end_address(&b);
-    for (int i = 0; i < END_WRS; i++) /* fill the queue with what is never polled */
+    for (int i = 0; i < END_WRS; i++) /* fill the queue with requests that are never polled */
         cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 8, &bt, 0, IBV_SEND_SIGNALED, 1), 0);
     cr_assert_eq(ibv_modify_qp(a.qp, &reset, IBV_QP_STATE), 0);
     cr_assert_eq(ibv_modify_qp(b.qp, &reset, IBV_QP_STATE), 0);
@@ -232,7 +232,7 @@ Test(qp_state, a_queue_of_another_context_is_refused_at_creation)
     end_close(&e);
 }
 
-/* Written is not yet acknowledged: the event comes after the completion. */
+/* Data in place is not yet acknowledged: the event comes after the completion. */
 Test(qp_state, a_send_queue_that_drains_later_says_so)
 {
     struct ibv_qp_attr sqd = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};

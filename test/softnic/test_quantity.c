@@ -24,7 +24,7 @@ static struct row rates[] = {
     {"0", 0, 0},
     {"off", 0, 0},
     {"", -EINVAL, 0},
-    {"400", -EINVAL, 0}, /* bits, bytes, gigabits? */
+    {"400", -EINVAL, 0}, /* the unit is missing */
     {"400g", -EINVAL, 0},
     {"400GB", -EINVAL, 0},
     {"400 G", -EINVAL, 0},

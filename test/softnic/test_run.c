@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Order: of execution, of completion, of failing; the model's due times. */
+/* The order of execution, of completion and of failures; the model's due times. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
@@ -85,7 +85,7 @@ Test(run, requests_complete_in_order_whoever_runs_them)
 
     start(NULL);
     for (uint64_t round = 0; round < 20; round++) {
-        for (uint64_t i = 0; i < 16; i++) /* large ones go to the engine, small ones may not overtake them */
+        for (uint64_t i = 0; i < 16; i++) /* the engine does large ones; small ones may not overtake them */
             cr_assert_eq(post(&a, i % 3 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, 0, i % 2 ? 8 : 60000, &bt, 0,
                               IBV_SEND_SIGNALED, round * 16 + i),
                          0);
@@ -143,8 +143,8 @@ Test(run, after_a_fault_the_rest_is_flushed_in_order)
     cr_assert_eq(wait_wc(a.cq, "send in error").status, IBV_WC_WR_FLUSH_ERR);
 }
 
-/* Whoever polls rarely learns from the first of them why: also when what was posted before it is still on its way, with
- * receives posted meanwhile; and on a queue pair that is connected to itself. */
+/* A program that polls rarely learns the reason from the first failed completion. This holds also while an earlier
+ * request is under way, with receives posted meanwhile, and on a queue pair connected to itself. */
 Test(run, the_request_that_failed_completes_before_what_is_flushed)
 {
     struct sn_config config = model();
@@ -216,7 +216,7 @@ Test(run, moving_to_error_flushes_what_waits)
     struct ibv_qp_attr err = {.qp_state = IBV_QPS_ERR};
 
     start(NULL);
-    cr_assert_eq(post(&a, IBV_WR_SEND, 0, 8, NULL, 0, 0, 1), 0); /* waits: no receive */
+    cr_assert_eq(post(&a, IBV_WR_SEND, 0, 8, NULL, 0, 0, 1), 0); /* waits for a receive */
     cr_assert_eq(post(&a, IBV_WR_SEND, 0, 8, NULL, 0, 0, 2), 0);
     cr_assert_eq(ibv_modify_qp(a.qp, &err, IBV_QP_STATE), 0);
     cr_assert_eq(wait_wc(a.cq, "flush").wr_id, 1);
@@ -229,11 +229,11 @@ Test(run, a_link_that_comes_back_in_time_is_no_error)
     struct sn_world *world;
     struct link_options patient = link_default;
 
-    config.retry_cap_ns = 2 * WAIT_S * 1000000000ull; /* nor does the world end it before */
+    config.retry_cap_ns = 2 * WAIT_S * 1000000000ull; /* and the world's cap must not end it earlier */
     world = start(&config);
     end_close(&a);
     end_close(&b);
-    patient.timeout = 24; /* 69 s: this thread may be kept off its core while the link is down */
+    patient.timeout = 24; /* 69 s: this thread may have no core while the link is down */
     pair_open_with(&a, &b, NULL, &(struct end_options){.dev = 1}, &patient);
     bt = end_address(&b);
     cr_assert_eq(sn_cable_set(world, 1, false), 0);
@@ -252,12 +252,13 @@ Test(run, a_link_that_stays_down_exceeds_the_retries)
     cr_assert_eq(wait_wc(a.cq, "write on a dead link").status, IBV_WC_RETRY_EXC_ERR);
 }
 
-/* Too late is the machine's fault (others use it), for as long as they do; never in time within WAIT_S is ours. */
+/* A late completion may be the machine's fault (others use it), so try again; if none is in time within WAIT_S, the NIC
+ * is at fault. */
 struct tries {
     uint64_t began;
 };
 
-/* And never much too late, of what was asked for: a sanitizer on a busy machine costs as much in each try. */
+/* How late a try may be, in percent of the modelled time. A sanitizer on a busy machine delays every try. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { LATE_PERCENT = 60 };
 #else
@@ -306,7 +307,7 @@ Test(run, nothing_is_visible_before_it_is_due)
     end_close(&b);
 }
 
-/* Threads that poll do due work, and the engine relies on those that do: it must notice when none does. */
+/* The engine leaves due work to threads that poll: it must notice when none does. */
 Test(run, due_work_is_done_though_nobody_polls)
 {
     struct sn_config config = model();
@@ -317,7 +318,7 @@ Test(run, due_work_is_done_though_nobody_polls)
     start(&config);
     flag = b.buf;
     for (uint8_t i = 1; i <= 100; i++) {
-        if (i <= 50) { /* the first half is polled for */
+        if (i <= 50) { /* poll for the first half only */
             a.buf[0] = i;
             cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 0, 1, &bt, 0, IBV_SEND_SIGNALED, i), 0);
             wait_wc(a.cq, "modelled write");
@@ -334,7 +335,7 @@ Test(run, due_work_is_done_though_nobody_polls)
     end_close(&b);
 }
 
-/* All but the device, which is another end's. */
+/* Close all but the device, which belongs to another end. */
 static void end_drop(struct end *end)
 {
     cr_assert(!ibv_destroy_qp(end->qp) && !ibv_destroy_cq(end->cq) && !ibv_dereg_mr(end->mr) &&
@@ -342,7 +343,7 @@ static void end_drop(struct end *end)
     free(end->buf);
 }
 
-/* A new engine leaves short work that is due to threads that poll, for 0.4 ms. */
+/* A new engine leaves short due work to threads that poll, for 0.4 ms. */
 static uint64_t long_write(bool behind_a_short_one)
 {
     struct end_options with = {0}, to = {0};
@@ -389,7 +390,7 @@ Test(run, long_work_does_not_wait_for_who_may_do_short_work)
         uint64_t took = long_write(true);
 
         seen = took < seen ? took : seen;
-        took = long_write(false); /* what it takes alone, at best: on a slow machine longer than was asked for */
+        took = long_write(false); /* the best time of a long write alone: on a slow machine more than the model's */
         alone = took < alone ? took : alone;
         if (n >= ENOUGH)
             want = alone + LESS_NS;
@@ -419,7 +420,7 @@ Test(run, the_rate_bounds_a_stream)
     end_close(&b);
 }
 
-/* The slower of two links decides, and another rate holds from the next request on. */
+/* The slower of two links decides, and a new rate holds from the next request on. */
 Test(run, a_link_has_its_own_rate_that_may_change)
 {
     static const struct {
@@ -446,8 +447,8 @@ Test(run, a_link_has_its_own_rate_that_may_change)
     }
 }
 
-/* A fifth of all messages and acknowledgements: some of 40 writes are late by whole timeouts, none is lost for good,
- * and the seed decides which. */
+/* A fifth of all messages and acknowledgements is lost: some of 40 writes are late by whole time-outs, none is lost for
+ * good, and the seed decides which are late. */
 static uint64_t retries_of_lossy_writes(uint64_t seed)
 {
     struct link_options patient = link_default;
@@ -479,7 +480,7 @@ static uint64_t retries_of_lossy_writes(uint64_t seed)
 }
 
 struct seed_row {
-    uint64_t seed, retries; /* as this generator draws them, on any machine */
+    uint64_t seed, retries; /* the generator draws the same on any machine */
 };
 
 ParameterizedTestParameters(run, the_seed_decides_what_is_lost_and_a_loss_costs_the_timeout)
@@ -512,8 +513,8 @@ Test(run, losing_everything_exceeds_the_retries)
     cr_assert_eq(world->devs[0].counters.retries, 2u * link_default.retry_cnt);
 }
 
-/* A read has a round trip to go; a fenced write waits for it, a plain one does not. Under the strict meaning it waits
- * for writes too. */
+/* A read takes a round trip; a fenced write waits for it, a plain write does not. With the strict meaning, a fenced
+ * write waits for writes too. */
 static uint64_t flag_delay(enum ibv_wr_opcode first, unsigned int flags)
 {
     volatile uint8_t *flag = b.buf + 50000;
@@ -575,7 +576,7 @@ Test(run, a_modelled_read_sees_the_memory_as_it_was_before_a_later_write)
     cr_assert_eq(post(&a, IBV_WR_RDMA_WRITE, 8, 1, &bt, 0, IBV_SEND_SIGNALED, 2), 0);
     wait_wc(a.cq, "read");
     cr_assert_eq(a.buf[0], 1);
-    wait_wc(a.cq, "write"); /* there 2 ms before the read's answer, unless the poster was held up in between */
+    wait_wc(a.cq, "write"); /* completes 2 ms before the read, unless the poster was delayed in between */
     cr_assert_eq(b.buf[0], 2);
     end_close(&a);
     end_close(&b);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SRD: what it promises, and what it does not. */
+/* SRD: what it promises, and what it does not promise. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <signal.h>
@@ -31,7 +31,7 @@ static uint32_t sent(uint32_t status, const char *what)
     return (uint32_t)wc.wr_id;
 }
 
-/* Post END_WRS requests, and see in which order they complete on each side. Returns how many came out of turn there. */
+/* Post END_WRS requests, and count how many complete out of order on each side. */
 static void flood(enum ibv_wr_opcode opcode, uint32_t length, unsigned *here, unsigned *there)
 {
     bool seen[2][END_WRS] = {{0}};
@@ -117,19 +117,19 @@ Test(srd, an_immediate_comes_after_its_own_bytes)
     }
 }
 
-#ifdef __SANITIZE_THREAD__ /* there the kernel copies, which stumbles over what a thread is trapped by */
+#ifdef __SANITIZE_THREAD__ /* with this sanitizer the kernel copies, and the trap makes its copy fail */
 enum { TRAPPED = false };
 #else
 enum { TRAPPED = true };
 #endif
 enum { LARGE = 8 << 20, PAGE = 4096 };
 
-/* Whoever first touches the first page of a write finds it shut, and sees whether the last word is there already. A
-   thread that watched would need a core at just that moment. */
+/* The thread that first touches the first page of a write finds it protected, and checks whether the last word is there
+ * already. A thread that polls would need a core at just that moment. */
 static struct {
     char *first;
     uint64_t *last;
-    uint64_t value; /* that comes now; 0: none */
+    uint64_t value; /* the value that is being written; 0: none */
     unsigned out_of_turn;
 } trap;
 
@@ -138,7 +138,7 @@ static void on_fault(int sig, siginfo_t *info, void *context)
     (void)context;
     if ((char *)info->si_addr < trap.first || (char *)info->si_addr >= trap.first + PAGE ||
         mprotect(trap.first, PAGE, PROT_READ | PROT_WRITE)) {
-        signal(sig, SIG_DFL); /* not ours: it comes again, and kills */
+        signal(sig, SIG_DFL); /* not our page: the fault comes again, and kills the process */
         return;
     }
     trap.out_of_turn += trap.value && __atomic_load_n(trap.last, __ATOMIC_RELAXED) == trap.value;
@@ -284,7 +284,7 @@ Test(srd, who_does_not_answer_holds_up_nobody)
     struct sn_config config = srd_config();
     struct sn_world *world;
 
-    config.retry_cap_ns = 2 * WAIT_S * 1000000000ull; /* however long the others take, the stray one is still waiting */
+    config.retry_cap_ns = 2 * WAIT_S * 1000000000ull; /* the stray one still waits, however long the others take */
     start(config);
     stray.ah = to_b;
     stray.qpn = bt.qpn;
@@ -297,7 +297,7 @@ Test(srd, who_does_not_answer_holds_up_nobody)
     }
     cr_assert_eq(ibv_modify_qp(a.qp, &reset, IBV_QP_STATE), 0);
     cr_assert_eq(sn_world_open(getenv(SN_WORLD_ENV), &world), 0);
-    world->config.retry_cap_ns = 50000000; /* now it gives up, and not before it is posted */
+    world->config.retry_cap_ns = 50000000; /* the next one gives up soon after it is posted */
     srd_ready(&a, -1);
     cr_assert_eq(srd_post(&a, &stray), 0);
     cr_assert_eq(sent(IBV_WC_RESP_TIMEOUT_ERR, "the stray one"), 99);
@@ -376,7 +376,7 @@ Test(srd, a_full_queue_refuses_a_post_until_completions_are_polled)
         sent(IBV_WC_SUCCESS, "one of the rest");
 }
 
-/* More senders at a time than a target has places for. */
+/* More senders at the same time than a target has slots for. */
 enum { SENDERS = 12, PUTS = 200 };
 
 static void *sender_main(void *arg)
@@ -482,7 +482,7 @@ static void wait_main(int fd, void *arg)
     end_close(&end);
 }
 
-/* Short writes to another process share a system call, but not the right to be there. */
+/* Short writes to another process share a system call, but each one's key is checked. */
 Test(srd, a_write_with_another_key_does_not_slip_in_with_others)
 {
     enum { WRITES = 40 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ibv_wr_*: the same requests by the other interface. */
+/* ibv_wr_*: the same requests through the other interface. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -101,7 +101,7 @@ Test(wr, more_than_the_queue_holds_is_refused_whole)
     cr_assert_eq(b.buf[0], 0);
 }
 
-/* As ibv_post_send does. */
+/* It refuses what ibv_post_send refuses. */
 Test(wr, what_cannot_be_is_refused)
 {
     start();

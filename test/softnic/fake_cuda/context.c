@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Start, devices, contexts, and what is known of an address. */
+/* Initialization, devices, contexts, and the attributes of an address. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies: later, on a thread of their stream, or at once. */
+/* Copies: asynchronous ones on a thread of their stream, and synchronous ones. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,8 +26,8 @@ struct event {
     uint64_t at;
 };
 
-/* A copy engine's access, which ThreadSanitizer must not take for a thread's: programs order their own against it by
- * what it cannot see (another process, an event). */
+/* A copy engine's access. ThreadSanitizer must not take it for a thread's: programs order their accesses against it by
+ * means that ThreadSanitizer cannot see (another process, an event). */
 static void engine_copy(void *to, const void *from, size_t bytes)
 {
 #if defined(__x86_64__)
@@ -61,7 +61,7 @@ int cuStreamCreate(void **stream, unsigned flags)
     pthread_t thread;
     if (fake_current() < 0)
         return INVALID_CONTEXT;
-    if (flags != 1) /* a blocking stream would wait for the application's */
+    if (flags != 1) /* a blocking stream would wait for the application's default stream */
         return INVALID_VALUE;
     struct stream *s = calloc(1, sizeof(*s));
     if (!s)
@@ -149,7 +149,7 @@ int cuEventQuery(void *event)
     return !e->stream || __atomic_load_n(&e->stream->done, __ATOMIC_ACQUIRE) >= e->at ? OK : NOT_READY;
 }
 
-/* Synchronous copies take host memory of any kind: what the driver knows nothing of is the program's own. */
+/* Synchronous copies take host memory of any kind: memory unknown to the driver is the program's own. */
 static uint8_t *reach(uint64_t va, size_t *n)
 {
     uint8_t *p = fake_view(va, n);

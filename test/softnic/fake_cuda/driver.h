@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A CUDA driver without a GPU, for testing what is written against the driver API: libcuda.so.1 with the functions that
- * the software NIC, the transport and their tests call. "Device memory" is a memfd: at its device address nothing is
- * accessible, so a stray CPU access is a fault; the driver has its own view of it. Copies run later, on a thread of
- * their stream. What the real one forbids or would make slow is an error here: calls without a current context, copies
+/* A CUDA driver without a GPU, to test programs of the driver API: libcuda.so.1 with the functions that the software
+ * NIC, the transport and their tests call. "Device memory" is a memfd. Its device address is not accessible, so a stray
+ * CPU access is a fault; the driver has its own mapping of it. Asynchronous copies run later, on a thread of their
+ * stream. An error here is whatever the real driver forbids or does slowly: calls without a current context, copies
  * from pageable memory, handles used on the wrong kind of memory, a DMA-BUF of less than whole pages. Addresses are 64
  * bits, as CUdeviceptr is. */
 #ifndef TEST_SOFTNIC_FAKE_CUDA_DRIVER_H
@@ -11,40 +11,40 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#pragma GCC visibility push(default) /* the rest of the library is its own */
+#pragma GCC visibility push(default) /* the rest of the library is not exported */
 
 struct fake_ipc {
     uint8_t bytes[64];
 };
 
-/* CUmemAllocationProp. */
+/* As CUmemAllocationProp. */
 struct fake_vmm_prop {
     int type, handle_types, location_type, location_id;
     void *win32;
-    uint8_t flags[8]; /* [1]: may be read and written by a NIC */
+    uint8_t flags[8]; /* [1]: a NIC may read and write it */
 };
 _Static_assert(sizeof(struct fake_vmm_prop) == 32, "as the real one's");
 
-/* With FAKE_CUDA_SHARED=FILE in the environment, failures on demand and counts of calls are those of all processes that
- * have the same file: made in one, met in another. */
+/* With FAKE_CUDA_SHARED=FILE in the environment, all processes with the same file share failures on demand and counts
+ * of calls: one process can request a failure that another one gets. */
 
-/* Make the next call of that name fail: of those that allocate, map, register, export a range, open what another
- * process has, copy, or look at an event. */
+/* Make the next call of that name fail. This works for calls that allocate, map, register, export a range, open memory
+ * of another process, copy, or query an event. */
 void fakeCudaFail(const char *call, int result);
-/* The one behind so many that still go well. */
+/* Make the call after the next `after` ones fail. */
 void fakeCudaFailLater(const char *call, int after, int result);
 
-/* How often it was called; knows those that can be made to fail. */
+/* Return how often it was called; works for calls that can be made to fail. */
 int fakeCudaCalls(const char *call);
 
-/* What this process has at the moment. */
+/* The objects that this process has at the moment. */
 struct fake_counts {
     int started;    /* cuInit was called */
     int allocated;  /* by cuMemAlloc */
     int reserved;   /* by cuMemAddressReserve */
     int mapped;     /* by cuMemMap */
     int registered; /* by cuMemHostRegister */
-    int refused;    /* calls so far that gave back what was not there, or twice */
+    int refused;    /* calls so far that freed something unknown or already freed */
 };
 void fakeCudaCounts(struct fake_counts *out);
 

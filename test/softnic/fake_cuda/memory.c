@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory in one piece: of the device, of the host for the device, and of another process by a legacy handle. */
+/* Contiguous memory: of the device, of the host for the device, and of another process by a legacy handle. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -76,8 +76,8 @@ static int exportable_locked(uint64_t va, uint64_t end)
     return OK;
 }
 
-/* Whole pages, as the real one has it. The file has the size of the range and nothing else of it: who registers it
- * finds the memory by its address. */
+/* Whole pages, as in the real driver. The file has only the size of the range: the program that registers it finds the
+ * memory by its address. */
 int cuMemGetHandleForAddressRange(void *handle, uint64_t va, size_t bytes, int type, unsigned long long flags)
 {
     int r = fake_failure(__func__);
@@ -160,8 +160,7 @@ int cuMemHostGetDevicePointer_v2(uint64_t *va, void *host, unsigned flags)
     return good ? OK : INVALID_VALUE;
 }
 
-/* Legacy IPC
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- legacy IPC ---- */
 
 int cuIpcGetMemHandle(struct fake_ipc *out, uint64_t va)
 {
@@ -191,7 +190,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *va, struct fake_ipc in, unsigned flags)
     if (fake_current() < 0)
         return INVALID_CONTEXT;
     memcpy(&handle, &in, sizeof(handle));
-    if (handle.magic != IPC_MAGIC || handle.pid == getpid()) /* the real one refuses its own process, too */
+    if (handle.magic != IPC_MAGIC || handle.pid == getpid()) /* the real driver refuses its own process, too */
         return INVALID_VALUE;
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", handle.pid, handle.fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);

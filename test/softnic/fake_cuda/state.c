@@ -16,10 +16,10 @@ static struct range ranges[RANGES];
 static uint64_t next_id = 1;
 static int refused;
 
-/* Of this process, or of several. */
+/* Failures and counts of this process, or of several. */
 struct failures {
     int locked;
-    char call[32]; /* the next to fail */
+    char call[32]; /* the next call to fail */
     int result, after;
     struct {
         char name[32];
@@ -66,7 +66,7 @@ void fakeCudaFailLater(const char *call, int after, int result)
     failures_unlock();
 }
 
-/* Calls by name. The caller has the lock. */
+/* The counter of that call. The caller has the lock. */
 static int *calls_of_locked(const char *call)
 {
     int i = 0;

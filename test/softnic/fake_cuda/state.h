@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the driver without a GPU share: results, the ranges of addresses it knows, failures on demand. */
+/* State that the parts of the fake driver use together: results, known ranges of addresses, failures on demand. */
 #ifndef TEST_SOFTNIC_FAKE_CUDA_STATE_H
 #define TEST_SOFTNIC_FAKE_CUDA_STATE_H
 
@@ -29,11 +29,10 @@ enum range_kind { FREE, LEGACY, RESERVED, MAPPED, PINNED, REGISTERED, IPC };
 
 struct object;
 
-/* A range of addresses. */
 struct range {
     enum range_kind kind;
     uint64_t va, bytes;
-    uint8_t *shadow; /* how the driver reaches it */
+    uint8_t *shadow; /* the driver's own mapping */
     int fd;          /* LEGACY: the memfd */
     int dev;
     bool accessible; /* MAPPED: cuMemSetAccess was called; REGISTERED: for the device, too */
@@ -44,27 +43,27 @@ struct range {
 extern pthread_mutex_t fake_mutex; /* protects ranges, objects and counters */
 
 /* The table of ranges; the caller has the mutex. */
-struct range *fake_find(uint64_t va); /* one that holds memory, NULL: none */
+struct range *fake_find(uint64_t va); /* the range that holds memory there; NULL: none */
 struct range *fake_find_reserved(uint64_t va);
 /* NULL: the table is full. */
 struct range *fake_fresh(enum range_kind kind, uint64_t va, uint64_t bytes);
 bool fake_any_mapped(uint64_t va, uint64_t bytes);
-/* The next range of that kind at or behind index *at, which moves behind it; NULL: none. */
+/* The next range of that kind at or after index *at, which moves past it; NULL: none. */
 struct range *fake_next(enum range_kind kind, int *at);
-/* A call gave back what was not there, or twice. Return its result. */
+/* Count a call that freed something unknown or already freed. Return its result. */
 int fake_refuse_locked(int result);
 
-/* The driver's view of n bytes at an address that a copy engine can reach, or NULL. Ranges that follow each other may
- * lie apart: n shrinks to the end of the first. */
+/* The driver's mapping of n bytes at an address that a copy engine can reach, or NULL. Adjacent ranges may be mapped
+ * apart: n shrinks to the end of the first one. */
 uint8_t *fake_view(uint64_t va, size_t *n);
 
 uint8_t *fake_map_shared(int fd, uint64_t bytes); /* NULL on failure */
-uint64_t fake_reserve(uint64_t bytes);            /* addresses where nothing is accessible; 0 on failure */
+uint64_t fake_reserve(uint64_t bytes);            /* inaccessible addresses; 0 on failure */
 
-/* Of a range that is MAPPED; the caller has the mutex. */
-bool fake_object_rdma(const struct object *object); /* it may leave the device by DMA-BUF */
+/* For a range that is MAPPED; the caller has the mutex. */
+bool fake_object_rdma(const struct object *object); /* it may be exported as a DMA-BUF */
 
-/* What the next call of that name has to return, once; OK: go on. */
+/* The result that this call must return, once; OK: the call may proceed. */
 int fake_failure(const char *call);
 
 bool fake_started(void); /* cuInit was called */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Virtual memory management: memory, addresses, and the one at the other, each given back by itself. */
+/* Virtual memory management: memory, addresses and mappings, each freed separately. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 
 enum { OBJECTS = 1024, POSIX_FD = 1, RDMA_CAPABLE = 1 /* the byte of fake_vmm_prop.flags */ };
 
-struct object { /* memory of cuMemCreate; in use while there are handles or maps */
+struct object { /* memory of cuMemCreate; in use while it has handles or mappings */
     int handles, maps;
     int fd, dev;
     uint64_t bytes;
@@ -30,7 +30,7 @@ static unsigned long long handle_of(const struct object *object)
     return (unsigned long long)object->generation << 32 | (unsigned long long)(object - objects + 1);
 }
 
-/* NULL: no such handle, or no more. */
+/* The object of a handle; NULL: no such handle, or already released. */
 static struct object *object_of_locked(unsigned long long handle)
 {
     uint64_t index = (handle & 0xffffffff) - 1;
