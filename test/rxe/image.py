@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Make the machine that the rxe tests boot: Debian's kernel 6.12 (unpacked from its package, not installed), busybox
-and the verbs tools, as WORK/base-<key>/{vmlinux,initramfs}. The key is made of package versions and of the files in this
+and the verbs tools, as WORK/base-<key>/{vmlinux,initramfs}. The key is made of package versions and the files in this
 folder, so a second call costs nothing, and a newer kernel or an edit makes a new image. Exit 77 with a reason where it
 cannot be made."""
 import contextlib

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # In the guest: [NETBENCH_OPTIONS=...] netbench.sh RANKS API... runs every collective over both devices (a rank's
-# traffic goes from its own to the other's), with odd sizes and size 0, and fails on the first wrong byte. The times mean
+# traffic goes from its own to the other's), with odd sizes and size 0. Fails on the first wrong byte. The times mean
 # nothing here.
 set -eu
 ranks=$1

@@ -30,7 +30,7 @@ enum { HELD = SN_COPY_OWNER + 1 }; /* a job cannot begin yet */
 struct queue {
     struct sn_copy_queue at;
     struct job *first, *last; /* queued, and not done */
-    struct job *slow;         /* could not be queued and is copied directly: nothing passes it */
+    struct job *slow;         /* could not be queued and is copied directly: no later copy may pass it */
     bool refused;             /* a copy was refused; so is everything after it */
 };
 
@@ -319,7 +319,7 @@ static void *agent_main(void *arg)
         else if (now < last + (a->queues ? COPIER_POLL_NS : POLL_NS))
             pause_shortly(a);
         else if (a->running && a->spins)
-            usleep(WAIT_NAP_US); /* a long one */
+            usleep(WAIT_NAP_US); /* a long sleep */
         else if (a->running)
             pause_shortly(a);
         else
