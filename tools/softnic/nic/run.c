@@ -361,7 +361,7 @@ uint64_t sn_qp_run(struct sn_qp *qp)
     return exec_at < done_at ? exec_at : done_at;
 }
 
-/* Is there work that was posted after the runner looked? */
+/* Was work posted after the runner looked for it? */
 static bool work_left_locked(const struct sn_qp *qp)
 {
     return qp->exec != qp->tail && sn_qp_state(qp) != IBV_QPS_SQD;
@@ -370,7 +370,7 @@ static bool work_left_locked(const struct sn_qp *qp)
 /* Is the next piece of work short enough for a thread that polls for something else? */
 static bool next_is_light(const struct sn_qp *qp)
 {
-    /* it only has to be looked at; but requests that wait for an empty pipeline must not wait for a poller, too */
+    /* only a check is needed; but requests that wait for an empty pipeline must not wait for a poller, too */
     if (qp->in_pipeline)
         return qp->exec + qp->in_pipeline == qp->tail && !sn_batch_waits(qp);
     const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);
