@@ -5,7 +5,7 @@
 boot.py --work FOLDER --timeout SECONDS --command 'perseus-x rxe0 rxe1' [FILE...]
 
 Each FILE goes to /payload/bin (a library: to /payload/lib) with the shared libraries it needs; both are on the guest's paths.
-Exit 77: no such machine can be had here. 124: it did not end in time. 125: it ended without a verdict."""
+Exit 77: such a machine is not available here. 124: it did not end in time. 125: it ended without a verdict."""
 import argparse
 import os
 import pathlib
@@ -35,8 +35,8 @@ def write_payload(out, command, files):
 
 
 def run_machine(base, folder, timeout_s):
-    """Emulated (no KVM here), a thread for each CPU: one thread for both makes a ping-pong 30 times slower, and more than two CPUs are
-    slower on two cores. Return whether it ended in time, and what it printed."""
+    """Run QEMU without KVM, with a thread for each CPU: one thread for both makes a ping-pong 30 times slower, and more
+    than two CPUs are slower on two cores. Return whether it ended in time, and its output."""
     command = ["qemu-system-x86_64", "-M", "pc", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "2G",
                "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
                "-serial", f"file:{folder / 'verdict'}",
@@ -57,9 +57,9 @@ def run_machine(base, folder, timeout_s):
 
 
 def boot(base, folder, timeout_s):
-    """The verdict is what the guest wrote to its second serial port. Now and then (once in some dozens of boots) QEMU runs a stale
-    translation of code that the guest's kernel patches (a static key), and the kernel dies of a breakpoint that it had removed:
-    that is neither our failure nor rxe's, and only that is tried again."""
+    """The guest writes the verdict to its second serial port. Sometimes (once in some dozens of boots) QEMU runs an
+    outdated translation of code that the guest's kernel patches (a static key), and the kernel dies of a breakpoint
+    that it had removed: that is neither our fault nor rxe's. Only then boot again."""
     give_up = time.monotonic() + timeout_s
     while True:
         in_time, printed = run_machine(base, folder, give_up - time.monotonic())
@@ -67,7 +67,7 @@ def boot(base, folder, timeout_s):
             print(f"boot.py: not done after {timeout_s} s", flush=True)
             return TIMED_OUT
         said = (folder / "verdict").read_text().strip()
-        if said == str(SKIP):  # nothing may be missing in there, and a test that skips everywhere is no test
+        if said == str(SKIP):  # the guest has all that a test needs, so a skip there is a failure
             print("boot.py: skipped in the guest, which counts as a failure", flush=True)
             return 1
         if said.isdigit():

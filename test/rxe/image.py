@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Make the machine that the rxe tests boot: Debian's kernel 6.12 (unpacked from its package, not installed), busybox and the
-verbs tools, as WORK/base-<key>/{vmlinux,initramfs}. The key is made of package versions and of the files in this folder, so a
-second call costs nothing and a newer kernel or an edit makes a new image. Exit 77 with a reason where it cannot be had."""
+"""Make the machine that the rxe tests boot: Debian's kernel 6.12 (unpacked from its package, not installed), busybox
+and the verbs tools, as WORK/base-<key>/{vmlinux,initramfs}. The key is made of package versions and the files in this
+folder, so a second call costs nothing, and a newer kernel or an edit makes a new image. Exit 77 with a reason where it
+cannot be made."""
 import contextlib
 import fcntl
 import gzip
@@ -21,21 +22,21 @@ import time
 import initramfs
 
 HERE = pathlib.Path(__file__).resolve().parent
-PROGRAMS = {  # what the host must have: package
+PROGRAMS = {  # programs that the host needs: their package
     "qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "depmod": "kmod", "rdma": "iproute2", "ip": "iproute2",
     "ibv_rc_pingpong": "ibverbs-utils", "strip": "binutils", "apt-get": "apt", "dpkg-deb": "dpkg",
 }
 PROVIDERS = pathlib.Path("/usr/lib/x86_64-linux-gnu/libibverbs")
 GUEST_PROGRAMS = ["ip", "rdma", "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong"]
-# crc32_generic: rdma_rxe asks the crypto layer for "crc32" by name, which no module dependency says.
+# crc32_generic: rdma_rxe asks the crypto layer for "crc32" by name; the module dependencies do not list it.
 MODULES = ["crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "veth", "af_packet"]
 KERNEL = re.compile(r"linux-image-6\.12\.\d+\+deb\d+-amd64")  # not -cloud-, which has no rxe; 6.1 rarely honours a fence
 APT_OPTIONS = ["-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20", "-o", "DPkg::Lock::Timeout=120"]
-UNAVAILABLE_S = 600  # how long a failed fetch is believed, so that each test of the suite does not wait for the network again
+UNAVAILABLE_S = 600  # after a failed fetch, other tests do not wait for the network again
 
 
 class Unavailable(Exception):
-    """This machine cannot have the image: a reason to skip, not a failure."""
+    """The image cannot be made on this machine: the tests are skipped, and do not fail."""
 
 
 def have(program):
@@ -79,7 +80,7 @@ def find_kernel():
 
 
 def image_key(package):
-    """All that the image is made of."""
+    """Everything that the image is made of."""
     digest = hashlib.sha256(quiet("apt-cache", "show", "--no-all-versions", package).encode())
     digest.update(quiet("dpkg-query", "-W", "libibverbs1", "ibverbs-providers", "ibverbs-utils", "busybox-static",
                         "iproute2", "libc6").encode())
@@ -112,11 +113,11 @@ def unzstd(data):
 
 
 def vmlinux(bzimage):
-    """The ELF kernel inside a bzImage, by the fields of the x86 boot protocol: to unpack it under emulation costs seconds."""
+    """The ELF kernel inside a bzImage (see the x86 boot protocol). To unpack it under emulation would cost seconds."""
     sectors, offset, length = bzimage[0x1F1], *struct.unpack_from("<II", bzimage, 0x248)
     start = (sectors + 1) * 512 + offset
     packed = bzimage[start:start + length]
-    if packed.startswith(b"\xfd7zXZ"):  # the kernel appends the unpacked size, which is no part of the stream
+    if packed.startswith(b"\xfd7zXZ"):  # the kernel appends the unpacked size, which does not belong to the stream
         elf = lzma.LZMADecompressor().decompress(packed)
     else:
         elf = decompress(packed[:-4])
@@ -126,7 +127,7 @@ def vmlinux(bzimage):
 
 
 def modules_in_order(tree, release):
-    """Paths of MODULES and of what they need, each after its needs."""
+    """Paths of MODULES and of the modules that they need, each module after those."""
     quiet(have("depmod"), "-b", str(tree), release)
     folder = tree / "lib/modules" / release
     needs, by_name = {}, {}
@@ -136,7 +137,7 @@ def modules_in_order(tree, release):
         by_name[pathlib.Path(path).name.split(".")[0].replace("-", "_")] = path
     order = []
     for name in MODULES:
-        if name not in by_name:  # built in, or gone: rxe's absence shows when the guest starts
+        if name not in by_name:  # built in, or missing: if rxe is missing, the guest's start reports it
             continue
         for path in [*reversed(needs[by_name[name]]), by_name[name]]:
             if path not in order:
@@ -170,7 +171,7 @@ def write_initramfs(out, tree, release, scratch):
         archive.program(have(program))
     for provider in PROVIDERS.glob("librxe-rdmav*.so"):
         archive.program(provider, str(PROVIDERS).lstrip("/"))
-    # libibverbs is opened by name by what is tested, so ldd does not lead to it.
+    # The tested programs open libibverbs by name, so ldd does not list it.
     archive.program("/usr/lib/x86_64-linux-gnu/libibverbs.so.1", initramfs.LIBRARY_FOLDER)
     archive.file("etc/libibverbs.d/rxe.driver", "/etc/libibverbs.d/rxe.driver")
     archive.bytes("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
@@ -195,7 +196,7 @@ def build(package, image):
 
 
 def ensure(work):
-    """The image's folder, made if it is not there. Raises Unavailable."""
+    """Return the image's folder; make it if it does not exist. Raises Unavailable."""
     work = pathlib.Path(work)
     work.mkdir(parents=True, exist_ok=True)
     reason = work / "unavailable"

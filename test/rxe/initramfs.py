@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write an initramfs: a cpio archive ("newc", see the kernel's early-userspace/buffer-format) of files and of programs with the
-shared libraries they need. The kernel unpacks archives that follow each other in one file, so a payload is appended to a base."""
+"""Write an initramfs: a cpio archive ("newc", see the kernel's early-userspace/buffer-format) of files and of programs
+with the shared libraries they need. The kernel unpacks several archives in one file, so a payload can be appended to a
+base."""
 import os
 import pathlib
 import stat
@@ -10,9 +11,9 @@ LIBRARY_FOLDER = "usr/lib/x86_64-linux-gnu"  # the loader's default on Debian, s
 
 
 def shared_libraries(program):
-    """Host paths of all that the loader would map for a program or library; a script needs none."""
+    """Host paths of all libraries that the loader would map for a program or library; a script needs none."""
     environment = {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "LD_PRELOAD")}
-    ldd = subprocess.run(["ldd", program], capture_output=True, text=True, env=environment)  # softnic must not get in
+    ldd = subprocess.run(["ldd", program], capture_output=True, text=True, env=environment)  # without softnic
     if ldd.returncode != 0:
         return []
     missing = [line.split()[0] for line in ldd.stdout.splitlines() if "not found" in line]
@@ -54,7 +55,7 @@ class Archive:
         self.bytes(name, source.read_bytes(), stat.S_IMODE(source.stat().st_mode) | 0o444)
 
     def program(self, source, folder="usr/bin", library_folder=LIBRARY_FOLDER):
-        """A program or library, under its own name, and the libraries that it needs."""
+        """Add a program or library, under its own name, and the libraries that it needs."""
         self.file(f"{folder}/{pathlib.Path(source).name}", source)
         for library in shared_libraries(source):
             if pathlib.Path(library).name.startswith("ld-linux"):  # its path is written into every program

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# In the guest: Debian's ibv_rc_pingpong between the two devices, polling and waiting for events, with its own check of the data.
+# In the guest: run Debian's ibv_rc_pingpong between the two devices, by polling and by events. It checks its data.
 set -u
 for options in "-n 200 -s 4096 -c" "-n 100 -s 65536 -c -e" "-n 100 -s 1"; do
     # shellcheck disable=SC2086 # the options are several words
     ibv_rc_pingpong -d rxe0 -g 1 -p 18515 $options >/tmp/server 2>&1 &
     server=$!
     tries=0
-    until grep -qE ':4853 0+:0000 0A ' /proc/net/tcp* || [ $tries -ge 600 ]; do # 18515: the server listens
+    until grep -qE ':4853 0+:0000 0A ' /proc/net/tcp* || [ $tries -ge 600 ]; do # port 18515: the server listens
         sleep 0.1
         tries=$((tries + 1))
     done

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verbs-selftest DEVICE DEVICE: what the transport relies on, shown on a verbs stack that nobody here wrote, with plain
- * verbs and none of our code, so that a failure of the tests beside it is ours and not the stack's. Two queue pairs in
+/* verbs-selftest DEVICE DEVICE: checks what the transport relies on, on a verbs stack that is not ours, with plain
+ * verbs and none of our code. If it passes, a failure of another test is ours and not the stack's. Two queue pairs in
  * one process, fresh ones for each check. Exit 0 when every check holds. */
 #include <errno.h>
 #include <inttypes.h>
@@ -40,8 +40,8 @@ struct pair {
             return FAIL(__VA_ARGS__);                                                                                  \
     } while (0)
 
-/* RoCE over IPv4 has an address of the form ::ffff:a.b.c.d; the link-local one beside it leads nowhere over a routed
- * pair. */
+/* RoCE over IPv4 has an address of the form ::ffff:a.b.c.d. The link-local address of the device reaches nothing over a
+ * routed pair. */
 static bool gid_choose(struct end *end)
 {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
@@ -113,7 +113,7 @@ static bool end_connect(struct end *end, const struct end *to)
                               .ah_attr = {.is_global = 1,
                                           .port_num = PORT,
                                           .grh = {.dgid = to->gid, .sgid_index = end->gid_index, .hop_limit = 64}}};
-    /* 1 s, eight times: in a machine whose other CPU gets no core, an answer takes that long; none is missing here. */
+    /* 1 s, eight times: an answer may take that long while the other CPU gets no core; no packet is ever lost here. */
     struct ibv_qp_attr rts = {
         .qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 8};
     int r;
@@ -131,7 +131,7 @@ static bool end_connect(struct end *end, const struct end *to)
     return true;
 }
 
-/* A work request from near's buffer at `from` to far's at `to`; the caller changes what differs. */
+/* A work request from near's buffer at `from` to far's at `to`; the caller then changes single fields. */
 struct request {
     struct ibv_send_wr wr;
     struct ibv_sge sge;
@@ -343,7 +343,7 @@ static bool inline_data_is_taken_at_post(struct pair *p)
 
         memcpy(p->near.buffer, &i, 8);
         request.wr.send_flags |= IBV_SEND_INLINE;
-        request.sge.lkey = 0; /* not looked at for inline data */
+        request.sge.lkey = 0; /* not used for inline data */
         if (!post(p, &request))
             return false;
         memset(p->near.buffer, 0xee, 8);
@@ -357,7 +357,7 @@ static bool inline_data_is_taken_at_post(struct pair *p)
     return true;
 }
 
-/* Selective signaling: the queue's slots come back with the signaled request that follows. */
+/* Selective signaling: the completion of a signaled request also frees the slots of those before it. */
 static bool one_completion_retires_the_unsignaled_before_it(struct pair *p)
 {
     for (uint64_t i = 1; i <= 4 * QUEUE_DEPTH; i++) {
@@ -390,7 +390,7 @@ static bool a_fenced_write_sends_what_the_read_before_it_brought(struct pair *p)
     return true;
 }
 
-/* The refused request, and then the unsignaled one behind it, which reports only because it was flushed. */
+/* Expect the refused request, then the unsignaled one after it, which has a completion only because it was flushed. */
 static bool refused(struct pair *p, struct request *request)
 {
     struct request behind = request_make(p, IBV_WR_RDMA_WRITE, 0, 0, 8);
@@ -434,7 +434,7 @@ static bool a_write_without_the_right_is_refused(struct pair *p)
     return refused(p, &request);
 }
 
-/* A flush of local memory: a read by way of the NIC, on a queue that has no receives and no peer but itself. */
+/* A flush of local memory: a read through the NIC, on a queue that has no receives and is its own peer. */
 static bool a_queue_may_be_connected_to_itself(struct pair *p)
 {
     struct pair self = {.near = {.context = p->near.context, .pd = p->near.pd, .gid = p->near.gid}};

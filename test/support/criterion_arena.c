@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes Criterion's tests run under ThreadSanitizer, linked into them only there. Criterion shares memory with the
+/* Makes Criterion's tests run under ThreadSanitizer; linked only into such builds. Criterion shares memory with the
  * process of each test at an address that it draws with rand_r(): 0x200000000000 + 16 MiB times a number of 22 bits.
  * ThreadSanitizer refuses a mapping outside the ranges it has a shadow for, and Criterion gives up ("Could not
- * initialize inheritable arena"). This rand_r() stands before libc's and draws from the range in which ThreadSanitizer
+ * initialize inheritable arena"). This rand_r() replaces libc's and draws from the range in which ThreadSanitizer
  * keeps position-independent programs. */
 #include <stdlib.h>
 

@@ -10,7 +10,7 @@
 enum {
     WORLD = 3,   /* rank 0 sends; 1 and 2 receive */
     BLOCKS = 4,  /* threads that play blocks; each puts to each receiver in each round */
-    WORDS = 8,   /* of 8 bytes a put */
+    WORDS = 8,   /* of 8 bytes in each put */
     DATA = 0,    /* window of data */
     SIGNALS = 1, /* window of signal words */
     BANKS = 2,   /* receive banks by round parity */
@@ -37,14 +37,14 @@ extern const struct fake_team_options busy_team; /* completes late and in any or
 void open_fixture(const struct fake_team_options *team, struct prs_proxy_options options);
 void close_fixture(void);
 
-/* What a block puts and signals to a rank in a round: banks alternate, each block has its own part, and the group is
- * the number of the rank. */
+/* Make a block's put and signal to a rank in a round. Banks alternate, each block has its own part of a bank, and the
+ * group is the number of the rank. */
 struct prs_device_put put_of(uint32_t rank, uint32_t block, uint64_t round);
 struct prs_device_signal signal_of(uint32_t rank, uint32_t block, uint64_t round);
 /* Start the put, the signal or both of block 0 and round 0, in a group. */
 void put_and_signal(uint32_t rank, uint32_t group, bool put, bool signal);
 
-/* Step a stepped proxy many times. */
+/* Step a proxy without a thread many times. */
 void step_until_idle(void);
 
 #endif

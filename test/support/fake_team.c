@@ -24,7 +24,7 @@ struct prs_peer {
     int error;
 };
 
-/* As transport/peer.h declares it for the real one. */
+/* Declared as in transport/peer.h. */
 int prs_peer_fail(struct prs_peer *peer, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 
 struct prs_team {
@@ -35,7 +35,7 @@ struct prs_team {
     uint32_t hold_looks, hold_ms;
     int error;  /* atomic */
     int hold;   /* atomic */
-    int asleep; /* atomic: in a look that takes long */
+    int asleep; /* atomic: in a slow call of progress */
 };
 
 const char *prs_error_text(void)
@@ -57,7 +57,7 @@ struct prs_team *fake_team_open(const struct fake_team_options *options)
     return team;
 }
 
-/* As the order engine does: every op that is still here is written to. */
+/* Write the error to every op that is still pending, as the order engine does. */
 static void fail_ops(struct prs_peer *peer, int code)
 {
     for (; peer->count > 0; peer->count--)
@@ -95,7 +95,7 @@ bool fake_team_is_asleep(const struct prs_team *team)
     return __atomic_load_n(&team->asleep, __ATOMIC_RELAXED);
 }
 
-/* Whether this look is one of those that find nothing. */
+/* Must this call of progress complete nothing? */
 static bool held(struct prs_team *team)
 {
     if (!__atomic_load_n(&team->hold, __ATOMIC_ACQUIRE))
@@ -230,7 +230,7 @@ static void run_op(struct prs_peer *peer, uint32_t index)
     peer->count--;
 }
 
-/* The signals of one peer at once, before any put: what a NIC that ignores groups may do. */
+/* Run the signals of one peer at once, before any put, as a NIC that ignores groups may do. */
 static int run_signals_first(struct prs_peer *peer)
 {
     int did = 0;
@@ -253,7 +253,7 @@ int prs_team_settle(struct prs_team *team, uint32_t context)
     (void)context;
     if (error)
         return prs_fail(error, "rank 0 to rank 1: the peer is dead");
-    return fake_team_in_flight(team) ? PRS_AGAIN : 0; /* its signals are placed when they are done */
+    return fake_team_in_flight(team) ? PRS_AGAIN : 0; /* a signal that is done has been raised */
 }
 
 int prs_team_progress(struct prs_team *team, uint32_t context)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many descriptors this process has: what a cycle leaves behind shows in it. */
+/* The number of descriptors of this process, to find those that a cycle leaves open. */
 #ifndef TEST_SUPPORT_OPEN_FILES_H
 #define TEST_SUPPORT_OPEN_FILES_H
 
 #include <dirent.h>
 
-/* Two entries of the folder and its own descriptor are counted too, each time. */
+/* Each call also counts "." and ".." and the folder's own descriptor. */
 static inline int open_files(void)
 {
     DIR *folder = opendir("/proc/self/fd");

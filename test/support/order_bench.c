@@ -21,7 +21,7 @@ struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queue
                                         .split_queues = true,
                                         .max_part_bytes = 1 << 20};
 
-    prs_order_fini(&bench.order); /* of the row before */
+    prs_order_fini(&bench.order); /* the engine of the previous row */
     memset(&bench, 0, sizeof(bench));
     for (uint32_t i = 0; i < paths; i++)
         options.path[i].rate = 1000.0f * (float)(i + 1);

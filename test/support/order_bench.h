@@ -17,7 +17,7 @@ struct bench {
 extern const struct prs_keys bench_keys;
 extern const uint32_t bench_local_keys[PRS_MAX_RAILS];
 
-/* Return the only bench, as new. */
+/* Return the only bench, reset. */
 struct bench *bench_fresh(enum prs_policy policy, uint32_t paths, uint32_t queues);
 
 /* Admit a put, which must succeed. At most BENCH_OPS may be pending. */

@@ -5,7 +5,7 @@
 #include "test/support/order_net.h"
 #include "transport/wire.h"
 
-/* Adds share words, one bit each, so that they may be merged. A set has a word of its own. */
+/* Several adds use one word, one bit each, so that they may be merged. Each set has its own word. */
 enum { ADD_WORDS = 1 << 20, ADDS_A_WORD = 32 };
 
 static const struct prs_keys keys;
@@ -36,7 +36,7 @@ void net_init(struct net *net, enum prs_policy policy, enum network network, uin
         cr_assert_eq(prs_order_set_records(&net->order, (uintptr_t)net->ring, record_key, &net->credit), 0);
 }
 
-/* A signal becomes visible: everything that it must follow must be there. */
+/* Make a signal visible. Check that everything that it must follow has arrived. */
 static void raise_signal(struct net *net, int index)
 {
     struct net_signal *signal = &net->signal[index];
@@ -56,7 +56,7 @@ static void raise_signal(struct net *net, int index)
     signal->raised = true;
 }
 
-/* A word is written or added to. */
+/* Write a word, or add to it. */
 static void raise_word(struct net *net, uint64_t addr, uint64_t value)
 {
     if (addr < ADD_WORDS) {

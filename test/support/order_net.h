@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine against a network that does the worst that it may. The test chooses each event. Checked here: no
+/* The order engine against a network that reorders as much as it may. The test chooses each event. Checked here: no
  * signal is seen before its puts, or twice, and no put is done that has not arrived. */
 #ifndef TEST_SUPPORT_ORDER_NET_H
 #define TEST_SUPPORT_ORDER_NET_H
@@ -36,10 +36,10 @@ struct net {
     struct prs_order order;
     enum network network;
     unsigned seed;     /* of random steps; error texts name it */
-    bool raises_later; /* records are raised by net_raise() only, as by a receiver that is busy */
+    bool raises_later; /* only net_raise() raises records, as if the receiver were busy */
     _Alignas(8) uint8_t copies[PRS_ORDER_MAX_QUEUES][NET_DEPTH * PRS_INLINE_BYTES];
     bool delivered[PRS_ORDER_MAX_QUEUES][NET_DEPTH];
-    struct prs_wr posted[PRS_ORDER_MAX_QUEUES][NET_DEPTH]; /* a copy, as posted */
+    struct prs_wr posted[PRS_ORDER_MAX_QUEUES][NET_DEPTH]; /* copies of the requests as they were posted */
     uint32_t to_deliver[PRS_ORDER_MAX_QUEUES];             /* all positions below it are delivered */
     uint32_t posted_to[PRS_ORDER_MAX_QUEUES];
     struct net_put put[NET_PUTS];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fork while other threads start or allocate gives the child locks of AddressSanitizer's allocator that nobody will
- * ever give back: gcc 12's does not look after them, as the C library does after its own. */
+/* If a process forks while other threads start or allocate, locks of AddressSanitizer's allocator stay locked in the
+ * child for ever. gcc 12's does not handle a fork, as the C library does for its own locks. */
 #ifndef TEST_SUPPORT_SETTLED_THREADS_H
 #define TEST_SUPPORT_SETTLED_THREADS_H
 
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The state of each thread but this one is that of a sleeper. */
+/* Are all threads but this one asleep? */
 static inline bool other_threads_sleep(void)
 {
     DIR *tasks = opendir("/proc/self/task");
@@ -36,7 +36,7 @@ static inline bool other_threads_sleep(void)
     return asleep;
 }
 
-/* Wait for that, where threads have nothing to do. Return false when it is not so within a minute. */
+/* Wait until all other threads, which have nothing to do, sleep. Return false if they do not within a minute. */
 static inline bool other_threads_settle(void)
 {
     time_t give_up = time(NULL) + 60;

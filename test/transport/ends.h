@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Both ends of connections in one process and thread, on its first rail. */
+/* Both ends of a connection in one process and thread, on the first rail. */
 #ifndef TEST_TRANSPORT_ENDS_H
 #define TEST_TRANSPORT_ENDS_H
 
@@ -13,7 +13,7 @@ extern struct prs_fabric *fabric;
 extern const struct prs_rail_set one_rail;
 
 void open_with(uint32_t timeout_ms);
-/* For .init and .fini; the limit is HEALTHY_MS. */
+/* For .init and .fini. The time limit is HEALTHY_MS. */
 void open_default(void);
 void close_default(void);
 

@@ -14,7 +14,7 @@
 #include "transport/fabric.h"
 #include "transport/util/clock.h"
 
-enum { WORDS = 512, UNORDERED = 128 }; /* UNORDERED: a flag beside the number of rails in an exit status */
+enum { WORDS = 512, UNORDERED = 128 }; /* UNORDERED: a flag, added to the number of rails in an exit status */
 
 struct pair_shared {
     struct prs_handle handle;
@@ -40,7 +40,7 @@ void pair_die(const char *file, int line, const char *what, const char *format, 
     _exit(1);
 }
 
-/* In this process, which may have more threads afterwards. */
+/* Count the rails in this process. Afterwards it may have more threads. */
 int pair_rails_here(void)
 {
     struct prs_fabric *fabric;
@@ -218,7 +218,7 @@ static pid_t start_side(const struct pair_spec *spec, int shared_fd, int side, p
     child = fork();
     if (child)
         return child;
-    unsetenv("BXFI_MAP"); /* else Criterion's sandbox takes over the program before main() */
+    unsetenv("BXFI_MAP"); /* otherwise Criterion's sandbox takes over the program before main() */
     execv("/proc/self/exe", argv);
     _exit(126);
 }
@@ -272,7 +272,7 @@ void pair_run(const struct pair_spec *spec, pair_fn *a, pair_fn *b)
             status[1] = how;
         if (spec->b_dies && ended == side[1] && WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL)
             status[1] = how = 0;
-        if (how && done == 0) /* the other side would only wait for it */
+        if (how && done == 0) /* the other side would wait for this one */
             kill(ended == side[0] ? side[1] : side[0], SIGALRM);
     }
     close(shared_fd);

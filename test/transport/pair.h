@@ -24,7 +24,7 @@ struct pair_spec {
     bool exclusive_adds;  /* as in struct prs_peer_options */
 };
 
-/* One side. */
+/* One of the two processes. */
 struct pair {
     const struct pair_spec *spec;
     struct pair_shared *shared;
@@ -37,11 +37,11 @@ struct pair {
     uint8_t *buffer;
     size_t buffer_bytes;
     struct prs_region *words_region; /* strict memory */
-    uint64_t *words;                 /* 512 of them */
+    uint64_t *words;                 /* 512 words */
     /* The other side's. */
     uint64_t remote_buffer, remote_words;
     struct prs_keys remote_keys, remote_words_keys;
-    /* Notifications so far. */
+    /* The notifications that have arrived. */
     uint32_t notified;
     uint32_t count[PRS_NOTIFY_IDS];
     uint64_t bytes[PRS_NOTIFY_IDS];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connecting: both ends, and strangers, in one process and thread. */
+/* Connecting. Both ends, and strangers, are in one process and thread. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -29,7 +29,7 @@ static long resident_pages(void)
 
 Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fini = close_default, .timeout = 800)
 {
-    const char *wanted = getenv("PERSEUS_TEST_CYCLES"); /* slow machines: soft-RoCE in QEMU */
+    const char *wanted = getenv("PERSEUS_TEST_CYCLES"); /* fewer on slow machines, such as soft-RoCE in QEMU */
     int cycles = wanted ? atoi(wanted) : 1000, files = 0;
     long pages = 0;
 
@@ -40,13 +40,13 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
         listener = open_listener(&handle);
         connect_once(listener, &handle);
         prs_listener_close(listener);
-        if (i == 20) { /* everything that is made only once exists now */
+        if (i == 20) { /* everything that is made only once exists by now */
             files = open_files();
             pages = resident_pages();
         }
     }
     cr_assert_leq(open_files(), files);
-    /* One keeps freed memory for a while, the other its notes about unmapped words. */
+    /* The sanitizers' memory grows: one keeps freed memory for a while, the other its state of unmapped words. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     cr_assert_lt(resident_pages() - pages, 1024, "%ld pages more", resident_pages() - pages);
 #else
@@ -54,7 +54,7 @@ Test(connect, a_thousand_cycles_leave_nothing_behind, .init = open_default, .fin
 #endif
 }
 
-/* On both ends: else a receiver never notices that the other host has lost power. */
+/* On both ends; otherwise a receiver would never notice that the other host has lost power. */
 Test(connect, a_peer_probes_whether_the_other_host_is_alive, .init = open_default, .fini = close_default)
 {
     struct prs_listener *listener;
@@ -74,7 +74,7 @@ Test(connect, a_peer_probes_whether_the_other_host_is_alive, .init = open_defaul
             getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, &bytes) == 0 &&
             getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, &bytes) == 0 &&
             getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &alive, &bytes) == 0 && alive)
-            ends += idle_s + every_s * probes <= 30; /* not longer than the default limit of a wait */
+            ends += idle_s + every_s * probes <= 30; /* not longer than the default time limit of a wait */
     }
     cr_assert_eq(ends, 2);
     prs_peer_close(a);
@@ -140,12 +140,12 @@ Test(connect, a_foreign_or_damaged_handle_is_refused, .init = open_default, .fin
         bad = good;
         memset(bad.bytes + kept, 0, sizeof(bad.bytes) - kept);
         if (memcmp(&bad, &good, sizeof(*wire)) == 0)
-            continue; /* those bytes are zero anyway */
+            continue; /* these bytes are always zero */
         cr_assert_eq(prs_connect(fabric, &one_rail, &bad, NULL, &connector), -EPROTO, "cut after %zu bytes", kept);
     }
     bad = good;
     memset(bad.bytes + PRS_HANDLE_BYTES - PRS_HANDLE_CALLER_BYTES, 0xaa, PRS_HANDLE_CALLER_BYTES);
-    connect_once(listener, &bad); /* the caller's bytes do not matter */
+    connect_once(listener, &bad); /* the bad handle does not harm the listener */
     prs_listener_close(listener);
 }
 
@@ -249,7 +249,7 @@ Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_d
         fd[i] = call(&handle);
     memset(garbage, 'G', sizeof(garbage));
     say(fd[0], garbage, sizeof(garbage));
-    say(fd[1], "GET / HTTP/1.1\r\n\r\n", 18); /* shorter than the head of a frame: counts as silent */
+    say(fd[1], "GET / HTTP/1.1\r\n\r\n", 18); /* shorter than the head of a frame, so it counts as silent */
     head.version = 99;
     say(fd[2], &head, sizeof(head));
     head.version = PRS_WIRE_VERSION;
@@ -258,10 +258,10 @@ Test(connect, strangers_do_not_disturb_it, .init = open_default, .fini = close_d
     head.length = 1u << 31;
     say(fd[4], &head, sizeof(head));
     head.length = sizeof(hello);
-    say(fd[5], &head, sizeof(head)); /* the right cookie, impossible numbers */
+    say(fd[5], &head, sizeof(head)); /* the right cookie, but impossible numbers */
     say(fd[5], &hello, sizeof(hello));
     close(fd[6]);
-    /* fd[7] says nothing */
+    /* fd[7] sends nothing */
     fabric->config.timeout_ms = STRANGER_MS; /* for connections from now on */
     for (int i = 0; i < 50; i++)
         cr_assert_eq(prs_accept(listener, NULL, &peer), PRS_AGAIN);
@@ -338,7 +338,7 @@ Test(connect, a_connector_that_gives_up_leaves_the_listener_sound, .init = open_
     prs_listener_close(listener);
 }
 
-/* Once in each call; the caller decides whether to go on. */
+/* Each call reports it once; the caller decides whether to go on. */
 Test(connect, a_listener_out_of_descriptors_says_so, .init = open_default, .fini = close_default)
 {
     struct rlimit limit, before;

@@ -74,8 +74,8 @@ static void read_device(void *to, uint64_t from, size_t bytes)
     copy((uintptr_t)to, from, bytes);
 }
 
-/* Nothing is left of what the transport made, and nothing was given back twice. Mappings of the other side's memory are
- * the software NIC's to keep. */
+/* The transport has freed everything that it made, each thing once. The software NIC may keep its mappings of the other
+ * side's memory. */
 static void must_be_clean(bool nic_was_used)
 {
     struct fake_counts have;
@@ -117,7 +117,7 @@ static struct prs_region *register_piece(struct pair *pair, uint64_t memory, con
     return region;
 }
 
-/* A's bytes arrive in B's piece, and what lies around it is as it was. */
+/* A's bytes arrive in B's piece, and the bytes around it do not change. */
 static void put_piece(struct pair *pair, uint64_t memory, const struct piece *piece)
 {
     size_t at = piece->at, bytes = piece->bytes;
@@ -235,7 +235,7 @@ static struct prs_heap_options heap_options(const struct pair *pair, bool same_n
                                      .timeout_ms = 60000};
 }
 
-/* What the kernel would use, with its tables and counters where a CPU may touch them. */
+/* Make the device that a kernel would use, but with its tables and counters in memory that a CPU may touch. */
 static void play_kernel(struct world *w)
 {
     size_t rows = (size_t)w->device.windows * RANKS, sizes = w->device.windows;
@@ -338,7 +338,7 @@ ROUNDS_OF(counted, counted)
 ROUNDS_OF(counted, counted_over_two_rails, .rails = {2, 2})
 ROUNDS_OF(drain, drain)
 
-/* Write to the other's memory where it is mapped here; then look at what the other wrote. */
+/* Write to the other rank's memory where it is mapped here; then check the bytes that the other rank wrote. */
 static void map_each_other(struct pair *pair)
 {
     struct prs_bootstrap bootstrap = {allgather, pair, (uint32_t)pair->side, RANKS};
@@ -356,7 +356,7 @@ static void map_each_other(struct pair *pair)
         read_device(bytes, own, SLICE);
         for (size_t i = 0; i < SLICE; i++)
             must(bytes[i] == 0, "byte %zu of fresh memory is %#x", i, bytes[i]);
-        pair_barrier(pair); /* both have looked */
+        pair_barrier(pair); /* both have read */
         pair_fill(bytes, SLICE, 5 + (uint32_t)pair->side);
         write_device(mapped, bytes, SLICE);
         pair_barrier(pair); /* both have written */
@@ -377,7 +377,7 @@ Test(cuda, ranks_of_a_node_map_each_others_device_memory)
 
 static const struct {
     const char *call;
-    int after; /* so many go well: two of a heap's own, then two that are the other's */
+    int after; /* calls that succeed before: two for the heap's own memory, then two for the other rank's */
 } heap_failures[] = {
     {"cuMemCreate", 0},
     {"cuMemCreate", 1},

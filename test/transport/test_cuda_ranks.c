@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* More ranks than GPUs: eight processes share one or two, and rank 0 puts to all others from device memory to device
- * memory. The driver is test/softnic/fake_cuda: its copies run on threads of their own, later. The commands are those
- * of perseus-perf putsignal --gpu: every put of an iteration, then the signals of each group; before that, by turns, an
- * iteration of puts only, whose groups stay open. */
+ * memory. The driver is test/softnic/fake_cuda, which copies later, on its own threads. The commands are those of
+ * perseus-perf putsignal --gpu: all puts of an iteration, then the signals of each group. Every other iteration has
+ * only puts, and its groups stay open. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ struct world {
     struct prs_proxy *proxy;
     struct prs_device device;
     uint64_t data, signals; /* device addresses */
-    uint64_t position;      /* of the next command: the claim word is device memory, and there is but one producer */
+    uint64_t position;      /* of the next command: stands in for the claim word in device memory; one producer only */
     uint64_t words[BYTES / 8];
     int (*copy)(uint64_t, uint64_t, size_t);
 };
@@ -47,7 +47,7 @@ static int start_cuda(struct world *w, int device)
     int (*init)(unsigned), (*retain)(void **, int), (*push)(void *);
 
     CHECK(library);
-    CHECK(dlsym(library, "fakeCudaCounts")); /* not the driver of a GPU */
+    CHECK(dlsym(library, "fakeCudaCounts")); /* not a real GPU's driver */
     *(void **)&init = dlsym(library, "cuInit");
     *(void **)&retain = dlsym(library, "cuDevicePrimaryCtxRetain");
     *(void **)&push = dlsym(library, "cuCtxPushCurrent_v2");
@@ -126,7 +126,7 @@ static int send_iteration(struct world *w, uint64_t iteration, bool with_signals
     return 0;
 }
 
-/* Each transfer when its signal is seen. Return 0 when all was right. */
+/* Check each transfer when its signal is seen. Return 0 if all data was right. */
 static int receive_iteration(struct world *w, uint64_t iteration)
 {
     for (uint32_t t = w->rank - 1; t < TRANSFERS; t += PEERS) {

@@ -49,7 +49,7 @@ static void write_with_a_bad_key(struct pair *pair)
 
 static void see_the_queue_closed(struct pair *pair)
 {
-    int r = pair_wait_error(pair); /* the violation itself, or the end of the other process */
+    int r = pair_wait_error(pair); /* the error is the violation itself, or the end of the other process */
 
     must(r == -ECONNRESET || r == -EIO || r == -EREMOTEIO, "%d %s", r, prs_error_text());
 }
@@ -218,7 +218,7 @@ Test(fault, a_sender_learns_that_its_peer_has_closed)
     pair_run(&(struct pair_spec){.b_dies = true}, write_to_one_that_closed, close_early);
 }
 
-/* Nobody waits for a lazy put, so it is no error; but waiting for writes of the other side is. */
+/* A lazy put that fails is no error, since no one waits for it. Waiting for the other side's writes is an error. */
 static void outlive_one_that_closed(struct pair *pair)
 {
     struct prs_put put = pair_put_of(pair, 0, 0, 8, 1, PRS_PUT_LAZY | PRS_PUT_NOTIFY);
@@ -251,7 +251,7 @@ Test(fault, waiting_for_a_peer_that_has_closed_is_an_error)
 
 enum { SIGNALS_A_CREDIT = 256 }; /* PRS_RECORD_CREDIT */
 
-/* This side raises the signals of a peer that has closed, and sends it a credit that nobody receives. */
+/* This side raises the signals of a peer that has closed, and sends it a credit that the peer does not receive. */
 static void owe_credit_to_one_that_closed(struct pair *pair)
 {
     uint64_t start;
@@ -290,7 +290,7 @@ Test(fault, a_credit_to_a_peer_that_has_closed_is_no_error)
     pair_run(&(struct pair_spec){.policy = "counted", .b_dies = true}, owe_credit_to_one_that_closed, signal_and_close);
 }
 
-/* The queues stay silent, so only the event shows the failure. */
+/* The queues report nothing, so only the event shows the failure. */
 static void lose_the_device(struct pair *pair)
 {
     struct prs_domain *domain = pair->peer->fabric->rail[pair->rails.rail[0]].domain;
@@ -308,7 +308,7 @@ Test(fault, a_lost_device_is_an_error_even_while_only_waiting)
     pair_run(&plain, lose_the_device, do_nothing);
 }
 
-/* As when keepalive probes fail: the other process may be alive, and the network of the rails may work. */
+/* As if keepalive probes failed: the other process may be alive, and the network of the rails may work. */
 static void lose_the_connection(struct pair *pair)
 {
     struct sockaddr_in nobody = {.sin_family = AF_INET, .sin_port = htons(1), .sin_addr = {htonl(INADDR_LOOPBACK)}};

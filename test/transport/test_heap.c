@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Symmetric memory, team and proxy among three processes on two nodes: ranks 0 and 1 share one and map each other's
- * memory, rank 2 is reached by the NIC. */
+/* Symmetric memory, team and proxy of three processes on two nodes. Ranks 0 and 1 are on one node and map each other's
+ * memory; rank 2 is reached through the NIC. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
@@ -79,7 +79,7 @@ static int run_rank(struct ranks *ranks, void *user)
     return test->body(&w);
 }
 
-/* In each rank, with its first rail open. */
+/* Runs in each rank, with its first rail open. */
 static int run(int (*body)(struct world *w))
 {
     struct test test = {body};
@@ -105,7 +105,7 @@ static int send_round(struct world *w, uint64_t data, uint64_t round)
     uint64_t *source = (uint64_t *)(void *)((char *)prs_heap_base(w->heap, PRS_HEAP_DATA) + data);
     uint64_t bank = (round % BANKS) * RANKS * WORDS;
 
-    /* Before a bank is written again its reader has read it: it says so by a credit word. */
+    /* Write a bank again only after its reader has read it, which the reader reports in a credit word. */
     for (uint32_t to = 0; to < RANKS && round >= BANKS; to++) {
         const uint64_t *credit = (uint64_t *)prs_heap_base(w->heap, PRS_HEAP_SIGNALS) + 16 + to;
 
@@ -179,7 +179,7 @@ static int count_files(void)
 {
     struct dirent *entry;
     DIR *dir = opendir("/proc/self/fd");
-    int count = -1; /* the folder's own */
+    int count = -1; /* leave out the folder's own descriptor */
 
     while (dir && (entry = readdir(dir)))
         count += entry->d_name[0] != '.';
@@ -188,7 +188,7 @@ static int count_files(void)
     return count;
 }
 
-/* Programs that open many heaps run into the limit of open files else. */
+/* Otherwise programs that open many heaps would reach the limit of open files. */
 static int count_heap_files(struct world *w)
 {
     struct prs_heap_options options = {
@@ -251,7 +251,7 @@ Test(heap, when_one_rank_cannot_open_its_team_none_has_one, .timeout = 400)
     cr_assert_eq(run(wrong_card), 0);
 }
 
-/* Handles that are none: a connection fails at once. */
+/* The handles are invalid, so a connection fails at once. */
 static int two_failures(struct world *w)
 {
     struct prs_handle handles[RANKS] = {0};
@@ -286,7 +286,7 @@ static int die(struct world *w)
     if (w->rank == 2) {
         while (!__atomic_load_n(&ranks_words(w->ranks)[0], __ATOMIC_ACQUIRE))
             usleep(1000);
-        _exit(0); /* says farewell to nobody */
+        _exit(0); /* without a farewell to its peers */
     }
     if (w->rank == 1) {
         while (!__atomic_load_n(&ranks_words(w->ranks)[1], __ATOMIC_ACQUIRE))

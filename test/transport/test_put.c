@@ -65,7 +65,7 @@ static void send_by_both_rails(struct pair *pair)
 
     send_sizes(pair);
     prs_peer_stats(pair->peer, &stats);
-    /* Not exactly halves: measured rates decide, and a rail is slow while its thread is kept off its core. */
+    /* The parts need not be equal: measured rates decide, and a rail is slow while its thread is kept off its core. */
     must(stats.rail_bytes[0] > 1 << 18 && stats.rail_bytes[1] > 1 << 18, "rail bytes %llu and %llu",
          (unsigned long long)stats.rail_bytes[0], (unsigned long long)stats.rail_bytes[1]);
 }
@@ -117,7 +117,7 @@ static void receive_burst_cheaply(struct pair *pair)
 
     check_burst(pair);
     prs_peer_stats(pair->peer, &stats);
-    if (!pair_in_order(pair)) { /* then each message has its own completion */
+    if (!pair_in_order(pair)) { /* in this case each message has its own completion */
         must(stats.arrivals == BURST, "%llu arrivals", (unsigned long long)stats.arrivals);
         return;
     }
@@ -147,7 +147,7 @@ static void send_inline(struct pair *pair)
         put.src_addr = bytes;
         pair_fill(bytes, sizeof(bytes), i);
         pair_put(pair, &op[i], &put);
-        memset(bytes, 0xee, sizeof(bytes)); /* it was copied before */
+        memset(bytes, 0xee, sizeof(bytes)); /* the put has copied the bytes before */
         if (i == 199)
             for (uint32_t k = 0; k < 200; k++)
                 pair_wait_op(pair, &op[k]);

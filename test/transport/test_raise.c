@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two peers of one process add to one word, each driven by its own thread: on rails with and without atomics. */
+/* Two peers of one process add to one word, each driven by its own thread, on rails with and without atomics. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
@@ -170,7 +170,7 @@ Test(raise, sets_of_one_word_in_host_memory_keep_their_order)
     pair_run(&(struct pair_spec){.policy = "counted"}, set_often_and_meet, see_them_grow);
 }
 
-/* Nobody progresses the peer that has claimed the word. A peer that waits for it reports an error in time. */
+/* The peer that has claimed the word makes no progress. A peer that waits for the word reports an error in time. */
 static void add_next_to_an_idle_peer(struct pair *pair)
 {
     static struct prs_op op[2];
@@ -197,7 +197,7 @@ static void wait_next_to_an_idle_peer(struct pair *pair)
     pair_swap(pair, 0); /* its record has arrived */
     while (holder->records->raise.stage == PRS_RAISE_IDLE)
         must(prs_peer_progress(holder) >= 0, "%s", prs_error_text());
-    pair_swap(pair, 0); /* progresses the other peer, which waits */
+    pair_swap(pair, 0); /* makes progress on the other peer, which waits */
     pair->fabric->config.timeout_ms = 300;
     r = pair_wait_error(pair);
     must(r == -ETIMEDOUT && strstr(prs_peer_error(pair->peer), "does nobody progress"), "%d %s", r,

@@ -60,7 +60,7 @@ static struct ibv_cq *create_few_cqs(struct ibv_context *context, int entries, v
     return NULL;
 }
 
-/* The connector fails when the listener has created its queues and waits for those of the connector. */
+/* The connector fails after the listener has created its queues. The listener then waits for the connector's. */
 Test(refuse, both_sides_learn_what_the_connector_cannot_do, .init = open_default, .fini = close_default)
 {
     struct prs_connector *connector;
@@ -95,7 +95,7 @@ Test(refuse, the_limit_of_the_options_counts, .init = open_default, .fini = clos
     listener = open_listener(&handle);
     cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), 0);
     while (r == PRS_AGAIN)
-        r = prs_connector_step(connector, &peer); /* nobody accepts */
+        r = prs_connector_step(connector, &peer); /* the listener does not accept */
     cr_assert_eq(r, -ETIMEDOUT);
     cr_assert(strstr(prs_error_text(), "300 ms"), "%s", prs_error_text());
     cr_assert_lt(prs_clock_ms() - start, 20000);

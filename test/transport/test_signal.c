@@ -43,7 +43,7 @@ static void signal_rounds(struct pair *pair)
 
 static void wait_word(struct pair *pair, uint64_t *word, uint64_t value)
 {
-    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) /* pairs with the NIC's store; bounded by alarm() */
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) /* pairs with the NIC's store; alarm() limits the time */
         must(prs_peer_progress(pair->peer) >= 0, "%s", prs_error_text());
 }
 
@@ -260,7 +260,7 @@ Test(signal, policies_that_rails_cannot_keep_are_refused)
                       "%s: %d %s", policies[i], r, prs_error_text());
         else
             cr_assert(r == 0 && strstr(text, policies[i]) == text, "%s: %d %s", policies[i], r, text);
-        /* counted, and every policy of a NIC without atomics */
+        /* under counted, and under every policy on a NIC without atomics */
         cr_assert_eq(prs_fabric_receiver_raises(fabric, &rails), r != 0 ? r : i == 2 || !pair_rails_in_order());
         prs_fabric_close(fabric);
     }

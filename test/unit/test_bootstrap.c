@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What becomes of a caller's allgather that fails. No NIC. */
+/* A caller's allgather fails: what error the caller gets. No NIC. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include <perseus/bootstrap.h>
 #include <perseus/heap.h>
 
-/* As MPI does it: a positive number, and nothing is written. */
+/* Fail as MPI does: return a positive number and write nothing. */
 static int fails(void *user, const void *mine, void *all, size_t bytes)
 {
     (void)mine;

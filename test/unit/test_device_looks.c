@@ -61,7 +61,7 @@ enum {
     SLOTS = 4,
     WAIT_MS = 40,
     HEALTHY_MS = 60000, /* for a wait that succeeds: a machine may keep a thread off its cores for seconds */
-    FEW = 4,            /* looks that began just before or end just after */
+    FEW = 4,            /* looks that begin just before the counted time, or end just after it */
 };
 
 static struct prs_ring ring;
@@ -119,7 +119,7 @@ static void join(const pthread_t *threads, int count, int want)
     }
 }
 
-/* Let all threads wait until their limit. Return how many reads they made; *elapsed_ns bounds what one thread makes. */
+/* Let all threads wait until their limit. Return the number of their reads; *elapsed_ns bounds the reads of one. */
 static uint64_t reads_of(void *(*first)(void *), void *(*second)(void *), uint64_t *elapsed_ns)
 {
     pthread_t threads[THREADS];
@@ -192,7 +192,7 @@ Test(device_looks, who_leaves_leaves_the_looking_to_the_others)
     pthread_t first, threads[THREADS];
 
     open_ring(HEALTHY_MS);
-    for (uint64_t done = 1; done <= 200; done++) { /* in each round another thread may be the one that looks */
+    for (uint64_t done = 1; done <= 200; done++) { /* the thread that looks may differ from round to round */
         start(&first, 1, wait_for_completion, done);
         start(threads, THREADS / 4, wait_for_completion, done);
         prs_ring_done(&ring, done);

@@ -150,7 +150,7 @@ Test(device_replay, a_mapped_peer_needs_no_proxy, .timeout = 120)
     close_fixture();
 }
 
-/* Such an arrival once divided by zero. */
+/* An arrival at a counter that expects none once divided by zero. */
 Test(device_replay, an_arrival_at_a_group_of_none_is_refused)
 {
     struct prs_device_signal signal = signal_of(1, 0, 0);
@@ -164,7 +164,7 @@ Test(device_replay, an_arrival_at_a_group_of_none_is_refused)
     close_fixture();
 }
 
-/* Step until the signal of a put is seen, a hundred times. Return how often its data was not there yet. */
+/* A hundred times: step until the signal of a put is seen. Return how often its data had not arrived by then. */
 static int signals_before_data(bool ignore_groups)
 {
     struct fake_team_options nic = busy_team;

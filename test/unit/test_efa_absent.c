@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a build without EFA makes of devices. */
+/* Which devices a build without EFA uses. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sets of rails, without a NIC. */
+/* Which sets of rails are accepted. No NIC. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>

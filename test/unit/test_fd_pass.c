@@ -64,7 +64,7 @@ static void open_sides(struct side *sides)
                 sides[i].others[sides[i].count++] = sides[k].pass.address;
 }
 
-/* A process that knows the socket's name. */
+/* Connect as a process that knows the socket's name. */
 static int call(const struct prs_fd_pass *pass)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
@@ -76,7 +76,7 @@ static int call(const struct prs_fd_pass *pass)
     return s;
 }
 
-/* A process that does not know the cookie. */
+/* Connect as a process that does not know the cookie. */
 static int stranger(const struct prs_fd_pass *pass)
 {
     int s = call(pass);
@@ -118,7 +118,7 @@ Test(fd_pass, a_process_that_does_not_come_is_waited_for_with_a_limit, .timeout 
     struct side sides[SIDES];
 
     open_sides(sides);
-    sides[0].timeout_ms = 50; /* the others listen but never ask */
+    sides[0].timeout_ms = 50; /* the other sides listen but never connect */
     exchange(&sides[0]);
     cr_assert_eq(sides[0].result, -ETIMEDOUT);
     cr_assert(strstr(sides[0].text, "2 of 2 processes"), "%s", sides[0].text);
@@ -129,7 +129,7 @@ Test(fd_pass, a_process_that_does_not_come_is_waited_for_with_a_limit, .timeout 
     cr_assert(strstr(sides[0].text, "did that rank die"), "%s", sides[0].text);
 }
 
-/* More silent connections than are kept, and they come first. */
+/* More silent connections than a side keeps, and all of them before the first real one. */
 Test(fd_pass, a_silent_connection_delays_nobody, .timeout = 120)
 {
     enum { SILENT = 70 };
@@ -149,7 +149,7 @@ Test(fd_pass, a_silent_connection_delays_nobody, .timeout = 120)
         close(s[i]);
 }
 
-/* Here connect() itself waits. */
+/* connect() itself blocks while the backlog is full. */
 Test(fd_pass, a_process_whose_backlog_is_full_is_waited_for_with_a_limit, .timeout = 60)
 {
     struct side sides[SIDES];
@@ -174,7 +174,7 @@ static int leave_files(int count, struct rlimit *before)
     for (int fd = 0; fd < 1024; fd++)
         last = fcntl(fd, F_GETFD) >= 0 ? fd : last;
     while ((first = dup(0)) < last)
-        cr_assert_geq(first, 0); /* fill the holes below it */
+        cr_assert_geq(first, 0); /* use up all lower numbers */
     close(first);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, before), 0);
     limit = *before;
@@ -202,8 +202,8 @@ static int exchange_with_few_files(struct side *sides, int count)
     }
     first = leave_files(count, &before);
     exchange(&sides[0]);
-    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0); /* sanitizers need some at the end */
-    prs_fd_pass_close(&sides[0].pass);                  /* so that the other does not wait */
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &before), 0); /* sanitizers open files when the process ends */
+    prs_fd_pass_close(&sides[0].pass);                  /* so that the other process does not wait */
     cr_assert_eq(waitpid(other, &status, 0), other);
     return first;
 }
@@ -212,7 +212,7 @@ Test(fd_pass, without_a_descriptor_to_accept_with_it_ends_at_once_and_says_so, .
 {
     struct side sides[SIDES];
 
-    exchange_with_few_files(sides, 1); /* to ask with */
+    exchange_with_few_files(sides, 1); /* enough to connect, but not to accept */
     cr_assert_eq(sides[0].result, -EMFILE, "%d: %s", sides[0].result, sides[0].text);
     cr_assert(strstr(sides[0].text, "Too many open files"), "%s", sides[0].text);
 }
@@ -220,7 +220,7 @@ Test(fd_pass, without_a_descriptor_to_accept_with_it_ends_at_once_and_says_so, .
 Test(fd_pass, when_descriptors_run_out_none_that_came_is_left_open, .timeout = 120)
 {
     struct side sides[SIDES];
-    int first = exchange_with_few_files(sides, 2); /* to ask, and to accept: then one is left for the two files */
+    int first = exchange_with_few_files(sides, 2); /* to connect and to accept; then one is left for the two files */
 
     cr_assert_eq(sides[0].result, -EMFILE, "%d: %s", sides[0].result, sides[0].text);
     for (int fd = first; fd < first + 2; fd++)

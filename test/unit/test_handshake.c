@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rails may speak with which. */
+/* Which rails may be paired. */
 #include <criterion/criterion.h>
 #include <errno.h>
 
@@ -21,7 +21,7 @@ Test(handshake, rails_of_different_kinds_of_queues_are_not_paired)
     cr_assert_eq(prs_wire_pair_rails(&srd, 1, &srd, 1, pair), 1);
 }
 
-/* In a rail-optimised network a rail reaches its own kind only. */
+/* In a rail-optimised network, a rail reaches only rails with its own number. */
 Test(handshake, rails_that_are_known_to_differ_are_not_paired_beside_equal_ones)
 {
     static const struct {
@@ -29,7 +29,7 @@ Test(handshake, rails_that_are_known_to_differ_are_not_paired_beside_equal_ones)
         int pairs;
     } rows[] = {
         {{0, 1}, {1, 0}, 2},  {{0, 1}, {1, 2}, 1}, {{-1, -1}, {1, 2}, 2},
-        {{0, -1}, {0, 3}, 2}, {{0, 1}, {2, 3}, 2}, /* nothing fits: then it is tried */
+        {{0, -1}, {0, 3}, 2}, {{0, 1}, {2, 3}, 2}, /* no numbers are equal: any pair is tried */
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
@@ -50,7 +50,7 @@ Test(handshake, a_rail_of_no_known_kind_is_refused)
     struct prs_wire_hello hello = {.rail_count = 1, .queues_per_rail = 1, .rail = {rail_of(PRS_WIRE_SRD)}};
 
     cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), 0);
-    hello.rail[0].nic = 0; /* as a release without SRD has it */
+    hello.rail[0].nic = 0; /* as a release without SRD sends it */
     cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO);
     hello.rail[0].nic = PRS_WIRE_SRD + 1;
     cr_assert_eq(prs_wire_check_hello(&hello, "a peer"), -EPROTO);

@@ -17,7 +17,7 @@ ParameterizedTestParameters(hca_filter, follows_nccl_syntax)
     static struct row rows[] = {
         {"", "mlx5_0", 1, 1},
         {"mlx5", "mlx5_0", 1, 1},
-        {"mlx5_1", "mlx5_10", 1, 1}, /* a prefix also hits the longer name */
+        {"mlx5_1", "mlx5_10", 1, 1}, /* a prefix also matches the longer name */
         {"=mlx5_1", "mlx5_10", 1, 0},
         {"=mlx5_1", "mlx5_1", 2, 1},
         {"=mlx5_1:1", "mlx5_1", 2, 0},
@@ -29,7 +29,7 @@ ParameterizedTestParameters(hca_filter, follows_nccl_syntax)
         {"^=mlx5_1", "mlx5_10", 1, 1},
         {"^=mlx5_1:1", "mlx5_1", 2, 1},
         {"mlx5_0:1:3:1", "mlx5_0", 1, 1},
-        {"mlx5_0:2", "mlx5_0", -1, 1}, /* port not known yet */
+        {"mlx5_0:2", "mlx5_0", -1, 1}, /* the port is not known yet */
         {"^", "mlx5_0", 1, 1},
         {",,mlx5_3,", "mlx5_3", 1, 1},
     };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The RC back end on devices smaller than any we have. */
+/* The RC back end on devices with smaller queues than any real device that we have. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 
@@ -7,9 +7,9 @@
 #include "transport/nic.h"
 
 struct row {
-    uint32_t depth;    /* what the device takes */
-    uint32_t receives; /* are posted at first */
-    uint32_t batch;    /* after so many arrivals there are more */
+    uint32_t depth;    /* entries of the receive queue */
+    uint32_t receives; /* posted when the queue is created */
+    uint32_t batch;    /* number of arrivals after which more are posted */
 };
 
 ParameterizedTestParameters(nic_rc, small_devices_get_receives_too)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The SRD back end by itself: its device completes what it is told to, in the order in which it is told. */
+/* The SRD back end alone. Its device is fake: each test chooses the order of the completions. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
@@ -192,7 +192,7 @@ Test(nic_srd, what_the_properties_deny_is_refused)
 struct row {
     enum ibv_wc_status status;
     int error;
-    char cause[24]; /* a word of it */
+    char cause[24]; /* a word of the error text */
 };
 
 ParameterizedTestParameters(nic_srd, failures_are_named)

@@ -21,7 +21,7 @@ Test(node, is_what_perseus_node_says)
     cr_assert_neq(prs_node_id(), own);
 }
 
-/* Ranks of one node hand each other memory over a UNIX socket, which containers with networks of their own cannot. */
+/* Ranks of one node pass memory over a UNIX socket. Containers with separate networks cannot reach each other's. */
 Test(node, is_another_one_in_a_container_with_a_network_of_its_own)
 {
     enum { SAME = 1, NOT_ALLOWED = 2 };

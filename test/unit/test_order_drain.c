@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Drain across peers: which signals of a proxy wait, for what, and how often. */
+/* Drain over several peers: which signals of a proxy wait, for which operations, and how often. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 
@@ -13,7 +13,7 @@ struct row {
     char waits[8];     /* of each command: w: it waits for all before it; .: it goes at once */
 };
 
-/* Groups at the ends of the words in which they are kept. */
+/* Groups are kept as bits of words. These are the first and last bits of words. */
 static uint32_t group_of(char letter)
 {
     static const uint32_t groups[] = {0, 63, 64, GROUPS - 1};
@@ -64,7 +64,7 @@ static struct row rows[] = {
     {"a1A1a1A1", ".w.w"}, /* a put between them: twice */
     {"a1B1", ".."},       /* another group */
     {"a1A2", ".."},       /* the same group at another rank */
-    {"a1a2A1A2", "..ww"}, /* one wait a group and rank, though the first has waited for all ranks */
+    {"a1a2A1A2", "..ww"}, /* one wait for each group and rank, although the first waited for all ranks */
     {"b1c1C1B1", "..ww"}, {"a0d0D0A0", "..ww"}, {"d2D2D2", ".w."},
 };
 

@@ -12,18 +12,18 @@ enum {
     STEPS = 5, /* of a program */
     SIGNALS = 2,
     GROUPS = 2,
-    KEPT = 8, /* ring slots, group slots, words and so on: no more can be reached with so few requests */
+    KEPT = 8, /* ring slots, group slots, words and so on: so few requests never use more */
     QUEUES = 2,
     SPACE_BYTES = 16 << 10,
     MOST_DEPTH = 40,
     SEEN = 1 << 20,
 };
 
-/* The kind of requests of a program. */
+/* The kinds of requests in a program. */
 enum flavour {
     SMALL,    /* plain puts, signals that set */
     NOTIFIED, /* puts with notification, which may take any queue; signals that add to one word */
-    LONG,     /* the first two puts are cut over the queues */
+    LONG,     /* the first two puts are split over the queues */
     STRONG,   /* the last signal is a strong one */
     MIXED,    /* a long put, a notified and a small one; an add and a strong set */
 };
@@ -53,7 +53,7 @@ static void keep_part(void *at, size_t bytes)
     parts[part_count++] = (struct part){at, bytes};
 }
 
-/* List all state that so short a program can change. */
+/* List all state that such a short program can change. */
 static void choose_parts(void)
 {
     struct prs_order *order = &net.order;
@@ -188,7 +188,7 @@ static void explore(const struct program *program, enum flavour flavour, int dep
     if (done < STEPS && admit(program, flavour, done))
         go_on(program, flavour, depth, &ways);
     else
-        restore(kept[depth]); /* a refused request may have left traces, which do not matter */
+        restore(kept[depth]); /* a refused request may have changed some of it */
     if (net.order.dirty && net_post(&net))
         go_on(program, flavour, depth, &ways);
     for (uint32_t q = 0; q < net.order.data_queues; q++) {
@@ -208,7 +208,7 @@ static void explore(const struct program *program, enum flavour flavour, int dep
               program->step, done);
 }
 
-/* Make all programs: three puts and two signals in any order, each of either group. The first step is of group a. */
+/* Make all programs: three puts and two signals in any order, each in group a or b. The first step is in group a. */
 static int make_programs(struct program *programs)
 {
     int count = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The limits of the order engine, and what is held or waits there, rule by rule. */
+/* The limits of the order engine: each rule by which it holds a signal or lets an operation wait. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static void post_and_complete_all(struct bench *bench)
 
 Test(order_limits, the_window_bounds_puts_gets_and_signals)
 {
-    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 4, 1); /* more slots than the window */
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 4, 1); /* more slots than max_ops */
     struct prs_put put = {.dst = &bench_keys, .len_bytes = 8};
     struct prs_op op;
 
@@ -230,7 +230,7 @@ Test(order_limits, a_strong_signal_behind_more_groups_than_slots_leaves_bit_by_b
     struct prs_op op;
     int tries = 0;
 
-    bench->order.queue[0].mask = 7; /* of a window of 8 ops */
+    bench->order.queue[0].mask = 7; /* as for max_ops = 8 */
     for (uint32_t group = 0; group < 20; group++) {
         bench_put(bench, 8, 0, group, 0);
         post_and_complete_all(bench);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order engine in random steps, against a network that does the worst that it may. */
+/* The order engine in random steps, against a network that reorders as much as it may. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <stdlib.h>
@@ -55,14 +55,14 @@ static void deliver_some(struct net *net)
     }
     if (any(net, 4) == 0)
         net_raise(net);
-    if (any(net, 4) == 0 && net->signals < NET_SIGNALS) /* at the end credits come only as the answer to an ask */
+    if (any(net, 4) == 0 && net->signals < NET_SIGNALS) /* at the end, credits come only when the sender asks */
         net->credit = net->counts.raised;
 }
 
 static void run(enum prs_policy policy, enum network network, uint32_t paths, uint32_t queues, unsigned seed)
 {
     static struct net net;
-    bool pause = false; /* start nothing until all has settled */
+    bool pause = false; /* start no requests until all have settled */
     int idle = 0;
 
     net_init(&net, policy, network, paths, queues, seed & 1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The proxy: windows that come and go, bad commands and peers, settling, and closing. */
+/* The proxy: windows that are added and dropped, bad commands and peers, settling, and closing. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -39,7 +39,7 @@ static int late_window(void)
     return prs_proxy_window(f.proxy, &options);
 }
 
-/* Plans open and close while the kernels of other plans run: the description of the device does not change. */
+/* Plans open and close while the kernels of other plans run, so the device's description must not change. */
 Test(proxy, a_window_that_comes_later_is_reached_and_one_that_went_is_not)
 {
     struct prs_device_put put = {.bytes = 16, .dst_offset = 32, .peer = 2};
@@ -82,7 +82,7 @@ Test(proxy, a_command_that_waits_while_its_window_goes_is_refused_by_name)
     close_fixture();
 }
 
-/* Nobody steps the proxy, so a command would have no effect. */
+/* The test does not step the proxy, so a command would have no effect. */
 Test(proxy, a_put_and_its_signal_to_a_mapped_peer_are_stores_also_when_window_0_went)
 {
     struct prs_device_put put = {.bytes = 8, .dst_offset = 16, .peer = 2};
@@ -160,7 +160,7 @@ static void stop_thread(void)
         sched_yield();
 }
 
-/* Once its window was forgotten when the next drop asked for another. */
+/* The proxy once forgot such a window when the next drop named another one. */
 Test(proxy, a_window_whose_drop_timed_out_goes_before_the_next, .timeout = 120)
 {
     struct prs_device_put put = {.bytes = 16, .peer = 2};
@@ -255,7 +255,7 @@ Test(proxy, a_dead_peer_ends_every_wait_with_its_error)
     close_fixture();
 }
 
-/* Nobody steps this proxy, as if it had been killed. */
+/* The test does not step this proxy, as if it had been killed. */
 Test(proxy, without_a_proxy_a_wait_ends_and_says_for_what)
 {
     struct prs_ring_control *control;
@@ -326,7 +326,7 @@ Test(proxy, that_failed_settles_with_its_error)
 
 /* ---- closing with commands in flight ---- */
 
-/* Post commands to rank 1 that do not complete, as from a kernel that nobody waited for. */
+/* Post commands to rank 1 that do not complete, as if the caller had not waited for its kernel. */
 static void open_with_commands_in_flight(bool drain)
 {
     struct fake_team_options team = busy_team;
@@ -361,7 +361,7 @@ Test(proxy, a_close_lets_commands_behind_a_fence_end)
     close_lets_commands_end(true, 1); /* the commands after the fence are not taken */
 }
 
-/* The close counts the time in which it looks, not the time in which something else has its core. */
+/* The time limit of a close counts only the time in which the close itself runs. */
 Test(proxy, a_close_that_is_kept_off_its_core_lets_commands_end)
 {
     open_with_commands_in_flight(false);

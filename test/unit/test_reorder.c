@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completions come in any order and are reported in the order of posting. */
+/* Completions come in any order. They are reported in the order of posting. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
@@ -22,11 +22,11 @@ ParameterizedTestParameters(reorder, reports_signaled_requests_oldest_first)
         {"S", "0[0]"},                                    /* the simplest */
         {"SS", "1[]0[01]"},                               /* the later one first */
         {"uS", "0[]1[1]"},                                /* an unsignaled one is not reported */
-        {"uS", "1[]0[1]"},                                /* but is waited for */
+        {"uS", "1[]0[1]"},                                /* but those after it wait for it */
         {"Su", "0[0]1[]"},                                /* one at the end stays unreported */
         {"SuS", "2[]1[]0[02]"},                           /* backwards */
-        {"uuS", "2[]0[]1[2]"},                            /* the gap in the middle */
-        {"SSSS", "2[]0[0]3[]1[123]"},                     /* in pieces */
+        {"uuS", "2[]0[]1[2]"},                            /* the middle one comes last */
+        {"SSSS", "2[]0[0]3[]1[123]"},                     /* reported in two parts */
         {"SSSSSSSS", "7[]6[]5[]4[]3[]2[]1[]0[01234567]"}, /* full, backwards */
         {"uuuuuuuS", "7[]0[]2[]1[]4[]3[]6[]5[7]"},        /* pairs */
         {"uuuuuuuu", "0[]1[]2[]3[]4[]5[]6[]7[]"},         /* none is reported */

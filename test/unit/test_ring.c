@@ -24,7 +24,7 @@ static uint64_t draw(uint64_t *state)
     return *state ^ *state >> 29;
 }
 
-/* A device whose ring only the test empties. */
+/* A device whose ring is emptied by the test alone. */
 struct bench {
     struct prs_ring ring;
     struct prs_ring_local local;
@@ -302,7 +302,7 @@ Test(window, what_is_given_back_is_refused_until_its_index_comes_again)
     prs_windows_fini(&windows);
 }
 
-/* Whatever a broken kernel writes, a command passes only when all that it touches lies within windows. */
+/* A broken kernel may write any words. A command passes only if all memory that it touches lies within windows. */
 Test(window, random_words_never_pass_out_of_bounds)
 {
     struct prs_window_remote remotes[2] = {{0}};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which interface is listened on: on a machine made up here. */
+/* Which interface a listener chooses, with interfaces made up here. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <ifaddrs.h>
@@ -19,7 +19,7 @@ enum { RUNNING = IFF_UP | IFF_RUNNING, UNPLUGGED = IFF_UP };
 
 static const struct card *cards;
 
-/* In place of libc's, for prs_socket_interface(). */
+/* Replaces libc's for prs_socket_interface(). */
 int getifaddrs(struct ifaddrs **out)
 {
     static struct ifaddrs list[8];
@@ -63,7 +63,7 @@ Test(socket, the_interface_is_one_that_others_reach)
         {"", {{"docker0", "172.17.0.1", RUNNING}, {"eth0", "10.0.0.1", RUNNING}}, "eth0"},
         {"", {{"eth0", "fe80::1", RUNNING}, {"eth1", "fd00::1", RUNNING}}, "eth1"},
         {"", {{"eth0", "10.0.0.1", 0}, {"eth1", "10.0.1.1", RUNNING}}, "eth1"},
-        /* A port with an address but no cable, or a bridge that nothing is plugged into. */
+        /* A port with an address but no cable, or a bridge without members. */
         {"", {{"eno1", "192.168.1.1", UNPLUGGED}, {"eno2", "10.0.0.1", RUNNING}}, "eno2"},
         {"", {{"eno1", "192.168.1.1", UNPLUGGED}, {"eno2", "fd00::1", RUNNING}}, "eno2"},
         {"", {{"lo", "127.0.0.1", RUNNING | IFF_LOOPBACK}, {"eno1", "192.168.1.1", UNPLUGGED}}, "lo"},
@@ -86,7 +86,7 @@ Test(socket, the_interface_is_one_that_others_reach)
     }
 }
 
-/* The number that the listening host has for its interface means nothing here. */
+/* The listening host's number of its interface has no meaning on this host. */
 Test(socket, a_link_local_address_is_reached_by_an_interface_of_our_own)
 {
     static const struct card only_loopback[] = {{"lo", "fe80::1", RUNNING}, {NULL, NULL, 0}};

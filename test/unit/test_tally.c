@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The policy counted: what the receiver accepts of records and arrivals, which come from the wire. */
+/* The policy counted: which records and arrivals the receiver accepts from the network. */
 #include <criterion/criterion.h>
 #include <errno.h>
 

@@ -7,7 +7,7 @@
 
 #include "transport/util/thread.h"
 
-static char *shut; /* a page that the program watches, as collectors of garbage do */
+static char *shut; /* a page whose faults the program handles, as garbage collectors do */
 
 static void open_page(int sig, siginfo_t *info, void *context)
 {

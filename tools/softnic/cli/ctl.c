@@ -82,7 +82,7 @@ static int open_world(const struct request *q, char *path, size_t bytes, struct 
     return r;
 }
 
-/* Index of a device, or -1 after saying that there is none. */
+/* Index of a device, or -1 after printing that it does not exist. */
 static int find_device(const struct sn_world *world, const char *command, const char *name)
 {
     for (uint32_t i = 0; i < world->dev_count; i++)
@@ -180,7 +180,7 @@ static int in_world(const struct request *q)
     return status;
 }
 
-/* Options may stand anywhere. Return EXIT_OK or the status to leave with, plus one. */
+/* Options may be anywhere on the command line. Return EXIT_OK, or the exit status plus one. */
 static int parse(struct request *q, int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {

@@ -178,7 +178,7 @@ static void qps_report(const struct sn_world *world, bool json)
 void sn_report_status(const char *path, struct sn_world *world, bool json)
 {
     bool creator = sn_sweep_creator_lives(world);
-    sn_sweep_members(world); /* do not report what dead processes left */
+    sn_sweep_members(world); /* do not report objects of dead processes */
     fputs(json ? "{\"world\": " : "world ", stdout);
     if (json)
         json_string(path);

@@ -92,7 +92,7 @@ static int join_world(struct run *run)
     return 0;
 }
 
-/* Set the cables that differ from the configuration. */
+/* Set the rates, latencies and losses of cables that differ from the configuration. */
 static void set_differing_cables(struct sn_world *world, const struct sn_launcher_options *o)
 {
     for (uint32_t i = 0; i < world->dev_count; i++) {
@@ -131,7 +131,7 @@ static int make_world(struct run *run)
     return r;
 }
 
-/* In the child: a sysfs of its own, with each NIC on a PCI device. */
+/* Runs in the child: make its own sysfs, with each NIC on a PCI device. */
 static void enter_sysfs(struct run *run)
 {
     uint32_t count = run->world->dev_count;
@@ -250,7 +250,7 @@ static int run_command(struct run *run)
     return status;
 }
 
-/* One value, or one for each NIC of a node where they differ. Nothing when all are zero. */
+/* Print one value, or one for each NIC of a node if they differ. Print nothing if all are zero. */
 static size_t describe_list(const char *name, const double *value, uint32_t count, const char *unit, char *text,
                             size_t bytes)
 {
@@ -282,7 +282,7 @@ static size_t describe_cables(const struct sn_world *world, char *text, size_t b
     return used + describe_list("loss ", loss, count, "%", text + used, bytes - used);
 }
 
-/* The parts of the model that are on, as the options that turn them on. */
+/* Print the parts of the model that are on, as the options that turn them on. */
 static void describe_model(const struct sn_world *world, char *text, size_t bytes)
 {
     const struct sn_config *c = &world->config;

@@ -63,7 +63,7 @@ static int wait_ready(int fd)
         return -ETIMEDOUT;
     if (n > 0 && read(fd, &ready, 1) == 1)
         return 0;
-    fprintf(stderr, "softnic-run: the copier has ended before it was ready\n"); /* it has logged why */
+    fprintf(stderr, "softnic-run: the copier has ended before it was ready\n"); /* it has logged the reason */
     return -ECHILD;
 }
 

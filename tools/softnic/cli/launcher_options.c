@@ -13,7 +13,7 @@
 
 enum {
     EXIT_HELP = 1,  /* status 0, see the header */
-    EXIT_USAGE = 3, /* status 2, as shell utilities have it */
+    EXIT_USAGE = 3, /* status 2, as in shell utilities */
     NODES_MOST = 64,
 };
 

@@ -89,7 +89,7 @@ static int bus_number(const struct function *f)
     return (int)(domain << 8 | bus);
 }
 
-/* Bridges shared on the way up: more is nearer. */
+/* The number of bridges that both paths share; more means nearer. */
 static int shared_bridges(const struct function *a, const struct function *b)
 {
     int shared = 0;

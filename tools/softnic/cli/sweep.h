@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Worlds as files: list them, and remove those that nobody can use any more. */
+/* Worlds as files: list them, and remove those that no process can use any more. */
 #ifndef SOFTNIC_SWEEP_H
 #define SOFTNIC_SWEEP_H
 

@@ -83,7 +83,7 @@ static int mount_tmpfs(const char *where)
     return mount("softnic", where, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=32m") ? -errno : 0;
 }
 
-/* Nobody can make a directory in sysfs. So where the kernel has no infiniband class, a tmpfs replaces all of
+/* No process can make a directory in sysfs. So where the kernel has no infiniband class, a tmpfs replaces all of
  * /sys/class, and every class of the kernel is bind-mounted in it at its old path. Links out of the classes are
  * relative and still resolve. */
 static int rebuild_class_dir(void)
@@ -145,7 +145,7 @@ static void put_port(int *failed, const char *dir, const struct sn_sysfs_nic *ni
         snprintf(path, sizeof(path), "%s/ports/1/gids/%d", dir, i);
         put(failed, path, "%s", gid_text(nic->gid[i], text));
         snprintf(path, sizeof(path), "%s/ports/1/gid_attrs/types/%d", dir, i);
-        put(failed, path, "%s", i ? "RoCE v2" : "IB/RoCE v1"); /* as ibv_query_gid_ex has them */
+        put(failed, path, "%s", i ? "RoCE v2" : "IB/RoCE v1"); /* the types that ibv_query_gid_ex returns */
         snprintf(path, sizeof(path), "%s/ports/1/gid_attrs/ndevs/%d", dir, i);
         put(failed, path, "lo");
     }

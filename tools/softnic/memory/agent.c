@@ -30,7 +30,7 @@ enum { HELD = SN_COPY_OWNER + 1 }; /* a job cannot begin yet */
 struct queue {
     struct sn_copy_queue at;
     struct job *first, *last; /* queued, and not done */
-    struct job *slow;         /* could not be queued and is copied directly: nothing passes it */
+    struct job *slow;         /* could not be queued and is copied directly: no later copy may pass it */
     bool refused;             /* a copy was refused; so is everything after it */
 };
 
@@ -54,7 +54,7 @@ struct sn_agent {
     struct queue *queues; /* by queue pair */
     uint32_t head;        /* of shm->order */
     struct job *held;     /* taken from shm->order, but cannot begin yet */
-    bool spins;           /* there are cores to spare */
+    bool spins;           /* there are enough cores */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects starting and stopping agents */
@@ -319,7 +319,7 @@ static void *agent_main(void *arg)
         else if (now < last + (a->queues ? COPIER_POLL_NS : POLL_NS))
             pause_shortly(a);
         else if (a->running && a->spins)
-            usleep(WAIT_NAP_US); /* a long one */
+            usleep(WAIT_NAP_US); /* the copy is a long one, so sleep between looks */
         else if (a->running)
             pause_shortly(a);
         else

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An agent is a thread that carries out jobs for other processes: on device memory that only this process can reach,
+/* An agent is a thread that does jobs for other processes: on device memory that only this process can reach,
  * or, in the copier (copier.h), on any device memory.
  *
  * An initiator (agent_job.h) takes a slot (agent_slot.h), describes the copy and rings the bell. An owner has slots for

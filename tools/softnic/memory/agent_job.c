@@ -15,7 +15,7 @@ enum {
 };
 #define PATIENCE_NS 4000000000ull  /* for an agent that stands still in a stopped process */
 #define CROWDED_NS  16000000000ull /* added for a process that runs: it may only lack a core */
-/* the copier is one process among many: on a crowded machine 4 s of silence were seen */
+/* the copier is one process among many: on a crowded machine it once stood still for 4 s */
 #define COPIER_PATIENCE_NS 20000000000ull
 
 static pthread_mutex_t order_mutex = PTHREAD_MUTEX_INITIALIZER; /* protects the tail of this process's job order */

@@ -245,7 +245,7 @@ static int client_enqueue(struct sn_copy *c, struct sn_copy_queue *queue, struct
     a->job.peer = c->dst_proc;
     a->job.queue = (uint16_t)queue->id;
     a->job.queue_is_empty = queue->pending == 0;
-    if (job_post(a)) { /* the direct way waits for a slot, and logs what is wrong */
+    if (job_post(a)) { /* a direct copy waits for a slot, and logs the error */
         job_free(a);
         return SN_COPY_BUSY;
     }

@@ -126,7 +126,7 @@ static void rest_locked(void)
     if (calls != seen)
         return;
     sleepers++;
-    pthread_cond_wait(&more, &mutex); /* unbounded on purpose: there is nothing to do until work arrives */
+    pthread_cond_wait(&more, &mutex); /* without a limit: there is nothing to do until work arrives */
     sleepers--;
 }
 

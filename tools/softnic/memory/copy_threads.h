@@ -28,7 +28,7 @@ void sn_host_copy_start(struct sn_host_copy *copy);
  * written when all others are. Return as sn_copy_start; after an error any part may have been copied. */
 int sn_host_copy_split(const struct sn_host_copy *copy);
 
-/* Whether threads may help: not where cores are few. */
+/* May threads help? Not where cores are few. */
 bool sn_host_copy_can_split(void);
 
 static inline int sn_host_copy_result(const struct sn_host_copy *copy)

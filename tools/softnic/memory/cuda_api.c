@@ -210,8 +210,7 @@ void *sn_cuda_event_take(const struct sn_cuda *cuda, struct sn_cuda_dev *dev)
 void sn_cuda_event_give(struct sn_cuda_dev *dev, void *event)
 {
     pthread_mutex_lock(&mutex);
-    /* This many were never in use at the same time. The surplus of a burst is leaked rather than destroyed, which could
-     * block. */
+    /* Keep as many as are needed at one time. What a burst leaves is leaked: destroying an event could block. */
     if (dev->saved_events < (int)(sizeof(dev->events) / sizeof(dev->events[0])))
         dev->events[dev->saved_events++] = event;
     pthread_mutex_unlock(&mutex);

@@ -5,8 +5,8 @@
  * itself as the initiator (owner_copy.h, agent.h). The process's own pointers are used as they are; those of another
  * process are mapped (cuda_region.h). GPU to GPU is one copy, over NVLink where there is one. Pageable host memory goes
  * through pinned slots (cuda_staging.h); pinned host memory of the caller's process is copied directly. All copies run
- * on non-blocking streams of our own (cuda_stream.h): nothing here waits for a stream of the application, or is waited
- * for by one. Writes into device memory need not even wait for each other (cuda_queue.h). */
+ * on non-blocking streams of our own (cuda_stream.h): nothing here waits for a stream of the application, or makes
+ * one wait. Writes into device memory need not even wait for each other (cuda_queue.h). */
 #ifndef SOFTNIC_CUDA_MEM_H
 #define SOFTNIC_CUDA_MEM_H
 

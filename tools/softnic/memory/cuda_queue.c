@@ -177,7 +177,7 @@ static int enqueue_entered(const struct sn_cuda *cuda, const struct sn_copy *c, 
     return r;
 }
 
-/* Not now, and never again in this process. */
+/* Refuse this copy, and from now on every copy of its kind in this process. */
 static int refuse_foreign(const struct sn_cuda_dev *dev)
 {
     if (!__atomic_exchange_n(&foreign_refused, true, __ATOMIC_RELAXED))

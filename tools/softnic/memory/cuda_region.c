@@ -134,7 +134,7 @@ static int export_vmm(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct b
     return 0;
 }
 
-/* Only the owner can reach it: others have it copy (owner_copy.c). */
+/* Only the owner can reach it, and copies for the others (owner_copy.c). */
 static int export_nothing(const struct sn_cuda *cuda, struct sn_mr_shm *mr, struct blob *blob)
 {
     static bool told;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the NIC asks of device memory: a table of functions, implemented with CUDA (cuda_mem.h), or by jobs for the
+/* The NIC's operations on device memory: a table of functions, implemented with CUDA (cuda_mem.h), or by jobs for the
  * copier (copier_client.h). */
 #ifndef SOFTNIC_DEVICE_MEM_H
 #define SOFTNIC_DEVICE_MEM_H

@@ -26,7 +26,7 @@ struct vec {
     unsigned local_count, remote_count;
 };
 
-/* Spans to iovecs; the last 8 bytes get one of their own. */
+/* Turn spans into iovecs; the last 8 bytes get their own. */
 static unsigned vec_fill(struct iovec *iov, const struct sn_span *span, uint32_t count, bool split_last)
 {
     unsigned n = 0;
@@ -43,7 +43,7 @@ static unsigned vec_fill(struct iovec *iov, const struct sn_span *span, uint32_t
     return n;
 }
 
-/* By raw system call: sanitizers intercept the C library's wrappers and would take the copy for a data race. */
+/* A raw system call: sanitizers intercept the C library's wrappers and would report the copy as a data race. */
 static long vm_call(bool writing, uint32_t pid, const struct iovec *local, unsigned locals, const struct iovec *remote,
                     unsigned remotes)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Having the owner of device memory make a copy that this process cannot make.
+/* Ask the owner of device memory to make a copy that this process cannot make.
  *
  * The job names the initiator's buffers as they are, and the owner copies between them and its own memory. Where the
  * owner cannot reach the initiator's side either (device memory on both sides that nobody else can open), pieces go

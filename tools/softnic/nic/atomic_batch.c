@@ -10,7 +10,7 @@
 #include "tools/softnic/world/lock.h"
 
 enum {
-    ATOMICS = 32, /* then the locks are given back: others need them, too */
+    ATOMICS = 32, /* after so many the locks are given back: others need them, too */
     READS = 4,
     SPAN_BYTES = 4096, /* words within this distance are read by one copy */
     WORD = 8,
@@ -21,7 +21,7 @@ static_assert(SN_ATOMIC_LOCKS == 64, "struct sn_batch has a bit for each");
 struct word {
     uint64_t addr, value;
     uint32_t mr;
-    uint32_t end; /* the value holds for requests below this position: later ones were not posted when it was read */
+    uint32_t end; /* the value is valid for requests below this position: later ones were not posted when it was read */
     bool known;
     bool made;    /* atomics of the batch have changed it */
     bool changed; /* the value is not yet in the copy queue */
@@ -44,7 +44,7 @@ struct sn_batch {
     unsigned reads, reads_done;
     bool writing; /* some changed words of the requests [first, end) are not yet in the copy queue */
     uint32_t first, end;
-    uint64_t give_up; /* writing: then */
+    uint64_t give_up; /* while writing: when to give up */
     unsigned stores, stores_done;
     struct sn_queued_copy store[ATOMICS];
     struct read read[READS];
@@ -306,7 +306,7 @@ static int run_enqueue(struct sn_qp *qp, const struct word *word, unsigned left)
     return r == 0 ? (int)n : r < 0 ? r : 0;
 }
 
-/* The queue does not take it now: pinned memory is short until other copies are done. */
+/* The queue does not accept it now: there is too little free pinned memory until other copies are done. */
 static int write_later(struct sn_qp *qp)
 {
     if (sn_now_ns() < qp->batch->give_up)

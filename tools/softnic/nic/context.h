@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An opened device: what the threads that execute requests share, and what programs hold as their ibv_context. */
+/* An opened device: the data of the threads that execute requests, and the ibv_context that programs hold. */
 #ifndef SOFTNIC_CONTEXT_H
 #define SOFTNIC_CONTEXT_H
 

@@ -7,7 +7,7 @@
 
 enum {
     SN_EXEC_BUSY = 1,        /* an asynchronous copy is under way: call again */
-    SN_EXEC_UNREACHABLE = 2, /* nobody answered: retry until the timeout */
+    SN_EXEC_UNREACHABLE = 2, /* the target did not answer: retry until the timeout */
     SN_EXEC_RNR = 3,         /* the target has no receive posted: retry after its timer */
     SN_EXEC_CROWDED = 5,     /* too many initiators are at the target: call again soon */
     SN_EXEC_UNKNOWN = 6,     /* SRD: the target's NIC knows no such queue pair. 4 is SN_EXEC_WORD_KNOWN (pipeline.h) */

@@ -9,7 +9,7 @@
 #include "tools/softnic/world/object.h"
 
 enum {
-    /* After so many, none is begun until the pipeline is empty: ibv_dereg_mr waits until each initiator has left
+    /* After so many, no request begins until the pipeline is empty: ibv_dereg_mr waits until each initiator has left
      * once. */
     BEGUN_MOST = 512,
     /* longer writes are pipelined from device memory only, since a CPU would have to copy the others */

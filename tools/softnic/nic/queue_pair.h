@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A queue pair in its own process: the send queue, and who executes it.
+/* A queue pair in its own process: the send queue, and the thread that executes it.
  * Requests are written into the send queue under the mutex. The *runner* is the thread that has set running (under the
  * mutex): only this thread executes them, in the order of their positions. On SRD, entries change positions (srd.h). */
 #ifndef SOFTNIC_QUEUE_PAIR_H

@@ -10,7 +10,7 @@
 #include "tools/softnic/world/wake.h"
 
 enum {
-    RUN_BATCH_BYTES = 4 << 20, /* then other queue pairs of the engine get a turn */
+    RUN_BATCH_BYTES = 4 << 20, /* after so many, other queue pairs of the engine get a turn */
     LIGHT_BYTES = 16384,       /* some 2 us of copying */
     BUSY_POLL_NS = 2000,       /* device copies take some 10 us */
     PIPELINE_POLL_NS = 1000,   /* looking whether a copy is done costs a tenth of that */
@@ -100,7 +100,7 @@ static bool fence_holds(const struct sn_qp *qp, const struct sn_wqe *w)
     return sn_self->world->config.fence_meaning == SN_FENCE_STRICT ? qp->exec != qp->done : qp->reads_open > 0;
 }
 
-/* Nobody answers: try again at growing intervals until the transport timeout. Return when, or 0 when that is over. */
+/* The target does not answer: try again at growing intervals until the transport timeout. Return when; 0: give up. */
 static uint64_t retry_at(struct sn_qp *qp, struct sn_wqe *w, uint64_t now)
 {
     uint64_t cap = sn_self->world->config.retry_cap_ns, step;
@@ -165,7 +165,7 @@ static uint32_t writes_counted(struct sn_qp *qp, uint32_t tail)
     return n;
 }
 
-/* The target did not take it. Return when to try again, or 0: it has failed for good. */
+/* The target has not executed it. Return when to try again, or 0: it has failed for good. */
 static uint64_t retry(struct sn_qp *qp, struct sn_wqe *w, int r)
 {
     uint64_t at = r == SN_EXEC_UNKNOWN ? 0 : (r == SN_EXEC_RNR ? rnr_at : retry_at)(qp, w, sn_now_ns());
@@ -190,7 +190,7 @@ static uint64_t retry(struct sn_qp *qp, struct sn_wqe *w, int r)
     return 0;
 }
 
-/* Execute the request at qp->exec. Return 0 when that is over (whatever its status), else when to try again. */
+/* Execute the request at qp->exec. Return 0 when it has ended (with any status), else when to try again. */
 static uint64_t execute(struct sn_qp *qp, struct sn_wqe *w)
 {
     uint64_t at;
@@ -361,7 +361,7 @@ uint64_t sn_qp_run(struct sn_qp *qp)
     return exec_at < done_at ? exec_at : done_at;
 }
 
-/* Is there work that was posted after the runner looked? */
+/* Was work posted after the runner looked for it? */
 static bool work_left_locked(const struct sn_qp *qp)
 {
     return qp->exec != qp->tail && sn_qp_state(qp) != IBV_QPS_SQD;
@@ -370,7 +370,7 @@ static bool work_left_locked(const struct sn_qp *qp)
 /* Is the next piece of work short enough for a thread that polls for something else? */
 static bool next_is_light(const struct sn_qp *qp)
 {
-    /* it only has to be looked at; but requests that wait for an empty pipeline must not wait for a poller, too */
+    /* only a check is needed; but requests that wait for an empty pipeline must not wait for a poller, too */
     if (qp->in_pipeline)
         return qp->exec + qp->in_pipeline == qp->tail && !sn_batch_waits(qp);
     const struct sn_wqe *w = sn_wqe_at((struct sn_qp *)qp, qp->exec != qp->tail ? qp->exec : qp->done);

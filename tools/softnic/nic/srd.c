@@ -191,7 +191,7 @@ void sn_srd_scatter(const struct sn_qp *qp, struct sn_copy *c)
     c->src_count = shuffle(c->src, c->src_count, cut, order, pieces);
 }
 
-/* The device's own numbers (rdma-core, enum efa_io_comp_status), which programs print. */
+/* The status numbers of an EFA (enum efa_io_comp_status in rdma-core), which programs print. */
 static uint32_t vendor_error(uint32_t status)
 {
     static const uint8_t codes[] = {

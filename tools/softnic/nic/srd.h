@@ -23,7 +23,7 @@ enum {
 /* An address handle. RC devices have them only because programs create them. */
 struct sn_ah {
     struct ibv_ah ibv; /* first: programs hold a pointer to it */
-    uint32_t dev;      /* SN_NONE: nobody has that address, and requests time out */
+    uint32_t dev;      /* SN_NONE: no device has that address, and requests time out */
 };
 
 /* Return 0, EINVAL or EOPNOTSUPP, logged. */

@@ -40,7 +40,7 @@
         return -1;                                                                                                     \
     }
 
-/* A function that undoes something that can never have been done. */
+/* A function that frees an object which this library can never have created. */
 #define STUB_VOID(name)                                                                                                \
     void name(void);                                                                                                   \
     void name(void)                                                                                                    \

@@ -256,6 +256,6 @@ void ibv_ack_async_event(struct ibv_async_event *event)
         acknowledged(&event->element.qp->mutex, &event->element.qp->cond, &event->element.qp->events_completed);
         break;
     default:
-        break; /* a port event: destroying waits for no port */
+        break; /* a port event, which no object waits for when it is destroyed */
     }
 }

@@ -94,7 +94,7 @@ void sn_cq_purge(struct sn_cq *cq, uint32_t qpn)
     pthread_mutex_lock(&cq->mutex);
     sn_lock_take(&shm->lock);
     to = shm->tail;
-    /* Walk from the newest to the oldest, and move the entries to keep up: the tail stays, so their positions stay
+    /* Walk from the newest entry to the oldest, and move up those to keep: the tail stays, so their positions stay
      * right. */
     for (uint32_t from = shm->tail; from != shm->head; from--)
         if (ring[(from - 1) & mask].qp_num != qpn)

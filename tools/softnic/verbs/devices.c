@@ -36,7 +36,7 @@ static struct sn_device *device_new(uint32_t index)
     return d;
 }
 
-/* One for each device as long as the process lives: programs free the list while devices of it are open. */
+/* One for each device, kept as long as the process lives: programs free the list while its devices are open. */
 static struct sn_device *device_get(uint32_t index)
 {
     static struct sn_device *devices[SN_MAX_DEVS];

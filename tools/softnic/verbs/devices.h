@@ -18,7 +18,7 @@ struct sn_device {
 
 struct sn_pd {
     struct ibv_pd ibv; /* first: programs hold a pointer to it */
-    uint32_t handles;  /* address handles; the world knows what else is in the domain */
+    uint32_t handles;  /* address handles; the world counts the other objects of the domain */
 };
 
 static inline struct sn_pd *sn_pd_of(struct ibv_pd *pd)
@@ -31,8 +31,8 @@ static inline uint32_t sn_gid_count(const struct sn_dev *dev)
     return dev->efa ? 1 : SN_MAX_GIDS;
 }
 
-/* The device that an address names: by GID, or by LID for programs that use no GIDs. SN_NONE: nobody's; requests will
- * time out. */
+/* The device that an address names: by GID, or by LID for programs that use no GIDs. SN_NONE: no device has it;
+ * requests will time out. */
 uint32_t sn_dev_find(const struct ibv_ah_attr *ah);
 
 /* Fill in the function tables of a new context (ops.c). */

@@ -155,7 +155,7 @@ struct efadv_cq *sn_efadv_cq_from_ibv_cq_ex(struct ibv_cq_ex *cq)
     return NULL;
 }
 
-/* Which interconnect each kind of access uses: there is none here, so no value is marked valid. */
+/* The interconnect that each kind of access uses. There is none here, so no value is marked valid. */
 int sn_efadv_query_mr(struct ibv_mr *mr, void *attr, uint32_t bytes)
 {
     if (!is_efa(mr->context))
@@ -164,7 +164,7 @@ int sn_efadv_query_mr(struct ibv_mr *mr, void *attr, uint32_t bytes)
     return 0;
 }
 
-/* There is one limit, whatever the buffers. */
+/* The limit is the same for all buffers. */
 int sn_efadv_get_max_sq_depth(struct ibv_context *context, void *attr, uint32_t bytes)
 {
     return is_efa(context) ? SN_SRD_MAX_SQ_WR : -EOPNOTSUPP;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What makes a device an EFA: its limits, and the calls behind libefa.so.1. */
+/* The differences between an EFA and other devices: its limits, and the functions that libefa.so.1 calls. */
 #ifndef SOFTNIC_EFADV_H
 #define SOFTNIC_EFADV_H
 
 #include <infiniband/efadv.h>
 
-/* Where ibv_query_device differs from an RC device. */
+/* Change the result of ibv_query_device from that of an RC device to that of an EFA. */
 void sn_efa_limits(struct ibv_device_attr *attr);
 
 /* libefa.so.1 (stub/libefa.c) calls these. On devices that are no EFA all fail with EOPNOTSUPP. */

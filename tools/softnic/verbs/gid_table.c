@@ -86,7 +86,7 @@ uint32_t sn_dev_find(const struct ibv_ah_attr *ah)
     return SN_NONE;
 }
 
-/* Address handles name a destination for datagrams. NVSHMEM makes them even where it only uses RC. */
+/* Address handles name a destination for datagrams. NVSHMEM makes them even if it uses only RC. */
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
     bool efa = sn_ctx_dev(sn_ctx_of(pd->context))->efa;

@@ -78,7 +78,7 @@ static bool page_is_read_only(uint64_t addr)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     void *start = (void *)(uintptr_t)(addr & ~(page - 1));
 
-    /* Both fail on old kernels and special mappings, which are taken as writable. */
+    /* Both fail on old kernels and special mappings. Then assume that the pages are writable. */
     return madvise(start, page, POPULATE_WRITE) && madvise(start, page, POPULATE_READ) == 0;
 }
 
@@ -226,8 +226,8 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
     return IBV_REREG_MR_ERR_INPUT;
 }
 
-/* Wait until no initiator that saw the key as valid is still at work. On each queue pair of this process there are at
- * most its initiators and one runner. */
+/* Wait until no initiator that saw the key as valid is still at work. Each queue pair of this process has at most its
+ * initiators and one runner. */
 static void users_wait(const struct ibv_mr *mr)
 {
     struct sn_ctx *ctx = sn_ctx_of(mr->context);
@@ -240,7 +240,7 @@ static void users_wait(const struct ibv_mr *mr)
     pthread_mutex_unlock(&ctx->qp_mutex);
 }
 
-/* Wait for agents that may be copying it for a process that died meanwhile. */
+/* Wait for agents that may still copy it for a process that has died. */
 static int agents_wait(const struct ibv_mr *mr)
 {
     uint64_t give_up = sn_now_ns() + INITIATOR_PATIENCE_NS;

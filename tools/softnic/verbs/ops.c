@@ -29,7 +29,7 @@ static int no_close_xrcd(struct ibv_xrcd *xrcd)
 
 static struct ibv_srq *srq_create_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr)
 {
-    errno = EOPNOTSUPP; /* the wrapper sends basic ones to ibv_create_srq */
+    errno = EOPNOTSUPP; /* the wrapper calls ibv_create_srq for basic ones */
     return NULL;
 }
 

@@ -60,7 +60,7 @@ static bool suit_pipeline(struct sn_qp *qp, uint32_t first)
     return true;
 }
 
-/* When to run next: for the posted requests, or at the time planned before. SRD does not wait for the first request. */
+/* When to run next: for the posted requests, or when planned before. SRD does not wait for the first request. */
 static uint64_t srd_due(struct sn_qp *qp, uint32_t first, uint64_t at)
 {
     for (uint32_t i = first; i != qp->tail; i++)
@@ -107,8 +107,8 @@ void sn_sq_commit_locked(struct sn_qp *qp, uint32_t position)
         return;
     }
     due = sn_qp_state(qp) == IBV_QPS_ERR ? 0 : sn_wqe_at(qp, first)->due_exec; /* 0: no delay of the model */
-    /* Before it is due there is nothing to do for it, and no need to wake the engine; but the pipeline must be looked
-     * at before that. */
+    /* Before it is due, nothing can be done for it, and the engine need not wake; but the pipeline must be checked
+     * before that. */
     if (due == 0 && (bytes <= INLINE_RUN_BYTES || suit_pipeline(qp, first)))
         due = sn_qp_run(qp);
     else if (wake_at < due)

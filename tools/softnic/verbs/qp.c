@@ -44,7 +44,7 @@ static int caps_check(const struct ibv_qp_init_attr_ex *attr)
     return 0;
 }
 
-/* A kernel looks handles up by context, and does not find those of another one. */
+/* A kernel looks up handles by context, and does not find those of another context. */
 static int owner_check(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
 {
     if (attr->pd->context == context && attr->send_cq->context == context && attr->recv_cq->context == context &&
@@ -267,7 +267,7 @@ static bool initiator_gone(const uint64_t *word, uint64_t first, bool ask)
     return (uint32_t)entry == 0 || entry != first || (ask && !sn_pid_runs((uint32_t)entry));
 }
 
-/* Waits only for those at work now. Later ones find what the caller invalidated. */
+/* Wait only for those at work now. Later ones find that the caller has invalidated the object. */
 int sn_qp_initiators_wait(struct sn_qp *qp, uint64_t give_up)
 {
     uint32_t first_runs = __atomic_load_n(&qp->runs, __ATOMIC_SEQ_CST);
@@ -295,7 +295,7 @@ int sn_qp_quiesce(struct sn_qp *qp)
 
     pthread_mutex_lock(&qp->mutex);
     __atomic_store_n(&qp->closing, true, __ATOMIC_RELAXED);
-    /* A copy that is under way must end first: its memory is freed after this. */
+    /* A copy under way must end first, since its memory is freed after this. */
     if (qp->queued && !(!qp->running && sn_qp_copying(qp)) && sn_engine_remove(&qp->ctx->engine, qp))
         qp->queued = false;
     pthread_mutex_unlock(&qp->mutex);
@@ -317,7 +317,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 {
     struct sn_qp *qp = sn_qp_of(ibv);
 
-    /* From here on nobody finds it; those that have found it are waited for. */
+    /* From here on no initiator finds it. Wait for those that have found it. */
     __atomic_store_n(&qp->shm->qpn, 0, __ATOMIC_SEQ_CST);
     if (sn_qp_quiesce(qp) < 0)
         return EBUSY;

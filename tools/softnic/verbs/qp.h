@@ -16,7 +16,7 @@ struct ibv_qp *sn_qp_create_srd(struct ibv_context *context, struct ibv_qp_init_
 /* Wait until the initiators, and the runner, that are at work now have left. Return 0 or -ETIMEDOUT. */
 int sn_qp_initiators_wait(struct sn_qp *qp, uint64_t give_up);
 
-/* Wait, for a limited time, until nobody executes this queue pair and it is in no heap. The caller holds no lock. */
+/* Wait, for a limited time, until no thread executes this queue pair and it is in no heap. The caller holds no lock. */
 int sn_qp_quiesce(struct sn_qp *qp);
 
 /* post.c */

@@ -82,7 +82,7 @@ static void values_take(struct sn_qp *qp, const struct ibv_qp_attr *attr, int ma
         to->rnr_retry = attr->rnr_retry;
 }
 
-/* Back to RESET: both queues are emptied, and their completions are dropped. */
+/* Go back to RESET: empty both queues and drop their completions. */
 static int qp_reset(struct sn_qp *qp)
 {
     struct ibv_qp *ibv = &qp->ex.qp_base;
@@ -129,7 +129,7 @@ static int state_enter(struct sn_qp *qp, enum ibv_qp_state to, const struct ibv_
     if (to == IBV_QPS_ERR && sn_qp_state(qp) != IBV_QPS_RESET) {
         sn_qp_shm_fail(sn_self->world, qp->shm, -1);
     } else {
-        sn_lock_take(&qp->shm->lock); /* a peer may be moving it to the error state just now: that must stay */
+        sn_lock_take(&qp->shm->lock); /* a peer may be moving it to the error state now; this must not undo that */
         if (__atomic_load_n(&qp->shm->state, __ATOMIC_SEQ_CST) != IBV_QPS_ERR)
             __atomic_store_n(&qp->shm->state, to, __ATOMIC_SEQ_CST);
         sn_lock_drop(&qp->shm->lock);
@@ -139,7 +139,7 @@ static int state_enter(struct sn_qp *qp, enum ibv_qp_state to, const struct ibv_
         qp->drain_due = attr->en_sqd_async_notify;
         pthread_mutex_unlock(&qp->mutex);
     }
-    sn_qp_kick(qp); /* flush, or go on after SQD, or report that there is nothing to drain */
+    sn_qp_kick(qp); /* flush, or continue after SQD, or report that there is nothing to drain */
     return 0;
 }
 
@@ -189,7 +189,7 @@ int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_
     return 0; /* the last bytes come last, but the rest in any order: host_copy.c */
 }
 
-/* Enhanced connection establishment is specific to vendors. */
+/* Enhanced connection establishment depends on the vendor. */
 int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
 {
     return EOPNOTSUPP;

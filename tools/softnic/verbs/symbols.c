@@ -16,7 +16,7 @@ int ibv_fork_init(void)
 
 enum ibv_fork_status ibv_is_fork_initialized(void)
 {
-    return IBV_FORK_UNNEEDED; /* no page is pinned, so copy-on-write takes nothing away */
+    return IBV_FORK_UNNEEDED; /* no page is pinned, so copy-on-write takes no page from the NIC */
 }
 
 int ibv_dontfork_range(void *base, size_t size)

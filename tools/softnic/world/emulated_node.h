@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* The calling process's node, 0 .. nodes-1: SOFTNIC_NODE, else from its rank in the variables of the launcher (Open
- * MPI, PMI, torchrun's RANK/WORLD_SIZE, Slurm); ranks are dealt out in blocks. Without any of these *node becomes
+ * MPI, PMI, torchrun's RANK/WORLD_SIZE, Slurm); consecutive ranks share a node. Without any of these *node becomes
  * UINT32_MAX, and the process sees every device. Return 0, or -EINVAL when SOFTNIC_NODE names no node of this world
  * (logged). */
 int sn_node_of_process(uint32_t nodes, uint32_t *node);

@@ -76,7 +76,7 @@ bool sn_proc_alive(const struct sn_proc *proc)
     return stat_read(proc->pid, &stat) && runs(&stat) && stat.start == proc->start_ticks;
 }
 
-/* Is anybody who found its queue pairs before they were hidden still at work on their objects, rings included? That may
+/* Is a thread that found its queue pairs before they were hidden still using their objects, rings included? That may
  * be one of its own threads, which run on while the program exits, or an initiator: a copy under way outlives its
  * target process, and is reported to its completion queue. The caller holds proc_lock. */
 static bool in_use_locked(const struct sn_world *world, uint32_t index)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completion and receive rings in shared memory, and the error state of a queue pair: what an initiator updates for its
- * target. */
+/* Completion and receive rings in shared memory, and the error state of a queue pair. An initiator updates these for
+ * its target. */
 #ifndef SOFTNIC_QUEUES_H
 #define SOFTNIC_QUEUES_H
 

@@ -20,7 +20,7 @@ enum { JOIN_TRIES = 100 /* a world that is removed between opening and joining i
 struct sn_self *sn_self;
 static pthread_mutex_t self_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* SOFTNIC_NICS and SOFTNIC_NODES shape the default world, which is made when there is no other. */
+/* SOFTNIC_NICS and SOFTNIC_NODES set the size of the default world when this process makes it. */
 static uint32_t env_count(const char *name, uint32_t fallback)
 {
     const char *text = getenv(name);

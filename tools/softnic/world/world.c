@@ -34,7 +34,7 @@ void sn_log(const char *format, ...)
     va_end(args);
     strcat(line, "\n");
     if (write(STDERR_FILENO, line, strlen(line)) < 0)
-        return; /* nowhere left to complain */
+        return; /* even stderr fails, so the error cannot be reported */
 }
 
 uint64_t sn_now_ns(void)
@@ -175,7 +175,7 @@ int sn_world_create(const char *path, const struct sn_config *config, bool ephem
 
     if (config->nics == 0 || config->nodes == 0 || (uint64_t)config->nics * config->nodes > SN_MAX_DEVS)
         return -EINVAL;
-    /* Create it under another name and link it into place, so that nobody can open a half-made world. */
+    /* Create it under another name and then link it into place, so that no process can open an incomplete world. */
     snprintf(temp, sizeof(temp), "%s.new.%d", path, (int)getpid());
     unlink(temp);
     fd = open(temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
