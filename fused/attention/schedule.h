@@ -2,11 +2,11 @@
 /* Ring attention: which rank computes what, in which order, and which flag each piece raises. Plain C shared by the
  * kernel, the host and the CPU protocol test, as schedule.h is for the matrix products.
  *
- * The ranks divide the sequence evenly. A rank's slice is one segment of consecutive positions, or, causal with
- * several ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same
- * work. A task is one tile of query rows of one head. It reads the keys and values of all ranks: the own slice first,
- * then that of the rank after this one, and so on. A CTA, or two of a cluster, does a whole task with its state in
- * registers. Only the last few tasks are cut into pieces, so that all CTAs end together.
+ * The ranks divide the sequence evenly. A rank's slice is one segment of consecutive positions, or, causal with several
+ * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
+ * task is one tile of query rows of one head. It reads the keys and values of all ranks: the own slice first, then that
+ * of the rank after this one, and so on. A CTA, or two of a cluster, does a whole task with its state in registers.
+ * Only the last few tasks are cut into pieces, so that all CTAs end together.
  *
  * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks need them:
  * group by group, and within a group first to the rank before this one, which needs this slice first. They are stored
@@ -14,10 +14,10 @@
  * only when the receiver has given credit for the group that was in it. CTAs move the data as messages; on one node
  * with everything resident, copy engines can do it instead (see "by copy engines").
  *
- * Between nodes a slice crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to
- * its counterpart (the rank with the same number) on each other node, which forwards it to the other ranks there like
- * its own slice. Slices are numbered in the order in which a rank reads them: `order` 0 is its own, then come those of
- * its node, then, node by node, its counterpart's and those that other ranks of its node forward to it. */
+ * Between nodes a slice crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to its
+ * counterpart (the rank with the same number) on each other node, which forwards it to the other ranks there like its
+ * own slice. Slices are numbered in the order in which a rank reads them: `order` 0 is its own, then come those of its
+ * node, then, node by node, its counterpart's and those that other ranks of its node forward to it. */
 #ifndef PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 #define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 
@@ -122,8 +122,8 @@ struct prs_attention_walk {
     uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
 };
 
-/* One piece: consecutive steps of a task's walk through the keys, mostly all of them (deal.h deals out
- * pieces). If a task has several pieces, they are its parts, and have consecutive numbers among all parts. */
+/* One piece: consecutive steps of a task's walk through the keys, mostly all of them (deal.h deals out pieces). If a
+ * task has several pieces, they are its parts, and have consecutive numbers among all parts. */
 struct prs_attention_piece {
     struct prs_attention_task task;
     struct prs_attention_walk begin;
@@ -204,8 +204,8 @@ PRS_SHARED uint32_t prs_attention_cut(const struct prs_attention_schedule *s, co
     return w.diagonal && w.block > seen ? step - (w.block - seen) : step;
 }
 
-/* How many keys of this block, from the first on, query row `row` of the task's segment may attend to. Not
- * clamped: may be negative. */
+/* How many keys of this block, from the first on, query row `row` of the task's segment may attend to. Not clamped: may
+ * be negative. */
 PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, const struct prs_attention_walk *w,
                                        uint32_t row)
 {
@@ -353,8 +353,9 @@ PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
     return s->depth * prs_attention_slots(s) * s->group * 2 * s->segments;
 }
 
-/* ---- by copy engines ---- Only on one node with everything resident. The data is not cut into messages, and has the
- * layout of the sender's tensors. A group goes to one rank after the other: keys, then values, then a flag. */
+/* ---- by copy engines ----
+ * Only on one node with everything resident. The data is not cut into messages, and has the layout of the sender's
+ * tensors. A group goes to one rank after the other: keys, then values, then a flag. */
 /* The receiver's flag for a group of the slice at position `order`. */
 PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s, uint32_t order, uint32_t group)
 {

@@ -7,8 +7,8 @@
 #include "fused/attention/cta.cuh"
 
 /* In a warpgroup's accumulators, element i of a thread is in column i / 4 * 8 + lane % 4 * 2 + i % 2 and in row lane /
-  * 4 of its warp's 16 rows, or, if i & 2, eight rows below. So a thread has two rows, and four threads share each row.
- * */
+ * 4 of its warp's 16 rows, or, if i & 2, eight rows below. So a thread has two rows, and four threads share each
+ * row. */
 struct row_state {
     float top[2]; /* largest score so far, before scaling, or a slightly smaller value: see soften() */
     float sum[2]; /* of this thread's probabilities, relative to top */

@@ -17,9 +17,8 @@ uint32_t prs_attention_tuning_block(const struct prs_attention_shape *shape, con
 /* The default overlap; 0: that of the first kernel. */
 uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *shape, const struct prs_place *place);
 
-/* Decides every field of info->tuning except workspace_limit, fills the schedule, and predicts the time. ctas: how
- * many can run at once; block_rows, overlap and tile_rows: those of the chosen kernel. 0, -EINVAL, or
- * -ENOMEM. */
+/* Decides every field of info->tuning except workspace_limit, fills the schedule, and predicts the time. ctas: how many
+ * can run at once; block_rows, overlap and tile_rows: those of the chosen kernel. 0, -EINVAL, or -ENOMEM. */
 int prs_attention_tuning_choose(const struct prs_attention_shape *shape, const struct prs_place *place, uint32_t ctas,
                                 struct prs_attention_info *info, struct prs_attention_schedule *schedule);
 
