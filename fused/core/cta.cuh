@@ -59,8 +59,7 @@ template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
 {
     for (int i = 0; i < PRS_STAGES; i++) {
         mbarrier_init(&m->full[i], 1);
-        mbarrier_init(&m->empty[i],
-                      E::cluster * CONSUMER_WARPS); /* every CTA of the cluster reads what one multicasts */
+        mbarrier_init(&m->empty[i], E::cluster * CONSUMER_WARPS); /* each CTA reads what any multicasts */
     }
     for (int i = 0; i < 4; i++) {
         mbarrier_init(&m->c_full[i], 4);
