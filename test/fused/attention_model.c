@@ -106,7 +106,7 @@ static void count_all(struct cta *c, uint32_t epoch, struct queue *q)
         count_oldest(c, epoch, q);
 }
 
-/* Waits. Counts the pending message first, because others may need it. */
+/* Waits until the flag is raised. Counts all sent messages first, because a rank may need them to raise it. */
 static bool await_flag(struct cta *c, uint32_t epoch, struct queue *q, const uint32_t *flag, uint32_t want,
                        const char *what, uint32_t index, uint32_t from)
 {

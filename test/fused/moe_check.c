@@ -114,8 +114,7 @@ static void add_traffic(struct rank *me, uint32_t epoch)
     }
 }
 
-/* The i-th sender of an expert's rows: node by node from the own node on, and in each node from the own local rank
- * on. */
+/* The i-th sender of an expert's rows: node by node from the own on, in each from the own local rank on. */
 static uint32_t sender(const struct prs_route *r, uint32_t i)
 {
     return (r->place.node + i / r->place.local_ranks) % r->place.nodes * r->place.local_ranks +
@@ -139,7 +138,7 @@ static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
         while (near < x->rows && me->map[x->first_row + near].rank / me->r.place.local_ranks == me->r.place.node)
             near++;
         want = near == x->rows ? (near + PRS_TILE_M - 1) / PRS_TILE_M : near / PRS_TILE_M;
-        if (e < LOCAL / 2) /* counted once */
+        if (e < LOCAL / 2) /* the first half of the experts has no first pass */
             want = 0;
         if (me->near[e] != want)
             watch_fail(&m->watch, "blocks of the first pass", rank, e, rank, want, me->near[e]);

@@ -119,7 +119,7 @@ static void flag_incoming(struct cta *c, uint32_t epoch, struct incoming *in)
     in->last_n = 0;
 }
 
-/* Forwards one row, if it has come, or waits for it. Returns whether a row was forwarded. */
+/* Forwards one row if it has come; with `waits`, waits for it. Returns whether a row was forwarded. */
 static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool waits)
 {
     struct rank *me = &c->model->ranks[c->rank];

@@ -143,8 +143,7 @@ ParameterizedTestParameters(schedule, every_partial_sum_has_a_place_of_its_own)
     return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
 }
 
-/* Writers and readers agree on the address of sums, no two share a slot, and every rank's sum is in every result
- * once. */
+/* Writers and readers agree where sums are, no two share a slot, and each rank's sum is in each result once. */
 ParameterizedTest(struct row *row, schedule, every_partial_sum_has_a_place_of_its_own)
 {
     if (row->op != PRS_FUSED_REDUCE_SCATTER && row->op != PRS_FUSED_ALLREDUCE)
