@@ -39,8 +39,8 @@ PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float *d)
         to[i] = pack_bf16x2(d[2 * i], d[2 * i + 1]);
 }
 
-/* Writes a slab in fragment order, for add_partials on another rank: vector v (16 bytes) of thread t at v * 2048 +
- * t * 16. */
+/* Writes a slab in fragment order, for add_partials on another rank: vector v (16 bytes) of thread t at v * 2048 + t *
+ * 16. */
 PRS_DEVICE void fill_partial_slab(const uint32_t (&x)[16], uint32_t slab)
 {
     uint32_t to = slab + (threadIdx.x % 128) * 16;

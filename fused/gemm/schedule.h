@@ -153,10 +153,10 @@ PRS_SHARED uint32_t prs_schedule_turn(const struct prs_schedule *s, uint32_t rou
 }
 
 /* Reduce-scatter and all-reduce go round by round. Round r computes: band r of all blocks that other ranks of this node
- * add up; band r - 1 of the counterparts' blocks, because this node's partial sums for it have arrived by then; band r
- * - 2 of the own block (r - 1 on a single node), because the counterparts' sums have too. The mix keeps the links
- * evenly busy. The first rounds have no own band, the last rounds only that. Ranks cannot wait in a circle: a unit of
- * round r waits only for units of earlier rounds. */
+ * add up; band r - 1 of the counterparts' blocks, because this node's partial sums for it have arrived; band r - 2 of
+ * the own block (r - 1 on a single node), because the counterparts' sums have too. The mix keeps the links evenly busy.
+ * The first rounds have no own band, the last rounds only that. Ranks cannot wait in a circle: a unit of round r waits
+ * only for units of earlier rounds. */
 PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
     uint32_t others = s->place.nodes * (s->place.local_ranks - 1), relays = s->place.nodes - 1, tall, relay, own, row,
