@@ -28,20 +28,20 @@ PRS_DEVICE void multiply_values(float (&o)[64], const uint32_t *p, uint64_t v)
     wgmma_m64n128k16_registers<1>(o, p[0], p[1], p[2], p[3], v, 1);
 }
 
-/* What a consumer warpgroup carries from piece to piece. */
+/* The state of a consumer warpgroup that lasts from piece to piece. */
 struct attention_consumer {
     uint32_t half;   /* which warpgroup */
-    uint32_t pieces; /* so far */
-    uint32_t step;   /* blocks so far, of which the last one's values are still to come */
+    uint32_t pieces; /* finished so far */
+    uint32_t step;   /* blocks so far; the values of the last one are not multiplied yet */
 };
 
-/* Operands of the next two products: the first keys of one block, the first values of the one before. */
+/* Operands of the next two products: the first keys of one block, and the first values of the block before it. */
 struct attention_operands {
     uint64_t q, k, v;
 };
 
-/* The compiler is to see that all lanes have the same: then it computes descriptors once a warp, not once a lane, and
- * moves nothing between two instructions to the tensor cores. */
+/* Shows the compiler that all lanes hold the same value. It then computes descriptors once per warp, not once per lane,
+ * and puts no moves between two tensor core instructions. */
 PRS_DEVICE uint32_t uniform(uint32_t x)
 {
     return __shfl_sync(~0u, x, 0);
@@ -62,7 +62,7 @@ template <class E> PRS_DEVICE void issue_scores(float (&s)[E::block / 2], const 
 {
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < E::head_dim / 16; i++) { /* 64 columns lie together, then the next 64 */
+    for (int i = 0; i < E::head_dim / 16; i++) { /* 64 columns are contiguous, then the next 64 */
         int q_at = i / 4 * (64 * 128) + i % 4 * 32, k_at = i / 4 * (E::block * 128) + i % 4 * 32;
         multiply_scores(s, x.q + q_at / 16, x.k + k_at / 16, i != 0);
     }
@@ -81,14 +81,14 @@ PRS_DEVICE void issue_values(float (&o)[E::head_dim / 2], const uint32_t (&p)[E:
     wgmma_commit();
 }
 
-/* This warp has read it. */
+/* Says that this warp has read the stage or the queries. */
 PRS_DEVICE void release(uint64_t *empty)
 {
     if (threadIdx.x % 32 == 0)
         mbarrier_arrive(empty);
 }
 
-/* The warpgroups take turns: one is at the tensor cores while another is at its softmax. */
+/* The warpgroups take turns: one uses the tensor cores while another computes its softmax. */
 template <class E> PRS_DEVICE void take_turn(const struct attention_consumer &c)
 {
     barrier_sync(FIRST_TURN_BARRIER + c.half, 256);
@@ -109,11 +109,11 @@ PRS_DEVICE void mask_block(float (&s)[E::block / 2], const struct prs_attention_
         mask_scores(s, prs_attention_limit(&args.schedule, &w, row), prs_attention_limit(&args.schedule, &w, row + 8));
 }
 
-/* A task's state, all in registers. p: probabilities that have not been multiplied with their values yet; o is
- * one block late, and what it holds must be multiplied by shrink before they are added. */
+/* A task's state, all in registers. p: probabilities that are not multiplied by their values yet. So o is one block
+ * late, and must be multiplied by shrink before that product is added. */
 template <class E> struct attention_state {
     struct prs_attention_walk walk;
-    bool more; /* the walk stands at a block whose scores are still to come */
+    bool more; /* the walk is at a block whose scores are not computed yet */
     struct row_state rows;
     float shrink[2];
     bool shrinks;          /* in this warp; keeps_top only */
@@ -122,14 +122,14 @@ template <class E> struct attention_state {
     uint32_t p[E::block / 4];
 };
 
-/* The scores of the walk's block are in s: makes probabilities of them and goes on to the next block. */
+/* Turns s, the scores of the walk's block, into probabilities, and moves the walk to the next block. */
 template <class E>
 PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention_args &args,
                             const struct attention_memory &m, const struct prs_attention_task &t,
                             struct attention_consumer *c, struct attention_state<E> *x)
 {
     release(&m.k_empty[stage_of(c->step)]);
-    if (x->walk.left == 1) /* the next piece's queries may come: they have the time of this softmax and product */
+    if (x->walk.left == 1) /* the next piece's queries may be loaded during this softmax and product */
         release(&m.q_empty[c->half]);
     mask_block<E>(s, args, t, x->walk);
     soften<E::keeps_top>(s, &x->rows, x->shrink, args.scale_log2);
@@ -139,8 +139,8 @@ PRS_DEVICE void take_scores(float (&s)[E::block / 2], const struct prs_attention
     x->more = prs_attention_next(&args.schedule, &t, &x->walk);
 }
 
-/* From the probabilities of one block to those of the next. The products of both run together: the next block's softmax
- * starts when its scores are there, under the product with the values. */
+/* Goes from the probabilities of one block to those of the next. The products of both run together: the next block's
+ * softmax starts when its scores are complete, while the product with the values still runs. */
 template <class E>
 PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct attention_memory &m,
                              const struct prs_attention_task &t, struct attention_consumer *c,
@@ -148,7 +148,7 @@ PRS_DEVICE void attend_block(const struct prs_attention_args &args, const struct
 {
     float(&s)[E::block / 2] = x->s;
     struct attention_operands at =
-        find_operands<E>(m, *c); /* before the turn: the warpgroup that has it keeps the tensor cores busy */
+        find_operands<E>(m, *c); /* before taking the turn: meanwhile its holder keeps the tensor cores busy */
     mbarrier_wait(&m.k_full[stage_of(c->step)], phase_of(c->step));
     take_turn<E>(*c);
     issue_scores<E>(s, at);
@@ -178,7 +178,7 @@ PRS_DEVICE void issue_first(const struct attention_memory &m, const struct atten
     issue_scores<E>(x->s, at);
 }
 
-/* A query tile against all keys, or some of them. Its first scores are there. */
+/* Computes a query tile against all keys, or some of them. The caller has issued its first scores. */
 template <class E>
 PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct attention_memory &m,
                              const struct prs_attention_piece &piece, struct attention_consumer *c,
@@ -204,8 +204,8 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
     release(&m.v_empty[stage_of(c->step - 1)]);
 }
 
-/* By one thread of a CTA, after everything has arrived that the CTA's pieces of these groups load. The last CTA of the
- * rank gives the senders credit for their buffers. */
+/* One thread of a CTA calls this when all data of these groups that the CTA's pieces load has arrived. The last CTA of
+ * the rank gives the senders credit for their buffers. */
 PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t from, uint32_t to)
 {
     const struct prs_attention_schedule *s = &args.schedule;
@@ -221,8 +221,8 @@ PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t fr
     }
 }
 
-/* Before any wait for data of this group, which others may send only when they have credit for those before: also
- * before the first piece, which need not be of the first group. */
+/* Call this before any wait for data of this group: others may send it only with credit for the groups before it. Call
+ * it before the first piece too, because that piece may be of a later group than the first. */
 PRS_DEVICE void enter_group(const struct prs_attention_args &args, bool gives_credit, uint32_t *finished,
                             uint32_t group)
 {
@@ -231,7 +231,7 @@ PRS_DEVICE void enter_group(const struct prs_attention_args &args, bool gives_cr
     *finished = group;
 }
 
-/* The result of a piece, or its part of a result. */
+/* Writes the result of a piece, or leaves its part of a result for merge_parts(). */
 template <class E>
 PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
                             struct attention_state<E> *x)
@@ -241,8 +241,8 @@ PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct 
         write_rows(args, piece.task, first, x->o, x->rows);
 }
 
-/* Between two pieces the first scores of the second run under the writing of the first's result. (Not under its last
- * values too: then the compiler serialises all products, C7514.) */
+/* The first scores of a piece are computed while the result of the piece before it is written. (Not during that piece's
+ * last product too: the compiler would then serialise all products, warning C7514.) */
 template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
@@ -277,7 +277,7 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
     if (gives_credit)
         finish_groups(args, finished, s->groups);
     if (c.half == 0)
-        take_turn<E>(c); /* takes the turn that the last warpgroup gave at its end */
+        take_turn<E>(c); /* takes the turn that the last warpgroup passed on when it ended */
 }
 
 #endif

@@ -6,10 +6,10 @@
 #include "fused/attention/layout.h"
 #include "fused/core/sync.cuh"
 
-/* Bits of OVERLAP. The first two are always set: the scores of a block are computed under the softmax of the block
- * before, and the warpgroups take turns, one at the tensor cores while another is at its softmax. KEEPS_TOP:
- * probabilities are relative to an earlier maximum until they could exceed 2^8, so that the result is rarely multiplied
- * by anything. */
+/* Bits of OVERLAP. The first two are always set: the scores of a block are computed during the softmax of the block
+ * before it, and the warpgroups take turns: one uses the tensor cores while another computes its softmax. KEEPS_TOP:
+ * probabilities are relative to an earlier maximum until they could exceed 2^8, so that the result rarely has to be
+ * multiplied. */
 enum { OVERLAP_BLOCKS = 1, OVERLAP_WARPGROUPS = 2, OVERLAP_KEEPS_TOP = 4 };
 
 /* Compile-time shape of one kernel. */
@@ -18,13 +18,13 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR> struct 
     static constexpr int block = BLOCK; /* keys */
     static constexpr int warpgroups = WARPGROUPS;
     static constexpr bool keeps_top = (OVERLAP & OVERLAP_KEEPS_TOP) != 0;
-    static constexpr bool far = FAR != 0; /* there are other nodes, whose calls need registers */
+    static constexpr bool far = FAR != 0; /* there are other nodes; the calls that reach them need registers */
     static constexpr int threads = 128 * (WARPGROUPS + 1);
     static constexpr int tile_rows = 64 * WARPGROUPS;
     static constexpr int block_bytes = BLOCK * HEAD_DIM * 2;
     static constexpr uint32_t piece_rows = PRS_ATTENTION_PUSH_BYTES / (HEAD_DIM * 2); /* prs_attention_piece_rows() */
     static constexpr int rows_bytes = 64 * HEAD_DIM * 2;                              /* query rows of one warpgroup */
-    /* A launch gives all threads of a CTA as many registers; the roles distribute them again. */
+    /* A launch gives every thread of a CTA the same number of registers; the roles then redistribute them. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
     static constexpr bool wide = HEAD_DIM == 128 && BLOCK > 128; /* consumers want all they can get */
     static constexpr int producer_registers = WARPGROUPS == 3 ? 32 : FAR != 0 ? 88 : wide ? 40 : 56;
@@ -80,7 +80,7 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
     mbarrier_init_fence();
 }
 
-/* Where the step'th block of keys, or of values, is in its ring. */
+/* The stage of block number `step` of the keys, or of the values. */
 PRS_DEVICE uint32_t stage_of(uint32_t step)
 {
     return step % PRS_ATTENTION_STAGES;

@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(E::threads, 1)
         return;
     __syncwarp();
     __syncthreads();
-    /* Credits are put last, and no rank waits for them in this launch: without this a plan, and its windows, could be
-     * closed before the proxy has put them. */
+    /* Credits are put last, and no rank waits for them in this launch. Without this wait a plan could be closed, with
+     * its windows, before the proxy has put them. */
     if (threadIdx.x == 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)
         network_quiet(&args.sync, &args.far.device);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention between nodes: puts slabs of the own slice to the counterparts, and gives credit to those that put
- * here. All functions run rarely, are out of line and take plain numbers, so that they cost the roles no registers. */
+/* Ring attention between nodes: puts slabs of the own slice to the counterparts, and gives the counterparts credit for
+ * what they put here. All functions run rarely, are out of line and take plain numbers, so that they cost the roles no
+ * registers. */
 #ifndef PERSEUS_FUSED_ATTENTION_FAR_CUH
 #define PERSEUS_FUSED_ATTENTION_FAR_CUH
 
@@ -13,9 +14,9 @@ PRS_DEVICE uint64_t staging_place(const struct prs_attention_args &args, uint32_
     return ((uint64_t)stage * args.schedule.segment_rows + row) * args.row_bytes;
 }
 
-/* A message has landed in the relay slot; index: of its arrival counter. The last one of a slab puts it to the
- * counterparts that look at it. They may write over the slot only with their credit for it, which says that the puts
- * are done. */
+/* Called when a message has landed in the relay slot; index: of its arrival counter. The call for a slab's last message
+ * puts the slab to the counterparts that read it. The slot may be written again only with their credit for it, which
+ * says that the puts are done. */
 PRS_DEVICE_OUTLINED void relay_message(const struct prs_attention_args &args, uint32_t epoch, uint32_t index)
 {
     const struct prs_attention_schedule *s = &args.schedule;
@@ -37,8 +38,8 @@ PRS_DEVICE_OUTLINED void relay_message(const struct prs_attention_args &args, ui
     }
 }
 
-/* By one thread of the rank: credit to the counterparts, group by group, when every CTA has read what they put here and
- * has sent it on. */
+/* One thread of the rank gives credit to the counterparts, group by group, when every CTA has read what they put here
+ * and has forwarded it. */
 PRS_DEVICE_OUTLINED void give_far_credit(const struct prs_attention_args &args)
 {
     const struct prs_attention_schedule *s = &args.schedule;

@@ -22,7 +22,7 @@ template <int HEAD_DIM, int BLOCK, int WARPGROUPS, int OVERLAP, int FAR = 0> sta
 
 enum { OVERLAP_BOTH = OVERLAP_BLOCKS | OVERLAP_WARPGROUPS };
 
-/* The first that fits is taken where the tuning leaves a choice open. */
+/* Where the tuning leaves a choice open, the first kernel that fits is taken. */
 static const struct instance instances[] = {
     make<128, 176, 2, OVERLAP_BOTH>(),
     make<128, 128, 2, OVERLAP_BOTH>(),

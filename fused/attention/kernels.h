@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: the compiled kernels and their launch. engine.cuh is what they run. */
+/* Ring attention: the compiled kernels and their launch. They run engine.cuh. */
 #ifndef PERSEUS_FUSED_ATTENTION_KERNELS_H
 #define PERSEUS_FUSED_ATTENTION_KERNELS_H
 
@@ -21,14 +21,15 @@ extern "C" {
  * 0, or -ENOTSUP when there is none. */
 int prs_attention_kernel_find(struct prs_attention_kernel *kernel);
 
-/* Readies it on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
+/* Prepares the kernel on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
 int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas);
 
 /* Enqueues one launch. All CTAs must be able to run at once. 0 or -EIO. */
 int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel, const struct prs_attention_args *args,
                                 uint32_t ctas, cudaStream_t stream);
 
-/* Before a launch whose keys and values copy engines move: enqueues what the copies wait for. 0 or -EIO. */
+/* Before a launch whose keys and values are moved by copy engines: enqueues the kernel that the copies wait for. 0 or
+ * -EIO. */
 int prs_attention_kernel_begin_copies(const struct prs_attention_args *args, cudaStream_t stream);
 
 #ifdef __cplusplus

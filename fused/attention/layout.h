@@ -12,9 +12,8 @@
 enum {
     PRS_ATTENTION_PUSH_BYTES = 8192, /* one piece of a message; larger leaves no room beside two stages of 176 keys */
     PRS_ATTENTION_PUSH_SLOTS = 2,
-    PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most: what it costs to find one, and the fence before its count,
-                                    * are shared by so many */
-    PRS_ATTENTION_STAGES = 2,      /* of keys, and as many of values */
+    PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most; they share the fence before its count */
+    PRS_ATTENTION_STAGES = 2,      /* of keys, and the same number of values */
     PRS_ATTENTION_BARRIER_BYTES = 256
 };
 
@@ -24,10 +23,10 @@ PRS_SHARED uint32_t prs_attention_piece_rows(uint32_t head_dim)
     return PRS_ATTENTION_PUSH_BYTES / (head_dim * 2);
 }
 
-/* How a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim] is seen by the copy engine:
- * always as five dimensions (64 columns, positions of a segment, head_dim / 64, .., ..), of which the last two are head
- * and batch * segments (sequence first), or segment and batch * heads (heads first). Rows beyond a segment are then
- * beyond the tensor: they read as zero. */
+/* How the copy engine sees a tensor [batch, positions, heads, head_dim] or [batch, heads, positions, head_dim]: always
+ * as five dimensions (64 columns, positions of a segment, head_dim / 64, .., ..), of which the last two are head and
+ * batch * segments (sequence first), or segment and batch * heads (heads first). Rows beyond a segment are then beyond
+ * the tensor: they read as zero. */
 struct prs_attention_strides {
     uint64_t row, head, batch, segment; /* elements */
 };
@@ -42,10 +41,11 @@ struct prs_attention_args {
     uint8_t *staging[PRS_MAX_LOCAL_RANKS];   /* [p]: at neighbour p */
     uint32_t *arrivals[PRS_MAX_LOCAL_RANKS]; /* [p]: arrival counters at neighbour p */
     uint32_t *credits[PRS_MAX_LOCAL_RANKS];  /* [p]: credits given to neighbour p */
-    uint32_t *finished; /* own, one per group: CTAs that are done with it, over all launches; between nodes
-                          as many again: and those that have sent it on */
+    /* Own, one per group: CTAs that have read it, over all launches. Between nodes one more per group: CTAs that have
+     * forwarded it. */
+    uint32_t *finished;
     struct prs_far far; /* several nodes only */
-    /* Who does what: pieces[starts[c]] up to pieces[starts[c + 1]] are CTA c's. */
+    /* pieces[starts[c]] up to, not including, pieces[starts[c + 1]] are those of CTA c. */
     const uint32_t *starts;
     const struct prs_attention_piece *pieces;
     const struct prs_attention_part *parts;
@@ -57,7 +57,7 @@ struct prs_attention_args {
     float scale, scale_log2; /* of the scores; times log2(e) */
     uint32_t heads_first;    /* layout of the tensors */
     uint32_t row_bytes;      /* of one position of one head */
-    uint32_t planes;         /* of a copied tensor: its size in the last coordinate. 0: pushed */
+    uint32_t planes;         /* size of a copied tensor in the last dimension; 0: pushed */
     uint32_t push_ctas, push_gap;
 };
 

@@ -5,8 +5,8 @@
 
 #include "fused/attention/cta.cuh"
 
-/* How many slabs from `slab` on have arrived, at least 1. All lanes look at once, so that a span that is complete costs
- * one look per 32 slabs. A large number when waiting was given up. */
+/* Waits, and returns how many slabs have arrived, counted from `slab`; at least 1. Each lane reads one counter, so a
+ * complete span costs one read per 32 slabs. Returns a large number when the wait gave up. */
 PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const struct prs_attention_task &t,
                                 uint32_t kind, uint32_t span, uint32_t slab)
 {
@@ -37,7 +37,7 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const str
     }
 }
 
-/* The walk's block is here. *ready: slabs of the span that are known to be. */
+/* Waits until the walk's block has arrived. *ready: how many slabs of the span are known to have arrived. */
 PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t kind,
                             const struct prs_attention_walk &w, uint32_t *ready)
 {
@@ -54,7 +54,7 @@ PRS_DEVICE void await_block(const struct prs_attention_args &args, const struct 
     fence_async_global(); /* arrivals were read by ordinary loads, the slabs are read by the copy engine */
 }
 
-/* step: blocks loaded before. */
+/* step: how many blocks were loaded before. */
 template <class E, int KIND>
 PRS_DEVICE void load_block(const struct prs_attention_args &args, const struct attention_memory &m,
                            const struct prs_attention_task &t, const struct prs_attention_walk &w, uint32_t step,
@@ -101,11 +101,11 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
     }
 }
 
-/* In the order in which the consumers want them: keys one block ahead of values. */
+/* Loads in the order in which the consumers use the data: keys one block ahead of values. */
 template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t step = 0; /* of the keys that come next */
+    uint32_t step = 0; /* of the next block of keys */
     const uint32_t *starts = args.starts + blockIdx.x;
     uint32_t first_piece = starts[0], pieces = starts[1] - first_piece;
     for (uint32_t turn = 0; turn < pieces; turn++) {

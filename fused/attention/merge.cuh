@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: the CTA that is last to finish a part of a task adds up all its parts. No CTA waits. A thread's
- * registers are those of the same thread of the other parts, so every warp is on its own. */
+/* Ring attention: the CTA that is last to finish a part of a task adds up all its parts. No CTA waits. A thread holds
+ * the same elements in every part, so each warp can add up its rows alone. */
 #ifndef PERSEUS_FUSED_ATTENTION_MERGE_CUH
 #define PERSEUS_FUSED_ATTENTION_MERGE_CUH
 
 #include "fused/attention/softmax.cuh"
 
-/* Which 16 rows of the task this warp has. */
+/* The number of this warp's 16 rows in the task. */
 PRS_DEVICE uint32_t warp_of_task(void)
 {
     return threadIdx.x / 32 - 4;
 }
 
-/* What one thread leaves, 32 floats from one to the next: its part of the result, then its struct row_state. */
+/* What one thread leaves, with a stride of 32 floats: its part of the result, then its struct row_state. */
 template <class E> PRS_DEVICE float *partial_of(const struct prs_attention_args &args, uint32_t part)
 {
     return args.partial + (uint64_t)part * prs_attention_partial(E::tile_rows, E::head_dim) +
@@ -53,7 +53,7 @@ PRS_DEVICE void add_part(const struct prs_attention_args &args, uint32_t part, f
         o[i] = o[i] * keep[i >> 1 & 1] + from[i * 32] * take[i >> 1 & 1];
 }
 
-/* True for the last: o and rows are now those of the whole task, added up in the same order in every run. */
+/* True for the last part: o and rows are then those of the whole task, added up in the same order in every run. */
 template <class E>
 PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part, float (&o)[E::head_dim / 2],
                             struct row_state *rows)
@@ -68,7 +68,7 @@ PRS_DEVICE bool merge_parts(const struct prs_attention_args &args, uint32_t part
     if (__shfl_sync(~0u, before, 0) + 1 != p.parts)
         return false;
     if (threadIdx.x % 32 == 0)
-        *done = 0; /* for the next launch: this one counts it no more */
+        *done = 0; /* for the next launch; this launch does not count it again */
     __syncwarp();
     *rows = {{-INFINITY, -INFINITY}, {0, 0}};
 #pragma unroll

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention, warp 1: sends the own keys and values to the other ranks, which have given credit for the buffers. */
+/* Ring attention, warp 1: sends the own keys and values to the other ranks, once they have given credit for the
+ * buffers. */
 #ifndef PERSEUS_FUSED_ATTENTION_PUSH_CUH
 #define PERSEUS_FUSED_ATTENTION_PUSH_CUH
 
 #include "fused/attention/far.cuh"
 
-/* The last message that was sent, until it is counted at its receiver. */
+/* The last message that was sent, as long as it is not counted at its receiver. */
 struct push_state {
-    uint32_t pending, peer, index; /* pending: there is one */
-    uint32_t pieces;               /* so far, over all of the launch */
+    uint32_t pending, peer, index; /* pending: 1 when there is one */
+    uint32_t pieces;               /* sent so far in this launch */
     int64_t next;                  /* when the next piece may be sent, SM clock */
 };
 
-/* The last message has landed: counts it at its receiver. */
+/* Counts the last message at its receiver. The message must have landed. */
 template <class E>
 PRS_DEVICE void count_message(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p)
 {
@@ -32,13 +33,13 @@ PRS_DEVICE void count_all(const struct prs_attention_args &args, uint32_t epoch,
         count_message<E>(args, epoch, p);
 }
 
-/* `since` pieces have been sent since the last of the message that is to be counted. */
+/* Counts the pending message once it has landed. since: how many pieces have been sent after its last piece. */
 template <class E>
 PRS_DEVICE void count_after(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p, uint32_t since)
 {
     if (p->pending == 0)
         return;
-    switch (since) { /* an instruction has the number in it */
+    switch (since) { /* the number is part of the instruction */
     case 0:
         bulk_wait_done<0>();
         break;
@@ -63,7 +64,7 @@ PRS_DEVICE void await_flag(const struct prs_attention_args &args, uint32_t epoch
     wait_flag(&args.sync, flag, want, what, from, index);
 }
 
-/* Waits until the rank that reads this group's buffer has finished with what is in it. [slab-credit] */
+/* Waits until the rank that reads this group's buffer no longer needs what is in it. [slab-credit] */
 template <class E>
 PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct prs_attention_message &x,
                              uint32_t epoch, struct push_state *p)
@@ -85,7 +86,7 @@ PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct
     fence_async_global(); /* the credit was read by an ordinary load, and lets the copy engine write */
 }
 
-/* Another node's slice: until the slab has come from the counterpart. */
+/* For a slice of another node: waits until the slab has come from the counterpart. */
 template <class E>
 PRS_DEVICE void await_far_slab(const struct prs_attention_args &args, const struct prs_attention_message &x,
                                uint32_t epoch, struct push_state *p)
@@ -102,8 +103,8 @@ template <class E> PRS_DEVICE uint32_t piece_bytes_of(const struct prs_attention
     return (x.rows - row < E::piece_rows ? x.rows - row : E::piece_rows) * E::head_dim * 2;
 }
 
-/* The piece that begins at the message's row `row` into its push slot: own rows, or a counterpart's, which lie in
- * staging memory as they travel. number: of the piece, over all of the launch. */
+/* Fetches the piece that begins at row `row` of the message into its push slot: own rows, or a counterpart's, which lie
+ * in staging memory in the layout of messages. number: of the piece, counted over the launch. */
 template <class E>
 PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t number,
                             const struct prs_attention_message &x, uint32_t row)
@@ -124,8 +125,9 @@ PRS_DEVICE void fetch_piece(const struct prs_attention_args &args, const struct 
     tma_load_5d(to, x.kind == PRS_KEYS ? &args.push_k : &args.push_v, full, 0, (int32_t)(x.row + row), 0, at.u, at.v);
 }
 
-/* A message's pieces, one after the other, each fetched while the one before it is sent; and what was sent before is
- * counted meanwhile. Rows of one head lie without gaps in staging memory, so each piece is one contiguous store. */
+/* Sends a message's pieces one after the other. Each is fetched while the piece before it is sent, and the message
+ * before is counted meanwhile. Rows of one head lie without gaps in staging memory, so each piece is one contiguous
+ * store. */
 template <class E>
 PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct attention_memory &m, uint32_t epoch,
                              const struct prs_attention_message &x, struct push_state *p)
@@ -157,7 +159,7 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
     p->pending = 1;
 }
 
-/* A counterpart's rows, which are here already, for this rank's own loader. */
+/* Counts a counterpart's rows, which are already here, for this rank's own loader. */
 PRS_DEVICE void announce_message(const struct prs_attention_args &args, const struct prs_attention_message &x)
 {
     const struct prs_attention_schedule *s = &args.schedule;
@@ -167,7 +169,7 @@ PRS_DEVICE void announce_message(const struct prs_attention_args &args, const st
                     1);
 }
 
-/* This CTA sends no more of the groups before `to`. */
+/* Says that this CTA sends nothing more of the groups before `to`. */
 template <class E>
 PRS_DEVICE void pass_groups(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p,
                             uint32_t *passed, uint32_t to)
@@ -178,7 +180,7 @@ PRS_DEVICE void pass_groups(const struct prs_attention_args &args, uint32_t epoc
         add_acq_rel_gpu(args.finished + args.schedule.groups + *passed, 1);
 }
 
-/* Waits for what a message needs before it may be sent. *credited: the buffer that there is credit for. */
+/* Waits for what a message needs before it may be sent. *credited: the last buffer for which credit was found. */
 template <class E>
 PRS_DEVICE void await_message(const struct prs_attention_args &args, const struct prs_attention_message &x,
                               uint32_t epoch, struct push_state *p, uint32_t *credited)
@@ -192,7 +194,7 @@ PRS_DEVICE void await_message(const struct prs_attention_args &args, const struc
     *credited = buffer;
 }
 
-/* One message is counted at the other end once it has landed, while the next is under way. */
+/* Each message is counted at its receiver once it has landed, while the next message is being sent. */
 template <class E> PRS_DEVICE void push_slice(const struct prs_attention_args &args, struct attention_memory m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
@@ -208,7 +210,7 @@ template <class E> PRS_DEVICE void push_slice(const struct prs_attention_args &a
         if (E::far)
             pass_groups<E>(args, epoch, &p, &passed, x.turn);
         else
-            x.way = 0; /* known to the compiler */
+            x.way = 0; /* tells the compiler */
         await_message<E>(args, x, epoch, &p, &credited);
         if (E::far && x.way != 0 && x.distance == 0)
             announce_message(args, x);

@@ -2,22 +2,22 @@
 /* Ring attention: which rank computes what, in which order, and which flag each piece raises. Plain C shared by the
  * kernel, the host and the CPU protocol test, as schedule.h is for the matrix products.
  *
- * The sequence is shared out evenly. A rank's slice is one segment of consecutive positions, or, causal with several
+ * The ranks divide the sequence evenly. A rank's slice is one segment of consecutive positions, or, causal with several
  * ranks, two (zigzag): chunks `rank` and 2 * world - 1 - rank of 2 * world, so that every rank has the same work. A
- * task is one tile of query rows of one head; it meets the keys and values of all ranks, own slice first, then that of
- * the rank after this one, and so on. A CTA, or two of a cluster, does a task from end to end, its state in registers;
- * only the last few are cut into pieces, so that all end together.
+ * task is one tile of query rows of one head. It reads the keys and values of all ranks: the own slice first, then that
+ * of the rank after this one, and so on. A CTA, or two of a cluster, does a whole task with its state in registers.
+ * Only the last few tasks are cut into pieces, so that all CTAs end together.
  *
- * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks want them:
- * group by group, within a group first to the rank before this one, which wants this slice first. They wait in
- * `depth` group buffers: as many as there are groups (everything resident), or two, and then a sender writes a buffer
- * again only when the receiver has given credit for the group that was in it. Who moves them are the CTAs, in messages;
- * or, on one node with everything resident, copy engines (see there).
+ * A pair is one (batch, KV head). Keys and values travel in groups of pairs, in the order in which tasks need them:
+ * group by group, and within a group first to the rank before this one, which needs this slice first. They are stored
+ * in `depth` group buffers: one for each group (everything resident), or two. With two, a sender writes a buffer again
+ * only when the receiver has given credit for the group that was in it. CTAs move the data as messages; on one node
+ * with everything resident, copy engines can do it instead (see "by copy engines").
  *
  * Between nodes a slice crosses once: its rank copies it to a relay slot and puts it from there, slab by slab, to its
- * counterpart (the rank with the same number) on each other node, which hands it to the other ranks there as it does
- * its own. Slices are numbered in the order in which a rank meets them: `order` 0 is its own, then come those of its
- * node, then, node by node, its counterpart's and those that it gets from the ranks beside it. */
+ * counterpart (the rank with the same number) on each other node, which forwards it to the other ranks there like its
+ * own slice. Slices are numbered in the order in which a rank reads them: `order` 0 is its own, then come those of its
+ * node, then, node by node, its counterpart's and those that other ranks of its node forward to it. */
 #ifndef PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 #define PERSEUS_FUSED_ATTENTION_SCHEDULE_H
 
@@ -43,7 +43,7 @@ struct prs_attention_schedule {
     uint32_t groups;
     uint32_t depth;       /* group buffers, 1 .. groups */
     uint32_t chunk_rows;  /* positions of one pair that travel as one message */
-    uint32_t slab_chunks; /* messages that slice one arrival counter */
+    uint32_t slab_chunks; /* messages that one arrival counter counts */
     uint32_t slabs;       /* of a segment */
     uint32_t tasks;
 };
@@ -58,7 +58,7 @@ struct prs_attention_slice {
     uint32_t nodes;                                  /* 0: 1 */
 };
 
-/* Tile, block, group, depth, chunk and slab sizes have been set before. */
+/* Call this after tile, block, group, depth, chunk and slab sizes have been set. */
 PRS_SHARED void prs_attention_schedule_init(struct prs_attention_schedule *s, uint32_t rank, uint32_t world,
                                             const struct prs_attention_slice *slice)
 {
@@ -85,8 +85,8 @@ PRS_SHARED uint32_t prs_attention_group_pairs(const struct prs_attention_schedul
     return group + 1 < s->groups ? s->group : s->pairs - group * s->group;
 }
 
-/* Within a group: head by head, so that the CTAs that work at the same time read the same keys; causal: the heaviest
- * tile of every head first. */
+/* Within a group, tasks go head by head, so that the CTAs that work at the same time read the same keys. Causal: the
+ * heaviest tile of every head comes first. */
 PRS_SHARED void prs_attention_task_at(const struct prs_attention_schedule *s, uint32_t at, struct prs_attention_task *t)
 {
     uint32_t row_tiles = s->segments * s->tiles, per_pair = s->heads_per_kv * row_tiles, heads, head, tile;
@@ -113,17 +113,17 @@ PRS_SHARED uint32_t prs_attention_chunk(const struct prs_attention_schedule *s, 
     return segment == 0 ? rank : 2 * s->place.world - 1 - rank;
 }
 
-/* ---- a task's way through the keys ---- */
+/* ---- a task's walk through the keys ---- */
 struct prs_attention_walk {
     uint32_t span;     /* order of the slice * segments + segment */
     uint32_t block;    /* of the segment */
-    uint32_t blocks;   /* that the task meets there */
+    uint32_t blocks;   /* that the task reads there */
     uint32_t left;     /* of the piece, this one included */
     uint32_t diagonal; /* 1: the span is the task's own chunk: the causal mask cuts it */
 };
 
-/* What a CTA does at one time: a stretch of a task's way through the keys, mostly all of it (deal.h deals them). Those
- * that make up one task are its parts, and lie one after the other among all parts. */
+/* One piece: consecutive steps of a task's walk through the keys, mostly all of them (deal.h deals out pieces). If a
+ * task has several pieces, they are its parts, and have consecutive numbers among all parts. */
 struct prs_attention_piece {
     struct prs_attention_task task;
     struct prs_attention_walk begin;
@@ -155,7 +155,7 @@ PRS_SHARED void prs_attention_enter(const struct prs_attention_schedule *s, cons
     w->blocks = prs_ceil_div(rows, s->block_rows);
 }
 
-/* Steps that a task takes. */
+/* The number of steps of a task. */
 PRS_SHARED uint32_t prs_attention_blocks(const struct prs_attention_schedule *s, const struct prs_attention_task *t)
 {
     struct prs_attention_walk w;
@@ -192,8 +192,8 @@ PRS_SHARED bool prs_attention_next(const struct prs_attention_schedule *s, const
     return true;
 }
 
-/* The last step up to this one with which a piece may begin: every query row may look at its first key, hence no row is
- * ever without a finite maximum. Step 0 is of the own rank's first segment, and is always one. */
+/* The last step, not after this one, at which a piece may begin. There every query row may attend to the step's first
+ * key, so every row always has a finite maximum. Step 0, of the own rank's first segment, always qualifies. */
 PRS_SHARED uint32_t prs_attention_cut(const struct prs_attention_schedule *s, const struct prs_attention_task *t,
                                       uint32_t step)
 {
@@ -204,7 +204,8 @@ PRS_SHARED uint32_t prs_attention_cut(const struct prs_attention_schedule *s, co
     return w.diagonal && w.block > seen ? step - (w.block - seen) : step;
 }
 
-/* Keys of this block that query row `row` of the task's segment may look at: 0 .. this - 1; may be negative. */
+/* How many keys of this block, from the first on, query row `row` of the task's segment may attend to. Not clamped: may
+ * be negative. */
 PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, const struct prs_attention_walk *w,
                                        uint32_t row)
 {
@@ -212,19 +213,20 @@ PRS_SHARED int32_t prs_attention_limit(const struct prs_attention_schedule *s, c
     return (int32_t)(end - w->block * s->block_rows);
 }
 
-/* ---- what travels ---- */
+/* ---- messages ---- */
 /* One message: rows of one segment of the keys or values of one pair. */
 struct prs_attention_message {
-    uint32_t turn; /* they come turn by turn: what it hands on is of its group, the own slice may be of the next */
+    uint32_t turn; /* messages come turn by turn; forwarded rows are of its group, own rows may be of the next group */
     uint32_t group;
-    uint32_t way;      /* 0: the own slice; else that of the counterpart `way` nodes on, which has come here */
-    uint32_t distance; /* to the rank that is so far before this one in its node. 0: for this rank: the own slice to the
-                          relay slot; another is only counted, since it is here */
+    uint32_t way; /* 0: the own slice; else the received slice of the counterpart `way` nodes after this one */
+    /* To the rank that comes so far before this one in its node. 0: to this rank: the own slice goes to the relay slot;
+     * another slice is here already, and is only counted. */
+    uint32_t distance;
     uint32_t pair, kind, segment;
     uint32_t slab, row, rows;
 };
 
-/* Position of the message in the order of its receiver; the relay slot comes after all others. */
+/* Position of the message's slice in the receiver's order; the relay slot comes after all others. */
 PRS_SHARED uint32_t prs_attention_order(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
     return way == 0 && distance == 0 ? s->place.world : way * s->place.local_ranks + distance;
@@ -236,7 +238,7 @@ PRS_SHARED uint32_t prs_attention_slots(const struct prs_attention_schedule *s)
     return s->place.world - (s->place.nodes > 1 ? 0 : 1);
 }
 
-/* A causal rank never looks at later positions: a second segment only interests ranks before its own. */
+/* With a causal mask a rank never reads later positions: only ranks before this one need its second segment. */
 PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *s, uint32_t source, uint32_t to)
 {
     /* MUTANT(model attention) a slice goes only to ranks that look at it: s/</+ s->place.local_ranks </ */
@@ -247,25 +249,25 @@ PRS_SHARED uint32_t prs_attention_interest(const struct prs_attention_schedule *
 PRS_SHARED uint32_t prs_attention_wanted(const struct prs_attention_schedule *s, uint32_t way, uint32_t distance)
 {
     uint32_t to = prs_place_neighbour(&s->place, s->place.local_ranks - distance);
-    if (way == 0 && distance == 0) /* to any other node: node 0 is before all others */
+    if (way == 0 && distance == 0) /* to any other node: node 0 comes before all others */
         return prs_attention_interest(s, s->place.rank, s->place.node == 0 ? s->place.world : s->place.local_rank);
     return prs_attention_interest(s, prs_place_in_order(&s->place, way * s->place.local_ranks), to);
 }
 
-/* Ranks of the own node that messages go to, this one included when there are several nodes. */
+/* How many ranks of the own node receive messages, including this rank when there are several nodes. */
 PRS_SHARED uint32_t prs_attention_receivers(const struct prs_attention_schedule *s)
 {
     return s->place.local_ranks - (s->place.nodes > 1 ? 0 : 1);
 }
 
-/* Messages of one group that go one way to one receiver, with those that do not exist. */
+/* Message positions of one group on one way to one receiver, including positions without a message. */
 PRS_SHARED uint32_t prs_attention_lot(const struct prs_attention_schedule *s)
 {
     return s->segments * s->slabs * s->group * 2 * s->slab_chunks;
 }
 
-/* Between nodes, with room for more than one group: 1, and then a group crosses while the one before it is waited for
- * and handed on. With one buffer its credit would wait for just that. */
+/* 1 between nodes with more than one buffer: a group then crosses while this rank waits for the group before it and
+ * forwards that. With one buffer, the credit to send would itself need that forwarding. */
 PRS_SHARED uint32_t prs_attention_ahead(const struct prs_attention_schedule *s)
 {
     /* MUTANT(model attention) nothing goes ahead with one buffer: s/&& s->depth > 1// */
@@ -278,8 +280,9 @@ PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *
     return lots * prs_attention_lot(s);
 }
 
-/* What lot number `lot` is. False: nothing. Per group, way and receiver; the own slice first to the relay slot, because
- * it has the longest way, and if it goes ahead, just before what other nodes have sent of the group before. */
+/* Describes lot number `lot`: the messages of one group, way and receiver. False: it is empty. The own slice goes first
+ * to the relay slot, because that way is the longest. If it goes ahead, it goes just before the slices of other nodes
+ * of the group before. */
 PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uint32_t lot,
                                      struct prs_attention_message *m)
 {
@@ -299,8 +302,8 @@ PRS_SHARED bool prs_attention_lot_at(const struct prs_attention_schedule *s, uin
     return m->group < s->groups;
 }
 
-/* Message `at`; false: there is none at this position. Lot by lot, in each slab by slab the first rows of all its
- * pairs, keys before values. */
+/* Gives message `at`; false: there is none at this position. Messages come lot by lot, segment by segment, slab by slab
+ * and pair by pair, the chunks of keys before those of values. */
 PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s, uint32_t at,
                                          struct prs_attention_message *m)
 {
@@ -322,7 +325,7 @@ PRS_SHARED bool prs_attention_message_at(const struct prs_attention_schedule *s,
     return true;
 }
 
-/* Arrival counter of a slab of the slice at this place in the order. Keys and values of a pair have their own. */
+/* Arrival counter of a slab of the slice at position `order`. Keys and values of a pair have their own. */
 PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s, uint32_t order, uint32_t pair,
                                           uint32_t kind, uint32_t segment, uint32_t slab)
 {
@@ -351,9 +354,9 @@ PRS_SHARED uint32_t prs_attention_stages(const struct prs_attention_schedule *s)
 }
 
 /* ---- by copy engines ----
- * On one node, all resident: what other ranks send is not cut into messages, and lies as in the sender's tensors. A
- * group goes to one rank after the other, each time keys, values and a flag. */
-/* The flag, at the receiver, of a group of the slice at this place in its order. */
+ * Only on one node with everything resident. The data is not cut into messages, and has the layout of the sender's
+ * tensors. A group goes to one rank after the other: keys, then values, then a flag. */
+/* The receiver's flag for a group of the slice at position `order`. */
 PRS_SHARED uint32_t prs_attention_copied(const struct prs_attention_schedule *s, uint32_t order, uint32_t group)
 {
     /* MUTANT(model copied) a group has a flag of its own: s/(order - 1) * s->groups + group/order - 1/ */
@@ -369,8 +372,8 @@ PRS_SHARED uint32_t prs_attention_tensor(uint32_t order, uint32_t kind)
 }
 
 /* ---- parts of a task ---- */
-/* Floats that a part leaves: a row's 64 or 128 columns in fp32, and its maximum and sum once for each of the four
- * threads that have it. */
+/* Floats that a part leaves: 64 or 128 columns of each row in fp32, and the row's maximum and sum from each of the four
+ * threads that share it. */
 PRS_SHARED uint32_t prs_attention_partial(uint32_t tile_rows, uint32_t head_dim)
 {
     return tile_rows * (head_dim + 2 * 4);
@@ -383,14 +386,14 @@ PRS_SHARED uint32_t prs_attention_part_counters(uint32_t tile_rows)
 }
 
 /* ---- between nodes ---- */
-/* Signal word of a slab that the counterpart `way` nodes on puts here. */
+/* Signal word of a slab that the counterpart `way` nodes after this one puts here. */
 PRS_SHARED uint32_t prs_attention_far_slab(const struct prs_attention_schedule *s, uint32_t way, uint32_t pair,
                                            uint32_t kind, uint32_t segment, uint32_t slab)
 {
     return prs_attention_arrival(s, way, pair, kind, segment, slab);
 }
 
-/* Signal word of a credit from the counterpart `back` nodes back. */
+/* Signal word of a credit from the counterpart `back` nodes before this one. */
 PRS_SHARED uint32_t prs_attention_far_credit(const struct prs_attention_schedule *s, uint32_t back, uint32_t group)
 {
     return prs_attention_arrival(s, s->place.nodes, 0, 0, 0, 0) + (back - 1) * s->groups + group;
@@ -402,7 +405,7 @@ PRS_SHARED uint32_t prs_attention_far_words(const struct prs_attention_schedule 
 }
 
 /* ---- credits: a receiver says "all CTAs are done with this group" ---- */
-/* At the sender, from the rank `distance` before it in its node. */
+/* The sender's word for credit from the rank `distance` before it in its node. */
 PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s, uint32_t distance, uint32_t group)
 {
     return (distance - 1) * s->groups + group;

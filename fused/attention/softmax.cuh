@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: what a consumer warpgroup does between two products: mask, softmax, and the rows of the result. */
+/* Ring attention: the work of a consumer warpgroup between two products: mask and softmax; and how it writes the
+ * result. */
 #ifndef PERSEUS_FUSED_ATTENTION_SOFTMAX_CUH
 #define PERSEUS_FUSED_ATTENTION_SOFTMAX_CUH
 
 #include "fused/attention/cta.cuh"
 
 /* In a warpgroup's accumulators, element i of a thread is in column i / 4 * 8 + lane % 4 * 2 + i % 2 and in row lane /
- * 4 of its warp's 16 rows, or, if i & 2, eight rows below: two rows a thread, each shared by four threads. */
+ * 4 of its warp's 16 rows, or, if i & 2, eight rows below. So a thread has two rows, and four threads share each
+ * row. */
 struct row_state {
-    float top[2]; /* largest score so far, before scaling, or a somewhat smaller one: soften() */
+    float top[2]; /* largest score so far, before scaling, or a slightly smaller value: see soften() */
     float sum[2]; /* of this thread's probabilities, relative to top */
 };
 
@@ -24,7 +26,7 @@ PRS_DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* Scores of keys that a row may not look at; upper, lower: how many of the block it may. */
+/* Masks the scores of keys that a row may not attend to. upper, lower: how many keys of the block each row may. */
 template <int N> PRS_DEVICE void mask_scores(float (&s)[N], int32_t upper, int32_t lower)
 {
     int32_t shift = (int32_t)(threadIdx.x % 4) * 2;
@@ -36,8 +38,8 @@ template <int N> PRS_DEVICE void mask_scores(float (&s)[N], int32_t upper, int32
             s[i] = -INFINITY;
 }
 
-/* Scores to probabilities; shrink: what earlier probabilities, and what they were multiplied with, are now worth.
- * KEEP: 1 as long as that makes no probability larger than 2^8: nothing is lost, all of it is divided by its sum. */
+/* Turns scores into probabilities. shrink: the factor for earlier probabilities and their products. With KEEP it stays
+ * 1 as long as no probability exceeds 2^8. That loses nothing, because the result is divided by the sum. */
 template <bool KEEP, int N>
 PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2], float scale_log2)
 {
@@ -48,7 +50,7 @@ PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2]
         for (int i = 2 * h; i < N; i += 4)
             top = fmaxf(top, fmaxf(s[i], s[i + 1]));
         top = quad_max(top);
-        if (KEEP && (top - rows->top[h]) * scale_log2 <= 8.0f) /* the first time the difference is infinite */
+        if (KEEP && (top - rows->top[h]) * scale_log2 <= 8.0f) /* at first the difference is infinite */
             top = rows->top[h];
         shrink[h] = exp2_fast((rows->top[h] - top) * scale_log2);
         rows->top[h] = top;
@@ -63,8 +65,8 @@ PRS_DEVICE void soften(float (&s)[N], struct row_state *rows, float (&shrink)[2]
     }
 }
 
-/* Probabilities as the A operand of the next product: what the accumulators of two times 8 columns hold is just what
- * one step of 16 wants. */
+/* Probabilities as the A operand of the next product: the accumulators of two times 8 columns hold exactly what one
+ * step of 16 needs. */
 template <int N> PRS_DEVICE void pack_probabilities(uint32_t (&p)[N / 2], const float (&s)[N])
 {
 #pragma unroll
@@ -79,7 +81,7 @@ template <int N> PRS_DEVICE void shrink_result(float (&o)[N], const float (&shri
         o[i] *= shrink[i >> 1 & 1];
 }
 
-/* Four threads of one row hold 4 bytes each of four times 16: afterwards each holds one of the four. */
+/* Four threads of one row each hold 4 bytes of each of four 16-byte vectors. Afterwards each holds one whole vector. */
 PRS_DEVICE void transpose_quad(uint32_t (&w)[4])
 {
     uint32_t lane = threadIdx.x % 4;
@@ -97,7 +99,7 @@ PRS_DEVICE void transpose_quad(uint32_t (&w)[4])
     }
 }
 
-/* One of a thread's two rows, from all threads of the quad: each thread then holds 16 bytes of every 32 columns. */
+/* Writes one of the two rows of a quad of threads. Each thread gathers 16 bytes of every 32 columns. */
 template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float (&o)[N], int half, float factor)
 {
 #pragma unroll
@@ -109,9 +111,9 @@ template <int N> PRS_DEVICE void round_row(uint32_t (&w)[N / 16][4], const float
     }
 }
 
-/* Straight from the registers: a detour through shared memory would have to take the place of the queries, which by
- * then are those of the next task. No branch stands between the shuffles: each would wait for the one before. first:
- * row of this warp's first row in the segment. */
+/* Writes straight from the registers: shared memory has room only where the queries are, and by then those are the next
+ * task's. No branch stands between the shuffles, because each shuffle would then wait for the one before. first: row of
+ * this warp's first row in the segment. */
 template <int N>
 PRS_DEVICE void write_rows(const struct prs_attention_args &args, const struct prs_attention_task &t, uint32_t first,
                            const float (&o)[N], const struct row_state &rows)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: chooses the kernel, the sizes of what is sent, and how much memory. */
+/* Ring attention: chooses the kernel, the message sizes, and how much memory to use. */
 #ifndef PERSEUS_FUSED_ATTENTION_TUNING_H
 #define PERSEUS_FUSED_ATTENTION_TUNING_H
 
@@ -17,9 +17,8 @@ uint32_t prs_attention_tuning_block(const struct prs_attention_shape *shape, con
 /* The default overlap; 0: that of the first kernel. */
 uint32_t prs_attention_tuning_overlap(const struct prs_attention_shape *shape, const struct prs_place *place);
 
-/* Decides every field of info->tuning except workspace_limit, fills the schedule, and predicts the time. ctas: how
- * many can run at once; block_rows, overlap and tile_rows are those of the kernel that was found. 0, -EINVAL, or
- * -ENOMEM. */
+/* Decides every field of info->tuning except workspace_limit, fills the schedule, and predicts the time. ctas: how many
+ * can run at once; block_rows, overlap and tile_rows: those of the chosen kernel. 0, -EINVAL, or -ENOMEM. */
 int prs_attention_tuning_choose(const struct prs_attention_shape *shape, const struct prs_place *place, uint32_t ctas,
                                 struct prs_attention_info *info, struct prs_attention_schedule *schedule);
 

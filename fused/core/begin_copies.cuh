@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What runs before the copy engines of a launch start: a kernel of one warp, on the same stream as the fused kernel and
- * before it, because the fused kernel leaves no room for it. */
+/* A kernel of one warp that runs before the copy engines of a launch start. It is on the fused kernel's stream and
+ * before that kernel, which would leave it no room. */
 #ifndef PERSEUS_FUSED_BEGIN_COPIES_CUH
 #define PERSEUS_FUSED_BEGIN_COPIES_CUH
 
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
 
-/* credits[i]: the receiver has finished reading, in the launch before, what this rank copies over now. It is the rank
- * that comes (1 + i / per_rank) * step after this one; step world - 1 counts backwards. */
+/* credits[i]: the receiver has read, in the launch before, the data that this rank now overwrites. The receiver comes
+ * (1 + i / per_rank) * step after this rank; step world - 1 counts backwards. */
 struct begin_copies_args {
     struct prs_sync sync;
     struct prs_place place;

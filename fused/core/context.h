@@ -26,7 +26,7 @@ struct prs_fused {
     bool shared_device; /* two ranks of one node, this one or another, use one GPU */
 };
 
-/* Whether copy engines, which the caller asked for, can move data between these ranks: 0 or -EINVAL. */
+/* Checks that copy engines, which the caller asked for, can move data between these ranks. 0 or -EINVAL. */
 static inline int prs_context_check_copies(const struct prs_fused *ctx)
 {
     if (!ctx->shared_device)
@@ -39,17 +39,18 @@ static inline int prs_context_check_copies(const struct prs_fused *ctx)
 /* The caller's allgather; with one rank, a copy. 0, or -errno (logged). */
 int prs_context_allgather(struct prs_fused *ctx, const void *mine, void *all, size_t bytes);
 
-/* Collective: returns when all ranks have called it. What they wrote to device memory and synchronised is visible. */
+/* Collective: returns when all ranks have called it. Device memory that they wrote and synchronised before is
+ * visible. */
 int prs_context_barrier(struct prs_fused *ctx);
 
 /* Collective: 0 when r is 0 on every rank, else the first rank's error. */
 int prs_context_agree(struct prs_fused *ctx, int r);
 
-/* Makes the context's device current; *before gets what prs_context_leave() restores. */
+/* Makes the context's device current; *before gets the device that prs_context_leave() restores. */
 int prs_context_enter(struct prs_fused *ctx, int *before);
 void prs_context_leave(int before);
 
-/* Positive CUDA error -> logged, -EIO (or -ENOMEM). */
+/* Logs a CUDA error (positive) and turns it into -EIO or -ENOMEM. */
 int prs_cuda_check(cudaError_t e, const char *what);
 
 #endif

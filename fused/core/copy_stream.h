@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies to other ranks by copy engines, on a stream of the library beside the kernel on the caller's stream. Each plan
- * decides what is copied and which flags follow. One stream is enough: a GPU has one engine for all its peers, which
- * finishes one stream before it serves the next (seen on H200). */
+/* Copies to other ranks by copy engines. They run on a stream of the library, at the same time as the kernel on the
+ * caller's stream. Each plan decides which data and which flags are copied. One stream is enough: a GPU has one engine
+ * for all its peers, which finishes one stream before it serves the next (seen on H200). */
 #ifndef PERSEUS_FUSED_COPY_STREAM_H
 #define PERSEUS_FUSED_COPY_STREAM_H
 
@@ -16,20 +16,20 @@ struct prs_copy_stream {
     bool go_first; /* CUDA_LAUNCH_BLOCKING: copies are enqueued before the kernel */
 };
 
-/* *c is zeroed. 0, or -EIO; prs_copy_stream_close() releases what was opened in either case. */
+/* *c must be zeroed. 0 or -EIO; call prs_copy_stream_close() in either case. */
 int prs_copy_stream_open(struct prs_copy_stream *c);
 void prs_copy_stream_close(struct prs_copy_stream *c);
 
-/* The copies wait for what `stream` was given before. 0 or -EIO. */
+/* The copies wait for all earlier work of `stream`. 0 or -EIO. */
 int prs_copy_stream_fork(struct prs_copy_stream *c, cudaStream_t stream);
-/* `stream` waits for the copies, so that what was copied may change after. 0 or -EIO. */
+/* `stream` waits for the copies, so that its later work may change their source. 0 or -EIO. */
 int prs_copy_stream_join(struct prs_copy_stream *c, cudaStream_t stream);
 
-/* `rows` rows of `bytes` bytes, `pitch` bytes from one to the next on either side. 0 or -EIO. */
+/* Copies `rows` rows of `bytes` bytes; rows begin `pitch` bytes apart on both sides. 0 or -EIO. */
 int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, const void *from, size_t pitch, size_t bytes,
                          size_t rows);
 
-/* Copies a word of this device after them, as their flag. 0 or -EIO. */
+/* Copies a word of this device after those rows, as their flag. 0 or -EIO. */
 int prs_copy_stream_word(struct prs_copy_stream *c, uint32_t *to, const uint32_t *from);
 
 #endif

@@ -21,7 +21,7 @@ struct cta_position {
     uint32_t epoch;
 };
 
-/* Where a role is in the pipeline of stages; it runs on across units. */
+/* A role's position in the pipeline of stages. It continues from unit to unit. */
 struct pipeline {
     uint32_t stage, phase;
 };
@@ -59,7 +59,7 @@ template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
 {
     for (int i = 0; i < PRS_STAGES; i++) {
         mbarrier_init(&m->full[i], 1);
-        mbarrier_init(&m->empty[i], E::cluster * CONSUMER_WARPS); /* all CTAs read what any multicasts */
+        mbarrier_init(&m->empty[i], E::cluster * CONSUMER_WARPS); /* each CTA reads what any multicasts */
     }
     for (int i = 0; i < 4; i++) {
         mbarrier_init(&m->c_full[i], 4);
@@ -70,7 +70,7 @@ template <class E> PRS_DEVICE void cta_memory_init(const struct cta_memory *m)
     mbarrier_init_fence();
 }
 
-/* All threads of both CTAs of the cluster, before the roles begin. a, b, c: tensor maps that are used soon. */
+/* All threads of both CTAs of the cluster call this before the roles begin. a, b, c: tensor maps to prefetch. */
 template <class E>
 PRS_DEVICE void begin_roles(const struct cta_memory &m, const CUtensorMap *a, const CUtensorMap *b,
                             const CUtensorMap *c)
@@ -86,7 +86,7 @@ PRS_DEVICE void begin_roles(const struct cta_memory &m, const CUtensorMap *a, co
     cluster_wait(); /* the other CTA's barriers exist before anything is multicast to it */
 }
 
-/* All threads of both CTAs, when their roles have ended. */
+/* All threads of both CTAs call this when their roles have ended. */
 PRS_DEVICE void end_roles(void)
 {
     __syncwarp();

@@ -8,16 +8,16 @@
 
 #include "fused/core/place.h"
 
-/* A put's source must be in a window too: staging has slots for what is sent.
+/* A put's source must be in a window too, so staging also has slots for data to be sent.
  *
  * Why a bank, ours or theirs, may be written again two epochs later: a rank in epoch e + 2 has finished e + 1. For that
- * it needed what each counterpart sent in e + 1. Each counterpart therefore had finished e: it had received everything
- * that was put in e, and had read it. Rows of the result are put from where they lie: a launch ends when its puts are
- * complete. */
+ * it needed what each counterpart sent in e + 1. Each counterpart therefore had finished e: it had received and read
+ * everything that was put in e. Rows of the result are put straight from the result, so a launch ends only when its
+ * puts are complete. */
 struct prs_far {
     struct prs_device device;
     uint64_t *signals;  /* own words; counterparts set them to the epoch; their low halves are awaited like flags */
-    uint32_t *counters; /* own; they find the CTA that comes last */
+    uint32_t *counters; /* own; they tell which CTA is the last to arrive */
     uint8_t *result[PRS_MAX_LOCAL_RANKS]; /* all-reduce: [p]: C of neighbour p */
     uint64_t result_offset;               /* of C in its window */
     uint32_t staging_window, signal_window, result_window;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the ranks are, seen from one of them. Plain C: the kernels, the host and the CPU protocol tests use it.
  *
- * Ranks of a node are consecutive, and every node has as many. The ranks with the same local rank on all nodes are
- * counterparts: what crosses between nodes goes from a rank to its counterparts only, once, and is spread inside the
- * node from there. Symmetric memory names the ranks of a node as neighbours: neighbour p has the local rank that comes
- * p after the own one, so neighbour 0 is the rank itself. */
+ * Ranks of a node are consecutive, and every node has the same number of ranks. The ranks with the same local rank on
+ * all nodes are counterparts: data crosses between nodes only from a rank to its counterparts, once, and each
+ * counterpart spreads it inside its node. Symmetric memory names the ranks of a node as neighbours: neighbour p has the
+ * local rank that comes p after this rank's, so neighbour 0 is the rank itself. */
 #ifndef PERSEUS_FUSED_GEOMETRY_H
 #define PERSEUS_FUSED_GEOMETRY_H
 
@@ -27,20 +27,20 @@ PRS_SHARED uint32_t prs_ceil_div(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
-/* ---- circles: ranks, nodes and local ranks count on from 0 after the last ---- */
+/* ---- circles: after the last rank, node or local rank comes 0 again ---- */
 /* How far `to` comes after `from`, 0 .. count - 1. */
 PRS_SHARED uint32_t prs_distance(uint32_t from, uint32_t to, uint32_t count)
 {
     return (to + count - from) % count;
 }
 
-/* The distance of the way back. */
+/* The distance in the other direction. */
 PRS_SHARED uint32_t prs_distance_back(uint32_t distance, uint32_t count)
 {
     return (count - distance) % count;
 }
 
-/* The others, numbered as `owner` sees them: 0 is the next one. The owner itself comes last. */
+/* Numbers the others as `owner` sees them: 0 is the next one. The owner itself comes last. */
 PRS_SHARED uint32_t prs_index_after(uint32_t other, uint32_t owner, uint32_t count)
 {
     return (other + count - owner - 1) % count;
@@ -90,7 +90,7 @@ PRS_SHARED uint32_t prs_place_neighbour_index(const struct prs_place *p, uint32_
     return prs_distance(p->local_rank, rank % p->local_ranks, p->local_ranks);
 }
 
-/* The counterpart on the node that comes so far after the own one. */
+/* The counterpart on the node that comes `distance` after the own one. */
 PRS_SHARED uint32_t prs_place_counterpart(const struct prs_place *p, uint32_t distance)
 {
     return prs_place_rank(p, (p->node + distance) % p->nodes, p->local_rank);
@@ -102,8 +102,8 @@ PRS_SHARED uint32_t prs_place_node_distance(const struct prs_place *p, uint32_t 
     return prs_distance(p->node, rank / p->local_ranks, p->nodes);
 }
 
-/* The rank at position `order` (0 .. world - 1) of an order in which what need not cross comes first: the own rank and
- * those after it on its node, then node by node the counterpart and those after it. */
+/* The rank at position `order` (0 .. world - 1) of an order in which the own node comes first: the own rank and those
+ * after it on its node, then node by node the counterpart and those after it. */
 PRS_SHARED uint32_t prs_place_in_order(const struct prs_place *p, uint32_t order)
 {
     uint32_t node = p->node + order / p->local_ranks, local_rank = p->local_rank + order % p->local_ranks;

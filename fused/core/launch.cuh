@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launching a persistent kernel: one CTA per SM that it is given, in clusters, all of them running at once. */
+/* Launching a persistent kernel: one CTA on each SM that it may use, in clusters, all running at once. */
 #ifndef PERSEUS_FUSED_LAUNCH_CUH
 #define PERSEUS_FUSED_LAUNCH_CUH
 
@@ -29,7 +29,7 @@ static inline void launch_config(cudaLaunchConfig_t *config, cudaLaunchAttribute
     config->numAttrs = 1;
 }
 
-/* Readies `kernel` on the current device; *clusters: how many can run at once. 0 or -ENOTSUP. */
+/* Prepares `kernel` on the current device; *clusters: how many can run at once. 0 or -ENOTSUP. */
 template <class... Args>
 static int launch_prepare(void (*kernel)(Args...), const struct launch_shape *shape, uint32_t *clusters)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The machine that the plans predict times for: H200 GPUs, NVLink, ports of 400 Gb/s. Measured on 2 and 4 x H200
- * (doc/fused-notes.md) unless a line says otherwise. Where figures for one thing differ, each is what the named kernel
- * reached or was fitted to; the tuning tests pin the choices that follow. Plain C, no CUDA. */
+ * (doc/fused-notes.md) unless a line says otherwise. Where figures for the same quantity differ, each is the one that
+ * the named kernel reached, or that its model was fitted to. The tuning tests fix the choices that follow from them.
+ * Plain C, no CUDA. */
 #ifndef PERSEUS_FUSED_MACHINE_H
 #define PERSEUS_FUSED_MACHINE_H
 
@@ -16,7 +17,7 @@ static const double PRS_ATTENTION_FLOPS_PER_US = 650e6; /* cuDNN at head_dim 128
 static const double PRS_STORE_BYTES_PER_US = 357e3;       /* stored by SMs */
 static const double PRS_ROW_STORE_BYTES_PER_US = 355e3;   /* stored by SMs, row by row (MoE) */
 static const double PRS_COPY_BYTES_PER_US = 357e3;        /* copy engines, large pieces (all-gather) */
-static const double PRS_BESIDE_COPY_BYTES_PER_US = 350e3; /* copy engines, in one copy beside a kernel (attention) */
+static const double PRS_BESIDE_COPY_BYTES_PER_US = 350e3; /* copy engines, one copy while a kernel runs (attention) */
 
 /* Bytes per microsecond through one 400 Gb/s port. */
 static const double PRS_PORT_BYTES_PER_US = 45e3;     /* less headers; not measured */

@@ -6,7 +6,7 @@
 
 #include "fused/core/cta.cuh"
 
-/* One lane per CTA of the cluster says: this warp has read the stage. */
+/* One lane per CTA of the cluster tells that CTA that this warp has read the stage. */
 template <class E> PRS_DEVICE void release_stage(const struct cta_memory &m, uint32_t stage)
 {
     uint32_t lane = threadIdx.x % 32;
@@ -31,7 +31,7 @@ PRS_DEVICE void multiply_stage(float (&d)[128], const struct cta_memory &m, cons
     wgmma_commit();
 }
 
-/* One quarter of a tile as bf16 pairs: what one slab holds, 16 registers. */
+/* Packs one quarter of a tile, the content of one slab, into bf16 pairs: 16 registers. */
 PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float *d)
 {
 #pragma unroll
@@ -39,7 +39,8 @@ PRS_DEVICE void pack_quarter(uint32_t (&to)[16], const float *d)
         to[i] = pack_bf16x2(d[2 * i], d[2 * i + 1]);
 }
 
-/* Slab in fragment order, for another rank's add_partials: thread t's 16-byte vector v at v * 2048 + t * 16. */
+/* Writes a slab in fragment order, for add_partials on another rank: vector v (16 bytes) of thread t at v * 2048 + t *
+ * 16. */
 PRS_DEVICE void fill_partial_slab(const uint32_t (&x)[16], uint32_t slab)
 {
     uint32_t to = slab + (threadIdx.x % 128) * 16;
@@ -48,7 +49,7 @@ PRS_DEVICE void fill_partial_slab(const uint32_t (&x)[16], uint32_t slab)
         store_shared_v4(to + v * 2048, x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]);
 }
 
-/* Slab as 64 rows of 128 bytes, swizzled as the copy engine expects. */
+/* Writes a slab as 64 rows of 128 bytes, swizzled as the copy engine expects. */
 PRS_DEVICE void fill_result_slab(const uint32_t (&x)[16], uint32_t slab)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -60,7 +61,7 @@ PRS_DEVICE void fill_result_slab(const uint32_t (&x)[16], uint32_t slab)
                         x[4 * v + 3]);
 }
 
-/* The ring of store buffers of one warpgroup, as its consumers see it. */
+/* The consumers' position in the ring of store buffers of their warpgroup. */
 struct slab_pipeline {
     uint32_t filled; /* slabs handed over so far */
 };
@@ -70,7 +71,7 @@ template <class E> PRS_DEVICE uint32_t next_slab(const struct slab_pipeline &rin
     return half * E::slabs + ring.filled % E::slabs;
 }
 
-/* True for a whole warp, or for none of it. */
+/* All lanes of a warp get the same answer. */
 template <class E>
 PRS_DEVICE bool slab_is_free(const struct cta_memory &m, const struct slab_pipeline &ring, uint32_t half)
 {
@@ -99,17 +100,17 @@ PRS_DEVICE void hand_over_quarter(const uint32_t (&x)[16], const struct cta_memo
     ring->filled++;
 }
 
-/* The quarters of the last tile for which no slab was free. They wait in registers, and are handed over during the next
- * tile's products as slabs come free: with them a whole tile can wait for the link while the tensor cores go on. Each
+/* The quarters of the last tile for which no slab was free. They stay in registers, and are handed over during the next
+ * tile's products, as slabs become free. So a whole tile can wait for the network while the tensor cores continue. Each
  * warp decides for itself. */
 template <class E> struct left_over {
     static constexpr int count = PRS_SLABS_PER_TILE - E::slabs;
     uint32_t quarter[count][16];
-    uint32_t next; /* count: nothing left */
+    uint32_t next; /* equal to count: nothing is left */
     bool partial;
 };
 
-/* Registers have no run-time index: hence the unrolled loops over constants. */
+/* Registers cannot be indexed at run time, so these loops are unrolled over constants. */
 template <class E>
 PRS_DEVICE void hand_over_next(struct left_over<E> *left, const struct cta_memory &m, uint32_t half,
                                struct slab_pipeline *ring)
@@ -152,7 +153,7 @@ PRS_DEVICE void hand_over_tile(const float (&d)[128], const struct cta_memory &m
     }
 }
 
-/* The K loop of one tile. One group of tensor-core work stays in flight while the stage before it is released. */
+/* The K loop of one tile. One group of tensor-core work stays in flight while the previous stage is released. */
 template <class E>
 PRS_DEVICE void multiply_tile(float (&d)[128], const struct cta_memory &m, struct pipeline *r, uint32_t half,
                               uint32_t steps, struct left_over<E> *left, struct slab_pipeline *slabs)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of perseus/device.cuh from the roles of a kernel: one that fails (the proxy died, or takes no commands) ends
- * the launch as a wait that gave up does. */
+/* Calls of perseus/device.cuh from the roles of a kernel: a call that fails (the proxy died, or takes no commands) ends
+ * the launch like a wait that gave up. */
 #ifndef PERSEUS_FUSED_NETWORK_CUH
 #define PERSEUS_FUSED_NETWORK_CUH
 
@@ -24,7 +24,8 @@ PRS_DEVICE_OUTLINED void network_signal(const struct prs_sync *sync, const struc
         give_up(sync, PRS_AWAIT_NETWORK, signal.peer, signal.group, 0, (uint32_t)-r, 0);
 }
 
-/* Last thing in a launch: nothing that was put is still read here, so that it may be written. */
+/* The last step of a launch: waits until the network has read everything that was put, so that it may be
+ * overwritten. */
 PRS_DEVICE_OUTLINED void network_quiet(const struct prs_sync *sync, const struct prs_device *device)
 {
     int r = prs_quiet(device);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all plans have in common: how one is opened together with the other ranks, what it releases, how it is launched.
- * struct prs_plan is the first member of each kernel's own plan. */
+/* The part that all plans have in common: opening together with the other ranks, releasing, launching. struct prs_plan
+ * is the first member of each kernel's own plan. */
 #ifndef PERSEUS_FUSED_PLAN_H
 #define PERSEUS_FUSED_PLAN_H
 
@@ -10,16 +10,17 @@
 
 struct prs_plan;
 
-/* What one kernel does in each step; all but close() return 0 or -errno. The context's device is current. */
+/* The steps that differ from kernel to kernel; all but close() return 0 or -errno. The context's device is current. */
 struct prs_plan_steps {
     const char *name; /* for error texts */
     /* Opening. own() needs no other rank. shared() is collective and runs when own() has succeeded on all ranks. */
     int (*own)(struct prs_plan *p);
     int (*shared)(struct prs_plan *p);
-    /* Releases what the two opened beside memory of prs_plan_memory() and the copy stream, also after they failed. */
+    /* Releases what own() and shared() opened, except memory of prs_plan_memory() and the copy stream. Runs also after
+     * they failed. */
     void (*close)(struct prs_plan *p);
-    /* Launching. The last two are for plans whose `copies` shared() has opened: begin_copies() enqueues what copies
-     * wait for, and copies() enqueues them on the copy stream, which runs beside the kernel. */
+    /* Launching. The last two are for plans whose `copies` shared() has opened. begin_copies() enqueues the kernel that
+     * the copies wait for; copies() enqueues the copies on the copy stream, which runs beside the fused kernel. */
     int (*kernel)(struct prs_plan *p, cudaStream_t stream);
     int (*begin_copies)(struct prs_plan *p, cudaStream_t stream);
     int (*copies)(struct prs_plan *p);
@@ -42,25 +43,25 @@ struct prs_plan {
  * prs_plan_open(). NULL (logged): out of memory. */
 void *prs_plan_new(struct prs_fused *ctx, const struct prs_plan_steps *steps, size_t bytes);
 
-/* Collective, unless the plan is alone: where one rank fails, all do. Takes the plan: *out is the plan, or, after a
- * failure, is left as it was and the plan is gone. */
+/* Collective, unless the plan is alone: where one rank fails, all do. Takes ownership of the plan. On success *out is
+ * the plan; on failure the plan is freed and *out is unchanged. */
 int prs_plan_open(struct prs_plan *p, void **out);
 
 /* Collective. NULL does nothing. */
 void prs_plan_close(struct prs_plan *p);
 
-/* Collective, for shared(): symmetric memory that the plan releases, the last opened first, and counts. */
+/* Collective, for shared(): opens symmetric memory. The plan counts it, and releases it in reverse order of opening. */
 int prs_plan_memory(struct prs_plan *p, size_t bytes, enum prs_symmetric_use use, struct prs_symmetric **out);
-/* The same for `words` flags, by whose last word the node's ranks also tell each other that they gave up. */
+/* The same for `words` flags. With their last word the node's ranks also tell each other that they gave up. */
 int prs_plan_flags(struct prs_plan *p, size_t words, struct prs_symmetric **out);
-/* The same for the signal words between nodes; fills `far`. */
+/* The same for the signal words between nodes; also fills `far`. */
 int prs_plan_signals(struct prs_plan *p, const struct prs_symmetric *data, uint64_t words, struct prs_far *far);
 
-/* Before a launch: 0 when nothing has failed on the context; its device is then current, and *before is for
+/* Before a launch: 0 when nothing has failed on the context; its device is then current, and *before is the argument of
  * prs_context_leave(). */
 int prs_plan_enter(struct prs_plan *p, int *before);
 
-/* Enqueues the kernel and, beside it, the copies if there are any. `stream` goes on when both are done. */
+/* Enqueues the kernel and, beside it, the copies if there are any. Later work of `stream` waits for both. */
 int prs_plan_launch(struct prs_plan *p, cudaStream_t stream);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One PTX instruction = one named inline function. Nothing here knows tiles, roles or protocols. */
+/* Each PTX instruction is one named inline function. Nothing here knows tiles, roles or protocols. */
 #ifndef PERSEUS_FUSED_PTX_CUH
 #define PERSEUS_FUSED_PTX_CUH
 
@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #define PRS_DEVICE static __device__ __forceinline__
-/* For what runs rarely: inlined, it would cost the roles registers. */
+/* For functions that run rarely: inlined, they would cost the roles registers. */
 #define PRS_DEVICE_OUTLINED static __device__ __noinline__
 
 /* The dynamic shared memory of this CTA; swizzles look at address bits below 1024. */
@@ -81,7 +81,7 @@ PRS_DEVICE void mbarrier_arrive(uint64_t *bar)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
 }
 
-/* Arrive on the barrier at the same place in the shared memory of another CTA of the cluster (or of this one). */
+/* Arrives on the barrier at the same offset in the shared memory of another CTA of the cluster, or of this one. */
 PRS_DEVICE void mbarrier_arrive_at(uint64_t *bar, uint32_t cta)
 {
     asm volatile("{\n"
@@ -131,13 +131,13 @@ PRS_DEVICE void mbarrier_wait(uint64_t *bar, uint32_t parity)
 }
 
 /* ---- named barriers ---- */
-/* Waits until `threads` threads have come to barrier `id`, by this call or by the next. */
+/* Waits until `threads` threads have arrived at barrier `id`, by this call or by the next function. */
 PRS_DEVICE void barrier_sync(uint32_t id, uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Counts this warp's threads in and goes on. */
+/* Counts this warp's threads as arrived, and does not wait. */
 PRS_DEVICE void barrier_arrive(uint32_t id, uint32_t threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -207,7 +207,7 @@ PRS_DEVICE void bulk_store(void *dst, const void *src, uint32_t bytes)
         : "memory");
 }
 
-/* Shared memory of this CTA to the same place as dst in CTA `cta` of the cluster, and bar there. */
+/* Copies shared memory of this CTA to the offset of dst in CTA `cta` of the cluster, and completes on bar there. */
 PRS_DEVICE void bulk_send(void *dst, const void *src, uint32_t bytes, uint64_t *bar, uint32_t cta)
 {
     asm volatile("{\n"
@@ -250,13 +250,13 @@ PRS_DEVICE void tma_load_5d(void *dst, const CUtensorMap *map, uint64_t *bar, in
 }
 
 /* ---- proxies, flags ---- */
-/* Shared memory written with ordinary stores -> read by the copy engine or the tensor cores. */
+/* Makes ordinary stores to shared memory visible to the copy engine and the tensor cores. */
 PRS_DEVICE void fence_async_shared(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Global memory seen through an acquire -> read by the copy engine. */
+/* Makes global memory that this thread has acquired visible to the copy engine. */
 PRS_DEVICE void fence_async_global(void)
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -274,7 +274,7 @@ PRS_DEVICE void store_release_sys(uint32_t *p, uint32_t v)
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-/* Everything this thread has seen or written, before whatever it raises next with add_relaxed_sys(). */
+/* Orders everything that this thread has seen or written before the next add_relaxed_sys(). */
 PRS_DEVICE void fence_release_sys(void)
 {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
@@ -292,7 +292,7 @@ PRS_DEVICE uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v)
     return old;
 }
 
-/* As fence_release_sys(), before add_relaxed_gpu(), for what only this GPU reads. */
+/* Like fence_release_sys(), but before add_relaxed_gpu(), for data that only this GPU reads. */
 PRS_DEVICE void fence_release_gpu(void)
 {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -425,8 +425,8 @@ template <int TRANS_B> PRS_DEVICE void wgmma_m64n256k16(float (&d)[128], uint64_
 }
 
 /* ---- tensor cores: attention ---- */
-/* Instructions that compute these registers stay before this, those that use them stay after it. The compiler does not
- * know that wgmma_wait() fills an accumulator, nor that work before it is meant to run under a product. */
+/* Keeps instructions that compute these registers before this point, and those that use them after it. The compiler
+ * does not know that wgmma_wait() fills an accumulator, nor that work before it should run during a product. */
 template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
 {
 #pragma unroll
@@ -449,7 +449,7 @@ template <int N> PRS_DEVICE void registers_pin(float (&d)[N])
     PRS_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, "   \
                  "%83, %84, %85, %86, %87"
 
-/* As wgmma_m64n256k16, narrower. */
+/* Like wgmma_m64n256k16, for fewer columns. */
 template <int TRANS_B> PRS_DEVICE void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b, uint32_t add)
 {
     asm volatile("{\n"

@@ -6,7 +6,7 @@
 #include "fused/core/context.h"
 #include "fused/core/far.h"
 
-/* Which ranks write to it. Memory that only ranks of the same node write needs no window. */
+/* Which ranks write to the memory. If only ranks of the same node do, it needs no window. */
 enum prs_symmetric_use {
     PRS_SYMMETRIC_NODE,   /* ranks of this node, by stores; no window */
     PRS_SYMMETRIC_DATA,   /* also other ranks, by puts; and it may be the source of puts */

@@ -17,7 +17,7 @@ struct wait_clock {
     uint32_t spins;
 };
 
-/* The first fault of a rank stays. This and the next function are out of line, so that they cost the roles no
+/* Only the first fault of a rank is kept. This and the next function are out of line, so that they cost the roles no
  * registers. */
 PRS_DEVICE_OUTLINED void record_fault(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
                                       uint32_t want, uint32_t seen, uint64_t waited)
@@ -35,13 +35,13 @@ PRS_DEVICE_OUTLINED void record_fault(const struct prs_sync *sync, uint32_t what
     *(volatile uint32_t *)&f->state = 2u;
 }
 
-/* The first wait that runs out of time writes the fault report. After that no wait on this rank waits any more. */
+/* The first wait that times out writes the fault report. After that no wait on this rank waits. */
 PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uint32_t from, uint32_t index,
                                  uint32_t want, uint32_t seen, uint64_t waited)
 {
     struct prs_plan_words *words = sync->words;
     record_fault(sync, what, from, index, want, seen, waited);
-#pragma unroll 1 /* the callers pay for its registers */
+#pragma unroll 1 /* unrolled, it would cost the callers registers */
     for (uint32_t i = 0; i < words->neighbours; i++)
         *(volatile uint32_t *)words->alarm[i] = words->rank + 1;
     /* MUTANT(emulator nodes/sums_without_a_lost_rank_are_not_sent) a rank that gave up sends nothing: delete */
@@ -58,7 +58,7 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
 PRS_DEVICE bool keep_waiting(const struct prs_sync *sync, struct wait_clock *clock, uint32_t what, uint32_t from,
                              uint32_t index, uint32_t want, uint32_t seen)
 {
-    /* Many pollers of one cache line hold up the rank that wants to raise a flag in it. */
+    /* Many pollers of one cache line delay the rank that raises a flag in it. */
     if (++clock->spins > EAGER_SPINS)
         __nanosleep(BACK_OFF_NS);
     if (clock->spins % SPINS_PER_CLOCK_READ != 0)
@@ -74,8 +74,8 @@ PRS_DEVICE bool keep_waiting(const struct prs_sync *sync, struct wait_clock *clo
     return false;
 }
 
-/* Acquires *flag >= want: what the rank that raises the flag wrote before its release is visible after. The labels in
- * brackets at releases name this wait. */
+/* Waits until *flag >= want, and acquires: all that the raising rank wrote before its release is then visible. The
+ * releases with a label in brackets pair with this wait. */
 PRS_DEVICE bool wait_flag(const struct prs_sync *sync, const uint32_t *flag, uint32_t want, uint32_t what,
                           uint32_t from, uint32_t index)
 {
@@ -89,14 +89,14 @@ PRS_DEVICE bool wait_flag(const struct prs_sync *sync, const uint32_t *flag, uin
     }
 }
 
-/* Counts this thread's arrival; true for the one that makes the counter `whole`. What the others did before they
- * arrived is visible to it. */
+/* Counts this thread's arrival; true for the arrival that brings the counter to `whole`. That thread sees what the
+ * others wrote before they arrived. */
 PRS_DEVICE bool arrives_last(uint32_t *counter, uint32_t whole)
 {
     return add_acq_rel_gpu(counter, 1) + 1 == whole;
 }
 
-/* The epoch of this launch. The word changes only when every CTA has left, so every CTA reads the same. */
+/* The epoch of this launch. The word changes only when every CTA has left, so every CTA reads the same value. */
 PRS_DEVICE uint32_t launch_epoch(const struct prs_sync *sync)
 {
     return *(volatile uint32_t *)&sync->words->epoch + 1;
@@ -107,14 +107,14 @@ PRS_DEVICE bool alarmed(const struct prs_sync *sync)
     return sync->alarm && *(volatile uint32_t *)sync->alarm != 0;
 }
 
-/* None of this rank's own waits failed, but what it took from a neighbour that gave up may be wrong. */
+/* For a launch in which no wait of this rank failed, but a neighbour gave up, so that its data may be wrong. */
 PRS_DEVICE void record_alarm(const struct prs_sync *sync)
 {
     record_fault(sync, PRS_FAULT_NEIGHBOUR, *(volatile uint32_t *)sync->alarm - 1, 0, 0, 0, 0);
 }
 
-/* One thread per CTA, after all waits of its CTA. The counter is never reset: the last CTA of launch e is arrival
- * number grid * e. True for that one: the launch is over on this rank. */
+/* One thread per CTA calls this after all waits of its CTA. The counter is never reset: the last CTA of launch e is
+ * arrival number grid * e. True for that CTA: the launch is then over on this rank. */
 PRS_DEVICE bool leave_epoch(const struct prs_sync *sync, uint32_t epoch, uint32_t ctas)
 {
     uint64_t saw = alarmed(sync) ? 1 : 0, left = prs_add_acq_rel_gpu(&sync->words->left, 1ull << 32 | saw);

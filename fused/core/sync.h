@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernels of every plan carry: the epoch, the limit of their waits, the fault report. sync.cuh is the device's
- * part. */
+/* The state for waiting that every plan's kernels get: the epoch, the time limit of waits, the fault report. sync.cuh
+ * has the device code. */
 #ifndef PERSEUS_FUSED_SYNC_H
 #define PERSEUS_FUSED_SYNC_H
 
@@ -24,7 +24,7 @@ enum prs_awaited {
     PRS_AWAIT_ROUTES = 16, /* MoE: a rank's counts and records */
     PRS_AWAIT_TOKEN = 17,  /* MoE: a rank's row */
     PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
-    PRS_AWAIT_CTAS = 19,   /* this rank's own: of MoE's routing; attention: all that read or pass on a group */
+    PRS_AWAIT_CTAS = 19,   /* this rank's own CTAs: in MoE's routing; in attention: all that read or forward a group */
     /* Faults other than a wait that timed out: */
     PRS_FAULT_CAPACITY = 64, /* index: expert, want: rows, seen: capacity */
     PRS_FAULT_EXPERT = 65,   /* index: token, want: experts, seen: what the router chose */
@@ -49,8 +49,8 @@ struct prs_plan_words {
     uint64_t left;     /* CTAs, over all launches: in the high half; the low one: those of them that saw the alarm */
     uint32_t aborted;  /* a wait gave up: the rest of the launch, and every later one, waits for nothing */
     uint32_t copying;  /* epoch whose blocks the copy engines move; they copy this word as their flag */
-    /* Used after a wait that timed out. The launch continues so that all its CTAs finish, but the data that it signals
-     * from then on may be wrong: the neighbours are alarmed. */
+    /* Used after a wait that timed out. The launch continues, so that all its CTAs finish. But the data that it signals
+     * from then on may be wrong, so this rank raises its neighbours' alarm. */
     uint32_t rank, neighbours;
     uint32_t *alarm[PRS_MAX_LOCAL_RANKS - 1]; /* of each neighbour */
     uint64_t *network; /* set to PRS_DEVICE_ABORTED: the command ring takes no more commands; NULL on a single node */
@@ -69,12 +69,13 @@ extern "C" {
 
 /* Zeroed words on the context's device, which must be current. 0, -ENOMEM or -EIO. */
 int prs_sync_open(const struct prs_fused *ctx, struct prs_sync *sync);
-/* Collective, before any launch: from now on a rank of the node that gives up tells the others so in the last word of
- * these flags, which nothing else uses. Where one rank fails, all do. 0 or -EIO. */
+/* Collective, before any launch: from now on a rank that gives up says so to the others of its node in the last word of
+ * these flags, which nothing else uses. If one rank fails, all do. 0 or -EIO. */
 int prs_sync_share(struct prs_fused *ctx, const struct prs_symmetric *flags, struct prs_sync *sync);
 void prs_sync_close(struct prs_sync *sync);
 
-/* 0 when a launch may be enqueued; the fault's error, logged, when an earlier one on this context went wrong. */
+/* 0 when a launch may be enqueued; otherwise the error of a fault in an earlier launch on this context, which is
+ * logged. */
 int prs_sync_check(struct prs_fused *ctx);
 
 #ifdef __cplusplus

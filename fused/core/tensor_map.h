@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A bf16 matrix of `planes` planes of rows x columns, all without gaps; boxes of box_rows x 64 columns. swizzled: the
- * order that the tensor cores and fill_result_slab() use. planes 0: a plain two-dimensional map. */
+/* Describes a bf16 matrix of `planes` planes of rows x columns, without gaps, in boxes of box_rows x 64 columns.
+ * swizzled: the order that the tensor cores and fill_result_slab() use. planes 0: a plain two-dimensional map. */
 struct prs_tensor {
     const void *base;
     uint64_t columns, rows, planes;
@@ -19,8 +19,8 @@ struct prs_tensor {
 /* 0, -EINVAL (alignment, size), -ENOTSUP (driver too old). */
 int prs_tensor_map_encode(const struct prs_tensor *t, CUtensorMap *map);
 
-/* Any bf16 tensor of five dimensions, the first of them without gaps; stride[i]: bytes from one element of dimension
- * i + 1 to the next, multiples of 16 in any order. What a box has beyond the tensor reads as zero. */
+/* Describes any bf16 tensor of five dimensions, the first without gaps; stride[i]: bytes from one element of dimension
+ * i + 1 to the next, multiples of 16 in any order. The part of a box beyond the tensor reads as zero. */
 struct prs_tensor_view {
     const void *base;
     uint64_t size[5], stride[4];
@@ -28,7 +28,7 @@ struct prs_tensor_view {
     bool swizzled;
 };
 
-/* As prs_tensor_map_encode(). */
+/* 0, -EINVAL or -ENOTSUP, as prs_tensor_map_encode(). */
 int prs_tensor_view_encode(const struct prs_tensor_view *v, CUtensorMap *map);
 
 #endif

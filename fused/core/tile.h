@@ -41,8 +41,8 @@ static_assert(PRS_SMEM_BYTES <= 232448, "a Hopper CTA has 227 KB of shared memor
 static_assert(PRS_PUSH_SLOTS * PRS_PUSH_BYTES == 2 * PRS_SLAB, "push buffers take the place of the second slabs");
 
 /* Unit `at` of a raster of `rows` rows of units: rows run fastest, so that the clusters that work at the same time
- * share columns of B and rows of A in the L2 cache. Every column starts one row later, so that no cluster keeps meeting
- * the same row. */
+ * share columns of B and rows of A in the L2 cache. Every column starts one row later, so that no cluster gets the same
+ * row again and again. */
 PRS_SHARED uint32_t prs_tile_raster(uint32_t rows, uint32_t at, uint32_t *column)
 {
     *column = at / rows;

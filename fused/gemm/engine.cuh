@@ -50,7 +50,7 @@ PRS_DEVICE void produce(const struct prs_kernel_args &args, const struct cta_mem
     }
 }
 
-/* All-gather by copy engine: the other ranks may overwrite what they copied here. */
+/* All-gather by copy engine: tells the other ranks that they may overwrite the rows that they copied here. */
 PRS_DEVICE void give_copy_credit(const struct prs_kernel_args &args, uint32_t epoch)
 {
     const struct prs_schedule *s = &args.schedule;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels, one instance per operation and layout of B, and their launch. */
+/* The kernel instances, one per operation and layout of B, and their launch. */
 #include "fused/gemm/kernels.h"
 
 #include "fused/gemm/engine.cuh"

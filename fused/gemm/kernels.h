@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launching the fused kernels; what runs in them is engine.cuh. */
+/* Launching the fused kernels, which engine.cuh defines. */
 #ifndef PERSEUS_FUSED_KERNELS_H
 #define PERSEUS_FUSED_KERNELS_H
 
@@ -12,15 +12,15 @@
 extern "C" {
 #endif
 
-/* Readies one kernel on the current device; far: for several nodes; *clusters: how many clusters of two CTAs can run at
- * once. 0 or -ENOTSUP. */
+/* Prepares one kernel on the current device; far: for several nodes; *clusters: how many clusters of two CTAs can run
+ * at once. 0 or -ENOTSUP. */
 int prs_kernels_prepare(uint32_t op, int b_n_major, bool far, uint32_t *clusters);
 
 /* Enqueues one launch of args->schedule.op. All CTAs must be able to run at once: clusters comes from
  * prs_kernels_prepare. 0 or -EIO. */
 int prs_kernels_launch(const struct prs_kernel_args *args, int b_n_major, uint32_t clusters, cudaStream_t stream);
 
-/* All-gather by copy engine: enqueues what must come before the copies. 0 or -EIO. */
+/* All-gather by copy engine: enqueues the kernel that must run before the copies. 0 or -EIO. */
 int prs_kernels_begin_copies(const struct prs_kernel_args *args, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -24,8 +24,8 @@ static_assert(PRS_PARTIALS_PER_STAGE * PRS_PARTIAL_QUARTER == PRS_STAGE,
               "quarters of three partial tiles fill a stage");
 static_assert(PRS_PARTIAL_QUARTER == 2 * PRS_SLAB, "a quarter is one slab of each warpgroup");
 
-/* One quarter (64 columns) of one partial tile lies contiguous: the slab of warpgroup 0, then that of warpgroup 1.
- * Tiles by their place, prs_schedule_tile_place(). */
+/* The offset of one quarter (64 columns) of a partial tile. A quarter is contiguous: the slab of warpgroup 0, then that
+ * of warpgroup 1. prs_schedule_tile_place() orders the tiles. */
 PRS_SHARED uint64_t prs_layout_place(const struct prs_schedule *s, uint32_t slot, uint32_t place)
 {
     return ((uint64_t)slot * prs_schedule_tiles(s) + place) * PRS_PARTIAL_TILE;
@@ -36,8 +36,8 @@ PRS_SHARED uint64_t prs_layout_partial(const struct prs_schedule *s, uint32_t sl
     return prs_layout_place(s, slot, prs_schedule_tile_place(s, tile)) + quarter * PRS_PARTIAL_QUARTER;
 }
 
-/* All-gather: one pushed tile of A, 128 rows x 64 columns, swizzled as the tensor cores read it; tiles of a row lie
- * along K, so that both ends move whole pages instead of 128-byte pieces of rows. */
+/* All-gather: one pushed tile of A, 128 rows x 64 columns, swizzled as the tensor cores read it. Tiles of a row are
+ * contiguous along K, so that both ends move whole pages instead of 128-byte pieces of rows. */
 PRS_SHARED uint64_t prs_layout_gathered(const struct prs_schedule *s, uint32_t slot, uint32_t row_tile, uint32_t step)
 {
     return (((uint64_t)slot * s->pairs * 2 + row_tile) * s->k_steps + step) * PRS_STAGE_A;
@@ -57,8 +57,8 @@ struct prs_kernel_args {
     uint32_t *done[PRS_MAX_LOCAL_RANKS];  /* all-reduce: broadcast counters, one for each neighbour of p */
     struct prs_far far;                   /* several nodes only */
     uint32_t n;                           /* columns of the result */
-    /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is never full does not hold up the
-     * SM's own loads. */
+    /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is never full does not delay the SM's
+     * own loads. */
     uint32_t push_gap, store_gap;
     uint32_t paced;     /* 1: a store is issued only when the one before it has landed */
     uint32_t push_ctas; /* all-gather: CTAs whose fourth warp pushes; 0: the copy engine does */

@@ -5,8 +5,8 @@
 
 #include "fused/gemm/relay.cuh"
 
-/* All-gather: how many strips from `strip` on have arrived, at least 1. All lanes look at once, so that a row that is
- * complete costs one look per 32 strips. Returns a large number when waiting was given up. */
+/* All-gather: waits, and returns how many strips have arrived, counted from `strip`; at least 1. Each lane reads one
+ * counter, so a complete row costs one read per 32 strips. Returns a large number when the wait gave up. */
 PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struct cta_position &at, uint32_t slot,
                                  uint32_t row_tile, uint32_t strip)
 {
@@ -32,7 +32,7 @@ PRS_DEVICE uint32_t await_strips(const struct prs_kernel_args &args, const struc
 /* Where a tile's rows of A come from. */
 struct a_source {
     const CUtensorMap *map;
-    const uint8_t *tiles; /* as pushed by another rank, swizzled 16 KB tiles along K; NULL: by the map */
+    const uint8_t *tiles; /* pushed by another rank: swizzled 16 KB tiles along K; NULL: load by the map */
     int32_t row;          /* in the map */
 };
 
@@ -57,7 +57,7 @@ PRS_DEVICE void load_stage(const struct prs_kernel_args &args, const struct cta_
     }
 }
 
-/* Where sums that are added to a tile of `block` lie. */
+/* The address of the sums that are added to a tile of `block`. */
 template <class E> PRS_DEVICE uint32_t source_slot(const struct prs_schedule *s, uint32_t block, uint32_t i)
 {
     return E::far ? prs_schedule_source(s, block, i).slot : i;
@@ -73,7 +73,7 @@ PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct 
         struct prs_source from = prs_schedule_source(s, u.block, i / 2);
         uint32_t index = prs_schedule_partial_flag(s, from.slot, tile, i & 1);
         const uint32_t *flag = args.flags[0] + index;
-        if (E::far && from.far) { /* both halves come as one */
+        if (E::far && from.far) { /* both halves come together */
             uint32_t group = prs_schedule_group(s, u.pair * 2 + at.rank, u.column).index;
             index = prs_schedule_group_word(s, i / 2 - (s->place.local_ranks - 1), group);
             flag = far_flag(args, index);
@@ -88,7 +88,7 @@ PRS_DEVICE void await_partials(const struct prs_kernel_args &args, const struct 
     fence_async_global(); /* the flags were read by ordinary loads, the sums are read by the copy engine */
 }
 
-/* After the K steps of a tile that is added up here: the other ranks' partial sums, as further stages. */
+/* Loads the other ranks' partial sums as further stages, after the K steps of a tile that is added up here. */
 template <class E>
 PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct cta_memory &m,
                               const struct cta_position &at, struct pipeline *r, const struct prs_unit &u)
@@ -121,8 +121,8 @@ PRS_DEVICE void load_partials(const struct prs_kernel_args &args, const struct c
     }
 }
 
-/* All-gather: step `step` of another rank's row tile may be loaded. *ready: steps from this one on that are known to be
- * there; most steps cost no more than that. */
+/* All-gather: waits until K step `step` of another rank's row tile may be loaded. *ready: how many steps from this one
+ * on are known to have arrived, so that most calls read no flag. */
 PRS_DEVICE void await_step(const struct prs_kernel_args &args, const struct cta_position &at, const struct prs_unit &u,
                            uint32_t step, uint32_t *ready)
 {
@@ -185,7 +185,7 @@ PRS_DEVICE void load_tiles(const struct prs_kernel_args &args, const struct cta_
                 await_step(args, at, u, step, &ready);
             /* MUTANT(emulator reduce_scatter_is_right) wait for an empty stage: delete */
             mbarrier_wait(&m.empty[r.stage], r.phase ^ 1);
-            __syncwarp(); /* a late lane would take the phase of the next use for this one */
+            __syncwarp(); /* a late lane would mistake the phase of the next use for this one */
             if (lane == 0)
                 load_stage<E>(args, m, at, r.stage, a, (int32_t)u.column, step);
         }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Warps 4 to 11: the units of the list, one after the other, with the sums of other ranks that are added here. */
+/* Warps 4 to 11: multiply the units one after the other, and add the sums of other ranks. */
 #ifndef PERSEUS_FUSED_GEMM_MULTIPLY_CUH
 #define PERSEUS_FUSED_GEMM_MULTIPLY_CUH
 
 #include "fused/core/multiply.cuh"
 #include "fused/gemm/layout.h"
 
-/* d += the other ranks' partial sums, in slot order. */
+/* Adds the other ranks' partial sums to d, in slot order. */
 template <class E>
 PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct pipeline *r, uint32_t half,
                              uint32_t slots)
@@ -62,7 +62,8 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
             prs_schedule_unit(s, &cursor, unit, &u);
             partial = u.block != s->place.rank;
             if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
-                /* The other ranks may be waiting for what is left over here before they send what is awaited now. */
+                /* The other ranks may need the quarters left here before they can send the sums that this rank now
+                 * waits for. */
                 /* MUTANT(emulator nodes/reduce_scatter_is_right_with_long_k)
                  * rest handed over before a relayed tile's sums are awaited: delete */
                 /* MUTANT(emulator epochs_run_into_each_other) rest handed over before partial sums are awaited:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plan of a matrix product: one shape on one context, its workspace and its path. */
+/* The plan of a matrix product: one shape on one context, with its workspace and its path. */
 #ifndef PERSEUS_FUSED_GEMM_PLAN_H
 #define PERSEUS_FUSED_GEMM_PLAN_H
 

@@ -5,7 +5,7 @@
 
 #include "fused/gemm/relay.cuh"
 
-/* A chunk of the own block, or of a counterpart's, which is forwarded. */
+/* A chunk of the own block, or of a counterpart's block that this rank forwards. */
 struct pushed_chunk {
     struct prs_chunk c;
     uint32_t block;
@@ -23,22 +23,22 @@ template <class E> PRS_DEVICE struct pushed_chunk find_chunk(const struct prs_sc
     return k;
 }
 
-/* Two chunks are under way at any time; a chunk is signalled once it has landed everywhere, two chunks later. */
+/* Two chunks are under way at any time. A chunk is signalled two chunks later, when it has landed everywhere. */
 struct pusher {
-    uint32_t landed, before; /* positions of the older and the newer of those that are not signalled yet */
-    uint32_t pending, count; /* how many those are; chunks so far, over all of the launch */
+    uint32_t landed, before; /* positions of the older and the newer chunk that are not signalled yet */
+    uint32_t pending, count; /* how many are not signalled; chunks so far in this launch */
     int64_t next;            /* when the next store may be issued, SM clock */
 };
 
-/* Within its slot. */
+/* The offset within its slot. */
 PRS_DEVICE uint64_t chunk_place(const struct prs_schedule *s, uint32_t slot, const struct prs_chunk &c)
 {
     return prs_layout_gathered(s, slot, c.row / PRS_TILE_M, c.step) +
            c.row % PRS_TILE_M / PRS_PUSH_ROWS * PRS_PUSH_BYTES;
 }
 
-/* To all other ranks of the node at once. Paced: to one after the other in even intervals, which leaves the SM's own
- * loads room between the stores. */
+/* Sends a chunk to all other ranks of the node at once; paced: to one after the other at even intervals, so that the
+ * SM's own loads find room between the stores. */
 template <class E>
 PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_position &at, const uint8_t *buffer,
                            const struct pushed_chunk &k, int64_t *next)
@@ -55,7 +55,7 @@ PRS_DEVICE void push_chunk(const struct prs_kernel_args &args, const struct cta_
         bulk_store(args.staging[p] + bank + chunk_place(s, prs_schedule_slot(s, k.block, owner), k.c), buffer,
                    PRS_PUSH_BYTES);
     }
-    if (E::far && k.block == s->place.rank) /* from where it is put to other nodes */
+    if (E::far && k.block == s->place.rank) /* it is put to other nodes from there */
         bulk_store(args.staging[0] + bank + chunk_place(s, prs_schedule_slot(s, s->place.rank, s->place.rank), k.c),
                    buffer, PRS_PUSH_BYTES);
     bulk_commit();
@@ -80,7 +80,7 @@ PRS_DEVICE void signal_chunk(const struct prs_kernel_args &args, const struct ct
             args.flags[0] + prs_schedule_arrival(s, prs_schedule_slot(s, k.block, s->place.rank), row_tile, strip), 1);
 }
 
-/* Signals everything that is under way. */
+/* Waits until everything under way has landed, and signals it. */
 template <class E>
 PRS_DEVICE void push_drain(const struct prs_kernel_args &args, const struct cta_position &at, struct pusher *p)
 {
@@ -112,7 +112,7 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
                   args.staging[0] + (at.epoch & 1) * args.staging_bank_bytes +
                       chunk_place(s, prs_schedule_slot(s, k.block, s->place.rank), k.c),
                   PRS_PUSH_BYTES, &m.pushed[slot]);
-    if (p->pending == 2) { /* a fence and a fetch take about 2 us each: at the same time */
+    if (p->pending == 2) { /* a fence and a fetch take about 2 us each, so they overlap */
         /* MUTANT(emulator allgather_is_right) bulk_wait_done before signal_chunk: delete */
         bulk_wait_done<PRS_PUSH_SLOTS - 1>();
         signal_chunk<E>(args, at, p->landed);
@@ -124,8 +124,8 @@ PRS_DEVICE void push_next(const struct prs_kernel_args &args, const struct cta_m
     p->pending = p->pending < 2 ? p->pending + 1 : 2;
 }
 
-/* Waits for a counterpart's chunk before it is forwarded. First everything under way is signalled, because a rank may
- * wait for that before it puts what this one waits for. */
+/* Waits for a counterpart's chunk before it is forwarded. Signals everything under way first, because a rank may wait
+ * for that before it puts the chunk. */
 template <class E>
 PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta_position &at, struct pusher *p,
                             uint32_t position)
@@ -144,7 +144,7 @@ PRS_DEVICE void await_chunk(const struct prs_kernel_args &args, const struct cta
     fence_async_global(); /* the signal was read by an ordinary load, the chunk is read by the copy engine */
 }
 
-/* The own block, then what the counterparts put here, to the other ranks of this node. */
+/* Pushes the own block, then what the counterparts put here, to the other ranks of this node. */
 template <class E>
 PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta_memory &m,
                             const struct cta_position &at)
@@ -166,7 +166,7 @@ PRS_DEVICE void push_blocks(const struct prs_kernel_args &args, const struct cta
 }
 
 /* All-reduce: the launch must not end before the other ranks' results have landed here. [broadcast-tile] and
- * [broadcast-row]: what is counted has landed. */
+ * [broadcast-row]: data that is counted has landed. */
 PRS_DEVICE void await_broadcast(const struct prs_kernel_args &args, const struct cta_position &at)
 {
     const struct prs_schedule *s = &args.schedule;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What crosses between nodes: sums, rows of A and of the result, each put by the CTA that completes it; and rows of the
- * result that came, which are spread inside this node. */
+/* Data that crosses between nodes: sums, rows of A and rows of the result. The CTA that completes a piece puts it. Rows
+ * of the result that arrive are spread inside this node. */
 #ifndef PERSEUS_FUSED_RELAY_CUH
 #define PERSEUS_FUSED_RELAY_CUH
 
@@ -8,7 +8,7 @@
 #include "fused/core/far.cuh"
 #include "fused/gemm/layout.h"
 
-/* Counters of a launch gain exactly `whole` in each. */
+/* In each launch a counter gains exactly `whole`. */
 PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint32_t counter, uint32_t whole)
 {
     return arrives_last(args.far.counters + counter, epoch * whole);
@@ -16,8 +16,8 @@ PRS_DEVICE bool is_last(const struct prs_kernel_args &args, uint32_t epoch, uint
 
 /* The functions below run rarely. They are out of line and take plain numbers, and so cost the roles no registers. */
 
-/* A half of this node's sums for a tile of a counterpart's block has landed in the slot it is put from. The second half
- * of the last tile of a group puts the group, and signals. */
+/* Called when half of a tile of this node's sums for a counterpart's block has landed in the slot from which it is put.
+ * The second half of the last tile of a group puts the group, and signals. */
 PRS_DEVICE_OUTLINED void relay_tile(const struct prs_kernel_args &args, uint32_t epoch, uint32_t block, uint32_t tile)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -39,8 +39,8 @@ PRS_DEVICE_OUTLINED void relay_tile(const struct prs_kernel_args &args, uint32_t
                epoch, g.index);
 }
 
-/* All-reduce: half a tile of the own block is in C. The CTA that completes a row tile puts its rows, which lie
- * together, into the counterparts' C. */
+/* All-reduce: called when half a tile of the own block is in C. The CTA that completes a row tile puts its rows, which
+ * are contiguous, into the counterparts' C. */
 PRS_DEVICE_OUTLINED void put_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -59,15 +59,15 @@ PRS_DEVICE_OUTLINED void put_rows(const struct prs_kernel_args &args, uint32_t e
     }
 }
 
-/* All-gather: where piece `at` of a band begins in a slot. */
+/* All-gather: the offset of piece `at` of a band in a slot. */
 PRS_DEVICE uint64_t strip_place(const struct prs_schedule *s, uint32_t slot, uint32_t band, uint32_t at)
 {
     uint32_t strips = prs_schedule_strips(s);
     return prs_layout_gathered(s, slot, band * s->band * 2 + at / strips, at % strips * PRS_STRIP_STEPS);
 }
 
-/* All-gather: a chunk of the own block has landed in the slot it is put from. The last chunk of the last strip of a
- * group puts the group, and signals. */
+/* All-gather: called when a chunk of the own block has landed in the slot from which it is put. The last chunk of the
+ * last strip of a group puts the group, and signals. */
 PRS_DEVICE_OUTLINED void relay_chunk(const struct prs_kernel_args &args, uint32_t epoch, uint32_t row_tile,
                                      uint32_t strip)
 {
@@ -94,7 +94,7 @@ PRS_DEVICE_OUTLINED void relay_chunk(const struct prs_kernel_args &args, uint32_
     }
 }
 
-/* A warp copies 16-byte vectors; four are on their way at a time. */
+/* A warp copies 16-byte vectors, and has four loads in flight at a time. */
 PRS_DEVICE void copy_row(uint4 *to, const uint4 *from, uint32_t vectors, uint32_t lane)
 {
     uint32_t i = lane;
@@ -106,7 +106,7 @@ PRS_DEVICE void copy_row(uint4 *to, const uint4 *from, uint32_t vectors, uint32_
         to[i] = from[i];
 }
 
-/* All-reduce, a whole warp of every CTA: rows of the counterparts' blocks, once they have come, to the other ranks of
+/* All-reduce: one warp of every CTA waits for rows of the counterparts' blocks, and copies them to the other ranks of
  * this node. */
 PRS_DEVICE_OUTLINED void forward_rows(const struct prs_kernel_args &args, uint32_t epoch, uint32_t cta, uint32_t ctas)
 {

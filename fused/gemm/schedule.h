@@ -2,14 +2,14 @@
 /* Which rank computes what, in which order, and which flag each piece raises. Plain C shared by the kernels, the host
  * and the CPU protocol test (test/fused): no CUDA, no memory, no clock.
  *
- * The rows of the product are cut into `world` equal blocks, one per rank: its rows of the result (reduce-scatter,
- * all-reduce) or its rows of A (all-gather). A block is cut into pairs of row tiles, because a cluster of two CTAs
- * computes two row tiles that share their columns of B. A unit is one pair by one column tile. Bands of pairs are the
- * grain of communication.
+ * The rows of the product are cut into `world` equal blocks, one per rank: the rank's rows of the result
+ * (reduce-scatter, all-reduce) or of A (all-gather). A block is cut into pairs of row tiles, because a cluster of two
+ * CTAs computes two row tiles that share their columns of B. A unit is one pair by one column tile. Pairs are
+ * communicated in bands.
  *
- * Ranks of one node store into each other's memory. Between nodes every rank puts to its counterparts only, the ranks
- * with the same number on other nodes, so that nothing crosses twice: partial sums are added up inside the sending node
- * first, rows of A and reduced rows are spread inside the receiving node. */
+ * Ranks of one node store into each other's memory. Between nodes every rank puts only to its counterparts, the ranks
+ * with the same local rank on other nodes, so that nothing crosses twice. Partial sums are added up inside the sending
+ * node first; rows of A and of the result are spread inside the receiving node. */
 #ifndef PERSEUS_FUSED_SCHEDULE_H
 #define PERSEUS_FUSED_SCHEDULE_H
 
@@ -66,7 +66,7 @@ PRS_SHARED uint32_t prs_schedule_band_pairs(const struct prs_schedule *s, uint32
     return band + 1 < s->bands ? s->band : s->pairs - band * s->band;
 }
 
-/* The own block, which needs no message, in rasters of PRS_RASTER rows. */
+/* Orders the own block, which needs no message, in rasters of PRS_RASTER rows. */
 PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t size = PRS_RASTER * s->columns, first = at / size * PRS_RASTER, rows = s->pairs - first;
@@ -74,8 +74,8 @@ PRS_SHARED void prs_schedule_own(const struct prs_schedule *s, uint32_t at, stru
     u->pair = first + prs_tile_raster(rows < PRS_RASTER ? rows : PRS_RASTER, at % size, &u->column);
 }
 
-/* All-gather by copy engine, on a single node: every rank sends all of its block to the rank after it first, then to
- * the one after that. So block by block in the order of arrival, each band by band. */
+/* All-gather by copy engine, on a single node: every rank sends its whole block first to the rank after it, then to the
+ * next. So units come block by block in the order of arrival, and in each block band by band. */
 PRS_SHARED void prs_schedule_gather_copied(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t block = s->pairs * s->columns, size = s->band * s->columns, band;
@@ -86,7 +86,8 @@ PRS_SHARED void prs_schedule_gather_copied(const struct prs_schedule *s, uint32_
     u->pair = band * s->band + prs_tile_raster(prs_schedule_band_pairs(s, band), at - band * size, &u->column);
 }
 
-/* Position `at` of `blocks` blocks that are worked through together, band by band: the block's number and the rest. */
+/* Position `at` in `blocks` blocks that are computed together, band by band: gives the block's number and the position
+ * in it. */
 PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t blocks, uint32_t at, struct prs_unit *u)
 {
     uint32_t size = blocks * s->band * s->columns, band = at / size, tall = prs_schedule_band_pairs(s, band);
@@ -95,8 +96,8 @@ PRS_SHARED uint32_t prs_schedule_banded(const struct prs_schedule *s, uint32_t b
     return row / tall;
 }
 
-/* All-gather: everything of the own block. Then, of rows that are pushed, which come from all ranks at once, band by
- * band the blocks of this node, then those of the others. */
+/* All-gather: the whole own block comes first. Copied blocks follow in the order of their arrival. Pushed rows arrive
+ * from all ranks at once, so the blocks of this node follow together, band by band, and then those of other nodes. */
 PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, struct prs_unit *u)
 {
     uint32_t own = s->pairs * s->columns, near = (s->place.local_ranks - 1) * own, i;
@@ -115,15 +116,15 @@ PRS_SHARED void prs_schedule_gather(const struct prs_schedule *s, uint32_t at, s
     }
 }
 
-/* Where a role is in its list of units; positions only grow, so that finding the round costs nothing. */
+/* A role's position in its list of units. Positions only grow, so finding the round is cheap. */
 struct prs_cursor {
     uint32_t round, first; /* first: position of the first unit of the round */
 };
 
-/* What becomes of a tile of partial sums. */
+/* What happens to a tile of partial sums. */
 enum prs_part {
-    PRS_PART_OWN,   /* the result's: the sums of the other ranks of this node and of the counterparts are added here */
-    PRS_PART_RELAY, /* a counterpart's: the sums of this node are added here, and put there */
+    PRS_PART_OWN,   /* part of the result: sums of other ranks of this node and of counterparts are added here */
+    PRS_PART_RELAY, /* a counterpart's: this node's sums are added here, and put there */
     PRS_PART_SEND   /* added up by another rank of this node */
 };
 
@@ -145,17 +146,17 @@ PRS_SHARED uint32_t prs_schedule_own_delay(const struct prs_schedule *s)
     return prs_schedule_relay_delay(s) + (s->place.nodes > 1 ? 1 : 0);
 }
 
-/* Pairs of the band whose turn it is in this round: the one that was sent `delay` rounds ago. */
+/* Pairs of this round's band: the one that was sent `delay` rounds ago. */
 PRS_SHARED uint32_t prs_schedule_turn(const struct prs_schedule *s, uint32_t round, uint32_t delay)
 {
     return round >= delay && round - delay < s->bands ? prs_schedule_band_pairs(s, round - delay) : 0;
 }
 
-/* Reduce-scatter and all-reduce, round by round. Round r: band r of all blocks that other ranks of this node add up;
- * band r - 1 of the counterparts' blocks, whose partial sums from this node travelled in the meantime; band r - 2
- * of the own block, for which the counterparts' sums did too (r - 1 on a single node). Mixing them keeps the links
- * evenly busy. The first rounds have no own band, the last rounds nothing else. No rank can wait in a circle: a unit of
- * round r waits for units of earlier rounds only. */
+/* Reduce-scatter and all-reduce go round by round. Round r computes: band r of all blocks that other ranks of this node
+ * add up; band r - 1 of the counterparts' blocks, because this node's partial sums for it have arrived; band r - 2 of
+ * the own block (r - 1 on a single node), because the counterparts' sums have too. The mix keeps the links evenly busy.
+ * The first rounds have no own band, the last rounds only that. Ranks cannot wait in a circle: a unit of round r waits
+ * only for units of earlier rounds. */
 PRS_SHARED void prs_schedule_reduce(const struct prs_schedule *s, struct prs_cursor *c, uint32_t at, struct prs_unit *u)
 {
     uint32_t others = s->place.nodes * (s->place.local_ranks - 1), relays = s->place.nodes - 1, tall, relay, own, row,
@@ -211,7 +212,7 @@ PRS_SHARED uint32_t prs_schedule_tile(const struct prs_schedule *s, const struct
     return (u->pair * 2 + cta) * s->columns + u->column;
 }
 
-/* All-gather: where `owner` keeps the block of `sender`. */
+/* All-gather: the slot in which `owner` keeps the block of `sender`. */
 PRS_SHARED uint32_t prs_schedule_slot(const struct prs_schedule *s, uint32_t sender, uint32_t owner)
 {
     return prs_index_after(sender, owner, s->place.world);
@@ -219,42 +220,42 @@ PRS_SHARED uint32_t prs_schedule_slot(const struct prs_schedule *s, uint32_t sen
 
 /* Slots of a bank of partial sums, each for one block: first those that ranks of this node write, (locals - 1) for each
  * node whose block it is; then the counterparts' sums for the own block; then this node's sums for the counterparts'
- * blocks, from where they are put. */
+ * blocks, which are put from there. */
 PRS_SHARED uint32_t prs_schedule_slots(const struct prs_schedule *s)
 {
     return s->place.nodes * (s->place.local_ranks - 1) + 2 * (s->place.nodes - 1);
 }
 
-/* Of the rank that adds up `block` in this node, for the sums of `sender`, another rank of this node. */
+/* The slot, at the rank that adds up `block` in this node, for the sums of `sender`, another rank of this node. */
 PRS_SHARED uint32_t prs_schedule_send_slot(const struct prs_schedule *s, uint32_t sender, uint32_t block)
 {
     return block / s->place.local_ranks * (s->place.local_ranks - 1) +
            prs_index_after(sender % s->place.local_ranks, block % s->place.local_ranks, s->place.local_ranks);
 }
 
-/* At the owner, for the sums of node `from`. */
+/* The slot at the owner for the sums of node `from`. */
 PRS_SHARED uint32_t prs_schedule_arrive_slot(const struct prs_schedule *s, uint32_t from, uint32_t owner_node)
 {
     return s->place.nodes * (s->place.local_ranks - 1) + prs_index_after(from, owner_node, s->place.nodes);
 }
 
-/* Here, for what goes to node `to`. */
+/* The slot here for sums that go to node `to`. */
 PRS_SHARED uint32_t prs_schedule_relay_slot(const struct prs_schedule *s, uint32_t to)
 {
     return s->place.nodes * (s->place.local_ranks - 1) + s->place.nodes - 1 +
            prs_index_after(to, s->place.node, s->place.nodes);
 }
 
-/* How many sums of others are added to a tile of this block, which is the own one or relayed: those of this node, then
- * those of other nodes, in slot order, which makes the sum repeatable bit by bit. */
+/* How many sums of others are added to a tile of this block, which is the own block or a relayed one: first those of
+ * this node, then those of other nodes. The slot order makes the sum repeatable bit by bit. */
 PRS_SHARED uint32_t prs_schedule_sources(const struct prs_schedule *s, uint32_t block)
 {
     return s->place.local_ranks - 1 + (block == s->place.rank ? s->place.nodes - 1 : 0);
 }
 
 struct prs_source {
-    uint32_t slot, rank; /* where they lie, which rank sends them */
-    uint32_t far;        /* 1: by put and signal; 0: by stores and flags */
+    uint32_t slot, rank; /* the slot with the sums, the rank that sends them */
+    uint32_t far;        /* 1: they come by put and signal; 0: by stores and flags */
 };
 
 PRS_SHARED struct prs_source prs_schedule_source(const struct prs_schedule *s, uint32_t block, uint32_t i)
@@ -271,7 +272,7 @@ PRS_SHARED struct prs_source prs_schedule_source(const struct prs_schedule *s, u
     return from;
 }
 
-/* The flag that says: the half of warpgroup `half` of this tile is in this slot. */
+/* The flag that says that this slot has warpgroup `half`'s half of this tile. */
 PRS_SHARED uint32_t prs_schedule_partial_flag(const struct prs_schedule *s, uint32_t slot, uint32_t tile, uint32_t half)
 {
     return (slot * prs_schedule_tiles(s) + tile) * 2 + half;
@@ -293,8 +294,8 @@ PRS_SHARED uint32_t prs_schedule_chunks(const struct prs_schedule *s)
     return prs_ceil_div(s->block_rows, PRS_PUSH_ROWS) * s->k_steps;
 }
 
-/* Bands in order; within a band all rows of one K step before the next step, since every waiting tile needs step 0
- * first. */
+/* Chunks go band by band. Within a band all rows of one K step go before the next step, because every waiting tile
+ * needs step 0 first. */
 PRS_SHARED void prs_schedule_chunk(const struct prs_schedule *s, uint32_t at, struct prs_chunk *c)
 {
     uint32_t rows = s->band * (PRS_PAIR_M / PRS_PUSH_ROWS), all = prs_ceil_div(s->block_rows, PRS_PUSH_ROWS);
@@ -324,7 +325,7 @@ PRS_SHARED uint32_t prs_schedule_segment_flag(const struct prs_schedule *s, uint
 }
 
 struct prs_copy {
-    uint32_t distance;      /* to the rank so many after this one */
+    uint32_t distance;      /* to the rank that comes so far after this one */
     uint32_t band, segment; /* of the own block */
 };
 
@@ -333,7 +334,7 @@ PRS_SHARED uint32_t prs_schedule_copies(const struct prs_schedule *s)
     return (s->place.world - 1) * s->bands * s->segments;
 }
 
-/* All of one rank before the next: units of one block come before those of the next too. */
+/* All copies to one rank go before those to the next, because units also come block by block. */
 /* MUTANT(model schedule) copies, all of one rank before the next:
  * s#/ s->bands; c->band = band % s->bands#% (s->place.world - 1); c->band = band / (s->place.world - 1)# */
 PRS_SHARED void prs_schedule_copy(const struct prs_schedule *s, uint32_t at, struct prs_copy *c)
@@ -346,7 +347,7 @@ PRS_SHARED void prs_schedule_copy(const struct prs_schedule *s, uint32_t at, str
     c->segment = at % s->segments;
 }
 
-/* Rows of a row tile that exist. */
+/* How many rows of a row tile exist. */
 PRS_SHARED uint32_t prs_schedule_tile_rows(const struct prs_schedule *s, uint32_t row_tile)
 {
     uint32_t row = row_tile * PRS_TILE_M, left = row < s->block_rows ? s->block_rows - row : 0;
@@ -363,14 +364,14 @@ PRS_SHARED uint32_t prs_schedule_arrivals(const struct prs_schedule *s, uint32_t
 
 /* ---- between nodes: pieces and their signals -----------------------------------------------------------------------
  * A piece is a tile of partial sums, or a strip of PRS_STRIP_STEPS K steps of a row tile of A. A put and a signal move
- * a group of pieces of one band (more would make a rank wait for a later round), which therefore lie together: tiles in
- * the order in which they come, all row tiles of the band, then the next column; strips as A has them. */
+ * a group of pieces of one band (more would make a rank wait for a later round). The pieces of a group are contiguous:
+ * tiles column by column, each with all row tiles of the band; strips as in A. */
 PRS_SHARED uint32_t prs_schedule_lanes(const struct prs_schedule *s)
 {
     return s->op == PRS_FUSED_ALLGATHER ? prs_schedule_strips(s) : s->columns;
 }
 
-/* Row tiles that have pieces: a pair's second may have no rows at all, and then no chunk of A. */
+/* How many row tiles have pieces: the second of a pair may have no rows, and then no chunk of A. */
 PRS_SHARED uint32_t prs_schedule_piece_rows(const struct prs_schedule *s)
 {
     return s->op == PRS_FUSED_ALLGATHER ? prs_ceil_div(s->block_rows, PRS_TILE_M) : s->pairs * 2;
@@ -387,7 +388,7 @@ PRS_SHARED uint32_t prs_schedule_groups(const struct prs_schedule *s)
 }
 
 struct prs_piece_group {
-    uint32_t index, pieces; /* which of the groups, and how many pieces it has */
+    uint32_t index, pieces; /* number of the group, and how many pieces it has */
     uint32_t band, first;   /* its first piece among those of the band */
 };
 
@@ -398,7 +399,7 @@ PRS_SHARED uint32_t prs_schedule_band_rows(const struct prs_schedule *s, uint32_
     return rows < tall ? rows : tall;
 }
 
-/* The group of the piece of this row tile and this column, or strip. */
+/* The group of the piece with this row tile and this column, or strip. */
 PRS_SHARED struct prs_piece_group prs_schedule_group(const struct prs_schedule *s, uint32_t row_tile, uint32_t lane)
 {
     uint32_t tall = s->band * 2, band = row_tile / tall, rows = prs_schedule_band_rows(s, band);
@@ -428,8 +429,8 @@ PRS_SHARED uint32_t prs_schedule_tile_place(const struct prs_schedule *s, uint32
     return band * tall * s->columns + tile % s->columns * prs_schedule_band_rows(s, band) + row_tile % tall;
 }
 
-/* Signal words here, by counterpart (prs_index_after() of its node): one for each group, then, all-reduce, one for
- * each row tile of its block of the result. */
+/* This rank's signal words, by counterpart (prs_index_after() of its node): one for each group; for an all-reduce then
+ * one for each row tile of the counterpart's block of the result. */
 PRS_SHARED uint32_t prs_schedule_group_word(const struct prs_schedule *s, uint32_t from, uint32_t group)
 {
     return from * prs_schedule_groups(s) + group;
@@ -440,8 +441,8 @@ PRS_SHARED uint32_t prs_schedule_row_word(const struct prs_schedule *s, uint32_t
     return (s->place.nodes - 1) * prs_schedule_groups(s) + from * s->pairs * 2 + row_tile;
 }
 
-/* This rank's own counters, which find the last to arrive: halves of each relayed tile, pieces of each group, both by
- * node that they go to; all-reduce: halves of tiles of each row tile of the own block. */
+/* This rank's own counters, which tell which arrival is the last. They count halves of each relayed tile and pieces of
+ * each group, both by destination node; for an all-reduce also halves of tiles in each row tile of the own block. */
 PRS_SHARED uint32_t prs_schedule_tile_counter(const struct prs_schedule *s, uint32_t to, uint32_t tile)
 {
     return to * prs_schedule_tiles(s) + tile;
@@ -465,7 +466,7 @@ PRS_SHARED uint32_t prs_schedule_broadcasts(const struct prs_schedule *s)
     return prs_schedule_tiles(s) * 2 + (s->place.nodes - 1) * s->block_rows;
 }
 
-/* All-reduce: the rows of counterparts' blocks that came here, all nodes in turn. Returns the block. */
+/* All-reduce: gives a row of a counterpart's block that came here, all nodes in turn. Returns the block. */
 PRS_SHARED uint32_t prs_schedule_forward_row(const struct prs_schedule *s, uint32_t at, uint32_t *row)
 {
     uint32_t nodes = s->place.nodes - 1;
@@ -473,8 +474,8 @@ PRS_SHARED uint32_t prs_schedule_forward_row(const struct prs_schedule *s, uint3
     return prs_place_counterpart(&s->place, 1 + at % nodes);
 }
 
-/* All-gather: what ranks of other nodes have put here for the own node, chunk by chunk, all nodes in turn.
- * Returns the block that the chunk belongs to. */
+/* All-gather: gives a chunk that a rank of another node put here for the own node, all nodes in turn. Returns the block
+ * of the chunk. */
 PRS_SHARED uint32_t prs_schedule_forward(const struct prs_schedule *s, uint32_t at, struct prs_chunk *c)
 {
     uint32_t nodes = s->place.nodes - 1;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Warps 1 and 2: one per consumer warpgroup; send finished slabs where they belong, and raise flags once a tile has
- * landed. */
+/* Warps 1 and 2: one per consumer warpgroup; they store finished slabs at their destination, and raise flags once a
+ * tile has landed. */
 #ifndef PERSEUS_FUSED_STORE_CUH
 #define PERSEUS_FUSED_STORE_CUH
 
 #include "fused/gemm/relay.cuh"
 
-/* Where the rank of this node that adds up the sums of a block keeps those of this rank. */
+/* Where the rank of this node that adds up a block's sums keeps the sums of this rank. */
 template <class E> PRS_DEVICE uint32_t partial_slot(const struct prs_schedule *s, uint32_t block)
 {
     if (E::far && prs_schedule_part(s, block) == PRS_PART_RELAY)
@@ -36,7 +36,7 @@ PRS_DEVICE void store_slab(const struct prs_kernel_args &args, const struct cta_
         tma_store_3d(&args.c[p], slab, x, y, z);
 }
 
-/* The tile has landed: signal the ranks that wait for it. */
+/* Signals the ranks that wait for the tile, which has landed. */
 template <class E>
 PRS_DEVICE void signal_tile(const struct prs_kernel_args &args, const struct cta_position &at, const struct prs_unit &u,
                             uint32_t half)
@@ -87,7 +87,7 @@ PRS_DEVICE void store_tiles(const struct prs_kernel_args &args, const struct cta
                 bulk_wait_done<0>();
             else
                 bulk_wait_read<E::slabs - 1>();
-            /* Releases the slab that has been read: this one, or the one before it. */
+            /* Releases the slab that the bulk store has read: this one, or the one before it. */
             if (E::slabs == 1)
                 mbarrier_arrive(&m.c_empty[slab]);
             else if (quarter != 0)

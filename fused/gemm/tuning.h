@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chooses the path, the number of SMs and the sizes of what is sent: an analytic default, unless the caller or the
- * tuning file gives them. */
+/* Chooses the path, the number of SMs and the message sizes: an analytic default, unless the caller or the tuning file
+ * gives values. */
 #ifndef PERSEUS_FUSED_GEMM_TUNING_H
 #define PERSEUS_FUSED_GEMM_TUNING_H
 
@@ -10,8 +10,8 @@
 /* Reads the entry of the file that PERSEUS_FUSED_TUNING names. False: there is none. */
 bool prs_tuning_read(const struct prs_fused *ctx, const struct prs_fused_shape *shape, struct prs_fused_tuning *t);
 
-/* Decides every field of info->tuning, and predicts the time. wanted: from the caller, or the file (from_file), or
- * NULL. clusters: how many can run at once. 0, or -EINVAL: a field is wrong, or the fused path is forced and cannot
+/* Decides every field of info->tuning, and predicts the time. wanted: values from the caller or the file (from_file),
+ * or NULL. clusters: how many can run at once. 0, or -EINVAL: a field is wrong, or the fused path is forced and cannot
  * run. */
 int prs_tuning_choose(const struct prs_fused *ctx, const struct prs_fused_shape *shape,
                       const struct prs_fused_tuning *wanted, bool from_file, uint32_t clusters,

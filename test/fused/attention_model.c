@@ -13,7 +13,7 @@ struct cta {
     uint32_t random[2];
 };
 
-/* The rank so far on in the own node. */
+/* The rank that comes `p` later in the own node. */
 static uint32_t neighbour(const struct prs_attention_schedule *s, uint32_t p)
 {
     return s->place.node * s->place.local_ranks + (s->place.local_rank + p) % s->place.local_ranks;
@@ -33,10 +33,10 @@ static uint32_t value_of(uint32_t epoch, uint32_t source, uint32_t pair, uint32_
 }
 
 /* ---- warp 1: send ---- */
-/* Where to count a message: peer 0 is the own rank, whose relay slot it has landed in. */
+/* Where to count a message: peer 0 is the own rank; the message has then landed in its relay slot. */
 struct sent {
     uint32_t peer, index;
-    uint32_t *to, value; /* to: NULL when it has landed */
+    uint32_t *to, value; /* to: NULL once it has landed */
 };
 
 struct queue {
@@ -106,7 +106,7 @@ static void count_all(struct cta *c, uint32_t epoch, struct queue *q)
         count_oldest(c, epoch, q);
 }
 
-/* Meanwhile nothing is held back. */
+/* Waits until the flag is raised. Counts all sent messages first, because a rank may need them to raise it. */
 static bool await_flag(struct cta *c, uint32_t epoch, struct queue *q, const uint32_t *flag, uint32_t want,
                        const char *what, uint32_t index, uint32_t from)
 {
@@ -207,7 +207,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
             pass_groups(c, epoch, &q, &passed, x.turn);
         if (!await_message(c, &x, epoch, &q, &credited))
             return false;
-        if (x.way != 0 && x.distance == 0) { /* it is here already */
+        if (x.way != 0 && x.distance == 0) { /* the message is here already */
             watch_add(&me->arrivals[prs_attention_arrival(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment,
                                                           x.slab)]);
             continue;
@@ -224,7 +224,7 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
 }
 
 /* ---- copy engines: one copy after the other, as on one stream ---- */
-/* Where they put a word: as it lies in the sender's tensor. */
+/* The index at which they write a word: the same as in the sender's tensor. */
 static uint32_t copied_word(const struct prs_attention_schedule *s, uint32_t order, uint32_t kind, uint32_t pair,
                             uint32_t segment, uint32_t chunk)
 {
@@ -337,7 +337,7 @@ static void finish_groups(struct cta *c, uint32_t epoch, uint32_t from, uint32_t
     }
 }
 
-/* Whoever is last sees what all parts have left. */
+/* The thread that comes last sees what all parts have left. */
 static bool merge_parts(struct cta *c, uint32_t epoch, const struct prs_attention_piece *piece)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
@@ -384,8 +384,8 @@ static bool compute_epoch(struct cta *c, uint32_t epoch)
 }
 
 /* ---- one launch after the other ---- */
-/* Other than the kernel's, a launch ends here with puts and signals under way: what may be written again, and when, is
- * for credits to say. */
+/* Unlike in the kernel, a launch ends here while puts and signals are under way: only credits say when memory may be
+ * written again. */
 static void leave(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *r = &c->model->ranks[c->rank];
@@ -425,7 +425,7 @@ static void *credit_thread(void *arg)
     return NULL;
 }
 
-/* As it stands after FIRST_EPOCH launches. */
+/* Its value after FIRST_EPOCH launches. */
 static void init_rank(struct attention_rank *r, uint32_t push_ctas)
 {
     const struct prs_attention_schedule *s = &r->s;

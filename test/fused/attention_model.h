@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ring attention's protocol on threads: the schedule, counters and credits of fused/attention/schedule.h, with one word
- * in place of each message, and of each part of a task. Data are plain memory, flags are atomics with the orders the
- * kernel uses, so that ThreadSanitizer sees a wait that is missing or too weak. Each CTA is a thread that reads what
+ * in place of each message, and of each part of a task. Data are plain memory, flags are atomics with the kernel's
+ * memory orders, so that ThreadSanitizer finds a wait that is missing or too weak. Each CTA is a thread that reads what
  * its tasks load and a thread that sends; ranks run free, with random delays, through many epochs that begin shortly
  * before the epoch wraps. Between nodes a rank also has a thread that gives credit to other nodes, and a NIC (nic.h).
- * By copy engines one thread of a rank sends, as one stream has its copies. */
+ * With copy engines one thread of a rank sends everything, because all copies are on one stream. */
 #ifndef PERSEUS_TEST_FUSED_ATTENTION_MODEL_H
 #define PERSEUS_TEST_FUSED_ATTENTION_MODEL_H
 
@@ -37,12 +37,12 @@ struct attention_model {
     uint32_t push_ctas; /* 0: copy engines */
 };
 
-/* Zeroed before but for push_ctas. All epochs; or the ranks of the last node stop after `lost_after` of them, unless 0.
- * What is wrong is in the watch. */
+/* Runs all epochs; unless lost_after is 0, the ranks of the last node stop after that many. The model must be zeroed
+ * except push_ctas. Errors are in the watch. */
 void attention_model_run(struct attention_model *model, const struct prs_attention_schedule *sizes, uint32_t world,
                          const struct prs_attention_slice *slice, uint32_t lost_after);
 
-/* A slice crosses once to each node that looks at it, and no more of it than that. */
+/* A slice crosses once to each node that reads it, and only the part that is read. */
 void attention_model_check_rank(const struct attention_model *model, uint32_t rank);
 
 void attention_model_close(struct attention_model *model, uint32_t world);

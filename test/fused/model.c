@@ -19,13 +19,13 @@ static bool reduces(const struct rank *r)
     return r->s.op != PRS_FUSED_ALLGATHER;
 }
 
-/* Number of one half of one tile within a block. */
+/* The number of one half of one tile within a block. */
 static uint32_t piece_of(const struct prs_schedule *s, const struct slab *x)
 {
     return prs_schedule_tile(s, &x->unit, x->cta) * HALVES + x->half;
 }
 
-/* In a slot of partial sums. */
+/* The index in a slot of partial sums. */
 static uint32_t place_of(const struct prs_schedule *s, const struct slab *x)
 {
     return prs_schedule_tile_place(s, prs_schedule_tile(s, &x->unit, x->cta)) * HALVES + x->half;
@@ -165,7 +165,7 @@ static bool compute_epoch(struct cluster *c, uint32_t epoch)
     for (uint32_t unit = c->index; unit < s->units; unit += CLUSTERS) {
         struct slab x = {.full = 0};
         prs_schedule_unit(s, &cursor, unit, &x.unit);
-        /* As in multiply_tiles(): without this ranks can wait for what each other still hold. */
+        /* As in multiply_tiles(): without this, two ranks can wait for slabs that each of them still holds. */
         if (reduces(me) && prs_schedule_part(s, x.unit.block) != PRS_PART_SEND && !hand_over_all_left(c))
             return false;
         for (uint32_t i = 0; i < CTAS * HALVES; i++) {
@@ -278,7 +278,7 @@ static void check_epoch(struct model *m, uint32_t rank, uint32_t epoch)
     }
 }
 
-/* The last thread to leave checks, as a kernel that reads the result would, and opens the next epoch. */
+/* The last thread to leave checks the result, as a kernel that reads it would, and opens the next epoch. */
 static void leave(struct cluster *c, uint32_t epoch)
 {
     struct rank *r = &c->model->ranks[c->rank];
@@ -287,7 +287,7 @@ static void leave(struct cluster *c, uint32_t epoch)
     if (r->s.place.nodes > 1 && !nic_quiet(&r->nic))
         return;
     check_epoch(c->model, c->rank, epoch);
-    /* Between launches the result is the caller's to write. */
+    /* Between launches the caller may write the result. */
     memset(r->result, 0xee, (size_t)WORLD * prs_schedule_tiles(&r->s) * HALVES * sizeof(uint32_t));
     if (r->s.segments != 0)
         for (uint32_t p = 1; p < WORLD; p++)
@@ -297,7 +297,7 @@ static void leave(struct cluster *c, uint32_t epoch)
     watch_raise(&r->epoch, epoch);
 }
 
-/* The epoch may begin; false: the rank stops before it, or another thread failed. */
+/* Waits until the epoch may begin; false: the rank stops before it, or another thread failed. */
 static bool enter(struct cluster *c, uint32_t epoch)
 {
     struct model *m = c->model;
@@ -369,7 +369,7 @@ static void *spread_thread(void *arg)
 }
 
 /* ---- setting up ---- */
-/* Counters as they would stand after FIRST_EPOCH launches, signals too. */
+/* Sets counters and signals to their values after FIRST_EPOCH launches. */
 static void init_far(struct rank *r)
 {
     const struct prs_schedule *s = &r->s;
@@ -407,7 +407,7 @@ static void init_rank(struct rank *r, uint32_t rank, const struct prs_schedule *
     r->flags = calloc(cells + WORLD * r->s.pairs * 2 * strips, sizeof(uint32_t));
     r->done = calloc(WORLD, sizeof(uint32_t));
     r->epoch = FIRST_EPOCH;
-    /* As they would stand after FIRST_EPOCH launches. */
+    /* Their values after FIRST_EPOCH launches. */
     for (uint32_t i = 0; i < WORLD; i++)
         r->done[i] = r->s.op == PRS_FUSED_ALLREDUCE ? FIRST_EPOCH * prs_schedule_broadcasts(&r->s) : FIRST_EPOCH;
     for (uint32_t i = 0; i < cells; i++)

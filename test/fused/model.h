@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels' protocol on threads: the schedules and flags of fused/gemm/schedule.h, with one word in place of each
- * piece of data. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer sees
- * a wait that is missing or too weak. Each cluster is a thread that computes, one that stores and one that pushes or
- * spreads; ranks run free, with random delays, through many epochs that begin shortly before the epoch wraps. Between
- * nodes a thread a rank plays proxy and NIC: puts are done in any order, a signal after the puts of its group. */
+ * piece of data. Data are plain memory, flags are atomics with the kernels' memory orders, so that ThreadSanitizer
+ * finds a wait that is missing or too weak. Each cluster is a thread that computes, one that stores and one that pushes
+ * or spreads; ranks run free, with random delays, through many epochs that begin shortly before the epoch wraps.
+ * Between nodes one thread per rank plays proxy and NIC: puts are done in any order, a signal after the puts of its
+ * group. */
 #ifndef TEST_FUSED_MODEL_H
 #define TEST_FUSED_MODEL_H
 
@@ -12,7 +13,7 @@
 
 enum { WORLD = 4, CLUSTERS = 2, ROLES = 3, HALVES = 2, CTAS = 2, SLABS = 2 };
 
-/* One piece on its way from a computing thread to its storing thread. */
+/* A slab that a computing thread hands to its storing thread. */
 struct slab {
     struct prs_unit unit;
     uint32_t cta, half, value;
@@ -51,7 +52,7 @@ struct model_run {
     uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
 };
 
-/* Runs it; gives the model for what the test wants to look at, to be freed by model_close(). */
+/* Runs the model, and returns it for the test's checks; model_close() frees it. */
 struct model *model_run(const struct model_run *run);
 void model_close(struct model *m);
 

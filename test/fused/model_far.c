@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As fused/gemm/relay.cuh and push.cuh, with words for pieces. */
+/* Does what fused/gemm/relay.cuh and push.cuh do, with a word for each piece. */
 #include <string.h>
 
 #include "test/fused/model.h"
@@ -63,7 +63,7 @@ static uint32_t strip_place(const struct prs_schedule *s, uint32_t slot, uint32_
     return (slot * s->pairs * 4 + row_tile * 2 + i) * s->k_steps + strip * PRS_STRIP_STEPS;
 }
 
-/* The model has the halves of a row tile apart, so a group is a command for each half of each of its strips. */
+/* In the model the halves of a row tile are apart, so a group has a command for each half of each strip. */
 static void put_strips(struct model *m, uint32_t rank, uint32_t epoch, const struct prs_piece_group *g, uint32_t peer)
 {
     struct rank *me = &m->ranks[rank];
@@ -132,7 +132,7 @@ bool far_forward_chunks(struct cluster *c, uint32_t epoch)
     return true;
 }
 
-/* A row tile travels with its first row; the other rows only count. */
+/* A row tile travels with its first row; the other rows are only counted. */
 bool far_forward_rows(struct cluster *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];

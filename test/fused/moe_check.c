@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes into a launch, and what must come out: by definition, not by the kernels' tables. */
+/* A launch's input, and the output that it must have: by definition, not from the kernels' tables. */
 #include <string.h>
 
 #include "test/fused/moe_model.h"
@@ -22,7 +22,7 @@ static int64_t choice_of(uint32_t epoch, uint32_t rank, uint32_t token, uint32_t
     uint32_t x = mix(epoch, rank * 1000 + token, slot + 2) / 4;
     switch (mix(epoch, 5, 5) % 6) {
     case 0:
-        return mix(epoch, 6, 6) % EXPERTS; /* all choices of all tokens: the same expert, more than once a token */
+        return mix(epoch, 6, 6) % EXPERTS; /* all choices of all tokens are the same expert, several times per token */
     case 1:
         return x % (EXPERTS / 2) * 2;
     case 2:
@@ -61,7 +61,7 @@ void model_make_input(struct rank *me, uint32_t epoch)
     }
 }
 
-/* Row `row` is choice `slot` of a token, multiplied with the expert. */
+/* Row `row` is choice `slot` of a token, multiplied by the expert. */
 static void check_row(struct model *m, uint32_t rank, uint32_t epoch, uint32_t row, const struct prs_moe_row *from,
                       uint32_t expert)
 {
@@ -114,7 +114,7 @@ static void add_traffic(struct rank *me, uint32_t epoch)
     }
 }
 
-/* The i-th sender of an expert's rows: node by node from the own one on, each from the place of the own rank on. */
+/* The i-th sender of an expert's rows: node by node from the own on, in each from the own local rank on. */
 static uint32_t sender(const struct prs_route *r, uint32_t i)
 {
     return (r->place.node + i / r->place.local_ranks) % r->place.nodes * r->place.local_ranks +
@@ -138,7 +138,7 @@ static void check_order(struct model *m, uint32_t rank, uint32_t epoch)
         while (near < x->rows && me->map[x->first_row + near].rank / me->r.place.local_ranks == me->r.place.node)
             near++;
         want = near == x->rows ? (near + PRS_TILE_M - 1) / PRS_TILE_M : near / PRS_TILE_M;
-        if (e < LOCAL / 2) /* met once */
+        if (e < LOCAL / 2) /* the first half of the experts has no first pass */
             want = 0;
         if (me->near[e] != want)
             watch_fail(&m->watch, "blocks of the first pass", rank, e, rank, want, me->near[e]);

@@ -68,7 +68,7 @@ static void init_rank(struct rank *me, uint32_t rank, const struct model_run *ru
     me->messages = calloc(1, prs_route_messages_bytes(&r));
     for (uint32_t i = 0; i < WORLD * TOKENS; i++)
         me->deliveries[i] = calloc(1, prs_route_delivery_bytes(&r));
-    /* As they would stand after FIRST_EPOCH launches; rows have not been sent for as long as can be. */
+    /* Their values after FIRST_EPOCH launches; the last rows were sent as long ago as is possible. */
     for (uint32_t p = 0; p < WORLD; p++)
         me->message_flags[p] = me->signal[p] = FIRST_EPOCH;
     me->met = FIRST_EPOCH * 2 * CTAS;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The protocol of MoE dispatch on threads, as model.h is for the matrix products: fused/moe/route.h with one word in
- * place of each row. Data are plain memory, flags are atomics with the orders the kernels use, so that ThreadSanitizer
- * sees a wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which together
- * also run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before the
- * epoch wraps. Between nodes a rank also has a NIC (nic.h). Choices are new in every epoch: even, all to one expert,
- * half of the experts empty, a node without any, ranks without tokens. */
+ * place of each row. Data are plain memory, flags are atomics with the kernels' memory orders, so that ThreadSanitizer
+ * finds a wait that is missing or too weak. Every CTA is three threads (load with multiply, place, push), which
+ * together also run the rank's two kernels one after the other; ranks run free, with random delays, from shortly before
+ * the epoch wraps. Between nodes a rank also has a NIC (nic.h). Choices are new in every epoch: even, all to one
+ * expert, half of the experts empty, a node without any, ranks without tokens. */
 #ifndef TEST_FUSED_MOE_MODEL_H
 #define TEST_FUSED_MOE_MODEL_H
 
@@ -33,12 +33,12 @@ struct rank {
     uint32_t blocks, item_count, rows[ROWS], out[ROWS][COLUMNS];
     bool refused;
     uint32_t refusals;
-    uint64_t puts, signals, words; /* that should have gone to other nodes so far */
+    uint64_t puts, signals, words; /* how many should have gone to other nodes so far */
     /* atomic */
     uint32_t message_flags[WORLD], staging_flags[(WORLD - 1) * TOKENS], ready[BLOCKS];
     uint32_t signal[NIC_WORDS], counters[2 * (WORLD - 1) * TOKENS];
     uint32_t met, routed, exits, epoch, next;
-    uint32_t early; /* rows of other nodes that were handed on before all own ones were on their way */
+    uint32_t early; /* rows of other nodes that were forwarded before all own rows were sent */
     struct nic nic;
 };
 
@@ -61,14 +61,14 @@ struct model_run {
     uint32_t epochs, lost_after; /* the last node stops after so many; 0: it does not */
 };
 
-/* Runs it; gives the model for what the test wants to look at, to be freed by model_close(). */
+/* Runs the model, and returns it for the test's checks; model_close() frees it. */
 struct model *model_run(const struct model_run *run);
 void model_close(struct model *m);
 
 /* ---- a launch's two kernels ---- */
 /* Tokens and choices of the epoch. */
 void model_make_input(struct rank *me, uint32_t epoch);
-/* By definition, not by the kernels' tables; spoils the results for the next epoch. */
+/* Checks by definition, not by the kernels' tables; then overwrites the results for the next epoch. */
 void model_check(struct model *m, uint32_t rank, uint32_t epoch);
 
 bool model_route(struct cta *c, uint32_t epoch);
@@ -76,7 +76,7 @@ bool model_place(struct cta *c, uint32_t epoch);
 bool model_multiply(struct cta *c, uint32_t epoch);
 bool model_send_rows(struct cta *c, uint32_t epoch);
 
-/* ---- what every rank can recompute of every other (moe_check.c) ---- */
+/* ---- values that every rank can compute for every other (moe_check.c) ---- */
 uint32_t model_product(uint32_t row, uint32_t expert, uint32_t column);
 uint32_t model_weight_bits(uint32_t token, uint32_t slot);
 

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As fused/moe/route.cuh: the routing kernel. */
+/* The routing kernel, as fused/moe/route.cuh has it. */
 #include <string.h>
 
 #include "test/fused/moe_model.h"
 
-/* A CTA's choices: their numbers among its own of the same expert. */
+/* Numbers each of a CTA's choices among its choices of the same expert. */
 struct numbers {
     uint16_t index[TOKENS][CHOICES], lead[TOKENS][CHOICES], relay[TOKENS][CHOICES];
 };
 
-/* first_*: of this CTA; leads as they lie in what the owner gets, relay leads in what its node gets. */
+/* first_*: of this CTA; leads in the order in which the owner gets them, relay leads in the order in which its node
+ * gets them. */
 struct places {
     uint32_t first_index[EXPERTS], first_lead[EXPERTS], first_relay[EXPERTS];
 };
@@ -41,7 +42,7 @@ static void count_choices(struct rank *me, uint32_t cta, struct numbers *n)
         }
 }
 
-/* Into the peer's inbox, or, on another node, into what is put there. */
+/* Writes into the peer's inbox, or, for another node, into the message that is put there. */
 static uint8_t *message_to(struct model *m, struct rank *me, uint32_t bank, uint32_t p)
 {
     const struct prs_route *r = &me->r;
@@ -59,7 +60,7 @@ static uint32_t chunks_before(const struct rank *me, uint32_t expert, uint32_t w
     return sum;
 }
 
-/* Counts are told by the first CTA. */
+/* The first CTA sends the counts. */
 static void place_leads(struct model *m, struct rank *me, uint32_t bank, uint32_t cta, struct places *at)
 {
     const struct prs_route *r = &me->r;
@@ -119,7 +120,7 @@ static void send_entry(struct model *m, struct rank *me, uint32_t bank, uint32_t
     me->sent[p][place] = token;
 }
 
-/* Where the token is at every seat of the node. */
+/* The position of the token at every local rank of the node. */
 static void write_forwarding(struct rank *me, uint32_t token, uint32_t slot, const struct places *at,
                              const struct numbers *n)
 {
@@ -276,7 +277,7 @@ static void receive(struct cta *c, uint32_t bank)
             receive_entry(me, bank, &t, p, i);
 }
 
-/* The last CTA to have sent tells all ranks. */
+/* The last CTA that has sent signals all ranks. */
 bool model_route(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As fused/moe/rows.cuh and moe.cuh: rows on their way, and what is multiplied. */
+/* Sends and multiplies rows as fused/moe/rows.cuh and moe.cuh do. */
 #include "test/fused/moe_model.h"
 
 /* ---- warp 3 ---- */
-/* A row for the node at distance n lies where it is put from. */
+/* Called when a row for the node at distance n is in the slot from which it is put. */
 static void relay_row_out(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row)
 {
     struct rank *me = &c->model->ranks[c->rank];
@@ -67,7 +67,7 @@ static void relay_out(struct cta *c, uint32_t epoch)
     tell(c, epoch, &last);
 }
 
-/* To all ranks of this node that want the row, this one too. flags: it has landed there. */
+/* Sends a row to all ranks of this node that need it, this rank included. flags: raised when it has landed. */
 static void give_row(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row, bool flags)
 {
     struct rank *me = &c->model->ranks[c->rank];
@@ -90,12 +90,12 @@ static void give_row(struct cta *c, uint32_t epoch, uint32_t n, uint32_t row, bo
     }
 }
 
-/* Rows that counterparts put here: the next one to hand on, all nodes in turn, and the last one, as long as nobody has
- * been told of it. */
+/* Rows that counterparts put here: the next one to forward, all nodes in turn, and the last one, as long as it has not
+ * been signalled. */
 struct incoming {
     uint32_t at, end;
     uint32_t n, row;
-    uint32_t last_n, last_row; /* last_n 0: all have been told of */
+    uint32_t last_n, last_row; /* last_n 0: all have been signalled */
 };
 
 static uint32_t rows_from(const struct rank *me, uint32_t epoch, uint32_t n)
@@ -119,7 +119,7 @@ static void flag_incoming(struct cta *c, uint32_t epoch, struct incoming *in)
     in->last_n = 0;
 }
 
-/* One row, if it has come, or when it has. Gives whether one was handed on. */
+/* Forwards one row if it has come; with `waits`, waits for it. Returns whether a row was forwarded. */
 static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool waits)
 {
     struct rank *me = &c->model->ranks[c->rank];
@@ -149,7 +149,7 @@ static bool hand_on(struct cta *c, uint32_t epoch, struct incoming *in, bool wai
     return true;
 }
 
-/* Own rows for this node; between two of them, rows that came. */
+/* Sends own rows to this node, and between two of them forwards a row that came. */
 static void push_rows(struct cta *c, uint32_t epoch, struct incoming *in)
 {
     struct rank *me = &c->model->ranks[c->rank];
@@ -208,7 +208,7 @@ static void count_delivery(struct rank *me, const struct prs_route_delivery **la
     *last = NULL;
 }
 
-/* An delivery is told of when the next one has been fetched; between nodes also before that is waited for. */
+/* A delivery is signalled when the next one has been fetched; between nodes also before a wait for the next one. */
 bool model_place(struct cta *c, uint32_t epoch)
 {
     struct rank *me = &c->model->ranks[c->rank];

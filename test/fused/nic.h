@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Proxy and NIC of one rank in the models: a thread that does puts in any order and as late as it likes, and a signal
- * only after the puts of its group to its peer: what include/perseus/device.h promises, and nothing more. */
+ * only after the puts of its group to its peer. include/perseus/device.h promises this, and nothing more. */
 #ifndef TEST_FUSED_NIC_H
 #define TEST_FUSED_NIC_H
 
@@ -20,7 +20,7 @@ struct nic_command {
 struct nic {
     struct watch *watch;
     pthread_t thread;
-    pthread_mutex_t lock;   /* protects the commands, what was counted, and stop */
+    pthread_mutex_t lock;   /* protects the commands, the counts, and stop */
     pthread_cond_t changed; /* the first command came, or the last one is done, or stop */
     struct nic_command commands[NIC_COMMANDS];
     uint32_t count, random;
@@ -29,11 +29,11 @@ struct nic {
 };
 
 void nic_open(struct nic *nic, struct watch *watch, uint32_t seed);
-/* What has not been done is not done any more. */
+/* Commands that are not done are dropped. */
 void nic_close(struct nic *nic);
 
 void nic_post(struct nic *nic, const struct nic_command *command);
-/* Everything that was put has been read and written, as prs_quiet() says. False: another thread failed. */
+/* Waits until every put has been read and written, as prs_quiet() does. False: another thread failed. */
 bool nic_quiet(struct nic *nic);
 
 #endif

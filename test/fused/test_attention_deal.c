@@ -6,13 +6,13 @@
 #include "fused/attention/deal.h"
 
 struct row {
-    uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's share */
+    uint32_t world, batch, heads_q, heads_kv, rows, causal; /* rows: of a rank's slice */
     uint32_t block, group, ctas;
     uint32_t tile; /* 0: 128 */
 };
 
 static struct row shapes[] = {
-    /* what is measured on H200 */
+    /* the shapes that are measured on H200 */
     {1, 4, 16, 16, 2048, 0, 176, 9, 132},
     {1, 4, 16, 16, 8192, 0, 176, 3, 132},
     {1, 4, 16, 16, 2048, 1, 128, 9, 132},
@@ -23,7 +23,7 @@ static struct row shapes[] = {
     {4, 4, 16, 16, 4096, 1, 176, 5, 132},
     {4, 4, 16, 16, 16384, 1, 176, 2, 132},
     {1, 4, 32, 8, 16384, 0, 128, 1, 132},
-    /* few tasks, none but one, odd lengths */
+    /* few tasks, only one task, odd lengths */
     {1, 1, 5, 5, 4096, 0, 176, 1, 132},
     {1, 1, 1, 1, 4000, 1, 176, 1, 132},
     {4, 1, 3, 1, 1030, 1, 128, 1, 7},
@@ -61,7 +61,7 @@ static uint32_t number_of(const struct prs_attention_schedule *s, const struct p
     return ((t->batch * s->heads_q + t->head) * s->segments + t->segment) * s->tiles + t->tile;
 }
 
-/* Steps before the piece. */
+/* How many steps of its task come before the piece. */
 static uint32_t first_of(const struct prs_attention_schedule *s, const struct prs_attention_piece *p)
 {
     struct prs_attention_walk w;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention's protocol (attention_model.h): whatever is read is of this epoch, and all come to an end. */
+/* Ring attention's protocol (attention_model.h): all data that is read is of this epoch, and all threads end. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,8 +99,8 @@ Test(attention_protocol, nodes_of_one_gpu_with_one_buffer_come_to_an_end, .timeo
     run(small(1, 1), 3, 1, &slice);
 }
 
-/* The ranks of one node stop between two launches: every thread that waits reports for which word of which rank, and
- * all end. */
+/* The ranks of one node stop between two launches: every waiting thread reports the word and the rank that it waits
+ * for, and all end. */
 Test(attention_protocol, nodes_name_the_lost_one, .timeout = 300)
 {
     struct prs_attention_slice slice = {1, 4, 4, 0, 100, 2};
@@ -112,7 +112,7 @@ Test(attention_protocol, nodes_name_the_lost_one, .timeout = 300)
     cr_assert_eq(watch_load(&model->watch.failed), 2);
     cr_assert_eq(sscanf(model->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s",
                  model->watch.text);
-    /* The lost rank; or the neighbour, which waits for that before it sends of later groups. */
+    /* The lost rank; or the neighbour, which waits for the lost rank before it sends later groups. */
     cr_assert(waits < 2 && awaited != waits, "%s", model->watch.text);
     for (uint32_t r = 0; r < 4; r++)
         cr_assert_eq(model->ranks[r].epoch - FIRST_EPOCH, 20, "rank %u is at epoch %u", r, model->ranks[r].epoch);

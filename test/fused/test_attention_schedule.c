@@ -68,7 +68,7 @@ FOR_ALL_SHAPES(every_tile_of_every_head_is_one_task)
     free(seen);
 }
 
-/* Counts in `met` how often each position of the sequence is met by one query row. */
+/* Counts in `met` how often one query row meets each position of the sequence. */
 static void walk_row(const struct prs_attention_schedule *s, const struct prs_attention_task *t, uint32_t row,
                      uint8_t *met)
 {

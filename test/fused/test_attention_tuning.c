@@ -169,7 +169,7 @@ ParameterizedTest(struct figure *f, attention_tuning, who_moves_keys_and_values_
                  f->shape.heads_kv, f->shape.seq, f->shape.causal, group, f->group);
 }
 
-/* Data for two buffers, or for other nodes, waits for credit inside the launch. */
+/* With two buffers, or with other nodes, data waits for credit inside the launch. */
 Test(attention_tuning, copy_engines_move_what_waits_for_nothing_in_the_launch)
 {
     struct prs_attention_tuning asked = {.mover = PRS_MOVED_BY_COPY_ENGINES}, ring = {.mode = PRS_ATTENTION_RING},
@@ -182,7 +182,7 @@ Test(attention_tuning, copy_engines_move_what_waits_for_nothing_in_the_launch)
     cr_assert_eq(choose(&PLAIN, 4, &unknown).result, -EINVAL);
 }
 
-/* More groups than would be pushed: there must be memory for all of them. */
+/* More groups than when they are pushed: there must be memory for all of them. */
 Test(attention_tuning, what_is_copied_is_resident_in_any_groups)
 {
     struct prs_attention_tuning asked = {.mover = PRS_MOVED_BY_COPY_ENGINES, .heads_per_step = 1};
@@ -238,7 +238,7 @@ static struct row rows[] = {
     {{1, 8, 8, 128, 1002, 0, 0, 0}, 4, -EINVAL},
     {{1, 8, 8, 128, 1004, 1, 0, 0}, 4, -EINVAL}, /* 8 chunks */
     {{1, 8, 8, 128, 1024, 0, 0, -1}, 4, -EINVAL},
-    /* as many pairs as 32 bits do not hold */
+    /* more pairs than 32 bits can count */
     {{65536, 65536, 65536, 128, 1024, 0, 0, 0}, 4, -EINVAL},
 };
 

@@ -47,7 +47,7 @@ static int fail_as_mpi_does(void *user, const void *mine, void *all, size_t byte
     return 5;
 }
 
-/* It came out of every call as it was: a condition that no caller knows. */
+/* Calls used to return the positive number unchanged, and no caller knows what it means. */
 Test(context, an_allgather_that_fails_with_a_positive_number_is_an_error)
 {
     struct prs_fused_config config = {.world = 2, .device = 4095, .allgather = fail_as_mpi_does};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The modelled times by which an all-gather's plan chooses, against times measured on H200. */
+/* Compares the modelled times by which an all-gather's plan chooses with times measured on H200. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <math.h>
@@ -77,7 +77,7 @@ Test(gather_time, no_piece_comes_before_the_host_has_enqueued_it)
     cr_assert_gt(prs_gather_copied_us(&s, CLUSTERS), 7 * 16 * 5);
 }
 
-/* What a plan must not get wrong. */
+/* Choices that a plan must get right. */
 Test(gather_time, what_was_measured_to_be_slower_is_played_slower)
 {
     uint32_t count = sizeof(copied) / sizeof(copied[0]), pairs = 0;
@@ -167,7 +167,7 @@ Test(gather_time, what_is_given_of_the_pieces_stays)
     cr_assert(segments == 1 && us > 0, "%u: no more than there are steps", segments);
 }
 
-/* Too many units to be played: no faster than links and product, and no slower than one after the other. */
+/* Too many units to simulate: no faster than links and product, and no slower than the two one after the other. */
 Test(gather_time, huge_products_are_estimated)
 {
     static const struct row huge[] = {{4, 49152, 12288, 49152, 0, 0, 0},

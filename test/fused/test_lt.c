@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the library asks of cuBLASLt: dlopen() finds a stand-in of the test, which keeps the arguments. */
+/* Checks the library's calls of cuBLASLt: dlopen() finds the test's fake, which keeps the arguments. */
 #include <criterion/criterion.h>
 #include <cublasLt.h>
 #include <errno.h>
@@ -121,8 +121,8 @@ static void open_and_close(void)
     prs_lt_close(lt);
 }
 
-/* Of 4000 x 2752 x 4101, and of many odd rows, parts of K were added up as bf16: one element in five was wrong by a
- * rounding more than is promised. */
+/* With 4000 x 2752 x 4101, and with many odd numbers of rows, parts of K were added up as bf16: one element in five had
+ * one rounding error more than is promised. */
 Test(lt, all_of_k_is_added_up_as_fp32)
 {
     open_and_close();

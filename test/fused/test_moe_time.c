@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A launch in microseconds, as the order of fused/moe/route.h makes it: two nodes of one GPU, DeepSeek-V3's experts, a
- * link of 400G. Rows come group by group in the order in which they are sent; clusters take units as they come and wait
- * for their rows. Only the order's effects are modelled: handing rows on and placing them takes no time here. */
+/* How many microseconds a launch takes in the order of fused/moe/route.h: two nodes of one GPU, DeepSeek-V3's experts,
+ * a link of 400G. Rows come group by group in the order in which they are sent; clusters take units as they come and
+ * wait for their rows. Only the effects of the order are modelled: forwarding and placing rows takes no time here. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ struct launch {
     struct prs_moe_expert_rows experts[LOCAL];
     uint32_t near[LOCAL];                     /* blocks */
     double *ready;                            /* [block] */
-    uint32_t blocks, filled[LOCAL], far_rows; /* far_rows: that have crossed */
+    uint32_t blocks, filled[LOCAL], far_rows; /* far_rows: how many have crossed */
 };
 
 static uint32_t next_random(uint32_t *state)
@@ -41,7 +41,7 @@ static void choose(struct launch *l)
         }
 }
 
-/* Sorted by relay lead; a row is here with the last of its group. */
+/* Sorted by relay lead; a row arrives with the last row of its group. */
 static void let_cross(struct launch *l)
 {
     struct prs_route sender = l->r;
@@ -90,7 +90,7 @@ static void receive(struct launch *l)
     }
 }
 
-/* Until the last unit is done. */
+/* The time until the last unit is done. */
 static double multiply(const struct launch *l)
 {
     double free_at[CLUSTERS] = {0}, last = 0;
@@ -134,7 +134,7 @@ Test(moe_time, what_needs_no_other_node_hides_the_link, .timeout = 120)
     cr_assert_lt(two, one * 0.87, "%.0f us in two passes, %.0f in one", two, one);
 }
 
-/* Few rows an expert: no block is of this node's rows alone, so no weight is read twice. */
+/* Few rows per expert: no block has only rows of this node, so no weight is read twice. */
 Test(moe_time, few_tokens_are_multiplied_in_one_pass, .timeout = 120)
 {
     cr_assert_float_eq(launch_us(2048, 128, 2), launch_us(2048, 128, 1), 1e-6);

@@ -6,7 +6,7 @@
 #include "fused/core/place.h"
 
 struct row {
-    char ids[20]; /* node of each rank, a letter each */
+    char ids[20]; /* the node of each rank, one letter per rank */
     int result;
     uint32_t nodes, locals;
 };
@@ -16,9 +16,9 @@ static struct row rows[] = {
     {"aaaa", 0, 1, 4},
     {"aaaaaaaa", 0, 1, 8},
     {"aabb", 0, 2, 2},
-    {"abc", 0, 3, 1},              /* a GPU a node */
+    {"abc", 0, 3, 1},              /* one GPU per node */
     {"ccaabb", 0, 3, 2},           /* the order of the numbers does not matter */
-    {"aaaaaaaabbbbbbbb", 0, 2, 8}, /* more than a node holds */
+    {"aaaaaaaabbbbbbbb", 0, 2, 8}, /* more ranks than one node can have */
     {"aaaaaaaaa", -EINVAL, 0, 0},  /* too many GPUs on one node */
     {"aab", -EINVAL, 0, 0},
     {"abb", -EINVAL, 0, 0},

@@ -83,8 +83,8 @@ Test(protocol, nodes_of_one_gpu_gather, .timeout = 600)
     run_soundly(&(struct model_run){PRS_FUSED_ALLGATHER, 4, WORLD * 300, 256, 320, .band = 1, .group = 3});
 }
 
-/* The ranks of one node stop between two launches: every thread that waits reports for which flag of which rank, and
- * all end. */
+/* The ranks of one node stop between two launches: every waiting thread reports the flag and the rank that it waits
+ * for, and all end. */
 static void lose_a_node(uint32_t op)
 {
     unsigned waits, awaited;
@@ -92,8 +92,8 @@ static void lose_a_node(uint32_t op)
         model_run(&(struct model_run){op, 2, WORLD * 512, 256, 64, .band = 1, .epochs = 100, .lost_after = 20});
     cr_assert_eq(watch_load(&m->watch.failed), 2);
     cr_assert_eq(sscanf(m->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s", m->watch.text);
-    /* The lost rank whose sums or rows they are; or its neighbour, if that waits for the lost node and so sends no
-     * more. */
+    /* The lost rank that owed the sums or rows; or its neighbour, if that waits for the lost node and so sends
+     * nothing. */
     cr_assert(waits < 2 && awaited != waits, "%s", m->watch.text);
     for (uint32_t r = 0; r < WORLD; r++)
         cr_assert_leq(m->ranks[r].epoch - FIRST_EPOCH, 21, "rank %u went on to epoch %u", r, m->ranks[r].epoch);

@@ -15,7 +15,7 @@ static struct prs_route route_of(uint32_t world, uint32_t experts, uint32_t choi
     return r;
 }
 
-/* The same, of a rank on several nodes. */
+/* The same for a rank on several nodes. */
 static struct prs_route route_over(uint32_t nodes, uint32_t locals, uint32_t rank, uint32_t local, uint32_t choices)
 {
     struct prs_route r = route_of(nodes * locals, nodes * locals * local, choices, 21);
@@ -122,8 +122,8 @@ ParameterizedTestParameters(route, every_block_of_every_expert_is_multiplied_onc
     return cr_make_param_array(struct group, groups, sizeof(groups) / sizeof(groups[0]));
 }
 
-/* Units of all experts as three CTAs would take them; rows that each expert gets. Gives how many units came before the
- * first whose block is not among the first `near` of its expert. */
+/* Units of all experts as three CTAs would take them; rows that each expert gets. Returns how many units came before
+ * the first unit whose block is not among the first `near` of its expert. */
 static uint32_t walk_units(const struct prs_route *r, const struct prs_moe_expert_rows *experts, const uint32_t *near,
                            uint32_t units, uint32_t *rows)
 {

@@ -74,7 +74,7 @@ ParameterizedTestParameters(schedule, a_cursor_that_skips_finds_the_same_units)
     return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
 }
 
-/* A cluster sees every 66th position, another role may see every one. */
+/* A cluster reads every 66th position; another role may read every one. */
 ParameterizedTest(struct row *row, schedule, a_cursor_that_skips_finds_the_same_units)
 {
     struct prs_schedule s = schedule_of(row, row->world - 1);
@@ -108,8 +108,8 @@ static uint32_t *rounds_of(const struct prs_schedule *s)
     return rounds;
 }
 
-/* Why no rank can wait in a circle: what a unit waits for lies in an earlier round of the other rank's list, and
- * its sender gives it away there: a rank of this node sends, one of another node relays. */
+/* Why ranks cannot wait in a circle: the unit that another unit waits for is in an earlier round of the sender's list.
+ * In that round a rank of this node sends it, and a rank of another node relays it. */
 ParameterizedTest(struct row *row, schedule, whatever_is_added_up_was_sent_in_an_earlier_round)
 {
     uint32_t *rounds[16];
@@ -143,7 +143,7 @@ ParameterizedTestParameters(schedule, every_partial_sum_has_a_place_of_its_own)
     return cr_make_param_array(struct row, shapes, sizeof(shapes) / sizeof(shapes[0]));
 }
 
-/* Writers and readers agree where sums lie, no two have one slot, and every rank's sum is in every result once. */
+/* Writers and readers agree where sums are, no two share a slot, and each rank's sum is in each result once. */
 ParameterizedTest(struct row *row, schedule, every_partial_sum_has_a_place_of_its_own)
 {
     if (row->op != PRS_FUSED_REDUCE_SCATTER && row->op != PRS_FUSED_ALLREDUCE)
@@ -168,7 +168,7 @@ ParameterizedTest(struct row *row, schedule, every_partial_sum_has_a_place_of_it
                 taken |= 1ull << slots[i];
             }
         }
-        /* The own block: the near ranks' sums here, those of every other node through its counterpart. */
+        /* The own block: sums of this node's ranks come directly, those of every other node through its counterpart. */
         for (uint32_t i = 0; i < prs_schedule_sources(&s, rank); i++) {
             struct prs_source from = prs_schedule_source(&s, rank, i);
             struct prs_schedule sender = schedule_of(row, from.rank);
@@ -292,8 +292,8 @@ ParameterizedTestParameters(schedule, copies_come_in_the_order_in_which_units_ne
     return cr_make_param_array(struct row, copied, sizeof(copied) / sizeof(copied[0]));
 }
 
-/* Otherwise a wave of units waits for what comes last, while more has come than it can use: 511 us in place of 411
- * (4 GPUs, 8192). All ranks send at the same time, so a piece comes when its turn in the sender's list has come. */
+/* Otherwise a wave of units waits for the last rows, although more other rows have come than it can use: 511 us in
+ * place of 411 (4 GPUs, 8192). All ranks send at the same time, so a piece arrives at its turn in the sender's list. */
 ParameterizedTest(struct row *row, schedule, copies_come_in_the_order_in_which_units_need_them)
 {
     struct prs_schedule s = schedule_of(row, 1);

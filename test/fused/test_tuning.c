@@ -54,7 +54,7 @@ Test(tuning, more_clusters_than_fit_are_not_used)
     cr_assert_eq(choose(PRS_FUSED_GEMM, 4096, 4096, 4096, &wanted).tuning.clusters, CLUSTERS);
 }
 
-/* As from a damaged file. */
+/* Values as a damaged file could have them. */
 Test(tuning, numbers_out_of_range_are_brought_down)
 {
     struct prs_fused_tuning wanted = {.band = UINT32_MAX,
@@ -271,7 +271,7 @@ Test(tuning, a_round_of_sums_has_work_for_all_clusters)
 
 struct gather {
     uint32_t gpus, m, n, k, mover, band, segments; /* 0: any */
-    double least_us, most_us;                      /* as measured, and what was measured otherwise */
+    double least_us, most_us;                      /* limits of the predicted time, around the measured one */
 };
 
 /* doc/results/allgather-turns-4xH200.json, allgather-choice-2xH200.json, allgather-pieces-2xH200.json. */

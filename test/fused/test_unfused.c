@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The unfused path's protocol on threads: a thread a rank plays its stream, as fused/gemm/unfused/unfused.c fills it,
- * and another its NIC. Shares, places and words are those of fused/gemm/unfused/exchange.h. Data are plain memory, a
- * word for two elements; flags and signals have the kernels' orders, so that ThreadSanitizer sees a wait that is
- * missing. */
+/* The unfused path's protocol on threads: for each rank one thread plays its stream, as fused/gemm/unfused/unfused.c
+ * fills it, and another its NIC. Slices, slots and words are those of fused/gemm/unfused/exchange.h. Data are plain
+ * memory, one word for two elements. Flags and signals have the kernels' memory orders, so that ThreadSanitizer finds a
+ * missing wait. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static struct rank *neighbour(struct rank *me, uint32_t p)
                              (me->s.place.local_rank + p) % me->s.place.local_ranks];
 }
 
-/* What a rank has: of the product, or its rows of A. */
+/* A rank's data: its part of the product, or its rows of A. */
 static uint32_t value(uint32_t epoch, uint32_t rank, uint64_t word)
 {
     uint32_t x = epoch * 2654435761u ^ rank * 40503u ^ (uint32_t)word * 69069u;
@@ -128,7 +128,7 @@ static bool finish(struct rank *me)
     return true;
 }
 
-/* Adds up a rank's slice, and stores it at `to` of `copies` neighbours. */
+/* Adds up a rank's slice, and stores it at offset `to` in `copies` neighbours. */
 static void add_slice(struct rank *me, uint32_t rank, uint64_t to, uint32_t copies)
 {
     const struct prs_slice *slice = &me->model->slice;
@@ -215,7 +215,7 @@ static bool reduce(struct rank *me)
     return all ? spread(me, &rows, true) : true;
 }
 
-/* What the launch left in this rank's result, which its owner may change from then on. */
+/* Checks the launch's result on this rank. The owner may change it from then on. */
 static bool check_result(struct rank *me, uint32_t epoch)
 {
     const struct prs_slice *slice = &me->model->slice;
@@ -345,7 +345,7 @@ Test(unfused, ranks_may_have_less_to_add_up_or_nothing, .timeout = 600)
     run_soundly(PRS_FUSED_ALLREDUCE, 2, 10, 1);
 }
 
-/* The ranks of one node stop between two launches: every thread that waits reports what it waits for, and all end. */
+/* The ranks of one node stop between two launches: every waiting thread reports its wait, and all end. */
 Test(unfused, a_lost_node_is_named_by_whoever_waits_for_it, .timeout = 300)
 {
     for (uint32_t op = PRS_FUSED_REDUCE_SCATTER; op <= PRS_FUSED_ALLREDUCE; op++) {

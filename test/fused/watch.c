@@ -22,7 +22,7 @@ static void wake(uint32_t *p)
 
 void watch_pause(const uint32_t *p, uint32_t seen)
 {
-    /* Also because nothing wakes it when another thread has failed. */
+    /* Sleeps 10 ms at most, because nothing wakes it when another thread has failed. */
     syscall(SYS_futex, p, FUTEX_WAIT_PRIVATE, seen, &(struct timespec){.tv_nsec = 10000000}, NULL, 0);
 }
 
@@ -86,7 +86,7 @@ static bool has_come(const struct watch_word *wait, uint32_t *seen)
     return wait->exactly ? *seen == wait->want : prs_flag_reached(*seen, wait->want);
 }
 
-/* Only once the node is lost: before, a lock that all threads take would order what ThreadSanitizer is to see. */
+/* Only once the node is lost: before, a lock that all threads take would hide missing waits from ThreadSanitizer. */
 static void write_down(struct watch *w, const struct watch_word *wait)
 {
     pthread_mutex_lock(&w->lock);
@@ -104,8 +104,8 @@ static void strike_out(struct watch *w, const struct watch_word *wait)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Nothing will ever move: all that stay wait, the NICs have nothing to do, and nothing that is waited for has come.
- * Who is written down raises no flag and posts nothing, so what is seen under the lock stays so. */
+/* True when nothing can change any more: all remaining threads wait, the NICs have nothing to do, and no awaited word
+ * has come. A thread in the list raises no flag and posts nothing, so a state seen under the lock remains. */
 static bool all_wait_in_vain(struct watch *w)
 {
     bool vain;
@@ -132,7 +132,7 @@ static bool wait_for(struct watch *w, const struct watch_word *wait, const char 
             write_down(w, wait);
             is_written = true;
         }
-        /* A word within a rank waits for threads that wait for other ranks: those shall name the lost one. */
+        /* A wait inside a rank is for threads that wait for other ranks: those threads are to name the lost rank. */
         if ((is_lost && from != rank && all_wait_in_vain(w)) || now() > began + WAIT_SECONDS * 1000000000ull)
             watch_fail(w, what, rank, index, from, wait->want, seen);
         else

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the models of the kernels' protocols share: flags with the orders that the kernels use, waits that end and say
- * what they waited for, and the first thing that went wrong. */
+/* Shared by the models of the kernels' protocols: flags with the kernels' memory orders, waits with a limit that report
+ * what they waited for, and the first error. */
 #ifndef TEST_FUSED_WATCH_H
 #define TEST_FUSED_WATCH_H
 
@@ -12,7 +12,7 @@
 #define FIRST_EPOCH 0xfffffff0u
 /* How long to wait for a word. */
 enum { WAIT_SECONDS = 60 };
-enum { WATCH_THREADS = 64 }; /* that wait at a time, at most */
+enum { WATCH_THREADS = 64 }; /* threads that wait at a time, at most */
 
 /* A word that a thread waits for. */
 struct watch_word {
@@ -38,16 +38,16 @@ void watch_init(struct watch *w, uint32_t threads, uint32_t of_last_node, uint32
 
 uint32_t watch_load(const uint32_t *p);    /* acquire */
 void watch_raise(uint32_t *p, uint32_t v); /* release */
-/* One more; release. */
+/* Adds one; release. */
 void watch_add(uint32_t *p);
-/* One more; acquire and release. Gives what it is then. */
+/* Adds one; acquire and release. Returns the new value. */
 uint32_t watch_count(uint32_t *p);
 
-/* Between two looks at a word that held `seen`: until one of the above changes it, but not for long. Sleeps, since
- * threads that only yield keep the one that all of them wait for from its core, for seconds at times. */
+/* Call this between two reads of a word that held `seen`: waits, not for long, until one of the functions above changes
+ * it. It sleeps, because threads that only yield can keep the thread that they wait for off its core for seconds. */
 void watch_pause(const uint32_t *p, uint32_t seen);
-/* Before each launch (from 1) on each thread of the last node: true: it stops here. Once all have stopped, whoever
- * waits for another rank gives up as soon as all threads wait in vain, however slow the machine is. */
+/* Each thread of the last node calls this before each launch (from 1); true: it stops here. Once all have stopped, a
+ * thread that waits for another rank gives up as soon as all threads wait in vain, however slow the machine is. */
 bool watch_leaves(struct watch *w, uint32_t launch);
 
 /* from: the rank that should have raised the flag, or sent the value. */
@@ -56,11 +56,11 @@ void watch_fail(struct watch *w, const char *what, uint32_t rank, uint32_t index
 /* Waits until the flag has reached `want`. False: it gave up, or another thread failed. */
 bool watch_wait(struct watch *w, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank, uint32_t index,
                 uint32_t from);
-/* Until it holds `want`. */
+/* Waits until it holds exactly `want`. */
 bool watch_wait_exactly(struct watch *w, const uint32_t *flag, uint32_t want, const char *what, uint32_t rank,
                         uint32_t index, uint32_t from);
 
-/* Seldom, a moment's sleep. */
+/* Sleeps for a moment, but rarely. */
 void watch_dawdle(uint32_t *random);
 
 #endif

@@ -6,14 +6,15 @@
 
 #include "fused/gemm/schedule.h"
 
-enum { PRS_EXCHANGE_ALIGNMENT = 256 }; /* of slots: whole lines, and vectors of 16 bytes */
+enum { PRS_EXCHANGE_ALIGNMENT = 256 }; /* of slots: so that they have whole cache lines, and vectors of 16 bytes */
 
-/* What each rank has of a matrix of `all` elements: `each`, in rank order, and the last ones what is left. */
+/* How the ranks divide a matrix of `all` elements, in rank order: `each` elements per rank, and the rest for the last
+ * ranks. */
 struct prs_slice {
     uint64_t all, each;
 };
 
-/* whole: every slice begins at a vector of 8 elements. */
+/* whole: every slice begins at a multiple of 8 elements. */
 PRS_SHARED struct prs_slice prs_slice_of(uint64_t all, uint32_t world, bool whole)
 {
     struct prs_slice s;
@@ -53,7 +54,7 @@ PRS_SHARED uint64_t prs_exchange_received(const struct prs_slice *s, uint32_t no
     return prs_exchange_sent(s, nodes - 1 + from);
 }
 
-/* Signal words, one of each kind for every counterpart. */
+/* Kinds of signal words; there is one of each kind for every counterpart. */
 enum prs_exchange_words {
     PRS_EXCHANGE_THERE, /* its sums for the own slice, or its rows of A, are here */
     PRS_EXCHANGE_BACK,  /* it has read what was put to it; all-reduce: and its slice of the result is here */
@@ -67,19 +68,19 @@ PRS_SHARED uint32_t prs_exchange_word(const struct prs_schedule *s, uint32_t kin
     return kind * (s->place.nodes - 1) + from;
 }
 
-/* With slots: from slot i at `source` the slice of counterpart i, into the own slot at `target` there. Without: the own
- * slice of the matrix at `source`, to the same place there. */
+/* With slots: puts the slice of counterpart i from slot i at `source` into this rank's slot at `target` there. Without
+ * slots: puts the own slice of the matrix at `source` to the same offset there. */
 struct prs_exchange {
     struct prs_slice slice;
     uint64_t source, target; /* in the window */
     uint64_t slot_bytes;     /* 0: without slots */
     uint32_t window;
-    uint32_t word;   /* enum prs_exchange_words: what the signal is */
+    uint32_t word;   /* enum prs_exchange_words: kind of the signal */
     uint32_t what;   /* enum prs_awaited */
     uint32_t credit; /* 1: nothing is put before PRS_EXCHANGE_BACK of the last launch has come */
 };
 
-/* One counterpart's part of it. */
+/* The part of an exchange with one counterpart. */
 struct prs_exchange_part {
     uint64_t from, to, bytes; /* offsets in the window, here and there; bytes may be 0 */
     uint32_t peer;

@@ -91,7 +91,7 @@ static int load_api(void)
                                api.why);
 }
 
-/* cuBLASLt thinks in columns: it computes the transpose of C as transpose(B) transpose(A). */
+/* cuBLASLt has column-major matrices, so it computes the transpose of C as transpose(B) transpose(A). */
 static int describe(struct prs_lt *lt, const struct prs_fused_shape *s)
 {
     cublasOperation_t transpose = CUBLAS_OP_T;
@@ -109,15 +109,15 @@ static int describe(struct prs_lt *lt, const struct prs_fused_shape *s)
     return 0;
 }
 
-/* Limits for every algorithm that may be chosen. By default cuBLASLt takes pointers for aligned to 256 bytes, and may
- * add parts of K as bf16, which rounds more than once (seen with odd numbers of rows). */
+/* Limits for every algorithm that may be chosen. By default cuBLASLt assumes that pointers are aligned to 256 bytes,
+ * and may add parts of K as bf16, which rounds more than once (seen with odd numbers of rows). */
 static int limit(cublasLtMatmulPreference_t preference)
 {
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     size_t workspace = WORKSPACE_BYTES;
-    uint32_t alignment = 16; /* as prs_fused_launch() asks for */
+    uint32_t alignment = 16; /* prs_fused_launch() requires it */
     uint32_t parts = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace)) !=
             CUBLAS_STATUS_SUCCESS ||

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuBLASLt, opened at run time: the library loads without it, and only the unfused path needs it. */
+/* cuBLASLt, opened at run time: this library loads without it, because only the unfused path needs it. */
 #ifndef PERSEUS_FUSED_LT_H
 #define PERSEUS_FUSED_LT_H
 

@@ -34,7 +34,7 @@ int prs_unfused_open(struct prs_fused_plan *p)
     if (r == 0 && prs_unfused_prepare() != 0)
         r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
                      p->base.ctx->config.device);
-    r = prs_context_agree(p->base.ctx, r); /* no rank may be left waiting in what follows, or take another path */
+    r = prs_context_agree(p->base.ctx, r); /* so that no rank waits for one that failed or took another path */
     if (!r)
         r = prs_plan_memory(&p->base, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
     if (!r)
@@ -67,8 +67,8 @@ static int copy(const void *from, uint64_t bytes, uint8_t *const *at, uint64_t o
     return launched(prs_unfused_copy(&c, stream), "a copy to other ranks");
 }
 
-/* A matrix that lies at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own one to
- * the counterparts, and copies theirs, when they have come, to the neighbours. */
+/* For a matrix at at[p] in neighbour p, of which every rank of this node has its own slice: puts the own slice to the
+ * counterparts, waits for theirs, and copies those to the neighbours. */
 static int spread(struct prs_fused_plan *p, const struct prs_exchange *x, uint8_t *const *at, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -96,8 +96,8 @@ static int gather(struct prs_fused_plan *p, const void *a, cudaStream_t stream)
     return r != 0 ? r : launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
 }
 
-/* Adds up what the ranks of this node have of a rank's slice, the own last; then what other nodes sent, when the slice
- * is the own. */
+/* Adds up the partial sums that the ranks of this node have for a rank's slice, this rank's last; for its own slice
+ * then the sums that other nodes sent. */
 static int add_slice(struct prs_fused_plan *p, const struct prs_slice *slice, uint32_t rank, uint8_t *const *to,
                      uint32_t copies, cudaStream_t stream)
 {
@@ -117,7 +117,7 @@ static int add_slice(struct prs_fused_plan *p, const struct prs_slice *slice, ui
     return launched(prs_unfused_add(&sum, stream), "a sum over ranks");
 }
 
-/* This node's sums for each counterpart go there, and theirs for the own slice come here. */
+/* Puts this node's sums to each counterpart, and waits for the counterparts' sums for the own slice. */
 static int cross_sums(struct prs_fused_plan *p, const struct prs_slice *slice, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -138,7 +138,7 @@ static int cross_sums(struct prs_fused_plan *p, const struct prs_slice *slice, c
     return r != 0 ? r : launched(prs_unfused_cross(&p->args, &x, stream), "an exchange between nodes");
 }
 
-/* Where the sum goes: c here, and for an all-reduce c of every rank. */
+/* The destinations of the sum: c here, and for an all-reduce c of every rank of this node. */
 static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
 {
     const struct prs_schedule *s = &p->args.schedule;
@@ -182,7 +182,7 @@ int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, v
         r = reduce(p, c, stream);
     if (r)
         return r;
-    /* No rank may overwrite what another still reads, and an all-reduce must have arrived everywhere. */
+    /* No rank may overwrite data that another still reads, and an all-reduce's result must have arrived everywhere. */
     if (p->args.schedule.place.nodes == 1)
         return launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
     return launched(prs_unfused_finish(&p->args, p->shape.op != PRS_FUSED_ALLREDUCE, stream), "the end of a launch");

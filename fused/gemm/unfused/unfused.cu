@@ -7,7 +7,7 @@
 
 static const struct launch_shape one_warp = {1, 32, 0}, wide_shape = {1, 256, 0};
 
-/* One warp. A barrier of the ranks of this node: what they wrote before is visible after. */
+/* A barrier of the ranks of this node, by one warp: all that they wrote before it is visible after it. */
 PRS_DEVICE void meet_neighbours(const struct prs_kernel_args &args)
 {
     const struct prs_schedule *s = &args.schedule;
@@ -36,7 +36,7 @@ static __global__ void meet(const __grid_constant__ struct prs_kernel_args args)
         record_alarm(&args.sync);
 }
 
-/* VECTOR: 16 bytes, or 2. One kernel for all ranks: a copy to each takes the copy engine 4 us. */
+/* VECTOR: 16 bytes, or 2. One kernel copies to all ranks, because each copy by the copy engine would take 4 us. */
 template <class VECTOR> static __global__ void copy(const __grid_constant__ struct prs_unfused_copy a)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
@@ -47,7 +47,7 @@ template <class VECTOR> static __global__ void copy(const __grid_constant__ stru
     }
 }
 
-/* fp32 sums in a fixed order, one rounding; WIDE: eight elements at a time. */
+/* Adds in fp32 in a fixed order, and rounds once; WIDE: eight elements at a time. */
 template <bool WIDE> static __global__ void sum(const __grid_constant__ struct prs_unfused_sum a)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
@@ -79,7 +79,8 @@ struct exchange_args {
     struct prs_exchange x;
 };
 
-/* One warp, a lane for each counterpart. Earlier kernels of this stream, which wrote what is put, are complete. */
+/* One warp, with a lane for each counterpart. The kernels that wrote the data came earlier in this stream, and are
+ * complete. */
 static __global__ void cross(const __grid_constant__ struct exchange_args a)
 {
     const struct prs_schedule *s = &a.args.schedule;
@@ -158,7 +159,7 @@ extern "C" int prs_unfused_meet(const struct prs_kernel_args *args, cudaStream_t
     return launch_kernel(meet, &one_warp, 1, stream, *args);
 }
 
-/* One thread for each of `items`, as far as `most` blocks go. */
+/* The number of blocks for one thread per item, at most `most`. */
 static uint32_t wide_blocks(uint64_t items, uint32_t most)
 {
     uint64_t blocks = (items + wide_shape.threads - 1) / wide_shape.threads;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The unfused path, for shapes that the fused kernels cannot run or run slower: cuBLASLt, and after it (all-gather:
- * before it) copies and sums over mapped memory, with a barrier of the node's ranks on both sides of what crosses
+ * before it) copies and sums over mapped memory, with a barrier of the node's ranks before and after data moves between
  * ranks. It can be captured into a graph like the fused path.
  *
- * Between nodes each rank deals with its counterparts only, as the fused kernels do. What it is to have of the whole
- * matrix is its *slice*. Partial sums of a counterpart's slice are added up here first, and put there (an *exchange*:
- * one put and one signal to each counterpart, and one from each is awaited); rows of A, and for an all-reduce the
- * finished slices, are put where they belong at the counterparts, which copy them to their neighbours. There is one
- * bank: the host, which hands addresses to cuBLASLt and to copies, does not know the epoch. So nobody puts before the
- * other side has read what came in the last launch, and has said so by the signal that comes back: an all-reduce's
- * finished slice, else a bare credit. */
+ * Between nodes each rank communicates only with its counterparts, as in the fused kernels. A rank's part of the whole
+ * matrix is its *slice*. Partial sums of a counterpart's slice are first added up here, then put there. This is an
+ * *exchange*: one put and one signal to each counterpart, and one of each from every counterpart. Rows of A, and for an
+ * all-reduce the finished slices, are put to their final addresses at the counterparts, which copy them to their
+ * neighbours. There is only one bank, because the host, which gives addresses to cuBLASLt and to copies, does not know
+ * the epoch. So a rank puts only when its counterpart has read the data of the last launch. The counterpart says so by
+ * a signal: that of an all-reduce's finished slice, or else one that is only credit. */
 #ifndef PERSEUS_FUSED_UNFUSED_H
 #define PERSEUS_FUSED_UNFUSED_H
 
@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-/* Workspace and cuBLASLt for a plan whose args.schedule has rank and world. Collective. */
+/* Opens workspace and cuBLASLt for a plan whose args.schedule has rank and world. Collective. */
 int prs_unfused_open(struct prs_fused_plan *plan);
 int prs_unfused_launch(struct prs_fused_plan *plan, const void *a, const void *b, void *c, cudaStream_t stream);
 
@@ -42,7 +42,7 @@ struct prs_unfused_copy {
 /* 0 or -EIO. */
 int prs_unfused_copy(const struct prs_unfused_copy *copy, cudaStream_t stream);
 
-/* Elements that one rank adds up: those of `near` on this node, in this order, then `far_count` that came from other
+/* The arrays that one rank adds up: those at `near` on this node, in this order, then `far_count` that came from other
  * nodes, the first at `far`, each far_step bytes after the one before. */
 struct prs_unfused_sum {
     const uint8_t *near[PRS_MAX_LOCAL_RANKS];
@@ -58,8 +58,8 @@ int prs_unfused_add(const struct prs_unfused_sum *sum, cudaStream_t stream);
 /* One exchange. 0 or -EIO. */
 int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange, cudaStream_t stream);
 
-/* The end of a launch between nodes: gives the counterparts credit (when `credit` is set), meets the node's ranks, sees
- * that nothing that was put is still read here, and moves the epoch. 0 or -EIO. */
+/* The end of a launch between nodes: gives the counterparts credit (when `credit` is set), meets the node's ranks,
+ * waits until the network has read everything that was put here, and advances the epoch. 0 or -EIO. */
 int prs_unfused_finish(const struct prs_kernel_args *args, int credit, cudaStream_t stream);
 
 #ifdef __cplusplus
