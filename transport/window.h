@@ -31,8 +31,7 @@ void prs_windows_fini(struct prs_windows *windows);
 int prs_windows_add(struct prs_windows *windows, const struct prs_window_options *options);
 /* Must not run concurrently with prs_windows_check() or any other use of the windows. */
 void prs_windows_drop(struct prs_windows *windows, uint32_t index);
-/*
- * May this command be executed? Return 0, -EBADMSG (malformed), -ESTALE (another epoch), -EINVAL (no such peer or
+/* May this command be executed? Return 0, -EBADMSG (malformed), -ESTALE (another epoch), -EINVAL (no such peer or
  * window, or an invalid signal word) or -ERANGE (outside the window); the text names command and field. */
 int prs_windows_check(const struct prs_windows *windows, const struct prs_cmd_fields *cmd);
 

@@ -197,7 +197,7 @@ static int choose_depth(const struct prs_attention_shape *a, struct prs_attentio
 static int choose_slabs(const struct prs_attention_shape *a, struct prs_attention_schedule *s,
                         const struct prs_place *place, struct prs_attention_tuning *t, uint32_t segment_rows)
 {
-    if (t->slab_rows == 0) /* between nodes a slab is a put and a signal: 0.69 of the time of 512 (H200, 8192 keys) */
+    if (t->slab_rows == 0) /* between nodes each slab costs a put and a signal: long slabs take 0.69 of the time */
         t->slab_rows = place->nodes > 1 ? FAR_SLAB_ROWS : DEFAULT_SLAB_ROWS;
     s->chunk_rows = prs_attention_piece_rows(a->head_dim);
     if (t->slab_rows % s->chunk_rows != 0)

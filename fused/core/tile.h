@@ -11,7 +11,7 @@ enum {
     PRS_TILE_M = 128, /* rows of one CTA: two consumer warpgroups of 64 */
     PRS_TILE_N = 256, /* the widest wgmma: fewest shared-memory bytes per product */
     PRS_TILE_K = 64,  /* 128 bytes of bf16: one swizzle row */
-    PRS_RASTER = 8,   /* units 8 x 8 at a time read least from the L2 cache */
+    PRS_RASTER = 8,   /* units are taken in squares of 8 x 8: least traffic to L2 */
     PRS_THREADS = 384 /* producer warpgroup, then two consumer warpgroups */
 };
 

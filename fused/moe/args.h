@@ -51,7 +51,7 @@ struct prs_moe_args {
     uint32_t n;     /* columns of the result */
     uint32_t k_steps;
     uint32_t push_gap;   /* SM clocks from one pushed row to the next */
-    uint32_t dispatches; /* 0: the product alone, of rows that an earlier launch has delivered */
+    uint32_t dispatches; /* 0: only the product, on rows that an earlier launch delivered */
 
     /* This rank's memory: */
     struct prs_moe_totals *totals;

@@ -68,7 +68,7 @@ Test(moe, nodes_hand_on_what_came_while_own_rows_are_still_going_out, .timeout =
 /* It still forwards other nodes' rows to its neighbour. */
 Test(moe, nodes_with_a_rank_without_room_do_not_hold_up_the_others, .timeout = 600)
 {
-    run_with_refusals(2, 8, 56, LOCAL - 1); /* often, while its neighbour gets rows */
+    run_with_refusals(2, 8, 56, LOCAL - 1); /* the last rank refuses often, while its neighbour gets rows */
 }
 
 Test(moe, nodes_of_one_gpu_get_their_rows, .timeout = 600)

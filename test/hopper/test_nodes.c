@@ -237,7 +237,7 @@ static void open_with_a_failing_copy(uint32_t rank, struct ranks_self *self, voi
     prs_fused_close(ctx);
 }
 
-/* In an earlier version the failing rank left, and its peers waited for it in the next all-gather, about signals. */
+/* The failing rank once left at this point, and the others waited for it in the next all-gather. */
 Test(nodes, a_rank_that_cannot_tell_its_neighbours_of_its_alarm_tells_all, .timeout = 600)
 {
     int result[2] = {0};

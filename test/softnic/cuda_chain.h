@@ -19,23 +19,23 @@ struct chain {
 void chain_open(struct side *side, struct chain *chain);
 void chain_close(struct chain *chain);
 
-/** Append a request: an atomic on the word of that index, or a write to the same offset. */
+/* Append a request: an atomic on the word of that index, or a write to the same offset. */
 void add(struct chain *chain, struct remote words, size_t word, uint64_t value);
 void swap(struct chain *chain, struct remote words, size_t word, uint64_t compare, uint64_t value);
 void write_piece(struct chain *chain, const struct buf *from, size_t offset, uint32_t bytes, struct remote to);
 
 void chain_post(struct chain *chain);
-/** Expect that all succeed, in order; then empty the chain. */
+/* Expect that all succeed, in order; then empty the chain. */
 void chain_expect(struct chain *chain);
-/** Post the chain, then chain_expect(). */
+/* Post the chain, then chain_expect(). */
 void chain_run(struct chain *chain);
-/** The old value that the i-th request fetched. */
+/* The old value that the i-th request fetched. */
 uint64_t result(const struct chain *chain, int i);
 
 uint64_t word_read(const struct buf *words, size_t word);
 
-/** Make words of 0 on each side, and a queue pair that reaches them: the initiator's to the other side, or (own) each
- * side's to itself. */
+/* Allocate zeroed words on each side, and connect a queue pair to them: from the initiator to the other side or, with
+ * `own`, from each side to itself. */
 struct remote words_open(struct side *side, struct side *by, struct buf *words, enum memory memory, bool own);
 void words_close(struct side *side, struct side *by, struct buf *words);
 

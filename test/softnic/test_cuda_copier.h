@@ -12,7 +12,7 @@ void deregistered_memory_is_closed_soon(struct side *side);
 /* Only with a real GPU, because it runs kernels. */
 void kernels_are_reached_while_a_copy_waits_for_them(struct side *side);
 
-/** After this test the world has no copier. */
+/* After this test the world has no copier. */
 void a_killed_copier_ends_in_errors_soon(struct side *side);
 
 #endif

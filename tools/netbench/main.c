@@ -14,7 +14,7 @@ struct run {
     struct job *job;
 };
 
-/* Tell software NICs and plugins where a rank is; before the plugin is loaded. */
+/* Tell the software NIC and the plugin where the rank is. Must run before the plugin is loaded. */
 static void set_environment(const struct options *options, int rank)
 {
     int per_node = (options->ranks + options->nodes - 1) / options->nodes;

@@ -6,7 +6,7 @@
 
 #include "tools/softnic/memory/span.h"
 
-/* An agent, as it was when this was filled in. */
+/* Which agent: its epoch and process tell whether it has been replaced since. */
 struct sn_agent_ref {
     struct sn_agent_shm *shm;
     uint32_t epoch;
