@@ -45,9 +45,9 @@ Test(json, utf8_stays_and_what_is_not_utf8_is_replaced)
         {"", "\"\""},
         {"\"\\/\n\t\x01\x7f", "\"\\\"\\\\/\\u000a\\u0009\\u0001\x7f\""},
         {"gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80", "\"gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80\""},
-        {"\xff\xc3", "\"\\ufffd\\ufffd\""},                       /* no character begins so; one is cut off */
-        {"\xc0\xaf", "\"\\ufffd\\ufffd\""},                       /* longer than it need be */
-        {"\xe0\x80\xaf", "\"\\ufffd\\ufffd\\ufffd\""},            /* the same, of three bytes */
+        {"\xff\xc3", "\"\\ufffd\\ufffd\""},                       /* invalid first byte; truncated sequence */
+        {"\xc0\xaf", "\"\\ufffd\\ufffd\""},                       /* overlong encoding of 2 bytes */
+        {"\xe0\x80\xaf", "\"\\ufffd\\ufffd\\ufffd\""},            /* overlong encoding of 3 bytes */
         {"\xed\xa0\x80", "\"\\ufffd\\ufffd\\ufffd\""},            /* a surrogate */
         {"\xf4\x90\x80\x80", "\"\\ufffd\\ufffd\\ufffd\\ufffd\""}, /* beyond U+10FFFF */
         {"\xe2\x82", "\"\\ufffd\\ufffd\""},                       /* cut off */
