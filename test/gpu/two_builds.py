@@ -5,7 +5,8 @@
     test/gpu/two_builds.py OLD NEW [--gpus 2] [--rounds 6] [--limit 1.01]
 
 OLD and NEW are build folders. Prints one JSON object for each kernel and shape: median times of both builds, their ratio, the spread of the rounds, and
-how many elements differed from the reference. The exit status is 1 if any element differed or any ratio is above the limit.
+how many elements differed from the reference. The exit status is 1 if an element differed, a launch was not checked, a run
+failed, or a ratio is above the limit.
 """
 import argparse
 import json
@@ -31,8 +32,8 @@ def rows_of(build, gpus, arguments):
     command = [build / "tools/perseus-fused-bench", "--json", "--gpus", str(gpus), "--no-baselines", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not rows:
-        print(f"{build}: {' '.join(arguments)}: exit status {done.returncode}: {done.stderr[-400:]}", file=sys.stderr)
+    if done.returncode or not rows or any(row["checked_launches"] == 0 for row in rows):
+        sys.exit(f"{build}: {' '.join(arguments)}: exit status {done.returncode}, or a launch was not checked: {done.stderr[-400:]}")
     return rows
 
 
@@ -49,7 +50,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--limit", type=float, default=1.01)
     options = parser.parse_args()
-    times, wrong = {}, {}
+    times, wrong = {}, {}  # by case: times of both builds in microseconds; elements that differed
     for arguments in cases(options.gpus):
         for turn in range(options.rounds):
             order = ("old", "new") if turn % 2 == 0 else ("new", "old")
