@@ -42,7 +42,7 @@ static void leave_other_data(struct bench_timed *t, uint32_t method)
     t->calls->launch(t->user, method);
     t->calls->launch(t->user, method);
     t->calls->negate(t->user);
-    BENCH_CUDA(cudaStreamSynchronize(t->stream)); /* else its puts to other nodes would count as the next launch's */
+    BENCH_CUDA(cudaStreamSynchronize(t->stream)); /* its puts to other nodes must not count as the next launch's */
 }
 
 static double time_once(struct rounds *r, uint32_t method)
