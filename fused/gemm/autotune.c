@@ -42,8 +42,8 @@ static uint32_t list_candidates(const struct prs_fused *ctx, const struct prs_fu
 
 /* Milliseconds per launch of the slowest rank. */
 static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *shape,
-                          const struct prs_fused_tuning *tuning, const void *a, const void *b, void *c, uint32_t rounds,
-                          cudaStream_t stream, cudaEvent_t *events, float *slowest)
+                          const struct prs_fused_tuning *tuning, const struct prs_fused_operands *operands,
+                          uint32_t rounds, cudaStream_t stream, cudaEvent_t *events, float *slowest)
 {
     struct prs_fused_plan *plan;
     float mine = 0, *all;
@@ -57,7 +57,7 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
         if (i == 1) /* the first launch warms up */
             r = prs_cuda_check(cudaEventRecord(events[0], stream), "cudaEventRecord");
         if (!r)
-            r = prs_fused_launch(plan, a, b, c, stream);
+            r = prs_fused_launch(plan, operands, stream);
     }
     if (!r)
         r = prs_cuda_check(cudaEventRecord(events[1], stream), "cudaEventRecord");
@@ -76,7 +76,7 @@ static int time_candidate(struct prs_fused *ctx, const struct prs_fused_shape *s
     return r;
 }
 
-int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const void *a, const void *b, void *c,
+int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const struct prs_fused_operands *operands,
                  uint32_t rounds, cudaStream_t stream, struct prs_fused_tuning *best)
 {
     struct prs_fused_tuning list[MAX_CANDIDATES];
@@ -97,7 +97,7 @@ int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, con
         goto destroy_first;
     for (uint32_t i = 0; i < count && r == 0; i++) {
         float slowest;
-        r = time_candidate(ctx, shape, &list[i], a, b, c, rounds, stream, events, &slowest);
+        r = time_candidate(ctx, shape, &list[i], operands, rounds, stream, events, &slowest);
         if (!r)
             PRS_INFO("fused: operation %d, %u x %u x %u: band %u, spread %u, mover %u with %u segments, pace %u, "
                      "tiles per signal %u: "

@@ -227,13 +227,14 @@ void prs_fused_plan_query(const struct prs_fused_plan *p, struct prs_fused_plan_
     info->workspace_bytes = p->base.workspace_bytes;
 }
 
-static int encode_inputs(struct prs_fused_plan *p, const void *a, const void *b)
+static int encode_inputs(struct prs_fused_plan *p)
 {
     const struct prs_fused_shape *sh = &p->shape;
     bool gathers = sh->op == PRS_FUSED_ALLGATHER;
     uint64_t rows = gathers ? p->args.schedule.block_rows : sh->m;
-    struct prs_tensor ta = {.base = a, .columns = sh->k, .rows = rows, .box_rows = PRS_TILE_M, .swizzled = true};
-    struct prs_tensor tb = {.base = b, .swizzled = true};
+    struct prs_tensor ta = {
+        .base = p->operands.a, .columns = sh->k, .rows = rows, .box_rows = PRS_TILE_M, .swizzled = true};
+    struct prs_tensor tb = {.base = p->operands.b, .swizzled = true};
     int r = prs_tensor_map_encode(&ta, &p->args.a);
     if (sh->b_is_n_k) { /* half of the columns of B per CTA */
         tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = PRS_TILE_N / 2;
@@ -249,8 +250,9 @@ static int encode_inputs(struct prs_fused_plan *p, const void *a, const void *b)
     return r;
 }
 
-static int encode_results(struct prs_fused_plan *p, void *c)
+static int encode_results(struct prs_fused_plan *p)
 {
+    void *c = p->operands.c;
     const struct prs_schedule *s = &p->args.schedule;
     struct prs_tensor t = {.base = c,
                            .columns = p->shape.n,
@@ -283,27 +285,28 @@ static int encode_results(struct prs_fused_plan *p, void *c)
     return r;
 }
 
-static int launch_fused(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
+static int launch_fused(struct prs_fused_plan *p, cudaStream_t stream)
 {
-    int r = encode_inputs(p, a, b);
+    int r = encode_inputs(p);
     if (!r)
-        r = encode_results(p, c);
+        r = encode_results(p);
     return r ? r : prs_plan_launch(&p->base, stream);
 }
 
-int prs_fused_launch(struct prs_fused_plan *p, const void *a, const void *b, void *c, struct CUstream_st *stream)
+int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *x, struct CUstream_st *stream)
 {
     int before, r;
-    if (!a || !b || !c || ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 != 0)
-        return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL", a, b, c);
+    if (!x->a || !x->b || !x->c || ((uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->c) % 16 != 0)
+        return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL", x->a, x->b,
+                        x->c);
     r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
-    p->a = a;
+    p->operands = *x;
     if (p->info.tuning.path == PRS_PATH_UNFUSED)
-        r = prs_unfused_launch(p, a, b, c, stream);
+        r = prs_unfused_launch(p, stream);
     else
-        r = launch_fused(p, a, b, c, stream);
+        r = launch_fused(p, stream);
     prs_context_leave(before);
     return r;
 }

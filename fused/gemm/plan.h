@@ -12,7 +12,7 @@ struct prs_fused_plan {
     struct prs_fused_plan_info info;
     const struct prs_fused_tuning *wanted; /* the caller's, while the plan is opened; or NULL */
     struct prs_kernel_args args;           /* all but the maps of A, B and C, which each launch fills */
-    const void *a;                         /* of the launch that is being enqueued */
+    struct prs_fused_operands operands;    /* of the launch that is being enqueued */
     struct prs_symmetric *staging;         /* partial sums or gathered A, two banks; NULL without communication */
     struct prs_symmetric *flags;           /* flags or counters, then one broadcast counter per rank of the node */
     struct prs_lt *lt;                     /* unfused path; else NULL */

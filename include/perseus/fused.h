@@ -142,11 +142,17 @@ PRS_API int prs_fused_plan_open(struct prs_fused *ctx, const struct prs_fused_sh
 PRS_API void prs_fused_plan_close(struct prs_fused_plan *plan);
 PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_fused_plan_info *info);
 
+/** What one launch works on: device memory, 16-byte aligned, not NULL. Set all fields that are not named to 0, so that a
+ * later version can add some. */
+struct prs_fused_operands {
+    const void *a, *b;
+    void *c;
+};
+
 /**
  * Enqueues one launch on `stream` and returns. Every rank must launch a plan the same number of times, at any relative
  * timing, without host synchronisation in between. A launch may be captured into a CUDA graph and replayed. A and B
- * must not change, and C must not be read, until the launch is done in stream order. Pointers are 16-byte aligned
- * device memory, and not NULL.
+ * must not change, and C must not be read, until the launch is done in stream order. `operands` is copied.
  *
  * Launches of one plan must not overlap on one rank. Launches of different plans may overlap, but a launch that waits
  * for other ranks holds its SMs. Two launches on different streams, which ranks start in different orders, can
@@ -156,14 +162,15 @@ PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_
  * -EINVAL: a wrong pointer. -EIO: CUDA refuses the launch. The error of an earlier launch on this context, when one has
  * failed: then C is not valid, see prs_fused_poll_error().
  */
-PRS_API int prs_fused_launch(struct prs_fused_plan *plan, const void *a, const void *b, void *c,
+PRS_API int prs_fused_launch(struct prs_fused_plan *plan, const struct prs_fused_operands *operands,
                              struct CUstream_st *stream);
 
-/** *Collective.* Times the candidates for this shape on the given buffers (C is overwritten), `rounds` launches each,
+/** *Collective.* Times the candidates for this shape on the given operands (C is overwritten), `rounds` launches each,
  * and returns the one whose slowest rank is fastest. With PERSEUS_FUSED_TUNING set, rank 0 also appends it to that
  * file. */
-PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape, const void *a, const void *b,
-                         void *c, uint32_t rounds, struct CUstream_st *stream, struct prs_fused_tuning *best);
+PRS_API int prs_autotune(struct prs_fused *ctx, const struct prs_fused_shape *shape,
+                         const struct prs_fused_operands *operands, uint32_t rounds, struct CUstream_st *stream,
+                         struct prs_fused_tuning *best);
 
 /* ---- MoE ---- */
 

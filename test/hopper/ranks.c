@@ -223,7 +223,7 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
 {
     int r = 0;
     for (uint32_t e = 0; e < p->epochs && r == 0; e++)
-        r = prs_fused_launch(l->plan, l->a[e], l->b, l->c[e], l->stream);
+        r = prs_fused_launch(l->plan, &(struct prs_fused_operands){l->a[e], l->b, l->c[e]}, l->stream);
     return r;
 }
 

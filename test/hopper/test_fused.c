@@ -196,13 +196,14 @@ static void launch_late(uint32_t rank, struct ranks_self *self, void *user)
     cr_assert_eq(prs_fused_alloc(ctx, 512 * 256 * 2, &c), 0);
     if (rank == 1)
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
-    cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), 0);
+    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     lost->result[rank] = prs_fused_poll_error(ctx, &error);
     memcpy(lost->text[rank], error.text, sizeof(error.text));
     if (rank == 0)
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
-    cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), lost->result[rank], "the error is sticky");
+    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), lost->result[rank],
+                 "the error is sticky");
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     (void)prs_fused_free(ctx, c);
     prs_fused_plan_close(plan);
@@ -247,7 +248,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     b = ranks_upload(2, 256 * 64);
     cr_assert_eq(cudaMalloc(&c, 256 * 256 * 2), cudaSuccess);
     if (rank != 3)
-        cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), 0);
+        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     lost->result[rank] = prs_fused_poll_error(ctx, &error);
     memcpy(lost->text[rank], error.text, sizeof(error.text));

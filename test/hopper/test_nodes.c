@@ -137,7 +137,7 @@ static void launch_unless_lost(uint32_t rank, struct ranks_self *self, void *use
     if (rank == 0 && lost->zero_later)
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
     if (rank < lost->first)
-        cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), 0);
+        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     if (rank != 0 && lost->zero_later)
         (void)ranks_allgather(self, &rank, ranks, sizeof(rank));
@@ -269,11 +269,11 @@ static void count_traffic(uint32_t rank, struct ranks_self *self, void *user)
     b = ranks_upload(2, (uint64_t)shape->n * shape->k);
     cr_assert_eq(prs_fused_alloc(ctx, (size_t)shape->m * shape->n * 2, &c), 0);
     if (shape->op == PRS_FUSED_REDUCE_SCATTER)
-        cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), 0);
+        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
     else if (shape->op == PRS_FUSED_ALLGATHER)
-        cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), 0);
+        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
     else
-        cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), 0);
+        cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){a, b, c}, NULL), 0);
     cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
     prs_fused_traffic(ctx, &counted->traffic[rank]);
     cr_assert_eq(prs_fused_free(ctx, c), 0);

@@ -155,7 +155,8 @@ static void tune_into_wrong_memory(uint32_t rank, struct ranks_self *self, void 
     void *a = ranks_upload(1, 512 * 64), *b = ranks_upload(2, 256 * 64), *c, *other;
     cr_assert_eq(prs_fused_alloc(ctx, 512 * 256 * 2, &c), 0);
     cr_assert_eq(cudaMalloc(&other, 512 * 256 * 2), cudaSuccess);
-    keep_result(user, rank, prs_autotune(ctx, &shape, a, b, rank == 1 ? other : c, 1, NULL, &best));
+    keep_result(user, rank,
+                prs_autotune(ctx, &shape, &(struct prs_fused_operands){a, b, rank == 1 ? other : c}, 1, NULL, &best));
     (void)prs_fused_free(ctx, c);
     prs_fused_close(ctx);
 }
@@ -273,9 +274,9 @@ Test(opening, no_pointer_of_a_product_may_be_null, .timeout = 60)
     cr_assert_eq(prs_fused_open(&config, &ctx), 0);
     cr_assert_eq(prs_fused_plan_open(ctx, &shape, &tuning, &plan), 0);
     cr_assert_eq(cudaMalloc(&x, 128), cudaSuccess);
-    cr_assert_eq(prs_fused_launch(plan, NULL, x, x, NULL), -EINVAL);
-    cr_assert_eq(prs_fused_launch(plan, x, NULL, x, NULL), -EINVAL);
-    cr_assert_eq(prs_fused_launch(plan, x, x, NULL, NULL), -EINVAL);
+    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){NULL, x, x}, NULL), -EINVAL);
+    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){x, NULL, x}, NULL), -EINVAL);
+    cr_assert_eq(prs_fused_launch(plan, &(struct prs_fused_operands){x, x, NULL}, NULL), -EINVAL);
     prs_fused_plan_close(plan);
     prs_fused_close(ctx);
 }

@@ -34,16 +34,23 @@ struct run {
 };
 
 /* ---- the four methods ---- */
+static struct prs_fused_operands operands_of(const struct run *r)
+{
+    return {r->a, r->b, r->c};
+}
+
 static void run_own(struct run *r)
 {
-    BENCH_CALL(prs_fused_launch(r->plan, r->a, r->b, r->c, r->stream));
+    struct prs_fused_operands operands = operands_of(r);
+    BENCH_CALL(prs_fused_launch(r->plan, &operands, r->stream));
 }
 
 /* For --kill-rank-after: after a launch has failed, later ones are refused. bench_lose_rank() checks for the error. */
 static void launch_own(void *user)
 {
     struct run *r = (struct run *)user;
-    (void)prs_fused_launch(r->plan, r->a, r->b, r->c, r->stream);
+    struct prs_fused_operands operands = operands_of(r);
+    (void)prs_fused_launch(r->plan, &operands, r->stream);
 }
 
 static size_t slice_elements(const struct run *r)
@@ -295,10 +302,12 @@ static bool run_shape(struct run *r)
 {
     struct prs_fused_error error;
     struct prs_fused_tuning tuning = r->options->tuning;
+    struct prs_fused_operands operands;
     bool good;
     open_run(r);
+    operands = operands_of(r);
     if (r->options->autotune)
-        BENCH_CALL(prs_autotune(r->ctx, &r->problem.shape, r->a, r->b, r->c, 10, r->stream, &tuning));
+        BENCH_CALL(prs_autotune(r->ctx, &r->problem.shape, &operands, 10, r->stream, &tuning));
     BENCH_CALL(prs_fused_plan_open(r->ctx, &r->problem.shape, &tuning, &r->plan));
     if (r->options->kill_after != 0)
         bench_lose_rank(r->rank, r->options, r->ctx, launch_own, r, r->stream);

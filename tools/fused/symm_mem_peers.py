@@ -28,6 +28,7 @@ SAMPLED_ROWS = 64
 OPS = {"reduce_scatter": 1, "allgather": 2, "allreduce": 3}
 # As in include/perseus/fused.h.
 Shape = struct("Shape", op=u32, m=u32, n=u32, k=u32, b_is_n_k=u32)
+Operands = struct("Operands", a=pointer, b=pointer, c=pointer)
 
 
 class Mapped:
@@ -52,8 +53,8 @@ class Perseus(Context):
         return plan
 
     def launch(self, op, plan, a, b, c):
-        pointers = [pointer(t.data_ptr()) for t in (a, b, c)]
-        self.check(self.lib.prs_fused_launch(plan, *pointers, pointer(torch.cuda.current_stream().cuda_stream)), op)
+        operands = Operands(*(t.data_ptr() for t in (a, b, c)))
+        self.check(self.lib.prs_fused_launch(plan, ctypes.byref(operands), pointer(torch.cuda.current_stream().cuda_stream)), op)
 
 
 def ways(op, perseus, plan, a, b, c, world, group):

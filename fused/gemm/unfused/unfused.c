@@ -166,8 +166,10 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     return r != 0 || !home || s->place.nodes == 1 ? r : spread(p, &x, at, stream);
 }
 
-int prs_unfused_launch(struct prs_fused_plan *p, const void *a, const void *b, void *c, cudaStream_t stream)
+int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
 {
+    const void *a = p->operands.a, *b = p->operands.b;
+    void *c = p->operands.c;
     bool gathers = p->shape.op == PRS_FUSED_ALLGATHER;
     int r = 0;
     if (p->args.schedule.place.world == 1)

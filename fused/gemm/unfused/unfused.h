@@ -22,7 +22,7 @@ extern "C" {
 
 /* Opens workspace and cuBLASLt for a plan whose args.schedule has rank and world. Collective. */
 int prs_unfused_open(struct prs_fused_plan *plan);
-int prs_unfused_launch(struct prs_fused_plan *plan, const void *a, const void *b, void *c, cudaStream_t stream);
+int prs_unfused_launch(struct prs_fused_plan *plan, cudaStream_t stream); /* of plan->operands */
 
 /* ---- unfused.cu ---- */
 /* Loads the kernels on the current device. A kernel that is only loaded at its first launch may have to wait for
