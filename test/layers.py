@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 SN, SN_THREAD = "tools/softnic/", "transport/util/thread"
-SN_FORBIDDEN = ("nccl", "cuda_runtime", "perseus/")
+SN_FORBIDDEN = ("nccl", "cuda_runtime", "perseus/", "infiniband/efadv")  # efadv.h of rdma-core before 43 lacks what softnic has
 ALLOWED = {  # folder: (rooted includes it may use, angle-bracket prefixes that are forbidden)
     "include": ({"include"}, ("infiniband/", "nccl")),
     "transport/util": ({"transport/util"}, ("infiniband/", "nccl", "cuda", "perseus/")),

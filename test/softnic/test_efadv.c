@@ -1,11 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What an EFA device reports, takes and refuses. */
+#include <assert.h>
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "test/softnic/srd_support.h"
+#include "tools/softnic/verbs/efa_abi.h"
+
+/* What softnic declares itself is what programs are compiled with. Newer headers may have longer structures. */
+#define SAME_FIELD(mine, theirs, field)                                                                                \
+    static_assert(offsetof(struct mine, field) == offsetof(struct theirs, field) &&                                    \
+                      sizeof(((struct mine *)0)->field) == sizeof(((struct theirs *)0)->field),                        \
+                  #theirs "." #field)
+SAME_FIELD(sn_efa_device, efadv_device_attr, comp_mask);
+SAME_FIELD(sn_efa_device, efadv_device_attr, max_sq_wr);
+SAME_FIELD(sn_efa_device, efadv_device_attr, max_rq_wr);
+SAME_FIELD(sn_efa_device, efadv_device_attr, max_sq_sge);
+SAME_FIELD(sn_efa_device, efadv_device_attr, max_rq_sge);
+SAME_FIELD(sn_efa_device, efadv_device_attr, inline_buf_size);
+SAME_FIELD(sn_efa_device, efadv_device_attr, device_caps);
+SAME_FIELD(sn_efa_device, efadv_device_attr, max_rdma_size);
+SAME_FIELD(sn_efa_qp_init, efadv_qp_init_attr, comp_mask);
+SAME_FIELD(sn_efa_qp_init, efadv_qp_init_attr, driver_qp_type);
+SAME_FIELD(sn_efa_ah, efadv_ah_attr, comp_mask);
+SAME_FIELD(sn_efa_ah, efadv_ah_attr, ahn);
+SAME_FIELD(sn_efa_cq, efadv_cq, comp_mask);
+SAME_FIELD(sn_efa_cq, efadv_cq, wc_read_sgid);
+SAME_FIELD(sn_efa_cq_init, efadv_cq_init_attr, comp_mask);
+SAME_FIELD(sn_efa_cq_init, efadv_cq_init_attr, wc_flags);
+static_assert((int)SN_EFA_SRD == (int)EFADV_QP_DRIVER_TYPE_SRD, "the only driver type");
+static_assert((int)SN_EFA_WC_WITH_SGID == (int)EFADV_WC_EX_WITH_SGID, "the only flag of a completion");
+static_assert((int)SN_EFA_RDMA_READ == (int)EFADV_DEVICE_ATTR_CAPS_RDMA_READ &&
+                  (int)SN_EFA_RNR_RETRY == (int)EFADV_DEVICE_ATTR_CAPS_RNR_RETRY &&
+                  (int)SN_EFA_CQ_WITH_SGID == (int)EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID,
+              "the bits that old headers name");
 
 static struct end a, b;
 static struct address at, bt;

@@ -3,9 +3,8 @@
 #ifndef SOFTNIC_CQ_H
 #define SOFTNIC_CQ_H
 
-#include <infiniband/efadv.h>
-
 #include "tools/softnic/verbs/devices.h"
+#include "tools/softnic/verbs/efa_abi.h"
 
 struct sn_channel {
     struct ibv_comp_channel ibv;
@@ -25,7 +24,7 @@ struct sn_cq {
     uint32_t refs;
     pthread_mutex_t mutex; /* consumers */
     struct sn_cqe current; /* between start_poll and end_poll */
-    struct efadv_cq efa;   /* if made by efadv_create_cq (efadv.c) */
+    struct sn_efa_cq efa;  /* if made by efadv_create_cq (efadv.c) */
     uint32_t async_events;
     uint32_t comp_events;
     struct sn_cq *next; /* channel list */

@@ -11,8 +11,6 @@
 enum {
     VENDOR = 0x1d0f, /* Amazon */
     PART = 0xefa1, /* EFA of the second generation: perftest of Debian 12 knows no later one and would test no reads */
-    /* Flags newer than the header of Debian 12. Not offered: writes whose immediate consumes no receive (bit 4). */
-    CAPS_RDMA_WRITE = 1 << 3,
 };
 
 static bool is_efa(struct ibv_context *context)
@@ -44,22 +42,21 @@ void sn_efa_limits(struct ibv_device_attr *attr)
     attr->max_srq = attr->max_srq_wr = attr->max_srq_sge = 0;
 }
 
-int sn_efadv_query_device(struct ibv_context *context, struct efadv_device_attr *attr, uint32_t bytes)
+int sn_efadv_query_device(struct ibv_context *context, struct sn_efa_device *attr, uint32_t bytes)
 {
-    struct efadv_device_attr mine = {
+    struct sn_efa_device mine = {
         .max_sq_wr = SN_SRD_MAX_SQ_WR,
         .max_rq_wr = SN_SRD_MAX_RQ_WR,
         .max_sq_sge = SN_SRD_MAX_SQ_SGE,
         .max_rq_sge = SN_SRD_MAX_RQ_SGE,
         .inline_buf_size = SN_SRD_MAX_INLINE,
-        .device_caps = EFADV_DEVICE_ATTR_CAPS_RDMA_READ | EFADV_DEVICE_ATTR_CAPS_RNR_RETRY |
-                       EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID | CAPS_RDMA_WRITE,
+        .device_caps = SN_EFA_RDMA_READ | SN_EFA_RNR_RETRY | SN_EFA_CQ_WITH_SGID | SN_EFA_RDMA_WRITE,
         .max_rdma_size = SN_SRD_MAX_RDMA,
     };
 
     if (!is_efa(context))
         return EOPNOTSUPP;
-    if (!LONG_ENOUGH(struct efadv_device_attr, inline_buf_size, bytes))
+    if (!LONG_ENOUGH(struct sn_efa_device, inline_buf_size, bytes))
         return EINVAL;
     memset(attr, 0, bytes);
     memcpy(attr, &mine, bytes < sizeof(mine) ? bytes : sizeof(mine));
@@ -67,19 +64,19 @@ int sn_efadv_query_device(struct ibv_context *context, struct efadv_device_attr 
 }
 
 struct ibv_qp *sn_efadv_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr,
-                                     struct efadv_qp_init_attr *efa, uint32_t bytes)
+                                     struct sn_efa_qp_init *efa, uint32_t bytes)
 {
     if (!is_efa(context)) {
         errno = EOPNOTSUPP;
         return NULL;
     }
-    if (!LONG_ENOUGH(struct efadv_qp_init_attr, driver_qp_type, bytes) || efa->comp_mask ||
-        !zero_behind(efa, offsetof(struct efadv_qp_init_attr, reserved), bytes)) {
+    if (!LONG_ENOUGH(struct sn_efa_qp_init, driver_qp_type, bytes) || efa->comp_mask ||
+        !zero_behind(efa, offsetof(struct sn_efa_qp_init, reserved), bytes)) {
         sn_log("efadv_create_qp_ex on %s: comp_mask or flags that are not supported", context->device->name);
         errno = EINVAL;
         return NULL;
     }
-    if (attr->qp_type == IBV_QPT_DRIVER && efa->driver_qp_type != EFADV_QP_DRIVER_TYPE_SRD) {
+    if (attr->qp_type == IBV_QPT_DRIVER && efa->driver_qp_type != SN_EFA_SRD) {
         sn_log("efadv_create_qp_ex on %s: driver_qp_type %u: only SRD is there", context->device->name,
                efa->driver_qp_type);
         errno = EOPNOTSUPP;
@@ -90,7 +87,7 @@ struct ibv_qp *sn_efadv_create_qp_ex(struct ibv_context *context, struct ibv_qp_
 
 struct ibv_qp *sn_efadv_create_driver_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init, uint32_t type)
 {
-    struct efadv_qp_init_attr efa = {.driver_qp_type = type};
+    struct sn_efa_qp_init efa = {.driver_qp_type = type};
     struct ibv_qp_init_attr_ex attr = {0};
     struct ibv_qp *qp;
 
@@ -103,13 +100,13 @@ struct ibv_qp *sn_efadv_create_driver_qp(struct ibv_pd *pd, struct ibv_qp_init_a
     return qp;
 }
 
-int sn_efadv_query_ah(struct ibv_ah *ah, struct efadv_ah_attr *attr, uint32_t bytes)
+int sn_efadv_query_ah(struct ibv_ah *ah, struct sn_efa_ah *attr, uint32_t bytes)
 {
-    struct efadv_ah_attr mine = {.ahn = (uint16_t)((struct sn_ah *)ah)->dev};
+    struct sn_efa_ah mine = {.ahn = (uint16_t)((struct sn_ah *)ah)->dev};
 
     if (!is_efa(ah->context))
         return EOPNOTSUPP;
-    if (!LONG_ENOUGH(struct efadv_ah_attr, ahn, bytes))
+    if (!LONG_ENOUGH(struct sn_efa_ah, ahn, bytes))
         return EINVAL;
     memset(attr, 0, bytes);
     memcpy(attr, &mine, bytes < sizeof(mine) ? bytes : sizeof(mine));
@@ -117,7 +114,7 @@ int sn_efadv_query_ah(struct ibv_ah *ah, struct efadv_ah_attr *attr, uint32_t by
 }
 
 /* The sender of the receive that is being polled. EFA reports it only while it has no address handle for the sender. */
-static int wc_read_sgid(struct efadv_cq *efa, union ibv_gid *sgid)
+static int wc_read_sgid(struct sn_efa_cq *efa, union ibv_gid *sgid)
 {
     const struct sn_cq *cq = (const struct sn_cq *)((const uint8_t *)efa - offsetof(struct sn_cq, efa));
 
@@ -128,7 +125,7 @@ static int wc_read_sgid(struct efadv_cq *efa, union ibv_gid *sgid)
 }
 
 struct ibv_cq_ex *sn_efadv_create_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr,
-                                     struct efadv_cq_init_attr *efa, uint32_t bytes)
+                                     struct sn_efa_cq_init *efa, uint32_t bytes)
 {
     struct ibv_cq_ex *cq;
 
@@ -136,18 +133,18 @@ struct ibv_cq_ex *sn_efadv_create_cq(struct ibv_context *context, struct ibv_cq_
         errno = EOPNOTSUPP;
         return NULL;
     }
-    if (!LONG_ENOUGH(struct efadv_cq_init_attr, wc_flags, bytes) || efa->comp_mask ||
-        (efa->wc_flags & ~(uint64_t)EFADV_WC_EX_WITH_SGID) || !zero_behind(efa, sizeof(*efa), bytes)) {
+    if (!LONG_ENOUGH(struct sn_efa_cq_init, wc_flags, bytes) || efa->comp_mask ||
+        (efa->wc_flags & ~(uint64_t)SN_EFA_WC_WITH_SGID) || !zero_behind(efa, sizeof(*efa), bytes)) {
         errno = EINVAL;
         return NULL;
     }
     cq = sn_cq_create_ex(context, attr);
-    if (cq && (efa->wc_flags & EFADV_WC_EX_WITH_SGID))
+    if (cq && (efa->wc_flags & SN_EFA_WC_WITH_SGID))
         ((struct sn_cq *)cq)->efa.wc_read_sgid = wc_read_sgid;
     return cq;
 }
 
-struct efadv_cq *sn_efadv_cq_from_ibv_cq_ex(struct ibv_cq_ex *cq)
+struct sn_efa_cq *sn_efadv_cq_from_ibv_cq_ex(struct ibv_cq_ex *cq)
 {
     if (is_efa(cq->context))
         return &((struct sn_cq *)cq)->efa;
