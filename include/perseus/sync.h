@@ -20,6 +20,12 @@
 #if !defined(__CUDA_ARCH__)
 #    include <sched.h>
 #    include <time.h>
+#    if defined(CLOCK_MONOTONIC)
+#        define PRS_CLOCK_MONOTONIC CLOCK_MONOTONIC
+#    else /* -std=c11 hides what POSIX adds to <time.h> */
+#        define PRS_CLOCK_MONOTONIC 1
+extern int clock_gettime(int clock, struct timespec *now);
+#    endif
 #endif
 
 /** Load a word; orders nothing else. */
@@ -185,7 +191,7 @@ PRS_HD uint64_t prs_now_ns(void)
     return now;
 #else
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(PRS_CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 #endif
 }
