@@ -168,7 +168,7 @@ static void *produce(void *argument)
 
     for (uint32_t i = 0; i < p->count;) {
         uint32_t n = 1 + draw(&state) % 2;
-        uint64_t at;
+        uint64_t at = 0;
 
         if (n > p->count - i)
             n = 1;

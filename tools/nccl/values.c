@@ -34,10 +34,11 @@ static uint64_t encode(enum nccl_type type, unsigned value)
 
     switch (type) {
     case NCCL_FLOAT16: {
-        _Float16 half = (_Float16)value;
+        float wide = (float)value;
+        uint32_t word;
 
-        memcpy(&bits, &half, sizeof(half));
-        return bits;
+        memcpy(&word, &wide, sizeof(word));
+        return value ? (word >> 13) - (112 << 10) : 0; /* exact, since values are below 2^8 */
     }
     case NCCL_BFLOAT16: {
         float wide = (float)value;
