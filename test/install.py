@@ -26,6 +26,7 @@ class Installed:
         self.meson = meson
         self.options = {o["name"]: o["value"] for o in self.introspect("--buildoptions")}
         self.prefix = pathlib.Path(self.options["prefix"])
+        self.version = json.loads(run([*self.meson, "introspect", str(self.build), "--projectinfo"]))["version"]
         self.plan = self.introspect("--installed")
         self.built = {pathlib.Path(name).name for name in self.plan}
 
@@ -55,38 +56,105 @@ def every_public_header_is_there(it):
             yield f"include/perseus/{header.name} is not installed"
 
 
-def pkg_config_leads_to_the_library(it):
-    if not shutil.which("pkg-config"):
-        return
-    env = dict(os.environ, PKG_CONFIG_PATH=str(it.at("libdir", "pkgconfig")), PKG_CONFIG_SYSROOT_DIR=str(it.root))
-    if not it.at("libdir", "pkgconfig", "perseus.pc").exists():
-        yield "perseus.pc is not installed"
-        return
-    flags = run(["pkg-config", "--cflags", "--libs", "perseus"], env).split()
-    if "-lperseus" not in flags:
-        yield f"perseus.pc does not link to libperseus: {flags}"
-    program = it.root / "uses.c"
-    program.write_text("#include <perseus/perseus.h>\nint main(void) { return 0; }\n")
-    compiled = subprocess.run(["cc", "-std=c11", "-Wall", "-Werror", "-fsyntax-only", str(program),
-                               *[flag for flag in flags if flag.startswith("-I")]], capture_output=True, text=True)
-    program.unlink()
-    if compiled.returncode != 0:
-        yield f"a C11 program with perseus.pc's flags does not compile:\n{compiled.stderr}"
+def compilers(language):
+    """Every compiler of this machine, so that a header that only one of them takes is found."""
+    names = ("cc", "gcc", "clang", "gcc-14", "clang-19") if language == "c" else ("c++", "g++", "clang++", "g++-14", "clang++-19")
+    return [name for name in names if shutil.which(name)]
 
 
-def nccl_finds_the_plugin_by_both_names(it):
+def each_public_header_compiles_alone(it):
+    folder = it.at("includedir")
+    for header in sorted(folder.glob("perseus/*.h")):
+        text = f"#include <perseus/{header.name}>\n"
+        for language, standard in (("c", "c11"), ("c++", "c++17")):
+            for compiler in compilers(language):
+                done = subprocess.run([compiler, f"-std={standard}", "-x", language, "-Wall", "-Wextra", "-Wpedantic", "-Werror",
+                                       "-fsyntax-only", f"-I{folder}", "-"], input=text, capture_output=True, text=True)
+                if done.returncode != 0:
+                    yield f"perseus/{header.name}, {compiler} -std={standard}:\n{done.stderr}"
+
+
+def build_and_run(it, package, text):
+    """A C11 program made with nothing but pkg-config's flags of one package, as a user makes it; what is wrong, or None."""
+    pkgconfig = it.at("libdir", "pkgconfig")
+    env = dict(os.environ, PKG_CONFIG_PATH=str(pkgconfig), PKG_CONFIG_SYSROOT_DIR=str(it.root))
+    if not (pkgconfig / f"{package}.pc").exists():
+        return f"{package}.pc is not installed"
+    flags = run(["pkg-config", "--cflags", "--libs", package], env).split()
+    source, program = it.root / "uses.c", it.root / "uses"
+    source.write_text(text)
+    done = subprocess.run(["cc", "-std=c11", "-Wall", "-Werror", str(source), "-o", str(program), *flags], capture_output=True, text=True)
+    if done.returncode == 0:
+        done = subprocess.run([program], capture_output=True, text=True, env=dict(os.environ, LD_LIBRARY_PATH=str(it.at("libdir"))))
+    source.unlink()
+    program.unlink(missing_ok=True)
+    if done.returncode != 0 or done.stdout.strip() != it.version:
+        return f"a program with {package}.pc's flags: exit {done.returncode}, {done.stdout}{done.stderr}"
+    return None
+
+
+PRINT = "#include <stdio.h>\n#include <perseus/%s>\nint main(void) { return puts(%s()) < 0; }\n"
+
+
+def pkg_config_leads_to_the_transport(it):
+    if shutil.which("pkg-config") and it.options["b_sanitize"] == "none":
+        yield build_and_run(it, "perseus", PRINT % ("perseus.h", "prs_version"))
+
+
+def pkg_config_leads_to_the_fused_library(it):
+    if shutil.which("pkg-config") and it.options["b_sanitize"] == "none":
+        yield build_and_run(it, "perseus-fused", PRINT % ("fused.h", "prs_fused_version"))
+
+
+def the_name_that_nccl_tries_by_itself_is_left_alone(it):
     link = it.at("libdir", "libnccl-net.so")
-    if not link.is_symlink():
-        yield "libnccl-net.so, the name that NCCL tries by itself, is not there as a symbolic link"
+    if not it.options["nccl_link"]:
+        if link.is_symlink():
+            yield "libnccl-net.so is installed, so jobs that never asked for Perseus take it: it must need -Dnccl_link=true"
+    elif not link.is_symlink():
+        yield "-Dnccl_link=true, and libnccl-net.so is not there as a symbolic link"
     elif os.path.isabs(os.readlink(link)) or link.resolve() != it.at("libdir", "libnccl-net-perseus.so").resolve():
         yield f"libnccl-net.so points to {os.readlink(link)}, not to libnccl-net-perseus.so beside it"
 
 
+def programs(it):
+    return [path for path in sorted(it.at("bindir").iterdir()) if ".so" not in path.name]
+
+
+def each_program_starts_from_where_it_is_installed(it):
+    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    for program in programs(it):
+        done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=60)
+        if done.returncode != 0 or "usage" not in done.stdout.lower() + program.name.replace("perseus-perf", "usage"):
+            yield f"{program.name} --help: exit {done.returncode}, {done.stdout[:200]}{done.stderr}"
+
+
+def each_program_has_a_manual_page(it):
+    if it.options["b_sanitize"] != "none":
+        return
+    for program in programs(it):
+        page = it.at("mandir", "man1", program.name + ".1")
+        if not page.exists() or ".TH" not in page.read_text() or len(page.read_text().splitlines()) < 10:
+            yield f"{page.name} is missing or empty"
+
+
+def licence_and_documents_are_there(it):
+    folder = it.at("datadir", "doc", "perseus")
+    for name in ("LICENSE", "README.md", "CHANGELOG.md", "doc/variables.md"):
+        if not (folder / name).exists():
+            yield f"share/doc/perseus/{name} is not installed"
+
+
 CLAIMS = [  # (checked when this is built; "" = always, what)
     ("", everything_planned_is_there),
+    ("", licence_and_documents_are_there),
     ("libperseus.so", every_public_header_is_there),
-    ("libperseus.so", pkg_config_leads_to_the_library),
-    ("libnccl-net-perseus.so", nccl_finds_the_plugin_by_both_names),
+    ("libperseus.so", each_public_header_compiles_alone),
+    ("libperseus.so", pkg_config_leads_to_the_transport),
+    ("libperseus-fused.so", pkg_config_leads_to_the_fused_library),
+    ("libnccl-net-perseus.so", the_name_that_nccl_tries_by_itself_is_left_alone),
+    ("perseus-info", each_program_starts_from_where_it_is_installed),
+    ("perseus-info", each_program_has_a_manual_page),
 ]
 
 
@@ -101,7 +169,7 @@ def check(source, build, meson, root):
         return SKIP
     env = dict(os.environ, DESTDIR=str(root))
     run([*meson, "install", "-C", str(build), "--no-rebuild", "--quiet"], env)
-    wrong = [text for name, claim in CLAIMS if is_built(name, it.built) for text in claim(it)]
+    wrong = [text for name, claim in CLAIMS if is_built(name, it.built) for text in claim(it) if text]
     count = len(it.files())
     run([shutil.which("ninja") or "ninja-build", "-C", str(build), "uninstall"], env)
     wrong += [f"uninstall left {path.relative_to(root)}" for path in it.files()]

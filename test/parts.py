@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""parts.py SOURCE CC [NVCC_ROOT]: each part of -Dparts configures alone, without a warning of Meson, and installs only its own files.
+MESON names another Meson to try, such as the oldest that is supported."""
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+PARTS = {  # what a part installs beside documents: all of these, and nothing that matches none
+    "plugin": ["libnccl-net-perseus.so"],
+    "softnic": ["softnic-run", "softnicctl", "libibverbs.so.1", r"(softnic-run|softnicctl)\.1", r"lib(mlx5|rdmacm|efa|ibverbs).*"],
+    "transport": [r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh"],
+    "fused": [r"libperseus-fused\.so.*", r"perseus-fused\.pc", r".*\.h", r"device\.cuh"],
+    "tools": ["perseus-info", "perseus-perf", r"perseus-.*", r"libperseus\.so.*", r"perseus\.pc", r".*\.h", r"device\.cuh",
+              r"libperseus-perf-gpu\.so"],
+}
+WARNING = re.compile(r"WARNING|DEPRECATION|NOTICE|deprecated", re.IGNORECASE)
+
+
+def run(command, env):
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
+    if done.returncode != 0:
+        sys.exit(f"{shlex.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def configure(meson, source, folder, options, env):
+    text = run([*meson, "setup", str(folder), source, *options], env)
+    return [f"{' '.join(options)}: {line}" for line in text.splitlines() if WARNING.search(line)]
+
+
+def installed(meson, folder, env):
+    plan = json.loads(run([*meson, "introspect", str(folder), "--installed"], env))
+    return [pathlib.Path(name).name for name in plan.values() if "/share/doc/" not in name]
+
+
+def check(meson, source, options, has_cuda, root, env):
+    wrong = configure(meson, source, root / "all", options, env)
+    for part, patterns in PARTS.items():
+        if part == "fused" and not has_cuda:
+            continue
+        folder = root / part
+        wrong += configure(meson, source, folder, [*options, f"-Dparts={part}"], env)
+        names = installed(meson, folder, env)
+        wrong += [f"-Dparts={part} installs {name}" for name in names if not any(re.fullmatch(p, name) for p in patterns)]
+        wrong += [f"-Dparts={part} installs no {p}" for p in patterns if not any(re.fullmatch(p, name) for name in names)
+                  and not (p.startswith("libperseus-perf") and not has_cuda)]
+    return wrong
+
+
+def main(source, compiler, nvcc_root=""):
+    env = dict(os.environ, CC=compiler)
+    meson = shlex.split(os.environ.get("MESON", "meson"))
+    with tempfile.TemporaryDirectory(prefix="perseus-parts-") as name:
+        options = [f"-Dnvcc_root={nvcc_root}"] if nvcc_root else []
+        root = pathlib.Path(name)
+        wrong = configure(meson, source, root / "probe", [*options, "-Dparts=fused"], env)
+        has_cuda = any(name.startswith("libperseus-fused") for name in installed(meson, root / "probe", env))
+        wrong += check(meson, source, options, has_cuda, root, env)
+    print("\n".join(wrong) or "each part configures alone, without a warning")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""man.py PROGRAM VERSION: a manual page of a program, made of what its --help prints. Exit 1 when it prints none."""
+import pathlib
+import subprocess
+import sys
+
+
+def roff(line):
+    """The line as text that troff prints unchanged."""
+    line = line.replace("\\", "\\e").replace("-", "\\-")
+    return "\\&" + line if line[:1] in (".", "'") else line
+
+
+def page(name, version, text):
+    lines = [f'.TH {name.upper().replace("-", chr(92) + "-")} 1 "" "Perseus {version}"', ".SH NAME", roff(f"{name} - part of Perseus"),
+             ".SH SYNOPSIS AND OPTIONS", ".nf", *map(roff, text.rstrip().splitlines()), ".fi",
+             ".SH SEE ALSO", roff("The documents that are installed with Perseus, in share/doc/perseus.")]
+    return "\n".join(lines) + "\n"
+
+
+def main(program, version):
+    done = subprocess.run([program, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                          env={"PATH": "/usr/bin:/bin", "COLUMNS": "100", "LC_ALL": "C.UTF-8"})
+    if done.returncode != 0 or not done.stdout.strip():
+        sys.exit(f"{program} --help: exit {done.returncode}, {done.stderr.strip() or 'no text'}")
+    sys.stdout.write(page(pathlib.Path(program).name, version, done.stdout))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
