@@ -109,6 +109,11 @@ static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f
     }
 }
 
+const char *prs_fused_version(void)
+{
+    return PRS_VERSION;
+}
+
 const char *prs_fused_error_text(void)
 {
     return prs_error_last();

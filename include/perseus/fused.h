@@ -340,6 +340,9 @@ PRS_API int prs_ring_attention(struct prs_attention_plan *plan, const void *q, c
 
 /* ---- errors and statistics ---- */
 
+/** "0.1.0": the version of the library, which may be newer than this header (CONTRIBUTING.md, "Stability"). */
+PRS_API const char *prs_fused_version(void);
+
 /** What a kernel of this rank stopped waiting for or found wrong, or how the network between nodes failed. */
 struct prs_fused_error {
     /** 0; -ETIMEDOUT; -ECANCELED: another rank of this node gave up in a launch that this rank took part in, so that

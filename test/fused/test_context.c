@@ -29,6 +29,11 @@ Test(context, without_a_hopper_gpu_opening_says_no_device)
     cr_assert_eq(prs_fused_open(&config, &ctx), -ENODEV);
 }
 
+Test(context, the_library_says_its_version)
+{
+    cr_assert_str_eq(prs_fused_version(), PRS_VERSION);
+}
+
 Test(context, closing_nothing_does_nothing)
 {
     prs_fused_close(NULL);
