@@ -147,6 +147,8 @@ int prs_config_read(const struct prs_fabric_options *options, struct prs_config 
     int r;
 
     *out = (struct prs_config){0};
+    if (options && prs_check_reserved(options, "struct prs_fabric_options"))
+        return -EINVAL;
     r = prs_hca_filter_parse("NCCL_IB_HCA", hca, &out->hca);
     if (r)
         return r;

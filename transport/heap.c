@@ -265,10 +265,13 @@ static int exchange(struct prs_heap *heap, int result)
 
 int prs_heap_open(const struct prs_bootstrap *bootstrap, const struct prs_heap_options *options, struct prs_heap **out)
 {
-    struct prs_heap *heap = calloc(1, sizeof(*heap));
     uint32_t size = bootstrap->size;
-    int r;
+    struct prs_heap *heap;
+    int r = prs_check_reserved(options, "struct prs_heap_options");
 
+    if (r)
+        return r;
+    heap = calloc(1, sizeof(*heap));
     if (!heap)
         return prs_fail(-ENOMEM, "heap: no memory");
     heap->options = *options;

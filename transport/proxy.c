@@ -180,9 +180,12 @@ static int make_memory(struct prs_proxy *proxy)
 
 int prs_proxy_open(const struct prs_proxy_options *options, struct prs_proxy **out)
 {
-    struct prs_proxy *proxy = calloc(1, sizeof(*proxy));
-    int r;
+    struct prs_proxy *proxy;
+    int r = prs_check_reserved(options, "struct prs_proxy_options");
 
+    if (r)
+        return r;
+    proxy = calloc(1, sizeof(*proxy));
     if (!proxy)
         return prs_fail(-ENOMEM, "proxy: no memory");
     if (prs_team_size(options->team) > PRS_CMD_PEERS) {

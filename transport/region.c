@@ -75,6 +75,8 @@ static int check_memory(const struct prs_fabric *fabric, const struct prs_rail_s
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), addr = (uintptr_t)mem->addr;
 
+    if (prs_check_reserved(mem, "struct prs_mem"))
+        return -EINVAL;
     if (mem->kind != PRS_MEM_HOST && mem->kind != PRS_MEM_CUDA && mem->kind != PRS_MEM_DMABUF)
         return prs_fail(-EINVAL, "memory kind %d is unknown", mem->kind);
     if (mem->len_bytes > UINT64_MAX - addr - page)

@@ -27,6 +27,8 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
     static const struct prs_peer_options none = {.traffic_class = -1};
     const struct prs_peer_options *from = options ? options : &none;
 
+    if (prs_check_reserved(from, "struct prs_peer_options"))
+        return -EINVAL;
     if (from->private_bytes > PRS_PRIVATE_DATA_BYTES)
         return prs_fail(-EINVAL, "%u bytes of private data: at most %d", from->private_bytes, PRS_PRIVATE_DATA_BYTES);
     if (from->max_ops > LIMIT_OPS)

@@ -100,6 +100,8 @@ int prs_team_open(const struct prs_team_options *options, struct prs_team **out)
 {
     struct prs_team *team;
 
+    if (prs_check_reserved(options, "struct prs_team_options"))
+        return -EINVAL;
     if (options->rank_info_bytes > PRS_TEAM_RANK_INFO_BYTES)
         return prs_fail(-EINVAL, "team: rank_info of %u bytes: at most %d", options->rank_info_bytes,
                         PRS_TEAM_RANK_INFO_BYTES);

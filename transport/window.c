@@ -33,6 +33,8 @@ int prs_windows_add(struct prs_windows *windows, const struct prs_window_options
     struct prs_window *window;
     uint32_t index = 0;
 
+    if (prs_check_reserved(options, "struct prs_window_options"))
+        return -EINVAL;
     while (index < windows->count && windows->window[index].remotes)
         index++;
     if (index == windows->limit)

@@ -25,7 +25,8 @@ struct prs_heap_options {
     bool cuda;      /* memory of the current CUDA context's device */
     bool map_local; /* map the memory of ranks on this node: puts to them need no NIC */
     uint64_t node;  /* ranks with equal numbers share a node; 0: PERSEUS_NODE, else the machine's boot id and network */
-    uint32_t timeout_ms; /* 0: 30000 */
+    uint32_t timeout_ms;                   /* 0: 30000 */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
 /** Collective. The memory is zeroed. Return 0 or -errno; when one rank fails, all do, and the text names it. */

@@ -15,7 +15,11 @@
  * may use a listener, connector or peer (the caller serialises); different peers need no common lock. While one thread
  * transfers data on a peer, others may call only prs_region_register() and prs_region_release() for the same rails.
  *
- * Nothing here blocks longer than a system call, unless its comment gives a bound. */
+ * Nothing here blocks longer than a system call, unless its comment gives a bound.
+ *
+ * Versions. Later versions add fields in place of `reserved`. Set options to zero before filling them in, as
+ * initialisers do: a field that the loaded library does not know is -EINVAL. It writes 0 where it has no value for a
+ * newer header. */
 #ifndef PERSEUS_PERSEUS_H
 #define PERSEUS_PERSEUS_H
 
@@ -36,6 +40,7 @@ enum {
     PRS_PRIVATE_DATA_BYTES = 256, /* caller's bytes exchanged while connecting */
     PRS_NOTIFY_IDS = 1024,        /* notification ids of one peer; ids are used modulo this */
     PRS_INLINE_BYTES = 64,        /* limit of PRS_PUT_INLINE on every rail */
+    PRS_RESERVED_WORDS = 8,       /* room for the fields of later versions */
 };
 
 /** Named conditions. They are not errors and are never logged. */
@@ -95,13 +100,15 @@ struct prs_rail_info {
     bool relaxed_ordering; /* data regions are registered with relaxed PCI ordering */
     bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
     bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
+    uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
 /** What to use. NULL and zeros mean the values of the environment variables (README), which have NCCL's names. */
 struct prs_fabric_options {
-    const char *hca;     /* NCCL_IB_HCA syntax: "^=name:port,..." */
-    int traffic_class;   /* 0: NCCL_IB_TC, else the network's default */
-    uint32_t timeout_ms; /* limit of connecting and of each wait; 0: PERSEUS_TIMEOUT_MS, else 30000 */
+    const char *hca;                       /* NCCL_IB_HCA syntax: "^=name:port,..." */
+    int traffic_class;                     /* 0: NCCL_IB_TC, else the network's default */
+    uint32_t timeout_ms;                   /* limit of connecting and of each wait; 0: PERSEUS_TIMEOUT_MS, else 30000 */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
 /**
@@ -152,9 +159,10 @@ struct prs_mem {
     void *addr;
     size_t len_bytes;
     enum prs_mem_kind kind;
-    int dmabuf_fd;          /* PRS_MEM_DMABUF only; the caller may close it after the call */
-    uint64_t dmabuf_offset; /* of addr within the file */
-    uint32_t flags;         /* enum prs_mem_flags */
+    int dmabuf_fd;                         /* PRS_MEM_DMABUF only; the caller may close it after the call */
+    uint64_t dmabuf_offset;                /* of addr within the file */
+    uint32_t flags;                        /* enum prs_mem_flags */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
 /** Remote keys of a region, one for each rail in the order of the owner's rail set. Plain data: send it to the ranks
@@ -206,7 +214,8 @@ struct prs_peer_options {
     /* Promise for words in device memory of this process that are added to: only peers of this process write to them,
      * and all of those peers set this. Adds to such words need it on rails without atomics (EFA). */
     bool exclusive_adds;
-    uint32_t timeout_ms; /* limit of connecting; 0: the fabric's */
+    uint32_t timeout_ms;                   /* limit of connecting; 0: the fabric's */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
 /**
@@ -351,6 +360,7 @@ struct prs_stats {
     uint64_t bytes;
     uint64_t rail_bytes[PRS_MAX_RAILS];
     uint64_t signal_flushes; /* reads before a signal in device memory was raised, for data of other rails */
+    uint64_t reserved[PRS_RESERVED_WORDS];
 };
 PRS_API void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out);
 

@@ -30,6 +30,7 @@ struct prs_proxy_options {
     bool stepped;          /* without a thread: the caller runs prs_proxy_step() */
     bool cuda;             /* the device of the current CUDA context maps the ring and holds its local part */
     int numa_node;         /* where the thread runs; -1: anywhere */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
 /** Make a proxy. Kernels can use it after prs_proxy_start(). Return 0, -EINVAL or -ENOMEM. */
@@ -58,6 +59,7 @@ struct prs_window_options {
     const struct prs_region *region;         /* must outlive the proxy */
     const struct prs_window_remote *remotes; /* [size of the team]; copied */
     uint32_t flags;                          /* enum prs_window_flags */
+    uint64_t reserved[PRS_RESERVED_WORDS];   /* 0 */
 };
 
 /** Windows that a proxy may have at once. */
@@ -95,6 +97,7 @@ struct prs_proxy_stats {
     uint64_t fences;   /* waits for all commands; only under the policy drain */
     uint64_t stall_ns; /* time in these waits */
     uint64_t batches;  /* rounds that took commands */
+    uint64_t reserved[PRS_RESERVED_WORDS];
 };
 /** Read the counters, which are exact while the proxy is idle. */
 PRS_API void prs_proxy_stats(const struct prs_proxy *proxy, struct prs_proxy_stats *out);

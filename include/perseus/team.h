@@ -36,6 +36,7 @@ struct prs_team_options {
     uint32_t timeout_ms;      /* of prs_team_connect(), and of each connection if longer than the fabric's; 0: 30000 */
     const void *rank_info;    /* what this rank tells about itself: copied; every rank that connects gets it */
     uint32_t rank_info_bytes; /* at most PRS_TEAM_RANK_INFO_BYTES */
+    uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
 
 /** Local. On failure the caller still owns the listener. Return 0, -EINVAL or -ENOMEM. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/util/error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -24,6 +25,17 @@ int prs_error_repeat(int code, const char *text)
 {
     snprintf(last_text, sizeof(last_text), "%s", text);
     return code;
+}
+
+int prs_error_reserved(const uint64_t *words, size_t count, const char *what)
+{
+    for (size_t i = 0; i < count; i++)
+        if (words[i])
+            return prs_fail(-EINVAL,
+                            "%s: reserved[%zu] is %#llx, not 0: either it was not set to zero, or the program was "
+                            "written for a newer version of this library",
+                            what, i, (unsigned long long)words[i]);
+    return 0;
 }
 
 const char *prs_error_last(void)

@@ -4,6 +4,9 @@
 #ifndef UTIL_ERROR_H
 #define UTIL_ERROR_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 /* clang-format off */
 /* return prs_fail(-ENOMEM, "what failed, object, value: likely cause"); */
 #define prs_fail(code, ...) prs_error_raise(__FILE__, __LINE__, code, __VA_ARGS__)
@@ -14,6 +17,11 @@ int prs_error_raise(const char *file, int line, int code, const char *format, ..
 
 /* Keep a text without logging it: for an error that was logged before and is now returned again. */
 int prs_error_repeat(int code, const char *text);
+
+/* -EINVAL when the caller set a reserved word: a field that only a newer version has. `what` names the structure. */
+int prs_error_reserved(const uint64_t *words, size_t count, const char *what);
+#define prs_check_reserved(options, what)                                                                              \
+    prs_error_reserved((options)->reserved, sizeof((options)->reserved) / sizeof(uint64_t), what)
 
 /* The text of this thread's last failure; "" if none. */
 const char *prs_error_last(void);
