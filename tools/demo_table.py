@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""demo_table.py FIRST LAST: perseus-netbench's JSON lines, from stdin, as a table. Exit 1 if a row has errors, or if one of
-the sizes from FIRST to LAST bytes, each twice the one before, is missing."""
+"""demo_table.py FIRST LAST FACTOR: perseus-netbench's JSON lines, from stdin, as a table. Exit 1 if a row has errors, or if one
+of the sizes from FIRST to LAST bytes, each FACTOR times the one before, is missing."""
 import json
 import sys
 
 
-def main(first, last):
+def main(first, last, factor):
     wrong, want = 0, first
     print(f"{'bytes':>12} {'time (us)':>12} {'p99 (us)':>12} {'busbw (GB/s)':>13} {'errors':>7}", flush=True)
     for line in sys.stdin:
@@ -17,11 +17,11 @@ def main(first, last):
               flush=True)
         wrong += row["errors"]
         if row["bytes"] == want:
-            want *= 2
+            want *= factor
     if want <= last:
         print(f"no result for {want} bytes")
     return 1 if wrong or want <= last else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(*map(int, sys.argv[1:])))

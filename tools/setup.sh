@@ -63,7 +63,7 @@ setup_wheel_nvcc() { compgen -G "$root/build/cuda/lib/python3*/site-packages/nvi
 # Set setup_nvcc_root for Meson's option nvcc_root: empty where Meson finds the compiler by itself, or there is none.
 setup_cuda() {
     local venv=$root/build/cuda
-    setup_nvcc_root=
+    setup_nvcc_root= setup_have_cuda=1
     command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] && return 0
     if [ -z "$(setup_wheel_nvcc)" ]; then
         setup_say "no nvcc: fetching CUDA $setup_cuda_version's compiler as wheels into build/cuda"
@@ -76,6 +76,7 @@ setup_cuda() {
             </dev/null >>"$setup_log" 2>&1; then
             setup_say "skipped: the CUDA part, for want of a compiler (log: $setup_log)"
             rm -rf "$venv"
+            setup_have_cuda=0
             return 0
         fi
     fi

@@ -47,7 +47,9 @@ def quiet(*command, **options):
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
     if done.returncode != 0:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-        raise Unavailable(f"{' '.join(map(str, command[:3]))}: {tail[0]}")
+        # apt-get fails where there is no network or no such package. Anything else is a mistake here, and must fail.
+        error = Unavailable if command[0] == "apt-get" else RuntimeError
+        raise error(f"{' '.join(map(str, command[:3]))}: {tail[0]}")
     return done.stdout
 
 
