@@ -56,6 +56,16 @@ int prs_stream_flush(struct prs_stream *stream)
     return 0;
 }
 
+int prs_stream_lost(const struct prs_stream *stream)
+{
+    char byte;
+    ssize_t n = recv(stream->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)))
+        return 0;
+    return n == 0 || errno == EPIPE ? -ECONNRESET : -errno;
+}
+
 static uint32_t body_bytes(unsigned type)
 {
     switch (type) {

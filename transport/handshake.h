@@ -151,6 +151,8 @@ void prs_stream_close(struct prs_stream *stream);
 void prs_stream_put(struct prs_stream *stream, enum prs_frame_type type, const void *body, uint32_t bytes);
 /* Return 0 (all sent), PRS_AGAIN or -errno. */
 int prs_stream_flush(struct prs_stream *stream);
+/* Return 0, or -errno, not logged: the connection has ended, and nothing waits to be read. */
+int prs_stream_lost(const struct prs_stream *stream);
 /* Return 0 (a frame of that type is in stream->in, until the next call), PRS_AGAIN, -EPROTO (an unexpected frame),
  * -ECONNRESET (the other side has closed) or the error of the other side's REFUSE. */
 int prs_stream_get(struct prs_stream *stream, enum prs_frame_type type);

@@ -14,8 +14,9 @@
 
 enum {
     HALF_OPEN = 64, /* handshakes at a time; further connections wait in the kernel's backlog */
-    /* A connection that has sent nothing for this long gives way to others: a real peer speaks at once. */
-    SILENT_MS = 200,
+    /* A connection that has sent nothing for this long gives way to others. A busy peer may be silent for so long; it
+     * calls again. */
+    SILENT_MS = 5000,
 };
 
 enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY };
@@ -166,7 +167,8 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     r = prs_wire_check_hello(hello, half->stream->remote);
     if (r)
         return r;
-    half->stage = STAGE_QUEUES;    /* it holds the cookie: no stranger */
+    half->stage = STAGE_QUEUES; /* it holds the cookie: no stranger */
+    half->deadline_ns = prs_clock_ns() + (uint64_t)listener->fabric->config.timeout_ms * 1000000;
     half->report_to_caller = true; /* until the reply is complete */
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)

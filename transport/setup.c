@@ -42,6 +42,7 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
         .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
         .private_data.bytes = from->private_bytes,
         .exclusive_adds = from->exclusive_adds,
+        .patient = from->patient,
         .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
     };
     if (from->private_bytes)

@@ -206,6 +206,9 @@ struct prs_peer_options {
     /* Promise for words in device memory of this process that are added to: only peers of this process write to them,
      * and all of those peers set this. Adds to such words need it on rails without atomics (EFA). */
     bool exclusive_adds;
+    /* Wait for the other process as long as the caller goes on asking: it may be minutes late. A warning is logged once
+     * in each timeout_ms. The limit still holds for TCP, and for all that follows the other side's first answer. */
+    bool patient;
     uint32_t timeout_ms; /* limit of connecting; 0: the fabric's */
 };
 
@@ -228,8 +231,8 @@ PRS_API void prs_listener_close(struct prs_listener *listener);
 PRS_API int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_handle *handle,
                         const struct prs_peer_options *options, struct prs_connector **out);
 /**
- * One step of connecting; never blocks. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the
- * connector. The text of -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO what was
+ * One step of connecting; never blocks. A TCP connection that is lost before the first answer is made again, within the
+ * time limit. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the connector. The text of -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO what was
  * expected and what came.
  */
 PRS_API int prs_connector_step(struct prs_connector *connector, struct prs_peer **out);
