@@ -424,6 +424,19 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remot
     return 0;
 }
 
+int prs_order_touch(struct prs_order *order)
+{
+    struct prs_order_queue *queue = &order->queue[0];
+
+    /* MUTANT(order) one touch at a time: s/|| (order->last_touch && queue_has(queue, order->last_touch - 1))// */
+    if (queue_full(queue) || (order->last_touch && queue_has(queue, order->last_touch - 1)))
+        return PRS_BUSY;
+    *admit_request(order, 0, &order->no_op) = (struct prs_wr){.opcode = PRS_WR_WRITE};
+    order->last_touch = queue->head;
+    end_run(queue);
+    return 0;
+}
+
 /* ---- post, complete ---- */
 
 bool prs_order_take(struct prs_order *order, uint64_t now_ns, struct prs_chain *out)

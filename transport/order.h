@@ -143,6 +143,7 @@ struct prs_order {
     uint64_t record_addr;               /* of the peer's ring for them */
     uint32_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
     uint32_t last_word;                 /* position on queue 0 after the last prs_order_word(); 0: none */
+    uint32_t last_touch;                /* likewise, of prs_order_touch() */
     struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
     struct prs_order_stats stats;
     struct prs_order_path path[PRS_MAX_RAILS];
@@ -182,6 +183,9 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
 /* Admit the write of an aligned word to the peer, on the first queue and without an op. Where queues keep no order only
  * one may be in flight, since an older word could land after a newer one and stay. Return 0 or PRS_BUSY. */
 int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value);
+/* Admit a write of no bytes, on the first queue and without an op: its completion shows that the peer is alive. One at a
+ * time. Return 0 or PRS_BUSY. */
+int prs_order_touch(struct prs_order *order);
 /* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
  * in flight and ask again. This may admit a record: look at dirty. */
 int prs_order_settle(struct prs_order *order);

@@ -47,8 +47,12 @@ struct prs_peer {
     size_t inline_room;
     struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC has no inline data */
     int stream_fd;                           /* TCP, open as long as the peer: it ends when the other process dies */
+    bool stream_lost;                        /* the network of the TCP stream failed: writes show who is alive */
     bool remote_closed;                      /* its farewell has arrived */
     bool remote_gone;                        /* and long afterwards nothing more has arrived */
+    uint64_t touch_ns;                       /* when the next such write is due */
+    uint64_t farewell_ns;     /* a request that nobody waits for failed: a farewell may come until then */
+    struct prs_event failure; /* of that request */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];

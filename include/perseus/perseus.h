@@ -232,8 +232,8 @@ PRS_API int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *ra
                         const struct prs_peer_options *options, struct prs_connector **out);
 /**
  * One step of connecting; never blocks. A TCP connection that is lost before the first answer is made again, within the
- * time limit. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the connector. The text of -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO what was
- * expected and what came.
+ * time limit. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the connector. The text of
+ * -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO what was expected and what came.
  */
 PRS_API int prs_connector_step(struct prs_connector *connector, struct prs_peer **out);
 /** Abandon a connection that is not made yet. NULL is allowed. */
