@@ -22,6 +22,7 @@ enum stage { STAGE_PAUSE, STAGE_TCP, STAGE_REPLY, STAGE_CONNECT, STAGE_READY };
 struct prs_connector {
     struct prs_fabric *fabric;
     struct prs_rail_set rails;
+    struct prs_rail_address own[PRS_MAX_RAILS]; /* of rails, as HELLO says */
     struct prs_setup_options setup;
     enum stage stage;
     union prs_address address;
@@ -115,7 +116,7 @@ static void say_hello(struct prs_connector *connector)
                                    .queues_per_rail = connector->setup.queues_per_rail,
                                    .private_data = connector->setup.private_data};
 
-    prs_wire_rails(connector->fabric, &connector->rails, hello.rail);
+    prs_wire_rails(connector->fabric, &connector->rails, connector->own, hello.rail);
     prs_stream_put(&connector->stream, PRS_FRAME_HELLO, &hello, sizeof(hello));
     connector->stage = STAGE_REPLY;
     connector->hello_ns = prs_clock_ns();
@@ -198,6 +199,7 @@ static int take_reply(struct prs_connector *connector)
         return r;
     for (uint32_t i = 0; i < reply->pair_count; i++) {
         path[i].local_rail = connector->rails.rail[reply->pair[i].connector_rail];
+        path[i].own = connector->own[reply->pair[i].connector_rail];
         path[i].peer = reply->rail[reply->pair[i].listener_rail];
         remote_position[i] = reply->pair[i].listener_rail;
     }

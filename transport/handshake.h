@@ -68,8 +68,8 @@ struct prs_wire_rail {
     uint8_t mtu;
     uint8_t reads;
     uint8_t is_roce;
-    uint8_t nic; /* enum prs_wire_nic */
-    uint8_t reserved;
+    uint8_t nic;  /* enum prs_wire_nic */
+    uint8_t adds; /* 1: the NIC performs atomics */
 };
 static_assert(sizeof(struct prs_wire_rail) == 96, "part of the wire format");
 
@@ -161,8 +161,9 @@ void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address,
 /* Return 0 or -EPROTO. */
 int prs_handle_parse(const struct prs_handle *handle, uint8_t cookie[16], union prs_address *out);
 
-/* Describe our own rails for the other side. */
-void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_wire_rail *out);
+/* Describe our own rails for the other side, where they are now. */
+void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_rail_address *own,
+                    struct prs_wire_rail *out);
 /* Pair the rails of two sides: by rail id where both know it, else by position. Rails with different ids are paired
  * only if no ids match; rails of different planes, link layers or kinds of queues never. Return the number of pairs, as
  * many as possible, or -ENETUNREACH (the text names both lists). */

@@ -183,8 +183,8 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
 /* Admit the write of an aligned word to the peer, on the first queue and without an op. Where queues keep no order only
  * one may be in flight, since an older word could land after a newer one and stay. Return 0 or PRS_BUSY. */
 int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value);
-/* Admit a write of no bytes, on the first queue and without an op: its completion shows that the peer is alive. One at a
- * time. Return 0 or PRS_BUSY. */
+/* Admit a write of no bytes, on the first queue and without an op: its completion shows that the peer is alive. One at
+ * a time. Return 0 or PRS_BUSY. */
 int prs_order_touch(struct prs_order *order);
 /* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
  * in flight and ask again. This may admit a record: look at dirty. */
@@ -215,8 +215,8 @@ static inline bool prs_order_idle(const struct prs_order *order)
     return order->signaled == 0 && !order->dirty;
 }
 
-/* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many ops are done, or
- * -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
+/* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many
+ * ops are done, or -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns);
 
 /* Give every op in flight or held this status: nothing will complete any more. */

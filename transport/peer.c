@@ -57,12 +57,13 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
     uint32_t path = peer->order.queue[event->queue].path;
     const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
     const struct prs_wire_rail *other = &peer->path[path].peer;
-    char gid[64];
+    char gid[64], own_gid[64];
 
     prs_gid_text(other->gid, gid, sizeof(gid));
+    prs_gid_text(peer->path[path].own.gid, own_gid, sizeof(own_gid));
     return prs_peer_fail(peer, event->error,
                          "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s", event->text,
-                         event->status, event->vendor, event->queue, own->name, own->port, own->gid, other->name,
+                         event->status, event->vendor, event->queue, own->name, own->port, own_gid, other->name,
                          other->port, gid, peer->remote, event->cause);
 }
 
@@ -406,8 +407,8 @@ static PRS_COLD int await_farewell(struct prs_peer *peer)
     return 0;
 }
 
-/* The network of the TCP stream has failed, and with it the only way to notice that a silent peer has died, but the
- * network of the rails may be well. So write nothing to the peer, once in a while: the NIC reports whether it answers. */
+/* The network of the TCP stream has failed, and with it the usual way to notice that a silent peer has died, but the
+ * network of the rails may be well. So write no bytes to the peer now and then: the NIC reports whether it answers. */
 static PRS_COLD int touch_peer(struct prs_peer *peer)
 {
     uint64_t now_ns = prs_clock_ns();

@@ -14,7 +14,8 @@ enum { PRS_PEER_IDLE_POLLS = 1 << 14 }; /* empty polls between two checks of the
 
 /* A pair of rails. */
 struct prs_path {
-    int local_rail;            /* index in the fabric */
+    int local_rail; /* index in the fabric */
+    struct prs_rail_address own;
     struct prs_wire_rail peer; /* as the other side described it */
 };
 
@@ -40,7 +41,8 @@ struct prs_peer {
     /* Set once. */
     const struct prs_fabric *fabric;
     int traffic_class;
-    uint32_t queues; /* data queues of all paths */
+    int service_level; /* on InfiniBand */
+    uint32_t queues;   /* data queues of all paths */
     uint32_t queues_per_path;
     struct prs_path path[PRS_MAX_RAILS];
     uint8_t *inline_bytes; /* copies of inline payloads, for all data queues and the first probe queue */
