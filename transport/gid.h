@@ -14,9 +14,9 @@ struct prs_gid {
     enum prs_gid_type type;
 };
 
-/* The best GID of the table. Of a RoCE port: the index that is forced, else by RoCE version, then family, then whether it
- * is routable, then lowest index; never one outside NCCL_IB_ADDR_RANGE. Of another port, which those settings are not
- * about: the routable one (NCCL_IB_ROUTABLE_FLID_GID_INDEX), else the first. Pure. Return its position in table or
+/* The best GID of the table. Of a RoCE port: the index that is forced, else by RoCE version, then family, then whether
+ * it is routable, then lowest index; never one outside NCCL_IB_ADDR_RANGE. Of another port, which those settings are
+ * not about: the routable one (NCCL_IB_ROUTABLE_FLID_GID_INDEX), else the first. Pure. Return its position in table or
  * -ENOENT. */
 int prs_gid_choose(const struct prs_gid *table, int count, bool is_roce, const struct prs_config *config);
 

@@ -48,6 +48,9 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     if (order->split_bytes > order->max_part_bytes)
         order->split_bytes = order->max_part_bytes;
     memcpy(order->path, options->path, sizeof(order->path));
+    for (uint32_t i = 1; i < paths; i++)
+        if (options->path[i].remote_rail < options->path[order->add_path].remote_rail)
+            order->add_path = i;
     prs_op_start(&order->no_op, 1u << 31); /* parts enough that it is never done */
     for (uint32_t i = 0; i < data + paths; i++) {
         struct prs_order_queue *queue = &order->queue[i];

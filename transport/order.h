@@ -15,7 +15,8 @@
  *     has unfinished puts of the group, the signal goes to that queue at once, where the order of the queue (in_order)
  *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts go on.
  *     To hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be
- *     striped, because the receiver counts their parts anyway.
+ *     striped, because the receiver counts their parts anyway. Adds go to one NIC of the peer, whatever their group,
+ *     since an atomic is atomic only among those of its NIC: they wait for puts that went to another.
  *   - drain, the baseline, holds the signal until all puts and gets are complete, and starts nothing meanwhile. Signals
  *     in a row wait once. Where the NIC has no adds, the signal then leaves as a record that waits for no arrivals.
  *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
@@ -130,6 +131,7 @@ struct prs_order {
     bool may_hold;      /* signals may be held until completions come: drain, and in_order over several queues */
     bool one_in_order; /* in_order over a single queue: puts are neither tracked, counted nor given a choice of queue */
 
+    uint32_t add_path;       /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
     uint32_t small_queue;    /* for small notified puts, as long as it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut over queues */
     bool split_queues;       /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */

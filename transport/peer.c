@@ -356,8 +356,8 @@ static int take_farewell(struct prs_peer *peer)
     return n == 1 ? 0 : -ECONNRESET;
 }
 
-/* The other side does not answer any more, but no caller waits for the requests that failed: a credit, a put that is
- * lazy, or a write that only asked. If it has closed, or cannot be asked, only a caller that waits for it gets an error.
+/* The other side does not answer any more, but no caller waits for the requests that failed: a credit, a lazy put, or a
+ * write that only asked. If it has closed, or cannot be asked, only a caller that waits for it gets an error.
  * A farewell may still be on its way: wait for it, but not here. */
 static void suspend_failure(struct prs_peer *peer, const struct prs_event *failure)
 {

@@ -49,7 +49,7 @@ Test(rail, speeds_beyond_the_old_codes_are_known)
     cr_assert_eq(probe(&defaults).info.speed_mbps, 1600000, "a bond of two");
 }
 
-/* A subnet manager gives another LID, or DHCP moves the address to another index. Later connections need the new one. */
+/* A subnet manager gives another LID, or DHCP moves the address to another index: later connections need it. */
 Test(rail, each_connection_reads_where_the_rail_is)
 {
     static const struct prs_rail_set one = {1, {0}};
