@@ -117,7 +117,8 @@ static void free_send(struct send_comm *comm)
 static int start_connecting(struct plugin_context *context, int device, int traffic_class, const void *handle,
                             struct send_comm **out)
 {
-    struct prs_peer_options options = {.max_ops = COMM_REQUESTS, .traffic_class = traffic_class};
+    /* NCCL asks again until the other rank accepts, which may wait for a third one that is minutes late. */
+    struct prs_peer_options options = {.max_ops = COMM_REQUESTS, .traffic_class = traffic_class, .patient = true};
     struct sender_info info = {.magic = INFO_MAGIC, .version = INFO_VERSION, .ring_records = CTS_RING};
     struct prs_handle copy;
     struct send_comm *comm;

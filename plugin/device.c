@@ -117,7 +117,7 @@ static void describe_rail(struct device *device, const struct prs_rail_info *inf
          * writes in order. If not, only a read after the data proves it. */
         .force_flush = !info->in_order,
         .speed = (int)info->speed_mbps,
-        .port = info->port,
+        .port = info->chip_port, /* NCCL takes devices of equal guid and port for one link, and shares its bandwidth */
         .latency = info->latency_us,
         .max_comms = info->max_peers > INT32_MAX ? INT32_MAX : (int)info->max_peers,
         .max_recvs = COMM_MAX_RECVS,

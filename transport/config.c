@@ -22,8 +22,9 @@ static int read_numbers(struct prs_config *config)
 {
     const struct number numbers[] = {
         {"NCCL_IB_GID_INDEX", -1, -1, 255, &config->gid_index},
+        {"NCCL_IB_ROUTABLE_FLID_GID_INDEX", 1, -1, 255, &config->flid_gid_index},
         {"NCCL_IB_ROCE_VERSION_NUM", 2, 1, 2, &config->roce_version},
-        {"NCCL_IB_SL", 0, -1, 15, &config->service_level},
+        {"NCCL_IB_SL", -1, -1, 15, &config->service_level},
         {"NCCL_IB_TC", 0, -1, 255, &config->traffic_class},
         {"NCCL_IB_PKEY", 0, 0, 65535, &config->pkey_index},
         {"NCCL_IB_TIMEOUT", 20, 0, 31, &config->timeout},
@@ -45,8 +46,6 @@ static int read_numbers(struct prs_config *config)
             return r;
         *numbers[i].out = (int)value;
     }
-    if (config->service_level < 0)
-        config->service_level = 0;
     if (config->traffic_class < 0)
         config->traffic_class = 0;
     return 0;
@@ -125,8 +124,6 @@ void prs_config_warn_ignored(void)
         {"NCCL_IB_MQP_RETRY_ALL", "only temporary errors are retried: NCCL_IB_MQP_RETRY_CNT"},
         {"NCCL_IB_OOO_RQ", "out-of-order receive queues are not used"},
         {"NCCL_IB_RESILIENCY_PORT_FAILOVER", "a rail that fails is not replaced by another"},
-        {"NCCL_IB_ROUTABLE_FLID_GID_INDEX",
-         "the GID is chosen by family, range and RoCE version, or NCCL_IB_GID_INDEX"},
         {"NCCL_IB_SUBNET_AWARE_ROUTING", "rails are paired by position: NCCL_IB_HCA lists them in order"},
         {"NCCL_IB_USE_INLINE", "payloads that fit are always sent inline"},
         {"NCCL_IB_WARN_RAIL_LOCAL", "unequal rails are always logged"},

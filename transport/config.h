@@ -14,13 +14,14 @@ struct prs_config {
     struct prs_hca_filter ifname; /* NCCL_SOCKET_IFNAME */
     int socket_family;            /* NCCL_SOCKET_FAMILY: AF_UNSPEC, AF_INET, AF_INET6 */
     bool disabled;                /* NCCL_IB_DISABLE */
-    int gid_index;                /* -1: choose */
+    int gid_index;                /* of a RoCE port; -1: choose */
+    int flid_gid_index;           /* of an InfiniBand port that routers reach; -1: none */
     int gid_family;               /* AF_INET or AF_INET6 */
     int roce_version;             /* 1 or 2 */
     bool gid_range_set;           /* NCCL_IB_ADDR_RANGE, a CIDR */
     uint8_t gid_range[16];
     int gid_range_bits;
-    int service_level;
+    int service_level; /* -1: the traffic class of the communicator on InfiniBand, else 0 */
     int traffic_class;
     int pkey_index;
     int timeout;

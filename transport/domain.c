@@ -147,9 +147,15 @@ static int open_scratch(struct prs_domain *domain)
 /* RC, unless the device is an EFA. */
 static void choose_nic(struct prs_domain *domain)
 {
+    if (domain->context->device->transport_type == IBV_TRANSPORT_IWARP) {
+        snprintf(domain->why_not, sizeof(domain->why_not),
+                 "an iWARP device: it connects by rdma_cm only; RoCE mode, if the device has it, works");
+        return;
+    }
     domain->nic = &prs_nic_rc;
     domain->max_send_wr = domain->max_receive_wr = (uint32_t)(domain->attr.max_qp_wr > 0 ? domain->attr.max_qp_wr : 0);
     prs_efa_claim(domain);
+    domain->adds = domain->nic && domain->nic->adds && domain->attr.atomic_cap != IBV_ATOMIC_NONE;
 }
 
 static int open_new(struct ibv_device *device, struct prs_domain **out)

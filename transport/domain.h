@@ -23,6 +23,7 @@ struct prs_domain {
     struct ibv_device_attr attr;
     const struct prs_nic_ops *nic;        /* the back end for its queues; NULL: none */
     char why_not[192];                    /* the reason, if nic is NULL */
+    bool adds;                            /* the back end and the device have atomics */
     uint32_t max_send_wr, max_receive_wr; /* requests that a queue may hold; 0: unknown */
     uint64_t max_message_bytes;           /* 0: the limit of each port */
     bool rnr_retry;                       /* SRD: the number of retries at a slow receiver can be set */

@@ -62,6 +62,24 @@ static int compare_rails(const void *a, const void *b)
     return by_path ? by_path : by_name ? by_name : x->port - y->port;
 }
 
+/* The two ports of a card may be two PCI functions, hence two devices, each with a port 1 and the same guid. */
+void prs_fabric_number_ports(struct prs_fabric *fabric)
+{
+    for (int i = 0; i < fabric->rail_count; i++) {
+        struct prs_rail_info *info = &fabric->rail[i].info;
+
+        info->chip_port = info->port;
+        for (int k = 0; k < i; k++) {
+            const struct prs_rail_info *earlier = &fabric->rail[k].info;
+
+            if (earlier->guid == info->guid && earlier->chip_port == info->chip_port) {
+                info->chip_port++;
+                k = -1; /* that number may be taken as well */
+            }
+        }
+    }
+}
+
 static int find_rails(struct prs_fabric *fabric)
 {
     struct ibv_device **devices;
@@ -87,6 +105,7 @@ static int find_rails(struct prs_fabric *fabric)
     prs_verbs.free_device_list(devices);
     /* The same order in every process, whatever the order of the kernel, because rails are paired by position. */
     qsort(fabric->rail, (size_t)fabric->rail_count, sizeof(*fabric->rail), compare_rails);
+    prs_fabric_number_ports(fabric);
     return 0;
 }
 
@@ -258,13 +277,14 @@ int prs_fabric_policy(const struct prs_fabric *fabric, const struct prs_rail_set
 
 int prs_fabric_receiver_raises(const struct prs_fabric *fabric, const struct prs_rail_set *rails)
 {
-    const struct prs_nic_ops *nic;
     enum prs_policy policy;
+    bool adds = true;
     char why[128];
     int r = choose_policy(fabric, rails, &policy, why, sizeof(why));
 
     if (r)
         return r;
-    nic = fabric->rail[rails->rail[0]].domain->nic;
-    return prs_policy_signals_are_records(policy, nic && nic->adds);
+    for (int i = 0; i < rails->count; i++)
+        adds &= fabric->rail[rails->rail[i]].domain->adds;
+    return prs_policy_signals_are_records(policy, adds);
 }

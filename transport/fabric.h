@@ -16,6 +16,9 @@ struct prs_fabric {
     struct prs_rail rail[PRS_FABRIC_RAILS];
 };
 
+/* Give each rail its info.chip_port. */
+void prs_fabric_number_ports(struct prs_fabric *fabric);
+
 /* Check that the set names rails of this fabric, each once, all with one back end. Return 0 or -EINVAL; the text names
  * `caller`. */
 int prs_fabric_check_set(const struct prs_fabric *fabric, const struct prs_rail_set *rails, const char *caller);

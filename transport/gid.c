@@ -35,11 +35,42 @@ static bool in_range(const uint8_t raw[16], const struct prs_config *config)
     return !bits || !((raw[bytes] ^ config->gid_range[bytes]) >> (8 - bits));
 }
 
-int prs_gid_choose(const struct prs_gid *table, int count, const struct prs_config *config)
+/* A GID whose prefix has a place for the FLID: 10 fixed bits, 22 of zero, 16 of FLID, 16 of subnet. */
+uint16_t prs_gid_flid(const uint8_t raw[16])
+{
+    bool has_place = raw[0] == 0xfe && (raw[1] == 0x80 || raw[1] == 0xc0) && !raw[2] && !raw[3];
+
+    return has_place ? (uint16_t)(raw[4] << 8 | raw[5]) : 0;
+}
+
+bool prs_gid_same_subnet(const uint8_t a[16], const uint8_t b[16])
+{
+    if (prs_gid_flid(a) || prs_gid_flid(b))
+        return !memcmp(a, b, 4) && !memcmp(a + 6, b + 6, 2); /* the FLID is no part of the subnet's number */
+    return !memcmp(a, b, 8);
+}
+
+static int choose_without_roce(const struct prs_gid *table, int count, const struct prs_config *config)
+{
+    int first = -ENOENT;
+
+    for (int i = count - 1; i >= 0; i--) {
+        if (table[i].type == PRS_GID_EMPTY)
+            continue;
+        if (table[i].index == config->flid_gid_index && prs_gid_flid(table[i].raw))
+            return i;
+        first = i;
+    }
+    return first;
+}
+
+int prs_gid_choose(const struct prs_gid *table, int count, bool is_roce, const struct prs_config *config)
 {
     enum prs_gid_type version = config->roce_version == 2 ? PRS_GID_ROCE_V2 : PRS_GID_ROCE_V1;
     int best = -ENOENT, best_score = -1;
 
+    if (!is_roce)
+        return choose_without_roce(table, count, config);
     for (int i = 0; i < count; i++) {
         const struct prs_gid *gid = &table[i];
         bool ipv4 = is_mapped_ipv4(gid->raw);
@@ -101,16 +132,16 @@ int prs_gid_query(struct ibv_context *context, uint8_t port, int table_length, b
         read_entry(context, port, i, is_roce, &table[i]);
         filled += table[i].type != PRS_GID_EMPTY;
     }
-    chosen = prs_gid_choose(table, count, config);
+    chosen = prs_gid_choose(table, count, is_roce, config);
     if (chosen >= 0) {
         *out = table[chosen];
         return 0;
     }
-    if (config->gid_index >= 0)
+    if (is_roce && config->gid_index >= 0)
         snprintf(why_not, why_not_bytes, "GID %d (NCCL_IB_GID_INDEX) is empty; %d of %d entries are filled",
                  config->gid_index, filled, count);
     else
         snprintf(why_not, why_not_bytes, "none of its %d GIDs can be used%s", filled,
-                 config->gid_range_set ? " within NCCL_IB_ADDR_RANGE" : "");
+                 is_roce && config->gid_range_set ? " within NCCL_IB_ADDR_RANGE" : "");
     return -ENOENT;
 }

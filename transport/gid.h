@@ -14,9 +14,16 @@ struct prs_gid {
     enum prs_gid_type type;
 };
 
-/* The best GID of the table: the index that is forced, else by RoCE version, then family, then whether it is routable,
- * then lowest index; never one outside NCCL_IB_ADDR_RANGE. Pure. Return its position in table or -ENOENT. */
-int prs_gid_choose(const struct prs_gid *table, int count, const struct prs_config *config);
+/* The best GID of the table. Of a RoCE port: the index that is forced, else by RoCE version, then family, then whether
+ * it is routable, then lowest index; never one outside NCCL_IB_ADDR_RANGE. Of another port, which those settings are
+ * not about: the routable one (NCCL_IB_ROUTABLE_FLID_GID_INDEX), else the first. Pure. Return its position in table or
+ * -ENOENT. */
+int prs_gid_choose(const struct prs_gid *table, int count, bool is_roce, const struct prs_config *config);
+
+/* Are two InfiniBand GIDs of one subnet? */
+bool prs_gid_same_subnet(const uint8_t a[16], const uint8_t b[16]);
+/* The LID by which routers of InfiniBand know the port (FLID), or 0: the GID has none. */
+uint16_t prs_gid_flid(const uint8_t raw[16]);
 
 /* Read the port's table and choose. Return 0 or -ENOENT (not logged; why_not says what was found). */
 int prs_gid_query(struct ibv_context *context, uint8_t port, int table_length, bool is_roce,

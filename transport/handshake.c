@@ -56,6 +56,16 @@ int prs_stream_flush(struct prs_stream *stream)
     return 0;
 }
 
+int prs_stream_lost(const struct prs_stream *stream)
+{
+    char byte;
+    ssize_t n = recv(stream->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)))
+        return 0;
+    return n == 0 || errno == EPIPE ? -ECONNRESET : -errno;
+}
+
 static uint32_t body_bytes(unsigned type)
 {
     switch (type) {
@@ -207,22 +217,25 @@ int prs_handle_parse(const struct prs_handle *bytes, uint8_t cookie[16], union p
 
 /* ---- rails ---- */
 
-void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_wire_rail *out)
+void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_rail_address *own,
+                    struct prs_wire_rail *out)
 {
     for (int i = 0; i < rails->count; i++) {
         const struct prs_rail *rail = &fabric->rail[rails->rail[i]];
 
+        prs_rail_locate(rail, &fabric->config, &own[i]);
         out[i] = (struct prs_wire_rail){.speed_mbps = rail->info.speed_mbps,
-                                        .lid = rail->lid,
+                                        .lid = own[i].lid,
                                         .rail_id = rail->info.rail_id,
                                         .plane_id = rail->info.plane_id,
                                         .port = rail->port,
-                                        .mtu = rail->mtu,
+                                        .mtu = own[i].mtu,
                                         .reads = rail->domain->nic->reads(rail),
                                         .is_roce = rail->info.is_roce,
+                                        .adds = rail->domain->adds,
                                         .nic = rail->domain->nic == &prs_nic_rc ? PRS_WIRE_RC : PRS_WIRE_SRD};
         memcpy(out[i].name, rail->info.name, sizeof(out[i].name));
-        memcpy(out[i].gid, rail->gid, sizeof(out[i].gid));
+        memcpy(out[i].gid, own[i].gid, sizeof(out[i].gid));
     }
 }
 

@@ -68,8 +68,8 @@ struct prs_wire_rail {
     uint8_t mtu;
     uint8_t reads;
     uint8_t is_roce;
-    uint8_t nic; /* enum prs_wire_nic */
-    uint8_t reserved;
+    uint8_t nic;  /* enum prs_wire_nic */
+    uint8_t adds; /* 1: the NIC performs atomics */
 };
 static_assert(sizeof(struct prs_wire_rail) == 96, "part of the wire format");
 
@@ -151,6 +151,8 @@ void prs_stream_close(struct prs_stream *stream);
 void prs_stream_put(struct prs_stream *stream, enum prs_frame_type type, const void *body, uint32_t bytes);
 /* Return 0 (all sent), PRS_AGAIN or -errno. */
 int prs_stream_flush(struct prs_stream *stream);
+/* Return 0, or -errno, not logged: the connection has ended, and nothing waits to be read. */
+int prs_stream_lost(const struct prs_stream *stream);
 /* Return 0 (a frame of that type is in stream->in, until the next call), PRS_AGAIN, -EPROTO (an unexpected frame),
  * -ECONNRESET (the other side has closed) or the error of the other side's REFUSE. */
 int prs_stream_get(struct prs_stream *stream, enum prs_frame_type type);
@@ -159,8 +161,9 @@ void prs_handle_fill(const uint8_t cookie[16], const union prs_address *address,
 /* Return 0 or -EPROTO. */
 int prs_handle_parse(const struct prs_handle *handle, uint8_t cookie[16], union prs_address *out);
 
-/* Describe our own rails for the other side. */
-void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_wire_rail *out);
+/* Describe our own rails for the other side, where they are now. */
+void prs_wire_rails(const struct prs_fabric *fabric, const struct prs_rail_set *rails, struct prs_rail_address *own,
+                    struct prs_wire_rail *out);
 /* Pair the rails of two sides: by rail id where both know it, else by position. Rails with different ids are paired
  * only if no ids match; rails of different planes, link layers or kinds of queues never. Return the number of pairs, as
  * many as possible, or -ENETUNREACH (the text names both lists). */

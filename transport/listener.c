@@ -14,8 +14,9 @@
 
 enum {
     HALF_OPEN = 64, /* handshakes at a time; further connections wait in the kernel's backlog */
-    /* A connection that has sent nothing for this long gives way to others: a real peer speaks at once. */
-    SILENT_MS = 200,
+    /* A connection that has sent nothing for this long gives way to others. A busy peer may be silent for so long; it
+     * calls again. */
+    SILENT_MS = 5000,
 };
 
 enum stage { STAGE_FREE, STAGE_HELLO, STAGE_QUEUES, STAGE_CONNECT, STAGE_READY };
@@ -159,6 +160,7 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     const struct prs_wire_hello *hello = &half->stream->in.body.hello;
     struct prs_wire_reply reply = {.rail_count = (uint32_t)listener->rails.count};
     uint32_t remote_position[PRS_MAX_RAILS], per_path;
+    struct prs_rail_address own[PRS_MAX_RAILS];
     struct prs_path path[PRS_MAX_RAILS];
     struct prs_setup_options setup;
     int pairs, r;
@@ -166,17 +168,19 @@ static int answer_hello(struct prs_listener *listener, struct half_open *half, c
     r = prs_wire_check_hello(hello, half->stream->remote);
     if (r)
         return r;
-    half->stage = STAGE_QUEUES;    /* it holds the cookie: no stranger */
+    half->stage = STAGE_QUEUES; /* it holds the cookie: no stranger */
+    half->deadline_ns = prs_clock_ns() + (uint64_t)listener->fabric->config.timeout_ms * 1000000;
     half->report_to_caller = true; /* until the reply is complete */
     r = prs_setup_options(listener->fabric, options, &setup);
     if (r)
         return r;
-    prs_wire_rails(listener->fabric, &listener->rails, reply.rail);
+    prs_wire_rails(listener->fabric, &listener->rails, own, reply.rail);
     pairs = prs_wire_pair_rails(hello->rail, hello->rail_count, reply.rail, reply.rail_count, reply.pair);
     if (pairs < 0)
         return pairs;
     for (int i = 0; i < pairs; i++) {
         path[i].local_rail = listener->rails.rail[reply.pair[i].listener_rail];
+        path[i].own = own[reply.pair[i].listener_rail];
         path[i].peer = hello->rail[reply.pair[i].connector_rail];
         remote_position[i] = reply.pair[i].connector_rail;
     }

@@ -28,6 +28,7 @@ struct prs_queue {
 struct prs_link {
     const struct prs_nic_ops *ops;
     const struct prs_rail *rail;
+    struct prs_rail_address own;
     struct ibv_cq *cq;
     uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
@@ -38,8 +39,10 @@ struct prs_link {
 
 struct prs_link_options {
     const struct prs_rail *rail;
+    const struct prs_rail_address *own; /* of the rail, as the other side was told */
     const struct prs_config *config;
     int traffic_class;
+    int service_level;
     uint32_t queues;
     const uint32_t *ids;    /* one for each queue */
     uint32_t depth;         /* send slots of each queue; a power of two */
@@ -79,7 +82,7 @@ struct prs_nic_ops {
     const char *name;
     bool in_order;
     bool fence; /* a request can be held until earlier ones of its queue are complete */
-    bool adds;  /* supports PRS_WR_ADD; without it the receiver's CPU raises signals (raise.h) */
+    bool adds;  /* supports PRS_WR_ADD; see prs_domain.adds */
 
     /* Create the completion queue and the queues, ready to be connected. Return 0 or -errno. */
     int (*open)(const struct prs_link_options *options, struct prs_link **out);

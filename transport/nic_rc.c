@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "transport/gid.h"
 #include "transport/nic.h"
 #include "transport/receives.h"
 #include "transport/util/compiler.h"
@@ -36,6 +37,7 @@ struct rc_link {
     struct prs_link base;
     const struct prs_config *config;
     int traffic_class;
+    int service_level;
     uint32_t depth;
     struct prs_receive_sizes receives;
     struct ibv_wc wc[PRS_POLL_MOST];
@@ -97,7 +99,8 @@ static int to_init(struct rc_link *link, struct rc_queue *queue)
         .qp_state = IBV_QPS_INIT,
         .pkey_index = (uint16_t)link->config->pkey_index,
         .port_num = link->base.rail->port,
-        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                           (link->base.rail->domain->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0),
     };
     int r = prs_verbs.modify_qp(queue->base.qp, &attr,
                                 IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
@@ -162,9 +165,10 @@ static int rc_open(const struct prs_link_options *options, struct prs_link **out
 
     if (!link)
         return prs_nic_fail(options->rail, ENOMEM, "link");
-    link->base = (struct prs_link){.ops = &prs_nic_rc, .rail = options->rail};
+    link->base = (struct prs_link){.ops = &prs_nic_rc, .rail = options->rail, .own = *options->own};
     link->config = options->config;
     link->traffic_class = options->traffic_class;
+    link->service_level = options->service_level;
     link->depth = options->depth;
     link->receives = prs_receives_sizes(options->receive_depth);
     r = prs_nic_open_link(&link->base, options, &link->receives, queue_open);
@@ -190,30 +194,43 @@ static uint8_t rc_reads(const struct prs_rail *rail)
 
 /* ---- connect ---- */
 
+/* Within a subnet of InfiniBand the LID is enough, unless the port wants more. Between subnets, packets go to a router,
+ * by the LID under which it knows the remote port. */
+static struct ibv_ah_attr address_vector(const struct rc_link *link, const struct prs_link_remote *remote)
+{
+    const struct prs_rail_address *own = &link->base.own;
+    bool is_roce = link->base.rail->info.is_roce, near = !is_roce && prs_gid_same_subnet(own->gid, remote->gid);
+    uint16_t flid = prs_gid_flid(remote->gid);
+    struct ibv_ah_attr ah = {.dlid = remote->lid,
+                             .sl = (uint8_t)link->service_level,
+                             .port_num = link->base.rail->port,
+                             .is_global = !near || own->grh_required};
+
+    if (!ah.is_global)
+        return ah;
+    if (!near && !is_roce && flid)
+        ah.dlid = flid;
+    memcpy(ah.grh.dgid.raw, remote->gid, sizeof(remote->gid));
+    ah.grh.sgid_index = (uint8_t)own->gid_index;
+    ah.grh.hop_limit = 255;
+    ah.grh.traffic_class = (uint8_t)link->traffic_class;
+    return ah;
+}
+
 static int to_ready_to_receive(struct rc_link *link, struct rc_queue *queue, const struct prs_queue_address *address,
                                const struct prs_link_remote *remote)
 {
-    const struct prs_rail *rail = link->base.rail;
-    bool routed = rail->info.is_roce || memcmp(rail->gid, remote->gid, 8); /* another InfiniBand subnet */
+    uint8_t mtu = link->base.own.mtu;
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTR,
-        .path_mtu = (enum ibv_mtu)(rail->mtu < remote->mtu ? rail->mtu : remote->mtu),
+        .path_mtu = (enum ibv_mtu)(mtu < remote->mtu ? mtu : remote->mtu),
         .dest_qp_num = address->number,
         .rq_psn = address->start & 0xffffff,
-        .max_dest_rd_atomic = rc_reads(rail),
+        .max_dest_rd_atomic = rc_reads(link->base.rail),
         .min_rnr_timer = MIN_RNR_TIMER,
-        .ah_attr = {.dlid = remote->lid,
-                    .sl = (uint8_t)link->config->service_level,
-                    .port_num = rail->port,
-                    .is_global = routed},
+        .ah_attr = address_vector(link, remote),
     };
 
-    if (routed) {
-        memcpy(attr.ah_attr.grh.dgid.raw, remote->gid, sizeof(remote->gid));
-        attr.ah_attr.grh.sgid_index = (uint8_t)rail->info.gid_index;
-        attr.ah_attr.grh.hop_limit = 255;
-        attr.ah_attr.grh.traffic_class = (uint8_t)link->traffic_class;
-    }
     return prs_verbs.modify_qp(queue->base.qp, &attr,
                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
@@ -262,12 +279,12 @@ static int rc_connect(struct prs_queue *base, const struct prs_queue_address *ad
 
 static int rc_loopback(struct prs_link *base, uint32_t id, struct prs_queue **out)
 {
-    struct prs_link_remote self = {.lid = base->rail->lid, .mtu = base->rail->mtu, .reads = rc_reads(base->rail)};
+    struct prs_link_remote self = {.lid = base->own.lid, .mtu = base->own.mtu, .reads = rc_reads(base->rail)};
     const struct prs_receive_sizes none = prs_receives_sizes(0);
     struct prs_queue_address address;
     int error, r;
 
-    memcpy(self.gid, base->rail->gid, sizeof(self.gid));
+    memcpy(self.gid, base->own.gid, sizeof(self.gid));
     if (!base->loopback) {
         r = queue_open(base, id, &none, &base->loopback);
         if (r)

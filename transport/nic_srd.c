@@ -174,7 +174,7 @@ static int srd_open(const struct prs_link_options *options, struct prs_link **ou
 
     if (!link)
         return prs_nic_fail(rail, ENOMEM, "link");
-    link->base = (struct prs_link){.ops = &prs_nic_srd, .rail = rail};
+    link->base = (struct prs_link){.ops = &prs_nic_srd, .rail = rail, .own = *options->own};
     link->depth = options->depth;
     link->pkey_index = (uint16_t)options->config->pkey_index;
     link->traffic_class = options->traffic_class;
@@ -210,7 +210,7 @@ static int make_ah(struct srd_link *link, const uint8_t gid[16], struct ibv_ah *
     const struct prs_rail *rail = link->base.rail;
     struct ibv_ah_attr attr = {.port_num = rail->port,
                                .is_global = 1,
-                               .grh = {.sgid_index = (uint8_t)rail->info.gid_index,
+                               .grh = {.sgid_index = (uint8_t)link->base.own.gid_index,
                                        .hop_limit = 255,
                                        .traffic_class = (uint8_t)link->traffic_class}};
 
@@ -247,7 +247,7 @@ static int srd_loopback(struct prs_link *base, uint32_t id, struct prs_queue **o
     struct srd_link *link = to_srd_link(base);
     const struct prs_receive_sizes none = prs_receives_sizes(0);
     struct srd_queue *own;
-    int r = make_ah(link, base->rail->gid, &link->own_ah);
+    int r = make_ah(link, base->own.gid, &link->own_ah);
 
     if (r)
         return prs_nic_fail(base->rail, -r, "no address handle for our own GID");

@@ -48,6 +48,9 @@ int prs_order_init(struct prs_order *order, const struct prs_order_options *opti
     if (order->split_bytes > order->max_part_bytes)
         order->split_bytes = order->max_part_bytes;
     memcpy(order->path, options->path, sizeof(order->path));
+    for (uint32_t i = 1; i < paths; i++)
+        if (options->path[i].remote_rail < options->path[order->add_path].remote_rail)
+            order->add_path = i;
     prs_op_start(&order->no_op, 1u << 31); /* parts enough that it is never done */
     for (uint32_t i = 0; i < data + paths; i++) {
         struct prs_order_queue *queue = &order->queue[i];
@@ -421,6 +424,19 @@ int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remot
     copy_inline(queue, wr, &value, sizeof(value));
     end_run(queue);
     add_backlog(order, 0, sizeof(value));
+    return 0;
+}
+
+int prs_order_touch(struct prs_order *order)
+{
+    struct prs_order_queue *queue = &order->queue[0];
+
+    /* MUTANT(order) one touch at a time: s/|| (order->last_touch && queue_has(queue, order->last_touch - 1))// */
+    if (queue_full(queue) || (order->last_touch && queue_has(queue, order->last_touch - 1)))
+        return PRS_BUSY;
+    *admit_request(order, 0, &order->no_op) = (struct prs_wr){.opcode = PRS_WR_WRITE};
+    order->last_touch = queue->head;
+    end_run(queue);
     return 0;
 }
 

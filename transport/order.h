@@ -15,7 +15,8 @@
  *     has unfinished puts of the group, the signal goes to that queue at once, where the order of the queue (in_order)
  *     or the fence flag (nic_fence) keeps it. Otherwise it is held until only one such queue is left; puts go on.
  *     To hold as few as possible, in_order sends all puts of a group over one queue. Only notified puts may be
- *     striped, because the receiver counts their parts anyway.
+ *     striped, because the receiver counts their parts anyway. Adds go to one NIC of the peer, whatever their group,
+ *     since an atomic is atomic only among those of its NIC: they wait for puts that went to another.
  *   - drain, the baseline, holds the signal until all puts and gets are complete, and starts nothing meanwhile. Signals
  *     in a row wait once. Where the NIC has no adds, the signal then leaves as a record that waits for no arrivals.
  *   - counted holds nothing: every put names its group's tag, and the signal becomes a record (tally.h).
@@ -130,6 +131,7 @@ struct prs_order {
     bool may_hold;      /* signals may be held until completions come: drain, and in_order over several queues */
     bool one_in_order; /* in_order over a single queue: puts are neither tracked, counted nor given a choice of queue */
 
+    uint32_t add_path;       /* to the peer's first NIC, for adds: atomics of two NICs do not exclude each other */
     uint32_t small_queue;    /* for small notified puts, as long as it is not much slower than another */
     uint64_t split_bytes;    /* a longer put is cut over queues */
     bool split_queues;       /* over all of them (NCCL_IB_SPLIT_DATA_ON_QPS); else over one of each path in turn */
@@ -143,6 +145,7 @@ struct prs_order {
     uint64_t record_addr;               /* of the peer's ring for them */
     uint32_t record_key[PRS_MAX_RAILS]; /* its keys, by path */
     uint32_t last_word;                 /* position on queue 0 after the last prs_order_word(); 0: none */
+    uint32_t last_touch;                /* likewise, of prs_order_touch() */
     struct prs_op no_op;                /* owner of requests that belong to no caller's op; never done */
     struct prs_order_stats stats;
     struct prs_order_path path[PRS_MAX_RAILS];
@@ -182,6 +185,9 @@ int prs_order_self(struct prs_order *order, struct prs_op *op, const struct prs_
 /* Admit the write of an aligned word to the peer, on the first queue and without an op. Where queues keep no order only
  * one may be in flight, since an older word could land after a newer one and stay. Return 0 or PRS_BUSY. */
 int prs_order_word(struct prs_order *order, uint64_t remote_addr, uint32_t remote_key, uint64_t value);
+/* Admit a write of no bytes, on the first queue and without an op: its completion shows that the peer is alive. One at
+ * a time. Return 0 or PRS_BUSY. */
+int prs_order_touch(struct prs_order *order);
 /* Has everything that was admitted taken effect at the peer, signals included? Return 0, or PRS_AGAIN: complete what is
  * in flight and ask again. This may admit a record: look at dirty. */
 int prs_order_settle(struct prs_order *order);
@@ -211,8 +217,8 @@ static inline bool prs_order_idle(const struct prs_order *order)
     return order->signaled == 0 && !order->dirty;
 }
 
-/* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many ops are done, or
- * -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
+/* Retire the signaled request at that position of queue index, which is complete, and all before it. Return how many
+ * ops are done, or -EPROTO (no such position is in flight). Held signals may leave: look at dirty. */
 int prs_order_complete(struct prs_order *order, uint32_t index, uint32_t position, uint64_t now_ns);
 
 /* Give every op in flight or held this status: nothing will complete any more. */

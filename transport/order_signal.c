@@ -206,6 +206,39 @@ static inline bool at_most_one(uint64_t mask)
     return (mask & (mask - 1)) == 0;
 }
 
+/* Must the signal take the path for adds? */
+static inline bool adds_on_one_nic(const struct prs_order *order, const struct prs_signal *signal)
+{
+    /* MUTANT(order) adds take one NIC: s/order->path_count > 1/false/ */
+    return signal->kind == PRS_SIGNAL_ADD && order->path_count > 1 && !order->tally;
+}
+
+/* May a signal that must follow requests on these queues leave now? */
+static bool may_leave(const struct prs_order *order, const struct prs_signal *signal, uint64_t need)
+{
+    /* MUTANT(order) a drained signal waits for everything: s/order->policy == PRS_POLICY_DRAIN/false/ */
+    if (need == 0 || order->policy == PRS_POLICY_DRAIN)
+        return need == 0;
+    /* MUTANT(order) a signal waits while two queues have its puts: s/at_most_one(need)/true/ */
+    /* MUTANT(order) an add waits for puts to other NICs: s/!adds_on_one_nic(order, signal)/true/ */
+    return at_most_one(need) && (!adds_on_one_nic(order, signal) || order->queue[lowest(need)].path == order->add_path);
+}
+
+/* The queue of a signal that may leave. */
+static uint32_t queue_of(const struct prs_order *order, const struct prs_signal *signal, uint64_t need)
+{
+    /* MUTANT(order) nic_fence posts signals where the puts are: s/0/1 % order->data_queues/ */
+    if (order->policy == PRS_POLICY_NIC_FENCE)
+        return 0;
+    /* MUTANT(order) a signal goes to the queue of its puts: s/if (need)/if (false)/ */
+    if (need)
+        return lowest(need);
+    /* MUTANT(order) drain keeps the signals of a group on one queue: s/order->policy == PRS_POLICY_DRAIN ||// */
+    if (order->policy == PRS_POLICY_DRAIN || adds_on_one_nic(order, signal))
+        return order->add_path + signal->group % (order->data_queues / order->path_count) * order->path_count;
+    return signal->group % order->data_queues;
+}
+
 /* ---- counted ---- */
 
 /* Return the mask of the queues with unfinished reads. */
@@ -316,16 +349,10 @@ int prs_order_signal(struct prs_order *order, struct prs_op *op, const struct pr
         return PRS_BUSY;
     need = unfinished(order, signal, position);
     /* MUTANT(order) no signal overtakes one that is held: s/order->held_count ||// */
-    /* MUTANT(order) a drained signal waits for everything: s/order->policy == PRS_POLICY_DRAIN ? need != 0 :// */
-    /* MUTANT(order) a signal waits while two queues have its puts: s/? need != 0 : !at_most_one(need)/&& need != 0/ */
-    if (order->held_count || (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))) {
+    if (order->held_count || !may_leave(order, signal, need)) {
         hold_signal(order, op, signal, need, position);
     } else {
-        /* MUTANT(order) a signal goes to the queue of its puts: s/need ? lowest(need) :// */
-        index = need ? lowest(need) : signal->group % order->data_queues;
-        /* MUTANT(order) nic_fence posts signals where the puts are: s/0/1 % order->data_queues/ */
-        if (order->policy == PRS_POLICY_NIC_FENCE)
-            index = 0;
+        index = queue_of(order, signal, need);
         if (admit_signal(order, index, op, signal, signal->dst))
             return PRS_BUSY;
     }
@@ -383,12 +410,9 @@ void prs_order_release(struct prs_order *order)
         /* MUTANT(order) a released signal stays behind those that left: s/| unfinished_signals(order)// */
         /* MUTANT(order) a held signal waits for all that it needs: s/held->need |// */
         need = held->need | unfinished_signals(order);
-        /* MUTANT(order) a drained signal leaves when all is done:
-         * s/order->policy == PRS_POLICY_DRAIN ? need != 0 :// */
-        if (order->policy == PRS_POLICY_DRAIN ? need != 0 : !at_most_one(need))
+        if (!may_leave(order, &held->signal, need))
             return;
-        /* MUTANT(order) a released signal goes to the queue that is left: s/need ? lowest(need) :// */
-        index = need ? lowest(need) : held->signal.group % order->data_queues;
+        index = queue_of(order, &held->signal, need);
         if (admit_signal(order, index, held->op, &held->signal, &held->keys))
             return; /* that queue is full: its next completion tries again */
         /* MUTANT(order) held signals leave oldest first: delete */

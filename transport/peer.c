@@ -3,11 +3,11 @@
 #include "transport/peer.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "transport/gid.h"
 #include "transport/util/clock.h"
@@ -18,6 +18,7 @@
 enum {
     /* Wait this long for the farewell of the other side after its queues are gone. */
     FAREWELL_MS = 500,
+    TOUCH_MS = 1000,                                    /* between two writes that ask whether the peer is alive */
     FAILURE_POLLS = 4 * PRS_NOTIFY_IDS / PRS_POLL_MOST, /* more than all flushed receives of several queues */
 };
 
@@ -56,12 +57,13 @@ static int fail_completion(struct prs_peer *peer, const struct prs_event *event)
     uint32_t path = peer->order.queue[event->queue].path;
     const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
     const struct prs_wire_rail *other = &peer->path[path].peer;
-    char gid[64];
+    char gid[64], own_gid[64];
 
     prs_gid_text(other->gid, gid, sizeof(gid));
+    prs_gid_text(peer->path[path].own.gid, own_gid, sizeof(own_gid));
     return prs_peer_fail(peer, event->error,
                          "%s (status %d, vendor %#x) on queue %u, %s:%d GID %s to %s:%u GID %s at %s: %s", event->text,
-                         event->status, event->vendor, event->queue, own->name, own->port, own->gid, other->name,
+                         event->status, event->vendor, event->queue, own->name, own->port, own_gid, other->name,
                          other->port, gid, peer->remote, event->cause);
 }
 
@@ -182,7 +184,7 @@ int prs_peer_settle(struct prs_peer *peer)
         return repeat_error(peer);
     r = prs_order_settle(&peer->order);
     posted = peer->order.dirty ? post_waiting(peer) : 0;
-    if (r == PRS_AGAIN && peer->remote_closed)
+    if (r == PRS_AGAIN && (peer->remote_closed || peer->remote_gone))
         return prs_peer_fail(peer, -ECONNRESET,
                              "the peer at %s has closed before it confirmed that all signals were raised",
                              peer->remote);
@@ -341,16 +343,29 @@ static bool has_awaited_requests(const struct prs_order *order)
     return order->held_count != 0;
 }
 
-/* Has the other side closed? It sends its farewell after its queues are gone. */
-static bool has_closed(struct prs_peer *peer)
+/* Look for the farewell, which the other side sends after its queues are gone. Return 0 (it has come), PRS_AGAIN, or
+ * -errno: the stream has ended without it (-ECONNRESET: the process has died). */
+static int take_farewell(struct prs_peer *peer)
 {
-    struct pollfd stream = {.fd = peer->stream_fd, .events = POLLIN};
     char byte;
+    ssize_t n = recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT);
 
-    if (!peer->remote_closed && peer->stream_fd >= 0 && poll(&stream, 1, FAREWELL_MS) == 1 &&
-        recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT) == 1)
-        peer->remote_closed = true;
-    return peer->remote_closed;
+    if (n < 0)
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? PRS_AGAIN : -errno;
+    peer->remote_closed = n == 1;
+    return n == 1 ? 0 : -ECONNRESET;
+}
+
+/* The other side does not answer any more, but no caller waits for the requests that failed: a credit, a lazy put, or a
+ * write that only asked. If it has closed, or cannot be asked, only a caller that waits for it gets an error.
+ * A farewell may still be on its way: wait for it, but not here. */
+static void suspend_failure(struct prs_peer *peer, const struct prs_event *failure)
+{
+    if (peer->failure.kind != PRS_EVENT_ERROR)
+        peer->failure = *failure;
+    peer->remote_gone |= peer->remote_closed || peer->stream_lost;
+    if (!peer->remote_gone && !peer->farewell_ns)
+        peer->farewell_ns = prs_clock_ns() + FAREWELL_MS * 1000000ull;
 }
 
 /* A request on this link failed: drain the other completions before deciding on the cause. */
@@ -367,22 +382,63 @@ static PRS_COLD int diagnose_failure(struct prs_peer *peer, struct prs_link *lin
         if (r)
             return r;
     }
-    if ((first->error == -ETIMEDOUT || first->error == -ECONNRESET) && !has_awaited_requests(&peer->order) &&
-        has_closed(peer)) {
-        peer->remote_gone = true; /* it was a credit, or a put that no caller waits for: no error */
+    if ((first->error == -ETIMEDOUT || first->error == -ECONNRESET) && !has_awaited_requests(&peer->order)) {
+        suspend_failure(peer, first);
         first->kind = PRS_EVENT_DONE;
         return 0;
     }
+    if (first->error == -ECONNRESET && peer->failure.kind == PRS_EVENT_ERROR)
+        return fail_completion(peer, &peer->failure); /* which closed the queue */
     return fail_completion(peer, first);
+}
+
+/* Return 0, or -errno: no farewell has come, so the request failed for another reason. */
+static PRS_COLD int await_farewell(struct prs_peer *peer)
+{
+    int r = take_farewell(peer);
+
+    if (r == PRS_AGAIN && prs_clock_ns() < peer->farewell_ns)
+        return 0;
+    peer->farewell_ns = 0;
+    peer->idle_polls = 0;
+    if (r)
+        return fail_completion(peer, &peer->failure);
+    peer->remote_gone = true;
+    return 0;
+}
+
+/* The network of the TCP stream has failed, and with it the usual way to notice that a silent peer has died, but the
+ * network of the rails may be well. So write no bytes to the peer now and then: the NIC reports whether it answers. */
+static PRS_COLD int touch_peer(struct prs_peer *peer)
+{
+    uint64_t now_ns = prs_clock_ns();
+
+    if (peer->remote_gone || now_ns < peer->touch_ns || prs_order_touch(&peer->order))
+        return 0;
+    peer->touch_ns = now_ns + TOUCH_MS * 1000000ull;
+    return post_waiting(peer);
+}
+
+static PRS_COLD int lose_stream(struct prs_peer *peer, int error)
+{
+    PRS_WARN(
+        "the TCP connection to %s was lost: %s; is the network of NCCL_SOCKET_IFNAME away? RDMA goes on, and shows "
+        "whether the peer is alive",
+        peer->remote, strerror(error));
+    close(peer->stream_fd);
+    peer->stream_fd = -1;
+    peer->stream_lost = true;
+    return touch_peer(peer);
 }
 
 /* Nothing has arrived for many polls: is the other process still alive? */
 static PRS_COLD int check_peer_alive(struct prs_peer *peer)
 {
-    char byte;
-    ssize_t n;
+    int r;
 
     peer->idle_polls = 0;
+    if (peer->stream_lost)
+        return touch_peer(peer);
     if (peer->stream_fd < 0)
         return 0;
     if (peer->remote_closed) {
@@ -394,18 +450,11 @@ static PRS_COLD int check_peer_alive(struct prs_peer *peer)
                                    peer->remote, peer->order.ops)
                    : 0;
     }
-    n = recv(peer->stream_fd, &byte, 1, MSG_DONTWAIT);
-    if (n == 1) {
-        peer->remote_closed = true; /* an error, at the next check, only if we still send or wait */
+    r = take_farewell(peer); /* when it comes: an error, at the next check, only if we still send or wait */
+    if (r >= 0)
         return 0;
-    }
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
-        return 0;
-    if (n < 0 && errno != ECONNRESET) /* a killed process causes ECONNRESET too */
-        return prs_peer_fail(peer, -ECONNRESET,
-                             "the TCP connection to %s was lost: %s; is that host down, or the network of "
-                             "NCCL_SOCKET_IFNAME?",
-                             peer->remote, strerror(errno));
+    if (r != -ECONNRESET && r != -EPIPE) /* a killed process causes these, too */
+        return lose_stream(peer, -r);
     return prs_peer_fail(peer, -ECONNRESET, "the process at %s has died: its connection ended without a farewell",
                          peer->remote);
 }
@@ -432,6 +481,8 @@ static PRS_COLD int check_health(struct prs_peer *peer)
 {
     int r;
 
+    if (peer->farewell_ns)
+        return await_farewell(peer);
     if (peer->records && peer->records->raise.refused_ns)
         return retry_raising(peer);
     r = check_rails(peer);
@@ -467,7 +518,7 @@ static PRS_OUTLINED int poll_all_paths(struct prs_peer *peer, int count)
     }
     if (!handled)
         return count_idle_poll(peer);
-    peer->idle_polls = 0;
+    peer->idle_polls = peer->farewell_ns ? PRS_PEER_IDLE_POLLS : 0;
     if (unlikely(peer->records)) {
         r = prs_records_raise(peer);
         if (unlikely(r))
@@ -502,6 +553,8 @@ int prs_peer_check_remote(struct prs_peer *peer)
 {
     if (peer->error)
         return repeat_error(peer);
+    if (peer->remote_gone && peer->stream_lost)
+        return fail_completion(peer, &peer->failure);
     return peer->remote_gone ? prs_peer_fail(peer, -ECONNRESET,
                                              "the peer at %s has closed, so the awaited writes will never arrive; had "
                                              "it an error (see its log), or was it aborted?",

@@ -14,7 +14,8 @@ enum { PRS_PEER_IDLE_POLLS = 1 << 14 }; /* empty polls between two checks of the
 
 /* A pair of rails. */
 struct prs_path {
-    int local_rail;            /* index in the fabric */
+    int local_rail; /* index in the fabric */
+    struct prs_rail_address own;
     struct prs_wire_rail peer; /* as the other side described it */
 };
 
@@ -40,15 +41,20 @@ struct prs_peer {
     /* Set once. */
     const struct prs_fabric *fabric;
     int traffic_class;
-    uint32_t queues; /* data queues of all paths */
+    int service_level; /* on InfiniBand */
+    uint32_t queues;   /* data queues of all paths */
     uint32_t queues_per_path;
     struct prs_path path[PRS_MAX_RAILS];
     uint8_t *inline_bytes; /* copies of inline payloads, for all data queues and the first probe queue */
     size_t inline_room;
     struct ibv_mr *inline_mr[PRS_MAX_RAILS]; /* where the NIC has no inline data */
     int stream_fd;                           /* TCP, open as long as the peer: it ends when the other process dies */
+    bool stream_lost;                        /* the network of the TCP stream failed: writes show who is alive */
     bool remote_closed;                      /* its farewell has arrived */
     bool remote_gone;                        /* and long afterwards nothing more has arrived */
+    uint64_t touch_ns;                       /* when the next such write is due */
+    uint64_t farewell_ns;     /* a request that nobody waits for failed: a farewell may come until then */
+    struct prs_event failure; /* of that request */
     char remote[PRS_ADDRESS_TEXT];
     uint32_t private_bytes;
     uint8_t private_data[PRS_PRIVATE_DATA_BYTES];

@@ -28,14 +28,20 @@ static uint32_t lookup(const struct code *table, size_t count, unsigned code)
 }
 
 /* Codes of PortInfo in the InfiniBand architecture; RoCE drivers map their Ethernet speeds to them. */
-static uint32_t speed_mbps(const struct ibv_port_attr *attr)
+static uint32_t speed_mbps(struct ibv_context *context, uint8_t port, const struct ibv_port_attr *attr,
+                           uint32_t speed_ex)
 {
     static const struct code lanes[] = {{1, 1}, {2, 4}, {4, 8}, {8, 12}, {16, 2}};
     static const struct code speeds[] = {{1, 2500},   {2, 5000},   {4, 10000},    {8, 10000},   {16, 14000},
                                          {32, 25000}, {64, 50000}, {128, 100000}, {256, 200000}};
+    uint64_t hundreds_of_mbps = 0;
     uint32_t mbps = lookup(lanes, sizeof(lanes) / sizeof(*lanes), attr->active_width) *
-                    lookup(speeds, sizeof(speeds) / sizeof(*speeds), attr->active_speed);
+                    lookup(speeds, sizeof(speeds) / sizeof(*speeds), speed_ex ? speed_ex : attr->active_speed);
 
+    /* Of a bond this is the sum, where the codes are those of one member. */
+    if (prs_verbs.query_port_speed && !prs_verbs.query_port_speed(context, port, &hundreds_of_mbps) &&
+        hundreds_of_mbps && hundreds_of_mbps < UINT32_MAX / 100)
+        return (uint32_t)hundreds_of_mbps * 100;
     return mbps ? mbps : 10000;
 }
 
@@ -67,6 +73,19 @@ static void fill_pci_slot(struct prs_rail_info *info)
     if (length > 2 && real[length - 2] == '.' && isdigit((unsigned char)real[length - 1]))
         real[length - 1] = '0'; /* the ports of a NIC are functions of one PCI device */
     snprintf(info->pci_path, sizeof(info->pci_path), "%s", real);
+}
+
+/* What EFAs report as a guid does not tell them apart, and other devices may report none. */
+static uint64_t chip_guid(const struct prs_domain *domain, const struct prs_rail_info *info)
+{
+    uint64_t guid = be64toh(domain->attr.sys_image_guid ? domain->attr.sys_image_guid : domain->attr.node_guid);
+    const char *text = info->pci_path[0] ? info->pci_path : info->name;
+
+    if (guid && domain->nic == &prs_nic_rc)
+        return guid;
+    for (guid = 0xcbf29ce484222325; *text; text++) /* FNV-1a */
+        guid = (guid ^ (uint8_t)*text) * 0x100000001b3;
+    return guid;
 }
 
 static bool peermem_loaded(void)
@@ -111,27 +130,46 @@ static void fill_memory(struct prs_domain *domain, const struct prs_config *conf
     info->relaxed_ordering = config->relaxed_ordering && prs_verbs.reg_mr_iova2;
 }
 
-/* An EFA has only one GID. A job's environment may still contain variables that choose among RoCE GIDs: ignore them. */
-static int choose_gid(struct prs_domain *domain, uint8_t port, const struct ibv_port_attr *attr, bool is_roce,
-                      const struct prs_config *config, struct prs_gid *gid, char *why, size_t why_bytes)
+/* Return 0, or -errno with the reason in why. */
+static int read_address(const struct prs_domain *domain, uint8_t port, const struct ibv_port_attr *attr,
+                        const struct prs_config *config, struct prs_rail_address *out, char *why, size_t why_bytes)
 {
-    struct prs_config only_one = *config;
+    struct prs_gid gid;
+    int r = prs_gid_query(domain->context, port, attr->gid_tbl_len, attr->link_layer == IBV_LINK_LAYER_ETHERNET, config,
+                          &gid, why, why_bytes);
 
-    if (domain->nic == &prs_nic_rc)
-        return prs_gid_query(domain->context, port, attr->gid_tbl_len, is_roce, config, gid, why, why_bytes);
-    if (config->gid_index > 0 || config->gid_range_set)
-        PRS_INFO("%s: an EFA has only one GID: NCCL_IB_GID_INDEX and NCCL_IB_ADDR_RANGE are ignored", domain->name);
-    only_one.gid_index = -1;
-    only_one.gid_range_set = false;
-    return prs_gid_query(domain->context, port, attr->gid_tbl_len, is_roce, &only_one, gid, why, why_bytes);
+    if (r)
+        return r;
+    *out = (struct prs_rail_address){.gid_index = gid.index,
+                                     .lid = attr->lid,
+                                     .mtu = (uint8_t)attr->active_mtu,
+                                     .grh_required = attr->flags & IBV_QPF_GRH_REQUIRED};
+    memcpy(out->gid, gid.raw, sizeof(out->gid));
+    return 0;
+}
+
+void prs_rail_locate(const struct prs_rail *rail, const struct prs_config *config, struct prs_rail_address *out)
+{
+    struct ibv_port_attr attr;
+    char why[160] = "its port is not active", gid[64];
+
+    *out = rail->address;
+    if (prs_verbs_query_port(rail->domain->context, rail->port, &attr, NULL) || attr.state != IBV_PORT_ACTIVE ||
+        read_address(rail->domain, rail->port, &attr, config, out, why, sizeof(why)))
+        PRS_INFO("%s:%d: %s; connecting with the address that it had before", rail->info.name, rail->port, why);
+    else if (memcmp(out->gid, rail->address.gid, sizeof(out->gid)) || out->gid_index != rail->address.gid_index ||
+             out->lid != rail->address.lid) {
+        prs_gid_text(out->gid, gid, sizeof(gid));
+        PRS_INFO("%s:%d has moved: now GID %d %s, LID %u", rail->info.name, rail->port, out->gid_index, gid, out->lid);
+    }
 }
 
 int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_config *config, struct prs_rail *out,
                    char *why, size_t why_bytes)
 {
     struct ibv_port_attr attr;
-    struct prs_gid gid;
-    int r = prs_verbs_query_port(domain->context, port, &attr);
+    uint32_t speed_ex;
+    int r = prs_verbs_query_port(domain->context, port, &attr, &speed_ex);
 
     *out = (struct prs_rail){.domain = domain, .port = port};
     if (!domain->nic) {
@@ -154,19 +192,17 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
     }
     snprintf(out->info.name, sizeof(out->info.name), "%s", domain->name);
     out->info.is_roce = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-    if (choose_gid(domain, port, &attr, out->info.is_roce, config, &gid, why, why_bytes))
+    if (read_address(domain, port, &attr, config, &out->address, why, why_bytes))
         return 1;
-    memcpy(out->gid, gid.raw, sizeof(out->gid));
-    prs_gid_text(gid.raw, out->info.gid, sizeof(out->info.gid));
-    out->info.gid_index = (int16_t)gid.index;
-    out->lid = attr.lid;
-    out->mtu = (uint8_t)attr.active_mtu;
+    if (!out->info.is_roce && (config->gid_index >= 0 || config->gid_range_set))
+        PRS_INFO("%s:%d is no RoCE port: NCCL_IB_GID_INDEX and NCCL_IB_ADDR_RANGE are ignored", domain->name, port);
+    prs_gid_text(out->address.gid, out->info.gid, sizeof(out->info.gid));
+    out->info.gid_index = (int16_t)out->address.gid_index;
     out->max_message_bytes = domain->max_message_bytes ? domain->max_message_bytes
                              : attr.max_msg_sz         ? attr.max_msg_sz
                                                        : 1u << 30;
     out->info.max_put_bytes = PRS_ORDER_SURE_PARTS * out->max_message_bytes;
-    out->info.guid = be64toh(domain->attr.sys_image_guid ? domain->attr.sys_image_guid : domain->attr.node_guid);
-    out->info.speed_mbps = speed_mbps(&attr);
+    out->info.speed_mbps = speed_mbps(domain->context, port, &attr, speed_ex);
     out->info.max_peers = (uint32_t)(domain->attr.max_qp > 2 ? domain->attr.max_qp / 2 : 1); /* with probe queues */
     out->info.latency_us = 1;
     out->info.port = port;
@@ -177,7 +213,9 @@ int prs_rail_probe(struct prs_domain *domain, uint8_t port, const struct prs_con
                                         : "InfiniBand");
     out->info.in_order = domain->nic->in_order;
     out->info.adaptive_routing = config->adaptive_routing < 0 ? !out->info.is_roce : config->adaptive_routing;
+    out->info.atomics = domain->adds;
     fill_pci_slot(&out->info);
+    out->info.guid = chip_guid(domain, &out->info);
     fill_memory(domain, config, &out->info);
     return 0;
 }

@@ -158,7 +158,7 @@ static int raise_one(struct prs_peer *peer, const struct prs_record *record)
 
     if (!raises(record))
         return record->kind == PRS_RECORD_ASK ? answer_ask(peer) : 0;
-    return peer->nic->adds ? prs_order_self(&peer->order, NULL, &wr) : prs_raise_signal(peer, record);
+    return peer->link[0]->rail->domain->adds ? prs_order_self(&peer->order, NULL, &wr) : prs_raise_signal(peer, record);
 }
 
 int prs_records_raise(struct prs_peer *peer)

@@ -47,9 +47,9 @@ static int register_one(void *arg, const struct prs_mr_key *key, struct ibv_mr *
 {
     const struct registration *what = arg;
     struct ibv_pd *pd = what->rail->domain->pd;
-    /* EFA's driver refuses access flags that the device does not support. */
+    /* Drivers refuse access flags that the device does not support. */
     int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-                 (what->rail->domain->nic->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+                 (what->rail->domain->adds ? IBV_ACCESS_REMOTE_ATOMIC : 0);
     uint64_t addr = (uintptr_t)what->mem->addr, bytes = key->end - key->start;
     bool relaxed = what->rail->info.relaxed_ordering && !key->strict;
 

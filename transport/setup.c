@@ -19,6 +19,7 @@ enum {
     LIMIT_OPS = 1 << 20,                /* far more than a queue of any device holds */
     RECEIVE_DEPTH = PRS_NOTIFY_IDS / 2, /* the most unfinished notifications */
     MAX_PART_BYTES = 1 << 30,
+    MAX_SERVICE_LEVEL = 15,
 };
 
 int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_options *options,
@@ -26,6 +27,7 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
 {
     static const struct prs_peer_options none = {.traffic_class = -1};
     const struct prs_peer_options *from = options ? options : &none;
+    int service_level = fabric->config.service_level;
 
     if (prs_check_reserved(from, "struct prs_peer_options"))
         return -EINVAL;
@@ -36,14 +38,18 @@ int prs_setup_options(const struct prs_fabric *fabric, const struct prs_peer_opt
     if (from->queues_per_rail < 0 || from->queues_per_rail > PRS_ORDER_MAX_QUEUES_PER_RAIL)
         return prs_fail(-EINVAL, "%d queues per rail: at most %d", from->queues_per_rail,
                         PRS_ORDER_MAX_QUEUES_PER_RAIL);
+    if (service_level < 0)
+        service_level = from->traffic_class >= 0 && from->traffic_class <= MAX_SERVICE_LEVEL ? from->traffic_class : 0;
     *out = (struct prs_setup_options){
         .on_notify = from->on_notify,
         .user = from->user,
         .max_ops = from->max_ops ? from->max_ops : DEFAULT_MAX_OPS,
         .traffic_class = from->traffic_class >= 0 ? from->traffic_class : fabric->config.traffic_class,
+        .service_level = service_level,
         .queues_per_rail = (uint32_t)(from->queues_per_rail ? from->queues_per_rail : fabric->config.queues_per_rail),
         .private_data.bytes = from->private_bytes,
         .exclusive_adds = from->exclusive_adds,
+        .patient = from->patient,
         .timeout_ms = from->timeout_ms ? from->timeout_ms : fabric->config.timeout_ms,
     };
     if (from->private_bytes)
@@ -61,11 +67,12 @@ static void describe(struct prs_peer *peer, const char *why)
     for (uint32_t i = 0; i < peer->path_count && (size_t)at < room; i++) {
         const struct prs_rail_info *own = &peer->fabric->rail[peer->path[i].local_rail].info;
         const struct prs_wire_rail *other = &peer->path[i].peer;
-        char gid[64];
+        char gid[64], own_gid[64];
 
         prs_gid_text(other->gid, gid, sizeof(gid));
+        prs_gid_text(peer->path[i].own.gid, own_gid, sizeof(own_gid));
         at += snprintf(peer->description + at, room - (size_t)at, "%s %s:%d (GID %s) to %s:%u (GID %s)", i ? "," : "",
-                       own->name, own->port, own->gid, other->name, other->port, gid);
+                       own->name, own->port, own_gid, other->name, other->port, gid);
     }
     if ((size_t)at < room)
         snprintf(peer->description + at, room - (size_t)at, "; %u queue%s, %s (%s)", peer->queues,
@@ -134,17 +141,22 @@ static int open_order(struct prs_peer *peer, const struct prs_setup_options *opt
 
 static int open_links(struct prs_peer *peer, uint32_t depth)
 {
+    const struct prs_config *config = &peer->fabric->config;
+
     for (uint32_t i = 0; i < peer->path_count; i++) {
         const struct prs_rail *rail = &peer->fabric->rail[peer->path[i].local_rail];
         uint32_t most = rail->domain->max_receive_wr;
         uint32_t ids[PRS_ORDER_MAX_QUEUES_PER_RAIL];
-        struct prs_link_options options = {.rail = rail,
-                                           .config = &peer->fabric->config,
-                                           .traffic_class = peer->traffic_class,
-                                           .queues = peer->queues_per_path,
-                                           .ids = ids,
-                                           .depth = depth,
-                                           .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH};
+        struct prs_link_options options = {
+            .rail = rail,
+            .config = config,
+            .own = &peer->path[i].own,
+            .traffic_class = peer->traffic_class,
+            .service_level = rail->info.is_roce && config->service_level < 0 ? 0 : peer->service_level,
+            .queues = peer->queues_per_path,
+            .ids = ids,
+            .depth = depth,
+            .receive_depth = most && most < RECEIVE_DEPTH ? most : RECEIVE_DEPTH};
         int r;
 
         for (uint32_t k = 0; k < peer->queues_per_path; k++)
@@ -188,9 +200,14 @@ static int open_inline(struct prs_peer *peer, uint32_t depth)
     return 0;
 }
 
+/* The NIC that adds is the receiver's; ours must be able to ask for it. */
 static bool signals_are_records(const struct prs_peer *peer)
 {
-    return prs_policy_signals_are_records(peer->order.policy, peer->nic->adds);
+    bool adds = true;
+
+    for (uint32_t i = 0; i < peer->path_count; i++)
+        adds &= peer->link[i]->rail->domain->adds && peer->path[i].peer.adds;
+    return prs_policy_signals_are_records(peer->order.policy, adds);
 }
 
 int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_options *options,
@@ -210,6 +227,7 @@ int prs_setup_open(const struct prs_fabric *fabric, const struct prs_setup_optio
     peer->on_notify = options->on_notify;
     peer->user = options->user;
     peer->traffic_class = options->traffic_class;
+    peer->service_level = options->service_level;
     peer->exclusive_adds = options->exclusive_adds;
     peer->path_count = path_count;
     peer->measured = path_count > 1;
@@ -284,15 +302,15 @@ static int try_later(const struct prs_peer *peer, struct prs_setup_progress *pro
     const struct prs_config *config = &peer->fabric->config;
     const struct prs_rail_info *own = &peer->fabric->rail[peer->path[path].local_rail].info;
     const struct prs_wire_rail *other = &peer->path[path].peer;
-    char gid[64];
+    char gid[64], own_gid[64];
 
     prs_gid_text(other->gid, gid, sizeof(gid));
+    prs_gid_text(peer->path[path].own.gid, own_gid, sizeof(own_gid));
     if (progress->tries++ >= config->mqp_retry_count)
         return prs_fail(-error,
                         "%s:%d (GID %s) cannot reach %s:%u (GID %s): %s after %d tries; are the rails in one "
                         "network, and does it route between them?",
-                        own->name, own->port, own->gid, other->name, other->port, gid, strerror(error),
-                        progress->tries);
+                        own->name, own->port, own_gid, other->name, other->port, gid, strerror(error), progress->tries);
     PRS_INFO("%s:%d to %s:%u (GID %s): %s; trying again in %d ms", own->name, own->port, other->name, other->port, gid,
              strerror(error), config->mqp_retry_ms);
     progress->again_ns = prs_clock_ns() + (uint64_t)config->mqp_retry_ms * 1000000;

@@ -11,9 +11,11 @@ struct prs_setup_options {
     void *user;
     uint32_t max_ops;
     int traffic_class;
+    int service_level; /* on InfiniBand */
     uint32_t queues_per_rail;
     enum prs_policy policy; /* may be PRS_POLICY_AUTO */
     bool exclusive_adds;
+    bool patient;
     uint32_t timeout_ms;
     struct prs_wire_private private_data;
 };

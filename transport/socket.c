@@ -15,7 +15,7 @@
 #include "transport/util/log.h"
 
 enum {
-    BACKLOG = 1024,
+    BACKLOG = 16384,       /* the kernel takes less (net.core.somaxconn); callers beyond it retry with growing pauses */
     KEEPALIVE_IDLE_S = 10, /* a host without power sends nothing; without probes a receiver would wait for ever */
     KEEPALIVE_EVERY_S = 5,
     KEEPALIVE_PROBES = 3,

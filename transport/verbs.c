@@ -50,6 +50,7 @@ static const struct symbol symbols[] = {
     {"ibv_create_ah", "IBVERBS_1.1", SLOT(create_ah), 1},
     {"ibv_destroy_ah", "IBVERBS_1.1", SLOT(destroy_ah), 1},
     {"ibv_qp_to_qp_ex", "IBVERBS_1.6", SLOT(qp_to_qp_ex), 1},
+    {"ibv_query_port_speed", "IBVERBS_1.16", SLOT(query_port_speed), 1},
 };
 
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER; /* protects loaded and the filling of prs_verbs */
@@ -93,15 +94,27 @@ int prs_verbs_load(void)
     return r;
 }
 
-int prs_verbs_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
+int prs_verbs_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, uint32_t *speed_ex)
 {
+    /* Newer libraries know one field more, which headers may lack. A library fills only what it knows. */
+    enum {
+        SPEED_EX_AT = (offsetof(struct ibv_port_attr, port_cap_flags2) + sizeof(uint16_t) + 3) / 4 * 4,
+        BYTES = SPEED_EX_AT + sizeof(uint32_t),
+    };
+    union {
+        struct ibv_port_attr attr;
+        uint8_t bytes[BYTES + sizeof(struct ibv_port_attr)];
+    } filled;
     struct verbs_context *extended = verbs_get_ctx_op(context, query_port);
     int r;
 
-    memset(attr, 0, sizeof(*attr));
+    memset(&filled, 0, sizeof(filled));
     if (extended)
-        r = extended->query_port(context, port, attr, sizeof(*attr));
+        r = extended->query_port(context, port, &filled.attr, BYTES);
     else
-        r = prs_verbs.query_port_legacy(context, port, (struct _compat_ibv_port_attr *)attr);
+        r = prs_verbs.query_port_legacy(context, port, (struct _compat_ibv_port_attr *)&filled.attr);
+    *attr = filled.attr;
+    if (speed_ex)
+        memcpy(speed_ex, filled.bytes + SPEED_EX_AT, sizeof(*speed_ex));
     return r > 0 ? -r : r;
 }

@@ -39,6 +39,7 @@ struct prs_verbs {
     struct ibv_ah *(*create_ah)(struct ibv_pd *pd, struct ibv_ah_attr *attr);
     int (*destroy_ah)(struct ibv_ah *ah);
     struct ibv_qp_ex *(*qp_to_qp_ex)(struct ibv_qp *qp);
+    int (*query_port_speed)(struct ibv_context *context, uint32_t port, uint64_t *hundreds_of_mbps);
 };
 
 /* Valid after prs_verbs_load() returned 0. */
@@ -47,7 +48,8 @@ extern struct prs_verbs prs_verbs;
 /* Open the library once per process and prepare it for fork. Return 0 or -ENOSYS. Any thread. */
 int prs_verbs_load(void);
 
-/* Use the extended query if the provider has it, else the old one. Sets every field. Return 0 or -errno, not logged. */
-int prs_verbs_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr);
+/* Use the extended query if the provider has it, else the old one. Sets every field. speed_ex, unless NULL, gets the
+ * code of the speed where it needs more bits than attr has (XDR); else 0. Return 0 or -errno, not logged. */
+int prs_verbs_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, uint32_t *speed_ex);
 
 #endif

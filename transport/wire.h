@@ -21,7 +21,7 @@
 #include <perseus/perseus.h>
 
 enum {
-    PRS_WIRE_VERSION = 2, /* of handles, handshakes and immediates together */
+    PRS_WIRE_VERSION = 3, /* of handles, handshakes and immediates together */
     PRS_IMM_MAX_RUN = 32,
     PRS_IMM_MAX_PARTS = 64,
     PRS_IMM_MAX_TAG = 1023,

@@ -55,7 +55,8 @@ struct prs_device_put {
     uint32_t group; /* signals of this group follow the put */
 };
 
-/** What prs_signal() does to a signal word of peer. */
+/** What prs_signal() does to a signal word of peer. Ranks of its node and ranks of others must not both add to a word:
+ * their atomics do not exclude each other. */
 struct prs_device_signal {
     uint64_t offset; /* of a 64-bit word, 8-byte aligned, in a window made for signals */
     uint64_t value;

@@ -84,14 +84,15 @@ struct prs_rail_info {
     char mem_note[128]; /* why CUDA or DMA-BUF memory cannot be registered; "" where it can */
     char queue_kind[8]; /* "rc", or "srd" (AWS EFA) */
     char link[16];      /* "InfiniBand", "RoCE" or "EFA" */
-    uint64_t guid;      /* of the chip: equal for all ports of a NIC */
+    uint64_t guid;      /* of the chip: equal for all ports of a NIC, also where each port is a device of its own */
     /* Limit of a put with PRS_PUT_NOTIFY, over any number of rails and queues; other puts may be longer. */
     uint64_t max_put_bytes;
     uint32_t speed_mbps;   /* of the whole link */
     uint32_t mem_kinds;    /* mask of enum prs_mem_kind */
     uint32_t max_peers;    /* as many as the device has queues for */
     float latency_us;      /* one way; an estimate for topology models */
-    int16_t port;          /* 1-based */
+    int16_t port;          /* 1-based, of the device */
+    int16_t chip_port;     /* 1-based, of the chip: no two rails have the same guid and chip_port */
     int16_t gid_index;     /* meaningful only on this host; never sent */
     int16_t numa_node;     /* -1 unknown */
     int16_t rail_id;       /* rails with equal values are one rail of a rail-optimised network; -1 unknown */
@@ -100,6 +101,7 @@ struct prs_rail_info {
     bool relaxed_ordering; /* data regions are registered with relaxed PCI ordering */
     bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
     bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
+    bool atomics;          /* the NIC adds to words; where it does not, the receiver raises signals */
     uint64_t reserved[PRS_RESERVED_WORDS];
 };
 
@@ -214,6 +216,9 @@ struct prs_peer_options {
     /* Promise for words in device memory of this process that are added to: only peers of this process write to them,
      * and all of those peers set this. Adds to such words need it on rails without atomics (EFA). */
     bool exclusive_adds;
+    /* Wait for the other process as long as the caller goes on asking: it may be minutes late. A warning is logged once
+     * in each timeout_ms. The limit still holds for TCP, and for all that follows the other side's first answer. */
+    bool patient;
     uint32_t timeout_ms;                   /* limit of connecting; 0: the fabric's */
     uint64_t reserved[PRS_RESERVED_WORDS]; /* 0 */
 };
@@ -237,9 +242,9 @@ PRS_API void prs_listener_close(struct prs_listener *listener);
 PRS_API int prs_connect(struct prs_fabric *fabric, const struct prs_rail_set *rails, const struct prs_handle *handle,
                         const struct prs_peer_options *options, struct prs_connector **out);
 /**
- * One step of connecting; never blocks. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the
- * connector. The text of -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO what was
- * expected and what came.
+ * One step of connecting; never blocks. A TCP connection that is lost before the first answer is made again, within the
+ * time limit. Return 0 (*out is a connected peer), PRS_AGAIN or -errno; 0 and -errno free the connector. The text of
+ * -ETIMEDOUT and -ECONNREFUSED names the address and the likely cause, that of -EPROTO what was expected and what came.
  */
 PRS_API int prs_connector_step(struct prs_connector *connector, struct prs_peer **out);
 /** Abandon a connection that is not made yet. NULL is allowed. */
@@ -329,8 +334,8 @@ struct prs_signal {
 /**
  * Set or add to a 64-bit word of the peer. The peer sees it only after the bytes of every put of the group that was
  * started before. The peer's policy (transport/order.h) ensures this, never by waiting in this call. Under `counted`,
- * and on rails without atomics (EFA), the receiver raises the signal inside its prs_peer_progress(), and op is done
- * when the signal has reached it; prs_peer_settle() says when it is raised. Returns as prs_peer_put(). */
+ * and on rails without atomics (EFA, some others), the receiver raises the signal inside its prs_peer_progress(), and
+ * op is done when the signal has reached it; prs_peer_settle() says when it is raised. Returns as prs_peer_put(). */
 PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal);
 /**
  * Has everything that was started taken effect at the peer, including signals raised by its own process? Check this

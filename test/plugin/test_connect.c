@@ -171,6 +171,35 @@ Test(connect, two_senders_at_once_do_not_mix_their_messages)
     plugin_close(&plugin);
 }
 
+/* Between the handle and accept, a rank waits for its other neighbour, which may be minutes late. */
+Test(connect, a_late_rank_is_waited_for)
+{
+    enum { LIMIT_MS = 1000, LATE_MS = 4500 };
+    struct plugin plugin;
+    struct pair pair = {.listen = NULL};
+    uint8_t handle[NET_HANDLE_BYTES];
+    uint64_t accepts;
+    char limit[16];
+    int before;
+
+    snprintf(limit, sizeof(limit), "%d", LIMIT_MS);
+    setenv("PERSEUS_TIMEOUT_MS", limit, 1);
+    plugin = plugin_open();
+    cr_assert_eq(plugin.net->listen(plugin.context, 0, handle, &pair.listen), NET_SUCCESS, "%s", last_warning);
+    before = warnings;
+    for (accepts = prs_clock_ms() + LATE_MS; prs_clock_ms() < accepts; usleep(1000)) {
+        cr_assert_eq(plugin.net->connect(plugin.context, 0, handle, &pair.send, NULL), NET_SUCCESS, "%s", last_warning);
+        cr_assert_null(pair.send);
+    }
+    cr_assert_geq(warnings - before, 3, "one in each %d ms", LIMIT_MS);
+    cr_assert_leq(warnings - before, LATE_MS / LIMIT_MS, "one in each %d ms", LIMIT_MS);
+    cr_assert(strstr(last_warning, "accept"), "%s", last_warning);
+    pair_connect(&plugin, 0, handle, &pair);
+    cr_assert_eq(plugin.net->close_send(pair.send), NET_SUCCESS);
+    cr_assert_eq(plugin.net->close_recv(pair.recv), NET_SUCCESS);
+    plugin_close(&plugin);
+}
+
 Test(connect, a_connection_given_up_is_cleaned_up_by_finalize)
 {
     struct plugin plugin = plugin_open(), other = plugin_open();

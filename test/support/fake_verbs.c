@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/eventfd.h>
 
 #include "test/support/fake_verbs.h"
 #include "transport/verbs.h"
@@ -36,12 +39,18 @@ static int drop_cq(struct ibv_cq *which)
 static struct ibv_qp *make_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
     fake_verbs.asked_receives = attr->cap.max_recv_wr;
-    fake_verbs.qp.qp_base.context = &fake_verbs.context;
+    fake_verbs.qp.qp_base.context = &fake_verbs.extended.context;
     return &fake_verbs.qp.qp_base;
 }
 
 static int change_qp(struct ibv_qp *which, struct ibv_qp_attr *attr, int mask)
 {
+    if (attr->qp_state == IBV_QPS_INIT)
+        fake_verbs.init = *attr;
+    if (attr->qp_state == IBV_QPS_RTR)
+        fake_verbs.rtr = *attr;
+    if (attr->qp_state == IBV_QPS_RTS)
+        fake_verbs.rts = *attr;
     return 0;
 }
 
@@ -70,10 +79,108 @@ static const char *name_status(enum ibv_wc_status status)
     return "a status";
 }
 
+/* ---- the device ---- */
+
+static struct ibv_context *open_device(struct ibv_device *device)
+{
+    struct ibv_context *context = &fake_verbs.extended.context;
+
+    context->device = device;
+    context->async_fd = eventfd(0, EFD_CLOEXEC);
+    return context;
+}
+
+static int close_device(struct ibv_context *context)
+{
+    return 0;
+}
+
+static const char *name_device(struct ibv_device *device)
+{
+    return device->name;
+}
+
+static int query_device(struct ibv_context *context, struct ibv_device_attr *attr)
+{
+    *attr = fake_verbs.attr;
+    return 0;
+}
+
+/* Fills what fits, as libibverbs does. */
+static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t bytes)
+{
+    struct {
+        struct ibv_port_attr attr;
+        uint32_t speed_ex;
+    } known = {fake_verbs.port, fake_verbs.speed_ex};
+
+    memcpy(attr, &known, bytes < sizeof(known) ? bytes : sizeof(known));
+    return 0;
+}
+
+static int query_port_speed(struct ibv_context *context, uint32_t port, uint64_t *hundreds_of_mbps)
+{
+    *hundreds_of_mbps = fake_verbs.port_speed;
+    return fake_verbs.port_speed ? 0 : EOPNOTSUPP;
+}
+
+static int query_gid(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
+                     uint32_t flags, size_t bytes)
+{
+    *entry = fake_verbs.gid[index];
+    return index < FAKE_GIDS && entry->gid.raw[0] ? 0 : ENODATA;
+}
+
+static struct ibv_pd *make_pd(struct ibv_context *context)
+{
+    fake_verbs.pd.context = context;
+    return &fake_verbs.pd;
+}
+
+static int drop_pd(struct ibv_pd *pd)
+{
+    return 0;
+}
+
+static struct ibv_mr *make_mr(struct ibv_pd *pd, void *addr, size_t bytes, int access)
+{
+    return &fake_verbs.mr;
+}
+
+static int drop_mr(struct ibv_mr *mr)
+{
+    return 0;
+}
+
 void fake_verbs_install(void)
 {
-    fake_verbs.context.ops.post_recv = count_receives;
-    fake_verbs.context.ops.poll_cq = bring;
+    fake_verbs.device = (struct ibv_device){.name = "fake0", .transport_type = IBV_TRANSPORT_IB};
+    fake_verbs.attr = (struct ibv_device_attr){
+        .phys_port_cnt = 1, .max_qp = 1024, .max_qp_wr = 1024, .atomic_cap = IBV_ATOMIC_HCA, .sys_image_guid = 1};
+    fake_verbs.extended.sz = sizeof(fake_verbs.extended);
+    fake_verbs.extended.query_port = query_port;
+    fake_verbs.extended.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+    fake_verbs.port = (struct ibv_port_attr){.state = IBV_PORT_ACTIVE,
+                                             .active_mtu = IBV_MTU_4096,
+                                             .gid_tbl_len = FAKE_GIDS,
+                                             .lid = 7,
+                                             .active_width = 2,
+                                             .active_speed = 128,
+                                             .link_layer = IBV_LINK_LAYER_INFINIBAND};
+    memset(fake_verbs.gid, 0, sizeof(fake_verbs.gid));
+    fake_verbs.gid[0] = (struct ibv_gid_entry){.gid.raw = {0xfe, 0x80, [15] = 1}};
+    prs_verbs.open_device = open_device;
+    prs_verbs.close_device = close_device;
+    prs_verbs.get_device_name = name_device;
+    prs_verbs.query_device = query_device;
+    prs_verbs.query_port_speed = query_port_speed;
+    prs_verbs.query_gid_ex = query_gid;
+    prs_verbs.alloc_pd = make_pd;
+    prs_verbs.dealloc_pd = drop_pd;
+    prs_verbs.reg_mr = make_mr;
+    prs_verbs.dereg_mr = drop_mr;
+    fake_verbs.extended.context.ops.post_recv = count_receives;
+    fake_verbs.extended.context.ops.poll_cq = bring;
     prs_verbs.create_cq = make_cq;
     prs_verbs.destroy_cq = drop_cq;
     prs_verbs.create_qp = make_qp;

@@ -122,6 +122,8 @@ static void open_side(struct pair *pair)
     data = (struct prs_mem){.addr = pair->buffer, .len_bytes = pair->buffer_bytes, .kind = PRS_MEM_HOST};
     words = (struct prs_mem){
         .addr = pair->words, .len_bytes = WORDS * sizeof(*pair->words), .kind = PRS_MEM_HOST, .flags = PRS_MEM_STRICT};
+    for (int i = 0; pair->spec->no_atomics[pair->side] && i < count; i++)
+        pair->fabric->rail[i].domain->adds = false;
     for (int i = 0; pair->spec->words_on_device && i < count; i++)
         pair->fabric->rail[i].info.mem_kinds |= PRS_MEM_CUDA;
     if (pair->spec->words_on_device)

@@ -164,7 +164,9 @@ Test(connect, a_wrong_cookie_is_refused_and_the_next_one_served, .init = open_de
     cr_assert_eq(prs_handle_parse(&foreign, cookie, &address), 0);
     cr_assert_eq(prs_handle_parse(&good, (uint8_t[16]){0}, &address), 0);
     prs_handle_fill(cookie, &address, &mixed);
+    fabric->config.timeout_ms = 300; /* it calls again for so long */
     connector = open_connector(&mixed);
+    fabric->config.timeout_ms = HEALTHY_MS;
     cr_assert_eq(meet(listener, connector, &a, &b), -ECONNRESET, "%s", prs_error_text());
     connect_once(listener, &good);
     prs_listener_close(listener);
@@ -206,6 +208,117 @@ Test(connect, ends_at_the_time_limit, .fini = close_default)
         cr_assert_lt(prs_clock_ms(), start + HEALTHY_MS);
     cr_assert_eq(r, -ETIMEDOUT);
     cr_assert(strstr(prs_error_text(), "300 ms") && strstr(prs_error_text(), "accept"), "%s", prs_error_text());
+    prs_listener_close(listener);
+}
+
+/* ---- late and busy callers ---- */
+
+/* Far more callers than handshakes at a time. Between TCP and HELLO each is busy, as a rank that makes queues is. */
+Test(connect, busy_callers_are_all_served, .init = open_default, .fini = close_default)
+{
+    enum { CALLERS = 150, BUSY_MS = 500 };
+    struct prs_connector *connector[CALLERS];
+    struct prs_peer *near[CALLERS], *far[CALLERS];
+    int made = 0, accepted = 0;
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    uint64_t until;
+
+    listener = open_listener(&handle);
+    for (int i = 0; i < CALLERS; i++)
+        connector[i] = open_connector(&handle);
+    for (until = prs_clock_ms() + BUSY_MS; prs_clock_ms() < until; usleep(1000))
+        cr_assert_eq(prs_accept(listener, NULL, &far[0]), PRS_AGAIN);
+    for (until = prs_clock_ms() + HEALTHY_MS; made < CALLERS || accepted < CALLERS;) {
+        for (int i = 0; i < CALLERS; i++) {
+            int r = connector[i] ? prs_connector_step(connector[i], &near[i]) : PRS_AGAIN;
+
+            cr_assert_geq(r, 0, "caller %d: %s", i, prs_error_text());
+            if (!r) {
+                connector[i] = NULL;
+                made++;
+            }
+        }
+        if (accepted < CALLERS && prs_accept(listener, NULL, &far[accepted]) == 0)
+            accepted++;
+        cr_assert_lt(prs_clock_ms(), until, "%d callers and %d accepted after %d ms", made, accepted, HEALTHY_MS);
+    }
+    for (int i = 0; i < CALLERS; i++) {
+        prs_peer_close(near[i]);
+        prs_peer_close(far[i]);
+    }
+    prs_listener_close(listener);
+}
+
+/* The descriptor of the only listener. */
+static int listening_fd(void)
+{
+    for (int fd = 3; fd < 1024; fd++) {
+        int listens = 0;
+        socklen_t bytes = sizeof(listens);
+
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens)
+            return fd;
+    }
+    cr_assert(false, "nobody listens");
+    return -1;
+}
+
+/* As when a listener drops silent callers, or a host that was cut off has forgotten its connections. */
+Test(connect, a_caller_that_is_hung_up_on_before_the_answer_calls_again, .init = open_default, .fini = close_default)
+{
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *a, *b;
+
+    listener = open_listener(&handle);
+    connector = open_connector(&handle);
+    for (int times = 0; times < 3;) {
+        int fd = accept4(listening_fd(), NULL, NULL, SOCK_NONBLOCK);
+
+        cr_assert_eq(prs_connector_step(connector, &a), PRS_AGAIN, "%s", prs_error_text());
+        if (fd >= 0) {
+            close(fd);
+            times++;
+        }
+    }
+    cr_assert_eq(meet(listener, connector, &a, &b), 0, "%s", prs_error_text());
+    prs_peer_close(a);
+    prs_peer_close(b);
+    prs_listener_close(listener);
+}
+
+/* NCCL polls connect for as long as another rank is late; the limit holds again once the other side has answered. */
+Test(connect, a_patient_caller_waits_for_a_late_listener, .fini = close_default)
+{
+    struct prs_peer_options options = {.traffic_class = -1, .patient = true};
+    struct prs_connector *connector;
+    struct prs_listener *listener;
+    struct prs_handle handle;
+    struct prs_peer *a, *b;
+    uint64_t until;
+    int r;
+
+    open_with(200);
+    listener = open_listener(&handle);
+    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), 0, "%s", prs_error_text());
+    for (until = prs_clock_ms() + 1000; prs_clock_ms() < until; usleep(1000))
+        cr_assert_eq(prs_connector_step(connector, &a), PRS_AGAIN, "%s", prs_error_text());
+    fabric->config.timeout_ms = HEALTHY_MS; /* for the listener, on a busy machine */
+    cr_assert_eq(meet(listener, connector, &a, &b), 0, "%s", prs_error_text());
+    prs_peer_close(a);
+    prs_peer_close(b);
+
+    fabric->config.timeout_ms = 200;
+    cr_assert_eq(prs_connect(fabric, &one_rail, &handle, &options, &connector), 0, "%s", prs_error_text());
+    for (int calls = 0; calls < 50; calls++, usleep(1000)) /* until it has said HELLO */
+        cr_assert_eq(prs_connector_step(connector, &a), PRS_AGAIN, "%s", prs_error_text());
+    cr_assert_eq(prs_accept(listener, NULL, &b), PRS_AGAIN, "it answers, then it is silent");
+    until = prs_clock_ms() + HEALTHY_MS;
+    while ((r = prs_connector_step(connector, &a)) == PRS_AGAIN)
+        cr_assert_lt(prs_clock_ms(), until, "it waits for ever");
+    cr_assert_eq(r, -ETIMEDOUT, "%d %s", r, prs_error_text());
     prs_listener_close(listener);
 }
 

@@ -308,21 +308,114 @@ Test(fault, a_lost_device_is_an_error_even_while_only_waiting)
     pair_run(&plain, lose_the_device, do_nothing);
 }
 
-/* As if keepalive probes failed: the other process may be alive, and the network of the rails may work. */
-static void lose_the_connection(struct pair *pair)
+/* ---- the network of the TCP connection ---- */
+
+/* As if keepalive probes failed. The real connection stays open, so the other side sees no end of it. */
+static void lose_the_stream(struct pair *pair)
 {
     struct sockaddr_in nobody = {.sin_family = AF_INET, .sin_port = htons(1), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    int broken = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), r;
+    int broken = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 
+    must(dup(pair->peer->stream_fd) >= 0, "dup");
     must(broken >= 0 && connect(broken, (struct sockaddr *)&nobody, sizeof(nobody)) < 0, "somebody listens on port 1");
     must(dup2(broken, pair->peer->stream_fd) >= 0, "dup2");
-    r = pair_wait_error(pair);
-    must(r == -ECONNRESET, "%d %s", r, prs_error_text());
-    must(!strstr(prs_peer_error(pair->peer), "died") && strstr(prs_peer_error(pair->peer), "NCCL_SOCKET_IFNAME"), "%s",
-         prs_peer_error(pair->peer));
 }
 
-Test(fault, a_broken_connection_is_not_reported_as_a_death)
+/* Long enough for several writes that ask whether the peer is alive. */
+static void wait_in_vain(struct pair *pair)
 {
-    pair_run(&plain, lose_the_connection, do_nothing);
+    uint64_t until = prs_clock_ms() + 3000;
+
+    while (prs_clock_ms() < until || !pair->peer->stream_lost) {
+        must(prs_peer_progress(pair->peer) >= 0, "the peer is alive: %s", prs_error_text());
+        must(prs_peer_check_remote(pair->peer) == 0, "the peer is alive: %s", prs_error_text());
+    }
+}
+
+static void send_without_a_stream(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 4096, 1, PRS_PUT_NOTIFY);
+    struct prs_op op;
+
+    lose_the_stream(pair);
+    wait_in_vain(pair);
+    pair_barrier(pair);
+    pair_put(pair, &op, &put);
+    pair_wait_op(pair, &op);
+}
+
+static void receive_without_a_stream(struct pair *pair)
+{
+    lose_the_stream(pair);
+    wait_in_vain(pair);
+    pair_barrier(pair);
+    pair_wait_notified(pair, 1);
+}
+
+Test(fault, without_the_tcp_network_transfers_go_on)
+{
+    pair_run(&plain, send_without_a_stream, receive_without_a_stream);
+}
+
+static void learn_of_a_death_without_a_stream(struct pair *pair)
+{
+    uint64_t give_up = prs_clock_ms() + 100000;
+    int r = 0;
+
+    lose_the_stream(pair);
+    pair_barrier(pair);
+    while (!r) {
+        r = prs_peer_progress(pair->peer);
+        r = r < 0 ? r : prs_peer_check_remote(pair->peer);
+        must(prs_clock_ms() < give_up, "no error came");
+    }
+    must(r == -ETIMEDOUT || r == -ECONNRESET, "%d %s", r, prs_error_text());
+    must_name_both_ends(pair);
+}
+
+static void vanish_without_a_stream(struct pair *pair)
+{
+    lose_the_stream(pair);
+    pair_barrier(pair);
+    pair_vanish();
+}
+
+Test(fault, without_the_tcp_network_a_write_shows_that_the_peer_has_died)
+{
+    pair_run(&(struct pair_spec){.b_dies = true}, learn_of_a_death_without_a_stream, vanish_without_a_stream);
+}
+
+/* ---- a failure that no caller waits for ---- */
+
+/* A farewell may follow, but no call waits for it. */
+static void fail_a_lazy_put(struct pair *pair)
+{
+    struct prs_put put = pair_put_of(pair, 0, 0, 8, 1, PRS_PUT_LAZY);
+    uint64_t give_up = prs_clock_ms() + 100000;
+    bool was_suspended = false;
+    struct prs_op lazy;
+    int r = 0;
+
+    pair_barrier(pair);
+    pair_put(pair, &lazy, &put);
+    while (r >= 0) {
+        r = prs_peer_progress(pair->peer);
+        was_suspended |= r >= 0 && pair->peer->farewell_ns;
+        must(prs_clock_ms() < give_up, "no error came");
+    }
+    must(was_suspended, "the call that found the failure waited for the farewell");
+    must(r == -ETIMEDOUT || r == -ECONNRESET, "%d %s", r, prs_error_text());
+}
+
+static void stop_the_queues(struct pair *pair)
+{
+    prs_nic_kill_link(pair->peer->link[0]);
+    __atomic_store_n(&pair->peer->error, -ECANCELED, __ATOMIC_RELAXED); /* no progress, so no error here */
+    pair_barrier(pair);
+    sleep(20);
+}
+
+Test(fault, no_call_waits_for_a_farewell)
+{
+    pair_run(&(struct pair_spec){.b_dies = true}, fail_a_lazy_put, stop_the_queues);
 }

@@ -125,6 +125,11 @@ RUN(two_peers_lose_no_add_to_a_word_in_host_memory, .policy = "counted")
 RUN(two_peers_lose_no_add_to_a_word_in_device_memory, .policy = "counted", .words_on_device = true,
     .exclusive_adds = true)
 RUN(two_peers_that_drain_lose_no_add, .policy = "drain", .words_on_device = true, .exclusive_adds = true)
+/* As on EFA, but on queues that keep order. One side without atomics is enough, whichever it is. */
+RUN(without_atomics_in_order_loses_no_add, .policy = "in_order", .no_atomics = {true, true})
+RUN(without_atomics_counted_loses_no_add, .policy = "counted", .no_atomics = {true, true})
+RUN(without_atomics_at_the_receiver_no_add_is_lost, .policy = "in_order", .no_atomics = {false, true})
+RUN(without_atomics_at_the_sender_no_add_is_lost, .policy = "in_order", .no_atomics = {true, false})
 
 /* Sets of one word take effect in order, although two writes of a NIC might not. */
 static void set_often(struct pair *pair)

@@ -32,6 +32,25 @@ Test(fabric, a_set_of_two_kinds_of_queues_is_refused_by_name)
     cr_assert_eq(check(1, 0, 0), 0);
 }
 
+/* NCCL takes rails of equal guid and port for one link. */
+Test(fabric, the_ports_of_a_card_are_links_of_their_own)
+{
+    struct prs_fabric cards = {
+        .rail_count = 6,
+        .rail = {{.info = {.name = "mlx5_0", .guid = 1, .port = 1}}, /* one card, two functions */
+                 {.info = {.name = "mlx5_1", .guid = 1, .port = 1}},
+                 {.info = {.name = "mlx4_0", .guid = 2, .port = 1}}, /* one card, one function, two ports */
+                 {.info = {.name = "mlx4_0", .guid = 2, .port = 2}},
+                 {.info = {.name = "mlx4_1", .guid = 2, .port = 1}}, /* and a virtual function */
+                 {.info = {.name = "mlx5_2", .guid = 3, .port = 1}}},
+    };
+    static const int wanted[] = {1, 2, 1, 2, 3, 1};
+
+    prs_fabric_number_ports(&cards);
+    for (int i = 0; i < cards.rail_count; i++)
+        cr_assert_eq(cards.rail[i].info.chip_port, wanted[i], "rail %d: %d", i, cards.rail[i].info.chip_port);
+}
+
 Test(fabric, a_set_names_each_rail_once)
 {
     cr_assert_eq(check(2, 1, 1), -EINVAL);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The RC back end on devices with smaller queues than any real device that we have. */
+/* The RC back end on devices, and in networks, that we do not have. */
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
+#include <arpa/inet.h>
+#include <string.h>
 
 #include "test/support/fake_verbs.h"
 #include "transport/nic.h"
@@ -23,11 +25,17 @@ ParameterizedTestParameters(nic_rc, small_devices_get_receives_too)
 ParameterizedTest(struct row *row, nic_rc, small_devices_get_receives_too)
 {
     static const struct prs_config config;
-    struct prs_domain domain = {.context = &fake_verbs.context};
+    static const struct prs_rail_address own;
+    struct prs_domain domain = {.context = &fake_verbs.extended.context};
     struct prs_rail rail = {.domain = &domain, .port = 1};
     uint32_t id = 0;
-    struct prs_link_options options = {
-        .rail = &rail, .config = &config, .queues = 1, .ids = &id, .depth = 64, .receive_depth = row->depth};
+    struct prs_link_options options = {.rail = &rail,
+                                       .own = &own,
+                                       .config = &config,
+                                       .queues = 1,
+                                       .ids = &id,
+                                       .depth = 64,
+                                       .receive_depth = row->depth};
     struct prs_event events[PRS_POLL_MOST];
     struct prs_link *link;
 
@@ -43,4 +51,91 @@ ParameterizedTest(struct row *row, nic_rc, small_devices_get_receives_too)
     }
     cr_assert_eq(fake_verbs.posted_receives, row->receives + row->batch, "after %u arrivals", row->batch);
     prs_nic_rc.close(link);
+}
+
+/* ---- the way to the peer ---- */
+
+struct way {
+    char own[40], remote[40]; /* GIDs */
+    bool is_roce, grh_required;
+    bool is_global; /* expected, like the LID */
+    uint16_t lid;
+};
+
+enum { REMOTE_LID = 9 };
+
+ParameterizedTestParameters(nic_rc, packets_have_the_header_that_their_way_needs)
+{
+    static struct way rows[] = {
+        {"fe80::1", "fe80::2", false, false, false, REMOTE_LID}, /* one subnet: the LID is enough */
+        {"fe80::1", "fe80::2", false, true, true, REMOTE_LID},   /* a virtual function whose port requires the header */
+        {"fe80::1", "fe80:0:0:1::2", false, false, true,
+         REMOTE_LID}, /* another subnet, of which no router has told us a LID */
+        {"fec0:0:20:1::1", "fec0:0:30:2::2", false, false, true, 0x30}, /* another subnet, by its router's LID */
+        {"fec0:0:20:1::1", "fec0:0:30:1::2", false, false, false,
+         REMOTE_LID}, /* one subnet, though the routers' LIDs differ */
+        {"fec0:0:20:1::1", "fec0:0:30:1::2", false, true, true, REMOTE_LID},
+        {"::ffff:10.0.0.1", "::ffff:10.0.0.2", true, false, true, REMOTE_LID}, /* RoCE always has it, and no LID */
+    };
+
+    return cr_make_param_array(struct way, rows, sizeof(rows) / sizeof(*rows));
+}
+
+static struct prs_link *open_queue(struct prs_rail *rail, const struct prs_rail_address *own, int service_level)
+{
+    static const struct prs_config config;
+    static const uint32_t id = 0;
+    struct prs_link_options options = {.rail = rail,
+                                       .own = own,
+                                       .config = &config,
+                                       .traffic_class = 3,
+                                       .service_level = service_level,
+                                       .queues = 1,
+                                       .ids = &id,
+                                       .depth = 64,
+                                       .receive_depth = 64};
+    struct prs_link *link;
+
+    cr_assert_eq(prs_nic_rc.open(&options, &link), 0);
+    return link;
+}
+
+ParameterizedTest(struct way *way, nic_rc, packets_have_the_header_that_their_way_needs)
+{
+    struct prs_domain domain = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &domain, .port = 1, .info.is_roce = way->is_roce};
+    struct prs_rail_address own = {.gid_index = 4, .lid = 7, .mtu = 5, .grh_required = way->grh_required};
+    struct prs_queue_address address = {.number = 11};
+    struct prs_link_remote remote = {.lid = REMOTE_LID, .mtu = 4, .reads = 16};
+    const struct ibv_ah_attr *ah = &fake_verbs.rtr.ah_attr;
+    struct prs_link *link;
+    int error;
+
+    fake_verbs_install();
+    inet_pton(AF_INET6, way->own, own.gid);
+    inet_pton(AF_INET6, way->remote, remote.gid);
+    link = open_queue(&rail, &own, 6);
+    cr_assert_eq(prs_nic_rc.connect(link->queue[0], &address, &remote, &error), 0);
+    cr_assert_eq(ah->is_global, way->is_global, "%s to %s", way->own, way->remote);
+    cr_assert_eq(ah->dlid, way->lid, "%s to %s: LID %u", way->own, way->remote, ah->dlid);
+    cr_assert_eq(ah->sl, 6);
+    cr_assert(!ah->is_global || (ah->grh.sgid_index == 4 && ah->grh.traffic_class == 3 && ah->grh.hop_limit == 255 &&
+                                 !memcmp(ah->grh.dgid.raw, remote.gid, 16)));
+    cr_assert_eq(fake_verbs.rtr.path_mtu, 4, "the smaller of both");
+    prs_nic_rc.close(link);
+}
+
+/* Drivers refuse the flag on devices without atomics, and with it the queue. */
+Test(nic_rc, only_devices_with_atomics_are_asked_for_them)
+{
+    static const struct prs_rail_address own;
+
+    fake_verbs_install();
+    for (int adds = 0; adds < 2; adds++) {
+        struct prs_domain domain = {.context = &fake_verbs.extended.context, .adds = adds};
+        struct prs_rail rail = {.domain = &domain, .port = 1};
+
+        prs_nic_rc.close(open_queue(&rail, &own, 0));
+        cr_assert_eq(!!(fake_verbs.init.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC), adds);
+    }
 }

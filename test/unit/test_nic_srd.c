@@ -82,11 +82,18 @@ static void set_addr(struct ibv_qp_ex *ex, struct ibv_ah *to, uint32_t number, u
 static struct prs_link *open_link(void)
 {
     static const struct prs_config config;
-    static struct prs_domain domain = {.context = &fake_verbs.context, .scratch = scratch, .scratch_mr = &scratch_mr};
+    static struct prs_domain domain = {
+        .context = &fake_verbs.extended.context, .scratch = scratch, .scratch_mr = &scratch_mr};
     static struct prs_rail rail = {.domain = &domain, .port = 1};
+    static const struct prs_rail_address own;
     static uint32_t id = 3;
-    struct prs_link_options options = {
-        .rail = &rail, .config = &config, .queues = 1, .ids = &id, .depth = DEPTH, .receive_depth = RECEIVES};
+    struct prs_link_options options = {.rail = &rail,
+                                       .own = &own,
+                                       .config = &config,
+                                       .queues = 1,
+                                       .ids = &id,
+                                       .depth = DEPTH,
+                                       .receive_depth = RECEIVES};
     struct prs_queue_address address = {9, 1234};
     struct prs_link_remote remote = {{0}};
     struct prs_link *link;

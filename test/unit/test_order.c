@@ -344,3 +344,51 @@ Test(order, adds_to_one_word_share_a_request_until_it_is_posted)
         cr_assert_eq(op[5].status, -EIO);
     }
 }
+
+static uint32_t path_of_add(struct bench *bench, uint32_t group, struct prs_op *op)
+{
+    struct prs_signal signal = {
+        .dst_addr = 4096, .dst = &bench_keys, .value = 1, .kind = PRS_SIGNAL_ADD, .group = group};
+    struct prs_chain chain;
+
+    cr_assert_eq(prs_order_signal(&bench->order, op, &signal), 0);
+    while (prs_order_take(&bench->order, 0, &chain)) {
+        const struct prs_order_queue *queue = &bench->order.queue[chain.queue];
+
+        if (queue->wr[(chain.first + chain.count - 1) & queue->mask].opcode == PRS_WR_ADD)
+            return queue->path;
+    }
+    return UINT32_MAX;
+}
+
+/* The atomics of a NIC exclude only each other, so adds of two NICs to one word may be lost. */
+Test(order, adds_reach_a_word_over_one_nic)
+{
+    static const enum prs_policy policies[] = {PRS_POLICY_IN_ORDER, PRS_POLICY_DRAIN, PRS_POLICY_NIC_FENCE};
+    static struct prs_op op[8];
+
+    for (size_t p = 0; p < sizeof(policies) / sizeof(*policies); p++)
+        for (uint32_t queues = 1; queues <= 2; queues++) {
+            struct bench *bench = bench_fresh(policies[p], 2, queues);
+
+            for (uint32_t group = 0; group < 8; group++)
+                cr_assert_eq(path_of_add(bench, group, &op[group]), 0, "%s, group %u", prs_policy_names[policies[p]],
+                             group);
+        }
+}
+
+Test(order, an_add_waits_for_puts_that_went_to_another_nic)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 2, 1);
+    struct prs_chain chain;
+    struct prs_op op;
+
+    bench_put(bench, 64, 0, 1, 0); /* group 1 uses queue 1, on path 1 */
+    cr_assert_eq(path_of_add(bench, 1, &op), UINT32_MAX, "it is held");
+    cr_assert_eq(bench->order.queue[1].posted, 1);
+    cr_assert_eq(prs_order_complete(&bench->order, 1, 0, 0), 1);
+    cr_assert(prs_order_take(&bench->order, 0, &chain));
+    cr_assert_eq(chain.queue, 0);
+    bench_put(bench, 64, 0, 2, 0);
+    cr_assert_eq(path_of_add(bench, 2, &op), 0, "group 2 uses queue 0, which keeps the order");
+}

@@ -450,6 +450,19 @@ Test(order_limits, where_nothing_keeps_order_a_word_waits_for_the_one_before)
     cr_assert_eq(prs_order_word(&bench->order, 64, 0, 512), 0, "RC keeps them apart");
 }
 
+Test(order_limits, one_touch_at_a_time_writes_nothing)
+{
+    struct bench *bench = bench_fresh(PRS_POLICY_IN_ORDER, 1, 1);
+    const struct prs_wr *wr = bench->order.queue[0].wr;
+
+    cr_assert_eq(prs_order_touch(&bench->order), 0);
+    cr_assert(wr->opcode == PRS_WR_WRITE && !wr->len_bytes);
+    cr_assert_eq(prs_order_touch(&bench->order), PRS_BUSY);
+    post_and_complete_all(bench);
+    cr_assert_eq(bench->order.ops, 0, "it is no op");
+    cr_assert_eq(prs_order_touch(&bench->order), 0, "the one before is complete");
+}
+
 /* A device with short messages once promised more parts than a notification can count. */
 Test(order_limits, a_notified_put_of_as_many_parts_as_rails_promise_always_leaves)
 {

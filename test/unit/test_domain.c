@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which devices are used, and for what, on a fake device. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "test/support/fake_verbs.h"
+#include "transport/domain.h"
+#include "transport/rail.h"
+
+Test(domain, a_device_without_atomics_has_no_adds)
+{
+    static const enum ibv_atomic_cap caps[] = {IBV_ATOMIC_NONE, IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB};
+
+    for (int i = 0; i < 3; i++) {
+        struct prs_domain *domain;
+
+        fake_verbs_install();
+        fake_verbs.attr.atomic_cap = caps[i];
+        cr_assert_eq(prs_domain_open(&fake_verbs.device, &domain), 0, "%s", prs_error_text());
+        cr_assert_eq(domain->adds, caps[i] != IBV_ATOMIC_NONE);
+        prs_domain_close(domain);
+    }
+}
+
+Test(domain, iwarp_is_refused_by_name)
+{
+    static const struct prs_config config = {.gid_index = -1};
+    struct prs_domain *domain;
+    struct prs_rail rail;
+    char why[256] = "";
+
+    fake_verbs_install();
+    fake_verbs.device.transport_type = IBV_TRANSPORT_IWARP;
+    cr_assert_eq(prs_domain_open(&fake_verbs.device, &domain), 0, "%s", prs_error_text());
+    cr_assert_eq(prs_rail_probe(domain, 1, &config, &rail, why, sizeof(why)), 1);
+    cr_assert(strstr(why, "iWARP"), "%s", why);
+    prs_domain_close(domain);
+}
