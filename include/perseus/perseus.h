@@ -330,6 +330,14 @@ PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const stru
 PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
+ * A batch: transfers that are started inside it wait for each other, also when nothing is in flight and however long
+ * they are, to leave with one doorbell. The end posts them if nothing was in flight at the begin; else they leave with
+ * the next prs_peer_progress(), which posts an unfinished batch, too. Beginning twice is beginning once. The end
+ * returns 0 or the peer's sticky error. */
+PRS_API void prs_peer_begin_batch(struct prs_peer *peer);
+PRS_API int prs_peer_end_batch(struct prs_peer *peer);
+
+/**
  * Post waiting requests, handle completions and arrivals, call on_notify. Call it until the ops are done: nothing else
  * drives them. Return the number of events handled (>= 0) or the sticky error, which all ops of the peer then have as
  * their status: -ECONNRESET, -ETIMEDOUT, -EREMOTEIO (a remote access was refused) or -EIO. */
