@@ -93,6 +93,8 @@ struct prs_rail_info {
     int16_t plane_id;      /* rails with different values cannot reach each other; -1 unknown */
     bool in_order;         /* one queue delivers in the order of posting (RC does, SRD does not) */
     bool relaxed_ordering; /* data regions are registered with relaxed PCI ordering */
+    bool strict_is_last;   /* a write into a PRS_MEM_STRICT region is seen after all that the NIC wrote before, from
+                              any peer: known of NVIDIA's NICs */
     bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
     bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
 };
@@ -331,8 +333,8 @@ PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
  * A batch: transfers that are started inside it wait for each other, also when nothing is in flight and however long
- * they are, to leave with one doorbell. The end posts them if nothing was in flight at the begin; else they leave with
- * the next prs_peer_progress(), which posts an unfinished batch, too. Beginning twice is beginning once. The end
+ * they are, to leave with one doorbell (some 16 of them: more leave in several). The end posts them if nothing was in
+ * flight at the begin; else they leave with the next prs_peer_progress(), which posts an unfinished batch, too. Beginning twice is beginning once. The end
  * returns 0 or the peer's sticky error. */
 PRS_API void prs_peer_begin_batch(struct prs_peer *peer);
 PRS_API int prs_peer_end_batch(struct prs_peer *peer);
