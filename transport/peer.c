@@ -556,6 +556,11 @@ const char *prs_peer_describe(const struct prs_peer *peer)
     return peer->description;
 }
 
+uint32_t prs_peer_queue_number(const struct prs_peer *peer)
+{
+    return peer->queue[0]->qp->qp_num;
+}
+
 void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
 {
     const struct prs_order_stats *order = &peer->order.stats;

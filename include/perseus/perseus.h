@@ -351,6 +351,9 @@ PRS_API int prs_peer_progress(struct prs_peer *peer);
  * repeatedly, so that writes that did arrive are reported first. Cheap: no system call. */
 PRS_API int prs_peer_check_remote(struct prs_peer *peer);
 
+/** The number that verbs gives to the peer's first queue here: it names the connection in other tools. */
+PRS_API uint32_t prs_peer_queue_number(const struct prs_peer *peer);
+
 /** Counters since the peer was made. They may be summed over peers. */
 struct prs_stats {
     uint64_t puts, gets, signals;                /* started by the caller */
