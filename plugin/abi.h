@@ -53,6 +53,32 @@ enum {
 typedef void net_log_fn(int level, unsigned long subsystems, const char *file, int line, const char *format, ...);
 typedef net_result net_profile_fn(void **event, int type, void *parent, int64_t plugin, void *extra);
 
+/* Arguments of net_profile_fn, v10 on. The layout of an event is that of NCCL's own IB transport, so that profilers
+ * which know that one need not know this plugin. */
+enum {
+    NET_PROFILE_START = 0,
+    NET_PROFILE_STOP = 1,
+    NET_PROFILE_IB_V1 = 1 << 16 | 1, /* the argument `plugin`: transport IB, version 1 */
+    NET_PROFILE_QUEUE = 1,           /* type: a transfer on a queue pair */
+};
+struct net_profile_ib_v1 {
+    uint8_t type;
+    struct {
+        int device;
+        uint64_t id;
+        int opcode; /* of verbs; 0 of a receive */
+        int queue;
+        size_t length_bytes;
+    } transfer; /* in NCCL a member of a union, hence its alignment */
+};
+static_assert(sizeof(struct net_profile_ib_v1) == 40 && offsetof(struct net_profile_ib_v1, transfer.device) == 8,
+              "NCCL ABI");
+static_assert(offsetof(struct net_profile_ib_v1, transfer.id) == 16 &&
+                  offsetof(struct net_profile_ib_v1, transfer.opcode) == 24 &&
+                  offsetof(struct net_profile_ib_v1, transfer.queue) == 28 &&
+                  offsetof(struct net_profile_ib_v1, transfer.length_bytes) == 32,
+              "NCCL ABI");
+
 /* Device-side handle of plugins that a GPU drives (v7 on); others ignore it. */
 struct net_device_handle {
     int kind, version;

@@ -11,6 +11,7 @@
 #include "plugin/cts.h"
 
 struct plugin_context;
+struct profile_events;
 
 enum {
     COMM_MAX_RECVS = CTS_MAX_ENTRIES,
@@ -29,7 +30,9 @@ struct comm {
     enum comm_kind kind;
     struct prs_fabric *fabric;
     struct prs_rail_set rails;
-    struct prs_peer *peer; /* NULL for a listener */
+    struct prs_peer *peer;         /* NULL for a listener */
+    net_profile_fn *profile;       /* NULL: NCCL's profiler is not told */
+    struct profile_events *events; /* made at the first request that has one */
 };
 
 /* What regMr returns. */
@@ -51,6 +54,7 @@ struct request {
     uint8_t count;  /* entries */
     uint8_t left;   /* receive: entries that have not arrived */
     bool waiting;   /* flush: not started yet, since the peer was busy */
+    bool profiled;  /* NCCL's profiler waits for its end */
     uint32_t first; /* receive: sequence number of entry 0, truncated */
     int size[COMM_MAX_RECVS];
     const struct memory *flush_memory;

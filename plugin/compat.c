@@ -16,7 +16,7 @@ static struct plugin_context *only_context;
 
 /* ---- init and properties ---- */
 
-net_result compat_init_v6(net_log_fn *log)
+static net_result init_only_context(net_log_fn *log, net_profile_fn *profile)
 {
     void *context;
     net_result result;
@@ -28,16 +28,20 @@ net_result compat_init_v6(net_log_fn *log)
         return NET_SUCCESS;
     connect_finalize(only_context);
     only_context = NULL;
-    result = device_init(&context, 0, NULL, log, NULL);
+    result = device_init(&context, 0, NULL, log, profile);
     if (result == NET_SUCCESS)
         only_context = context;
     return result;
 }
 
+net_result compat_init_v6(net_log_fn *log)
+{
+    return init_only_context(log, NULL);
+}
+
 net_result compat_init_v10(net_log_fn *log, net_profile_fn *profile)
 {
-    (void)profile;
-    return compat_init_v6(log);
+    return init_only_context(log, profile);
 }
 
 /* Four members fit: of a wider device, which only v12 can have made, the first four. */

@@ -8,6 +8,7 @@
 
 #include "plugin/comm.h"
 #include "plugin/device.h"
+#include "plugin/profile.h"
 #include "plugin/request.h"
 #include "plugin/result.h"
 #include "transport/util/error.h"
@@ -109,6 +110,7 @@ static void free_send(struct send_comm *comm)
     prs_connector_close(comm->connector);
     prs_peer_close(comm->base.peer);
     cts_ring_close(comm->ring, comm->ring_region); /* after the queues, so that the peer can no longer write to it */
+    profile_free(&comm->base);
     free(comm);
     count_comm(-1);
 }
@@ -130,6 +132,7 @@ static int start_connecting(struct plugin_context *context, int device, int traf
     count_comm(1);
     comm->base.kind = COMM_SEND;
     comm->base.fabric = context->fabric;
+    comm->base.profile = context->profile;
     comm->head = FIRST_SEQUENCE;
     comm->free = request_pool(comm->request, &comm->base);
     r = device_rails(context, device, &comm->base.rails);
@@ -220,6 +223,7 @@ static void free_recv(struct recv_comm *comm)
 {
     prs_peer_close(comm->base.peer);
     cts_ring_close(comm->mirror, comm->mirror_region);
+    profile_free(&comm->base);
     free(comm);
     count_comm(-1);
 }
@@ -237,6 +241,7 @@ net_result connect_listen(void *handle_context, int device, void *handle, void *
         return result_from_errno(prs_fail(-ENOMEM, "listen: out of memory"));
     comm->base.kind = COMM_LISTEN;
     comm->base.fabric = context->fabric;
+    comm->base.profile = context->profile;
     comm->traffic_class = context->traffic_class;
     r = device_rails(context, device, &comm->base.rails);
     if (!r)
@@ -263,6 +268,7 @@ static int make_receiver(const struct listen_comm *listen, struct recv_comm **ou
     comm->base.kind = COMM_RECV;
     comm->base.fabric = listen->base.fabric;
     comm->base.rails = listen->base.rails;
+    comm->base.profile = listen->base.profile;
     comm->next = comm->announced = comm->tail = comm->written = comm->signaled = comm->arrived = FIRST_SEQUENCE;
     comm->free = request_pool(comm->request, &comm->base);
     r = cts_ring_open(comm->base.fabric, &comm->base.rails, &comm->mirror, &comm->mirror_region);

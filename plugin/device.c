@@ -264,12 +264,12 @@ net_result device_init(void **out, uint64_t comm_id, struct net_config *config, 
     int r = 0;
 
     (void)comm_id;
-    (void)profile;
     *out = NULL;
     context = calloc(1, sizeof(*context));
     if (!context)
         return NET_SYSTEM_ERROR;
     context->log = log;
+    context->profile = profile;
     device_lock();
     if (net.contexts > 0 && net.owner != getpid()) {
         net.contexts = 0; /* the parent's contexts can be neither used nor freed here */

@@ -16,6 +16,7 @@ struct plugin_context {
     int traffic_class;            /* -1: the fabric's */
     struct send_comm *connecting; /* unfinished: NCCL may abort and never call connect again. device_lock() */
     net_log_fn *log;              /* of the NCCL that made the context; may be NULL */
+    net_profile_fn *profile;      /* likewise */
     struct plugin_context *next;  /* the one made before it. device_lock() */
 };
 

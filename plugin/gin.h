@@ -17,6 +17,7 @@ enum {
     GIN_GATHER_MS = 1800000, /* but they register when their programs do, which may load or compile first */
     GIN_HOLD_NS = 500,       /* the CTAs of a GPU signal one after the other, each by a write over PCIe */
     GIN_MAX_HELD = 16,
+    GIN_PROMPT_BYTES = 8192, /* a put this long does not wait for others to share a doorbell */
 };
 
 /* First member of comms and sets: NCCL passes either to some functions. */
@@ -41,8 +42,9 @@ struct gin_comm {
     struct gin_set *own;   /* v11, v12: the contexts that come with the comm */
     uint32_t next_context; /* of the team */
     uint32_t rank, ranks;
-    uint32_t hold_ns;     /* see hold_back() */
+    uint32_t hold_ns;     /* of sets whose caller does not say that more requests follow */
     bool relaxed;         /* some rail registers data with relaxed ordering */
+    bool signal_flushes;  /* as signal_flushes_all_puts of struct rma_properties_v16 */
     bool raises;          /* this process raises the signals that arrive */
     pthread_mutex_t lock; /* protects sets and contexts, which other threads read */
     struct gin_set *sets;
@@ -76,6 +78,7 @@ struct gin_request {
     uint32_t group;
     uint8_t kind; /* enum gin_kind */
     bool has_signal, strong;
+    bool more;        /* another request to this rank follows at once */
     bool data_posted; /* the data is posted, the signal may wait for room */
 };
 
@@ -94,6 +97,7 @@ struct gin_set {
     struct gin_base base;
     struct gin_set *next; /* of the comm's */
     uint32_t first_context, contexts;
+    uint32_t hold_ns; /* see hold_back() */
     /* A thread that releases memory asks whether all signals that have arrived are raised (gin_raise.c). */
     uint32_t asked;           /* atomic: number of the last question */
     uint32_t answered;        /* atomic: number of the last question answered with yes */
@@ -126,7 +130,13 @@ net_result gin_comm_close_listen(void *listen_comm);
 net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contexts, void *listen_comm,
                             void **coll_comm);
 net_result gin_comm_close(void *coll_comm);
-net_result gin_set_create(void *coll_comm, int contexts, void **set);
+rma_properties_v16_fn gin_comm_properties;
+struct gin_set_options {
+    int contexts;
+    int traffic_class; /* -1: none given */
+    bool says_more;    /* the caller says when more requests to a rank follow */
+};
+net_result gin_set_create(void *coll_comm, const struct gin_set_options *options, void **set);
 net_result gin_set_destroy(void *set);
 
 /* gin_memory.c */
@@ -151,11 +161,11 @@ void gin_raise_answer(struct gin_set *set, uint32_t asked, int handled);
 struct gin_transfer {
     uint64_t src_offset, dst_offset, size, signal_offset, value;
     struct gin_memory *src, *dst, *signal;
-    uint32_t rank, operation;
-    bool strong;
+    uint32_t rank, operation; /* operation: GIN_SIGNAL_* */
+    bool strong, more;
 };
 net_result gin_request_put(struct gin_set *set, int context, const struct gin_transfer *transfer, void **request);
-gin_get_v13 gin_request_get;
+rma_get_v15 gin_request_get;
 gin_flush_v13 gin_request_flush;
 gin_test_fn gin_request_test;
 gin_progress_fn gin_request_progress;

@@ -51,14 +51,36 @@ net_result gin_comm_close_listen(void *listen_comm)
 
 /* ---- coll comms ---- */
 
-static bool any_rail_relaxed(const struct gin_comm *comm)
+static void learn_of_rails(struct gin_comm *comm)
 {
     struct prs_rail_info info;
 
-    for (int i = 0; i < comm->rails.count; i++)
-        if (prs_rail_query(comm->fabric, comm->rails.rail[i], &info) == 0 && info.relaxed_ordering)
-            return true;
-    return false;
+    comm->raises =
+        prs_fabric_receiver_raises(comm->fabric, &comm->rails) == 1; /* an error is reported when peers connect */
+    /* A word that the CPU raises flushes nothing, and a NIC does not flush the writes of another. */
+    comm->signal_flushes = !comm->raises && comm->rails.count == 1;
+    for (int i = 0; i < comm->rails.count; i++) {
+        if (prs_rail_query(comm->fabric, comm->rails.rail[i], &info))
+            continue;
+        comm->relaxed |= info.relaxed_ordering;
+        comm->signal_flushes &= info.strict_is_last;
+    }
+}
+
+/* As in NCCL's own transport, variables override what the communicator asks for. */
+static int choose_traffic_class(int wanted, int *out)
+{
+    long value;
+    int r = prs_env_int("NCCL_GIN_IB_TC", -1, -1, 255, &value);
+
+    if (r < 0)
+        return r;
+    if (value < 0 && !prs_env_text("NCCL_IB_TC"))
+        value = wanted;
+    if (value > 255)
+        return prs_fail(-EINVAL, "GIN: traffic class %d of the communicator: must be at most 255", wanted);
+    *out = value < 0 ? -1 : (int)value;
+    return 0;
 }
 
 /* The team takes the listener, unless this fails. Return 0 or -errno. */
@@ -122,15 +144,15 @@ net_result gin_comm_connect(void *handles[], int ranks, int rank, int own_contex
     comm->rails = listener->rails;
     comm->rank = (uint32_t)rank;
     comm->ranks = (uint32_t)ranks;
-    comm->relaxed = any_rail_relaxed(comm);
-    comm->raises =
-        prs_fabric_receiver_raises(comm->fabric, &comm->rails) == 1; /* an error is reported when peers connect */
+    learn_of_rails(comm);
     pthread_mutex_init(&comm->lock, NULL);
     comm->hold_ns = (uint32_t)hold_ns;
     r = open_team(comm, listener, handles);
     if (!r)
         r = gather_connect(&comm->gather, comm->team);
-    if (!r && own_contexts > 0 && gin_set_create(comm, own_contexts, &own) != NET_SUCCESS)
+    if (!r && own_contexts > 0 &&
+        gin_set_create(comm, &(struct gin_set_options){.contexts = own_contexts, .traffic_class = -1}, &own) !=
+            NET_SUCCESS)
         r = -ENOMEM;
     if (r < 0) {
         gin_comm_close(comm);
@@ -156,6 +178,16 @@ net_result gin_comm_close(void *coll_comm)
     return NET_SUCCESS;
 }
 
+net_result gin_comm_properties(void *coll_comm, struct rma_properties_v16 *properties)
+{
+    const struct gin_comm *comm = gin_comm_of(coll_comm);
+
+    if (!comm)
+        return result_from_errno(prs_fail(-EINVAL, "RMA: properties of a handle that is not a comm"));
+    properties->signal_flushes_all_puts = comm->signal_flushes;
+    return NET_SUCCESS;
+}
+
 /* ---- sets of contexts ---- */
 
 static uint32_t contexts_left(struct gin_comm *comm)
@@ -168,12 +200,16 @@ static uint32_t contexts_left(struct gin_comm *comm)
     return left < numbers ? left : numbers;
 }
 
-net_result gin_set_create(void *coll_comm, int contexts, void **out)
+net_result gin_set_create(void *coll_comm, const struct gin_set_options *options, void **out)
 {
     struct gin_comm *comm = gin_comm_of(coll_comm);
+    int contexts = options->contexts, traffic_class, r;
     struct gin_set *set;
 
     *out = NULL;
+    r = choose_traffic_class(options->traffic_class, &traffic_class);
+    if (r < 0)
+        return result_from_errno(r);
     if (!comm || contexts < 1 || (uint32_t)contexts > contexts_left(comm))
         return result_from_errno(
             prs_fail(-EINVAL, "GIN: %d contexts requested: %u are left", contexts, comm ? contexts_left(comm) : 0));
@@ -182,11 +218,14 @@ net_result gin_set_create(void *coll_comm, int contexts, void **out)
         return result_from_errno(prs_fail(-ENOMEM, "GIN: contexts: no memory"));
     set->base = (struct gin_base){GIN_SET, comm};
     set->contexts = (uint32_t)contexts;
+    set->hold_ns = options->says_more ? 0 : comm->hold_ns;
     set->queues = calloc((size_t)set->contexts * comm->ranks, sizeof(*set->queues));
     if (!set->queues) {
         free(set);
         return result_from_errno(prs_fail(-ENOMEM, "GIN: %d contexts of %u ranks: no memory", contexts, comm->ranks));
     }
+    /* The contexts connect when they are first used. Those of older sets that connect from now on get it, too. */
+    prs_team_set_traffic_class(comm->team, traffic_class);
     /* Every rank creates the same sets in the same order, so the numbers agree. A number is never used again, since
      * other ranks may not have destroyed the old set. */
     set->first_context = comm->next_context;

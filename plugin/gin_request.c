@@ -109,15 +109,10 @@ static int post_signal(struct gin_queue *queue, struct gin_request *request)
     return prs_peer_signal(queue->peer, &request->signal, &signal);
 }
 
-/* Return 0 (all of it is posted), PRS_BUSY or PRS_AGAIN (later), or -errno. */
-static int post_request(struct gin_queue *queue, struct gin_request *request)
+static int post_parts(struct gin_queue *queue, struct gin_request *request)
 {
-    int r = 0;
+    int r;
 
-    if (!queue->peer)
-        r = prs_team_peer(request->set->base.comm->team, queue->context, queue->rank, &queue->peer);
-    if (r)
-        return r;
     if (!request->data_posted) {
         r = post_data(queue, request);
         if (r)
@@ -125,6 +120,25 @@ static int post_request(struct gin_queue *queue, struct gin_request *request)
         request->data_posted = true;
     }
     return request->has_signal ? post_signal(queue, request) : 0;
+}
+
+/* Data and signal share a doorbell, also with the requests that follow at once. Return 0 (all of it is posted),
+ * PRS_BUSY or PRS_AGAIN (later), or -errno. */
+static int post_request(struct gin_queue *queue, struct gin_request *request)
+{
+    int r = 0, posted;
+
+    if (!queue->peer)
+        r = prs_team_peer(request->set->base.comm->team, queue->context, queue->rank, &queue->peer);
+    if (r)
+        return r;
+    if (request->more || (request->has_signal && request->size))
+        prs_peer_begin_batch(queue->peer);
+    r = post_parts(queue, request);
+    if (request->more)
+        return r; /* if nothing follows after all, progress posts it */
+    posted = prs_peer_end_batch(queue->peer);
+    return r ? r : posted;
 }
 
 /* Post the requests that wait in a queue, in order. Return whether all were posted. */
@@ -180,11 +194,12 @@ static void enqueue(struct gin_queue *queue, struct gin_request *request)
     }
 }
 
-static net_result start(struct gin_queue *queue, struct gin_request *request, void **out)
+static net_result start(struct gin_queue *queue, struct gin_request *request, bool more, void **out)
 {
     int r = PRS_BUSY;
 
     request->queue = queue;
+    request->more = more && request->size < GIN_PROMPT_BYTES;
     request->data_posted = false;
     request->data.status = PRS_OP_PENDING;
     request->signal.status = request->has_signal ? PRS_OP_PENDING : 0;
@@ -206,13 +221,13 @@ static net_result start(struct gin_queue *queue, struct gin_request *request, vo
     return NET_SUCCESS;
 }
 
-/* Whether new requests wait a moment (hold_ns) for more, to share a doorbell. NCCL brings one request of a rank at a
- * time and calls progress after each. With a doorbell each, the NIC would work on the first signal of a burst before
+/* Whether new requests wait a moment (hold_ns) for more, to share a doorbell. NCCL up to 2.30 brings one request of a
+ * rank at a time and calls progress after each; later versions say when more follow, and then hold_ns is 0. With a doorbell each, the NIC would work on the first signal of a burst before
  * the others reach it. A request to a rank with nothing in flight was posted at once (prs_peer_put(),
  * prs_peer_signal()), so a lone request never waits. Others wait for GIN_MAX_HELD times hold_ns at most. */
 static bool hold_back(struct gin_set *set)
 {
-    uint32_t hold_ns = set->base.comm->hold_ns;
+    uint32_t hold_ns = set->hold_ns;
     uint64_t now;
 
     if ((set->new_requests == 0 && set->held == 0) || hold_ns == 0)
@@ -305,11 +320,10 @@ net_result gin_request_put(struct gin_set *set, int context, const struct gin_tr
     request->strong = t->strong;
     /* A weak signal and its put are a group of their own, so that the signal waits for no other put. */
     request->group = request->has_signal && !t->strong ? 1 + queue->groups++ % WEAK_GROUPS : 0;
-    return start(queue, request, out);
+    return start(queue, request, t->more, out);
 }
 
-net_result gin_request_get(void *handle, int context, uint64_t remote_offset, void *remote, size_t size,
-                           uint64_t local_offset, void *local, uint32_t rank, void **out)
+net_result gin_request_get(void *handle, int context, GIN_GET, uint32_t flags, void **out)
 {
     struct gin_set *set = gin_set_of(handle);
     struct gin_request *request;
@@ -336,7 +350,7 @@ net_result gin_request_get(void *handle, int context, uint64_t remote_offset, vo
                              .src_offset = remote_offset,
                              .dst_offset = local_offset,
                              .size = size};
-    return start(queue, request, out);
+    return start(queue, request, flags & RMA_TRANSFER_MORE, out);
 }
 
 net_result gin_request_flush(void *handle, int context, void *mhandle, uint32_t rank, void **out)
@@ -359,7 +373,7 @@ net_result gin_request_flush(void *handle, int context, void *mhandle, uint32_t 
     if (!request)
         return gin_fail(set->base.comm, prs_fail(-ENOMEM, "GIN: no memory for a request"));
     *request = (struct gin_request){.set = set, .kind = GIN_REQUEST_FLUSH, .dst = memory, .size = 1};
-    return start(queue, request, out);
+    return start(queue, request, false, out);
 }
 
 net_result gin_request_progress(void *handle)
@@ -382,6 +396,7 @@ net_result gin_request_progress(void *handle)
             return gin_fail(comm, r);
         handled += r;
     }
+    set->tested = NULL; /* the caller makes progress: its next test need not */
     if (set->waiting)
         post_waiting(set);
     if (comm->raises)

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "plugin/profile.h"
 #include "plugin/result.h"
 #include "transport/util/compiler.h"
 #include "transport/util/error.h"
@@ -11,6 +12,7 @@ enum {
     /* Records in consecutive lazy writes. If these were all of the mirror, no irecv would find room, and no completion
      * would ever make some. */
     MAX_LAZY_RECORDS = CTS_RING / 4,
+    OPCODE_WRITE_IMM = 1, /* IBV_WR_RDMA_WRITE_WITH_IMM, for NCCL's profiler */
 };
 
 /* ---- common ---- */
@@ -252,9 +254,14 @@ static PRS_OUTLINED net_result post_multi_receive(struct recv_comm *comm, int n,
 net_result request_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                          void **profiles, void **out)
 {
-    (void)profiles;
-    return n == 1 ? post_receive(recv_comm, 1, data, sizes, tags, mhandles, out)
-                  : post_multi_receive(recv_comm, n, data, sizes, tags, mhandles, out);
+    const struct comm *comm = recv_comm;
+    net_result result = n == 1 ? post_receive(recv_comm, 1, data, sizes, tags, mhandles, out)
+                               : post_multi_receive(recv_comm, n, data, sizes, tags, mhandles, out);
+
+    if (unlikely(profiles && comm->profile && *out))
+        for (int i = 0; i < n; i++)
+            profile_start(*out, i, profiles[i], 0, sizes[i]);
+    return result;
 }
 
 net_result request_irecv_narrow(void *recv_comm, int n, void **data, int *sizes, int *tags, void **mhandles, void **out)
@@ -443,8 +450,12 @@ static inline net_result send_message(struct send_comm *comm, const void *data, 
 
 net_result request_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *profile, void **out)
 {
-    (void)profile;
-    return send_message(send_comm, data, size, tag, mhandle, out);
+    const struct comm *comm = send_comm;
+    net_result result = send_message(send_comm, data, size, tag, mhandle, out);
+
+    if (unlikely(profile && comm->profile && *out))
+        profile_start(*out, 0, profile, OPCODE_WRITE_IMM, size);
+    return result;
 }
 
 net_result request_isend_narrow(void *send_comm, void *data, int size, int tag, void *mhandle, void **out)
@@ -457,6 +468,8 @@ net_result request_isend_narrow(void *send_comm, void *data, int size, int tag, 
 
 static inline net_result retire(struct request *request, struct request **free, int *done)
 {
+    if (unlikely(request->profiled))
+        profile_stop(request);
     request->next = *free;
     *free = request;
     *done = 1;

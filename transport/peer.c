@@ -88,6 +88,29 @@ static int post_waiting(struct prs_peer *peer)
     return 0;
 }
 
+/* Nothing in flight would report an op that waits: post it at once, unless the caller has more for its doorbell. */
+static inline bool posts_at_once(const struct prs_peer *peer)
+{
+    return prs_order_idle(&peer->order) && !peer->batching;
+}
+
+void prs_peer_begin_batch(struct prs_peer *peer)
+{
+    if (!peer->batching)
+        peer->batch_began_idle = prs_order_idle(&peer->order);
+    peer->batching = true;
+}
+
+int prs_peer_end_batch(struct prs_peer *peer)
+{
+    bool post = peer->batching && peer->batch_began_idle && peer->order.dirty;
+
+    peer->batching = false;
+    if (unlikely(peer->error))
+        return repeat_error(peer);
+    return post ? post_waiting(peer) : 0;
+}
+
 /* An op was admitted: post it now, or later with the ops that follow? */
 static inline int post_or_batch(struct prs_peer *peer, bool post_now)
 {
@@ -136,7 +159,7 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
         op->status = 0; /* nothing to write or to notify */
         return 0;
     }
-    post_now = prs_order_idle(&peer->order) || put->len_bytes >= PRS_ORDER_PROMPT_BYTES;
+    post_now = posts_at_once(peer) || (put->len_bytes >= PRS_ORDER_PROMPT_BYTES && !peer->batching);
     r = prs_order_put(&peer->order, op, put, local_keys);
     if (r)
         return r;
@@ -145,7 +168,7 @@ int prs_peer_put(struct prs_peer *peer, struct prs_op *op, const struct prs_put 
 
 int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get *get)
 {
-    bool post_now = prs_order_idle(&peer->order);
+    bool post_now = posts_at_once(peer);
     int r;
 
     if (unlikely(peer->error))
@@ -164,7 +187,7 @@ int prs_peer_get(struct prs_peer *peer, struct prs_op *op, const struct prs_get 
 
 int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const struct prs_signal *signal)
 {
-    bool post_now = prs_order_idle(&peer->order);
+    bool post_now = posts_at_once(peer);
     int r;
 
     if (unlikely(peer->error))
@@ -225,7 +248,7 @@ int prs_peer_probe(struct prs_peer *peer, struct prs_op *op, uint64_t addr, cons
 int prs_peer_flush(struct prs_peer *peer, struct prs_op *op, const struct prs_region *region, const void *addr)
 {
     uint32_t rkey[PRS_MAX_RAILS];
-    bool post_now = prs_order_idle(&peer->order);
+    bool post_now = posts_at_once(peer);
     int r;
 
     if (unlikely(peer->error))
@@ -584,6 +607,11 @@ const char *prs_peer_error(const struct prs_peer *peer)
 const char *prs_peer_describe(const struct prs_peer *peer)
 {
     return peer->description;
+}
+
+uint32_t prs_peer_queue_number(const struct prs_peer *peer)
+{
+    return peer->queue[0]->qp->qp_num;
 }
 
 void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)

@@ -24,8 +24,9 @@ struct prs_peer {
     int error; /* 0 or the sticky -errno */
     uint32_t unposted;
     uint32_t path_count;
-    bool measured;       /* several paths: completions are timed */
-    bool exclusive_adds; /* as in struct prs_peer_options */
+    bool measured;                   /* several paths: completions are timed */
+    bool exclusive_adds;             /* as in struct prs_peer_options */
+    bool batching, batch_began_idle; /* between prs_peer_begin_batch() and prs_peer_end_batch() */
     uint32_t idle_polls;
     const struct prs_nic_ops *nic;
     prs_notify_fn *on_notify;

@@ -15,6 +15,9 @@
 #include "transport/order.h"
 #include "transport/util/log.h"
 
+/* Vendor ids that drivers report: a word that such a NIC writes in strict order is seen after all its earlier writes. */
+enum { VENDOR_MELLANOX = 0x02c9, VENDOR_SOFTNIC = 0x5052 };
+
 struct code {
     unsigned code, value;
 };
@@ -128,6 +131,7 @@ static void fill_memory(struct prs_domain *domain, const struct prs_config *conf
                  : !config->dmabuf ? "DMA-BUF: NCCL_DMABUF_ENABLE=0"
                                    : "DMA-BUF: not supported by device or kernel");
     info->relaxed_ordering = config->relaxed_ordering && prs_verbs.reg_mr_iova2;
+    info->strict_is_last = domain->attr.vendor_id == VENDOR_MELLANOX || domain->attr.vendor_id == VENDOR_SOFTNIC;
 }
 
 /* Return 0, or -errno with the reason in why. */

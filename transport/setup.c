@@ -75,8 +75,10 @@ static void describe(struct prs_peer *peer, const char *why)
                        own->name, own->port, own_gid, other->name, other->port, gid);
     }
     if ((size_t)at < room)
-        snprintf(peer->description + at, room - (size_t)at, "; %u queue%s, %s (%s)", peer->queues,
-                 peer->queues == 1 ? "" : "s", prs_policy_names[peer->order.policy], why);
+        at += snprintf(peer->description + at, room - (size_t)at, "; %u queue%s, %s (%s)", peer->queues,
+                       peer->queues == 1 ? "" : "s", prs_policy_names[peer->order.policy], why);
+    if ((size_t)at < room && peer->traffic_class > 0)
+        snprintf(peer->description + at, room - (size_t)at, "; traffic class %d", peer->traffic_class);
 }
 
 /* ---- open ---- */

@@ -64,6 +64,13 @@ uint32_t prs_team_rank(const struct prs_team *team)
     return team->options.rank;
 }
 
+void prs_team_set_traffic_class(struct prs_team *team, int traffic_class)
+{
+    pthread_mutex_lock(&team->lock);
+    team->options.traffic_class = traffic_class;
+    pthread_mutex_unlock(&team->lock);
+}
+
 uint32_t prs_team_size(const struct prs_team *team)
 {
     return team->options.size;

@@ -99,6 +99,8 @@ struct prs_rail_info {
     int16_t plane_id;      /* rails with different values cannot reach each other; -1 unknown */
     bool in_order;         /* one queue delivers in the order of posting (RC does, SRD does not) */
     bool relaxed_ordering; /* data regions are registered with relaxed PCI ordering */
+    bool strict_is_last;   /* a write into a PRS_MEM_STRICT region is seen after all that the NIC wrote before, from
+                              any peer: known of NVIDIA's NICs */
     bool adaptive_routing; /* the network may reorder packets of one queue (the NIC still completes in order) */
     bool is_roce;          /* Ethernet link layer; false for InfiniBand and EFA */
     bool atomics;          /* the NIC adds to words; where it does not, the receiver raises signals */
@@ -344,6 +346,14 @@ PRS_API int prs_peer_signal(struct prs_peer *peer, struct prs_op *op, const stru
 PRS_API int prs_peer_settle(struct prs_peer *peer);
 
 /**
+ * A batch: transfers that are started inside it wait for each other, also when nothing is in flight and however long
+ * they are, to leave with one doorbell (some 16 of them: more leave in several). The end posts them if nothing was in
+ * flight at the begin; else they leave with the next prs_peer_progress(), which posts an unfinished batch, too. Beginning twice is beginning once. The end
+ * returns 0 or the peer's sticky error. */
+PRS_API void prs_peer_begin_batch(struct prs_peer *peer);
+PRS_API int prs_peer_end_batch(struct prs_peer *peer);
+
+/**
  * Post waiting requests, handle completions and arrivals, call on_notify. Call it until the ops are done: nothing else
  * drives them. Return the number of events handled (>= 0) or the sticky error, which all ops of the peer then have as
  * their status: -ECONNRESET, -ETIMEDOUT, -EREMOTEIO (a remote access was refused) or -EIO. */
@@ -354,6 +364,9 @@ PRS_API int prs_peer_progress(struct prs_peer *peer);
  * other side has closed this peer, which by itself is no error. Call it only after prs_peer_progress() has returned 0
  * repeatedly, so that writes that did arrive are reported first. Cheap: no system call. */
 PRS_API int prs_peer_check_remote(struct prs_peer *peer);
+
+/** The number that verbs gives to the peer's first queue here: it names the connection in other tools. */
+PRS_API uint32_t prs_peer_queue_number(const struct prs_peer *peer);
 
 /** Counters since the peer was made. They may be summed over peers. */
 struct prs_stats {

@@ -44,6 +44,9 @@ PRS_API int prs_team_open(const struct prs_team_options *options, struct prs_tea
 /** Close every peer, then the listener. NULL is allowed. */
 PRS_API void prs_team_close(struct prs_team *team);
 
+/** The traffic class of connections that are made or accepted from now on; -1: the fabric's. */
+PRS_API void prs_team_set_traffic_class(struct prs_team *team, int traffic_class);
+
 /** Whether the policy is `drain`: a signal waits until all puts before it are complete. */
 PRS_API bool prs_team_drains(const struct prs_team *team);
 

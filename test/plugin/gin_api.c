@@ -11,16 +11,22 @@
 
 enum { WAIT_SECONDS = 120 };
 
+int gin_api_traffic_class = -1;
+const char *gin_api_looks_for;
+int gin_api_found;
+
 static void log_line(int level, unsigned long subsystems, const char *file, int line, const char *format, ...)
 {
+    char text[4096];
     va_list arguments;
 
-    if (level > NET_LOG_WARN)
-        return;
     va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
+    vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
-    fputc('\n', stderr);
+    if (gin_api_looks_for && strstr(text, gin_api_looks_for))
+        gin_api_found++;
+    if (level <= NET_LOG_WARN)
+        fprintf(stderr, "%s\n", text);
 }
 
 static const void *table_of(struct gin_api *api, const char *name)
@@ -45,7 +51,17 @@ static int load(struct gin_api *api)
     api->v12 = table_of(api, "ncclGinPlugin_v12");
     api->v13 = table_of(api, "ncclGinPlugin_v13");
     api->v14 = table_of(api, "ncclRmaPlugin_v14");
-    return !(api->v11 && api->v12 && api->v13 && api->v14);
+    api->v15 = table_of(api, "ncclRmaPlugin_v15");
+    api->v16 = table_of(api, "ncclRmaPlugin_v16");
+    api->v17 = table_of(api, "ncclRmaPlugin_v17");
+    if (!api->v11 || !api->v12 || !api->v13 || !api->v14 || !api->v15 || !api->v16 || !api->v17)
+        return 1;
+    api->put = api->version == 15 ? api->v15->iput : api->version == 16 ? api->v16->iput : api->v17->iput;
+    api->put_signal = api->version == 15   ? api->v15->iput_signal
+                      : api->version == 16 ? api->v16->iput_signal
+                                           : api->v17->iput_signal;
+    api->get = api->version == 15 ? api->v15->iget : api->version == 16 ? api->v16->iget : api->v17->iget;
+    return 0;
 }
 
 /* The members before `connect` are the same in all versions. */
@@ -65,8 +81,13 @@ static int listen_and_exchange(struct gin_api *api, uint8_t (*handles)[NET_HANDL
 
 static int connect_all(struct gin_api *api, void **handles, int contexts)
 {
-    struct gin_config_v13 config13 = {.contexts = contexts, .traffic_class = -1};
-    struct rma_config_v14 config14 = {.contexts = contexts, .traffic_class = -1, .rank_stride = 1};
+    struct gin_config_v13 config13 = {.contexts = contexts, .traffic_class = gin_api_traffic_class};
+    struct rma_config_v14 config14 = {.contexts = contexts, .traffic_class = gin_api_traffic_class, .rank_stride = 1};
+    /* What follows the two members differs between the drafts of v17, and must not be read. */
+    struct {
+        struct rma_config config;
+        uint8_t rest[64];
+    } config17 = {.config = {.contexts = contexts, .traffic_class = gin_api_traffic_class}};
     int size = (int)api->size, rank = (int)api->rank;
     void *foreign = (void *)0x1; /* NCCL may pass another vendor's context to connect: it must not be used */
     net_result r;
@@ -85,10 +106,26 @@ static int connect_all(struct gin_api *api, void **handles, int contexts)
         if (r == NET_SUCCESS)
             r = api->v13->create_context(api->coll, &config13, &api->set, NULL);
         break;
-    default:
+    case 14:
         r = api->v14->connect(foreign, handles, size, rank, api->listen_comm, &api->coll);
         if (r == NET_SUCCESS)
             r = api->v14->create_context(api->coll, &config14, &api->set);
+        break;
+    case 15:
+        r = api->v15->connect(foreign, handles, size, rank, api->listen_comm, &api->coll);
+        if (r == NET_SUCCESS)
+            r = api->v15->create_context(api->coll, &config14, &api->set);
+        break;
+    case 16:
+        r = api->v16->connect(foreign, handles, size, rank, api->listen_comm, &api->coll);
+        if (r == NET_SUCCESS)
+            r = api->v16->create_context(api->coll, &config14, &api->set);
+        break;
+    default:
+        memset(config17.rest, 0xff, sizeof(config17.rest));
+        r = api->v17->connect(foreign, handles, size, rank, api->listen_comm, &api->coll);
+        if (r == NET_SUCCESS)
+            r = api->v17->create_context(api->coll, &config17.config, &api->set);
         break;
     }
     return r != NET_SUCCESS;
@@ -120,7 +157,7 @@ void gin_api_close(struct gin_api *api)
 {
     if (api->version == 13)
         api->v13->destroy_context(api->set);
-    if (api->version == 14)
+    if (api->version >= 14)
         api->v14->destroy_context(api->set);
     api->v11->close_coll(api->coll);
     api->v11->close_listen(api->listen_comm);
@@ -131,7 +168,7 @@ net_result gin_api_reg(struct gin_api *api, void *data, size_t size, uint64_t fl
 {
     void *host = NULL;
 
-    if (api->version == 14)
+    if (api->version >= 14)
         return api->v14->reg(api->coll, data, size, NET_PTR_HOST, flags, mhandle);
     return api->v13->reg(api->coll, data, size, NET_PTR_HOST, flags, &host, mhandle);
 }
@@ -153,9 +190,13 @@ static net_result put_signal(struct gin_api *api, const struct gin_call *c, void
     case 13:
         return api->v13->iput_signal(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst,
                                      c->rank, c->signal_offset, c->signal, c->value, c->operation, request);
-    default:
+    case 14:
         return api->v14->iput_signal(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst,
                                      c->rank, c->signal_offset, c->signal, c->value, c->operation, !c->weak, request);
+    default:
+        return api->put_signal(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
+                               c->signal_offset, c->signal, c->value, c->operation, !c->weak,
+                               c->more ? RMA_TRANSFER_MORE : 0, request);
     }
 }
 
@@ -172,9 +213,12 @@ net_result gin_api_put(struct gin_api *api, const struct gin_call *c, void **req
     case 13:
         return api->v13->iput(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
                               request);
-    default:
+    case 14:
         return api->v14->iput(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
                               request);
+    default:
+        return api->put(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
+                        c->more ? RMA_TRANSFER_MORE : 0, request);
     }
 }
 
@@ -182,6 +226,9 @@ net_result gin_api_get(struct gin_api *api, const struct gin_call *c, void **req
 {
     gin_get_v13 *get = api->version == 13 ? api->v13->iget : api->v14->iget;
 
+    if (api->version >= 15)
+        return api->get(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank,
+                        c->more ? RMA_TRANSFER_MORE : 0, request);
     return get(api->set, c->context, c->src_offset, c->src, c->size, c->dst_offset, c->dst, c->rank, request);
 }
 
@@ -208,6 +255,14 @@ bool gin_api_has_error(struct gin_api *api)
 
     api->v11->query_last_error(api->set, &has_error);
     return has_error;
+}
+
+bool gin_api_signal_flushes(struct gin_api *api)
+{
+    rma_properties_v16_fn *get = api->version == 16 ? api->v16->rma_properties : api->v17->rma_properties;
+    struct rma_properties_v16 properties = {false};
+
+    return get(api->coll, &properties) == NET_SUCCESS && properties.signal_flushes_all_puts;
 }
 
 int gin_api_wait(struct gin_api *api, void *request)

@@ -2,6 +2,8 @@
 /* A communicator's errors, and contexts that are made and destroyed many times. */
 #include <criterion/criterion.h>
 #include <sched.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -117,4 +119,89 @@ static int make_many_sets(struct ranks *ranks, void *user)
 Test(gin, contexts_are_given_back, .timeout = 300)
 {
     cr_assert_eq(run(make_many_sets, (struct plan){14, 1}), 0);
+}
+
+/* ---- what NCCL asks of RMA ---- */
+
+static int tell_properties(struct ranks *ranks, void *user)
+{
+    const char *order = getenv("PERSEUS_ORDER");
+    struct job job;
+    int r = job_open(&job, ranks, user);
+    /* A word that the CPU raises, and a word on SRD, flushes nothing. */
+    bool expected = (!order || strcmp(order, "counted") != 0) && !getenv("SOFTNIC_TEST_EFA");
+
+    if (r)
+        return r;
+    CHECK(gin_api_signal_flushes(&job.api) == expected, "v%d: %d", job.api.version, !expected);
+    return job_close(&job);
+}
+
+Test(gin, a_signal_flushes_all_puts_only_where_a_nic_writes_it, .timeout = 300)
+{
+    cr_assert_eq(run(tell_properties, (struct plan){16, 1}), 0);
+    cr_assert_eq(run(tell_properties, (struct plan){17, 1}), 0);
+}
+
+static int open_with_class(struct ranks *ranks, void *user)
+{
+    struct gin_api api;
+
+    gin_api_traffic_class = *(int *)user;
+    return gin_api_open(&api, ranks, RANKS, 16, 1) == 0;
+}
+
+struct class_row {
+    int wanted;
+    const char *gin, *ib; /* NCCL_GIN_IB_TC, NCCL_IB_TC; NULL: not set */
+    const char *used;     /* in the log; NULL: the network's default */
+};
+
+/* Rank 0 connects to rank 1; both log the class of their connections after those of the registrations. */
+static int connect_with_class(struct ranks *ranks, void *user)
+{
+    const struct class_row *row = user;
+    struct plan plan = {16, 1};
+    char text[64];
+    struct job job;
+    int r;
+
+    if (row->gin)
+        setenv("NCCL_GIN_IB_TC", row->gin, 1);
+    if (row->ib)
+        setenv("NCCL_IB_TC", row->ib, 1);
+    gin_api_traffic_class = row->wanted;
+    r = job_open(&job, ranks, &plan);
+    if (r)
+        return r;
+    snprintf(text, sizeof(text), "traffic class %s", row->used ? row->used : "");
+    gin_api_looks_for = text;
+    if (pass_word(&job, 1))
+        return 1;
+    CHECK((gin_api_found > 0) == (row->used != NULL), "rank %u: %d lines with \"%s\"", job.api.rank, gin_api_found,
+          text);
+    return job_close(&job);
+}
+
+Test(gin, the_traffic_class_of_a_communicator_reaches_its_connections, .timeout = 300)
+{
+    struct class_row rows[] = {
+        {104, NULL, NULL, "104"}, {-1, NULL, NULL, NULL}, {104, NULL, "96", "96"}, {104, "64", "96", "64"}};
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        int r = ranks_run(RANKS, 1, TIMEOUT_S, connect_with_class, &rows[i]);
+
+        if (r == 77)
+            cr_skip_test("no RDMA device here");
+        cr_assert_eq(r, 0, "row %zu", i);
+    }
+}
+
+Test(gin, a_traffic_class_that_is_none_is_refused, .timeout = 300)
+{
+    int impossible = 256, none = -1;
+
+    cr_assert_eq(ranks_run(RANKS, 1, TIMEOUT_S, open_with_class, &impossible), 0, "the communicator's");
+    setenv("NCCL_GIN_IB_TC", "256", 1);
+    cr_assert_eq(ranks_run(RANKS, 1, TIMEOUT_S, open_with_class, &none), 0, "NCCL_GIN_IB_TC");
 }

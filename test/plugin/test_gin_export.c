@@ -36,6 +36,7 @@ static int send_message(struct job *job, uint32_t to, int c, uint32_t m, void **
                               .value = 1};
     struct gin_call put = m % 2 ? signal : (struct gin_call){.rank = to, .context = c};
 
+    put.more = m % 2 == 0;
     put.src = job->source_handle;
     put.src_offset = message_offset(to, c, m) * 8;
     put.size = WORDS * 8;
@@ -92,9 +93,9 @@ static int exchange(struct ranks *ranks, void *user)
 
 ParameterizedTestParameters(gin, every_table_carries_puts_and_signals_among_all_ranks)
 {
-    static struct plan plans[] = {{11, 1}, {12, 2}, {13, 2}, {14, 2}};
+    static struct plan plans[] = {{11, 1}, {12, 2}, {13, 2}, {14, 2}, {15, 2}, {16, 2}, {17, 2}};
 
-    return cr_make_param_array(struct plan, plans, 4);
+    return cr_make_param_array(struct plan, plans, sizeof(plans) / sizeof(*plans));
 }
 
 ParameterizedTest(struct plan *plan, gin, every_table_carries_puts_and_signals_among_all_ranks, .timeout = 300)

@@ -126,6 +126,117 @@ Test(gin, requests_of_a_burst_share_doorbells, .timeout = 300)
     cr_assert_eq(ranks_run(RANKS, 1, TIMEOUT_S, burst, &shared), 0, "without a hold each signal has its own doorbell");
 }
 
+enum { ROUND = 7 }; /* 14 work requests: 16 would leave by themselves */
+
+/* What a round of NCCL's proxy passes to one rank: puts, each with a signal, and all but the last with the word that
+ * more follow. user: the version; 14 has no such word. */
+static int round_of_puts(struct ranks *ranks, void *user)
+{
+    struct plan plan = {*(int *)user, 1};
+    long before = 0, at_once, all;
+    void *requests[1 + ROUND];
+    struct job job;
+    int r = job_open(&job, ranks, &plan);
+
+    if (r)
+        return r;
+    for (uint32_t i = 0; i < 1 + ROUND && job.api.rank == 0; i++) {
+        struct gin_call call = {.src = job.source_handle,
+                                .src_offset = i * 8,
+                                .size = 8,
+                                .dst = job.target_handle,
+                                .dst_offset = i * 8,
+                                .rank = 1,
+                                .signal = job.signal_handle,
+                                .operation = GIN_SIGNAL_INC,
+                                .weak = i % 2,
+                                .more = i > 0 && i < ROUND};
+
+        job.source[i] = i + 1;
+        if (i == 1) /* connected */
+            before = doorbells();
+        CHECK(gin_api_put(&job.api, &call, &requests[i]) == NET_SUCCESS, "put %u", i);
+        if (i == 0)
+            CHECK(gin_api_wait(&job.api, requests[0]) == 0, "the first");
+    }
+    if (job.api.rank == 0) {
+        at_once = doorbells() - before;
+        for (uint32_t i = 1; i < 1 + ROUND; i++)
+            CHECK(gin_api_wait(&job.api, requests[i]) == 0, "request %u", i);
+        all = doorbells() - before;
+        CHECK(at_once == 1 && (plan.version >= 15) == (all == 1), "v%d: %ld doorbells at once, %ld in all",
+              plan.version, at_once, all);
+    }
+    if (job.api.rank == 1) {
+        if (wait_signal(&job, 0, 1 + ROUND))
+            return 1;
+        for (uint32_t i = 0; i < 1 + ROUND; i++)
+            CHECK(job.target[i] == i + 1, "word %u", i);
+    }
+    return job_close(&job);
+}
+
+Test(gin, a_round_of_transfers_that_says_more_follows_is_one_doorbell, .timeout = 300)
+{
+    static const int versions[] = {14, 15, 16, 17};
+
+    if (getenv("PERSEUS_ORDER")) /* counted: other queues carry the records; drain: signals wait for completions */
+        cr_skip_test("the number of doorbells is that of one queue in order");
+    for (int i = 0; i < 4; i++) {
+        int version = versions[i], r = ranks_run(RANKS, 1, TIMEOUT_S, round_of_puts, &version);
+
+        if (r == 77)
+            cr_skip_test("no RDMA device here");
+        cr_assert_eq(r, 0, "v%d", version);
+    }
+}
+
+/* A put with a signal, alone and after a pause. user: the version. */
+static int lone_put_signal(struct ranks *ranks, void *user)
+{
+    struct plan plan = {*(int *)user, 1};
+    struct job job;
+    int r = job_open(&job, ranks, &plan);
+
+    if (r)
+        return r;
+    for (uint32_t i = 0; i < 2 && job.api.rank == 0; i++) { /* the first connects */
+        struct gin_call call = {.src = job.source_handle,
+                                .size = 64,
+                                .dst = job.target_handle,
+                                .rank = 1,
+                                .signal = job.signal_handle,
+                                .operation = GIN_SIGNAL_INC};
+        long before = doorbells(), at_once, all;
+        void *request;
+
+        CHECK(gin_api_put(&job.api, &call, &request) == NET_SUCCESS, "put");
+        at_once = doorbells() - before;
+        CHECK(gin_api_wait(&job.api, request) == 0, "put");
+        all = doorbells() - before;
+        CHECK(i == 0 || (at_once == 1 && all == 1), "v%d: %ld doorbells at once, %ld in all, for a put with a signal",
+              plan.version, at_once, all);
+    }
+    if (job.api.rank == 1 && wait_signal(&job, 0, 2))
+        return 1;
+    return job_close(&job);
+}
+
+Test(gin, a_lone_put_with_its_signal_is_one_doorbell_at_once, .timeout = 300)
+{
+    static const int versions[] = {13, 14, 16};
+
+    if (getenv("PERSEUS_ORDER"))
+        cr_skip_test("the number of doorbells is that of one queue in order");
+    for (int i = 0; i < 3; i++) {
+        int version = versions[i], r = ranks_run(RANKS, 1, TIMEOUT_S, lone_put_signal, &version);
+
+        if (r == 77)
+            cr_skip_test("no RDMA device here");
+        cr_assert_eq(r, 0, "v%d", version);
+    }
+}
+
 static int not_connected(struct ranks *ranks, void *user)
 {
     struct gin_api api;

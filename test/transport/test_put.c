@@ -131,6 +131,60 @@ Test(put, of_a_burst_shares_doorbells_and_completions)
     pair_run(ROW(1, 1, 1), send_burst_cheaply, receive_burst_cheaply);
 }
 
+static uint64_t doorbells_of(struct pair *pair)
+{
+    struct prs_stats stats;
+
+    prs_peer_stats(pair->peer, &stats);
+    return stats.doorbells;
+}
+
+/* Two puts and a signal to an idle peer, one of the puts long. Return how many doorbells they took. */
+static uint64_t doorbells_of_three(struct pair *pair, bool batch)
+{
+    struct prs_signal signal = {.dst_addr = pair->remote_words, .dst = &pair->remote_words_keys, .value = 1};
+    struct prs_put small = pair_put_of(pair, 0, 0, 64, 0, 0), large = pair_put_of(pair, 64, 64, 65536, 0, 0);
+    uint64_t before = doorbells_of(pair), started;
+    struct prs_op op[3];
+
+    if (batch)
+        prs_peer_begin_batch(pair->peer);
+    pair_put(pair, &op[0], &small);
+    pair_put(pair, &op[1], &large);
+    pair_signal(pair, &op[2], &signal);
+    started = doorbells_of(pair);
+    must(!batch || started == before, "%llu doorbells inside a batch", (unsigned long long)(started - before));
+    must(!batch || prs_peer_end_batch(pair->peer) == 0, "the end of a batch");
+    for (int i = 0; i < 3; i++)
+        pair_wait_op(pair, &op[i]);
+    return doorbells_of(pair) - before;
+}
+
+static void send_batches(struct pair *pair)
+{
+    uint64_t together = doorbells_of_three(pair, true), alone = doorbells_of_three(pair, false);
+    struct prs_put put = pair_put_of(pair, 0, 0, 64, 0, 0);
+    struct prs_op op;
+
+    must(together == 1, "%llu doorbells for a batch", (unsigned long long)together);
+    must(alone > 1, "%llu doorbells without a batch", (unsigned long long)alone);
+    prs_peer_begin_batch(pair->peer);
+    pair_put(pair, &op, &put);
+    pair_wait_op(pair, &op); /* prs_peer_progress() posts what a batch without an end has left */
+    must(prs_peer_end_batch(pair->peer) == 0, "the end of a batch without requests");
+    pair_swap(pair, 1);
+}
+
+static void await_batches(struct pair *pair)
+{
+    pair_swap(pair, 1);
+}
+
+Test(put, of_a_batch_leaves_with_one_doorbell)
+{
+    pair_run(&(struct pair_spec){.policy = "in_order"}, send_batches, await_batches);
+}
+
 Test(put, of_a_burst_arrives_once_over_many_queues)
 {
     pair_run(ROW(2, 2, 2), send_burst, check_burst);
