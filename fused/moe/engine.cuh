@@ -11,8 +11,8 @@
 #define PERSEUS_FUSED_MOE_ENGINE_CUH
 
 #include "fused/core/multiply.cuh"
+#include "fused/core/units.cuh"
 #include "fused/moe/rows.cuh"
-#include "fused/moe/units.cuh"
 
 template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
     static constexpr int b_n_major = B_N_MAJOR;
@@ -20,7 +20,8 @@ template <int B_N_MAJOR, int CLUSTER, bool FAR> struct moe_engine {
     static constexpr bool epochs = true;
     static constexpr int slabs = 1;
     static constexpr int cluster = CLUSTER;
-    static constexpr bool far = FAR; /* several nodes */
+    static constexpr int unit_readers = CONSUMER_WARPS + 2; /* the loading and the storing warp */
+    static constexpr bool far = FAR;                        /* several nodes */
 };
 
 /* The part of a unit that one CTA computes. */
@@ -90,7 +91,7 @@ PRS_DEVICE void load_blocks(const struct prs_moe_args &args, const struct cta_me
         struct moe_tile t;
         uint32_t unit;
         if (lane == 0)
-            unit_fetch<E>(args, queue, at, taken);
+            unit_fetch<E>(args.next, queue, at, taken.taken);
         __syncwarp();
         unit = unit_take(queue, &taken, true);
         if (unit >= units)
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(PRS_THREADS, 1) moe_kernel(const __grid_consta
     end_roles();
     if (threadIdx.x != 0)
         return;
-    units_restart(args);
+    units_restart(args.next, args.next + 1);
     if (args.dispatches != 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)
         network_quiet(&args.sync, &args.far.device);
 }

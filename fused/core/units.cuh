@@ -7,9 +7,9 @@
 #define PERSEUS_FUSED_UNITS_CUH
 
 #include "fused/core/cta.cuh"
-#include "fused/moe/args.h"
 
-enum { UNIT_SLOTS = 2, UNIT_BYTES = 16, UNIT_READERS = CONSUMER_WARPS + 2 /* the loading and the storing warp */ };
+/* A kernel's engine has `unit_readers`: how many warps of a CTA take every unit. */
+enum { UNIT_SLOTS = 2, UNIT_BYTES = 16 };
 
 /* In shared memory after the barriers of cta.cuh. */
 struct unit_memory {
@@ -41,22 +41,24 @@ template <class E> PRS_DEVICE void unit_memory_init(const struct unit_memory &u)
 {
     for (int i = 0; i < UNIT_SLOTS; i++) {
         mbarrier_init(&u.full[i], 1);
-        mbarrier_init(&u.empty[i], E::cluster * UNIT_READERS);
+        mbarrier_init(&u.empty[i], E::cluster * E::unit_readers);
     }
 }
 
-/* In every CTA, one thread of the loading warp calls it before it takes the unit itself. */
+/* In every CTA, one thread of the loading warp calls it before it takes the unit itself, or some time earlier, so that
+ * the unit is there when it is needed. fetched: how many units have been fetched. counter: in device memory, zero
+ * before the launch. */
 template <class E>
-PRS_DEVICE void unit_fetch(const struct prs_moe_args &args, const struct unit_memory &u, const struct cta_position &at,
-                           const struct unit_pipeline &ring)
+PRS_DEVICE void unit_fetch(uint32_t *counter, const struct unit_memory &u, const struct cta_position &at,
+                           uint32_t fetched)
 {
-    uint32_t slot = ring.taken % UNIT_SLOTS, phase = ring.taken / UNIT_SLOTS & 1, unit;
+    uint32_t slot = fetched % UNIT_SLOTS, phase = fetched / UNIT_SLOTS & 1, unit;
     if (at.rank != 0) {
         mbarrier_expect(&u.full[slot], UNIT_BYTES);
         return;
     }
     mbarrier_wait(&u.empty[slot], phase ^ 1);
-    unit = atomicAdd(args.next, 1u);
+    unit = atomicAdd(counter, 1u);
     if (E::cluster > 1) {
         store_shared_v4(smem_address(u.out + slot * UNIT_BYTES), unit, 0, 0, 0);
         fence_async_shared();
@@ -81,13 +83,14 @@ PRS_DEVICE uint32_t unit_take(const struct unit_memory &u, struct unit_pipeline 
     return unit;
 }
 
-/* One thread of each CTA calls it at the end. The last one resets the counter for the next launch. */
-PRS_DEVICE void units_restart(const struct prs_moe_args &args)
+/* One thread of each CTA calls it at the end. The last one resets both counters for the next launch. left: the CTAs
+ * that have called it. */
+PRS_DEVICE void units_restart(uint32_t *counter, uint32_t *left)
 {
-    if (add_acq_rel_gpu(args.next + 1, 1) + 1 != gridDim.x)
+    if (add_acq_rel_gpu(left, 1) + 1 != gridDim.x)
         return;
-    *(volatile uint32_t *)args.next = 0;
-    *(volatile uint32_t *)(args.next + 1) = 0;
+    *(volatile uint32_t *)counter = 0;
+    *(volatile uint32_t *)left = 0;
 }
 
 #endif
