@@ -9,7 +9,7 @@
 #include "transport/util/error.h"
 #include "transport/util/node.h"
 
-enum { DEFAULT_TIMEOUT_MS = 10000 };
+enum { DEFAULT_TIMEOUT_MS = 600000 }; /* as long as NCCL's watchdog in torch waits */
 
 int prs_cuda_check(cudaError_t e, const char *what)
 {

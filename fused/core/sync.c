@@ -84,6 +84,15 @@ static const char *awaited_name(uint32_t what)
 
 static int describe_fault(const struct prs_fused *ctx, const struct prs_fault *f, char *text, size_t bytes)
 {
+    /* An abort may reach a kernel through the network first. */
+    if ((f->what & PRS_FAULT_ABORTED) != 0 || (f->what == PRS_AWAIT_NETWORK && ctx->fault->abort != 0)) {
+        (void)snprintf(text, bytes,
+                       "rank %u was told to abort (prs_fused_abort(), here or on a rank of this node) after %" PRIu64
+                       " ms of waiting for %s of rank %u: flag %u, want %u, have %u",
+                       ctx->config.rank, f->waited_ns / 1000000, awaited_name(f->what & ~(uint32_t)PRS_FAULT_ABORTED),
+                       f->from, f->index, f->want, f->seen);
+        return -ECANCELED;
+    }
     switch (f->what) {
     case PRS_FAULT_CAPACITY:
         (void)snprintf(text, bytes,
@@ -119,18 +128,28 @@ const char *prs_fused_error_text(void)
     return prs_error_last();
 }
 
+/* The error without a report of a kernel; 0: none. */
+static int describe_host(const struct prs_fused *ctx, char *text, size_t bytes)
+{
+    int r = !ctx->network ? 0 : prs_proxy_check(ctx->network->proxy);
+    if (__atomic_load_n(&ctx->fault->abort, __ATOMIC_RELAXED)) {
+        (void)snprintf(text, bytes, "rank %u was told to abort (prs_fused_abort())", ctx->config.rank);
+        return -ECANCELED;
+    }
+    if (r)
+        (void)snprintf(text, bytes, "rank %u: the network between nodes failed: %s", ctx->config.rank,
+                       prs_proxy_error(ctx->network->proxy));
+    return r;
+}
+
 int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
 {
     const struct prs_fault *f = ctx->fault;
     memset(error, 0, sizeof(*error));
-    int r = !ctx->network ? 0 : prs_proxy_check(ctx->network->proxy);
     /* [fault-record]: state 2 means that the report is complete. Pairs with the fence in record_fault(). */
     if (__atomic_load_n(&f->state, __ATOMIC_ACQUIRE) != 2) {
-        error->code = r;
-        if (r)
-            (void)snprintf(error->text, sizeof(error->text), "rank %u: the network between nodes failed: %s",
-                           ctx->config.rank, prs_proxy_error(ctx->network->proxy));
-        return r;
+        error->code = describe_host(ctx, error->text, sizeof(error->text));
+        return error->code;
     }
     error->from_rank = f->from;
     error->flag = f->index;
@@ -139,4 +158,11 @@ int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error)
     error->waited_ns = f->waited_ns;
     error->code = describe_fault(ctx, f, error->text, sizeof(error->text));
     return error->code;
+}
+
+void prs_fused_abort(struct prs_fused *ctx)
+{
+    __atomic_store_n(&ctx->fault->abort, 1, __ATOMIC_RELAXED);
+    if (ctx->network) /* ends the waits of perseus/device.cuh too */
+        prs_store_relaxed(&ctx->network->device.control->abort, ECANCELED);
 }

@@ -10,7 +10,12 @@
 #include "fused/core/geometry.h"
 #include "fused/core/sync.h"
 
-enum { SPINS_PER_CLOCK_READ = 256, EAGER_SPINS = 16, BACK_OFF_NS = 40 };
+enum {
+    SPINS_PER_CLOCK_READ = 256,
+    SPINS_PER_ABORT_READ = 2048, /* some 2 ms. It is a read of host memory, and many threads wait */
+    EAGER_SPINS = 16,
+    BACK_OFF_NS = 40
+};
 
 struct wait_clock {
     uint64_t begin;
@@ -43,7 +48,8 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
     record_fault(sync, what, from, index, want, seen, waited);
 #pragma unroll 1 /* unrolled, it would cost the callers registers */
     for (uint32_t i = 0; i < words->neighbours; i++)
-        *(volatile uint32_t *)words->alarm[i] = words->rank + 1;
+        *(volatile uint32_t *)words->alarm[i] =
+            (words->rank + 1) | ((what & PRS_FAULT_ABORTED) != 0 ? PRS_ALARM_ABORT : 0);
     /* MUTANT(emulator nodes/sums_without_a_lost_rank_are_not_sent) a rank that gave up sends nothing: delete */
     if (words->network)
         *(volatile uint64_t *)words->network = PRS_DEVICE_ABORTED;
@@ -52,6 +58,13 @@ PRS_DEVICE_OUTLINED void give_up(const struct prs_sync *sync, uint32_t what, uin
      * alarmed(). */
     __threadfence_system();
     atomicExch(&words->aborted, 1u);
+}
+
+/* Whether this rank, or a neighbour that was waiting, was told to abort. */
+PRS_DEVICE_OUTLINED bool told_to_abort(const struct prs_sync *sync)
+{
+    return *(volatile uint32_t *)&sync->fault->abort != 0 ||
+           (sync->alarm && (*(volatile uint32_t *)sync->alarm & PRS_ALARM_ABORT) != 0);
 }
 
 /* True: keep spinning. */
@@ -68,7 +81,9 @@ PRS_DEVICE bool keep_waiting(const struct prs_sync *sync, struct wait_clock *clo
     uint64_t now = global_timer_ns();
     if (clock->begin == 0)
         clock->begin = now;
-    if (now - clock->begin < sync->limit_ns)
+    if (clock->spins % SPINS_PER_ABORT_READ == 0 && told_to_abort(sync))
+        what |= PRS_FAULT_ABORTED;
+    else if (now - clock->begin < sync->limit_ns)
         return true;
     give_up(sync, what, from, index, want, seen, now - clock->begin);
     return false;
@@ -110,7 +125,8 @@ PRS_DEVICE bool alarmed(const struct prs_sync *sync)
 /* For a launch in which no wait of this rank failed, but a neighbour gave up, so that its data may be wrong. */
 PRS_DEVICE void record_alarm(const struct prs_sync *sync)
 {
-    record_fault(sync, PRS_FAULT_NEIGHBOUR, *(volatile uint32_t *)sync->alarm - 1, 0, 0, 0, 0);
+    uint32_t from = (*(volatile uint32_t *)sync->alarm & ~(uint32_t)PRS_ALARM_ABORT) - 1;
+    record_fault(sync, PRS_FAULT_NEIGHBOUR, from, 0, 0, 0, 0);
 }
 
 /* One thread per CTA calls this after all waits of its CTA. The counter is never reset: the last CTA of launch e is

@@ -26,12 +26,18 @@ enum prs_awaited {
     PRS_AWAIT_BLOCK = 18,  /* MoE: rows of a block, from this rank's own other CTAs */
     PRS_AWAIT_CTAS = 19,   /* this rank's own CTAs: in MoE's routing; in attention: all that read or forward a group */
     /* Faults other than a wait that timed out: */
-    PRS_FAULT_CAPACITY = 64, /* index: expert, want: rows, seen: capacity */
-    PRS_FAULT_EXPERT = 65,   /* index: token, want: experts, seen: what the router chose */
-    PRS_FAULT_NEIGHBOUR = 66 /* a rank of this node gave up: what it sent may be wrong */
+    PRS_FAULT_CAPACITY = 64,  /* index: expert, want: rows, seen: capacity */
+    PRS_FAULT_EXPERT = 65,    /* index: token, want: experts, seen: what the router chose */
+    PRS_FAULT_NEIGHBOUR = 66, /* a rank of this node gave up: what it sent may be wrong */
+    /* Added to what a kernel waited for when it was told to abort: */
+    PRS_FAULT_ABORTED = 128
 };
 
-/* The first fault of any launch on this device. Mapped host memory, written once (state 0 -> 1 -> 2). */
+/* Added to an alarm: its ranks shall not wait for their limits. */
+enum { PRS_ALARM_ABORT = 1u << 30 };
+
+/* The first fault of any launch on this device. Mapped host memory, written once by the device (state 0 -> 1 -> 2); the
+ * last word by the host. */
 struct prs_fault {
     uint32_t state; /* 0 none, 1 being written, 2 valid */
     uint32_t what;  /* enum prs_awaited */
@@ -39,8 +45,10 @@ struct prs_fault {
     uint32_t index; /* of the flag */
     uint32_t want, seen;
     uint64_t waited_ns;
+    uint32_t abort; /* 1: kernels shall give up. Never goes back to 0 */
+    uint32_t pad;
 };
-static_assert(sizeof(struct prs_fault) == 32, "read by the host while the kernel runs");
+static_assert(sizeof(struct prs_fault) == 40, "host and device share it while kernels run");
 
 /* Device words of one plan on one rank. */
 struct prs_plan_words {
@@ -59,7 +67,8 @@ struct prs_plan_words {
 struct prs_sync {
     struct prs_plan_words *words;
     struct prs_fault *fault; /* the context's, as the device sees it */
-    uint32_t *alarm;         /* 0, or rank + 1 of a neighbour that gave up; NULL when there are none */
+    /* 0, or rank + 1 of a neighbour that gave up, with PRS_ALARM_ABORT when it was told to; NULL: no neighbours. */
+    uint32_t *alarm;
     uint64_t limit_ns;
 };
 

@@ -57,7 +57,7 @@ typedef int prs_fused_allgather_fn(void *user, const void *mine, void *all, size
 struct prs_fused_config {
     uint32_t rank, world;
     int device;                        /**< CUDA device ordinal of this rank */
-    uint32_t timeout_ms;               /**< how long a kernel waits for another rank; 0: 10000 */
+    uint32_t timeout_ms;               /**< how long a kernel waits for another rank; 0: 600000 */
     prs_fused_allgather_fn *allgather; /**< may be NULL when world is 1 */
     void *user;                        /**< for allgather */
     /** Ranks with equal numbers share a node. 0: PERSEUS_NODE, else the machine's boot id and network. */
@@ -345,8 +345,8 @@ PRS_API const char *prs_fused_version(void);
 
 /** What a kernel of this rank stopped waiting for or found wrong, or how the network between nodes failed. */
 struct prs_fused_error {
-    /** 0; -ETIMEDOUT; -ECANCELED: another rank of this node gave up in a launch that this rank took part in, so that
-     * what it sent may be wrong; MoE: -ENOSPC (capacity), -EINVAL (an expert that does not exist); or the network's
+    /** 0; -ETIMEDOUT; -ECANCELED: prs_fused_abort(), or another rank of this node gave up in a launch that this rank
+     * took part in, so that what it sent may be wrong; MoE: -ENOSPC (capacity), -EINVAL (an expert that does not exist); or the network's
      * -errno, for which the next four fields are 0. */
     int code;
     uint32_t from_rank; /**< the rank that should have raised the flag, or whose input or capacity is wrong */
@@ -359,9 +359,15 @@ struct prs_fused_error {
  * Valid until the thread's next failure; empty before the first. */
 PRS_API const char *prs_fused_error_text(void);
 
-/** Returns error->code. Does not block and may be called while kernels run. The first error stays, and nothing more is
- * launched on this context: close the plans and the context on all ranks and open them again. */
+/** Returns error->code. Does not block; from any thread, at any time before prs_fused_close(). The first error stays, and
+ * nothing more is launched on this context: close the plans and the context on all ranks and open them again. */
 PRS_API int prs_fused_poll_error(struct prs_fused *ctx, struct prs_fused_error *error);
+
+/** For a watchdog: gives up at once instead of at timeout_ms. Does not block; from any thread, at any time before
+ * prs_fused_close(). Kernels of this rank that wait for another rank, now or later, end within some milliseconds, their
+ * results are not valid, and no more are launched: prs_fused_poll_error() says -ECANCELED and, if a kernel waited, for
+ * which rank. Ranks of the same node whose kernels wait end with it; every other rank needs a call of its own. */
+PRS_API void prs_fused_abort(struct prs_fused *ctx);
 
 /** What this rank has sent to other nodes since the context was opened; zeros on a single node. */
 struct prs_fused_traffic {

@@ -25,7 +25,7 @@ def bounded(seconds):
 class Context:
     """rank and world are those of `group` (a gloo group); group None: a single rank. node: 0 is this machine."""
 
-    def __init__(self, library, device, group=None, timeout_ms=10000, node=0):
+    def __init__(self, library, device, group=None, timeout_ms=600000, node=0):
         self.lib = ctypes.CDLL(library)
         self.lib.prs_fused_error_text.restype = ctypes.c_char_p
         self.group, self.handle = group, pointer()

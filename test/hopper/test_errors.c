@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Errors inside a running job: a watchdog aborts. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/hopper/hopper.h"
+#include "test/hopper/ranks.h"
+
+enum { MOST_RANKS = 4, BEFORE_ABORT_US = 100000, LIMIT_MS = 0 /* the default, ten minutes: no test lasts that long */ };
+
+struct job {
+    struct prs_fused_shape shape;
+    struct prs_fused_tuning tuning;
+    uint32_t launching; /* ranks below it launch */
+    uint32_t aborts_at; /* this rank aborts while its kernel waits */
+    struct prs_fused_error error[MOST_RANKS];
+    int next[MOST_RANKS]; /* what the next launch returned */
+};
+
+static void *abort_soon(void *ctx)
+{
+    (void)usleep(BEFORE_ABORT_US);
+    prs_fused_abort(ctx);
+    return NULL;
+}
+
+static void launch_and_abort(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct job *job = user;
+    const struct prs_fused_shape *shape = &job->shape;
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    pthread_t watchdog;
+    void *a, *b, *c;
+    cr_assert_eq(ranks_open(self, 0, LIMIT_MS, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, shape, &job->tuning, &plan), 0, "%s", prs_fused_error_text());
+    a = ranks_upload(1, (uint64_t)shape->m * shape->k);
+    b = ranks_upload(2, (uint64_t)shape->n * shape->k);
+    cr_assert_eq(cudaMalloc(&c, (size_t)shape->m * shape->n * 2), cudaSuccess);
+    if (rank == job->aborts_at)
+        (void)pthread_create(&watchdog, NULL, abort_soon, ctx);
+    if (rank < job->launching)
+        cr_assert_eq(prs_fused_launch(plan, a, b, c, NULL), 0);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    if (rank == job->aborts_at)
+        (void)pthread_join(watchdog, NULL);
+    (void)prs_fused_poll_error(ctx, &job->error[rank]);
+    job->next[rank] = rank < job->launching ? prs_fused_launch(plan, a, b, c, NULL) : 0;
+    prs_fused_plan_close(plan);
+    prs_fused_close(ctx);
+}
+
+/* Rank 0 aborts; rank 1 waits for the same rank 2, and ends too. */
+static void assert_abort_ends_launches(enum prs_fused_path path)
+{
+    struct job job = {.shape = {PRS_FUSED_REDUCE_SCATTER, 768, 256, 64, 1}, .tuning = {.path = path}, .launching = 2};
+    hopper_setup(3, 4, 0);
+    hopper_forgive_late_writes();
+    ranks_run(3, launch_and_abort, &job);
+    for (int rank = 0; rank < 2; rank++) {
+        cr_assert_eq(job.error[rank].code, -ECANCELED, "rank %d: %d", rank, job.error[rank].code);
+        cr_assert_not_null(strstr(job.error[rank].text, "was told to abort"), "%s", job.error[rank].text);
+        cr_assert_eq(job.error[rank].from_rank, 2, "%s", job.error[rank].text);
+        cr_assert_eq(job.next[rank], -ECANCELED, "rank %d launches again: %d", rank, job.next[rank]);
+    }
+    cr_assert_eq(job.error[2].code, 0, "%s", job.error[2].text);
+}
+
+Test(errors, an_abort_ends_launches_that_wait, .timeout = 120)
+{
+    assert_abort_ends_launches(PRS_PATH_FUSED);
+}
+
+Test(errors, an_abort_ends_unfused_launches_that_wait, .timeout = 120)
+{
+    assert_abort_ends_launches(PRS_PATH_UNFUSED);
+}
+
+Test(errors, an_abort_between_launches_refuses_the_next, .timeout = 120)
+{
+    struct job job = {.shape = {PRS_FUSED_GEMM, 64, 64, 64, 1}, .tuning = {.path = PRS_PATH_FUSED}, .launching = 1};
+    hopper_setup(1, 4, 0);
+    ranks_run(1, launch_and_abort, &job);
+    cr_assert_eq(job.error[0].code, -ECANCELED);
+    cr_assert_not_null(strstr(job.error[0].text, "rank 0 was told to abort"), "%s", job.error[0].text);
+    cr_assert_eq(job.next[0], -ECANCELED);
+}
