@@ -204,33 +204,6 @@ PRS_DEVICE void attend_piece(const struct prs_attention_args &args, const struct
     release(&m.v_empty[stage_of(c->step - 1)]);
 }
 
-/* One thread of a CTA calls this when all data of these groups that the CTA's pieces load has arrived. The last CTA of
- * the rank gives the senders credit for their buffers. */
-PRS_DEVICE void finish_groups(const struct prs_attention_args &args, uint32_t from, uint32_t to)
-{
-    const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t epoch = launch_epoch(&args.sync);
-#pragma unroll 1
-    for (uint32_t group = from; group < to; group++) {
-        if (!arrives_last(&args.finished[group], gridDim.x * epoch))
-            continue;
-        fence_release_sys(); /* [slab-credit]: all CTAs have read, before the credit that await_credit() waits for */
-#pragma unroll 1
-        for (uint32_t p = 1; p < s->place.local_ranks; p++)
-            store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);
-    }
-}
-
-/* Call this before any wait for data of this group: others may send it only with credit for the groups before it. Call
- * it before the first piece too, because that piece may be of a later group than the first. */
-PRS_DEVICE void enter_group(const struct prs_attention_args &args, bool gives_credit, uint32_t *finished,
-                            uint32_t group)
-{
-    if (gives_credit && *finished < group)
-        finish_groups(args, *finished, group);
-    *finished = group;
-}
-
 /* Writes the result of a piece, or leaves its part of a result for merge_parts(). */
 template <class E>
 PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct prs_attention_piece &piece,
@@ -245,27 +218,25 @@ PRS_DEVICE void leave_piece(const struct prs_attention_args &args, const struct 
  * last product too: the compiler would then serialise all products, warning C7514.) */
 template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
-    const struct prs_attention_schedule *s = &args.schedule;
-    bool gives_credit = s->place.world > 1 && threadIdx.x == 128;
     struct attention_consumer c = {threadIdx.x / 128 - 1, 0, 0};
-    const uint32_t *starts = args.starts + blockIdx.x;
-    uint32_t at = starts[0], pieces = starts[1] - at, finished = 0;
+    uint32_t at = take_piece(m, 0);
     struct prs_attention_piece piece, next;
     struct attention_state<E> x;
     if (c.half == E::warpgroups - 1)
         give_turn<E>(c);
-    if (pieces != 0) {
+    if (at < args.pieces_count) {
         piece = args.pieces[at];
-        enter_group(args, gives_credit, &finished, piece.task.group);
         issue_first<E>(m, c, &x);
         wgmma_wait<0>();
         registers_pin(x.s);
         for (;;) {
             attend_piece<E>(args, m, piece, &c, &x);
-            if (c.pieces == pieces)
+            if (threadIdx.x == 128)
+                mbarrier_arrive(&m.piece_read[(c.pieces - 1) % PRS_ATTENTION_PIECE_SLOTS]);
+            at = take_piece(m, c.pieces);
+            if (at >= args.pieces_count)
                 break;
-            next = args.pieces[at + c.pieces];
-            enter_group(args, gives_credit, &finished, next.task.group);
+            next = args.pieces[at];
             issue_first<E>(m, c, &x);
             leave_piece<E>(args, piece, &x);
             wgmma_wait<0>();
@@ -274,8 +245,6 @@ template <class E> PRS_DEVICE void attend_tasks(const struct prs_attention_args 
         }
         leave_piece<E>(args, piece, &x);
     }
-    if (gives_credit)
-        finish_groups(args, finished, s->groups);
     if (c.half == 0)
         take_turn<E>(c); /* takes the turn that the last warpgroup passed on when it ended */
 }

@@ -47,6 +47,9 @@ struct attention_memory {
     uint64_t *q_full, *q_empty;                    /* [warpgroups] */
     uint64_t *k_full, *k_empty, *v_full, *v_empty; /* [PRS_ATTENTION_STAGES] */
     uint64_t *pushed;                              /* [PRS_ATTENTION_PUSH_SLOTS] */
+    /* [PRS_ATTENTION_PIECE_SLOTS]: a piece is claimed; all roles know it; all its keys and values have been read. */
+    uint64_t *piece_full, *piece_empty, *piece_read;
+    uint32_t *piece; /* its index */
 };
 
 template <class E> PRS_DEVICE struct attention_memory attention_memory_map(uint8_t *base)
@@ -60,6 +63,15 @@ template <class E> PRS_DEVICE struct attention_memory attention_memory_map(uint8
     m.v_full = m.k_empty + PRS_ATTENTION_STAGES;
     m.v_empty = m.v_full + PRS_ATTENTION_STAGES;
     m.pushed = m.v_empty + PRS_ATTENTION_STAGES;
+    m.piece_full = m.pushed + PRS_ATTENTION_PUSH_SLOTS;
+    m.piece_empty = m.piece_full + PRS_ATTENTION_PIECE_SLOTS;
+    m.piece_read = m.piece_empty + PRS_ATTENTION_PIECE_SLOTS;
+    m.piece = (uint32_t *)(m.piece_read + PRS_ATTENTION_PIECE_SLOTS);
+    static_assert(
+        (2 * E::warpgroups + 4 * PRS_ATTENTION_STAGES + PRS_ATTENTION_PUSH_SLOTS + 3 * PRS_ATTENTION_PIECE_SLOTS) * 8 +
+                PRS_ATTENTION_PIECE_SLOTS * 4 <=
+            PRS_ATTENTION_BARRIER_BYTES,
+        "barriers and pieces fit");
     return m;
 }
 
@@ -77,7 +89,52 @@ template <class E> PRS_DEVICE void attention_memory_init(const struct attention_
     }
     for (int i = 0; i < PRS_ATTENTION_PUSH_SLOTS; i++)
         mbarrier_init(&m->pushed[i], 1);
+    for (int i = 0; i < PRS_ATTENTION_PIECE_SLOTS; i++) {
+        mbarrier_init(&m->piece_full[i], 1);
+        mbarrier_init(&m->piece_empty[i], 4 * E::warpgroups + 1); /* consumer warps, and the thread that counts */
+        mbarrier_init(&m->piece_read[i], 1);
+    }
     mbarrier_init_fence();
+}
+
+/* ---- claimed pieces ----
+ * A piece is claimed only when the loads of the one before have been issued: so pieces go to the CTAs that are first
+ * free, as deal.h expects. Its index, or one that does not exist, goes to all roles through two slots. */
+PRS_DEVICE uint32_t claim_piece(const struct prs_attention_args &args)
+{
+    return atomicAdd(&args.claims->pieces, 1u);
+}
+
+/* One thread calls it. turn: pieces before. */
+PRS_DEVICE void pass_piece(const struct attention_memory &m, uint32_t turn, uint32_t piece)
+{
+    uint32_t slot = turn % PRS_ATTENTION_PIECE_SLOTS, phase = turn / PRS_ATTENTION_PIECE_SLOTS & 1;
+    mbarrier_wait(&m.piece_empty[slot], phase ^ 1);
+    *(volatile uint32_t *)&m.piece[slot] = piece;
+    mbarrier_arrive(&m.piece_full[slot]);
+}
+
+PRS_DEVICE uint32_t await_piece(const struct attention_memory &m, uint32_t turn)
+{
+    uint32_t slot = turn % PRS_ATTENTION_PIECE_SLOTS, phase = turn / PRS_ATTENTION_PIECE_SLOTS & 1;
+    mbarrier_wait(&m.piece_full[slot], phase);
+    return *(volatile uint32_t *)&m.piece[slot];
+}
+
+/* A whole warp calls it. */
+PRS_DEVICE uint32_t take_piece(const struct attention_memory &m, uint32_t turn)
+{
+    uint32_t piece = await_piece(m, turn);
+    __syncwarp(); /* all lanes have read it before the slot is released */
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(&m.piece_empty[turn % PRS_ATTENTION_PIECE_SLOTS]);
+    return piece;
+}
+
+/* An arrival counter of this launch. */
+PRS_DEVICE uint32_t *arrival_at(const struct prs_attention_args &args, uint32_t peer, uint32_t epoch, uint32_t index)
+{
+    return args.arrivals[peer] + (epoch & 1) * args.arrival_words + index;
 }
 
 /* The stage of block number `step` of the keys, or of the values. */

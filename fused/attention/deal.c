@@ -14,14 +14,13 @@ enum {
     TRIES = 5
 };
 
-/* The state of dealing. */
+/* The state of dealing: who claims a piece, when pieces are claimed in this order, is whoever has the least work. */
 struct dealer {
     const struct prs_attention_schedule *s;
     struct prs_attention_deal *deal;
     uint32_t ctas, most_cuts, cuts_left;
-    uint64_t limit;  /* of a CTA's load */
-    uint32_t *owner; /* of each piece */
-    uint64_t *load;  /* of each CTA */
+    uint64_t limit; /* of a CTA's load */
+    uint64_t *load; /* of each CTA */
 };
 
 static uint32_t least_loaded(const struct dealer *d)
@@ -35,8 +34,7 @@ static uint32_t least_loaded(const struct dealer *d)
 static void give(struct dealer *d, uint32_t cta, const struct prs_attention_piece *piece)
 {
     struct prs_attention_deal *deal = d->deal;
-    deal->pieces[deal->pieces_count] = *piece;
-    d->owner[deal->pieces_count++] = cta;
+    deal->pieces[deal->pieces_count++] = *piece;
     d->load[cta] += piece->begin.left + PIECE_STEPS;
     deal->most = d->load[cta] > deal->most ? d->load[cta] : deal->most;
 }
@@ -89,31 +87,6 @@ static uint64_t all_steps(const struct prs_attention_schedule *s)
     return steps;
 }
 
-/* From the order of dealing to each CTA's own list. */
-static int sort_by_owner(const struct dealer *d)
-{
-    struct prs_attention_deal *deal = d->deal;
-    struct prs_attention_piece *sorted = malloc(deal->pieces_count * sizeof(*sorted));
-    uint32_t *next = calloc(d->ctas, sizeof(*next));
-    if (!sorted || !next) {
-        free(sorted);
-        free(next);
-        return -ENOMEM;
-    }
-    for (uint32_t i = 0; i < deal->pieces_count; i++)
-        deal->starts[d->owner[i] + 1]++;
-    for (uint32_t cta = 0; cta < d->ctas; cta++) {
-        deal->starts[cta + 1] += deal->starts[cta];
-        next[cta] = deal->starts[cta];
-    }
-    for (uint32_t i = 0; i < deal->pieces_count; i++)
-        sorted[next[d->owner[i]]++] = deal->pieces[i];
-    free(next);
-    free(deal->pieces);
-    deal->pieces = sorted;
-    return 0;
-}
-
 /* Deals all tasks, to each CTA no more than `limit` where possible. */
 static void deal_all(struct dealer *d, uint64_t limit)
 {
@@ -149,19 +122,18 @@ int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_at
     uint32_t parts = d.most_cuts + 1;
     int r = 0;
     memset(deal, 0, sizeof(*deal));
-    deal->starts = calloc(ctas + 1, sizeof(*deal->starts));
+    deal->pieces_of = calloc(s->groups, sizeof(*deal->pieces_of));
     deal->pieces = malloc(((size_t)s->tasks + parts) * sizeof(*deal->pieces));
     deal->parts = malloc(parts * sizeof(*deal->parts));
-    d.owner = malloc(((size_t)s->tasks + parts) * sizeof(*d.owner));
     d.load = calloc(ctas, sizeof(*d.load));
-    if (!deal->starts || !deal->pieces || !deal->parts || !d.owner || !d.load)
+    if (!deal->pieces_of || !deal->pieces || !deal->parts || !d.load)
         r = -ENOMEM;
     if (!r) {
         deal->mean = (all_steps(s) + ctas - 1) / ctas;
         deal_best(&d);
-        r = sort_by_owner(&d);
+        for (uint32_t i = 0; i < deal->pieces_count; i++)
+            deal->pieces_of[deal->pieces[i].task.group]++;
     }
-    free(d.owner);
     free(d.load);
     if (!r)
         return 0;
@@ -171,7 +143,7 @@ int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_at
 
 void prs_attention_deal_fini(struct prs_attention_deal *deal)
 {
-    free(deal->starts);
+    free(deal->pieces_of);
     free(deal->pieces);
     free(deal->parts);
     memset(deal, 0, sizeof(*deal));

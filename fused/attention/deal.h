@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ring attention: deals the tasks to the CTAs. Plain C, host only. */
+/* Ring attention: cuts the tasks into pieces, which the CTAs claim one after the other. Plain C, host only. */
 #ifndef PERSEUS_FUSED_ATTENTION_DEAL_H
 #define PERSEUS_FUSED_ATTENTION_DEAL_H
 
 #include "fused/attention/schedule.h"
 
 struct prs_attention_deal {
-    uint32_t *starts; /* [ctas + 1]: indices into pieces */
-    struct prs_attention_piece *pieces;
+    struct prs_attention_piece *pieces; /* in the order in which CTAs claim them: group by group */
+    uint32_t *pieces_of;                /* [groups]: how many are of the group */
     struct prs_attention_part *parts;
     uint32_t pieces_count, parts_count;
-    uint64_t mean, most; /* steps of a CTA, including the fixed cost of each piece */
+    /* Steps of a CTA, including the fixed cost of each piece, when all CTAs run and each step takes as long. */
+    uint64_t mean, most;
 };
 
-/* Deals all tasks to `ctas` CTAs: equal work for each, and each CTA's pieces in the order in which groups arrive. The
- * same schedule always gives the same result. 0 or -ENOMEM. */
+/* Cuts the last tasks so that `ctas` CTAs end together if each claims its next piece when it has finished one. The same
+ * schedule always gives the same result. 0 or -ENOMEM. */
 int prs_attention_deal_init(struct prs_attention_deal *deal, const struct prs_attention_schedule *s, uint32_t ctas);
 void prs_attention_deal_fini(struct prs_attention_deal *deal);
 

@@ -3,15 +3,46 @@
  * keys and values of all ranks. In a CTA:
  *   warp 0         load_tasks       fills the stages of keys and values, waits for other ranks' data
  *   warp 1         push_slice       sends the own keys and values to the other ranks
- *   warp 2         give_far_credit  (CTA 0, several nodes)
+ *   warp 2         count_pieces     gives credit for groups that have been read
+ *   warp 3         give_far_credit  to other nodes
  *   warps 4 and up attend_tasks     consumer warpgroups, 64 query rows each
  * Consumers never wait for another GPU, except through the stages. */
 #ifndef PERSEUS_FUSED_ATTENTION_CUH
 #define PERSEUS_FUSED_ATTENTION_CUH
 
 #include "fused/attention/core.cuh"
+#include "fused/attention/credit.cuh"
 #include "fused/attention/load.cuh"
 #include "fused/attention/push.cuh"
+
+/* All threads of the last CTA of the rank make the counters zero for the next launch. Other ranks add to this bank of
+ * arrivals again in the launch after that one, which they begin only when this rank has ended this one. */
+PRS_DEVICE void reset_counters(const struct prs_attention_args &args, uint32_t epoch)
+{
+    uint32_t groups = 2 * args.schedule.groups, words = args.planes != 0 ? 0 : args.arrival_words;
+    for (uint32_t i = threadIdx.x; i < groups; i += blockDim.x)
+        args.finished[i] = 0;
+    for (uint32_t i = threadIdx.x; i < words; i += blockDim.x)
+        *arrival_at(args, 0, epoch, i) = 0;
+    if (threadIdx.x == 0)
+        *args.claims = {0, 0, 0, epoch};
+}
+
+/* All threads call it when their roles have ended. */
+template <class E> PRS_DEVICE void end_launch(const struct prs_attention_args &args)
+{
+    uint32_t epoch = launch_epoch(&args.sync);
+    bool last = false;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        last = leave_epoch(&args.sync, epoch, gridDim.x);
+    /* Credits are put last, and no rank waits for them in this launch. Without this wait a plan could be closed, with
+     * its windows, before the proxy has put them. */
+    if (E::far && last)
+        network_quiet(&args.sync, &args.far.device);
+    if (__syncthreads_or(last))
+        reset_counters(args, epoch);
+}
 
 template <class E>
 __global__ void __launch_bounds__(E::threads, 1)
@@ -31,22 +62,18 @@ __global__ void __launch_bounds__(E::threads, 1)
         registers_give<E::producer_registers>();
         if (threadIdx.x < 32)
             load_tasks<E>(args, m);
-        else if (threadIdx.x == 32 && args.schedule.place.world > 1)
+        else if (threadIdx.x == 32 && args.schedule.place.world > 1 && args.planes == 0)
             push_slice<E>(args, m);
-        else if (E::far && threadIdx.x == 64 && blockIdx.x == 0)
+        else if (threadIdx.x == 64)
+            count_pieces(args, m);
+        else if (E::far && threadIdx.x == 96)
             give_far_credit(args);
     } else {
         registers_take<E::consumer_registers>();
         attend_tasks<E>(args, m);
     }
-    if (args.schedule.place.world == 1)
-        return;
     __syncwarp();
-    __syncthreads();
-    /* Credits are put last, and no rank waits for them in this launch. Without this wait a plan could be closed, with
-     * its windows, before the proxy has put them. */
-    if (threadIdx.x == 0 && leave_epoch(&args.sync, launch_epoch(&args.sync), gridDim.x) && E::far)
-        network_quiet(&args.sync, &args.far.device);
+    end_launch<E>(args);
 }
 
 #endif

@@ -23,7 +23,7 @@ PRS_DEVICE_OUTLINED void relay_message(const struct prs_attention_args &args, ui
     uint32_t slab = index % s->slabs, segment = index / s->slabs % s->segments;
     uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->pairs;
     uint32_t row = slab * s->slab_chunks * s->chunk_rows, rows = s->segment_rows - row;
-    if (!arrives_last(args.arrivals[0] + index, epoch * prs_attention_arrivals(s, slab)))
+    if (!arrives_last(arrival_at(args, 0, epoch, index), prs_attention_arrivals(s, slab)))
         return;
     rows = rows < s->slab_chunks * s->chunk_rows ? rows : s->slab_chunks * s->chunk_rows;
     for (uint32_t back = 1; back < s->place.nodes; back++) {
@@ -38,16 +38,18 @@ PRS_DEVICE_OUTLINED void relay_message(const struct prs_attention_args &args, ui
     }
 }
 
-/* One thread of the rank gives credit to the counterparts, group by group, when every CTA has read what they put here
- * and has forwarded it. */
+/* One thread of each CTA calls it. The first one of the rank gives credit to the counterparts, group by group, when
+ * what they put here has been read and forwarded. Its wait holds up no other role. */
 PRS_DEVICE_OUTLINED void give_far_credit(const struct prs_attention_args &args)
 {
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t epoch = launch_epoch(&args.sync);
+    if (atomicAdd(&args.claims->credit, 1u) != 0)
+        return;
     for (uint32_t group = 0; group < s->groups; group++) {
         const uint32_t *read = args.finished + group, *sent = read + s->groups;
-        wait_flag(&args.sync, read, gridDim.x * epoch, PRS_AWAIT_CTAS, s->place.rank, group);
-        wait_flag(&args.sync, sent, args.push_ctas * epoch, PRS_AWAIT_CTAS, s->place.rank, s->groups + group);
+        wait_flag(&args.sync, read, args.pieces_of[group], PRS_AWAIT_CTAS, s->place.rank, group);
+        wait_flag(&args.sync, sent, prs_attention_forwards(s, group), PRS_AWAIT_CTAS, s->place.rank, s->groups + group);
         for (uint32_t way = 1; way < s->place.nodes; way++)
             signal_far(args, prs_place_counterpart(&s->place, way), prs_attention_far_credit(s, way, group), epoch,
                        group);

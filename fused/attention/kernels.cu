@@ -55,8 +55,11 @@ extern "C" int prs_attention_kernel_find(struct prs_attention_kernel *kernel)
 
 extern "C" int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas)
 {
+    static const struct launch_shape one_warp = {1, 32, 0};
     const struct instance *i = find(kernel);
-    return launch_prepare(i->fn, &i->shape, ctas);
+    uint32_t warps;
+    int r = launch_prepare(begin_copies, &one_warp, &warps); /* else its first launch waits for all running kernels */
+    return r ? r : launch_prepare(i->fn, &i->shape, ctas);
 }
 
 extern "C" int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel,

@@ -24,7 +24,7 @@ int prs_attention_kernel_find(struct prs_attention_kernel *kernel);
 /* Prepares the kernel on the current device; *ctas: how many can run at once. 0 or -ENOTSUP. */
 int prs_attention_kernel_prepare(const struct prs_attention_kernel *kernel, uint32_t *ctas);
 
-/* Enqueues one launch. All CTAs must be able to run at once. 0 or -EIO. */
+/* Enqueues one launch. 0 or -EIO. */
 int prs_attention_kernel_launch(const struct prs_attention_kernel *kernel, const struct prs_attention_args *args,
                                 uint32_t ctas, cudaStream_t stream);
 

@@ -14,6 +14,7 @@ enum {
     PRS_ATTENTION_PUSH_SLOTS = 2,
     PRS_ATTENTION_PUSH_PIECES = 4, /* of a message, at most; they share the fence before its count */
     PRS_ATTENTION_STAGES = 2,      /* of keys, and the same number of values */
+    PRS_ATTENTION_PIECE_SLOTS = 2, /* claimed pieces that a CTA knows */
     PRS_ATTENTION_BARRIER_BYTES = 256
 };
 
@@ -31,6 +32,13 @@ struct prs_attention_strides {
     uint64_t row, head, batch, segment; /* elements */
 };
 
+/* What the CTAs of a rank claim and count. Zero between launches, except `before`. */
+struct prs_attention_claims {
+    uint32_t pieces, messages;
+    uint32_t credit; /* the first CTA gives credit to other nodes */
+    uint32_t before; /* epoch of this plan's launch before */
+};
+
 struct prs_attention_args {
     CUtensorMap q, k, v;  /* own, in boxes of 64 rows and of a block */
     CUtensorMap received; /* staging memory, in blocks: segments as they are pushed, or tensors as they are copied */
@@ -38,15 +46,16 @@ struct prs_attention_args {
     struct prs_attention_schedule schedule;
     struct prs_sync sync;
     /* [p]: of neighbour p (geometry.h), 0 this rank. */
-    uint8_t *staging[PRS_MAX_LOCAL_RANKS];   /* [p]: at neighbour p */
-    uint32_t *arrivals[PRS_MAX_LOCAL_RANKS]; /* [p]: arrival counters at neighbour p */
-    uint32_t *credits[PRS_MAX_LOCAL_RANKS];  /* [p]: credits given to neighbour p */
-    /* Own, one per group: CTAs that have read it, over all launches. Between nodes one more per group: CTAs that have
-     * forwarded it. */
+    uint8_t *staging[PRS_MAX_LOCAL_RANKS]; /* [p]: at neighbour p */
+    /* [p]: arrival counters at neighbour p, in two banks of arrival_words, zero between launches; or, copied, flags. */
+    uint32_t *arrivals[PRS_MAX_LOCAL_RANKS];
+    uint32_t *credits[PRS_MAX_LOCAL_RANKS]; /* [p]: credits given to neighbour p */
+    struct prs_attention_claims *claims;
+    /* One per group: pieces that have been read. Between nodes one more per group: messages that were forwarded. Zero
+     * between launches. */
     uint32_t *finished;
-    struct prs_far far; /* several nodes only */
-    /* pieces[starts[c]] up to, not including, pieces[starts[c + 1]] are those of CTA c. */
-    const uint32_t *starts;
+    const uint32_t *pieces_of; /* [group]: how many pieces */
+    struct prs_far far;        /* several nodes only */
     const struct prs_attention_piece *pieces;
     const struct prs_attention_part *parts;
     uint32_t *parts_done; /* per part and warp; a task's first part counts for all. 0 between launches */
@@ -58,7 +67,7 @@ struct prs_attention_args {
     uint32_t heads_first;    /* layout of the tensors */
     uint32_t row_bytes;      /* of one position of one head */
     uint32_t planes;         /* size of a copied tensor in the last dimension; 0: pushed */
-    uint32_t push_ctas, push_gap;
+    uint32_t pieces_count, arrival_words, push_gap;
 };
 
 #endif

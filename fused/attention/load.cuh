@@ -13,18 +13,20 @@ PRS_DEVICE uint32_t await_slabs(const struct prs_attention_args &args, const str
     const struct prs_attention_schedule *s = &args.schedule;
     uint32_t lane = threadIdx.x % 32, order = span / s->segments, mine = slab + lane;
     uint32_t index = prs_attention_arrival(s, order, t.pair, kind, span % s->segments, mine);
-    uint32_t want = prs_attention_arrivals(s, mine);
+    uint32_t want = mine < s->slabs ? prs_attention_arrivals(s, mine) : 0;
+    uint32_t epoch = launch_epoch(&args.sync); /* read each time, because registers are few */
+    const uint32_t *counter = arrival_at(args, 0, epoch, index);
     if (args.planes != 0) { /* copied: one flag stands for all slabs */
         /* MUTANT(emulator attention/keys_that_are_copied_are_right) a flag for each group of copied keys:
          * s/t.group/0/ */
         index = prs_attention_copied(s, order, t.group);
-        /* MUTANT(emulator attention/keys_that_are_copied_are_right) wait for copied keys: s/1/0/ */
-        want = 1;
+        counter = args.arrivals[0] + index;
+        /* MUTANT(emulator attention/keys_that_are_copied_are_right) wait for copied keys: s/epoch/epoch - 1/ */
+        want = epoch;
     }
-    want *= mine < s->slabs ? launch_epoch(&args.sync) : 0; /* read each time, because registers are few */
     struct wait_clock clock = {0, 0};
     for (;;) {
-        uint32_t seen = mine < s->slabs ? load_acquire_sys(args.arrivals[0] + index) : 0;
+        uint32_t seen = mine < s->slabs ? load_acquire_sys(counter) : want;
         uint32_t missing = __ballot_sync(~0u, !prs_flag_reached(seen, want));
         if (missing == 0)
             return 32;
@@ -101,21 +103,28 @@ PRS_DEVICE void load_queries(const struct prs_attention_args &args, const struct
     }
 }
 
-/* Loads in the order in which the consumers use the data: keys one block ahead of values. */
+/* Claims pieces and loads in the order in which the consumers use the data: keys one block ahead of values. */
 template <class E> PRS_DEVICE void load_tasks(const struct prs_attention_args &args, const struct attention_memory &m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
+    bool claims = threadIdx.x == 0;
     uint32_t step = 0; /* of the next block of keys */
-    const uint32_t *starts = args.starts + blockIdx.x;
-    uint32_t first_piece = starts[0], pieces = starts[1] - first_piece;
-    for (uint32_t turn = 0; turn < pieces; turn++) {
-        struct prs_attention_task t = args.pieces[first_piece + turn].task;
-        struct prs_attention_walk w = args.pieces[first_piece + turn].begin, before;
+    uint32_t piece = claims ? claim_piece(args) : 0;
+    for (uint32_t turn = 0;; turn++) {
+        piece = __shfl_sync(~0u, piece, 0);
+        if (claims)
+            pass_piece(m, turn, piece);
+        if (piece >= args.pieces_count)
+            break;
+        struct prs_attention_task t = args.pieces[piece].task;
+        struct prs_attention_walk w = args.pieces[piece].begin, before;
         uint32_t keys_ready = 0, values_ready = 0;
         bool first = true, more = true;
         for (;;) {
             if (more)
                 load_block<E, PRS_KEYS>(args, m, t, w, step, &keys_ready);
+            else if (claims)
+                piece = claim_piece(args); /* comes while the last values are awaited */
             if (first)
                 load_queries<E>(args, m, t, turn & 1);
             else

@@ -23,9 +23,9 @@ struct prs_attention_plan {
     struct prs_attention_kernel kernel;
     struct prs_attention_args args; /* all but what each launch brings */
     const void *k, *v;              /* of the launch that is being enqueued */
-    uint8_t *deal;                  /* which CTA does what, and memory for the parts of tasks */
+    uint8_t *deal;                  /* pieces of work, memory for the parts of tasks, and counters */
     struct prs_symmetric *staging;  /* keys and values of the other ranks; NULL with one rank */
-    struct prs_symmetric *flags;    /* arrival counters, credits, finished groups */
+    struct prs_symmetric *flags;    /* arrival counters, credits */
 };
 
 static struct prs_attention_plan *self(struct prs_plan *p)
@@ -107,17 +107,19 @@ static int encode_received(struct prs_attention_plan *p)
     return prs_tensor_view_encode(&v, &p->args.received);
 }
 
-/* One allocation of device memory: pieces, partial results of parts, parts, counters, starts. */
+/* One allocation of device memory: pieces, partial results of parts, claims, parts, the parts' counters, finished
+ * groups, pieces of each group. */
 static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_deal *d)
 {
     struct prs_attention_args *a = &p->args;
     const struct prs_attention_schedule *s = &a->schedule;
     size_t pieces = d->pieces_count * sizeof(*d->pieces), parts = d->parts_count * sizeof(*d->parts);
-    size_t starts = (p->info.tuning.ctas + 1) * sizeof(*d->starts);
+    size_t groups = s->groups * sizeof(uint32_t);
     size_t counters = d->parts_count * prs_attention_part_counters(s->tile_rows) * sizeof(uint32_t);
     size_t partial = (size_t)d->parts_count * prs_attention_partial(s->tile_rows, p->shape.head_dim) * sizeof(float);
-    size_t at_partial = (pieces + 127) / 128 * 128, at_parts = at_partial + partial, at_counters = at_parts + parts;
-    size_t at_starts = at_counters + counters, all = at_starts + starts;
+    size_t at_partial = (pieces + 127) / 128 * 128, at_claims = at_partial + partial;
+    size_t at_parts = at_claims + sizeof(*a->claims), at_counters = at_parts + parts;
+    size_t at_finished = at_counters + counters, at_groups = at_finished + 2 * groups, all = at_groups + groups;
     int r = prs_cuda_check(cudaMalloc((void **)&p->deal, all), "cudaMalloc of the tasks of an attention plan");
     if (!r)
         r = prs_cuda_check(cudaMemset(p->deal, 0, all), "cudaMemset of the tasks of an attention plan");
@@ -127,15 +129,18 @@ static int upload_deal(struct prs_attention_plan *p, const struct prs_attention_
         r = prs_cuda_check(cudaMemcpy(p->deal + at_parts, d->parts, parts, cudaMemcpyHostToDevice),
                            "cudaMemcpy of parts");
     if (!r)
-        r = prs_cuda_check(cudaMemcpy(p->deal + at_starts, d->starts, starts, cudaMemcpyHostToDevice),
-                           "cudaMemcpy of where each CTA's pieces start");
+        r = prs_cuda_check(cudaMemcpy(p->deal + at_groups, d->pieces_of, groups, cudaMemcpyHostToDevice),
+                           "cudaMemcpy of how many pieces a group has");
     if (!r)
         r = prs_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); /* a launch may use any stream */
     a->pieces = (const struct prs_attention_piece *)p->deal;
     a->partial = (float *)(p->deal + at_partial);
     a->parts = (const struct prs_attention_part *)(p->deal + at_parts);
     a->parts_done = (uint32_t *)(p->deal + at_counters);
-    a->starts = (const uint32_t *)(p->deal + at_starts);
+    a->claims = (struct prs_attention_claims *)(p->deal + at_claims);
+    a->finished = (uint32_t *)(p->deal + at_finished);
+    a->pieces_of = (const uint32_t *)(p->deal + at_groups);
+    a->pieces_count = d->pieces_count;
     p->base.workspace_bytes += all;
     return r;
 }
@@ -160,11 +165,12 @@ static int open_workspace(struct prs_plan *base)
     int r;
     if (s->place.world == 1)
         return 0;
-    arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
+    a->arrival_words = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
+    arrivals = 2 * a->arrival_words;
     credits = prs_attention_credit(s, s->place.local_ranks, 0);
     r = prs_plan_memory(base, prs_attention_tuning_staging(&p->shape, s), PRS_SYMMETRIC_DATA, &p->staging);
     if (!r)
-        r = prs_plan_flags(base, (size_t)arrivals + credits + 2 * s->groups, &p->flags);
+        r = prs_plan_flags(base, (size_t)arrivals + credits, &p->flags);
     if (r)
         return r;
     for (uint32_t peer = 0; peer < s->place.local_ranks; peer++) {
@@ -172,7 +178,6 @@ static int open_workspace(struct prs_plan *base)
         a->arrivals[peer] = (uint32_t *)p->flags->at[peer];
         a->credits[peer] = a->arrivals[peer] + arrivals;
     }
-    a->finished = a->credits[0] + credits;
     if (s->place.nodes > 1)
         r = prs_plan_signals(base, p->staging, prs_attention_far_words(s), &a->far);
     if (!r && a->planes != 0)
@@ -253,7 +258,6 @@ static void fill_args(struct prs_attention_plan *p)
     a->out_strides = strides_of(p, p->shape.heads_q);
     a->row_bytes = p->shape.head_dim * BF16_BYTES;
     a->planes = p->info.tuning.mover == PRS_MOVED_BY_COPY_ENGINES ? planes_of(p, p->shape.heads_kv) : 0;
-    a->push_ctas = p->info.tuning.push_ctas;
     a->push_gap = prs_attention_tuning_gap(&p->info);
 }
 

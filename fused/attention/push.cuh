@@ -9,6 +9,7 @@
 /* The last message that was sent, as long as it is not counted at its receiver. */
 struct push_state {
     uint32_t pending, peer, index; /* pending: 1 when there is one */
+    uint32_t forwards;             /* 0, or 1 + the group of rows of another node */
     uint32_t pieces;               /* sent so far in this launch */
     int64_t next;                  /* when the next piece may be sent, SM clock */
 };
@@ -21,7 +22,9 @@ PRS_DEVICE void count_message(const struct prs_attention_args &args, uint32_t ep
     if (E::far && p->peer == 0)
         relay_message(args, epoch, p->index);
     else
-        add_relaxed_sys(args.arrivals[p->peer] + p->index, 1);
+        add_relaxed_sys(arrival_at(args, p->peer, epoch, p->index), 1);
+    if (E::far && p->forwards != 0)
+        add_relaxed_gpu(args.finished + args.schedule.groups + p->forwards - 1, 1);
     p->pending = 0;
 }
 
@@ -71,7 +74,7 @@ PRS_DEVICE void await_credit(const struct prs_attention_args &args, const struct
 {
     const struct prs_attention_schedule *s = &args.schedule;
     bool earlier;
-    uint32_t evicted = prs_attention_evicted(s, x.group, &earlier), want = earlier ? epoch - 1 : epoch;
+    uint32_t evicted = prs_attention_evicted(s, x.group, &earlier), want = earlier ? args.claims->before : epoch;
     if (E::far && x.distance == 0) { /* the relay slot: all counterparts */
         for (uint32_t back = 1; back < s->place.nodes; back++) {
             uint32_t word = prs_attention_far_credit(s, back, evicted);
@@ -156,28 +159,18 @@ PRS_DEVICE void send_message(const struct prs_attention_args &args, const struct
     }
     p->peer = peer;
     p->index = prs_attention_arrival(s, order, x.pair, x.kind, x.segment, x.slab);
+    p->forwards = E::far && x.way != 0 ? 1 + x.group : 0;
     p->pending = 1;
 }
 
 /* Counts a counterpart's rows, which are already here, for this rank's own loader. */
-PRS_DEVICE void announce_message(const struct prs_attention_args &args, const struct prs_attention_message &x)
+PRS_DEVICE void announce_message(const struct prs_attention_args &args, uint32_t epoch,
+                                 const struct prs_attention_message &x)
 {
     const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t index = prs_attention_arrival(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment, x.slab);
     fence_release_sys(); /* [rows-here]: the rows that the signal announced, before their count in await_slabs() */
-    add_relaxed_sys(args.arrivals[0] +
-                        prs_attention_arrival(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment, x.slab),
-                    1);
-}
-
-/* Says that this CTA sends nothing more of the groups before `to`. */
-template <class E>
-PRS_DEVICE void pass_groups(const struct prs_attention_args &args, uint32_t epoch, struct push_state *p,
-                            uint32_t *passed, uint32_t to)
-{
-    if (*passed < to)
-        count_all<E>(args, epoch, p);
-    for (; *passed < to; ++*passed)
-        add_acq_rel_gpu(args.finished + args.schedule.groups + *passed, 1);
+    add_relaxed_sys(arrival_at(args, 0, epoch, index), 1);
 }
 
 /* Waits for what a message needs before it may be sent. *credited: the last buffer for which credit was found. */
@@ -194,31 +187,33 @@ PRS_DEVICE void await_message(const struct prs_attention_args &args, const struc
     *credited = buffer;
 }
 
+/* In the order of messages, each waits only for messages before it, of any rank, and for pieces that need only those.
+ * So the next one may be claimed while one is sent. */
+PRS_DEVICE uint32_t claim_message(const struct prs_attention_args &args)
+{
+    return atomicAdd(&args.claims->messages, 1u);
+}
+
 /* Each message is counted at its receiver once it has landed, while the next message is being sent. */
 template <class E> PRS_DEVICE void push_slice(const struct prs_attention_args &args, struct attention_memory m)
 {
     const struct prs_attention_schedule *s = &args.schedule;
-    uint32_t epoch = launch_epoch(&args.sync), credited = ~0u, passed = 0;
+    uint32_t epoch = launch_epoch(&args.sync), credited = ~0u, next;
     struct push_state p = {};
-    if (blockIdx.x >= args.push_ctas)
-        return;
     m.base += E::at_push;
-    for (uint32_t i = blockIdx.x; i < prs_attention_messages(s); i += args.push_ctas) {
+    for (uint32_t i = claim_message(args); i < prs_attention_messages(s); i = next) {
         struct prs_attention_message x;
+        next = claim_message(args);
         if (!prs_attention_message_at(s, i, &x))
             continue;
-        if (E::far)
-            pass_groups<E>(args, epoch, &p, &passed, x.turn);
-        else
+        if (!E::far)
             x.way = 0; /* tells the compiler */
         await_message<E>(args, x, epoch, &p, &credited);
         if (E::far && x.way != 0 && x.distance == 0)
-            announce_message(args, x);
+            announce_message(args, epoch, x);
         else
             send_message<E>(args, m, epoch, x, &p);
     }
-    if (E::far)
-        pass_groups<E>(args, epoch, &p, &passed, s->groups);
     count_all<E>(args, epoch, &p);
 }
 

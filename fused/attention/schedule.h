@@ -280,6 +280,16 @@ PRS_SHARED uint32_t prs_attention_messages(const struct prs_attention_schedule *
     return lots * prs_attention_lot(s);
 }
 
+/* How many messages of a group this rank forwards from other nodes to the ranks of its own. */
+PRS_SHARED uint32_t prs_attention_forwards(const struct prs_attention_schedule *s, uint32_t group)
+{
+    uint32_t segments = 0;
+    for (uint32_t way = 1; way < s->place.nodes; way++)
+        for (uint32_t distance = 1; distance < s->place.local_ranks; distance++)
+            segments += prs_attention_wanted(s, way, distance);
+    return segments * prs_attention_group_pairs(s, group) * 2 * prs_ceil_div(s->segment_rows, s->chunk_rows);
+}
+
 /* Describes lot number `lot`: the messages of one group, way and receiver. False: it is empty. The own slice goes first
  * to the relay slot, because that way is the longest. If it goes ahead, it goes just before the slices of other nodes
  * of the group before. */
@@ -332,7 +342,7 @@ PRS_SHARED uint32_t prs_attention_arrival(const struct prs_attention_schedule *s
     return ((((order - 1) * s->pairs + pair) * 2 + kind) * s->segments + segment) * s->slabs + slab;
 }
 
-/* How much that counter gains per launch. */
+/* Its value when all messages of the slab have come. */
 PRS_SHARED uint32_t prs_attention_arrivals(const struct prs_attention_schedule *s, uint32_t slab)
 {
     uint32_t left = prs_ceil_div(s->segment_rows, s->chunk_rows) - slab * s->slab_chunks;
@@ -404,7 +414,7 @@ PRS_SHARED uint32_t prs_attention_far_words(const struct prs_attention_schedule 
     return prs_attention_far_credit(s, s->place.nodes, 0);
 }
 
-/* ---- credits: a receiver says "all CTAs are done with this group" ---- */
+/* ---- credits: a receiver says "all pieces of this group have been read" ---- */
 /* The sender's word for credit from the rank `distance` before it in its node. */
 PRS_SHARED uint32_t prs_attention_credit(const struct prs_attention_schedule *s, uint32_t distance, uint32_t group)
 {

@@ -225,10 +225,6 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
         t->ctas = ctas;
     if (t->mover > PRS_MOVED_BY_CTAS)
         return prs_fail(-EINVAL, "attention: mover %u of the tuning does not exist", t->mover);
-    if (t->mover == 0 && t->push_ctas != 0)
-        t->mover = PRS_MOVED_BY_CTAS;
-    if (t->push_ctas == 0 || t->push_ctas > t->ctas)
-        t->push_ctas = t->ctas;
     r = choose_slabs(a, s, place, t, slice.rows / segments);
     if (r)
         return r;
@@ -252,7 +248,6 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
     else if (t->mover != PRS_MOVED_BY_CTAS)
         choose_copies(a, s, t, asked);
     if (t->mover == PRS_MOVED_BY_COPY_ENGINES) {
-        t->push_ctas = 0;
         s->depth = UINT32_MAX;
         prs_attention_schedule_init(s, place->rank, world, &slice);
         t->heads_per_step = s->group;
@@ -263,7 +258,7 @@ int prs_attention_tuning_choose(const struct prs_attention_shape *a, const struc
 
 uint32_t prs_attention_tuning_gap(const struct prs_attention_info *info)
 {
-    uint32_t ctas = info->tuning.push_ctas;
+    uint32_t ctas = info->tuning.mover == PRS_MOVED_BY_CTAS ? info->tuning.ctas : 0;
     double pieces = ctas == 0 ? 0 : (double)info->sent_bytes / PRS_ATTENTION_PUSH_BYTES / ctas;
     double clocks = info->predicted_us * PRS_CLOCKS_PER_US * info->tuning.spread / 100;
     return info->tuning.spread <= 1 || pieces < 1 ? 0 : (uint32_t)(clocks / pieces);

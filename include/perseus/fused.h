@@ -306,7 +306,6 @@ struct prs_attention_tuning {
     uint32_t ctas;           /**< SMs that work */
     uint32_t heads_per_step; /**< (batch, KV head) pairs that travel, and are worked on, together */
     uint32_t slab_rows;      /**< by CTAs: positions that share one arrival counter, a multiple of 64 */
-    uint32_t push_ctas;      /**< SMs that send, besides computing; 0 in a plan by copy engines */
     uint32_t spread;         /**< percent of the compute time over which an SM spreads what it sends; 1: no pauses */
     uint32_t block_rows;     /**< keys multiplied at a time: 176 (head_dim 128 on one node only) or 128 */
     /** 3: the softmax runs under products, of its own warpgroup and of the other one. 7 (one node only): also, results

@@ -11,6 +11,7 @@ struct cta {
     struct attention_model *model;
     uint32_t rank, index;
     uint32_t random[2];
+    uint32_t ended; /* atomic: roles, over all launches */
 };
 
 /* The rank that comes `p` later in the own node. */
@@ -32,10 +33,23 @@ static uint32_t value_of(uint32_t epoch, uint32_t source, uint32_t pair, uint32_
     return x ^ x >> 15;
 }
 
+static uint32_t claim(uint32_t *counter)
+{
+    return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+}
+
+/* Arrival counter of a launch. */
+static uint32_t *arrival_of(struct attention_rank *r, uint32_t epoch, uint32_t index)
+{
+    /* MUTANT(model attention) arrivals have two banks: s/epoch & 1/0 * epoch/ */
+    return &r->arrivals[(epoch & 1) * r->arrival_words + index];
+}
+
 /* ---- warp 1: send ---- */
-/* Where to count a message: peer 0 is the own rank; the message has then landed in its relay slot. */
+/* Where to count a message: peer 0 is the own rank; the message has then landed in its relay slot. forwards: 0, or 1 +
+ * the group of rows of another node. */
 struct sent {
-    uint32_t peer, index;
+    uint32_t peer, index, forwards;
     uint32_t *to, value; /* to: NULL once it has landed */
 };
 
@@ -60,7 +74,7 @@ static void relay_message(struct cta *c, uint32_t epoch, uint32_t index)
     uint32_t kind = index / s->slabs / s->segments % 2, pair = index / s->slabs / s->segments / 2 % s->pairs;
     uint32_t messages = prs_attention_arrivals(s, slab), first = slab * s->slab_chunks;
     /* MUTANT(model attention) a slab is put with its last message: s/messages/messages - (messages - 1)/ */
-    if (watch_count(&me->arrivals[index]) != epoch * messages)
+    if (watch_count(arrival_of(me, epoch, index)) != messages)
         return;
     for (uint32_t back = 1; back < s->place.nodes; back++) {
         uint32_t peer = prs_place_counterpart(&s->place, s->place.nodes - back);
@@ -95,7 +109,9 @@ static void count_oldest(struct cta *c, uint32_t epoch, struct queue *q)
     if (s->place.nodes > 1 && x->peer == 0)
         relay_message(c, epoch, x->index);
     else
-        watch_add(&c->model->ranks[neighbour(s, x->peer)].arrivals[x->index]);
+        watch_add(arrival_of(&c->model->ranks[neighbour(s, x->peer)], epoch, x->index));
+    if (x->forwards != 0)
+        watch_count(&c->model->ranks[c->rank].finished[s->groups + x->forwards - 1]);
     q->sent[0] = q->sent[1];
     q->length--;
 }
@@ -122,7 +138,7 @@ static bool await_credit(struct cta *c, const struct prs_attention_message *x, u
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     bool earlier;
-    uint32_t evicted = prs_attention_evicted(s, x->group, &earlier), want = earlier ? epoch - 1 : epoch;
+    uint32_t evicted = prs_attention_evicted(s, x->group, &earlier), want = earlier ? me->before : epoch;
     if (x->distance == 0) { /* the relay slot: all counterparts */
         /* MUTANT(model attention) the credit of all nodes: s/s->place.nodes;/2;/ */
         /* MUTANT(model attention) a relay slot is written with credit: s/s->place.nodes;/1;/ */
@@ -169,6 +185,7 @@ static void send_message(struct cta *c, const struct prs_attention_message *x, u
     uint32_t peer = x->distance == 0 ? 0 : s->place.local_ranks - x->distance;
     uint32_t stage = prs_attention_stage(s, order, x->pair, x->kind, x->segment);
     struct sent *to = &q->sent[q->length++];
+    to->forwards = x->way != 0 ? 1 + x->group : 0;
     to->peer = peer, to->index = prs_attention_arrival(s, order, x->pair, x->kind, x->segment, x->slab);
     to->to = &c->model->ranks[neighbour(s, peer)].staging[stage * chunks_of(s) + chunk];
     to->value = value_of(epoch, c->rank, x->pair, x->kind, x->segment, chunk);
@@ -180,36 +197,21 @@ static void send_message(struct cta *c, const struct prs_attention_message *x, u
         land(to);
 }
 
-/* This CTA sends no more of the groups before `to`. */
-static void pass_groups(struct cta *c, uint32_t epoch, struct queue *q, uint32_t *passed, uint32_t to)
-{
-    struct attention_rank *me = &c->model->ranks[c->rank];
-    if (*passed < to)
-        count_all(c, epoch, q);
-    for (; *passed < to; ++*passed)
-        watch_count(&me->finished[me->s.groups + *passed]);
-}
-
 static bool push_epoch(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
     struct queue q = {.length = 0};
-    uint32_t credited = UINT32_MAX, passed = 0;
-    if (c->index >= c->model->push_ctas)
-        return true;
-    for (uint32_t i = c->index; i < prs_attention_messages(s); i += c->model->push_ctas) {
+    uint32_t credited = UINT32_MAX;
+    for (uint32_t i = claim(&me->messages); i < prs_attention_messages(s); i = claim(&me->messages)) {
         struct prs_attention_message x;
         if (!prs_attention_message_at(s, i, &x))
             continue;
-        /* MUTANT(model attention) groups are passed in order: s/turn/turn + 1/ */
-        if (s->place.nodes > 1)
-            pass_groups(c, epoch, &q, &passed, x.turn);
         if (!await_message(c, &x, epoch, &q, &credited))
             return false;
         if (x.way != 0 && x.distance == 0) { /* the message is here already */
-            watch_add(&me->arrivals[prs_attention_arrival(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment,
-                                                          x.slab)]);
+            watch_add(arrival_of(
+                me, epoch, prs_attention_arrival(s, x.way * s->place.local_ranks, x.pair, x.kind, x.segment, x.slab)));
             continue;
         }
         watch_dawdle(&c->random[1]);
@@ -217,8 +219,6 @@ static bool push_epoch(struct cta *c, uint32_t epoch)
             count_oldest(c, epoch, &q);
         send_message(c, &x, epoch, &q);
     }
-    if (s->place.nodes > 1)
-        pass_groups(c, epoch, &q, &passed, s->groups);
     count_all(c, epoch, &q);
     return true;
 }
@@ -249,12 +249,12 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
-    if (c->index != 0)
+    if (claim(&me->messages) != 0)
         return true;
-    /* MUTANT(model copied) credit of the launch before: s/1,/2,/ */
+    /* MUTANT(model copied) credit of the launch before: s/me->before/me->before - 1/ */
     /* MUTANT(model copied) credit for all groups: s/prs_attention_credit(s, s->place.world, 0)/s->groups/ */
     for (uint32_t i = 0; i < prs_attention_credit(s, s->place.world, 0); i++)
-        if (!watch_wait(&c->model->watch, &me->credits[i], epoch - 1, "credit", c->rank, i,
+        if (!watch_wait(&c->model->watch, &me->credits[i], me->before, "credit", c->rank, i,
                         neighbour(s, s->place.world - 1 - i / s->groups)))
             return false;
     for (uint32_t group = 0; group < s->groups; group++)
@@ -268,20 +268,21 @@ static bool copy_epoch(struct cta *c, uint32_t epoch)
     return true;
 }
 
-/* ---- warp 2 of the first CTA: credit to other nodes ---- */
+/* ---- warp 3 of the first CTA: credit to other nodes ---- */
 static bool credit_epoch(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
+    if (claim(&me->credit) != 0)
+        return true;
     for (uint32_t group = 0; group < s->groups; group++) {
-        /* MUTANT(model attention) credit when all CTAs have sent on:
-         * s#* epoch, "CTAs that have sent group"#* (epoch - 1), "CTAs that have sent group"# */
-        /* MUTANT(model attention) credit when all CTAs have read:
-         * s#* epoch, "CTAs that have read group"#* (epoch - 1) + 1, "CTAs that have read group"# */
-        if (!watch_wait(&c->model->watch, &me->finished[group], CTAS * epoch, "CTAs that have read group", c->rank,
-                        group, c->rank) ||
-            !watch_wait(&c->model->watch, &me->finished[s->groups + group], c->model->push_ctas * epoch,
-                        "CTAs that have sent group", c->rank, group, c->rank))
+        /* MUTANT(model attention) credit when all messages have been forwarded:
+         * s#prs_attention_forwards(s, group)#0# */
+        /* MUTANT(model attention) credit when all pieces have been read: s#pieces_of[group]#pieces_of[0] / 2# */
+        if (!watch_wait(&c->model->watch, &me->finished[group], me->deal.pieces_of[group], "read pieces of group",
+                        c->rank, group, c->rank) ||
+            !watch_wait(&c->model->watch, &me->finished[s->groups + group], prs_attention_forwards(s, group),
+                        "forwarded messages of group", c->rank, group, c->rank))
             return false;
         for (uint32_t way = 1; way < s->place.nodes; way++) {
             uint32_t peer = prs_place_counterpart(&s->place, way);
@@ -305,16 +306,17 @@ static bool read_block(struct cta *c, uint32_t epoch, const struct prs_attention
     uint32_t order = w->span / s->segments, segment = w->span % s->segments;
     uint32_t stage = prs_attention_stage(s, order, t->pair, kind, segment),
              source = prs_place_in_order(&s->place, order);
-    bool copied = c->model->push_ctas == 0;
+    bool copied = c->model->copied;
     uint32_t row = w->block * s->block_rows / s->chunk_rows * s->chunk_rows, end = (w->block + 1) * s->block_rows;
     for (; row < end && row < s->segment_rows; row += s->chunk_rows) {
         uint32_t chunk = row / s->chunk_rows, slab = chunk / s->slab_chunks;
         uint32_t index = copied ? prs_attention_copied(s, order, t->group)
                                 : prs_attention_arrival(s, order, t->pair, kind, segment, slab);
+        const uint32_t *flag = copied ? &me->arrivals[index] : arrival_of(me, epoch, index);
         uint32_t word = copied ? copied_word(s, order, kind, t->pair, segment, chunk) : stage * chunks_of(s) + chunk;
         uint32_t want = value_of(epoch, source, t->pair, kind, segment, chunk), have;
-        if (!watch_wait(&c->model->watch, &me->arrivals[index], epoch * (copied ? 1 : prs_attention_arrivals(s, slab)),
-                        "slab", c->rank, index, source))
+        if (!watch_wait(&c->model->watch, flag, copied ? epoch : prs_attention_arrivals(s, slab), "slab", c->rank,
+                        index, source))
             return false;
         have = me->staging[word];
         if (have != want) {
@@ -325,16 +327,17 @@ static bool read_block(struct cta *c, uint32_t epoch, const struct prs_attention
     return true;
 }
 
-static void finish_groups(struct cta *c, uint32_t epoch, uint32_t from, uint32_t to)
+/* As count_pieces() in credit.cuh. */
+static void count_piece(struct cta *c, uint32_t epoch, uint32_t group)
 {
     struct attention_rank *me = &c->model->ranks[c->rank];
     const struct prs_attention_schedule *s = &me->s;
-    for (uint32_t group = from; group < to; group++) {
-        if (watch_count(&me->finished[group]) != epoch * CTAS)
-            continue;
-        for (uint32_t p = 1; p < s->place.local_ranks; p++)
-            watch_raise(&c->model->ranks[neighbour(s, p)].credits[prs_attention_credit(s, p, group)], epoch);
-    }
+    /* MUTANT(model attention) credit for the node when all pieces have been read:
+     * s#pieces_of[group]#pieces_of[0] / 2# */
+    if (watch_count(&me->finished[group]) != me->deal.pieces_of[group])
+        return;
+    for (uint32_t p = 1; p < s->place.local_ranks; p++)
+        watch_raise(&c->model->ranks[neighbour(s, p)].credits[prs_attention_credit(s, p, group)], epoch);
 }
 
 /* The thread that comes last sees what all parts have left. */
@@ -362,36 +365,57 @@ static bool merge_parts(struct cta *c, uint32_t epoch, const struct prs_attentio
 
 static bool compute_epoch(struct cta *c, uint32_t epoch)
 {
-    const struct prs_attention_schedule *s = &c->model->ranks[c->rank].s;
-    const struct prs_attention_deal *deal = &c->model->ranks[c->rank].deal;
-    uint32_t finished = 0;
-    for (uint32_t i = deal->starts[c->index]; i < deal->starts[c->index + 1]; i++) {
-        const struct prs_attention_piece *piece = &deal->pieces[i];
+    struct attention_rank *me = &c->model->ranks[c->rank];
+    const struct prs_attention_schedule *s = &me->s;
+    for (uint32_t i = claim(&me->pieces); i < me->deal.pieces_count; i = claim(&me->pieces)) {
+        const struct prs_attention_piece *piece = &me->deal.pieces[i];
         struct prs_attention_walk w = piece->begin;
-        finish_groups(c, epoch, finished, piece->task.group);
-        finished = piece->task.group;
         do {
             watch_dawdle(&c->random[0]);
             if (w.span >= s->segments && (!read_block(c, epoch, &piece->task, &w, PRS_KEYS) ||
                                           !read_block(c, epoch, &piece->task, &w, PRS_VALUES)))
                 return false;
         } while (prs_attention_next(s, &piece->task, &w));
+        count_piece(c, epoch, piece->task.group);
         if (!merge_parts(c, epoch, piece))
             return false;
     }
-    finish_groups(c, epoch, finished, s->groups);
     return true;
 }
 
 /* ---- one launch after the other ---- */
+/* Threads of a CTA. */
+static uint32_t roles_of(const struct prs_attention_schedule *s)
+{
+    return s->place.nodes > 1 ? 3 : 2;
+}
+
 /* Unlike in the kernel, a launch ends here while puts and signals are under way: only credits say when memory may be
  * written again. */
 static void leave(struct cta *c, uint32_t epoch)
 {
     struct attention_rank *r = &c->model->ranks[c->rank];
-    uint32_t threads = CTAS * 2 + (r->s.place.nodes > 1 ? 1 : 0);
-    if (watch_count(&r->exits) == (epoch - FIRST_EPOCH) * threads)
-        watch_raise(&r->epoch, epoch);
+    uint32_t roles = roles_of(&r->s);
+    if (watch_count(&c->ended) % roles == 0)
+        watch_count(&r->ended);
+    if (watch_count(&r->exits) != CTAS * roles)
+        return;
+    r->exits = r->pieces = r->messages = r->credit = 0;
+    r->before = epoch;
+    for (uint32_t i = 0; i < 2 * r->s.groups; i++)
+        r->finished[i] = 0;
+    for (uint32_t i = 0; i < r->arrival_words && !c->model->copied; i++)
+        *arrival_of(r, epoch, i) = 0;
+    watch_raise(&r->epoch, epoch);
+}
+
+/* A CTA begins when there is room for it. */
+static bool await_room(struct cta *c, uint32_t launch)
+{
+    uint32_t resident = c->model->resident != 0 ? c->model->resident : c->rank % CTAS + 1;
+    uint32_t others = c->index < resident ? 0 : c->index - resident + 1;
+    return others == 0 || watch_wait(&c->model->watch, &c->model->ranks[c->rank].ended, (launch - 1) * CTAS + others,
+                                     "CTAs that have left", c->rank, c->index, c->rank);
 }
 
 static void run_epochs(struct cta *c, bool (*role)(struct cta *c, uint32_t epoch))
@@ -401,7 +425,7 @@ static void run_epochs(struct cta *c, bool (*role)(struct cta *c, uint32_t epoch
         uint32_t epoch = FIRST_EPOCH + i;
         if ((s->place.node == s->place.nodes - 1 && watch_leaves(&c->model->watch, i)) ||
             !watch_wait(&c->model->watch, &c->model->ranks[c->rank].epoch, epoch - 1, "epoch", c->rank, 0, c->rank) ||
-            !role(c, epoch))
+            !await_room(c, i) || !role(c, epoch))
             return;
         leave(c, epoch);
     }
@@ -415,7 +439,7 @@ static void *compute_thread(void *arg)
 
 static void *push_thread(void *arg)
 {
-    run_epochs(arg, ((struct cta *)arg)->model->push_ctas == 0 ? copy_epoch : push_epoch);
+    run_epochs(arg, ((struct cta *)arg)->model->copied ? copy_epoch : push_epoch);
     return NULL;
 }
 
@@ -426,7 +450,7 @@ static void *credit_thread(void *arg)
 }
 
 /* Its value after FIRST_EPOCH launches. */
-static void init_rank(struct attention_rank *r, uint32_t push_ctas)
+static void init_rank(struct attention_rank *r, bool copied)
 {
     const struct prs_attention_schedule *s = &r->s;
     uint32_t arrivals = prs_attention_arrival(s, prs_attention_slots(s) + 1, 0, 0, 0, 0);
@@ -435,19 +459,18 @@ static void init_rank(struct attention_rank *r, uint32_t push_ctas)
     r->left = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
     r->parts_done = calloc(r->deal.parts_count + 1, sizeof(uint32_t));
     r->staging = calloc((size_t)prs_attention_stages(s) * chunks_of(s), sizeof(uint32_t));
-    r->arrivals = calloc(arrivals, sizeof(uint32_t));
+    r->arrivals = calloc((size_t)2 * arrivals, sizeof(uint32_t));
+    r->arrival_words = arrivals;
     r->credits = calloc(credits + 1, sizeof(uint32_t)); /* a node of one rank has none */
     r->finished = calloc(2 * s->groups, sizeof(uint32_t));
     r->signals = calloc(words, sizeof(uint32_t));
-    r->epoch = FIRST_EPOCH;
-    for (uint32_t i = 0; i < arrivals; i++)
-        r->arrivals[i] = FIRST_EPOCH * (push_ctas == 0 ? 1 : prs_attention_arrivals(s, i % s->slabs));
+    r->epoch = r->before = FIRST_EPOCH;
+    for (uint32_t i = 0; i < arrivals && copied; i++)
+        r->arrivals[i] = FIRST_EPOCH;
     for (uint32_t i = 0; i < credits; i++)
         r->credits[i] = FIRST_EPOCH;
     for (uint32_t i = 0; i < words; i++)
         r->signals[i] = FIRST_EPOCH;
-    for (uint32_t i = 0; i < s->groups; i++)
-        r->finished[i] = FIRST_EPOCH * CTAS, r->finished[s->groups + i] = FIRST_EPOCH * push_ctas;
 }
 
 static void fini_rank(struct attention_rank *r)
@@ -480,14 +503,14 @@ void attention_model_run(struct attention_model *model, const struct prs_attenti
 {
     static void *(*const roles[])(void *) = {compute_thread, push_thread, credit_thread};
     struct cta ctas[MAX_WORLD][CTAS];
-    pthread_t threads[MAX_WORLD][CTAS * 2 + 1];
-    uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * 2 + (slice->nodes > 1 ? 1 : 0);
+    pthread_t threads[MAX_WORLD][CTAS * 3];
+    uint32_t seed = (uint32_t)time(NULL), roles_of_rank = CTAS * (slice->nodes > 1 ? 3 : 2);
     printf("seed %u\n", seed);
     watch_init(&model->watch, world * roles_of_rank, world / slice->nodes * roles_of_rank, lost_after);
     for (uint32_t r = 0; r < world; r++) {
         model->ranks[r].s = *sizes;
         prs_attention_schedule_init(&model->ranks[r].s, r, world, slice);
-        init_rank(&model->ranks[r], model->push_ctas);
+        init_rank(&model->ranks[r], model->copied);
         if (slice->nodes > 1)
             nic_open(&model->ranks[r].nic, &model->watch, seed + r);
     }
@@ -495,7 +518,7 @@ void attention_model_run(struct attention_model *model, const struct prs_attenti
         for (uint32_t i = 0; i < roles_of_rank; i++) {
             struct cta *c = &ctas[r][i % CTAS];
             if (i < CTAS)
-                *c = (struct cta){model, r, i, {seed + r * 100 + i, seed * 3 + r * 100 + i}};
+                *c = (struct cta){model, r, i, {seed + r * 100 + i, seed * 3 + r * 100 + i}, 0};
             cr_assert_eq(pthread_create(&threads[r][i], NULL, roles[i / CTAS], c), 0);
         }
     for (uint32_t r = 0; r < world; r++)

@@ -6,16 +6,23 @@
 
 #include "test/fused/attention_model.h"
 
-static void run(struct prs_attention_schedule sizes, uint32_t world, uint32_t push_ctas,
+enum mover { PUSHED, COPIED };
+
+/* With all CTAs running at once, with one, and with another number on each rank. */
+static void run(struct prs_attention_schedule sizes, uint32_t world, enum mover mover,
                 const struct prs_attention_slice *slice)
 {
-    struct attention_model *model = calloc(1, sizeof(*model));
-    model->push_ctas = push_ctas;
-    attention_model_run(model, &sizes, world, slice, 0);
-    cr_assert_eq(watch_load(&model->watch.failed), 0, "%s", model->watch.text);
-    for (uint32_t r = 0; r < world; r++)
-        attention_model_check_rank(model, r);
-    attention_model_close(model, world);
+    static const uint32_t residents[] = {CTAS, 1, 0};
+    for (size_t i = 0; i < sizeof(residents) / sizeof(residents[0]); i++) {
+        struct attention_model *model = calloc(1, sizeof(*model));
+        model->copied = mover == COPIED;
+        model->resident = residents[i];
+        attention_model_run(model, &sizes, world, slice, 0);
+        cr_assert_eq(watch_load(&model->watch.failed), 0, "%u run: %s", residents[i], model->watch.text);
+        for (uint32_t r = 0; r < world; r++)
+            attention_model_check_rank(model, r);
+        attention_model_close(model, world);
+    }
 }
 
 enum { RESIDENT = 64 }; /* buffers: more than any of these shapes needs */
@@ -29,74 +36,73 @@ static struct prs_attention_schedule small(uint32_t depth, uint32_t group)
 Test(attention_protocol, resident_keys_are_read_in_their_own_epoch, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 2, 2, 0, 200, 1};
-    run(small(RESIDENT, 1), 4, CTAS, &slice);
+    run(small(RESIDENT, 1), 4, PUSHED, &slice);
 }
 
 Test(attention_protocol, causal_ranks_get_only_what_they_look_at, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 2, 2, 1, 260, 1};
-    run(small(RESIDENT, 1), 4, CTAS, &slice);
+    run(small(RESIDENT, 1), 4, PUSHED, &slice);
 }
 
 Test(attention_protocol, copied_keys_are_read_in_their_own_epoch, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 3, 3, 0, 200, 1};
-    run(small(RESIDENT, 2), 4, 0, &slice);
+    run(small(RESIDENT, 2), 4, COPIED, &slice);
 }
 
 Test(attention_protocol, copied_causal_keys_are_read_in_their_own_epoch, .timeout = 600)
 {
     struct prs_attention_slice slice = {2, 4, 2, 1, 130, 1};
-    run(small(RESIDENT, 1), 3, 0, &slice);
+    run(small(RESIDENT, 1), 3, COPIED, &slice);
 }
 
 Test(attention_protocol, a_ring_of_two_buffers_is_not_overwritten_before_all_have_read_it, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 10, 5, 0, 100, 1};
-    run(small(2, 1), 3, CTAS, &slice);
+    run(small(2, 1), 3, PUSHED, &slice);
 }
 
 Test(attention_protocol, a_causal_ring_with_a_short_last_group_comes_to_an_end, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 5, 5, 1, 130, 1};
-    run(small(2, 2), 3, CTAS, &slice);
+    run(small(2, 2), 3, PUSHED, &slice);
 }
 
 Test(attention_protocol, one_buffer_is_enough, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 3, 3, 0, 70, 1};
-    run(small(1, 1), 2, CTAS, &slice);
+    run(small(1, 1), 2, PUSHED, &slice);
 }
 
 Test(attention_protocol, nodes_read_each_others_keys_in_their_own_epoch, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 2, 2, 0, 200, 2};
-    run(small(RESIDENT, 1), 4, CTAS, &slice);
+    run(small(RESIDENT, 1), 4, PUSHED, &slice);
 }
 
 Test(attention_protocol, nodes_causal_ranks_get_only_what_they_look_at, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 2, 2, 1, 260, 2};
-    run(small(RESIDENT, 1), 4, CTAS, &slice);
+    run(small(RESIDENT, 1), 4, PUSHED, &slice);
 }
 
 Test(attention_protocol, nodes_relay_slots_are_written_again_only_with_the_credit_of_all_nodes, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 10, 5, 0, 100, 2};
-    run(small(2, 1), 4, CTAS, &slice);
+    run(small(2, 1), 4, PUSHED, &slice);
 }
 
 Test(attention_protocol, nodes_causal_ring_with_a_short_last_group_comes_to_an_end, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 5, 5, 1, 130, 2};
-    run(small(2, 2), 4, CTAS, &slice);
+    run(small(2, 2), 4, PUSHED, &slice);
 }
 
-/* Not every CTA sends. */
 Test(attention_protocol, nodes_of_one_gpu_with_one_buffer_come_to_an_end, .timeout = 600)
 {
     struct prs_attention_slice slice = {1, 3, 3, 1, 140, 3};
-    run(small(1, 1), 3, 1, &slice);
+    run(small(1, 1), 3, PUSHED, &slice);
 }
 
 /* The ranks of one node stop between two launches: every waiting thread reports the word and the rank that it waits
@@ -107,7 +113,7 @@ Test(attention_protocol, nodes_name_the_lost_one, .timeout = 300)
     struct prs_attention_schedule sizes = small(RESIDENT, 1);
     struct attention_model *model = calloc(1, sizeof(*model));
     unsigned waits, awaited;
-    model->push_ctas = CTAS;
+    model->resident = CTAS;
     attention_model_run(model, &sizes, 4, &slice, 20);
     cr_assert_eq(watch_load(&model->watch.failed), 2);
     cr_assert_eq(sscanf(model->watch.text, "rank %u: %*[^0-9] %*u of rank %u:", &waits, &awaited), 2, "%s",

@@ -42,7 +42,7 @@ Test(attention_tuning, every_field_is_decided)
     const struct prs_attention_tuning *t = &c.info.tuning;
     cr_assert_eq(c.result, 0);
     cr_assert_eq(t->mode, PRS_ATTENTION_RESIDENT);
-    cr_assert(t->ctas == SMS && t->mover == PRS_MOVED_BY_COPY_ENGINES && t->push_ctas == 0);
+    cr_assert(t->ctas == SMS && t->mover == PRS_MOVED_BY_COPY_ENGINES);
     cr_assert(t->heads_per_step > 0 && t->slab_rows > 0 && t->spread > 0);
     cr_assert(c.info.predicted_us > 0 && c.info.reason != NULL);
     cr_assert_eq(c.info.sent_bytes, 3ull * 2 * 4 * 16 * 2048 * 128 * 2, "keys and values of the share, to 3 ranks");
@@ -59,7 +59,7 @@ Test(attention_tuning, a_put_to_another_node_carries_more_than_a_counter_stands_
 Test(attention_tuning, what_the_caller_gives_stays)
 {
     struct prs_attention_tuning wanted = {
-        .mode = PRS_ATTENTION_RING, .ctas = 100, .heads_per_step = 3, .slab_rows = 128, .push_ctas = 20, .spread = 33};
+        .mode = PRS_ATTENTION_RING, .ctas = 100, .heads_per_step = 3, .slab_rows = 128, .spread = 33};
     struct prs_attention_tuning have = choose(&PLAIN, 4, &wanted).info.tuning;
     wanted.mover = PRS_MOVED_BY_CTAS;
     wanted.workspace_limit = have.workspace_limit;
@@ -68,11 +68,9 @@ Test(attention_tuning, what_the_caller_gives_stays)
 
 Test(attention_tuning, what_cannot_be_is_brought_down)
 {
-    struct prs_attention_tuning wanted = {
-        .ctas = 1000, .push_ctas = 1000, .heads_per_step = 1000, .slab_rows = 1 << 20};
+    struct prs_attention_tuning wanted = {.ctas = 1000, .heads_per_step = 1000, .slab_rows = 1 << 20};
     struct prs_attention_tuning have = choose(&PLAIN, 4, &wanted).info.tuning;
     cr_assert_eq(have.ctas, SMS);
-    cr_assert_eq(have.push_ctas, SMS);
     cr_assert_eq(have.heads_per_step, 64, "all pairs");
     cr_assert_eq(have.slab_rows, 2048, "the whole share");
 }
@@ -173,12 +171,11 @@ ParameterizedTest(struct figure *f, attention_tuning, who_moves_keys_and_values_
 Test(attention_tuning, copy_engines_move_what_waits_for_nothing_in_the_launch)
 {
     struct prs_attention_tuning asked = {.mover = PRS_MOVED_BY_COPY_ENGINES}, ring = {.mode = PRS_ATTENTION_RING},
-                                unknown = {.mover = PRS_MOVED_BY_CTAS + 1}, pushed = {.push_ctas = 7};
+                                unknown = {.mover = PRS_MOVED_BY_CTAS + 1};
     ring.mover = PRS_MOVED_BY_COPY_ENGINES;
     cr_assert_eq(choose(&PLAIN, 4, &ring).info.tuning.mover, PRS_MOVED_BY_CTAS);
     cr_assert_eq(choose_over(2, &PLAIN, 4, &asked).info.tuning.mover, PRS_MOVED_BY_CTAS);
     cr_assert_eq(choose(&PLAIN, 1, &asked).info.tuning.mover, 0, "nothing to move");
-    cr_assert_eq(choose(&PLAIN, 4, &pushed).info.tuning.mover, PRS_MOVED_BY_CTAS, "by so many, as asked");
     cr_assert_eq(choose(&PLAIN, 4, &unknown).result, -EINVAL);
 }
 

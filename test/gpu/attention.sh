@@ -37,9 +37,6 @@ step ring_causal 120 $ring --rounds 6 --causal $total
 step spread 60 $ring --rounds 8 --variant 0:0:0:0:1 --variant 0:0:0:0:30 --variant 0:0:0:0:60 --variant 0:0:0:0:85 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128
 step grain 60 $ring --rounds 8 --variant 0:0:1 --variant 0:0:4 --variant 0:0:9 --variant 0:0:64 --variant 0:0:0:128 --variant 0:0:0:2048 --shape 4x16x16x8192x128
 step two_buffers 60 $ring --rounds 6 --variant 0:0:0:0:0:2 --variant 0:0:0:0:0:3 --shape 4x16x16x8192x128 --shape 4x16x16x32768x128
-for n in 16 33 66; do
-    step push_$n 30 $bench --gpus "$gpus" --iterations 8 --push-ctas $n --shape 4x16x16x8192x128
-done
 # Everything without NVLink: the difference to `ring` is what the links cost; to `core`, what the roles cost.
 step loopback 60 $bench --loopback "$gpus" --iterations 8 --shape 4x16x16x8192x128 --shape 4x16x16x16384x128
 # Models: Llama-3-8B and -70B heads, long and short.

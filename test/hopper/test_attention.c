@@ -319,7 +319,7 @@ Test(attention, a_ring_of_two_buffers_is_right, .timeout = 900)
     ASSERT_RIGHT(
         {2, {1, 5, 5, 128, 400, 0, 0, 0.3f}, 3, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1}},
         {4, {2, 6, 3, 64, 528, 1, 0, 0.3f}, 2, {.mode = PRS_ATTENTION_RING, .heads_per_step = 1, .slab_rows = 64}},
-        {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .heads_per_step = 2, .push_ctas = 1}});
+        {4, {1, 5, 5, 128, 400, 0, 1, 0}, 2, {.workspace_limit = 1000000, .heads_per_step = 2}});
 }
 
 /* Copy engines, in both layouts; steps hold whole batches, some heads of one batch, or heads of two batches. */
@@ -358,7 +358,7 @@ Test(attention_nodes, causal_ranks_of_two_nodes_look_at_what_came_before, .timeo
 {
     need_software_nic();
     ASSERT_RIGHT({4, {1, 2, 2, 128, 1048, 1, 0, 0.3f}, 2, {.slab_rows = 64}, 2},
-                 {4, {2, 2, 1, 64, 400, 1, 1, 0}, 3, {.push_ctas = 1}, 2},
+                 {4, {2, 2, 1, 64, 400, 1, 1, 0}, 3, {0}, 2},
                  {3, {1, 1, 1, 128, 360, 1, 0, 0}, 2, {0}, 3});
 }
 

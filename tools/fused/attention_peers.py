@@ -33,7 +33,7 @@ SAMPLED_ROWS = 64
 MODES = ("", "alone", "resident", "ring")
 # As in include/perseus/fused.h.
 Shape = struct("Shape", batch=u32, heads_q=u32, heads_kv=u32, head_dim=u32, seq=u32, causal=u32, heads_first=u32, scale=ctypes.c_float)
-Tuning = struct("Tuning", mode=u32, ctas=u32, heads_per_step=u32, slab_rows=u32, push_ctas=u32, spread=u32, block_rows=u32, overlap=u32, mover=u32, workspace_limit=u64)
+Tuning = struct("Tuning", mode=u32, ctas=u32, heads_per_step=u32, slab_rows=u32, spread=u32, block_rows=u32, overlap=u32, mover=u32, workspace_limit=u64)
 Info = struct("Info", tuning=Tuning, workspace_bytes=u64, sent_bytes=u64, predicted_us=ctypes.c_double, reason=ctypes.c_char_p)
 
 

@@ -181,7 +181,6 @@ static void check_kernels(struct bench_options *o)
         a->shapes[i].heads_first = a->heads_first;
     }
     a->tuning.heads_per_step = o->tuning.tiles_per_signal;
-    a->tuning.push_ctas = o->tuning.push_ctas;
     a->tuning.mover = o->tuning.mover;
     a->tuning.spread = o->tuning.spread;
 }

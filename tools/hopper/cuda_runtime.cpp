@@ -6,6 +6,7 @@
 #include <ctime>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "tools/hopper/hopper.h"
 #include "tools/hopper/launch.h"
@@ -400,9 +401,30 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 static std::mutex limits_lock;
 static std::map<const void *, uint32_t> shared_limits;
 
+/* As CUDA does unless CUDA_MODULE_LOADING is EAGER: the code of a kernel is loaded on a device when it is first asked
+ * about or launched there. */
+static std::mutex loaded_lock;
+static std::set<std::pair<int, const void *>> loaded;
+
+static bool load(const void *kernel)
+{
+    std::lock_guard<std::mutex> held(loaded_lock);
+    return loaded.insert({current_device, kernel}).second;
+}
+
+/* Loading at a launch waits for all kernels that run on the device. */
+static cudaError_t load_for_launch(const void *kernel, struct stream_state *s)
+{
+    const char *mode = getenv("CUDA_MODULE_LOADING");
+    if (!load(kernel) || stream_captures(s) || (mode && strcmp(mode, "EAGER") == 0))
+        return cudaSuccess;
+    return stream_wait_kernels(current_device);
+}
+
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value)
 {
     std::lock_guard<std::mutex> held(limits_lock);
+    (void)load(kernel);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize)
         return cudaSuccess;
     if (value < 0 || value > MOST_SHARED_BYTES)
@@ -433,6 +455,7 @@ cudaError_t cudaOccupancyMaxActiveClusters(int *count, const void *kernel, const
 {
     if (!config_fits(kernel, config))
         return result(cudaErrorInvalidConfiguration);
+    (void)load(kernel);
     *count = (int)device_max_clusters(config->blockDim.x * config->blockDim.y * config->blockDim.z,
                                       (uint32_t)config->dynamicSmemBytes, cluster_of(config));
     return cudaSuccess;
@@ -472,6 +495,8 @@ cudaError_t hopper::launch_enqueue(const cudaLaunchConfig_t *config, const void 
         return l;
     };
     struct stream_state *s = stream_here(config->stream);
-    cudaError_t e = stream_enqueue(s, w);
+    cudaError_t e = load_for_launch(kernel, s);
+    if (e == cudaSuccess)
+        e = stream_enqueue(s, w);
     return result(e == cudaSuccess && launches_block() ? stream_wait(s) : e);
 }

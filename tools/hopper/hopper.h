@@ -23,6 +23,20 @@ void hopper_tolerate(void);
 void hopper_forgive_late_writes(void);
 /* The text of the first violation; "" if there was none. */
 const char *hopper_violation(void);
+/* How many SMs of a device have a CTA at this moment. */
+uint32_t hopper_busy_sms(int device);
+
+/* A collective of a stranger, such as an all-reduce of NCCL on a stream beside ours: on each of `ranks` devices a
+ * kernel that holds `sms` whole SMs until all CTAs of all these kernels run. */
+struct hopper_collective;
+struct hopper_collective *hopper_collective_open(uint32_t ranks, uint32_t sms);
+/* Enqueues the kernel of the current device. False: the device has fewer SMs. */
+bool hopper_collective_launch(struct hopper_collective *c, struct CUstream_st *stream);
+/* Whether all CTAs have been seen running. */
+bool hopper_collective_met(const struct hopper_collective *c);
+/* Call it when all its kernels have ended. */
+void hopper_collective_close(struct hopper_collective *c);
+
 /* How often peer access was enabled a second time: an error to CUDA, which compute-sanitizer reports. */
 uint32_t hopper_repeated_access(void);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many devices and SMs there are, and which CTAs fit on them. A launch that does not fit waits, as on a GPU:
  * kernels that must run at the same time and do not fit together deadlock here too. */
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <time.h>
@@ -15,7 +16,7 @@ namespace hopper
 enum : uint32_t { DEFAULT_DEVICES = 8, DEFAULT_SMS = 8, MOST_DEVICES = 64 };
 
 struct sm {
-    uint32_t threads, shared;
+    uint32_t ctas, threads, shared;
 };
 
 static struct {
@@ -24,6 +25,7 @@ static struct {
     uint64_t seed;
 } setup;
 static std::vector<sm> *sms_of = new std::vector<sm>[MOST_DEVICES]; /* by device; on the scheduler's thread only */
+static std::atomic<uint32_t> busy[MOST_DEVICES];
 
 static uint64_t number_from_environment(const char *variable, uint64_t otherwise)
 {
@@ -70,6 +72,7 @@ bool sms_reserve(struct launch *l, struct cluster *c)
     for (uint32_t i = 0; i < chosen.size(); i++) {
         if (chosen.size() == c->ctas.size()) {
             c->ctas[i]->sm = (int)chosen[i];
+            busy[l->device] += sms[chosen[i]].ctas++ == 0;
             continue;
         }
         sms[chosen[i]].threads -= threads;
@@ -83,9 +86,15 @@ void sms_release(struct cta *c)
     struct sm *s = &sms_of[c->of->device][(size_t)c->sm];
     s->threads -= (uint32_t)c->threads.size();
     s->shared -= shared_of(c->of->shared_bytes);
+    busy[c->of->device] -= --s->ctas == 0;
 }
 
 } // namespace hopper
+
+extern "C" uint32_t hopper_busy_sms(int device)
+{
+    return hopper::busy[device];
+}
 
 extern "C" void hopper_setup(uint32_t devices, uint32_t sms, uint64_t seed)
 {

@@ -111,6 +111,23 @@ cudaError_t stream_wait_device(int device)
     });
 }
 
+cudaError_t stream_wait_kernels(int device)
+{
+    return wait_until([&] {
+        for (auto &s : streams)
+            if (s->device == device && !s->queue.empty() && s->queue.front().started &&
+                s->queue.front().kind == WORK_LAUNCH)
+                return false;
+        return true;
+    });
+}
+
+bool stream_captures(struct stream_state *s)
+{
+    std::lock_guard<std::mutex> held(lock);
+    return s->into;
+}
+
 cudaError_t stream_record(struct stream_state *s, struct event_state *e)
 {
     work w = {};

@@ -59,6 +59,9 @@ cudaError_t stream_enqueue(struct stream_state *s, work w);
 cudaError_t stream_wait(struct stream_state *s);
 bool stream_idle(struct stream_state *s);
 cudaError_t stream_wait_device(int device);
+/* Waits until no kernel runs on the device. */
+cudaError_t stream_wait_kernels(int device);
+bool stream_captures(struct stream_state *s);
 cudaError_t stream_record(struct stream_state *s, struct event_state *e);
 cudaError_t stream_wait_event(struct stream_state *s, struct event_state *e);
 /* Waits until the newest record of the event is reached. */

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ring attention, warp 2: counts the pieces that have been read, and gives the senders of the node credit for a group
+ * when all its pieces have been. A thread of its own, because each count takes as long as a step. */
+#ifndef PERSEUS_FUSED_ATTENTION_CREDIT_CUH
+#define PERSEUS_FUSED_ATTENTION_CREDIT_CUH
+
+#include "fused/attention/cta.cuh"
+
+/* One thread of each CTA calls it. */
+PRS_DEVICE void count_pieces(const struct prs_attention_args &args, const struct attention_memory &m)
+{
+    const struct prs_attention_schedule *s = &args.schedule;
+    uint32_t epoch = launch_epoch(&args.sync), piece;
+    for (uint32_t turn = 0; (piece = await_piece(m, turn)) < args.pieces_count; turn++) {
+        uint32_t group = args.pieces[piece].task.group, slot = turn % PRS_ATTENTION_PIECE_SLOTS;
+        mbarrier_wait(&m.piece_read[slot], turn / PRS_ATTENTION_PIECE_SLOTS & 1);
+        mbarrier_arrive(&m.piece_empty[slot]); /* not before: else piece_read could complete two phases meanwhile */
+        if (!arrives_last(args.finished + group, args.pieces_of[group]))
+            continue;
+        fence_release_sys(); /* [slab-credit]: all pieces are read, before the credit that await_credit() waits for */
+        for (uint32_t p = 1; p < s->place.local_ranks; p++)
+            store_release_sys(args.credits[p] + prs_attention_credit(s, p, group), epoch);
+    }
+}
+
+#endif

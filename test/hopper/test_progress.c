@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A launch makes progress with any SMs that are left to it: beside a stranger's collective that holds some SMs and
+ * waits for other ranks, in an order that differs from rank to rank. */
+#include <criterion/criterion.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/hopper/hopper.h"
+#include "test/hopper/ranks.h"
+
+enum { SMS = 4, PLACED_MS = 300 };
+
+/* ---- one launch of any kernel ---- */
+enum family { GEMM, MOE, ATTENTION };
+
+struct kernel {
+    const char *name;
+    enum family family;
+    enum prs_fused_op op;
+    uint32_t mover, mode;
+};
+
+static const struct kernel gemm_kernels[] = {
+    {"all-gather by CTAs", GEMM, PRS_FUSED_ALLGATHER, PRS_MOVED_BY_CTAS, 0},
+    {"all-gather by copy engines", GEMM, PRS_FUSED_ALLGATHER, PRS_MOVED_BY_COPY_ENGINES, 0},
+    {"reduce-scatter", GEMM, PRS_FUSED_REDUCE_SCATTER, 0, 0},
+    {"all-reduce", GEMM, PRS_FUSED_ALLREDUCE, 0, 0},
+};
+
+static const struct kernel moe_kernels[] = {{"MoE", MOE, 0, 0, 0}};
+
+static const struct kernel attention_kernels[] = {
+    {"attention by CTAs", ATTENTION, 0, PRS_MOVED_BY_CTAS, PRS_ATTENTION_RESIDENT},
+    {"attention by copy engines", ATTENTION, 0, PRS_MOVED_BY_COPY_ENGINES, PRS_ATTENTION_RESIDENT},
+    {"attention with two buffers", ATTENTION, 0, PRS_MOVED_BY_CTAS, PRS_ATTENTION_RING},
+};
+
+/* A plan on one rank, with inputs and results. */
+struct work {
+    const struct kernel *kernel;
+    struct prs_fused *ctx;
+    struct prs_fused_plan *gemm;
+    struct prs_moe_plan *moe;
+    struct prs_attention_plan *attention;
+    struct prs_moe_batch batch;
+    void *a, *b, *result;
+    size_t bytes; /* of the result */
+};
+
+static void *device(size_t bytes)
+{
+    void *p = NULL;
+    cr_assert_eq(cudaMalloc(&p, bytes), cudaSuccess);
+    cr_assert_eq(cudaMemset(p, 0, bytes), cudaSuccess);
+    return p;
+}
+
+static int open_gemm(struct work *w, uint32_t rank, uint32_t world)
+{
+    struct prs_fused_shape shape = {w->kernel->op, 1024, 512, 128, 1};
+    struct prs_fused_tuning tuning = {.path = PRS_PATH_FUSED, .mover = w->kernel->mover, .band = 1};
+    bool gathers = shape.op == PRS_FUSED_ALLGATHER, scatters = shape.op == PRS_FUSED_REDUCE_SCATTER;
+    int r = prs_fused_plan_open(w->ctx, &shape, &tuning, &w->gemm);
+    w->a = ranks_upload(rank, (uint64_t)shape.m / (gathers ? world : 1) * shape.k);
+    w->b = ranks_upload(100 + rank, (uint64_t)shape.n * shape.k);
+    w->bytes = (size_t)shape.m / (scatters ? world : 1) * shape.n * 2;
+    if (shape.op != PRS_FUSED_ALLREDUCE)
+        w->result = device(w->bytes);
+    else if (!r)
+        r = prs_fused_alloc(w->ctx, w->bytes, &w->result);
+    return r;
+}
+
+static int open_moe(struct work *w, uint32_t rank, uint32_t world)
+{
+    enum { TOKENS = 120, HIDDEN = 128, COLUMNS = 256, TOP = 2 };
+    struct prs_moe_shape shape = {TOKENS, HIDDEN, COLUMNS, 2 * world, TOP, 0, 1};
+    struct prs_moe_info info;
+    int64_t chosen[TOKENS * TOP];
+    int r = prs_moe_plan_open(w->ctx, &shape, NULL, &w->moe);
+    if (r)
+        return r;
+    prs_moe_plan_query(w->moe, &info);
+    for (uint32_t i = 0; i < TOKENS * TOP; i++)
+        chosen[i] = (i / TOP * 7 + i % TOP * world + rank) % shape.experts;
+    w->bytes = (size_t)info.capacity * COLUMNS * 2;
+    w->result = device(w->bytes);
+    w->batch = (struct prs_moe_batch){.tokens = ranks_upload(rank, TOKENS * HIDDEN),
+                                      .count = TOKENS,
+                                      .chosen = device(sizeof(chosen)),
+                                      .router_weights = device(TOKENS * TOP * sizeof(float)),
+                                      .weights = ranks_upload(100 + rank, 2 * HIDDEN * COLUMNS),
+                                      .out = w->result,
+                                      .rows = device(info.capacity * sizeof(struct prs_moe_row)),
+                                      .expert_rows = device(2 * sizeof(struct prs_moe_expert_rows))};
+    cr_assert_eq(cudaMemcpy((void *)w->batch.chosen, chosen, sizeof(chosen), cudaMemcpyHostToDevice), cudaSuccess);
+    return 0;
+}
+
+static int open_attention(struct work *w, uint32_t rank, uint32_t world)
+{
+    enum { HEADS = 3, DIM = 64, ROWS = 200 };
+    struct prs_attention_shape shape = {1, HEADS, HEADS, DIM, ROWS * world, 0, 0, 0};
+    struct prs_attention_tuning tuning = {.mode = w->kernel->mode, .mover = w->kernel->mover, .heads_per_step = 1};
+    int r = prs_attention_plan_open(w->ctx, &shape, &tuning, &w->attention);
+    w->bytes = (size_t)ROWS * HEADS * DIM * 2;
+    w->a = ranks_upload(rank, w->bytes / 2);
+    w->b = ranks_upload(100 + rank, w->bytes / 2);
+    w->result = device(w->bytes);
+    return r;
+}
+
+static int open_work(struct work *w, uint32_t rank, uint32_t world)
+{
+    return w->kernel->family == GEMM  ? open_gemm(w, rank, world)
+           : w->kernel->family == MOE ? open_moe(w, rank, world)
+                                      : open_attention(w, rank, world);
+}
+
+static int launch_work(const struct work *w, cudaStream_t stream)
+{
+    struct prs_fused_operands operands = {.a = w->a, .b = w->b, .c = w->result};
+    switch (w->kernel->family) {
+    case GEMM:
+        return prs_fused_launch(w->gemm, &operands, stream);
+    case MOE:
+        return prs_moe_dispatch_gemm(w->moe, &w->batch, stream);
+    default:
+        return prs_ring_attention(w->attention, w->a, w->b, w->a, w->result, NULL, stream);
+    }
+}
+
+static void close_work(struct work *w)
+{
+    prs_attention_plan_close(w->attention);
+    prs_moe_plan_close(w->moe);
+    if (w->kernel->family == GEMM && w->kernel->op == PRS_FUSED_ALLREDUCE && w->result)
+        (void)prs_fused_free(w->ctx, w->result);
+    prs_fused_plan_close(w->gemm);
+    prs_fused_close(w->ctx);
+}
+
+static uint8_t *result_of(const struct work *w)
+{
+    uint8_t *host = malloc(w->bytes);
+    cr_assert_eq(cudaMemcpy(host, w->result, w->bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+    cr_assert_eq(cudaMemset(w->result, 0, w->bytes), cudaSuccess);
+    cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    return host;
+}
+
+/* ---- beside a collective ---- */
+struct crossing {
+    const struct kernel *kernel;
+    uint32_t world, rounds;
+    uint32_t collective_first; /* ranks, as a mask: the others launch ours first */
+    uint32_t held;             /* SMs of a rank that the collective holds */
+    bool cold;                 /* nothing was launched before */
+    struct hopper_collective *collective[4];
+    struct prs_fused_error error[RANKS_MAX];
+    int result[RANKS_MAX];
+    bool differs[RANKS_MAX];
+};
+
+/* Until the launch before is on so many SMs, or it seems that it will not be. */
+static void await_placed(uint32_t rank, uint32_t sms)
+{
+    for (int ms = 0; ms < PLACED_MS && hopper_busy_sms((int)rank) < sms; ms++)
+        usleep(1000);
+}
+
+static int cross(struct crossing *x, uint32_t rank, struct work *w, cudaStream_t ours, cudaStream_t other)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < x->rounds && r == 0; i++) {
+        if (x->collective_first >> rank & 1) {
+            cr_assert(hopper_collective_launch(x->collective[i], other));
+            await_placed(rank, x->held);
+            r = launch_work(w, ours);
+        } else {
+            r = launch_work(w, ours);
+            await_placed(rank, SMS);
+            cr_assert(hopper_collective_launch(x->collective[i], other));
+        }
+        (void)cudaStreamSynchronize(ours);
+        (void)cudaStreamSynchronize(other);
+    }
+    return r;
+}
+
+static void cross_on_rank(uint32_t rank, struct ranks_self *self, void *user)
+{
+    struct crossing *x = user;
+    struct work w = {.kernel = x->kernel};
+    cudaStream_t ours, other;
+    uint8_t *beside, *alone;
+    int r = ranks_open(self, 0, RANKS_PATIENCE_MS, &w.ctx);
+    if (!r)
+        r = open_work(&w, rank, x->world);
+    cr_assert_eq(r, 0, "%s: %s", x->kernel->name, prs_fused_error_text());
+    cr_assert_eq(cudaStreamCreateWithFlags(&ours, cudaStreamNonBlocking), cudaSuccess);
+    cr_assert_eq(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+    if (!x->cold) {
+        r = launch_work(&w, ours);
+        cr_assert_eq(cudaDeviceSynchronize(), cudaSuccess);
+    }
+    if (!r)
+        r = cross(x, rank, &w, ours, other);
+    (void)prs_fused_poll_error(w.ctx, &x->error[rank]);
+    x->result[rank] = r;
+    beside = result_of(&w);
+    if (r == 0 && x->error[rank].code == 0) {
+        (void)launch_work(&w, ours);
+        (void)cudaDeviceSynchronize();
+        alone = result_of(&w);
+        x->differs[rank] = memcmp(beside, alone, w.bytes) != 0;
+        free(alone);
+    }
+    free(beside);
+    close_work(&w);
+}
+
+static void assert_no_circle(const struct crossing *wanted, const struct kernel *kernels, size_t count)
+{
+    hopper_setup(RANKS_MAX, SMS, 0);
+    hopper_forgive_late_writes();
+    for (size_t k = 0; k < count; k++) {
+        struct crossing x = *wanted;
+        x.kernel = &kernels[k];
+        for (uint32_t i = 0; i < x.rounds; i++)
+            x.collective[i] = hopper_collective_open(x.world, x.held);
+        ranks_run(x.world, cross_on_rank, &x);
+        for (uint32_t rank = 0; rank < x.world; rank++) {
+            cr_expect(x.result[rank] == 0 && x.error[rank].code == 0, "%s, rank %u: %d, %s (HOPPER_SEED=%llu)",
+                      x.kernel->name, rank, x.result[rank], x.error[rank].text, (unsigned long long)hopper_seed());
+            cr_expect_not(x.differs[rank], "%s, rank %u: wrong result (HOPPER_SEED=%llu)", x.kernel->name, rank,
+                          (unsigned long long)hopper_seed());
+        }
+        for (uint32_t i = 0; i < x.rounds; i++) {
+            cr_expect(hopper_collective_met(x.collective[i]));
+            hopper_collective_close(x.collective[i]);
+        }
+    }
+}
+
+#define ALL_OF(kernels) kernels, sizeof(kernels) / sizeof(kernels[0])
+
+static const struct crossing two_ranks = {.world = 2, .rounds = 2, .collective_first = 1, .held = 2};
+/* Two ranks hold back SMs from the launches of all four. */
+static const struct crossing four_ranks = {.world = 4, .rounds = 1, .collective_first = 3, .held = 2};
+static const struct crossing first_launch = {.world = 2, .rounds = 1, .collective_first = 1, .held = 2, .cold = true};
+/* As few SMs as are left beside a collective that takes nearly all. */
+static const struct crossing few_sms = {.world = 3, .rounds = 1, .collective_first = 5, .held = 3};
+
+/* Kernels whose work is dealt out to CTAs that must all run. */
+enum { GEMM_WAITS_FOR_CTAS = 1, MOE_WAITS_FOR_CTAS = 1 };
+
+/* Each family has a process of its own: whether a kernel is loaded is a matter of the process. */
+#define BESIDE_A_COLLECTIVE(family, waits)                                                                             \
+    Test(progress, family##_when_it_comes_first_on_one_of_two_ranks, .timeout = 600, .disabled = waits)                \
+    {                                                                                                                  \
+        assert_no_circle(&two_ranks, ALL_OF(family##_kernels));                                                        \
+    }                                                                                                                  \
+    Test(progress, family##_when_it_comes_first_on_two_of_four_ranks, .timeout = 600, .disabled = waits)               \
+    {                                                                                                                  \
+        assert_no_circle(&four_ranks, ALL_OF(family##_kernels));                                                       \
+    }                                                                                                                  \
+    Test(progress, family##_when_it_is_beside_the_first_launch, .timeout = 600, .disabled = waits)                     \
+    {                                                                                                                  \
+        assert_no_circle(&first_launch, ALL_OF(family##_kernels));                                                     \
+    }
+
+BESIDE_A_COLLECTIVE(gemm, GEMM_WAITS_FOR_CTAS)
+BESIDE_A_COLLECTIVE(moe, MOE_WAITS_FOR_CTAS)
+BESIDE_A_COLLECTIVE(attention, 0)
+
+/* A cluster of two CTAs needs two. */
+Test(progress, moe_when_one_sm_is_left, .timeout = 600, .disabled = MOE_WAITS_FOR_CTAS)
+{
+    assert_no_circle(&few_sms, ALL_OF(moe_kernels));
+}
+
+Test(progress, attention_when_one_sm_is_left, .timeout = 600)
+{
+    assert_no_circle(&few_sms, ALL_OF(attention_kernels));
+}
