@@ -46,7 +46,7 @@ static int copy_pairs(struct prs_copy_stream *c, const struct prs_attention_args
     int r = 0;
     while (pair < end && r == 0) {
         struct run run = run_at(a, pair, end);
-        r = prs_copy_stream_rows(c, to + run.begin, from + run.begin, run.pitch, run.bytes, run.rows);
+        r = prs_copy_stream_rows(c, to + run.begin, run.pitch, from + run.begin, run.pitch, run.bytes, run.rows);
         pair += run.pairs;
     }
     return r;

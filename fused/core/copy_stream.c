@@ -40,13 +40,14 @@ int prs_copy_stream_join(struct prs_copy_stream *c, cudaStream_t stream)
     return r ? r : prs_cuda_check(cudaStreamWaitEvent(stream, c->done, 0), "cudaStreamWaitEvent");
 }
 
-int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, const void *from, size_t pitch, size_t bytes, size_t rows)
+int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                         size_t bytes, size_t rows)
 {
     cudaError_t e;
-    if (rows == 1 || bytes == pitch)
+    if (rows == 1 || (bytes == to_pitch && bytes == from_pitch))
         e = cudaMemcpyAsync(to, from, bytes * rows, cudaMemcpyDeviceToDevice, c->stream);
     else
-        e = cudaMemcpy2DAsync(to, pitch, from, pitch, bytes, rows, cudaMemcpyDeviceToDevice, c->stream);
+        e = cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, bytes, rows, cudaMemcpyDeviceToDevice, c->stream);
     return prs_cuda_check(e, "copy to another rank");
 }
 

@@ -25,9 +25,9 @@ int prs_copy_stream_fork(struct prs_copy_stream *c, cudaStream_t stream);
 /* `stream` waits for the copies, so that its later work may change their source. 0 or -EIO. */
 int prs_copy_stream_join(struct prs_copy_stream *c, cudaStream_t stream);
 
-/* Copies `rows` rows of `bytes` bytes; rows begin `pitch` bytes apart on both sides. 0 or -EIO. */
-int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, const void *from, size_t pitch, size_t bytes,
-                         size_t rows);
+/* Copies `rows` rows of `bytes` bytes, which begin to_pitch and from_pitch bytes apart. 0 or -EIO. */
+int prs_copy_stream_rows(struct prs_copy_stream *c, void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                         size_t bytes, size_t rows);
 
 /* Copies a word of this device after those rows, as their flag. 0 or -EIO. */
 int prs_copy_stream_word(struct prs_copy_stream *c, uint32_t *to, const uint32_t *from);

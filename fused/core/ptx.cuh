@@ -353,6 +353,14 @@ PRS_DEVICE float exp2_fast(float x)
     return y;
 }
 
+/* a / b, 2 ulp; 0 for an infinite b. */
+PRS_DEVICE float divide_fast(float a, float b)
+{
+    float y;
+    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+
 /* ---- tensor cores ---- */
 /* Operand of wgmma in shared memory, 128-byte swizzle. K-major: rows of 128 bytes, 8-row groups 1024 bytes apart.
  * N-major: boxes of 64 K rows x 64 columns, 8192 bytes apart; 8-row groups along K 1024 bytes apart. */

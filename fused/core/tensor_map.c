@@ -47,7 +47,7 @@ static int encode(const void *base, uint32_t rank, const cuuint64_t *size, const
 int prs_tensor_map_encode(const struct prs_tensor *t, CUtensorMap *map)
 {
     cuuint64_t size[3] = {t->columns, t->rows, t->planes};
-    cuuint64_t stride[2] = {t->columns * BF16_BYTES, t->columns * t->rows * BF16_BYTES};
+    cuuint64_t pitch = (t->pitch != 0 ? t->pitch : t->columns) * BF16_BYTES, stride[2] = {pitch, pitch * t->rows};
     cuuint32_t box[3] = {BOX_COLUMNS, t->box_rows, 1};
     return encode(t->base, t->planes == 0 ? 2 : 3, size, stride, box, t->swizzled, map);
 }

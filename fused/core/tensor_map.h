@@ -7,11 +7,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Describes a bf16 matrix of `planes` planes of rows x columns, without gaps, in boxes of box_rows x 64 columns.
- * swizzled: the order that the tensor cores and fill_result_slab() use. planes 0: a plain two-dimensional map. */
+/* Describes a bf16 matrix of `planes` planes of rows x columns in boxes of box_rows x 64 columns. swizzled: the order
+ * that the tensor cores and fill_result_slab() use. planes 0: a plain two-dimensional map. */
 struct prs_tensor {
     const void *base;
     uint64_t columns, rows, planes;
+    uint64_t pitch; /* elements from one row to the next, also from the last of a plane; 0: rows without gaps */
     uint32_t box_rows;
     bool swizzled;
 };

@@ -6,10 +6,11 @@ static int copy_piece(struct prs_fused_plan *p, const struct prs_copy *piece)
 {
     const struct prs_kernel_args *args = &p->args;
     const struct prs_schedule *s = &args->schedule;
-    uint64_t pitch = (uint64_t)p->shape.k * 2, row = (uint64_t)piece->band * s->band * PRS_PAIR_M;
+    uint64_t pitch = (uint64_t)p->shape.k * 2, from_pitch = prs_pitch(p->shape.lda, p->shape.k) * 2,
+             row = (uint64_t)piece->band * s->band * PRS_PAIR_M;
     uint64_t rows = (uint64_t)s->band * PRS_PAIR_M, width = (uint64_t)prs_schedule_segment_steps(s) * PRS_TILE_K * 2;
     uint64_t begin = piece->segment * width;
-    const uint8_t *from = (const uint8_t *)p->operands.a + row * pitch + begin;
+    const uint8_t *from = (const uint8_t *)p->operands.a + row * from_pitch + begin;
     uint32_t slot = prs_schedule_slot(s, s->place.rank, (s->place.rank + piece->distance) % s->place.world);
     uint8_t *to = args->staging[piece->distance] + ((uint64_t)slot * s->pairs * PRS_PAIR_M + row) * pitch + begin;
     uint32_t *flag = args->flags[piece->distance] + prs_schedule_segment_flag(s, slot, piece->band, piece->segment);
@@ -20,7 +21,7 @@ static int copy_piece(struct prs_fused_plan *p, const struct prs_copy *piece)
         rows = s->block_rows - row;
     if (begin + width > pitch)
         width = pitch - begin;
-    r = prs_copy_stream_rows(&p->base.copies, to, from, pitch, width, rows);
+    r = prs_copy_stream_rows(&p->base.copies, to, pitch, from, from_pitch, width, rows);
     return r ? r : prs_copy_stream_word(&p->base.copies, flag, &args->sync.words->copying);
 }
 

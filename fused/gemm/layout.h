@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "fused/core/epilogue.h"
 #include "fused/core/far.h"
 #include "fused/core/sync.h"
 #include "fused/core/tile.h"
@@ -56,7 +57,8 @@ struct prs_kernel_args {
     uint32_t *flags[PRS_MAX_LOCAL_RANKS]; /* partial flags or arrival counters */
     uint32_t *done[PRS_MAX_LOCAL_RANKS];  /* all-reduce: broadcast counters, one for each neighbour of p */
     struct prs_far far;                   /* several nodes only */
-    uint32_t n;                           /* columns of the result */
+    struct prs_epilogue epilogue;
+    uint32_t n; /* columns of the result */
     /* SM clocks from one pushed chunk, or one sent slab, to the next: a link that is never full does not delay the SM's
      * own loads. */
     uint32_t push_gap, store_gap;

@@ -3,6 +3,7 @@
 #ifndef PERSEUS_FUSED_GEMM_MULTIPLY_CUH
 #define PERSEUS_FUSED_GEMM_MULTIPLY_CUH
 
+#include "fused/core/epilogue.cuh"
 #include "fused/core/multiply.cuh"
 #include "fused/gemm/layout.h"
 
@@ -42,6 +43,17 @@ PRS_DEVICE void add_partials(float (&d)[128], const struct cta_memory &m, struct
     }
 }
 
+/* Applies the epilogue to this warpgroup's half of a tile of the result. */
+PRS_DEVICE void finish_half(const struct prs_kernel_args &args, const struct cta_position &at, float (&d)[128],
+                            const struct prs_unit &u, uint32_t half)
+{
+    const struct prs_schedule *s = &args.schedule;
+    uint32_t first = prs_schedule_result_row(s, u.block);
+    finish_tile(args.epilogue, d,
+                {first + u.pair * PRS_PAIR_M + at.rank * PRS_TILE_M + half * 64, u.column * PRS_TILE_N,
+                 first + s->block_rows, args.n});
+}
+
 template <class E>
 PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct cta_memory &m,
                                const struct cta_position &at)
@@ -55,10 +67,10 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
     float d[128];
     left.next = left_over<E>::count;
     for (uint32_t unit = at.cluster; unit < s->units; unit += at.clusters) {
+        struct prs_unit u;
         bool partial = false;
         multiply_tile<E>(d, m, &r, half, s->k_steps, &left, &slabs);
         if (E::reduces) {
-            struct prs_unit u;
             prs_schedule_unit(s, &cursor, unit, &u);
             partial = u.block != s->place.rank;
             if (prs_schedule_part(s, u.block) != PRS_PART_SEND) {
@@ -71,6 +83,12 @@ PRS_DEVICE void multiply_tiles(const struct prs_kernel_args &args, const struct 
                 hand_over_rest<E>(&left, m, half, &slabs);
                 add_partials<E>(d, m, &r, half, prs_schedule_sources(s, u.block));
             }
+        }
+        if (args.epilogue.any != 0 && !partial) {
+            if (!E::reduces)
+                prs_schedule_unit(s, &cursor, unit, &u);
+            hand_over_rest<E>(&left, m, half, &slabs); /* frees registers */
+            finish_half(args, at, d, u, half);
         }
         hand_over_tile<E>(d, m, half, &slabs, partial, &left);
     }

@@ -94,6 +94,31 @@ static int open_workspace(struct prs_fused_plan *p)
     return prs_plan_signals(&p->base, p->staging, prs_schedule_row_word(s, s->place.nodes - 1, 0), &a->far);
 }
 
+static int check_stride(char name, uint32_t ld, uint32_t columns)
+{
+    if (ld == 0 || (ld >= columns && ld % 8 == 0))
+        return 0;
+    return prs_fail(-EINVAL, "fused: rows of %c are %u elements apart: that must be a multiple of 8, and at least %u",
+                    name, ld, columns);
+}
+
+static int check_strides(const struct prs_fused *ctx, const struct prs_fused_shape *s)
+{
+    int r = check_stride('A', s->lda, s->k);
+    if (!r)
+        r = check_stride('B', s->ldb, s->b_is_n_k ? s->k : s->n);
+    if (!r)
+        r = check_stride('C', s->ldc, s->n);
+    if (r || !prs_has_gaps(s))
+        return r;
+    if (s->op == PRS_FUSED_ALLREDUCE && ctx->place.nodes > 1 && s->ldc != 0 && s->ldc != s->n)
+        return prs_fail(-EINVAL,
+                        "fused: between nodes the rows of an all-reduce's C have no gaps, but ldc is %u for %u "
+                        "columns",
+                        s->ldc, s->n);
+    return 0;
+}
+
 static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape *shape)
 {
     if (shape->m == 0 || shape->n == 0 || shape->k == 0)
@@ -106,7 +131,9 @@ static int check_shape(const struct prs_fused *ctx, const struct prs_fused_shape
     if ((shape->op == PRS_FUSED_REDUCE_SCATTER || shape->op == PRS_FUSED_ALLGATHER) &&
         shape->m % ctx->config.world != 0)
         return prs_fail(-EINVAL, "fused: %u rows do not divide among %u ranks", shape->m, ctx->config.world);
-    return 0;
+    if (shape->activation > PRS_ACTIVATION_SILU)
+        return prs_fail(-EINVAL, "fused: activation %u is not known", shape->activation);
+    return check_strides(ctx, shape);
 }
 
 /* Without cuBLASLt on any rank (they agree), a plan that only prefers the unfused path takes the fused one: it is
@@ -232,9 +259,13 @@ static int encode_inputs(struct prs_fused_plan *p)
     const struct prs_fused_shape *sh = &p->shape;
     bool gathers = sh->op == PRS_FUSED_ALLGATHER;
     uint64_t rows = gathers ? p->args.schedule.block_rows : sh->m;
-    struct prs_tensor ta = {
-        .base = p->operands.a, .columns = sh->k, .rows = rows, .box_rows = PRS_TILE_M, .swizzled = true};
-    struct prs_tensor tb = {.base = p->operands.b, .swizzled = true};
+    struct prs_tensor ta = {.base = p->operands.a,
+                            .columns = sh->k,
+                            .rows = rows,
+                            .pitch = sh->lda,
+                            .box_rows = PRS_TILE_M,
+                            .swizzled = true};
+    struct prs_tensor tb = {.base = p->operands.b, .pitch = sh->ldb, .swizzled = true};
     int r = prs_tensor_map_encode(&ta, &p->args.a);
     if (sh->b_is_n_k) { /* half of the columns of B per CTA */
         tb.columns = sh->k, tb.rows = sh->n, tb.box_rows = PRS_TILE_N / 2;
@@ -256,11 +287,12 @@ static int encode_results(struct prs_fused_plan *p)
     const struct prs_schedule *s = &p->args.schedule;
     struct prs_tensor t = {.base = c,
                            .columns = p->shape.n,
+                           .pitch = p->shape.ldc,
                            .rows = s->block_rows,
                            .planes = s->place.world,
                            .box_rows = 64,
                            .swizzled = true};
-    uint64_t bytes = (uint64_t)p->shape.m * p->shape.n * 2;
+    uint64_t bytes = (((uint64_t)p->shape.m - 1) * prs_pitch(p->shape.ldc, p->shape.n) + p->shape.n) * 2;
     const struct prs_symmetric *home = NULL;
     int r = 0;
     if (p->shape.op == PRS_FUSED_REDUCE_SCATTER)
@@ -285,6 +317,17 @@ static int encode_results(struct prs_fused_plan *p)
     return r;
 }
 
+/* What the operands ask for, for kernels of both paths. */
+static struct prs_epilogue epilogue_of(const struct prs_fused_plan *p)
+{
+    struct prs_epilogue e = {.bias = p->operands.bias,
+                             .residual = p->operands.residual,
+                             .residual_pitch = prs_pitch(p->shape.ldc, p->shape.n),
+                             .activation = p->shape.activation};
+    e.any = e.bias || e.residual || e.activation != PRS_ACTIVATION_NONE;
+    return e;
+}
+
 static int launch_fused(struct prs_fused_plan *p, cudaStream_t stream)
 {
     int r = encode_inputs(p);
@@ -293,16 +336,28 @@ static int launch_fused(struct prs_fused_plan *p, cudaStream_t stream)
     return r ? r : prs_plan_launch(&p->base, stream);
 }
 
-int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *x, struct CUstream_st *stream)
+static int check_operands(const struct prs_fused_plan *p, const struct prs_fused_operands *x)
 {
-    int before, r;
     if (!x->a || !x->b || !x->c || ((uintptr_t)x->a | (uintptr_t)x->b | (uintptr_t)x->c) % 16 != 0)
         return prs_fail(-EINVAL, "fused: A %p, B %p, C %p: pointers must be 16-byte aligned, and not NULL", x->a, x->b,
                         x->c);
+    if (((uintptr_t)x->bias | (uintptr_t)x->residual) % 16 != 0)
+        return prs_fail(-EINVAL, "fused: bias %p, residual %p: pointers must be 16-byte aligned", x->bias, x->residual);
+    if (x->residual && x->residual == x->c && p->shape.activation != PRS_ACTIVATION_NONE)
+        return prs_fail(-EINVAL, "fused: C (%p) may be its own residual only without an activation", x->c);
+    return 0;
+}
+
+int prs_fused_launch(struct prs_fused_plan *p, const struct prs_fused_operands *x, struct CUstream_st *stream)
+{
+    int before, r = check_operands(p, x);
+    if (r)
+        return r;
     r = prs_plan_enter(&p->base, &before);
     if (r)
         return r;
     p->operands = *x;
+    p->args.epilogue = epilogue_of(p);
     if (p->info.tuning.path == PRS_PATH_UNFUSED)
         r = prs_unfused_launch(p, stream);
     else

@@ -6,6 +6,19 @@
 #include "fused/core/plan.h"
 #include "fused/gemm/layout.h"
 
+/* Elements from one row to the next; ld: of the shape, 0 for rows without gaps. */
+static inline uint64_t prs_pitch(uint32_t ld, uint32_t columns)
+{
+    return ld != 0 ? ld : columns;
+}
+
+/* Whether rows of A, B or C have gaps. */
+static inline bool prs_has_gaps(const struct prs_fused_shape *s)
+{
+    return (s->lda != 0 && s->lda != s->k) || (s->ldb != 0 && s->ldb != (s->b_is_n_k ? s->k : s->n)) ||
+           (s->ldc != 0 && s->ldc != s->n);
+}
+
 struct prs_fused_plan {
     struct prs_plan base;
     struct prs_fused_shape shape;

@@ -201,6 +201,12 @@ PRS_SHARED void prs_schedule_unit(const struct prs_schedule *s, struct prs_curso
         prs_schedule_reduce(s, c, at, u);
 }
 
+/* The first row of a block in this rank's result. */
+PRS_SHARED uint32_t prs_schedule_result_row(const struct prs_schedule *s, uint32_t block)
+{
+    return s->op == PRS_FUSED_REDUCE_SCATTER ? 0 : block * s->block_rows;
+}
+
 /* ---- partial sums: reduce-scatter, all-reduce ---- */
 PRS_SHARED uint32_t prs_schedule_tiles(const struct prs_schedule *s)
 {

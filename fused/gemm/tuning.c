@@ -10,6 +10,7 @@
 #include "fused/core/machine.h"
 #include "fused/core/network.h"
 #include "fused/gemm/gather_time.h"
+#include "fused/gemm/plan.h"
 #include "transport/util/error.h"
 
 static const double PUSH_GAINS = 1.01; /* CTAs push only where that is faster by so much */
@@ -266,6 +267,12 @@ static int choose_path(const struct prs_fused_shape *shape, const struct prs_pla
                        struct prs_fused_plan_info *info)
 {
     const char *why = obstacle(shape, at->world);
+    if (prs_has_gaps(shape) && (why || info->tuning.path == PRS_PATH_UNFUSED))
+        return prs_fail(-EINVAL,
+                        "fused: %u x %u x %u with gaps between rows needs the fused path, which cannot take it: %s",
+                        shape->m, shape->n, shape->k, why ? why : "the tuning forces the unfused one");
+    if (prs_has_gaps(shape))
+        info->tuning.path = PRS_PATH_FUSED;
     if (info->tuning.path == PRS_PATH_FUSED && why)
         return prs_fail(-EINVAL, "fused: %u x %u x %u cannot take the fused path, which the tuning forces: %s",
                         shape->m, shape->n, shape->k, why);

@@ -5,7 +5,7 @@
  * are connected by RDMA.
  *
  * Terms. W = world, the number of ranks; one rank = one GPU. A node holds up to PRS_MAX_LOCAL_RANKS ranks, and all
- * nodes hold as many. All matrices are bf16, row-major, without gaps between rows; sums are fp32. m, n, k are the
+ * nodes hold as many. All matrices are bf16, row-major; sums are fp32. m, n, k are the
  * dimensions of the product that a rank takes part in:
  *
  *     operation        A (this rank)    B (this rank)    C (this rank)    meaning
@@ -88,10 +88,24 @@ enum prs_fused_op {
     PRS_FUSED_ALLREDUCE = 3
 };
 
+/** What is applied to each element of the finished sum, in fp32: C = activation(sum + bias) + residual. */
+enum prs_fused_activation {
+    PRS_ACTIVATION_NONE = 0,
+    PRS_ACTIVATION_RELU = 1,
+    PRS_ACTIVATION_GELU = 2,      /**< x * (1 + erf(x / sqrt(2))) / 2 */
+    PRS_ACTIVATION_GELU_TANH = 3, /**< its approximation by tanh */
+    PRS_ACTIVATION_SILU = 4       /**< x / (1 + exp(-x)) */
+};
+
+/** Set all fields that are not named to 0, so that a later version can add some. */
 struct prs_fused_shape {
     enum prs_fused_op op;
-    uint32_t m, n, k;  /**< W divides m for REDUCE_SCATTER and ALLGATHER */
-    uint32_t b_is_n_k; /**< B is [n, k] */
+    uint32_t m, n, k;    /**< W divides m for REDUCE_SCATTER and ALLGATHER */
+    uint32_t b_is_n_k;   /**< B is [n, k] */
+    uint32_t activation; /**< enum prs_fused_activation */
+    /** Elements from one row of A, B, C to the next: multiples of 8, at least a row. 0: rows without gaps. With gaps the
+     * plan takes the fused path. Between nodes the C of an ALLREDUCE has no gaps. */
+    uint32_t lda, ldb, ldc;
 };
 
 enum prs_fused_path { PRS_PATH_AUTO = 0, PRS_PATH_FUSED = 1, PRS_PATH_UNFUSED = 2 };
@@ -147,6 +161,11 @@ PRS_API void prs_fused_plan_query(const struct prs_fused_plan *plan, struct prs_
 struct prs_fused_operands {
     const void *a, *b;
     void *c;
+    /** bf16 [n], added once to every row; or NULL. ALLREDUCE: the same on all ranks. */
+    const void *bias;
+    /** bf16, as many rows and columns as C on this rank, with the row stride of C; or NULL. Without an
+     * activation it may be C itself, to add to what is there. ALLREDUCE: the same on all ranks. */
+    const void *residual;
 };
 
 /**

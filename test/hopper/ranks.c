@@ -132,6 +132,23 @@ static uint32_t key_b(uint32_t rank)
     return 4096 + rank;
 }
 
+/* All ranks of an all-reduce have the same bias and the same residual. */
+static uint32_t key_bias(const struct ranks_product *p, uint32_t rank)
+{
+    return 5000 + (p->shape.op == PRS_FUSED_ALLREDUCE ? 0 : rank);
+}
+
+static uint32_t key_residual(const struct ranks_product *p, uint32_t rank)
+{
+    return 6000 + (p->shape.op == PRS_FUSED_ALLREDUCE ? 0 : rank);
+}
+
+/* Elements from one row to the next. */
+static uint64_t pitch_of(uint32_t ld, uint32_t columns)
+{
+    return ld != 0 ? ld : columns;
+}
+
 static uint64_t rows_of(const struct ranks_product *p, enum prs_fused_op split)
 {
     return p->shape.op == split ? p->shape.m / p->world : p->shape.m;
@@ -144,6 +161,43 @@ static uint32_t owner_node(const struct ranks_product *p, uint32_t rank, uint64_
     uint64_t each = ((uint64_t)p->shape.m * p->shape.n + p->world - 1) / p->world;
     uint32_t owner = p->shape.op == PRS_FUSED_ALLREDUCE ? (uint32_t)(element / ((each + 7) / 8 * 8)) : rank;
     return owner / (p->world / p->nodes);
+}
+
+static double activated(uint32_t activation, double x)
+{
+    switch (activation) {
+    case PRS_ACTIVATION_RELU:
+        return x > 0 ? x : 0;
+    case PRS_ACTIVATION_GELU:
+        return x * (1 + erf(x / sqrt(2))) / 2;
+    case PRS_ACTIVATION_GELU_TANH:
+        return x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) / 2;
+    case PRS_ACTIVATION_SILU:
+        return x / (1 + exp(-x));
+    default:
+        return x;
+    }
+}
+
+/* Applies the epilogue to a sum. The steepest activation multiplies an error by 1.13. The unfused path also rounds what
+ * it adds up in between. */
+static double finished(const struct ranks_product *p, uint32_t rank, uint64_t row, uint64_t column, double sum,
+                       double *bound)
+{
+    double x = sum, size = 0;
+    if (!p->bias && p->residual == RANKS_NO_RESIDUAL && p->shape.activation == PRS_ACTIVATION_NONE)
+        return sum;
+    if (p->bias) {
+        double bias = ranks_element(key_bias(p, rank), column);
+        x += bias, size += fabs(bias);
+    }
+    x = activated(p->shape.activation, x);
+    if (p->residual != RANKS_NO_RESIDUAL) {
+        double residual = ranks_element(key_residual(p, rank), row * pitch_of(p->shape.ldc, p->shape.n) + column);
+        x += residual, size += fabs(residual);
+    }
+    *bound = *bound * 1.15 + (fabs(x) + size) * 0x1.02p-8 + 0x1p-18;
+    return x;
 }
 
 /* Returns one element of the result. *bound: the error that is allowed: one bf16 rounding of each partial sum, of the
@@ -167,8 +221,9 @@ static double reference(const struct ranks_product *p, uint32_t rank, uint32_t e
             r = row % (s->m / p->world);
         }
         for (uint64_t i = 0; i < k; i++) {
-            uint64_t where = s->b_is_n_k ? column * k + i : i * s->n + column;
-            double x = (double)ranks_element(key_a(epoch, a_rank), r * k + i) * ranks_element(key_b(b_rank), where);
+            uint64_t where = s->b_is_n_k ? column * pitch_of(s->ldb, s->k) + i : i * pitch_of(s->ldb, s->n) + column;
+            double x = (double)ranks_element(key_a(epoch, a_rank), r * pitch_of(s->lda, s->k) + i) *
+                       ranks_element(key_b(b_rank), where);
             sum += x;
             magnitude += fabs(x);
         }
@@ -179,17 +234,23 @@ static double reference(const struct ranks_product *p, uint32_t rank, uint32_t e
             partials += fabs(node);
     }
     *bound = (fabs(total) + partials) * 0x1.02p-8 + magnitude * 0x1p-21;
-    return total;
+    return finished(p, rank, row, column, total, bound);
+}
+
+/* What the gaps between rows of C hold before and after a launch. */
+static uint16_t gap_element(const struct ranks_product *p, uint32_t rank, uint64_t at)
+{
+    return p->residual == RANKS_RESIDUAL_IS_C ? ranks_bf16(ranks_element(key_residual(p, rank), at)) : 0xffff;
 }
 
 static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, const uint16_t *c)
 {
     const struct ranks_product *p = m->p;
-    uint64_t rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), count = rows * p->shape.n, step = count / SAMPLES + 1;
-    uint64_t checked = 0, beyond = 0;
+    uint64_t rows = rows_of(p, PRS_FUSED_REDUCE_SCATTER), pitch = pitch_of(p->shape.ldc, p->shape.n);
+    uint64_t count = rows * p->shape.n, step = count / SAMPLES + 1, checked = 0, beyond = 0;
     char first[160] = "";
     for (uint64_t i = 0; i < count; i++) {
-        double bound = 0, want = 0, have = ranks_float(c[i]);
+        double bound = 0, want = 0, have = ranks_float(c[i / p->shape.n * pitch + i % p->shape.n]);
         if (!isnan(have) && (i + epoch * 7 + i / p->shape.n) % step != 0)
             continue;
         checked++;
@@ -203,6 +264,10 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
         if (beyond > SAMPLES)
             break;
     }
+    for (uint64_t i = 0; i < rows * pitch; i++)
+        if (i % pitch >= p->shape.n && c[i] != gap_element(p, rank, i) && beyond++ == 0)
+            (void)snprintf(first, sizeof(first), "rank %u epoch %u row %llu: the gap after column %u was written", rank,
+                           epoch, (unsigned long long)(i / pitch), p->shape.n);
     pthread_mutex_lock(&m->lock);
     m->v->checked += checked;
     if (m->v->beyond == 0 && beyond != 0)
@@ -214,7 +279,7 @@ static void check_result(struct multiply *m, uint32_t rank, uint32_t epoch, cons
 /* The launches of one rank. */
 struct launches {
     struct prs_fused_plan *plan;
-    void *a[16], *b, *c[16];
+    void *a[16], *b, *c[16], *bias, *residual;
     cudaStream_t stream;
 };
 
@@ -223,7 +288,14 @@ static int enqueue(const struct ranks_product *p, const struct launches *l)
 {
     int r = 0;
     for (uint32_t e = 0; e < p->epochs && r == 0; e++)
-        r = prs_fused_launch(l->plan, &(struct prs_fused_operands){l->a[e], l->b, l->c[e]}, l->stream);
+        r = prs_fused_launch(
+            l->plan,
+            &(struct prs_fused_operands){.a = l->a[e],
+                                         .b = l->b,
+                                         .c = l->c[e],
+                                         .bias = l->bias,
+                                         .residual = p->residual == RANKS_RESIDUAL_IS_C ? l->c[e] : l->residual},
+            l->stream);
     return r;
 }
 
@@ -249,16 +321,24 @@ static int enqueue_replays(const struct ranks_product *p, const struct launches 
 static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, struct prs_fused_plan *plan)
 {
     const struct ranks_product *p = m->p;
-    uint64_t a_count = rows_of(p, PRS_FUSED_ALLGATHER) * p->shape.k;
-    uint64_t bytes = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * p->shape.n * 2;
-    struct launches l = {.plan = plan, .b = ranks_upload(key_b(rank), (uint64_t)p->shape.n * p->shape.k)};
+    const struct prs_fused_shape *s = &p->shape;
+    uint64_t a_count = rows_of(p, PRS_FUSED_ALLGATHER) * pitch_of(s->lda, s->k);
+    uint64_t b_count = s->b_is_n_k ? s->n * pitch_of(s->ldb, s->k) : s->k * pitch_of(s->ldb, s->n);
+    uint64_t bytes = rows_of(p, PRS_FUSED_REDUCE_SCATTER) * pitch_of(s->ldc, s->n) * 2;
+    struct launches l = {.plan = plan, .b = ranks_upload(key_b(rank), b_count)};
     uint16_t *host = malloc(bytes);
     int r = 0;
     (void)cudaStreamCreateWithFlags(&l.stream, cudaStreamNonBlocking);
+    if (p->bias)
+        l.bias = ranks_upload(key_bias(p, rank), s->n);
+    if (p->residual != RANKS_NO_RESIDUAL)
+        l.residual = ranks_upload(key_residual(p, rank), bytes / 2);
     for (uint32_t e = 0; e < p->epochs; e++) {
         l.a[e] = ranks_upload(key_a(e, rank), a_count);
         if (prs_fused_alloc(ctx, bytes, &l.c[e]) != 0 || cudaMemset(l.c[e], 0xff, bytes) != cudaSuccess)
             abort();
+        if (p->residual == RANKS_RESIDUAL_IS_C)
+            (void)cudaMemcpy(l.c[e], l.residual, bytes, cudaMemcpyDeviceToDevice);
     }
     (void)cudaDeviceSynchronize();
     r = p->replays == 0 ? enqueue(p, &l) : enqueue_replays(p, &l);
@@ -273,6 +353,8 @@ static int run_epochs(struct multiply *m, uint32_t rank, struct prs_fused *ctx, 
         (void)prs_fused_free(ctx, l.c[e]);
     }
     (void)cudaFree(l.b);
+    (void)cudaFree(l.bias);
+    (void)cudaFree(l.residual);
     (void)cudaStreamDestroy(l.stream);
     free(host);
     return r;

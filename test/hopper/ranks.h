@@ -45,6 +45,8 @@ float ranks_float(uint16_t v);
 /* Returns memory of the current device that holds the first `count` elements of a key. */
 void *ranks_upload(uint32_t key, uint64_t count);
 
+enum ranks_residual { RANKS_NO_RESIDUAL, RANKS_RESIDUAL, RANKS_RESIDUAL_IS_C };
+
 /* One product on all ranks: `epochs` launches without a wait in between, and a check of each. */
 struct ranks_product {
     struct prs_fused_shape shape;
@@ -52,6 +54,8 @@ struct ranks_product {
     uint32_t world, epochs, timeout_ms;
     uint32_t replays; /* of a graph that holds all epochs; 0: launched without one */
     uint32_t nodes;   /* over which the ranks are split; 0: one */
+    bool bias;
+    enum ranks_residual residual;
 };
 struct ranks_verdict {
     uint64_t checked, beyond; /* elements; beyond: outside the bound of doc/fused-notes.md, or not written */

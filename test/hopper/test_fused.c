@@ -149,6 +149,83 @@ Test(hopper, unfused_shapes_are_right, .timeout = 600)
     assert_rows_right(rows, sizeof(rows) / sizeof(*rows));
 }
 
+/* ---- epilogues and row strides ---- */
+static const enum prs_fused_op operations[] = {PRS_FUSED_GEMM, PRS_FUSED_REDUCE_SCATTER, PRS_FUSED_ALLGATHER,
+                                               PRS_FUSED_ALLREDUCE};
+
+static void assert_epilogues_right(enum prs_fused_path path)
+{
+    for (int i = 0; i < 4; i++) {
+        struct ranks_product p = {.world = operations[i] == PRS_FUSED_GEMM ? 1 : 3, .bias = true, .epochs = 2};
+        p.tuning.path = path;
+        for (uint32_t activation = PRS_ACTIVATION_NONE; activation <= PRS_ACTIVATION_SILU; activation++) {
+            p.shape = (struct prs_fused_shape){operations[i], 408, 328, 72, activation % 2, activation};
+            p.residual = RANKS_RESIDUAL;
+            ranks_assert_right(&p);
+        }
+        p.shape.activation = PRS_ACTIVATION_NONE;
+        p.residual = RANKS_NO_RESIDUAL;
+        ranks_assert_right(&p);
+        p.residual = RANKS_RESIDUAL_IS_C;
+        ranks_assert_right(&p);
+    }
+}
+
+Test(hopper, bias_activation_and_residual_are_applied_to_the_sum, .timeout = 900)
+{
+    assert_epilogues_right(PRS_PATH_FUSED);
+}
+
+Test(hopper, unfused_bias_activation_and_residual_are_applied_to_the_sum, .timeout = 900)
+{
+    assert_epilogues_right(PRS_PATH_UNFUSED);
+}
+
+/* Also: what lies between the rows of C stays as it was. */
+Test(hopper, rows_with_gaps_are_right, .timeout = 900)
+{
+    for (int i = 0; i < 4; i++)
+        for (uint32_t nk = 0; nk < 2; nk++)
+            for (uint32_t mover = PRS_MOVED_BY_COPY_ENGINES; mover <= PRS_MOVED_BY_CTAS; mover++)
+                ranks_assert_right(&(struct ranks_product){
+                    .shape = {operations[i], 408, 264, 136, nk, .lda = 144, .ldb = nk ? 160 : 272, .ldc = 280},
+                    .tuning = {.mover = mover, .band = 1},
+                    .residual = RANKS_RESIDUAL,
+                    .world = operations[i] == PRS_FUSED_GEMM ? 1 : 3,
+                    .epochs = 2});
+}
+
+struct refused {
+    struct prs_fused_shape shape;
+    const char *why;
+};
+
+static void open_refused(uint32_t rank, struct ranks_self *self, void *user)
+{
+    const struct refused *x = user;
+    struct prs_fused *ctx;
+    struct prs_fused_plan *plan;
+    (void)rank;
+    cr_assert_eq(ranks_open(self, 0, RANKS_PATIENCE_MS, &ctx), 0);
+    cr_assert_eq(prs_fused_plan_open(ctx, &x->shape, NULL, &plan), -EINVAL);
+    cr_assert(strstr(prs_fused_error_text(), x->why), "%s", prs_fused_error_text());
+    prs_fused_close(ctx);
+}
+
+Test(hopper, a_wrong_stride_or_activation_is_refused_by_name, .timeout = 900)
+{
+    static struct refused list[] = {
+        {{PRS_FUSED_GEMM, 64, 64, 64, .lda = 56}, "rows of A are 56 elements apart"},
+        {{PRS_FUSED_GEMM, 64, 64, 64, .ldb = 68}, "rows of B are 68 elements apart"},
+        {{PRS_FUSED_GEMM, 64, 64, 64, .ldc = 63}, "rows of C are 63 elements apart"},
+        {{PRS_FUSED_GEMM, 64, 64, 60, .lda = 64}, "with gaps between rows needs the fused path"},
+        {{PRS_FUSED_GEMM, 64, 64, 64, .activation = 77}, "activation 77 is not known"},
+    };
+    hopper_setup(1, 4, 0);
+    for (size_t i = 0; i < sizeof(list) / sizeof(*list); i++)
+        ranks_run(1, open_refused, &list[i]);
+}
+
 /* Rank 1 demands the fused path for a shape that it cannot run. */
 static void open_what_one_cannot(uint32_t rank, struct ranks_self *self, void *user)
 {

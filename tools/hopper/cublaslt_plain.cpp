@@ -17,6 +17,7 @@ struct prs_lt {
 struct product_args {
     struct prs_fused_shape shape;
     const __nv_bfloat16 *a, *b;
+    const __nv_bfloat16 *add;
     __nv_bfloat16 *c;
 };
 
@@ -26,7 +27,7 @@ static __global__ void multiply(const struct product_args p)
     uint64_t n = p.shape.n, k = p.shape.k, all = p.shape.m * n;
     for (uint64_t at = blockIdx.x * blockDim.x + threadIdx.x; at < all; at += gridDim.x * blockDim.x) {
         const __nv_bfloat16 *a = p.a + at / n * k, *b = p.b + (p.shape.b_is_n_k ? at % n * k : at % n);
-        float sum = 0;
+        float sum = p.add ? __bfloat162float(p.add[at]) : 0;
         for (uint64_t i = 0; i < k; i++)
             sum += __bfloat162float(a[i]) * __bfloat162float(b[p.shape.b_is_n_k ? i : i * n]);
         p.c[at] = __float2bfloat16(sum);
@@ -47,10 +48,11 @@ extern "C" void prs_lt_close(struct prs_lt *lt)
     free(lt);
 }
 
-extern "C" int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream)
+extern "C" int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, const void *add, void *c,
+                          cudaStream_t stream)
 {
     static const struct launch_shape shape = {1, 64, 0};
     const struct product_args args = {lt->shape, (const __nv_bfloat16 *)a, (const __nv_bfloat16 *)b,
-                                      (__nv_bfloat16 *)c};
+                                      (const __nv_bfloat16 *)add, (__nv_bfloat16 *)c};
     return launch_kernel(multiply, &shape, 4, stream, args);
 }

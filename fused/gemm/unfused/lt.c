@@ -182,10 +182,10 @@ void prs_lt_close(struct prs_lt *lt)
     free(lt);
 }
 
-int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream)
+int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, const void *add, void *c, cudaStream_t stream)
 {
-    const float one = 1, zero = 0;
-    cublasStatus_t e = api.matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &zero, c, lt->c, c, lt->c, &lt->algo,
-                                  lt->workspace, WORKSPACE_BYTES, stream);
+    const float one = 1, beta = add ? 1 : 0;
+    cublasStatus_t e = api.matmul(lt->handle, lt->desc, &one, b, lt->b, a, lt->a, &beta, add ? add : c, lt->c, c, lt->c,
+                                  &lt->algo, lt->workspace, WORKSPACE_BYTES, stream);
     return e == CUBLAS_STATUS_SUCCESS ? 0 : prs_fail(-EIO, "fused: cublasLtMatmul failed with status %d", (int)e);
 }

@@ -13,6 +13,7 @@ struct prs_lt;
  * -EIO. */
 int prs_lt_open(const struct prs_fused_shape *shape, struct prs_lt **out);
 void prs_lt_close(struct prs_lt *lt);
-int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, void *c, cudaStream_t stream);
+/* add: is added to the product, laid out like C, may be C; or NULL. */
+int prs_lt_run(struct prs_lt *lt, const void *a, const void *b, const void *add, void *c, cudaStream_t stream);
 
 #endif

@@ -29,11 +29,11 @@ int prs_unfused_open(struct prs_fused_plan *p)
     struct prs_kernel_args *a = &p->args;
     bool far = a->schedule.place.nodes > 1;
     int r = prs_lt_open(&p->shape, &p->lt);
-    if (a->schedule.place.world == 1)
-        return r;
     if (r == 0 && prs_unfused_prepare() != 0)
         r = prs_fail(-EIO, "fused: the kernels of the unfused path do not fit device %d: built for another GPU?",
                      p->base.ctx->config.device);
+    if (a->schedule.place.world == 1)
+        return r;
     r = prs_context_agree(p->base.ctx, r); /* so that no rank waits for one that failed or took another path */
     if (!r)
         r = prs_plan_memory(&p->base, staging_bytes(p), far ? PRS_SYMMETRIC_DATA : PRS_SYMMETRIC_NODE, &p->staging);
@@ -109,6 +109,11 @@ static int add_slice(struct prs_fused_plan *p, const struct prs_slice *slice, ui
                                   .far_step = prs_exchange_slot_bytes(slice)};
     for (uint32_t i = 0; i < s->place.local_ranks; i++)
         sum.near[i] = p->args.staging[(i + 1) % s->place.local_ranks] + prs_slice_first(slice, rank) * 2;
+    if (rank == s->place.rank) {
+        sum.epilogue = p->args.epilogue;
+        sum.first = p->shape.op == PRS_FUSED_ALLREDUCE ? prs_slice_first(slice, rank) : 0;
+        sum.columns = p->shape.n;
+    }
     if (rank == s->place.rank && far != 0) {
         sum.far_count = far;
         sum.far = p->args.staging[0] + prs_exchange_received(slice, s->place.nodes, 0);
@@ -166,18 +171,39 @@ static int reduce(struct prs_fused_plan *p, void *c, cudaStream_t stream)
     return r != 0 || !home || s->place.nodes == 1 ? r : spread(p, &x, at, stream);
 }
 
+/* The residual, if cuBLASLt can add it. It may then be C itself, which the product overwrites. */
+static const void *added_by_lt(const struct prs_fused_plan *p)
+{
+    return p->shape.activation == PRS_ACTIVATION_NONE ? p->operands.residual : NULL;
+}
+
+/* What is left of the epilogue of a product to which no other rank adds. */
+static int finish_result(struct prs_fused_plan *p, cudaStream_t stream)
+{
+    struct prs_unfused_finish f = {p->args.epilogue, p->operands.c, (uint64_t)p->shape.m * p->shape.n, p->shape.n};
+    if (added_by_lt(p))
+        f.epilogue.residual = NULL;
+    f.epilogue.any = f.epilogue.bias || f.epilogue.residual || p->shape.activation != PRS_ACTIVATION_NONE;
+    return f.epilogue.any == 0 ? 0 : launched(prs_unfused_finish_result(&f, stream), "an epilogue");
+}
+
 int prs_unfused_launch(struct prs_fused_plan *p, cudaStream_t stream)
 {
     const void *a = p->operands.a, *b = p->operands.b;
     void *c = p->operands.c;
     bool gathers = p->shape.op == PRS_FUSED_ALLGATHER;
     int r = 0;
-    if (p->args.schedule.place.world == 1)
-        return prs_lt_run(p->lt, a, b, c, stream);
+    if (p->args.schedule.place.world == 1) {
+        r = prs_lt_run(p->lt, a, b, added_by_lt(p), c, stream);
+        return r ? r : finish_result(p, stream);
+    }
     if (gathers)
         r = gather(p, a, stream);
     if (!r)
-        r = prs_lt_run(p->lt, gathers ? p->args.staging[0] : a, b, gathers ? c : p->args.staging[0], stream);
+        r = prs_lt_run(p->lt, gathers ? p->args.staging[0] : a, b, gathers ? added_by_lt(p) : NULL,
+                       gathers ? c : p->args.staging[0], stream);
+    if (r == 0 && gathers)
+        r = finish_result(p, stream);
     if (r == 0 && !gathers)
         r = launched(prs_unfused_meet(&p->args, stream), "a meeting of the ranks");
     if (r == 0 && !gathers)

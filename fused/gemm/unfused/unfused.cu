@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels of the unfused path: barriers of a node's ranks, copies and sums over mapped memory, puts between nodes. */
 #include "fused/gemm/relay.cuh"
+#include "fused/core/epilogue.cuh"
 #include "fused/core/launch.cuh"
 #include "fused/core/sync.cuh"
 #include "fused/gemm/unfused/unfused.h"
@@ -63,6 +64,11 @@ template <bool WIDE> static __global__ void sum(const __grid_constant__ struct p
                 s[0] += __bfloat162float(((const __nv_bfloat16 *)from)[i]);
             }
         }
+        if (a.epilogue.any != 0)
+            for (uint32_t j = 0; j < (WIDE ? 8 : 1); j++) {
+                uint64_t at = a.first + i * (WIDE ? 8 : 1) + j;
+                s[j] = finish_element(a.epilogue, s[j], at / a.columns, (uint32_t)(at % a.columns));
+            }
         uint4 y = make_uint4(pack_bf16x2(s[0], s[1]), pack_bf16x2(s[2], s[3]), pack_bf16x2(s[4], s[5]),
                              pack_bf16x2(s[6], s[7]));
         for (uint32_t k = 0; k < a.copies; k++) {
@@ -72,6 +78,15 @@ template <bool WIDE> static __global__ void sum(const __grid_constant__ struct p
                 ((__nv_bfloat16 *)a.to[k])[i] = __float2bfloat16(s[0]);
         }
     }
+}
+
+static __global__ void finish_result(const __grid_constant__ struct prs_unfused_finish a)
+{
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x, i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;
+    __nv_bfloat16 *x = (__nv_bfloat16 *)a.matrix;
+    for (; i < a.elements; i += step)
+        x[i] = __float2bfloat16(
+            finish_element(a.epilogue, __bfloat162float(x[i]), i / a.columns, (uint32_t)(i % a.columns)));
 }
 
 struct exchange_args {
@@ -150,6 +165,8 @@ extern "C" int prs_unfused_prepare(void)
     if (!r)
         r = launch_prepare(sum<true>, &wide_shape, &clusters);
     if (!r)
+        r = launch_prepare(finish_result, &wide_shape, &clusters);
+    if (!r)
         r = launch_prepare(cross, &one_warp, &clusters);
     return r != 0 ? r : launch_prepare(finish, &one_warp, &clusters);
 }
@@ -190,6 +207,11 @@ extern "C" int prs_unfused_add(const struct prs_unfused_sum *a, cudaStream_t str
     if (misaligned)
         return launch_kernel(sum<false>, &wide_shape, wide_blocks(a->elements, 1056), stream, *a);
     return launch_kernel(sum<true>, &wide_shape, wide_blocks(a->elements / 8, 528), stream, *a);
+}
+
+extern "C" int prs_unfused_finish_result(const struct prs_unfused_finish *a, cudaStream_t stream)
+{
+    return launch_kernel(finish_result, &wide_shape, wide_blocks(a->elements, 1056), stream, *a);
 }
 
 extern "C" int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange,

@@ -51,9 +51,22 @@ struct prs_unfused_sum {
     uint8_t *to[PRS_MAX_LOCAL_RANKS];
     uint64_t elements;
     uint32_t near_count, far_count, copies;
+    /* Of the result: what is done to each sum, which one is the first here, and how many a row has. */
+    struct prs_epilogue epilogue;
+    uint64_t first;
+    uint32_t columns;
 };
 /* 0 or -EIO. */
 int prs_unfused_add(const struct prs_unfused_sum *sum, cudaStream_t stream);
+
+/* Applies the epilogue to a matrix without gaps, in place. 0 or -EIO. */
+struct prs_unfused_finish {
+    struct prs_epilogue epilogue;
+    uint8_t *matrix;
+    uint64_t elements;
+    uint32_t columns;
+};
+int prs_unfused_finish_result(const struct prs_unfused_finish *finish, cudaStream_t stream);
 
 /* One exchange. 0 or -EIO. */
 int prs_unfused_cross(const struct prs_kernel_args *args, const struct prs_exchange *exchange, cudaStream_t stream);

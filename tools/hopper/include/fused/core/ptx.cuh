@@ -270,6 +270,11 @@ PRS_DEVICE float exp2_fast(float x)
     return exp2f(x);
 }
 
+PRS_DEVICE float divide_fast(float a, float b)
+{
+    return a / b;
+}
+
 PRS_DEVICE float bf16_low(uint32_t v)
 {
     return __uint_as_float(v << 16);

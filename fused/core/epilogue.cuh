@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The device code of epilogue.h: for one element, and for a tile in the registers of the tensor cores. */
+#ifndef PERSEUS_FUSED_EPILOGUE_CUH
+#define PERSEUS_FUSED_EPILOGUE_CUH
+
+#include <perseus/fused.h>
+
+#include "fused/core/epilogue.h"
+#include "fused/core/ptx.cuh"
+
+/* exp(-x) = 2^(-x * log2(e)). For x far below 0 it is infinite, and the result is then -0, as it should be. */
+PRS_DEVICE float silu(float x)
+{
+    return x * divide_fast(1.0f, 1.0f + exp2_fast(x * -1.4426950408889634f));
+}
+
+/* tanh(y) = 2 / (1 + exp(-2 y)) - 1, so the approximation is x / (1 + exp(-2 y)): y = sqrt(2 / pi) (x + 0.044715 x^3). */
+PRS_DEVICE float gelu_tanh(float x)
+{
+    float y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return x * divide_fast(1.0f, 1.0f + exp2_fast(y * (-2 * 1.4426950408889634f)));
+}
+
+template <int N> PRS_DEVICE void activate(uint32_t activation, float (&x)[N])
+{
+    switch (activation) {
+    case PRS_ACTIVATION_RELU:
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = fmaxf(x[i], 0.0f);
+        break;
+    case PRS_ACTIVATION_GELU:
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.7071067811865476f));
+        break;
+    case PRS_ACTIVATION_GELU_TANH:
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = gelu_tanh(x[i]);
+        break;
+    case PRS_ACTIVATION_SILU:
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = silu(x[i]);
+        break;
+    default:
+        break;
+    }
+}
+
+/* One element of the result. */
+PRS_DEVICE float finish_element(const struct prs_epilogue &e, float sum, uint64_t row, uint32_t column)
+{
+    float x[1] = {sum + (e.bias ? bf16_low(e.bias[column]) : 0)};
+    activate(e.activation, x);
+    return x[0] + (e.residual ? bf16_low(e.residual[row * e.residual_pitch + column]) : 0);
+}
+
+/* Where a tile lies in the rank's result, which has this number of rows and columns. columns: a multiple of 8. */
+struct tile_place {
+    uint32_t row, column, rows, columns;
+};
+
+/* A quarter of the sums of a warpgroup, 64 rows x 64 columns: thread t holds, of rows t / 32 * 16 + t % 32 / 4 and 8
+ * further down, two columns of every eight. */
+PRS_DEVICE void finish_quarter(const struct prs_epilogue &e, float (&x)[32], const struct tile_place &at)
+{
+    uint32_t lane = threadIdx.x % 32, row = at.row + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    uint32_t column = at.column + lane % 4 * 2;
+    if (e.bias) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            uint32_t pair = column + j * 8 < at.columns ? *(const uint32_t *)(e.bias + column + j * 8) : 0;
+            x[j * 4] += bf16_low(pair), x[j * 4 + 1] += bf16_high(pair);
+            x[j * 4 + 2] += bf16_low(pair), x[j * 4 + 3] += bf16_high(pair);
+        }
+    }
+    activate(e.activation, x);
+    if (!e.residual)
+        return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint16_t *from = e.residual + (uint64_t)(row + h * 8) * e.residual_pitch + column;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            bool inside = row + h * 8 < at.rows && column + j * 8 < at.columns;
+            uint32_t pair = inside ? *(const uint32_t *)(from + j * 8) : 0;
+            x[j * 4 + h * 2] += bf16_low(pair), x[j * 4 + h * 2 + 1] += bf16_high(pair);
+        }
+    }
+}
+
+/* The 64 x 256 sums of a warpgroup. Registers cannot be indexed at run time: the tile turns by a quarter in each round,
+ * so that the code of a quarter exists once. */
+PRS_DEVICE void finish_tile(const struct prs_epilogue &e, float (&d)[128], struct tile_place at)
+{
+#pragma unroll 1
+    for (int quarter = 0; quarter < 4; quarter++, at.column += 64) {
+        float x[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            x[i] = d[i];
+        finish_quarter(e, x, at);
+#pragma unroll
+        for (int i = 0; i < 96; i++)
+            d[i] = d[i + 32];
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            d[96 + i] = x[i];
+    }
+}
+
+#endif
