@@ -9,6 +9,7 @@
 #include <perseus/perseus.h>
 #include "plugin/abi.h"
 #include "plugin/cts.h"
+#include "plugin/metrics.h"
 
 struct plugin_context;
 struct profile_events;
@@ -30,7 +31,8 @@ struct comm {
     enum comm_kind kind;
     struct prs_fabric *fabric;
     struct prs_rail_set rails;
-    struct prs_peer *peer;         /* NULL for a listener */
+    struct prs_peer *peer; /* NULL for a listener */
+    struct metrics_source metrics;
     net_profile_fn *profile;       /* NULL: NCCL's profiler is not told */
     struct profile_events *events; /* made at the first request that has one */
 };

@@ -105,8 +105,15 @@ static void forget_unfinished(struct send_comm *comm, void *handle)
     device_unlock();
 }
 
+static void count_in_metrics(struct comm *comm)
+{
+    comm->metrics.peer = comm->peer;
+    metrics_add(&comm->metrics, "net", comm->fabric, &comm->rails);
+}
+
 static void free_send(struct send_comm *comm)
 {
+    metrics_remove(&comm->base.metrics);
     prs_connector_close(comm->connector);
     prs_peer_close(comm->base.peer);
     cts_ring_close(comm->ring, comm->ring_region); /* after the queues, so that the peer can no longer write to it */
@@ -180,6 +187,7 @@ net_result connect_with_class(struct plugin_context *context, int device, int tr
         free_send(comm);
         return result_from_errno(r);
     }
+    count_in_metrics(&comm->base);
     PRS_DEBUG("send comm on device %d: %s", device, prs_peer_describe(comm->base.peer));
     *out = comm;
     return NET_SUCCESS;
@@ -221,6 +229,7 @@ net_result connect_close_send(void *send_comm)
 
 static void free_recv(struct recv_comm *comm)
 {
+    metrics_remove(&comm->base.metrics);
     prs_peer_close(comm->base.peer);
     cts_ring_close(comm->mirror, comm->mirror_region);
     profile_free(&comm->base);
@@ -332,6 +341,7 @@ net_result connect_accept(void *listen_comm, void **out, struct net_device_handl
         free_recv(comm);
         return result_from_errno(r);
     }
+    count_in_metrics(&comm->base);
     PRS_DEBUG("receive comm: %s", prs_peer_describe(comm->base.peer));
     *out = comm;
     return NET_SUCCESS;

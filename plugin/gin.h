@@ -10,6 +10,7 @@
 
 #include "plugin/abi_gin.h"
 #include "plugin/gather.h"
+#include "plugin/metrics.h"
 
 enum {
     GIN_MAX_OPS = 512,       /* in flight to one rank in one context; further transfers wait in the queue */
@@ -113,6 +114,7 @@ struct gin_set {
     uint32_t held;                  /* requests that wait for others to share a doorbell with */
     uint64_t held_since, newest_at; /* when the first and the last of the held requests came */
     struct gin_block *blocks;       /* of requests */
+    struct metrics_source metrics;
 };
 
 /* gin_handle.c */

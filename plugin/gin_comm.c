@@ -242,6 +242,10 @@ net_result gin_set_create(void *coll_comm, const struct gin_set_options *options
     comm->sets = set;
     comm->contexts += set->contexts;
     pthread_mutex_unlock(&comm->lock);
+    set->metrics.team = comm->team;
+    set->metrics.first_context = set->first_context;
+    set->metrics.contexts = set->contexts;
+    metrics_add(&set->metrics, "gin", comm->fabric, &comm->rails);
     *out = set;
     return NET_SUCCESS;
 }
@@ -265,6 +269,7 @@ net_result gin_set_destroy(void *handle)
 
     if (!set)
         return NET_SUCCESS;
+    metrics_remove(&set->metrics);
     remove_from_comm(set);
     /* Close the peers before the requests are freed: completions write to requests. */
     for (uint32_t c = 0; c < set->contexts; c++)

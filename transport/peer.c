@@ -614,7 +614,7 @@ uint32_t prs_peer_queue_number(const struct prs_peer *peer)
     return peer->queue[0]->qp->qp_num;
 }
 
-void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
+PRS_READS_COUNTERS void prs_peer_stats(const struct prs_peer *peer, struct prs_stats *out)
 {
     const struct prs_order_stats *order = &peer->order.stats;
 

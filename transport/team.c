@@ -13,6 +13,7 @@
 #include "transport/policy.h"
 #include "transport/records.h"
 #include "transport/util/clock.h"
+#include "transport/util/compiler.h"
 #include "transport/util/error.h"
 #include "transport/util/log.h"
 
@@ -576,7 +577,7 @@ int prs_team_connect_ring(struct prs_team *team, uint32_t context)
     return connect_ranks(team, context, ranks, size == 2 ? 1 : 2);
 }
 
-void prs_team_stats(struct prs_team *team, uint32_t context_id, struct prs_stats *out)
+PRS_READS_COUNTERS void prs_team_stats(struct prs_team *team, uint32_t context_id, struct prs_stats *out)
 {
     struct team_context *context = find_context(team, context_id);
 

@@ -41,6 +41,9 @@ const char *distance_name(const char *path_a, int numa_a, const char *path_b, in
 /* Look for common mistakes in the configuration. */
 void problems_find(struct machine *machine);
 
+/* Print the counters of a process (--job). Return the exit status. */
+int job_print(const char *pid);
+
 void print_text(const struct machine *machine);
 void print_json(const struct machine *machine);
 

@@ -42,11 +42,14 @@ int main(int argc, char **argv)
     static struct machine machine;
     bool is_json = argc == 2 && !strcmp(argv[1], "--json");
 
+    if (argc == 3 && !strcmp(argv[1], "--job"))
+        return job_print(argv[2]);
     if (argc > 1 && !is_json) {
         bool is_help = argc == 2 && !strcmp(argv[1], "--help");
 
         fprintf(is_help ? stdout : stderr,
                 "usage: perseus-info [--json]\n"
+                "       perseus-info --job PID    the counters of a process that runs with PERSEUS_METRICS=FOLDER\n"
                 "Shows the rails that Perseus would use, GPUs and their distance to them, how memory would be "
                 "registered, the\nordering policy and why, and what is wrong and how to fix it. Exit status 1: "
                 "nothing to use.\n");

@@ -6,6 +6,9 @@
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
+/* A function that reads counters while another thread counts: it may see an old value, but never half of one. */
+#define PRS_READS_COUNTERS __attribute__((no_sanitize_thread))
+
 /* Errors and rare events: kept out of the code that each message runs. */
 #define PRS_COLD __attribute__((cold, noinline))
 

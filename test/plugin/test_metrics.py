@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The counters that the plugin writes to PERSEUS_METRICS, and perseus-info --job, while netbench's ranks run.
+
+  test_metrics.py SOFTNIC-RUN NETBENCH PLUGIN PERSEUS-INFO
+"""
+import collections
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+SOFTNIC, NETBENCH, PLUGIN, INFO = sys.argv[1:]
+COMMAND = [SOFTNIC, "--quiet", "--nics", "1", "--", NETBENCH, "--plugin", PLUGIN]
+
+
+def read(path):
+    """{metric: sum over its rows}; the format is checked."""
+    sums, typed = collections.Counter(), set()
+    for line in path.read_text().splitlines():
+        if line.startswith("# TYPE "):
+            typed.add(line.split()[2])
+        if line.startswith("#"):
+            continue
+        name, _, value = re.fullmatch(r'(perseus_\w+)\{(\w+="[^"]*",?)+\} (\d+)', line).groups()
+        assert name in typed, line
+        sums[name] += int(value)
+    return sums
+
+
+def job(pid, **env):
+    done = subprocess.run([INFO, "--job", str(pid)], capture_output=True, text=True, timeout=60, env={**os.environ, **env}, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def main():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        env = {**os.environ, "PERSEUS_METRICS": name}
+        with subprocess.Popen([*COMMAND, *OPTIONS], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as bench:
+            shown = []
+            while bench.poll() is None and not shown:
+                for path in folder.glob("perseus-*.prom"):
+                    pid = re.fullmatch(r"perseus-(\d+)\.prom", path.name)[1]
+                    status, text, _ = job(pid)
+                    shown = [text] if status == 0 and "perseus_doorbells_total" in text else shown
+                time.sleep(0.05)
+            output = bench.communicate(timeout=200)[0]
+        assert bench.returncode == 0, output
+        assert shown, "perseus-info --job showed nothing while the ranks ran"
+        files = list(folder.iterdir())
+        assert len(files) == 2 and all(path.suffix == ".prom" for path in files), files
+        sums = sum((read(path) for path in files), collections.Counter())
+        print(dict(sums))
+        assert sums["perseus_puts_total"] > 0 and sums["perseus_bytes_total"] >= 1 << 20, sums
+        assert 0 < sums["perseus_doorbells_total"] <= sums["perseus_work_requests_total"], sums
+        assert sums["perseus_completions_total"] > 0 and sums["perseus_notifications_total"] > 0, sums
+        assert sums["perseus_connections"] == 0, "all connections are closed at the end"
+    status, _, said = job(os.getpid())
+    assert status == 1 and "without PERSEUS_METRICS" in said, said
+    status, _, said = job("me")
+    assert status == 2 and "not the id of a process" in said, said
+    missing = subprocess.run([*COMMAND, "--sizes", "1K:1K"], env={**os.environ, "PERSEUS_METRICS": "/nowhere"}, capture_output=True, text=True,
+                             timeout=200, check=False)
+    assert missing.returncode == 0 and "PERSEUS_METRICS=/nowhere: cannot write" in missing.stdout + missing.stderr, missing.stderr
+
+
+OPTIONS = ["--op", "sendrecv", "--sizes", "256K:256K", "--iters", "3000", "--check"]
+main()
