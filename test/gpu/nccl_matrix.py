@@ -199,7 +199,11 @@ def thread_a_gpu(nccl, cuda):
 
 
 def child(part, path):
-    nccl, cuda, version = Nccl(path), Cuda(), ctypes.c_int()
+    try:
+        nccl, cuda = Nccl(path), Cuda()
+    except OSError as error:
+        sys.exit(f"nccl_matrix.py: NCCL or CUDA's driver cannot be used: {error}")
+    version = ctypes.c_int()
     nccl.call("ncclGetVersion", ctypes.byref(version))
     if part == "threads":
         wrong = thread_a_gpu(nccl, cuda)
@@ -310,6 +314,7 @@ def parse_arguments():
     build = ROOT / "build"
     parser = argparse.ArgumentParser(prog="nccl_matrix.py", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("folder", type=pathlib.Path, nargs="?", help="VERSION.so, VERSION.so.xz, wheels, or folders with libnccl.so.2")
+    parser.add_argument("--only", help="comma list of versions of the folder (all)")
     parser.add_argument("--tables", action="store_true", help="only which tables; needs no GPU")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma list (%(default)s)")
     parser.add_argument("--plugin", type=pathlib.Path, default=build / "plugin/libnccl-net-perseus.so")
@@ -334,6 +339,8 @@ def main():
     args.plugin = args.plugin.resolve()
     failed = seen = 0
     for name, path in find_libraries(args.folder):
+        if args.only and name not in args.only.split(","):
+            continue
         with tempfile.TemporaryDirectory() as folder:
             version = Version(args, name, path, pathlib.Path(folder))
             row = version.row if args.tables else version.all()
