@@ -118,7 +118,8 @@ static void describe_rail(struct device *device, const struct prs_rail_info *inf
         .force_flush = !info->in_order,
         .speed = (int)info->speed_mbps,
         .port = info->chip_port, /* NCCL takes devices of equal guid and port for one link, and shares its bandwidth */
-        .latency = info->latency_us,
+        /* NCCL adds this to the latencies that its own IB transport was tuned with, which reports 0. */
+        .latency = info->in_order ? 0 : info->latency_us,
         .max_comms = info->max_peers > INT32_MAX ? INT32_MAX : (int)info->max_peers,
         .max_recvs = COMM_MAX_RECVS,
         .device_type = NET_DEVICE_HOST,

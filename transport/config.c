@@ -115,6 +115,7 @@ void prs_config_warn_ignored(void)
     static const struct {
         const char *name, *why;
     } ignored[] = {
+        {"NCCL_GDR_FLUSH_DISABLE", "each flush that NCCL asks for is done"},
         {"NCCL_IB_AR_THRESHOLD", "a message is one write with immediate at any size, also under adaptive routing"},
         {"NCCL_IB_DATA_DIRECT", "data-direct devices are not used"},
         {"NCCL_IB_DEVICE_PCI_ORDER", "rails are in the order of their names"},
@@ -123,7 +124,10 @@ void prs_config_warn_ignored(void)
         {"NCCL_IB_MERGE_VFS", "each virtual function is a separate rail"},
         {"NCCL_IB_MQP_RETRY_ALL", "only temporary errors are retried: NCCL_IB_MQP_RETRY_CNT"},
         {"NCCL_IB_OOO_RQ", "out-of-order receive queues are not used"},
+        {"NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"},
+        {"NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "each message carries the number of its receive"},
         {"NCCL_IB_RESILIENCY_PORT_FAILOVER", "a rail that fails is not replaced by another"},
+        {"NCCL_IB_RESILIENCY_PORT_RECOVERY", "a rail that fails is not replaced by another"},
         {"NCCL_IB_SUBNET_AWARE_ROUTING", "rails are paired by position: NCCL_IB_HCA lists them in order"},
         {"NCCL_IB_USE_INLINE", "payloads that fit are always sent inline"},
         {"NCCL_IB_WARN_RAIL_LOCAL", "unequal rails are always logged"},

@@ -62,6 +62,7 @@ Test(device, properties_are_what_nccl_needs)
         cr_assert_gt(properties.speed, 0);
         cr_assert_eq(properties.max_recvs, 8);
         cr_assert_eq(properties.device_type, NET_DEVICE_HOST);
+        cr_assert_eq(properties.latency, 0, "as NCCL's IB transport, for which its model was tuned");
         cr_assert(properties.max_p2p_bytes > 0 && properties.max_p2p_bytes <= 1ull << 40);
         cr_assert_eq(properties.max_coll_bytes, properties.max_p2p_bytes);
         cr_assert(properties.vdevice.count == 1 && properties.vdevice.device[0] == i);
