@@ -221,6 +221,7 @@ class Version:
     def __init__(self, args, name, path, folder):
         self.args, self.name, self.folder = args, name, folder
         self.library = unpack(path, folder)
+        (folder / "libnccl-net.so").symlink_to(args.plugin)  # 2.28 to 2.29.3 forget the plugin's own name when they unload it
         self.row = {"nccl": name, **tables(self.library.read_bytes(), args.plugin.read_bytes()), "errors": []}
 
     def run(self, part, command, plugin="perseus", softnic=True):
