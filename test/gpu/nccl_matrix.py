@@ -167,6 +167,9 @@ def both_in_one_thread(nccl, cuda):
         cuda.use(device)
         enqueue_sum(nccl, ctypes.c_void_p(comms[device]), *buffers[device])
     nccl.call("ncclGroupEnd")
+    for device in range(2):  # both before any copy, which would hold a lock of the driver that the software NIC needs
+        cuda.use(device)
+        cuda.call("cuStreamSynchronize", buffers[device][2])
     wrong = sum(count_wrong(cuda, device, *buffers[device][1:]) for device in range(2))
     for device in range(2):
         nccl.call("ncclCommDestroy", ctypes.c_void_p(comms[device]))
