@@ -30,6 +30,7 @@ struct prs_link {
     const struct prs_rail *rail;
     struct prs_rail_address own;
     struct ibv_cq *cq;
+    bool overrun;      /* its completion queue has lost completions. The event thread sets it */
     uint64_t receives; /* posted; for the counters */
     struct prs_queue **queue;
     uint32_t queue_count;

@@ -81,8 +81,11 @@ static int create_qp(struct rc_link *link, struct rc_queue *queue, uint32_t rece
         .qp_type = IBV_QPT_RC,
     };
 
+    /* All queues of a link are like the first: whether inline payloads are registered was decided for that one. */
+    if (link->base.queue_count && !link->base.queue[0]->takes_inline)
+        attr.cap.max_inline_data = 0;
     queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);
-    if (!queue->base.qp) { /* some devices have no inline data at all */
+    if (!queue->base.qp && !link->base.queue_count) { /* some devices have no inline data at all */
         attr.cap.max_inline_data = 0;
         errno = 0;
         queue->base.qp = prs_verbs.create_qp(link->base.rail->domain->pd, &attr);

@@ -472,8 +472,12 @@ static int check_rails(struct prs_peer *peer)
 {
     int r = 0;
 
-    for (uint32_t i = 0; i < peer->path_count && r == 0; i++)
+    for (uint32_t i = 0; i < peer->path_count && r == 0; i++) {
+        if (peer->fabric->config.return_async_events && __atomic_load_n(&peer->link[i]->overrun, __ATOMIC_RELAXED))
+            return prs_peer_fail(peer, -EIO, "%s: a completion queue was overrun, so completions are lost",
+                                 peer->link[i]->rail->info.name);
         r = prs_fabric_check_rail(peer->fabric, peer->path[i].local_rail, has_awaited_requests(&peer->order));
+    }
     return r < 0 ? prs_peer_fail(peer, r, "%s", prs_error_text()) : 0;
 }
 

@@ -139,3 +139,27 @@ Test(nic_rc, only_devices_with_atomics_are_asked_for_them)
         cr_assert_eq(!!(fake_verbs.init.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC), adds);
     }
 }
+
+/* Whether payloads are registered is decided once, for the first queue. */
+Test(nic_rc, all_queues_take_inline_data_or_none)
+{
+    static const struct prs_rail_address own;
+    struct prs_domain domain = {.context = &fake_verbs.extended.context};
+    struct prs_rail rail = {.domain = &domain, .port = 1};
+    struct prs_queue *loopback = NULL;
+    struct prs_link *link;
+
+    fake_verbs_install();
+    link = open_queue(&rail, &own, 0);
+    cr_assert(link->queue[0]->takes_inline);
+    fake_verbs.max_inline = 0; /* short of memory, for example */
+    cr_assert_lt(prs_nic_rc.loopback(link, 1, &loopback), 0, "its payloads are not registered");
+    prs_nic_rc.close(link);
+
+    link = open_queue(&rail, &own, 0);
+    cr_assert_not(link->queue[0]->takes_inline, "a device without inline data");
+    fake_verbs.max_inline = 64;
+    cr_assert_eq(prs_nic_rc.loopback(link, 1, &loopback), 0);
+    cr_assert_not(loopback->takes_inline);
+    prs_nic_rc.close(link);
+}
