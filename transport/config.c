@@ -45,7 +45,8 @@ static void read_numbers(struct prs_config *config)
         config->traffic_class = 0;
 }
 
-/* Parse "10.0.0.0/8" or "fd00::/16" into the leading bits of a 16-byte address (IPv4 is mapped). NCCL ignores others. */
+/* Parse "10.0.0.0/8" or "fd00::/16" into the leading bits of a 16-byte address (IPv4 is mapped). NCCL ignores any
+ * other. */
 static void read_range(struct prs_config *config)
 {
     const char *text = prs_env_text("NCCL_IB_ADDR_RANGE");
