@@ -37,6 +37,8 @@ static void read_numbers(struct prs_config *config)
         {"NCCL_IB_MQP_RETRY_CNT", 34, 0, 100000, &config->mqp_retry_count},
         {"NCCL_IB_MQP_RETRY_SLEEP_MSEC", 100, 1, 60000, &config->mqp_retry_ms},
         {"NCCL_IB_RETURN_ASYNC_EVENTS", 1, 0, 1, &config->return_async_events},
+        {"NCCL_IB_ECE_ENABLE", 1, 0, 1, &config->ece},
+        {"NCCL_IB_AR_THRESHOLD", 8192, 1, 1 << 30, &config->ar_bytes},
     };
 
     for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++)
@@ -129,11 +131,9 @@ void prs_config_warn_ignored(void)
     static const struct {
         const char *name, *why;
     } ignored[] = {
-        {"NCCL_IB_AR_THRESHOLD", "a message is one write with immediate at any size, also under adaptive routing"},
         {"NCCL_GDR_FLUSH_DISABLE", "NCCL asks for a flush where one is needed, and it is done"},
         {"NCCL_IB_DATA_DIRECT", "data-direct devices are not used"},
         {"NCCL_IB_DEVICE_PCI_ORDER", "rails are in the order of their names"},
-        {"NCCL_IB_ECE_ENABLE", "enhanced connection establishment is not negotiated"},
         {"NCCL_IB_FIFO_TC", "clear-to-send records share the queue and the traffic class of the data: NCCL_IB_TC"},
         {"NCCL_IB_MERGE_VFS", "each virtual function is a separate rail"},
         {"NCCL_IB_MQP_RETRY_ALL", "only temporary errors are retried: NCCL_IB_MQP_RETRY_CNT"},

@@ -35,7 +35,9 @@ struct prs_config {
     int mqp_retry_count;
     int mqp_retry_ms;
     int return_async_events;
-    int policy; /* PERSEUS_ORDER, enum prs_policy */
+    int ece;
+    int ar_bytes; /* NCCL_IB_AR_THRESHOLD */
+    int policy;   /* PERSEUS_ORDER, enum prs_policy */
     bool dmabuf;
     uint32_t timeout_ms;
 };

@@ -54,6 +54,11 @@ struct prs_link_options {
 struct prs_queue_address {
     uint32_t number;
     uint32_t start; /* RC: first sequence number; SRD: the key that a request must show */
+    /* RC: what both NICs could do beyond the standard (congestion control, adaptive routing, selective repeat). The
+     * listener's queues name it, the connector's accept what they can of it. vendor 0: nothing. */
+    struct {
+        uint32_t vendor, options, mask;
+    } ece;
 };
 
 struct prs_link_remote {

@@ -276,13 +276,17 @@ static PRS_OUTLINED int take_irregular_arrival(struct prs_peer *peer, const stru
     if (unlikely(r || !peer->on_notify))
         return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: %s", event->value,
                              r ? "not of this protocol" : "but the caller asked for no notifications");
+    if (unlikely(imm.sized && !peer->sizes))
+        return prs_peer_fail(peer, -EPROTO, "arrival with immediate %#x: no sizes were announced", event->value);
     r = prs_arrivals_add(&peer->arriving, &imm, event->bytes, &notice);
     if (!r)
         return 0;
     if (unlikely(r < 0))
         return prs_peer_fail(peer, r, "arrival with immediate %#x contradicts earlier parts of id %u", event->value,
                              imm.id);
-    notify(peer, notice.first_id, notice.count, notice.bytes);
+    /* The NIC wrote the size before the completion that was polled. */
+    notify(peer, notice.first_id, notice.count,
+           imm.sized ? __atomic_load_n(&peer->sizes[imm.id], __ATOMIC_RELAXED) : notice.bytes);
     return 0;
 }
 

@@ -53,8 +53,10 @@ static int change_qp(struct ibv_qp *which, struct ibv_qp_attr *attr, int mask)
 {
     if (attr->qp_state == IBV_QPS_INIT)
         fake_verbs.init = *attr;
-    if (attr->qp_state == IBV_QPS_RTR)
+    if (attr->qp_state == IBV_QPS_RTR) {
         fake_verbs.rtr = *attr;
+        fake_verbs.ece.options &= fake_verbs.asked_ece.options;
+    }
     if (attr->qp_state == IBV_QPS_RTS)
         fake_verbs.rts = *attr;
     return 0;
@@ -62,6 +64,18 @@ static int change_qp(struct ibv_qp *which, struct ibv_qp_attr *attr, int mask)
 
 static int drop_qp(struct ibv_qp *which)
 {
+    return 0;
+}
+
+static int query_ece(struct ibv_qp *which, struct ibv_ece *ece)
+{
+    *ece = fake_verbs.ece;
+    return 0;
+}
+
+static int set_ece(struct ibv_qp *which, struct ibv_ece *ece)
+{
+    fake_verbs.asked_ece = *ece;
     return 0;
 }
 
@@ -216,6 +230,8 @@ void fake_verbs_install(void)
     prs_verbs.create_qp = make_qp;
     prs_verbs.modify_qp = change_qp;
     prs_verbs.destroy_qp = drop_qp;
+    prs_verbs.query_ece = query_ece;
+    prs_verbs.set_ece = set_ece;
     prs_verbs.qp_to_qp_ex = to_ex;
     prs_verbs.create_ah = make_ah;
     prs_verbs.destroy_ah = drop_ah;
